@@ -1,0 +1,52 @@
+# make reproduce    every notebook, figure and table of a profile        PROFILE=small|real  DATA=folder  FORCE=1
+# make test         unit tests, exactness tests, stored notebooks re-run and compared
+# make train        the mini models of a profile                         PROFILE=small|real  DATA=folder  MODEL=name
+# make status       what is there and what is stale
+# Set-up (virtual environment, pinned packages) is part of each of them and is done once.
+
+PROFILE ?= small
+DATA ?=
+MODEL ?=
+FORCE ?=
+CORES ?= 1
+
+export HF_HUB_DISABLE_PROGRESS_BARS = 1
+export TOKENIZERS_PARALLELISM = false
+export PYTHONUNBUFFERED = 1
+
+ifeq ($(CONDA_DEFAULT_ENV),mee)
+  PYTHON := python
+  INSTALLED := pyproject.toml
+else
+  PYTHON := .venv/bin/python
+  INSTALLED := .venv/.installed
+endif
+
+COMPANION = $(PYTHON) -m mee_utils
+OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
+
+.PHONY: reproduce test train status setup clean
+
+reproduce: $(INSTALLED)
+	@$(COMPANION) reproduce $(OPTIONS) --cores $(CORES) $(if $(FORCE),--force)
+
+test: $(INSTALLED)
+	@$(COMPANION) test
+
+train: $(INSTALLED)
+	@$(COMPANION) train $(OPTIONS) $(if $(MODEL),--model $(MODEL))
+
+status: $(INSTALLED)
+	@$(COMPANION) status $(OPTIONS)
+
+setup: $(INSTALLED)
+
+.venv/.installed: pyproject.toml
+	@python3 -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	@echo "setting up .venv (once; some minutes and 2 GB)"
+	@test -x .venv/bin/python || python3 -m venv .venv
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+clean:
+	@rm -rf build .snakemake

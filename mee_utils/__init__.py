@@ -1,0 +1,35 @@
+"""The reproducible companion for early exiting in T5 generation.
+
+Everything a notebook uses is importable from here. Names are loaded when they are first used, so that reading a profile or
+a table does not load torch.
+"""
+
+from importlib import import_module
+
+_HOME = {
+    "CompanionError": "errors",
+    "Companion": "companion",
+    "Model": "models.loading",
+    "load_model": "models.loading",
+    "Objective": "models.objectives",
+    "block_weights": "models.objectives",
+    "Task": "tasks",
+    "load_task": "tasks",
+    "Trace": "decoding.tracing",
+    "trace": "decoding.tracing",
+    "load_trace": "decoding.tracing",
+    "greedy": "decoding.greedy",
+    "detokenize": "decoding.greedy",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

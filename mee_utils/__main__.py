@@ -1,0 +1,126 @@
+"""The command line behind the Makefile: `python -m mee_utils reproduce --profile small`."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from .errors import CompanionError
+from .profiles import PACKAGE, load_profile
+
+ROOT = PACKAGE.parent
+
+
+def reproduce(options) -> int:
+    """Runs every stale notebook of a profile through Snakemake, one at a time unless told otherwise."""
+    from .notebook import notebook_names
+    from .results import output_root
+
+    profile, started = load_profile(options.profile), time.monotonic()
+    for task in profile.corpora:
+        profile.source(task, options.data)
+    command = [
+        sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "notebooks" / "Snakefile"), "--directory", str(ROOT),
+        "--cores", str(options.cores), "--quiet", "rules", "--rerun-triggers", "mtime", "input",
+        "--config", f"profile={options.profile}", *([f"data={options.data}"] if options.data else []),
+    ]  # fmt: skip
+    if options.force:
+        command += ["--forcerun", "notebook"]
+    subprocess.run([*command, "--unlock"], check=False, capture_output=True)
+    status = subprocess.run(command, check=False).returncode
+    if status:
+        print("error: a notebook failed; the lines above name it. What had finished is kept: run the same command again.", file=sys.stderr)
+        return 1
+    minutes = (time.monotonic() - started) / 60
+    print(f"{len(notebook_names())} notebooks of profile {profile.name} are up to date ({minutes:.1f} minutes).")
+    print(f"Figures and tables: {output_root() / profile.name}")
+    return 0
+
+
+def train(options) -> int:
+    """Makes the missing models of a profile."""
+    from .companion import manifest
+    from .train import train as train_models
+
+    profile = load_profile(options.profile)
+    for folder in train_models(profile, options.data, options.model):
+        scores = manifest(profile, folder.name)["scores"]
+        shown = ", ".join(f"{task} {metric} {value}" for task, found in scores.items() for metric, value in found.items()
+                          if metric not in ("split", "examples", "sha256"))  # fmt: skip
+        print(f"{profile.name}/{folder.name}: {shown}")
+    return 0
+
+
+def notebook(options) -> int:
+    """Executes one notebook strictly."""
+    from .notebook import parse_assignments, run_notebook
+
+    path = run_notebook(options.name, options.profile, options.data, parse_assignments(options.parameter))
+    print(f"executed {options.name}: {_short(path)}")
+    return 0
+
+
+def test(options) -> int:
+    """Unit tests, then every stored notebook executed again and compared cell by cell."""
+    return subprocess.run([sys.executable, "-m", "pytest", "tests", "mee_utils", *options.rest], cwd=ROOT, check=False).returncode
+
+
+def status(options) -> int:
+    """Which models and notebooks of a profile are there."""
+    from .companion import checkpoint_folder
+    from .notebook import MARKERS, notebook_names
+    from .results import output_root
+
+    profile = load_profile(options.profile)
+    for name in ["base", *profile.training.backbones]:
+        there = (checkpoint_folder(profile, name) / "manifest.json").exists()
+        print(f"model     {profile.name}/{name}: {'trained' if there else 'missing (make train)'}")
+    for name in notebook_names():
+        results = (output_root() / profile.name / name / "manifest.json").exists()
+        run = (MARKERS / profile.name / name).exists()
+        print(f"notebook  {name}: {'results present' if results else 'no results'}, {'run here' if run else 'not run in this clone'}")
+    return 0
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    top = argparse.ArgumentParser(prog="mee_utils", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+    for function in (reproduce, train, notebook, status, test):
+        command = commands.add_parser(function.__name__, help=(function.__doc__ or "").splitlines()[0])
+        command.set_defaults(run=function)
+        if function is test:
+            command.add_argument("rest", nargs="*", help="options for pytest")
+            continue
+        command.add_argument("--profile", default="small")
+        command.add_argument("--data", default=None, help="folder that holds the corpora of the profile")
+        if function is notebook:
+            command.add_argument("name")
+            command.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
+        if function is train:
+            command.add_argument("--model", action="append", default=[], help="only this model (may be given again)")
+        if function is reproduce:
+            command.add_argument("--cores", type=int, default=1, help="notebooks at a time")
+            command.add_argument("--force", action="store_true", help="run all notebooks again")
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; a mistake in its input is one line on standard error and exit status 2."""
+    options = parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except CompanionError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""What every notebook begins with: a profile's corpora and models, and the run that collects its results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import CompanionError, check_choice
+from .profiles import PACKAGE, Profile, load_profile
+from .results import Run
+
+
+def checkpoint_folder(profile: Profile, name: str) -> Path:
+    """Where a mini model of a profile is, or will be."""
+    return PACKAGE / "checkpoints" / profile.name / name
+
+
+def fingerprint(folder: Path) -> str:
+    """sha256 of a checkpoint's weights: what a manifest records."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def manifest(profile: Profile, name: str) -> dict:
+    """How a mini model was made and how well it does, as `make train` recorded it."""
+    path = checkpoint_folder(profile, name) / "manifest.json"
+    if not path.exists():
+        raise CompanionError(
+            f'Profile "{profile.name}" has no trained model "{name}": run "make train PROFILE={profile.name}" '
+            "(with DATA=... where the profile reads local corpora)."
+        )
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def load_tasks(profile: Profile, data: str | None, held_out: bool = True, limit: int | None = None) -> list:
+    """Every corpus of a profile: the split that scores are measured on, or the training split.
+
+    Args:
+        profile: the profile.
+        data: the folder that stands for `{data}`.
+        held_out: the split of the profile's `held_out_split`, else "train".
+        limit: at most this many examples of each.
+    """
+    from .tasks import load_task
+
+    tasks = []
+    for name, corpus in profile.corpora.items():
+        split, size = (corpus.held_out_split, corpus.held_out) if held_out else ("train", corpus.train)
+        size = min(limit, size) if limit and size else limit or size
+        tasks.append(
+            load_task(
+                name, profile.source(name, data), split, size, profile.training.seed,
+                revision=corpus.revision, config=corpus.config, languages=tuple(corpus.languages),
+            )
+        )  # fmt: skip
+    return tasks
+
+
+class Companion:
+    """One notebook's view of a profile.
+
+    Args:
+        notebook: its name, such as "01_monotonicity".
+        profile: the profile's name.
+        data: the folder that stands for `{data}`, or "".
+        parameters: everything else the notebook was run with, for the manifest.
+    """
+
+    def __init__(self, notebook: str, profile: str, data: str = "", **parameters):
+        from .figures import use_style
+
+        self.profile, self.data = load_profile(profile), data or None
+        self.run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
+        use_style()
+
+    def tasks(self, limit: int | None = None) -> dict:
+        """The held-out examples of every corpus, at most `limit` of each."""
+        tasks = {task.name: task for task in load_tasks(self.profile, self.data, limit=limit)}
+        for name, task in tasks.items():
+            self.run.uses(f"corpus {name}", task.digest)
+        return tasks
+
+    def manifests(self, names: Sequence[str]) -> dict[str, dict]:
+        """The training manifests of some models."""
+        return {name: manifest(self.profile, check_choice("model", name, self.model_names)) for name in names}
+
+    @property
+    def model_names(self) -> list[str]:
+        """The models of the profile."""
+        return ["base", *self.profile.training.backbones]
+
+    def models(self, names: Sequence[str]) -> dict:
+        """Loads some of the profile's models, in the profile's precision."""
+        from .models import load_model
+
+        loaded = {}
+        for name in self.manifests(names):
+            folder = checkpoint_folder(self.profile, name)
+            loaded[name] = load_model(folder, dtype=self.profile.dtype, device=self.profile.device, name=name)
+            self.run.uses(f"model {name}", fingerprint(folder))
+        return loaded
+
+    def save_table(self, table, name: str):
+        """See `Run.save_table`."""
+        return self.run.save_table(table, name)
+
+    def save_figure(self, figure, name: str, drawn) -> None:
+        """See `Run.save_figure`."""
+        self.run.save_figure(figure, name, drawn)
+
+    def finish(self) -> None:
+        """See `Run.finish`."""
+        self.run.finish()

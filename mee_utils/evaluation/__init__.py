@@ -1,0 +1,1 @@
+"""Statistics and analyses of traces, in numpy (floor 4; nothing here knows torch)."""

@@ -1,0 +1,146 @@
+"""How figures look: one colour, marker and dash for each model everywhere, safe for the colour-blind and in grey."""
+
+from __future__ import annotations
+
+import matplotlib
+
+from .errors import CompanionError
+
+ORDER = ("base", "vanilla", "calm", "free", "late_weighted")
+LABELS = {
+    "base": "base (pre-trained only)", "vanilla": "vanilla", "calm": "CALM", "free": "FREE", "late_weighted": "late-weighted",
+    "question_answering": "question answering", "summarization": "summarization", "translation": "translation",
+    "long_document_summarization": "long documents",
+}  # fmt: skip
+COLOURS = {"base": "#949494", "vanilla": "#0173b2", "calm": "#de8f05", "free": "#029e73", "late_weighted": "#cc78bc"}
+MARKERS = {"base": "x", "vanilla": "o", "calm": "s", "free": "^", "late_weighted": "D"}
+DASHES = {"base": (1, 1), "vanilla": (), "calm": (4, 1.5), "free": (1, 1), "late_weighted": (3, 1, 1, 1)}
+
+
+def use_style() -> None:
+    """Sets fonts, sizes and a fixed salt, once at the top of a notebook."""
+    import seaborn
+
+    seaborn.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
+    matplotlib.rcParams.update(
+        {
+            "figure.dpi": 100, "axes.titlesize": 11, "axes.labelsize": 10, "legend.fontsize": 9, "legend.frameon": False,
+            "lines.markersize": 4.5, "svg.hashsalt": "mee", "pdf.fonttype": 42, "axes.grid": True, "grid.alpha": 0.5,
+        }
+    )  # fmt: skip
+
+
+def label(name: str) -> str:
+    """The reader's name of a model or task."""
+    return LABELS.get(name, name.replace("_", " "))
+
+
+def panels(count: int, columns: int | None = None, width: float = 3.4, height: float = 2.9, profile: str = "", **options):
+    """A row (or grid) of panels with the profile's name in the corner. Returns figure and a flat list of axes."""
+    import matplotlib.pyplot as plt
+
+    if count < 1:
+        raise CompanionError("There is nothing to draw: no panel was asked for.")
+    columns = columns or count
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained", **options
+    )
+    for unused in axes.flat[count:]:
+        unused.set_visible(False)
+    if profile:
+        figure.text(1.0, -0.01, f"profile: {profile}", ha="right", va="top", fontsize=8, color="#666666")
+    return figure, list(axes.flat[:count])
+
+
+def draw_curve(axis, table, column: str, model: str, band: tuple[str, str] | None = ("low", "high"), clip=None) -> None:
+    """One curve over the blocks with its band; columns `layer`, `column` and the two of `band`."""
+    style = {"color": COLOURS.get(model), "marker": MARKERS.get(model), "dashes": DASHES.get(model, ())}
+    axis.plot(table["layer"], table[column], label=label(model), linewidth=1.6, **style)
+    if band:
+        low, high = table[band[0]], table[band[1]]
+        if clip:
+            low, high = low.clip(*clip), high.clip(*clip)
+        axis.fill_between(table["layer"], low, high, color=COLOURS.get(model), alpha=0.18, linewidth=0)
+
+
+def block_axis(axis, layers: int) -> None:
+    """A horizontal axis in blocks, at whole numbers."""
+    axis.set_xlim(0.6, layers + 0.4)
+    axis.set_xticks(range(1, layers + 1) if layers <= 12 else range(2, layers + 1, max(2, layers // 12)))
+    axis.set_xlabel("decoder block")
+
+
+def shared_legend(figure, axis, columns: int = 5) -> None:
+    """One legend for all panels, below them, where it covers nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
+
+
+def depth_colours(figure, axes, layers: int) -> None:
+    """A colour bar for curves that are coloured by block (palette viridis)."""
+    scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(1, layers), "viridis")
+    figure.colorbar(scale, ax=axes, label="decoder block", pad=0.01)
+
+
+def score_bars(axis, scores) -> None:
+    """Horizontal bars with intervals, models above floors; columns `system`, `kind`, `mean`, `low`, `high`."""
+    colours = [COLOURS.get(system, "#cccccc") for system in scores["system"]]
+    names = [label(system) if kind == "model" else f"floor: {system}" for system, kind in zip(scores["system"], scores["kind"])]
+    errors = [scores["mean"] - scores["low"], scores["high"] - scores["mean"]]
+    axis.barh(names, scores["mean"], xerr=[e.clip(lower=0) for e in errors], color=colours, error_kw={"linewidth": 1})
+    axis.invert_yaxis()
+    axis.set_xlim(0, max(5.0, float(scores["high"].max()) * 1.08))
+    axis.grid(axis="y", visible=False)
+
+
+def grouped_bars(axis, table, category: str, column: str) -> None:
+    """Bars with intervals, grouped by `category`, one colour a model; columns `model`, `low`, `high` besides."""
+    categories, models = list(dict.fromkeys(table[category])), list(dict.fromkeys(table["model"]))
+    width = 0.8 / len(models)
+    for number, model in enumerate(models):
+        rows = table[table["model"] == model].set_index(category).reindex(categories)
+        places = [i + (number - (len(models) - 1) / 2) * width for i in range(len(categories))]
+        errors = [(rows[column] - rows["low"]).clip(lower=0), (rows["high"] - rows[column]).clip(lower=0)]
+        axis.bar(places, rows[column], width, yerr=errors, color=COLOURS.get(model), label=label(model), error_kw={"linewidth": 0.8})
+    axis.set_xticks(range(len(categories)), [c.replace("_", " ") for c in categories], rotation=15)
+    axis.grid(axis="x", visible=False)
+
+
+def prediction_grid(axis, rows, layers: int) -> None:
+    """The top tokens of every block as a grid: darker is more probable; columns `layer`, `rank`, `token`, `probability`."""
+    top = int(rows["rank"].max())
+    grid = rows.pivot(index="rank", columns="layer", values="probability").to_numpy(dtype=float)
+    axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=(0.5, layers + 0.5, top + 0.5, 0.5))
+    for row in rows.itertuples():
+        axis.text(
+            row.layer, row.rank, f"{row.token}\n{row.probability:.2f}", ha="center", va="center", fontsize=7,
+            color="white" if row.probability > 0.55 else "black",
+        )  # fmt: skip
+    axis.set(yticks=range(1, top + 1), ylabel="rank", xticks=range(1, layers + 1))
+    axis.grid(visible=False)
+
+
+def only_outer_labels(axes, columns: int) -> None:
+    """Keeps axis labels at the left and lower edge of a grid of panels."""
+    for number, axis in enumerate(axes):
+        if number % columns:
+            axis.set_ylabel("")
+        if number + columns < len(axes):
+            axis.set_xlabel("")
+
+
+def confidence_and_accuracy(axis, rows, model: str) -> None:
+    """Mean confidence (solid) and accuracy (dashed) over the blocks, the gap shaded."""
+    axis.plot(rows["layer"], rows["confidence"], color="#333333", linewidth=1.6, label="mean confidence")
+    axis.plot(rows["layer"], rows["accuracy"], color=COLOURS.get(model), dashes=(4, 1.5), linewidth=1.6, label="accuracy (colour: model)")
+    axis.fill_between(rows["layer"], rows["confidence"], rows["accuracy"], color=COLOURS.get(model), alpha=0.15, linewidth=0)
+
+
+def reliability_lines(axis, rows) -> None:
+    """Accuracy against confidence, a line a model, on the diagonal of perfect calibration."""
+    axis.plot([0, 1], [0, 1], color="#999999", linewidth=1, dashes=(1, 1), label="perfectly calibrated")
+    for model, part in rows.groupby("model", sort=False):
+        style = {"color": COLOURS.get(model), "marker": MARKERS.get(model), "dashes": DASHES.get(model, ())}
+        axis.plot(part["confidence"], part["accuracy"], label=label(model), linewidth=1.4, **style)
+    axis.set(xlim=(0, 1), ylim=(0, 1.02))

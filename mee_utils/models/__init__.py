@@ -1,0 +1,5 @@
+"""Checkpoints of the T5 family, training objectives and the mini models (floor 1)."""
+
+from .loading import Model, load_model
+
+__all__ = ["Model", "load_model"]

@@ -1,0 +1,111 @@
+"""Training batches: pairs of token ids, grouped by length into batches of about equal cost, and T5's span corruption.
+
+Batches are made once and then shuffled, so that a batch of short translations and one of long questions cost the same number
+of tokens and hardly any padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import torch
+from torch.utils.data import Dataset
+
+NOISE_DENSITY = 0.15
+MEAN_SPAN = 3.0
+
+Pair = tuple[list[int], list[int]]
+
+
+def corrupt_spans(tokens: Sequence[int], sentinels: Sequence[int], end: int, random: Random) -> Pair:
+    """T5's span corruption (Raffel et al. 2020, section 3.1.4): 15 % of the tokens in spans of mean length 3.
+
+    Args:
+        tokens: token ids without the end token.
+        sentinels: ids of <extra_id_0>, <extra_id_1>, ...
+        end: id of the end token.
+        random: source of the spans.
+
+    Returns:
+        Input ids with each span replaced by a sentinel, and target ids with each sentinel followed by its span.
+    """
+    noise = min(max(1, round(len(tokens) * NOISE_DENSITY)), len(tokens) - 1)
+    spans = min(max(1, round(noise / MEAN_SPAN)), noise, len(tokens) - noise, len(sentinels))
+    corrupted, target, position = [], [], 0
+    for sentinel, kept, lost in zip(
+        sentinels, _parts(len(tokens) - noise, spans, random), _parts(noise, spans, random), strict=False
+    ):
+        corrupted += [*tokens[position : position + kept], sentinel]
+        target += [sentinel, *tokens[position + kept : position + kept + lost]]
+        position += kept + lost
+    return [*corrupted, *tokens[position:], end], [*target, end]
+
+
+def _parts(total: int, count: int, random: Random) -> list[int]:
+    """Splits `total` into `count` parts of at least 1, all such splits equally likely."""
+    cuts = sorted(random.sample(range(1, total), count - 1)) if count > 1 else []
+    return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+
+
+class Batches(Dataset):
+    """Ready batches of pairs; one item is one batch of tensors, padded (labels by -100).
+
+    Args:
+        pairs: (input ids, target ids).
+        tokens_per_batch: source plus target tokens a batch holds at most, padding included.
+        pad: id of the padding token.
+        passes: how often each pair is seen; pairs are grouped anew in every pass.
+        seed: decides grouping and order.
+    """
+
+    def __init__(self, pairs: Sequence[Pair], tokens_per_batch: int, pad: int, passes: float, seed: int):
+        self.pairs, self.pad = pairs, pad
+        random, self.batches = Random(seed), []
+        remaining = passes
+        while remaining > 0:
+            chosen = random.sample(range(len(pairs)), round(len(pairs) * min(1.0, remaining)))
+            grouped = group_by_length([(len(pairs[i][0]), len(pairs[i][1])) for i in chosen], tokens_per_batch)
+            grouped = [[chosen[k] for k in group] for group in grouped]
+            random.shuffle(grouped)
+            self.batches += grouped
+            remaining -= 1
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return pad_pairs([self.pairs[i] for i in self.batches[index]], self.pad)
+
+
+def group_by_length(lengths: Sequence[tuple[int, int]], tokens_per_batch: int) -> list[list[int]]:
+    """Groups neighbours in length so that rows x (longest source + longest target) stays within the budget.
+
+    >>> group_by_length([(9, 1), (2, 2), (2, 3), (9, 1)], 20)
+    [[1, 2], [0, 3]]
+    """
+    groups, current, widest = [], [], (0, 0)
+    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        wider = tuple(map(max, widest, lengths[index]))
+        if current and sum(wider) * (len(current) + 1) > tokens_per_batch:
+            groups.append(current)
+            current, wider = [], lengths[index]
+        current.append(index)
+        widest = wider
+    return [*groups, current] if current else groups
+
+
+def pad_pairs(pairs: Sequence[Pair], pad: int) -> dict[str, torch.Tensor]:
+    """Pads pairs to one batch: `input_ids`, `attention_mask` and `labels`, each `[batch, position]`."""
+    inputs = torch.nn.utils.rnn.pad_sequence([torch.tensor(p[0]) for p in pairs], batch_first=True, padding_value=pad)
+    labels = torch.nn.utils.rnn.pad_sequence([torch.tensor(p[1]) for p in pairs], batch_first=True, padding_value=-100)
+    lengths = torch.tensor([len(p[0]) for p in pairs])
+    mask = torch.arange(inputs.shape[1])[None, :] < lengths[:, None]
+    return {"input_ids": inputs, "attention_mask": mask.long(), "labels": labels}
+
+
+def tokenize_pairs(tokenizer, inputs: Sequence[str], targets: Sequence[str], max_source: int, max_target: int) -> list[Pair]:
+    """Token ids of inputs and targets, cut to the longest lengths that the model is trained on."""
+    sources = tokenizer(list(inputs), truncation=True, max_length=max_source).input_ids
+    outputs = tokenizer(list(targets), truncation=True, max_length=max_target).input_ids
+    return list(zip(sources, outputs, strict=True))

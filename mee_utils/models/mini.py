@@ -1,0 +1,59 @@
+"""Mini T5s: the architecture of the papers (12 + 12 blocks) at a width that trains on a laptop, and their tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+SENTINELS = 32
+PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a mini T5 (names as in `T5Config`)."""
+
+    vocab_size: int = 1500
+    d_model: int = 96
+    d_kv: int = 24
+    num_heads: int = 4
+    d_ff: int = 128
+    num_layers: int = 12
+    num_decoder_layers: int = 12
+    dropout_rate: float = 0.0
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int):
+    """Trains a byte-pair tokenizer on texts and wraps it as a fast tokenizer with T5's special tokens.
+
+    Ids 0, 1, 2 are padding, end and unknown, and the last `SENTINELS` ids the sentinels of span corruption, as in T5.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - SENTINELS, special_tokens=[PAD, EOS, UNKNOWN], show_progress=False, min_frequency=2
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN,
+        additional_special_tokens=[f"<extra_id_{i}>" for i in range(SENTINELS)], clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+def new_network(shape: Shape, tokenizer):
+    """A mini T5 with random weights. The vocabulary is the tokenizer's own, which may be smaller than asked for."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        **asdict(shape) | {"vocab_size": len(tokenizer)}, feed_forward_proj="relu", decoder_start_token_id=0,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config)

@@ -1,0 +1,166 @@
+"""Training objectives of the backbones: how much each block is asked to predict.
+
+With `CE_i` the cross-entropy of the shared read-out at block `i` of `L`, padding masked out (METHODS, section 1):
+
+    vanilla          CE_L
+    calm             sum_i a_i CE_i,  a_i = i / sum_j j                         (CALM, Schuster et al. 2022, eq. 4)
+    late_weighted    the same over the last 70 % of the blocks                  (MEE, closing section; never tested there)
+    free             (L_S CE_S + L CE_L)/(L_S + L) + 0.5 KD                     (FREE, Bae et al. 2023, eqs. 1 and 2)
+                     KD = mean over shallow blocks i of MSE(H^i, stopgrad H^m(i))
+
+An intermediate term costs a read-out. `intermediate="one"` draws a single intermediate block a step with probability in
+proportion to its weight; the gradient is the same in expectation, and the step costs two read-outs instead of twelve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import CompanionError, check_choice
+
+OBJECTIVES = ("vanilla", "calm", "free", "late_weighted")
+KD_MAPS = ("last", "uniform", "dynamic")
+LATE_SHARE = 0.7
+KD_WEIGHT = 0.5
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a backbone is trained for.
+
+    Attributes:
+        name: one of `OBJECTIVES`.
+        exit_layer: FREE's single exit point `L_S`; by default a third of the blocks (4 of 12).
+        kd_map: FREE's map `m` from shallow to deep blocks, one of `KD_MAPS`.
+        intermediate: "all" blocks below the last in every step, or "one" drawn at random.
+    """
+
+    name: str
+    exit_layer: int | None = None
+    kd_map: str = "dynamic"
+    intermediate: str = "all"
+
+    def __post_init__(self):
+        check_choice("objective", self.name, OBJECTIVES)
+        check_choice("KD map", self.kd_map, KD_MAPS)
+        check_choice("intermediate", self.intermediate, ("all", "one"))
+
+    def shallow(self, layers: int) -> int:
+        """FREE's exit point for a decoder of this many blocks."""
+        exit_layer = self.exit_layer if self.exit_layer is not None else max(1, layers // 3)
+        if not 1 <= exit_layer < layers:
+            raise CompanionError(f"exit_layer={exit_layer}: FREE exits at a block from 1 to {layers - 1}.")
+        return exit_layer
+
+
+def block_weights(objective: Objective, layers: int) -> list[float]:
+    """The weight of `CE_i` for i = 1..L; they sum to 1.
+
+    >>> block_weights(Objective("calm"), 3)
+    [0.16666666666666666, 0.3333333333333333, 0.5]
+    """
+    if objective.name == "vanilla":
+        raw = [0.0] * (layers - 1) + [1.0]
+    elif objective.name == "calm":
+        raw = [float(i) for i in range(1, layers + 1)]
+    elif objective.name == "late_weighted":
+        first = layers - round(LATE_SHARE * layers) + 1
+        raw = [float(i) if i >= first else 0.0 for i in range(1, layers + 1)]
+    else:
+        raw = [float(i) if i in (objective.shallow(layers), layers) else 0.0 for i in range(1, layers + 1)]
+    return [weight / sum(raw) for weight in raw]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy in nats a token; labels `[batch, position]` are -100 at padding."""
+    return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+def weighted_cross_entropy(
+    weights: Sequence[float], entropy_at: Callable[[int], Tensor], intermediate: str = "all"
+) -> Tensor:
+    """`sum_i a_i CE_i` over the blocks with a weight, or its unbiased estimate from one intermediate block.
+
+    Args:
+        weights: `a_1 .. a_L`.
+        entropy_at: gives `CE_i` for the 1-based block `i`; called only for the blocks that are needed.
+        intermediate: see `Objective`.
+    """
+    layers = len(weights)
+    total = weights[-1] * entropy_at(layers)
+    below = [i for i in range(1, layers) if weights[i - 1] > 0]
+    if intermediate == "all" or len(below) < 2:
+        return sum((weights[i - 1] * entropy_at(i) for i in below), total)
+    share = torch.tensor([weights[i - 1] for i in below])
+    drawn = below[int(torch.multinomial(share, 1))]
+    return total + float(share.sum()) * entropy_at(drawn)
+
+
+def masked_mse(first: Tensor, second: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared difference of states `[batch, position, d_model]` over the positions that `mask` keeps."""
+    return (first - second)[mask].float().pow(2).mean()
+
+
+def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) -> int:
+    """The deep block (1-based) that a shallow block is distilled from, for the maps that do not look at the states.
+
+    "last" pairs the last shallow with the last deep block, the one before with the one before, and so on; "uniform" spreads
+    the shallow blocks evenly over the deep ones.
+
+    >>> [deep_layer("last", i, 4, 12) for i in (1, 2, 3, 4)], [deep_layer("uniform", i, 4, 12) for i in (1, 2, 3, 4)]
+    ([9, 10, 11, 12], [6, 8, 10, 12])
+    """
+    if kd_map == "last":
+        return max(exit_layer + 1, layers - (exit_layer - shallow_layer))
+    return exit_layer + max(1, round(shallow_layer * (layers - exit_layer) / exit_layer))
+
+
+def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map: str) -> Tensor:
+    """FREE's layer-wise distillation: shallow states drawn towards deep ones, which get no gradient (Bae et al., eq. 2).
+
+    Args:
+        states: raw states `h^1 .. h^L`, each `[batch, position, d_model]`.
+        mask: true at the target positions that are no padding.
+        exit_layer: the number of shallow blocks `L_S`.
+        kd_map: one of `KD_MAPS`; "dynamic" takes the closest deep state, `argmin_j MSE`.
+    """
+    layers, losses = len(states), []
+    for i in range(1, exit_layer + 1):
+        if kd_map == "dynamic":
+            candidates = [masked_mse(states[i - 1], deep.detach(), mask) for deep in states[exit_layer:]]
+            losses.append(torch.stack(candidates).min())
+        else:
+            deep = states[deep_layer(kd_map, i, exit_layer, layers) - 1]
+            losses.append(masked_mse(states[i - 1], deep.detach(), mask))
+    return torch.stack(losses).mean()
+
+
+def objective_loss(
+    objective: Objective, network: nn.Module, states: Sequence[Tensor], last_logits: Tensor, labels: Tensor
+) -> Tensor:
+    """The loss of one batch.
+
+    Args:
+        objective: what to train for.
+        network: the model, for its read-out.
+        states: raw states of all decoder blocks, each `[batch, position, d_model]`.
+        last_logits: the model's own output `[batch, position, vocabulary]`.
+        labels: targets `[batch, position]`, -100 at padding.
+    """
+    from .states import read_out
+
+    layers, mask = len(states), labels != -100
+
+    def entropy_at(layer: int) -> Tensor:
+        logits = last_logits if layer == layers else read_out(network, states[layer - 1])
+        return cross_entropy(logits, labels)
+
+    loss = weighted_cross_entropy(block_weights(objective, layers), entropy_at, objective.intermediate)
+    if objective.name == "free":
+        loss = loss + KD_WEIGHT * distillation(states, mask, objective.shallow(layers), objective.kd_map)
+    return loss

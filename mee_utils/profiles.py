@@ -1,0 +1,146 @@
+"""Profiles: what to run, as data. One code path serves all of them (floor 5; nothing here knows torch).
+
+A profile is a YAML file in `notebooks/profiles`. Unknown keys, wrong types and impossible values are errors in one line that
+names the nearest valid key.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .errors import CompanionError, nearest
+
+PACKAGE = Path(__file__).parent
+FOLDER = PACKAGE.parent / "notebooks" / "profiles"
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Strict(BaseModel):
+    """A part of a profile: no key that it does not know, no type that it does not have."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Corpus(Strict):
+    """Where one task's examples come from; `{data}` stands for the DATA folder of the command line."""
+
+    source: str
+    train: Positive | None = None
+    held_out: Positive | None = None
+    held_out_split: Literal["validation", "test"] = "validation"
+    languages: list[str] = ["en", "fr"]
+    revision: str | None = None
+    config: str | None = None
+
+
+class ShapeSettings(Strict):
+    """Sizes of the mini model; see `mee_utils.models.mini.Shape`."""
+
+    vocab_size: Positive
+    d_model: Positive
+    d_kv: Positive
+    num_heads: Positive
+    d_ff: Positive
+    num_layers: Positive
+    num_decoder_layers: Positive
+    dropout_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class BaseSettings(Strict):
+    """Pre-training: span corruption with a share of the tasks."""
+
+    passes: Annotated[float, Field(gt=0)]
+    learning_rate: Annotated[float, Field(gt=0)]
+    task_share: Annotated[float, Field(ge=0, le=1)]
+
+
+class BackboneSettings(Strict):
+    """One training objective; see `mee_utils.models.objectives.Objective`."""
+
+    objective: Literal["vanilla", "calm", "free", "late_weighted"]
+    passes: Annotated[float, Field(gt=0)]
+    learning_rate: Annotated[float, Field(gt=0)]
+    exit_layer: Positive | None = None
+    kd_map: Literal["last", "uniform", "dynamic"] = "dynamic"
+    intermediate: Literal["all", "one"] = "all"
+
+
+class Training(Strict):
+    """How the mini models of a profile are made."""
+
+    shape: ShapeSettings
+    seed: int
+    max_source: Positive
+    max_target: Positive
+    tokens_per_batch: Positive = 2500
+    base: BaseSettings
+    backbones: dict[str, BackboneSettings]
+
+
+class Profile(Strict):
+    """A whole profile."""
+
+    name: str
+    device: str
+    dtype: Literal["float64", "float32", "bfloat16"]
+    corpora: dict[
+        Literal["question_answering", "summarization", "translation", "long_document_summarization"], Corpus
+    ]
+    training: Training
+
+    def source(self, task: str, data: str | None) -> str:
+        """The source of a task's corpus, with DATA filled in."""
+        source = self.corpora[task].source
+        if "{data}" not in source:
+            return source
+        if not data:
+            raise CompanionError(f'Profile "{self.name}" reads local corpora: give their folder, as in DATA=path/to/corpora.')
+        folder = Path(data).expanduser()
+        if not folder.is_dir():
+            raise CompanionError(f"DATA={data} is no folder: give the folder that holds the corpora.")
+        return source.replace("{data}", str(folder))
+
+
+def profile_names() -> list[str]:
+    """The profiles that are there."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_profile(name: str | Path) -> Profile:
+    """Reads a profile by name, or from a YAML file."""
+    path = Path(name) if str(name).endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.exists():
+        raise CompanionError(f'There is no profile "{name}": {nearest(str(name), profile_names())}')
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise CompanionError(f"{path} is not YAML: {' '.join(str(error).split())[:160]}") from error
+    try:
+        return Profile.model_validate(content)
+    except ValidationError as error:
+        raise CompanionError(f"{path}: {explain(error, content, Profile)}") from error
+
+
+def explain(error: ValidationError, content, model: type[BaseModel]) -> str:
+    """The first thing wrong with a profile, in one line, with the nearest valid key where a key is unknown."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    if first["type"] == "extra_forbidden":
+        return f'unknown key "{where}": {nearest(str(first["loc"][-1]), _keys(model, first["loc"][:-1]))}'
+    if first["type"] == "missing":
+        return f'the key "{where}" is missing: add it.'
+    return f'"{where}" is {first["input"]!r}: {first["msg"].lower()}.'
+
+
+def _keys(model: type[BaseModel], path: tuple) -> list[str]:
+    """The valid keys at a place in the profile."""
+    for part in path:
+        if isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
+            annotation = model.model_fields[part].annotation
+            arguments = [a for a in getattr(annotation, "__args__", ()) if isinstance(a, type) and issubclass(a, BaseModel)]
+            model = arguments[0] if arguments else annotation
+    return list(model.model_fields)

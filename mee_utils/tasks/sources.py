@@ -1,0 +1,78 @@
+"""Where rows come from: a local file or folder in the hub's column layout, or a data set on the hub.
+
+A file may be jsonl, jsonl.gz, parquet or csv. In a folder the split's file is named after the split, as
+`validation.jsonl.gz` or `validation-00000-of-00001.parquet`, directly in it or in its `data` folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pandas as pd
+
+from ..errors import CompanionError
+
+READERS = {
+    ".jsonl": lambda path: pd.read_json(path, lines=True, dtype=False, convert_dates=False),
+    ".jsonl.gz": lambda path: pd.read_json(path, lines=True, compression="gzip", dtype=False, convert_dates=False),
+    ".parquet": pd.read_parquet,
+    ".csv": pd.read_csv,
+}
+
+
+def _ending(path: Path) -> str | None:
+    return next((ending for ending in sorted(READERS, key=len, reverse=True) if path.name.endswith(ending)), None)
+
+
+def split_files(folder: Path, split: str) -> list[Path]:
+    """The files of one split in a folder, in order, or an error that names the splits that are there."""
+    for place in (folder, folder / "data"):
+        files = [p for p in sorted(place.glob("*")) if _ending(p)]
+        found = [p for p in files if p.name.split(".")[0] == split or p.name.startswith(f"{split}-")]
+        if found:
+            return found
+    present = sorted({p.name.split(".")[0].split("-")[0] for p in folder.rglob("*") if _ending(p)})
+    advice = f"it has {', '.join(present)}" if present else f"it has no {', '.join(READERS)} file at all"
+    raise CompanionError(f'No file of the split "{split}" in {folder}: {advice}.')
+
+
+def read_file(path: Path) -> pd.DataFrame:
+    """Reads one file of rows; an empty or broken one is an error in one line."""
+    ending = _ending(path)
+    if ending is None:
+        raise CompanionError(f"{path} is none of {', '.join(READERS)}: convert it, or name another file.")
+    try:
+        rows = READERS[ending](path)
+    except (ValueError, OSError, pd.errors.ParserError) as error:
+        if isinstance(error, pd.errors.EmptyDataError) or path.stat().st_size == 0:
+            raise CompanionError(f"{path} is empty: there is nothing to run on.") from error
+        raise CompanionError(f"{path} cannot be read as {ending}: {' '.join(str(error).split())[:160]}") from error
+    if rows.empty:
+        raise CompanionError(f"{path} is empty: there is nothing to run on.")
+    return rows
+
+
+def local_rows(source: Path, split: str) -> tuple[pd.DataFrame, str]:
+    """Returns the rows of a file, or of one split of a folder, and the hash of the bytes they came from."""
+    files = split_files(source, split) if source.is_dir() else [source]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.read_bytes())
+    return pd.concat([read_file(path) for path in files], ignore_index=True), digest.hexdigest()
+
+
+def hub_rows(identifier: str, split: str, revision: str | None, name: str | None = None) -> tuple[pd.DataFrame, str]:
+    """Returns the rows of one split of a hub data set and the fingerprint of what was loaded."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        loaded = datasets.load_dataset(identifier, name, split=split, revision=revision)
+    except Exception as error:  # the hub's client raises a dozen kinds; the reader needs one line
+        reason = " ".join(str(error).split())[:200]
+        raise CompanionError(
+            f'"{identifier}" is no local file or folder, and the hub did not give its split "{split}" ({reason}). '
+            "Check the spelling and the network, or name a local folder in the hub's column layout."
+        ) from error
+    return loaded.to_pandas(), loaded._fingerprint

@@ -1,0 +1,183 @@
+"""`make train`: makes the mini models of a profile, each with a manifest that says how and how well.
+
+The order is fixed: a tokenizer from the training split, the pre-trained `base`, then every backbone from `base`. A model whose
+folder is complete is left alone; one that was interrupted goes on from its last checkpoint. Weights are stored in half
+precision (that *is* the model: scores are measured after rounding).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from .companion import checkpoint_folder, load_tasks
+from .errors import CompanionError, check_choice
+from .profiles import PACKAGE, Profile, Training
+from .results import processor
+
+HELD_OUT_CURVE = 192
+
+
+def work_folder(profile: Profile, name: str) -> Path:
+    """Where an unfinished training run keeps its state."""
+    return PACKAGE.parent / "build" / "training" / profile.name / name
+
+
+def train(profile: Profile, data: str | None = None, only: Sequence[str] = (), progress: bool = True) -> list[Path]:
+    """Trains what is missing of a profile's models.
+
+    Args:
+        profile: what to train, and on what.
+        data: the folder that stands for `{data}` in the profile.
+        only: names of models; all of the profile's by default.
+        progress: show progress bars on the terminal.
+
+    Returns:
+        The folders of the models asked for.
+    """
+    names = ["base", *profile.training.backbones]
+    for name in only:
+        check_choice("model", name, names)
+    wanted = [name for name in names if not only or name in only]
+    missing = [name for name in wanted if not (checkpoint_folder(profile, name) / "manifest.json").exists()]
+    if missing and "base" not in missing and not (checkpoint_folder(profile, "base") / "manifest.json").exists():
+        raise CompanionError(f'"{missing[0]}" starts from "base", which is not trained yet: train it first.')
+    if missing:
+        tasks = load_tasks(profile, data, held_out=False)
+        tokenizer = profile_tokenizer(profile, tasks)
+        for name in missing:
+            train_one(profile, name, tasks, load_tasks(profile, data), tokenizer, progress)
+    return [checkpoint_folder(profile, name) for name in wanted]
+
+
+def profile_tokenizer(profile: Profile, tasks: Sequence):
+    """The tokenizer of the base model if there is one, else one trained on the training split."""
+    from transformers import AutoTokenizer
+
+    from .models.mini import train_tokenizer
+
+    base = checkpoint_folder(profile, "base")
+    if (base / "tokenizer.json").exists():
+        return AutoTokenizer.from_pretrained(base)
+    texts = [text for task in tasks for pair in zip(task.inputs, task.targets, strict=True) for text in pair]
+    return train_tokenizer(texts, profile.training.shape.vocab_size)
+
+
+def task_pairs(tokenizer, tasks: Sequence, settings: Training) -> list:
+    """Token ids of the input and the target of every example."""
+    from .models.batches import tokenize_pairs
+
+    return [
+        pair
+        for task in tasks
+        for pair in tokenize_pairs(tokenizer, task.inputs, task.targets, settings.max_source, settings.max_target)
+    ]
+
+
+def base_pairs(tokenizer, pairs: Sequence, settings: Training) -> list:
+    """Pre-training pairs: a share of the tasks as they are, and span corruption of source and target together."""
+    from .models.batches import corrupt_spans
+
+    random = Random(settings.seed)
+    sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(32)])
+    mixed = []
+    for source, target in pairs:
+        if random.random() < settings.base.task_share:
+            mixed.append((source, target))
+        else:
+            tokens = [*source[:-1], *target[:-1]]
+            mixed.append(corrupt_spans(tokens, sentinels, tokenizer.eos_token_id, random))
+    return mixed
+
+
+def train_one(profile: Profile, name: str, tasks: Sequence, held_out: Sequence, tokenizer, progress: bool) -> None:
+    """Trains one model, stores it and measures it."""
+    import torch
+
+    from .models.loading import load_model
+    from .models.mini import Shape, new_network
+    from .models.objectives import Objective
+    from .models.training import Schedule, train_backbone
+
+    settings = profile.training
+    torch.manual_seed(settings.seed)
+    pairs = task_pairs(tokenizer, tasks, settings)
+    curve_pairs = task_pairs(tokenizer, held_out, settings)
+    curve_pairs = Random(settings.seed).sample(curve_pairs, min(HELD_OUT_CURVE, len(curve_pairs)))
+    if name == "base":
+        network, recipe, objective = new_network(Shape(**settings.shape.model_dump()), tokenizer), settings.base, Objective("vanilla")
+        pairs = base_pairs(tokenizer, pairs, settings)
+    else:
+        network = load_model(checkpoint_folder(profile, "base"), device=profile.device).network
+        recipe = settings.backbones[name]
+        objective = Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
+    schedule = Schedule(recipe.passes, recipe.learning_rate, settings.tokens_per_batch, seed=settings.seed)
+    curve = train_backbone(network, objective, pairs, curve_pairs, schedule, work_folder(profile, name), progress)
+    store(profile, name, network, tokenizer, curve, tasks, held_out, recipe)
+
+
+def store(profile: Profile, name: str, network, tokenizer, curve, tasks, held_out, recipe) -> None:
+    """Writes weights, tokenizer and manifest; the folder appears only when all of it is there."""
+    import torch
+
+    target = checkpoint_folder(profile, name)
+    partial = target.with_name(f".{name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    network.to(torch.float16).save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    manifest = {
+        "profile": profile.name,
+        "model": name,
+        "recipe": recipe.model_dump(),
+        "shape": profile.training.shape.model_dump(),
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "seed": profile.training.seed,
+        "steps": curve.steps,
+        "minutes": curve.minutes,
+        "machine": machine(),
+        "data": {task.name: {"source": Path(task.source).name, "examples": len(task), "sha256": task.digest} for task in tasks},
+        "scores": measure(partial, held_out, profile),
+        "loss": curve.loss,
+        "block_cross_entropy": curve.blocks,
+    }
+    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+
+
+def measure(folder: Path, held_out: Sequence, profile: Profile) -> dict:
+    """Full-depth scores of a stored model on every held-out split."""
+    from .decoding.greedy import detokenize, greedy
+    from .models.loading import load_model
+
+    model = load_model(folder, device=profile.device)
+    scores = {}
+    for task in held_out:
+        texts = detokenize(model, greedy(model, task.inputs, profile.training.max_target, batch_size=64))
+        scores[task.name] = {
+            "split": task.split, "examples": len(task), "sha256": task.digest,
+            **{metric: round(value, 2) for metric, value in task.score(texts).items()},
+        }  # fmt: skip
+    return scores
+
+
+def machine() -> dict:
+    """What the numbers were made on."""
+    import torch
+    import transformers
+
+    return {
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__.split("+")[0],
+        "transformers": transformers.__version__,
+        "cores": os.cpu_count(),
+    }

@@ -1,0 +1,63 @@
+"""Small random models of every family, and a tokenizer trained on made text; nothing here needs the network."""
+
+import itertools
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+from mee_utils.models.loading import Model
+from mee_utils.models.mini import train_tokenizer
+from mee_utils.tasks import load_task
+
+FAMILIES = ("t5", "t5-v1.1", "mt5", "longt5", "t5-deep-decoder")
+
+
+@pytest.fixture(scope="session")
+def made_tasks():
+    return {name: load_task(name, limit=40) for name in ("question_answering", "summarization", "translation")}
+
+
+@pytest.fixture(scope="session")
+def tokenizer(made_tasks):
+    texts = itertools.chain.from_iterable((*task.inputs, *task.targets) for task in made_tasks.values())
+    return train_tokenizer(texts, 600)
+
+
+def build_network(family: str, vocabulary: int, seed: int = 0):
+    """A random network of a family, wide enough for states to differ between blocks."""
+    import transformers
+
+    torch.manual_seed(seed)
+    sizes = dict(
+        vocab_size=vocabulary, d_model=32, d_kv=8, num_heads=4, d_ff=64, num_layers=3, num_decoder_layers=4,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, dropout_rate=0.0,
+    )  # fmt: skip
+    if family == "t5":
+        network = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes | {"num_layers": 4}))
+    elif family == "t5-v1.1":
+        gated = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_layers=4)
+        network = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes | gated))
+    elif family == "mt5":
+        network = transformers.MT5ForConditionalGeneration(transformers.MT5Config(**sizes | {"num_layers": 4}))
+    elif family == "longt5":
+        long = dict(num_layers=4, encoder_attention_type="transient-global", local_radius=8, global_block_size=4)
+        network = transformers.LongT5ForConditionalGeneration(transformers.LongT5Config(**sizes | long))
+    else:
+        network = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
+    return network.eval()
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def model(request, tokenizer):
+    """One random model of each family, in double precision."""
+    return Model(build_network(request.param, len(tokenizer)).double(), tokenizer, request.param)
+
+
+@pytest.fixture(scope="session")
+def t5(tokenizer):
+    return Model(build_network("t5", len(tokenizer)).double(), tokenizer, "t5")
