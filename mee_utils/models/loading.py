@@ -12,6 +12,8 @@ from ..errors import CompanionError
 
 FAMILIES = {"t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration", "longt5": "LongT5ForConditionalGeneration"}
 
+TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
+
 
 @dataclass
 class Model:
@@ -71,7 +73,14 @@ def load_model(
             f'{source} is a "{config.model_type}" checkpoint; this companion reads the T5 family only: {", ".join(FAMILIES)}.'
         )
     network = _read(lambda: _network(where, config, revision, check_dtype(dtype)), where, "weights")
+    if folder.exists() and not any((folder / name).exists() for name in TOKENIZER_FILES):
+        # transformers would quietly make up an empty tokenizer
+        raise CompanionError(f"{source} has no tokenizer: copy one of {', '.join(TOKENIZER_FILES)} into it.")
     tokenizer = _read(lambda: AutoTokenizer.from_pretrained(where, revision=revision), where, "tokenizer")
+    if len(tokenizer) > config.vocab_size:
+        raise CompanionError(
+            f"The tokenizer of {source} has {len(tokenizer)} ids, the model {config.vocab_size}: it belongs to another model."
+        )
     return Model(network.eval().to(pick_device(device)), tokenizer, name or Path(str(source)).name)
 
 

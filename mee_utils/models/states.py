@@ -41,7 +41,9 @@ class BlockStates:
 def output_scale(network: nn.Module) -> float:
     """The factor between the final norm and the LM head: `d_model^-0.5` where T5 v1.0 has it, else 1."""
     config = network.config
-    scaled = getattr(config, "scale_decoder_outputs", config.model_type == "t5" and config.tie_word_embeddings)
+    scaled = getattr(config, "scale_decoder_outputs", None)
+    if scaled is None:  # releases of transformers before 5.20, and mT5, have no such setting
+        scaled = config.model_type in ("t5", "longt5") and config.tie_word_embeddings
     return config.d_model**-0.5 if scaled else 1.0
 
 

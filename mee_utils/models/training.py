@@ -152,6 +152,7 @@ def train_backbone(
         The learning curves.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    torch.set_flush_denormal(True)  # gradients fade into denormal numbers, which processors multiply ten times slower
     pad = network.config.pad_token_id
     data = Batches(pairs, schedule.tokens_per_batch, pad, schedule.passes, schedule.seed)
     every = max(1, len(data) // 20)

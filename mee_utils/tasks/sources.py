@@ -14,8 +14,8 @@ import pandas as pd
 from ..errors import CompanionError
 
 READERS = {
-    ".jsonl": lambda path: pd.read_json(path, lines=True, dtype=False, convert_dates=False),
-    ".jsonl.gz": lambda path: pd.read_json(path, lines=True, compression="gzip", dtype=False, convert_dates=False),
+    ".jsonl": lambda path: pd.read_json(path, lines=True, dtype=False),
+    ".jsonl.gz": lambda path: pd.read_json(path, lines=True, compression="gzip", dtype=False),
     ".parquet": pd.read_parquet,
     ".csv": pd.read_csv,
 }

@@ -1,0 +1,159 @@
+"""Objectives agree with hand-computed values on a two-block toy, and their gradients reach what they should."""
+
+import math
+
+import pytest
+import torch
+from conftest import build_network
+
+from mee_utils import CompanionError
+from mee_utils.models.objectives import (
+    KD_MAPS,
+    Objective,
+    block_weights,
+    cross_entropy,
+    deep_layer,
+    distillation,
+    objective_loss,
+    weighted_cross_entropy,
+)
+from mee_utils.models.training import forward
+
+
+class Toy(torch.nn.Module):
+    """A read-out without norm or scale: logits are the states themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.lm_head = torch.nn.Identity()
+        self.config = type("Config", (), {"scale_decoder_outputs": False, "d_model": 2})()
+        self.decoder = torch.nn.Module()
+        self.decoder.final_layer_norm = torch.nn.Identity()
+        self.decoder.dropout = torch.nn.Identity()
+
+    def get_decoder(self):
+        return self.decoder
+
+
+# Two tokens, the second is padding; two words; the right word is 0.
+LABELS = torch.tensor([[0, -100]])
+FIRST = torch.tensor([[[0.0, math.log(3)], [9.0, -9.0]]])  # p(0) = 1/4: CE_1 = ln 4
+LAST = torch.tensor([[[0.0, 0.0], [5.0, 5.0]]])  # p(0) = 1/2: CE_2 = ln 2
+DISTANCE = math.log(3) ** 2 / 2  # mean over two coordinates of (h^1 - h^2)^2, padding left out
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        (Objective("vanilla"), math.log(2)),
+        (Objective("calm"), (1 * math.log(4) + 2 * math.log(2)) / 3),
+        (Objective("late_weighted"), math.log(2)),  # the last 70 % of two blocks is one block
+        (Objective("free", exit_layer=1), (1 * math.log(4) + 2 * math.log(2)) / 3 + 0.5 * DISTANCE),
+        (Objective("free", exit_layer=1, kd_map="last"), (math.log(4) + 2 * math.log(2)) / 3 + 0.5 * DISTANCE),
+        (Objective("free", exit_layer=1, kd_map="uniform"), (math.log(4) + 2 * math.log(2)) / 3 + 0.5 * DISTANCE),
+    ],
+    ids=lambda value: f"{value.name}-{value.kd_map}" if isinstance(value, Objective) else "",
+)
+def test_loss_on_a_two_block_toy_is_the_hand_computed_one(objective, expected):
+    assert objective_loss(objective, Toy(), [FIRST, LAST], LAST, LABELS).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_weights_are_the_papers():
+    assert block_weights(Objective("calm"), 12) == pytest.approx([i / 78 for i in range(1, 13)])
+    late = block_weights(Objective("late_weighted"), 12)
+    assert late[:4] == [0] * 4 and all(w > 0 for w in late[4:])
+    free = block_weights(Objective("free", exit_layer=6), 24)
+    assert free[5] == pytest.approx(6 / 30) and free[23] == pytest.approx(24 / 30) and sum(free) == pytest.approx(1)
+
+
+def test_padding_counts_in_no_loss():
+    torch.manual_seed(0)
+    states = [torch.randn(2, 5, 4) for _ in range(4)]
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    changed = [s.masked_fill(~mask[..., None], 77.0 + i) for i, s in enumerate(states)]
+    for kd_map in KD_MAPS:
+        assert distillation(states, mask, 2, kd_map) == pytest.approx(distillation(changed, mask, 2, kd_map).item())
+    logits, labels = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5)).masked_fill(~mask, -100)
+    assert cross_entropy(logits, labels) == cross_entropy(logits.masked_fill(~mask[..., None], 3.0), labels)
+
+
+def test_dynamic_map_takes_the_closest_deep_state():
+    mask = torch.ones(1, 1).bool()
+    states = [torch.tensor([[[value]]]) for value in (0.0, 5.0, 2.0, 9.0)]
+    # exit after block 2: block 1 (0) is closest to block 3 (2), block 2 (5) to block 3 (2)
+    assert distillation(states, mask, 2, "dynamic").item() == pytest.approx((4 + 9) / 2)
+    assert distillation(states, mask, 2, "last").item() == pytest.approx(((0 - 2) ** 2 + (5 - 9) ** 2) / 2)
+
+
+@pytest.mark.parametrize("kd_map", ["last", "uniform"])
+def test_fixed_maps_stay_among_the_deep_blocks_and_end_at_the_last(kd_map):
+    for layers, exit_layer in ((12, 4), (24, 6), (6, 4), (8, 7)):
+        mapped = [deep_layer(kd_map, i, exit_layer, layers) for i in range(1, exit_layer + 1)]
+        assert mapped == sorted(mapped) and mapped[-1] == layers and min(mapped) > exit_layer
+
+
+def test_one_drawn_block_has_the_same_expectation_as_all():
+    weights, losses = block_weights(Objective("calm"), 4), {1: 3.0, 2: 1.0, 3: 7.0, 4: 2.0}
+    exact = weighted_cross_entropy(weights, lambda i: torch.tensor(losses[i]))
+    torch.manual_seed(0)
+    drawn = [weighted_cross_entropy(weights, lambda i: torch.tensor(losses[i]), "one").item() for _ in range(4000)]
+    assert sum(drawn) / len(drawn) == pytest.approx(exact.item(), rel=0.02)
+    calls = []
+    weighted_cross_entropy(weights, lambda i: calls.append(i) or torch.tensor(1.0), "one")
+    assert len(calls) == 2 and calls[0] == 4
+
+
+def batch(vocabulary=50):
+    torch.manual_seed(1)
+    return {
+        "input_ids": torch.randint(3, vocabulary, (2, 6)), "attention_mask": torch.ones(2, 6).long(),
+        "labels": torch.randint(3, vocabulary, (2, 5)),
+    }  # fmt: skip
+
+
+def test_distillation_moves_the_shallow_blocks_and_not_the_deep_ones():
+    network = build_network("t5", 50).train()
+    states, _ = forward(network, batch())
+    distillation(states, torch.ones(2, 5).bool(), 2, "last").backward()
+    moved = [any(p.grad is not None and p.grad.abs().sum() > 0 for p in block.parameters()) for block in network.decoder.block]
+    assert moved == [True, True, False, False]
+
+
+@pytest.mark.parametrize("name", ["vanilla", "calm", "free", "late_weighted"])
+def test_every_objective_trains_encoder_decoder_and_embedding(name):
+    network = build_network("t5", 50).train()
+    states, logits = forward(network, batch())
+    objective_loss(Objective(name), network, states, logits, batch()["labels"]).backward()
+    without = [n for n, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert without == []
+
+
+def test_vanilla_gives_no_block_but_the_last_a_loss_of_its_own():
+    network = build_network("t5", 50)
+    states, logits = forward(network, batch())
+    for state in states:
+        state.retain_grad()
+    objective_loss(Objective("vanilla"), network, states, logits, batch()["labels"]).backward()
+    direct = cross_entropy(logits, batch()["labels"])
+    other, _ = forward(network, batch())
+    assert direct.item() == pytest.approx(objective_loss(Objective("vanilla"), network, other, logits, batch()["labels"]).item())
+    assert states[0].grad is not None  # through the blocks above it, not through a read-out of its own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "calme"}, 'Unknown objective "calme": did you mean "calm"'),
+        ({"name": "free", "kd_map": "first"}, "Unknown KD map"),
+        ({"name": "calm", "intermediate": "two"}, "Unknown intermediate"),
+    ],
+)
+def test_unknown_names_are_refused(arguments, message):
+    with pytest.raises(CompanionError, match=message):
+        Objective(**arguments)
+
+
+@pytest.mark.parametrize("exit_layer", [0, 12, 13])
+def test_free_must_exit_below_the_last_block(exit_layer):
+    with pytest.raises(CompanionError, match="from 1 to 11"):
+        block_weights(Objective("free", exit_layer=exit_layer), 12)

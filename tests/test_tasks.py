@@ -1,0 +1,138 @@
+"""One loader for made data, local files in the hub's layouts, and the hub; every mistake is one clear line."""
+
+import gzip
+import json
+
+import pandas as pd
+import pytest
+
+from mee_utils import CompanionError, load_task
+
+ROWS = {
+    "squad": ("question_answering", {"id": "1", "title": "t", "context": "Ann is in Rome.", "question": "Where is Ann?",
+                                     "answers": {"text": ["Rome", "in Rome"], "answer_start": [10, 7]}}),
+    "cnn_dailymail": ("summarization", {"article": "Much text.", "highlights": "Text.", "id": "1"}),
+    "samsum": ("summarization", {"id": "1", "dialogue": "A: hi\nB: hi", "summary": "They greet."}),
+    "dialogsum": ("summarization", {"id": "1", "dialogue": "A: hi", "summary": "A greets.", "topic": "greeting"}),
+    "multi_news": ("long_document_summarization", {"document": "News. More news.", "summary": "News."}),
+    "big_patent": ("long_document_summarization", {"description": "A device.", "abstract": "Device."}),
+    "iwslt2017": ("translation", {"translation": {"en": "Hello", "fr": "Bonjour"}}),
+    "wmt15": ("translation", {"translation": {"en": "Yes", "fr": "Oui"}}),
+}  # fmt: skip
+
+
+def write(path, rows, kind):
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "jsonl.gz":
+        with gzip.open(path, "wt") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    else:
+        nested = [{k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()} for row in rows]
+        pd.DataFrame(nested).to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "csv"])
+@pytest.mark.parametrize("corpus", ROWS)
+def test_every_layout_reads_the_same_from_every_format(tmp_path, corpus, kind):
+    name, row = ROWS[corpus]
+    task = load_task(name, write(tmp_path / f"validation.{kind}", [row, row], kind))
+    assert len(task) == 2
+    values = [v for value in row.values() for v in (value.values() if isinstance(value, dict) else [value])]
+    flat = [item for v in values for item in (v if isinstance(v, list) else [v])]
+    assert task.targets[0] in flat
+    assert any(str(v) in task.inputs[0] for v in flat if v != task.targets[0])
+
+
+def test_prompts_are_t5s(tmp_path):
+    prompts = {}
+    for corpus in ("squad", "cnn_dailymail", "iwslt2017"):
+        name, row = ROWS[corpus]
+        prompts[corpus] = load_task(name, write(tmp_path / f"{corpus}.jsonl", [row], "jsonl")).inputs[0]
+    assert prompts["squad"] == "question: Where is Ann? context: Ann is in Rome."
+    assert prompts["cnn_dailymail"] == "summarize: Much text."
+    assert prompts["iwslt2017"] == "translate English to French: Hello"
+
+
+def test_all_answers_of_a_question_are_references(tmp_path):
+    name, row = ROWS["squad"]
+    assert load_task(name, write(tmp_path / "a.jsonl", [row], "jsonl")).references == [["Rome", "in Rome"]]
+
+
+def test_a_folder_is_read_by_split_also_in_the_hubs_file_names(tmp_path):
+    name, row = ROWS["samsum"]
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train-00000-of-00002.parquet", [row] * 2, "parquet")
+    write(tmp_path / "data" / "train-00001-of-00002.parquet", [row] * 3, "parquet")
+    assert len(load_task(name, tmp_path, "train")) == 5
+    with pytest.raises(CompanionError, match='No file of the split "test".*it has train'):
+        load_task(name, tmp_path, "test")
+
+
+def test_other_language_pairs(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"translation": {"de": "Ja", "en": "Yes"}}], "jsonl")
+    task = load_task("translation", path, languages=("de", "en"))
+    assert task.inputs == ["translate German to English: Ja"] and task.targets == ["Yes"]
+    with pytest.raises(CompanionError, match='no language "fr"'):
+        load_task("translation", path, languages=("de", "fr"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "tranlation", "limit": 1}, 'Unknown task "tranlation": did you mean "translation"'),
+        ({"name": "translation", "split": "dev", "limit": 1}, 'Unknown split "dev"'),
+        ({"name": "translation"}, "never ends: set limit"),
+        ({"name": "translation", "limit": 0}, "at least 1"),
+        ({"name": "translation", "limit": True}, "at least 1"),
+        ({"name": "translation", "source": "./nowhere"}, "does not exist"),
+        ({"name": "translation", "source": "nowhere.jsonl.gz"}, "does not exist"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(CompanionError, match=message) as error:
+        load_task(**arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.jsonl", "", "is empty"),
+        ("empty.csv", "", "is empty"),
+        ("header.csv", "translation\n", "is empty"),
+        ("broken.jsonl", "{not json}\n", "cannot be read"),
+        ("broken.parquet", "PAR0", "cannot be read"),
+        ("broken.jsonl.gz", "not gzip", "cannot be read"),
+        ("notes.txt", "hello", "is none of"),
+        ("columns.jsonl", '{"english": "a"}\n', r"has the columns english; translation needs translation \(IWSLT"),
+        ("null.jsonl", '{"translation": null}\n', 'row 1: column "translation" is empty'),
+        ("text.csv", "translation\nhello\n", "is not JSON"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_line(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(CompanionError, match=message) as error:
+        load_task("translation", tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_question_without_answers_is_refused(tmp_path):
+    row = ROWS["squad"][1] | {"answers": {"text": [], "answer_start": []}}
+    with pytest.raises(CompanionError, match="row 1 has no reference"):
+        load_task("question_answering", write(tmp_path / "a.jsonl", [row], "jsonl"))
+
+
+def test_scoring_needs_one_text_for_each_input():
+    task = load_task("translation", limit=3)
+    with pytest.raises(CompanionError, match="2 texts for 3 examples"):
+        task.score(["a", "b"])
+    assert task.score(task.targets)["bleu"] == pytest.approx(100)
+
+
+def test_the_digest_follows_the_content():
+    assert load_task("translation", limit=5).digest == load_task("translation", limit=5).digest
+    assert load_task("translation", limit=5).digest != load_task("translation", limit=6).digest
