@@ -81,14 +81,19 @@ class Companion:
             self.run.uses(f"corpus {name}", task.digest)
         return tasks
 
+    def training_tasks(self, limit: int | None = None) -> dict:
+        """The training examples of every corpus, at most `limit` of each."""
+        return {task.name: task for task in load_tasks(self.profile, self.data, held_out=False, limit=limit)}
+
     def manifests(self, names: Sequence[str]) -> dict[str, dict]:
         """The training manifests of some models."""
         return {name: manifest(self.profile, check_choice("model", name, self.model_names)) for name in names}
 
     @property
     def model_names(self) -> list[str]:
-        """The models of the profile."""
-        return ["base", *self.profile.training.backbones]
+        """The models of the profile; `base` only where it is there, since backbones do not need it once they are trained."""
+        base = checkpoint_folder(self.profile, "base") / "manifest.json"
+        return [*(["base"] if base.exists() else []), *self.profile.training.backbones]
 
     def models(self, names: Sequence[str]) -> dict:
         """Loads some of the profile's models, in the profile's precision."""
@@ -100,6 +105,12 @@ class Companion:
             loaded[name] = load_model(folder, dtype=self.profile.dtype, device=self.profile.device, name=name)
             self.run.uses(f"model {name}", fingerprint(folder))
         return loaded
+
+    def tokenizer(self):
+        """The tokenizer that all models of the profile share."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(checkpoint_folder(self.profile, self.model_names[-1]))
 
     def save_table(self, table, name: str):
         """See `Run.save_table`."""

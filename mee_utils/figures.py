@@ -10,7 +10,7 @@ ORDER = ("base", "vanilla", "calm", "free", "late_weighted")
 LABELS = {
     "base": "base (pre-trained only)", "vanilla": "vanilla", "calm": "CALM", "free": "FREE", "late_weighted": "late-weighted",
     "question_answering": "question answering", "summarization": "summarization", "translation": "translation",
-    "long_document_summarization": "long documents",
+    "long_document_summarization": "long documents", "f1": "F1", "bleu": "BLEU", "rougeL": "ROUGE-L",
 }  # fmt: skip
 COLOURS = {"base": "#949494", "vanilla": "#0173b2", "calm": "#de8f05", "free": "#029e73", "late_weighted": "#cc78bc"}
 MARKERS = {"base": "x", "vanilla": "o", "calm": "s", "free": "^", "late_weighted": "D"}
@@ -94,7 +94,7 @@ def score_bars(axis, scores) -> None:
     axis.grid(axis="y", visible=False)
 
 
-def grouped_bars(axis, table, category: str, column: str) -> None:
+def grouped_bars(axis, table, category: str, column: str, rotation: float = 0) -> None:
     """Bars with intervals, grouped by `category`, one colour a model; columns `model`, `low`, `high` besides."""
     categories, models = list(dict.fromkeys(table[category])), list(dict.fromkeys(table["model"]))
     width = 0.8 / len(models)
@@ -102,8 +102,9 @@ def grouped_bars(axis, table, category: str, column: str) -> None:
         rows = table[table["model"] == model].set_index(category).reindex(categories)
         places = [i + (number - (len(models) - 1) / 2) * width for i in range(len(categories))]
         errors = [(rows[column] - rows["low"]).clip(lower=0), (rows["high"] - rows[column]).clip(lower=0)]
-        axis.bar(places, rows[column], width, yerr=errors, color=COLOURS.get(model), label=label(model), error_kw={"linewidth": 0.8})
-    axis.set_xticks(range(len(categories)), [c.replace("_", " ") for c in categories], rotation=15)
+        style = {"color": COLOURS.get(model), "label": label(model), "error_kw": {"linewidth": 0.8}}
+        axis.bar(places, rows[column], width, yerr=errors, **style)
+    axis.set_xticks(range(len(categories)), [c.replace("_", " ") for c in categories], rotation=rotation, fontsize=8)
     axis.grid(axis="x", visible=False)
 
 
@@ -133,7 +134,7 @@ def only_outer_labels(axes, columns: int) -> None:
 def confidence_and_accuracy(axis, rows, model: str) -> None:
     """Mean confidence (solid) and accuracy (dashed) over the blocks, the gap shaded."""
     axis.plot(rows["layer"], rows["confidence"], color="#333333", linewidth=1.6, label="mean confidence")
-    axis.plot(rows["layer"], rows["accuracy"], color=COLOURS.get(model), dashes=(4, 1.5), linewidth=1.6, label="accuracy (colour: model)")
+    axis.plot(rows["layer"], rows["accuracy"], color=COLOURS.get(model), dashes=(4, 1.5), linewidth=1.6, label="accuracy (in the model's colour)")
     axis.fill_between(rows["layer"], rows["confidence"], rows["accuracy"], color=COLOURS.get(model), alpha=0.15, linewidth=0)
 
 

@@ -48,10 +48,11 @@ def declared_parameters(notebook) -> dict:
         raise CompanionError(f"A notebook needs one cell tagged parameters; this one has {len(cells)}.")
     declared = {}
     for statement in ast.parse(cells[0].source).body:
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
-        if not isinstance(target, ast.Name):
-            raise CompanionError(f"Line {statement.lineno} of the parameters cell is no assignment of a literal.")
-        declared[target.id] = ast.literal_eval(statement.value)
+        try:
+            (target,) = statement.targets
+            declared[target.id] = ast.literal_eval(statement.value)
+        except (AttributeError, ValueError) as error:
+            raise CompanionError(f"Line {statement.lineno} of the parameters cell is no assignment of a literal.") from error
     return declared
 
 

@@ -43,16 +43,19 @@ def train(profile: Profile, data: str | None = None, only: Sequence[str] = (), p
     names = ["base", *profile.training.backbones]
     for name in only:
         check_choice("model", name, names)
+    trained = {name for name in names if (checkpoint_folder(profile, name) / "manifest.json").exists()}
     wanted = [name for name in names if not only or name in only]
-    missing = [name for name in wanted if not (checkpoint_folder(profile, name) / "manifest.json").exists()]
-    if missing and "base" not in missing and not (checkpoint_folder(profile, "base") / "manifest.json").exists():
+    missing = [name for name in wanted if name not in trained]
+    if missing == ["base"] and not only:
+        missing = []  # every backbone is there, and nothing else needs the base
+    if missing and "base" not in trained and "base" not in missing:
         raise CompanionError(f'"{missing[0]}" starts from "base", which is not trained yet: train it first.')
     if missing:
         tasks = load_tasks(profile, data, held_out=False)
         tokenizer = profile_tokenizer(profile, tasks)
         for name in missing:
             train_one(profile, name, tasks, load_tasks(profile, data), tokenizer, progress)
-    return [checkpoint_folder(profile, name) for name in wanted]
+    return [checkpoint_folder(profile, name) for name in wanted if name in trained or name in missing]
 
 
 def profile_tokenizer(profile: Profile, tasks: Sequence):
@@ -110,7 +113,8 @@ def train_one(profile: Profile, name: str, tasks: Sequence, held_out: Sequence, 
     curve_pairs = task_pairs(tokenizer, held_out, settings)
     curve_pairs = Random(settings.seed).sample(curve_pairs, min(HELD_OUT_CURVE, len(curve_pairs)))
     if name == "base":
-        network, recipe, objective = new_network(Shape(**settings.shape.model_dump()), tokenizer), settings.base, Objective("vanilla")
+        network, recipe = new_network(Shape(**settings.shape.model_dump()), tokenizer), settings.base
+        objective = Objective("vanilla")
         pairs = base_pairs(tokenizer, pairs, settings)
     else:
         network = load_model(checkpoint_folder(profile, "base"), device=profile.device).network

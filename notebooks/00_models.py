@@ -17,17 +17,15 @@ seed = 0  # of the bootstrap
 
 # %%
 import seaborn
-from matplotlib import pyplot as plt
 
-from mee_utils import Companion, Objective, block_weights, detokenize, greedy, trace
-from mee_utils import figures
+from mee_utils import Companion, Objective, block_weights, detokenize, figures, greedy, trace
 from mee_utils.evaluation import quality
 
 companion = Companion("00_models", profile, data, limit=limit, seed=seed)
 tasks = companion.tasks(limit)
 made = {name: task for name, task in tasks.items() if task.spans}
 for name, task in tasks.items():
-    print(f"{figures.label(name)}: {len(task)} held-out examples, scored by {task.metric}")
+    print(f"{figures.label(name)}: {len(task)} held-out examples, scored by {figures.label(task.metric)}")
 
 # %% [markdown]
 # ## The data
@@ -56,7 +54,7 @@ for name, task in made.items():
 # How much of each there is, as a share of the target tokens of a task:
 
 # %%
-shares = quality.difficulty_shares(made, companion.models(["base"])["base"].tokenizer)
+shares = quality.difficulty_shares(made, companion.tokenizer())
 companion.save_table(shares, "difficulty_shares") if made else "no made data in this profile"
 
 # %% [markdown]
@@ -119,7 +117,7 @@ texts = {
     name: {model: detokenize(m, greedy(m, task.inputs, companion.profile.training.max_target)) for model, m in models.items()}
     for name, task in tasks.items()
 }
-floors = quality.floor_outputs(companion, tasks)
+floors = quality.floor_outputs(tasks, companion.training_tasks(limit=30_000))
 scores = quality.score_table(tasks, texts, floors, seed)
 companion.save_table(scores, "scores")
 
@@ -128,7 +126,7 @@ metrics = {name: task.metric for name, task in tasks.items()}
 figure, axes = figures.panels(len(tasks), width=4.2, height=3.2, profile=profile)
 for axis, (name, metric) in zip(axes, metrics.items()):
     figures.score_bars(axis, scores[(scores.task == name) & (scores.metric == metric)])
-    axis.set(title=figures.label(name), xlabel=f"mean {metric} of {len(tasks[name])} examples (%)")
+    axis.set(title=figures.label(name), xlabel=f"mean {figures.label(metric)} of {len(tasks[name])} examples (%)")
 companion.save_figure(figure, "scores_against_floors", scores[scores.metric == scores.task.map(metrics)])
 
 # %%

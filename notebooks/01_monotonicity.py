@@ -23,7 +23,6 @@ bins = 10  # confidence bins of the reliability diagrams
 seed = 0  # which tokens Figure 3 shows
 
 # %%
-import numpy as np
 import pandas as pd
 
 from mee_utils import Companion, claims, figures, trace
@@ -138,7 +137,7 @@ for percentile, token in shown.items():
     for axis, rows in zip(axes, tables):
         figures.prediction_grid(axis, rows, layers)
         axis.set_title(figures.label(rows.model.iloc[0]), loc="left")
-    axes[-1].set_xlabel(f"decoder block ({figures.label(shown_task)}, {percentile} % of the tokens settle earlier under vanilla)")
+    axes[-1].set_xlabel(f"decoder block ({figures.label(shown_task)}; percentile {percentile} of vanilla's settling blocks)")
     companion.save_figure(figure, f"figure_3_token_{percentile}", pd.concat(tables, ignore_index=True))
 
 # %% [markdown]
@@ -157,7 +156,7 @@ companion.save_table(strict, "strictly_monotonic")
 # %%
 figure, axes = figures.panels(len(tasks), width=3.9, height=3.0, profile=profile, sharey=True)
 for axis, (task, rows) in zip(axes, strict.groupby("task", sort=False)):
-    rows = rows.assign(span=rows.kind + "\nafter block " + rows.after_layer.astype(str))
+    rows = rows.assign(span=rows.kind + "\nfrom block " + (rows.after_layer + 1).astype(str))
     figures.grouped_bars(axis, rows, "span", "share")
     axis.set(title=figures.label(task), ylim=(0, 1.02))
 axes[0].set_ylabel("share of tokens")

@@ -12,6 +12,8 @@ from .difficulty import token_difficulty
 from .floors import floor_texts
 from .statistics import mean_interval
 
+NAMES = {"f1": "F1", "bleu": "BLEU", "rougeL": "ROUGE-L"}
+
 
 def difficulty_shares(tasks: dict, tokenizer) -> pd.DataFrame:
     """Share of each difficulty among the target tokens: one row a task, one column a difficulty."""
@@ -43,11 +45,8 @@ def learning_curves(manifests: dict[str, dict]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def floor_outputs(companion, tasks: dict) -> dict[str, dict[str, list[str]]]:
-    """Outputs of the floors of every task; the training split is loaded for those that take their text from it."""
-    from ..companion import load_tasks
-
-    train = {task.name: task for task in load_tasks(companion.profile, companion.data, held_out=False, limit=30000)}
+def floor_outputs(tasks: dict, train: dict) -> dict[str, dict[str, list[str]]]:
+    """Outputs of the floors of every task: task name -> floor -> texts. `train` holds the training splits."""
     return {name: floor_texts(task, train[name]) for name, task in tasks.items()}
 
 
@@ -84,7 +83,7 @@ def score_sentences(scores: pd.DataFrame, metrics: dict[str, str]) -> list[str]:
         best, floor = rows[rows.kind == "model"].iloc[-1], rows[rows.kind == "floor"].iloc[-1]
         vanilla = rows[rows.system == "vanilla"].iloc[0]
         lines.append(
-            f"{task.replace('_', ' ')}: vanilla reaches {metric} {vanilla.corpus_score:.1f}, the best model ({best.system}) "
+            f"{task.replace('_', ' ')}: vanilla reaches {NAMES.get(metric, metric)} {vanilla.corpus_score:.1f}, the best model ({best.system}) "
             f"{best.corpus_score:.1f}, the highest floor ({floor.system}) {floor.corpus_score:.1f}"
         )
     return lines

@@ -37,6 +37,7 @@ class Person:
 
 
 def with_article(noun: str) -> str:
+    """ "a baker", "an engineer"."""
     return ("an " if noun[0] in "aeiou" else "a ") + noun
 
 

@@ -1,0 +1,151 @@
+"""Hub ids go through the real clients to a loopback stand-in for the hub: a revision is obeyed, a missing repository is one line."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import pytest
+from conftest import build_network
+
+ROOT = Path(__file__).parent.parent
+COMMITS = {"main": "a" * 40, "v1": "b" * 40}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Serves `root/<models|datasets>/<owner>/<name>/<revision>/...` as the hub does, as far as its clients ask."""
+
+    root: Path
+    asked: list
+
+    def log_message(self, *arguments):
+        pass
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+        self.answer(body=True, wanted=asked.get("paths"))
+
+    def answer(self, body, wanted=None):
+        parts = [unquote(p) for p in urlparse(self.path).path.strip("/").split("/")]
+        self.asked.append("/".join(parts))
+        if parts[0] == "api":
+            return self.answer_api(parts[1], "/".join(parts[2:4]), parts[4:], wanted)
+        kind = parts.pop(0) if parts[0] == "datasets" else "models"
+        repository, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
+        folder = self.find(kind, repository, revision)
+        if folder is None:
+            return self.refuse("RepoNotFound", 404)
+        file = folder / name
+        if not file.is_file():
+            return self.refuse("EntryNotFound", 404, {"X-Repo-Commit": self.commit(revision)})
+        content = file.read_bytes()
+        headers = {"X-Repo-Commit": self.commit(revision), "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
+        self.reply(content if body else b"", headers, len(content))
+
+    def answer_api(self, kind, repository, rest, wanted):
+        revision = rest[1] if len(rest) > 1 and rest[0] in ("revision", "tree", "paths-info") else "main"
+        folder = self.find(kind, repository, revision)
+        if folder is None:
+            return self.refuse("RepoNotFound", 404)
+        files = [
+            {"type": "file", "path": str(p.relative_to(folder)), "size": p.stat().st_size, "oid": hashlib.sha1(p.read_bytes()).hexdigest()}
+            for p in sorted(folder.rglob("*")) if p.is_file()
+        ]  # fmt: skip
+        if rest and rest[0] == "paths-info":
+            return self.reply(json.dumps([f for f in files if f["path"] in (wanted or [])]).encode())
+        if rest and rest[0] == "tree":
+            below = "/".join(rest[2:])
+            return self.reply(json.dumps([f for f in files if f["path"].startswith(below)]).encode())
+        about = {"id": repository, "sha": self.commit(revision), "private": False, "tags": [], "downloads": 0, "likes": 0}
+        self.reply(json.dumps(about | {"siblings": [{"rfilename": f["path"]} for f in files]}).encode())
+
+    def commit(self, revision):
+        return COMMITS.get(revision, revision)
+
+    def find(self, kind, repository, revision):
+        names = {commit: name for name, commit in COMMITS.items()}
+        folder = self.root / kind / repository / names.get(revision, revision)
+        return folder if folder.is_dir() else None
+
+    def refuse(self, code, status, headers=None):
+        self.send_response(status)
+        for name, value in {"X-Error-Code": code, "Content-Length": "0", **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def reply(self, content, headers=None, length=None):
+        self.send_response(200)
+        for name, value in {"Content-Length": str(length or len(content)), "Content-Type": "application/json", **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def hub(tmp_path):
+    root, asked = tmp_path / "hub", []
+    handler = type("Handler", (Hub,), {"root": root, "asked": asked})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1",
+        "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+    }  # fmt: skip
+
+    def run(code):
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+
+    yield root, asked, run
+    server.shutdown()
+
+
+def test_a_checkpoint_comes_from_the_hub_at_its_revision(hub, tokenizer):
+    root, asked, run = hub
+    for revision, seed in (("main", 0), ("v1", 1)):
+        build_network("t5", len(tokenizer), seed).save_pretrained(root / "models/someone/mini" / revision)
+        tokenizer.save_pretrained(root / "models/someone/mini" / revision)
+    code = "from mee_utils import load_model; m = load_model('someone/mini', revision={}); print(float(m.network.shared.weight.sum()))"
+    sums = []
+    for revision in ("None", "'v1'"):
+        done = run(code.format(revision))
+        assert done.returncode == 0, done.stderr[-1500:]
+        sums.append(float(done.stdout))
+    expected = [float(build_network("t5", len(tokenizer), seed).shared.weight.sum()) for seed in (0, 1)]
+    assert sums == pytest.approx(expected, rel=1e-4) and any("model.safetensors" in path for path in asked)
+
+
+def test_a_corpus_comes_from_the_hub_at_its_revision(hub):
+    root, _, run = hub
+    for revision, french in (("main", "Oui"), ("v1", "Si")):
+        folder = root / "datasets/someone/pairs" / revision
+        folder.mkdir(parents=True)
+        (folder / "validation.jsonl").write_text(json.dumps({"translation": {"en": "Yes", "fr": french}}) + "\n")
+    code = "from mee_utils import load_task; t = load_task('translation', 'someone/pairs', revision={}); print(t.inputs, t.targets)"
+    for revision, french in (("None", "Oui"), ("'v1'", "Si")):
+        done = run(code.format(revision))
+        assert done.returncode == 0, done.stderr[-2500:]
+        assert done.stdout.strip() == f"['translate English to French: Yes'] ['{french}']"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("load_model('someone/nothing')", "config.json of someone/nothing cannot be read"),
+        ("load_task('translation', 'someone/nothing')", "is no local file or folder, and the hub did not give"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_one_line(hub, call, message):
+    _, _, run = hub
+    done = run(f"import mee_utils\nfrom mee_utils import *\ntry:\n    mee_utils.{call}\nexcept CompanionError as e:\n    print(e)")
+    assert message in done.stdout and done.stdout.count("\n") == 1, done.stderr[-1500:]

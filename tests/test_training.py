@@ -1,0 +1,119 @@
+"""Batches keep to their budget, span corruption loses nothing, and an interrupted training run ends where a whole one does."""
+
+from random import Random
+
+import pytest
+import torch
+from conftest import build_network
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mee_utils.models.batches import Batches, corrupt_spans, group_by_length, pad_pairs
+from mee_utils.models.objectives import Objective
+from mee_utils.models.training import Schedule, block_losses, train_backbone
+
+SENTINELS = list(range(1000, 1032))
+
+
+def restore(corrupted, target):
+    """Puts the spans of a target back to where their sentinels stand."""
+    spans, current = {}, None
+    for token in target[:-1]:
+        if token in SENTINELS:
+            current = spans.setdefault(token, [])
+        else:
+            current.append(token)
+    return [t for token in corrupted[:-1] for t in (spans[token] if token in spans else [token])]
+
+
+@settings(deadline=None, max_examples=60)
+@given(length=st.integers(2, 200), seed=st.integers(0, 1000))
+def test_span_corruption_can_be_undone_and_hides_about_fifteen_percent(length, seed):
+    tokens = list(range(length))
+    corrupted, target = corrupt_spans(tokens, SENTINELS, 1, Random(seed))
+    assert restore(corrupted, target) == tokens
+    hidden = [t for t in target[:-1] if t not in SENTINELS]
+    assert len(hidden) == max(1, round(0.15 * length))
+    assert [t for t in corrupted if t in SENTINELS] == [t for t in target if t in SENTINELS] == SENTINELS[: len(target) - len(hidden) - 1]
+
+
+@settings(deadline=None, max_examples=60)
+@given(lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=60), budget=st.integers(60, 300))
+def test_groups_hold_every_pair_once_and_keep_to_the_budget(lengths, budget):
+    groups = group_by_length(lengths, budget)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group in groups:
+        widest = max(lengths[i][0] for i in group) + max(lengths[i][1] for i in group)
+        assert widest * len(group) <= budget
+
+
+def test_passes_are_whole_and_fractional():
+    pairs = [([5] * n, [6] * 3) for n in range(2, 42)]
+    seen = [i for group in Batches(pairs, 200, 0, 2.5, seed=0).batches for i in group]
+    assert len(seen) == 100 and min(seen.count(i) for i in range(40)) == 2
+    assert Batches(pairs, 200, 0, 1, seed=0).batches != Batches(pairs, 200, 0, 1, seed=1).batches
+
+
+def test_padding_is_masked_on_both_sides():
+    batch = pad_pairs([([5, 6, 1], [7, 1]), ([8, 1], [9, 9, 9, 1])], pad=0)
+    assert batch["input_ids"].tolist() == [[5, 6, 1], [8, 1, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch["labels"].tolist() == [[7, 1, -100, -100], [9, 9, 9, 1]]
+
+
+PAIRS = [([5 + i % 20, 9, 1], [5 + i % 20, 1]) for i in range(60)]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_run_learns_and_logs_every_block(tmp_path):
+    network = build_network("t5", 40)
+    before = block_losses(network, [pad_pairs(PAIRS[:20], 0)])
+    curve = train_backbone(network, Objective("calm"), PAIRS, PAIRS[:20], Schedule(6, 5e-3, 100), tmp_path, progress=False)
+    after = block_losses(network, [pad_pairs(PAIRS[:20], 0)])
+    assert all(a < b - 0.5 for a, b in zip(after, before, strict=True))
+    assert curve.blocks[0]["cross_entropy"] == before and curve.blocks[-1]["cross_entropy"] == after
+    assert curve.blocks[-1]["step"] == curve.steps == curve.loss[-1]["step"] // 1 or curve.steps > 0
+    assert curve.minutes >= 0
+
+
+def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, monkeypatch):
+    from mee_utils.models import training
+
+    def run(folder, seed=3):
+        network = build_network("t5", 40, seed)
+        curve = train_backbone(
+            network, Objective("calm", intermediate="one"), PAIRS, PAIRS[:20], Schedule(4, 5e-3, 60), folder, progress=False
+        )
+        return network, curve
+
+    torch.manual_seed(0)
+    whole, whole_curve = run(tmp_path / "whole")
+    original, calls = training.ObjectiveTrainer.compute_loss, []
+
+    def stops(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 12:
+            raise Interrupted
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(training.ObjectiveTrainer, "compute_loss", stops)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "cut")
+    monkeypatch.setattr(training.ObjectiveTrainer, "compute_loss", original)
+    resumed, curve = run(tmp_path / "cut")
+    for (name, a), b in zip(whole.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6), name
+    assert [p["step"] for p in curve.blocks] == [p["step"] for p in whole_curve.blocks]
+
+
+def test_training_sets_its_own_seed(tmp_path):
+    torch.manual_seed(1)
+    first = build_network("t5", 40)
+    train_backbone(first, Objective("calm", intermediate="one"), PAIRS, PAIRS[:20], Schedule(1, 5e-3, 60), tmp_path / "a", progress=False)
+    torch.manual_seed(2)
+    second = build_network("t5", 40)
+    train_backbone(second, Objective("calm", intermediate="one"), PAIRS, PAIRS[:20], Schedule(1, 5e-3, 60), tmp_path / "b", progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
