@@ -25,7 +25,7 @@ endif
 COMPANION = $(PYTHON) -m mee_utils
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce test train status setup clean
+.PHONY: reproduce test train status readme setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) --cores $(CORES) $(if $(FORCE),--force)
@@ -38,6 +38,9 @@ train: $(INSTALLED)
 
 status: $(INSTALLED)
 	@$(COMPANION) status $(OPTIONS)
+
+readme: $(INSTALLED)
+	@$(COMPANION) readme
 
 setup: $(INSTALLED)
 

@@ -32,7 +32,8 @@ def reproduce(options) -> int:
     subprocess.run([*command, "--unlock"], check=False, capture_output=True)
     status = subprocess.run(command, check=False).returncode
     if status:
-        print("error: a notebook failed; the lines above name it. What had finished is kept: run the same command again.", file=sys.stderr)
+        kept = "What had finished is kept: run the same command again."
+        print(f"error: a notebook failed; the lines above name it. {kept}", file=sys.stderr)
         return 1
     minutes = (time.monotonic() - started) / 60
     print(f"{len(notebook_names())} notebooks of profile {profile.name} are up to date ({minutes:.1f} minutes).")
@@ -68,6 +69,14 @@ def test(options) -> int:
     return subprocess.run([sys.executable, "-m", "pytest", "tests", "mee_utils", *options.rest], cwd=ROOT, check=False).returncode
 
 
+def readme(options) -> int:
+    """Writes the numbers of the stored tables into README.md."""
+    from .readme import update
+
+    update(ROOT / "README.md")
+    return 0
+
+
 def status(options) -> int:
     """Which models and notebooks of a profile are there."""
     from .companion import checkpoint_folder
@@ -79,9 +88,9 @@ def status(options) -> int:
         there = (checkpoint_folder(profile, name) / "manifest.json").exists()
         print(f"model     {profile.name}/{name}: {'trained' if there else 'missing (make train)'}")
     for name in notebook_names():
-        results = (output_root() / profile.name / name / "manifest.json").exists()
-        run = (MARKERS / profile.name / name).exists()
-        print(f"notebook  {name}: {'results present' if results else 'no results'}, {'run here' if run else 'not run in this clone'}")
+        results = "results present" if (output_root() / profile.name / name / "manifest.json").exists() else "no results"
+        run = "run here" if (MARKERS / profile.name / name).exists() else "not run in this clone"
+        print(f"notebook  {name}: {results}, {run}")
     return 0
 
 
@@ -93,11 +102,12 @@ def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = argparse.ArgumentParser(prog="mee_utils", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for function in (reproduce, train, notebook, status, test):
+    for function in (reproduce, train, notebook, status, test, readme):
         command = commands.add_parser(function.__name__, help=(function.__doc__ or "").splitlines()[0])
         command.set_defaults(run=function)
         if function is test:
             command.add_argument("rest", nargs="*", help="options for pytest")
+        if function in (test, readme):
             continue
         command.add_argument("--profile", default="small")
         command.add_argument("--data", default=None, help="folder that holds the corpora of the profile")

@@ -102,7 +102,12 @@ class Profile(Strict):
         folder = Path(data).expanduser()
         if not folder.is_dir():
             raise CompanionError(f"DATA={data} is no folder: give the folder that holds the corpora.")
-        return source.replace("{data}", str(folder))
+        found = Path(source.replace("{data}", str(folder)))
+        if not found.exists() and folder.name == found.name:
+            return str(folder)  # DATA is the corpus itself
+        if not found.exists():
+            raise CompanionError(f"{found} does not exist: DATA must hold a folder {found.name} (profile {self.name}, {task}).")
+        return str(found)
 
 
 def profile_names() -> list[str]:

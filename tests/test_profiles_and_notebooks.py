@@ -61,6 +61,12 @@ def test_a_profile_of_local_corpora_asks_for_their_folder(tmp_path):
         load_profile("real").source("translation", None)
     with pytest.raises(CompanionError, match="is no folder"):
         load_profile("real").source("translation", str(tmp_path / "no"))
+    with pytest.raises(CompanionError, match="must hold a folder multi30k_en_fr"):
+        load_profile("real").source("translation", str(tmp_path))
+    corpus = tmp_path / "multi30k_en_fr"
+    corpus.mkdir()
+    assert load_profile("real").source("translation", str(tmp_path)) == str(corpus)
+    assert load_profile("real").source("translation", str(corpus)) == str(corpus)
 
 
 SOURCE = """# %% [markdown]

@@ -117,3 +117,33 @@ def test_training_sets_its_own_seed(tmp_path):
     second = build_network("t5", 40)
     train_backbone(second, Objective("calm", intermediate="one"), PAIRS, PAIRS[:20], Schedule(1, 5e-3, 60), tmp_path / "b", progress=False)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_attention_begins_as_a_look_up_of_equal_tokens():
+    from mee_utils.models.mini import Shape, new_network
+
+    class Tokenizer:
+        pad_token_id, eos_token_id = 0, 1
+
+        def __len__(self):
+            return 50
+
+    network = new_network(Shape(vocab_size=50, num_layers=2, num_decoder_layers=2), Tokenizer())
+    for block in (*network.encoder.block, *network.decoder.block):
+        for layer in block.layer[:-1]:
+            attention = getattr(layer, "EncDecAttention", None) or layer.SelfAttention
+            assert torch.allclose(attention.q.weight, attention.k.weight * 24**-0.5)
+            assert torch.allclose(attention.o.weight @ attention.v.weight, torch.eye(96), atol=1e-5)
+
+
+def test_the_embedding_learns_at_a_rate_of_its_own(tmp_path):
+    from mee_utils.models import training
+
+    network = build_network("t5", 40)
+    trainer = training.ObjectiveTrainer(
+        network, training.TrainingArguments(str(tmp_path), learning_rate=1e-3, report_to=[]), objective=Objective("vanilla")
+    )
+    groups = trainer.create_optimizer().param_groups
+    assert [group["lr"] for group in groups] == [training.EMBEDDING_RATE * 1e-3, 1e-3]
+    assert [id(p) for p in groups[0]["params"]] == [id(network.shared.weight)]
+    assert sum(len(group["params"]) for group in groups) == len(list(network.parameters()))

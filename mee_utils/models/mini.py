@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+import torch
+
 SENTINELS = 32
 PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"
 
@@ -56,4 +58,23 @@ def new_network(shape: Shape, tokenizer):
         **asdict(shape) | {"vocab_size": len(tokenizer)}, feed_forward_proj="relu", decoder_start_token_id=0,
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
-    return T5ForConditionalGeneration(config)
+    network = T5ForConditionalGeneration(config)
+    begin_as_look_up(network)
+    return network
+
+
+@torch.no_grad()
+def begin_as_look_up(network) -> None:
+    """Draws every attention anew so that it begins as a soft look-up of equal tokens.
+
+    Queries begin as (scaled) keys, so that a state attends to states like itself; values are orthogonal and the output is their
+    transpose, so that what is attended to is copied as it is. Trockman and Kolter (2023, "Mimetic initialization of
+    self-attention layers") found trained attention to be close to such products. A mini T5 drawn as usual spends thousands of steps
+    before its cross-attention finds the source at all; drawn like this it copies after a few hundred.
+    """
+    for block in [*network.encoder.block, *network.decoder.block]:
+        attentions = [block.layer[0].SelfAttention] + ([block.layer[1].EncDecAttention] if len(block.layer) == 3 else [])
+        for attention in attentions:
+            attention.q.weight.copy_(attention.k.weight * network.config.d_kv**-0.5)
+            torch.nn.init.orthogonal_(attention.v.weight)
+            attention.o.weight.copy_(attention.v.weight.T)

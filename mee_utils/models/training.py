@@ -21,8 +21,7 @@ from .objectives import Objective, cross_entropy, objective_loss
 from .states import BlockStates, decoder_inputs, read_out
 
 # T5 draws its embedding with deviation 1 and the other matrices with about 0.1, and was trained with Adafactor, whose steps are in
-# proportion to a matrix's own scale. Under AdamW one rate for both starves the embedding: with 20 times the rate, half the
-# steps reach the same loss, or fewer.
+# proportion to a matrix's own scale. One rate of AdamW for both starves the embedding.
 EMBEDDING_RATE = 20.0
 
 
