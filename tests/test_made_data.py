@@ -189,3 +189,12 @@ def test_sentences_begin_with_a_capital_and_end_with_a_mark():
         for words in (english, french):
             text = made.write(made._sentence(words))[0]
             assert text[0].isupper() and text[-1] in ".?" and "  " not in text
+
+
+def test_sisters_are_women_and_brothers_men():
+    found = 0
+    for example in draw("question_answering", 2500):
+        for name, relation in re.findall(r"(\S+) is the (sister|brother) of", example.columns["context"]):
+            assert name in (lexicon.FEMALE_NAMES if relation == "sister" else lexicon.MALE_NAMES)
+            found += 1
+    assert found > 100

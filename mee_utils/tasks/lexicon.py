@@ -16,11 +16,12 @@ MALE_NAMES = (
     "Adam Albert Anton Boris Bruno Carlos David Dennis Eric Felix Frank Gilles Hugo Igor Ivan Jacob Jonas Karl Leo Louis "
     "Lucas Marc Martin Max Nico Noah Omar Oscar Otto Paul Peter Ralph Robert Samir Simon Theo Thomas Victor Walter Yann"
 ).split()
+# Cities that are written alike in both languages.
 CITIES = (
-    "Athens Berlin Bergen Bordeaux Boston Bristol Cadiz Calais Chicago Dallas Denver Dijon Dublin Florence Genoa Ghent "
-    "Glasgow Grenoble Hamburg Havana Istanbul Kyoto Leeds Leipzig Lille Lima Lisbon London Lyon Madrid Malmo Manila "
-    "Marseille Metz Milan Munich Nancy Nantes Naples Nice Odessa Osaka Oslo Oxford Paris Porto Prague Quebec Rome Rouen "
-    "Seville Toulouse Tours Turin Utrecht Verona Vienna Warsaw Zurich"
+    "Amiens Angers Bergen Berlin Bilbao Bordeaux Boston Brest Bristol Caen Calais Cannes Casablanca Chicago Dallas Denver "
+    "Dijon Dublin Florence Glasgow Grenoble Houston Istanbul Kyoto Leeds Leipzig Lille Lima Limoges Lyon Madrid Marseille "
+    "Metz Miami Milan Monaco Munich Nairobi Nancy Nantes Naples Nice Odessa Osaka Oslo Oxford Paris Porto Prague Rennes Rome "
+    "Rouen Toronto Toulouse Tours Tunis Turin Utrecht Zurich"
 ).split()
 JOBS = (
     "baker doctor teacher driver farmer painter nurse lawyer singer writer builder gardener waiter judge tailor plumber "

@@ -118,10 +118,11 @@ def _two_facts(random: Random):
     people = _people(random, 4)
     first, second, third, fourth = people
     relation = random.choice(["sister" if second.female else "brother", "friend", "boss", "neighbour"])
+    fits = relation in ("friend", "boss", "neighbour") or fourth.female == second.female
     what = random.choice(["city", "job", "dish"])
     sentences = [
         f"{second.name} is the {relation} of {first.name}.",
-        f"{fourth.name} is the {relation if third.female == second.female else 'friend'} of {third.name}.",
+        f"{fourth.name} is the {relation if fits else 'friend'} of {third.name}.",
     ]
     sentences += [_tell(random, person, what) for person in (second, fourth)]
     sentences += _filler(random, [first, third], 1, avoid={what})
