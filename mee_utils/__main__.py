@@ -16,16 +16,16 @@ ROOT = PACKAGE.parent
 
 def reproduce(options) -> int:
     """Runs every stale notebook of a profile through Snakemake, one at a time unless told otherwise."""
-    from .notebook import notebook_names
+    from .notebook import forget_stale, notebook_names
     from .results import output_root
 
     profile, started = load_profile(options.profile), time.monotonic()
-    for task in profile.corpora:
-        profile.source(task, options.data)
+    sources = [profile.source(task, options.data) for task in profile.corpora]
+    markers = forget_stale(profile.name, [*sources, str(output_root())], notebook_names())
     command = [
         sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "notebooks" / "Snakefile"), "--directory", str(ROOT),
         "--cores", str(options.cores), "--quiet", "rules", "--rerun-triggers", "mtime", "input",
-        "--config", f"profile={options.profile}", *([f"data={options.data}"] if options.data else []),
+        "--config", f"profile={options.profile}", f"markers={markers}", *([f"data={options.data}"] if options.data else []),
     ]  # fmt: skip
     if options.force:
         command += ["--forcerun", "notebook"]
@@ -61,6 +61,8 @@ def notebook(options) -> int:
 
     path = run_notebook(options.name, options.profile, options.data, parse_assignments(options.parameter))
     print(f"executed {options.name}: {_short(path)}")
+    if options.parameter:
+        print("Trial parameters: the notebook and its figures are kept apart from the committed results.")
     return 0
 
 
@@ -89,7 +91,7 @@ def status(options) -> int:
         print(f"model     {profile.name}/{name}: {'trained' if there else 'missing (make train)'}")
     for name in notebook_names():
         results = "results present" if (output_root() / profile.name / name / "manifest.json").exists() else "no results"
-        run = "run here" if (MARKERS / profile.name / name).exists() else "not run in this clone"
+        run = "run here" if list((MARKERS / profile.name).glob(f"*/{name}")) else "not run in this clone"
         print(f"notebook  {name}: {results}, {run}")
     return 0
 
@@ -125,11 +127,15 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; a mistake in its input is one line on standard error and exit status 2."""
     options = parser().parse_args(arguments)
+    if getattr(options, "data", None):
+        options.data = str(Path(options.data).expanduser().resolve())
     try:
         return options.run(options)
     except CompanionError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+    except OSError as error:
+        print(f"error: {error.filename or 'a file'}: {error.strerror}; free it, or set MEE_OUTPUT.", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

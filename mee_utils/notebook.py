@@ -8,8 +8,10 @@ every cell succeeded. A failed one is kept under `build/failed`, and the error n
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from .profiles import PACKAGE, load_profile
 SOURCES = PACKAGE.parent / "notebooks"
 FAILED = PACKAGE.parent / "build" / "failed"
 MARKERS = PACKAGE.parent / "build" / "done"
+TRIALS = PACKAGE.parent / "build" / "trials"
 
 
 def notebook_names() -> list[str]:
@@ -87,10 +90,36 @@ def parse_assignments(assignments: list[str]) -> dict:
     return values
 
 
-def destination(name: str, profile: str) -> Path:
-    """Where the executed notebook belongs: beside its source for `small`, with its figures for any other profile."""
+def forget_stale(profile: str, situation: list[str], names: list[str]) -> str:
+    """Returns the folder of the markers for one situation (sources and output folder), as a path from the root.
+
+    Markers whose results or models are gone are removed, so that they are made again.
+    """
     from .results import output_root
 
+    key = hashlib.sha256(json.dumps(situation).encode()).hexdigest()[:12]
+    folder = MARKERS / profile / key
+    for other in (MARKERS / profile).glob("*"):
+        if other != folder:
+            shutil.rmtree(other)  # results of another DATA were overwritten or are about to be
+    for name in names:
+        if not (output_root() / profile / name / "manifest.json").exists():
+            (folder / name).unlink(missing_ok=True)
+    backbones = load_profile(profile).training.backbones
+    if not all((PACKAGE / "checkpoints" / profile / name / "manifest.json").exists() for name in backbones):
+        (folder / "models").unlink(missing_ok=True)
+    return str(folder.relative_to(PACKAGE.parent))
+
+
+def destination(name: str, profile: str, trial: bool) -> Path:
+    """Where the executed notebook belongs: beside its source for `small`, with its figures for any other profile.
+
+    A trial (parameters that are not the profile's) stays under `build/trials`.
+    """
+    from .results import output_root
+
+    if trial:
+        return TRIALS / profile / f"{name}.ipynb"
     if profile == "small" and not os.environ.get("MEE_OUTPUT"):
         return SOURCES / f"{name}.ipynb"
     return output_root() / profile / f"{name}.ipynb"
@@ -114,20 +143,23 @@ def run_notebook(name: str, profile: str = "small", data: str | None = None, par
     notebook = read_source(name)
     declared = declared_parameters(notebook)
     given = check_parameters(parameters or {}, declared)
-    chosen = {"profile": load_profile(profile).name, **({"data": data} if data else {}), **given}
+    settings = check_parameters(load_profile(profile).notebooks.get(name, {}), declared)
+    chosen = {"profile": load_profile(profile).name, **({"data": data} if data else {}), **settings, **given}
     chosen = {key: value for key, value in chosen.items() if value != declared.get(key)}
-    target = destination(name, profile)
-    executed = _execute(notebook, name, chosen)
+    target = destination(name, profile, trial=bool(given))
+    executed = _execute(notebook, name, chosen, trial=bool(given))
     _normalize(executed, data)
     _write(executed, target)
     return target
 
 
-def _execute(notebook, name: str, parameters: dict):
+def _execute(notebook, name: str, parameters: dict, trial: bool):
     """Runs with papermill in the folder of the sources, and names the cell if one fails."""
     import nbformat
     import papermill
 
+    if trial:
+        os.environ.setdefault("MEE_OUTPUT", str(TRIALS))
     working = PACKAGE.parent / "build" / "running"
     working.mkdir(parents=True, exist_ok=True)
     start, end = working / f"{name}.source.ipynb", working / f"{name}.ipynb"

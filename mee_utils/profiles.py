@@ -32,7 +32,7 @@ class Corpus(Strict):
     train: Positive | None = None
     held_out: Positive | None = None
     held_out_split: Literal["validation", "test"] = "validation"
-    languages: list[str] = ["en", "fr"]
+    languages: Annotated[list[str], Field(min_length=2, max_length=2)] = ["en", "fr"]
     revision: str | None = None
     config: str | None = None
 
@@ -82,7 +82,7 @@ class Training(Strict):
 
 
 class Profile(Strict):
-    """A whole profile."""
+    """A whole profile. `notebooks` gives parameters that differ from a notebook's own defaults."""
 
     name: str
     device: str
@@ -91,6 +91,7 @@ class Profile(Strict):
         Literal["question_answering", "summarization", "translation", "long_document_summarization"], Corpus
     ]
     training: Training
+    notebooks: dict[str, dict[str, int | float | str | bool]] = {}
 
     def source(self, task: str, data: str | None) -> str:
         """The source of a task's corpus, with DATA filled in."""
@@ -125,9 +126,12 @@ def load_profile(name: str | Path) -> Profile:
     except yaml.YAMLError as error:
         raise CompanionError(f"{path} is not YAML: {' '.join(str(error).split())[:160]}") from error
     try:
-        return Profile.model_validate(content)
+        profile = Profile.model_validate(content)
     except ValidationError as error:
         raise CompanionError(f"{path}: {explain(error, content, Profile)}") from error
+    if path.parent == FOLDER and profile.name != path.stem:
+        raise CompanionError(f'{path} calls itself "{profile.name}": its name must be "{path.stem}", after the file.')
+    return profile
 
 
 def explain(error: ValidationError, content, model: type[BaseModel]) -> str:

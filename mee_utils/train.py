@@ -7,6 +7,7 @@ precision (that *is* the model: scores are measured after rounding).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -15,10 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from .companion import checkpoint_folder, load_tasks
+from .companion import checkpoint_folder, fingerprint, load_tasks, manifest
 from .errors import CompanionError, check_choice
 from .profiles import PACKAGE, Profile, Training
 from .results import processor
+from .tasks.sources import local_digest
 
 HELD_OUT_CURVE = 192
 
@@ -50,12 +52,60 @@ def train(profile: Profile, data: str | None = None, only: Sequence[str] = (), p
         missing = []  # every backbone is there, and nothing else needs the base
     if missing and "base" not in trained and "base" not in missing:
         raise CompanionError(f'"{missing[0]}" starts from "base", which is not trained yet: train it first.')
+    for name in trained & set(wanted):
+        check_recipe(profile, name, data)
     if missing:
         tasks = load_tasks(profile, data, held_out=False)
+        check_splits(tasks, load_tasks(profile, data))
         tokenizer = profile_tokenizer(profile, tasks)
         for name in missing:
             train_one(profile, name, tasks, load_tasks(profile, data), tokenizer, progress)
     return [checkpoint_folder(profile, name) for name in wanted if name in trained or name in missing]
+
+
+def check_recipe(profile: Profile, name: str, data: str | None) -> None:
+    """Refuses a trained model that is not what the profile and the data now ask for."""
+    found, settings = manifest(profile, name), profile.training
+    recipe = settings.base if name == "base" else settings.backbones[name]
+    wanted = {"recipe": recipe.model_dump(), "shape": settings.shape.model_dump(), "seed": settings.seed}
+    changed = [key for key, value in wanted.items() if found[key] != value]
+    for task in profile.corpora:
+        source = profile.source(task, data)
+        if source != "made" and Path(source).exists() and local_digest(Path(source), "train") != found["data"][task]["sha256"]:
+            changed.append(f"training data of {task}")
+    if changed:
+        raise CompanionError(
+            f"{profile.name}/{name} was trained with another {' and '.join(changed)}: delete mee_utils/checkpoints/{profile.name}/{name} "
+            "to train it anew, or give the profile another name."
+        )
+
+
+def check_splits(train_tasks: Sequence, held_out: Sequence) -> None:
+    """Refuses to measure on what was trained on."""
+    for first, second in zip(train_tasks, held_out, strict=True):
+        if first.digest == second.digest:
+            raise CompanionError(f"{first.source} serves as training and as held-out data: give a folder with one file a split.")
+
+
+def run_key(profile: Profile, name: str, tasks: Sequence) -> str:
+    """What an unfinished run belongs to: recipe, shape, seed and data. A run with another key is not resumed."""
+    settings = profile.training
+    recipe = settings.base if name == "base" else settings.backbones[name]
+    parts = [recipe.model_dump(), settings.model_dump(exclude={"base", "backbones"}), [task.digest for task in tasks]]
+    if name != "base":
+        parts.append(fingerprint(checkpoint_folder(profile, "base")))
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def prepared_work_folder(profile: Profile, name: str, tasks: Sequence) -> Path:
+    """The folder of a run's state, emptied if it belongs to another run; checks that the result can be written."""
+    folder, key = work_folder(profile, name), run_key(profile, name, tasks)
+    checkpoint_folder(profile, name).parent.mkdir(parents=True, exist_ok=True)
+    if not (folder / "key").exists() or (folder / "key").read_text() != key:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "key").write_text(key)
+    return folder
 
 
 def profile_tokenizer(profile: Profile, tasks: Sequence):
@@ -107,7 +157,7 @@ def train_one(profile: Profile, name: str, tasks: Sequence, held_out: Sequence, 
     from .models.objectives import Objective
     from .models.training import Schedule, train_backbone
 
-    settings = profile.training
+    settings, folder = profile.training, prepared_work_folder(profile, name, tasks)
     torch.manual_seed(settings.seed)
     pairs = task_pairs(tokenizer, tasks, settings)
     curve_pairs = task_pairs(tokenizer, held_out, settings)
@@ -121,7 +171,7 @@ def train_one(profile: Profile, name: str, tasks: Sequence, held_out: Sequence, 
         recipe = settings.backbones[name]
         objective = Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
     schedule = Schedule(recipe.passes, recipe.learning_rate, settings.tokens_per_batch, seed=settings.seed)
-    curve = train_backbone(network, objective, pairs, curve_pairs, schedule, work_folder(profile, name), progress)
+    curve = train_backbone(network, objective, pairs, curve_pairs, schedule, folder, progress)
     store(profile, name, network, tokenizer, curve, tasks, held_out, recipe)
 
 
@@ -135,7 +185,7 @@ def store(profile: Profile, name: str, network, tokenizer, curve, tasks, held_ou
     partial.mkdir(parents=True)
     network.to(torch.float16).save_pretrained(partial)
     tokenizer.save_pretrained(partial)
-    manifest = {
+    about = {
         "profile": profile.name,
         "model": name,
         "recipe": recipe.model_dump(),
@@ -150,9 +200,10 @@ def store(profile: Profile, name: str, network, tokenizer, curve, tasks, held_ou
         "loss": curve.loss,
         "block_cross_entropy": curve.blocks,
     }
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    (partial / "manifest.json").write_text(json.dumps(about, indent=1) + "\n")
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
+    shutil.rmtree(work_folder(profile, name), ignore_errors=True)
 
 
 def measure(folder: Path, held_out: Sequence, profile: Profile) -> dict:

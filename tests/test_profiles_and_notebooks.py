@@ -89,7 +89,8 @@ print(limit * 2, share)
 def sources(tmp_path, monkeypatch):
     monkeypatch.setattr(notebook, "SOURCES", tmp_path)
     monkeypatch.setattr(notebook, "FAILED", tmp_path / "failed")
-    monkeypatch.delenv("MEE_OUTPUT", raising=False)
+    monkeypatch.setattr(notebook, "TRIALS", tmp_path / "trials")
+    monkeypatch.setenv("MEE_OUTPUT", "")
 
     def write(body=""):
         (tmp_path / "90_trial.py").write_text(SOURCE.format(body=body))
@@ -118,7 +119,8 @@ def test_a_wrong_parameter_is_refused_before_anything_runs(sources, given, messa
 def test_parameters_are_injected_and_whole_numbers_serve_as_floats(sources):
     folder = sources()
     notebook.run_notebook("90_trial", parameters={"limit": 4, "share": 1})
-    stored = nbformat.read(folder / "90_trial.ipynb", as_version=4)
+    assert not (folder / "90_trial.ipynb").exists()  # a trial does not overwrite the product
+    stored = nbformat.read(folder / "trials/small/90_trial.ipynb", as_version=4)
     assert stored.cells[-1].outputs[0].text == "8 1.0\n"
 
 
@@ -215,7 +217,8 @@ def test_a_read_only_folder_is_named(tmp_path):
         command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", *command]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     tmp_path.chmod(0o755)
-    assert done.returncode != 0 and ("cannot be written to" in done.stderr or "Permission denied" in done.stderr)
+    assert done.returncode != 0
+    assert done.stderr.strip().splitlines()[-1].startswith("mee_utils.errors.CompanionError") and "cannot be written to" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -233,3 +236,33 @@ def test_the_command_line_says_it_in_one_line(capsys, arguments, message):
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1
+
+
+def test_markers_of_another_situation_or_without_results_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(notebook, "MARKERS", notebook.PACKAGE.parent / "build" / "test_markers")
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    names = ["00_models", "01_monotonicity"]
+    try:
+        folder = notebook.PACKAGE.parent / notebook.forget_stale("small", ["corpus A"], names)
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).touch()
+        (tmp_path / "small/00_models").mkdir(parents=True)
+        (tmp_path / "small/00_models/manifest.json").touch()
+        notebook.forget_stale("small", ["corpus A"], names)
+        assert [name for name in names if (folder / name).exists()] == ["00_models"]
+        other = notebook.forget_stale("small", ["corpus B"], names)
+        assert not folder.exists() and other != str(folder)
+    finally:
+        import shutil
+
+        shutil.rmtree(notebook.MARKERS, ignore_errors=True)
+
+
+def test_a_profile_is_named_after_its_file(monkeypatch, tmp_path):
+    from mee_utils import profiles
+
+    path = edited(tmp_path, lambda c: None)
+    monkeypatch.setattr(profiles, "FOLDER", tmp_path)
+    with pytest.raises(CompanionError, match='calls itself "small": its name must be "p"'):
+        load_profile(path)

@@ -11,14 +11,14 @@ from ..errors import CompanionError
 from ..models.loading import Model
 
 
-def check_inputs(inputs: Sequence[str]) -> list[str]:
+def check_inputs(inputs: Sequence[str], what: str = "Input") -> list[str]:
     """A list of non-empty texts, or an error that says which one is none."""
     texts = list(inputs) if not isinstance(inputs, str) else [inputs]
     if not texts:
         raise CompanionError("There are no inputs: give at least one text.")
     for number, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():
-            raise CompanionError(f"Input {number} is {text!r}: every input must be a text that is not empty.")
+            raise CompanionError(f"{what} {number} is {text!r}: every one must be a text that is not empty.")
     return texts
 
 
@@ -49,15 +49,20 @@ def greedy(
         For each input its output ids, without the start token, up to and with the end token.
     """
     texts = check_inputs(inputs)
+    from transformers import GenerationConfig
+
     config = model.network.config
     deeper = (config.num_decoder_layers or config.num_layers) > config.num_layers
     outputs: list[list[int]] = [[] for _ in texts]
+    # Settings of our own, because a checkpoint's may hide a repetition penalty or a length; and the cache of `generate` is sized by
+    # the encoder's depth, so that it fails where the decoder is deeper.
+    settings = GenerationConfig(
+        max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, use_cache=not deeper, pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id, decoder_start_token_id=config.decoder_start_token_id or config.pad_token_id,
+    )  # fmt: skip
     bar = tqdm(total=len(texts), desc="greedy decoding", disable=not progress)
     for chosen, batch in batches_by_length(model, texts, batch_size):
-        # The cache of `generate` is sized by the encoder's depth and fails where the decoder is deeper.
-        ids = model.network.generate(
-            **batch, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, use_cache=not deeper
-        )
+        ids = model.network.generate(**batch, generation_config=settings)
         for index, row in zip(chosen, ids[:, 1:].tolist(), strict=True):
             outputs[index] = cut_at_end(row, config.eos_token_id)
         bar.update(len(chosen))

@@ -102,13 +102,15 @@ class Trace:
             flat = pyarrow.array(values.reshape(-1))
             width = int(np.prod(values.shape[1:]))
             columns[name] = flat if values.ndim == 1 else pyarrow.FixedSizeListArray.from_arrays(flat, width)
-        about = {"format": FORMAT, "layers": self.layers, "along": self.along, "model": self.model}
+        about = {"format": FORMAT, "layers": self.layers, "along": self.along, "model": self.model, "states": self.states is not None}
         table = pyarrow.table(columns).replace_schema_metadata({"trace": json.dumps(about)})
         partial = _partial(path)
         pyarrow.parquet.write_table(table, partial)
         if self.states is not None:
             np.save(_partial(states_path(path)), self.states)
             os.replace(_partial(states_path(path)), states_path(path))
+        else:
+            states_path(path).unlink(missing_ok=True)
         os.replace(partial, path)
         return path
 
@@ -155,7 +157,9 @@ def load_trace(path: str | Path) -> Trace:
         arrays[name] = values.reshape(len(column), about["layers"], -1) if listed else values
         if listed and name not in ("top_ids", "top_probabilities"):
             arrays[name] = arrays[name][:, :, 0]
-    states = np.load(states_path(path), mmap_mode="r") if states_path(path).exists() else None
+    if about["states"] and not states_path(path).exists():
+        raise CompanionError(f"{states_path(path)} is missing: it belongs to {path}; copy it along.")
+    states = np.load(states_path(path), mmap_mode="r") if about["states"] else None
     return Trace(**arrays, along=about["along"], model=about["model"], states=states)
 
 
@@ -196,9 +200,11 @@ def trace(
     if references is not None:
         if len(references) != len(texts):
             raise CompanionError(f"{len(references)} references for {len(texts)} inputs: give one for each.")
-        outputs = model.tokenizer(list(check_inputs(references)), truncation=True, max_length=max_new_tokens).input_ids
+        outputs = model.tokenizer(check_inputs(references, "Reference"), truncation=True, max_length=max_new_tokens).input_ids
     elif outputs is None:
         outputs = greedy(model, texts, max_new_tokens, batch_size, progress)
+    if len(outputs) != len(texts) or not all(len(ids) for ids in outputs):
+        raise CompanionError(f"{len(outputs)} outputs for {len(texts)} inputs, or one of no tokens: give ids for each input.")
     starts = np.concatenate([[0], np.cumsum([len(ids) for ids in outputs])])
     store = _Store(model, int(starts[-1]), top_k, states)
     bar = tqdm(total=len(texts), desc="trace", disable=not progress)
@@ -206,6 +212,7 @@ def trace(
         _trace_batch(model, batch, [outputs[i] for i in chosen], [int(starts[i]) for i in chosen], store)
         bar.update(len(chosen))
     bar.close()
+    store.finish()
     lengths = np.diff(starts)
     return Trace(
         sequence=np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
@@ -229,10 +236,15 @@ class _Store:
             self.arrays[name] = np.empty(shape, np.float32)
         self.states = None
         if states is not None:
-            path = Path(states)
-            _partial(path).unlink()
+            self.path, self.unfinished = Path(states), _partial(Path(states))
             size = (*shape, model.network.config.d_model)
-            self.states = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=size)
+            self.states = np.lib.format.open_memmap(self.unfinished, mode="w+", dtype=np.float32, shape=size)
+
+    def finish(self) -> None:
+        """Gives the file of states its name, now that it is complete."""
+        if self.states is not None:
+            self.states.flush()
+            os.replace(self.unfinished, self.path)
 
 
 @torch.inference_mode()

@@ -108,7 +108,10 @@ def _network(where: str, config, revision: str | None, dtype: torch.dtype) -> nn
     import transformers
 
     loader = getattr(transformers, FAMILIES[config.model_type])
-    return loader.from_pretrained(where, config=config, revision=revision, dtype=dtype)
+    network, found = loader.from_pretrained(where, config=config, revision=revision, dtype=dtype, output_loading_info=True)
+    if found["missing_keys"]:
+        raise CompanionError(f"{len(found['missing_keys'])} tensors are missing, such as {sorted(found['missing_keys'])[0]}")
+    return network
 
 
 def _read(load, where: str, what: str):

@@ -171,6 +171,7 @@ def train_backbone(
     data = Batches(pairs, schedule.tokens_per_batch, pad, schedule.passes, schedule.seed)
     every = max(1, len(data) // 20)
     arguments = TrainingArguments(
+        use_cpu=next(network.parameters()).device.type == "cpu",
         output_dir=str(folder), max_steps=len(data), per_device_train_batch_size=1, learning_rate=schedule.learning_rate,
         lr_scheduler_type="cosine", warmup_steps=min(schedule.warmup_steps, len(data) // 4), adam_beta2=0.98,
         weight_decay=schedule.weight_decay, max_grad_norm=1.0, logging_steps=max(1, every // 4), save_steps=every,

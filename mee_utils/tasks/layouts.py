@@ -42,22 +42,26 @@ def _structure(value, column: str):
 
 def _squad(row: dict, languages) -> tuple[str, list[str]]:
     answers = _structure(row["answers"], "answers")
+    if not isinstance(answers, dict) or "text" not in answers:
+        raise CompanionError(f'Column "answers" holds {str(answers)[:60]!r}; SQuAD has {{"text": [...], "answer_start": [...]}}.')
     texts = [str(text) for text in answers["text"]]
     return f"question: {row['question']} context: {row['context']}", texts
 
 
 def _translation(row: dict, languages: tuple[str, str]) -> tuple[str, list[str]]:
     pair, (source, target) = _structure(row["translation"], "translation"), languages
+    if not isinstance(pair, dict):
+        raise CompanionError(f'Column "translation" holds {str(pair)[:60]!r}; it must hold one text a language.')
     for language in languages:
-        if language not in pair:
+        if not pair.get(language):
             raise CompanionError(
-                f'Column "translation" has no language "{language}", only {", ".join(sorted(pair))}: set `languages`.'
+                f'Column "translation" has no language "{language}", only {", ".join(sorted(k for k, v in pair.items() if v))}: set `languages`.'
             )
-    return f"translate {LANGUAGES.get(source, source)} to {LANGUAGES.get(target, target)}: {pair[source]}", [pair[target]]
+    return f"translate {LANGUAGES.get(source, source)} to {LANGUAGES.get(target, target)}: {pair[source]}", [str(pair[target])]
 
 
 def _summary(document: str, summary: str):
-    return lambda row, languages: (f"summarize: {row[document]}", [row[summary]])
+    return lambda row, languages: (f"summarize: {row[document]}", [str(row[summary])])
 
 
 LAYOUTS: dict[str, tuple[Layout, ...]] = {

@@ -7,6 +7,7 @@ A file may be jsonl, jsonl.gz, parquet or csv. In a folder the split's file is n
 from __future__ import annotations
 
 import hashlib
+import zlib
 from pathlib import Path
 
 import pandas as pd
@@ -44,7 +45,7 @@ def read_file(path: Path) -> pd.DataFrame:
         raise CompanionError(f"{path} is none of {', '.join(READERS)}: convert it, or name another file.")
     try:
         rows = READERS[ending](path)
-    except (ValueError, OSError, pd.errors.ParserError) as error:
+    except (ValueError, OSError, EOFError, zlib.error, pd.errors.ParserError) as error:
         if isinstance(error, pd.errors.EmptyDataError) or path.stat().st_size == 0:
             raise CompanionError(f"{path} is empty: there is nothing to run on.") from error
         raise CompanionError(f"{path} cannot be read as {ending}: {' '.join(str(error).split())[:160]}") from error
@@ -53,13 +54,23 @@ def read_file(path: Path) -> pd.DataFrame:
     return rows
 
 
+def local_files(source: Path, split: str) -> list[Path]:
+    """A file as it is, or the files of one split of a folder."""
+    return split_files(source, split) if source.is_dir() else [source]
+
+
+def local_digest(source: Path, split: str) -> str:
+    """sha256 of the bytes of a file, or of one split of a folder."""
+    digest = hashlib.sha256()
+    for path in local_files(source, split):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def local_rows(source: Path, split: str) -> tuple[pd.DataFrame, str]:
     """Returns the rows of a file, or of one split of a folder, and the hash of the bytes they came from."""
-    files = split_files(source, split) if source.is_dir() else [source]
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.read_bytes())
-    return pd.concat([read_file(path) for path in files], ignore_index=True), digest.hexdigest()
+    rows = pd.concat([read_file(path) for path in local_files(source, split)], ignore_index=True)
+    return rows, local_digest(source, split)
 
 
 def hub_rows(identifier: str, split: str, revision: str | None, name: str | None = None) -> tuple[pd.DataFrame, str]:
