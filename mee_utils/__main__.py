@@ -29,7 +29,8 @@ def reproduce(options) -> int:
     ]  # fmt: skip
     if options.force:
         command += ["--forcerun", "notebook"]
-    subprocess.run([*command, "--unlock"], check=False, capture_output=True)
+    if any((ROOT / ".snakemake" / "locks").glob("*")):  # an interrupted run leaves them behind
+        subprocess.run([*command, "--unlock"], check=False, capture_output=True)
     status = subprocess.run(command, check=False).returncode
     if status:
         kept = "What had finished is kept: run the same command again."

@@ -24,6 +24,7 @@ class Claim:
         published: the published value, as text.
         measure: tables of one task -> our value, as text.
         holds: tables of one task -> whether the statement is true of them.
+        models: the models it speaks of; without one of them it cannot be tested.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Claim:
     published: str
     measure: Callable[[dict[str, pd.DataFrame]], str]
     holds: Callable[[dict[str, pd.DataFrame]], bool]
+    models: tuple[str, ...] = ()
 
 
 def judge(claims: list[Claim], tables: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
@@ -39,10 +41,13 @@ def judge(claims: list[Claim], tables: dict[str, dict[str, pd.DataFrame]]) -> pd
     rows = []
     for claim in claims:
         for task, found in tables.items():
+            testable = set(claim.models) <= {model for table in found.values() for model in table["model"]}
+            ours = claim.measure(found) if testable else ""
+            verdict = "cannot be tested" if not testable else "holds" if claim.holds(found) else "does not hold"
             rows.append(
                 {
                     "claim": claim.name, "source": claim.source, "statement": claim.statement, "published": claim.published,
-                    "task": task, "ours": claim.measure(found), "verdict": "holds" if claim.holds(found) else "does not hold",
+                    "task": task, "ours": ours, "verdict": verdict,
                 }
             )  # fmt: skip
     return pd.DataFrame(rows)
@@ -90,36 +95,43 @@ def monotonicity_claims() -> list[Claim]:
         Claim(
             "CALM settled after block 2", report, "Under CALM, 75 % of the tokens keep their top-1 after block 2.", "75 %",
             lambda t: f"{_stable(t, 'calm', 2):.1%}", lambda t: _stable(t, "calm", 2) >= 0.75,
+            models=("calm",),
         ),
         Claim(
             "CALM settled after block 4", report, "Under CALM, 90 % of the tokens keep their top-1 after block 4.", "90 %",
             lambda t: f"{_stable(t, 'calm', 4):.1%}", lambda t: _stable(t, "calm", 4) >= 0.9,
+            models=("calm",),
         ),
         Claim(
             "vanilla settles later", report, "The vanilla model changes its top-1 far more often after block 4 than CALM.",
             "lower curve", lambda t: f"{_stable(t, 'vanilla', 4):.1%} against {_stable(t, 'calm', 4):.1%}",
             lambda t: _stable(t, "vanilla", 4) < _stable(t, "calm", 4) - 0.05,
+            models=("vanilla", "calm"),
         ),
         Claim(
             "FREE settles later", report, "FREE too changes its top-1 far more often after block 4 than CALM.",
             "lower curve", lambda t: f"{_stable(t, 'free', 4):.1%} against {_stable(t, 'calm', 4):.1%}",
             lambda t: _stable(t, "free", 4) < _stable(t, "calm", 4) - 0.05,
+            models=("calm", "free"),
         ),
         Claim(
             "CALM grows block by block", blog, "CALM's mean confidence in the final prediction never falls from block to block.",
             "monotonic", lambda t: f"largest fall {max(0.0, -np.diff(_confidence(t, 'calm')).min()):.4f}",
             lambda t: bool((np.diff(_confidence(t, "calm")) >= 0).all()),
+            models=("calm",),
         ),
         Claim(
             "vanilla gains confidence later", blog, "Vanilla's mean confidence passes one half at a later block than CALM's.",
             "much later", lambda t: f"block {_half(t, 'vanilla')} against {_half(t, 'calm')}",
             lambda t: _half(t, "vanilla") > _half(t, "calm"),
+            models=("vanilla", "calm"),
         ),
         Claim(
             "FREE dips after its exit", blog,
             "FREE's mean confidence rises to its exit point, falls after it, and rises again to the end.", "rise, dip, rise",
             lambda t: "{:.3f}, {:.3f}, {:.3f}".format(*_shape(t, "free")),
             lambda t: _shape(t, "free")[1] < min(_shape(t, "free")[0], _shape(t, "free")[2]),
+            models=("free",),
         ),
         Claim(
             "late weighting keeps early blocks free", "MEE blog, closing section (a hypothesis)",
@@ -129,5 +141,6 @@ def monotonicity_claims() -> list[Claim]:
             f"block 6: {_stable(t, 'late_weighted', 6):.1%} against {_stable(t, 'calm', 6):.1%}",
             lambda t: _stable(t, "late_weighted", 3) < _stable(t, "calm", 3) - 0.05
             and _stable(t, "late_weighted", 6) > _stable(t, "calm", 6) - 0.05,
+            models=("calm", "late_weighted"),
         ),
     ]  # fmt: skip

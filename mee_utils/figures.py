@@ -132,10 +132,11 @@ def only_outer_labels(axes, columns: int) -> None:
 
 
 def confidence_and_accuracy(axis, rows, model: str) -> None:
-    """Mean confidence (solid) and accuracy (dashed) over the blocks, the gap shaded."""
+    """Mean confidence (solid) and accuracy (dashed) over the blocks, each with its interval."""
     axis.plot(rows["layer"], rows["confidence"], color="#333333", linewidth=1.6, label="mean confidence")
     axis.plot(rows["layer"], rows["accuracy"], color=COLOURS.get(model), dashes=(4, 1.5), linewidth=1.6, label="accuracy (in the model's colour)")
-    axis.fill_between(rows["layer"], rows["confidence"], rows["accuracy"], color=COLOURS.get(model), alpha=0.15, linewidth=0)
+    for name, colour in (("confidence", "#333333"), ("accuracy", COLOURS.get(model))):
+        axis.fill_between(rows["layer"], rows[f"{name}_low"], rows[f"{name}_high"], color=colour, alpha=0.2, linewidth=0)
 
 
 def reliability_lines(axis, rows) -> None:

@@ -50,12 +50,18 @@ class ShapeSettings(Strict):
     dropout_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
-class BaseSettings(Strict):
-    """Pre-training: span corruption with a share of the tasks."""
+class Stage(Strict):
+    """One stage of pre-training: span corruption with a share of the tasks (a mixture, as T5's own pre-training)."""
 
     passes: Annotated[float, Field(gt=0)]
     learning_rate: Annotated[float, Field(gt=0)]
     task_share: Annotated[float, Field(ge=0, le=1)]
+
+
+class BaseSettings(Strict):
+    """Pre-training, stage by stage; stage k draws with seed + k."""
+
+    stages: Annotated[list[Stage], Field(min_length=1)]
 
 
 class BackboneSettings(Strict):

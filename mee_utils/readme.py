@@ -34,9 +34,11 @@ def results_table(profile: str) -> list[str]:
         chosen = scores[(scores.task == row.task) & (scores.metric == metric)]
         score = chosen[chosen.system == row.model].corpus_score.iloc[0]
         floor = chosen[chosen.kind == "floor"].corpus_score.max()
+        exact = scores[(scores.task == row.task) & (scores.metric == "exact_match") & (scores.system == row.model)].corpus_score
+        shown = f"{label(metric)} {score:.1f}" + (f", exact match {exact.iloc[0]:.1f}" if len(exact) else "")
         share = settled[(settled.task == row.task) & (settled.model == row.model) & (settled.layer == 4)].share.iloc[0]
         lines.append(
-            f"| {label(row.task)} | {label(row.model)} | {label(metric)} {score:.1f} | {floor:.1f} | {share:.1%} "
+            f"| {label(row.task)} | {label(row.model)} | {shown} | {floor:.1f} | {share:.1%} "
             f"| {row.mean_block:.2f} ({row.low:.2f} to {row.high:.2f}) |"
         )
     return lines

@@ -132,15 +132,15 @@ def task_pairs(tokenizer, tasks: Sequence, settings: Training) -> list:
     ]
 
 
-def base_pairs(tokenizer, pairs: Sequence, settings: Training) -> list:
+def base_pairs(tokenizer, pairs: Sequence, task_share: float, seed: int) -> list:
     """Pre-training pairs: a share of the tasks as they are, and span corruption of source and target together."""
     from .models.batches import corrupt_spans
 
-    random = Random(settings.seed)
+    random = Random(seed)
     sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(32)])
     mixed = []
     for source, target in pairs:
-        if random.random() < settings.base.task_share:
+        if random.random() < task_share:
             mixed.append((source, target))
         else:
             tokens = [*source[:-1], *target[:-1]]
@@ -154,25 +154,50 @@ def train_one(profile: Profile, name: str, tasks: Sequence, held_out: Sequence, 
 
     from .models.loading import load_model
     from .models.mini import Shape, new_network
-    from .models.objectives import Objective
-    from .models.training import Schedule, train_backbone
 
     settings, folder = profile.training, prepared_work_folder(profile, name, tasks)
     torch.manual_seed(settings.seed)
-    pairs = task_pairs(tokenizer, tasks, settings)
-    curve_pairs = task_pairs(tokenizer, held_out, settings)
+    pairs, curve_pairs = task_pairs(tokenizer, tasks, settings), task_pairs(tokenizer, held_out, settings)
     curve_pairs = Random(settings.seed).sample(curve_pairs, min(HELD_OUT_CURVE, len(curve_pairs)))
     if name == "base":
-        network, recipe = new_network(Shape(**settings.shape.model_dump()), tokenizer), settings.base
-        objective = Objective("vanilla")
-        pairs = base_pairs(tokenizer, pairs, settings)
+        recipe, network = settings.base, new_network(Shape(**settings.shape.model_dump()), tokenizer)
+        curve = train_base(network, tokenizer, pairs, curve_pairs, settings, folder, progress)
     else:
-        network = load_model(checkpoint_folder(profile, "base"), device=profile.device).network
         recipe = settings.backbones[name]
-        objective = Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
-    schedule = Schedule(recipe.passes, recipe.learning_rate, settings.tokens_per_batch, seed=settings.seed)
-    curve = train_backbone(network, objective, pairs, curve_pairs, schedule, folder, progress)
+        network = load_model(checkpoint_folder(profile, "base"), device=profile.device).network
+        curve = run_training(network, recipe, pairs, curve_pairs, settings, settings.seed, folder, progress)
     store(profile, name, network, tokenizer, curve, tasks, held_out, recipe)
+
+
+def run_training(network, recipe, pairs: Sequence, curve_pairs: Sequence, settings: Training, seed: int, folder: Path, progress):
+    """Trains for one recipe (a backbone's, or a stage of the base). Returns the learning curves."""
+    from .models.objectives import Objective
+    from .models.training import Schedule, train_backbone
+
+    objective = Objective("vanilla")
+    if hasattr(recipe, "objective"):
+        objective = Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
+    schedule = Schedule(recipe.passes, recipe.learning_rate, settings.tokens_per_batch, seed=seed)
+    return train_backbone(network, objective, pairs, curve_pairs, schedule, folder, progress)
+
+
+def train_base(network, tokenizer, pairs: Sequence, curve_pairs: Sequence, settings: Training, folder: Path, progress: bool):
+    """Pre-trains stage by stage and joins the learning curves; a finished stage is only loaded when the run is resumed."""
+    whole = None
+    for number, stage in enumerate(settings.base.stages):
+        seed, place = settings.seed + number, folder / f"stage-{number + 1}"
+        mixed = base_pairs(tokenizer, pairs, stage.task_share, seed)
+        curve = run_training(network, stage, mixed, curve_pairs, settings, seed, place, progress)
+        whole = curve if whole is None else joined(whole, curve)
+    return whole
+
+
+def joined(first, second):
+    """Two learning curves, one after the other."""
+    for rows, more in ((first.loss, second.loss), (first.blocks, second.blocks)):
+        rows += [row | {"step": row["step"] + first.steps} for row in more if row["step"] > 0]
+    first.steps, first.minutes = first.steps + second.steps, round(first.minutes + second.minutes, 2)
+    return first
 
 
 def store(profile: Profile, name: str, network, tokenizer, curve, tasks, held_out, recipe) -> None:

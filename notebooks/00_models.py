@@ -70,7 +70,7 @@ layers = companion.profile.training.shape.num_decoder_layers
 weights = quality.weight_table({name: block_weights(Objective(b.objective, b.exit_layer), layers) for name, b in backbones.items()})
 figure, axes = figures.panels(len(backbones), width=2.7, height=2.2, profile=profile, sharey=True)
 for axis, (name, rows) in zip(axes, weights.groupby("model", sort=False)):
-    axis.bar(rows.layer, rows.weight, color=figures.COLOURS[name])
+    axis.bar(rows.layer, rows.weight, color=figures.COLOURS.get(name, "#555555"))
     axis.set(title=figures.label(name), xlabel="decoder block", xticks=range(2, layers + 1, 2))
 axes[0].set_ylabel("weight of the block's\ncross-entropy")
 companion.save_figure(figure, "objectives", weights)
@@ -141,7 +141,7 @@ for line in quality.score_sentences(scores, metrics):
 # perfect, counting and comparing last.
 
 # %%
-accuracy = quality.difficulty_accuracy(made, models, trace)
+accuracy = quality.difficulty_accuracy(made, models, trace, companion.profile.training.max_target)
 if made:
     figure, axes = figures.panels(1, width=9.5, height=3.2, profile=profile)
     figures.grouped_bars(axes[0], accuracy, "difficulty", "accuracy")

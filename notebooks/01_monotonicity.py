@@ -75,9 +75,19 @@ depth = pd.concat(
 companion.save_table(depth, "settling_depth")
 
 # %%
-for task, rows in depth.groupby("task", sort=False):
-    by_model = rows.set_index("model")["mean_block"]
-    print(f"{figures.label(task)}: CALM settles {by_model['vanilla'] - by_model['calm']:.2f} blocks earlier than vanilla")
+gain = pd.concat(
+    [
+        monotonicity.settling_gain(own[task, "vanilla"], own[task, name], task=task, model=name)
+        for task in tasks for name in models if name != "vanilla" and "vanilla" in models
+    ],
+    ignore_index=True,
+)
+companion.save_table(gain, "settling_gain")
+for row in gain.itertuples():
+    print(
+        f"{figures.label(row.task)}: {figures.label(row.model)} settles {row.blocks_earlier:.2f} blocks earlier than vanilla "
+        f"({row.low:.2f} to {row.high:.2f})"
+    )
 
 # %% [markdown]
 # ## Figure 2: confidence in the final prediction
@@ -172,7 +182,7 @@ for row in strict[(strict.after_layer == 0) & (strict.model == "calm")].itertupl
 #
 # An exit rule compares the *current* block's own top-1 probability with a threshold. That is sensible only as far as 0.9 means "right nine
 # times out of ten". Right is judged against the reference, which is fed in. Solid: mean confidence; dashed: accuracy; the gap between
-# them is over- or underconfidence.
+# them is over- or underconfidence; the bands are 95 % intervals over sequences.
 
 # %%
 correct = {key: t.top1_id == t.token_id[:, None] for key, t in along.items()}
@@ -180,7 +190,10 @@ calibration = pd.concat(
     [monotonicity.calibration(t, correct[task, name], bins, task=task, model=name) for (task, name), t in along.items()],
     ignore_index=True,
 )
-per_block = monotonicity.per_block(calibration)
+per_block = pd.concat(
+    [monotonicity.block_calibration(t, correct[task, name], bins, task=task, model=name) for (task, name), t in along.items()],
+    ignore_index=True,
+)
 figure, axes = figures.panels(
     len(along), columns=len(models), width=2.7, height=2.3, profile=profile, sharex=True, sharey=True
 )
@@ -212,11 +225,8 @@ figures.shared_legend(figure, axes[0])
 companion.save_figure(figure, "reliability", reliability)
 
 # %%
-errors = per_block[per_block.layer.isin(blocks)].pivot_table(
-    index=["task", "model"], columns="layer", values="expected_calibration_error", sort=False
-)
-errors.columns = [f"block_{layer}" for layer in errors.columns]
-companion.save_table(errors.reset_index(), "expected_calibration_error")
+kept = ["task", "model", "layer", *[c for c in per_block if c.startswith("expected")]]
+companion.save_table(per_block[per_block.layer.isin(blocks)][kept], "expected_calibration_error")
 
 # %% [markdown]
 # ## Each published statement beside our number

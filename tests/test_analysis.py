@@ -8,7 +8,7 @@ import pytest
 
 from mee_utils import CompanionError, claims, load_task
 from mee_utils.evaluation import difficulty, floors, monotonicity
-from mee_utils.evaluation.statistics import mean_interval, reliability
+from mee_utils.evaluation.statistics import difference_interval, mean_interval, reliability, resampled_tokens
 
 
 def made_trace(top1, sequence=None, final_probability=None, probability=None):
@@ -55,6 +55,23 @@ def test_interval_has_its_coverage():
     assert 0.88 <= hits / 200 <= 0.99
 
 
+def test_paired_difference_of_settling_is_the_difference_of_the_means_and_tighter_than_unpaired():
+    rng = np.random.default_rng(0)
+    easy = rng.integers(1, 9, 60)  # a block a sequence, shared by both models
+    first = (np.repeat(easy + 3.0, 5) + rng.normal(0, 0.1, 300), np.repeat(np.arange(60), 5))
+    second = (np.repeat(easy * 1.0, 5), np.repeat(np.arange(60), 5))
+    found = difference_interval(first, second)
+    assert found.mean == pytest.approx(first[0].mean() - second[0].mean())
+    assert found.low < found.mean < found.high and found.high - found.low < 0.1
+
+
+def test_resampled_tokens_are_whole_sequences():
+    sequence = np.array([2, 0, 0, 1, 2, 2])
+    for rows in resampled_tokens(sequence, 20):
+        counts = np.bincount(rows, minlength=6)
+        assert counts[1] == counts[2] and counts[0] == counts[4] == counts[5]
+
+
 def test_interval_of_nothing_is_refused():
     with pytest.raises(CompanionError, match="no tokens"):
         mean_interval(np.array([]), np.array([]))
@@ -69,11 +86,13 @@ def test_calibration_error_is_the_hand_computed_one():
     assert reliability(np.array([1.0, 0.0]), np.array([1, 0])).error == 0
 
 
-def test_per_block_sums_over_bins():
+def test_block_calibration_agrees_with_its_parts():
     probability = np.array([[0.9, 0.6], [0.3, 0.8], [0.5, 0.7]])
     found = made_trace([[1, 1], [2, 1], [1, 1]], probability=probability)
     right = np.array([[1, 1], [0, 1], [1, 0]], bool)
-    table = monotonicity.per_block(monotonicity.calibration(found, right, bins=5, task="t", model="m"))
+    table = monotonicity.block_calibration(found, right, bins=5, task="t", model="m")
+    binned = monotonicity.calibration(found, right, bins=5)
+    assert table.expected_calibration_error.tolist() == binned.groupby("layer").expected_calibration_error.first().tolist()
     assert table.confidence.tolist() == pytest.approx(list(probability.mean(0)))
     assert table.accuracy.tolist() == pytest.approx(list(right.mean(0)))
 

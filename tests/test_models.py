@@ -75,6 +75,12 @@ def test_an_untied_head_is_not_scaled_and_a_tied_one_is(tokenizer):
     assert output_scale(build_network("mt5", len(tokenizer))) == 1.0
 
 
+def drop_tensors(path, prefix):
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: t for name, t in load_file(path).items() if not name.startswith(prefix)}, path, metadata={"format": "pt"})
+
+
 @pytest.fixture
 def saved(tmp_path, tokenizer):
     build_network("t5", len(tokenizer)).save_pretrained(tmp_path)
@@ -94,12 +100,13 @@ def test_precision_does_not_follow_the_checkpoint(saved):
         (lambda folder: (folder / "model.safetensors").write_bytes(b"nonsense"), "weights of .* cannot be read"),
         (lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000]), "weights"),
         (lambda folder: (folder / "model.safetensors").unlink(), "weights of .* cannot be read"),
+        (lambda folder: drop_tensors(folder / "model.safetensors", "decoder.block.2"), "tensors are missing, such as decoder.block.2"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json of .* cannot be read"),
         (lambda folder: (folder / "config.json").unlink(), "config.json of .* cannot be read"),
         (lambda folder: [(folder / n).unlink() for n in ("tokenizer.json", "tokenizer_config.json")], "has no tokenizer"),
         (lambda folder: (folder / "config.json").write_text(json.dumps({"model_type": "bert"})), '"bert" checkpoint.*T5 family'),
     ],
-    ids=["corrupt", "truncated", "no weights", "broken config", "no config", "no tokenizer", "other family"],
+    ids=["corrupt", "truncated", "no weights", "tensors missing", "broken config", "no config", "no tokenizer", "other family"],
 )
 def test_a_damaged_or_foreign_checkpoint_is_one_clear_line(saved, damage, message):
     damage(saved)

@@ -266,3 +266,58 @@ def test_a_profile_is_named_after_its_file(monkeypatch, tmp_path):
     monkeypatch.setattr(profiles, "FOLDER", tmp_path)
     with pytest.raises(CompanionError, match='calls itself "small": its name must be "p"'):
         load_profile(path)
+
+
+def trained(monkeypatch, tmp_path, **changes):
+    """A profile on a local corpus, and the manifest of a model trained on it."""
+    from mee_utils import companion, train
+    from mee_utils.profiles import Profile
+    from mee_utils.tasks.sources import local_digest
+
+    corpus = tmp_path / "corpus"
+    corpus.mkdir(exist_ok=True)
+    for split in ("train", "test"):
+        (corpus / f"{split}.jsonl").write_text(json.dumps({"translation": {"en": split, "fr": "x"}}) + "\n")
+    content = yaml.safe_load((ROOT / "notebooks/profiles/real.yaml").read_text())
+    content["corpora"]["translation"]["source"] = str(corpus)
+    profile = Profile.model_validate(content)
+    about = {
+        "recipe": profile.training.backbones["calm"].model_dump(), "shape": profile.training.shape.model_dump(),
+        "seed": profile.training.seed, "data": {"translation": {"sha256": local_digest(corpus, "train")}},
+    } | changes  # fmt: skip
+    monkeypatch.setattr(train, "manifest", lambda profile, name: about)
+    monkeypatch.setattr(companion, "PACKAGE", tmp_path)
+    return profile, corpus, train
+
+
+def test_a_model_trained_on_other_data_or_by_another_recipe_is_not_taken_for_this_one(monkeypatch, tmp_path):
+    profile, corpus, train = trained(monkeypatch, tmp_path)
+    train.check_recipe(profile, "calm", None)
+    (corpus / "train.jsonl").write_text(json.dumps({"translation": {"en": "other", "fr": "y"}}) + "\n")
+    with pytest.raises(CompanionError, match="trained with another training data of translation: delete"):
+        train.check_recipe(profile, "calm", None)
+    profile, _, train = trained(monkeypatch, tmp_path, seed=5)
+    with pytest.raises(CompanionError, match="another seed"):
+        train.check_recipe(profile, "calm", None)
+
+
+def test_training_and_measuring_on_the_same_file_is_refused(monkeypatch, tmp_path):
+    from mee_utils import load_task
+
+    _, corpus, train = trained(monkeypatch, tmp_path)
+    task = load_task("translation", corpus / "train.jsonl")
+    with pytest.raises(CompanionError, match="one file a split"):
+        train.check_splits([task], [task])
+
+
+def test_a_run_with_another_recipe_does_not_resume_an_old_one(monkeypatch, tmp_path):
+    from types import SimpleNamespace
+
+    profile, _, train = trained(monkeypatch, tmp_path)
+    monkeypatch.setattr(train, "work_folder", lambda profile, name: tmp_path / "work")
+    monkeypatch.setattr(train, "fingerprint", lambda folder: "base")
+    task = SimpleNamespace(digest="a")
+    folder = train.prepared_work_folder(profile, "calm", [task])
+    (folder / "checkpoint-1").mkdir()
+    assert (train.prepared_work_folder(profile, "calm", [task]) / "checkpoint-1").exists()
+    assert not (train.prepared_work_folder(profile, "calm", [SimpleNamespace(digest="b")]) / "checkpoint-1").exists()

@@ -111,6 +111,8 @@ def test_bad_arguments_are_named(arguments, message):
         ("columns.jsonl", '{"english": "a"}\n', r"has the columns english; translation needs translation \(IWSLT"),
         ("null.jsonl", '{"translation": null}\n', 'row 1: column "translation" is empty'),
         ("text.csv", "translation\nhello\n", "is not JSON"),
+        ("list.jsonl", '{"translation": ["a"]}\n', "must hold one text a language"),
+        ("half.jsonl", '{"translation": {"en": "a", "fr": null}}\n', 'no language "fr", only en'),
     ],
 )
 def test_a_wrong_file_is_one_clear_line(tmp_path, name, content, message):
@@ -118,6 +120,19 @@ def test_a_wrong_file_is_one_clear_line(tmp_path, name, content, message):
     with pytest.raises(CompanionError, match=message) as error:
         load_task("translation", tmp_path / name)
     assert "\n" not in str(error.value)
+
+
+def test_a_file_cut_short_by_a_broken_download_is_one_line(tmp_path):
+    whole = gzip.compress(b'{"translation": {"en": "a", "fr": "b"}}\n' * 50)
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CompanionError, match="cannot be read as .jsonl.gz"):
+        load_task("translation", tmp_path / "cut.jsonl.gz")
+
+
+def test_answers_that_are_no_dictionary_are_named(tmp_path):
+    row = ROWS["squad"][1] | {"answers": ["Rome"]}
+    with pytest.raises(CompanionError, match='Column "answers" holds'):
+        load_task("question_answering", write(tmp_path / "a.jsonl", [row], "jsonl"))
 
 
 def test_a_question_without_answers_is_refused(tmp_path):

@@ -90,12 +90,33 @@ def test_a_saved_trace_is_the_same_trace(t5, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_trace_without_states_does_not_find_those_of_an_older_one(t5, tmp_path):
+    trace(t5, INPUTS, states=tmp_path / "raw.npy", max_new_tokens=6).save(tmp_path / "t.parquet")
+    trace(t5, INPUTS, max_new_tokens=6).save(tmp_path / "t.parquet")
+    assert load_trace(tmp_path / "t.parquet").states is None
+
+
+def test_greedy_is_greedy_whatever_the_checkpoint_asks_for(t5):
+    plain = greedy(t5, INPUTS, max_new_tokens=10)
+    settings = t5.network.generation_config
+    t5.network.generation_config.repetition_penalty = 5.0
+    try:
+        assert greedy(t5, INPUTS, max_new_tokens=10) == plain
+        assert (trace(t5, INPUTS, max_new_tokens=10).final_id == trace(t5, INPUTS, max_new_tokens=10).token_id).all()
+    finally:
+        settings.repetition_penalty = 1.0
+
+
 def test_inputs_are_checked(t5, tmp_path):
     for inputs, message in (([], "no inputs"), (["a", ""], "Input 1 is ''"), ([" \n"], "Input 0"), ([None], "Input 0 is None")):
         with pytest.raises(CompanionError, match=message):
             trace(t5, inputs)
     with pytest.raises(CompanionError, match="1 references for 3 inputs"):
         trace(t5, INPUTS, ["a"])
+    with pytest.raises(CompanionError, match="Reference 1 is ''"):
+        trace(t5, INPUTS, ["a", "", "b"])
+    with pytest.raises(CompanionError, match="1 outputs for 3 inputs"):
+        trace(t5, INPUTS, outputs=[[5, 1]])
     with pytest.raises(CompanionError, match="top_k=1"):
         trace(t5, INPUTS, top_k=1)
     with pytest.raises(CompanionError, match="does not exist"):

@@ -75,8 +75,7 @@ def test_a_run_learns_and_logs_every_block(tmp_path):
     after = block_losses(network, [pad_pairs(PAIRS[:20], 0)])
     assert all(a < b - 0.5 for a, b in zip(after, before, strict=True))
     assert curve.blocks[0]["cross_entropy"] == before and curve.blocks[-1]["cross_entropy"] == after
-    assert curve.blocks[-1]["step"] == curve.steps == curve.loss[-1]["step"] // 1 or curve.steps > 0
-    assert curve.minutes >= 0
+    assert curve.blocks[-1]["step"] == curve.steps and curve.loss[-1]["step"] <= curve.steps
 
 
 def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, monkeypatch):
@@ -102,8 +101,15 @@ def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, monkeypatch):
     monkeypatch.setattr(training.ObjectiveTrainer, "compute_loss", stops)
     with pytest.raises(Interrupted):
         run(tmp_path / "cut")
-    monkeypatch.setattr(training.ObjectiveTrainer, "compute_loss", original)
+    resumed_calls = []
+
+    def counts(self, *args, **kwargs):
+        resumed_calls.append(1)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(training.ObjectiveTrainer, "compute_loss", counts)
     resumed, curve = run(tmp_path / "cut")
+    assert 0 < len(resumed_calls) < whole_curve.steps  # it went on, and did not begin again
     for (name, a), b in zip(whole.named_parameters(), resumed.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6), name
     assert [p["step"] for p in curve.blocks] == [p["step"] for p in whole_curve.blocks]

@@ -8,7 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from .statistics import mean_interval, reliability
+from .statistics import difference_interval, mean_interval, reliability, resampled_tokens
+
+CALIBRATION_RESAMPLES = 100
 
 
 def settled_from(trace) -> np.ndarray:
@@ -141,15 +143,29 @@ def token_text(tokenizer):
     return lambda token: tokenizer.convert_ids_to_tokens(token).replace("▁", "_")
 
 
-def per_block(calibration: pd.DataFrame) -> pd.DataFrame:
-    """Sums up `calibration` over bins: mean confidence, accuracy and expected calibration error of each block."""
-    keys = [c for c in ("task", "model") if c in calibration] + ["layer"]
-    weighted = calibration.assign(
-        confidence=calibration.confidence.fillna(0) * calibration.tokens, accuracy=calibration.accuracy.fillna(0) * calibration.tokens
-    )
-    grouped = weighted.groupby(keys, sort=False)
-    sums = grouped[["confidence", "accuracy", "tokens"]].sum()
-    sums["confidence"] /= sums["tokens"]
-    sums["accuracy"] /= sums["tokens"]
-    sums["expected_calibration_error"] = grouped["expected_calibration_error"].first()
-    return sums.reset_index()
+def block_calibration(trace, correct: np.ndarray, bins: int = 10, **labels) -> pd.DataFrame:
+    """Per block: mean confidence, accuracy and expected calibration error, each with a 95 % interval over sequences.
+
+    Args:
+        trace: whose top-1 probabilities are the confidence.
+        correct: `[token, layer]`, whether the block's top-1 is right.
+        bins: number of bins of equal width.
+        labels: constant columns to put in front.
+    """
+    confidence = trace.top1_probability.astype(np.float64)
+    samples = list(resampled_tokens(trace.sequence, CALIBRATION_RESAMPLES))
+    table = {"layer": np.arange(1, trace.layers + 1)}
+    for name, values in (("confidence", confidence), ("accuracy", correct)):
+        found = mean_interval(values, trace.sequence)
+        table |= {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+    errors = np.array([reliability(confidence[:, i], correct[:, i], bins).error for i in range(trace.layers)])
+    drawn = [[reliability(confidence[rows, i], correct[rows, i], bins).error for i in range(trace.layers)] for rows in samples]
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    name = "expected_calibration_error"
+    return pd.DataFrame({**labels, **table, name: errors, f"{name}_low": low, f"{name}_high": high})
+
+
+def settling_gain(first, second, **labels) -> pd.DataFrame:
+    """How many blocks earlier `second` settles than `first` on the same inputs, with a paired 95 % interval: one row."""
+    gain = difference_interval((settled_from(first), first.sequence), (settled_from(second), second.sequence))
+    return pd.DataFrame([{**labels, "blocks_earlier": gain.mean, "low": gain.low, "high": gain.high}])

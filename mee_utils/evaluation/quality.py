@@ -82,6 +82,9 @@ def score_sentences(scores: pd.DataFrame, metrics: dict[str, str]) -> list[str]:
         rows = scores[(scores.task == task) & (scores.metric == metric)].sort_values("corpus_score")
         best, floor = rows[rows.kind == "model"].iloc[-1], rows[rows.kind == "floor"].iloc[-1]
         vanilla = rows[rows.system == "vanilla"].iloc[0]
+        exact = scores[(scores.task == task) & (scores.metric == "exact_match") & (scores.system == "vanilla")]
+        if len(exact):
+            lines.append(f"{task.replace('_', ' ')}: vanilla answers {exact.corpus_score.iloc[0]:.1f} % exactly (90 was the aim)")
         lines.append(
             f"{task.replace('_', ' ')}: vanilla reaches {NAMES.get(metric, metric)} {vanilla.corpus_score:.1f}, the best model ({best.system}) "
             f"{best.corpus_score:.1f}, the highest floor ({floor.system}) {floor.corpus_score:.1f}"
@@ -89,15 +92,15 @@ def score_sentences(scores: pd.DataFrame, metrics: dict[str, str]) -> list[str]:
     return lines
 
 
-def difficulty_accuracy(tasks: dict, models: dict, trace: Callable) -> pd.DataFrame:
+def difficulty_accuracy(tasks: dict, models: dict, trace: Callable, max_target: int) -> pd.DataFrame:
     """Accuracy of the last block by difficulty, references fed in: model, difficulty, accuracy, low, high, tokens."""
     rows = []
     for name, model in models.items():
         right, difficulty, sequence = [], [], []
         for number, task in enumerate(tasks.values()):
-            found = trace(model, task.inputs, task.targets)
+            found = trace(model, task.inputs, task.targets, max_new_tokens=max_target)
             right.append(found.final_id == found.token_id)
-            difficulty.append(token_difficulty(task, model.tokenizer))
+            difficulty.append(token_difficulty(task, model.tokenizer, max_target))
             sequence.append(found.sequence + 1_000_000 * number)
         if not right:
             continue

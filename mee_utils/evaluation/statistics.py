@@ -50,6 +50,35 @@ def mean_interval(
     return Interval(values.mean(axis=0), low, high)
 
 
+def resampled_tokens(sequence: np.ndarray, resamples: int, seed: int = 0):
+    """Yields `resamples` bootstrap samples as arrays of token rows; whole sequences are drawn with replacement."""
+    _, index = np.unique(sequence, return_inverse=True)
+    order = np.argsort(index, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(index))])
+    random = np.random.default_rng(seed)
+    for _ in range(resamples):
+        drawn = random.integers(0, len(starts) - 1, len(starts) - 1)
+        yield np.concatenate([order[starts[i] : starts[i + 1]] for i in drawn])
+
+
+def difference_interval(first, second, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+    """Difference of two means over tokens, `first - second`, with a paired interval over sequences.
+
+    Args:
+        first: `(values [token], sequence [token])` of one model; both models have outputs for the same sequences.
+        second: the same of another model.
+        resamples: bootstrap samples.
+        seed: of the resampling.
+    """
+    number = int(max(first[1].max(), second[1].max())) + 1
+    sums = [np.bincount(sequence, weights=values, minlength=number) for values, sequence in (first, second)]
+    counts = [np.bincount(sequence, minlength=number) for _, sequence in (first, second)]
+    weights = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), resamples)
+    a, b = ((weights @ s) / (weights @ c) for s, c in zip(sums, counts, strict=True))
+    low, high = np.percentile(a - b, [2.5, 97.5])
+    return Interval(sums[0].sum() / counts[0].sum() - sums[1].sum() / counts[1].sum(), low, high)
+
+
 @dataclass(frozen=True)
 class Reliability:
     """Confidence against accuracy in bins: each array is `[bin]`, empty bins are NaN; `error` is the expected one."""

@@ -69,8 +69,7 @@ def begin_as_look_up(network) -> None:
 
     Queries begin as (scaled) keys, so that a state attends to states like itself; values are orthogonal and the output is their
     transpose, so that what is attended to is copied as it is. Trockman and Kolter (2023, "Mimetic initialization of
-    self-attention layers") found trained attention to be close to such products. A mini T5 drawn as usual spends thousands of steps
-    before its cross-attention finds the source at all; drawn like this it copies after a few hundred.
+    self-attention layers") found trained attention to be close to such products, and training from them faster.
     """
     for block in [*network.encoder.block, *network.decoder.block]:
         attentions = [block.layer[0].SelfAttention] + ([block.layer[1].EncDecAttention] if len(block.layer) == 3 else [])

@@ -5,7 +5,7 @@ states it, and the answer, the summary or the translation is assembled from word
 
 | difficulty | what producing the token takes |
 |---|---|
-| grammatical | nothing but the words before it |
+| grammatical | a function word or mark that the kind of sentence calls for; the end token too |
 | copied | going on with a name or a span of the source |
 | translated | one source word looked up in the other language |
 | agreement | the form of a French word that its neighbour decides |
