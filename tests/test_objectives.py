@@ -38,8 +38,9 @@ class Toy(torch.nn.Module):
 # Two tokens, the second is padding; two words; the right word is 0.
 LABELS = torch.tensor([[0, -100]])
 FIRST = torch.tensor([[[0.0, math.log(3)], [9.0, -9.0]]])  # p(0) = 1/4: CE_1 = ln 4
-LAST = torch.tensor([[[0.0, 0.0], [5.0, 5.0]]])  # p(0) = 1/2: CE_2 = ln 2
-DISTANCE = math.log(3) ** 2 / 2  # mean over two coordinates of (h^1 - h^2)^2, padding left out
+LAST = torch.tensor([[[1.0, 1.0], [5.0, 5.0]]])  # p(0) = 1/2: CE_2 = ln 2
+# At unit scale h^1 is (0, sqrt 2) and h^2 is (1, 1); the mean over two coordinates of their squared difference, padding left out:
+DISTANCE = (1 + (math.sqrt(2) - 1) ** 2) / 2
 
 
 @pytest.mark.parametrize(
@@ -79,10 +80,19 @@ def test_padding_counts_in_no_loss():
 
 def test_dynamic_map_takes_the_closest_deep_state():
     mask = torch.ones(1, 1).bool()
-    states = [torch.tensor([[[value]]]) for value in (0.0, 5.0, 2.0, 9.0)]
-    # exit after block 2: block 1 (0) is closest to block 3 (2), block 2 (5) to block 3 (2)
-    assert distillation(states, mask, 2, "dynamic").item() == pytest.approx((4 + 9) / 2)
-    assert distillation(states, mask, 2, "last").item() == pytest.approx(((0 - 2) ** 2 + (5 - 9) ** 2) / 2)
+    states = [torch.tensor([[value]]) for value in ([2.0, 0.0], [0.0, 1.0], [3.0, 3.0], [5.0, 0.0])]
+    # exit after block 2; block 1 points where block 4 does (distance 0), block 2 is closest to block 3 and opposed to block 4
+    assert distillation(states, mask, 2, "dynamic").item() == pytest.approx((0 + DISTANCE) / 2, abs=1e-5)
+    assert distillation(states, mask, 2, "last").item() == pytest.approx((DISTANCE + 2) / 2, abs=1e-5)
+
+
+def test_distillation_does_not_see_the_scale_of_states():
+    """Raw states would: a deep state contains the shallow one, so that drawing one to the other lets both grow without end."""
+    torch.manual_seed(0)
+    states, mask = [torch.randn(2, 3, 8) for _ in range(4)], torch.ones(2, 3).bool()
+    larger = [state * (10.0**i) for i, state in enumerate(states)]
+    for kd_map in KD_MAPS:
+        assert distillation(states, mask, 2, kd_map).item() == pytest.approx(distillation(larger, mask, 2, kd_map).item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("kd_map", ["last", "uniform"])

@@ -101,6 +101,11 @@ def weighted_cross_entropy(
     return total + float(share.sum()) * entropy_at(drawn)
 
 
+def unit_scale(states: Tensor) -> Tensor:
+    """States `[..., d_model]` divided by their root mean square, as the blocks themselves see them (without a weight)."""
+    return states * torch.rsqrt(states.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(states.dtype)
+
+
 def masked_mse(first: Tensor, second: Tensor, mask: Tensor) -> Tensor:
     """Mean squared difference of states `[batch, position, d_model]` over the positions that `mask` keeps."""
     return (first - second)[mask].float().pow(2).mean()
@@ -123,6 +128,9 @@ def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) ->
 def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map: str) -> Tensor:
     """FREE's layer-wise distillation: shallow states drawn towards deep ones, which get no gradient (Bae et al., eq. 2).
 
+    States are compared at unit scale. A deep state *contains* the shallow one, since blocks add to the residual stream: drawing the raw
+    shallow state towards it moves the target by as much, the two grow without end, and training diverges.
+
     Args:
         states: raw states `h^1 .. h^L`, each `[batch, position, d_model]`.
         mask: true at the target positions that are no padding.
@@ -130,6 +138,7 @@ def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map
         kd_map: one of `KD_MAPS`; "dynamic" takes the closest deep state, `argmin_j MSE`.
     """
     layers, losses = len(states), []
+    states = [unit_scale(state) for state in states]
     for i in range(1, exit_layer + 1):
         if kd_map == "dynamic":
             candidates = [masked_mse(states[i - 1], deep.detach(), mask) for deep in states[exit_layer:]]
