@@ -49,7 +49,7 @@ def panels(count: int, columns: int | None = None, width: float = 3.4, height: f
     for unused in axes.flat[count:]:
         unused.set_visible(False)
     if profile:
-        figure.text(1.0, -0.01, f"profile: {profile}", ha="right", va="top", fontsize=8, color="#666666")
+        figure.text(1.0, 1.01, f"profile: {profile}", ha="right", va="bottom", fontsize=8, color="#666666")
     return figure, list(axes.flat[:count])
 
 
@@ -74,7 +74,8 @@ def block_axis(axis, layers: int) -> None:
 def shared_legend(figure, axis, columns: int = 5) -> None:
     """One legend for all panels, below them, where it covers nothing."""
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
+    fitting = max(2, int(figure.get_figwidth() // 1.3))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, fitting, len(labels)))
 
 
 def depth_colours(figure, axes, layers: int) -> None:
