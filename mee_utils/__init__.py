@@ -4,7 +4,11 @@ Everything a notebook uses is importable from here. Names are loaded when they a
 a table does not load torch.
 """
 
+import warnings
 from importlib import import_module
+
+# Bars go to the terminal; without this, tqdm writes a word about missing widgets into the first cell of every notebook.
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 _HOME = {
     "CompanionError": "errors",

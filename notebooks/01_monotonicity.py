@@ -105,6 +105,8 @@ confidence = pd.concat(
 spread = confidence.assign(
     one_below=confidence.confidence - confidence.standard_deviation, one_above=confidence.confidence + confidence.standard_deviation
 )
+
+# %%
 figure, axes = figures.panels(
     len(own), columns=len(models), width=2.7, height=2.3, profile=profile, sharex=True, sharey=True
 )
@@ -137,6 +139,8 @@ along = {
 }
 shown_task = "translation" if "translation" in tasks else next(iter(tasks))
 shown = monotonicity.percentile_tokens(along[shown_task, "vanilla"], (0.1, 0.5, 0.9), seed)
+
+# %%
 decode = {name: monotonicity.token_text(model.tokenizer) for name, model in models.items()}
 for percentile, token in shown.items():
     tables = [
@@ -194,6 +198,8 @@ per_block = pd.concat(
     [monotonicity.block_calibration(t, correct[task, name], bins, task=task, model=name) for (task, name), t in along.items()],
     ignore_index=True,
 )
+
+# %%
 figure, axes = figures.panels(
     len(along), columns=len(models), width=2.7, height=2.3, profile=profile, sharex=True, sharey=True
 )

@@ -122,7 +122,7 @@ def test_the_shipped_models_are_far_above_the_floors():
 @pytest.mark.parametrize("name", ["base", *load_profile("small").training.backbones])
 def test_manifests_say_how_a_model_was_made(name):
     found = manifest(load_profile("small"), name)
-    assert found["seed"] == load_profile("small").training.seed and found["steps"] > 500 and found["minutes"] > 0
+    assert found["seed"] == load_profile("small").training.seed and found["steps"] > 300 and found["minutes"] > 0
     assert all(len(point["cross_entropy"]) == 12 for point in found["block_cross_entropy"])
     assert all(len(data["sha256"]) == 64 for data in found["data"].values())
     assert found["machine"]["processor"] and 2e6 <= found["parameters"] <= 4e6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from ..errors import CompanionError
 from ..models.loading import Model

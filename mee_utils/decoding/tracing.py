@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from ..errors import CompanionError
 from ..models.loading import Model
