@@ -62,7 +62,7 @@ def block() -> str:
     """The generated part of README.md."""
     parts = []
     for profile in PROFILES:
-        if (FIGURES / profile / "01_monotonicity").exists():
+        if all((FIGURES / profile / notebook).exists() for notebook in ("00_models", "01_monotonicity")):
             parts += [f"**Profile `{profile}`**", "", *results_table(profile), ""]
     return "\n".join([*parts, "**What the papers say, and what these models do**", "", *claims_table()])
 
