@@ -62,12 +62,21 @@ def greedy(
     )  # fmt: skip
     bar = tqdm(total=len(texts), desc="greedy decoding", disable=not progress)
     for chosen, batch in batches_by_length(model, texts, batch_size):
-        ids = model.network.generate(**batch, generation_config=settings)
+        ids = _generate(model.network, batch, settings)
         for index, row in zip(chosen, ids[:, 1:].tolist(), strict=True):
             outputs[index] = cut_at_end(row, config.eos_token_id)
         bar.update(len(chosen))
     bar.close()
     return outputs
+
+
+def _generate(network, batch: dict, settings):
+    """`generate` with these settings alone: what they leave open it would fill in from the checkpoint's own."""
+    own, network.generation_config = network.generation_config, settings
+    try:
+        return network.generate(**batch)
+    finally:
+        network.generation_config = own
 
 
 def cut_at_end(ids: list[int], end: int) -> list[int]:
