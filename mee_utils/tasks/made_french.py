@@ -50,7 +50,7 @@ def article(kind: str, gender: str, plural: bool, following: str) -> str:
 
 def of(name: str) -> list[Word]:
     """ "de Paul", "d'Anna"."""
-    return [Word("d'" if elides(name) else "de"), Word(name, "copied")]
+    return [Word("d'" if elides(name) else "de", "agreement"), Word(name, "copied")]
 
 
 def noun_phrase(
@@ -85,10 +85,11 @@ def noun_phrase(
     return english + english_words, french + core
 
 
-def place_phrase(random: Random) -> tuple[list[Word], list[Word]]:
-    """ "near the bridge" and "près du pont": "de" melts with "le" and "les"."""
+def place_phrase(random: Random, of_what: Noun) -> tuple[list[Word], list[Word]]:
+    """ "near the bridge" and "près du pont": "de" melts with "le"; nothing stands near itself."""
     english, french = random.choice(lexicon.WHERE)
-    noun_english, noun_french = noun_phrase("definite", random.choice(lexicon.PLACES), False)
+    place = random.choice([place for place in lexicon.PLACES if place.english != of_what.english])
+    noun_english, noun_french = noun_phrase("definite", place, False)
     words = [Word(text, "translated") for text in french.split()]
     if french.endswith(" de") and noun_french[0].text == "le":
         return [Word(english), *noun_english], [*words[:-1], Word("du", "agreement"), *noun_french[1:]]
@@ -108,13 +109,18 @@ def _thing(random: Random) -> Noun:
     return random.choice(lexicon.THINGS if random.random() < 0.8 else lexicon.ANIMALS)
 
 
+def _belonging(random: Random) -> Noun:
+    """What a person can buy, have or lose; nobody owns a church."""
+    return random.choice(lexicon.PORTABLE if random.random() < 0.8 else lexicon.ANIMALS)
+
+
 def _maybe_adjective(random: Random) -> Adjective | None:
     return random.choice(lexicon.ADJECTIVES) if random.random() < 0.6 else None
 
 
 def transitive(random: Random):
     """Paul found three small keys yesterday."""
-    (name, _), verb, noun = _person(random), random.choice(lexicon.TRANSITIVE), _thing(random)
+    (name, _), verb, noun = _person(random), random.choice(lexicon.TRANSITIVE), _belonging(random)
     kind = random.choice(["definite", "indefinite", "number"])
     plural = kind == "number" or random.random() < 0.4
     english, french = noun_phrase(kind, noun, plural, _maybe_adjective(random), random.randint(2, 12))
@@ -131,7 +137,7 @@ def located(random: Random):
     noun = _thing(random) if random.random() < 0.7 else random.choice(lexicon.PEOPLE)
     adjective = _maybe_adjective(random) if noun not in lexicon.PEOPLE else None
     english, french = noun_phrase("definite", noun, plural, adjective)
-    place_english, place_french = place_phrase(random)
+    place_english, place_french = place_phrase(random, noun)
     return (
         [*english, Word("are" if plural else "is"), *place_english],
         [*french, Word("sont" if plural else "est", "agreement"), *place_french],
@@ -140,14 +146,14 @@ def located(random: Random):
 
 def relative(random: Random):
     """The houses that Paul saw yesterday are white: participle and adjective agree across the clause."""
-    (name, _), verb, noun = _person(random), random.choice(lexicon.TRANSITIVE), _thing(random)
+    (name, _), verb, noun = _person(random), random.choice(lexicon.TRANSITIVE), _belonging(random)
     plural, time = random.random() < 0.5, random.choice(lexicon.TIMES)
     english, french = noun_phrase("definite", noun, plural)
     adjective = random.choice(lexicon.ADJECTIVES)
     return (
         [*english, Word("that"), Word(name), Word(verb.english), Word(time[0]), Word("are" if plural else "is"),
          Word(adjective.english)],
-        [*french, Word("qu'" if elides(name) else "que"), Word(name, "copied"), Word("a"),
+        [*french, Word("qu'" if elides(name) else "que", "agreement"), Word(name, "copied"), Word("a"),
          Word(inflect(verb.participle, noun.gender, plural), "distant_agreement"), *_phrase(time[1]),
          Word("sont" if plural else "est", "distant_agreement"),
          Word(adjective.in_french(noun.gender, plural), "distant_agreement")],
@@ -176,7 +182,7 @@ def predicate(random: Random):
     """The cup behind the house is empty: the adjective agrees with the subject, past another noun."""
     noun, plural = _thing(random), random.random() < 0.5
     english, french = noun_phrase("definite", noun, plural)
-    place_english, place_french = place_phrase(random)
+    place_english, place_french = place_phrase(random, noun)
     adjective = random.choice(lexicon.ADJECTIVES)
     return (
         [*english, *place_english, Word("are" if plural else "is"), Word(adjective.english)],
@@ -199,7 +205,7 @@ def mood(random: Random):
 
 def possession(random: Random):
     """Vera has a big grey horse and two cats."""
-    (name, _), first, second = _person(random), _thing(random), _thing(random)
+    (name, _), first, second = _person(random), _belonging(random), _belonging(random)
     first_phrase = noun_phrase("indefinite", first, False, _maybe_adjective(random))
     second_phrase = noun_phrase("number", second, True, None, random.randint(2, 12))
     return (
@@ -210,7 +216,7 @@ def possession(random: Random):
 
 def negation(random: Random):
     """Oscar does not have a ladder: "n'a pas d'échelle"."""
-    (name, _), noun = _person(random), _thing(random)
+    (name, _), noun = _person(random), _belonging(random)
     english, _ = noun_phrase("indefinite", noun, False)
     return (
         [Word(name), Word("does not have"), *english],
@@ -221,7 +227,7 @@ def negation(random: Random):
 
 def question(random: Random):
     """Where are the new keys of Irene?"""
-    noun, plural, (name, _) = _thing(random), random.random() < 0.5, _person(random)
+    noun, plural, (name, _) = _belonging(random), random.random() < 0.5, _person(random)
     english, french = noun_phrase("definite", noun, plural, _maybe_adjective(random))
     return (
         [Word("where"), Word("are" if plural else "is"), *english, Word("of"), Word(name), Word("?")],

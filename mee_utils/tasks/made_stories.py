@@ -63,7 +63,7 @@ def _tell(random: Random, person: Person, what: str) -> str:
         "job": [f"{person.name} works as {with_article(person.job)}.", f"{person.name} is {with_article(person.job)}."],
         "trip": [
             f"{person.name} went to {person.destination} by {person.transport} in {person.month}.",
-            f"In {person.month} {person.name} travelled by {person.transport} to {person.destination}.",
+            f"{person.name} made a journey in {person.month}, by {person.transport} to {person.destination}.",
         ],
         "goods": [
             f"{person.name} owns {' '.join(person.goods)}.",
@@ -198,16 +198,17 @@ def _event(random: Random) -> tuple[list[str], list[Word]]:
     opening = random.choice(
         [f"On {day} there was a meeting at the {place} in {city}.", f"The {place} in {city} was open on {day}."]
     )
-    body = [done(first, deed, counts[0]), done(second, deed, counts[1]), done(third, opposite, counts[2])]
+    same = {first.name: done(first, deed, counts[0]), second.name: done(second, deed, counts[1])}
+    body = [*same.values(), done(third, opposite, counts[2])]
     random.shuffle(body)
     body.insert(random.randint(0, 3), random.choice(WEATHER))
     if random.random() < 0.5:
         body.insert(random.randint(0, 4), _tell(random, third, random.choice(["job", "dish"])))
-    named = sorted((first, second), key=lambda person: next(i for i, s in enumerate(body) if s.startswith(person.name)))
+    named = sorted(same, key=lambda name: body.index(same[name]))
     most = first if counts[0] >= counts[1] else second
     total = lexicon.NUMBERS[counts[0] + counts[1] - 1]
     summary = [
-        Word(named[0].name, "two_facts"), Word("and"), Word(named[1].name, "two_facts"), Word(deed, "one_fact"),
+        Word(named[0], "two_facts"), Word("and"), Word(named[1], "two_facts"), Word(deed, "one_fact"),
         Word(total, "counted"), Word(things, "copied"), Word("at"), Word("the"), Word(place, "one_fact"), Word("in"),
         Word(city, "copied"), Word("on"), Word(day, "one_fact"), Word("."),
     ]  # fmt: skip
