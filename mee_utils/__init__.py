@@ -24,6 +24,13 @@ _HOME = {
     "load_trace": "decoding.tracing",
     "greedy": "decoding.greedy",
     "detokenize": "decoding.greedy",
+    "generate": "decoding.generation",
+    "Generation": "decoding.generation",
+    "LayerwiseDecoder": "decoding.layerwise",
+    "ExitPolicy": "exits.policy",
+    "Measure": "exits.measures",
+    "ForcedExits": "exits.measures",
+    "replay": "evaluation.replay",
 }
 
 __all__ = sorted(_HOME)

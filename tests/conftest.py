@@ -61,3 +61,26 @@ def model(request, tokenizer):
 @pytest.fixture(scope="session")
 def t5(tokenizer):
     return Model(build_network("t5", len(tokenizer)).double(), tokenizer, "t5")
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def lively(request, tokenizer):
+    """A random model of each family whose output varies from token to token, and ends now and then."""
+    return build_lively(request.param, tokenizer)
+
+
+def build_lively(family, tokenizer, seed=0, dtype=torch.float64):
+    """Decoder weights three times as large as drawn; the end token is one that outputs come upon at different places."""
+    from mee_utils import greedy
+
+    network = build_network(family, len(tokenizer), seed).to(dtype)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if name.startswith("decoder") and ("DenseReluDense" in name or "Attention" in name):
+                weight.mul_(3)
+    model = Model(network, tokenizer, family)
+    network.config.eos_token_id = -1
+    outputs = greedy(model, ["where is Ann?", "a red house", "the river and the bridge", "four", "In May"], max_new_tokens=8)
+    firsts = [token for output in outputs for token in output[2:]]
+    network.config.eos_token_id = max(sorted(set(firsts) - {0}), key=firsts.count)
+    return model

@@ -1,0 +1,102 @@
+"""What a confidence measure sees while decoding: one token a row, at one block. Everything is made when it is first asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .layerwise import LayerwiseDecoder
+
+
+class Observation:
+    """The present token of some rows at one block; see the table in `mee_utils.exits.measures`.
+
+    Args:
+        decoder: the decoder.
+        layer: the block, 1 to L.
+        after: the states after it, `[rows, d_model]`.
+        before: the states before it.
+        rows: numbers of the rows, ascending, `[rows]`; they tell which rows of an earlier block are still there.
+        sequence: index of each row's input, `[rows]`.
+        position: how many tokens the rows have emitted.
+        previous: the observation one block before.
+    """
+
+    settled: np.ndarray  # set by the generation loop for measures that look ahead
+
+    def __init__(
+        self, decoder: LayerwiseDecoder, layer: int, after: Tensor, before: Tensor, rows: np.ndarray, sequence: np.ndarray,
+        position: int, previous: Observation | None = None,
+    ):  # fmt: skip
+        self.decoder, self.layer, self.layers, self.after, self.before = decoder, layer, decoder.layers, after, before
+        self.rows, self.sequence, self.position, self.previous = rows, sequence, position, previous
+
+    @cached_property
+    def state(self) -> Tensor:
+        """`n(h)`, `[rows, d_model]`."""
+        return self.decoder.normalize(self.after)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """`[rows, vocabulary]`, in single precision at least."""
+        logits = self.decoder.read_out(self.state)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    @cached_property
+    def _top(self) -> tuple[Tensor, Tensor]:
+        return torch.topk(self.logits, 2, dim=-1)
+
+    @cached_property
+    def _normaliser(self) -> Tensor:
+        return torch.logsumexp(self.logits, dim=-1)
+
+    @cached_property
+    def top1_id(self) -> Tensor:
+        """`[rows]`."""
+        return self._top[1][:, 0]
+
+    @cached_property
+    def top1_probability(self) -> Tensor:
+        """`[rows]`."""
+        return torch.exp(self._top[0][:, 0] - self._normaliser)
+
+    @cached_property
+    def margin(self) -> Tensor:
+        """`[rows]`."""
+        first, second = torch.exp(self._top[0] - self._normaliser[:, None]).unbind(-1)
+        return first - second
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """`[rows]`, in nats."""
+        logarithms = self.logits - self._normaliser[:, None]
+        return -(logarithms.exp() * logarithms).sum(-1)
+
+    @cached_property
+    def similarity(self) -> Tensor:
+        """`[rows]`; the norm's division by the length cancels, so that its weight alone is applied."""
+        weight = self.decoder.norm.weight
+        after, before = (self.after * weight, self.before * weight)
+        if after.dtype == torch.bfloat16:
+            after, before = after.float(), before.float()
+        return torch.nn.functional.cosine_similarity(after, before, dim=-1)
+
+    def earlier(self, blocks: int) -> Observation | Kept:
+        """The same rows, `blocks` blocks before."""
+        found = self
+        for _ in range(blocks):
+            found = found.previous
+        return found if len(found.rows) == len(self.rows) else Kept(found, np.searchsorted(found.rows, self.rows))
+
+
+class Kept:
+    """An observation seen by the rows that are still there."""
+
+    def __init__(self, observation: Observation, index: np.ndarray):
+        self.observation, self.index = observation, torch.from_numpy(index).to(observation.after.device)
+
+    def __getattr__(self, name: str):
+        return getattr(self.observation, name)[self.index]

@@ -1,0 +1,125 @@
+"""Replay: exit policies run on a trace, in numpy, thousands of thresholds in seconds.
+
+A trace knows every block of every token of the full-depth output. A policy is asked at each allowed block what it would have done.
+What replay cannot see: a token that exits early leaves other keys and values behind ("copy") or is another token, and both change
+what follows. `agreement` measures how much, against real decoding; with "parallel" propagation the first exit that changes a token is
+the only cause of a difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from ..errors import CompanionError
+from ..exits.policy import ExitPolicy
+
+
+class TraceObservation:
+    """All tokens of a trace at one block; the attributes that measures look at (see `mee_utils.exits.measures`), as arrays `[token]`."""
+
+    def __init__(self, trace, layer: int):
+        self.trace, self.layer, self.layers = trace, layer, trace.layers
+        self.sequence, self.position = trace.sequence, trace.position
+
+    def __getattr__(self, name: str):
+        if name in ("top1_probability", "top1_id", "margin", "entropy", "similarity"):
+            return getattr(self.trace, name)[:, self.layer - 1]
+        raise CompanionError(f'A trace does not keep "{name}": this measure cannot be replayed, decode with it instead.')
+
+    @property
+    def settled(self) -> np.ndarray:
+        """1 where the prediction is the final one from this block on."""
+        same = self.trace.top1_id[:, self.layer - 1 :] == self.trace.final_id[:, None]
+        return same.all(axis=1).astype(np.float64)
+
+    def earlier(self, blocks: int) -> TraceObservation:
+        """The same tokens, `blocks` blocks before."""
+        return TraceObservation(self.trace, self.layer - blocks)
+
+
+def confidences(trace, policy: ExitPolicy) -> np.ndarray:
+    """What the policy's measure says at each block it is asked at, `[token, decision]`."""
+    decisions = policy.decision_layers(trace.layers)
+    if not decisions:
+        return np.empty((len(trace), 0))
+    return np.stack([np.asarray(policy.rule.confidence(TraceObservation(trace, layer))) for layer in decisions], axis=1)
+
+
+def replay(trace, policy: ExitPolicy, max_new_tokens: int = 64) -> np.ndarray:
+    """The block at which each token of a trace would exit.
+
+    Args:
+        trace: from `mee_utils.trace`.
+        policy: when to exit.
+        max_new_tokens: the `N` of decaying thresholds; as in `generate`.
+
+    Returns:
+        `[token]`, 1 to L.
+
+    Raises:
+        CompanionError: an adaptive threshold, or a measure that looks at what a trace does not keep.
+    """
+    if policy.schedule.learns:
+        raise CompanionError("An adaptive threshold learns while it decodes and cannot be replayed: use generate.")
+    decisions = np.array([*policy.decision_layers(trace.layers), trace.layers])
+    exceeded = policy.schedule.exceeded(confidences(trace, policy), np.asarray(trace.position)[:, None], max_new_tokens)
+    always = np.ones((len(trace), 1), dtype=bool)
+    return decisions[np.concatenate([exceeded, always], axis=1).argmax(axis=1)]
+
+
+def sweep(trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens: int = 64) -> pd.DataFrame:
+    """Replays a policy at many thresholds.
+
+    Args:
+        trace: from `mee_utils.trace`.
+        policy: its measure, decay and blocks are kept, its threshold replaced.
+        thresholds: the values to try.
+        max_new_tokens: as in `replay`.
+
+    Returns:
+        One row a threshold: `threshold`, `mean_exit_layer`, and `same_token`, the share of tokens whose prediction at the exit is
+        that of the last block.
+    """
+    asked, rows = confidences(trace, policy), []
+    decisions = np.array([*policy.decision_layers(trace.layers), trace.layers])
+    same = trace.top1_id[:, decisions - 1] == trace.final_id[:, None]
+    position, always = np.asarray(trace.position)[:, None], np.ones((len(trace), 1), dtype=bool)
+    for threshold in thresholds:
+        schedule = dataclasses.replace(policy.schedule, level=float(threshold))
+        chosen = np.concatenate([schedule.exceeded(asked, position, max_new_tokens), always], axis=1).argmax(axis=1)
+        rows.append((float(threshold), decisions[chosen].mean(), same[np.arange(len(trace)), chosen].mean()))
+    return pd.DataFrame(rows, columns=["threshold", "mean_exit_layer", "same_token"])
+
+
+def agreement(trace, generation, policy: ExitPolicy, max_new_tokens: int = 64) -> dict[str, float]:
+    """How well a replay foretells real decoding with the same policy on the same inputs.
+
+    Args:
+        trace: of the model's own full-depth output.
+        generation: what `generate` returned for the inputs of the trace.
+        policy: the policy of both.
+        max_new_tokens: of both.
+
+    Returns:
+        `same_output`: share of outputs that are the full-depth ones; `same_exit`: share of tokens, up to the first that differs from
+        the full-depth output, with the same exit block; `mean_exit_layer_replay`, `mean_exit_layer_decoded`.
+    """
+    exits, same_output, same_exit = replay(trace, policy, max_new_tokens), [], []
+    starts = np.searchsorted(trace.sequence, np.arange(len(generation.token_ids) + 1))
+    for index, (ids, layers) in enumerate(zip(generation.token_ids, generation.exit_layers, strict=True)):
+        full, foretold = trace.token_id[starts[index] : starts[index + 1]], exits[starts[index] : starts[index + 1]]
+        length = min(len(full), len(ids))
+        differs = np.flatnonzero(full[:length] != np.array(ids[:length]))
+        upto = int(differs[0]) + 1 if len(differs) else length
+        same_output.append(len(ids) == len(full) and not len(differs))
+        same_exit.append(foretold[:upto] == layers[:upto])
+    return {
+        "same_output": float(np.mean(same_output)),
+        "same_exit": float(np.concatenate(same_exit).mean()),
+        "mean_exit_layer_replay": float(exits.mean()),
+        "mean_exit_layer_decoded": generation.mean_exit_layer,
+    }

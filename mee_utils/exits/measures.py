@@ -1,0 +1,156 @@
+"""Confidence measures: what is known of a token at a block -> one number a row.
+
+A measure is a class with one method, `confidence(now)`. `now` is the token at one block, for several rows at once; it
+offers, each made only when it is asked for:
+
+| attribute | per row |
+|---|---|
+| `layer`, `layers` | this block and the number of blocks (one number for all rows) |
+| `top1_probability`, `top1_id`, `margin`, `entropy` | of the read-out of this block |
+| `similarity` | cosine of this block's normalised state with that of the block before (the embedding before block 1) |
+| `state` | the normalised state `n(h)`, `[rows, d_model]` |
+| `sequence`, `position` | index of the input, and how many tokens it has emitted |
+| `earlier(k)` | the same rows k blocks before |
+
+The attributes are tensors while decoding and numpy arrays when a trace is replayed; a measure that keeps to operators works on
+both. To add one: write its class here, name it in `MEASURES`, and `ExitPolicy(measure="...")`, `generate`, `replay`, the FLOPs
+count and the benchmark know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import CompanionError, check_choice
+
+
+class Measure:
+    """What every measure has; a new one overrides `confidence` and what of the rest differs.
+
+    Attributes:
+        name: as in `ExitPolicy(measure=...)`.
+        range: the values that thresholds may take.
+        read_out: whether it looks at probabilities, that is, multiplies by the vocabulary.
+        lookback: how many earlier blocks it looks at.
+        looks_ahead: whether it needs the blocks after this one too (the oracle): decoding then runs all of them.
+        has_threshold: whether a threshold means anything to it.
+    """
+
+    name = ""
+    range = (0.0, 1.0)
+    read_out = False
+    lookback = 0
+    looks_ahead = False
+    has_threshold = True
+
+    def confidence(self, now):
+        """One number per row, `[rows]`; the token exits if it exceeds the threshold."""
+        raise NotImplementedError
+
+    def flops(self, d_model: int) -> int:
+        """Floating-point operations of one decision besides the read-out; products of matrices only."""
+        return 0
+
+    def key(self) -> str:
+        """What tells this measure from another: name and settings."""
+        return f"{self.name} {sorted((name, repr(value)) for name, value in vars(self).items())}"
+
+
+class SoftmaxMargin(Measure):
+    """`p(1) - p(2)`, the two largest probabilities (CALM, section 3.2)."""
+
+    name, read_out = "softmax_margin", True
+
+    def confidence(self, now):
+        """The margin."""
+        return now.margin
+
+
+class MaxProbability(Measure):
+    """`p(1)`, the largest probability (the default of CALM's code)."""
+
+    name, read_out = "max_probability", True
+
+    def confidence(self, now):
+        """The largest probability."""
+        return now.top1_probability
+
+
+class HiddenSimilarity(Measure):
+    """`cos(n(h^l), n(h^(l-1)))`: the state has stopped changing (CALM, section 3.2). Needs no read-out."""
+
+    name, range = "hidden_similarity", (-1.0, 1.0)
+
+    def confidence(self, now):
+        """The cosine."""
+        return now.similarity
+
+
+class RisingTop1(Measure):
+    """The top-1 probability rose strictly over the last three blocks (MEE, section 5); the threshold is set on its last value.
+
+    Confidence is that probability where it rose, else 0, so that a threshold of 0.9 gives the rule as published.
+    """
+
+    name, read_out, lookback = "rising_top1", True, 2
+
+    def confidence(self, now):
+        """The top-1 probability if it rose twice, else 0."""
+        third, second, first = now.top1_probability, now.earlier(1).top1_probability, now.earlier(2).top1_probability
+        return third * ((third > second) & (second > first))
+
+
+class Static(Measure):
+    """Exits at one fixed block, the policy's `min_layer`, whatever the token."""
+
+    name, has_threshold = "static", False
+
+    def confidence(self, now):
+        """Always sure."""
+        return np.ones(len(now.sequence))
+
+
+class Oracle(Measure):
+    """Exits at the first block from which the top-1 prediction equals the last block's for good: the upper bound."""
+
+    name, looks_ahead, has_threshold, read_out = "oracle", True, False, True
+
+    def confidence(self, now):
+        """1 where the prediction stays what it is, else 0; `now.settled` knows the blocks to come."""
+        return now.settled
+
+
+class ForcedExits(Measure):
+    """Exits that are given beforehand: for tests, for benchmarks, and to decode again as another run did.
+
+    Args:
+        layers: for each input, the exit block of each token; a token beyond the end of its list runs all blocks.
+    """
+
+    name, has_threshold = "forced", False
+
+    def __init__(self, layers: Sequence[Sequence[int]]):
+        self.table = [np.asarray(row, dtype=np.int64) for row in layers]
+
+    def confidence(self, now):
+        """1 at the block of the list."""
+        rows = zip(np.asarray(now.sequence), np.broadcast_to(now.position, len(now.sequence)), strict=True)
+        return np.array([self.table[s][p] <= now.layer if p < len(self.table[s]) else False for s, p in rows], dtype=np.float64)
+
+
+MEASURES: dict[str, type[Measure]] = {
+    measure.name: measure for measure in (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
+}
+TRAINED = ("linear_classifier", "hidden_classifier", "three_hidden_classifier", "lstm_classifier")
+
+
+def find_measure(measure: str | Measure) -> Measure:
+    """A measure by name, or the object given. Raises `CompanionError` for an unknown name, or one that needs training."""
+    if isinstance(measure, Measure):
+        return measure
+    if measure in TRAINED:
+        raise CompanionError(f'"{measure}" needs a trained classifier: give the classifier itself as the measure.')
+    check_choice("measure", measure, [*MEASURES, *TRAINED])
+    return MEASURES[measure]()

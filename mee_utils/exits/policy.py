@@ -1,0 +1,128 @@
+"""`ExitPolicy`: a confidence measure, a threshold schedule, and the blocks at which a token may exit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import CompanionError, check_choice
+from .measures import Measure, find_measure
+from .thresholds import AdaptiveThreshold, Threshold
+
+DEFAULT_THRESHOLD = 0.9
+FORMS = ("scaled", "calm")
+PROPAGATIONS = ("copy", "parallel")
+
+
+@dataclass
+class ExitPolicy:
+    """When a token exits, and what happens to the blocks it skips.
+
+    Attributes:
+        measure: its name (see `mee_utils.exits.measures`), or a `Measure` of your own.
+        threshold: the token exits at the first allowed block whose confidence exceeds it (default 0.9; a threshold of 1 never
+            exits); "adaptive" for FREE's.
+        decay: temperature `tau` of a threshold that falls with the position (CALM: 4); None for a constant one.
+        decay_form: "scaled" (all public code) or "calm" (CALM, Eq. 5).
+        min_layer: first block at which a token may exit, 1 to L.
+        exit_layers: the only blocks at which a token may exit (FREE: one), in place of `min_layer`.
+        propagation: "copy" (CALM, MEE: keys and values of the skipped blocks come from the exit state) or "parallel" (FREE: they are
+            made as at full depth, for all waiting tokens at once, when one goes deeper).
+
+    Raises:
+        CompanionError: unknown names, values out of range, options that contradict each other.
+    """
+
+    measure: str | Measure = "softmax_margin"
+    threshold: float | str | None = None
+    decay: float | None = None
+    decay_form: str = "scaled"
+    min_layer: int = 1
+    exit_layers: Sequence[int] | None = None
+    propagation: str = "copy"
+    rule: Measure = field(init=False, repr=False)
+    schedule: Threshold = field(init=False, repr=False)
+
+    def __post_init__(self):
+        self.rule = find_measure(self.measure)
+        check_choice("propagation", self.propagation, PROPAGATIONS)
+        check_choice("decay_form", self.decay_form, FORMS)
+        self._check_layers()
+        self._check_contradictions()
+        self.schedule = self._schedule()
+
+    def _check_layers(self) -> None:
+        whole = isinstance(self.min_layer, int) and not isinstance(self.min_layer, bool)
+        if not whole or self.min_layer < 1:
+            raise CompanionError(f"min_layer={self.min_layer}: blocks are counted from 1; give a whole number.")
+        if self.exit_layers is not None:
+            self.exit_layers = tuple(self.exit_layers)
+            if not self.exit_layers or sorted(set(self.exit_layers)) != list(self.exit_layers) or self.exit_layers[0] < 1:
+                raise CompanionError(f"exit_layers={self.exit_layers}: give blocks from 1 on, ascending, at least one.")
+            if self.min_layer != 1:
+                raise CompanionError("exit_layers and min_layer contradict each other: give one of them.")
+
+    def _check_contradictions(self) -> None:
+        if not self.rule.has_threshold and (self.threshold is not None or self.decay is not None):
+            raise CompanionError(f'"{self.rule.name}" has no threshold: leave out threshold and decay.')
+        if self.decay is None and self.decay_form != "scaled":
+            raise CompanionError(f'decay_form="{self.decay_form}" needs decay=..., the temperature (CALM: 4).')
+        if self.threshold == "adaptive":
+            if self.decay is not None:
+                raise CompanionError('threshold="adaptive" and decay contradict each other: leave out decay.')
+            if self.propagation != "parallel" or self.exit_layers is None or len(self.exit_layers) != 1:
+                raise CompanionError('threshold="adaptive" is FREE\'s: it needs propagation="parallel" and one block in exit_layers.')
+            if not self.rule.read_out or self.rule.lookback or self.rule.looks_ahead:
+                raise CompanionError('threshold="adaptive" needs a probability: use measure="max_probability" or "softmax_margin".')
+
+    def _schedule(self) -> Threshold:
+        if self.threshold == "adaptive":
+            return AdaptiveThreshold()
+        level = DEFAULT_THRESHOLD if self.threshold is None else self.threshold
+        low, high = self.rule.range
+        if isinstance(level, (str, bool)) or not low <= level <= high:
+            raise CompanionError(
+                f"threshold={self.threshold!r} for {self.rule.name}: give a number from {low:g} to {high:g} ({high:g} never exits)."
+            )
+        if self.decay is not None and not 0 < self.decay < float("inf"):
+            raise CompanionError(f"decay={self.decay}: give a temperature above 0 (CALM: 4), or None for a constant threshold.")
+        return Threshold(float(level), self.decay, self.decay_form) if self.rule.has_threshold else Threshold(0.5)
+
+    def decision_layers(self, layers: int) -> tuple[int, ...]:
+        """The blocks before the last at which the measure is asked, for a decoder of `layers` blocks (at the last one all exit)."""
+        last = self.exit_layers[-1] if self.exit_layers else self.min_layer
+        if last > layers:
+            raise CompanionError(f"The policy names block {last}, but the decoder has {layers}: lower min_layer or exit_layers.")
+        allowed = self.exit_layers or range(max(self.min_layer, 1 + self.rule.lookback), layers)
+        return tuple(layer for layer in allowed if self.rule.lookback < layer < layers)
+
+    def decisions(self, exit_layers: np.ndarray, layers: int) -> np.ndarray:
+        """How often the measure was asked for tokens that left at `exit_layers`; the oracle is counted as if it knew: never."""
+        if self.rule.looks_ahead:
+            return np.zeros(len(exit_layers), dtype=np.int64)
+        asked = np.array(self.decision_layers(layers), dtype=np.int64)
+        return (asked[None, :] <= np.asarray(exit_layers)[:, None]).sum(1)
+
+    def read_outs(self, exit_layers: np.ndarray, layers: int) -> np.ndarray:
+        """How many read-outs tokens took: one for the token itself, and those of a measure that looks at probabilities.
+
+        A token that leaves at a decision is the top-1 of that very read-out. An adaptive threshold reads out a waiting token once
+        more when it has been through all blocks, to learn whether it was right.
+        """
+        exits = np.asarray(exit_layers)
+        if not self.rule.read_out or self.rule.looks_ahead:
+            return np.ones(len(exits), dtype=np.int64)
+        looked = {layer - back for layer in self.decision_layers(layers) for back in range(self.rule.lookback + 1)}
+        at = np.array(sorted(looked), dtype=np.int64)
+        reached = (at[None, :] <= exits[:, None]).sum(1) + (exits == layers)
+        if self.schedule.learns:
+            reached += (exits < layers) & (np.arange(len(exits)) < np.flatnonzero(exits == layers).max(initial=-1))
+        return reached
+
+    def fresh(self) -> ExitPolicy:
+        """A policy with the same settings and nothing learned: one for each run."""
+        return ExitPolicy(
+            self.measure, self.threshold, self.decay, self.decay_form, self.min_layer, self.exit_layers, self.propagation
+        )

@@ -1,0 +1,113 @@
+"""Threshold schedules: how sure is sure enough, at which place of the output.
+
+| schedule | threshold at position t of at most N tokens | source |
+|---|---|---|
+| constant | `lam` | |
+| decaying, "scaled" | `lam (0.9 + 0.1 exp(-tau t / N))` | every public implementation |
+| decaying, "calm" | `clip(0.9 lam + 0.1 exp(-tau t / N), 0, 1)` | CALM, Eq. 5 |
+| adaptive | none: exit where the posterior of "shallow agrees with deep" exceeds `zeta` | FREE, section 4.3 |
+
+The two decaying forms differ unless `lam = 1`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lgamma, log
+
+import numpy as np
+
+
+@dataclass
+class Threshold:
+    """A threshold, constant or decaying with the position.
+
+    Attributes:
+        level: `lam`.
+        decay: the temperature `tau`; None for a constant threshold.
+        form: "scaled" or "calm", see the module.
+    """
+
+    level: float
+    decay: float | None = None
+    form: str = "scaled"
+    learns = False
+
+    def at(self, position, length: int):
+        """The threshold at `position` (from 0; a number or an array) of an output of at most `length` tokens.
+
+        >>> Threshold(0.5, decay=4.0).at(0, 10), Threshold(0.5, decay=4.0, form="calm").at(0, 10)
+        (0.5, 0.55)
+        """
+        if self.decay is None:
+            return self.level
+        fading = 0.1 * np.exp(-self.decay * np.asarray(position) / length)
+        found = self.level * (0.9 + fading) if self.form == "scaled" else np.clip(0.9 * self.level + fading, 0.0, 1.0)
+        return found if np.ndim(found) else float(found)
+
+    def exceeded(self, confidence: np.ndarray, position, length: int) -> np.ndarray:
+        """Which rows exit: `[rows]` of truth values. A confidence that is not a number never exceeds anything."""
+        return confidence > self.at(position, length)
+
+
+class AdaptiveThreshold(Threshold):
+    """FREE's adaptive threshold: two Beta distributions over the shallow confidence, refitted as labels come in.
+
+    A token that has been through all blocks is a label: did its shallow prediction agree with the deep one? Each kind's
+    confidences get a Beta distribution by the method of moments, and a token exits where
+
+        pi_1 Beta(c; a_1, b_1) / (pi_0 Beta(c; a_0, b_0) + pi_1 Beta(c; a_1, b_1)) > zeta.
+
+    The mixing weights `pi` are the shares of the labels (the published code leaves them out, so that its rule ignores how often the
+    two agree). Until each kind has `least` labels, a constant threshold decides.
+
+    Args:
+        zeta: the posterior that must be exceeded.
+        initial: the threshold while there are too few labels.
+        least: labels of each kind that a fit needs.
+        every: labels between two fits.
+    """
+
+    learns = True
+    EDGE = 1e-4
+
+    def __init__(self, zeta: float = 0.4, initial: float = 0.9, least: int = 10, every: int = 50):
+        super().__init__(initial)
+        self.zeta, self.least, self.every = zeta, least, every
+        self.labels: dict[bool, list[float]] = {True: [], False: []}
+        self.fitted = None
+        self._since = 0
+
+    def learn(self, confidence: np.ndarray, agrees: np.ndarray) -> None:
+        """Takes labels in: shallow confidences `[rows]` and whether the deep prediction was the same."""
+        for value, label in zip(confidence.tolist(), agrees.tolist(), strict=True):
+            self.labels[bool(label)].append(min(max(value, self.EDGE), 1 - self.EDGE))
+        self._since += len(confidence)
+        enough = min(map(len, self.labels.values())) >= self.least
+        if enough and (self.fitted is None or self._since >= self.every):
+            self.fitted = {label: self._fit(values) for label, values in self.labels.items()}
+            self._since = 0
+
+    @staticmethod
+    def _fit(values: list[float]) -> tuple[float, float]:
+        """Shape parameters of a Beta distribution with the sample's mean and variance."""
+        mean, variance = float(np.mean(values)), max(float(np.var(values)), 1e-6)
+        strength = max(mean * (1 - mean) / variance - 1, 1e-2)
+        return mean * strength, (1 - mean) * strength
+
+    def posterior(self, confidence: np.ndarray) -> np.ndarray:
+        """Probability that shallow and deep agree, given the shallow confidence; needs a fit."""
+        inside = np.clip(np.asarray(confidence, dtype=np.float64), self.EDGE, 1 - self.EDGE)
+        logs = {}
+        for label, (a, b) in self.fitted.items():
+            weight = log(len(self.labels[label]) / sum(map(len, self.labels.values())))
+            logs[label] = weight + lgamma(a + b) - lgamma(a) - lgamma(b) + (a - 1) * np.log(inside) + (b - 1) * np.log1p(-inside)
+        return 1.0 / (1.0 + np.exp(np.clip(logs[False] - logs[True], -700, 700)))
+
+    def exceeded(self, confidence: np.ndarray, position, length: int) -> np.ndarray:
+        """Which rows exit, by the posterior once it is fitted. A confidence that is not a number never exits."""
+        if self.fitted is None:
+            return super().exceeded(confidence, position, length)
+        return (self.posterior(confidence) > self.zeta) & ~np.isnan(confidence)
+
+

@@ -1,0 +1,307 @@
+"""The decoder: full depth is `generate`; exits are exactly what an uncached pass gives; rows and padding do not interfere."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import build_lively
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reference import uncached
+
+from mee_utils import CompanionError, ExitPolicy, ForcedExits, generate, greedy, replay, trace
+from mee_utils.decoding import generation, layerwise
+from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of
+from mee_utils.evaluation.replay import confidences
+from mee_utils.models.loading import Model
+from mee_utils.models.states import BlockStates
+
+INPUTS = [
+    "question: Where does Ann live? context: Ann lives in Rome. Bob is a baker.",
+    "translate English to French: The red house is near the river.",
+    "summarize: On Friday there was a meeting.",
+    "four",
+    "translate English to French: Bob.",
+    "question: Who owns more keys, Ann or Bob? context: Ann owns two keys. Bob owns three keys. Carl likes soup.",
+    "the river and the bridge",
+]
+LENGTH = 9
+
+
+def random_exits(seed, layers, inputs=len(INPUTS), length=LENGTH):
+    return np.random.default_rng(seed).integers(1, layers + 1, size=(inputs, length))
+
+
+def forced(exits, **options):
+    return ExitPolicy(ForcedExits(exits), **options)
+
+
+def logits_are_apart(model):
+    """Greedy outputs of two implementations can only be compared where no two tokens tie."""
+    found = trace(model, INPUTS, max_new_tokens=LENGTH)
+    return (found.top_probabilities[:, -1, 0] - found.top_probabilities[:, -1, 1]).min() > 1e-6
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
+def test_without_exits_it_is_generate_token_for_token(lively, batch_size):
+    assert logits_are_apart(lively)
+    expected = greedy(lively, INPUTS, max_new_tokens=LENGTH, batch_size=batch_size)
+    assert len({len(ids) for ids in expected}) > 1, "rows must finish at different places for this test to mean something"
+    for policy in (None, ExitPolicy(threshold=1.0), ExitPolicy("hidden_similarity", threshold=1.0), ExitPolicy("static", min_layer=4)):
+        found = generate(lively, INPUTS, policy, max_new_tokens=LENGTH, batch_size=batch_size)
+        assert found.token_ids == expected
+        assert all((layers == lively.layers).all() for layers in found.exit_layers)
+        assert found.texts == lively.tokenizer.batch_decode(expected, skip_special_tokens=True)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), batch_size=st.sampled_from([1, 3, 5, 7]), parallel=st.booleans())
+def test_cached_exits_are_what_an_uncached_pass_gives(lively, seed, batch_size, parallel):
+    exits = random_exits(seed, lively.layers)
+    policy = forced(exits, propagation="parallel" if parallel else "copy")
+    found = generate(lively, INPUTS, policy, max_new_tokens=LENGTH, batch_size=batch_size)
+    for index, text in enumerate(INPUTS):
+        assert found.token_ids[index] == uncached(lively, text, exits[index], parallel)
+        assert list(found.exit_layers[index]) == list(exits[index][: len(found.token_ids[index])])
+
+
+POLICIES = {
+    "margin": dict(measure="softmax_margin", min_layer=2),
+    "probability, decaying": dict(measure="max_probability", decay=4.0),
+    "similarity": dict(measure="hidden_similarity"),
+    "similarity, parallel": dict(measure="hidden_similarity", propagation="parallel"),
+    "rising": dict(measure="rising_top1"),
+    "static": dict(measure="static", min_layer=2),
+    "oracle": dict(measure="oracle"),
+    "oracle, parallel": dict(measure="oracle", propagation="parallel"),
+}
+
+
+def policy_for(model, name):
+    """The policy with a threshold that some of this model's tokens exceed at each block and others do not."""
+    policy = ExitPolicy(**POLICIES[name])
+    if not policy.rule.has_threshold:
+        return policy
+    found = confidences(trace(model, INPUTS, max_new_tokens=LENGTH), policy)
+    level = np.quantile(found[found > 0], 0.3 if name == "rising" else 0.75)
+    return ExitPolicy(**POLICIES[name], threshold=float(np.round(level, 4)))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_row_gets_in_any_batch_what_it_gets_alone_and_replaying_its_exits_gives_the_same_output(lively, name):
+    policy = policy_for(lively, name)
+    alone = [generate(lively, [text], policy, max_new_tokens=LENGTH, batch_size=1) for text in INPUTS]
+    for batch_size, order in ((3, [6, 2, 0, 1, 5, 4, 3]), (7, [0, 1, 2, 3, 4, 5, 6]), (7, [3, 3, 0, 3, 3, 3, 3])):
+        found = generate(lively, [INPUTS[i] for i in order], policy, max_new_tokens=LENGTH, batch_size=batch_size)
+        for place, index in enumerate(order):
+            assert found.token_ids[place] == alone[index].token_ids[0]
+            assert (found.exit_layers[place] == alone[index].exit_layers[0]).all()
+            assert np.allclose(found.confidences[place], alone[index].confidences[0], atol=1e-6, equal_nan=True)
+            assert found.flops[place] == alone[index].flops[0]
+    again = generate(lively, INPUTS, forced([o.exit_layers[0] for o in alone], propagation=policy.propagation), max_new_tokens=LENGTH)
+    assert again.token_ids == [o.token_ids[0] for o in alone]
+    assert all((a == b.exit_layers[0]).all() for a, b in zip(again.exit_layers, alone, strict=True))
+
+
+def test_the_policies_of_this_file_do_exit_and_do_not_only_exit(lively):
+    for name in POLICIES:
+        exits = np.concatenate(generate(lively, INPUTS, policy_for(lively, name), max_new_tokens=LENGTH).exit_layers)
+        assert 1 <= exits.min() <= exits.max() <= lively.layers
+        assert name == "static" or len(set(exits)) > 1, name
+
+
+def test_padding_changes_nothing(lively):
+    decoder, exits = decoder_of(lively.network), random_exits(1, lively.layers, 1)
+    encoded = lively.tokenizer(INPUTS[1], return_tensors="pt")
+    for extra in (1, 5, 40):
+        pad = torch.full((1, extra), lively.tokenizer.pad_token_id)
+        padded = {
+            "input_ids": torch.cat([encoded.input_ids, pad], 1),
+            "attention_mask": torch.cat([encoded.attention_mask, torch.zeros_like(pad)], 1),
+        }
+        rows = generation.decode_batch(decoder, padded, forced(exits), LENGTH, np.array([0]))
+        assert rows[0][0] == uncached(lively, INPUTS[1], exits[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parallel_leaves_the_cache_as_full_depth_processing_would(lively, seed, monkeypatch):
+    exits, kept = random_exits(seed, lively.layers, 1), {}
+    begin = LayerwiseDecoder.begin
+    monkeypatch.setattr(LayerwiseDecoder, "begin", lambda *a, **k: kept.setdefault("cache", begin(*a, **k)))
+    decoder = LayerwiseDecoder(lively.network)
+    encoded = lively.tokenizer(INPUTS[0], return_tensors="pt")
+    ids = generation.decode_batch(decoder, dict(encoded), forced(exits, propagation="parallel"), LENGTH, np.array([0]))[0][0]
+    fed = torch.tensor([[lively.network.config.decoder_start_token_id, *ids[:-1]]])
+    with torch.inference_mode(), BlockStates(lively.network) as states:
+        lively.network(**encoded, decoder_input_ids=fed, use_cache=False)
+    embedding = lively.network.get_decoder().embed_tokens(fed)
+    reached = 0
+    for layer, block in enumerate(lively.network.get_decoder().block):
+        filled = kept["cache"].filled[layer, 0]
+        before = block.layer[0].layer_norm(embedding if layer == 0 else states[layer - 1])
+        for kind, project in enumerate((block.layer[0].SelfAttention.k, block.layer[0].SelfAttention.v)):
+            if filled:
+                expected = project(before)[0].view(fed.shape[1], decoder.heads, decoder.d_kv).transpose(0, 1)
+                found = kept["cache"].own[layer][kind, 0, :, :filled]
+                # the library takes the mean square in single precision, whatever the model is in
+                assert torch.allclose(found, expected[:, :filled], rtol=1e-5, atol=1e-5)
+                reached += layer > 0 and filled
+    assert reached
+
+
+def test_parallel_exits_are_those_of_a_replay_up_to_the_first_other_token(lively):
+    policy = ExitPolicy("hidden_similarity", threshold=0.93, propagation="parallel")
+    full = trace(lively, INPUTS, max_new_tokens=LENGTH)
+    exits, found = replay(full, policy, LENGTH), generate(lively, INPUTS, policy, max_new_tokens=LENGTH)
+    compared = 0
+    for index in range(len(INPUTS)):
+        tokens, foretold = full.token_id[full.sequence == index], exits[full.sequence == index]
+        for position, (token, layer) in enumerate(zip(found.token_ids[index], found.exit_layers[index], strict=True)):
+            assert layer == foretold[position]
+            compared += 1
+            if token != tokens[position]:
+                break
+    assert compared > len(INPUTS)
+
+
+@pytest.mark.parametrize("family", ["t5", "t5-v1.1"])
+def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, family):
+    model = build_lively(family, tokenizer, dtype=torch.float32)
+    plain, packed = LayerwiseDecoder(model.network, pack=False), LayerwiseDecoder(model.network, pack=True)
+    if not packed.head.packed:
+        pytest.fail("this build of torch has no packed product; decoder and benchmark then run unpacked")
+    batch = model.tokenizer(INPUTS, padding=True, return_tensors="pt")
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    for policy in (None, forced(random_exits(3, model.layers)), forced(random_exits(4, model.layers), propagation="parallel")):
+        found = [
+            [row[0] for row in generation.decode_batch(decoder, batch, policy, LENGTH, np.arange(len(INPUTS)))]
+            for decoder in (plain, packed)
+        ]
+        assert found[0] == found[1]
+    assert found[0] == [uncached(model, text, exits, True) for text, exits in zip(INPUTS, random_exits(4, model.layers), strict=True)]
+
+
+@pytest.mark.parametrize("gather_below", [0, 10**6])
+def test_gathering_and_masking_of_inactive_rows_give_the_same(lively, monkeypatch, gather_below):
+    exits = random_exits(5, lively.layers)
+    expected = generate(lively, INPUTS, forced(exits), max_new_tokens=LENGTH, batch_size=1)
+    monkeypatch.setattr(layerwise, "GATHER_BELOW", gather_below)
+    monkeypatch.setattr(layerwise, "FEW_ROWS", 0 if gather_below else 10**6)
+    assert generate(lively, INPUTS, forced(exits), max_new_tokens=LENGTH, batch_size=7).token_ids == expected.token_ids
+
+
+def test_changed_weights_are_noticed(tokenizer):
+    model = build_lively("t5", tokenizer, seed=1)
+    before = generate(model, INPUTS, max_new_tokens=LENGTH).token_ids
+    with torch.no_grad():
+        model.network.get_decoder().block[1].layer[0].SelfAttention.v.weight.neg_()
+    assert generate(model, INPUTS, max_new_tokens=LENGTH).token_ids == greedy(model, INPUTS, max_new_tokens=LENGTH) != before
+
+
+def test_nothing_synchronises_by_row_and_each_decision_once(lively, monkeypatch):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Items(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Items.count += "local_scalar_dense" in str(func)
+            return func(*args, **(kwargs or {}))
+
+    transfers, on_host = [], generation.on_host
+    monkeypatch.setattr(generation, "on_host", lambda values: transfers.append(1) or on_host(values))
+    found = {}
+    for inputs in (INPUTS[:1], INPUTS):
+        transfers.clear()
+        Items.count = 0
+        with Items():
+            rows = generate(lively, inputs, ExitPolicy("hidden_similarity", threshold=0.9), max_new_tokens=LENGTH, batch_size=8)
+        steps = max(map(len, rows.token_ids))
+        assert Items.count <= 2, "one question to the attention mask a batch, none a row or a token"
+        assert len(transfers) <= steps * lively.layers  # L - 1 decisions and the token
+        found[len(inputs)] = len(transfers)
+
+
+@pytest.mark.parametrize("where", ["decoder", "encoder"])
+@pytest.mark.parametrize("policy", [None, ExitPolicy(threshold=0.1), ExitPolicy("static", min_layer=1), ExitPolicy("oracle")])
+def test_states_that_are_not_finite_are_reported(tokenizer, where, policy):
+    broken = build_lively("t5", tokenizer)
+    network = broken.network
+    side = network.get_decoder() if where == "decoder" else network.get_encoder()
+    with torch.no_grad():
+        side.block[0].layer[-1].DenseReluDense.wo.weight.fill_(float("nan") if where == "encoder" else float("inf"))
+    with pytest.raises(CompanionError, match="input 0 are not finite at block"):
+        generate(broken, INPUTS[:1], policy, max_new_tokens=3)
+
+
+def test_mistakes_are_one_clear_line(lively, tokenizer, tmp_path):
+    for arguments, message in (
+        (dict(inputs=[]), "no inputs"),
+        (dict(inputs=["a", " "]), "Input 1 is ' '"),
+        (dict(max_new_tokens=0), "max_new_tokens=0"),
+        (dict(batch_size=2.5), "batch_size=2.5"),
+        (dict(max_source_tokens=4), "more than 4: shorten it, or raise max_source_tokens"),
+        (dict(policy=ExitPolicy(min_layer=5)), "names block 5, but the decoder has 4"),
+        (dict(policy=ExitPolicy(exit_layers=[2, 9])), "names block 9"),
+    ):
+        with pytest.raises(CompanionError, match=message) as caught:
+            generate(lively, **{"inputs": INPUTS, "policy": None} | arguments)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_knows_its_models_length_is_obeyed(tokenizer):
+    import copy
+
+    model = build_lively("t5", tokenizer)
+    limited = Model(model.network, copy.deepcopy(tokenizer), "limited")
+    limited.tokenizer.model_max_length = 6
+    with pytest.raises(CompanionError, match="Input 0 has .* tokens, more than 6"):
+        generate(limited, INPUTS, max_new_tokens=2)
+    assert generate(limited, INPUTS, max_new_tokens=2, max_source_tokens=100).tokens
+
+
+def test_float16_is_refused(tokenizer):
+    model = build_lively("t5", tokenizer)
+    with pytest.raises(CompanionError, match="float16"):
+        LayerwiseDecoder(model.network.half())
+
+
+def test_finished_batches_survive_an_interruption(lively, tmp_path, monkeypatch):
+    policy, path = ExitPolicy("hidden_similarity", threshold=0.9), tmp_path / "runs" / "long.jsonl"
+    options = dict(max_new_tokens=LENGTH, batch_size=2, journal=path)
+    expected = generate(lively, INPUTS, policy, max_new_tokens=LENGTH, batch_size=2)
+    decode, calls = generation.decode_batch, []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return decode(*arguments)
+
+    monkeypatch.setattr(generation, "decode_batch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generate(lively, INPUTS, policy, **options)
+    with path.open("a") as file:
+        file.write('{"inputs": [1, 2], "ro')  # the machine went down in the middle of a line
+    again = generate(lively, INPUTS, policy, **options)
+    assert len(calls) == 3 + 2, "the two finished batches are not decoded again"
+    whole = generate(lively, INPUTS, policy, **options)
+    assert len(calls) == 5
+    for found in (again, whole):
+        assert found.token_ids == expected.token_ids and (found.flops == expected.flops).all()
+        for name in ("exit_layers", "confidences"):
+            pairs = zip(getattr(found, name), getattr(expected, name), strict=True)
+            assert all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+def test_a_journal_of_another_run_is_refused_and_left_alone(lively, tmp_path):
+    path = tmp_path / "run.jsonl"
+    generate(lively, INPUTS[:2], None, max_new_tokens=3, journal=path)
+    content = path.read_bytes()
+    others = ((INPUTS[:2], None, 4), (INPUTS[:3], None, 3), (INPUTS[:2], ExitPolicy(), 3))
+    for inputs, policy, length in others:
+        with pytest.raises(CompanionError, match="belongs to another run"):
+            generate(lively, inputs, policy, max_new_tokens=length, journal=path)
+    (tmp_path / "notes.txt").write_text("my notes\n")
+    with pytest.raises(CompanionError, match="belongs to another run"):
+        generate(lively, INPUTS[:2], None, max_new_tokens=3, journal=tmp_path / "notes.txt")
+    assert path.read_bytes() == content and (tmp_path / "notes.txt").read_text() == "my notes\n"
