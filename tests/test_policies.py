@@ -1,0 +1,303 @@
+"""Measures, thresholds and policies follow their definitions; replay agrees with them; operations are counted as they are done."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import FAMILIES, build_lively
+from test_decoder import INPUTS, LENGTH, forced, random_exits
+from torch.utils.flop_counter import FlopCounterMode
+
+from mee_utils import CompanionError, ExitPolicy, ForcedExits, Measure, generate, load_trace, replay, trace
+from mee_utils.decoding import generation, layerwise
+from mee_utils.decoding.layerwise import LayerwiseDecoder
+from mee_utils.evaluation.replay import agreement, confidences, sweep
+from mee_utils.exits import measures
+from mee_utils.exits.thresholds import AdaptiveThreshold, Threshold
+from mee_utils.models.costs import DecoderSizes
+
+
+class Now:
+    """Three rows at blocks 1, 2 and 3 of a decoder of four."""
+
+    layers, position, sequence = 4, 2, np.array([0, 1, 2])
+    probability = {1: [0.3, 0.5, 0.2], 2: [0.6, 0.5, 0.4], 3: [0.95, 0.97, 0.3]}
+
+    def __init__(self, layer):
+        self.layer, self.top1_probability = layer, np.array(self.probability[layer])
+        self.margin, self.similarity = self.top1_probability - 0.1, np.array([0.9, -0.2, 0.4])
+
+    def earlier(self, blocks):
+        return Now(self.layer - blocks)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("softmax_margin", [0.85, 0.87, 0.2]),
+        ("max_probability", [0.95, 0.97, 0.3]),
+        ("hidden_similarity", [0.9, -0.2, 0.4]),
+        ("rising_top1", [0.95, 0, 0]),  # the second did not rise strictly, the third fell
+        ("static", [1, 1, 1]),
+    ],
+)
+def test_measures_follow_their_definitions(name, expected):
+    assert np.allclose(measures.find_measure(name).confidence(Now(3)), expected)
+
+
+def test_thresholds_by_hand():
+    assert Threshold(0.8).at(7, 10) == 0.8
+    scaled, calm = Threshold(0.8, 4.0), Threshold(0.8, 4.0, "calm")
+    assert scaled.at(0, 10) == pytest.approx(0.8) and calm.at(0, 10) == pytest.approx(0.82)
+    assert scaled.at(5, 10) == pytest.approx(0.8 * (0.9 + 0.1 * np.exp(-2))) and calm.at(5, 10) == pytest.approx(0.72 + 0.1 * np.exp(-2))
+    assert np.allclose(Threshold(1.0, 4.0).at(np.arange(9), 10), Threshold(1.0, 4.0, "calm").at(np.arange(9), 10))
+    assert (np.diff(calm.at(np.arange(64), 64)) < 0).all()
+    assert not Threshold(0.5).exceeded(np.array([0.5, np.nan]), 0, 1).any() and Threshold(0.5).exceeded(np.array([0.51]), 0, 1).all()
+
+
+def test_the_adaptive_threshold_is_the_posterior_of_agreement_with_its_mixing_weights():
+    random = np.random.default_rng(0)
+    for share in (0.3, 0.9):
+        threshold, agrees = AdaptiveThreshold(every=10**9), random.random(4000) < share
+        confidence = np.where(agrees, random.beta(6, 2, 4000), random.beta(2, 3, 4000))
+        assert threshold.exceeded(np.array([0.95, 0.85]), 0, 1).tolist() == [True, False]  # the initial threshold, 0.9
+        threshold.learn(confidence, agrees)
+        for low in np.arange(0.05, 0.95, 0.1):
+            inside = (confidence >= low) & (confidence < low + 0.1)
+            if inside.sum() > 100:
+                middle = threshold.posterior(np.array([low + 0.05]))[0]
+                assert abs(middle - agrees[inside].mean()) < 0.08, "the posterior is the share that agrees at this confidence"
+        sure = threshold.posterior(np.linspace(0.01, 0.99, 99)) > 0.4
+        assert (threshold.exceeded(np.linspace(0.01, 0.99, 99), 3, 9) == sure).all()
+
+
+def test_the_adaptive_threshold_waits_for_labels_of_both_kinds():
+    threshold = AdaptiveThreshold(least=5)
+    threshold.learn(np.full(50, 0.7), np.ones(50, bool))
+    assert threshold.fitted is None
+    threshold.learn(np.full(5, 0.2), np.zeros(5, bool))
+    assert threshold.fitted is not None and np.isfinite(threshold.posterior(np.array([0.0, 0.5, 1.0]))).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(measure="softmax_margn"), 'did you mean "softmax_margin"'),
+        (dict(measure="lstm_classifier"), "needs a trained classifier"),
+        (dict(threshold=1.2), "from 0 to 1"),
+        (dict(threshold=-0.1), "from 0 to 1"),
+        (dict(threshold=float("nan")), "from 0 to 1"),
+        (dict(threshold="high"), "from 0 to 1"),
+        (dict(measure="hidden_similarity", threshold=-1.5), "from -1 to 1"),
+        (dict(measure="static", threshold=0.5), "has no threshold"),
+        (dict(measure="oracle", decay=4.0), "has no threshold"),
+        (dict(decay=0), "decay=0"),
+        (dict(decay_form="calm"), "needs decay"),
+        (dict(decay_form="linear", decay=4.0), "decay_form"),
+        (dict(min_layer=0), "counted from 1"),
+        (dict(min_layer=2.5), "counted from 1"),
+        (dict(exit_layers=[4, 2]), "ascending"),
+        (dict(exit_layers=[]), "at least one"),
+        (dict(exit_layers=[2], min_layer=3), "contradict"),
+        (dict(propagation="skip"), "propagation"),
+        (dict(threshold="adaptive"), "needs propagation"),
+        (dict(threshold="adaptive", propagation="parallel", exit_layers=[2], decay=4.0), "contradict"),
+        (dict(threshold="adaptive", propagation="parallel", exit_layers=[2], measure="hidden_similarity"), "needs a probability"),
+    ],
+)
+def test_contradictions_and_values_out_of_range_are_one_clear_line(options, message):
+    with pytest.raises(CompanionError, match=message) as caught:
+        ExitPolicy(**options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def traced(tokenizer):
+    model = build_lively("t5", tokenizer)
+    return model, trace(model, INPUTS, max_new_tokens=LENGTH)
+
+
+@pytest.mark.parametrize("name", ["softmax_margin", "max_probability", "hidden_similarity", "rising_top1"])
+def test_confidences_while_decoding_are_those_of_the_trace(lively, name):
+    """Nobody exits, so that every block is seen; then what the loop saw is what the trace keeps."""
+    seen, kind = {}, measures.MEASURES[name]
+
+    class Spy(kind):
+        def confidence(self, now):
+            found = super().confidence(now)
+            seen.setdefault(now.layer, []).append(generation.on_host(found))
+            return found * 0 + self.range[0]
+
+    generate(lively, INPUTS[:1], ExitPolicy(Spy()), max_new_tokens=LENGTH)
+    expected = confidences(trace(lively, INPUTS[:1], max_new_tokens=LENGTH), ExitPolicy(name))
+    assert np.allclose(np.stack([np.concatenate(seen[layer]) for layer in sorted(seen)], axis=1), expected, atol=1e-5)
+
+
+def test_replay_takes_the_first_block_that_exceeds(traced):
+    _, found = traced
+    for policy in (ExitPolicy(threshold=0.1, min_layer=2), ExitPolicy("max_probability", threshold=0.3, decay=4.0)):
+        values, exits = (found.margin if policy.measure == "softmax_margin" else found.top1_probability), replay(found, policy, LENGTH)
+        for token in range(len(found)):
+            level = policy.schedule.at(int(found.position[token]), LENGTH)
+            allowed = [layer for layer in range(policy.min_layer, found.layers) if values[token, layer - 1] > level]
+            assert exits[token] == (allowed or [found.layers])[0]
+    assert (replay(found, ExitPolicy("static", min_layer=3)) == 3).all()
+    assert (replay(found, ExitPolicy(exit_layers=[2], threshold=0.0)) == 2).all()
+    oracle = replay(found, ExitPolicy("oracle"))
+    for token, layer in enumerate(oracle):
+        same = found.top1_id[token] == found.final_id[token]
+        assert same[layer - 1 :].all() and (layer == 1 or not same[layer - 2])
+
+
+def test_a_sweep_is_many_replays(traced):
+    _, found = traced
+    thresholds = np.linspace(0, 1, 11)
+    for policy in (ExitPolicy(min_layer=2, decay=4.0), ExitPolicy("rising_top1")):
+        table = sweep(found, policy, thresholds, LENGTH)
+        for row in table.itertuples():
+            one = ExitPolicy(policy.measure, row.threshold, policy.decay, min_layer=policy.min_layer)
+            assert row.mean_exit_layer == pytest.approx(replay(found, one, LENGTH).mean())
+        assert (np.diff(table.mean_exit_layer) >= 0).all() and table.same_token.iloc[-1] <= 1
+    assert table.mean_exit_layer.iloc[-1] == found.layers and table.same_token.iloc[-1] == 1
+
+
+def test_a_stored_trace_replays_the_same(traced, tmp_path):
+    _, found = traced
+    again = load_trace(found.save(tmp_path / "t.parquet"))
+    assert (replay(again, ExitPolicy(threshold=0.1)) == replay(found, ExitPolicy(threshold=0.1))).all()
+
+
+def test_what_cannot_be_replayed_says_so(traced):
+    _, found = traced
+    adaptive = ExitPolicy("max_probability", threshold="adaptive", propagation="parallel", exit_layers=[2])
+    with pytest.raises(CompanionError, match="cannot be replayed"):
+        replay(found, adaptive)
+
+    class OnState(Measure):
+        name = "on_state"
+
+        def confidence(self, now):
+            return now.state.sum(-1)
+
+    with pytest.raises(CompanionError, match='does not keep "state"'):
+        replay(found, ExitPolicy(OnState()))
+    with pytest.raises(CompanionError, match="names block 9"):
+        replay(found, ExitPolicy(min_layer=9))
+
+
+def test_agreement_is_one_where_nothing_exits_and_counts_what_differs(traced):
+    model, found = traced
+    never = ExitPolicy(threshold=1.0)
+    full = generate(model, INPUTS, never, max_new_tokens=LENGTH)
+    same = agreement(found, full, never, LENGTH)
+    assert same == {"same_output": 1.0, "same_exit": 1.0, "mean_exit_layer_replay": 4.0, "mean_exit_layer_decoded": 4.0}
+    full.token_ids[0] = [token + 1 for token in full.token_ids[0]]
+    full.exit_layers[1] = np.ones_like(full.exit_layers[1])
+    worse = agreement(found, full, never, LENGTH)
+    compared = 1 + sum(map(len, full.token_ids[1:]))
+    assert worse["same_output"] == pytest.approx(6 / 7)
+    assert worse["same_exit"] == pytest.approx(1 - len(full.token_ids[1]) / compared)
+
+
+@pytest.fixture
+def plain_attention(monkeypatch):
+    """Attention as batched products: torch's profiler does not know the operations of the fused kernel for processors."""
+    monkeypatch.setattr(layerwise, "FEW_ROWS", 0)
+
+
+def masked_away(sizes, exits):
+    """Products of waiting queries with keys after them, which a causal pass makes and throws away, and which are not counted."""
+    extra = 0
+    for layer in range(1, max(exits) + 1):
+        filled = 0
+        for position, exit_layer in enumerate(exits):
+            if exit_layer >= layer:
+                extra += sum(4 * sizes.inner * (position - waiting) for waiting in range(filled, position))
+                filled = position + 1
+    return extra
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("parallel", [False, True])
+def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, family, parallel, plain_attention):
+    model = build_lively(family, tokenizer, dtype=torch.float32)
+    decoder, sizes = LayerwiseDecoder(model.network, pack=False), DecoderSizes.of(model.network.config)
+    for seed in range(4):
+        exits = random_exits(seed, model.layers, 1)
+        policy = forced(exits, propagation="parallel" if parallel else "copy") if seed else None
+        encoded = model.tokenizer(INPUTS[seed], return_tensors="pt")
+        with FlopCounterMode(display=False) as encoding, torch.inference_mode():
+            model.network.get_encoder()(**encoded)
+        with FlopCounterMode(display=False) as counter:
+            row = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
+        counted = generation.count_flops(sizes, policy, [row[1]], [encoded.input_ids.shape[1]])
+        done = counter.get_total_flops() - encoding.get_total_flops() - (masked_away(sizes, row[1]) if parallel else 0)
+        assert sum(part[0] for part in counted.values()) == done
+
+
+@pytest.mark.parametrize("name", ["softmax_margin", "rising_top1", "hidden_similarity"])
+def test_read_outs_of_a_measure_are_counted_as_a_profiler_counts_them(tokenizer, name, plain_attention):
+    model = build_lively("t5", tokenizer, dtype=torch.float32)
+    decoder, sizes = LayerwiseDecoder(model.network, pack=False), DecoderSizes.of(model.network.config)
+    found = confidences(trace(model, INPUTS, max_new_tokens=LENGTH), ExitPolicy(name))
+    policy = ExitPolicy(name, threshold=float(np.quantile(found[found > 0], 0.6)))
+    exited = set()
+    for text in INPUTS:
+        encoded = model.tokenizer(text, return_tensors="pt")
+        with FlopCounterMode(display=False) as encoding, torch.inference_mode():
+            model.network.get_encoder()(**encoded)
+        with FlopCounterMode(display=False) as counter:
+            row = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
+        exited |= set(row[1])
+        counted = generation.count_flops(sizes, policy, [row[1]], [encoded.input_ids.shape[1]])
+        assert sum(part[0] for part in counted.values()) == counter.get_total_flops() - encoding.get_total_flops()
+    assert len(exited) > 1
+
+
+def test_free_learns_from_deep_predictions_while_it_decodes(tokenizer):
+    """Labels are what a full-depth pass over the emitted tokens predicts; each token that has been through all blocks is one label."""
+    model = build_lively("t5", tokenizer)
+    found = confidences(trace(model, INPUTS, max_new_tokens=LENGTH), ExitPolicy("max_probability", exit_layers=[2]))
+    policy = ExitPolicy("max_probability", threshold="adaptive", propagation="parallel", exit_layers=[2])
+    policy.schedule = AdaptiveThreshold(initial=float(np.median(found)), least=10**9)
+    decoder, encoded = LayerwiseDecoder(model.network), model.tokenizer(INPUTS[0], return_tensors="pt")
+    ids, layers, _ = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
+    assert set(layers) == {2, 4}
+    fed = torch.tensor([[model.network.config.decoder_start_token_id, *ids[:-1]]])
+    with torch.inference_mode():
+        deep = model.network(**encoded, decoder_input_ids=fed, use_cache=False).logits[0].argmax(-1).numpy()
+    deepened = int(np.flatnonzero(layers == 4)[-1]) + 1
+    agrees = sum(len(values) * label for label, values in policy.schedule.labels.items())
+    assert sum(map(len, policy.schedule.labels.values())) == deepened
+    waiting = (layers[:deepened] == 2) & (deep[:deepened] == np.array(ids)[:deepened])
+    assert waiting.sum() <= agrees <= waiting.sum() + (layers[:deepened] == 4).sum()
+
+
+def test_adaptive_decoding_runs_batched_and_starts_anew_in_each_call(lively):
+    policy = ExitPolicy("max_probability", threshold="adaptive", propagation="parallel", exit_layers=[2])
+    first = generate(lively, INPUTS, policy, max_new_tokens=LENGTH, batch_size=3)
+    again = generate(lively, INPUTS, policy, max_new_tokens=LENGTH, batch_size=3)
+    assert first.token_ids == again.token_ids and set(np.concatenate(first.exit_layers)) <= {2, 4}
+    with pytest.raises(CompanionError, match="cannot be resumed"):
+        generate(lively, INPUTS, policy, journal="nowhere.jsonl")
+
+
+def test_a_new_measure_is_one_small_class(lively):
+    class Certainty(Measure):
+        """1 minus the entropy of the read-out, as a share of the largest that is possible."""
+
+        name, read_out = "certainty", True
+
+        def confidence(self, now):
+            return 1 - now.entropy / np.log(600)
+
+    found = confidences(trace(lively, INPUTS, max_new_tokens=LENGTH), ExitPolicy(Certainty()))
+    policy = ExitPolicy(Certainty(), threshold=float(np.quantile(found, 0.8)))
+    decoded = generate(lively, INPUTS, policy, max_new_tokens=LENGTH)
+    assert 1 < len(set(np.concatenate(decoded.exit_layers)))
+    assert 1 < len(set(replay(trace(lively, INPUTS, max_new_tokens=LENGTH), policy)))
+
+
+def test_forced_exits_run_all_blocks_where_their_list_ends(lively):
+    found = generate(lively, INPUTS[:2], ExitPolicy(ForcedExits([[1, 2], []])), max_new_tokens=4)
+    assert list(found.exit_layers[0][:2]) == [1, 2] and (found.exit_layers[0][2:] == 4).all() and (found.exit_layers[1] == 4).all()
+    assert np.isnan(found.confidences[1]).all() and found.mean_exit_layer < 4 and found.tokens == sum(map(len, found.token_ids))
