@@ -1,6 +1,7 @@
 # make reproduce    every notebook, figure and table of a profile        PROFILE=small|real  DATA=folder  FORCE=1
 # make test         unit tests, exactness tests, stored notebooks re-run and compared
 # make readme       the numbers of README.md from the stored tables
+# make bench        the decoder against its peers; writes figures/bench; keep the machine quiet
 # make train        the mini models of a profile                         PROFILE=small|real  DATA=folder  MODEL=name
 # make status       which models and results are there
 # Set-up (virtual environment, pinned packages) is part of each of them and is done once.
@@ -26,13 +27,17 @@ endif
 COMPANION = $(PYTHON) -m mee_utils
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce test train status readme setup clean
+.PHONY: reproduce test bench train status readme setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) --cores $(CORES) $(if $(FORCE),--force)
 
 test: $(INSTALLED)
 	@$(COMPANION) test
+
+bench: $(INSTALLED)
+	@$(PYTHON) -c 'import ctranslate2' 2>/dev/null || $(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@$(COMPANION) bench
 
 train: $(INSTALLED)
 	@$(COMPANION) train $(OPTIONS) $(if $(MODEL),--model $(MODEL))

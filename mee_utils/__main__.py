@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from .errors import CompanionError
+from .errors import CompanionError, check_choice
 from .profiles import PACKAGE, load_profile
 
 ROOT = PACKAGE.parent
@@ -72,6 +72,20 @@ def test(options) -> int:
     return subprocess.run([sys.executable, "-m", "pytest", "tests", "mee_utils", *options.rest], cwd=ROOT, check=False).returncode
 
 
+def bench(options) -> int:
+    """Times the decoder against its peers; writes the table beside the machine's description."""
+    from . import bench as timing
+
+    for name in options.shape:
+        check_choice("shape", name, timing.SHAPES)
+    table = timing.run(options.shape or None, options.rounds, progress=lambda line: print(line, flush=True))
+    if not options.shape:
+        print(f"table: {_short(timing.save(table))}")
+    for row in timing.missed(table).itertuples():
+        print(f"missed: {row.shape}, {row.group}, {row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})")
+    return 0
+
+
 def readme(options) -> int:
     """Writes the numbers of the stored tables into README.md."""
     from .readme import update
@@ -105,12 +119,15 @@ def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = argparse.ArgumentParser(prog="mee_utils", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for function in (reproduce, train, notebook, status, test, readme):
+    for function in (reproduce, train, notebook, status, test, bench, readme):
         command = commands.add_parser(function.__name__, help=(function.__doc__ or "").splitlines()[0])
         command.set_defaults(run=function)
         if function is test:
             command.add_argument("rest", nargs="*", help="options for pytest")
-        if function in (test, readme):
+        if function is bench:
+            command.add_argument("--shape", action="append", default=[], help="only this shape (may be given again); nothing is written")
+            command.add_argument("--rounds", type=int, default=5)
+        if function in (test, bench, readme):
             continue
         command.add_argument("--profile", default="small")
         command.add_argument("--data", default=None, help="folder that holds the corpora of the profile")

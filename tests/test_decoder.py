@@ -181,12 +181,16 @@ def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, fami
 
 
 @pytest.mark.parametrize("gather_below", [0, 10**6])
-def test_gathering_and_masking_of_inactive_rows_give_the_same(lively, monkeypatch, gather_below):
+@pytest.mark.parametrize("carry", [0.0, 0.6, 0.99])
+def test_how_inactive_rows_are_handled_changes_speed_alone(lively, monkeypatch, gather_below, carry):
     exits = random_exits(5, lively.layers)
-    expected = generate(lively, INPUTS, forced(exits), max_new_tokens=LENGTH, batch_size=1)
+    expected = [uncached(lively, text, row) for text, row in zip(INPUTS, exits, strict=True)]
     monkeypatch.setattr(layerwise, "GATHER_BELOW", gather_below)
-    monkeypatch.setattr(layerwise, "FEW_ROWS", 0 if gather_below else 10**6)
-    assert generate(lively, INPUTS, forced(exits), max_new_tokens=LENGTH, batch_size=7).token_ids == expected.token_ids
+    decoder, batch = LayerwiseDecoder(lively.network), lively.tokenizer(INPUTS, padding=True, return_tensors="pt")
+    decoder.carry = carry
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    rows = generation.decode_batch(decoder, batch, forced(exits), LENGTH, np.arange(len(INPUTS)))
+    assert [row[0] for row in rows] == expected
 
 
 def test_changed_weights_are_noticed(tokenizer):

@@ -5,10 +5,11 @@ import pytest
 import torch
 from conftest import FAMILIES, build_lively
 from test_decoder import INPUTS, LENGTH, forced, random_exits
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mee_utils import CompanionError, ExitPolicy, ForcedExits, Measure, generate, load_trace, replay, trace
-from mee_utils.decoding import generation, layerwise
+from mee_utils.decoding import generation
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.evaluation.replay import agreement, confidences, sweep
 from mee_utils.exits import measures
@@ -199,9 +200,10 @@ def test_agreement_is_one_where_nothing_exits_and_counts_what_differs(traced):
 
 
 @pytest.fixture
-def plain_attention(monkeypatch):
-    """Attention as batched products: torch's profiler does not know the operations of the fused kernel for processors."""
-    monkeypatch.setattr(layerwise, "FEW_ROWS", 0)
+def plain_attention():
+    """Attention as products of matrices: torch's profiler does not know the operations of the fused kernel for processors."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def masked_away(sizes, exits):

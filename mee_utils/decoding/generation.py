@@ -223,26 +223,30 @@ def decode_token(
     watched = decisions[0] - policy.rule.lookback if decisions else decoder.layers + 1
     left, now, here = _Left(len(rows)), None, np.arange(len(rows))
     labels = _Labels(decoder, cache, policy) if policy and policy.schedule.learns else None
-    x = decoder.embed(ids)
+    x, active = decoder.embed(ids), np.ones(len(rows), dtype=bool)
     for layer in range(1, decoder.layers + 1):
         before, x = x, decoder.block(layer, x, cache, rows)
-        if layer >= watched and layer < decoder.layers:
+        if not active.all():  # a row that has exited is carried along with its exit state: the block gets its keys and values
+            x = torch.where(mask, x, before)
+        if watched <= layer < decoder.layers:
             now = Observation(decoder, layer, x, before, here, sequence[here], cache.position, now)
         if layer not in decisions:
             continue
         confidence = on_host(policy.rule.confidence(now))
-        exits = policy.schedule.exceeded(confidence, cache.position, cache.length)
+        exits = policy.schedule.exceeded(confidence, cache.position, cache.length) & active
         if labels:
             labels.note(rows, confidence, now.top1_id)
-        if exits.any():
-            gone, stay = np.flatnonzero(exits), np.flatnonzero(~exits)
-            index = torch.from_numpy(gone).to(x.device)
-            decoder.leave(x[index], cache, rows.keep(gone))
-            left.add(here[gone], layer, confidence[gone], x[index], now.top1_id[index] if policy.rule.read_out else None)
-            if not len(stay):
+        if not exits.any():
+            continue
+        left.add(here[exits], layer, confidence[exits], pick(x, exits), pick(now.top1_id, exits) if policy.rule.read_out else None)
+        active &= ~exits
+        if active.sum() <= decoder.carry * len(rows) or cache.parallel:
+            decoder.leave(pick(x, ~active), cache, rows.keep(~active))
+            if not active.any():
                 return left.read_out(decoder, sequence)
-            x, rows, here = x[torch.from_numpy(stay).to(x.device)], rows.keep(stay), here[stay]
-    left.add(here, decoder.layers, np.full(len(here), np.nan), x, None)
+            x, rows, here, active = pick(x, active), rows.keep(active), here[active], active[active]
+        mask = torch.from_numpy(active)[:, None].to(x.device)
+    left.add(here[active], decoder.layers, np.full(active.sum(), np.nan), pick(x, active), None)
     token = left.read_out(decoder, sequence)
     if labels:
         labels.learn(rows, token.ids[here])
@@ -330,6 +334,11 @@ class _Labels:
         positions = np.concatenate([positions, np.full(len(rows), self.cache.position)])
         notes = self.cache.notes
         self.schedule.learn(notes["confidence"][slots, positions], notes["id"][slots, positions] == predicted)
+
+
+def pick(values: Tensor, which: np.ndarray) -> Tensor:
+    """The rows for which `which` is true."""
+    return values if which.all() else values[torch.from_numpy(np.flatnonzero(which)).to(values.device)]
 
 
 def on_host(values) -> np.ndarray:

@@ -28,8 +28,8 @@ from ..errors import CompanionError
 from ..models.states import output_scale
 from .linear import Linear
 
+CARRY_WIDE, CARRY_NARROW, NARROW = 0.9, 0.0, 256  # see `LayerwiseDecoder.carry`; measured at the mini shape and t5-base
 GATHER_BELOW = 4  # with fewer than a quarter of the rows active, their keys and values are gathered instead of masked
-FEW_ROWS = 4  # up to this many rows the fused attention kernel is faster on a CPU; beyond, plain batched products are
 
 
 class Rows:
@@ -167,6 +167,10 @@ class LayerwiseDecoder:
         network: the `transformers` model, in evaluation mode.
         pack: whether to pack large weights for the CPU; by default where it is faster.
 
+    Attributes:
+        carry: rows that have exited stay in the batch until no more than this share of it is active. Taking rows out costs time of its
+            own; in a narrow model more than computing them for nothing, so that there the batch stays together until the last exit.
+
     Raises:
         CompanionError: the model is in float16, whose range T5's states exceed.
     """
@@ -179,6 +183,7 @@ class LayerwiseDecoder:
         self.heads, self.d_kv = config.num_heads, config.d_kv
         self.blocks = [Block(block, pack) for block in decoder.block]
         self.norm, self.scale = Norm(decoder.final_layer_norm), output_scale(network)
+        self.carry = CARRY_NARROW if config.d_model < NARROW else CARRY_WIDE
         self.head = Linear(network.lm_head.weight, pack)
         self._bias_module = decoder.block[0].layer[0].SelfAttention
         self._line: Tensor | None = None
@@ -341,13 +346,7 @@ class LayerwiseDecoder:
 
 def attention(query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
     """T5's attention (no scale), `[rows, head, query, d_kv]` with keys and values `[2, rows, head, key, d_kv]`."""
-    keys, values = keys_values
-    if query.device.type != "cpu" or len(query) <= FEW_ROWS:
-        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=1.0)
-    scores = torch.matmul(query, keys.transpose(-1, -2))
-    if bias is not None:
-        scores += bias
-    return torch.matmul(torch.softmax(scores, dim=-1), values)
+    return functional.scaled_dot_product_attention(query, *keys_values, attn_mask=bias, scale=1.0)
 
 
 def waiting_places(first: np.ndarray, end: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -132,12 +132,18 @@ class ForcedExits(Measure):
     name, has_threshold = "forced", False
 
     def __init__(self, layers: Sequence[Sequence[int]]):
-        self.table = [np.asarray(row, dtype=np.int64) for row in layers]
+        rows = [np.asarray(row, dtype=np.int64) for row in layers]
+        self.table = np.full((len(rows), 1 + max(map(len, rows), default=0)), np.iinfo(np.int64).max)
+        for row, given in zip(self.table, rows, strict=True):
+            row[: len(given)] = given
 
     def confidence(self, now):
-        """1 at the block of the list."""
-        rows = zip(np.asarray(now.sequence), np.broadcast_to(now.position, len(now.sequence)), strict=True)
-        return np.array([self.table[s][p] <= now.layer if p < len(self.table[s]) else False for s, p in rows], dtype=np.float64)
+        """1 from the block of the list on."""
+        return (self.table[now.sequence, np.minimum(now.position, self.table.shape[1] - 1)] <= now.layer).astype(np.float64)
+
+    def key(self) -> str:
+        """The whole list."""
+        return f"{self.name} {self.table.tolist()}"
 
 
 MEASURES: dict[str, type[Measure]] = {

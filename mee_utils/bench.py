@@ -1,0 +1,397 @@
+"""`make bench`: how fast the decoder is, as ratios within one run, beside the strongest peers and this machine's own limit.
+
+Weights are random, since cost does not depend on them, and exits are forced at given blocks. Contenders take turns, round by
+round, and every ratio is taken within a round, so that a busy moment of the machine hits all of them; the table keeps the median, the
+smallest and the largest. The first round warms up and is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from .errors import CompanionError
+from .results import output_root, processor
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model to time: its sizes, and how much to decode."""
+
+    name: str
+    d_model: int
+    d_kv: int
+    heads: int
+    d_ff: int
+    layers: int
+    vocabulary: int
+    source: int = 32
+    tokens: int = 16
+    dtype: str = "float32"
+
+
+SHAPES = {
+    "mini": Shape("mini", 96, 24, 4, 128, 12, 1500, tokens=32),
+    "t5-base": Shape("t5-base", 768, 64, 12, 3072, 12, 32128, tokens=32),
+    "t5-large": Shape("t5-large", 1024, 64, 16, 4096, 24, 32128),
+}
+
+
+class Bench:
+    """A random model of one shape, its contenders and its clock.
+
+    Args:
+        shape: what to time.
+        rounds: how often each contender runs, the warm-up not counted.
+    """
+
+    def __init__(self, shape: Shape, rounds: int):
+        import torch
+        import transformers
+
+        from .decoding.layerwise import LayerwiseDecoder
+
+        torch.manual_seed(SEED)
+        config = transformers.T5Config(
+            vocab_size=shape.vocabulary, d_model=shape.d_model, d_kv=shape.d_kv, num_heads=shape.heads, d_ff=shape.d_ff,
+            num_layers=shape.layers, num_decoder_layers=shape.layers, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0,
+        )  # fmt: skip
+        self.shape, self.rounds = shape, rounds
+        self.network = transformers.T5ForConditionalGeneration(config).eval().to(getattr(torch, shape.dtype))
+        self.decoder = LayerwiseDecoder(self.network)
+        self.network.config.eos_token_id = -1  # every output has full length
+
+    def batch(self, rows: int) -> dict:
+        """Random inputs without padding."""
+        import torch
+
+        generator = torch.Generator().manual_seed(SEED)
+        ids = torch.randint(2, self.shape.vocabulary, (rows, self.shape.source), generator=generator)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def ours(self, rows: int, policy=None) -> Callable[[], list]:
+        """Our decoder on a batch; what is returned gives ids, exit blocks and confidences of each row."""
+        from .decoding.generation import decode_batch
+
+        batch, sequence = self.batch(rows), np.arange(rows)
+        return lambda: decode_batch(self.decoder, batch, policy, self.shape.tokens, sequence)
+
+    def generate(self, rows: int, **options) -> Callable:
+        """`transformers`' greedy search on the same batch; gives ids `[row, 1 + tokens]`."""
+        from transformers import GenerationConfig
+
+        from .decoding.greedy import _generate
+
+        settings = GenerationConfig(
+            max_new_tokens=self.shape.tokens, do_sample=False, num_beams=1, pad_token_id=0, eos_token_id=None, decoder_start_token_id=0,
+            **options,
+        )  # fmt: skip
+        batch = self.batch(rows)
+        return lambda: _generate(self.network, batch, settings)
+
+    def forced(self, exits: np.ndarray):
+        """A policy with given exits, `[rows, tokens]`."""
+        from .exits.measures import ForcedExits
+        from .exits.policy import ExitPolicy
+
+        return ExitPolicy(ForcedExits(exits))
+
+    def times(self, contenders: dict[str, Callable[[], object]], rounds: int | None = None) -> pd.DataFrame:
+        """Seconds of every contender in every round, `[round, contender]`."""
+        rows = []
+        for _ in range((rounds or self.rounds) + 1):
+            row = {}
+            for name, run in contenders.items():
+                started = time.perf_counter()
+                run()
+                row[name] = time.perf_counter() - started
+            rows.append(row)
+        return pd.DataFrame(rows[1:])
+
+    def row(self, group: str, what: str, values, unit: str, batch: int, against: str = "", target: str = "") -> dict:
+        """One line of the table: median, smallest and largest of some values, one a round."""
+        values = np.asarray(values, dtype=np.float64)
+        return {
+            "group": group, "shape": self.shape.name, "dtype": self.shape.dtype, "batch": batch, "what": what, "against": against,
+            "median": float(np.median(values)), "lowest": float(values.min()), "highest": float(values.max()), "unit": unit,
+            "target": target,
+        }  # fmt: skip
+
+
+def full_depth(bench: Bench, batch: int, peers: dict[str, Callable[[], object]], target: str = "") -> list[dict]:
+    """No exits: milliseconds a token (of the whole batch), and how many times faster than each peer."""
+    found = bench.times({"ours": bench.ours(batch), **peers})
+    rows = [
+        bench.row("full depth", name, found[name] / bench.shape.tokens * 1e3, "ms a step", batch) for name in found
+    ]
+    for name in peers:
+        wanted = target if name == "transformers generate" else ""
+        rows.append(bench.row("full depth", "ours", found[name] / found["ours"], "times faster", batch, name, wanted))
+    return rows
+
+
+def exit_cost(bench: Bench, batch: int = 1) -> list[dict]:
+    """Exits forced at block l, against l/L of the blocks' time, the read-out, and K/V for the blocks that are caught up on.
+
+    Two patterns: every token leaves at l (nobody ever needs the skipped blocks), and every fourth token goes through all.
+    """
+    layers, tokens, rows = bench.shape.layers, bench.shape.tokens, []
+    read_out, key_value = _parts(bench, batch)
+    for layer in sorted({max(1, layers // 4), layers // 2, 3 * layers // 4}):
+        static = np.full((batch, tokens), layer)
+        fourth = static.copy()
+        fourth[:, 3::4] = layers
+        found = bench.times(
+            {
+                "full": bench.ours(batch), "static": bench.ours(batch, bench.forced(static)),
+                "fourth": bench.ours(batch, bench.forced(fourth)), "nothing": _encoder_only(bench, batch),
+            }
+        )  # fmt: skip
+        blocks = (found["full"] - found["nothing"]) / tokens - read_out
+        for name, exits in (("static", static), ("fourth", fourth)):
+            mean = exits.mean()
+            caught_up = key_value * (exits < layers).mean() * (layers - layer) if name == "fourth" else 0.0
+            expected = found["nothing"] + tokens * (blocks * mean / layers + read_out + caught_up)
+            pattern = f"all tokens leave at block {layer}" if name == "static" else f"leave at {layer}, each fourth at {layers}"
+            rows.append(bench.row("exit cost", pattern, found[name] / expected, "of the ideal", batch, "share of full depth", "<= 1.15"))
+            rows.append(bench.row("exit cost", pattern, found["full"] / found[name], "times faster", batch, "ours, full depth"))
+    rows.append(bench.row("exit cost", "K/V of one skipped block, if made at once", [key_value * layers / blocks.median()], "of a block", batch))
+    return rows
+
+
+def _encoder_only(bench: Bench, batch: int) -> Callable[[], object]:
+    import torch
+
+    encoded = bench.batch(batch)
+
+    def run():
+        with torch.inference_mode():
+            bench.decoder.begin(encoded["input_ids"], encoded["attention_mask"], bench.shape.tokens)
+
+    return run
+
+
+def _parts(bench: Bench, batch: int) -> tuple[float, float]:
+    """Seconds of one read-out (with its norm), and of the keys and values of one skipped block."""
+    import torch
+
+    decoder = bench.decoder
+    states = decoder.embed(torch.arange(batch) + 2)
+    with torch.inference_mode():
+        parts = bench.times(
+            {
+                "read_out": lambda: [decoder.read_out(decoder.normalize(states)).max(dim=-1) for _ in range(4)],
+                "key_value": lambda: [block.key_value(block.norms[0](states)) for block in decoder.blocks],
+            },
+            rounds=9,
+        )
+    return parts["read_out"].median() / 4, parts["key_value"].median() / len(decoder.blocks)
+
+
+def measure_cost(bench: Bench, batch: int = 1) -> list[dict]:
+    """What deciding costs at every block where nobody exits, as a share of a block."""
+    from .exits.measures import MEASURES
+    from .exits.policy import ExitPolicy
+
+    decisions = bench.shape.layers - 1
+    policies = {name: ExitPolicy(name, threshold=1.0) for name, kind in MEASURES.items() if kind.has_threshold}
+    nobody = bench.forced(np.full((batch, bench.shape.tokens), bench.shape.layers))
+    runs = {"none": bench.ours(batch), "asking alone": bench.ours(batch, nobody)}
+    runs |= {name: bench.ours(batch, policy) for name, policy in policies.items()}
+    found, (read_out, _) = bench.times(runs), _parts(bench, batch)
+    block = (found["none"] / bench.shape.tokens - read_out) / bench.shape.layers
+    rows = []
+    for name in list(runs)[1:]:
+        asked = decisions - (policies[name].rule.lookback if name in policies else 0)
+        cost = (found[name] - found["none"]) / bench.shape.tokens / asked / block
+        free = name not in policies or not policies[name].rule.read_out
+        rows.append(bench.row("measure cost", name, cost, "of a block", batch, "", "<= 0.05" if free and name in policies else ""))
+    rows.append(bench.row("measure cost", "one read-out", [read_out / block.median()], "of a block", batch))
+    return rows
+
+
+def spread_exits(bench: Bench, batch: int = 32) -> list[dict]:
+    """A batch whose rows leave at all blocks, L/2 on average, against `generate` and our own full depth."""
+    layers, tokens = bench.shape.layers, bench.shape.tokens
+    exits = np.random.default_rng(SEED).integers(1, layers, size=(batch, tokens), endpoint=True)
+    exits = np.clip(np.round(exits - exits.mean() + layers / 2), 1, layers).astype(int)
+    found = bench.times(
+        {"generate": bench.generate(batch), "full": bench.ours(batch), "spread": bench.ours(batch, bench.forced(exits))}
+    )
+    what = f"exits spread, mean block {exits.mean():.1f} of {layers}"
+    return [
+        bench.row("spread exits", what, found["generate"] / found["spread"], "times faster", batch, "transformers generate", ">= 1.5"),
+        bench.row("spread exits", what, found["full"] / found["spread"], "times faster", batch, "ours, full depth"),
+    ]
+
+
+def growth(base: Shape, rounds: int) -> list[dict]:
+    """Milliseconds a step as batch, length and depth grow."""
+    rows, bench = [], Bench(base, rounds)
+    for batch in (1, 2, 4, 8, 16, 32):
+        found = bench.times({"ours": bench.ours(batch)})
+        rows.append(bench.row("growth", f"batch {batch}", found["ours"] / base.tokens * 1e3, "ms a step", batch))
+    for tokens in (16, 64, 256):
+        bench.shape = replace(base, tokens=tokens)
+        found = bench.times({"ours": bench.ours(1)})
+        rows.append(bench.row("growth", f"length {tokens}", found["ours"] / tokens * 1e3, "ms a step", 1))
+    for layers in (6, 12, 24):
+        deeper = Bench(replace(base, layers=layers), rounds)
+        found = deeper.times({"ours": deeper.ours(1)})
+        rows.append(deeper.row("growth", f"depth {layers}", found["ours"] / base.tokens * 1e3, "ms a step", 1))
+    return rows
+
+
+def bandwidth(bench: Bench) -> list[dict]:
+    """Bytes of weights that a token needs, against what this machine reads from memory: the limit for one row."""
+    import torch
+
+    width = torch.finfo(getattr(torch, bench.shape.dtype)).bits // 8
+    decoder = bench.network.get_decoder()
+    cross = sum(b.layer[1].EncDecAttention.k.weight.numel() * 2 for b in decoder.block)
+    weights = sum(p.numel() for p in decoder.block.parameters()) - cross + bench.network.lm_head.weight.numel()
+    memory = torch.ones(256 * 1024 * 1024 // 4)
+    found = bench.times(
+        {"ours": bench.ours(1), "encoder": _encoder_only(bench, 1), "generate": bench.generate(1), "read": lambda: memory.sum()}
+    )
+    step = (found["ours"] - found["encoder"]) / bench.shape.tokens
+    theirs = (found["generate"] - found["encoder"]) / bench.shape.tokens
+    limit = memory.numel() * 4 / found["read"]
+    return [
+        bench.row("bandwidth", "weights a token", [weights * width / 1e6], "MB", 1),
+        bench.row("bandwidth", "this machine reads", limit / 1e9, "GB/s", 1),
+        bench.row("bandwidth", "ours", weights * width / step / limit, "of the limit", 1),
+        bench.row("bandwidth", "transformers generate", weights * width / theirs / limit, "of the limit", 1),
+    ]
+
+
+def compiled_peer(bench: Bench, batch: int) -> Callable[[], object]:
+    """`generate` with a static cache and a compiled forward pass; the first call compiles."""
+    import torch
+
+    plain, compiled = bench.network.forward, torch.compile(bench.network.forward)
+    run = bench.generate(batch, cache_implementation="static", disable_compile=True)
+
+    def compiled_run():
+        bench.network.forward = compiled
+        try:
+            run()
+        finally:
+            bench.network.forward = plain
+
+    return compiled_run
+
+
+def ctranslate2_peer(bench: Bench, batch: int, folder: Path) -> Callable[[], object]:
+    """CTranslate2 with the same weights, greedy, at the same length."""
+    try:
+        import ctranslate2
+        from ctranslate2.converters import TransformersConverter
+    except ImportError as error:
+        raise CompanionError('The peer CTranslate2 is not installed: run "make bench", which installs it.') from error
+    import torch
+
+    from .models.mini import train_tokenizer
+
+    target = folder / f"ct2-{bench.shape.name}"
+    if not target.exists():
+        tokenizer = train_tokenizer(["the red house is near the river"] * 50, 200)
+        source = folder / f"hf-{bench.shape.name}"
+        bench.network.config.eos_token_id = 1
+        bench.network.save_pretrained(source)
+        tokenizer.save_pretrained(source)
+        bench.network.config.eos_token_id = -1
+        TransformersConverter(str(source)).convert(str(target))
+    translator = ctranslate2.Translator(str(target), compute_type="float32", intra_threads=torch.get_num_threads(), inter_threads=1)
+    tokens = [["▁the"] * bench.shape.source for _ in range(batch)]
+    options = dict(beam_size=1, max_decoding_length=bench.shape.tokens, min_decoding_length=bench.shape.tokens)
+    lengths = {len(found.hypotheses[0]) for found in translator.translate_batch(tokens, **options)}
+    if lengths != {bench.shape.tokens}:
+        raise CompanionError(f"CTranslate2 decoded {lengths} tokens in place of {bench.shape.tokens}: the comparison would be void.")
+    return lambda: translator.translate_batch(tokens, **options)
+
+
+def run(shapes: list[str] | None = None, rounds: int = 5, peers: bool = True, progress=print) -> pd.DataFrame:
+    """The whole table.
+
+    Args:
+        shapes: names of `SHAPES`; all by default.
+        rounds: of each comparison; large batches of large shapes take three.
+        peers: whether to time CTranslate2 and compiled `transformers` too.
+        progress: called with a line before each part.
+    """
+    rows = []
+    for name in shapes or SHAPES:
+        for dtype in ("float32", "bfloat16"):
+            bench = Bench(replace(SHAPES[name], dtype=dtype), rounds)
+            with tempfile.TemporaryDirectory() as folder:
+                for batch in (1, 8, 32):
+                    progress(f"{name} {dtype}: full depth, batch {batch}")
+                    bench.rounds = min(rounds, 3) if batch > 1 and name != "mini" else rounds
+                    others = {"transformers generate": bench.generate(batch)}
+                    if peers and dtype == "float32":
+                        others["CTranslate2"] = ctranslate2_peer(bench, batch, Path(folder))
+                        if batch == 1 or name == "mini":
+                            others["transformers, static cache, compiled"] = compiled_peer(bench, batch)
+                    target = {"mini": ">= 2.0", "t5-large": ">= 1.15"}.get(name, "") if batch == 1 and dtype == "float32" else ""
+                    rows += full_depth(bench, batch, others, target)
+            bench.rounds = rounds
+            if dtype == "float32":
+                progress(f"{name}: exits, measures, bandwidth")
+                rows += exit_cost(bench) + measure_cost(bench) + bandwidth(bench)
+                bench.rounds = min(rounds, 3)
+                rows += spread_exits(bench)
+    if not shapes or "t5-base" in shapes:
+        progress("t5-base: growth")
+        rows += growth(SHAPES["t5-base"], min(rounds, 3))
+    return pd.DataFrame(rows)
+
+
+def save(table: pd.DataFrame, folder: Path | None = None) -> Path:
+    """Writes the table and the description of the machine beside it, both or neither."""
+    import torch
+
+    folder = folder or output_root() / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {
+        "processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.system(),
+        "python": platform.python_version(), "torch": torch.__version__, "transformers": _version("transformers"),
+        "ctranslate2": _version("ctranslate2"), "mkldnn": torch.backends.mkldnn.is_available(),
+    }  # fmt: skip
+    for name, text in (
+        ("decoder.csv", table.to_csv(index=False, float_format="%.4g", lineterminator="\n")),
+        ("machine.json", json.dumps(about, indent=1) + "\n"),
+    ):
+        partial = folder / f".{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        partial.rename(folder / name)
+    return folder / "decoder.csv"
+
+
+def _version(package: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def missed(table: pd.DataFrame) -> pd.DataFrame:
+    """The lines whose median misses the target that stands beside it."""
+    def misses(row) -> bool:
+        sign, limit = row.target.split()
+        return row.median < float(limit) if sign == ">=" else row.median > float(limit)
+
+    return table[[bool(row.target) and misses(row) for row in table.itertuples()]]
