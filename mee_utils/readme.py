@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pandas as pd
 
+from .bench import missed
 from .figures import label
 from .profiles import PACKAGE
 from .tasks.scores import PRIMARY
 
 BEGIN, END = "<!-- numbers: make readme -->", "<!-- end of numbers -->"
+BENCH_BEGIN, BENCH_END = "<!-- bench: make readme -->", "<!-- end of bench -->"
 FIGURES = PACKAGE.parent / "figures"
 PROFILES = ("small", "real")
 
@@ -67,8 +70,90 @@ def block() -> str:
     return "\n".join([*parts, "**What the papers say, and what these models do**", "", *claims_table()])
 
 
+def _spread(row, digits: int = 2) -> str:
+    return f"{row['median']:.{digits}f} ({row.lowest:.{digits}f} to {row.highest:.{digits}f})"
+
+
+def full_depth_table(table: pd.DataFrame) -> list[str]:
+    """One line a shape, precision and batch: milliseconds a step, and how many times faster than each peer."""
+    found = table[table.group == "full depth"]
+    peers = list(dict.fromkeys(found[found.against != ""].against))
+    lines = ["| shape | precision | batch | ms a step | " + " | ".join(f"times {p}" for p in peers) + " |", "|---|---|---|---|" + "---|" * len(peers)]
+    for (shape, dtype, batch), rows in found.groupby(["shape", "dtype", "batch"], sort=False):
+        step = rows[(rows.what == "ours") & (rows.against == "")].iloc[0]
+        ratios = [rows[rows.against == peer] for peer in peers]
+        cells = [_spread(r.iloc[0]) if len(r) else "" for r in ratios]
+        lines.append(f"| {shape} | {dtype} | {batch} | {step['median']:.2f} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def exits_table(table: pd.DataFrame) -> list[str]:
+    """One line a pattern of forced exits: how many times faster, and the cost as a share of the ideal."""
+    lines = ["| shape | batch | forced exits | times faster than | | cost, as a share of the ideal |", "|---|---|---|---|---|---|"]
+    for (shape, batch, what), rows in table[table.group.isin(["exit cost", "spread exits"])].groupby(["shape", "batch", "what"], sort=False):
+        ideal = rows[rows.unit == "of the ideal"]
+        for row in rows[rows.unit == "times faster"].itertuples():
+            share = _spread(ideal.iloc[0]) if len(ideal) else ""
+            lines.append(f"| {shape} | {batch} | {what} | {row.against} | {_spread(pd.Series(row._asdict()))} | {share} |")
+    return lines
+
+
+def measures_table(table: pd.DataFrame) -> list[str]:
+    """One line a measure: what asking it costs at every block, as a share of a block, for each shape."""
+    found = table[table.group == "measure cost"]
+    shapes = list(dict.fromkeys(found["shape"]))
+    lines = ["| asked at every block | " + " | ".join(shapes) + " |", "|---|" + "---|" * len(shapes)]
+    for what, rows in found.groupby("what", sort=False):
+        cells = [_spread(rows[rows["shape"] == shape].iloc[0]) for shape in shapes]
+        lines.append(f"| {what.replace('_', ' ')} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def bandwidth_lines(table: pd.DataFrame) -> list[str]:
+    """One sentence a shape: bytes of weights a token, and how near to this machine's memory the decoder comes."""
+    lines = []
+    for shape, rows in table[table.group == "bandwidth"].groupby("shape", sort=False):
+        value = rows.set_index("what")["median"]
+        lines.append(
+            f"- {shape}: a token needs {value['weights a token']:.0f} MB of weights; the machine reads {value['this machine reads']:.1f} GB/s; "
+            f"ours runs at {value['ours']:.0%} of that limit, `generate` at {value['transformers generate']:.0%}."
+        )
+    return lines
+
+
+def missed_lines(table: pd.DataFrame) -> list[str]:
+    """The lines that miss the target they were given."""
+    rows = missed(table)
+    if rows.empty:
+        return ["Every target was met."]
+    return ["Targets missed:", ""] + [
+        f"- {r.shape}, {r.dtype}, batch {r.batch}, {r.what.replace('_', ' ')}: {r.median:.2f} {r.unit}{' ' + r.against if r.against else ''} (target {r.target})"
+        for r in rows.itertuples()
+    ]
+
+
+def bench_block() -> str:
+    """The generated part of README.md about speed, from the table that `make bench` stored."""
+    table = pd.read_csv(FIGURES / "bench" / "decoder.csv").fillna({"against": "", "target": ""})
+    about = json.loads((FIGURES / "bench" / "machine.json").read_text(encoding="utf-8"))
+    machine = f"{about['processor']}, {about['cores']} cores, torch {about['torch'].split('+')[0]}, transformers {about['transformers']}"
+    parts = [
+        [f"`make bench` on {machine}; random weights, since cost does not depend on them; medians of ratios within a round, with the "
+         "smallest and largest. More than 1 means that ours is faster."],
+        full_depth_table(table), exits_table(table),
+        ["What deciding costs where nobody exits, as a share of a block, one row at a time:"], measures_table(table),
+        bandwidth_lines(table), missed_lines(table),
+    ]  # fmt: skip
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def replaced(text: str, begin: str, end: str, block: str) -> str:
+    """A text with what stands between two marks replaced."""
+    before, rest = text.split(begin, 1)
+    return f"{before}{begin}\n{block}\n{end}{rest.split(end, 1)[1]}"
+
+
 def update(path: Path) -> None:
-    """Replaces the generated part of a README."""
-    text = path.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN, 1)
-    path.write_text(f"{before}{BEGIN}\n{block()}\n{END}{rest.split(END, 1)[1]}", encoding="utf-8")
+    """Replaces the generated parts of a README."""
+    text = replaced(path.read_text(encoding="utf-8"), BEGIN, END, block())
+    path.write_text(replaced(text, BENCH_BEGIN, BENCH_END, bench_block()), encoding="utf-8")

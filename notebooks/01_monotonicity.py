@@ -9,7 +9,7 @@
 # confidence in the final prediction grows with every block, vanilla's comes late, FREE's rises to its exit, dips, and rises again.
 #
 # **What we do.** Each model greedily writes its own output at full depth. That output is fed back once, and the shared read-out is
-# applied to the state after *every* block. Nothing exits here: this is the landscape that exit rules will walk on.
+# applied to the state after *every* block. Nothing exits until the last section: this is the landscape that exit rules walk on.
 #
 # **Expectation, before running:** the order CALM, late-weighted, FREE, vanilla at the early blocks, since that is the order in which
 # the objectives ask anything of them.
@@ -25,8 +25,9 @@ seed = 0  # which tokens Figure 3 shows
 # %%
 import pandas as pd
 
-from mee_utils import Companion, claims, figures, trace
+from mee_utils import Companion, ExitPolicy, claims, figures, trace
 from mee_utils.evaluation import monotonicity
+from mee_utils.evaluation.replay import replay_against_decoding
 
 companion = Companion("01_monotonicity", profile, data, limit=limit, max_new_tokens=max_new_tokens, bins=bins, seed=seed)
 tasks = companion.tasks(limit)
@@ -235,6 +236,37 @@ kept = ["task", "model", "layer", *[c for c in per_block if c.startswith("expect
 companion.save_table(per_block[per_block.layer.isin(blocks)][kept], "expected_calibration_error")
 
 # %% [markdown]
+# ## From landscape to decoding: what replay promises, and what happens
+#
+# A trace can be asked what any exit rule *would* have done at each block; thousands of thresholds take seconds that way. The decoder does
+# it for real: a token that leaves early hands its state on as keys and values for the blocks it skipped, and a wrong token is fed back.
+# Here are the rules that need no training with MEE's published settings (threshold 0.9, decay 4, no exit before a third of the depth),
+# and the oracle. Replay is trusted later only as far as the two agree: `same_exit` counts tokens up to the first that differs from the
+# full-depth output.
+
+# %%
+first = layers // 3
+policies = {
+    name: ExitPolicy(name, threshold=0.9, decay=4.0, min_layer=first)
+    for name in ("softmax_margin", "hidden_similarity", "rising_top1")
+} | {"oracle": ExitPolicy("oracle"), "static": ExitPolicy("static", min_layer=first)}
+exits = pd.concat(
+    [
+        replay_against_decoding(models["calm"], tasks[task], own[task, "calm"], policies, max_new_tokens, task=task)
+        for task in tasks if "calm" in models
+    ],
+    ignore_index=True,
+)
+companion.save_table(exits, "replay_against_decoding")
+
+# %%
+for row in exits.itertuples():
+    print(
+        f"{figures.label(row.task)}, {row.policy}: replay foretells block {row.mean_exit_layer_replay:.2f}, decoding leaves at "
+        f"{row.mean_exit_layer_decoded:.2f}; {figures.label(row.metric)} {row.score:.1f} of {row.full_score:.1f}, {row.flops_share:.0%} of the operations"
+    )
+
+# %% [markdown]
 # ## Each published statement beside our number
 #
 # The statements of MEE's third section as predicates on the tables above. Where a verdict says "does not hold", that is what these models do
@@ -256,8 +288,9 @@ for claim, rows in verdicts.groupby("claim", sort=False):
 #
 # Settling early is a property of the *objective*, and these curves show how much of it each objective buys. They do not show that
 # exiting early is safe: a rule does not know the last block's answer, it sees confidence, and the calibration figures show how far that
-# can be trusted block by block. Nor do they show speed. Everything here is full depth and along the model's own output; real decoding
-# with exits feeds earlier mistakes back.
+# can be trusted block by block. Nor do they show speed: everything but the last table is full depth. That table shows what else an exit
+# does: it leaves other keys and values behind, and a wrong token is fed back. How thresholds trade quality for speed is the matter of
+# the notebooks on classifiers and results.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in `figures/<profile>/01_monotonicity`.
 

@@ -13,8 +13,8 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_its_numbers_are_those_of_the_stored_tables():
-    generated = TEXT.split(readme.BEGIN)[1].split(readme.END)[0].strip()
-    assert generated == readme.block()
+    for begin, end, block in ((readme.BEGIN, readme.END, readme.block()), (readme.BENCH_BEGIN, readme.BENCH_END, readme.bench_block())):
+        assert TEXT.split(begin)[1].split(end)[0].strip() == block.strip()
 
 
 def test_what_it_names_is_there():

@@ -278,22 +278,28 @@ class LayerwiseDecoder:
         """`[rows, parts * inner]` to `[parts, rows, head, d_kv]`."""
         return joined.view(-1, parts, self.heads, self.d_kv).transpose(0, 1)
 
-    def _own_keys_values(self, weights: Block, layer: int, x: Tensor, cache: Cache, rows: Rows, first) -> Tensor:
+    def _own_keys_values(self, weights: Block, layer: int, x: Tensor, cache: Cache, rows: Rows, first: np.ndarray | None) -> Tensor:
         """Stores keys and values of the present token, and of those that skipped this block; returns the query `[rows, head, 1, d_kv]`."""
-        own, normed = cache.own[layer - 1], weights.norms[0](x)
+        own, position = cache.own[layer - 1], cache.position
         if first is None:
-            query, *_ = made = self._split(weights.queries_keys_values(normed), 3)
+            query, *_ = made = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
             if rows.all:
-                own[:, :, :, cache.position] = made[1:]
+                own[:, :, :, position] = made[1:]
             else:
-                own[:, rows.index, :, cache.position] = made[1:]
+                own[:, rows.index, :, position] = made[1:]
             return query[:, :, None]
-        slots, positions = _to_device(waiting_places(first, cache.position, rows.slots), x.device)
-        skipped = weights.norms[0](cache.states[slots, positions])
-        made = self._split(weights.key_value(torch.cat([normed, skipped])), 2)
-        present = torch.full((len(x),), cache.position, device=x.device)
+        begin = int(first[0])
+        if rows.all and (first == begin).all():  # every row catches up from the same place, as one row always does
+            normed = weights.norms[0](torch.cat([cache.states[:, begin:position], x[:, None]], dim=1))
+            made = self._split(weights.key_value(normed).flatten(0, 1), 2).unflatten(1, normed.shape[:2])
+            own[:, :, :, begin : position + 1] = made.transpose(2, 3)
+            return weights.query(normed[:, -1]).view(-1, self.heads, 1, self.d_kv)
+        slots, positions = _to_device(waiting_places(first, position, rows.slots), x.device)
+        normed = weights.norms[0](torch.cat([x, cache.states[slots, positions]]))
+        present = torch.full((len(x),), position, device=x.device)
+        made = self._split(weights.key_value(normed), 2)
         own[:, torch.cat([rows.index, slots]), :, torch.cat([present, positions])] = made.transpose(0, 1)
-        return weights.query(normed).view(-1, self.heads, 1, self.d_kv)
+        return weights.query(normed[: len(x)]).view(-1, self.heads, 1, self.d_kv)
 
     def _self_attention(self, layer: int, query: Tensor, cache: Cache, rows: Rows) -> Tensor:
         keys_values = cache.own[layer - 1][:, :, :, : cache.position + 1]

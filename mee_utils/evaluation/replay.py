@@ -16,6 +16,7 @@ import pandas as pd
 
 from ..errors import CompanionError
 from ..exits.policy import ExitPolicy
+from ..tasks.scores import PRIMARY
 
 
 class TraceObservation:
@@ -123,3 +124,37 @@ def agreement(trace, generation, policy: ExitPolicy, max_new_tokens: int = 64) -
         "mean_exit_layer_replay": float(exits.mean()),
         "mean_exit_layer_decoded": generation.mean_exit_layer,
     }
+
+
+def replay_against_decoding(
+    model, task, trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64, batch_size: int = 32, **labels
+) -> pd.DataFrame:
+    """Decodes for real with each policy and sets it beside its replay, and the score beside that of full depth.
+
+    Args:
+        model: from `load_model`.
+        task: its inputs, and its score.
+        trace: of the model's own full-depth output on the inputs of the task.
+        policies: name -> policy.
+        max_new_tokens: the longest output.
+        batch_size: rows at a time.
+        labels: further columns.
+
+    Returns:
+        One row a policy: what `agreement` returns, the task's primary `score` and `full_score`, and `flops_share`, the decoder's operations
+        as a share of those at full depth.
+    """
+    from ..decoding.generation import generate
+
+    settings, metric, rows = dict(max_new_tokens=max_new_tokens, batch_size=batch_size), PRIMARY[task.name], []
+    full = generate(model, task.inputs, **settings)
+    for name, policy in policies.items():
+        found = generate(model, task.inputs, policy, **settings)
+        rows.append(
+            {
+                **labels, "policy": name, **agreement(trace, found, policy, max_new_tokens), "metric": metric,
+                "score": task.score(found.texts)[metric], "full_score": task.score(full.texts)[metric],
+                "flops_share": found.flops.sum() / full.flops.sum(),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
