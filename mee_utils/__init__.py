@@ -31,6 +31,10 @@ _HOME = {
     "Measure": "exits.measures",
     "ForcedExits": "exits.measures",
     "replay": "evaluation.replay",
+    "ExitClassifier": "exits.classifiers",
+    "load_classifier": "exits.classifiers",
+    "save_classifier": "exits.classifiers",
+    "train_classifier": "exits.training",
 }
 
 __all__ = sorted(_HOME)

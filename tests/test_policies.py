@@ -179,8 +179,19 @@ def test_what_cannot_be_replayed_says_so(traced):
         def confidence(self, now):
             return now.state.sum(-1)
 
-    with pytest.raises(CompanionError, match='does not keep "state"'):
+    with pytest.raises(CompanionError, match="give the model of the trace"):
         replay(found, ExitPolicy(OnState()))
+    with pytest.raises(CompanionError, match="made without states"):
+        replay(found, ExitPolicy(OnState()), model=traced[0])
+
+    class OnLogits(Measure):
+        name = "on_logits"
+
+        def confidence(self, now):
+            return now.logits.max(-1)
+
+    with pytest.raises(CompanionError, match='does not keep "logits"'):
+        replay(found, ExitPolicy(OnLogits()))
     with pytest.raises(CompanionError, match="names block 9"):
         replay(found, ExitPolicy(min_layer=9))
 

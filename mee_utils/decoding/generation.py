@@ -220,7 +220,7 @@ def decode_token(
     if policy is not None and policy.rule.looks_ahead:
         return _decode_looking_ahead(decoder, cache, rows, ids, policy, sequence)
     decisions = policy.decision_layers(decoder.layers) if policy else ()
-    watched = decisions[0] - policy.rule.lookback if decisions else decoder.layers + 1
+    watched = policy.watched_from(decoder.layers) if policy else decoder.layers + 1
     left, now, here = _Left(len(rows)), None, np.arange(len(rows))
     labels = _Labels(decoder, cache, policy) if policy and policy.schedule.learns else None
     x, active = decoder.embed(ids), np.ones(len(rows), dtype=bool)

@@ -33,6 +33,7 @@ class Observation:
     ):  # fmt: skip
         self.decoder, self.layer, self.layers, self.after, self.before = decoder, layer, decoder.layers, after, before
         self.rows, self.sequence, self.position, self.previous = rows, sequence, position, previous
+        self._kept: dict = {}
 
     @cached_property
     def state(self) -> Tensor:
@@ -84,6 +85,12 @@ class Observation:
             after, before = after.float(), before.float()
         return torch.nn.functional.cosine_similarity(after, before, dim=-1)
 
+    def recall(self, key, make) -> tuple[Tensor, ...]:
+        """What a measure keeps with this block, `make(now)`: tensors that begin with the rows; made once, then looked up."""
+        if key not in self._kept:
+            self._kept[key] = make(self)
+        return self._kept[key]
+
     def earlier(self, blocks: int) -> Observation | Kept:
         """The same rows, `blocks` blocks before."""
         found = self
@@ -93,10 +100,23 @@ class Observation:
 
 
 class Kept:
-    """An observation seen by the rows that are still there."""
+    """An observation (or such a view of one) seen by the rows that are still there."""
 
-    def __init__(self, observation: Observation, index: np.ndarray):
-        self.observation, self.index = observation, torch.from_numpy(index).to(observation.after.device)
+    def __init__(self, observation: Observation | Kept, index: np.ndarray):
+        self.observation, self.index = observation, index
+
+    def _pick(self, values):
+        if isinstance(values, Tensor):
+            return values[torch.from_numpy(self.index).to(values.device)]
+        return values[self.index] if isinstance(values, np.ndarray) else values
+
+    def recall(self, key, make) -> tuple[Tensor, ...]:
+        """What a measure kept with that block, for the rows that are still there."""
+        return tuple(map(self._pick, self.observation.recall(key, make)))
+
+    def earlier(self, blocks: int) -> Kept:
+        """The same rows, further back."""
+        return Kept(self.observation.earlier(blocks), self.index)
 
     def __getattr__(self, name: str):
-        return getattr(self.observation, name)[self.index]
+        return self._pick(getattr(self.observation, name))

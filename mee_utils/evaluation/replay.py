@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -18,45 +19,94 @@ from ..errors import CompanionError
 from ..exits.policy import ExitPolicy
 from ..tasks.scores import PRIMARY
 
+CHUNK = 4096  # tokens whose states are in memory at a time
+
+
+class TraceTokens:
+    """Some tokens of a trace, at every block.
+
+    Args:
+        trace: from `mee_utils.trace`.
+        tokens: which.
+        model: the model of the trace, for measures that look at states.
+    """
+
+    def __init__(self, trace, tokens: slice, model=None):
+        self.trace, self.tokens, self.model = trace, tokens, model
+        self._blocks: dict[int, TraceObservation] = {}
+
+    def at(self, layer: int) -> TraceObservation:
+        """The tokens at one block."""
+        return self._blocks.setdefault(layer, TraceObservation(self, layer))
+
+    @cached_property
+    def states(self):
+        """`n(h)`, `[token, layer, d_model]`, in single precision; a tensor, since it is for networks."""
+        from ..exits.training import check_trace, normalized_states
+
+        if self.model is None:
+            raise CompanionError("This measure looks at states: give the model of the trace too, as in replay(trace, policy, model=model).")
+        check_trace(self.trace, self.model)
+        return normalized_states(self.trace, self.tokens, self.model)
+
 
 class TraceObservation:
-    """All tokens of a trace at one block; the attributes that measures look at (see `mee_utils.exits.measures`), as arrays `[token]`."""
+    """Tokens of a trace at one block; the attributes that measures look at (see `mee_utils.exits.measures`), as arrays `[token]`."""
 
-    def __init__(self, trace, layer: int):
-        self.trace, self.layer, self.layers = trace, layer, trace.layers
-        self.sequence, self.position = trace.sequence, trace.position
+    def __init__(self, all_blocks: TraceTokens, layer: int):
+        self.all_blocks, self.layer, self.layers = all_blocks, layer, all_blocks.trace.layers
+        self.sequence = all_blocks.trace.sequence[all_blocks.tokens]
+        self.position = all_blocks.trace.position[all_blocks.tokens]
+        self._kept: dict = {}
 
     def __getattr__(self, name: str):
         if name in ("top1_probability", "top1_id", "margin", "entropy", "similarity"):
-            return getattr(self.trace, name)[:, self.layer - 1]
+            return getattr(self.all_blocks.trace, name)[self.all_blocks.tokens, self.layer - 1]
         raise CompanionError(f'A trace does not keep "{name}": this measure cannot be replayed, decode with it instead.')
+
+    @property
+    def state(self):
+        """`n(h)`, `[token, d_model]`, a tensor."""
+        return self.all_blocks.states[:, self.layer - 1]
 
     @property
     def settled(self) -> np.ndarray:
         """1 where the prediction is the final one from this block on."""
-        same = self.trace.top1_id[:, self.layer - 1 :] == self.trace.final_id[:, None]
+        trace, tokens = self.all_blocks.trace, self.all_blocks.tokens
+        same = trace.top1_id[tokens, self.layer - 1 :] == trace.final_id[tokens, None]
         return same.all(axis=1).astype(np.float64)
+
+    def recall(self, key, make):
+        """What a measure keeps with this block."""
+        if key not in self._kept:
+            self._kept[key] = make(self)
+        return self._kept[key]
 
     def earlier(self, blocks: int) -> TraceObservation:
         """The same tokens, `blocks` blocks before."""
-        return TraceObservation(self.trace, self.layer - blocks)
+        return self.all_blocks.at(self.layer - blocks)
 
 
-def confidences(trace, policy: ExitPolicy) -> np.ndarray:
-    """What the policy's measure says at each block it is asked at, `[token, decision]`."""
+def confidences(trace, policy: ExitPolicy, model=None) -> np.ndarray:
+    """What the policy's measure says at each block it is asked at, `[token, decision]`; some thousand tokens at a time."""
     decisions = policy.decision_layers(trace.layers)
-    if not decisions:
-        return np.empty((len(trace), 0))
-    return np.stack([np.asarray(policy.rule.confidence(TraceObservation(trace, layer))) for layer in decisions], axis=1)
+    found = np.empty((len(trace), len(decisions)))
+    for start in range(0, len(trace), CHUNK):
+        tokens = slice(start, start + CHUNK)
+        chunk = TraceTokens(trace, tokens, model)
+        for place, layer in enumerate(decisions):
+            found[tokens, place] = np.asarray(policy.rule.confidence(chunk.at(layer)))
+    return found
 
 
-def replay(trace, policy: ExitPolicy, max_new_tokens: int = 64) -> np.ndarray:
+def replay(trace, policy: ExitPolicy, max_new_tokens: int = 64, model=None) -> np.ndarray:
     """The block at which each token of a trace would exit.
 
     Args:
         trace: from `mee_utils.trace`.
         policy: when to exit.
         max_new_tokens: the `N` of decaying thresholds; as in `generate`.
+        model: the model of the trace, where the measure looks at states (trained classifiers).
 
     Returns:
         `[token]`, 1 to L.
@@ -67,12 +117,12 @@ def replay(trace, policy: ExitPolicy, max_new_tokens: int = 64) -> np.ndarray:
     if policy.schedule.learns:
         raise CompanionError("An adaptive threshold learns while it decodes and cannot be replayed: use generate.")
     decisions = np.array([*policy.decision_layers(trace.layers), trace.layers])
-    exceeded = policy.schedule.exceeded(confidences(trace, policy), np.asarray(trace.position)[:, None], max_new_tokens)
+    exceeded = policy.schedule.exceeded(confidences(trace, policy, model), np.asarray(trace.position)[:, None], max_new_tokens)
     always = np.ones((len(trace), 1), dtype=bool)
     return decisions[np.concatenate([exceeded, always], axis=1).argmax(axis=1)]
 
 
-def sweep(trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens: int = 64) -> pd.DataFrame:
+def sweep(trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens: int = 64, model=None) -> pd.DataFrame:
     """Replays a policy at many thresholds.
 
     Args:
@@ -80,12 +130,13 @@ def sweep(trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens
         policy: its measure, decay and blocks are kept, its threshold replaced.
         thresholds: the values to try.
         max_new_tokens: as in `replay`.
+        model: as in `replay`.
 
     Returns:
         One row a threshold: `threshold`, `mean_exit_layer`, and `same_token`, the share of tokens whose prediction at the exit is
         that of the last block.
     """
-    asked, rows = confidences(trace, policy), []
+    asked, rows = confidences(trace, policy, model), []
     decisions = np.array([*policy.decision_layers(trace.layers), trace.layers])
     same = trace.top1_id[:, decisions - 1] == trace.final_id[:, None]
     position, always = np.asarray(trace.position)[:, None], np.ones((len(trace), 1), dtype=bool)
@@ -96,7 +147,7 @@ def sweep(trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens
     return pd.DataFrame(rows, columns=["threshold", "mean_exit_layer", "same_token"])
 
 
-def agreement(trace, generation, policy: ExitPolicy, max_new_tokens: int = 64) -> dict[str, float]:
+def agreement(trace, generation, policy: ExitPolicy, max_new_tokens: int = 64, model=None) -> dict[str, float]:
     """How well a replay foretells real decoding with the same policy on the same inputs.
 
     Args:
@@ -104,12 +155,13 @@ def agreement(trace, generation, policy: ExitPolicy, max_new_tokens: int = 64) -
         generation: what `generate` returned for the inputs of the trace.
         policy: the policy of both.
         max_new_tokens: of both.
+        model: as in `replay`.
 
     Returns:
         `same_output`: share of outputs that are the full-depth ones; `same_exit`: share of tokens, up to the first that differs from
         the full-depth output, with the same exit block; `mean_exit_layer_replay`, `mean_exit_layer_decoded`.
     """
-    exits, same_output, same_exit = replay(trace, policy, max_new_tokens), [], []
+    exits, same_output, same_exit = replay(trace, policy, max_new_tokens, model), [], []
     starts = np.searchsorted(trace.sequence, np.arange(len(generation.token_ids) + 1))
     for index, (ids, layers) in enumerate(zip(generation.token_ids, generation.exit_layers, strict=True)):
         full, foretold = trace.token_id[starts[index] : starts[index + 1]], exits[starts[index] : starts[index + 1]]
@@ -152,7 +204,7 @@ def replay_against_decoding(
         found = generate(model, task.inputs, policy, **settings)
         rows.append(
             {
-                **labels, "policy": name, **agreement(trace, found, policy, max_new_tokens), "metric": metric,
+                **labels, "policy": name, **agreement(trace, found, policy, max_new_tokens, model), "metric": metric,
                 "score": task.score(found.texts)[metric], "full_score": task.score(full.texts)[metric],
                 "flops_share": found.flops.sum() / full.flops.sum(),
             }

@@ -11,6 +11,7 @@ offers, each made only when it is asked for:
 | `state` | the normalised state `n(h)`, `[rows, d_model]` |
 | `sequence`, `position` | index of the input, and how many tokens it has emitted |
 | `earlier(k)` | the same rows k blocks before |
+| `recall(key, make)` | what a measure keeps with this block: `make(now)`, a tuple of tensors `[rows, ...]`, made once |
 
 The attributes are tensors while decoding and numpy arrays when a trace is replayed; a measure that keeps to operators works on
 both. To add one: write its class here, name it in `MEASURES`, and `ExitPolicy(measure="...")`, `generate`, `replay`, the FLOPs
@@ -34,6 +35,7 @@ class Measure:
         range: the values that thresholds may take.
         read_out: whether it looks at probabilities, that is, multiplies by the vocabulary.
         lookback: how many earlier blocks it looks at.
+        from_first: whether it must have seen every block from the first on (recurrent measures).
         looks_ahead: whether it needs the blocks after this one too (the oracle): decoding then runs all of them.
         has_threshold: whether a threshold means anything to it.
     """
@@ -42,6 +44,7 @@ class Measure:
     range = (0.0, 1.0)
     read_out = False
     lookback = 0
+    from_first = False
     looks_ahead = False
     has_threshold = True
 
@@ -149,7 +152,7 @@ class ForcedExits(Measure):
 MEASURES: dict[str, type[Measure]] = {
     measure.name: measure for measure in (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
 }
-TRAINED = ("linear_classifier", "hidden_classifier", "three_hidden_classifier", "lstm_classifier")
+TRAINED = ("linear_classifier", "hidden_classifier", "low_rank_classifier", "three_hidden_classifier", "lstm_classifier")
 
 
 def find_measure(measure: str | Measure) -> Measure:

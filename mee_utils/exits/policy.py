@@ -98,11 +98,20 @@ class ExitPolicy:
         allowed = self.exit_layers or range(max(self.min_layer, 1 + self.rule.lookback), layers)
         return tuple(layer for layer in allowed if self.rule.lookback < layer < layers)
 
+    def watched_from(self, layers: int) -> int:
+        """The first block that the measure looks at; beyond the last if there is no decision at all."""
+        decisions = self.decision_layers(layers)
+        if not decisions:
+            return layers + 1
+        return 1 if self.rule.from_first else decisions[0] - self.rule.lookback
+
     def decisions(self, exit_layers: np.ndarray, layers: int) -> np.ndarray:
-        """How often the measure was asked for tokens that left at `exit_layers`; the oracle is counted as if it knew: never."""
+        """How many blocks the measure was computed at for tokens that left at `exit_layers`; none for the oracle, as if it knew."""
         if self.rule.looks_ahead:
             return np.zeros(len(exit_layers), dtype=np.int64)
         asked = np.array(self.decision_layers(layers), dtype=np.int64)
+        if self.rule.from_first and len(asked):
+            return np.minimum(exit_layers, asked[-1])
         return (asked[None, :] <= np.asarray(exit_layers)[:, None]).sum(1)
 
     def read_outs(self, exit_layers: np.ndarray, layers: int) -> np.ndarray:

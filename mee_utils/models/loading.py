@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,15 @@ class Model:
     def layers(self) -> int:
         """Number L of decoder blocks."""
         return len(self.network.get_decoder().block)
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the weights in single precision: what classifiers trained on its states belong to."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.network.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(weight.detach().float().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def device(self) -> torch.device:

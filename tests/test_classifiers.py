@@ -1,0 +1,203 @@
+"""Trained classifiers decide while decoding as they do offline, learn what can be learned, and belong to one model."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import build_lively
+from test_decoder import INPUTS, LENGTH
+from test_policies import plain_attention  # noqa: F401 (a fixture)
+from torch.utils.flop_counter import FlopCounterMode
+
+from mee_utils import CompanionError, ExitPolicy, generate, replay, trace
+from mee_utils.decoding import generation
+from mee_utils.decoding.layerwise import LayerwiseDecoder
+from mee_utils.evaluation.replay import confidences
+from mee_utils.exits.classifiers import load_classifier, new_classifier, save_classifier
+from mee_utils.exits.measures import TRAINED
+from mee_utils.exits.training import normalized_states, targets, train_classifier
+from mee_utils.models.costs import DecoderSizes
+
+REFERENCES = ["Rome", "La maison rouge", "A meeting.", "quatre", "Bob.", "Bob", "la rivière"]
+
+
+@pytest.fixture(scope="module")
+def traced(lively, tmp_path_factory):
+    states = tmp_path_factory.mktemp("states") / "s.npy"
+    return lively, trace(lively, INPUTS, max_new_tokens=LENGTH, states=states)
+
+
+def untrained(kind, seed=0):
+    """With weights large enough for confidences to differ from token to token."""
+    classifier = new_classifier(kind, 32, seed)
+    with torch.no_grad():
+        for weight in classifier.parameters():
+            weight.mul_(3)
+    return classifier
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_confidences_while_decoding_are_those_computed_offline_from_the_trace(traced, kind):
+    model, found = traced
+    classifier, seen = untrained(kind), {}
+    confidence = classifier.confidence
+    classifier.confidence = lambda now: seen.setdefault((now.layer, now.position), generation.on_host(confidence(now))) * 0
+    generate(model, INPUTS, ExitPolicy(classifier), max_new_tokens=LENGTH, batch_size=len(INPUTS))
+    del classifier.confidence
+    offline = confidences(found, ExitPolicy(classifier), model)
+    by_model = classifier.log_odds(normalized_states(found, slice(None), model)).sigmoid()[:, :-1]
+    assert np.allclose(offline, by_model, atol=1e-5), "block by block, and all blocks at once"
+    first, order = 1 + classifier.lookback, sorted(range(len(INPUTS)), key=lambda i: -len(model.tokenizer(INPUTS[i]).input_ids))
+    compared = 0
+    for (layer, position), values in seen.items():
+        going = [i for i in order if (found.sequence == i).sum() > position]
+        tokens = [int(np.flatnonzero((found.sequence == i) & (found.position == position))[0]) for i in going]
+        assert np.allclose(values, offline[tokens, layer - first], atol=1e-5)
+        compared += len(values)
+    assert compared == offline.size
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_exits_of_a_batch_are_those_of_its_rows_and_of_the_replay(traced, kind):
+    model, found = traced
+    level = float(np.quantile(confidences(found, ExitPolicy(untrained(kind)), model), 0.7))
+    policy = ExitPolicy(untrained(kind), threshold=level, propagation="parallel")
+    exits, rows = replay(found, policy, LENGTH, model), generate(model, INPUTS, policy, max_new_tokens=LENGTH, batch_size=len(INPUTS))
+    for index, text in enumerate(INPUTS):
+        alone = generate(model, [text], policy, max_new_tokens=LENGTH)
+        assert rows.token_ids[index] == alone.token_ids[0] and (rows.exit_layers[index] == alone.exit_layers[0]).all()
+        tokens, foretold = found.token_id[found.sequence == index], exits[found.sequence == index]
+        same = np.cumprod([a == b for a, b in zip(rows.token_ids[index], tokens, strict=False)]).sum()
+        assert (rows.exit_layers[index][: same + 1] == foretold[: same + 1]).all()
+    assert len(set(np.concatenate(rows.exit_layers))) > 1
+
+
+def test_the_lstm_begins_anew_with_each_token_and_goes_block_by_block(traced):
+    model, found = traced
+    classifier, states = untrained("lstm_classifier"), normalized_states(found, slice(None), model)
+    for token in (0, len(found) - 1):
+        memory = None
+        for layer in range(found.layers):
+            output, memory = classifier.network(states[token : token + 1, layer : layer + 1], memory)
+            odds = classifier._odds(classifier.head(output[:, -1]))
+            assert torch.allclose(odds, classifier.log_odds(states)[token, layer], atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def learnable(tokenizer, tmp_path_factory):
+    """A trace whose agreement can be read off the states: of one block, or only of the change between blocks."""
+    model = build_lively("t5", tokenizer)
+    found = trace(model, INPUTS * 1, max_new_tokens=LENGTH, states=tmp_path_factory.mktemp("learn") / "s.npy")
+    random, tokens = np.random.default_rng(0), 4000
+    states = random.normal(size=(tokens, 4, 32)).astype(np.float32)
+    for name in ("sequence", "position", "token_id"):
+        setattr(found, name, np.zeros(tokens, np.int32))
+    found.states, found.token_id = states, np.ones(tokens, np.int32)
+    return model, found
+
+
+def teach(found, labels):
+    """Sets the predictions so that block l agrees with the last exactly where `labels` says so."""
+    found.top_ids = np.ones((len(labels), 4, 2), np.int32)
+    found.top_ids[:, :-1, 0] += ~labels
+    return found
+
+
+def balanced_accuracy(classifier, found, model, labels):
+    said = (classifier.log_odds(normalized_states(found, slice(None), model))[:, :-1] > 0).numpy()
+    labels = labels[:, classifier.lookback :]
+    return (said[labels].mean() + (~said)[~labels].mean()) / 2
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_what_one_block_shows_is_learned_though_classes_are_unbalanced(learnable, kind):
+    model, found = learnable
+    labels = found.states[:, :-1, 0] > 1.2  # an eighth
+    classifier, curve = train_classifier(kind, teach(found, labels), model, epochs=25)
+    assert balanced_accuracy(classifier, found, model, labels) > 0.85
+    assert curve[-1]["loss"] < curve[0]["loss"] and [row["epoch"] for row in curve] == list(range(1, 26))
+    assert not any(weight.requires_grad for weight in classifier.parameters())
+
+
+def test_only_measures_that_see_several_blocks_learn_what_lies_between_them(learnable):
+    model, found = learnable
+    labels = np.ones((4000, 3), bool)
+    labels[:, 1:] = found.states[:, 1:3, 0] > found.states[:, 0:2, 0] + 0.3
+    teach(found, labels)
+    scores = {
+        kind: balanced_accuracy(train_classifier(kind, found, model, epochs=10)[0], found, model, labels)
+        for kind in ("linear_classifier", "three_hidden_classifier", "lstm_classifier")
+    }
+    assert scores["three_hidden_classifier"] > scores["linear_classifier"] + 0.05
+    assert scores["lstm_classifier"] > scores["linear_classifier"] + 0.05
+
+
+def test_the_same_seed_trains_the_same_classifier(learnable):
+    model, found = learnable
+    teach(found, found.states[:, :-1, 0] > 0)
+    first, again, other = (train_classifier("hidden_classifier", found, model, seed=seed, epochs=1)[0].key() for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_targets_compare_with_the_last_block_or_with_the_reference(tokenizer, tmp_path):
+    model = build_lively("t5", tokenizer)
+    forced = trace(model, INPUTS, REFERENCES, states=tmp_path / "s.npy")
+    assert (targets(forced) == (forced.top1_id[:, :-1] == forced.top1_id[:, -1:])).all()
+    assert (targets(forced, "correctness") == (forced.top1_id[:, :-1] == forced.token_id[:, None])).all()
+    with pytest.raises(CompanionError, match="trace made with trace"):
+        targets(trace(model, INPUTS, max_new_tokens=3), "correctness")
+    with pytest.raises(CompanionError, match='did you mean "correctness"'):
+        targets(forced, "corectness")
+
+
+def test_a_stored_classifier_is_the_same_and_is_refused_for_other_weights(traced, tokenizer, tmp_path):
+    model, _ = traced
+    for kind in TRAINED:
+        classifier = untrained(kind)
+        path = save_classifier(classifier, tmp_path / f"{kind}.safetensors", model.fingerprint, target="consistency")
+        again = load_classifier(path, model)
+        assert again.key() == classifier.key() and again.settings() == classifier.settings()
+    other = build_lively("t5", tokenizer, seed=9)
+    with pytest.raises(CompanionError, match="trained on the states of other weights"):
+        load_classifier(path, other)
+    with pytest.raises(CompanionError, match="does not exist"):
+        load_classifier(tmp_path / "none.safetensors", model)
+    (tmp_path / "text.safetensors").write_text("text")
+    with pytest.raises(CompanionError, match="is no classifier"):
+        load_classifier(tmp_path / "text.safetensors", model)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_mistakes_are_one_clear_line(traced, tokenizer):
+    model, found = traced
+    without = trace(model, INPUTS, max_new_tokens=2)
+    for call, message in (
+        (lambda: train_classifier("hidden_clasifier", found, model), 'did you mean "hidden_classifier"'),
+        (lambda: train_classifier("linear_classifier", without, model), "made without states"),
+        (lambda: train_classifier("linear_classifier", found, model, blocks=2, units=3), "Unknown option"),
+        (lambda: new_classifier("lstm_classifier", 32, blocks=2), "Unknown option of lstm_classifier"),
+    ):
+        with pytest.raises(CompanionError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TRAINED if kind != "lstm_classifier"])
+def test_operations_of_a_classifier_are_counted_as_a_profiler_counts_them(tokenizer, kind, plain_attention):  # noqa: F811
+    model = build_lively("t5", tokenizer, dtype=torch.float32)
+    decoder, sizes = LayerwiseDecoder(model.network, pack=False), DecoderSizes.of(model.network.config)
+    policy, encoded = ExitPolicy(untrained(kind), threshold=0.5), model.tokenizer(INPUTS[0], return_tensors="pt")
+    with FlopCounterMode(display=False) as encoding, torch.inference_mode():
+        model.network.get_encoder()(**encoded)
+    with FlopCounterMode(display=False) as counter:
+        row = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
+    counted = generation.count_flops(sizes, policy, [row[1]], [encoded.input_ids.shape[1]])
+    assert counted["measure"][0] > 0
+    assert sum(part[0] for part in counted.values()) == counter.get_total_flops() - encoding.get_total_flops()
+
+
+def test_an_lstm_costs_its_gates_at_every_block():
+    classifier = new_classifier("lstm_classifier", 32, hidden=20, depth=2)
+    weights = sum(w.numel() for name, w in classifier.named_parameters() if "weight" in name)
+    assert classifier.flops(32) == 2 * weights
+    policy = ExitPolicy(classifier, min_layer=3)
+    assert list(policy.decisions(np.array([3, 5, 12]), 12)) == [3, 5, 11] and policy.watched_from(12) == 1
