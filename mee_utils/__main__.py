@@ -126,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("rest", nargs="*", help="options for pytest")
         if function is bench:
             command.add_argument("--shape", action="append", default=[], help="only this shape (may be given again); nothing is written")
-            command.add_argument("--rounds", type=int, default=5)
+            command.add_argument("--rounds", type=int, default=3)
         if function in (test, bench, readme):
             continue
         command.add_argument("--profile", default="small")

@@ -252,7 +252,7 @@ policies = {
 } | {"oracle": ExitPolicy("oracle"), "static": ExitPolicy("static", min_layer=first)}
 exits = pd.concat(
     [
-        replay_against_decoding(models["calm"], tasks[task], own[task, "calm"], policies, max_new_tokens, task=task)
+        replay_against_decoding(models["calm"], tasks[task], own[task, "calm"], policies, max_new_tokens)
         for task in tasks if "calm" in models
     ],
     ignore_index=True,

@@ -57,7 +57,7 @@ def test_the_table_is_stored_beside_the_machine(tmp_path):
     path = bench.save(pd.DataFrame({"group": ["x"], "median": [1.23456]}), tmp_path / "bench")
     assert path.read_text() == "group,median\nx,1.235\n"
     about = json.loads((tmp_path / "bench" / "machine.json").read_text())
-    assert about["cores"] and about["torch"] and set(p.name for p in path.parent.iterdir()) == {"decoder.csv", "machine.json"}
+    assert about["cores"] and about["torch"] and {p.name for p in path.parent.iterdir()} == {"decoder.csv", "machine.json"}
 
 
 def test_an_unknown_shape_is_one_line(capsys):

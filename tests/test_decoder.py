@@ -27,8 +27,8 @@ INPUTS = [
 LENGTH = 9
 
 
-def random_exits(seed, layers, inputs=len(INPUTS), length=LENGTH):
-    return np.random.default_rng(seed).integers(1, layers + 1, size=(inputs, length))
+def random_exits(seed, layers, inputs=None):
+    return np.random.default_rng(seed).integers(1, layers + 1, size=(inputs or len(INPUTS), LENGTH))
 
 
 def forced(exits, **options):

@@ -223,10 +223,10 @@ def decode_token(
     watched = policy.watched_from(decoder.layers) if policy else decoder.layers + 1
     left, now, here = _Left(len(rows)), None, np.arange(len(rows))
     labels = _Labels(decoder, cache, policy) if policy and policy.schedule.learns else None
-    x, active = decoder.embed(ids), np.ones(len(rows), dtype=bool)
+    x, active, mask = decoder.embed(ids), np.ones(len(rows), dtype=bool), None
     for layer in range(1, decoder.layers + 1):
         before, x = x, decoder.block(layer, x, cache, rows)
-        if not active.all():  # a row that has exited is carried along with its exit state: the block gets its keys and values
+        if mask is not None:  # a row that has exited is carried along with its exit state: the block gets its keys and values
             x = torch.where(mask, x, before)
         if watched <= layer < decoder.layers:
             now = Observation(decoder, layer, x, before, here, sequence[here], cache.position, now)
@@ -245,7 +245,7 @@ def decode_token(
             if not active.any():
                 return left.read_out(decoder, sequence)
             x, rows, here, active = pick(x, active), rows.keep(active), here[active], active[active]
-        mask = torch.from_numpy(active)[:, None].to(x.device)
+        mask = None if active.all() else torch.from_numpy(active)[:, None].to(x.device)
     left.add(here[active], decoder.layers, np.full(active.sum(), np.nan), pick(x, active), None)
     token = left.read_out(decoder, sequence)
     if labels:

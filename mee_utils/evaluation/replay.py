@@ -179,7 +179,7 @@ def agreement(trace, generation, policy: ExitPolicy, max_new_tokens: int = 64, m
 
 
 def replay_against_decoding(
-    model, task, trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64, batch_size: int = 32, **labels
+    model, task, trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64, batch_size: int = 32
 ) -> pd.DataFrame:
     """Decodes for real with each policy and sets it beside its replay, and the score beside that of full depth.
 
@@ -190,7 +190,6 @@ def replay_against_decoding(
         policies: name -> policy.
         max_new_tokens: the longest output.
         batch_size: rows at a time.
-        labels: further columns.
 
     Returns:
         One row a policy: what `agreement` returns, the task's primary `score` and `full_score`, and `flops_share`, the decoder's operations
@@ -204,7 +203,7 @@ def replay_against_decoding(
         found = generate(model, task.inputs, policy, **settings)
         rows.append(
             {
-                **labels, "policy": name, **agreement(trace, found, policy, max_new_tokens, model), "metric": metric,
+                "task": task.name, "model": model.name, "policy": name, **agreement(trace, found, policy, max_new_tokens, model), "metric": metric,
                 "score": task.score(found.texts)[metric], "full_score": task.score(full.texts)[metric],
                 "flops_share": found.flops.sum() / full.flops.sum(),
             }
