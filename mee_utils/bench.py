@@ -54,6 +54,9 @@ class Bench:
     Args:
         shape: what to time.
         rounds: how often each contender runs, the warm-up not counted.
+
+    Raises:
+        CompanionError: fewer than one round.
     """
 
     def __init__(self, shape: Shape, rounds: int):
@@ -62,6 +65,8 @@ class Bench:
 
         from .decoding.layerwise import LayerwiseDecoder
 
+        if rounds < 1:
+            raise CompanionError(f"rounds={rounds}: at least one is needed.")
         torch.manual_seed(SEED)
         config = transformers.T5Config(
             vocab_size=shape.vocabulary, d_model=shape.d_model, d_kv=shape.d_kv, num_heads=shape.heads, d_ff=shape.d_ff,
@@ -144,10 +149,11 @@ def full_depth(bench: Bench, batch: int, peers: dict[str, Callable[[], object]],
 def exit_cost(bench: Bench, batch: int = 1) -> list[dict]:
     """Exits forced at block l, against l/L of the blocks' time, the read-out, and K/V for the blocks that are caught up on.
 
-    Two patterns: every token leaves at l (nobody ever needs the skipped blocks), and every fourth token goes through all.
+    Two patterns: every token leaves at l (nobody ever needs the skipped blocks), and every fourth token goes through all, which takes
+    the K/V of the three before it along: what a product of four rows costs more than one of one row is what they add.
     """
     layers, tokens, rows = bench.shape.layers, bench.shape.tokens, []
-    read_out, key_value = _parts(bench, batch)
+    read_out, key_value, key_value_4 = _parts(bench, batch)
     for layer in sorted({max(1, layers // 4), layers // 2, 3 * layers // 4}):
         static = np.full((batch, tokens), layer)
         fourth = static.copy()
@@ -161,7 +167,7 @@ def exit_cost(bench: Bench, batch: int = 1) -> list[dict]:
         blocks = (found["full"] - found["nothing"]) / tokens - read_out
         for name, exits in (("static", static), ("fourth", fourth)):
             mean = exits.mean()
-            caught_up = key_value * (exits < layers).mean() * (layers - layer) if name == "fourth" else 0.0
+            caught_up = (key_value_4 - key_value) * (exits == layers).mean() * (layers - layer) if name == "fourth" else 0.0
             expected = found["nothing"] + tokens * (blocks * mean / layers + read_out + caught_up)
             pattern = f"all tokens leave at block {layer}" if name == "static" else f"leave at {layer}, each fourth at {layers}"
             rows.append(bench.row("exit cost", pattern, found[name] / expected, "of the ideal", batch, "share of full depth", "<= 1.15"))
@@ -182,21 +188,23 @@ def _encoder_only(bench: Bench, batch: int) -> Callable[[], object]:
     return run
 
 
-def _parts(bench: Bench, batch: int) -> tuple[float, float]:
-    """Seconds of one read-out (with its norm), and of the keys and values of one skipped block."""
+def _parts(bench: Bench, batch: int) -> tuple[float, float, float]:
+    """Seconds of one read-out (with its norm), and of one block's keys and values for one and for four tokens a row."""
     import torch
 
     decoder = bench.decoder
     states = decoder.embed(torch.arange(batch) + 2)
+    four = states.repeat(4, 1)
     with torch.inference_mode():
         parts = bench.times(
             {
                 "read_out": lambda: [decoder.read_out(decoder.normalize(states)).max(dim=-1) for _ in range(4)],
-                "key_value": lambda: [block.key_value(block.norms[0](states)) for block in decoder.blocks],
+                "one": lambda: [block.key_value(block.norms[0](states)) for block in decoder.blocks],
+                "four": lambda: [block.key_value(block.norms[0](four)) for block in decoder.blocks],
             },
             rounds=9,
         )
-    return parts["read_out"].median() / 4, parts["key_value"].median() / len(decoder.blocks)
+    return parts["read_out"].median() / 4, *(parts[name].median() / len(decoder.blocks) for name in ("one", "four"))
 
 
 def measure_cost(bench: Bench, batch: int = 1) -> list[dict]:
@@ -209,7 +217,7 @@ def measure_cost(bench: Bench, batch: int = 1) -> list[dict]:
     nobody = bench.forced(np.full((batch, bench.shape.tokens), bench.shape.layers))
     runs = {"none": bench.ours(batch), "asking alone": bench.ours(batch, nobody)}
     runs |= {name: bench.ours(batch, policy) for name, policy in policies.items()}
-    found, (read_out, _) = bench.times(runs), _parts(bench, batch)
+    found, (read_out, *_) = bench.times(runs), _parts(bench, batch)
     block = (found["none"] / bench.shape.tokens - read_out) / bench.shape.layers
     rows = []
     for name in list(runs)[1:]:
@@ -355,7 +363,7 @@ def run(shapes: list[str] | None = None, rounds: int = 3, peers: bool = True, pr
 
 
 def save(table: pd.DataFrame, folder: Path | None = None) -> Path:
-    """Writes the table and the description of the machine beside it, both or neither."""
+    """Writes the table and the description of the machine beside it; neither is replaced before both are written."""
     import torch
 
     folder = folder or output_root() / "bench"
@@ -365,13 +373,13 @@ def save(table: pd.DataFrame, folder: Path | None = None) -> Path:
         "python": platform.python_version(), "torch": torch.__version__, "transformers": _version("transformers"),
         "ctranslate2": _version("ctranslate2"), "mkldnn": torch.backends.mkldnn.is_available(),
     }  # fmt: skip
-    for name, text in (
-        ("decoder.csv", table.to_csv(index=False, float_format="%.4g", lineterminator="\n")),
-        ("machine.json", json.dumps(about, indent=1) + "\n"),
-    ):
-        partial = folder / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.rename(folder / name)
+    texts = {
+        "decoder.csv": table.to_csv(index=False, float_format="%.4g", lineterminator="\n"), "machine.json": json.dumps(about, indent=1) + "\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (folder / f".{name}.partial").write_text(text, encoding="utf-8")
+    for name in texts:
+        (folder / f".{name}.partial").rename(folder / name)
     return folder / "decoder.csv"
 
 

@@ -144,3 +144,69 @@ def monotonicity_claims() -> list[Claim]:
             models=("calm", "late_weighted"),
         ),
     ]  # fmt: skip
+
+
+def _property(tables, name: str, group: str, model: str = "calm") -> float:
+    found = tables["table_1"]
+    return float(found[(found.model == model) & (found.property == name) & (found.group == group)]["mean"].iloc[0])
+
+
+def _rises(tables, place: int, group: str) -> float:
+    """Share of prefixes that rise strictly after the first, second or third of the blocks asked about."""
+    names = sorted({p for p in tables["table_1"].property if p.startswith("rises_after_")}, key=lambda name: int(name.split("_")[-1]))
+    return _property(tables, names[place], group)
+
+
+def _both(tables, name: str) -> str:
+    return f"{_property(tables, name, 'easy'):.2f} against {_property(tables, name, 'difficult'):.2f}"
+
+
+def _length_and_depth(tables) -> pd.Series:
+    found = tables["depth"]
+    return found[(found.model == "calm") & (found.measure == "prefix_tokens") & (found.depth == "settled_from")].iloc[0]
+
+
+def _first_block(tables) -> float:
+    found = tables["reached"]
+    return float(found[(found.model == "calm") & (found.depth == "first_similar") & (found.layer == 2)].share.iloc[0])
+
+
+def saturation_claims() -> list[Claim]:
+    """The statements of MEE, section 4, on tables `table_1`, `depth` (what foretells it) and `reached`; all about CALM."""
+    report, model = "MEE report, section 4", ("calm",)
+    return [
+        Claim(
+            "easy states saturate earlier", report, "Easy prefixes have their first similar state much earlier than difficult ones.",
+            "block 9.65 against 19.46 of 24", lambda t: _both(t, "first_similar"),
+            lambda t: _property(t, "first_similar", "easy") < _property(t, "first_similar", "difficult") - 1, model,
+        ),
+        Claim(
+            "easy prefixes are longer", report, "Easy prefixes are considerably longer than difficult ones.", "58.16 against 11.48 tokens",
+            lambda t: _both(t, "prefix_tokens"), lambda t: _property(t, "prefix_tokens", "easy") > 1.5 * _property(t, "prefix_tokens", "difficult"),
+            model,
+        ),
+        Claim(
+            "easy states rise from the first block", report, "More easy than difficult prefixes rise strictly from the first block on.",
+            "24 % against 3 %", lambda t: f"{_rises(t, 0, 'easy'):.1%} against {_rises(t, 0, 'difficult'):.1%}",
+            lambda t: _rises(t, 0, "easy") > _rises(t, 0, "difficult") + 0.05, model,
+        ),
+        Claim(
+            "difficult states rise later on", report, "Nearly all difficult prefixes rise strictly after a sixth of the blocks (4 of 24).",
+            "97 %", lambda t: f"{_rises(t, 1, 'difficult'):.1%}", lambda t: _rises(t, 1, "difficult") > 0.9, model,
+        ),
+        Claim(
+            "difficult states rise more than easy ones later on", report,
+            "After a third of the blocks (8 of 24) more difficult than easy prefixes rise strictly.", "98 % against 85 %",
+            lambda t: f"{_rises(t, 2, 'difficult'):.1%} against {_rises(t, 2, 'easy'):.1%}",
+            lambda t: _rises(t, 2, "difficult") > _rises(t, 2, "easy"), model,
+        ),
+        Claim(
+            "length foretells depth", report, "An exit rule could benefit from the length: longer prefixes settle earlier.", "suggested",
+            lambda t: f"rank correlation {_length_and_depth(t).spearman:+.2f} ({_length_and_depth(t).low:+.2f} to {_length_and_depth(t).high:+.2f})",
+            lambda t: bool(_length_and_depth(t).high < 0), model,
+        ),
+        Claim(
+            "the first blocks are of no use", report, "The first few blocks cannot be used for exits, even for the easiest prefixes.",
+            "no similar state", lambda t: f"{_first_block(t):.1%} have a similar state by block 2", lambda t: _first_block(t) < 0.05, model,
+        ),
+    ]  # fmt: skip

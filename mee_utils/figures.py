@@ -147,3 +147,31 @@ def reliability_lines(axis, rows) -> None:
         style = {"color": COLOURS.get(model), "marker": MARKERS.get(model), "dashes": DASHES.get(model, ())}
         axis.plot(part["confidence"], part["accuracy"], label=label(model), linewidth=1.4, **style)
     axis.set(xlim=(0, 1), ylim=(0, 1.02))
+
+
+def two_depths(axis, rows, column: str, model: str) -> None:
+    """Share of prefixes by block: solid for the first similar state, dotted for the final prediction; columns `depth`, `layer`, `column`."""
+    for depth, dashes, name in (("first_similar", (), "a state similar to the last"), ("settled_from", (1, 1), "the final prediction")):
+        part = rows[rows["depth"] == depth]
+        style = {"color": COLOURS.get(model), "dashes": dashes, "marker": "o" if not dashes else None, "markersize": 3.5}
+        axis.plot(part["layer"], part[column], label=name, linewidth=1.6, **style)
+        axis.fill_between(part["layer"], part["low"], part["high"], color=COLOURS.get(model), alpha=0.18, linewidth=0)
+
+
+GROUPS = {"easy": ("#0173b2", ()), "difficult": ("#de8f05", (4, 1.5))}
+
+
+def easy_and_difficult(axis, rows) -> None:
+    """Mean similarity by block of easy and difficult prefixes with bands; columns `group`, `layer`, `similarity`, `low`, `high`."""
+    for group, (colour, dashes) in GROUPS.items():
+        part = rows[rows["group"] == group]
+        axis.plot(part["layer"], part["similarity"], label=group, color=colour, dashes=dashes, linewidth=1.6)
+        axis.fill_between(part["layer"], part["low"], part["high"], color=colour, alpha=0.18, linewidth=0)
+
+
+def example_curves(axis, rows, threshold: float) -> None:
+    """Similarity curves of single prefixes; columns `group`, `example`, `layer`, `similarity`; a line at the threshold."""
+    for (group, number), part in rows.groupby(["group", "example"], sort=False):
+        colour, dashes = GROUPS[group]
+        axis.plot(part["layer"], part["similarity"], color=colour, dashes=dashes, linewidth=1.2, label=group if number == 1 else None)
+    axis.axhline(threshold, color="#666666", linewidth=0.8, linestyle=":", label=f"threshold {threshold}")

@@ -14,6 +14,16 @@ from mee_utils.models.loading import Model
 from mee_utils.models.mini import train_tokenizer
 from mee_utils.tasks import load_task
 
+INPUTS = [
+    "question: Where does Ann live? context: Ann lives in Rome. Bob is a baker.",
+    "translate English to French: The red house is near the river.",
+    "summarize: On Friday there was a meeting.",
+    "four",
+    "translate English to French: Bob.",
+    "question: Who owns more keys, Ann or Bob? context: Ann owns two keys. Bob owns three keys. Carl likes soup.",
+    "the river and the bridge",
+]
+LENGTH = 9
 FAMILIES = ("t5", "t5-v1.1", "mt5", "longt5", "t5-deep-decoder")
 
 
@@ -28,13 +38,13 @@ def tokenizer(made_tasks):
     return train_tokenizer(texts, 600)
 
 
-def build_network(family: str, vocabulary: int, seed: int = 0):
+def build_network(family: str, vocabulary: int, seed: int = 0, layers: int = 4):
     """A random network of a family, wide enough for states to differ between blocks."""
     import transformers
 
     torch.manual_seed(seed)
     sizes = dict(
-        vocab_size=vocabulary, d_model=32, d_kv=8, num_heads=4, d_ff=64, num_layers=3, num_decoder_layers=4,
+        vocab_size=vocabulary, d_model=32, d_kv=8, num_heads=4, d_ff=64, num_layers=3, num_decoder_layers=layers,
         decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, dropout_rate=0.0,
     )  # fmt: skip
     if family == "t5":
@@ -69,18 +79,25 @@ def lively(request, tokenizer):
     return build_lively(request.param, tokenizer)
 
 
-def build_lively(family, tokenizer, seed=0, dtype=torch.float64):
-    """Decoder weights three times as large as drawn; the end token is one that outputs come upon at different places."""
+def build_lively(family, tokenizer, seed=0, dtype=torch.float64, layers=4):
+    """Decoder weights three times as large as drawn, norms of unequal weights; the end token is one that outputs come upon at
+    different places."""
     from mee_utils import greedy
 
-    network = build_network(family, len(tokenizer), seed).to(dtype)
+    network = build_network(family, len(tokenizer), seed, layers).to(dtype)
     with torch.no_grad():
         for name, weight in network.named_parameters():
             if name.startswith("decoder") and ("DenseReluDense" in name or "Attention" in name):
                 weight.mul_(3)
+            if "layer_norm" in name:
+                weight.uniform_(0.6, 1.4)
     model = Model(network, tokenizer, family)
     network.config.eos_token_id = -1
-    outputs = greedy(model, ["where is Ann?", "a red house", "the river and the bridge", "four", "In May"], max_new_tokens=8)
-    firsts = [token for output in outputs for token in output[2:]]
-    network.config.eos_token_id = max(sorted(set(firsts) - {0}), key=firsts.count)
+    outputs = greedy(model, INPUTS, max_new_tokens=LENGTH)
+
+    def variety(end):
+        lengths = [output.index(end) + 1 if end in output else LENGTH for output in outputs]
+        return len(set(lengths)), sum(lengths)
+
+    network.config.eos_token_id = max(sorted({token for output in outputs for token in output} - {0}), key=variety)
     return model

@@ -25,6 +25,11 @@ def test_contenders_emit_the_same_tokens(tiny, batch):
     assert ours == theirs and all(len(row) == TINY.tokens for row in ours)
 
 
+def test_no_rounds_are_refused():
+    with pytest.raises(CompanionError, match="rounds=0"):
+        bench.Bench(TINY, 0)
+
+
 def test_forced_exits_are_taken(tiny):
     exits = np.random.default_rng(0).integers(1, 5, size=(3, TINY.tokens))
     rows = tiny.ours(3, tiny.forced(exits))()

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import build_lively
-from test_decoder import INPUTS, LENGTH
+from conftest import INPUTS, LENGTH, build_lively
 from test_policies import plain_attention  # noqa: F401 (a fixture)
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -3,28 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from conftest import build_lively
+from conftest import INPUTS, LENGTH, build_lively
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import uncached
 
 from mee_utils import CompanionError, ExitPolicy, ForcedExits, generate, greedy, replay, trace
 from mee_utils.decoding import generation, layerwise
+from mee_utils.decoding.journal import run_key
 from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of
+from mee_utils.decoding.observation import Observation
 from mee_utils.evaluation.replay import confidences
 from mee_utils.models.loading import Model
 from mee_utils.models.states import BlockStates
-
-INPUTS = [
-    "question: Where does Ann live? context: Ann lives in Rome. Bob is a baker.",
-    "translate English to French: The red house is near the river.",
-    "summarize: On Friday there was a meeting.",
-    "four",
-    "translate English to French: Bob.",
-    "question: Who owns more keys, Ann or Bob? context: Ann owns two keys. Bob owns three keys. Carl likes soup.",
-    "the river and the bridge",
-]
-LENGTH = 9
 
 
 def random_exits(seed, layers, inputs=None):
@@ -83,13 +74,15 @@ def policy_for(model, name):
     policy = ExitPolicy(**POLICIES[name])
     if not policy.rule.has_threshold:
         return policy
-    found = confidences(trace(model, INPUTS, max_new_tokens=LENGTH), policy)
-    level = np.quantile(found[found > 0], 0.3 if name == "rising" else 0.75)
+    found = confidences(trace(model, INPUTS, max_new_tokens=LENGTH), policy)[:, 0]
+    level = np.quantile(found[found > 0], 0.6)
     return ExitPolicy(**POLICIES[name], threshold=float(np.round(level, 4)))
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_row_gets_in_any_batch_what_it_gets_alone_and_replaying_its_exits_gives_the_same_output(lively, name):
+@pytest.mark.parametrize("carry", [0.0, 0.9])
+def test_a_row_gets_in_any_batch_what_it_gets_alone_and_forcing_its_exits_gives_the_same_output(lively, name, carry, monkeypatch):
+    monkeypatch.setattr(decoder_of(lively.network), "carry", carry)
     policy = policy_for(lively, name)
     alone = [generate(lively, [text], policy, max_new_tokens=LENGTH, batch_size=1) for text in INPUTS]
     for batch_size, order in ((3, [6, 2, 0, 1, 5, 4, 3]), (7, [0, 1, 2, 3, 4, 5, 6]), (7, [3, 3, 0, 3, 3, 3, 3])):
@@ -102,6 +95,27 @@ def test_a_row_gets_in_any_batch_what_it_gets_alone_and_replaying_its_exits_give
     again = generate(lively, INPUTS, forced([o.exit_layers[0] for o in alone], propagation=policy.propagation), max_new_tokens=LENGTH)
     assert again.token_ids == [o.token_ids[0] for o in alone]
     assert all((a == b.exit_layers[0]).all() for a, b in zip(again.exit_layers, alone, strict=True))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_rows_of_a_deeper_decoder_exit_at_many_blocks_and_independently(tokenizer, name, monkeypatch):
+    deep = build_lively("t5", tokenizer, layers=8)
+    monkeypatch.setattr(decoder_of(deep.network), "carry", 0.9)
+    policy = policy_for(deep, name)
+    together = generate(deep, INPUTS, policy, max_new_tokens=LENGTH, batch_size=7)
+    for index, text in enumerate(INPUTS):
+        alone = generate(deep, [text], policy, max_new_tokens=LENGTH)
+        assert together.token_ids[index] == alone.token_ids[0]
+        assert (together.exit_layers[index] == alone.exit_layers[0]).all()
+        assert together.token_ids[index] == uncached(deep, text, alone.exit_layers[0], policy.propagation == "parallel")
+    assert name == "static" or len(set(np.concatenate(together.exit_layers))) > 1
+
+
+def test_the_oracle_keeps_to_its_minimum_block(lively):
+    free, bound = (generate(lively, INPUTS, ExitPolicy("oracle", min_layer=n, propagation="parallel"), max_new_tokens=LENGTH) for n in (1, 3))
+    assert free.token_ids == bound.token_ids == greedy(lively, INPUTS, max_new_tokens=LENGTH)
+    for first, second in zip(free.exit_layers, bound.exit_layers, strict=True):
+        assert (second == np.maximum(first, 3)).all()
 
 
 def test_the_policies_of_this_file_do_exit_and_do_not_only_exit(lively):
@@ -145,14 +159,16 @@ def test_parallel_leaves_the_cache_as_full_depth_processing_would(lively, seed, 
                 expected = project(before)[0].view(fed.shape[1], decoder.heads, decoder.d_kv).transpose(0, 1)
                 found = kept["cache"].own[layer][kind, 0, :, :filled]
                 # the library takes the mean square in single precision, whatever the model is in
-                assert torch.allclose(found, expected[:, :filled], rtol=1e-5, atol=1e-5)
+                assert torch.allclose(found, expected[:, :filled], rtol=1e-4, atol=1e-4)
                 reached += layer > 0 and filled
     assert reached
 
 
-def test_parallel_exits_are_those_of_a_replay_up_to_the_first_other_token(lively):
-    policy = ExitPolicy("hidden_similarity", threshold=0.93, propagation="parallel")
+@pytest.mark.parametrize("decay", [None, 4.0])
+def test_parallel_exits_are_those_of_a_replay_up_to_the_first_other_token(lively, decay):
     full = trace(lively, INPUTS, max_new_tokens=LENGTH)
+    level = float(np.quantile(full.similarity[:, :-1], 0.85))
+    policy = ExitPolicy("hidden_similarity", threshold=level, decay=decay, propagation="parallel")
     exits, found = replay(full, policy, LENGTH), generate(lively, INPUTS, policy, max_new_tokens=LENGTH)
     compared = 0
     for index in range(len(INPUTS)):
@@ -203,6 +219,15 @@ def test_changed_weights_are_noticed(tokenizer):
     assert generate(model, INPUTS, max_new_tokens=LENGTH).token_ids == greedy(model, INPUTS, max_new_tokens=LENGTH) != before
 
 
+def test_only_one_function_of_the_loop_fetches_from_the_device():
+    from pathlib import Path
+
+    folder = Path(layerwise.__file__).parent
+    for name, count in (("generation.py", 1), ("layerwise.py", 0), ("observation.py", 0)):
+        text = (folder / name).read_text()
+        assert text.count(".cpu()") == count and ".item()" not in text and "nonzero(" not in text.replace("np.flatnonzero(", "")
+
+
 def test_nothing_synchronises_by_row_and_each_decision_once(lively, monkeypatch):
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -246,6 +271,13 @@ def test_mistakes_are_one_clear_line(lively, tokenizer, tmp_path):
         (dict(max_new_tokens=0), "max_new_tokens=0"),
         (dict(batch_size=2.5), "batch_size=2.5"),
         (dict(max_source_tokens=4), "more than 4: shorten it, or raise max_source_tokens"),
+        (dict(max_source_tokens="5"), "max_source_tokens='5'"),
+        (dict(max_source_tokens=0), "max_source_tokens=0"),
+        (dict(inputs=None), "inputs=None"),
+        (dict(policy="softmax_margin"), "give ExitPolicy"),
+        (dict(policy=ForcedExits([[1]])), "give ExitPolicy"),
+        (dict(policy=ExitPolicy(ForcedExits([[1]]))), "lists for 1 inputs"),
+        (dict(policy=ExitPolicy(exit_layers=[4])), "leaves nothing to decide"),
         (dict(policy=ExitPolicy(min_layer=5)), "names block 5, but the decoder has 4"),
         (dict(policy=ExitPolicy(exit_layers=[2, 9])), "names block 9"),
     ):
@@ -307,7 +339,62 @@ def test_a_journal_of_another_run_is_refused_and_left_alone(lively, tmp_path):
     for inputs, policy, length in others:
         with pytest.raises(CompanionError, match="belongs to another run"):
             generate(lively, inputs, policy, max_new_tokens=length, journal=path)
-    (tmp_path / "notes.txt").write_text("my notes\n")
-    with pytest.raises(CompanionError, match="belongs to another run"):
-        generate(lively, INPUTS[:2], None, max_new_tokens=3, journal=tmp_path / "notes.txt")
-    assert path.read_bytes() == content and (tmp_path / "notes.txt").read_text() == "my notes\n"
+    for notes in ("my notes\n", "\nmy notes\n"):
+        (tmp_path / "notes.txt").write_text(notes)
+        with pytest.raises(CompanionError, match="belongs to another run"):
+            generate(lively, INPUTS[:2], None, max_new_tokens=3, journal=tmp_path / "notes.txt")
+        assert (tmp_path / "notes.txt").read_text() == notes
+    assert path.read_bytes() == content
+
+
+def test_a_journal_knows_weights_thresholds_and_given_exits(tokenizer, tmp_path):
+    model, path = build_lively("t5", tokenizer), tmp_path / "run.jsonl"
+    keys = {run_key(model, ["a"], policy, 3, 8) for policy in (
+        ExitPolicy(), ExitPolicy(threshold=0.8), ExitPolicy(decay=4.0), ExitPolicy(decay=4.0, decay_form="calm"), ExitPolicy(min_layer=2),
+        ExitPolicy(exit_layers=np.array([2])), ExitPolicy(propagation="parallel"), ExitPolicy("max_probability"),
+        forced([[1]]), forced([[2]]),
+    )}  # fmt: skip
+    assert len(keys) == 10
+    torch.set_num_threads(1)
+    one = run_key(model, ["a"], None, 3, 8)
+    torch.set_num_threads(2)
+    assert one == run_key(model, ["a"], None, 3, 8), "the number of threads is no part of it"
+    generate(model, INPUTS[:2], None, max_new_tokens=3, journal=path, batch_size=1)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:20], lines[2]]) + "\n")
+    with pytest.raises(CompanionError, match="Line 2 of the journal .* is damaged"):
+        generate(model, INPUTS[:2], None, max_new_tokens=3, journal=path, batch_size=1)
+    with torch.no_grad():
+        model.network.shared.weight.mul_(1.001)
+    assert run_key(model, ["a"], None, 3, 8) != one
+
+
+def test_several_end_tokens_are_all_obeyed(tokenizer):
+    model = build_lively("t5", tokenizer)
+    long = greedy(model, INPUTS, max_new_tokens=LENGTH)
+    ends = [model.network.config.eos_token_id, max(long, key=len)[2]]
+    model.network.config.eos_token_id = ends
+    expected = greedy(model, INPUTS, max_new_tokens=LENGTH)
+    assert generate(model, INPUTS, max_new_tokens=LENGTH).token_ids == expected != long
+
+
+def test_of_equal_logits_a_measure_sees_the_first_as_the_last_block_does():
+    class Tied:
+        layers, normalize = 4, staticmethod(lambda states: states)
+
+        @staticmethod
+        def read_out(states):
+            return torch.tensor([[1.0, 3.0, 3.0, 3.0], [0.0, 0.0, 1.0, 1.0]])
+
+    state = torch.zeros(2, 4)
+    now = Observation(Tied(), 1, state, state, np.arange(2), np.arange(2), 0)
+    assert now.top1_id.tolist() == [1, 2] and now.margin.tolist() == [0, 0]
+
+
+def test_of_equally_probable_tokens_the_trace_names_the_first():
+    from mee_utils.decoding.tracing import first_of_equals
+
+    probabilities = torch.tensor([[0.1, 0.3, 0.3, 0.3], [0.7, 0.1, 0.1, 0.1]])
+    for listed in ([2, 1], [3, 2], [1, 2]):
+        found = first_of_equals(probabilities, torch.tensor([listed, [0, 3]]))
+        assert found[0, 0] == 1 and len(set(found[0].tolist())) == 2 and found[1].tolist() == [0, 3]

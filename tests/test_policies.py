@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES, build_lively
-from test_decoder import INPUTS, LENGTH, forced, random_exits
+from conftest import FAMILIES, INPUTS, LENGTH, build_lively
+from test_decoder import forced, random_exits
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -90,6 +90,12 @@ def test_the_adaptive_threshold_waits_for_labels_of_both_kinds():
         (dict(threshold=float("nan")), "from 0 to 1"),
         (dict(threshold="high"), "from 0 to 1"),
         (dict(measure="hidden_similarity", threshold=-1.5), "from -1 to 1"),
+        (dict(threshold=[0.9]), "from 0 to 1"),
+        (dict(decay="4"), "decay=4"),
+        (dict(exit_layers=3), "give a list of blocks"),
+        (dict(exit_layers=[2.5]), "give a list of blocks"),
+        (dict(exit_layers="ab"), "give a list of blocks"),
+        (dict(measure="rising_top1", exit_layers=[2, 5]), "looks 2 blocks back"),
         (dict(measure="static", threshold=0.5), "has no threshold"),
         (dict(measure="oracle", decay=4.0), "has no threshold"),
         (dict(decay=0), "decay=0"),
@@ -159,6 +165,13 @@ def test_a_sweep_is_many_replays(traced):
             one = ExitPolicy(policy.measure, row.threshold, policy.decay, min_layer=policy.min_layer)
             assert row.mean_exit_layer == pytest.approx(replay(found, one, LENGTH).mean())
         assert (np.diff(table.mean_exit_layer) >= 0).all() and table.same_token.iloc[-1] <= 1
+    for policy, thresholds, message in (
+        (ExitPolicy("static", min_layer=2), [0.5], "no threshold to sweep"),
+        (ExitPolicy("max_probability", threshold="adaptive", propagation="parallel", exit_layers=[2]), [0.5], "no threshold to sweep"),
+        (ExitPolicy(), [0.5, 7.0], "from 0 to 1"),
+    ):
+        with pytest.raises(CompanionError, match=message):
+            sweep(found, policy, thresholds)
     assert table.mean_exit_layer.iloc[-1] == found.layers and table.same_token.iloc[-1] == 1
 
 
@@ -209,6 +222,42 @@ def test_agreement_is_one_where_nothing_exits_and_counts_what_differs(traced):
     compared = 1 + sum(map(len, full.token_ids[1:]))
     assert worse["same_output"] == pytest.approx(6 / 7)
     assert worse["same_exit"] == pytest.approx(1 - len(full.token_ids[1]) / compared)
+    for other in (trace(model, INPUTS[:2], max_new_tokens=LENGTH), trace(model, INPUTS, INPUTS, max_new_tokens=LENGTH)):
+        with pytest.raises(CompanionError, match="on the inputs that were decoded"):
+            agreement(other, full, never, LENGTH)
+
+
+def test_a_measure_cannot_look_before_the_first_block(traced):
+    model, found = traced
+
+    class TooFar(Measure):
+        name = "too_far"
+
+        def confidence(self, now):
+            return now.earlier(3).margin
+
+    with pytest.raises(CompanionError, match="no block 3 before block 1"):
+        replay(found, ExitPolicy(TooFar()))
+    with pytest.raises(CompanionError, match="no block 3 before block 1"):
+        generate(model, INPUTS, ExitPolicy(TooFar()))
+
+
+@pytest.mark.parametrize("layers", [[], [1, 2], [[0]], [[1.5]], [["a"]], None])
+def test_exits_that_are_no_blocks_are_refused(layers):
+    with pytest.raises(CompanionError, match="one list of blocks"):
+        ForcedExits(layers)
+
+
+def test_measures_of_other_settings_have_other_keys():
+    class Scaled(Measure):
+        name = "scaled"
+
+        def __init__(self, weights):
+            self.weights = weights
+
+    first, second = torch.zeros(3000), torch.zeros(3000)
+    second[1500] = 1
+    assert Scaled(first).key() == Scaled(first.clone()).key() != Scaled(second).key()
 
 
 @pytest.fixture
@@ -271,8 +320,8 @@ def test_free_learns_from_deep_predictions_while_it_decodes(tokenizer):
     """Labels are what a full-depth pass over the emitted tokens predicts; each token that has been through all blocks is one label."""
     model = build_lively("t5", tokenizer)
     found = confidences(trace(model, INPUTS, max_new_tokens=LENGTH), ExitPolicy("max_probability", exit_layers=[2]))
-    policy = ExitPolicy("max_probability", threshold="adaptive", propagation="parallel", exit_layers=[2])
-    policy.schedule = AdaptiveThreshold(initial=float(np.median(found)), least=10**9)
+    schedule = AdaptiveThreshold(initial=float(np.median(found)), least=10**9)
+    policy = ExitPolicy("max_probability", threshold=schedule, propagation="parallel", exit_layers=[2])
     decoder, encoded = LayerwiseDecoder(model.network), model.tokenizer(INPUTS[0], return_tensors="pt")
     ids, layers, _ = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
     assert set(layers) == {2, 4}
@@ -284,6 +333,38 @@ def test_free_learns_from_deep_predictions_while_it_decodes(tokenizer):
     assert sum(map(len, policy.schedule.labels.values())) == deepened
     waiting = (layers[:deepened] == 2) & (deep[:deepened] == np.array(ids)[:deepened])
     assert waiting.sum() <= agrees <= waiting.sum() + (layers[:deepened] == 4).sum()
+
+
+def test_labels_of_a_batch_are_those_of_its_rows(lively):
+    """With a threshold that stays where it is, what is learned from a batch is what is learned from each row alone."""
+    found = confidences(trace(lively, INPUTS, max_new_tokens=LENGTH), ExitPolicy("max_probability", exit_layers=[2]))
+    learned, settings = [], dict(initial=float(np.quantile(found, 0.4)), least=10**9)
+    for batch_size in (1, 3, 7):
+        policy = ExitPolicy("max_probability", threshold=AdaptiveThreshold(**settings), propagation="parallel", exit_layers=[2])
+        decoder, seen = LayerwiseDecoder(lively.network), {True: [], False: []}
+        for start in range(0, len(INPUTS), batch_size):
+            encoded = dict(lively.tokenizer(INPUTS[start : start + batch_size], padding=True, return_tensors="pt"))
+            rows = np.arange(len(encoded["input_ids"]))
+            fresh = policy.fresh()
+            generation.decode_batch(decoder, encoded, fresh, LENGTH, rows)
+            for label, values in fresh.schedule.labels.items():
+                seen[label] += values
+        learned.append({label: np.sort(values) for label, values in seen.items()})
+    for other in learned[1:]:
+        for label in (True, False):
+            assert np.allclose(learned[0][label], other[label], atol=1e-6)
+    assert sum(map(len, learned[0].values())) > len(INPUTS)
+
+
+def test_a_refitted_threshold_exits_where_its_posterior_says(tokenizer):
+    model = build_lively("t5", tokenizer)
+    found = confidences(trace(model, INPUTS, max_new_tokens=LENGTH), ExitPolicy("max_probability", exit_layers=[2]))
+    schedule = AdaptiveThreshold(initial=float(np.quantile(found, 0.5)), least=2, every=1)
+    policy = ExitPolicy("max_probability", threshold=schedule, propagation="parallel", exit_layers=[2])
+    rows = generate(model, INPUTS * 3, policy, max_new_tokens=LENGTH, batch_size=1)
+    assert len(set(np.concatenate(rows.exit_layers))) == 2 and schedule.fitted is None, "the policy given is left as it was"
+    read_outs = policy.read_outs(np.array([2, 2, 4, 2, 4, 2]), 4)
+    assert list(read_outs) == [2, 2, 2, 2, 2, 1], "waiting tokens are read out again when they have been through all blocks"
 
 
 def test_adaptive_decoding_runs_batched_and_starts_anew_in_each_call(lively):

@@ -2,7 +2,8 @@
 
     for each token:  embed -> block 1 -> sure? -> block 2 -> sure? -> ... -> block L -> read out
 
-The loop knows policies, never measures by name. Whatever the policy, a row gets what it would get alone.
+The loop knows policies, never measures by name. Whatever the policy, a row gets what it would get alone (in bfloat16 up to rounding,
+which differs with the batch size there, in `transformers` as here).
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def generate(
     Args:
         model: from `load_model`.
         inputs: prompts.
-        policy: when to exit; None runs all blocks, which gives the tokens of `transformers`' own greedy search.
+        policy: when to exit; None runs all blocks, which gives the tokens of `transformers`' own greedy search (in bfloat16 up to
+            rounding).
         max_new_tokens: the most tokens to generate for each, end token included; the `N` of decaying thresholds.
         batch_size: rows at a time. It changes speed, not results (but for an adaptive threshold, which learns in this order).
         max_source_tokens: the longest input; by default what the tokenizer says its model was trained with.
@@ -95,6 +97,8 @@ def generate(
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CompanionError(f"{name}={value!r}: give a whole number from 1 on.")
+    if policy is not None and not isinstance(policy, ExitPolicy):
+        raise CompanionError(f"policy={policy!r}: give ExitPolicy(...), or None to run all blocks.")
     policy = policy.fresh() if policy is not None else None
     decoder = decoder_of(model.network)
     if policy is not None:
@@ -128,6 +132,8 @@ def generate(
 
 def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> list[int]:
     """Token counts of the inputs, or an error that names the one that is too long."""
+    if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
+        raise CompanionError(f"max_source_tokens={longest!r}: give a whole number from 1 on, or None for what the tokenizer says.")
     lengths = [len(ids) for ids in model.tokenizer(list(texts)).input_ids]
     limit = longest or model.tokenizer.model_max_length
     if limit < UNLIMITED and max(lengths) > limit:
@@ -178,10 +184,10 @@ def decode_batch(
         cache.position = position
         token = decode_token(decoder, cache, cache.rows(alive), ids, policy, going)
         steps.append((going, token))
-        goes_on = token.ids != config.eos_token_id
+        goes_on = ~np.isin(token.ids, config.eos_token_id)
         if not goes_on.any():
             break
-        ids = token.device_ids[torch.from_numpy(np.flatnonzero(goes_on)).to(cache.encoded.device)]
+        ids = pick(token.device_ids, goes_on)
         going, alive = going[goes_on], alive[goes_on]
         if len(alive) <= COMPACT_AT * cache.batch:
             cache.keep(alive)
@@ -245,7 +251,7 @@ def decode_token(
             if not active.any():
                 return left.read_out(decoder, sequence)
             x, rows, here, active = pick(x, active), rows.keep(active), here[active], active[active]
-        mask = None if active.all() else torch.from_numpy(active)[:, None].to(x.device)
+        mask = None if active.all() else torch.from_numpy(active)[:, None].to(x.device, non_blocking=True)
     left.add(here[active], decoder.layers, np.full(active.sum(), np.nan), pick(x, active), None)
     token = left.read_out(decoder, sequence)
     if labels:
@@ -298,7 +304,7 @@ class _Left:
         order = np.concatenate([rows for rows, _ in self.known])
         ids = torch.cat([found for _, found in self.known])
         if (np.diff(order) < 0).any():
-            ids = ids[torch.from_numpy(np.argsort(order)).to(ids.device)]
+            ids = ids[torch.from_numpy(np.argsort(order)).to(ids.device, non_blocking=True)]
         on = on_host(ids)
         if (on < 0).any():
             row = int(np.flatnonzero(on < 0)[0])
@@ -338,11 +344,11 @@ class _Labels:
 
 def pick(values: Tensor, which: np.ndarray) -> Tensor:
     """The rows for which `which` is true."""
-    return values if which.all() else values[torch.from_numpy(np.flatnonzero(which)).to(values.device)]
+    return values if which.all() else values[torch.from_numpy(np.flatnonzero(which)).to(values.device, non_blocking=True)]
 
 
 def on_host(values) -> np.ndarray:
-    """A tensor or array as a numpy array: the one synchronisation of a decision."""
+    """A tensor or array as a numpy array. Nothing else waits for the device, and a decision asks once (the oracle once a block)."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
     return (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()

@@ -13,6 +13,8 @@ from ..models.loading import Model
 
 def check_inputs(inputs: Sequence[str], what: str = "Input") -> list[str]:
     """A list of non-empty texts, or an error that says which one is none."""
+    if inputs is None:
+        raise CompanionError("inputs=None: give a list of texts.")
     texts = list(inputs) if not isinstance(inputs, str) else [inputs]
     if not texts:
         raise CompanionError("There are no inputs: give at least one text.")
@@ -79,9 +81,11 @@ def _generate(network, batch: dict, settings):
         network.generation_config = own
 
 
-def cut_at_end(ids: list[int], end: int) -> list[int]:
-    """The ids up to and with the first end token."""
-    return ids[: ids.index(end) + 1] if end in ids else ids
+def cut_at_end(ids: list[int], end: int | list[int]) -> list[int]:
+    """The ids up to and with the first end token (some checkpoints have several)."""
+    ends = {end} if isinstance(end, int) else set(end)
+    first = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    return ids[: first + 1]
 
 
 def detokenize(model: Model, outputs: Sequence[Sequence[int]]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +17,7 @@ FORMAT = "mee_utils.generation.1"
 
 def run_key(model, texts: Sequence[str], policy, max_new_tokens: int, batch_size: int) -> str:
     """What a journal belongs to: weights, inputs, policy and lengths."""
-    weights = [(name, str(p.dtype), p.double().sum().item(), p.double().abs().sum().item()) for name, p in model.network.named_parameters()]
-    settings = None
+    weights, settings = [model.fingerprint, str(next(model.network.parameters()).dtype)], None
     if policy is not None:
         schedule = (policy.schedule.level, policy.schedule.decay, policy.schedule.form)
         settings = [policy.rule.key(), schedule, policy.min_layer, policy.exit_layers, policy.propagation]
@@ -41,13 +41,13 @@ class Journal:
         self.batches: dict[tuple[int, ...], tuple[list, float]] = {}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lines = self.path.read_text(encoding="utf-8").split("\n") if self.path.exists() else []
-            if not lines or not lines[0]:
+            text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+            if not text:
                 self.path.write_text(json.dumps({"format": FORMAT, "key": key}) + "\n", encoding="utf-8")
                 return
         except (OSError, UnicodeDecodeError) as error:
             raise CompanionError(f"The journal {path} cannot be used ({error}): choose another file.") from error
-        self._read(lines, key)
+        self._read(text.split("\n"), key)
 
     def _read(self, lines: list[str], key: str) -> None:
         try:
@@ -58,15 +58,20 @@ class Journal:
         if found != key:
             raise CompanionError(f"The journal {self.path} belongs to another run: delete it, or choose another file.")
         whole = [line for line in lines[1:-1] if line]  # what follows the last line break is a batch that was being written
-        for line in whole:
-            entry = json.loads(line)
-            rows = [
-                (ids, np.array(layers, np.int32), np.array([np.nan if c is None else c for c in sure], np.float32))
-                for ids, layers, sure in entry["rows"]
-            ]
-            self.batches[tuple(entry["inputs"])] = (rows, entry["seconds"])
+        for number, line in enumerate(whole, start=2):
+            try:
+                entry = json.loads(line)
+                rows = [
+                    (ids, np.array(layers, np.int32), np.array([np.nan if c is None else c for c in sure], np.float32))
+                    for ids, layers, sure in entry["rows"]
+                ]
+                self.batches[tuple(entry["inputs"])] = (rows, entry["seconds"])
+            except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+                raise CompanionError(f"Line {number} of the journal {self.path} is damaged: delete that line, or the file.") from error
         if lines[-1]:
-            self.path.write_text("\n".join([lines[0], *whole]) + "\n", encoding="utf-8")
+            partial = self.path.with_name(f".{self.path.name}.partial")
+            partial.write_text("\n".join([lines[0], *whole]) + "\n", encoding="utf-8")
+            os.replace(partial, self.path)
 
     def find(self, inputs: Sequence[int]) -> tuple[list, float] | None:
         """Rows and seconds of a batch that is finished already."""

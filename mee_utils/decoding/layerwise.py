@@ -330,7 +330,7 @@ class LayerwiseDecoder:
         flat = states.reshape(-1, states.shape[-1])
         made = self._split(weights.queries_keys_values(weights.norms[0](flat)), 3).unflatten(1, (len(rows), places))
         slots, positions = _to_device(waiting_places(first, position + 1, rows.slots), x.device)
-        local = torch.from_numpy(np.repeat(np.arange(len(rows)), position + 1 - first)).to(x.device)
+        local = torch.from_numpy(np.repeat(np.arange(len(rows)), position + 1 - first)).to(x.device, non_blocking=True)
         offset = positions - (position + 1 - places)
         cache.own[layer - 1][:, slots, :, positions] = made[1:, local, offset].transpose(0, 1)
         keys = torch.arange(position + 1, device=x.device)
@@ -375,9 +375,12 @@ _KEPT: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def decoder_of(network: nn.Module) -> LayerwiseDecoder:
-    """The decoder of a network, made when first asked for, and made anew when the network's weights have changed since."""
+    """The decoder of a network, made when first asked for, and made anew when a weight has been changed in place or replaced since.
+
+    What is written through `weight.data` goes unnoticed, as it does in torch itself: make a `LayerwiseDecoder` anew then.
+    """
     weights = [*network.get_decoder().parameters(), network.lm_head.weight]
-    state = tuple((weight.data_ptr(), weight._version) for weight in weights)
+    state = tuple((weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights)
     if network not in _KEPT or _KEPT[network][0] != state:
         _KEPT[network] = (state, LayerwiseDecoder(network))
     return _KEPT[network][1]

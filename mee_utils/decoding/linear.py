@@ -19,6 +19,8 @@ PACKED_TYPES = (torch.float32, torch.bfloat16)
 def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN's packed product exists here for this weight."""
     operations = torch.ops.mkldnn
+    if weight.dtype == torch.bfloat16 and not operations._is_mkldnn_bf16_supported():
+        return False
     return (
         weight.device.type == "cpu" and weight.dtype in PACKED_TYPES and torch.backends.mkldnn.is_available()
         and hasattr(operations, "_reorder_linear_weight") and hasattr(operations, "_linear_pointwise")

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import CompanionError
 from .layerwise import LayerwiseDecoder
 
 
@@ -47,8 +48,8 @@ class Observation:
         return logits if logits.dtype == torch.float64 else logits.float()
 
     @cached_property
-    def _top(self) -> tuple[Tensor, Tensor]:
-        return torch.topk(self.logits, 2, dim=-1)
+    def _top(self) -> Tensor:
+        return torch.topk(self.logits, 2, dim=-1).values
 
     @cached_property
     def _normaliser(self) -> Tensor:
@@ -56,18 +57,18 @@ class Observation:
 
     @cached_property
     def top1_id(self) -> Tensor:
-        """`[rows]`."""
-        return self._top[1][:, 0]
+        """`[rows]`; of equal logits the first, as everywhere (`topk` picks another)."""
+        return self.logits.argmax(dim=-1)
 
     @cached_property
     def top1_probability(self) -> Tensor:
         """`[rows]`."""
-        return torch.exp(self._top[0][:, 0] - self._normaliser)
+        return torch.exp(self._top[:, 0] - self._normaliser)
 
     @cached_property
     def margin(self) -> Tensor:
         """`[rows]`."""
-        first, second = torch.exp(self._top[0] - self._normaliser[:, None]).unbind(-1)
+        first, second = torch.exp(self._top - self._normaliser[:, None]).unbind(-1)
         return first - second
 
     @cached_property
@@ -79,11 +80,9 @@ class Observation:
     @cached_property
     def similarity(self) -> Tensor:
         """`[rows]`; the norm's division by the length cancels, so that its weight alone is applied."""
-        weight = self.decoder.norm.weight
-        after, before = (self.after * weight, self.before * weight)
-        if after.dtype == torch.bfloat16:
-            after, before = after.float(), before.float()
-        return torch.nn.functional.cosine_similarity(after, before, dim=-1)
+        wide = torch.float64 if self.after.dtype == torch.float64 else torch.float32
+        after, before = (states.to(wide) * self.decoder.norm.weight for states in (self.after, self.before))
+        return torch.nn.functional.cosine_similarity(after, before, dim=-1).clamp_(max=1.0)
 
     def recall(self, key, make) -> tuple[Tensor, ...]:
         """What a measure keeps with this block, `make(now)`: tensors that begin with the rows; made once, then looked up."""
@@ -96,6 +95,8 @@ class Observation:
         found = self
         for _ in range(blocks):
             found = found.previous
+            if found is None:
+                raise CompanionError(f"There is no block {blocks} before block {self.layer} to look at: raise the measure's lookback.")
         return found if len(found.rows) == len(self.rows) else Kept(found, np.searchsorted(found.rows, self.rows))
 
 

@@ -280,22 +280,30 @@ def _describe(network, raw, embedding, token_ids, rows: np.ndarray, store: _Stor
     before = torch.cat([norm(embedding)[:, None], states[:, :-1]], dim=1)
     probabilities = torch.softmax(network.lm_head(states * output_scale(network)).to(_wide(raw)), dim=-1)
     top = probabilities.topk(store.arrays["top_ids"].shape[-1], dim=-1)
-    final = probabilities.gather(-1, top.indices[:, -1:, :1].expand(-1, raw.shape[1], 1))
+    top_ids = first_of_equals(probabilities, top.indices)
+    final = probabilities.gather(-1, top_ids[:, -1:, :1].expand(-1, raw.shape[1], 1))
     cosine = torch.nn.functional.cosine_similarity
     described = {
-        "top_ids": top.indices,
+        "top_ids": top_ids,
         "top_probabilities": top.values,
         "entropy": torch.special.entr(probabilities).sum(-1),
         "final_probability": final[..., 0],
         "final_rank": (probabilities > final).sum(-1) + 1,
         "token_probability": probabilities.gather(-1, token_ids[:, None, None].expand(-1, raw.shape[1], 1))[..., 0],
-        "similarity": cosine(states.to(_wide(raw)), before.to(_wide(raw)), dim=-1),
-        "final_similarity": cosine(states.to(_wide(raw)), states[:, -1:].to(_wide(raw)), dim=-1),
+        "similarity": cosine(states.to(_wide(raw)), before.to(_wide(raw)), dim=-1).clamp(max=1.0),
+        "final_similarity": cosine(states.to(_wide(raw)), states[:, -1:].to(_wide(raw)), dim=-1).clamp(max=1.0),
     }
     for name, values in described.items():
         store.arrays[name][rows] = values.cpu().numpy()
     if store.states is not None:
         store.states[rows] = raw.float().cpu().numpy()
+
+
+def first_of_equals(probabilities: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Ids `[..., k]` from `topk`, with the first of equally probable tokens in front, as greedy decoding picks it."""
+    first = probabilities.argmax(dim=-1, keepdim=True)
+    ids = torch.where(ids == first, ids[..., :1], ids)
+    return torch.cat([first, ids[..., 1:]], dim=-1)
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

@@ -84,6 +84,8 @@ class TraceObservation:
 
     def earlier(self, blocks: int) -> TraceObservation:
         """The same tokens, `blocks` blocks before."""
+        if blocks >= self.layer:
+            raise CompanionError(f"There is no block {blocks} before block {self.layer} to look at: raise the measure's lookback.")
         return self.all_blocks.at(self.layer - blocks)
 
 
@@ -136,6 +138,11 @@ def sweep(trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens
         One row a threshold: `threshold`, `mean_exit_layer`, and `same_token`, the share of tokens whose prediction at the exit is
         that of the last block.
     """
+    low, high = policy.rule.range
+    if policy.schedule.learns or not policy.rule.has_threshold:
+        raise CompanionError(f'"{policy.rule.name}" with threshold={policy.threshold!r} has no threshold to sweep over: use replay or generate.')
+    if not all(low <= threshold <= high for threshold in thresholds):
+        raise CompanionError(f"Thresholds for {policy.rule.name} lie from {low:g} to {high:g}.")
     asked, rows = confidences(trace, policy, model), []
     decisions = np.array([*policy.decision_layers(trace.layers), trace.layers])
     same = trace.top1_id[:, decisions - 1] == trace.final_id[:, None]
@@ -161,6 +168,8 @@ def agreement(trace, generation, policy: ExitPolicy, max_new_tokens: int = 64, m
         `same_output`: share of outputs that are the full-depth ones; `same_exit`: share of tokens, up to the first that differs from
         the full-depth output, with the same exit block; `mean_exit_layer_replay`, `mean_exit_layer_decoded`.
     """
+    if trace.along != "greedy" or len(set(trace.sequence)) != len(generation.token_ids):
+        raise CompanionError("Give the trace of the model's own output, trace(model, inputs), on the inputs that were decoded.")
     exits, same_output, same_exit = replay(trace, policy, max_new_tokens, model), [], []
     starts = np.searchsorted(trace.sequence, np.arange(len(generation.token_ids) + 1))
     for index, (ids, layers) in enumerate(zip(generation.token_ids, generation.exit_layers, strict=True)):
@@ -193,19 +202,20 @@ def replay_against_decoding(
 
     Returns:
         One row a policy: what `agreement` returns, the task's primary `score` and `full_score`, and `flops_share`, the decoder's operations
-        as a share of those at full depth.
+        a token as a share of those at full depth.
     """
     from ..decoding.generation import generate
 
     settings, metric, rows = dict(max_new_tokens=max_new_tokens, batch_size=batch_size), PRIMARY[task.name], []
     full = generate(model, task.inputs, **settings)
+    full_score = task.score(full.texts)[metric]
     for name, policy in policies.items():
         found = generate(model, task.inputs, policy, **settings)
         rows.append(
             {
                 "task": task.name, "model": model.name, "policy": name, **agreement(trace, found, policy, max_new_tokens, model), "metric": metric,
-                "score": task.score(found.texts)[metric], "full_score": task.score(full.texts)[metric],
-                "flops_share": found.flops.sum() / full.flops.sum(),
+                "score": task.score(found.texts)[metric], "full_score": full_score,
+                "flops_share": found.flops.sum() / found.tokens / (full.flops.sum() / full.tokens),
             }
         )  # fmt: skip
     return pd.DataFrame(rows)

@@ -83,7 +83,7 @@ class ExitClassifier(nn.Module, Measure):
 
     def key(self) -> str:
         """Settings and a hash of the weights."""
-        digest = hashlib.sha256(b"".join(p.detach().cpu().contiguous().numpy().tobytes() for p in self.parameters()))
+        digest = hashlib.sha256(b"".join(p.detach().float().cpu().contiguous().numpy().tobytes() for p in self.parameters()))
         return f"{self.settings()} {digest.hexdigest()}"
 
 

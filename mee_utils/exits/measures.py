@@ -20,6 +20,7 @@ count and the benchmark know it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,11 +59,22 @@ class Measure:
 
     def key(self) -> str:
         """What tells this measure from another: name and settings."""
-        return f"{self.name} {sorted((name, repr(value)) for name, value in vars(self).items())}"
+        parts = [(name, _bytes(name, value)) for name, value in sorted(vars(self).items())]
+        return f"{self.name} {hashlib.sha256(repr(parts).encode()).hexdigest()}"
+
+
+def _bytes(name: str, value) -> bytes:
+    """A setting of a measure as bytes, the same for equal settings."""
+    if isinstance(value, str | int | float | bool | type(None) | list | tuple):
+        return repr(value).encode()
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        return repr((array.dtype, array.shape)).encode() + array.tobytes()
+    raise CompanionError(f"A journal cannot tell whether {name} of this measure has changed: give the measure a method key().")
 
 
 class SoftmaxMargin(Measure):
-    """`p(1) - p(2)`, the two largest probabilities (CALM, section 3.2)."""
+    """`p(1) - p(2)`, the two largest probabilities (CALM)."""
 
     name, read_out = "softmax_margin", True
 
@@ -82,7 +94,7 @@ class MaxProbability(Measure):
 
 
 class HiddenSimilarity(Measure):
-    """`cos(n(h^l), n(h^(l-1)))`: the state has stopped changing (CALM, section 3.2). Needs no read-out."""
+    """`cos(n(h^l), n(h^(l-1)))`: the state has stopped changing (CALM). Needs no read-out."""
 
     name, range = "hidden_similarity", (-1.0, 1.0)
 
@@ -135,13 +147,21 @@ class ForcedExits(Measure):
     name, has_threshold = "forced", False
 
     def __init__(self, layers: Sequence[Sequence[int]]):
-        rows = [np.asarray(row, dtype=np.int64) for row in layers]
+        try:
+            rows = [np.asarray(row) for row in layers]
+            right = all(row.ndim == 1 and (not row.size or (row.dtype.kind in "iu" and row.min() >= 1)) for row in rows) and rows
+        except (TypeError, ValueError):
+            right = False
+        if not right:
+            raise CompanionError("ForcedExits takes one list of blocks (whole numbers from 1 on) for each input.")
         self.table = np.full((len(rows), 1 + max(map(len, rows), default=0)), np.iinfo(np.int64).max)
         for row, given in zip(self.table, rows, strict=True):
             row[: len(given)] = given
 
     def confidence(self, now):
         """1 from the block of the list on."""
+        if now.sequence.max() >= len(self.table):
+            raise CompanionError(f"ForcedExits has lists for {len(self.table)} inputs, but there are more: give one for each.")
         return (self.table[now.sequence, np.minimum(now.position, self.table.shape[1] - 1)] <= now.layer).astype(np.float64)
 
     def key(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,14 +17,18 @@ FORMS = ("scaled", "calm")
 PROPAGATIONS = ("copy", "parallel")
 
 
-@dataclass
+def _is_number(value) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
 class ExitPolicy:
     """When a token exits, and what happens to the blocks it skips.
 
     Attributes:
         measure: its name (see `mee_utils.exits.measures`), or a `Measure` of your own.
-        threshold: the token exits at the first allowed block whose confidence exceeds it (default 0.9; a threshold of 1 never
-            exits); "adaptive" for FREE's.
+        threshold: the token exits at the first allowed block whose confidence exceeds it (default 0.9; a constant 1 is never
+            exceeded); "adaptive" for FREE's, or a `Threshold` of your own.
         decay: temperature `tau` of a threshold that falls with the position (CALM: 4); None for a constant one.
         decay_form: "scaled" (all public code) or "calm" (CALM, Eq. 5).
         min_layer: first block at which a token may exit, 1 to L.
@@ -36,7 +41,7 @@ class ExitPolicy:
     """
 
     measure: str | Measure = "softmax_margin"
-    threshold: float | str | None = None
+    threshold: float | str | Threshold | None = None
     decay: float | None = None
     decay_form: str = "scaled"
     min_layer: int = 1
@@ -46,30 +51,36 @@ class ExitPolicy:
     schedule: Threshold = field(init=False, repr=False)
 
     def __post_init__(self):
-        self.rule = find_measure(self.measure)
+        object.__setattr__(self, "rule", find_measure(self.measure))
         check_choice("propagation", self.propagation, PROPAGATIONS)
         check_choice("decay_form", self.decay_form, FORMS)
         self._check_layers()
         self._check_contradictions()
-        self.schedule = self._schedule()
+        object.__setattr__(self, "schedule", self._schedule())
 
     def _check_layers(self) -> None:
         whole = isinstance(self.min_layer, int) and not isinstance(self.min_layer, bool)
         if not whole or self.min_layer < 1:
             raise CompanionError(f"min_layer={self.min_layer}: blocks are counted from 1; give a whole number.")
-        if self.exit_layers is not None:
-            self.exit_layers = tuple(self.exit_layers)
-            if not self.exit_layers or sorted(set(self.exit_layers)) != list(self.exit_layers) or self.exit_layers[0] < 1:
-                raise CompanionError(f"exit_layers={self.exit_layers}: give blocks from 1 on, ascending, at least one.")
-            if self.min_layer != 1:
-                raise CompanionError("exit_layers and min_layer contradict each other: give one of them.")
+        if self.exit_layers is None:
+            return
+        if not isinstance(self.exit_layers, Sequence | np.ndarray) or not all(isinstance(layer, int | np.integer) for layer in self.exit_layers):
+            raise CompanionError(f"exit_layers={self.exit_layers!r}: give a list of blocks, as in exit_layers=[4].")
+        given = tuple(int(layer) for layer in self.exit_layers)
+        if not given or sorted(set(given)) != list(given) or given[0] < 1:
+            raise CompanionError(f"exit_layers={list(given)}: give blocks from 1 on, ascending, at least one.")
+        if self.min_layer != 1:
+            raise CompanionError("exit_layers and min_layer contradict each other: give one of them.")
+        if given[0] <= self.rule.lookback:
+            raise CompanionError(f'"{self.rule.name}" looks {self.rule.lookback} blocks back and cannot decide at block {given[0]}.')
+        object.__setattr__(self, "exit_layers", given)
 
     def _check_contradictions(self) -> None:
         if not self.rule.has_threshold and (self.threshold is not None or self.decay is not None):
             raise CompanionError(f'"{self.rule.name}" has no threshold: leave out threshold and decay.')
         if self.decay is None and self.decay_form != "scaled":
             raise CompanionError(f'decay_form="{self.decay_form}" needs decay=..., the temperature (CALM: 4).')
-        if self.threshold == "adaptive":
+        if self.learns:
             if self.decay is not None:
                 raise CompanionError('threshold="adaptive" and decay contradict each other: leave out decay.')
             if self.propagation != "parallel" or self.exit_layers is None or len(self.exit_layers) != 1:
@@ -77,16 +88,23 @@ class ExitPolicy:
             if not self.rule.read_out or self.rule.lookback or self.rule.looks_ahead:
                 raise CompanionError('threshold="adaptive" needs a probability: use measure="max_probability" or "softmax_margin".')
 
+    @property
+    def learns(self) -> bool:
+        """Whether the threshold is set while decoding."""
+        return self.threshold.learns if isinstance(self.threshold, Threshold) else isinstance(self.threshold, str) and self.threshold == "adaptive"
+
     def _schedule(self) -> Threshold:
-        if self.threshold == "adaptive":
+        if isinstance(self.threshold, Threshold):
+            return copy.deepcopy(self.threshold)
+        if self.learns:
             return AdaptiveThreshold()
         level = DEFAULT_THRESHOLD if self.threshold is None else self.threshold
         low, high = self.rule.range
-        if isinstance(level, (str, bool)) or not low <= level <= high:
+        if not _is_number(level) or not low <= level <= high:
             raise CompanionError(
-                f"threshold={self.threshold!r} for {self.rule.name}: give a number from {low:g} to {high:g} ({high:g} never exits)."
+                f"threshold={self.threshold!r} for {self.rule.name}: give a number from {low:g} to {high:g} (constant {high:g}: no exit)."
             )
-        if self.decay is not None and not 0 < self.decay < float("inf"):
+        if self.decay is not None and not (_is_number(self.decay) and 0 < self.decay < float("inf")):
             raise CompanionError(f"decay={self.decay}: give a temperature above 0 (CALM: 4), or None for a constant threshold.")
         return Threshold(float(level), self.decay, self.decay_form) if self.rule.has_threshold else Threshold(0.5)
 
@@ -95,6 +113,8 @@ class ExitPolicy:
         last = self.exit_layers[-1] if self.exit_layers else self.min_layer
         if last > layers:
             raise CompanionError(f"The policy names block {last}, but the decoder has {layers}: lower min_layer or exit_layers.")
+        if self.exit_layers == (layers,):
+            raise CompanionError(f"exit_layers={list(self.exit_layers)} leaves nothing to decide: the decoder has {layers} blocks.")
         allowed = self.exit_layers or range(max(self.min_layer, 1 + self.rule.lookback), layers)
         return tuple(layer for layer in allowed if self.rule.lookback < layer < layers)
 

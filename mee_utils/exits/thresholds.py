@@ -5,7 +5,7 @@
 | constant | `lam` | |
 | decaying, "scaled" | `lam (0.9 + 0.1 exp(-tau t / N))` | every public implementation |
 | decaying, "calm" | `clip(0.9 lam + 0.1 exp(-tau t / N), 0, 1)` | CALM, Eq. 5 |
-| adaptive | none: exit where the posterior of "shallow agrees with deep" exceeds `zeta` | FREE, section 4.3 |
+| adaptive | none: exit where the posterior of "shallow agrees with deep" exceeds `zeta` | FREE (Bae et al., 2023) |
 
 The two decaying forms differ unless `lam = 1`.
 """
