@@ -49,15 +49,34 @@ def results_table(profile: str) -> list[str]:
 
 def claims_table() -> list[str]:
     """One line a claim: on how many tasks of each profile it holds."""
-    tables = {p: _read(p, "01_monotonicity", "claims") for p in PROFILES if (FIGURES / p / "01_monotonicity").exists()}
+    tables = {}
+    for profile in PROFILES:
+        found = sorted((FIGURES / profile).glob("*/claims.csv"))
+        if found:
+            tables[profile] = pd.concat([pd.read_csv(path) for path in found], ignore_index=True)
     lines = ["| statement | published | " + " | ".join(tables) + " |", "|---|---|" + "---|" * len(tables)]
-    first = next(iter(tables.values()))
-    for name, rows in first.groupby("claim", sort=False):
+    for name, rows in tables[PROFILES[0]].groupby("claim", sort=False):
         verdicts = []
         for table in tables.values():
             found = table[table.claim == name]
             verdicts.append(f"holds on {(found.verdict == 'holds').sum()} of {len(found)} tasks")
         lines.append(f"| {rows.statement.iloc[0]} ({rows.source.iloc[0]}) | {rows.published.iloc[0]} | " + " | ".join(verdicts) + " |")
+    return lines
+
+
+def difficulty_lines() -> list[str]:
+    """Notebook 02 in a table: how much later difficult tokens become similar and settle, by how they are selected (CALM)."""
+    lines = [
+        "| task | easy and difficult selected by | difficult become similar | difficult have their final prediction |", "|---|---|---|---|"
+    ]
+    for profile in PROFILES:
+        path = FIGURES / profile / "02_saturation" / "three_selections.csv"
+        if path.exists():
+            found = pd.read_csv(path)
+            found = found[found.model == "calm"].pivot(index=["task", "selected_by"], columns=["property", "group"], values="mean")
+            for (task, by), row in found.iterrows():
+                gaps = [row[name, "difficult"] - row[name, "easy"] for name in ("first_similar", "settled_from")]
+                lines.append(f"| {label(task)} (`{profile}`) | {by.replace('_', ' ')} | " + " | ".join(f"{g:+.2f} blocks" for g in gaps) + " |")
     return lines
 
 
@@ -67,6 +86,7 @@ def block() -> str:
     for profile in PROFILES:
         if all((FIGURES / profile / notebook).exists() for notebook in ("00_models", "01_monotonicity")):
             parts += [f"**Profile `{profile}`**", "", *results_table(profile), ""]
+    parts += ["**Is a state that settles early an easy token?** (CALM; + is later, - is earlier)", "", *difficulty_lines(), ""]
     return "\n".join([*parts, "**What the papers say, and what these models do**", "", *claims_table()])
 
 

@@ -12,8 +12,9 @@
 # follows from the selection alone, and put measures of difficulty beside it that do not look at states: the model's loss, how
 # frequent a token is, its position, and, on made data, what producing it *takes*.
 #
-# **Expectation, before running:** the published contrast in depth will reappear, because it is built in; length will matter less
-# once tokens are compared by loss; depth will follow true difficulty, but less closely than it follows loss.
+# **Expectation, before running:** the published contrast in depth will reappear, because it is built in, and shrink once tokens are
+# selected by something else; depth will follow true difficulty, but less closely than it follows loss. (The second half held. The first
+# was wrong in an instructive way; see below.)
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -79,8 +80,8 @@ for name, (easy, difficult) in published.items():
     for task in tasks:
         ours = table_1[(table_1.model == "calm") & (table_1.task == task) & (table_1.property == name)].set_index("group")["mean"]
         print(
-            f"{name.replace('_', ' ')}, {figures.label(task)}: easy {ours['easy']:.2f}, difficult {ours['difficult']:.2f} of {layers} blocks "
-            f"(published, counted from 1: {easy}, {difficult} of 24)"
+            f"{name.replace('_', ' ')}, {figures.label(task)}: easy {ours['easy']:.2f}, difficult {ours['difficult']:.2f} "
+            f"(published, {layers} blocks here against 24 there, counted from 1: {easy} and {difficult})"
         )
 
 # %% [markdown]
@@ -98,7 +99,7 @@ by_block = pd.concat(
     ignore_index=True,
 )
 figure, axes = figures.panels(
-    len(prefixes), columns=len(models), width=2.7, height=2.3, profile=profile, sharex=True, sharey=True
+    len(prefixes), columns=len(models), width=3.0, height=2.3, profile=profile, sharex=True, sharey=True
 )
 for axis, ((task, name), rows) in zip(axes, by_block.groupby(["task", "model"], sort=False)):
     figures.two_depths(axis, rows, "share", name)
@@ -133,7 +134,7 @@ for axis, (task, rows) in zip(axes, single.groupby("task", sort=False)):
     figures.example_curves(axis, rows, threshold)
     figures.block_axis(axis, layers)
     axis.set(title=figures.label(task))
-axes[0].set_ylabel("cosine with the last block's state")
+axes[0].set_ylabel("cosine with the\nlast block's state")
 figures.shared_legend(figure, axes[0])
 companion.save_figure(figure, "single_prefixes", single)
 
@@ -221,7 +222,7 @@ by_difficulty = [
     saturation.depth_by_difficulty(prefixes[task, name], DIFFICULTIES, task=task, model=name) for task, name in known
 ]
 if known:
-    by_difficulty = pd.concat(by_difficulty, ignore_index=True)
+    by_difficulty = pd.concat(by_difficulty, ignore_index=True).sort_values("depth", ascending=False, kind="stable")
     figure, axes = figures.panels(2 * len(tasks), columns=len(tasks), width=4.4, height=2.7, profile=profile, sharey=True)
     for axis, ((depth_kind, task), rows) in zip(axes, by_difficulty.groupby(["depth", "task"], sort=False)):
         figures.grouped_bars(axis, rows, "difficulty", "block", rotation=25)
@@ -257,10 +258,14 @@ companion.save_table(verdicts, "claims")[["claim", "published", "task", "ours", 
 # %% [markdown]
 # ## What this shows, and what it does not
 #
-# Similarity ranks tokens by how early their states stop moving, and by itself says nothing about why. Selected by loss or by true
-# difficulty, the contrast shrinks to what the tables above give; that remainder is what an exit rule can hope to exploit. A
-# similar state is also not a safe exit: the shares of similar states and of final predictions are different curves. Everything here is at
-# full depth along references; no token exits.
+# Similarity ranks tokens by how early their states stop moving, and that is not the same as easy. Where the lines above give the two
+# contrasts with opposite signs (question answering and summarization of profile `small`), it is the reverse of easy: a token that is certain has its
+# prediction settled in the first blocks, and the later ones go on sharpening it, which moves the state; a token that the model cannot decide
+# comes to rest early, undecided. MEE's "easy sequences" are then the hard ones, and a rule that exits on similarity exits on the
+# wrong tokens first. A similar state is not a safe exit either: the shares of similar states and of final predictions are different curves.
+# What does foretell depth is the model's own loss, and on made data the true difficulty: whatever joins, counts or compares goes deep.
+# These models have not *learned* to join, count and compare well (00), so that depth there is the depth of giving up, not of success.
+# Everything here is at full depth along references; no token exits.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in `figures/<profile>/02_saturation`.
 # **Next:** classifiers that decide from states (05), once they are there.
