@@ -79,8 +79,7 @@ def bench(options) -> int:
     for name in options.shape:
         check_choice("shape", name, timing.SHAPES)
     table = timing.run(options.shape or None, options.rounds, progress=lambda line: print(line, flush=True))
-    if not options.shape:
-        print(f"table: {_short(timing.save(table))}")
+    print(f"table: {_short(timing.save(table))}")
     for row in timing.missed(table).itertuples():
         print(f"missed: {row.shape}, {row.group}, {row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})")
     return 0
@@ -125,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
         if function is test:
             command.add_argument("rest", nargs="*", help="options for pytest")
         if function is bench:
-            command.add_argument("--shape", action="append", default=[], help="only this shape (may be given again); nothing is written")
+            command.add_argument("--shape", action="append", default=[], help="only this shape (may be given again); the lines of the others are kept")
             command.add_argument("--rounds", type=int, default=3)
         if function in (test, bench, readme):
             continue

@@ -23,6 +23,7 @@ from .errors import CompanionError
 from .results import output_root, processor
 
 SEED = 0
+PAUSE = 0.3  # seconds between contenders with threads of their own, which go on waiting for work at full speed for a while
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,13 @@ class Bench:
 
         return ExitPolicy(ForcedExits(exits))
 
-    def times(self, contenders: dict[str, Callable[[], object]], rounds: int | None = None) -> pd.DataFrame:
-        """Seconds of every contender in every round, `[round, contender]`."""
+    def times(self, contenders: dict[str, Callable[[], object]], rounds: int | None = None, pause: float = 0.0) -> pd.DataFrame:
+        """Seconds of every contender in every round, `[round, contender]`; before each a pause."""
         rows = []
         for _ in range((rounds or self.rounds) + 1):
             row = {}
             for name, run in contenders.items():
+                time.sleep(pause)
                 started = time.perf_counter()
                 run()
                 row[name] = time.perf_counter() - started
@@ -136,7 +138,7 @@ class Bench:
 
 def full_depth(bench: Bench, batch: int, peers: dict[str, Callable[[], object]], target: str = "") -> list[dict]:
     """No exits: milliseconds a token (of the whole batch), and how many times faster than each peer."""
-    found = bench.times({"ours": bench.ours(batch), **peers})
+    found = bench.times({"ours": bench.ours(batch), **peers}, pause=PAUSE)
     rows = [
         bench.row("full depth", name, found[name] / bench.shape.tokens * 1e3, "ms a step", batch) for name in found
     ]
@@ -363,7 +365,10 @@ def run(shapes: list[str] | None = None, rounds: int = 3, peers: bool = True, pr
 
 
 def save(table: pd.DataFrame, folder: Path | None = None) -> Path:
-    """Writes the table and the description of the machine beside it; neither is replaced before both are written."""
+    """Writes the table and the description of the machine beside it; neither is replaced before both are written.
+
+    Where the stored table is of the same machine and versions, shapes that were not timed now keep their lines.
+    """
     import torch
 
     folder = folder or output_root() / "bench"
@@ -373,6 +378,10 @@ def save(table: pd.DataFrame, folder: Path | None = None) -> Path:
         "python": platform.python_version(), "torch": torch.__version__, "transformers": _version("transformers"),
         "ctranslate2": _version("ctranslate2"), "mkldnn": torch.backends.mkldnn.is_available(),
     }  # fmt: skip
+    if (folder / "decoder.csv").exists() and json.loads((folder / "machine.json").read_text(encoding="utf-8")) == about:
+        stored = pd.read_csv(folder / "decoder.csv", keep_default_na=False)
+        table = pd.concat([table, stored[~stored["shape"].isin(table["shape"])]], ignore_index=True)
+        table = table.sort_values("shape", key=lambda column: column.map(list(SHAPES).index), kind="stable")
     texts = {
         "decoder.csv": table.to_csv(index=False, float_format="%.4g", lineterminator="\n"), "machine.json": json.dumps(about, indent=1) + "\n",
     }  # fmt: skip

@@ -154,7 +154,7 @@ def missed_lines(table: pd.DataFrame) -> list[str]:
 
 def bench_block() -> str:
     """The generated part of README.md about speed, from the table that `make bench` stored."""
-    table = pd.read_csv(FIGURES / "bench" / "decoder.csv").fillna({"against": "", "target": ""})
+    table = pd.read_csv(FIGURES / "bench" / "decoder.csv", keep_default_na=False)
     about = json.loads((FIGURES / "bench" / "machine.json").read_text(encoding="utf-8"))
     machine = f"{about['processor']}, {about['cores']} cores, torch {about['torch'].split('+')[0]}, transformers {about['transformers']}"
     parts = [

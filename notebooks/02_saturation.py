@@ -39,14 +39,13 @@ companion = Companion(
 )  # fmt: skip
 tasks, training = companion.tasks(limit), companion.training_tasks(frequency_limit)
 models = companion.models([name for name in companion.model_names if name != "base"])
-tokenizer = companion.tokenizer()
+
+# %%
 along = {
     (task, name): trace(model, tasks[task].inputs, tasks[task].targets, max_new_tokens=max_new_tokens)
     for task in tasks for name, model in models.items()
 }
-layers = next(iter(models.values())).layers
-
-# %%
+layers, tokenizer = next(iter(models.values())).layers, companion.tokenizer()
 prefixes = {key: saturation.describe(t, threshold) for key, t in along.items()}
 for (task, name), found in prefixes.items():
     found["log_frequency"] = saturation.log_frequency(along[task, name].token_id, tokenizer(training[task].targets).input_ids)
@@ -98,6 +97,8 @@ by_block = pd.concat(
     ],
     ignore_index=True,
 )
+
+# %%
 figure, axes = figures.panels(
     len(prefixes), columns=len(models), width=3.0, height=2.3, profile=profile, sharex=True, sharey=True
 )
@@ -166,6 +167,8 @@ curves = pd.concat(
     ignore_index=True,
 )
 kinds = list(dict.fromkeys(curves.selected_by))
+
+# %%
 figure, axes = figures.panels(
     len(tasks) * len(kinds), columns=len(kinds), width=3.2, height=2.3, profile=profile, sharex=True, sharey=True
 )
