@@ -156,10 +156,10 @@ def bench_block() -> str:
     """The generated part of README.md about speed, from the table that `make bench` stored."""
     table = pd.read_csv(FIGURES / "bench" / "decoder.csv", keep_default_na=False)
     about = json.loads((FIGURES / "bench" / "machine.json").read_text(encoding="utf-8"))
-    machine = f"{about['processor']}, {about['cores']} cores, torch {about['torch'].split('+')[0]}, transformers {about['transformers']}"
+    machine = f"{about['processor']}, {about['cores']} cores, torch {about['torch']}, transformers {about['transformers']}"
     parts = [
         [f"`make bench` on {machine}; random weights, since cost does not depend on them; medians of ratios within a round, with the "
-         "smallest and largest. More than 1 means that ours is faster."],
+         "smallest and largest. More than 1 means that ours is faster. The mini shape runs on one thread, which is the fastest for everyone."],
         full_depth_table(table), exits_table(table),
         ["What deciding costs where nobody exits, as a share of a block, one row at a time:"], measures_table(table),
         bandwidth_lines(table), missed_lines(table),
