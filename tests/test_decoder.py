@@ -14,6 +14,7 @@ from mee_utils.decoding.journal import run_key
 from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of
 from mee_utils.decoding.observation import Observation
 from mee_utils.evaluation.replay import confidences
+from mee_utils.exits.thresholds import Threshold
 from mee_utils.models.loading import Model
 from mee_utils.models.states import BlockStates
 
@@ -348,13 +349,17 @@ def test_a_journal_of_another_run_is_refused_and_left_alone(lively, tmp_path):
 
 
 def test_a_journal_knows_weights_thresholds_and_given_exits(tokenizer, tmp_path):
+    class Strict(Threshold):
+        def exceeded(self, confidence, position, length):
+            return confidence > 0.99
+
     model, path = build_lively("t5", tokenizer), tmp_path / "run.jsonl"
     keys = {run_key(model, ["a"], policy, 3, 8) for policy in (
         ExitPolicy(), ExitPolicy(threshold=0.8), ExitPolicy(decay=4.0), ExitPolicy(decay=4.0, decay_form="calm"), ExitPolicy(min_layer=2),
         ExitPolicy(exit_layers=np.array([2])), ExitPolicy(propagation="parallel"), ExitPolicy("max_probability"),
-        forced([[1]]), forced([[2]]),
+        forced([[1]]), forced([[2]]), ExitPolicy(threshold=Strict(0.9)),
     )}  # fmt: skip
-    assert len(keys) == 10
+    assert len(keys) == 11
     torch.set_num_threads(1)
     one = run_key(model, ["a"], None, 3, 8)
     torch.set_num_threads(2)

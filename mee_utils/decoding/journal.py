@@ -19,7 +19,7 @@ def run_key(model, texts: Sequence[str], policy, max_new_tokens: int, batch_size
     """What a journal belongs to: weights, inputs, policy and lengths."""
     weights, settings = [model.fingerprint, str(next(model.network.parameters()).dtype)], None
     if policy is not None:
-        schedule = (policy.schedule.level, policy.schedule.decay, policy.schedule.form)
+        schedule = [type(policy.schedule).__name__, repr(sorted(vars(policy.schedule).items()))]
         settings = [policy.rule.key(), schedule, policy.min_layer, policy.exit_layers, policy.propagation]
     parts = json.dumps([FORMAT, weights, list(texts), settings, max_new_tokens, batch_size])
     return hashlib.sha256(parts.encode()).hexdigest()
