@@ -43,7 +43,7 @@ def reproduce(options) -> int:
 
 
 def train(options) -> int:
-    """Makes the missing models of a profile."""
+    """Makes the missing models and exit classifiers of a profile."""
     from .companion import manifest
     from .train import train as train_models
 
@@ -53,6 +53,11 @@ def train(options) -> int:
         shown = ", ".join(f"{task} {metric} {value}" for task, found in scores.items() for metric, value in found.items()
                           if metric not in ("split", "examples", "sha256"))  # fmt: skip
         print(f"{profile.name}/{folder.name}: {shown}")
+    if not options.model:
+        from .train_exits import classifier_folder, train_classifiers
+
+        found = train_classifiers(profile, options.data, progress=True)
+        print(f"{len(found)} exit classifiers of profile {profile.name}: {_short(classifier_folder(profile))}")
     return 0
 
 
@@ -73,15 +78,22 @@ def test(options) -> int:
 
 
 def bench(options) -> int:
-    """Times the decoder against its peers; writes the table beside the machine's description."""
+    """Times the decoder against its peers, and a profile's exit rules against no exit; writes the tables beside the machine's description."""
     from . import bench as timing
 
     for name in options.shape:
         check_choice("shape", name, timing.SHAPES)
-    table = timing.run(options.shape or None, options.rounds, progress=lambda line: print(line, flush=True))
-    print(f"table: {_short(timing.save(table))}")
-    for row in timing.missed(table).itertuples():
-        print(f"missed: {row.shape}, {row.group}, {row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})")
+    for name in options.part:
+        check_choice("part", name, timing.PARTS)
+    progress = lambda line: print(line, flush=True)
+    if set(options.part or timing.PARTS) - {"rules"}:
+        table = timing.run(options.shape or None, options.rounds, progress=progress, parts=options.part or None)
+        print(f"table: {_short(timing.save(table))}")
+        for row in timing.missed(table).itertuples():
+            print(f"missed: {row.shape}, {row.group}, {row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})")
+    if "rules" in (options.part or timing.PARTS) and not options.shape:
+        found = timing.rules(options.profile, options.data, options.rounds, progress)
+        print(f"table: {_short(timing.save(found, name='rules', keys=('profile', 'task', 'batch')))}")
     return 0
 
 
@@ -125,8 +137,9 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("rest", nargs="*", help="options for pytest")
         if function is bench:
             command.add_argument("--shape", action="append", default=[], help="only this shape (may be given again); the lines of the others are kept")
+            command.add_argument("--part", action="append", default=[], help="only this part (may be given again); the lines of the others are kept")
             command.add_argument("--rounds", type=int, default=3)
-        if function in (test, bench, readme):
+        if function in (test, readme):
             continue
         command.add_argument("--profile", default="small")
         command.add_argument("--data", default=None, help="folder that holds the corpora of the profile")

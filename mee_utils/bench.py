@@ -45,6 +45,13 @@ class Shape:
     dtype: str = "float32"
     threads: int | None = None
 
+    @property
+    def sizes(self):
+        """Sizes of the decoder, as the count of operations needs them."""
+        from .models.costs import DecoderSizes
+
+        return DecoderSizes(self.d_model, self.heads * self.d_kv, self.d_ff, False, self.layers, self.vocabulary)
+
 
 SHAPES = {
     "mini": Shape("mini", 96, 24, 4, 128, 12, 1500, tokens=32, threads=1),
@@ -215,12 +222,17 @@ def _parts(bench: Bench, batch: int) -> tuple[float, float, float]:
 
 
 def measure_cost(bench: Bench, batch: int = 1) -> list[dict]:
-    """What deciding costs at every block where nobody exits, as a share of a block."""
+    """What deciding costs at every block where nobody exits, as a share of a block; classifiers are untrained."""
+    from .exits.classifiers import new_classifier
     from .exits.measures import MEASURES
     from .exits.policy import ExitPolicy
+    from .train_exits import VARIANTS
 
-    decisions = bench.shape.layers - 1
+    decisions, width = bench.shape.layers - 1, bench.shape.d_model
     policies = {name: ExitPolicy(name, threshold=1.0) for name, kind in MEASURES.items() if kind.has_threshold}
+    for name, variant in VARIANTS.items():
+        classifier = new_classifier(variant.kind, width, **variant.options(width)).to(bench.decoder.norm.weight.dtype)
+        policies[name] = ExitPolicy(classifier, threshold=1.0)
     nobody = bench.forced(np.full((batch, bench.shape.tokens), bench.shape.layers))
     runs = {"none": bench.ours(batch), "asking alone": bench.ours(batch, nobody)}
     runs |= {name: bench.ours(batch, policy) for name, policy in policies.items()}
@@ -228,10 +240,11 @@ def measure_cost(bench: Bench, batch: int = 1) -> list[dict]:
     block = (found["none"] / bench.shape.tokens - read_out) / bench.shape.layers
     rows = []
     for name in list(runs)[1:]:
-        asked = decisions - (policies[name].rule.lookback if name in policies else 0)
+        rule = policies[name].rule if name in policies else None
+        asked = decisions - (rule.lookback if rule else 0)
         cost = (found[name] - found["none"]) / bench.shape.tokens / asked / block
-        free = name not in policies or not policies[name].rule.read_out
-        rows.append(bench.row("measure cost", name, cost, "of a block", batch, "", "<= 0.05" if free and name in policies else ""))
+        target = "<= 0.05" if name == "hidden_similarity" else ""
+        rows.append(bench.row("measure cost", name, cost, "of a block", batch, "", target))
     rows.append(bench.row("measure cost", "one read-out", [read_out / block.median()], "of a block", batch))
     return rows
 
@@ -337,42 +350,110 @@ def ctranslate2_peer(bench: Bench, batch: int, folder: Path) -> Callable[[], obj
     return lambda: translator.translate_batch(tokens, **options)
 
 
-def run(shapes: list[str] | None = None, rounds: int = 3, peers: bool = True, progress=print) -> pd.DataFrame:
-    """The whole table.
+def rules(profile_name: str, data: str | None, rounds: int, progress=print) -> pd.DataFrame:
+    """Tokens a second of every exit rule at the settings that notebook 05 found, against no exit, on a profile's CALM model.
+
+    The settings are those of the stored tables `published_thresholds` and `at_99_percent`. Decoding is timed as users run it: in
+    single precision, in batches, and the rules take turns, round by round.
+
+    Raises:
+        CompanionError: notebook 05 has not been run for this profile.
+    """
+    import torch
+
+    from .companion import Companion, checkpoint_folder, fingerprint
+    from .decoding.generation import generate
+    from .evaluation.comparison import rule_policy
+    from .train_exits import MAIN
+
+    folder = output_root() / profile_name / "05_mee_classifiers"
+    if not (folder / "at_99_percent.csv").exists():
+        raise CompanionError(f"{folder} has no at_99_percent.csv: run notebook 05_mee_classifiers for profile {profile_name} first.")
+    settings = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["parameters"]
+    companion = Companion.reader(profile_name, data)
+    model = companion.models([MAIN])[MAIN]
+    trained = companion.classifiers({MAIN: model})
+    classifiers = {variant: found[0].float() for (_, variant, target), found in trained.items() if target == "consistency"}
+    model.network.float()
+    torch.set_num_threads(1 if model.network.config.d_model < 256 else os.cpu_count())
+    wanted, rows = pd.concat([pd.read_csv(folder / f"{name}.csv").assign(setting=name) for name in ("published_thresholds", "at_99_percent")]), []
+    for task in companion.tasks(settings["limit"]).values():
+        chosen = wanted[(wanted.task == task.name) & (wanted.rule != "none") & wanted.threshold.notna()]
+        policies = {
+            (row.setting, row.rule, row.threshold): rule_policy(row.rule, row.threshold, settings, classifiers, row.setting == "published_thresholds")
+            for row in chosen.itertuples()
+        }
+        for batch in (1, settings["batch_size"]):
+            few = task.inputs[:16] if batch == 1 else task.inputs
+            progress(f"{profile_name}, {task.name}: {len(policies)} rules, batch {batch}")
+            times = []
+            for _ in range(rounds + 1):
+                speeds = {}
+                for labels, policy in {None: None, **policies}.items():
+                    found = generate(model, few, policy, max_new_tokens=settings["max_new_tokens"], batch_size=batch, progress=False)
+                    speeds[labels] = found.tokens / found.seconds
+                times.append(speeds)
+            for labels in policies:
+                ratio = np.array([speeds[labels] / speeds[None] for speeds in times[1:]])
+                rows.append(
+                    {
+                        "profile": profile_name, "task": task.name, "batch": batch, **dict(zip(("setting", "rule", "threshold"), labels)),
+                        "tokens_per_second": np.median([speeds[labels] for speeds in times[1:]]), "speed": np.median(ratio),
+                        "lowest": ratio.min(), "highest": ratio.max(), "model": fingerprint(checkpoint_folder(companion.profile, MAIN))[:12],
+                    }
+                )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+PARTS = ("full depth", "exit cost", "measure cost", "bandwidth", "spread exits", "growth", "rules")
+
+
+def run(shapes: list[str] | None = None, rounds: int = 3, peers: bool = True, progress=print, parts: list[str] | None = None) -> pd.DataFrame:
+    """The whole table of random models.
 
     Args:
         shapes: names of `SHAPES`; all by default.
         rounds: of each comparison; the mini shape, whose times are short, takes three times as many.
         peers: whether to time CTranslate2 and compiled `transformers` too.
         progress: called with a line before each part.
+        parts: names of `PARTS`; all by default.
     """
-    rows = []
+    rows, parts = [], parts or PARTS
+    measured = {"exit cost": exit_cost, "measure cost": measure_cost, "bandwidth": bandwidth, "spread exits": spread_exits}
     for name in shapes or SHAPES:
         for dtype in ("float32", "bfloat16"):
             bench = Bench(replace(SHAPES[name], dtype=dtype), 3 * rounds if name == "mini" else rounds)
-            with tempfile.TemporaryDirectory() as folder:
-                for batch in (1, 8, 32) if dtype == "float32" else (1, 8):
-                    progress(f"{name} {dtype}: full depth, batch {batch}")
-                    others = {"transformers generate": bench.generate(batch)}
-                    if peers and dtype == "float32":
-                        if batch == 1:
-                            others["transformers, static cache, compiled"] = compiled_peer(bench, batch)
-                        others["CTranslate2"] = ctranslate2_peer(bench, batch, Path(folder))
-                    target = {"mini": ">= 2.0", "t5-large": ">= 1.15"}.get(name, "") if batch == 1 and dtype == "float32" else ""
-                    rows += full_depth(bench, batch, others, target)
+            if "full depth" in parts:
+                with tempfile.TemporaryDirectory() as folder:
+                    rows += _full_depths(bench, Path(folder), peers, progress)
             if dtype == "float32":
-                progress(f"{name}: exits, measures, bandwidth")
-                rows += exit_cost(bench) + measure_cost(bench) + bandwidth(bench) + spread_exits(bench)
-    if not shapes or "t5-base" in shapes:
+                for part in measured.keys() & set(parts):
+                    progress(f"{name}: {part}")
+                rows += [row for part, timed in measured.items() if part in parts for row in timed(bench)]
+    if (not shapes or "t5-base" in shapes) and "growth" in parts:
         progress("t5-base: growth")
         rows += growth(SHAPES["t5-base"], rounds)
     return pd.DataFrame(rows)
 
 
-def save(table: pd.DataFrame, folder: Path | None = None) -> Path:
-    """Writes the table and the description of the machine beside it; neither is replaced before both are written.
+def _full_depths(bench: Bench, folder: Path, peers: bool, progress) -> list[dict]:
+    rows, shape = [], bench.shape
+    for batch in (1, 8, 32) if shape.dtype == "float32" else (1, 8):
+        progress(f"{shape.name} {shape.dtype}: full depth, batch {batch}")
+        others = {"transformers generate": bench.generate(batch)}
+        if peers and shape.dtype == "float32":
+            if batch == 1:
+                others["transformers, static cache, compiled"] = compiled_peer(bench, batch)
+            others["CTranslate2"] = ctranslate2_peer(bench, batch, folder)
+        target = {"mini": ">= 2.0", "t5-large": ">= 1.15"}.get(shape.name, "") if batch == 1 and shape.dtype == "float32" else ""
+        rows += full_depth(bench, batch, others, target)
+    return rows
 
-    Where the stored table is of the same machine and versions, shapes that were not timed now keep their lines.
+
+def save(table: pd.DataFrame, folder: Path | None = None, name: str = "decoder", keys: tuple[str, ...] = ("shape", "group")) -> Path:
+    """Writes a table and the description of the machine beside it; neither is replaced before both are written.
+
+    Where the stored table is of the same machine and versions, lines of what was not timed now (by `keys`) are kept.
     """
     import torch
 
@@ -383,18 +464,19 @@ def save(table: pd.DataFrame, folder: Path | None = None) -> Path:
         "python": platform.python_version(), "torch": torch.__version__.split("+")[0], "transformers": _version("transformers"),
         "ctranslate2": _version("ctranslate2"), "mkldnn": torch.backends.mkldnn.is_available(),
     }  # fmt: skip
-    if (folder / "decoder.csv").exists() and json.loads((folder / "machine.json").read_text(encoding="utf-8")) == about:
-        stored = pd.read_csv(folder / "decoder.csv", keep_default_na=False)
-        table = pd.concat([table, stored[~stored["shape"].isin(table["shape"])]], ignore_index=True)
-        table = table.sort_values("shape", key=lambda column: column.map(list(SHAPES).index), kind="stable")
-    texts = {
-        "decoder.csv": table.to_csv(index=False, float_format="%.4g", lineterminator="\n"), "machine.json": json.dumps(about, indent=1) + "\n",
-    }  # fmt: skip
-    for name, text in texts.items():
-        (folder / f".{name}.partial").write_text(text, encoding="utf-8")
-    for name in texts:
-        (folder / f".{name}.partial").rename(folder / name)
-    return folder / "decoder.csv"
+    path, machine = folder / f"{name}.csv", folder / ("machine.json" if name == "decoder" else f"{name}_machine.json")
+    if path.exists() and machine.exists() and json.loads(machine.read_text(encoding="utf-8")) == about:
+        stored, keys = pd.read_csv(path, keep_default_na=False), list(keys)
+        known = set(map(tuple, table[keys].to_numpy()))
+        table = pd.concat([table, stored[[tuple(row) not in known for row in stored[keys].to_numpy()]]], ignore_index=True)
+        orders = {"shape": list(SHAPES), "group": list(PARTS)}
+        table = table.sort_values(keys, key=lambda c: c.map(orders[c.name].index) if c.name in orders else c, kind="stable")
+    texts = {path: table.to_csv(index=False, float_format="%.4g", lineterminator="\n"), machine: json.dumps(about, indent=1) + "\n"}
+    for target, text in texts.items():
+        target.with_name(f".{target.name}.partial").write_text(text, encoding="utf-8")
+    for target in texts:
+        target.with_name(f".{target.name}.partial").rename(target)
+    return path
 
 
 def _version(package: str) -> str | None:

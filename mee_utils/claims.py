@@ -210,3 +210,92 @@ def saturation_claims() -> list[Claim]:
             "no similar state", lambda t: f"{_first_block(t):.1%} have a similar state by block 2", lambda t: _first_block(t) < 0.05, model,
         ),
     ]  # fmt: skip
+
+
+MEE_RULES, CALM_RULES = ("three_hidden", "lstm", "rising_top1"), ("softmax_margin", "hidden_similarity", "hidden")
+
+
+def _area(tables, rule: str) -> pd.Series:
+    found = tables["ranking"]
+    return found[(found.model == "calm") & (found.target == "consistency") & (found.rule == rule)].iloc[0]
+
+
+def _published(tables, column: str, rules: tuple[str, ...], level: float = 0.9) -> list[float]:
+    found = tables["published"]
+    found = found[found.threshold == level].set_index("rule")
+    return [float(found.loc[rule, column]) for rule in rules]
+
+
+def _listed(values: list[float]) -> str:
+    return ", ".join(f"{value:.1%}" for value in values)
+
+
+def _better(tables, rule: str, than: str) -> bool:
+    return _area(tables, rule).roc_area_low > _area(tables, than).roc_area_high
+
+
+def _areas(tables, *rules: str) -> str:
+    return " against ".join(f"{_area(tables, rule).roc_area:.3f}" for rule in rules)
+
+
+def _precision(tables, rule: str) -> float:
+    found = tables["decisions"]
+    found = found[(found.rule == rule) & (found.above > 0)]
+    return float((found.precision * found.above).sum() / found.above.sum())
+
+
+def _operations(tables, rules: tuple[str, ...]) -> list[float]:
+    found = tables["kept"]
+    return [float(value) for value in found[found.rule.isin(rules)].flops_share]
+
+
+def classifier_claims() -> list[Claim]:
+    """The statements of MEE, sections 5 to 8, on tables `ranking`, `published` (thresholds), `decisions` and `kept`; all about CALM."""
+    report, blog, model = "MEE report, section 5", "MEE blog, section 3", ("calm",)
+    return [
+        Claim(
+            "three blocks decide better than one", report, "A classifier on three states decides better than one on the current state.",
+            "hypothesis", lambda t: f"area {_areas(t, 'three_hidden', 'hidden')}", lambda t: _better(t, "three_hidden", "hidden"), model,
+        ),
+        Claim(
+            "it is the blocks, not the parameters", "not asked by the papers",
+            "Three states decide better than one state with as many parameters.", "not tested",
+            lambda t: f"area {_areas(t, 'three_hidden', 'wide_hidden')}", lambda t: _better(t, "three_hidden", "wide_hidden"), model,
+        ),
+        Claim(
+            "an LSTM decides better than one block", report, "An LSTM over all states decides better than a classifier on the current state.",
+            "hypothesis", lambda t: f"area {_areas(t, 'lstm', 'hidden')}", lambda t: _better(t, "lstm", "hidden"), model,
+        ),
+        Claim(
+            "states say more than probabilities", report, "A trained classifier on states can tell more than the softmax scores do.",
+            "motivation", lambda t: f"area {_areas(t, 'three_hidden', 'softmax_margin')}",
+            lambda t: _area(t, "three_hidden").roc_area_low > _area(t, "softmax_margin").roc_area, model,
+        ),
+        Claim(
+            "three rising scores above 0.9 are final", report, "Three rising top-1 scores, the last above 0.9, almost never change later.",
+            "almost never", lambda t: f"{_precision(t, 'rising_top1'):.1%} stay", lambda t: _precision(t, "rising_top1") > 0.99, model,
+        ),
+        Claim(
+            "MEE keeps more quality at 0.9", blog, "At a threshold of 0.9 MEE's three measures score far above CALM's three.",
+            "SQuAD F1 86.1 to 88.6 against 76.0 to 86.9",
+            lambda t: f"keep {_listed(_published(t, 'retained', MEE_RULES))} against {_listed(_published(t, 'retained', CALM_RULES))}",
+            lambda t: np.mean(_published(t, "retained", MEE_RULES)) > np.mean(_published(t, "retained", CALM_RULES)) + 0.02, model,
+        ),
+        Claim(
+            "softmax and saturation ruin the output at 0.9", blog, "At 0.9 the softmax margin and saturation lose most of the score.",
+            "CNN/DM ROUGE-1 12.9 and 3.3 of 43.8",
+            lambda t: f"keep {_listed(_published(t, 'retained', ('softmax_margin', 'hidden_similarity')))}",
+            lambda t: max(_published(t, "retained", ("softmax_margin", "hidden_similarity"))) < 0.5, model,
+        ),
+        Claim(
+            "MEE is slower than no exit", blog, "MEE's measures are mostly slower than no exit (here: take more operations, at 0.9).",
+            "8.4 to 11.3 against 11.0 samples a second (SQuAD)", lambda t: f"operations {_listed(_published(t, 'flops_share', MEE_RULES))} of no exit",
+            lambda t: sum(share > 1 for share in _published(t, "flops_share", MEE_RULES)) >= 2, model,
+        ),
+        Claim(
+            "several blocks can be cheap and keep quality", "MEE blog, open question 1",
+            "A rule over several blocks keeps 99 % of the score for fewer operations than no exit.", "open",
+            lambda t: _listed(_operations(t, ("three_hidden", "low_rank_three", "narrow_lstm", "lstm"))) or "none keeps it",
+            lambda t: min(_operations(t, ("three_hidden", "low_rank_three", "narrow_lstm", "lstm")), default=9.0) < 1, model,
+        ),
+    ]  # fmt: skip

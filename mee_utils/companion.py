@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def manifest(profile: Profile, name: str) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def load_tasks(profile: Profile, data: str | None, held_out: bool = True, limit: int | None = None) -> list:
+def load_tasks(profile: Profile, data: str | None, held_out: bool = True, limit: int | None = None, only: str | None = None) -> list:
     """Every corpus of a profile: the split that scores are measured on, or the training split.
 
     Args:
@@ -41,11 +42,14 @@ def load_tasks(profile: Profile, data: str | None, held_out: bool = True, limit:
         data: the folder that stands for `{data}`.
         held_out: the split of the profile's `held_out_split`, else "train".
         limit: at most this many examples of each.
+        only: the task of one corpus; all by default.
     """
     from .tasks import load_task
 
     tasks = []
     for name, corpus in profile.corpora.items():
+        if only and name != only:
+            continue
         split, size = (corpus.held_out_split, corpus.held_out) if held_out else ("train", corpus.train)
         size = min(limit, size) if limit and size else limit or size
         tasks.append(
@@ -55,6 +59,13 @@ def load_tasks(profile: Profile, data: str | None, held_out: bool = True, limit:
             )
         )  # fmt: skip
     return tasks
+
+
+class _NoRun:
+    """In place of a run where nothing is written."""
+
+    def uses(self, name: str, digest: str) -> None:
+        """Inputs are recorded by runs only."""
 
 
 class Companion:
@@ -67,12 +78,21 @@ class Companion:
         parameters: everything else the notebook was run with, for the manifest.
     """
 
+    _scratch: tempfile.TemporaryDirectory | None = None
+
     def __init__(self, notebook: str, profile: str, data: str = "", **parameters):
         from .figures import use_style
 
         self.profile, self.data = load_profile(profile), data or None
         self.run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
         use_style()
+
+    @classmethod
+    def reader(cls, profile: str, data: str | None = None) -> Companion:
+        """A view of a profile that writes no results."""
+        found = cls.__new__(cls)
+        found.profile, found.data, found.run = load_profile(profile), data or None, _NoRun()
+        return found
 
     def tasks(self, limit: int | None = None) -> dict:
         """The held-out examples of every corpus, at most `limit` of each."""
@@ -105,6 +125,25 @@ class Companion:
             loaded[name] = load_model(folder, dtype=self.profile.dtype, device=self.profile.device, name=name)
             self.run.uses(f"model {name}", fingerprint(folder))
         return loaded
+
+    def classifiers(self, models: dict, progress: bool = False) -> dict:
+        """The profile's exit classifiers of some loaded models: (model, variant, target) -> one a seed; trains what is missing."""
+        from .exits.classifiers import load_classifier
+        from .train_exits import train_classifiers
+
+        found: dict = {}
+        for job, path in train_classifiers(self.profile, self.data, tuple(models), progress).items():
+            classifier = load_classifier(path, models[job.model])
+            found.setdefault((job.model, job.variant, job.target), []).append(classifier)
+        for key, trained in found.items():
+            self.run.uses(" ".join(("classifiers", *key)), hashlib.sha256("".join(c.key() for c in trained).encode()).hexdigest())
+        return found
+
+    def scratch(self, name: str) -> Path:
+        """A file for what is too large to keep, such as the states of a trace; gone when the notebook ends."""
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="mee-")
+        return Path(self._scratch.name) / name
 
     def tokenizer(self):
         """The tokenizer that all models of the profile share."""

@@ -175,3 +175,69 @@ def example_curves(axis, rows, threshold: float) -> None:
         colour, dashes = GROUPS[group]
         axis.plot(part["layer"], part["similarity"], color=colour, dashes=dashes, linewidth=1.2, label=group if number == 1 else None)
     axis.axhline(threshold, color="#666666", linewidth=0.8, linestyle=":", label=f"threshold {threshold}")
+
+
+# colour, marker, dashes and the reader's name of every exit rule
+RULES = {
+    "softmax_margin": ("#0173b2", "o", (), "softmax margin (CALM)"),
+    "hidden_similarity": ("#949494", "x", (1, 1), "hidden similarity (CALM)"),
+    "rising_top1": ("#d55e00", "v", (3, 1, 1, 1), "rising top-1 (MEE)"),
+    "linear": ("#56b4e9", "<", (1, 1), "linear (CALM)"),
+    "hidden": ("#de8f05", "s", (), "hidden, one block (CALM)"),
+    "wide_hidden": ("#ca9161", "h", (1, 1), "hidden, one block, three times as wide"),
+    "two_hidden": ("#fbafe4", "2", (4, 1.5), "hidden, two blocks"),
+    "three_hidden": ("#029e73", "^", (4, 1.5), "hidden, three blocks (MEE)"),
+    "four_hidden": ("#7a7a00", "d", (4, 1.5), "hidden, four blocks"),
+    "low_rank": ("#fbafe4", "P", (1, 1), "low rank, one block (ours)"),
+    "low_rank_three": ("#a63603", "*", (), "low rank, three blocks (ours)"),
+    "narrow_lstm": ("#ece133", "p", (1, 1), "LSTM, one layer (MEE's code)"),
+    "lstm": ("#cc78bc", "D", (3, 1, 1, 1), "LSTM, two layers (MEE)"),
+    "static": ("#000000", ".", (1, 1), "static"),
+    "oracle": ("#000000", "*", (), "oracle"),
+    "none": ("#000000", "+", (), "no exit"),
+}
+LABELS |= {name: style[3] for name, style in RULES.items()}
+
+
+def rule_curves(axis, rows, x: str, y: str, band: tuple[str, str] | None = None, line: bool = True) -> None:
+    """One curve a rule, in its style, sorted by `x`; columns `rule`, `x`, `y` and the two of `band`."""
+    for rule, part in rows.groupby("rule", sort=False):
+        colour, marker, dashes, name = RULES[rule]
+        part = part.sort_values(x, kind="stable")
+        style = {"color": colour, "marker": marker, "markersize": 7 if rule in ("oracle", "none") else 4.5}
+        if line and len(part) > 1:
+            style |= {"dashes": dashes, "linewidth": 1.5}
+        else:
+            style |= {"linestyle": "none"}
+        axis.plot(part[x], part[y], label=name, **style)
+        if band:
+            axis.fill_between(part[x], part[band[0]], part[band[1]], color=colour, alpha=0.15, linewidth=0)
+
+
+def all_in_legend(figure, axes, columns: int = 4) -> None:
+    """One legend below all panels with every label that occurs in any of them."""
+    found = {}
+    for axis in axes:
+        for handle, name in zip(*axis.get_legend_handles_labels()):
+            found.setdefault(name, handle)
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(columns, len(found)))
+
+
+def rule_bars(axis, rows, column: str, band: tuple[str, str] | None = None) -> None:
+    """Horizontal bars, one a rule; columns `rule`, `column` and the two of `band`."""
+    errors = None
+    if band:
+        errors = [(rows[column] - rows[band[0]]).clip(lower=0), (rows[band[1]] - rows[column]).clip(lower=0)]
+    colours = [RULES[rule][0] for rule in rows["rule"]]
+    axis.barh([label(rule) for rule in rows["rule"]], rows[column], xerr=errors, color=colours, error_kw={"linewidth": 1})
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+
+
+def training_and_held_out(axis, rows) -> None:
+    """Learning curves: dashed while training, solid held out, with bands; columns `epoch`, `loss`, `held_out_loss` and their bounds."""
+    for column, dashes, name in (("loss", (4, 1.5), "training"), ("held_out_loss", (), "held out")):
+        colour = {"loss": "#0173b2", "held_out_loss": "#de8f05"}[column]
+        axis.plot(rows["epoch"], rows[column], dashes=dashes, color=colour, label=name, linewidth=1.6)
+        axis.fill_between(rows["epoch"], rows[f"{column}_low"], rows[f"{column}_high"], color=colour, alpha=0.2, linewidth=0)
+    axis.set(xlabel="epoch", ylabel="loss in nats", xticks=rows["epoch"])

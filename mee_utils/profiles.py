@@ -87,6 +87,16 @@ class Training(Strict):
     backbones: dict[str, BackboneSettings]
 
 
+class ClassifierSettings(Strict):
+    """How the exit classifiers of a profile are trained; `tokens` is how many of each task, `epochs` as in MEE."""
+
+    tokens: Positive = 2000
+    seeds: Annotated[int, Field(ge=1, le=10)] = 5
+    epochs: Positive = 5
+    batch_size: Positive = 128
+    learning_rate: Annotated[float, Field(gt=0)] = 0.002
+
+
 class Profile(Strict):
     """A whole profile. `notebooks` gives parameters that differ from a notebook's own defaults."""
 
@@ -97,6 +107,7 @@ class Profile(Strict):
         Literal["question_answering", "summarization", "translation", "long_document_summarization"], Corpus
     ]
     training: Training
+    classifiers: ClassifierSettings = ClassifierSettings()
     notebooks: dict[str, dict[str, int | float | str | bool]] = {}
 
     def source(self, task: str, data: str | None) -> str:

@@ -101,7 +101,7 @@ def confidences(trace, policy: ExitPolicy, model=None) -> np.ndarray:
     return found
 
 
-def replay(trace, policy: ExitPolicy, max_new_tokens: int = 64, model=None) -> np.ndarray:
+def replay(trace, policy: ExitPolicy, max_new_tokens: int = 64, model=None, asked: np.ndarray | None = None) -> np.ndarray:
     """The block at which each token of a trace would exit.
 
     Args:
@@ -109,6 +109,7 @@ def replay(trace, policy: ExitPolicy, max_new_tokens: int = 64, model=None) -> n
         policy: when to exit.
         max_new_tokens: the `N` of decaying thresholds; as in `generate`.
         model: the model of the trace, where the measure looks at states (trained classifiers).
+        asked: what `confidences` returned for this trace and measure, where it is known already.
 
     Returns:
         `[token]`, 1 to L.
@@ -119,12 +120,15 @@ def replay(trace, policy: ExitPolicy, max_new_tokens: int = 64, model=None) -> n
     if policy.schedule.learns:
         raise CompanionError("An adaptive threshold learns while it decodes and cannot be replayed: use generate.")
     decisions = np.array([*policy.decision_layers(trace.layers), trace.layers])
-    exceeded = policy.schedule.exceeded(confidences(trace, policy, model), np.asarray(trace.position)[:, None], max_new_tokens)
+    asked = confidences(trace, policy, model) if asked is None else asked
+    exceeded = policy.schedule.exceeded(asked, np.asarray(trace.position)[:, None], max_new_tokens)
     always = np.ones((len(trace), 1), dtype=bool)
     return decisions[np.concatenate([exceeded, always], axis=1).argmax(axis=1)]
 
 
-def sweep(trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens: int = 64, model=None) -> pd.DataFrame:
+def sweep(
+    trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens: int = 64, model=None, asked: np.ndarray | None = None
+) -> pd.DataFrame:
     """Replays a policy at many thresholds.
 
     Args:
@@ -133,6 +137,7 @@ def sweep(trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens
         thresholds: the values to try.
         max_new_tokens: as in `replay`.
         model: as in `replay`.
+        asked: what `confidences` returned for this trace and policy, where it is known already.
 
     Returns:
         One row a threshold: `threshold`, `mean_exit_layer`, and `same_token`, the share of tokens whose prediction at the exit is
@@ -143,7 +148,7 @@ def sweep(trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens
         raise CompanionError(f'"{policy.rule.name}" with threshold={policy.threshold!r} has no threshold to sweep over: use replay or generate.')
     if not all(low <= threshold <= high for threshold in thresholds):
         raise CompanionError(f"Thresholds for {policy.rule.name} lie from {low:g} to {high:g}.")
-    asked, rows = confidences(trace, policy, model), []
+    asked, rows = confidences(trace, policy, model) if asked is None else asked, []
     decisions = np.array([*policy.decision_layers(trace.layers), trace.layers])
     same = trace.top1_id[:, decisions - 1] == trace.final_id[:, None]
     position, always = np.asarray(trace.position)[:, None], np.ones((len(trace), 1), dtype=bool)

@@ -40,6 +40,7 @@ class ExitClassifier(nn.Module, Measure):
     """
 
     read_out = False
+    about: dict = {}  # noqa: RUF012 (replaced, never changed)
 
     def __init__(self, kind: str, d_model: int, blocks: int, hidden: int):
         super().__init__()
@@ -61,7 +62,7 @@ class ExitClassifier(nn.Module, Measure):
         """Log-odds of "exit" at every block from `1 + lookback` on: `[row, layer, d_model]` to `[row, layer - lookback]`."""
         count = states.shape[1] - self.lookback
         seen = torch.cat([states[:, back : back + count] for back in range(self.blocks)], dim=-1)
-        return self._odds(self.network(seen))
+        return self._odds(self.network(seen.to(self._dtype)))
 
     def confidence(self, now) -> Tensor:
         """Probability of "exit", `[rows]`."""
@@ -107,7 +108,7 @@ class LstmClassifier(ExitClassifier):
 
     def log_odds(self, states: Tensor) -> Tensor:
         """Log-odds of "exit" at every block, `[row, layer, d_model]` to `[row, layer]`."""
-        return self._odds(self.head(self.network(states)[0]))
+        return self._odds(self.head(self.network(states.to(self._dtype))[0]))
 
     def confidence(self, now) -> Tensor:
         """Probability of "exit", `[rows]`."""
@@ -180,7 +181,7 @@ def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: s
 
 
 def load_classifier(path: str | Path, model) -> ExitClassifier:
-    """Reads a classifier and checks that it belongs to a model.
+    """Reads a classifier and checks that it belongs to a model; what was kept with it is its `about`.
 
     Args:
         path: a file written by `save_classifier`.
@@ -206,5 +207,6 @@ def load_classifier(path: str | Path, model) -> ExitClassifier:
         raise CompanionError(f"{path} was trained on the states of other weights than {model.name}'s: train one for this model.")
     settings = json.loads(metadata["settings"])
     classifier = new_classifier(settings.pop("kind"), settings.pop("d_model"), **settings)
-    classifier.load_state_dict(weights)
+    classifier.to(next(iter(weights.values())).dtype).load_state_dict(weights)
+    classifier.about = json.loads(metadata["about"])
     return classifier.to(model.device)

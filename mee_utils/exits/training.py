@@ -31,7 +31,7 @@ def targets(trace, target: str = "consistency") -> np.ndarray:
 
 def train_classifier(
     kind: str, trace, model, *, target: str = "consistency", seed: int = 0, epochs: int = 5, batch_size: int = 128,
-    learning_rate: float = 2e-3, **options,
+    learning_rate: float = 2e-3, held_out=None, **options,
 ) -> tuple[ExitClassifier, list[dict]]:  # fmt: skip
     """Trains one classifier.
 
@@ -44,20 +44,23 @@ def train_classifier(
         epochs: passes over the tokens (MEE: 5).
         batch_size: tokens at a time, each with all its blocks.
         learning_rate: of AdamW, falling to zero along a cosine.
+        held_out: another such trace, on which the loss is measured after every epoch.
         options: of `new_classifier`.
 
     Returns:
-        The classifier, and the mean loss of every epoch: `epoch`, `loss`.
+        The classifier, in single precision at least, and the mean loss of every epoch: `epoch`, `loss` (while it learned) and
+        `held_out_loss`.
 
     Raises:
         CompanionError: a trace without states, of another model, or with no tokens; "correctness" without references.
     """
-    check_trace(trace, model)
+    for found in (trace, held_out):
+        if found is not None:
+            check_trace(found, model)
     labels = torch.from_numpy(targets(trace, target))
-    classifier = new_classifier(kind, trace.states.shape[-1], seed, **options).to(model.device).train().requires_grad_(True)
-    labels = labels[:, classifier.lookback :].to(model.device)
-    share = labels.double().mean(0).clamp(1e-3, 1 - 1e-3)
-    weights = torch.stack([0.5 / (1 - share), 0.5 / share]).float()
+    classifier = new_classifier(kind, trace.states.shape[-1], seed, **options).to(model.device, working_dtype(model))
+    classifier.train().requires_grad_(True)
+    loss_of = _BalancedLoss(classifier, labels[:, classifier.lookback :])
     steps = epochs * -(-len(labels) // batch_size)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -66,17 +69,41 @@ def train_classifier(
         losses, order = [], random.permutation(len(labels))
         for start in range(0, len(order), batch_size):
             chosen = np.sort(order[start : start + batch_size])
-            odds = classifier.log_odds(normalized_states(trace, chosen, model)[:, :-1])
-            wanted = labels[torch.from_numpy(chosen).to(labels.device)]
-            weight = torch.where(wanted, weights[1], weights[0])
-            loss = functional.binary_cross_entropy_with_logits(odds, wanted.float(), weight)
+            loss = loss_of(normalized_states(trace, chosen, model), labels[torch.from_numpy(chosen)])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
             losses.append(float(loss.detach()))
         curve.append({"epoch": epoch, "loss": float(np.mean(losses))})
+        if held_out is not None:
+            curve[-1]["held_out_loss"] = _mean_loss(loss_of, held_out, model, target)
     return classifier.eval().requires_grad_(False), curve
+
+
+class _BalancedLoss:
+    """Cross-entropy over blocks in which both classes count alike in every block, by their shares in `labels`, `[token, decision]`."""
+
+    def __init__(self, classifier: ExitClassifier, labels: torch.Tensor):
+        share = labels.double().mean(0).clamp(1e-3, 1 - 1e-3)
+        self.classifier, parameter = classifier, next(classifier.parameters())
+        self.weights = torch.stack([0.5 / (1 - share), 0.5 / share]).to(parameter.device, parameter.dtype)
+
+    def __call__(self, states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Mean loss of some tokens: states `[token, layer, d_model]`, labels `[token, layer - 1]`."""
+        odds = self.classifier.log_odds(states[:, :-1])
+        wanted = labels[:, self.classifier.lookback :].to(odds.device)
+        weight = torch.where(wanted, self.weights[1], self.weights[0])
+        return functional.binary_cross_entropy_with_logits(odds, wanted.to(odds.dtype), weight)
+
+
+@torch.no_grad()
+def _mean_loss(loss_of: _BalancedLoss, trace, model, target: str, chunk: int = 2048) -> float:
+    labels, total = torch.from_numpy(targets(trace, target)), 0.0
+    for start in range(0, len(labels), chunk):
+        tokens = slice(start, start + chunk)
+        total += float(loss_of(normalized_states(trace, tokens, model), labels[tokens])) * len(labels[tokens])
+    return total / len(labels)
 
 
 def check_trace(trace, model) -> None:
@@ -89,9 +116,14 @@ def check_trace(trace, model) -> None:
         raise CompanionError("The trace holds no tokens: give at least one input.")
 
 
+def working_dtype(model) -> torch.dtype:
+    """What classifiers of a model compute in: its own precision, single at least."""
+    return torch.promote_types(model.network.get_decoder().final_layer_norm.weight.dtype, torch.float32)
+
+
 @torch.no_grad()
 def normalized_states(trace, tokens, model) -> torch.Tensor:
-    """`n(h)` of some tokens at all blocks, `[token, layer, d_model]`, in single precision."""
+    """`n(h)` of some tokens at all blocks, `[token, layer, d_model]`, in single precision at least."""
     norm = model.network.get_decoder().final_layer_norm
     raw = torch.from_numpy(np.array(trace.states[tokens])).to(model.device, norm.weight.dtype)
-    return norm(raw).float()
+    return norm(raw).to(working_dtype(model))
