@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from .errors import CompanionError
+from .profiles import PACKAGE
 from .results import output_root, processor
 
 SEED = 0
@@ -403,6 +404,29 @@ def rules(profile_name: str, data: str | None, rounds: int, progress=print) -> p
                     }
                 )  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def stored_speed(profile: str, kept: pd.DataFrame, path: Path | None = None) -> pd.DataFrame:
+    """What `make bench` measured for these settings; empty if it did not, or for other ones.
+
+    Args:
+        profile: the profile's name.
+        kept: `task`, `rule`, `threshold`.
+        path: the table of `make bench`; the stored one by default.
+
+    Returns:
+        `task`, `rule`, `threshold`, `batch`, `speed` (tokens a second, of no exit: median of rounds), `lowest`, `highest`.
+    """
+    path = path or PACKAGE.parent / "figures" / "bench" / "rules.csv"
+    if not path.exists():
+        return pd.DataFrame()
+    found = pd.read_csv(path)
+    found = found[(found.profile == profile) & (found.setting == "at_99_percent")]
+    keys = ["task", "rule", "threshold"]
+    timed, wanted = (table[table.threshold.notna()].assign(threshold=lambda t: t.threshold.round(4)) for table in (found, kept))
+    if set(map(tuple, wanted[keys].to_numpy())) - set(map(tuple, timed[keys].to_numpy())):
+        return pd.DataFrame()
+    return wanted[keys].merge(timed, on=keys)[[*keys, "batch", "speed", "lowest", "highest"]]
 
 
 PARTS = ("full depth", "exit cost", "measure cost", "bandwidth", "spread exits", "growth", "rules")

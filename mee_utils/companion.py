@@ -66,6 +66,7 @@ class _NoRun:
 
     def uses(self, name: str, digest: str) -> None:
         """Inputs are recorded by runs only."""
+        return
 
 
 class Companion:

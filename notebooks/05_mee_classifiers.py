@@ -31,8 +31,9 @@ quality = 0.99  # share of the full score that must be kept
 import pandas as pd
 
 from mee_utils import Companion, ExitPolicy, claims, figures, trace
-from mee_utils.bench import SHAPES
+from mee_utils.bench import SHAPES, stored_speed
 from mee_utils.evaluation import comparison, decisions
+from mee_utils.evaluation.replay import confidences
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
 from mee_utils.train_exits import VARIANTS
@@ -100,14 +101,21 @@ traces = {
 layers = traces["calm", next(iter(tasks))].layers
 untrained = ["softmax_margin", "hidden_similarity", "rising_top1"]
 asked = {("calm", rule, "consistency"): [rule] for rule in untrained} | classifiers
+policies = {
+    (task, *key, seed): ExitPolicy(measure, min_layer=min_layer)
+    for key, measures in asked.items() for seed, measure in enumerate(measures) for task in tasks
+}
+
+# %%
+said = {key: confidences(traces[key[1], key[0]], policy, models[key[1]]) for key, policy in policies.items()}
+labels = ["task", "model", "rule", "target", "seed"]
 ranks = pd.concat(
     [
-        decisions.ranking(traces[model, task], ExitPolicy(measure, min_layer=min_layer), models[model],
-                          dict(task=task, model=model, rule=rule, target=target, seed=seed))
-        for (model, rule, target), measures in asked.items() for seed, measure in enumerate(measures) for task in tasks
+        decisions.ranking(traces[key[1], key[0]], policy, labels=dict(zip(labels, key, strict=True)), asked=said[key])
+        for key, policy in policies.items()
     ],
     ignore_index=True,
-)  # fmt: skip
+)
 
 # %%
 by_block = comparison.seed_interval(ranks.dropna(), ["task", "model", "target", "rule", "layer"], ["roc_area"])
@@ -226,9 +234,9 @@ shares = [0.90, 0.95, 0.98, 0.99]
 sources = {task: [len(ids) for ids in companion.tokenizer()(tasks[task].inputs).input_ids] for task in tasks}
 equal = pd.concat(
     [
-        comparison.at_equal_quality(traces[model, task], ExitPolicy(measure, min_layer=min_layer), shares, models[model], sources[task],
-                                    dict(task=task, model=model, rule=rule, target=target, seed=seed))
-        for (model, rule, target), measures in asked.items() for seed, measure in enumerate(measures) for task in tasks
+        comparison.at_equal_quality(traces[key[1], key[0]], policy, shares, models[key[1]], sources[key[0]],
+                                    dict(zip(labels, key, strict=True)), said[key])
+        for key, policy in policies.items()
     ],
     ignore_index=True,
 )  # fmt: skip
@@ -312,16 +320,17 @@ published[published.rule.isin(["none", *rules])].pivot_table(
 # %% [markdown]
 # ## Decoded for real: the whole curve
 #
-# For every rule the thresholds of "at equal quality" above, first seed, constant; static exits at blocks 4, 6, 8 and 10; the oracle. Replay foretold
+# For every rule the three upper thresholds of "at equal quality" above, first seed, constant; static exits at blocks 4, 6, 8 and 10; the oracle. Replay foretold
 # the predictions at single tokens; here exits change what follows, and the score says what of it mattered.
 
 # %%
 for name, task in tasks.items():
-    chosen = equal[(equal.task == name) & (equal.model == "calm") & (equal.target == "consistency") & (equal.seed == 0) & equal.rule.isin(rules)]
+    chosen = equal[(equal.task == name) & (equal.model == "calm") & (equal.target == "consistency") & (equal.seed == 0)]
+    chosen = chosen[chosen.rule.isin(rules) & (chosen.wanted > shares[0])]
     settings_of = [(row.rule, row.threshold) for row in chosen.itertuples()] + [("static", float(block)) for block in (4, 6, 8, 10)]
-    policies = {labels: comparison.rule_policy(*labels, settings, first) for labels in dict.fromkeys(settings_of)}
-    policies["oracle", float("nan")] = comparison.rule_policy("oracle", None, settings, first)
-    table, decoded[name] = comparison.comparison(models["calm"], task, policies, ("rule", "threshold"), **decoding)
+    tried = {setting: comparison.rule_policy(*setting, settings, first) for setting in dict.fromkeys(settings_of)}
+    tried["oracle", float("nan")] = comparison.rule_policy("oracle", None, settings, first)
+    table, decoded[name] = comparison.comparison(models["calm"], task, tried, ("rule", "threshold"), **decoding)
     curve_points.append(table)
 curve_points = pd.concat(curve_points, ignore_index=True)
 
@@ -362,7 +371,7 @@ for task, rows in kept.sort_values("flops_share", kind="stable").groupby("task",
 # what it found; this cell reads it (times differ from run to run and have no place in a notebook that is compared byte by byte).
 
 # %%
-speed = comparison.stored_speed(profile, kept)
+speed = stored_speed(profile, kept)
 if len(speed):
     figure, axes = figures.panels(len(tasks), width=4.2, height=3.0, profile=profile, sharex=True)
     for axis, (task, rows) in zip(axes, speed[speed.batch == 1].groupby("task", sort=False)):

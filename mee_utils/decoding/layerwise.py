@@ -193,9 +193,15 @@ class LayerwiseDecoder:
         """Number L of blocks."""
         return len(self.blocks)
 
-    def begin(self, input_ids: Tensor, attention_mask: Tensor, length: int, propagation: str = "copy") -> Cache:
-        """Encodes a batch `[batch, source]` and reserves room for `length` output tokens each."""
-        encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The encoder's states of a batch `[batch, source]`, `[batch, source, d_model]`."""
+        return self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
+
+    def begin(
+        self, input_ids: Tensor, attention_mask: Tensor, length: int, propagation: str = "copy", encoded: Tensor | None = None
+    ) -> Cache:
+        """Encodes a batch `[batch, source]`, unless that is done, and reserves room for `length` output tokens each."""
+        encoded = self.encode(input_ids, attention_mask) if encoded is None else encoded
         mask = None
         if not bool(attention_mask.all()):
             mask = torch.zeros(attention_mask.shape, dtype=encoded.dtype, device=encoded.device)

@@ -20,7 +20,8 @@ from tqdm import tqdm
 from ..errors import CompanionError
 from ..models.loading import Model
 from ..models.states import BlockStates, decoder_inputs, output_scale
-from .greedy import batches_by_length, check_inputs, greedy
+from .generation import UNLIMITED, generate
+from .greedy import batches_by_length, check_inputs
 
 READ_OUT_ELEMENTS = 8_000_000
 FORMAT = "mee_utils.trace.1"
@@ -181,7 +182,7 @@ def trace(
         model: from `load_model`.
         inputs: prompts.
         references: texts to follow; by default the model follows its own greedy output.
-        outputs: ids of the model's own greedy output, where they are known already (from `greedy`).
+        outputs: ids of the model's own greedy output, where they are known already (from `generate` or `greedy`).
         top_k: how many ids and probabilities to keep for each token and block (at least 2, for the margin).
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
         max_new_tokens: longest output, end token included; longer references are cut.
@@ -202,7 +203,8 @@ def trace(
             raise CompanionError(f"{len(references)} references for {len(texts)} inputs: give one for each.")
         outputs = model.tokenizer(check_inputs(references, "Reference"), truncation=True, max_length=max_new_tokens).input_ids
     elif outputs is None:
-        outputs = greedy(model, texts, max_new_tokens, batch_size, progress)
+        longest = dict(max_new_tokens=max_new_tokens, max_source_tokens=UNLIMITED)
+        outputs = generate(model, texts, batch_size=batch_size, progress=progress, **longest).token_ids
     if len(outputs) != len(texts) or not all(len(ids) for ids in outputs):
         raise CompanionError(f"{len(outputs)} outputs for {len(texts)} inputs, or one of no tokens: give ids for each input.")
     starts = np.concatenate([[0], np.cumsum([len(ids) for ids in outputs])])

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from ..decoding.generation import count_flops, generate
 from ..errors import CompanionError
 from ..exits.policy import ExitPolicy
-from ..models.costs import DecoderSizes
-from ..profiles import PACKAGE
 from ..tasks.scores import PRIMARY
 from .decisions import threshold_for
 from .replay import confidences, replay
@@ -53,11 +49,13 @@ def decode(model, task, policy: ExitPolicy | None, full_texts: Sequence[str] | N
         full_texts: the outputs of all blocks, to compare with.
         settings: of `generate`.
     """
+    from ..decoding.generation import generate
+
     found, metric = generate(model, task.inputs, policy, **settings), PRIMARY[task.name]
     same = np.mean([a == b for a, b in zip(found.texts, full_texts, strict=True)]) if full_texts is not None else 1.0
-    examples = task.score_examples(found.texts)[metric]
-    score = task.score(found.texts)[metric]
-    return Decoded(score, examples, found.mean_exit_layer, found.flops.sum() / found.tokens, float(same), found.tokens), found.texts
+    examples = task.score_examples(found.texts)
+    score = task.score(found.texts, examples)[metric]
+    return Decoded(score, examples[metric], found.mean_exit_layer, found.flops.sum() / found.tokens, float(same), found.tokens), found.texts
 
 
 def retained(found: Decoded, full: Decoded, chosen: np.ndarray | None = None, seed: int = 0) -> tuple[float, float, float]:
@@ -112,6 +110,7 @@ def comparison(model, task, policies: dict[tuple, ExitPolicy], names: Sequence[s
         `flops_share` (a token, of all blocks'), `same_output`, `length_share` (tokens emitted, of all blocks'); and labels -> `Decoded`,
         with the key None for all blocks.
     """
+    settings = {"encodings": {}, **settings}
     full, texts = decode(model, task, None, **settings)
     decoded, rows = {None: full}, []
     for labels, policy in {None: None, **policies}.items():
@@ -150,7 +149,9 @@ def cheapest_keeping(decoded: dict, quality: float) -> dict:
     return found
 
 
-def replayed_flops(trace, exits: np.ndarray, policy: ExitPolicy, model, sources: Sequence[int]) -> float:
+def replayed_flops(
+    trace, exits: np.ndarray, policy: ExitPolicy, model, sources: Sequence[int], full: float | None = None
+) -> float:
     """Decoder operations at these exits, as a share of all blocks', for the tokens of a trace.
 
     Args:
@@ -159,14 +160,28 @@ def replayed_flops(trace, exits: np.ndarray, policy: ExitPolicy, model, sources:
         policy: the policy of the replay.
         model: whose sizes count.
         sources: tokens of every input.
+        full: what `full_depth_flops` returned for this trace, where it is known already.
     """
+    from ..decoding.generation import count_flops
+    from ..models.costs import DecoderSizes
+
     sizes, starts = DecoderSizes.of(model.network.config), np.flatnonzero(np.diff(trace.sequence, prepend=-1))
-    by_sequence = np.split(exits, starts[1:])
-    full = count_flops(sizes, None, [np.full(len(part), trace.layers) for part in by_sequence], sources)
-    return float(sum(map(np.sum, count_flops(sizes, policy, by_sequence, sources).values())) / sum(map(np.sum, full.values())))
+    spent = count_flops(sizes, policy, np.split(exits, starts[1:]), sources)
+    if full is None:
+        full = full_depth_flops(trace, model, sources)
+    return float(sum(map(np.sum, spent.values())) / full)
 
 
-def at_equal_quality(trace, policy: ExitPolicy, shares: Sequence[float], model, sources: Sequence[int], labels: dict) -> pd.DataFrame:
+def full_depth_flops(trace, model, sources: Sequence[int]) -> float:
+    """Decoder operations of all blocks for the tokens of a trace."""
+    from ..decoding.generation import count_flops
+    from ..models.costs import DecoderSizes
+
+    sizes, lengths = DecoderSizes.of(model.network.config), np.unique(trace.sequence, return_counts=True)[1]
+    return float(sum(map(np.sum, count_flops(sizes, None, [np.full(n, trace.layers) for n in lengths], sources).values())))
+
+
+def at_equal_quality(trace, policy: ExitPolicy, shares: Sequence[float], model, sources: Sequence[int], labels: dict, asked=None) -> pd.DataFrame:
     """What a rule costs at the thresholds that leave these shares of predictions as they are: a replay, no decoding.
 
     Args:
@@ -176,25 +191,27 @@ def at_equal_quality(trace, policy: ExitPolicy, shares: Sequence[float], model, 
         model: of the trace.
         sources: tokens of every input.
         labels: constant columns to put in front.
+        asked: what `confidences` returned for this trace and policy, where it is known already.
 
     Returns:
         One row a share: `wanted`, `threshold`, `mean_exit_layer`, `same_token`, `flops_share` (of all blocks').
     """
-    asked, rows = confidences(trace, policy, model), []
+    asked = confidences(trace, policy, model) if asked is None else asked
+    rows, full = [], full_depth_flops(trace, model, sources)
     for wanted in shares:
         found = threshold_for(trace, policy, wanted, asked=asked)
         chosen = replace(policy, threshold=float(found["threshold"]))
         exits = replay(trace, chosen, model=model, asked=asked)
-        rows.append({**labels, "wanted": wanted, **found.to_dict(), "flops_share": replayed_flops(trace, exits, chosen, model, sources)})
+        rows.append({**labels, "wanted": wanted, **found.to_dict(), "flops_share": replayed_flops(trace, exits, chosen, model, sources, full)})
     return pd.DataFrame(rows)
 
 
-def deciding_costs(rules: dict, shapes: dict[str, DecoderSizes], min_layer: int) -> pd.DataFrame:
+def deciding_costs(rules: dict, shapes: dict, min_layer: int) -> pd.DataFrame:
     """What one decision costs as a share of a block, by count of operations.
 
     Args:
         rules: name -> (d_model -> measure).
-        shapes: name -> sizes of a decoder.
+        shapes: name -> `DecoderSizes`.
         min_layer: first block at which a token may exit.
 
     Returns:
@@ -231,26 +248,3 @@ def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]
             row |= {column: values.mean(), f"{column}_low": values.mean() - margin, f"{column}_high": values.mean() + margin}
         rows.append(row | {"seeds": seeds})
     return pd.DataFrame(rows)
-
-
-def stored_speed(profile: str, kept: pd.DataFrame, path: Path | None = None) -> pd.DataFrame:
-    """What `make bench` measured for these settings; empty if it did not, or for other ones.
-
-    Args:
-        profile: the profile's name.
-        kept: `task`, `rule`, `threshold`.
-        path: the table of `make bench`; the stored one by default.
-
-    Returns:
-        `task`, `rule`, `threshold`, `batch`, `speed` (tokens a second, of no exit: median of rounds), `lowest`, `highest`.
-    """
-    path = path or PACKAGE.parent / "figures" / "bench" / "rules.csv"
-    if not path.exists():
-        return pd.DataFrame()
-    found = pd.read_csv(path)
-    found = found[(found.profile == profile) & (found.setting == "at_99_percent")]
-    keys = ["task", "rule", "threshold"]
-    timed, wanted = (table[table.threshold.notna()].assign(threshold=lambda t: t.threshold.round(4)) for table in (found, kept))
-    if set(map(tuple, wanted[keys].to_numpy())) - set(map(tuple, timed[keys].to_numpy())):
-        return pd.DataFrame()
-    return wanted[keys].merge(timed, on=keys)[[*keys, "batch", "speed", "lowest", "highest"]]

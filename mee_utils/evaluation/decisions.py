@@ -42,9 +42,9 @@ def may_exit(trace, layers: Sequence[int]) -> np.ndarray:
     return trace.top1_id[:, np.asarray(layers) - 1] == trace.final_id[:, None]
 
 
-def ranking(trace, policy: ExitPolicy, model=None, labels: dict | None = None) -> pd.DataFrame:
-    """How well a measure ranks tokens, at each block it is asked at: `layer`, `roc_area`."""
-    layers, found = policy.decision_layers(trace.layers), confidences(trace, policy, model)
+def ranking(trace, policy: ExitPolicy, model=None, labels: dict | None = None, asked: np.ndarray | None = None) -> pd.DataFrame:
+    """How well a measure ranks tokens, at each block it is asked at: `layer`, `roc_area`; `asked` as in `sweep`."""
+    layers, found = policy.decision_layers(trace.layers), confidences(trace, policy, model) if asked is None else asked
     right = may_exit(trace, layers)
     rows = [{**(labels or {}), "layer": layer, "roc_area": roc_area(found[:, i], right[:, i])} for i, layer in enumerate(layers)]
     return pd.DataFrame(rows)

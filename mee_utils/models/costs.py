@@ -75,12 +75,15 @@ def generation_flops(
     """
     exits, positions = np.asarray(exit_layers, dtype=np.int64), np.arange(len(exit_layers))
     attention = 4 * sizes.inner * (positions + 1 + source)
-    blocks = int((exits * (sizes.projections + attention)).sum())
-    skipped = 0
-    for layer in range(1, int(exits.max(initial=0)) + 1):
-        reached = np.flatnonzero(exits >= layer)
-        late = positions[: reached[-1]][exits[: reached[-1]] < layer]
-        skipped += int((sizes.projections + attention[late]).sum()) if parallel else len(late) * sizes.key_value
+    blocks, skipped = int((exits * (sizes.projections + attention)).sum()), 0
+    if len(exits):
+        reached = exits[:, None] >= np.arange(1, exits.max() + 1)
+        last = len(exits) - 1 - reached[::-1].argmax(axis=0)  # the last token that reaches each block takes those before it along
+        late = last + 1 - reached.sum(axis=0)
+        skipped = int(late.sum()) * sizes.key_value
+        if parallel:
+            waited = np.cumsum(attention)[last] - (attention[:, None] * reached).sum(axis=0)
+            skipped = int(late.sum()) * sizes.projections + int(waited.sum())
     return {
         "blocks": blocks,
         "skipped": skipped,

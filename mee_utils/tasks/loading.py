@@ -51,10 +51,13 @@ class Task:
         """The metric that figures of this task show."""
         return scores.PRIMARY[self.name]
 
-    def score(self, texts: Sequence[str]) -> dict[str, float]:
-        """Scores one output an example. Returns metric -> percent (see `mee_utils.tasks.scores`)."""
+    def score(self, texts: Sequence[str], examples: dict[str, np.ndarray] | None = None) -> dict[str, float]:
+        """Scores one output an example. Returns metric -> percent (see `mee_utils.tasks.scores`).
+
+        `examples` is what `score_examples` returned for the same texts, where it is known already.
+        """
         self._check_length(texts)
-        return scores.corpus(self.name, texts, self.references)
+        return scores.corpus(self.name, texts, self.references, examples)
 
     def score_examples(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """Scores every output by itself. Returns metric -> array `[example]`, in percent."""

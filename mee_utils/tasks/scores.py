@@ -93,10 +93,12 @@ def per_example(task: str, texts: Sequence[str], references: Sequence[Sequence[s
     return {metric: np.array([row[metric] for row in rows]) for metric in rows[0]}
 
 
-def corpus(task: str, texts: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+def corpus(
+    task: str, texts: Sequence[str], references: Sequence[Sequence[str]], examples: dict[str, np.ndarray] | None = None
+) -> dict[str, float]:
     """Scores a corpus. Returns metric -> percent: corpus BLEU and chrF for translation, else the mean over examples."""
     if task != "translation":
-        return {metric: float(values.mean()) for metric, values in per_example(task, texts, references).items()}
+        return {metric: float(values.mean()) for metric, values in (examples or per_example(task, texts, references)).items()}
     import sacrebleu
 
     streams = [[refs[min(i, len(refs) - 1)] for refs in references] for i in range(max(map(len, references)))]
