@@ -185,12 +185,12 @@ RULES = {
     "linear": ("#56b4e9", "<", (1, 1), "linear (CALM)"),
     "hidden": ("#de8f05", "s", (), "hidden, one block (CALM)"),
     "wide_hidden": ("#ca9161", "h", (1, 1), "hidden, one block, three times as wide"),
-    "two_hidden": ("#fbafe4", "2", (4, 1.5), "hidden, two blocks"),
+    "two_hidden": ("#c7a76c", "2", (4, 1.5), "hidden, two blocks"),
     "three_hidden": ("#029e73", "^", (4, 1.5), "hidden, three blocks (MEE)"),
     "four_hidden": ("#7a7a00", "d", (4, 1.5), "hidden, four blocks"),
-    "low_rank": ("#fbafe4", "P", (1, 1), "low rank, one block (ours)"),
+    "low_rank": ("#f781bf", "P", (1, 1), "low rank, one block (ours)"),
     "low_rank_three": ("#a63603", "*", (), "low rank, three blocks (ours)"),
-    "narrow_lstm": ("#ece133", "p", (1, 1), "LSTM, one layer (MEE's code)"),
+    "narrow_lstm": ("#b5a300", "p", (1, 1), "LSTM, one layer (MEE's code)"),
     "lstm": ("#cc78bc", "D", (3, 1, 1, 1), "LSTM, two layers (MEE)"),
     "static": ("#000000", ".", (1, 1), "static"),
     "oracle": ("#000000", "*", (), "oracle"),
@@ -230,7 +230,7 @@ def rule_bars(axis, rows, column: str, band: tuple[str, str] | None = None) -> N
         errors = [(rows[column] - rows[band[0]]).clip(lower=0), (rows[band[1]] - rows[column]).clip(lower=0)]
     colours = [RULES[rule][0] for rule in rows["rule"]]
     axis.barh([label(rule) for rule in rows["rule"]], rows[column], xerr=errors, color=colours, error_kw={"linewidth": 1})
-    axis.invert_yaxis()
+    axis.set_ylim(len(rows) - 0.4, -0.6)  # the first on top, in panels that share this axis too
     axis.grid(axis="y", visible=False)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .bench import missed
+from .bench import missed, stored_speed
 from .figures import label
 from .profiles import PACKAGE
 from .tasks.scores import PRIMARY
@@ -80,6 +80,42 @@ def difficulty_lines() -> list[str]:
     return lines
 
 
+RULE_GROUPS = {
+    "probabilities (margin, rising)": ("softmax_margin", "rising_top1"),
+    "classifier on one block": ("linear", "hidden"),
+    "classifier on several blocks (MEE, ours)": ("three_hidden", "low_rank_three", "narrow_lstm", "lstm"),
+    "hidden similarity": ("hidden_similarity",),
+    "static": ("static",),
+    "oracle": ("oracle",),
+}
+
+
+def rule_lines() -> list[str]:
+    """Notebook 05 in a table: the cheapest rule of each kind that keeps 99 % of the score, with its cost and its speed."""
+    lines = ["| task | kind of rule | cheapest of its kind | mean exit block | operations, of no exit | tokens a second, of no exit | keeps (checked) |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for profile in PROFILES:
+        path = FIGURES / profile / "05_mee_classifiers" / "at_99_percent.csv"
+        if not path.exists():
+            continue
+        kept = pd.read_csv(path)
+        speed = stored_speed(profile, kept)
+        for task, rows in kept.groupby("task", sort=False):
+            for kind, rules in RULE_GROUPS.items():
+                found = rows[rows.rule.isin(rules)].sort_values("flops_share", kind="stable")
+                if found.empty:
+                    lines.append(f"| {label(task)} (`{profile}`) | {kind} | none keeps it | | | | |")
+                    continue
+                row = found.iloc[0]
+                timed = speed[(speed.task == task) & (speed.rule == row.rule) & (speed.batch == 1)] if len(speed) else speed
+                shown = f"{timed.speed.iloc[0]:.2f} ({timed.lowest.iloc[0]:.2f} to {timed.highest.iloc[0]:.2f})" if len(timed) else "not timed"
+                lines.append(
+                    f"| {label(task)} (`{profile}`) | {kind} | {label(row.rule)} | {row.mean_exit_layer:.1f} | {row.flops_share:.0%} | {shown} "
+                    f"| {row.checked:.1%} ({row.checked_low:.0%} to {row.checked_high:.0%}) |"
+                )
+    return lines
+
+
 def block() -> str:
     """The generated part of README.md."""
     parts = []
@@ -87,6 +123,7 @@ def block() -> str:
         if all((FIGURES / profile / notebook).exists() for notebook in ("00_models", "01_monotonicity")):
             parts += [f"**Profile `{profile}`**", "", *results_table(profile), ""]
     parts += ["**Is a state that settles early an easy token?** (CALM; + is later, - is earlier)", "", *difficulty_lines(), ""]
+    parts += ["**Who should decide?** (CALM; the cheapest setting of each kind of rule that keeps 99 % of the full score)", "", *rule_lines(), ""]
     return "\n".join([*parts, "**What the papers say, and what these models do**", "", *claims_table()])
 
 

@@ -127,7 +127,7 @@ def train_classifiers(profile: Profile, data: str | None = None, only: Sequence[
     held_out = _first_tokens(profile, data, held_out=True) if missing else []
     bar = tqdm(total=len(missing), desc="exit classifiers", disable=not progress or not missing)
     traces = {name: _write_traces(profile, name, tasks, held_out, folder) for name in dict.fromkeys(job.model for job in missing)}
-    for _ in _train_all(profile, missing, traces):
+    for _ in _train_all(profile, missing, traces, folder):
         bar.update()
     for path in [path for pair in traces.values() for path in pair]:
         path.unlink()
@@ -170,7 +170,7 @@ def _write_traces(profile: Profile, name: str, tasks: Sequence, held_out: Sequen
     return tuple(paths)
 
 
-def _train_all(profile: Profile, missing: dict[Job, str], traces: dict[str, tuple[Path, Path]]):
+def _train_all(profile: Profile, missing: dict[Job, str], traces: dict[str, tuple[Path, Path]], folder: Path):
     """Trains classifiers, on a CPU one process a core; yields as each is done."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
@@ -178,7 +178,7 @@ def _train_all(profile: Profile, missing: dict[Job, str], traces: dict[str, tupl
     import torch
 
     order = sorted(missing, key=lambda job: (job.model, "lstm" not in job.variant))  # the longest first
-    calls = [(profile, job, missing[job], traces[job.model]) for job in order]
+    calls = [(profile, job, missing[job], traces[job.model], job.path(folder)) for job in order]
     workers = min(MOST_WORKERS, os.cpu_count() or 1, len(calls))
     if workers <= 1 or (profile.device != "cpu" and torch.cuda.is_available()):
         yield from (_train_one(*call) for call in calls)
@@ -191,7 +191,7 @@ def _train_all(profile: Profile, missing: dict[Job, str], traces: dict[str, tupl
 _READ: dict = {}  # what this process has read for the backbone at hand
 
 
-def _train_one(profile: Profile, job: Job, key: str, traces: tuple[Path, Path]) -> None:
+def _train_one(profile: Profile, job: Job, key: str, traces: tuple[Path, Path], path: Path) -> None:
     from .decoding.tracing import load_trace
     from .exits.classifiers import save_classifier
     from .exits.training import train_classifier
@@ -206,5 +206,4 @@ def _train_one(profile: Profile, job: Job, key: str, traces: tuple[Path, Path]) 
         variant.kind, train, model, target=job.target, seed=job.seed, epochs=settings.epochs, batch_size=settings.batch_size,
         learning_rate=settings.learning_rate, held_out=held_out, **variant.options(model.network.config.d_model),
     )  # fmt: skip
-    path = job.path(classifier_folder(profile))
     save_classifier(classifier, path, _READ["fingerprint"], key=key, curve=curve, tokens=len(train), **asdict(job))

@@ -209,11 +209,11 @@ build = {rule: (lambda width, rule=rule: find_measure(rule)) for rule in untrain
     rule: (lambda width, v=variant: new_classifier(v.kind, width, **v.options(width))) for rule, variant in VARIANTS.items()
 }
 costs = comparison.deciding_costs(build, {name: shape.sizes for name, shape in SHAPES.items()}, min_layer)
-figure, axes = figures.panels(2 * len(SHAPES), columns=len(SHAPES), width=3.6, height=3.4, profile="", sharey=True, sharex="row")
+figure, axes = figures.panels(2 * len(SHAPES), columns=len(SHAPES), width=3.9, height=3.4, profile="", sharey=True, sharex="row")
 for number, axis in enumerate(axes):
     shape, column = list(SHAPES)[number % len(SHAPES)], ("of_a_block", "break_even")[number // len(SHAPES)]
     figures.rule_bars(axis, costs[costs["shape"] == shape], column)
-    axis.set(title=shape, xlabel={"of_a_block": "one decision, in blocks", "break_even": "break-even mean exit, share of depth"}[column])
+    axis.set(title=shape, xlabel={"of_a_block": "one decision, in blocks", "break_even": "break-even exit, share of depth"}[column])
     axis.set_xscale("symlog" if column == "of_a_block" else "linear", **({"linthresh": 0.01} if column == "of_a_block" else {}))
 companion.save_figure(figure, "cost_of_deciding", costs)
 
