@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -73,8 +74,9 @@ def notebook(options) -> int:
 
 
 def test(options) -> int:
-    """Unit tests, then every stored notebook executed again and compared cell by cell."""
-    return subprocess.run([sys.executable, "-m", "pytest", "tests", "mee_utils", *options.rest], cwd=ROOT, check=False).returncode
+    """Every stored notebook executed again and compared, and the unit tests beside them."""
+    workers = ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadgroup"]
+    return subprocess.run([sys.executable, "-m", "pytest", "tests", "mee_utils", *workers, *options.rest], cwd=ROOT, check=False).returncode
 
 
 def bench(options) -> int:

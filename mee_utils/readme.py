@@ -102,9 +102,9 @@ def rule_lines() -> list[str]:
         speed = stored_speed(profile, kept)
         for task, rows in kept.groupby("task", sort=False):
             for kind, rules in RULE_GROUPS.items():
-                found = rows[rows.rule.isin(rules)].sort_values("flops_share", kind="stable")
+                found = rows[rows.rule.isin(rules) & rows.not_refuted].sort_values("flops_share", kind="stable")
                 if found.empty:
-                    lines.append(f"| {label(task)} (`{profile}`) | {kind} | none keeps it | | | | |")
+                    lines.append(f"| {label(task)} (`{profile}`) | {kind} | none, on both halves | | | | |")
                     continue
                 row = found.iloc[0]
                 timed = speed[(speed.task == task) & (speed.rule == row.rule) & (speed.batch == 1)] if len(speed) else speed

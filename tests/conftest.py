@@ -27,6 +27,15 @@ LENGTH = 9
 FAMILIES = ("t5", "t5-v1.1", "mt5", "longt5", "t5-deep-decoder")
 
 
+if os.environ.get("PYTEST_XDIST_WORKER"):
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    """The notebooks first: they take longest, and other processes do the rest meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
 @pytest.fixture(scope="session")
 def made_tasks():
     return {name: load_task(name, limit=40) for name in ("question_answering", "summarization", "translation")}

@@ -15,6 +15,7 @@ from mee_utils import CompanionError, notebook
 from mee_utils.profiles import load_profile, profile_names
 from mee_utils.results import Run
 
+pytestmark = pytest.mark.xdist_group("notebooks")
 ROOT = Path(__file__).parent.parent
 
 
