@@ -323,7 +323,7 @@ def test_free_learns_from_deep_predictions_while_it_decodes(tokenizer):
     schedule = AdaptiveThreshold(initial=float(np.median(found)), least=10**9)
     policy = ExitPolicy("max_probability", threshold=schedule, propagation="parallel", exit_layers=[2])
     decoder, encoded = LayerwiseDecoder(model.network), model.tokenizer(INPUTS[0], return_tensors="pt")
-    ids, layers, _ = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
+    ids, layers, *_ = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
     assert set(layers) == {2, 4}
     fed = torch.tensor([[model.network.config.decoder_start_token_id, *ids[:-1]]])
     with torch.inference_mode():

@@ -42,6 +42,7 @@ class Generation:
         confidences: for each output `[token]`, the confidence with which it left; not a number at the last block, where nothing decides.
         flops: `[input]`, operations of the decoder (see `mee_utils.models.costs`; the encoder is left out).
         flops_by_part: the same by part: "blocks", "skipped", "source", "read_out", "measure".
+        products: for each output `[token]`, how many rows of `W` its read-outs multiplied (V each, where nothing is pruned).
         seconds: wall-clock time of decoding, encoder included, tokenization and loading not.
     """
 
@@ -51,6 +52,7 @@ class Generation:
     confidences: list[np.ndarray]
     flops: np.ndarray
     flops_by_part: dict[str, np.ndarray]
+    products: list[np.ndarray]
     seconds: float
 
     @property
@@ -129,9 +131,13 @@ def generate(
         seconds += finished[1]
         bar.update(len(chosen))
     bar.close()
-    ids, exits, confidences = map(list, zip(*outputs, strict=True))
-    parts = count_flops(DecoderSizes.of(model.network.config), policy, exits, lengths)
-    return Generation(detokenize(model, ids), ids, exits, confidences, sum(parts.values()), parts, seconds)
+    ids, exits, confidences, products = map(list, zip(*outputs, strict=True))
+    sizes = DecoderSizes.of(model.network.config)
+    if policy is None or policy.reader(sizes.layers, sizes.vocabulary) is None:
+        counts = [np.ones(len(layers)) if policy is None else policy.read_outs(layers, sizes.layers) for layers in exits]
+        products = [count.astype(np.int64) * sizes.vocabulary for count in counts]
+    parts = count_flops(sizes, policy, exits, lengths, products)
+    return Generation(detokenize(model, ids), ids, exits, confidences, sum(parts.values()), parts, products, seconds)
 
 
 @torch.inference_mode()
@@ -159,16 +165,22 @@ def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> li
     return lengths
 
 
-def count_flops(sizes: DecoderSizes, policy: ExitPolicy | None, exits: Sequence[np.ndarray], source: Sequence[int]) -> dict:
-    """Operations by part, each `[input]`, of outputs that left at these blocks."""
+def count_flops(
+    sizes: DecoderSizes, policy: ExitPolicy | None, exits: Sequence[np.ndarray], source: Sequence[int],
+    products: Sequence[np.ndarray] | None = None,
+) -> dict:  # fmt: skip
+    """Operations by part, each `[input]`, of outputs that left at these blocks; `products` as in `Generation` (by default nothing is pruned)."""
     rows = []
-    for layers, length in zip(exits, source, strict=True):
+    for index, (layers, length) in enumerate(zip(exits, source, strict=True)):
+        if products is None:
+            read_outs = np.ones(len(layers)) if policy is None else policy.read_outs(layers, sizes.layers)
+        else:
+            read_outs = products[index] / sizes.vocabulary
         if policy is None:
-            rows.append(generation_flops(sizes, layers, length, np.ones(len(layers))))
+            rows.append(generation_flops(sizes, layers, length, read_outs))
             continue
-        read_outs, decisions = policy.read_outs(layers, sizes.layers), policy.decisions(layers, sizes.layers)
         parallel, cost = policy.propagation == "parallel", policy.rule.flops(sizes.d_model)
-        rows.append(generation_flops(sizes, layers, length, read_outs, parallel, cost, decisions))
+        rows.append(generation_flops(sizes, layers, length, read_outs, parallel, cost, policy.decisions(layers, sizes.layers)))
     return {part: np.array([row[part] for row in rows], dtype=np.int64) for part in rows[0]}
 
 
@@ -176,7 +188,7 @@ def count_flops(sizes: DecoderSizes, policy: ExitPolicy | None, exits: Sequence[
 def decode_batch(
     decoder: LayerwiseDecoder, batch: dict[str, Tensor], policy: ExitPolicy | None, max_new_tokens: int, sequence: np.ndarray,
     encoded: Tensor | None = None,
-) -> list[tuple[list[int], np.ndarray, np.ndarray]]:
+) -> list[tuple[list[int], np.ndarray, np.ndarray, np.ndarray]]:
     """Decodes one encoded batch.
 
     Args:
@@ -188,7 +200,7 @@ def decode_batch(
         encoded: the encoder's states `[row, source, d_model]`, where they are known.
 
     Returns:
-        For each row its ids, exit blocks and confidences.
+        For each row its ids, exit blocks, confidences, and rows of `W` multiplied where a policy prunes or contrasts (else 0).
     """
     config = decoder.config
     propagation = policy.propagation if policy else "copy"
@@ -209,22 +221,26 @@ def decode_batch(
         if len(alive) <= COMPACT_AT * cache.batch:
             cache.keep(alive)
             alive = np.arange(len(alive))
-    rows: dict[int, tuple[list, list, list]] = {int(i): ([], [], []) for i in sequence}
+    rows: dict[int, tuple[list, list, list, list]] = {int(i): ([], [], [], []) for i in sequence}
     for present, token in steps:
-        for index, *values in zip(present.tolist(), token.ids.tolist(), token.exit_layers, token.confidences, strict=True):
+        for index, *values in zip(present.tolist(), token.ids.tolist(), token.exit_layers, token.confidences, token.products, strict=True):
             for kept, value in zip(rows[index], values, strict=True):
                 kept.append(value)
-    return [(ids, np.array(layers, np.int32), np.array(sure, np.float32)) for ids, layers, sure in (rows[int(i)] for i in sequence)]
+    return [
+        (ids, np.array(layers, np.int32), np.array(sure, np.float32), np.array(products, np.int64))
+        for ids, layers, sure, products in (rows[int(i)] for i in sequence)
+    ]
 
 
 @dataclass
 class Token:
-    """One emitted token of several rows: `ids`, `exit_layers` and `confidences` are `[row]` on the host, `device_ids` where the model is."""
+    """One emitted token of several rows: all are `[row]`, on the host, but for `device_ids`, which are where the model is."""
 
     ids: np.ndarray
     device_ids: Tensor
     exit_layers: np.ndarray
     confidences: np.ndarray
+    products: np.ndarray
 
 
 def decode_token(
@@ -246,16 +262,19 @@ def decode_token(
     watched = policy.watched_from(decoder.layers) if policy else decoder.layers + 1
     left, now, here = _Left(len(rows)), None, np.arange(len(rows))
     labels = _Labels(decoder, cache, policy) if policy and policy.schedule.learns else None
+    reader = policy.reader(decoder.layers, decoder.config.vocab_size) if policy else None
     x, active, mask = decoder.embed(ids), np.ones(len(rows), dtype=bool), None
     for layer in range(1, decoder.layers + 1):
         before, x = x, decoder.block(layer, x, cache, rows)
         if mask is not None:  # a row that has exited is carried along with its exit state: the block gets its keys and values
             x = torch.where(mask, x, before)
-        if watched <= layer < decoder.layers:
-            now = Observation(decoder, layer, x, before, here, sequence[here], cache.position, now)
+        if watched <= layer < decoder.layers or (reader and layer == decoder.layers):
+            now = Observation(decoder, layer, x, before, here, sequence[here], cache.position, now, reader)
         if layer not in decisions:
             continue
-        confidence = on_host(policy.rule.confidence(now))
+        now.asked = confidence = on_host(policy.rule.confidence(now))
+        if reader:
+            left.spend(now, active)
         exits = policy.schedule.exceeded(confidence, cache.position, cache.length) & active
         if labels:
             labels.note(rows, confidence, now.top1_id)
@@ -269,7 +288,11 @@ def decode_token(
                 return left.read_out(decoder, sequence)
             x, rows, here, active = pick(x, active), rows.keep(active), here[active], active[active]
         mask = None if active.all() else torch.from_numpy(active)[:, None].to(x.device, non_blocking=True)
-    left.add(here[active], decoder.layers, np.full(active.sum(), np.nan), pick(x, active), None)
+    last = None
+    if reader:
+        last = pick(torch.where(torch.isfinite(now.reading.logits.amax(-1)), now.top1_id, -1), active)
+        left.spend(now, active)
+    left.add(here[active], decoder.layers, np.full(active.sum(), np.nan), pick(x, active), last)
     token = left.read_out(decoder, sequence)
     if labels:
         labels.learn(rows, token.ids[here])
@@ -304,6 +327,7 @@ class _Left:
 
     def __init__(self, rows: int):
         self.layers, self.confidences = np.zeros(rows, dtype=np.int64), np.full(rows, np.nan)
+        self.products, self.counted = np.zeros(rows, dtype=np.int64), set()
         self.known: list[tuple[np.ndarray, Tensor]] = []
         self.unread: list[tuple[np.ndarray, Tensor]] = []
 
@@ -311,6 +335,16 @@ class _Left:
         """Takes rows in: with their token if a read-out has shown it already, else with their state."""
         self.layers[rows], self.confidences[rows] = layers, confidences
         (self.unread if ids is None else self.known).append((rows, states if ids is None else ids))
+
+    def spend(self, now: Observation, active: np.ndarray) -> None:
+        """Counts what was read out since the last time, for the rows that have not left."""
+        seen = now
+        while seen is not None:
+            if "reading" in vars(seen) and seen.layer not in self.counted:
+                self.counted.add(seen.layer)
+                rows = now.rows[active]
+                self.products[rows] += seen.reading.products[np.searchsorted(seen.rows, rows)]
+            seen = seen.previous
 
     def read_out(self, decoder: LayerwiseDecoder, sequence: np.ndarray) -> Token:
         """The token of every row. Raises `CompanionError` where a state is not finite."""
@@ -329,7 +363,7 @@ class _Left:
                 f"The states of input {sequence[row]} are not finite at block {self.layers[row]}: load the model with dtype float32, "
                 "or look for damaged weights."
             )
-        return Token(on, ids, self.layers, self.confidences)
+        return Token(on, ids, self.layers, self.confidences, self.products)
 
 
 class _Labels:

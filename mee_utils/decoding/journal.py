@@ -20,7 +20,7 @@ def run_key(model, texts: Sequence[str], policy, max_new_tokens: int, batch_size
     weights, settings = [model.fingerprint, str(next(model.network.parameters()).dtype)], None
     if policy is not None:
         schedule = [type(policy.schedule).__name__, repr(sorted(vars(policy.schedule).items()))]
-        settings = [policy.rule.key(), schedule, policy.min_layer, policy.exit_layers, policy.propagation]
+        settings = [policy.rule.key(), schedule, policy.min_layer, policy.exit_layers, policy.propagation, repr(policy.read_out)]
     parts = json.dumps([FORMAT, weights, list(texts), settings, max_new_tokens, batch_size])
     return hashlib.sha256(parts.encode()).hexdigest()
 
@@ -62,8 +62,8 @@ class Journal:
             try:
                 entry = json.loads(line)
                 rows = [
-                    (ids, np.array(layers, np.int32), np.array([np.nan if c is None else c for c in sure], np.float32))
-                    for ids, layers, sure in entry["rows"]
+                    (ids, np.array(layers, np.int32), np.array([np.nan if c is None else c for c in sure], np.float32), np.array(products, np.int64))
+                    for ids, layers, sure, products in entry["rows"]
                 ]
                 self.batches[tuple(entry["inputs"])] = (rows, entry["seconds"])
             except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
@@ -80,7 +80,8 @@ class Journal:
     def write(self, inputs: Sequence[int], rows: Sequence[tuple], seconds: float) -> None:
         """Adds a finished batch."""
         stored = [
-            (ids, layers.tolist(), [None if np.isnan(c) else float(c) for c in sure]) for ids, layers, sure in rows
+            (ids, layers.tolist(), [None if np.isnan(c) else float(c) for c in sure], products.tolist())
+            for ids, layers, sure, products in rows
         ]
         line = json.dumps({"inputs": list(inputs), "rows": stored, "seconds": seconds})
         with self.path.open("a", encoding="utf-8") as file:

@@ -184,7 +184,7 @@ class LayerwiseDecoder:
         self.blocks = [Block(block, pack) for block in decoder.block]
         self.norm, self.scale = Norm(decoder.final_layer_norm), output_scale(network)
         self.carry = CARRY_NARROW if config.d_model < NARROW else CARRY_WIDE
-        self.head = Linear(network.lm_head.weight, pack)
+        self.head, self.head_rows = Linear(network.lm_head.weight, pack), network.lm_head.weight.detach()
         self._bias_module = decoder.block[0].layer[0].SelfAttention
         self._line: Tensor | None = None
 

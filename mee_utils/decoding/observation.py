@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CompanionError
+from ..exits.read_outs import Reader, Reading
 from .layerwise import LayerwiseDecoder
 
 
@@ -24,16 +25,18 @@ class Observation:
         sequence: index of each row's input, `[rows]`.
         position: how many tokens the rows have emitted.
         previous: the observation one block before.
+        reader: what prunes or contrasts the read-out; by default all ids are read out.
     """
 
     settled: np.ndarray  # set by the generation loop for measures that look ahead
+    asked: np.ndarray | float = float("nan")  # the confidence at this block, set by the generation loop once it is known
 
     def __init__(
         self, decoder: LayerwiseDecoder, layer: int, after: Tensor, before: Tensor, rows: np.ndarray, sequence: np.ndarray,
-        position: int, previous: Observation | None = None,
+        position: int, previous: Observation | None = None, reader: Reader | None = None,
     ):  # fmt: skip
         self.decoder, self.layer, self.layers, self.after, self.before = decoder, layer, decoder.layers, after, before
-        self.rows, self.sequence, self.position, self.previous = rows, sequence, position, previous
+        self.rows, self.sequence, self.position, self.previous, self.reader = rows, sequence, position, previous, reader
         self._kept: dict = {}
 
     @cached_property
@@ -43,22 +46,41 @@ class Observation:
 
     @cached_property
     def logits(self) -> Tensor:
-        """`[rows, vocabulary]`, in single precision at least."""
-        logits = self.decoder.read_out(self.state)
-        return logits if logits.dtype == torch.float64 else logits.float()
+        """Of all ids, `[rows, vocabulary]`, in single precision at least."""
+        return _single(self.decoder.read_out(self.state))
+
+    def rows_of_head(self, ids: Tensor) -> Tensor:
+        """The rows of `W` that belong to ids `[rows, k]`: `[rows, k, d_model]`."""
+        return torch.nn.functional.embedding(ids, self.decoder.head_rows)
+
+    def times(self, state: Tensor, weights: Tensor) -> Tensor:
+        """Logits `[rows, k]` of states `[rows, d_model]` over rows of `W` that were gathered, in single precision at least."""
+        scaled = state if self.decoder.scale == 1.0 else state * self.decoder.scale
+        return _single(torch.bmm(weights, scaled[:, :, None])[:, :, 0])
+
+    @cached_property
+    def reading(self) -> Reading:
+        """What this block says over the ids that are read out."""
+        return self.reader.read(self)
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """What probabilities are taken from: logits, or the log-probabilities of a contrast, over the ids that are read out."""
+        return self.reading.scores if self.reader else self.logits
 
     @cached_property
     def _top(self) -> Tensor:
-        return torch.topk(self.logits, 2, dim=-1).values
+        top = torch.topk(self.scores, min(2, self.scores.shape[-1]), dim=-1).values
+        return top if top.shape[-1] == 2 else torch.cat([top, torch.full_like(top, -torch.inf)], dim=-1)
 
     @cached_property
     def _normaliser(self) -> Tensor:
-        return torch.logsumexp(self.logits, dim=-1)
+        return torch.logsumexp(self.scores, dim=-1)
 
     @cached_property
     def top1_id(self) -> Tensor:
         """`[rows]`; of equal logits the first, as everywhere (`topk` picks another)."""
-        return self.logits.argmax(dim=-1)
+        return self.reading.tokens(self.reader.read_out.contrast_token) if self.reader else self.logits.argmax(dim=-1)
 
     @cached_property
     def top1_probability(self) -> Tensor:
@@ -74,8 +96,8 @@ class Observation:
     @cached_property
     def entropy(self) -> Tensor:
         """`[rows]`, in nats."""
-        logarithms = self.logits - self._normaliser[:, None]
-        return -(logarithms.exp() * logarithms).sum(-1)
+        logarithms = self.scores - self._normaliser[:, None]
+        return torch.special.entr(logarithms.exp()).sum(-1)
 
     @cached_property
     def similarity(self) -> Tensor:
@@ -98,6 +120,10 @@ class Observation:
             if found is None:
                 raise CompanionError(f"There is no block {blocks} before block {self.layer} to look at: raise the measure's lookback.")
         return found if len(found.rows) == len(self.rows) else Kept(found, np.searchsorted(found.rows, self.rows))
+
+
+def _single(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 class Kept:

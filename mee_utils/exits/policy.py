@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..errors import CompanionError, check_choice
+from .contrast import ALPHA
 from .measures import Measure, find_measure
+from .read_outs import Reader, ReadOut
 from .thresholds import AdaptiveThreshold, Threshold
 
 DEFAULT_THRESHOLD = 0.9
@@ -35,6 +37,12 @@ class ExitPolicy:
         exit_layers: the only blocks at which a token may exit (FREE: one), in place of `min_layer`.
         propagation: "copy" (CALM, MEE: keys and values of the skipped blocks come from the exit state) or "parallel" (FREE: they are
             made as at full depth, for all waiting tokens at once, when one goes deeper).
+        pruning: how the vocabulary is pruned for measures that look at probabilities, "fixed", "decaying" or "adaptive"; None: not at all.
+            See `mee_utils.exits.read_outs`.
+        top_k, least_k, pruning_form: of the pruning.
+        contrast: "weighted" or "jsd": confidence is taken from the contrast with an earlier block; see `mee_utils.exits.contrast`.
+        contrast_alpha: of the contrast.
+        contrast_token: whether the token is taken from the contrast too.
 
     Raises:
         CompanionError: unknown names, values out of range, options that contradict each other.
@@ -47,11 +55,21 @@ class ExitPolicy:
     min_layer: int = 1
     exit_layers: Sequence[int] | None = None
     propagation: str = "copy"
+    pruning: str | None = None
+    top_k: int | None = None
+    least_k: int | None = None
+    pruning_form: str = "recursion"
+    contrast: str | None = None
+    contrast_alpha: float = ALPHA
+    contrast_token: bool = False
     rule: Measure = field(init=False, repr=False)
     schedule: Threshold = field(init=False, repr=False)
+    read_out: ReadOut = field(init=False, repr=False)
 
     def __post_init__(self):
         object.__setattr__(self, "rule", find_measure(self.measure))
+        options = (self.pruning, self.top_k, self.least_k, self.pruning_form, self.contrast, self.contrast_alpha, self.contrast_token)
+        object.__setattr__(self, "read_out", ReadOut(*options))
         check_choice("propagation", self.propagation, PROPAGATIONS)
         check_choice("decay_form", self.decay_form, FORMS)
         self._check_layers()
@@ -80,6 +98,14 @@ class ExitPolicy:
             raise CompanionError(f'"{self.rule.name}" has no threshold: leave out threshold and decay.')
         if self.decay is None and self.decay_form != "scaled":
             raise CompanionError(f'decay_form="{self.decay_form}" needs decay=..., the temperature (CALM: 4).')
+        if not self.read_out.plain:
+            option = f'pruning="{self.pruning}"' if self.pruning else f'contrast="{self.contrast}"'
+            if not self.rule.read_out or self.rule.looks_ahead:
+                raise CompanionError(f'{option} needs a measure that looks at probabilities before it exits; "{self.rule.name}" does not.')
+            if self.learns:
+                raise CompanionError(f'{option} and threshold="adaptive" contradict each other: give a number.')
+            if self.contrast and self.rule.lookback:
+                raise CompanionError(f'contrast="{self.contrast}" and "{self.rule.name}", which looks back, contradict each other: use another measure.')
         if self.learns:
             if self.decay is not None:
                 raise CompanionError('threshold="adaptive" and decay contradict each other: leave out decay.')
@@ -115,15 +141,23 @@ class ExitPolicy:
             raise CompanionError(f"The policy names block {last}, but the decoder has {layers}: lower min_layer or exit_layers.")
         if self.exit_layers == (layers,):
             raise CompanionError(f"exit_layers={list(self.exit_layers)} leaves nothing to decide: the decoder has {layers} blocks.")
-        allowed = self.exit_layers or range(max(self.min_layer, 1 + self.rule.lookback), layers)
-        return tuple(layer for layer in allowed if self.rule.lookback < layer < layers)
+        before = max(self.rule.lookback, 1 if self.contrast else 0)  # a contrast needs an earlier block
+        allowed = self.exit_layers or range(max(self.min_layer, 1 + before), layers)
+        return tuple(layer for layer in allowed if before < layer < layers)
 
     def watched_from(self, layers: int) -> int:
         """The first block that the measure looks at; beyond the last if there is no decision at all."""
         decisions = self.decision_layers(layers)
         if not decisions:
             return layers + 1
-        return 1 if self.rule.from_first else decisions[0] - self.rule.lookback
+        return 1 if self.rule.from_first else self.read_out.looks_back_to(decisions[0] - self.rule.lookback)
+
+    def reader(self, layers: int, vocabulary: int) -> Reader | None:
+        """What reads out, where that is not simply all ids at every deciding block."""
+        decisions = self.decision_layers(layers)
+        if self.read_out.plain or not decisions:
+            return None
+        return Reader(self.read_out, decisions, decisions[0] - self.rule.lookback, layers, vocabulary)
 
     def decisions(self, exit_layers: np.ndarray, layers: int) -> np.ndarray:
         """How many blocks the measure was computed at for tokens that left at `exit_layers`; none for the oracle, as if it knew."""
@@ -138,7 +172,7 @@ class ExitPolicy:
         """How many read-outs tokens took: one for the token itself, and those of a measure that looks at probabilities.
 
         A token that leaves at a decision is the top-1 of that very read-out. An adaptive threshold reads out a waiting token once
-        more when it has been through all blocks, to learn whether it was right.
+        more when it has been through all blocks, to learn whether it was right. Pruned and contrasted read-outs are counted while decoding.
         """
         exits = np.asarray(exit_layers)
         if not self.rule.read_out or self.rule.looks_ahead:
@@ -152,6 +186,4 @@ class ExitPolicy:
 
     def fresh(self) -> ExitPolicy:
         """A policy with the same settings and nothing learned: one for each run."""
-        return ExitPolicy(
-            self.measure, self.threshold, self.decay, self.decay_form, self.min_layer, self.exit_layers, self.propagation
-        )
+        return replace(self)

@@ -65,7 +65,7 @@ def generation_flops(
         sizes: of the decoder.
         exit_layers: `[token]`, the block each token left at.
         source: tokens of the input.
-        read_outs: `[token]`, how many read-outs each token took.
+        read_outs: `[token]`, how many read-outs each token took; one over a part of the vocabulary counts as that part.
         parallel: whether skipped blocks are run in full for waiting tokens (FREE) or only get keys and values.
         per_decision: operations of the measure itself in each decision.
         decisions: `[token]`, how many decisions each token took.
@@ -88,6 +88,6 @@ def generation_flops(
         "blocks": blocks,
         "skipped": skipped,
         "source": int(exits.max(initial=0)) * sizes.key_value * source,
-        "read_out": int(np.sum(read_outs)) * sizes.read_out,
+        "read_out": round(float(np.sum(read_outs)) * sizes.read_out),
         "measure": 0 if decisions is None else int(np.sum(decisions)) * per_decision,
     }
