@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from test_policies import plain_attention  # noqa: F401 (a fixture)
 from torch.utils.flop_counter import FlopCounterMode
 
-from mee_utils import CompanionError, ExitPolicy, generate
+from mee_utils import CompanionError, ExitPolicy, generate, replay, trace
 from mee_utils.decoding import generation
 from mee_utils.decoding.layerwise import LayerwiseDecoder
+from mee_utils.evaluation.readings import readings
 from mee_utils.exits.contrast import jensen_shannon, jsd_contrast, weighted_contrast
 from mee_utils.exits.measures import MaxProbability, SoftmaxMargin
 from mee_utils.exits.read_outs import ReadOut
@@ -255,3 +256,42 @@ def test_contradictions_are_one_clear_line(options, message):
     with pytest.raises(CompanionError, match=message) as caught:
         ExitPolicy(**options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=named)
+def test_replay_reads_states_as_decoding_does(eight, options, tmp_path):
+    """Up to the first exit of a sequence its states are those of full depth: exit, token, confidence and products must be the decoder's."""
+    policy = ExitPolicy("softmax_margin", threshold=level(eight, SoftmaxMargin(), options, 0.9), min_layer=3, **options)
+    found = trace(eight, INPUTS, max_new_tokens=LENGTH, states=tmp_path / "states.npy")
+    out = generate(eight, INPUTS, policy, max_new_tokens=LENGTH)
+    asked = readings(found, policy, eight)
+    exits = replay(found, policy, model=eight, asked=asked)
+    products, decisions, checked = asked.products_at(policy, exits, 8), list(policy.decision_layers(8)), 0
+    for sequence, layers in enumerate(out.exit_layers):
+        for position, layer in enumerate(layers):
+            row = np.flatnonzero((found.sequence == sequence) & (found.position == position))[0]
+            assert exits[row] == layer and products[row] == out.products[sequence][position]
+            place = [*decisions, 8].index(layer)
+            if policy.read_out.contrast_token or layer < 8 or policy.pruning:
+                assert asked.token_ids[row, place] == out.token_ids[sequence][position]
+            if layer < 8:
+                assert asked.confidences[row, place] == pytest.approx(out.confidences[sequence][position], abs=1e-5)
+            checked += 1
+            if layer < 8 or out.token_ids[sequence][position] != found.token_id[row]:
+                break
+    assert checked >= len(INPUTS)
+    assert (replay(found, policy, model=eight) == exits).all()
+
+
+def test_what_is_kept_is_what_ranks_high_enough(eight, tmp_path):
+    found = trace(eight, INPUTS, max_new_tokens=LENGTH, states=tmp_path / "states.npy")
+    asked = readings(found, ExitPolicy("softmax_margin", min_layer=3, pruning="fixed", top_k=5), eight)
+    assert asked.kept[:, :3].all() and 0.02 < asked.kept[:, 3].mean() < 1
+    for layer in range(4, 9):
+        assert (asked.kept[:, layer - 1] == (found.final_rank[:, 2] <= 5)).all()
+    shrinking = readings(found, ExitPolicy("softmax_margin", min_layer=3, pruning="decaying", top_k=300, least_k=2), eight).kept
+    assert (np.diff(shrinking[:, 3:].astype(int), axis=1) <= 0).all() and shrinking[:, 3].mean() > shrinking[:, 7].mean()
+    with pytest.raises(CompanionError, match="prunes and contrasts nothing"):
+        readings(found, ExitPolicy("softmax_margin"), eight)
+    with pytest.raises(CompanionError, match="give the model of the trace"):
+        replay(found, ExitPolicy("softmax_margin", pruning="adaptive"))

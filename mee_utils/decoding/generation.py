@@ -327,7 +327,7 @@ class _Left:
 
     def __init__(self, rows: int):
         self.layers, self.confidences = np.zeros(rows, dtype=np.int64), np.full(rows, np.nan)
-        self.products, self.counted = np.zeros(rows, dtype=np.int64), set()
+        self.products = np.zeros(rows, dtype=np.int64)
         self.known: list[tuple[np.ndarray, Tensor]] = []
         self.unread: list[tuple[np.ndarray, Tensor]] = []
 
@@ -337,14 +337,8 @@ class _Left:
         (self.unread if ids is None else self.known).append((rows, states if ids is None else ids))
 
     def spend(self, now: Observation, active: np.ndarray) -> None:
-        """Counts what was read out since the last time, for the rows that have not left."""
-        seen = now
-        while seen is not None:
-            if "reading" in vars(seen) and seen.layer not in self.counted:
-                self.counted.add(seen.layer)
-                rows = now.rows[active]
-                self.products[rows] += seen.reading.products[np.searchsorted(seen.rows, rows)]
-            seen = seen.previous
+        """Notes what was read out so far, for the rows that have not left."""
+        self.products[now.rows[active]] = now.spent()[active]
 
     def read_out(self, decoder: LayerwiseDecoder, sequence: np.ndarray) -> Token:
         """The token of every row. Raises `CompanionError` where a state is not finite."""

@@ -63,6 +63,15 @@ class Observation:
         """What this block says over the ids that are read out."""
         return self.reader.read(self)
 
+    def spent(self) -> np.ndarray:
+        """`[rows]`, rows of `W` that were multiplied for them at this block and all before."""
+        found, seen = np.zeros(len(self.rows), dtype=np.int64), self
+        while seen is not None:
+            if "reading" in vars(seen):
+                found += seen.reading.products[np.searchsorted(seen.rows, self.rows)]
+            seen = seen.previous
+        return found
+
     @cached_property
     def scores(self) -> Tensor:
         """What probabilities are taken from: logits, or the log-probabilities of a contrast, over the ids that are read out."""

@@ -12,6 +12,7 @@ from ..errors import CompanionError
 from ..exits.policy import ExitPolicy
 from ..tasks.scores import PRIMARY
 from .decisions import threshold_for
+from .readings import Readings, readings
 from .replay import confidences, replay
 
 RESAMPLES = 1000
@@ -150,7 +151,7 @@ def cheapest_keeping(decoded: dict, quality: float) -> dict:
 
 
 def replayed_flops(
-    trace, exits: np.ndarray, policy: ExitPolicy, model, sources: Sequence[int], full: float | None = None
+    trace, exits: np.ndarray, policy: ExitPolicy, model, sources: Sequence[int], full: float | None = None, read: Readings | None = None
 ) -> float:
     """Decoder operations at these exits, as a share of all blocks', for the tokens of a trace.
 
@@ -161,12 +162,16 @@ def replayed_flops(
         model: whose sizes count.
         sources: tokens of every input.
         full: what `full_depth_flops` returned for this trace, where it is known already.
+        read: what `readings` returned for this trace and policy, where it prunes or contrasts.
     """
     from ..decoding.generation import count_flops
     from ..models.costs import DecoderSizes
 
     sizes, starts = DecoderSizes.of(model.network.config), np.flatnonzero(np.diff(trace.sequence, prepend=-1))
-    spent = count_flops(sizes, policy, np.split(exits, starts[1:]), sources)
+    if read is None and not policy.read_out.plain:
+        read = readings(trace, policy, model)
+    products = None if read is None else np.split(read.products_at(policy, exits, trace.layers), starts[1:])
+    spent = count_flops(sizes, policy, np.split(exits, starts[1:]), sources, products)
     if full is None:
         full = full_depth_flops(trace, model, sources)
     return float(sum(map(np.sum, spent.values())) / full)
@@ -191,18 +196,20 @@ def at_equal_quality(trace, policy: ExitPolicy, shares: Sequence[float], model, 
         model: of the trace.
         sources: tokens of every input.
         labels: constant columns to put in front.
-        asked: what `confidences` returned for this trace and policy, where it is known already.
+        asked: what `confidences` or `readings` returned for this trace and policy, where it is known already.
 
     Returns:
         One row a share: `wanted`, `threshold`, `mean_exit_layer`, `same_token`, `flops_share` (of all blocks').
     """
-    asked = confidences(trace, policy, model) if asked is None else asked
+    if asked is None:
+        asked = confidences(trace, policy, model) if policy.read_out.plain else readings(trace, policy, model)
+    read = asked if isinstance(asked, Readings) else None
     rows, full = [], full_depth_flops(trace, model, sources)
     for wanted in shares:
         found = threshold_for(trace, policy, wanted, asked=asked)
         chosen = replace(policy, threshold=float(found["threshold"]))
         exits = replay(trace, chosen, model=model, asked=asked)
-        rows.append({**labels, "wanted": wanted, **found.to_dict(), "flops_share": replayed_flops(trace, exits, chosen, model, sources, full)})
+        rows.append({**labels, "wanted": wanted, **found.to_dict(), "flops_share": replayed_flops(trace, exits, chosen, model, sources, full, read)})
     return pd.DataFrame(rows)
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 from ..errors import CompanionError
 from ..exits.policy import ExitPolicy
 from .monotonicity import settled_from
+from .readings import Readings, readings
 from .replay import confidences, sweep
 from .statistics import mean_interval, reliability
 
@@ -85,7 +86,7 @@ def calibration(trace, policy: ExitPolicy, model=None, labels: dict | None = Non
 
 
 def threshold_for(
-    trace, policy: ExitPolicy, same_token: float, model=None, steps: int = 200, asked: np.ndarray | None = None
+    trace, policy: ExitPolicy, same_token: float, model=None, steps: int = 200, asked: np.ndarray | Readings | None = None
 ) -> pd.Series:
     """The lowest threshold from which on at least this share of the predictions at the exits is the last block's.
 
@@ -102,8 +103,10 @@ def threshold_for(
     """
     if not 0 <= same_token <= 1:
         raise CompanionError(f"same_token={same_token}: give a share from 0 to 1.")
-    asked = confidences(trace, policy, model) if asked is None else asked
-    tried = np.unique(np.round(np.quantile(asked, np.linspace(0, 1, steps), method="lower"), 4))
+    if asked is None:
+        asked = confidences(trace, policy, model) if policy.read_out.plain else readings(trace, policy, model)
+    values = asked.confidences if isinstance(asked, Readings) else asked
+    tried = np.unique(np.round(np.quantile(values, np.linspace(0, 1, steps), method="lower"), 4))
     low, high = policy.rule.range
     table = sweep(trace, policy, np.clip([*tried, high], low, high), model=model, asked=asked)
     enough = np.logical_and.accumulate((table["same_token"] >= same_token).to_numpy()[::-1])[::-1]

@@ -18,6 +18,7 @@ import pandas as pd
 from ..errors import CompanionError
 from ..exits.policy import ExitPolicy
 from ..tasks.scores import PRIMARY
+from .readings import Readings, readings
 
 CHUNK = 4096  # tokens whose states are in memory at a time
 
@@ -91,6 +92,8 @@ class TraceObservation:
 
 def confidences(trace, policy: ExitPolicy, model=None) -> np.ndarray:
     """What the policy's measure says at each block it is asked at, `[token, decision]`; some thousand tokens at a time."""
+    if not policy.read_out.plain:
+        return readings(trace, policy, model).confidences
     decisions = policy.decision_layers(trace.layers)
     found = np.empty((len(trace), len(decisions)))
     for start in range(0, len(trace), CHUNK):
@@ -101,15 +104,15 @@ def confidences(trace, policy: ExitPolicy, model=None) -> np.ndarray:
     return found
 
 
-def replay(trace, policy: ExitPolicy, max_new_tokens: int = 64, model=None, asked: np.ndarray | None = None) -> np.ndarray:
+def replay(trace, policy: ExitPolicy, max_new_tokens: int = 64, model=None, asked: np.ndarray | Readings | None = None) -> np.ndarray:
     """The block at which each token of a trace would exit.
 
     Args:
         trace: from `mee_utils.trace`.
         policy: when to exit.
         max_new_tokens: the `N` of decaying thresholds; as in `generate`.
-        model: the model of the trace, where the measure looks at states (trained classifiers).
-        asked: what `confidences` returned for this trace and measure, where it is known already.
+        model: the model of the trace, where the policy looks at states (trained classifiers, pruned or contrasted read-outs).
+        asked: what `confidences` or `readings` returned for this trace and measure, where it is known already.
 
     Returns:
         `[token]`, 1 to L.
@@ -120,14 +123,18 @@ def replay(trace, policy: ExitPolicy, max_new_tokens: int = 64, model=None, aske
     if policy.schedule.learns:
         raise CompanionError("An adaptive threshold learns while it decodes and cannot be replayed: use generate.")
     decisions = np.array([*policy.decision_layers(trace.layers), trace.layers])
-    asked = confidences(trace, policy, model) if asked is None else asked
+    asked = _values(confidences(trace, policy, model) if asked is None else asked)
     exceeded = policy.schedule.exceeded(asked, np.asarray(trace.position)[:, None], max_new_tokens)
     always = np.ones((len(trace), 1), dtype=bool)
     return decisions[np.concatenate([exceeded, always], axis=1).argmax(axis=1)]
 
 
+def _values(asked: np.ndarray | Readings) -> np.ndarray:
+    return asked.confidences if isinstance(asked, Readings) else asked
+
+
 def sweep(
-    trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens: int = 64, model=None, asked: np.ndarray | None = None
+    trace, policy: ExitPolicy, thresholds: Sequence[float], max_new_tokens: int = 64, model=None, asked: np.ndarray | Readings | None = None
 ) -> pd.DataFrame:
     """Replays a policy at many thresholds.
 
@@ -137,20 +144,22 @@ def sweep(
         thresholds: the values to try.
         max_new_tokens: as in `replay`.
         model: as in `replay`.
-        asked: what `confidences` returned for this trace and policy, where it is known already.
+        asked: what `confidences` or `readings` returned for this trace and policy, where it is known already.
 
     Returns:
         One row a threshold: `threshold`, `mean_exit_layer`, and `same_token`, the share of tokens whose prediction at the exit is
-        that of the last block.
+        that of the last block, all of whose ids are read out.
     """
     low, high = policy.rule.range
     if policy.schedule.learns or not policy.rule.has_threshold:
         raise CompanionError(f'"{policy.rule.name}" with threshold={policy.threshold!r} has no threshold to sweep over: use replay or generate.')
     if not all(low <= threshold <= high for threshold in thresholds):
         raise CompanionError(f"Thresholds for {policy.rule.name} lie from {low:g} to {high:g}.")
-    asked, rows = confidences(trace, policy, model) if asked is None else asked, []
-    decisions = np.array([*policy.decision_layers(trace.layers), trace.layers])
-    same = trace.top1_id[:, decisions - 1] == trace.final_id[:, None]
+    if asked is None:
+        asked = confidences(trace, policy, model) if policy.read_out.plain else readings(trace, policy, model)
+    decisions, rows = np.array([*policy.decision_layers(trace.layers), trace.layers]), []
+    said = asked.token_ids if isinstance(asked, Readings) else trace.top1_id[:, decisions - 1]
+    same, asked = said == trace.final_id[:, None], _values(asked)
     position, always = np.asarray(trace.position)[:, None], np.ones((len(trace), 1), dtype=bool)
     for threshold in thresholds:
         schedule = dataclasses.replace(policy.schedule, level=float(threshold))
