@@ -88,7 +88,7 @@ def bench(options) -> int:
     for name in options.part:
         check_choice("part", name, timing.PARTS)
     progress = lambda line: print(line, flush=True)
-    if set(options.part or timing.PARTS) - {"rules"}:
+    if set(options.part or timing.PARTS) - {"rules", "reductions"}:
         table = timing.run(options.shape or None, options.rounds, progress=progress, parts=options.part or None)
         print(f"table: {_short(timing.save(table))}")
         for row in timing.missed(table).itertuples():
@@ -96,6 +96,9 @@ def bench(options) -> int:
     if "rules" in (options.part or timing.PARTS) and not options.shape:
         found = timing.rules(options.profile, options.data, options.rounds, progress)
         print(f"table: {_short(timing.save(found, name='rules', keys=('profile', 'task', 'batch')))}")
+    if "reductions" in (options.part or timing.PARTS) and not options.shape:
+        found = timing.reductions(options.profile, options.data, options.rounds, progress)
+        print(f"table: {_short(timing.save(found, name='reductions', keys=('profile', 'task', 'model', 'batch')))}")
     return 0
 
 

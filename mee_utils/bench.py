@@ -222,6 +222,16 @@ def _parts(bench: Bench, batch: int) -> tuple[float, float, float]:
     return parts["read_out"].median() / 4, *(parts[name].median() / len(decoder.blocks) for name in ("one", "four"))
 
 
+# the softmax margin over pruned and contrasted read-outs; a random model is never sure, so that adaptive pruning keeps nearly all ids
+READ_OUTS = {
+    "margin, 64 ids kept": dict(pruning="fixed", top_k=64), "margin, 256 ids kept": dict(pruning="fixed", top_k=256),
+    "margin, 1024 ids kept": dict(pruning="fixed", top_k=1024), "margin, decaying from 1024 to 64": dict(pruning="decaying", top_k=1024, least_k=64),
+    "margin, adaptive (unsure)": dict(pruning="adaptive"), "weighted contrast": dict(contrast="weighted"),
+    "weighted contrast, 256 ids kept": dict(contrast="weighted", pruning="fixed", top_k=256),
+    "JSD contrast, 256 ids kept": dict(contrast="jsd", pruning="fixed", top_k=256),
+}  # fmt: skip
+
+
 def measure_cost(bench: Bench, batch: int = 1) -> list[dict]:
     """What deciding costs at every block where nobody exits, as a share of a block; classifiers are untrained."""
     from .exits.classifiers import new_classifier
@@ -234,6 +244,7 @@ def measure_cost(bench: Bench, batch: int = 1) -> list[dict]:
     for name, variant in VARIANTS.items():
         classifier = new_classifier(variant.kind, width, **variant.options(width)).to(bench.decoder.norm.weight.dtype)
         policies[name] = ExitPolicy(classifier, threshold=1.0)
+    policies |= {name: ExitPolicy("softmax_margin", threshold=1.0, **options) for name, options in READ_OUTS.items()}
     nobody = bench.forced(np.full((batch, bench.shape.tokens), bench.shape.layers))
     runs = {"none": bench.ours(batch), "asking alone": bench.ours(batch, nobody)}
     runs |= {name: bench.ours(batch, policy) for name, policy in policies.items()}
@@ -244,7 +255,7 @@ def measure_cost(bench: Bench, batch: int = 1) -> list[dict]:
         rule = policies[name].rule if name in policies else None
         asked = decisions - (rule.lookback if rule else 0)
         cost = (found[name] - found["none"]) / bench.shape.tokens / asked / block
-        target = "<= 0.05" if name == "hidden_similarity" else ""
+        target = "<= 0.05" if name in ("hidden_similarity", "margin, 256 ids kept") else ""
         rows.append(bench.row("measure cost", name, cost, "of a block", batch, "", target))
     rows.append(bench.row("measure cost", "one read-out", [read_out / block.median()], "of a block", batch))
     return rows
@@ -360,10 +371,7 @@ def rules(profile_name: str, data: str | None, rounds: int, progress=print) -> p
     Raises:
         CompanionError: notebook 05 has not been run for this profile.
     """
-    import torch
-
     from .companion import Companion, checkpoint_folder, fingerprint
-    from .decoding.generation import generate
     from .evaluation.comparison import rule_policy
     from .train_exits import MAIN
 
@@ -375,8 +383,7 @@ def rules(profile_name: str, data: str | None, rounds: int, progress=print) -> p
     model = companion.models([MAIN])[MAIN]
     trained = companion.classifiers({MAIN: model})
     classifiers = {variant: found[0].float() for (_, variant, target), found in trained.items() if target == "consistency"}
-    model.network.float()
-    torch.set_num_threads(1 if model.network.config.d_model < 256 else os.cpu_count())
+    as_users_run_it(model)
     wanted, rows = pd.concat([pd.read_csv(folder / f"{name}.csv").assign(setting=name) for name in ("published_thresholds", "at_99_percent")]), []
     for task in companion.tasks(settings["limit"]).values():
         chosen = wanted[(wanted.task == task.name) & (wanted.rule != "none") & wanted.threshold.notna()]
@@ -385,22 +392,13 @@ def rules(profile_name: str, data: str | None, rounds: int, progress=print) -> p
             for row in chosen.itertuples()
         }
         for batch in (1, settings["batch_size"]):
-            few = task.inputs[:16] if batch == 1 else task.inputs
             progress(f"{profile_name}, {task.name}: {len(policies)} rules, batch {batch}")
-            times = []
-            for _ in range(rounds + 1):
-                speeds = {}
-                for labels, policy in {None: None, **policies}.items():
-                    found = generate(model, few, policy, max_new_tokens=settings["max_new_tokens"], batch_size=batch, progress=False)
-                    speeds[labels] = found.tokens / found.seconds
-                times.append(speeds)
-            for labels in policies:
-                ratio = np.array([speeds[labels] / speeds[None] for speeds in times[1:]])
+            for labels, row in speeds(model, task, policies, settings, batch, rounds).items():
                 rows.append(
                     {
                         "profile": profile_name, "task": task.name, "batch": batch, **dict(zip(("setting", "rule", "threshold"), labels)),
-                        "tokens_per_second": np.median([speeds[labels] for speeds in times[1:]]), "speed": np.median(ratio),
-                        "lowest": ratio.min(), "highest": ratio.max(), "model": fingerprint(checkpoint_folder(companion.profile, MAIN))[:12],
+                        **{column: row[column] for column in ("tokens_per_second", "speed", "lowest", "highest")},
+                        "model": fingerprint(checkpoint_folder(companion.profile, MAIN))[:12],
                     }
                 )  # fmt: skip
     return pd.DataFrame(rows)
@@ -429,7 +427,85 @@ def stored_speed(profile: str, kept: pd.DataFrame, path: Path | None = None) -> 
     return wanted[keys].merge(timed, on=keys)[[*keys, "batch", "speed", "lowest", "highest"]]
 
 
-PARTS = ("full depth", "exit cost", "measure cost", "bandwidth", "spread exits", "growth", "rules")
+REDUCTION_KEYS = ["task", "model", "reduction"]
+
+
+def reductions(profile_name: str, data: str | None, rounds: int, progress=print) -> pd.DataFrame:
+    """Seconds, samples and tokens a second of every row of notebook 03's complete table; timed as in `rules`.
+
+    Raises:
+        CompanionError: notebook 03 has not been run for this profile.
+    """
+    from .companion import Companion, checkpoint_folder, fingerprint
+    from .evaluation.pruning import margins
+
+    folder = output_root() / profile_name / "03_pruning"
+    if not (folder / "complete_table.csv").exists():
+        raise CompanionError(f"{folder} has no complete_table.csv: run notebook 03_pruning for profile {profile_name} first.")
+    settings = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["parameters"]
+    companion, wanted, rows = Companion.reader(profile_name, data), pd.read_csv(folder / "complete_table.csv"), []
+    for name, model in companion.models(list(dict.fromkeys(wanted.model))).items():
+        as_users_run_it(model)
+        for task in companion.tasks(settings["limit"]).values():
+            for batch in (1, settings["batch_size"]):
+                progress(f"{profile_name}, {name}, {task.name}: reductions, batch {batch}")
+                for form, row in speeds(model, task, margins(settings), settings, batch, rounds).items():
+                    rows.append({"profile": profile_name, "task": task.name, "model": name, "batch": batch, "reduction": form, **row,
+                                 "weights": fingerprint(checkpoint_folder(companion.profile, name))[:12]})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def as_users_run_it(model) -> None:
+    """Single precision, and one thread for narrow models, which is the fastest for them."""
+    import torch
+
+    model.network.float()
+    torch.set_num_threads(1 if model.network.config.d_model < 256 else os.cpu_count())
+
+
+def speeds(model, task, policies: dict, settings: dict, batch: int, rounds: int) -> dict:
+    """Policies against no exit on one task, taking turns: label -> `seconds`, `samples_per_second`, `tokens_per_second`, `speed` and its range.
+
+    Args:
+        model: from `load_model`.
+        task: its inputs; at batch 1 the first 16.
+        policies: label -> policy; None, for no exit, is added.
+        settings: `max_new_tokens`.
+        batch: rows at a time.
+        rounds: how often each runs; the warm-up is not counted.
+    """
+    from .decoding.generation import generate
+
+    few, times = task.inputs[:16] if batch == 1 else task.inputs, []
+    for _ in range(rounds + 1):
+        found = {
+            label: generate(model, few, policy, max_new_tokens=settings["max_new_tokens"], batch_size=batch, progress=False)
+            for label, policy in {None: None, **policies}.items()
+        }
+        times.append({label: (out.seconds, out.tokens / out.seconds) for label, out in found.items()})
+    rows = {}
+    for label in policies:
+        ratio = np.array([time[label][1] / time[None][1] for time in times[1:]])
+        seconds = float(np.median([time[label][0] for time in times[1:]]))
+        rows[label] = {
+            "seconds": seconds, "samples_per_second": len(few) / seconds, "tokens_per_second": float(np.median([time[label][1] for time in times[1:]])),
+            "speed": float(np.median(ratio)), "lowest": float(ratio.min()), "highest": float(ratio.max()),
+        }  # fmt: skip
+    return rows
+
+
+def stored_reductions(profile: str, complete: pd.DataFrame, path: Path | None = None) -> pd.DataFrame:
+    """What `make bench` measured for the rows of a complete table (notebook 03); empty if it did not measure all of them."""
+    path = path or PACKAGE.parent / "figures" / "bench" / "reductions.csv"
+    if not path.exists():
+        return pd.DataFrame()
+    found = pd.read_csv(path)
+    found, wanted = found[found.profile == profile].drop(columns=["profile", "weights"]), complete[complete.reduction != "none"][REDUCTION_KEYS]
+    merged = wanted.merge(found, on=REDUCTION_KEYS)
+    return merged if set(map(tuple, merged[REDUCTION_KEYS].to_numpy())) == set(map(tuple, wanted.to_numpy())) else pd.DataFrame()
+
+
+PARTS = ("full depth", "exit cost", "measure cost", "bandwidth", "spread exits", "growth", "rules", "reductions")
 
 
 def run(shapes: list[str] | None = None, rounds: int = 3, peers: bool = True, progress=print, parts: list[str] | None = None) -> pd.DataFrame:

@@ -303,3 +303,83 @@ def classifier_claims() -> list[Claim]:
             lambda t: bool((_several(t).flops_share < 1).any()), model,
         ),
     ]  # fmt: skip
+
+
+def _recall(tables, model: str, layer: int, k: int) -> float:
+    found = tables["recall"]
+    return float(found[(found.model == model) & (found.layer == layer) & (found.k == k)].recall.iloc[0])
+
+
+def _excess(tables, model: str, layer: int) -> pd.Series:
+    found = tables["honesty"]
+    return found[(found.model == model) & (found.layer == layer)].iloc[0]
+
+
+def _minimum(tables, model: str) -> int:
+    found = tables["minimum"]
+    return int(found[found.model == model].minimum_block.iloc[0])
+
+
+FORMS = ("fixed", "decaying", "adaptive")
+
+
+def _reduced(tables, column: str, forms: tuple[str, ...] = FORMS) -> list[float]:
+    """A column of the complete table for CALM: of the run that is not pruned, then of each form."""
+    found = tables["complete"]
+    found = found[found.model == "calm"].set_index("reduction")
+    return [float(found.loc[form, column]) for form in ("unpruned", *forms)]
+
+
+def _scores(tables) -> str:
+    unpruned, *rest = _reduced(tables, "score")
+    return f"{unpruned:.1f} unpruned, " + ", ".join(f"{score:.1f} {form}" for form, score in zip(FORMS, rest, strict=True))
+
+
+def _wanted(tables, rule: str, wanted: float = 0.98) -> float:
+    found = tables["equal"]
+    return float(found[(found.rule == rule) & (found.wanted == wanted)].flops_share.iloc[0])
+
+
+def pruning_claims() -> list[Claim]:
+    """The statements of "Not all FLOPs" about the softmax, on tables `recall`, `honesty`, `minimum`, `complete` and `equal`."""
+    paper, results, calm = "Not all FLOPs, section 4", "Not all FLOPs, softmax results", ("calm",)
+    return [
+        Claim(
+            "the final token ranks high early", paper, "The final token is often highly ranked after the first few blocks.", "figure",
+            lambda t: f"{_recall(t, 'vanilla', 2, 8):.1%} among the best 8 after block 2", lambda t: _recall(t, "vanilla", 2, 8) >= 0.5, ("vanilla",),
+        ),
+        Claim(
+            "more so after fine-tuning", paper, "The final token ranks higher in fine-tuned than in pre-trained models.", "figure",
+            lambda t: f"{_recall(t, 'vanilla', 4, 8):.1%} against {_recall(t, 'base', 4, 8):.1%} among the best 8 after block 4",
+            lambda t: _recall(t, "vanilla", 4, 8) > _recall(t, "base", 4, 8) + 0.02, ("base", "vanilla"),
+        ),
+        Claim(
+            "early blocks are too sure", paper, "The first blocks are confident where they are wrong.", "figure",
+            lambda t: f"after block 1: confidence {_excess(t, 'vanilla', 1).confidence:.1%}, right {_excess(t, 'vanilla', 1).accuracy:.1%}",
+            lambda t: bool(_excess(t, "vanilla", 1).confidence_low > _excess(t, "vanilla", 1).accuracy_high), ("vanilla",),
+        ),
+        Claim(
+            "fine-tuned models may exit earlier", paper, "The minimum exit block of a fine-tuned model is smaller.", "expected",
+            lambda t: f"block {_minimum(t, 'vanilla')} against {_minimum(t, 'base')}", lambda t: _minimum(t, "vanilla") < _minimum(t, "base"),
+            ("base", "vanilla"),
+        ),
+        Claim(
+            "pruning costs score", results, "Every way of pruning lowers the score.", "SAMSum ROUGE-L 36.0 to 2.5 and 0", _scores,
+            lambda t: all(score < 0.98 * _reduced(t, "score")[0] for score in _reduced(t, "score")[1:]), calm,
+        ),
+        Claim(
+            "pruning saves work", results, "Pruned runs take less time (here: fewer operations) than unpruned ones.", "36.0 to 7.6 s (CNN/DM, decaying)",
+            lambda t: "operations " + _listed(_reduced(t, "flops_share")) + " of no exit",
+            lambda t: all(share < _reduced(t, "flops_share")[0] for share in _reduced(t, "flops_share")[1:]), calm,
+        ),
+        Claim(
+            "only irrelevant tokens are discarded", paper, "What pruning discards is irrelevant: the output stays what it was.", "argued",
+            lambda t: "other tokens " + ", ".join(f"{share:.2%}" for share in _reduced(t, "other_token")[1:]),
+            lambda t: max(_reduced(t, "other_token")[1:]) < 0.01, calm,
+        ),
+        Claim(
+            "pruned confidence is cheaper than no exit", "Not all FLOPs, title", "With pruning, deciding on probabilities pays at 98 % of predictions kept.",
+            "open", lambda t: f"operations {_wanted(t, 'unpruned'):.0%} unpruned, {_wanted(t, 'fixed'):.0%} fixed, of no exit",
+            lambda t: _wanted(t, "fixed") < 1, calm,
+        ),
+    ]  # fmt: skip

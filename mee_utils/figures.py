@@ -195,6 +195,18 @@ RULES = {
     "static": ("#000000", ".", (1, 1), "static"),
     "oracle": ("#000000", "*", (), "oracle"),
     "none": ("#000000", "+", (), "no exit"),
+    "unpruned": ("#0173b2", "o", (), "margin, all ids"),
+    "fixed": ("#de8f05", "s", (), "margin, fixed pruning"),
+    "decaying": ("#029e73", "^", (4, 1.5), "margin, decaying pruning"),
+    "decaying_closed": ("#949494", "v", (1, 1), "margin, decaying, closed form"),
+    "adaptive": ("#cc78bc", "D", (3, 1, 1, 1), "margin, adaptive pruning"),
+    "rising_fixed": ("#ca9161", "p", (1, 1), "rising top-1, fixed pruning"),
+    "weighted": ("#d55e00", "v", (4, 1.5), "weighted contrast"),
+    "jsd": ("#cc78bc", "D", (3, 1, 1, 1), "JSD contrast"),
+    "weighted_fixed": ("#a63603", "*", (1, 1), "weighted contrast, fixed pruning"),
+    "jsd_fixed": ("#7a0177", "h", (1, 1), "JSD contrast, fixed pruning"),
+    "weighted_token": ("#fdae6b", "<", (4, 1.5), "weighted contrast, token too"),
+    "jsd_token": ("#fbb4d9", ">", (3, 1, 1, 1), "JSD contrast, token too"),
 }
 LABELS |= {name: style[3] for name, style in RULES.items()}
 
@@ -221,6 +233,43 @@ def all_in_legend(figure, axes, columns: int = 4) -> None:
         for handle, name in zip(*axis.get_legend_handles_labels()):
             found.setdefault(name, handle)
     figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(columns, len(found)))
+
+
+def rank_box(axis, rows, model: str) -> None:
+    """Boxes over the blocks on a logarithmic axis; columns `layer`, `whisker_low`, `low`, `median`, `high`, `whisker_high`."""
+    boxes = [
+        {"med": row.median, "q1": row.low, "q3": row.high, "whislo": row.whisker_low, "whishi": row.whisker_high, "fliers": []}
+        for row in rows.itertuples()
+    ]
+    colour = COLOURS.get(model)
+    axis.bxp(
+        boxes, positions=list(rows["layer"]), widths=0.65, showfliers=False, patch_artist=True, manage_ticks=False,
+        boxprops={"facecolor": colour, "alpha": 0.45, "edgecolor": colour}, medianprops={"color": "black", "linewidth": 1.6},
+        whiskerprops={"color": colour}, capprops={"color": colour},
+    )  # fmt: skip
+    axis.set_yscale("log")
+
+
+def depth_curve(axis, rows, x: str, y: str, layer: int, layers: int) -> None:
+    """One curve in the colour of its block (see `depth_colours`), with its band; columns `x`, `y`, `low`, `high`."""
+    colour = matplotlib.colormaps["viridis"]((layer - 1) / max(1, layers - 1))
+    axis.plot(rows[x], rows[y], color=colour, linewidth=1.5, marker="o", markersize=3, label=f"block {layer}")
+    axis.fill_between(rows[x], rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
+
+
+def plain_bars(axis, names, values) -> None:
+    """Horizontal bars of one colour, the first on top, each with its value."""
+    bars = axis.barh([str(name) for name in names], values, color="#0173b2")
+    axis.bar_label(bars, fmt="%.2f", padding=2, fontsize=8)
+    axis.set_xlim(0, 1.18 * max(values))
+    axis.set_ylim(len(bars) - 0.4, -0.6)
+    axis.grid(axis="y", visible=False)
+
+
+def nothing_to_draw(axis, why: str) -> None:
+    """An empty panel that says why."""
+    axis.set_axis_off()
+    axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, fontsize=10, color="#444444")
 
 
 def rule_bars(axis, rows, column: str, band: tuple[str, str] | None = None) -> None:

@@ -351,14 +351,7 @@ companion.save_figure(figure, "score_against_cost", curve_points)
 # keeps there, and whether the interval of that reaches 99 %. A rule without a line has no such setting among those decoded.
 
 # %%
-kept = []
-for task, found in decoded.items():
-    for rule, (labels, share, low, high) in comparison.cheapest_keeping(found, quality).items():
-        if labels:
-            row = curve_points[(curve_points.task == task) & (curve_points.rule == rule)]
-            row = row[(row.threshold == labels[1]) | (rule == "oracle")].iloc[0]
-            kept.append({"task": task, "rule": rule, "threshold": labels[1], "checked": share, "checked_low": low, "checked_high": high, "not_refuted": high >= quality,
-                         "mean_exit_layer": row.mean_exit_layer, "flops_share": row.flops_share})  # fmt: skip
+kept = [row for task, found in decoded.items() for row in comparison.kept_rows(curve_points[curve_points.task == task], found, quality)]
 kept = companion.save_table(pd.DataFrame(kept), "at_99_percent")
 for task, rows in kept.sort_values("flops_share", kind="stable").groupby("task", sort=False):
     lines = [
@@ -377,10 +370,14 @@ for task, rows in kept.sort_values("flops_share", kind="stable").groupby("task",
 speed = stored_speed(profile, kept)
 if len(speed):
     figure, axes = figures.panels(len(tasks), width=4.2, height=3.0, profile=profile, sharex=True)
-    for axis, (task, rows) in zip(axes, speed[speed.batch == 1].groupby("task", sort=False)):
+    for axis, task in zip(axes, tasks):
+        rows = speed[(speed.batch == 1) & (speed.task == task)]
+        axis.set(title=f"{figures.label(task)}, batch 1", xlabel="tokens a second, of no exit")
+        if rows.empty:
+            figures.nothing_to_draw(axis, f"{figures.label(task)}:\nno rule keeps {quality:.0%}")
+            continue
         figures.rule_bars(axis, rows, "speed", ("lowest", "highest"))
         axis.axvline(1.0, color="#333333", linewidth=1)
-        axis.set(title=f"{figures.label(task)}, batch 1", xlabel="tokens a second, of no exit")
     companion.save_figure(figure, "speed_at_99_percent", speed)
     for row in speed.itertuples():
         print(f"{figures.label(row.task)}, batch {row.batch}, {figures.label(row.rule)}: {row.speed:.2f} of no exit ({row.lowest:.2f} to {row.highest:.2f})")

@@ -13,7 +13,7 @@ from ..exits.policy import ExitPolicy
 from ..tasks.scores import PRIMARY
 from .decisions import threshold_for
 from .readings import Readings, readings
-from .replay import confidences, replay
+from .replay import confidences, replay, sweep
 
 RESAMPLES = 1000
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # two-sided 95 %, by sample size
@@ -30,6 +30,8 @@ class Decoded:
         flops: decoder operations a token.
         same_output: share of outputs that are those of all blocks.
         tokens: how many were emitted.
+        token_ids: what was emitted.
+        read_out: share of the operations that are read-outs.
     """
 
     score: float
@@ -38,6 +40,8 @@ class Decoded:
     flops: float
     same_output: float
     tokens: int
+    token_ids: Sequence = ()
+    read_out: float = float("nan")
 
 
 def decode(model, task, policy: ExitPolicy | None, full_texts: Sequence[str] | None = None, **settings) -> tuple[Decoded, list[str]]:
@@ -56,7 +60,10 @@ def decode(model, task, policy: ExitPolicy | None, full_texts: Sequence[str] | N
     same = np.mean([a == b for a, b in zip(found.texts, full_texts, strict=True)]) if full_texts is not None else 1.0
     examples = task.score_examples(found.texts)
     score = task.score(found.texts, examples)[metric]
-    return Decoded(score, examples[metric], found.mean_exit_layer, found.flops.sum() / found.tokens, float(same), found.tokens), found.texts
+    spent, read = found.flops.sum(), found.flops_by_part["read_out"].sum()
+    return Decoded(
+        score, examples[metric], found.mean_exit_layer, spent / found.tokens, float(same), found.tokens, found.token_ids, read / spent
+    ), found.texts
 
 
 def retained(found: Decoded, full: Decoded, chosen: np.ndarray | None = None, seed: int = 0) -> tuple[float, float, float]:
@@ -108,8 +115,8 @@ def comparison(model, task, policies: dict[tuple, ExitPolicy], names: Sequence[s
 
     Returns:
         One row a policy, the first without any: the labels, `task`, `score`, `retained` with `low` and `high`, `mean_exit_layer`,
-        `flops_share` (a token, of all blocks'), `same_output`, `length_share` (tokens emitted, of all blocks'); and labels -> `Decoded`,
-        with the key None for all blocks.
+        `flops_share` (a token, of all blocks'), `read_out_share` (read-outs among the policy's own operations), `same_output`,
+        `length_share` (tokens emitted, of all blocks'); and labels -> `Decoded`, with the key None for all blocks.
     """
     settings = {"encodings": {}, **settings}
     full, texts = decode(model, task, None, **settings)
@@ -123,7 +130,7 @@ def comparison(model, task, policies: dict[tuple, ExitPolicy], names: Sequence[s
             {
                 "task": task.name, **dict(zip(names, labels if labels else ("none",) * len(names), strict=True)), "score": found.score,
                 "retained": share, "low": low, "high": high, "mean_exit_layer": found.mean_exit_layer,
-                "flops_share": found.flops / full.flops, "same_output": found.same_output, "length_share": found.tokens / full.tokens,
+                "flops_share": found.flops / full.flops, "read_out_share": found.read_out, "same_output": found.same_output, "length_share": found.tokens / full.tokens,
             }
         )  # fmt: skip
     return pd.DataFrame(rows), decoded
@@ -211,6 +218,34 @@ def at_equal_quality(trace, policy: ExitPolicy, shares: Sequence[float], model, 
         exits = replay(trace, chosen, model=model, asked=asked)
         rows.append({**labels, "wanted": wanted, **found.to_dict(), "flops_share": replayed_flops(trace, exits, chosen, model, sources, full, read)})
     return pd.DataFrame(rows)
+
+
+def at_threshold(trace, policy: ExitPolicy, model, sources: Sequence[int]) -> dict[str, float]:
+    """Replays a policy at its own threshold: `mean_exit_layer`, `same_token`, `flops_share`; arguments and values as in `at_equal_quality`."""
+    asked = confidences(trace, policy, model) if policy.read_out.plain else readings(trace, policy, model)
+    row = sweep(trace, policy, [policy.schedule.level], model=model, asked=asked).iloc[0]
+    exits, read = replay(trace, policy, model=model, asked=asked), asked if isinstance(asked, Readings) else None
+    share = replayed_flops(trace, exits, policy, model, sources, read=read)
+    return {"mean_exit_layer": row.mean_exit_layer, "same_token": row.same_token, "flops_share": share}
+
+
+def kept_rows(table: pd.DataFrame, decoded: dict, quality: float) -> list[dict]:
+    """What `cheapest_keeping` finds for one task, beside its cost: a row a rule that keeps `quality` on the choosing half.
+
+    Args:
+        table: from `comparison`, with the columns `rule` and `threshold`.
+        decoded: from `comparison`.
+        quality: the share of the full score to keep.
+    """
+    rows = []
+    for rule, (labels, share, low, high) in cheapest_keeping(decoded, quality).items():
+        if labels:
+            row = table[(table.rule == rule) & ((table.threshold == labels[1]) | (rule == "oracle"))].iloc[0]
+            rows.append(
+                {"task": row.task, "rule": rule, "threshold": labels[1], "checked": share, "checked_low": low, "checked_high": high,
+                 "not_refuted": high >= quality, "mean_exit_layer": row.mean_exit_layer, "flops_share": row.flops_share}
+            )  # fmt: skip
+    return rows
 
 
 def deciding_costs(rules: dict, shapes: dict, min_layer: int) -> pd.DataFrame:
