@@ -444,12 +444,13 @@ def reductions(profile_name: str, data: str | None, rounds: int, progress=print)
         raise CompanionError(f"{folder} has no complete_table.csv: run notebook 03_pruning for profile {profile_name} first.")
     settings = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["parameters"]
     companion, wanted, rows = Companion.reader(profile_name, data), pd.read_csv(folder / "complete_table.csv"), []
+    policies = {form: policy for form, policy in margins(settings).items() if form in set(wanted.reduction)}
     for name, model in companion.models(list(dict.fromkeys(wanted.model))).items():
         as_users_run_it(model)
         for task in companion.tasks(settings["limit"]).values():
             for batch in (1, settings["batch_size"]):
                 progress(f"{profile_name}, {name}, {task.name}: reductions, batch {batch}")
-                for form, row in speeds(model, task, margins(settings), settings, batch, rounds).items():
+                for form, row in speeds(model, task, policies, settings, batch, rounds).items():
                     rows.append({"profile": profile_name, "task": task.name, "model": name, "batch": batch, "reduction": form, **row,
                                  "weights": fingerprint(checkpoint_folder(companion.profile, name))[:12]})  # fmt: skip
     return pd.DataFrame(rows)
@@ -503,6 +504,18 @@ def stored_reductions(profile: str, complete: pd.DataFrame, path: Path | None = 
     found, wanted = found[found.profile == profile].drop(columns=["profile", "weights"]), complete[complete.reduction != "none"][REDUCTION_KEYS]
     merged = wanted.merge(found, on=REDUCTION_KEYS)
     return merged if set(map(tuple, merged[REDUCTION_KEYS].to_numpy())) == set(map(tuple, wanted.to_numpy())) else pd.DataFrame()
+
+
+def stored_measure_cost(names: list[str], shapes: tuple[str, ...] = ("t5-base", "t5-large"), path: Path | None = None) -> pd.DataFrame:
+    """What `make bench` measured for some rules: `shape`, `what`, `median`, `lowest`, `highest` (in blocks); empty unless it measured all of them."""
+    path = path or PACKAGE.parent / "figures" / "bench" / "decoder.csv"
+    if not path.exists():
+        return pd.DataFrame()
+    found = pd.read_csv(path, keep_default_na=False)
+    found = found[(found.group == "measure cost") & found.what.isin(names) & found["shape"].isin(shapes)]
+    if len(found) < len(names) * len(shapes):
+        return pd.DataFrame()
+    return found[["shape", "what", "median", "lowest", "highest"]].reset_index(drop=True)
 
 
 PARTS = ("full depth", "exit cost", "measure cost", "bandwidth", "spread exits", "growth", "rules", "reductions")

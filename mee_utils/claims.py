@@ -383,3 +383,61 @@ def pruning_claims() -> list[Claim]:
             lambda t: _wanted(t, "fixed") < 1, calm,
         ),
     ]  # fmt: skip
+
+
+def _mean_area(tables, rule: str) -> float:
+    found = tables["ranking"]
+    return float(found[found.rule == rule].roc_area.mean())
+
+
+def _at(tables, table: str, rule: str, column: str, wanted: float | None = None) -> float:
+    found = tables[table]
+    found = found[found.rule == rule] if wanted is None else found[(found.rule == rule) & (found.wanted == wanted)]
+    return float(found[column].iloc[0])
+
+
+def contrast_claims() -> list[Claim]:
+    """The statements of "Not all FLOPs" about contrast, on tables `ranking`, `equal`, `threshold`, `verdict`, `decoder` and `head`; all about CALM."""
+    paper, final, calm = "Not all FLOPs, contrastive decoding", "Not all FLOPs, final run", ("calm",)
+
+    def blocks(rule):
+        return lambda t: f"block {_at(t, 'equal', rule, 'mean_exit_layer', 0.98):.2f} against {_at(t, 'equal', 'unpruned', 'mean_exit_layer', 0.98):.2f}"
+
+    return [
+        Claim(
+            f"{name} contrast improves confidence", paper, f"The notion of confidence is improved by {name} contrast.", "speculated",
+            lambda t, rule=rule: f"area {_mean_area(t, rule):.3f} against {_mean_area(t, 'unpruned'):.3f}",
+            lambda t, rule=rule: _mean_area(t, rule) > _mean_area(t, "unpruned") + 0.005, calm,
+        )
+        for name, rule in (("weighted", "weighted"), ("JSD", "jsd"))
+    ] + [
+        Claim(
+            "weighted contrast exits earlier at equal quality", paper, "With weighted contrast tokens exit earlier at 98 % of predictions kept.", "expected",
+            blocks("weighted"), lambda t: _at(t, "equal", "weighted", "mean_exit_layer", 0.98) < _at(t, "equal", "unpruned", "mean_exit_layer", 0.98) - 0.05,
+            calm,
+        ),
+        Claim(
+            "contrast is a Pareto improvement", "Not all FLOPs, introduction", "Contrast improves the score at no more cost.", "claimed",
+            lambda t: f"{t['verdict'].improves.sum()} of {len(t['verdict'])} settings, {t['verdict'].worse.sum()} worse",
+            lambda t: bool(t["verdict"].improves.any()), calm,
+        ),
+        Claim(
+            "a contrasted token is a better token", "Gera et al. 2023, as cited", "The contrast of two blocks picks better tokens than the last block.",
+            "premise", lambda t: f"keeps {_listed(list(t['decoder'][t['decoder'].rule != 'none'].retained))}",
+            lambda t: bool((t["decoder"][t["decoder"].rule != "none"].low > 1).any()), calm,
+        ),
+        Claim(
+            "JSD costs little score", final, "With JSD contrast as confidence the score falls by a point at most, at the same threshold.",
+            "F1 91.47 against 92.45", lambda t: f"{_at(t, 'threshold', 'jsd', 'same_token'):.1%} against {_at(t, 'threshold', 'unpruned', 'same_token'):.1%} of predictions stay",
+            lambda t: _at(t, "threshold", "jsd", "same_token") > _at(t, "threshold", "unpruned", "same_token") - 0.01, calm,
+        ),
+        Claim(
+            "without the mass, contrast is a looser threshold", "not asked by the papers",
+            "Without the head's mass contrast exits earlier at the same threshold and keeps fewer predictions.", "not tested",
+            lambda t: f"block {_at(t, 'threshold', 'weighted, without the mass', 'mean_exit_layer'):.2f} against "
+            f"{_at(t, 'threshold', 'unpruned', 'mean_exit_layer'):.2f}, {_at(t, 'threshold', 'weighted, without the mass', 'same_token'):.1%} against "
+            f"{_at(t, 'threshold', 'unpruned', 'same_token'):.1%} stay",
+            lambda t: _at(t, "threshold", "weighted, without the mass", "mean_exit_layer") < _at(t, "threshold", "unpruned", "mean_exit_layer")
+            and _at(t, "threshold", "weighted, without the mass", "same_token") < _at(t, "threshold", "unpruned", "same_token"), calm,
+        ),
+    ]  # fmt: skip

@@ -140,6 +140,21 @@ class Companion:
             self.run.uses(" ".join(("classifiers", *key)), hashlib.sha256("".join(c.key() for c in trained).encode()).hexdigest())
         return found
 
+    def long_documents(self, corpus: str, limit: int) -> dict:
+        """Long documents in both layouts of the papers, layout -> `Task`: "made", or a folder inside DATA with `document` and `summary`."""
+        from .evaluation.long_documents import long_tasks
+
+        if corpus != "made":
+            if not self.data or not (Path(self.data) / corpus).exists():
+                raise CompanionError(f'DATA holds no folder "{corpus}": give DATA=path/to/corpora that holds it, or long_corpus="made".')
+            corpus = str(Path(self.data) / corpus)
+        folder = self.scratch("long_documents")
+        folder.mkdir(exist_ok=True)
+        tasks = long_tasks(corpus, limit, folder)
+        for layout, task in tasks.items():
+            self.run.uses(f"long documents, {layout} layout", task.digest)
+        return tasks
+
     def scratch(self, name: str) -> Path:
         """A file for what is too large to keep, such as the states of a trace; gone when the notebook ends."""
         if self._scratch is None:

@@ -266,6 +266,26 @@ def plain_bars(axis, names, values) -> None:
     axis.grid(axis="y", visible=False)
 
 
+def three_distributions(axis, rows) -> None:
+    """Probabilities of a few ids under expert, amateur and contrast; columns `token`, `expert`, `amateur`, `contrast`, `in_head`."""
+    places = list(range(len(rows)))
+    for number, (column, colour) in enumerate((("expert", "#0173b2"), ("amateur", "#bbbbbb"), ("contrast", "#d55e00"))):
+        axis.bar([place + 0.27 * (number - 1) for place in places], rows[column], 0.26, color=colour, label=column)
+    names = [token if inside else f"({token})" for token, inside in zip(rows["token"], rows["in_head"], strict=True)]
+    axis.set_xticks(places, names, rotation=30, ha="right", fontsize=8)
+    axis.set(yscale="log", ylim=(1e-6, 2.0), ylabel="probability")
+    axis.grid(axis="x", visible=False)
+
+
+def amateur_grid(axis, rows, layers: int):
+    """Which earlier block is the amateur, as a grid; columns `layer`, `amateur_layer`, `share`. Returns the image, for a colour bar."""
+    grid = rows.pivot(index="amateur_layer", columns="layer", values="share").to_numpy(dtype=float)
+    image = axis.imshow(grid, cmap="viridis", vmin=0, vmax=1, aspect="auto", origin="lower", extent=(1.5, layers + 0.5, 0.5, layers - 0.5))
+    axis.set(xlabel="expert block", ylabel="amateur block", xticks=range(2, layers + 1), yticks=range(1, layers))
+    axis.grid(visible=False)
+    return image
+
+
 def nothing_to_draw(axis, why: str) -> None:
     """An empty panel that says why."""
     axis.set_axis_off()

@@ -144,31 +144,45 @@ for (task, form), rows in by_block[by_block.layer == layers].groupby(["task", "r
 # ## The paper's table, complete
 #
 # Every model and task, decoded without exits, with the softmax margin over all ids, and with each way of pruning; threshold 0.9, constant, from block 4 on.
-# "Other token" is the exactness report: of the tokens up to the first that differs from the *unpruned run with the same exits*, the share that does.
+# Other tokens are the exactness report: of the tokens up to the first that differs from the *unpruned run with the same exits*, the share that does.
 
 # %%
 decoding, complete = dict(max_new_tokens=max_new_tokens, batch_size=batch_size), []
 for name, model in models.items():
     for task in tasks.values():
-        table, decoded = comparison.comparison(model, task, {(form,): policy for form, policy in margins.items()}, ("reduction",), **decoding)
+        table, decoded = comparison.comparison(model, task, {(form,): policy for form, policy in margins.items() if form != "decaying_closed"}, ("reduction",), **decoding)
         plain = decoded[("unpruned",)].token_ids
-        differ = pd.DataFrame([{"reduction": form, **pruning.exactness(decoded[(form,)].token_ids, plain)} for form in margins])
+        differ = pd.DataFrame([{"reduction": form[0], **pruning.exactness(found.token_ids, plain)} for form, found in decoded.items() if form])
         complete.append(table.assign(model=name).merge(differ, on="reduction", how="left"))
 complete = companion.save_table(pd.concat(complete, ignore_index=True), "complete_table")
 complete.pivot_table(index=["task", "model"], columns="reduction", values=["score", "mean_exit_layer", "other_token"], sort=False).round(3)
 
 # %%
-figure, axes = figures.panels(2 * len(tasks), columns=len(tasks), width=4.2, height=2.7, profile=profile, sharex="row")
+figure, axes = figures.panels(2 * len(tasks), columns=len(tasks), width=4.0, height=2.2, profile=profile, sharex="row", sharey=True)
 for number, axis in enumerate(axes):
-    task, column = list(tasks)[number % len(tasks)], ("other_token", "flops_share")[number // len(tasks)]
+    task, column = list(tasks)[number % len(tasks)], ("retained", "flops_share")[number // len(tasks)]
     rows = complete[(complete.task == task) & (complete.model == "calm") & (complete.reduction != "none")].rename(columns={"reduction": "rule"})
-    rows = rows[rows.rule != "unpruned"] if column == "other_token" else rows
-    figures.rule_bars(axis, rows, column)
-    axis.set(title=figures.label(task), xlabel={"other_token": "share of other tokens than unpruned", "flops_share": "decoder operations, of no exit"}[column])
-    if column == "flops_share":
-        axis.axvline(1.0, color="#333333", linewidth=1)
-figures.only_outer_labels(axes, 1)
-companion.save_figure(figure, "exactness_and_operations", complete)
+    figures.rule_bars(axis, rows, column, ("low", "high") if column == "retained" else None)
+    axis.set(title=figures.label(task), xlabel={"retained": "score, of no exit", "flops_share": "decoder operations, of no exit"}[column])
+    axis.axvline(1.0, color="#333333", linewidth=1)
+companion.save_figure(figure, "score_and_operations", complete)
+for (task, name), rows in complete[complete.reduction.isin(forms)].groupby(["task", "model"], sort=False):
+    print(f"{figures.label(task)}, {figures.label(name)}, other tokens than unpruned: " + ", ".join(f"{r.reduction} {r.other_token:.2%}" for r in rows.itertuples()))
+
+# %% [markdown]
+# And the minimum exit block of the rule above, in place of block 4: the margin over all ids, at the block that the rule gave each model and task.
+
+# %%
+by_rule = []
+for row in minimum.itertuples():
+    policy = ExitPolicy("softmax_margin", threshold=threshold, min_layer=row.minimum_block)
+    table, _ = comparison.comparison(models[row.model], tasks[row.task], {("unpruned",): policy}, ("reduction",), **decoding)
+    at_four = complete[(complete.model == row.model) & (complete.task == row.task) & (complete.reduction == "unpruned")].iloc[0]
+    by_rule.append({"model": row.model, "task": row.task, "min_layer": row.minimum_block, "retained": table.retained.iloc[1], "retained_at_min_layer": at_four.retained,
+                    "mean_exit_layer": table.mean_exit_layer.iloc[1], "flops_share": table.flops_share.iloc[1]})  # fmt: skip
+by_rule = companion.save_table(pd.DataFrame(by_rule), "minimum_block_decoded")
+for row in by_rule.itertuples():
+    print(f"{figures.label(row.model)}, {figures.label(row.task)}: keeps {row.retained:.1%} from block {row.min_layer} on, {row.retained_at_min_layer:.1%} from block {min_layer} on")
 
 # %% [markdown]
 # ## By the clock
@@ -195,7 +209,7 @@ else:
 beside = published_reductions(complete, layers)
 companion.save_table(beside, "published_rows")
 shown = ["model", "dataset", "reduction", "score", "score_of_none", "our_task", "our_score", "our_score_of_none", "why_they_differ"]
-beside[shown].style.hide(axis="index").format(precision=1)
+beside[shown].round(1)
 
 # %% [markdown]
 # ## How small may k be?
@@ -232,11 +246,11 @@ companion.save_figure(figure, "sweep_of_k", swept)
 
 # %%
 costs = pruning.read_out_costs({name: shape.sizes for name, shape in SHAPES.items()}, (32, 64, 256, 1024, 4096), min_layer)
-figure, axes = figures.panels(2 * len(SHAPES), columns=len(SHAPES), width=3.9, height=2.3, sharey=True, sharex="row")
+figure, axes = figures.panels(2 * len(SHAPES), columns=len(SHAPES), width=3.9, height=2.3)
 for number, axis in enumerate(axes):
     shape, column = list(SHAPES)[number % len(SHAPES)], ("of_a_block", "break_even")[number // len(SHAPES)]
     rows = costs[costs["shape"] == shape]
-    figures.plain_bars(axis, rows["ids"], rows[column])
+    figures.plain_bars(axis, [*rows["ids"].iloc[:-1], f"all {rows['ids'].iloc[-1]:,}"], rows[column])
     axis.set(title=shape, xlabel={"of_a_block": "one decision, in blocks", "break_even": "break-even exit, share of depth"}[column])
     axis.set_ylabel("ids read out")
 companion.save_figure(figure, "cost_of_a_read_out", costs)
@@ -250,7 +264,7 @@ for row in costs[costs["shape"] == "t5-large"].itertuples():
 # another one): what is spent then, deciding included. A replay, CALM.
 
 # %%
-rules = {**{form: dict(measure="softmax_margin", **options) for form, options in {"unpruned": {}, **forms}.items()},
+rules = {**{form: dict(measure="softmax_margin", **options) for form, options in {"unpruned": {}, **forms}.items() if form != "decaying_closed"},
          "rising_top1": dict(measure="rising_top1"), "rising_fixed": dict(measure="rising_top1", pruning="fixed", top_k=top_k)}  # fmt: skip
 equal = []
 for task in tasks:

@@ -49,9 +49,13 @@ def weighted_contrast(expert: Tensor, amateur: Tensor, alpha: float = ALPHA) -> 
 
 def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
     """Jensen-Shannon divergence of two distributions given by logits, `[..., ids]` to `[...]`, in nats: symmetric, 0 to log 2."""
-    a, b = torch.log_softmax(first, dim=-1), torch.log_softmax(second, dim=-1)
-    middle = torch.logaddexp(a, b) - log(2)
-    return ((a.exp() * (a - middle)).sum(-1) + (b.exp() * (b - middle)).sum(-1)).clamp_(min=0) / 2
+    return divergence(torch.softmax(first, dim=-1), torch.softmax(second, dim=-1))
+
+
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    """The same of two distributions given by probabilities: the entropy of their mean beyond the mean of their entropies."""
+    entropies = [torch.special.entr(each).sum(dim=-1) for each in (p, q)]
+    return (torch.special.entr((p + q) / 2).sum(dim=-1) - (entropies[0] + entropies[1]) / 2).clamp_(min=0)
 
 
 def jsd_contrast(expert: Tensor, amateurs: Tensor, alpha: float = ALPHA) -> tuple[Tensor, Tensor]:
