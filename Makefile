@@ -10,7 +10,7 @@ PROFILE ?= small
 DATA ?=
 MODEL ?=
 FORCE ?=
-CORES ?= 1
+CORES ?=
 
 export HF_HUB_DISABLE_PROGRESS_BARS = 1
 export TOKENIZERS_PARALLELISM = false
@@ -30,7 +30,7 @@ OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 .PHONY: reproduce test bench train status readme setup clean
 
 reproduce: $(INSTALLED)
-	@$(COMPANION) reproduce $(OPTIONS) --cores $(CORES) $(if $(FORCE),--force)
+	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
 
 test: $(INSTALLED)
 	@$(COMPANION) test

@@ -154,7 +154,7 @@ def parser() -> argparse.ArgumentParser:
         if function is train:
             command.add_argument("--model", action="append", default=[], help="only this model (may be given again)")
         if function is reproduce:
-            command.add_argument("--cores", type=int, default=1, help="notebooks at a time")
+            command.add_argument("--cores", type=int, default=min(4, os.cpu_count() or 1), help="notebooks at a time")
             command.add_argument("--force", action="store_true", help="run all notebooks again")
     return top
 

@@ -460,8 +460,10 @@ def as_users_run_it(model) -> None:
     """Single precision, and one thread for narrow models, which is the fastest for them."""
     import torch
 
+    from .companion import NARROW
+
     model.network.float()
-    torch.set_num_threads(1 if model.network.config.d_model < 256 else os.cpu_count())
+    torch.set_num_threads(1 if model.network.config.d_model < NARROW else os.cpu_count())
 
 
 def speeds(model, task, policies: dict, settings: dict, batch: int, rounds: int) -> dict:

@@ -385,9 +385,9 @@ def pruning_claims() -> list[Claim]:
     ]  # fmt: skip
 
 
-def _mean_area(tables, rule: str) -> float:
+def _mean_area(tables, rule: str, model: str = "calm") -> float:
     found = tables["ranking"]
-    return float(found[found.rule == rule].roc_area.mean())
+    return float(found[(found.rule == rule) & (found.model == model)].roc_area.mean())
 
 
 def _at(tables, table: str, rule: str, column: str, wanted: float | None = None) -> float:
@@ -405,11 +405,11 @@ def contrast_claims() -> list[Claim]:
 
     return [
         Claim(
-            f"{name} contrast improves confidence", paper, f"The notion of confidence is improved by {name} contrast.", "speculated",
-            lambda t, rule=rule: f"area {_mean_area(t, rule):.3f} against {_mean_area(t, 'unpruned'):.3f}",
-            lambda t, rule=rule: _mean_area(t, rule) > _mean_area(t, "unpruned") + 0.005, calm,
+            f"{name} contrast improves confidence of {model}", paper, f"The notion of confidence is improved by {name} contrast ({model}).", "speculated",
+            lambda t, rule=rule, model=model: f"area {_mean_area(t, rule, model):.3f} against {_mean_area(t, 'unpruned', model):.3f}",
+            lambda t, rule=rule, model=model: _mean_area(t, rule, model) > _mean_area(t, "unpruned", model) + 0.005, (model,),
         )
-        for name, rule in (("weighted", "weighted"), ("JSD", "jsd"))
+        for name, rule in (("weighted", "weighted"), ("JSD", "jsd")) for model in ("calm", "vanilla")
     ] + [
         Claim(
             "weighted contrast exits earlier at equal quality", paper, "With weighted contrast tokens exit earlier at 98 % of predictions kept.", "expected",
@@ -424,7 +424,7 @@ def contrast_claims() -> list[Claim]:
         Claim(
             "a contrasted token is a better token", "Gera et al. 2023, as cited", "The contrast of two blocks picks better tokens than the last block.",
             "premise", lambda t: f"keeps {_listed(list(t['decoder'][t['decoder'].rule != 'none'].retained))}",
-            lambda t: bool((t["decoder"][t["decoder"].rule != "none"].low > 1).any()), calm,
+            lambda t: bool((t["decoder"][t["decoder"].rule != "none"].low > 1).any()), ("calm", "vanilla"),
         ),
         Claim(
             "JSD costs little score", final, "With JSD contrast as confidence the score falls by a point at most, at the same threshold.",

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -167,7 +168,7 @@ def _execute(notebook, name: str, parameters: dict, trial: bool):
     try:
         papermill.execute_notebook(
             start, end, parameters=parameters, kernel_name="python3", cwd=str(SOURCES),
-            progress_bar=sys.stderr.isatty(), log_output=False,
+            progress_bar=sys.stderr.isatty(), log_output=False, **_transport(),
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:
         FAILED.mkdir(parents=True, exist_ok=True)
@@ -177,6 +178,19 @@ def _execute(notebook, name: str, parameters: dict, trial: bool):
             f"The notebook is kept in build/failed/{name}.ipynb; finished results were not touched."
         ) from None
     return nbformat.read(end, as_version=4)
+
+
+def _transport() -> dict:
+    """Where there are Unix sockets, kernels talk through them: two kernels that start at once cannot take each other's port."""
+    if not hasattr(socket, "AF_UNIX"):
+        return {}
+    from jupyter_client.manager import AsyncKernelManager
+
+    class SocketKernels(AsyncKernelManager):
+        def __init__(self, **options):
+            super().__init__(**{**options, "transport": "ipc"})
+
+    return {"kernel_manager_class": SocketKernels}
 
 
 def _normalize(notebook, data: str | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .bench import missed, stored_speed
+from .bench import missed, stored_reductions, stored_speed
 from .figures import label
 from .profiles import PACKAGE
 from .tasks.scores import PRIMARY
@@ -107,11 +107,67 @@ def rule_lines() -> list[str]:
                     lines.append(f"| {label(task)} (`{profile}`) | {kind} | none, on both halves | | | | |")
                     continue
                 row = found.iloc[0]
-                timed = speed[(speed.task == task) & (speed.rule == row.rule) & (speed.batch == 1)] if len(speed) else speed
-                shown = f"{timed.speed.iloc[0]:.2f} ({timed.lowest.iloc[0]:.2f} to {timed.highest.iloc[0]:.2f})" if len(timed) else "not timed"
+                shown = _speed(speed, task=task, rule=row.rule, batch=1)
                 lines.append(
                     f"| {label(task)} (`{profile}`) | {kind} | {label(row.rule)} | {row.mean_exit_layer:.1f} | {row.flops_share:.0%} | {shown} "
                     f"| {row.checked:.1%} ({row.checked_low:.0%} to {row.checked_high:.0%}) |"
+                )
+    return lines
+
+
+FORMS = ("unpruned", "fixed", "decaying", "adaptive")
+
+
+def _speed(times: pd.DataFrame, **wanted) -> str:
+    found = times
+    for column, value in wanted.items():
+        found = found[found[column] == value] if len(found) else found
+    return f"{found.speed.iloc[0]:.2f} ({found.lowest.iloc[0]:.2f} to {found.highest.iloc[0]:.2f})" if len(found) else "not timed"
+
+
+def pruning_lines() -> list[str]:
+    """Notebook 03 in a table: the softmax margin by how its read-out is pruned; CALM."""
+    lines = ["| task | margin over | ids, last block | score | other tokens than unpruned | operations, of no exit | tokens a second, of no exit "
+             "| operations at 98 % of predictions kept |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for profile in PROFILES:
+        if not (FIGURES / profile / "03_pruning" / "complete_table.csv").exists():
+            continue
+        complete, equal, kept = (_read(profile, "03_pruning", name) for name in ("complete_table", "at_equal_quality", "kept_by_block"))
+        times = stored_reductions(profile, complete)
+        last = kept[kept.layer == kept.layer.max()].set_index(["task", "rule"]).ids
+        for task, rows in complete[complete.model == "calm"].groupby("task", sort=False):
+            full = rows[rows.reduction == "none"].iloc[0]
+            for form in FORMS:
+                row = rows[rows.reduction == form].iloc[0]
+                share = equal[(equal.task == task) & (equal.rule == form) & (equal.wanted == 0.98)].flops_share.iloc[0]
+                ids = "all" if form == "unpruned" else f"{last[task, form]:.0f}"
+                lines.append(
+                    f"| {label(task)} (`{profile}`) | {label(form).removeprefix('margin, ')} | {ids} | {row.score:.1f} (no exit {full.score:.1f}) "
+                    f"| {row.other_token:.2%} | {row.flops_share:.0%} | {_speed(times, task=task, model='calm', reduction=form, batch=1)} | {share:.0%} |"
+                )
+    return lines
+
+
+def contrast_lines() -> list[str]:
+    """Notebook 04 in a table: contrast against the plain margin as confidence, as decoder, and by score against operations; CALM."""
+    lines = ["| task | confidence | area under the ROC curve | mean exit block at 98 % | operations at 98 %, of no exit | as decoder keeps "
+             "| settings that improve on plain margins, of which worse |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for profile in PROFILES:
+        if not (FIGURES / profile / "04_contrastive_decoding" / "pareto_verdict.csv").exists():
+            continue
+        ranks, equal, decoder, verdict = (
+            _read(profile, "04_contrastive_decoding", name) for name in ("ranking", "equal_quality", "as_decoder", "pareto_verdict")
+        )
+        for task, rows in ranks[ranks.model == "calm"].groupby("task", sort=False):
+            for rule, part in rows.groupby("rule", sort=False):
+                at = equal[(equal.task == task) & (equal.rule == rule) & (equal.wanted == 0.98)].iloc[0]
+                token = decoder[(decoder.task == task) & (decoder.model == "calm") & (decoder.rule == rule)]
+                judged = verdict[(verdict.task == task) & verdict.rule.str.startswith(rule)]
+                kept = f"{token.retained.iloc[0]:.1%} ({token.low.iloc[0]:.1%} to {token.high.iloc[0]:.1%})" if len(token) else ""
+                counts = f"{judged.improves.sum()} of {len(judged)}, {judged.worse.sum()} worse" if len(judged) else ""
+                lines.append(
+                    f"| {label(task)} (`{profile}`) | {label(rule)} | {part.roc_area.mean():.3f} | {at.mean_exit_layer:.2f} | {at.flops_share:.0%} "
+                    f"| {kept} | {counts} |"
                 )
     return lines
 
@@ -124,6 +180,8 @@ def block() -> str:
             parts += [f"**Profile `{profile}`**", "", *results_table(profile), ""]
     parts += ["**Is a state that settles early an easy token?** (CALM; + is later, - is earlier)", "", *difficulty_lines(), ""]
     parts += ["**Who should decide?** (CALM; the cheapest setting of each kind of rule that keeps 99 % of the full score)", "", *rule_lines(), ""]
+    parts += ["**How many ids must a rule on probabilities look at?** (CALM; threshold 0.9 from block 4 on)", "", *pruning_lines(), ""]
+    parts += ["**Does contrast with an earlier block help?** (CALM)", "", *contrast_lines(), ""]
     return "\n".join([*parts, "**What the papers say, and what these models do**", "", *claims_table()])
 
 

@@ -41,10 +41,14 @@ from mee_utils.evaluation.replay import confidences, sweep
 settings = dict(limit=limit, max_new_tokens=max_new_tokens, batch_size=batch_size, threshold=threshold, min_layer=min_layer, alpha=alpha, top_k=top_k,
                 expert_layer=expert_layer, long_corpus=long_corpus, long_limit=long_limit)  # fmt: skip
 companion = Companion("04_contrastive_decoding", profile, data, **settings)
-tasks, model = companion.tasks(limit), companion.models(["calm"])["calm"]
-traces = {
-    task: trace(model, tasks[task].inputs, max_new_tokens=max_new_tokens, states=companion.scratch(f"{task}.npy")) for task in tasks
+
+# %%
+tasks, models = companion.tasks(limit), companion.models(["calm", "vanilla"])
+of_both = {
+    (name, task): trace(each, tasks[task].inputs, max_new_tokens=max_new_tokens, states=companion.scratch(f"{name}-{task}.npy"))
+    for name, each in models.items() for task in tasks
 }
+model, traces = models["calm"], {task: t for (name, task), t in of_both.items() if name == "calm"}
 layers, words = model.layers, token_text(companion.tokenizer())
 
 # %% [markdown]
@@ -124,7 +128,8 @@ for row in at_level.itertuples():
 # ## Contrast as confidence: does it rank tokens better?
 #
 # As in 05: the area under the ROC curve (of two tokens at a block, one of which may exit, how often is that one scored higher?). No threshold is involved.
-# The token is the expert's own; contrast gives the confidence only.
+# The token is the expert's own; contrast gives the confidence only. Above CALM, whose early blocks were trained too; below vanilla, whose early blocks were not, so
+# that they are amateurs indeed.
 
 # %%
 rules = {rule: options for rule, options in contrasting.contrast_options(top_k).items() if not rule.endswith("_token")}
@@ -138,23 +143,25 @@ said = {
 }
 ranks = pd.concat(
     [
-        decisions.ranking(traces[task], policies[rule], labels=dict(task=task, rule=rule), asked=getattr(read, "confidences", read))
-        for (task, rule), read in said.items() if not rule.endswith("fixed")
+        decisions.ranking(t, policies[rule], labels=dict(model=name, task=task, rule=rule),
+                          asked=getattr(said[task, rule], "confidences", said[task, rule]) if name == "calm" else confidences(t, policies[rule], models[name]))
+        for (name, task), t in of_both.items() for rule in policies if not rule.endswith("fixed")
     ],
     ignore_index=True,
-)
+)  # fmt: skip
 
 # %%
-figure, axes = figures.panels(len(tasks), width=4.0, height=2.9, profile=profile, sharey=True)
-for axis, (task, rows) in zip(axes, ranks.groupby("task", sort=False)):
+figure, axes = figures.panels(2 * len(tasks), columns=len(tasks), width=4.0, height=2.5, profile=profile, sharex=True, sharey=True)
+for axis, ((name, task), rows) in zip(axes, ranks.groupby(["model", "task"], sort=False)):
     figures.rule_curves(axis, rows.dropna(), "layer", "roc_area")
     figures.block_axis(axis, layers)
-    axis.set(title=figures.label(task), ylabel="area under the ROC curve")
+    axis.set(title=f"{figures.label(name)}, {figures.label(task)}", ylabel="area under the ROC curve")
 figures.only_outer_labels(axes, len(tasks))
 figures.all_in_legend(figure, axes)
 companion.save_figure(figure, "ranking", ranks)
-for task, rows in ranks.groupby("task", sort=False):
-    print(f"{figures.label(task)}: " + ", ".join(f"{figures.label(rule)} {part.roc_area.mean():.3f}" for rule, part in rows.groupby("rule", sort=False)))
+for (name, task), rows in ranks.groupby(["model", "task"], sort=False):
+    areas = [f"{figures.label(rule)} {part.roc_area.mean():.3f}" for rule, part in rows.groupby("rule", sort=False)]
+    print(f"{figures.label(name)}, {figures.label(task)}: " + ", ".join(areas))
 
 # %% [markdown]
 # ## At equal quality
@@ -196,19 +203,19 @@ starts.pivot(index=["task", "rule"], columns="min_layer", values=["mean_exit_lay
 # %% [markdown]
 # ## Contrast as decoder, without exits
 #
-# All blocks are run, and the token is the contrast's choice in place of the last block's. Score beside that of plain greedy search, paired 95 % interval.
+# All blocks are run, and the token is the contrast's choice in place of the last block's: CALM, and vanilla. Score beside that of plain greedy search, paired 95 % interval.
 
 # %%
 decoding, tokens_too = dict(max_new_tokens=max_new_tokens, batch_size=batch_size), []
-for task in tasks.values():
+for name, task in [(name, task) for name in models for task in tasks.values()]:
     contrasted = {
         (kind, level): ExitPolicy("softmax_margin", threshold=1.0, min_layer=layers - 1, contrast=kind, contrast_token=True, contrast_alpha=level)
         for kind in ("weighted", "jsd") for level in (alpha, 0.5)
     }
-    tokens_too.append(comparison.comparison(model, task, contrasted, ("rule", "alpha"), **decoding)[0])
+    tokens_too.append(comparison.comparison(models[name], task, contrasted, ("rule", "alpha"), **decoding)[0].assign(model=name))
 tokens_too = companion.save_table(pd.concat(tokens_too, ignore_index=True), "as_decoder")
 for row in tokens_too[tokens_too.rule != "none"].itertuples():
-    print(f"{figures.label(row.task)}, {figures.label(row.rule)}, alpha {row.alpha}: keeps {row.retained:.1%} ({row.low:.1%} to {row.high:.1%}), same output {row.same_output:.1%}")
+    print(f"{figures.label(row.model)}, {figures.label(row.task)}, {figures.label(row.rule)}, alpha {row.alpha}: keeps {row.retained:.1%} ({row.low:.1%} to {row.high:.1%}), same output {row.same_output:.1%}")
 
 # %% [markdown]
 # ## The verdict: a Pareto improvement?
@@ -296,13 +303,38 @@ companion.save_figure(figure, "long_inputs", grown)
 # %%
 tables = {
     task: {
-        name: table[table.task == task].assign(model="calm")
+        name: table[table.task == task].assign(**{} if "model" in table else {"model": "calm"})
         for name, table in {"ranking": ranks, "equal": equal, "threshold": at_level, "verdict": verdicts, "decoder": tokens_too, "head": head}.items()
     }
     for task in tasks
 }
 verdict_table = claims.judge(claims.contrast_claims(), tables)
 companion.save_table(verdict_table, "claims")[["claim", "published", "task", "ours", "verdict"]]
+
+# %% [markdown]
+# ## What this shows, and what it does not
+#
+# *As confidence*, contrast ranks tokens worse than the plain margin on every task here, whichever the amateur; at equal quality tokens exit later, and
+# each decision costs at least one read-out more. In an exit-trained model the earlier block already knows most of what the later one knows; subtracting it
+# takes signal away, not noise.
+#
+# *As decoder*, it changes many outputs. With the paper's head (a tenth of the best) scores fall on summarization and translation; with a narrower head the loss shrinks because
+# less is contrasted. Question answering of `small` moves within its wide interval: answers there are guesses of the right kind (00).
+#
+# *The published speed of contrast* is a looser threshold. Most heads have one candidate; without the mass of the head the public form is sure of it by construction, exits earlier at
+# the same threshold, and keeps fewer predictions. With the mass restored the difference is gone.
+#
+# *Verdict on the Pareto improvement*: the lines above count, for every task, the settings that beat plain margins at no more cost. Pruning makes contrast cheaper, but makes the plain
+# margin cheaper still. JSD nearly always picks block 1, so that it is a contrast with the first block under another name, at the price of reading out all of them.
+#
+# *Long inputs*: as the source grows, attention to it outweighs the read-outs, and both pruning and the cost of deciding fade. The published gain in time on long
+# documents cannot come from pruning alone.
+#
+# Not shown: models that were not trained to exit, where the amateur is worse (Gera et al. and Chuang et al. contrast such); open-ended text, for which contrast was made; quality on
+# long documents, for which no trained model is at hand.
+#
+# **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in `figures/<profile>/04_contrastive_decoding`.
+# **Next:** 05 asks whether several blocks decide better than one.
 
 # %%
 companion.finish()
