@@ -32,7 +32,7 @@ long_limit = 3  # how many long documents are decoded
 import pandas as pd
 
 from mee_utils import Companion, ExitPolicy, claims, figures, trace
-from mee_utils.bench import SHAPES, stored_measure_cost
+from mee_utils.bench import SHAPES, stored_decisions
 from mee_utils.evaluation import comparison, contrasting, decisions, long_documents
 from mee_utils.evaluation.monotonicity import token_text
 from mee_utils.evaluation.readings import readings
@@ -254,7 +254,7 @@ for task, rows in verdicts.groupby("task", sort=False):
 # What a decision costs where nobody exits, in blocks, measured by `make bench` at the shapes of T5-base and T5-large (random weights; cost does not depend on them).
 
 # %%
-measured = stored_measure_cost(["softmax_margin", "margin, 256 ids kept", "weighted contrast", "weighted contrast, 256 ids kept", "JSD contrast, 256 ids kept"])
+measured = stored_decisions(["softmax_margin", "margin, 256 ids kept", "weighted contrast", "weighted contrast, 256 ids kept", "JSD contrast, 256 ids kept"])
 if len(measured):
     companion.save_table(measured, "measured_cost")
     for row in measured.itertuples():

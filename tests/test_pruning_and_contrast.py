@@ -8,7 +8,7 @@ from conftest import INPUTS, LENGTH, build_lively
 from test_read_outs import softmax
 
 from mee_utils import CompanionError, ExitPolicy, claims, trace
-from mee_utils.bench import stored_measure_cost, stored_reductions
+from mee_utils.bench import stored_decisions, stored_reductions
 from mee_utils.evaluation import comparison, contrasting, long_documents, pruning
 from mee_utils.evaluation.comparison import Decoded
 from mee_utils.models.costs import DecoderSizes, generation_flops
@@ -183,7 +183,7 @@ def test_stored_times_are_used_only_if_all_are_there(tmp_path):
     assert stored_reductions("real", complete, tmp_path / "some.csv").empty
     times[:1].to_csv(tmp_path / "some.csv", index=False)
     assert stored_reductions("small", complete, tmp_path / "some.csv").empty
-    assert stored_measure_cost(["x"], path=tmp_path / "none.csv").empty and stored_measure_cost(["no such rule"]).empty
+    assert stored_decisions(["x"], path=tmp_path / "none.csv").empty and stored_decisions(["no such rule"]).empty
 
 
 @pytest.mark.parametrize(("found", "number"), [(claims.pruning_claims(), 8), (claims.contrast_claims(), 9)])

@@ -338,7 +338,7 @@ class _Left:
 
     def spend(self, now: Observation, active: np.ndarray) -> None:
         """Notes what was read out so far, for the rows that have not left."""
-        self.products[now.rows[active]] = now.spent()[active]
+        self.products[now.rows[active]] = now.spent[active]
 
     def read_out(self, decoder: LayerwiseDecoder, sequence: np.ndarray) -> Token:
         """The token of every row. Raises `CompanionError` where a state is not finite."""

@@ -50,26 +50,29 @@ class Observation:
         return _single(self.decoder.read_out(self.state))
 
     def rows_of_head(self, ids: Tensor) -> Tensor:
-        """The rows of `W` that belong to ids `[rows, k]`: `[rows, k, d_model]`."""
-        return torch.nn.functional.embedding(ids, self.decoder.head_rows)
+        """The rows of `W` that belong to ids `[rows, k]`, with the scale of the read-out: `[rows, k, d_model]`."""
+        rows = torch.nn.functional.embedding(ids, self.decoder.head_rows)
+        return rows if self.decoder.scale == 1.0 else rows.mul_(self.decoder.scale)
 
     def times(self, state: Tensor, weights: Tensor) -> Tensor:
         """Logits `[rows, k]` of states `[rows, d_model]` over rows of `W` that were gathered, in single precision at least."""
-        scaled = state if self.decoder.scale == 1.0 else state * self.decoder.scale
-        return _single(torch.bmm(weights, scaled[:, :, None])[:, :, 0])
+        return _single(torch.bmm(weights, state.unsqueeze(-1)).squeeze(-1))
 
     @cached_property
     def reading(self) -> Reading:
         """What this block says over the ids that are read out."""
         return self.reader.read(self)
 
+    @cached_property
     def spent(self) -> np.ndarray:
-        """`[rows]`, rows of `W` that were multiplied for them at this block and all before."""
+        """`[rows]`, rows of `W` that were multiplied for them at this block and all before; asked for once the block has been read out."""
         found, seen = np.zeros(len(self.rows), dtype=np.int64), self
         while seen is not None:
-            if "reading" in vars(seen):
-                found += seen.reading.products[np.searchsorted(seen.rows, self.rows)]
-            seen = seen.previous
+            known = vars(seen)
+            if "spent" in known or "reading" in known:
+                products = known["spent"] if "spent" in known else seen.reading.products
+                found += products if len(seen.rows) == len(self.rows) else products[np.searchsorted(seen.rows, self.rows)]
+            seen = None if "spent" in known else seen.previous
         return found
 
     @cached_property
@@ -78,13 +81,14 @@ class Observation:
         return self.reading.scores if self.reader else self.logits
 
     @cached_property
-    def _top(self) -> Tensor:
-        top = torch.topk(self.scores, min(2, self.scores.shape[-1]), dim=-1).values
-        return top if top.shape[-1] == 2 else torch.cat([top, torch.full_like(top, -torch.inf)], dim=-1)
+    def probabilities(self) -> Tensor:
+        """`[rows, ids]`, over the ids that are read out (`softmax` is ten times as fast on CPUs as `logsumexp`)."""
+        return torch.softmax(self.scores, dim=-1)
 
     @cached_property
-    def _normaliser(self) -> Tensor:
-        return torch.logsumexp(self.scores, dim=-1)
+    def _top(self) -> Tensor:
+        top = torch.topk(self.probabilities, min(2, self.scores.shape[-1]), dim=-1).values
+        return top if top.shape[-1] == 2 else torch.cat([top, torch.zeros_like(top)], dim=-1)
 
     @cached_property
     def top1_id(self) -> Tensor:
@@ -94,19 +98,18 @@ class Observation:
     @cached_property
     def top1_probability(self) -> Tensor:
         """`[rows]`."""
-        return torch.exp(self._top[:, 0] - self._normaliser)
+        return self._top[:, 0]
 
     @cached_property
     def margin(self) -> Tensor:
         """`[rows]`."""
-        first, second = torch.exp(self._top - self._normaliser[:, None]).unbind(-1)
+        first, second = self._top.unbind(-1)
         return first - second
 
     @cached_property
     def entropy(self) -> Tensor:
         """`[rows]`, in nats."""
-        logarithms = self.scores - self._normaliser[:, None]
-        return torch.special.entr(logarithms.exp()).sum(-1)
+        return torch.special.entr(self.probabilities).sum(-1)
 
     @cached_property
     def similarity(self) -> Tensor:

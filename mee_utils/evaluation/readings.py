@@ -67,7 +67,7 @@ def _read(trace, tokens: slice, policy: ExitPolicy, model) -> tuple[np.ndarray, 
     decoder, sequence, final = decoder_of(model.network), trace.sequence[tokens], trace.final_id[tokens]
     raw = torch.from_numpy(np.array(trace.states[tokens])).to(decoder.head_rows.device, decoder.head_rows.dtype)
     reader, asked_at = policy.reader(trace.layers, decoder.config.vocab_size), policy.decision_layers(trace.layers)
-    confidences, ids, products, kept, now, spent = [], [], [], np.ones((len(sequence), trace.layers), dtype=bool), None, 0
+    confidences, ids, products, kept, now = [], [], [], np.ones((len(sequence), trace.layers), dtype=bool), None
     wanted = torch.from_numpy(final.astype(np.int64)).to(raw.device)[:, None]
     with torch.inference_mode():
         for layer in range(policy.watched_from(trace.layers), trace.layers + 1):
@@ -79,8 +79,7 @@ def _read(trace, tokens: slice, policy: ExitPolicy, model) -> tuple[np.ndarray, 
                 now.asked = on_host(policy.rule.confidence(now))
                 confidences.append(now.asked)
             ids.append(on_host(now.top1_id))
-            spent = now.spent()
-            products.append(spent)
+            products.append(now.spent)
             seen = now
             while seen is not None and "reading" in vars(seen):
                 if seen.reading.ids is not None:

@@ -42,7 +42,7 @@ def weighted_contrast(expert: Tensor, amateur: Tensor, alpha: float = ALPHA) -> 
     """
     late, early = torch.log_softmax(expert, dim=-1), torch.log_softmax(amateur, dim=-1)
     head = late >= late.amax(dim=-1, keepdim=True) + log(check_alpha(alpha))
-    mass = torch.logsumexp(late.masked_fill(~head, -torch.inf), dim=-1, keepdim=True)
+    mass = torch.where(head, late.exp(), 0.0).sum(dim=-1, keepdim=True).log()
     inside = torch.log_softmax((late - early).masked_fill(~head, -torch.inf), dim=-1) + mass
     return torch.where(head, inside, late)
 

@@ -152,52 +152,49 @@ class Reader:
         kept = None
         if self.read_out.pruning is not None and now.layer > self.first:
             kept = now.earlier(1).recall("kept", self._keep)
-        if kept is None or bool((kept[2] >= self.vocabulary).all()):
+        if kept is None or kept[4]:
             reading = Reading(now.logits, None, np.full(len(now.state), self.vocabulary), now.logits)
             kept = None
         else:
             logits = self._over(now, now, kept)
-            reading = Reading(logits, kept[0], self._cost(kept), logits)
+            reading = Reading(logits, kept[0], kept[3], logits)
         if now.layer in self.amateurs:
             self._contrast(now, reading, kept)
         return reading
 
     def _over(self, now, block, kept) -> Tensor:
         """Scores of a block's state over the kept ids, `[rows, kept]`; what does not count for a row is minus infinity."""
-        ids, weights, count = kept
+        ids, weights, count, *_ = kept
         logits = now.times(block.state, weights) if weights.ndim == 3 else block.logits.gather(1, ids)
         if self.read_out.pruning == "adaptive":
-            beyond = torch.arange(ids.shape[1], device=ids.device)[None] >= count[:, None]
-            logits = logits.masked_fill(beyond, -torch.inf)
+            beyond = np.arange(ids.shape[1])[None] >= count[:, None]
+            if beyond.any():
+                logits = logits.masked_fill(torch.from_numpy(beyond).to(ids.device), -torch.inf)
         return logits
-
-    def _cost(self, kept) -> np.ndarray:
-        """Rows of `W` that each row multiplies, alone."""
-        count = kept[2].cpu().numpy()
-        return np.where(self._few(count), count, self.vocabulary)
 
     def _few(self, count):
         return count * GATHER_BELOW <= self.vocabulary
 
-    def _keep(self, now) -> tuple[Tensor, Tensor, Tensor]:
-        """What the next block keeps: `ids` `[rows, k]`, their `weights` `[rows, k, d_model]` (or none, `[rows, 0]`), `count` `[rows]`."""
+    def _keep(self, now) -> tuple[Tensor, Tensor, np.ndarray, np.ndarray, bool]:
+        """What the next block keeps: `ids` `[rows, k]`, their `weights` `[rows, k, d_model]` (or none, `[rows, 0]`); on the host `count` `[rows]`, rows
+        of `W` that each multiplies alone, and whether all ids are kept by all rows."""
         if self.read_out.pruning == "adaptive":
-            confidence = torch.as_tensor(now.asked, device=now.state.device).expand(len(now.state)).double().nan_to_num(0.0).clamp(0, 1)
-            count = (self.vocabulary * (1 - 0.9 * confidence)).floor().long().clamp(min=1)
+            confidence = np.nan_to_num(np.broadcast_to(np.asarray(now.asked, dtype=np.float64), len(now.rows))).clip(0, 1)
+            count = np.floor(self.vocabulary * (1 - 0.9 * confidence)).astype(np.int64).clip(min=1)
             ordered = now.earlier(now.layer - self.first).recall("order", lambda block: (block.logits.argsort(dim=-1, descending=True, stable=True),))
-            ids = ordered[0][:, : int(count.max())]
-            return ids, self._gathered(now, ids), count
+            return self._kept(now, ordered[0][:, : int(count.max())], count)
         size, before = self.sizes[now.layer + 1], self.sizes[now.layer]
         if size == before and now.layer > self.first:
             return now.earlier(1).recall("kept", self._keep)
         reading = now.reading
         order = reading.logits.topk(min(size, reading.logits.shape[-1]), dim=-1).indices
         ids = order if reading.ids is None else reading.ids.gather(1, order)
-        return ids, self._gathered(now, ids), torch.full((len(ids),), size, device=ids.device)
+        return self._kept(now, ids, np.full(len(ids), size))
 
-    def _gathered(self, now, ids: Tensor) -> Tensor:
+    def _kept(self, now, ids: Tensor, count: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray, np.ndarray, bool]:
         few = self._few(ids.shape[1]) and ids.numel() <= self.vocabulary
-        return now.rows_of_head(ids) if few else ids.new_empty((len(ids), 0))
+        weights = now.rows_of_head(ids) if few else ids.new_empty((len(ids), 0))
+        return ids, weights, count, np.where(self._few(count), count, self.vocabulary), bool((count >= self.vocabulary).all())
 
     def _contrast(self, now, reading: Reading, kept) -> None:
         """Puts the contrast into `reading.scores`, and what its amateurs cost into `reading.products`."""
@@ -213,5 +210,5 @@ class Reader:
             reading.scores, _ = jsd_contrast(logits, torch.stack(over), self.read_out.alpha)
         anew = len(self.unseen[now.layer]) * self.vocabulary
         if kept is not None:
-            anew = np.where(self._few(kept[2].cpu().numpy()), len(blocks) * self._cost(kept), anew)
+            anew = np.where(self._few(kept[2]), len(blocks) * kept[3], anew)
         reading.products = reading.products + anew
