@@ -213,11 +213,11 @@ def exits_table(table: pd.DataFrame) -> list[str]:
     return lines
 
 
-def measures_table(table: pd.DataFrame) -> list[str]:
-    """One line a measure: what asking it costs at every block, as a share of a block, for each shape."""
-    found = table[table.group == "measure cost"]
+def measures_table(table: pd.DataFrame, group: str = "measure cost", head: str = "asked at every block") -> list[str]:
+    """One line a measure: what asking it costs, as a share of a block, for each shape."""
+    found = table[table.group == group]
     shapes = list(dict.fromkeys(found["shape"]))
-    lines = ["| asked at every block | " + " | ".join(shapes) + " |", "|---|" + "---|" * len(shapes)]
+    lines = [f"| {head} | " + " | ".join(shapes) + " |", "|---|" + "---|" * len(shapes)]
     for what, rows in found.groupby("what", sort=False):
         cells = [_spread(rows[rows["shape"] == shape].iloc[0]) for shape in shapes]
         lines.append(f"| {what.replace('_', ' ')} | " + " | ".join(cells) + " |")
@@ -257,6 +257,8 @@ def bench_block() -> str:
          "smallest and largest. More than 1 means that ours is faster. The mini shape runs on one thread, which is the fastest for everyone."],
         full_depth_table(table), exits_table(table),
         ["What deciding costs where nobody exits, as a share of a block, one row at a time:"], measures_table(table),
+        ["One decision by itself, from the third of a token on (ids are kept by then), as a share of a block:"],
+        measures_table(table, "one decision", "one decision"),
         bandwidth_lines(table), missed_lines(table),
     ]  # fmt: skip
     return "\n\n".join("\n".join(part) for part in parts)

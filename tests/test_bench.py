@@ -41,7 +41,7 @@ def test_every_part_gives_its_lines(tiny):
     rows += bench.exit_cost(tiny) + bench.measure_cost(tiny) + bench.spread_exits(tiny, 4) + bench.bandwidth(tiny)
     table = pd.DataFrame(rows)
     assert (table.groupby("group").size() >= 2).all() and set(table.group) == {
-        "full depth", "exit cost", "measure cost", "spread exits", "bandwidth"
+        "full depth", "exit cost", "measure cost", "one decision", "spread exits", "bandwidth"
     }  # fmt: skip
     assert np.isfinite(table[["median", "lowest", "highest"]]).all().all()
     assert (table.lowest <= table["median"]).all() and (table["median"] <= table.highest).all()
