@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 from .errors import CompanionError, nearest
@@ -166,10 +167,11 @@ def _execute(notebook, name: str, parameters: dict, trial: bool):
     start, end = working / f"{name}.source.ipynb", working / f"{name}.ipynb"
     nbformat.write(notebook, start)
     try:
-        papermill.execute_notebook(
-            start, end, parameters=parameters, kernel_name="python3", cwd=str(SOURCES),
-            progress_bar=sys.stderr.isatty(), log_output=False, **_transport(),
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory(prefix="mee-kernel-") as folder:
+            papermill.execute_notebook(
+                start, end, parameters=parameters, kernel_name="python3", cwd=str(SOURCES),
+                progress_bar=sys.stderr.isatty(), log_output=False, **_transport(folder),
+            )  # fmt: skip
     except papermill.PapermillExecutionError as error:
         FAILED.mkdir(parents=True, exist_ok=True)
         end.replace(FAILED / f"{name}.ipynb")
@@ -180,15 +182,15 @@ def _execute(notebook, name: str, parameters: dict, trial: bool):
     return nbformat.read(end, as_version=4)
 
 
-def _transport() -> dict:
-    """Where there are Unix sockets, kernels talk through them: two kernels that start at once cannot take each other's port."""
+def _transport(folder: str) -> dict:
+    """Where there are Unix sockets, a kernel talks through its own, in `folder`: two kernels that start at once cannot take each other's port."""
     if not hasattr(socket, "AF_UNIX"):
         return {}
     from jupyter_client.manager import AsyncKernelManager
 
     class SocketKernels(AsyncKernelManager):
         def __init__(self, **options):
-            super().__init__(**{**options, "transport": "ipc"})
+            super().__init__(**{**options, "transport": "ipc", "ip": str(Path(folder) / "kernel")})
 
     return {"kernel_manager_class": SocketKernels}
 

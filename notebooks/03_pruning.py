@@ -336,7 +336,9 @@ companion.save_table(verdicts, "claims")[["claim", "published", "task", "ours", 
 # *Is deciding then cheaper than not exiting?* Yes, and this is what changes most. Read-outs over a few dozen ids cost a small share of a block; at the vocabulary of
 # T5-large the margin over all ids pays only for exits in the first half of the depth, the pruned one at nearly any depth. On Multi30k, where the margin
 # over all ids takes more operations than no exit at equal quality, the pruned margin takes fewer, for the same exits. Adaptive pruning saves least: it keeps a
-# tenth of the vocabulary where it is certain and all of it where it is not, and must sort the whole vocabulary once.
+# tenth of the vocabulary where it is certain and all of it where it is not, and must sort the whole vocabulary once. By the clock it takes a model of size: at the width of
+# the mini models a block takes so little that choosing ids and gathering their rows eats what 1,500 ids cost (the lines above); at the shape of T5-large `make bench` times one
+# decision over 256 ids at a few hundredths of a block, and over all ids at more than a block.
 #
 # *A minimum exit block.* The rule gives block 1 or 2 for a model trained to exit, and a later one for others, where it decides between a broken output and a
 # good one. It is a rule on single tokens: 95 % right at each exit is not enough for a long output of a model that was never trained to exit, since errors
