@@ -33,16 +33,16 @@ FINAL_RUN = [("softmax", 92.45, 23.77), ("jsd", 91.47, 23.65), ("jsd, adaptive p
 
 
 def why(reduction: str, score: float, of_none: float) -> str:
-    """What tells a published row from ours: the known faults of its code, where they explain it."""
+    """What likely tells a published row from ours: the known faults of its code, where they can explain such a score."""
     if of_none < 1:
         return "unpruned it scores as little: nothing to lose"
     if reduction == "none":
         return "another model and corpus"
     if score == 0:
-        return "positions in the kept list were emitted as token ids"
-    if score < 0.7 * of_none:
-        return "the kept list was sorted by id, so that the next cut kept low ids, not likely ones"
-    return "too few examples to tell (samples)"
+        return "likely positions in the kept list, emitted as token ids"
+    if reduction == "decaying" and score < 0.7 * of_none:
+        return "likely the kept list, sorted by id, so that the next cut kept low ids"
+    return "unexplained; few examples (samples)"
 
 
 def published_reductions(complete: pd.DataFrame, layers: int) -> pd.DataFrame:

@@ -16,14 +16,13 @@ from ..exits.policy import ExitPolicy
 from .readings import CHUNK
 
 
-def contrast_options(top_k: int) -> dict[str, dict]:
+def contrast_options(top_k: int, alpha: float = ALPHA) -> dict[str, dict]:
     """Options of `ExitPolicy` of every rule of notebook 04, all of them margins: plain and contrasted, over all ids and over the best `top_k`."""
     pruned = dict(pruning="fixed", top_k=top_k)
-    return {
-        "unpruned": {}, "fixed": pruned, "weighted": dict(contrast="weighted"), "jsd": dict(contrast="jsd"),
-        "weighted_fixed": dict(contrast="weighted", **pruned), "jsd_fixed": dict(contrast="jsd", **pruned),
-        "weighted_token": dict(contrast="weighted", contrast_token=True, **pruned), "jsd_token": dict(contrast="jsd", contrast_token=True, **pruned),
-    }  # fmt: skip
+    found = {"unpruned": {}, "fixed": pruned}
+    for suffix, more in (("", {}), ("_fixed", pruned), ("_token", {**pruned, "contrast_token": True})):
+        found |= {kind + suffix: dict(contrast=kind, contrast_alpha=alpha, **more) for kind in ("weighted", "jsd")}
+    return found
 
 
 def block_scores(trace, tokens, model):
@@ -153,7 +152,9 @@ def chosen_amateurs(trace, model, **labels) -> pd.DataFrame:
 
 
 def pareto_verdict(decoded: dict, plain: tuple[str, ...], tested: tuple[str, ...]) -> pd.DataFrame:
-    """Is a rule a Pareto improvement: at its cost, is its score above every plain setting that costs no more?
+    """Is a rule a Pareto improvement: at its cost, is its score above every plain setting (no exit is one) that costs no more?
+
+    The intervals are Bonferroni's over the settings that are asked about, 95 % together; scores are means over examples.
 
     Args:
         decoded: (rule, ...) -> `Decoded` of one task, and None -> all blocks.
@@ -161,22 +162,22 @@ def pareto_verdict(decoded: dict, plain: tuple[str, ...], tested: tuple[str, ...
         tested: rules that are asked about.
 
     Returns:
-        One row a setting of the tested rules: `rule`, `threshold`, `flops_share`, `score`, `best_plain` (score of the best plain setting that
-        costs no more; not a number if none does), `gain` with the paired 95 % interval `low`, `high` (mean over examples, points), `improves`
-        (the interval lies above 0) and `worse` (below 0).
+        One row a setting of the tested rules: `rule`, `threshold`, `flops_share`, `score`, `best_plain` (mean score of the best plain setting that
+        costs no more; not a number if none does), `gain` with its paired interval `low`, `high` (points), `improves` (the interval lies above 0),
+        `worse` (below 0), and `cheapest` (no plain setting costs as little, so that there is none to compare with).
     """
     full, rows = decoded[None].flops, []
-    for labels, found in decoded.items():
-        if labels is None or labels[0] not in tested:
-            continue
-        cheaper = [other for key, other in decoded.items() if key and key[0] in plain and other.flops <= found.flops]
-        row = {"rule": labels[0], "threshold": labels[1], "flops_share": found.flops / full, "score": found.score}
+    asked = {labels: found for labels, found in decoded.items() if labels and labels[0] in tested}
+    tail = 2.5 / max(1, len(asked))
+    for labels, found in asked.items():
+        cheaper = [other for key, other in decoded.items() if (key is None or key[0] in plain) and other.flops <= found.flops]
+        row = {"rule": labels[0], "threshold": labels[1], "flops_share": found.flops / full, "score": found.examples.mean(), "cheapest": not cheaper}
         if cheaper:
             best = max(cheaper, key=lambda other: other.examples.mean())
             gain = found.examples - best.examples
-            weights = np.random.default_rng(0).multinomial(len(gain), np.full(len(gain), 1 / len(gain)), 1000) / len(gain)
-            low, high = np.percentile(weights @ gain, [2.5, 97.5])
-            row |= {"best_plain": best.score, "gain": gain.mean(), "low": low, "high": high, "improves": bool(low > 0), "worse": bool(high < 0)}
+            weights = np.random.default_rng(0).multinomial(len(gain), np.full(len(gain), 1 / len(gain)), 10_000) / len(gain)
+            low, high = np.percentile(weights @ gain, [tail, 100 - tail])
+            row |= {"best_plain": best.examples.mean(), "gain": gain.mean(), "low": low, "high": high, "improves": bool(low > 0), "worse": bool(high < 0)}
         else:
             row |= {"best_plain": np.nan, "gain": np.nan, "low": np.nan, "high": np.nan, "improves": False, "worse": False}
         rows.append(row)

@@ -73,7 +73,7 @@ def minimum_block(trace, policy: ExitPolicy, precision: float = 0.95, **labels) 
 
     The rule: the first block from which on, at every block, at least a share `precision` of the tokens that the policy would let go there keep
     their prediction, or nobody would be let go. `calibrated` is a second one, without a threshold: the first block from which on the mean
-    top-1 probability does not exceed the share of right predictions by more than 0.05 ("right": the last block's).
+    top-1 probability does not exceed the share of right predictions by more than 0.05 ("right": the last block's); it may fall short of it.
     """
     from .decisions import precision_and_recall
 
@@ -122,7 +122,8 @@ def read_out_costs(shapes: dict, sizes: Sequence[int], min_layer: int) -> pd.Dat
         min_layer: first block at which a token may exit; it reads out all ids, later blocks (the last one too) read out `k`.
 
     Returns:
-        `shape`, `ids`, `of_a_block` (attention, which depends on the length, left out), and `break_even`: the mean exit block, as a share of the
+        `shape`, `ids`, `of_a_block` (attention and the keys and values of skipped blocks, which depend on the length and on what follows, left
+        out), and `break_even`: the mean exit block, as a share of the
         depth, below which the rule costs less than no exit.
     """
     rows = []

@@ -157,7 +157,7 @@ class ExitPolicy:
         decisions = self.decision_layers(layers)
         if self.read_out.plain or not decisions:
             return None
-        return Reader(self.read_out, decisions, decisions[0] - self.rule.lookback, layers, vocabulary)
+        return Reader(self.read_out, decisions, decisions[0], layers, vocabulary)
 
     def decisions(self, exit_layers: np.ndarray, layers: int) -> np.ndarray:
         """How many blocks the measure was computed at for tokens that left at `exit_layers`; none for the oracle, as if it knew."""

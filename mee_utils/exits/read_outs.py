@@ -38,7 +38,7 @@ class ReadOut:
     Attributes:
         pruning: "fixed", "decaying", "adaptive", or None for all ids.
         top_k: ids kept at first (fixed, decaying).
-        least_k: `k*`, ids kept at least (decaying; at least so many for adaptive too).
+        least_k: `k*`, ids kept at least (decaying).
         form: of the decay, "recursion" or "closed".
         contrast: "weighted", "jsd", or None.
         alpha: of the contrast.
@@ -115,8 +115,11 @@ class Reading:
 
     def tokens(self, contrast: bool) -> Tensor:
         """The best id of every row."""
-        best = (self.scores if contrast else self.logits).argmax(dim=-1)
-        return best if self.ids is None else self.ids.gather(1, best[:, None])[:, 0]
+        values = self.scores if contrast else self.logits
+        if self.ids is None:
+            return values.argmax(dim=-1)
+        worse = values < values.amax(dim=-1, keepdim=True)  # of equals the first id, as where all are read out
+        return self.ids.masked_fill(worse, torch.iinfo(self.ids.dtype).max).amin(dim=-1)
 
 
 class Reader:
@@ -124,11 +127,12 @@ class Reader:
 
     A row alone gathers the rows of `W` of the ids it keeps. A batch whose rows would gather more than all of `W` multiplies all of it, once for
     everyone, and picks: more operations in less time. `Reading.products` counts what the row needs alone, so that it does not depend on its neighbours.
+    A pruned contrast scores its amateurs anew at every block, over the ids kept there; scores that some of them had earlier are not looked up.
 
     Args:
         read_out: how.
         asked: the blocks at which the policy decides, ascending; the last block, where the token is read out at the latest, is added.
-        first: the first block that is read out.
+        first: the block whose best ids are kept; blocks before it that a measure looks back at are read out in full.
         layers: blocks of the decoder.
         vocabulary: ids.
     """
