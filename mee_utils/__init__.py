@@ -31,6 +31,7 @@ _HOME = {
     "Measure": "exits.measures",
     "ForcedExits": "exits.measures",
     "replay": "evaluation.replay",
+    "calibrate": "evaluation.calibration",
     "ExitClassifier": "exits.classifiers",
     "load_classifier": "exits.classifiers",
     "save_classifier": "exits.classifiers",
