@@ -254,6 +254,8 @@ def measure_cost(bench: Bench, batch: int = 1) -> list[dict]:
     for name in list(runs)[1:]:
         rule = policies[name].rule if name in policies else None
         asked = decisions - (rule.lookback if rule else 0)
+        if asked < 1:
+            continue  # it looks back farther than this decoder is deep
         cost = (found[name] - found["none"]) / bench.shape.tokens / asked / block
         target = "<= 0.05" if name == "hidden_similarity" else ""
         rows.append(bench.row("measure cost", name, cost, "of a block", batch, "", target))

@@ -59,12 +59,12 @@ def test_what_misses_its_target_is_named():
 
 
 def test_the_table_is_stored_beside_the_machine(tmp_path):
-    columns = {"against": [""], "target": [""]}
+    columns = {"group": ["full depth"], "against": [""], "target": [""]}
     path = bench.save(pd.DataFrame({"shape": ["t5-base"], "median": [1.23456], **columns}), tmp_path / "bench")
-    assert path.read_text() == "shape,median,against,target\nt5-base,1.235,,\n"
+    assert path.read_text() == "shape,median,group,against,target\nt5-base,1.235,full depth,,\n"
     bench.save(pd.DataFrame({"shape": ["mini"], "median": [2.0], **columns}), tmp_path / "bench")
     bench.save(pd.DataFrame({"shape": ["t5-base"], "median": [3.0], **columns}), tmp_path / "bench")
-    assert path.read_text() == "shape,median,against,target\nmini,2,,\nt5-base,3,,\n", "other shapes keep their lines"
+    assert path.read_text() == "shape,median,group,against,target\nmini,2,full depth,,\nt5-base,3,full depth,,\n", "other shapes keep their lines"
     (tmp_path / "bench" / "machine.json").write_text('{"processor": "another"}')
     bench.save(pd.DataFrame({"shape": ["mini"], "median": [2.0], **columns}), tmp_path / "bench")
     assert "t5-base" not in path.read_text(), "lines of another machine are not kept"
