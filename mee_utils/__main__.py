@@ -16,12 +16,20 @@ ROOT = PACKAGE.parent
 
 
 def reproduce(options) -> int:
-    """Runs every stale notebook of a profile through Snakemake, one at a time unless told otherwise."""
+    """Runs every stale notebook of a profile through Snakemake, as many at a time as there are cores (four at most)."""
+    from .notebook import alone
+
+    profile = load_profile(options.profile)
+    sources = [profile.source(task, options.data) for task in profile.corpora]
+    with alone():
+        return _reproduce(options, profile, sources)
+
+
+def _reproduce(options, profile, sources: list[str]) -> int:
     from .notebook import forget_stale, notebook_names
     from .results import output_root
 
-    profile, started = load_profile(options.profile), time.monotonic()
-    sources = [profile.source(task, options.data) for task in profile.corpora]
+    started = time.monotonic()
     markers = forget_stale(profile.name, [*sources, str(output_root())], notebook_names())
     command = [
         sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "notebooks" / "Snakefile"), "--directory", str(ROOT),
@@ -82,23 +90,23 @@ def test(options) -> int:
 def bench(options) -> int:
     """Times the decoder against its peers, and a profile's exit rules against no exit; writes the tables beside the machine's description."""
     from . import bench as timing
+    from . import speed
 
     for name in options.shape:
         check_choice("shape", name, timing.SHAPES)
     for name in options.part:
         check_choice("part", name, timing.PARTS)
     progress = lambda line: print(line, flush=True)
-    if set(options.part or timing.PARTS) - {"rules", "reductions"}:
+    of_profile = {"rules": (speed.rules, ("profile", "task", "batch")), "reductions": (speed.reductions, ("profile", "task", "model", "batch"))}
+    if set(options.part or timing.PARTS) - of_profile.keys():
         table = timing.run(options.shape or None, options.rounds, progress=progress, parts=options.part or None)
         print(f"table: {_short(timing.save(table))}")
         for row in timing.missed(table).itertuples():
             print(f"missed: {row.shape}, {row.group}, {row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})")
-    if "rules" in (options.part or timing.PARTS) and not options.shape:
-        found = timing.rules(options.profile, options.data, options.rounds, progress)
-        print(f"table: {_short(timing.save(found, name='rules', keys=('profile', 'task', 'batch')))}")
-    if "reductions" in (options.part or timing.PARTS) and not options.shape:
-        found = timing.reductions(options.profile, options.data, options.rounds, progress)
-        print(f"table: {_short(timing.save(found, name='reductions', keys=('profile', 'task', 'model', 'batch')))}")
+    for name, (part, keys) in of_profile.items():
+        if name in (options.part or timing.PARTS) and not options.shape:
+            found = part(options.profile, options.data, options.rounds, progress)
+            print(f"table: {_short(timing.save(found, name=name, keys=keys))}")
     return 0
 
 

@@ -244,7 +244,7 @@ def measure_cost(bench: Bench, batch: int = 1) -> list[dict]:
     for name, variant in VARIANTS.items():
         classifier = new_classifier(variant.kind, width, **variant.options(width)).to(bench.decoder.norm.weight.dtype)
         policies[name] = ExitPolicy(classifier, threshold=1.0)
-    policies |= {name: ExitPolicy("softmax_margin", threshold=1.0, **options) for name, options in READ_OUTS.items()}
+    policies |= _read_out_policies()
     nobody = bench.forced(np.full((batch, bench.shape.tokens), bench.shape.layers))
     runs = {"none": bench.ours(batch), "asking alone": bench.ours(batch, nobody)}
     runs |= {name: bench.ours(batch, policy) for name, policy in policies.items()}
@@ -260,10 +260,26 @@ def measure_cost(bench: Bench, batch: int = 1) -> list[dict]:
         target = "<= 0.05" if name == "hidden_similarity" else ""
         rows.append(bench.row("measure cost", name, cost, "of a block", batch, "", target))
     rows.append(bench.row("measure cost", "one read-out", [read_out / block.median()], "of a block", batch))
-    for name in ("hidden_similarity", "softmax_margin", *READ_OUTS):
-        took = _decision_times(bench, policies[name], batch) / block.median()
-        rows.append(bench.row("one decision", name, took, "of a block", batch, "", "<= 0.05" if name == "margin, 256 ids kept" and bench.shape.name == "t5-large" else ""))
     return rows
+
+
+def decision_cost(bench: Bench, batch: int = 1) -> list[dict]:
+    """One decision timed by itself, as a share of a block: over all ids, over pruned and contrasted read-outs, and without a read-out."""
+    from .exits.policy import ExitPolicy
+
+    (read_out, *_), took = _parts(bench, batch), bench.times({"none": bench.ours(batch)})["none"].median()
+    block, rows = (took / bench.shape.tokens - read_out) / bench.shape.layers, []
+    policies = {name: ExitPolicy(name, threshold=1.0) for name in ("hidden_similarity", "softmax_margin")} | _read_out_policies()
+    for name, policy in policies.items():
+        target = "<= 0.05" if (name, bench.shape.name) == ("margin, 256 ids kept", "t5-large") else ""
+        rows.append(bench.row("one decision", name, _decision_times(bench, policy, batch) / block, "of a block", batch, "", target))
+    return rows
+
+
+def _read_out_policies() -> dict:
+    from .exits.policy import ExitPolicy
+
+    return {name: ExitPolicy("softmax_margin", threshold=1.0, **options) for name, options in READ_OUTS.items()}
 
 
 def _decision_times(bench: Bench, policy, batch: int) -> np.ndarray:
@@ -394,48 +410,6 @@ def ctranslate2_peer(bench: Bench, batch: int, folder: Path) -> Callable[[], obj
     return lambda: translator.translate_batch(tokens, **options)
 
 
-def rules(profile_name: str, data: str | None, rounds: int, progress=print) -> pd.DataFrame:
-    """Tokens a second of every exit rule at the settings that notebook 05 found, against no exit, on a profile's CALM model.
-
-    The settings are those of the stored tables `published_thresholds` and `at_99_percent`. Decoding is timed as users run it: in
-    single precision, in batches, and the rules take turns, round by round.
-
-    Raises:
-        CompanionError: notebook 05 has not been run for this profile.
-    """
-    from .companion import Companion, checkpoint_folder, fingerprint
-    from .evaluation.comparison import rule_policy
-    from .train_exits import MAIN
-
-    folder = output_root() / profile_name / "05_mee_classifiers"
-    if not (folder / "at_99_percent.csv").exists():
-        raise CompanionError(f"{folder} has no at_99_percent.csv: run notebook 05_mee_classifiers for profile {profile_name} first.")
-    settings = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["parameters"]
-    companion = Companion.reader(profile_name, data)
-    model = companion.models([MAIN])[MAIN]
-    trained = companion.classifiers({MAIN: model})
-    classifiers = {variant: found[0].float() for (_, variant, target), found in trained.items() if target == "consistency"}
-    as_users_run_it(model)
-    wanted, rows = pd.concat([pd.read_csv(folder / f"{name}.csv").assign(setting=name) for name in ("published_thresholds", "at_99_percent")]), []
-    for task in companion.tasks(settings["limit"]).values():
-        chosen = wanted[(wanted.task == task.name) & (wanted.rule != "none") & wanted.threshold.notna()]
-        policies = {
-            (row.setting, row.rule, row.threshold): rule_policy(row.rule, row.threshold, settings, classifiers, row.setting == "published_thresholds")
-            for row in chosen.itertuples()
-        }
-        for batch in (1, settings["batch_size"]):
-            progress(f"{profile_name}, {task.name}: {len(policies)} rules, batch {batch}")
-            for labels, row in speeds(model, task, policies, settings, batch, rounds).items():
-                rows.append(
-                    {
-                        "profile": profile_name, "task": task.name, "batch": batch, **dict(zip(("setting", "rule", "threshold"), labels)),
-                        **{column: row[column] for column in ("tokens_per_second", "speed", "lowest", "highest")},
-                        "model": fingerprint(checkpoint_folder(companion.profile, MAIN))[:12],
-                    }
-                )  # fmt: skip
-    return pd.DataFrame(rows)
-
-
 def stored_speed(profile: str, kept: pd.DataFrame, path: Path | None = None) -> pd.DataFrame:
     """What `make bench` measured for these settings; empty if it did not, or for other ones.
 
@@ -460,73 +434,6 @@ def stored_speed(profile: str, kept: pd.DataFrame, path: Path | None = None) -> 
 
 
 REDUCTION_KEYS = ["task", "model", "reduction"]
-
-
-def reductions(profile_name: str, data: str | None, rounds: int, progress=print) -> pd.DataFrame:
-    """Seconds, samples and tokens a second of every row of notebook 03's complete table; timed as in `rules`.
-
-    Raises:
-        CompanionError: notebook 03 has not been run for this profile.
-    """
-    from .companion import Companion, checkpoint_folder, fingerprint
-    from .evaluation.pruning import margins
-
-    folder = output_root() / profile_name / "03_pruning"
-    if not (folder / "complete_table.csv").exists():
-        raise CompanionError(f"{folder} has no complete_table.csv: run notebook 03_pruning for profile {profile_name} first.")
-    settings = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["parameters"]
-    companion, wanted, rows = Companion.reader(profile_name, data), pd.read_csv(folder / "complete_table.csv"), []
-    policies = {form: policy for form, policy in margins(settings).items() if form in set(wanted.reduction)}
-    for name, model in companion.models(list(dict.fromkeys(wanted.model))).items():
-        as_users_run_it(model)
-        for task in companion.tasks(settings["limit"]).values():
-            for batch in (1, settings["batch_size"]):
-                progress(f"{profile_name}, {name}, {task.name}: reductions, batch {batch}")
-                for form, row in speeds(model, task, policies, settings, batch, rounds).items():
-                    rows.append({"profile": profile_name, "task": task.name, "model": name, "batch": batch, "reduction": form, **row,
-                                 "weights": fingerprint(checkpoint_folder(companion.profile, name))[:12]})  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def as_users_run_it(model) -> None:
-    """Single precision, and one thread for narrow models, which is the fastest for them."""
-    import torch
-
-    from .companion import NARROW
-
-    model.network.float()
-    torch.set_num_threads(1 if model.network.config.d_model < NARROW else os.cpu_count())
-
-
-def speeds(model, task, policies: dict, settings: dict, batch: int, rounds: int) -> dict:
-    """Policies against no exit on one task, taking turns: label -> `seconds`, `samples_per_second`, `tokens_per_second`, `speed` and its range.
-
-    Args:
-        model: from `load_model`.
-        task: its inputs; at batch 1 the first 16.
-        policies: label -> policy; None, for no exit, is added.
-        settings: `max_new_tokens`.
-        batch: rows at a time.
-        rounds: how often each runs; the warm-up is not counted.
-    """
-    from .decoding.generation import generate
-
-    few, times = task.inputs[:16] if batch == 1 else task.inputs, []
-    for _ in range(rounds + 1):
-        found = {
-            label: generate(model, few, policy, max_new_tokens=settings["max_new_tokens"], batch_size=batch, progress=False)
-            for label, policy in {None: None, **policies}.items()
-        }
-        times.append({label: (out.seconds, out.tokens / out.seconds) for label, out in found.items()})
-    rows = {}
-    for label in policies:
-        ratio = np.array([time[label][1] / time[None][1] for time in times[1:]])
-        seconds = float(np.median([time[label][0] for time in times[1:]]))
-        rows[label] = {
-            "seconds": seconds, "samples_per_second": len(few) / seconds, "tokens_per_second": float(np.median([time[label][1] for time in times[1:]])),
-            "speed": float(np.median(ratio)), "lowest": float(ratio.min()), "highest": float(ratio.max()),
-        }  # fmt: skip
-    return rows
 
 
 def stored_reductions(profile: str, complete: pd.DataFrame, path: Path | None = None) -> pd.DataFrame:
@@ -566,7 +473,9 @@ def run(shapes: list[str] | None = None, rounds: int = 3, peers: bool = True, pr
         parts: names of `PARTS`; all by default.
     """
     rows, parts = [], parts or PARTS
-    measured = {"exit cost": exit_cost, "measure cost": measure_cost, "bandwidth": bandwidth, "spread exits": spread_exits}
+    measured = {
+        "exit cost": exit_cost, "measure cost": measure_cost, "one decision": decision_cost, "bandwidth": bandwidth, "spread exits": spread_exits
+    }  # fmt: skip
     for name in shapes or SHAPES:
         for dtype in ("float32", "bfloat16"):
             bench = Bench(replace(SHAPES[name], dtype=dtype), 3 * rounds if name == "mini" else rounds)

@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import CompanionError, nearest
@@ -24,6 +25,7 @@ SOURCES = PACKAGE.parent / "notebooks"
 FAILED = PACKAGE.parent / "build" / "failed"
 MARKERS = PACKAGE.parent / "build" / "done"
 TRIALS = PACKAGE.parent / "build" / "trials"
+LOCK = PACKAGE.parent / "build" / "reproduce.lock"
 
 
 def notebook_names() -> list[str]:
@@ -90,6 +92,20 @@ def parse_assignments(assignments: list[str]) -> dict:
         except (ValueError, SyntaxError):
             values[name] = text
     return values
+
+
+@contextmanager
+def alone():
+    """Only one `make reproduce` at a time in a folder: a second one would take the first one's unfinished results for its own."""
+    import fcntl
+
+    LOCK.parent.mkdir(parents=True, exist_ok=True)
+    with LOCK.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CompanionError("Another make reproduce is running in this folder: wait for it, or stop it.") from error
+        yield
 
 
 def forget_stale(profile: str, situation: list[str], names: list[str]) -> str:

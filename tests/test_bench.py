@@ -38,7 +38,7 @@ def test_forced_exits_are_taken(tiny):
 
 def test_every_part_gives_its_lines(tiny):
     rows = bench.full_depth(tiny, 2, {"transformers generate": tiny.generate(2)}, ">= 2.0")
-    rows += bench.exit_cost(tiny) + bench.measure_cost(tiny) + bench.spread_exits(tiny, 4) + bench.bandwidth(tiny)
+    rows += bench.exit_cost(tiny) + bench.measure_cost(tiny) + bench.decision_cost(tiny) + bench.spread_exits(tiny, 4) + bench.bandwidth(tiny)
     table = pd.DataFrame(rows)
     assert (table.groupby("group").size() >= 2).all() and set(table.group) == {
         "full depth", "exit cost", "measure cost", "one decision", "spread exits", "bandwidth"
@@ -81,3 +81,18 @@ def test_without_the_peer_the_error_says_what_to_do(tiny, tmp_path, monkeypatch)
     monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
     with pytest.raises(CompanionError, match="make bench"):
         bench.ctranslate2_peer(tiny, 1, tmp_path)
+
+
+def test_every_part_has_its_code(tiny, monkeypatch):
+    """Each part can be asked for by name and gives lines of that name."""
+    monkeypatch.setattr(bench, "SHAPES", {"tiny": TINY})
+    for part in set(bench.PARTS) - {"rules", "reductions", "growth", "full depth"}:
+        found = bench.run(rounds=1, peers=False, progress=lambda line: None, parts=[part])
+        assert set(found.group) == {part}
+
+
+@pytest.mark.parametrize("part", ["rules", "reductions"])
+def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    assert main(["bench", "--part", part]) == 2
+    assert "first." in capsys.readouterr().err

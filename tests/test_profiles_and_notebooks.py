@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from mee_utils import CompanionError, notebook
+from mee_utils.__main__ import main
 from mee_utils.profiles import load_profile, profile_names
 from mee_utils.results import Run
 
@@ -322,3 +323,12 @@ def test_a_run_with_another_recipe_does_not_resume_an_old_one(monkeypatch, tmp_p
     (folder / "checkpoint-1").mkdir()
     assert (train.prepared_work_folder(profile, "calm", [task]) / "checkpoint-1").exists()
     assert not (train.prepared_work_folder(profile, "calm", [SimpleNamespace(digest="b")]) / "checkpoint-1").exists()
+
+
+def test_a_second_reproduce_in_the_same_folder_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(notebook, "LOCK", tmp_path / "reproduce.lock")
+    with notebook.alone():
+        assert main(["reproduce"]) == 2
+    assert "Another make reproduce is running" in capsys.readouterr().err
+    with notebook.alone():
+        pass  # free again

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mee_utils"
 FLOORS = {"errors": 0, "tasks": 1, "models": 1, "exits": 2, "decoding": 3, "evaluation": 4}
 MODULES = sorted(PACKAGE.rglob("*.py"))
-WITHOUT_TORCH = ("evaluation", "profiles", "notebook", "figures", "results", "claims", "companion", "bench", "readme")
+WITHOUT_TORCH = ("evaluation", "profiles", "notebook", "figures", "results", "claims", "companion", "bench", "speed", "readme")
 
 
 def floor(path):

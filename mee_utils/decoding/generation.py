@@ -134,10 +134,15 @@ def generate(
     ids, exits, confidences, products = map(list, zip(*outputs, strict=True))
     sizes = DecoderSizes.of(model.network.config)
     if policy is None or policy.reader(sizes.layers, sizes.vocabulary) is None:
-        counts = [np.ones(len(layers)) if policy is None else policy.read_outs(layers, sizes.layers) for layers in exits]
-        products = [count.astype(np.int64) * sizes.vocabulary for count in counts]
+        products = [plain_products(sizes, policy, layers) for layers in exits]
     parts = count_flops(sizes, policy, exits, lengths, products)
     return Generation(detokenize(model, ids), ids, exits, confidences, sum(parts.values()), parts, products, seconds)
+
+
+def plain_products(sizes: DecoderSizes, policy: ExitPolicy | None, exits: np.ndarray) -> np.ndarray:
+    """`[token]`, rows of `W` multiplied for tokens that left at these blocks, where every read-out is over all ids."""
+    read_outs = np.ones(len(exits)) if policy is None else policy.read_outs(exits, sizes.layers)
+    return read_outs.astype(np.int64) * sizes.vocabulary
 
 
 @torch.inference_mode()
@@ -170,12 +175,9 @@ def count_flops(
     products: Sequence[np.ndarray] | None = None,
 ) -> dict:  # fmt: skip
     """Operations by part, each `[input]`, of outputs that left at these blocks; `products` as in `Generation` (by default nothing is pruned)."""
-    rows = []
-    for index, (layers, length) in enumerate(zip(exits, source, strict=True)):
-        if products is None:
-            read_outs = np.ones(len(layers)) if policy is None else policy.read_outs(layers, sizes.layers)
-        else:
-            read_outs = products[index] / sizes.vocabulary
+    rows, products = [], [plain_products(sizes, policy, layers) for layers in exits] if products is None else products
+    for layers, length, multiplied in zip(exits, source, products, strict=True):
+        read_outs = multiplied / sizes.vocabulary
         if policy is None:
             rows.append(generation_flops(sizes, layers, length, read_outs))
             continue
