@@ -35,9 +35,10 @@ def _reproduce(options, profile, sources: list[str]) -> int:
         sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "notebooks" / "Snakefile"), "--directory", str(ROOT),
         "--cores", str(options.cores), "--quiet", "rules", "--rerun-triggers", "mtime", "input",
         "--config", f"profile={options.profile}", f"markers={markers}", *([f"data={options.data}"] if options.data else []),
+        *(["force=yes"] if options.force else []),
     ]  # fmt: skip
     if options.force:
-        command += ["--forcerun", "notebook"]
+        command += ["--forcerun", "notebook", "decoded"]
     if any((ROOT / ".snakemake" / "locks").glob("*")):  # an interrupted run leaves them behind
         subprocess.run([*command, "--unlock"], check=False, capture_output=True)
     status = subprocess.run(command, check=False).returncode
@@ -70,6 +71,15 @@ def train(options) -> int:
     return 0
 
 
+def decode(options) -> int:
+    """Decodes every rule, threshold by threshold, and stores what notebook 06 is drawn from."""
+    from .decoded import decode as decode_profile
+
+    folder = decode_profile(load_profile(options.profile), options.data, options.force, progress=lambda line: print(line, flush=True))
+    print(f"tables: {_short(folder)}")
+    return 0
+
+
 def notebook(options) -> int:
     """Executes one notebook strictly."""
     from .notebook import parse_assignments, run_notebook
@@ -97,7 +107,10 @@ def bench(options) -> int:
     for name in options.part:
         check_choice("part", name, timing.PARTS)
     progress = lambda line: print(line, flush=True)
-    of_profile = {"rules": (speed.rules, ("profile", "task", "batch")), "reductions": (speed.reductions, ("profile", "task", "model", "batch"))}
+    of_profile = {
+        "rules": (speed.rules, ("profile", "task", "batch")), "reductions": (speed.reductions, ("profile", "task", "model", "batch")),
+        "results": (speed.results, ("profile", "task", "model", "batch")),
+    }  # fmt: skip
     if set(options.part or timing.PARTS) - of_profile.keys():
         table = timing.run(options.shape or None, options.rounds, progress=progress, parts=options.part or None)
         print(f"table: {_short(timing.save(table))}")
@@ -143,7 +156,7 @@ def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = argparse.ArgumentParser(prog="mee_utils", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for function in (reproduce, train, notebook, status, test, bench, readme):
+    for function in (reproduce, train, decode, notebook, status, test, bench, readme):
         command = commands.add_parser(function.__name__, help=(function.__doc__ or "").splitlines()[0])
         command.set_defaults(run=function)
         if function is test:
@@ -163,7 +176,9 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--model", action="append", default=[], help="only this model (may be given again)")
         if function is reproduce:
             command.add_argument("--cores", type=int, default=min(4, os.cpu_count() or 1), help="notebooks at a time")
-            command.add_argument("--force", action="store_true", help="run all notebooks again")
+            command.add_argument("--force", action="store_true", help="run everything again")
+        if function is decode:
+            command.add_argument("--force", action="store_true", help="decode everything again")
     return top
 
 

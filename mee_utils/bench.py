@@ -459,7 +459,7 @@ def stored_decisions(names: list[str], shapes: tuple[str, ...] = ("t5-base", "t5
     return found[["shape", "what", "median", "lowest", "highest"]].reset_index(drop=True)
 
 
-PARTS = ("full depth", "exit cost", "measure cost", "one decision", "bandwidth", "spread exits", "growth", "rules", "reductions")
+PARTS = ("full depth", "exit cost", "measure cost", "one decision", "bandwidth", "spread exits", "growth", "rules", "reductions", "results")
 
 
 def run(shapes: list[str] | None = None, rounds: int = 3, peers: bool = True, progress=print, parts: list[str] | None = None) -> pd.DataFrame:
@@ -521,7 +521,10 @@ def save(table: pd.DataFrame, folder: Path | None = None, name: str = "decoder",
         "ctranslate2": _version("ctranslate2"), "mkldnn": torch.backends.mkldnn.is_available(),
     }  # fmt: skip
     path, machine = folder / f"{name}.csv", folder / ("machine.json" if name == "decoder" else f"{name}_machine.json")
-    if path.exists() and machine.exists() and json.loads(machine.read_text(encoding="utf-8")) == about:
+    before = json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else {}
+    if about["ctranslate2"] is None:  # it was not timed now; its stored lines are still of this machine
+        about["ctranslate2"] = before.get("ctranslate2")
+    if path.exists() and before == about:
         stored, keys = pd.read_csv(path, keep_default_na=False), list(keys)
         known = set(map(tuple, table[keys].to_numpy()))
         table = pd.concat([table, stored[[tuple(row) not in known for row in stored[keys].to_numpy()]]], ignore_index=True)

@@ -180,6 +180,7 @@ def example_curves(axis, rows, threshold: float) -> None:
 # colour, marker, dashes and the reader's name of every exit rule
 RULES = {
     "softmax_margin": ("#0173b2", "o", (), "softmax margin (CALM)"),
+    "max_probability": ("#56b4e9", "P", (4, 1.5), "max probability (CALM's code)"),
     "hidden_similarity": ("#949494", "x", (1, 1), "hidden similarity (CALM)"),
     "rising_top1": ("#d55e00", "v", (3, 1, 1, 1), "rising top-1 (MEE)"),
     "linear": ("#56b4e9", "<", (1, 1), "linear (CALM)"),
@@ -195,6 +196,7 @@ RULES = {
     "static": ("#000000", ".", (1, 1), "static"),
     "oracle": ("#000000", "*", (), "oracle"),
     "none": ("#000000", "+", (), "no exit"),
+    "free_adaptive": ("#7a0177", "X", (), "adaptive threshold (FREE)"),
     "unpruned": ("#0173b2", "o", (), "margin, all ids"),
     "fixed": ("#de8f05", "s", (), "margin, fixed pruning"),
     "decaying": ("#029e73", "^", (4, 1.5), "margin, decaying pruning"),

@@ -120,7 +120,7 @@ def forget_stale(profile: str, situation: list[str], names: list[str]) -> str:
     for other in (MARKERS / profile).glob("*"):
         if other != folder:
             shutil.rmtree(other)  # results of another DATA were overwritten or are about to be
-    for name in names:
+    for name in (*names, "decoded"):
         if not (output_root() / profile / name / "manifest.json").exists():
             (folder / name).unlink(missing_ok=True)
     backbones = load_profile(profile).training.backbones

@@ -97,6 +97,26 @@ class ClassifierSettings(Strict):
     learning_rate: Annotated[float, Field(gt=0)] = 0.002
 
 
+class ResultSettings(Strict):
+    """What `python -m mee_utils decode` decodes for notebook 06: every rule on the main model, fewer on the others."""
+
+    examples: Positive = 200
+    other_examples: Positive = 60
+    training_examples: Positive = 60  # thresholds to try are read off these
+    fault_examples: Positive = 60
+    max_new_tokens: Positive = 48
+    batch_size: Positive = 100
+    min_layer: Positive = 4
+    top_k: Positive = 64  # as in notebook 03
+    first_k: Positive = 256
+    least_k: Positive = 16
+    fresh_pools: Positive = 30  # on made data: independent calibration sets, and examples in each
+    fresh_size: Positive = 60
+    deltas: Annotated[list[float], Field(min_length=1)] = [0.05, 0.1, 0.25]
+    risk_deltas: Annotated[list[float], Field(min_length=1)] = [0.02, 0.05, 0.1]
+    eps: Annotated[float, Field(gt=0, lt=1)] = 0.05
+
+
 class Profile(Strict):
     """A whole profile. `notebooks` gives parameters that differ from a notebook's own defaults."""
 
@@ -108,6 +128,7 @@ class Profile(Strict):
     ]
     training: Training
     classifiers: ClassifierSettings = ClassifierSettings()
+    results: ResultSettings = ResultSettings()
     notebooks: dict[str, dict[str, int | float | str | bool]] = {}
 
     def source(self, task: str, data: str | None) -> str:
@@ -131,6 +152,13 @@ class Profile(Strict):
 def profile_names() -> list[str]:
     """The profiles that are there."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def check_profile_name(name: str) -> str:
+    """Refuses a profile that is not there."""
+    if name not in profile_names():
+        raise CompanionError(f'There is no profile "{name}": {nearest(name, profile_names())}')
+    return name
 
 
 def load_profile(name: str | Path) -> Profile:

@@ -15,6 +15,8 @@ import pandas as pd
 from .errors import CompanionError
 from .results import output_root
 
+QUALITY = 0.99  # of the full score: notebook 06's question
+
 
 def _found(profile: str, notebook: str, table: str) -> tuple[Path, dict]:
     """The folder of a notebook's results, which must hold a table, and the parameters that it was run with."""
@@ -27,7 +29,7 @@ def _found(profile: str, notebook: str, table: str) -> tuple[Path, dict]:
 def rules(profile_name: str, data: str | None, rounds: int, progress=print) -> pd.DataFrame:
     """Tokens a second of every exit rule at the settings that notebook 05 found, against no exit, on a profile's CALM model.
 
-    The settings are those of the stored tables `published_thresholds` and `at_99_percent`.
+    The settings are those of the stored table `at_99_percent`.
 
     Raises:
         CompanionError: notebook 05 has not been run for this profile.
@@ -42,13 +44,10 @@ def rules(profile_name: str, data: str | None, rounds: int, progress=print) -> p
     trained = companion.classifiers({MAIN: model})
     classifiers = {variant: found[0].float() for (_, variant, target), found in trained.items() if target == "consistency"}
     model.network.float()
-    wanted, rows = pd.concat([pd.read_csv(folder / f"{name}.csv").assign(setting=name) for name in ("published_thresholds", "at_99_percent")]), []
+    wanted, rows = pd.read_csv(folder / "at_99_percent.csv"), []
     for task in companion.tasks(settings["limit"]).values():
         chosen = wanted[(wanted.task == task.name) & (wanted.rule != "none") & wanted.threshold.notna()]
-        policies = {
-            (row.setting, row.rule, row.threshold): rule_policy(row.rule, row.threshold, settings, classifiers, row.setting == "published_thresholds")
-            for row in chosen.itertuples()
-        }
+        policies = {("at_99_percent", row.rule, row.threshold): rule_policy(row.rule, row.threshold, settings, classifiers) for row in chosen.itertuples()}
         for batch in (1, settings["batch_size"]):
             progress(f"{profile_name}, {task.name}: {len(policies)} rules, batch {batch}")
             for labels, row in speeds(model, task, policies, settings, batch, rounds).items():
@@ -85,8 +84,42 @@ def reductions(profile_name: str, data: str | None, rounds: int, progress=print)
     return pd.DataFrame(rows)
 
 
+def results(profile_name: str, data: str | None, rounds: int, progress=print) -> pd.DataFrame:
+    """Tokens and samples a second of the settings that notebook 06 speaks of (`mee_utils.evaluation.verdicts.timed`), against no exit.
+
+    The main model is timed one row at a time and in batches, the others one row at a time.
+
+    Raises:
+        CompanionError: `python -m mee_utils decode` has not been run for this profile.
+    """
+    from .companion import Companion, checkpoint_folder, fingerprint
+    from .decoded import rule_policy
+    from .evaluation.verdicts import timed
+    from .exits.classifiers import load_classifier
+    from .stored import decodings
+    from .train_exits import MAIN, train_classifiers
+
+    companion, wanted, rows = Companion.reader(profile_name, data), timed(decodings(profile_name), MAIN, QUALITY), []
+    settings, files = companion.profile.results, train_classifiers(companion.profile, data)
+    for name, model in companion.models(list(dict.fromkeys(wanted.model))).items():
+        classifiers = {job.variant: load_classifier(path, model).float() for job, path in files.items()
+                       if (job.model, job.target, job.seed) == (name, "consistency", 0)}  # fmt: skip
+        model.network.float()
+        for task in companion.tasks(settings.examples if name == MAIN else settings.other_examples).values():
+            chosen = wanted[(wanted.model == name) & (wanted.task == task.name)]
+            policies = {(row.rule, row.threshold): rule_policy(row.rule, row.threshold, settings, classifiers) for row in chosen.itertuples()}
+            for batch in (1, settings.batch_size) if name == MAIN else (1,):
+                progress(f"{profile_name}, {name}, {task.name}: {len(policies)} settings, batch {batch}")
+                timings = speeds(model, task, policies, {"max_new_tokens": settings.max_new_tokens}, batch, rounds)
+                for (rule, threshold), row in timings.items():
+                    rows.append({"profile": profile_name, "task": task.name, "model": name, "batch": batch, "rule": rule, "threshold": threshold, **row,
+                                 "weights": fingerprint(checkpoint_folder(companion.profile, name))[:12]})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
 def speeds(model, task, policies: dict, settings: dict, batch: int, rounds: int) -> dict:
-    """Policies against no exit on one task, taking turns: label -> `seconds`, `samples_per_second`, `tokens_per_second`, `speed` and its range.
+    """Policies against no exit on one task, taking turns: label -> `seconds`, `samples_per_second`, `tokens_per_second`, `speed` (tokens a second, of no
+    exit) and its range over rounds, `samples_speed` (samples a second, of no exit: what longer or shorter outputs do to it included).
 
     Args:
         model: from `load_model`.
@@ -109,8 +142,10 @@ def speeds(model, task, policies: dict, settings: dict, batch: int, rounds: int)
     for label in policies:
         ratio = np.array([time[label][1] / time[None][1] for time in times[1:]])
         seconds = float(np.median([time[label][0] for time in times[1:]]))
+        plain = np.array([time[None][0] / time[label][0] for time in times[1:]])
         rows[label] = {
             "seconds": seconds, "samples_per_second": len(few) / seconds, "tokens_per_second": float(np.median([time[label][1] for time in times[1:]])),
             "speed": float(np.median(ratio)), "lowest": float(ratio.min()), "highest": float(ratio.max()),
+            "samples_speed": float(np.median(plain)),
         }  # fmt: skip
     return rows

@@ -86,7 +86,7 @@ def test_without_the_peer_the_error_says_what_to_do(tiny, tmp_path, monkeypatch)
 def test_every_part_has_its_code(tiny, monkeypatch):
     """Each part can be asked for by name and gives lines of that name."""
     monkeypatch.setattr(bench, "SHAPES", {"tiny": TINY})
-    for part in set(bench.PARTS) - {"rules", "reductions", "growth", "full depth"}:
+    for part in set(bench.PARTS) - {"rules", "reductions", "results", "growth", "full depth"}:
         found = bench.run(rounds=1, peers=False, progress=lambda line: None, parts=[part])
         assert set(found.group) == {part}
 

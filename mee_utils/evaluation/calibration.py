@@ -8,7 +8,7 @@ threshold *before* it is returned. Everything rests on one array, losses `[thres
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -104,7 +104,9 @@ def check_demand(delta: float, eps: float) -> None:
         raise CompanionError(f"eps={eps!r}: give the probability of failing, between 0 and 1 (the papers: 0.05).")
 
 
-def learn_then_test(losses, thresholds: Sequence[float], delta: float, eps: float = 0.05, bound: str = "hoeffding_bentkus", source: str = "decoding") -> Calibration:
+def learn_then_test(
+    losses, thresholds: Sequence[float], delta: float, eps: float = 0.05, bound: str | Callable = "hoeffding_bentkus", source: str = "decoding"
+) -> Calibration:
     """The last threshold that passes, testing from the highest down and stopping at the first that fails.
 
     Args:
@@ -112,14 +114,14 @@ def learn_then_test(losses, thresholds: Sequence[float], delta: float, eps: floa
         thresholds: strictly descending: the safest first.
         delta: the largest mean loss that is tolerated.
         eps: probability that the guarantee fails.
-        bound: "hoeffding_bentkus" or "betting".
+        bound: "hoeffding_bentkus", "betting", or a p-value of your own: `(losses, delta, eps) -> number`.
         source: where the losses come from, "decoding" or "replay"; what is said of the result depends on it.
 
     Raises:
         CompanionError: no calibration examples, losses outside 0..1, thresholds that do not descend, an impossible demand.
     """
     check_demand(delta, eps)
-    check_choice("bound", bound, BOUNDS)
+    p_value = bound if callable(bound) else BOUNDS[check_choice("bound", bound, BOUNDS)]
     thresholds = [float(threshold) for threshold in thresholds]
     if not thresholds or any(low >= high for high, low in pairwise(thresholds)):
         raise CompanionError("Thresholds must descend strictly from the safest on, and there must be at least one.")
@@ -133,7 +135,7 @@ def learn_then_test(losses, thresholds: Sequence[float], delta: float, eps: floa
             raise CompanionError("Losses must lie between 0 and 1: divide percentages by 100.")
         tested.append(threshold)
         means.append(float(row.mean()))
-        p_values.append(BOUNDS[bound](row, delta, eps))
+        p_values.append(p_value(row, delta, eps))
         if p_values[-1] > eps:
             break
         found = threshold
@@ -246,7 +248,7 @@ def check_sweepable(policy: ExitPolicy) -> None:
 
 
 def violations(
-    losses: np.ndarray, thresholds: Sequence[float], delta: float, eps: float = 0.05, bound: str = "hoeffding_bentkus", splits: int = 50,
+    losses: np.ndarray, thresholds: Sequence[float], delta: float, eps: float = 0.05, bound: str | Callable = "hoeffding_bentkus", splits: int = 50,
     share: float = 0.5, seed: int = 0,
 ) -> pd.DataFrame:  # fmt: skip
     """The guarantee put to the test: calibrate on a random part of the examples, many times, and look at the chosen threshold's mean loss on all of them.
