@@ -447,6 +447,31 @@ def stored_reductions(profile: str, complete: pd.DataFrame, path: Path | None = 
     return merged if set(map(tuple, merged[REDUCTION_KEYS].to_numpy())) == set(map(tuple, wanted.to_numpy())) else pd.DataFrame()
 
 
+RESULT_KEYS = ["task", "model", "rule", "threshold"]
+
+
+def stored_results(profile: str, wanted: pd.DataFrame, path: Path | None = None) -> pd.DataFrame:
+    """What `make bench` measured for some settings of notebook 06; lines of `wanted` that were not timed are missing.
+
+    Args:
+        profile: the profile's name.
+        wanted: `task`, `model`, `rule`, `threshold`, and whatever else is to stay.
+        path: the table of `make bench`; the stored one by default.
+
+    Returns:
+        The lines of `wanted`, once a batch size, with `batch`, `speed` (tokens a second, of no exit: median of rounds), `lowest`, `highest`,
+        `samples_speed` (samples a second, of no exit).
+    """
+    path = path or PACKAGE.parent / "figures" / "bench" / "results.csv"
+    columns = ["batch", "speed", "lowest", "highest", "samples_speed"]
+    if not path.exists():
+        return pd.DataFrame(columns=[*wanted, *columns])
+    found = pd.read_csv(path)
+    found = found[found.profile == profile][[*RESULT_KEYS, *columns]]
+    timed, asked = (table[table.threshold.notna()].assign(threshold=lambda t: t.threshold.round(4)) for table in (found, wanted))
+    return asked.merge(timed, on=RESULT_KEYS)
+
+
 def stored_decisions(names: list[str], shapes: tuple[str, ...] = ("t5-base", "t5-large"), path: Path | None = None) -> pd.DataFrame:
     """What `make bench` measured for one decision of some rules: `shape`, `what`, `median`, `lowest`, `highest` (in blocks); empty unless all are there."""
     path = path or PACKAGE.parent / "figures" / "bench" / "decoder.csv"

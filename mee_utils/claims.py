@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from .tasks.scores import PRIMARY as PRIMARY
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -441,3 +443,120 @@ def contrast_claims() -> list[Claim]:
             and _at(t, "threshold", "weighted, without the mass", "same_token") < _at(t, "threshold", "unpruned", "same_token"), calm,
         ),
     ]  # fmt: skip
+
+
+MEE_MEASURES, CALM_MEASURES = ("three_hidden", "lstm", "rising_top1"), ("softmax_margin", "hidden_similarity", "linear", "hidden")
+GUARANTEED = 0.1  # mean textual loss at which calibrated rules are compared; CALM's middle demand
+
+
+def _demand(tables, delta: float = GUARANTEED) -> pd.DataFrame:
+    found = tables["calibrated"]
+    return found[(found.kind == "textual") & (found.bound == "hoeffding_bentkus") & (found.delta == delta)].set_index("rule")
+
+
+def _spent(tables, rules: tuple[str, ...]) -> float:
+    return float(_demand(tables).loc[list(rules), "flops_share"].min())
+
+
+def _setting(tables, model: str, rule: str) -> pd.Series:
+    found = tables["settings"]
+    return found[(found.model == model) & (found.rule == rule)].iloc[0]
+
+
+def _fault(tables, fault: str, version: str, column: str, rule: str | None = None) -> float:
+    found = tables["faults"]
+    found = found[(found.fault == fault) & (found.version == version)]
+    found = found if rule is None else found[found.rule == rule]
+    return float(found[column].mean())
+
+
+def _faulty(tables, fault: str, column: str, rule: str | None = None) -> str:
+    return f"{_fault(tables, fault, 'faulty', column, rule):.2f} against {_fault(tables, fault, 'correct', column, rule):.2f}"
+
+
+def _fastest_of_several(tables) -> pd.DataFrame:
+    found = tables["answer"]
+    return found[found.rule.isin(("rising_top1", *SEVERAL)) & found.not_refuted & (found.batch == 1)]
+
+
+def _broken(tables) -> float:
+    found = tables["rates"]
+    return float(found[found.bound != "no_test"].violated.max())
+
+
+def results_claims(eps: float) -> list[Claim]:
+    """The statements about calibration, speed and faults, on tables of notebook 06; `eps`: probability of failing."""
+    calm, model = "CALM, results", ("calm",)
+    return [
+        Claim(
+            "the guarantee holds", "CALM, sections 3 and 4", "A calibrated threshold breaks its promise in at most a share eps of the cases, for every rule.",
+            "proved, 95 %", lambda t: f"at worst {_broken(t):.0%} of the splits", lambda t: _broken(t) <= eps, model,
+        ),
+        Claim(
+            "the oracle keeps quality", calm, "Exiting where the prediction is final keeps the score at a small part of the depth.",
+            "ROUGE-L 38.24 of 38.32 at 1.53 of 8 blocks",
+            lambda t: f"keeps {_setting(t, 'calm', 'oracle').retained:.1%} at block {_setting(t, 'calm', 'oracle').mean_exit_layer:.1f}",
+            lambda t: _setting(t, "calm", "oracle").retained >= 0.99 and _setting(t, "calm", "oracle").flops_share < 0.7, model,
+        ),
+        Claim(
+            "calibrated softmax saves blocks", calm, "With a textual loss of at most 0.1 guaranteed, the margin exits well before the last block.",
+            "5.73, 3.35, 1.65 of 8 blocks", lambda t: f"block {_demand(t).loc['softmax_margin'].mean_exit_layer:.1f}",
+            lambda t: bool(_demand(t).loc["softmax_margin"].mean_exit_layer < 0.75 * _setting(t, "calm", "none").mean_exit_layer), model,
+        ),
+        Claim(
+            "softmax exits earliest when calibrated", calm, "At the same guaranteed quality the softmax measure exits earlier than classifier and similarity.",
+            "figures", lambda t: ", ".join(f"{_demand(t).loc[r].mean_exit_layer:.1f}" for r in ("softmax_margin", "linear", "hidden_similarity")),
+            lambda t: bool(_demand(t).loc["softmax_margin"].mean_exit_layer < _demand(t).loc[["linear", "hidden_similarity"]].mean_exit_layer.fillna(np.inf).min()),
+            model,
+        ),
+        Claim(
+            "pruning is cheaper at the same guarantee", "Not all FLOPs, title and abstract", "With pruning the margin spends less for the same guaranteed quality.",
+            "announced", lambda t: f"operations {_spent(t, ('fixed',)):.1%} against {_spent(t, ('softmax_margin',)):.1%} of no exit",
+            lambda t: _spent(t, ("fixed",)) < _spent(t, ("softmax_margin",)), model,
+        ),
+        Claim(
+            "contrast is a Pareto improvement at the same guarantee", "Not all FLOPs, introduction",
+            "With contrast less is spent for the same guaranteed quality (both pruned).", "claimed",
+            lambda t: f"operations {_spent(t, ('weighted_fixed', 'jsd_fixed')):.1%} against {_spent(t, ('fixed',)):.1%} of no exit",
+            lambda t: _spent(t, ("weighted_fixed", "jsd_fixed")) < _spent(t, ("fixed",)), model,
+        ),
+        Claim(
+            "MEE's measures are better at the same guarantee", "MEE blog, section 3", "At the same guaranteed quality MEE's measures spend less than CALM's.",
+            "implied (at 0.9)", lambda t: f"operations {_spent(t, MEE_MEASURES):.1%} against {_spent(t, CALM_MEASURES):.1%} of no exit",
+            lambda t: _spent(t, MEE_MEASURES) < _spent(t, CALM_MEASURES), model,
+        ),
+        Claim(
+            "several blocks, full quality and faster", "MEE blog, open question 1", "A rule over several blocks keeps 99 % of the score and emits more tokens a second.",
+            "open", lambda t: f"{_fastest_of_several(t).speed.max():.2f} of no exit" if len(_fastest_of_several(t)) else "none keeps 99 %, or none was timed",
+            lambda t: bool((_fastest_of_several(t).lowest > 1).any()), model,
+        ),
+        Claim(
+            "FREE saves at full quality", "FREE, abstract", "On FREE's own model the adaptive threshold saves work and keeps (here: 98 % of) the score.",
+            "claimed",
+            lambda t: f"keeps {_setting(t, 'free', 'free_adaptive').retained:.1%} for {_setting(t, 'free', 'free_adaptive').flops_share:.0%} of the operations",
+            lambda t: _setting(t, "free", "free_adaptive").retained >= 0.98 and _setting(t, "free", "free_adaptive").flops_share < 1, ("free",),
+        ),
+    ]  # fmt: skip
+
+
+def ledger(stored: pd.DataFrame, latest: pd.DataFrame) -> pd.DataFrame:
+    """One row a statement of all notebooks: on how many tasks it holds.
+
+    Args:
+        stored: claims of notebooks, one row a claim and task; those of `latest` are taken from there.
+        latest: the claims of notebook 06 itself.
+
+    Returns:
+        `notebook`, `claim`, `source`, `statement`, `published`, `ours` (one value a task) and `verdict`: "holds", "does not hold", "holds on some
+        tasks" or "cannot be tested".
+    """
+    both = pd.concat([stored[stored.notebook != "06_results"], latest.assign(notebook="06_results")], ignore_index=True)
+    rows = []
+    for claim, part in both.groupby("claim", sort=False):
+        tested = part[part.verdict != "cannot be tested"]
+        held = int((tested.verdict == "holds").sum())
+        verdict = "cannot be tested" if tested.empty else "holds" if held == len(tested) else "does not hold" if not held else "holds on some tasks"
+        first = part.iloc[0]
+        rows.append({"notebook": first.notebook, "claim": claim, "source": first.source, "statement": first.statement, "published": first.published,
+                     "ours": "; ".join(map(str, tested.ours)), "tasks": len(tested), "held": held, "verdict": verdict})  # fmt: skip
+    return pd.DataFrame(rows)

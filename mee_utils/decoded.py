@@ -26,6 +26,7 @@ from .train_exits import ABLATED, MAIN, train_classifiers
 
 FOLDER = "decoded"  # beside the notebooks' folders of results
 CODE = ("tasks", "models", "exits", "decoding", "evaluation", "decoded.py")
+LATER = ("verdicts",)  # evaluation of what is stored: no part of decoding
 NO_THRESHOLD = float("nan")
 FRESH_SEED = 101
 FRESH_SHARES = (1.0, 0.99, 0.95)
@@ -92,7 +93,8 @@ def job_key(profile: Profile, data: str | None, job: Job, weights: dict[str, str
     for name in CODE:
         place = PACKAGE / name
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            code.update(path.read_bytes())
+            if path.stem not in LATER and (path.stem != "faults" or job.what == "faults"):
+                code.update(path.read_bytes())
     corpora = {task: [corpus.model_dump(), _digest(profile, data, task)] for task, corpus in profile.corpora.items()}
     parts = [job.model, job.task, job.what, profile.results.model_dump(), profile.dtype, weights, corpora, code.hexdigest()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -294,13 +294,15 @@ def nothing_to_draw(axis, why: str) -> None:
     axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, fontsize=10, color="#444444")
 
 
-def rule_bars(axis, rows, column: str, band: tuple[str, str] | None = None) -> None:
-    """Horizontal bars, one a rule; columns `rule`, `column` and the two of `band`."""
+def rule_bars(axis, rows, column: str, band: tuple[str, str] | None = None, pale=None) -> None:
+    """Horizontal bars, one a rule; columns `rule`, `column` and the two of `band`. `pale`: which of them are drawn faintly, `[rows]`."""
     errors = None
     if band:
         errors = [(rows[column] - rows[band[0]]).clip(lower=0), (rows[band[1]] - rows[column]).clip(lower=0)]
     colours = [RULES[rule][0] for rule in rows["rule"]]
-    axis.barh([label(rule) for rule in rows["rule"]], rows[column], xerr=errors, color=colours, error_kw={"linewidth": 1})
+    bars = axis.barh([label(rule) for rule in rows["rule"]], rows[column], xerr=errors, color=colours, error_kw={"linewidth": 1, "ecolor": "#888888"})
+    for bar, faint in zip(bars, pale if pale is not None else []):
+        bar.set_alpha(0.3 if faint else 1.0)
     axis.set_ylim(len(rows) - 0.4, -0.6)  # the first on top, in panels that share this axis too
     axis.grid(axis="y", visible=False)
 
@@ -312,3 +314,63 @@ def training_and_held_out(axis, rows) -> None:
         axis.plot(rows["epoch"], rows[column], dashes=dashes, color=colour, label=name, linewidth=1.6)
         axis.fill_between(rows["epoch"], rows[f"{column}_low"], rows[f"{column}_high"], color=colour, alpha=0.2, linewidth=0)
     axis.set(xlabel="epoch", ylabel="loss in nats", xticks=rows["epoch"])
+
+
+def score_points(axis, rows, x: str) -> None:
+    """Score against cost or speed: a curve a rule and the front of all as a grey line; columns `rule`, `x`, `score`, and `front` if it is to be drawn."""
+    if "front" in rows:
+        front = rows[rows["front"]].sort_values(x, kind="stable")
+        axis.plot(front[x], front["score"], color="#bbbbbb", linewidth=5, alpha=0.6, zorder=0, label="front (oracle left out)")
+    rule_curves(axis, rows, x, "score")
+    full = rows[rows["rule"] == "none"]
+    if len(full):
+        axis.axhline(full["score"].iloc[0], color="#666666", linewidth=0.8, linestyle=":")
+        axis.axvline(1.0, color="#666666", linewidth=0.8, linestyle=":")
+
+
+def speed_points(axis, rows) -> None:
+    """Score against speed with the range over rounds; columns `rule`, `speed`, `lowest`, `highest`, `score`."""
+    for rule, part in rows.groupby("rule", sort=False):
+        colour, marker, _, name = RULES[rule]
+        errors = [(part["speed"] - part["lowest"]).clip(lower=0), (part["highest"] - part["speed"]).clip(lower=0)]
+        axis.errorbar(part["speed"], part["score"], xerr=errors, fmt=marker, color=colour, label=name, elinewidth=0.8, markersize=5)
+    axis.axvline(1.0, color="#666666", linewidth=0.8, linestyle=":")
+
+
+def violation_dots(axis, rows, eps: float) -> None:
+    """Violation rates by delta, one dot a rule side by side, and a line at eps; columns `rule`, `delta`, `violated`."""
+    deltas, rules = sorted(rows["delta"].unique()), list(dict.fromkeys(rows["rule"]))
+    for number, rule in enumerate(rules):
+        part, (colour, marker, _, name) = rows[rows["rule"] == rule], RULES[rule]
+        places = part["delta"].map(deltas.index) + 0.7 * (number / max(1, len(rules) - 1) - 0.5)
+        axis.plot(places, part["violated"], marker=marker, color=colour, linestyle="none", markersize=4.5, label=name)
+    axis.axhline(eps, color="#d55e00", linewidth=1.2, label="eps, what may fail")
+    axis.set_xticks(range(len(deltas)), [f"{delta:g}" for delta in deltas])
+    axis.set(xlabel="delta, the largest mean loss", xlim=(-0.5, len(deltas) - 0.5))
+    axis.grid(axis="x", visible=False)
+
+
+def before_and_after(axis, rows, column: str) -> None:
+    """A fault switched on: an open circle without it, a filled one with it; columns `name`, `version`, `column`."""
+    names = list(dict.fromkeys(rows["name"]))
+    for place, name in enumerate(names):
+        part = rows[rows["name"] == name].set_index("version")[column]
+        axis.plot([part["correct"], part["faulty"]], [place, place], color="#999999", linewidth=1.2, zorder=1)
+    for version, face in (("correct", "white"), ("faulty", "#d55e00")):
+        part = rows[rows["version"] == version]
+        axis.scatter(part[column], [names.index(name) for name in part["name"]], s=34, facecolor=face, edgecolor="#d55e00", zorder=2, label=version)
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+
+
+def two_speeds(axis, rows) -> None:
+    """Tokens a second with its range over rounds, and samples a second; columns `name`, `speed`, `lowest`, `highest`, `samples_speed`."""
+    places = list(range(len(rows)))
+    errors = [(rows["speed"] - rows["lowest"]).clip(lower=0), (rows["highest"] - rows["speed"]).clip(lower=0)]
+    axis.errorbar(rows["speed"], places, xerr=errors, fmt="o", color="#0173b2", elinewidth=1, markersize=4.5, label="tokens a second (range over rounds)")
+    axis.plot(rows["samples_speed"], places, marker="x", color="#d55e00", linestyle="none", label="samples a second")
+    axis.axvline(1.0, color="#666666", linewidth=0.8, linestyle=":")
+    axis.set_yticks(places, rows["name"], fontsize=7)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)

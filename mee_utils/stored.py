@@ -102,3 +102,16 @@ def claims_of(profile: str) -> pd.DataFrame:
     if not found:
         raise CompanionError(f"No notebook of profile {profile} has stored its claims: run make reproduce PROFILE={profile}.")
     return pd.concat([table.assign(notebook=name)[["notebook", *table]] for name, table in found], ignore_index=True)
+
+
+def inputs_of(profile: str) -> dict[str, str]:
+    """The manifests of a profile's stored results, name -> sha256 over the hashes of their files: what notebook 06 was drawn from."""
+    import hashlib
+    import json
+
+    found = {}
+    for path in sorted(stored_root(profile).glob("*/manifest.json")):
+        if path.parent.name != "06_results":
+            files = json.loads(path.read_text(encoding="utf-8"))["files"]
+            found[f"results {path.parent.name}"] = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    return found

@@ -17,7 +17,7 @@ from .decisions import threshold_for
 from .readings import readings
 from .replay import confidences
 
-SHARES = (1.0, 0.997, 0.99, 0.98, 0.95, 0.9)
+SHARES = (1.0, 0.995, 0.985, 0.96, 0.9)
 ENOUGH = 0.3  # a curve ends where the mean textual loss exceeds this: nobody asks for less
 
 

@@ -147,3 +147,58 @@ def timed(stored, model: str, quality: float) -> pd.DataFrame:
             stored.rows(model=model, rule="static")[keys]]  # fmt: skip
     others = [rows.iloc[[len(rows) // 2]][keys] for (_, name, _), rows in sweepable(stored) if name != model]
     return pd.concat([*main, *others]).drop_duplicates().reset_index(drop=True)
+
+
+SEVERAL = ("rising_top1", "low_rank_three", "three_hidden", "lstm")  # rules that look at more than one block
+
+
+def _fastest(rows: pd.DataFrame) -> pd.Series | None:
+    return rows.loc[rows.speed.idxmax()] if len(rows) else None
+
+
+def answer_lines(kept: pd.DataFrame, answer: pd.DataFrame, tasks: Sequence[str], quality: float, label) -> list[str]:
+    """MEE's question in words, one line a task and batch size, from `keeping` and the timings of its settings."""
+    lines = []
+    for task in tasks:
+        safe = kept[(kept.task == task) & kept.not_refuted & (kept.rule != "oracle")]
+        several = safe[safe.rule.isin(SEVERAL)]
+        if safe.empty:
+            lines.append(f"{label(task)}: no rule keeps {quality:.0%} on both halves of the examples.")
+            continue
+        least = [f"{label(rows.loc[rows.flops_share.idxmin()].rule)} with {rows.flops_share.min():.0%} of the operations" if len(rows) else "none"
+                 for rows in (several, safe)]  # fmt: skip
+        lines.append(f"{label(task)}: of {len(safe)} rules that keep {quality:.0%} on both halves {len(several)} see several blocks; "
+                     f"the cheapest of those: {least[0]}; of all: {least[1]}.")  # fmt: skip
+        for batch, rows in answer[(answer.task == task) & answer.not_refuted].groupby("batch"):
+            best = {name: _fastest(part) for name, part in (
+                ("several blocks", rows[rows.rule.isin(SEVERAL)]), ("one block", rows[~rows.rule.isin((*SEVERAL, "static"))]),
+                ("a fixed block", rows[rows.rule == "static"]))}  # fmt: skip
+            lines.append(f"   tokens a second at batch {batch}, of no exit: " + "; ".join(
+                f"{name} {row.speed:.2f} ({row.lowest:.2f} to {row.highest:.2f}, {label(row.rule)})" if row is not None else f"{name}: none"
+                for name, row in best.items()))  # fmt: skip
+    return lines
+
+
+def ranking_at(chosen: pd.DataFrame, times: pd.DataFrame, delta: float) -> pd.DataFrame:
+    """Rules at the same guaranteed quality, the cheapest first: textual loss, Hoeffding-Bentkus, one `delta`.
+
+    Args:
+        chosen: from `calibrated`.
+        times: of its settings, from `mee_utils.bench.stored_results`.
+        delta: one of those calibrated for.
+
+    Returns:
+        `task`, `rule`, `found`, `threshold`, `mean_exit_layer`, `flops_share`, `retained`, and the `speed` of batch 1 with its range (not a number
+        where it was not timed).
+    """
+    rows = chosen[(chosen.kind == "textual") & (chosen.bound == "hoeffding_bentkus") & (chosen.delta == delta)]
+    single = times[times.batch == 1].drop_duplicates(["task", "rule", "threshold"])[["task", "rule", "threshold", "speed", "lowest", "highest"]]
+    merged = rows.assign(threshold=rows.threshold.round(4)).merge(single, on=["task", "rule", "threshold"], how="left")
+    order = {task: place for place, task in enumerate(dict.fromkeys(chosen.task))}
+    merged = merged.sort_values(["task", "flops_share"], key=lambda c: c.map(order) if c.name == "task" else c, kind="stable")
+    return merged[["task", "rule", "found", "threshold", "mean_exit_layer", "flops_share", "retained", "speed", "lowest", "highest"]].reset_index(drop=True)
+
+
+def bounds_compared(chosen: pd.DataFrame) -> pd.DataFrame:
+    """How often each bound finds a threshold, and what is spent there on average: `kind`, `bound`, `found`, `flops_share`."""
+    return chosen.groupby(["kind", "bound"], sort=False, as_index=False)[["found", "flops_share"]].mean()
