@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, log
 
 import numpy as np
@@ -36,7 +36,9 @@ from .comparison import Decoded, decode, retained
 THRESHOLD, DECAY = 0.9, 4.0  # as published
 COLLAPSE_BATCHES = (1, 32)  # alone, and the batch of MEE's final run
 COLLAPSE_FROM = 2  # a mean exit block of exactly 2.00 (MEE, saturation on CNN/DM) says that exits began at block 2, not at 4 as the text has it
-MIN_LAYER, TOP_K, FIRST_K, LEAST_K = 4, 64, 256, 16  # the settings of notebooks 03 and 04
+TOP_K, FIRST_K, LEAST_K = 64, 256, 16  # the settings of notebook 03
+CALM_FROM = 4  # first block at which CALM's tokens may exit, as in notebooks 03 and 04
+VANILLA_FROM = 14 / 24  # the same for vanilla, as a share of all blocks: the published runs leave at blocks 14 and 15 of 24; before, vanilla is too sure
 COLUMNS = (
     "fault", "model", "task", "rule", "batch", "version", "threshold", "score", "full_score", "retained", "retained_low", "retained_high",
     "mean_exit_layer", "flops_share", "same_output", "length_share",
@@ -73,9 +75,9 @@ FAULTS: dict[str, Fault] = {
         ),
         Fault(
             "logits for probabilities", "MEE, code",
-            "The rising top-1 rule compares logits, which have no upper bound, with a threshold of 0.9 that was meant for probabilities.",
+            "The rising top-1 rule takes logits for probabilities: they are known up to a constant only, so that a threshold of 0.9 means nothing.",
             "Rising top-1: CNN/DM 22.58 of 24 blocks, ROUGE-1 43.44 of 43.75; SQuAD F1 88.56 of 88.84.",
-            "Rising top-1 keeps nearly all of the score, and is slower than no exit.",
+            "Rising top-1 keeps nearly all of the score and hardly exits: what that says depends on the level of the model's logits.",
         ),
         Fault(
             "positions for ids", "Not all FLOPs, code of its table of softmax results",
@@ -168,14 +170,14 @@ def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
     """
     if policy.propagation != "copy":
         raise CompanionError('propagation="parallel" fills the keys and values later: depth collapse means something with "copy" only.')
-    options = {name: getattr(policy, name) for name in ("threshold", "decay", "decay_form", "min_layer", "exit_layers")}
-    options |= {name: getattr(policy, name) for name in ("pruning", "top_k", "least_k", "pruning_form")}
-    options |= {name: getattr(policy, name) for name in ("contrast", "contrast_alpha", "contrast_token")}
-    return ExitPolicy(CollapsingDepth(policy.rule, policy.schedule, max_new_tokens), **options)
+    return replace(policy, measure=CollapsingDepth(policy.rule, policy.schedule, max_new_tokens))
 
 
 class RisingLogit(RisingTop1):
-    """The rising top-1 rule on logits in place of probabilities (MEE, code)."""
+    """The rising top-1 rule on logits in place of probabilities (MEE, code).
+
+    A constant added to all logits of a model changes no probability, but it changes whether this rule exits: it can be early or late.
+    """
 
     def confidence(self, now):
         """The top-1 logit if it rose twice, else 0."""
@@ -285,13 +287,14 @@ class _Pair:
     batch: int | None = None
 
 
-def pairs(fault: str, layers: int, max_new_tokens: int, collapse_from: int = COLLAPSE_FROM) -> Iterator[_Pair]:
+def pairs(fault: str, layers: int, max_new_tokens: int, model: str = "calm", collapse_from: int = COLLAPSE_FROM) -> Iterator[_Pair]:
     """The policies that a fault is shown with: each has `rule`, `threshold`, `batch`, and the policies `correct` and `faulty`.
 
     Args:
         fault: a name in `FAULTS`.
         layers: blocks of the decoder (FREE's exit point is a third of them).
         max_new_tokens: as given to `generate`.
+        model: "vanilla" has a later minimum block than the others.
         collapse_from: first block at which a token may exit under depth collapse.
 
     Raises:
@@ -310,7 +313,7 @@ def pairs(fault: str, layers: int, max_new_tokens: int, collapse_from: int = COL
         plain, faulty = (ExitPolicy(threshold=threshold(), **settings) for threshold in (AdaptiveThreshold, UnweightedThreshold))
         yield _Pair("max_probability", plain.schedule.zeta, plain, faulty)
     else:
-        common, kind = dict(threshold=THRESHOLD, min_layer=MIN_LAYER), {
+        common, kind = dict(threshold=THRESHOLD, min_layer=round(VANILLA_FROM * layers) if model == "vanilla" else CALM_FROM), {
             "positions for ids": PositionPolicy, "list sorted by id": SortedPolicy, "head without its mass": BareHeadPolicy
         }[fault]  # fmt: skip
         rules = {
@@ -357,7 +360,7 @@ def measure_faults(
             for fault in (fault for fault in chosen if name in MODELS[fault]):
                 if progress:
                     progress(f"{fault}: {name}, {task_name}")
-                for pair in pairs(fault, model.layers, max_new_tokens, collapse_from):
+                for pair in pairs(fault, model.layers, max_new_tokens, name, collapse_from):
                     batch = pair.batch or batch_size
                     labels = dict(fault=fault, model=name, task=task_name, rule=pair.rule, batch=batch, threshold=pair.threshold)
                     if (fault, pair.rule) not in seen:
