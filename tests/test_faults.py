@@ -120,15 +120,17 @@ def test_a_single_row_that_stays_keeps_the_batch_whole(eight):
 
 
 def test_the_threshold_that_collapses_is_the_policys_own_and_falls_with_the_position(eight):
-    class Steady(Measure):
-        name = "steady"
+    """All rows are equally sure at the first two tokens, which is enough at the second only, and not sure at all later."""
+    schedule = Threshold(0.9, 4.0)
+    first, level = 1, (schedule.at(0, LENGTH) + schedule.at(1, LENGTH)) / 2
+
+    class Once(Measure):
+        name = "once"
 
         def confidence(self, now):
-            return np.full(len(now.sequence), 0.85 if now.layer == 3 else 0.0)
+            return np.full(len(now.sequence), level if now.layer == 3 and now.position <= first else 0.0)
 
-    policy = ExitPolicy(Steady(), threshold=0.9, decay=4.0)
-    first = next(t for t in range(LENGTH) if Threshold(0.9, 4.0).at(t, LENGTH) < 0.85)
-    assert first > 1
+    policy = ExitPolicy(Once(), threshold=0.9, decay=4.0)
     found = generate(eight, INPUTS, faults.collapsing(policy, LENGTH), max_new_tokens=LENGTH, batch_size=7)
     for layers in found.exit_layers:
         assert (layers[:first] == LAYERS).all() and (layers[first:] == 3).all()
