@@ -313,13 +313,11 @@ def pairs(fault: str, layers: int, max_new_tokens: int, model: str = "calm", col
         plain, faulty = (ExitPolicy(threshold=threshold(), **settings) for threshold in (AdaptiveThreshold, UnweightedThreshold))
         yield _Pair("max_probability", plain.schedule.zeta, plain, faulty)
     else:
-        common, kind = dict(threshold=THRESHOLD, min_layer=round(VANILLA_FROM * layers) if model == "vanilla" else CALM_FROM), {
-            "positions for ids": PositionPolicy, "list sorted by id": SortedPolicy, "head without its mass": BareHeadPolicy
-        }[fault]  # fmt: skip
-        rules = {
-            "positions for ids": {"fixed": dict(pruning="fixed", top_k=TOP_K)},
-            "list sorted by id": {"decaying": dict(pruning="decaying", top_k=FIRST_K, least_k=LEAST_K)},
-            "head without its mass": {"weighted": dict(contrast="weighted"), "jsd": dict(contrast="jsd")},
+        common = dict(threshold=THRESHOLD, min_layer=round(VANILLA_FROM * layers) if model == "vanilla" else CALM_FROM)
+        kind, rules = {
+            "positions for ids": (PositionPolicy, {"fixed": dict(pruning="fixed", top_k=TOP_K)}),
+            "list sorted by id": (SortedPolicy, {"decaying": dict(pruning="decaying", top_k=FIRST_K, least_k=LEAST_K)}),
+            "head without its mass": (BareHeadPolicy, {contrast: dict(contrast=contrast) for contrast in ("weighted", "jsd")}),
         }[fault]
         for rule, options in rules.items():
             yield _Pair(rule, THRESHOLD, ExitPolicy(**common, **options), kind(**common, **options))
