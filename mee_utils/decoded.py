@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +26,8 @@ from .results import Run
 from .train_exits import ABLATED, MAIN, train_classifiers
 
 FOLDER = "decoded"  # beside the notebooks' folders of results
-CODE = ("tasks", "models", "exits", "decoding", "evaluation", "decoded.py")
-LATER = ("verdicts",)  # evaluation of what is stored: no part of decoding
+USED = ("calibration", "comparison", "curves", "decisions", "faults", "readings", "replay")  # of the evaluation, what decoding rests on
+CODE = ("tasks", "models", "exits", "decoding", *(f"evaluation/{name}.py" for name in USED), "decoded.py")
 NO_THRESHOLD = float("nan")
 FRESH_SEED = 101
 FRESH_SHARES = (1.0, 0.99, 0.95)
@@ -93,7 +94,7 @@ def job_key(profile: Profile, data: str | None, job: Job, weights: dict[str, str
     for name in CODE:
         place = PACKAGE / name
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            if path.stem not in LATER and (path.stem != "faults" or job.what == "faults"):
+            if path.stem != "faults" or job.what == "faults":
                 code.update(path.read_bytes())
     corpora = {task: [corpus.model_dump(), _digest(profile, data, task)] for task, corpus in profile.corpora.items()}
     parts = [job.model, job.task, job.what, profile.results.model_dump(), profile.dtype, weights, corpora, code.hexdigest()]
@@ -131,7 +132,7 @@ def decode(profile: Profile, data: str | None = None, force: bool = False, progr
         partial_path = path.with_name(f".{path.name}.partial")
         partial_path.write_text(json.dumps({"key": wanted[job], "found": found}), encoding="utf-8")
         partial_path.replace(path)
-        progress(f"decoded {job.what}: {job.model}, {job.task}")
+        progress(f"decoded {job.what}: {job.model}, {job.task} ({found['seconds']:.0f} seconds)")
     return _store(profile, {job: _stored(job, profile, key) for job, key in wanted.items()}, weights)
 
 
@@ -176,18 +177,19 @@ def run_job(profile: Profile, data: str | None, job: Job, files: dict) -> dict:
     """
     from .evaluation import curves
 
-    companion, settings = Companion.reader(profile.name, data), profile.results
+    started, companion, settings = time.monotonic(), Companion.reader(profile.name, data), profile.results
     if job.what == "faults":
-        return _faults(companion, settings)
+        return _faults(companion, settings) | {"seconds": time.monotonic() - started}
     model = companion.models([job.model])[job.model]
     rules = _rules(companion, model, job, files)
     if job.what == "fresh":
-        return _fresh(companion, model, job, rules)
+        return _fresh(companion, model, job, rules) | {"seconds": time.monotonic() - started}
     limit = settings.examples if job.main else settings.other_examples
     task = next(iter(load_tasks(profile, data, limit=limit, only=job.task)))
     found = curves.decode_curves(model, task, rules, {"task": job.task, "model": job.model}, max_new_tokens=settings.max_new_tokens,
                                  batch_size=settings.batch_size)  # fmt: skip
-    return {"rows": found.rows, "losses": [row.tolist() for row in found.losses], "examples": [row.tolist() for row in found.examples]}
+    arrays = {name: [row.tolist() for row in getattr(found, name)] for name in ("losses", "examples")}
+    return {"rows": found.rows, **arrays, "seconds": time.monotonic() - started}
 
 
 def _rules(companion: Companion, model, job: Job, files: dict) -> dict:

@@ -213,10 +213,23 @@ RULES = {
 LABELS |= {name: style[3] for name, style in RULES.items()}
 
 
-def rule_curves(axis, rows, x: str, y: str, band: tuple[str, str] | None = None, line: bool = True) -> None:
+# where rules of all kinds meet (06), colours are families: probabilities, pruned, contrast, one block, several blocks, neither
+FAMILIES = RULES | {
+    name: (colour, marker, dashes, RULES[name][3]) for name, colour, marker, dashes in (
+        ("softmax_margin", "#0173b2", "o", ()), ("max_probability", "#0173b2", "P", (4, 1.5)),
+        ("fixed", "#de8f05", "s", ()), ("decaying", "#de8f05", "^", (4, 1.5)),
+        ("weighted_fixed", "#cc78bc", "h", ()), ("jsd_fixed", "#cc78bc", "D", (4, 1.5)),
+        ("linear", "#56b4e9", "<", ()), ("hidden", "#56b4e9", "d", (4, 1.5)),
+        ("rising_top1", "#029e73", "v", (1, 1)), ("low_rank_three", "#029e73", "*", ()), ("three_hidden", "#029e73", ">", (4, 1.5)),
+        ("lstm", "#029e73", "p", (3, 1, 1, 1)),
+    )
+}  # fmt: skip
+
+
+def rule_curves(axis, rows, x: str, y: str, band: tuple[str, str] | None = None, line: bool = True, styles: dict = RULES) -> None:
     """One curve a rule, in its style, sorted by `x`; columns `rule`, `x`, `y` and the two of `band`."""
     for rule, part in rows.groupby("rule", sort=False):
-        colour, marker, dashes, name = RULES[rule]
+        colour, marker, dashes, name = styles[rule]
         part = part.sort_values(x, kind="stable")
         style = {"color": colour, "marker": marker, "markersize": 7 if rule in ("oracle", "none") else 4.5}
         if line and len(part) > 1:
@@ -294,12 +307,12 @@ def nothing_to_draw(axis, why: str) -> None:
     axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, fontsize=10, color="#444444")
 
 
-def rule_bars(axis, rows, column: str, band: tuple[str, str] | None = None, pale=None) -> None:
+def rule_bars(axis, rows, column: str, band: tuple[str, str] | None = None, pale=None, styles: dict = RULES) -> None:
     """Horizontal bars, one a rule; columns `rule`, `column` and the two of `band`. `pale`: which of them are drawn faintly, `[rows]`."""
     errors = None
     if band:
         errors = [(rows[column] - rows[band[0]]).clip(lower=0), (rows[band[1]] - rows[column]).clip(lower=0)]
-    colours = [RULES[rule][0] for rule in rows["rule"]]
+    colours = [styles[rule][0] for rule in rows["rule"]]
     bars = axis.barh([label(rule) for rule in rows["rule"]], rows[column], xerr=errors, color=colours, error_kw={"linewidth": 1, "ecolor": "#888888"})
     for bar, faint in zip(bars, pale if pale is not None else []):
         bar.set_alpha(0.3 if faint else 1.0)
@@ -321,7 +334,7 @@ def score_points(axis, rows, x: str) -> None:
     if "front" in rows:
         front = rows[rows["front"]].sort_values(x, kind="stable")
         axis.plot(front[x], front["score"], color="#bbbbbb", linewidth=5, alpha=0.6, zorder=0, label="front (oracle left out)")
-    rule_curves(axis, rows, x, "score")
+    rule_curves(axis, rows, x, "score", styles=FAMILIES)
     full = rows[rows["rule"] == "none"]
     if len(full):
         axis.axhline(full["score"].iloc[0], color="#666666", linewidth=0.8, linestyle=":")
@@ -331,7 +344,7 @@ def score_points(axis, rows, x: str) -> None:
 def speed_points(axis, rows) -> None:
     """Score against speed with the range over rounds; columns `rule`, `speed`, `lowest`, `highest`, `score`."""
     for rule, part in rows.groupby("rule", sort=False):
-        colour, marker, _, name = RULES[rule]
+        colour, marker, _, name = FAMILIES[rule]
         errors = [(part["speed"] - part["lowest"]).clip(lower=0), (part["highest"] - part["speed"]).clip(lower=0)]
         axis.errorbar(part["speed"], part["score"], xerr=errors, fmt=marker, color=colour, label=name, elinewidth=0.8, markersize=5)
     axis.axvline(1.0, color="#666666", linewidth=0.8, linestyle=":")
@@ -341,7 +354,7 @@ def violation_dots(axis, rows, eps: float) -> None:
     """Violation rates by delta, one dot a rule side by side, and a line at eps; columns `rule`, `delta`, `violated`."""
     deltas, rules = sorted(rows["delta"].unique()), list(dict.fromkeys(rows["rule"]))
     for number, rule in enumerate(rules):
-        part, (colour, marker, _, name) = rows[rows["rule"] == rule], RULES[rule]
+        part, (colour, marker, _, name) = rows[rows["rule"] == rule], FAMILIES[rule]
         places = part["delta"].map(deltas.index) + 0.7 * (number / max(1, len(rules) - 1) - 0.5)
         axis.plot(places, part["violated"], marker=marker, color=colour, linestyle="none", markersize=4.5, label=name)
     axis.axhline(eps, color="#d55e00", linewidth=1.2, label="eps, what may fail")

@@ -100,18 +100,18 @@ class ClassifierSettings(Strict):
 class ResultSettings(Strict):
     """What `python -m mee_utils decode` decodes for notebook 06: every rule on the main model, fewer on the others."""
 
-    examples: Positive = 200
-    other_examples: Positive = 60
+    examples: Positive = 150
+    other_examples: Positive = 50
     training_examples: Positive = 60  # thresholds to try are read off these
-    fault_examples: Positive = 60
+    fault_examples: Positive = 40
     max_new_tokens: Positive = 48
     batch_size: Positive = 100
     min_layer: Positive = 4
     top_k: Positive = 64  # as in notebook 03
     first_k: Positive = 256
     least_k: Positive = 16
-    fresh_pools: Positive = 30  # on made data: independent calibration sets, and examples in each
-    fresh_size: Positive = 60
+    fresh_pools: Positive = 20  # on made data: independent calibration sets, and examples in each
+    fresh_size: Positive = 50
     deltas: Annotated[list[float], Field(min_length=1)] = [0.05, 0.1, 0.25]
     risk_deltas: Annotated[list[float], Field(min_length=1)] = [0.02, 0.05, 0.1]
     eps: Annotated[float, Field(gt=0, lt=1)] = 0.05

@@ -1,4 +1,4 @@
-"""Results that are stored already, read back: what notebook 06 is drawn from. No model is run, and torch is not loaded."""
+"""Results that are stored already, read back: what notebook 06 is drawn from. No model is run."""
 
 from __future__ import annotations
 
