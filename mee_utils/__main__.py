@@ -107,16 +107,14 @@ def bench(options) -> int:
     for name in options.part:
         check_choice("part", name, timing.PARTS)
     progress = lambda line: print(line, flush=True)
-    of_profile = {
-        "rules": (speed.rules, ("profile", "task", "batch")), "reductions": (speed.reductions, ("profile", "task", "model", "batch")),
-        "results": (speed.results, ("profile", "task", "model", "batch")),
-    }  # fmt: skip
+    keys = ("profile", "task", "model", "batch")
+    of_profile = {"reductions": speed.reductions, "results": speed.results}
     if set(options.part or timing.PARTS) - of_profile.keys():
         table = timing.run(options.shape or None, options.rounds, progress=progress, parts=options.part or None)
         print(f"table: {_short(timing.save(table))}")
         for row in timing.missed(table).itertuples():
             print(f"missed: {row.shape}, {row.group}, {row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})")
-    for name, (part, keys) in of_profile.items():
+    for name, part in of_profile.items():
         if name in (options.part or timing.PARTS) and not options.shape:
             found = part(options.profile, options.data, options.rounds, progress)
             print(f"table: {_short(timing.save(found, name=name, keys=keys))}")

@@ -410,29 +410,6 @@ def ctranslate2_peer(bench: Bench, batch: int, folder: Path) -> Callable[[], obj
     return lambda: translator.translate_batch(tokens, **options)
 
 
-def stored_speed(profile: str, kept: pd.DataFrame, path: Path | None = None) -> pd.DataFrame:
-    """What `make bench` measured for these settings; empty if it did not, or for other ones.
-
-    Args:
-        profile: the profile's name.
-        kept: `task`, `rule`, `threshold`.
-        path: the table of `make bench`; the stored one by default.
-
-    Returns:
-        `task`, `rule`, `threshold`, `batch`, `speed` (tokens a second, of no exit: median of rounds), `lowest`, `highest`.
-    """
-    path = path or PACKAGE.parent / "figures" / "bench" / "rules.csv"
-    if not path.exists():
-        return pd.DataFrame()
-    found = pd.read_csv(path)
-    found = found[(found.profile == profile) & (found.setting == "at_99_percent")]
-    keys = ["task", "rule", "threshold"]
-    timed, wanted = (table[table.threshold.notna()].assign(threshold=lambda t: t.threshold.round(4)) for table in (found, kept))
-    if set(map(tuple, wanted[keys].to_numpy())) - set(map(tuple, timed[keys].to_numpy())):
-        return pd.DataFrame()
-    return wanted[keys].merge(timed, on=keys)[[*keys, "batch", "speed", "lowest", "highest"]]
-
-
 REDUCTION_KEYS = ["task", "model", "reduction"]
 
 
@@ -484,7 +461,7 @@ def stored_decisions(names: list[str], shapes: tuple[str, ...] = ("t5-base", "t5
     return found[["shape", "what", "median", "lowest", "highest"]].reset_index(drop=True)
 
 
-PARTS = ("full depth", "exit cost", "measure cost", "one decision", "bandwidth", "spread exits", "growth", "rules", "reductions", "results")
+PARTS = ("full depth", "exit cost", "measure cost", "one decision", "bandwidth", "spread exits", "growth", "reductions", "results")
 
 
 def run(shapes: list[str] | None = None, rounds: int = 3, peers: bool = True, progress=print, parts: list[str] | None = None) -> pd.DataFrame:

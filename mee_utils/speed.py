@@ -26,41 +26,6 @@ def _found(profile: str, notebook: str, table: str) -> tuple[Path, dict]:
     return folder, json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["parameters"]
 
 
-def rules(profile_name: str, data: str | None, rounds: int, progress=print) -> pd.DataFrame:
-    """Tokens a second of every exit rule at the settings that notebook 05 found, against no exit, on a profile's CALM model.
-
-    The settings are those of the stored table `at_99_percent`.
-
-    Raises:
-        CompanionError: notebook 05 has not been run for this profile.
-    """
-    from .companion import Companion, checkpoint_folder, fingerprint
-    from .evaluation.comparison import rule_policy
-    from .train_exits import MAIN
-
-    folder, settings = _found(profile_name, "05_mee_classifiers", "at_99_percent")
-    companion = Companion.reader(profile_name, data)
-    model = companion.models([MAIN])[MAIN]
-    trained = companion.classifiers({MAIN: model})
-    classifiers = {variant: found[0].float() for (_, variant, target), found in trained.items() if target == "consistency"}
-    model.network.float()
-    wanted, rows = pd.read_csv(folder / "at_99_percent.csv"), []
-    for task in companion.tasks(settings["limit"]).values():
-        chosen = wanted[(wanted.task == task.name) & (wanted.rule != "none") & wanted.threshold.notna()]
-        policies = {("at_99_percent", row.rule, row.threshold): rule_policy(row.rule, row.threshold, settings, classifiers) for row in chosen.itertuples()}
-        for batch in (1, settings["batch_size"]):
-            progress(f"{profile_name}, {task.name}: {len(policies)} rules, batch {batch}")
-            for labels, row in speeds(model, task, policies, settings, batch, rounds).items():
-                rows.append(
-                    {
-                        "profile": profile_name, "task": task.name, "batch": batch, **dict(zip(("setting", "rule", "threshold"), labels)),
-                        **{column: row[column] for column in ("tokens_per_second", "speed", "lowest", "highest")},
-                        "model": fingerprint(checkpoint_folder(companion.profile, MAIN))[:12],
-                    }
-                )  # fmt: skip
-    return pd.DataFrame(rows)
-
-
 def reductions(profile_name: str, data: str | None, rounds: int, progress=print) -> pd.DataFrame:
     """Seconds, samples and tokens a second of every row of notebook 03's complete table.
 

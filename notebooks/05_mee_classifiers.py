@@ -31,11 +31,12 @@ quality = 0.99  # share of the full score that must be kept
 import pandas as pd
 
 from mee_utils import Companion, ExitPolicy, claims, figures, trace
-from mee_utils.bench import SHAPES, stored_speed
-from mee_utils.evaluation import comparison, decisions
+from mee_utils.bench import SHAPES
+from mee_utils.evaluation import comparison, decisions, verdicts
 from mee_utils.evaluation.replay import confidences
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
+from mee_utils.stored import decodings, inputs_of
 from mee_utils.train_exits import VARIANTS
 
 settings = dict(limit=limit, max_new_tokens=max_new_tokens, batch_size=batch_size, threshold=threshold,
@@ -306,7 +307,7 @@ from_block.pivot(index=["task", "rule"], columns="min_layer", values=["mean_exit
 # %%
 rules = ["softmax_margin", "hidden_similarity", "rising_top1", "linear", "hidden", "three_hidden", "low_rank_three", "narrow_lstm", "lstm"]
 decoding = dict(max_new_tokens=max_new_tokens, batch_size=batch_size)
-published, curve_points, decoded = [], [], {}
+published = []
 for task in tasks.values():
     as_published = {
         (rule, level): comparison.rule_policy(rule, level, settings, first, decaying=True) for rule in rules for level in (threshold, other_threshold)
@@ -320,21 +321,15 @@ published[published.rule.isin(["none", *rules])].pivot_table(
 # %% [markdown]
 # ## Decoded for real: the whole curve
 #
-# For every rule the three upper thresholds of "at equal quality" above, first seed, constant; static exits at blocks 4, 6, 8 and 10; the oracle. Replay foretold
-# the predictions at single tokens; here exits change what follows, and the score says what of it mattered.
+# Every rule from careful to careless at constant thresholds read off training examples, first seed; static exits at fixed blocks; the oracle. Replay foretold
+# the predictions at single tokens; here exits change what follows, and the score says what of it mattered. These are the stored decodings that 06
+# is drawn from too (`python -m mee_utils decode`, a part of `make reproduce`).
 
 # %%
-for name, task in tasks.items():
-    chosen = equal[(equal.task == name) & (equal.model == "calm") & (equal.target == "consistency") & (equal.seed == 0)]
-    chosen = chosen[chosen.rule.isin(rules) & (chosen.wanted > shares[0])]
-    settings_of = [(row.rule, row.threshold) for row in chosen.itertuples()] + [("static", float(block)) for block in (4, 6, 8, 10)]
-    tried = {setting: comparison.rule_policy(*setting, settings, first) for setting in dict.fromkeys(settings_of)}
-    tried["oracle", float("nan")] = comparison.rule_policy("oracle", None, settings, first)
-    table, decoded[name] = comparison.comparison(models["calm"], task, tried, ("rule", "threshold"), **decoding)
-    curve_points.append(table)
-curve_points = pd.concat(curve_points, ignore_index=True)
-
-# %%
+stored = decodings(profile)
+companion.run.uses("results decoded", inputs_of(profile)["results decoded"])
+curve_points = stored.rows(model="calm")
+curve_points = curve_points[curve_points.rule.isin(["none", *rules, "static", "oracle"]) & curve_points.task.isin(list(tasks))]
 figure, axes = figures.panels(2 * len(tasks), columns=len(tasks), width=4.2, height=3.0, profile=profile, sharey="col", sharex="row")
 for number, axis in enumerate(axes):
     column, task = ("mean_exit_layer", "flops_share")[number // len(tasks)], list(tasks)[number % len(tasks)]
@@ -348,41 +343,18 @@ companion.save_figure(figure, "score_against_cost", curve_points)
 # ## What is left at 99 % of the full score
 #
 # For each rule the cheapest of its settings that keeps 99 % of the full score on every other example, checked on the examples between them: what it
-# keeps there, and whether the interval of that reaches 99 %. A rule without a line has no such setting among those decoded.
+# keeps there, and whether the interval of that reaches 99 %. A rule without a line has no such setting among those decoded. Operations are not
+# seconds: 06 has the same settings by the clock.
 
 # %%
-kept = [row for task, found in decoded.items() for row in comparison.kept_rows(curve_points[curve_points.task == task], found, quality)]
-kept = companion.save_table(pd.DataFrame(kept), "at_99_percent")
+kept = verdicts.keeping(stored, quality)
+kept = companion.save_table(kept[(kept.model == "calm") & kept.rule.isin([*rules, "static", "oracle"])], "at_99_percent")
 for task, rows in kept.sort_values("flops_share", kind="stable").groupby("task", sort=False):
     lines = [
         f"{figures.label(r.rule)} {r.flops_share:.0%} (block {r.mean_exit_layer:.1f}, keeps {r.checked:.1%}{'' if r.not_refuted else ', refuted'})"
         for r in rows.itertuples()
     ]
     print(f"{figures.label(task)}, operations of no exit: " + "; ".join(lines))
-
-# %% [markdown]
-# ## And by the clock
-#
-# Operations are not seconds. `make bench` times the settings above on the same model, in single precision, rules taking turns, and stores
-# what it found; this cell reads it (times differ from run to run and have no place in a notebook that is compared byte by byte).
-
-# %%
-speed = stored_speed(profile, kept)
-if len(speed):
-    figure, axes = figures.panels(len(tasks), width=4.2, height=3.0, profile=profile, sharex=True)
-    for axis, task in zip(axes, tasks):
-        rows = speed[(speed.batch == 1) & (speed.task == task)]
-        axis.set(title=f"{figures.label(task)}, batch 1", xlabel="tokens a second, of no exit")
-        if rows.empty:
-            figures.nothing_to_draw(axis, f"{figures.label(task)}:\nno rule keeps {quality:.0%}")
-            continue
-        figures.rule_bars(axis, rows, "speed", ("lowest", "highest"))
-        axis.axvline(1.0, color="#333333", linewidth=1)
-    companion.save_figure(figure, "speed_at_99_percent", speed)
-    for row in speed.itertuples():
-        print(f"{figures.label(row.task)}, batch {row.batch}, {figures.label(row.rule)}: {row.speed:.2f} of no exit ({row.lowest:.2f} to {row.highest:.2f})")
-else:
-    print("not measured for these settings: run make bench")
 
 # %% [markdown]
 # ## Each published statement beside our number
@@ -392,7 +364,7 @@ tables = {
     task: {
         "ranking": mean_rank[mean_rank.task == task], "equal": at_equal[at_equal.task == task],
         "published": published[published.task == task].assign(model="calm"), "decisions": quality_of[quality_of.task == task].assign(model="calm"),
-        "kept": kept[kept.task == task].assign(model="calm"),
+        "kept": kept[kept.task == task],
     }
     for task in tasks
 }  # fmt: skip
@@ -418,11 +390,11 @@ companion.save_table(verdicts, "claims")[["claim", "published", "task", "ours", 
 # short: the margin keeps nearly all of the score, only similarity loses it. The rest is that 0.9 means something else for each rule.
 #
 # A setting that keeps 99 % on one half of the examples need not keep it on the other half (the lines above say which does): a threshold chosen by
-# looking carries no guarantee, and 06 will calibrate it. Everything here is about mini models; questions of `small` are answered with
+# looking carries no guarantee; 06 calibrates it. Everything here is about mini models; questions of `small` are answered with
 # guesses of the right kind (00), so that exits there even raise the score.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in `figures/<profile>/05_mee_classifiers`.
-# **Next:** pruning the read-out (03), so that rules on probabilities cost what classifiers cost.
+# **Next:** what all rules cost at the same guaranteed quality, and by the clock (06).
 
 # %%
 companion.finish()

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mee_utils import CompanionError, ExitPolicy, generate, replay, trace
-from mee_utils.bench import stored_speed
 from mee_utils.evaluation import comparison, decisions
 from mee_utils.evaluation.comparison import Decoded
 from mee_utils.exits.classifiers import new_classifier
@@ -171,17 +170,6 @@ def test_seed_intervals_are_those_of_students_t():
     half = 2.776 * np.sqrt(2.5) / np.sqrt(5)
     assert found.value_low["a"] == pytest.approx(3 - half) and found.value_high["a"] == pytest.approx(3 + half)
     assert found.value_low["b"] == found.value_high["b"] == 7 and list(found.seeds) == [5, 1]
-
-
-def test_stored_speed_is_shown_for_the_same_settings_only(tmp_path):
-    path = tmp_path / "rules.csv"
-    kept = pd.DataFrame({"task": ["qa", "qa"], "rule": ["margin", "oracle"], "threshold": [0.51, np.nan]})
-    assert stored_speed("small", kept, path).empty
-    columns = {"profile": "small", "task": "qa", "rule": "margin", "batch": 1, "speed": 1.2, "lowest": 1.1, "highest": 1.3}
-    pd.DataFrame([columns | {"setting": "at_99_percent", "threshold": 0.51}]).to_csv(path, index=False)
-    assert list(stored_speed("small", kept, path).speed) == [1.2]
-    assert stored_speed("small", kept.assign(threshold=[0.52, np.nan]), path).empty
-    assert stored_speed("real", kept, path).empty
 
 
 def test_rules_become_policies():
