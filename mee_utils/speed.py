@@ -32,7 +32,7 @@ def rules(profile_name: str, data: str | None, rounds: int, progress=print) -> p
     Raises:
         CompanionError: notebook 05 has not been run for this profile.
     """
-    from .companion import Companion, checkpoint_folder, fingerprint
+    from .companion import Companion, weights_digest
     from .evaluation.comparison import rule_policy
     from .train_exits import MAIN
 
@@ -56,7 +56,7 @@ def rules(profile_name: str, data: str | None, rounds: int, progress=print) -> p
                     {
                         "profile": profile_name, "task": task.name, "batch": batch, **dict(zip(("setting", "rule", "threshold"), labels)),
                         **{column: row[column] for column in ("tokens_per_second", "speed", "lowest", "highest")},
-                        "model": fingerprint(checkpoint_folder(companion.profile, MAIN))[:12],
+                        "model": weights_digest(companion.profile, MAIN)[:12],
                     }
                 )  # fmt: skip
     return pd.DataFrame(rows)
@@ -68,7 +68,7 @@ def reductions(profile_name: str, data: str | None, rounds: int, progress=print)
     Raises:
         CompanionError: notebook 03 has not been run for this profile.
     """
-    from .companion import Companion, checkpoint_folder, fingerprint
+    from .companion import Companion, weights_digest
     from .evaluation.pruning import margins
 
     folder, settings = _found(profile_name, "03_pruning", "complete_table")
@@ -81,7 +81,7 @@ def reductions(profile_name: str, data: str | None, rounds: int, progress=print)
                 progress(f"{profile_name}, {name}, {task.name}: reductions, batch {batch}")
                 for form, row in speeds(model, task, policies, settings, batch, rounds).items():
                     rows.append({"profile": profile_name, "task": task.name, "model": name, "batch": batch, "reduction": form, **row,
-                                 "weights": fingerprint(checkpoint_folder(companion.profile, name))[:12]})  # fmt: skip
+                                 "weights": weights_digest(companion.profile, name)[:12]})  # fmt: skip
     return pd.DataFrame(rows)
 
 

@@ -7,6 +7,7 @@ A file may be jsonl, jsonl.gz, parquet or csv. In a folder the split's file is n
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from pathlib import Path
 
@@ -73,17 +74,43 @@ def local_rows(source: Path, split: str) -> tuple[pd.DataFrame, str]:
     return rows, local_digest(source, split)
 
 
-def hub_rows(identifier: str, split: str, revision: str | None, name: str | None = None) -> tuple[pd.DataFrame, str]:
-    """Returns the rows of one split of a hub data set and the fingerprint of what was loaded."""
+def hub_rows(
+    identifier: str, split: str, revision: str | None, name: str | None = None, folder: str | None = None, limit: int | None = None
+) -> tuple[pd.DataFrame, str]:
+    """Returns rows of one split of a hub data set and the fingerprint of what was loaded.
+
+    Args:
+        identifier: the id.
+        split: "train", "validation" or "test".
+        revision: a commit, tag or branch; a commit is checked, because without the hub the client takes whatever commit it loaded last.
+        name: the configuration.
+        folder: the folder of the repository that holds the splits, in place of a configuration.
+        limit: how many rows to read into memory, from the beginning.
+
+    Raises:
+        CompanionError: the hub cannot be reached or has no such data set, or another commit than the one asked for is in the cache.
+    """
     import datasets
 
     datasets.disable_progress_bars()
+    datasets.utils.logging.set_verbosity_error()
+    wanted = f"{split}[:{limit}]" if limit else split
     try:
-        loaded = datasets.load_dataset(identifier, name, split=split, revision=revision)
+        loaded = datasets.load_dataset(identifier, name, split=wanted, revision=revision, data_dir=folder)
     except Exception as error:  # the hub's client raises a dozen kinds; the reader needs one line
         reason = " ".join(str(error).split())[:200]
         raise CompanionError(
             f'"{identifier}" is no local file or folder, and the hub did not give its split "{split}" ({reason}). '
             "Check the spelling and the network, or name a local folder in the hub's column layout."
         ) from error
+    if is_commit(revision) and not all(revision in file["filename"] for file in loaded.cache_files):
+        raise CompanionError(
+            f'"{identifier}" could not be had at the commit {revision}, only at another one from the cache: '
+            "run once with the network, or delete this data set from the hub's cache."
+        )
     return loaded.to_pandas(), loaded._fingerprint
+
+
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision is a whole commit id, which can name only one thing."""
+    return bool(revision and re.fullmatch("[0-9a-f]{40}", revision))
