@@ -222,7 +222,7 @@ def _keys(model: type[BaseModel], path: tuple) -> list[str]:
     if READY in path or MADE in path:
         made = BaseSettings if "base" in path else BackboneSettings
         if path[-1] in (READY, MADE):
-            return list((Checkpoint if path[-1] == READY else made).model_fields)
+            return [*Checkpoint.model_fields, *(made.model_fields if path[-1] == MADE else [])]
         model, path = made, path[path.index(MADE) + 1 :]
     for part in path:
         if isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
