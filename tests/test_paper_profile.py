@@ -281,6 +281,30 @@ def test_a_cache_that_holds_another_commit_is_not_taken_for_the_right_one(monkey
         sources.hub_rows("some/thing", "train", A)
 
 
+def test_long_documents_may_come_from_the_hub(monkeypatch, tmp_path):
+    import pandas as pd
+
+    from mee_utils.companion import Companion
+    from mee_utils.tasks import sources
+
+    companion, asked = Companion.reader("small"), []
+    hub = Hub(monkeypatch, tmp_path)
+    hub.commits["refs/convert/parquet"] = C
+
+    def hub_rows(identifier, split, revision, name, folder, limit):
+        asked.append((identifier, split, revision, folder, limit))
+        return pd.DataFrame({"document": ["It rains. It rains.", "Bob."], "summary": ["Rain.", "Bob."]}), "digest"
+
+    monkeypatch.setattr(sources, "hub_rows", hub_rows)
+    found = companion.long_documents("some/news@refs/convert/parquet:default", 2)
+    assert set(found) == {"Multi-News", "BigPatent"} and found["BigPatent"].targets == ["Rain.", "Bob."]
+    companion.long_documents("other/news", 1)
+    assert asked == [("some/news", "validation", C, "default", 2), ("other/news", "validation", A, None, 1)]
+    assert set(json.loads((tmp_path / "small.lock.json").read_text())["datasets"]) == {"some/news", "other/news"}
+    with pytest.raises(CompanionError, match='DATA holds no folder "nothing": give DATA=.*, a hub id such as owner/name, or long_corpus="made"'):
+        companion.long_documents("nothing", 1)
+
+
 # Up to the download
 
 
@@ -372,6 +396,17 @@ def test_every_notebook_runs_with_the_profile(trained, executed, name):
     manifest = json.loads((results / name / "manifest.json").read_text())
     assert manifest["profile"] == "paper" and manifest["parameters"]["limit"] == 5
     assert len([key for key in manifest["inputs"] if key.startswith("corpus")]) == (3 if name == notebook.notebook_names()[0] else 1)
+
+
+def test_a_ready_backbone_with_another_tokenizer_is_refused(trained, tmp_path):
+    from mee_utils.models.mini import train_tokenizer
+
+    papers.write_checkpoint(tmp_path / "foreign", train_tokenizer(["Ann has a key in Rome.", "Bob has a hat in Oslo."] * 2, 90))
+    trained.edit(lambda content: content["training"]["backbones"].update(foreign={"checkpoint": str(tmp_path / "foreign")}))
+    done = trained.run("train", "--profile", "paper", "--model", "foreign")
+    trained.edit(lambda content: content["training"]["backbones"].pop("foreign"))
+    assert done.returncode == 2 and f"{tmp_path / 'foreign'} has another tokenizer than the base" in done.stderr
+    assert not [path for path in trained.files() if "foreign" in path]
 
 
 def test_another_checkpoint_under_the_same_name_is_noticed(trained, tmp_path):
