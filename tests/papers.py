@@ -29,7 +29,10 @@ def rows(task, number):
 
 
 def write_corpora(folder):
-    """SQuAD as jsonl, CNN/DailyMail as parquet shards, WMT15 as jsonl in a `data` folder. Returns task -> folder."""
+    """SQuAD as jsonl, CNN/DailyMail as parquet shards, WMT15 as jsonl in a `data` folder, and one long document. Returns task -> folder."""
+    (folder / "long").mkdir(parents=True)
+    document = {"document": " ".join(rows("summarization", number)["article"] for number in range(8)), "summary": "It rains."}
+    (folder / "long" / "validation.jsonl").write_text(json.dumps(document) + "\n")
     folders = {task: folder / task for task in ("question_answering", "summarization", "translation")}
     for task, place in folders.items():
         inside = place / "data" if task == "translation" else place
@@ -148,4 +151,4 @@ def shrink(content, checkpoint, corpora):
         if "max_new_tokens" in parameters:
             parameters["max_new_tokens"] = 10
     content["notebooks"]["02_saturation"]["frequency_limit"] = 20
-    content["notebooks"]["04_contrastive_decoding"].update(expert_layer=6, long_limit=1)
+    content["notebooks"]["04_contrastive_decoding"].update(expert_layer=6, long_corpus="long", long_limit=1)

@@ -368,9 +368,9 @@ EVERY = """
 import json, sys
 from mee_utils import CompanionError
 from mee_utils.notebook import run_notebook
-for name in sys.argv[1:]:
+for name in sys.argv[2:]:
     try:
-        print(json.dumps([name, str(run_notebook(name, "paper"))]))
+        print(json.dumps([name, str(run_notebook(name, "paper", sys.argv[1]))]))
     except CompanionError as error:
         print(json.dumps([name, f"error: {error}"]))
 """
@@ -380,11 +380,11 @@ for name in sys.argv[1:]:
 def executed(trained):
     """What became of each notebook; after 00 one corpus and the two models that all need are enough, since what takes time is drawing."""
     before = {path for path in trained.files() if not path.startswith("build/")}
-    first, *rest = notebook.notebook_names()
-    lines = trained.python("-c", EVERY, first).stdout.splitlines()
+    (first, *rest), data = notebook.notebook_names(), str(trained.root.parent / "corpora")
+    lines = trained.python("-c", EVERY, data, first).stdout.splitlines()
     spared = {"corpora": ("question_answering", "summarization"), "backbones": ("free", "late_weighted")}
     trained.edit(lambda content: [(content | content["training"])[part].pop(name) for part, names in spared.items() for name in names])
-    lines += trained.python("-c", EVERY, *rest).stdout.splitlines()
+    lines += trained.python("-c", EVERY, data, *rest).stdout.splitlines()
     assert {path for path in trained.files() if not path.startswith("build/")} == before  # results are in their own folder
     return dict(json.loads(line) for line in lines if line.startswith("["))
 
