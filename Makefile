@@ -1,8 +1,8 @@
-# make reproduce    every notebook, figure and table of a profile        PROFILE=small|real  DATA=folder  FORCE=1
+# make reproduce    every notebook, figure and table of a profile        PROFILE=small|real|paper  DATA=folder  FORCE=1
 # make test         unit tests, exactness tests, stored notebooks re-run and compared
 # make readme       the numbers of README.md from the stored tables
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet
-# make train        the mini models of a profile                         PROFILE=small|real  DATA=folder  MODEL=name
+# make train        the models of a profile                              PROFILE=small|real|paper  DATA=folder  MODEL=name
 # make status       which models and results are there
 # Set-up (virtual environment, pinned packages) is part of each of them and is done once.
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .errors import CompanionError, check_choice
-from .profiles import PACKAGE, Profile, load_profile
+from .lock import at_locked_commit
+from .profiles import PACKAGE, Checkpoint, Profile, ShapeSettings, load_profile
 from .results import Run
 
 NARROW = 256  # models below this width are fastest on one thread
 
 
 def checkpoint_folder(profile: Profile, name: str) -> Path:
-    """Where a mini model of a profile is, or will be."""
+    """Where a model of a profile is, or will be; of a ready checkpoint only its manifest."""
     return PACKAGE / "checkpoints" / profile.name / name
 
 
@@ -25,12 +26,63 @@ def fingerprint(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
+def weights_digest(profile: Profile, name: str) -> str:
+    """What identifies the weights of a model of a profile; of a ready checkpoint, what `make train` recorded."""
+    if isinstance(profile.training.recipe(name), Checkpoint):
+        return manifest(profile, name)["weights"]
+    return fingerprint(checkpoint_folder(profile, name))
+
+
+def from_source(profile: Profile, name: str, load: Callable[[str, str | None], object]):
+    """Calls `load(folder or hub id, commit)` for a model of a profile: its own folder, or the ready checkpoint that it is.
+
+    A hub id is loaded at the commit that the profile's lock names.
+    """
+    from .tasks.loading import is_hub_id
+
+    recipe = profile.training.recipe(name)
+    if not isinstance(recipe, Checkpoint):
+        return load(str(checkpoint_folder(profile, name)), None)
+    if not is_hub_id(recipe.source):
+        return load(recipe.source, None)
+    return at_locked_commit(profile, "models", recipe.source, recipe.revision, lambda commit: load(recipe.source, commit))
+
+
+def load_profile_model(profile: Profile, name: str, dtype: str | None = None):
+    """Loads a model of a profile, in the profile's precision or in `dtype`, on the profile's device."""
+    from .models import load_model
+
+    options = dict(dtype=dtype or profile.dtype, device=profile.device, name=name)
+    return from_source(profile, name, lambda source, commit: load_model(source, commit, **options))
+
+
+def load_profile_tokenizer(profile: Profile, name: str):
+    """The tokenizer of a model of a profile."""
+    from .models.loading import load_tokenizer
+
+    return from_source(profile, name, load_tokenizer)
+
+
+def with_shape(profile: Profile) -> Profile:
+    """The profile with the sizes of its models filled in where they are those of a ready checkpoint: its first backbone's manifest has them.
+
+    Raises:
+        CompanionError: that model is not there yet.
+    """
+    if profile.training.shape:
+        return profile
+    shape = ShapeSettings(**manifest(profile, next(iter(profile.training.backbones)))["shape"])
+    return profile.model_copy(update={"training": profile.training.model_copy(update={"shape": shape})})
+
+
 def manifest(profile: Profile, name: str) -> dict:
     """How a mini model was made and how well it does, as `make train` recorded it."""
     path = checkpoint_folder(profile, name) / "manifest.json"
     if not path.exists():
+        base = profile.training.base
+        source = f" (from {base.checkpoint})" if isinstance(base, Checkpoint) else ""
         raise CompanionError(
-            f'Profile "{profile.name}" has no trained model "{name}": run "make train PROFILE={profile.name}" '
+            f'Profile "{profile.name}" has no trained model "{name}"{source}: run "make train PROFILE={profile.name}" '
             "(with DATA=... where the profile reads local corpora)."
         )
     return json.loads(path.read_text(encoding="utf-8"))
@@ -38,6 +90,9 @@ def manifest(profile: Profile, name: str) -> dict:
 
 def load_tasks(profile: Profile, data: str | None, held_out: bool = True, limit: int | None = None, only: str | None = None) -> list:
     """Every corpus of a profile: the split that scores are measured on, or the training split.
+
+    Hub data sets are loaded at the commit that the profile's lock names. Models that start from a ready checkpoint get their sources cut to
+    `max_source` tokens, as they were trained; no source of a model trained from scratch is cut.
 
     Args:
         profile: the profile.
@@ -47,6 +102,7 @@ def load_tasks(profile: Profile, data: str | None, held_out: bool = True, limit:
         only: the task of one corpus; all by default.
     """
     from .tasks import load_task
+    from .tasks.loading import is_hub_id, shortened
 
     tasks = []
     for name, corpus in profile.corpora.items():
@@ -54,12 +110,13 @@ def load_tasks(profile: Profile, data: str | None, held_out: bool = True, limit:
             continue
         split, size = (corpus.held_out_split, corpus.held_out) if held_out else ("train", corpus.train)
         size = min(limit, size) if limit and size else limit or size
-        tasks.append(
-            load_task(
-                name, profile.source(name, data), split, size, profile.training.seed,
-                revision=corpus.revision, config=corpus.config, languages=tuple(corpus.languages),
-            )
-        )  # fmt: skip
+        source, given = profile.source(name, data), (split, size, profile.training.seed)
+        options = dict(config=corpus.config, languages=tuple(corpus.languages), folder=corpus.folder)
+        load = lambda commit, call=(name, source, *given), options=options: load_task(*call, revision=commit, **options)
+        tasks.append(at_locked_commit(profile, "datasets", source, corpus.revision, load) if is_hub_id(source) else load(corpus.revision))
+    if isinstance(profile.training.base, Checkpoint):
+        tokenizer = load_profile_tokenizer(profile, "base")
+        tasks = [shortened(task, tokenizer, profile.training.max_source) for task in tasks]
     return tasks
 
 
@@ -86,7 +143,7 @@ class Companion:
     def __init__(self, notebook: str, profile: str, data: str = "", **parameters):
         from .figures import use_style
 
-        self.profile, self.data = load_profile(profile), data or None
+        self.profile, self.data = with_shape(load_profile(profile)), data or None
         self.run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
         use_style()
 
@@ -94,7 +151,7 @@ class Companion:
     def reader(cls, profile: str, data: str | None = None) -> Companion:
         """A view of a profile that writes no results."""
         found = cls.__new__(cls)
-        found.profile, found.data, found.run = load_profile(profile), data or None, _NoRun()
+        found.profile, found.data, found.run = with_shape(load_profile(profile)), data or None, _NoRun()
         return found
 
     def tasks(self, limit: int | None = None) -> dict:
@@ -126,15 +183,12 @@ class Companion:
         """
         import torch
 
-        from .models import load_model
-
         if self.profile.training.shape.d_model < NARROW:
             torch.set_num_threads(1)
         loaded = {}
         for name in self.manifests(names):
-            folder = checkpoint_folder(self.profile, name)
-            loaded[name] = load_model(folder, dtype=self.profile.dtype, device=self.profile.device, name=name)
-            self.run.uses(f"model {name}", fingerprint(folder))
+            loaded[name] = load_profile_model(self.profile, name)
+            self.run.uses(f"model {name}", weights_digest(self.profile, name))
         return loaded
 
     def classifiers(self, models: dict, progress: bool = False) -> dict:
@@ -151,16 +205,30 @@ class Companion:
         return found
 
     def long_documents(self, corpus: str, limit: int) -> dict:
-        """Long documents in both layouts of the papers, layout -> `Task`: "made", or a folder inside DATA with `document` and `summary`."""
+        """Long documents in both layouts of the papers, layout -> `Task`.
+
+        Args:
+            corpus: "made"; a folder inside DATA with `document` and `summary`; or a hub id that has them, with a revision and a folder of its
+                repository after it where it needs them, as in "owner/name@refs/convert/parquet:default".
+            limit: how many documents.
+        """
         from .evaluation.long_documents import long_tasks
 
-        if corpus != "made":
-            if not self.data or not (Path(self.data) / corpus).exists():
-                raise CompanionError(f'DATA holds no folder "{corpus}": give DATA=path/to/corpora that holds it, or long_corpus="made".')
-            corpus = str(Path(self.data) / corpus)
         folder = self.scratch("long_documents")
         folder.mkdir(exist_ok=True)
-        tasks = long_tasks(corpus, limit, folder)
+        identifier, _, rest = corpus.partition("@")
+        if corpus == "made":
+            tasks = long_tasks(corpus, limit, folder)
+        elif self.data and (Path(self.data) / corpus).exists():
+            tasks = long_tasks(str(Path(self.data) / corpus), limit, folder)
+        elif identifier.count("/") == 1 and not identifier.startswith((".", "/")):
+            revision, _, place = rest.partition(":")
+            load = lambda commit: long_tasks(identifier, limit, folder, revision=commit, folder=place or None)
+            tasks = at_locked_commit(self.profile, "datasets", identifier, revision or None, load)
+        else:
+            raise CompanionError(
+                f'DATA holds no folder "{corpus}": give DATA=path/to/corpora that holds it, a hub id such as owner/name, or long_corpus="made".'
+            )
         for layout, task in tasks.items():
             self.run.uses(f"long documents, {layout} layout", task.digest)
         return tasks
@@ -173,9 +241,7 @@ class Companion:
 
     def tokenizer(self):
         """The tokenizer that all models of the profile share."""
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(checkpoint_folder(self.profile, self.model_names[-1]))
+        return load_profile_tokenizer(self.profile, self.model_names[-1])
 
     def save_table(self, table, name: str):
         """See `Run.save_table`."""

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from .companion import Companion, checkpoint_folder, fingerprint, load_tasks
+from .companion import Companion, load_tasks, weights_digest
 from .errors import CompanionError
 from .exits.policy import ExitPolicy
+from .lock import locked_commit
 from .profiles import PACKAGE, Profile, ResultSettings
 from .results import Run
 from .train_exits import ABLATED, MAIN, train_classifiers
@@ -104,8 +105,10 @@ def job_key(profile: Profile, data: str | None, job: Job, weights: dict[str, str
 def _digest(profile: Profile, data: str | None, task: str) -> str:
     from .tasks.sources import local_digest
 
-    source = profile.source(task, data)
-    return local_digest(Path(source), profile.corpora[task].held_out_split) if Path(source).exists() else source
+    source, corpus = profile.source(task, data), profile.corpora[task]
+    if Path(source).exists():
+        return local_digest(Path(source), corpus.held_out_split)
+    return f"{source}@{locked_commit(profile, 'datasets', source, corpus.revision)}"
 
 
 def decode(profile: Profile, data: str | None = None, force: bool = False, progress: Callable[[str], object] = print) -> Path:
@@ -122,7 +125,7 @@ def decode(profile: Profile, data: str | None = None, force: bool = False, progr
     """
     files = {(job.model, job.variant): path for job, path in train_classifiers(profile, data).items() if job.target == "consistency" and job.seed == 0}
     models = list(profile.training.backbones)
-    weights = {name: fingerprint(checkpoint_folder(profile, name)) for name in models}
+    weights = {name: weights_digest(profile, name) for name in models}
     weights |= {" ".join(key): hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items()}
     wanted = {job: job_key(profile, data, job, weights) for job in jobs(profile)}
     missing = [job for job, key in wanted.items() if force or _stored(job, profile, key) is None]

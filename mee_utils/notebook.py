@@ -156,14 +156,17 @@ def run_notebook(name: str, profile: str = "small", data: str | None = None, par
         The path of the executed notebook.
 
     Raises:
-        CompanionError: unknown notebook, profile or parameter, or a cell that failed (named, with its error).
+        CompanionError: unknown notebook, profile or parameter, models that are not there, or a cell that failed (named, with its error).
     """
+    from .companion import with_shape
+
     notebook = read_source(name)
     declared = declared_parameters(notebook)
     given = check_parameters(parameters or {}, declared)
     settings = check_parameters(load_profile(profile).notebooks.get(name, {}), declared)
     chosen = {"profile": load_profile(profile).name, **({"data": data} if data else {}), **settings, **given}
     chosen = {key: value for key, value in chosen.items() if value != declared.get(key)}
+    with_shape(load_profile(profile))  # where its models are not there yet, that is said before a kernel is started
     target = destination(name, profile, trial=bool(given))
     executed = _execute(notebook, name, chosen, trial=bool(given))
     _normalize(executed, data)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from .errors import CompanionError, nearest
 
@@ -26,7 +26,11 @@ class Strict(BaseModel):
 
 
 class Corpus(Strict):
-    """Where one task's examples come from; `{data}` stands for the DATA folder of the command line."""
+    """Where one task's examples come from; `{data}` stands for the DATA folder of the command line.
+
+    Of a hub data set, `config` names a configuration; `folder`, in its place, a folder of the repository with one file or folder a split (the
+    branch refs/convert/parquet, on which the hub keeps a copy of data sets that have only a loading script, has one a configuration).
+    """
 
     source: str
     train: Positive | None = None
@@ -35,6 +39,13 @@ class Corpus(Strict):
     languages: Annotated[list[str], Field(min_length=2, max_length=2)] = ["en", "fr"]
     revision: str | None = None
     config: str | None = None
+    folder: str | None = None
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Corpus:
+        if self.config and self.folder:
+            raise ValueError("config and folder contradict each other; leave one of them out")
+        return self
 
 
 class ShapeSettings(Strict):
@@ -75,16 +86,53 @@ class BackboneSettings(Strict):
     intermediate: Literal["all", "one"] = "all"
 
 
-class Training(Strict):
-    """How the mini models of a profile are made."""
+class Checkpoint(Strict):
+    """A ready model in place of one to train: a hub id, or a folder written by `save_pretrained` (relative to the repository)."""
 
-    shape: ShapeSettings
+    checkpoint: Annotated[str, Field(min_length=1)]
+    revision: str | None = None
+
+    @property
+    def source(self) -> str:
+        """The folder, where there is one of this name; else the hub id."""
+        inside = PACKAGE.parent / self.checkpoint
+        return str(inside) if inside.is_dir() else str(Path(self.checkpoint).expanduser())
+
+
+READY, MADE = "[ready]", "[made]"  # which of two kinds of settings an error speaks of; never shown
+
+
+def _kind(value) -> str:
+    return READY if isinstance(value, Checkpoint) or (isinstance(value, dict) and "checkpoint" in value) else MADE
+
+
+def _either(made: type[Strict]):
+    """Settings of a model to make, or a ready checkpoint: whichever keys are there."""
+    return Annotated[Annotated[made, Tag(MADE)] | Annotated[Checkpoint, Tag(READY)], Discriminator(_kind)]
+
+
+class Training(Strict):
+    """How the models of a profile are made: from scratch (`shape` and stages of `base`), or from a ready checkpoint."""
+
+    shape: ShapeSettings | None = None
     seed: int
     max_source: Positive
     max_target: Positive
     tokens_per_batch: Positive = 2500
-    base: BaseSettings
-    backbones: dict[str, BackboneSettings]
+    base: _either(BaseSettings)
+    backbones: dict[str, _either(BackboneSettings)]
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Training:
+        if self.shape is None and isinstance(self.base, BaseSettings):
+            raise ValueError("a base that is made from scratch needs a shape; add it, or name a checkpoint as base")
+        if self.shape is not None and isinstance(self.base, Checkpoint):
+            raise ValueError("shape contradicts the checkpoint of base, which has sizes of its own; leave one of them out")
+        return self
+
+    def recipe(self, name: str) -> BaseSettings | BackboneSettings | Checkpoint:
+        """The settings of `base` or of a backbone."""
+        return self.base if name == "base" else self.backbones[name]
 
 
 class ClassifierSettings(Strict):
@@ -181,17 +229,29 @@ def load_profile(name: str | Path) -> Profile:
 
 def explain(error: ValidationError, content, model: type[BaseModel]) -> str:
     """The first thing wrong with a profile, in one line, with the nearest valid key where a key is unknown."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    found = error.errors()
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+    where = ".".join(str(part) for part in first["loc"] if part not in ("[key]", READY, MADE))
     if first["type"] == "extra_forbidden":
-        return f'unknown key "{where}": {nearest(str(first["loc"][-1]), _keys(model, first["loc"][:-1]))}'
+        key = str(first["loc"][-1])
+        if READY in first["loc"] and key in {*BaseSettings.model_fields, *BackboneSettings.model_fields}:
+            return f'"{where}" contradicts "checkpoint" beside it: a ready checkpoint is not trained; leave one of them out.'
+        return f'unknown key "{where}": {nearest(key, _keys(model, first["loc"][:-1]))}'
     if first["type"] == "missing":
-        return f'the key "{where}" is missing: add it.'
+        ready = ' (or name a "checkpoint" in place of all of them)' if MADE in first["loc"] else ""
+        return f'the key "{where}" is missing: add it{ready}.'
+    if first["type"] == "value_error":
+        return f"{where}: {first['ctx']['error']}."
     return f'"{where}" is {first["input"]!r}: {first["msg"].lower()}.'
 
 
 def _keys(model: type[BaseModel], path: tuple) -> list[str]:
     """The valid keys at a place in the profile."""
+    if READY in path or MADE in path:
+        made = BaseSettings if "base" in path else BackboneSettings
+        if path[-1] in (READY, MADE):
+            return [*Checkpoint.model_fields, *(made.model_fields if path[-1] == MADE else [])]
+        model, path = made, path[path.index(MADE) + 1 :]
     for part in path:
         if isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
             annotation = model.model_fields[part].annotation

@@ -32,7 +32,7 @@ def reductions(profile_name: str, data: str | None, rounds: int, progress=print)
     Raises:
         CompanionError: notebook 03 has not been run for this profile.
     """
-    from .companion import Companion, checkpoint_folder, fingerprint
+    from .companion import Companion, weights_digest
     from .evaluation.pruning import margins
 
     folder, settings = _found(profile_name, "03_pruning", "complete_table")
@@ -45,7 +45,7 @@ def reductions(profile_name: str, data: str | None, rounds: int, progress=print)
                 progress(f"{profile_name}, {name}, {task.name}: reductions, batch {batch}")
                 for form, row in speeds(model, task, policies, settings, batch, rounds).items():
                     rows.append({"profile": profile_name, "task": task.name, "model": name, "batch": batch, "reduction": form, **row,
-                                 "weights": fingerprint(checkpoint_folder(companion.profile, name))[:12]})  # fmt: skip
+                                 "weights": weights_digest(companion.profile, name)[:12]})  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -57,7 +57,7 @@ def results(profile_name: str, data: str | None, rounds: int, progress=print) ->
     Raises:
         CompanionError: `python -m mee_utils decode` has not been run for this profile.
     """
-    from .companion import Companion, checkpoint_folder, fingerprint
+    from .companion import Companion, weights_digest
     from .decoded import rule_policy
     from .evaluation.verdicts import timed
     from .exits.classifiers import load_classifier
@@ -78,7 +78,7 @@ def results(profile_name: str, data: str | None, rounds: int, progress=print) ->
                 timings = speeds(model, task, policies, {"max_new_tokens": settings.max_new_tokens}, batch, rounds)
                 for (rule, threshold), row in timings.items():
                     rows.append({"profile": profile_name, "task": task.name, "model": name, "batch": batch, "rule": rule, "threshold": threshold, **row,
-                                 "weights": fingerprint(checkpoint_folder(companion.profile, name))[:12]})  # fmt: skip
+                                 "weights": weights_digest(companion.profile, name)[:12]})  # fmt: skip
     return pd.DataFrame(rows)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .companion import checkpoint_folder, fingerprint, load_tasks
+from .companion import load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
 from .profiles import PACKAGE, Profile
 
 MOST_WORKERS = 8
@@ -87,7 +87,7 @@ def job_key(profile: Profile, job: Job, tasks: Sequence) -> str:
     """What a classifier belongs to: model, variant, target, seed, settings and data."""
     parts = [
         asdict(job), asdict(VARIANTS[job.variant]), profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target,
-        fingerprint(checkpoint_folder(profile, job.model)), [task.digest for task in tasks],
+        weights_digest(profile, job.model), [task.digest for task in tasks],
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -138,10 +138,8 @@ def train_classifiers(profile: Profile, data: str | None = None, only: Sequence[
 
 def _first_tokens(profile: Profile, data: str | None, held_out: bool) -> list:
     """The first examples of every corpus that have about `profile.classifiers.tokens` target tokens (half as many held out)."""
-    from transformers import AutoTokenizer
-
     wanted = profile.classifiers.tokens // (2 if held_out else 1)
-    tokenizer, found = AutoTokenizer.from_pretrained(checkpoint_folder(profile, next(iter(profile.training.backbones)))), []
+    tokenizer, found = load_profile_tokenizer(profile, next(iter(profile.training.backbones))), []
     for task in load_tasks(profile, data, held_out=held_out, limit=wanted):
         counts = [min(len(ids), profile.training.max_target) for ids in tokenizer(task.targets).input_ids]
         enough, total = 0, 0
@@ -155,9 +153,8 @@ def _first_tokens(profile: Profile, data: str | None, held_out: bool) -> list:
 def _write_traces(profile: Profile, name: str, tasks: Sequence, held_out: Sequence, folder: Path) -> tuple[Path, Path]:
     """Traces a model along the references of all tasks, for training and for the held-out loss."""
     from .decoding.tracing import trace
-    from .models import load_model
 
-    model = load_model(checkpoint_folder(profile, name), dtype=profile.dtype, device=profile.device, name=name)
+    model = load_profile_model(profile, name)
     paths = []
     for split, chosen in (("train", tasks), ("held-out", held_out)):
         path = folder / f"{name}-{split}.trace.parquet"
@@ -195,10 +192,9 @@ def _train_one(profile: Profile, job: Job, key: str, traces: tuple[Path, Path], 
     from .decoding.tracing import load_trace
     from .exits.classifiers import save_classifier
     from .exits.training import train_classifier
-    from .models import load_model
 
     if _READ.get("key") != (job.model, traces[0].stat().st_mtime_ns):
-        model = load_model(checkpoint_folder(profile, job.model), dtype=profile.dtype, device=profile.device, name=job.model)
+        model = load_profile_model(profile, job.model)
         _READ.update(key=(job.model, traces[0].stat().st_mtime_ns), model=model, traces=[load_trace(path) for path in traces],
                      fingerprint=model.fingerprint)  # fmt: skip
     model, (train, held_out), variant, settings = _READ["model"], _READ["traces"], VARIANTS[job.variant], profile.classifiers

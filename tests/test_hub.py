@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -22,6 +23,7 @@ class Hub(BaseHTTPRequestHandler):
 
     root: Path
     asked: list
+    commits: dict = COMMITS
 
     def log_message(self, *arguments):
         pass
@@ -45,7 +47,7 @@ class Hub(BaseHTTPRequestHandler):
         repository, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
         folder = self.find(kind, repository, revision)
         if folder is None:
-            return self.refuse("RepoNotFound", 404)
+            return self.refuse_repository(kind, repository)
         file = folder / name
         if not file.is_file():
             return self.refuse("EntryNotFound", 404, {"X-Repo-Commit": self.commit(revision)})
@@ -54,10 +56,11 @@ class Hub(BaseHTTPRequestHandler):
         self.reply(content if body else b"", headers, len(content))
 
     def answer_api(self, kind, repository, rest, wanted):
-        revision = rest[1] if len(rest) > 1 and rest[0] in ("revision", "tree", "paths-info") else "main"
+        below = rest[1:] if len(rest) > 1 and rest[0] in ("revision", "tree", "paths-info") else ["main"]
+        revision = below[0] if rest[:1] != ["revision"] else "/".join(below)  # of the three only the first may hold a branch with slashes
         folder = self.find(kind, repository, revision)
         if folder is None:
-            return self.refuse("RepoNotFound", 404)
+            return self.refuse_repository(kind, repository)
         files = [
             {"type": "file", "path": str(p.relative_to(folder)), "size": p.stat().st_size, "oid": hashlib.sha1(p.read_bytes()).hexdigest()}
             for p in sorted(folder.rglob("*")) if p.is_file()
@@ -65,18 +68,26 @@ class Hub(BaseHTTPRequestHandler):
         if rest and rest[0] == "paths-info":
             return self.reply(json.dumps([f for f in files if f["path"] in (wanted or [])]).encode())
         if rest and rest[0] == "tree":
-            below = "/".join(rest[2:])
-            return self.reply(json.dumps([f for f in files if f["path"].startswith(below)]).encode())
+            place = folder / "/".join(rest[2:])
+            if not place.is_dir():
+                return self.refuse("EntryNotFound", 404)
+            found = sorted(place.rglob("*") if "recursive=true" in self.path.lower() else place.iterdir())
+            folders = [{"type": "directory", "path": str(p.relative_to(folder)), "size": 0, "oid": "0" * 40} for p in found if p.is_dir()]
+            return self.reply(json.dumps([*folders, *(f for f in files if folder / f["path"] in found)]).encode())
         about = {"id": repository, "sha": self.commit(revision), "private": False, "tags": [], "downloads": 0, "likes": 0}
         self.reply(json.dumps(about | {"siblings": [{"rfilename": f["path"]} for f in files]}).encode())
 
     def commit(self, revision):
-        return COMMITS.get(revision, revision)
+        return self.commits.get(revision, revision)
 
     def find(self, kind, repository, revision):
-        names = {commit: name for name, commit in COMMITS.items()}
-        folder = self.root / kind / repository / names.get(revision, revision)
-        return folder if folder.is_dir() else None
+        """The folder of a revision: named by the commit, or by the branch that is at it."""
+        names = {commit: name for name, commit in self.commits.items()}
+        folders = [self.root / kind / repository / name for name in (self.commit(revision), names.get(revision, revision))]
+        return next((folder for folder in folders if folder.is_dir()), None)
+
+    def refuse_repository(self, kind, repository):
+        self.refuse("RevisionNotFound" if (self.root / kind / repository).is_dir() else "RepoNotFound", 404)
 
     def refuse(self, code, status, headers=None):
         self.send_response(status)
@@ -92,22 +103,29 @@ class Hub(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-@pytest.fixture
-def hub(tmp_path):
-    root, asked = tmp_path / "hub", []
-    handler = type("Handler", (Hub,), {"root": root, "asked": asked})
+@contextmanager
+def serving(folder, commits=COMMITS):
+    """Serves `folder/hub`; yields what it was asked for, and the environment in which clients turn to it."""
+    asked = []
+    handler = type("Handler", (Hub,), {"root": folder / "hub", "asked": asked, "commits": commits})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1",
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(folder / "cache"), "NO_PROXY": "127.0.0.1",
         "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
     }  # fmt: skip
-
-    def run(code):
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
-
-    yield root, asked, run
+    yield asked, environment
     server.shutdown()
+
+
+@pytest.fixture
+def hub(tmp_path):
+    with serving(tmp_path) as (asked, environment):
+
+        def run(code):
+            return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+
+        yield tmp_path / "hub", asked, run
 
 
 def test_a_checkpoint_comes_from_the_hub_at_its_revision(hub, tokenizer):

@@ -317,7 +317,7 @@ def test_a_run_with_another_recipe_does_not_resume_an_old_one(monkeypatch, tmp_p
 
     profile, _, train = trained(monkeypatch, tmp_path)
     monkeypatch.setattr(train, "work_folder", lambda profile, name: tmp_path / "work")
-    monkeypatch.setattr(train, "fingerprint", lambda folder: "base")
+    monkeypatch.setattr(train, "weights_digest", lambda profile, name: "base")
     task = SimpleNamespace(digest="a")
     folder = train.prepared_work_folder(profile, "calm", [task])
     (folder / "checkpoint-1").mkdir()

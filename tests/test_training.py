@@ -151,5 +151,8 @@ def test_the_embedding_learns_at_a_rate_of_its_own(tmp_path):
     )
     groups = trainer.create_optimizer().param_groups
     assert [group["lr"] for group in groups] == [training.EMBEDDING_RATE * 1e-3, 1e-3]
+    arguments = training.TrainingArguments(str(tmp_path), learning_rate=1e-3, report_to=[])
+    plain = training.ObjectiveTrainer(network, arguments, objective=Objective("vanilla"), embedding_rate=1.0).create_optimizer().param_groups
+    assert [group["lr"] for group in plain] == [1e-3, 1e-3]  # where the embedding was pre-trained well already
     assert [id(p) for p in groups[0]["params"]] == [id(network.shared.weight)]
     assert sum(len(group["params"]) for group in groups) == len(list(network.parameters()))

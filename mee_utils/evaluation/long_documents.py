@@ -16,13 +16,14 @@ LAYOUTS = {"Multi-News": ("document", "summary"), "BigPatent": ("description", "
 STORIES = 24  # made stories in one made document
 
 
-def long_tasks(source: str, limit: int, folder: Path) -> dict:
+def long_tasks(source: str, limit: int, place: Path, **options) -> dict:
     """Long documents in both layouts of the papers.
 
     Args:
-        source: "made" (made stories, joined), or a file or folder with the columns `document` and `summary`.
+        source: "made" (made stories, joined), or a file, folder or hub id with the columns `document` and `summary`.
         limit: how many documents.
-        folder: where files in the two layouts are written.
+        place: the folder where files in the two layouts are written.
+        options: of `load_task`, for a hub id.
 
     Returns:
         layout -> `Task`; the same documents in both, read by the same code.
@@ -32,11 +33,11 @@ def long_tasks(source: str, limit: int, folder: Path) -> dict:
         texts = [text.removeprefix("summarize: ") for text in stories.inputs]
         pairs = [(" ".join(texts[i : i + STORIES]), stories.targets[i]) for i in range(0, len(texts), STORIES)]
     else:
-        found = load_task("long_document_summarization", source, limit=limit)
+        found = load_task("long_document_summarization", source, limit=limit, **options)
         pairs = [(text.removeprefix("summarize: "), target) for text, target in islice(zip(found.inputs, found.targets, strict=True), limit)]
     tasks = {}
     for layout, columns in LAYOUTS.items():
-        path = Path(folder) / f"{layout.lower()}.jsonl"
+        path = Path(place) / f"{layout.lower()}.jsonl"
         path.write_text("".join(json.dumps(dict(zip(columns, pair, strict=True))) + "\n" for pair in pairs), encoding="utf-8")
         tasks[layout] = load_task("long_document_summarization", path)
     return tasks

@@ -139,8 +139,11 @@ def percentile_tokens(trace, shares: tuple[float, ...], seed: int = 0) -> dict[i
 
 
 def token_text(tokenizer):
-    """`id -> text` for figures: a word boundary is shown as a low line, control tokens by their name."""
-    return lambda token: tokenizer.convert_ids_to_tokens(token).replace("▁", "_")
+    """`id -> text` for figures: a word boundary is shown as a low line, control tokens by their name, ids beyond the tokenizer's by number.
+
+    T5's vocabulary matrix has more rows than its tokenizer has tokens.
+    """
+    return lambda token: (tokenizer.convert_ids_to_tokens(token) or f"<id {token}>").replace("▁", "_")
 
 
 def block_calibration(trace, correct: np.ndarray, bins: int = 10, **labels) -> pd.DataFrame:

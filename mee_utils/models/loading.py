@@ -94,6 +94,17 @@ def load_model(
     return Model(network.eval().to(pick_device(device)), tokenizer, name or Path(str(source)).name)
 
 
+def load_tokenizer(source: str | Path, revision: str | None = None):
+    """The fast tokenizer of a folder or hub id, without its weights.
+
+    Raises:
+        CompanionError: it cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    return _read(lambda: AutoTokenizer.from_pretrained(str(source), revision=revision), str(source), "tokenizer")
+
+
 def check_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """ "float64" -> `torch.float64`; anything that is no floating-point type is an error."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype

@@ -35,6 +35,8 @@ class Schedule:
         tokens_per_batch: source plus target tokens in a batch.
         warmup_steps: length of the warm-up.
         seed: decides the order of the batches and every draw.
+        embedding_rate: the embedding's learning rate as a multiple of the others'; 1 where it was pre-trained well already.
+        half: forward and backward pass in bfloat16 (weights, gradients and the optimizer stay in single precision), on a GPU only.
     """
 
     passes: float
@@ -43,6 +45,8 @@ class Schedule:
     warmup_steps: int = 200
     seed: int = 0
     weight_decay: float = 0.01
+    embedding_rate: float = EMBEDDING_RATE
+    half: bool = False
 
 
 @dataclass
@@ -58,18 +62,18 @@ class Curve:
 class ObjectiveTrainer(Trainer):
     """The Trainer with an `Objective` as its loss."""
 
-    def __init__(self, *args, objective: Objective, **kwargs):
+    def __init__(self, *args, objective: Objective, embedding_rate: float = EMBEDDING_RATE, **kwargs):
         super().__init__(*args, **kwargs)
-        self.objective = objective
+        self.objective, self.embedding_rate = objective, embedding_rate
         self.model_accepts_loss_kwargs = False
 
     def create_optimizer(self, *args, **kwargs):
-        """AdamW with a rate of its own for the embedding (see `EMBEDDING_RATE`)."""
+        """AdamW with a rate of its own for the embedding (`Schedule.embedding_rate`)."""
         named = list(self.model.named_parameters())
         wide = [p for name, p in named if name.startswith(("shared", "lm_head"))]
         rest = [p for name, p in named if not name.startswith(("shared", "lm_head"))]
         rate, decay = self.args.learning_rate, self.args.weight_decay
-        groups = [{"params": wide, "lr": EMBEDDING_RATE * rate, "weight_decay": 0.0}, {"params": rest, "lr": rate, "weight_decay": decay}]
+        groups = [{"params": wide, "lr": self.embedding_rate * rate, "weight_decay": 0.0}, {"params": rest, "lr": rate, "weight_decay": decay}]
         self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, self.args.adam_beta2))
         return self.optimizer
 
@@ -167,11 +171,11 @@ def train_backbone(
     """
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_flush_denormal(True)  # gradients fade into denormal numbers, which processors multiply ten times slower
-    pad = network.config.pad_token_id
+    pad, device = network.config.pad_token_id, next(network.parameters()).device.type
     data = Batches(pairs, schedule.tokens_per_batch, pad, schedule.passes, schedule.seed)
     every = max(1, len(data) // 20)
     arguments = TrainingArguments(
-        use_cpu=next(network.parameters()).device.type == "cpu",
+        use_cpu=device == "cpu", bf16=schedule.half and device == "cuda",
         output_dir=str(folder), max_steps=len(data), per_device_train_batch_size=1, learning_rate=schedule.learning_rate,
         lr_scheduler_type="cosine", warmup_steps=min(schedule.warmup_steps, len(data) // 4), adam_beta2=0.98,
         weight_decay=schedule.weight_decay, max_grad_norm=1.0, logging_steps=max(1, every // 4), save_steps=every,
@@ -180,7 +184,7 @@ def train_backbone(
     )  # fmt: skip
     curves = BlockCurves([pad_pairs(held_out[i : i + 64], pad) for i in range(0, len(held_out), 64)], every, folder / "curve.json")
     trainer = ObjectiveTrainer(
-        network, arguments, objective=objective, train_dataset=data, data_collator=lambda items: items[0], callbacks=[curves]
+        network, arguments, objective=objective, embedding_rate=schedule.embedding_rate, train_dataset=data, data_collator=lambda items: items[0], callbacks=[curves]
     )
     resume = any(folder.glob("checkpoint-*"))
     trainer.train(resume_from_checkpoint=resume or None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -78,6 +78,7 @@ def load_task(
     revision: str | None = None,
     config: str | None = None,
     languages: tuple[str, str] = ("en", "fr"),
+    folder: str | None = None,
 ) -> Task:
     """Loads one split of a corpus.
 
@@ -91,6 +92,7 @@ def load_task(
         revision: a commit or tag of a hub data set.
         config: the configuration of a hub data set, such as "3.0.0" for CNN/DailyMail.
         languages: source and target language of a translation corpus.
+        folder: the folder of a hub data set's repository that holds the splits, in place of `config`.
 
     Raises:
         CompanionError: unknown task or split, missing or empty file, columns of another task, bad limit.
@@ -107,8 +109,21 @@ def load_task(
     elif _looks_like_a_path(str(source)):
         raise CompanionError(f"{source} does not exist: give a file, a folder, a hub id, or \"made\".")
     else:
-        rows, digest = sources.hub_rows(str(source), split, revision, config)
+        rows, digest = sources.hub_rows(str(source), split, revision, config, folder, limit)
     return _corpus_task(name, str(source), split, rows.head(limit) if limit else rows, digest, languages)
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether `load_task` would ask the hub for this source."""
+    return source != "made" and not Path(source).expanduser().exists() and not _looks_like_a_path(source)
+
+
+def shortened(task: Task, tokenizer, tokens: int) -> Task:
+    """The task with every input cut to its first `tokens` tokens, end token included; inputs that fit stay the same text."""
+    whole = tokenizer(task.inputs, verbose=False).input_ids  # the tokenizer would warn of what is cut here
+    cut = [text if len(ids) <= tokens else tokenizer.decode(ids[: tokens - 1], skip_special_tokens=True)
+           for text, ids in zip(task.inputs, whole, strict=True)]  # fmt: skip
+    return replace(task, inputs=cut)
 
 
 def _looks_like_a_path(source: str) -> bool:

@@ -7,6 +7,9 @@ A file may be jsonl, jsonl.gz, parquet or csv. In a folder the split's file is n
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import re
 import zlib
 from pathlib import Path
 
@@ -73,17 +76,80 @@ def local_rows(source: Path, split: str) -> tuple[pd.DataFrame, str]:
     return rows, local_digest(source, split)
 
 
-def hub_rows(identifier: str, split: str, revision: str | None, name: str | None = None) -> tuple[pd.DataFrame, str]:
-    """Returns the rows of one split of a hub data set and the fingerprint of what was loaded."""
+def hub_rows(
+    identifier: str, split: str, revision: str | None, name: str | None = None, folder: str | None = None, limit: int | None = None
+) -> tuple[pd.DataFrame, str]:
+    """Returns rows of one split of a hub data set and what identifies them: of a commit its name, else the fingerprint of what was loaded.
+
+    What was loaded at a commit once is read from the hub's cache from then on, without asking the hub.
+
+    Args:
+        identifier: the id.
+        split: "train", "validation" or "test".
+        revision: a commit, tag or branch.
+        name: the configuration.
+        folder: the folder of the repository that holds the splits, in place of a configuration.
+        limit: how many rows to read into memory, from the beginning.
+
+    Raises:
+        CompanionError: the hub cannot be reached or has no such data set, or another commit than the one asked for is in the cache.
+    """
     import datasets
 
     datasets.disable_progress_bars()
+    key = hashlib.sha256("\n".join(map(str, (identifier, revision, name, folder, split))).encode()).hexdigest()
+    files = _remembered(key) if is_commit(revision) else []
+    if files:
+        loaded = datasets.concatenate_datasets([datasets.Dataset.from_file(str(path)) for path in files])
+    else:
+        loaded = _from_hub(identifier, split, revision, name, folder)
+    if is_commit(revision) and not files:
+        _remember(key, [Path(file["filename"]) for file in loaded.cache_files])
+    return loaded.select(range(min(limit or len(loaded), len(loaded)))).to_pandas(), key if is_commit(revision) else loaded._fingerprint
+
+
+def _from_hub(identifier: str, split: str, revision: str | None, name: str | None, folder: str | None):
+    """The data set as the hub's client gives it; a commit is checked, because without the hub the client gives the one it had last."""
+    import datasets
+
+    datasets.utils.logging.set_verbosity_error()
     try:
-        loaded = datasets.load_dataset(identifier, name, split=split, revision=revision)
+        loaded = datasets.load_dataset(identifier, name, split=split, revision=revision, data_dir=folder)
     except Exception as error:  # the hub's client raises a dozen kinds; the reader needs one line
         reason = " ".join(str(error).split())[:200]
         raise CompanionError(
             f'"{identifier}" is no local file or folder, and the hub did not give its split "{split}" ({reason}). '
             "Check the spelling and the network, or name a local folder in the hub's column layout."
         ) from error
-    return loaded.to_pandas(), loaded._fingerprint
+    if is_commit(revision) and not all(revision in file["filename"] for file in loaded.cache_files):
+        raise CompanionError(
+            f'The hub did not give "{identifier}" at the commit {revision}, and its cache holds it at another one only: run once with the network.'
+        )
+    return loaded
+
+
+def _note(key: str) -> Path:
+    """Where it is noted which files of the hub's cache hold a split of a data set at a commit."""
+    import datasets
+
+    return Path(datasets.config.HF_DATASETS_CACHE) / "mee_utils" / f"{key}.json"
+
+
+def _remembered(key: str) -> list[Path]:
+    """The files that hold a split, if all are still there; the client itself cannot find them by their commit without the hub."""
+    note = _note(key)
+    files = [note.parent.parent / name for name in json.loads(note.read_text())] if note.exists() else []
+    return files if all(path.exists() for path in files) else []
+
+
+def _remember(key: str, files: list[Path]) -> None:
+    note = _note(key)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    partial = note.with_name(f".{note.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps([os.path.relpath(path, note.parent.parent) for path in files]))
+    os.replace(partial, note)
+
+
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision is a whole commit id, which can name only one thing."""
+    return bool(revision and re.fullmatch("[0-9a-f]{40}", revision))
