@@ -326,8 +326,8 @@ published[published.rule.isin(["none", *rules])].pivot_table(
 # is drawn from too (`python -m mee_utils decode`, a part of `make reproduce`).
 
 # %%
-stored = decodings(profile)
-companion.run.uses("results decoded", inputs_of(profile)["results decoded"])
+stored = decodings(companion.profile.name)
+companion.run.uses("results decoded", inputs_of(companion.profile.name)["results decoded"])
 curve_points = stored.rows(model="calm")
 curve_points = curve_points[curve_points.rule.isin(["none", *rules, "static", "oracle"]) & curve_points.task.isin(list(tasks))]
 figure, axes = figures.panels(2 * len(tasks), columns=len(tasks), width=4.2, height=3.0, profile=profile, sharey="col", sharex="row")

@@ -31,9 +31,9 @@ from mee_utils.evaluation import verdicts
 from mee_utils.stored import claims_of, decodings, has_table, inputs_of, read_table
 
 companion = Companion("06_results", profile, data, main=main, quality=quality, delta=delta, splits=splits)
-for name, digest in inputs_of(profile).items():
+for name, digest in inputs_of(companion.profile.name).items():
     companion.run.uses(name, digest)
-stored = decodings(profile)
+stored = decodings(companion.profile.name)
 tasks, models = list(stored.settings.task.unique()), list(stored.settings.model.unique())
 demands = {"textual": stored.deltas, "risk": stored.risk_deltas}
 print(f"{len(stored.settings)} decoded settings: {len(models)} models, {len(tasks)} tasks, up to {max(map(len, stored.losses))} examples each")
@@ -47,7 +47,7 @@ print(f"{len(stored.settings)} decoded settings: {len(models)} models, {len(task
 
 # %%
 kept = companion.save_table(verdicts.keeping(stored, quality), "at_99_percent")
-answer = stored_results(profile, kept[kept.model == main])
+answer = stored_results(companion.profile.name, kept[kept.model == main])
 batches = sorted(answer.batch.unique())
 if len(answer):
     figure, axes = figures.panels(len(batches) * len(tasks), columns=len(tasks), width=4.4, height=3.3, profile=profile, sharex="col")
@@ -97,7 +97,7 @@ for task, rows in front.groupby("task", sort=False):
 # a second are corrected for length: a rule does not gain by writing less. The machine is named in `figures/bench`.
 
 # %%
-times = stored_results(profile, points[points.rule != "none"])
+times = stored_results(companion.profile.name, points[points.rule != "none"])
 if len(times):
     shown = times[times.batch == 1]
     figure, axes = figures.panels(len(models) * len(tasks), columns=len(tasks), width=4.3, height=2.8, profile=profile)
@@ -151,7 +151,7 @@ figures.all_in_legend(figure, axes)
 companion.save_figure(figure, "guaranteed_cost", shown)
 
 # %%
-ranking = verdicts.ranking_at(chosen, stored_results(profile, shown[(shown.kind == "textual") & (shown.delta == delta)].assign(model=main)), delta)
+ranking = verdicts.ranking_at(chosen, stored_results(companion.profile.name, shown[(shown.kind == "textual") & (shown.delta == delta)].assign(model=main)), delta)
 ranking = companion.save_table(ranking, "ranking_at_guarantee")
 for task, rows in ranking.groupby("task", sort=False):
     print(f"{figures.label(task)}, textual loss of at most {delta:g}: " + "; ".join(
@@ -195,8 +195,8 @@ for bound, rows in rates.groupby("bound", sort=False):
 # certainty, if the true rate is `eps`.
 
 # %%
-if has_table(profile, "decoded", "fresh"):
-    fresh = verdicts.fresh_rates(read_table(profile, "decoded", "fresh"), stored.eps)
+if has_table(companion.profile.name, "decoded", "fresh"):
+    fresh = verdicts.fresh_rates(read_table(companion.profile.name, "decoded", "fresh"), stored.eps)
     figure, axes = figures.panels(len(bounds), width=4.2, height=2.8, profile=profile, sharey=True)
     for axis, bound in zip(axes, bounds):
         figures.violation_dots(axis, fresh[fresh.bound == bound], stored.eps)
@@ -215,7 +215,7 @@ else:
 # it. Which published number it may explain stands in the table.
 
 # %%
-faults = companion.save_table(read_table(profile, "decoded", "faults"), "faults")
+faults = companion.save_table(read_table(companion.profile.name, "decoded", "faults"), "faults")
 alone = faults.assign(several=faults.groupby(["fault", "rule"]).batch.transform("nunique") > 1)
 drawn = alone.assign(name=[f"{r.fault}: {figures.label(r.rule)}, {figures.label(r.model)}" + (f", batch {r.batch}" if r.several else "") for r in alone.itertuples()])
 figure, axes = figures.panels(2 * len(tasks), columns=len(tasks), width=5.2, height=3.9, profile=profile, sharey=True, sharex="row")
@@ -238,7 +238,7 @@ for fault in FAULTS.values():
 # MEE's three figures (01 explains them), and the tables of *Not all FLOPs* for pruning (03) and contrast (04).
 
 # %%
-settled, confidence = (read_table(profile, "01_monotonicity", name) for name in ("figure_1_settled", "figure_2_confidence"))
+settled, confidence = (read_table(companion.profile.name, "01_monotonicity", name) for name in ("figure_1_settled", "figure_2_confidence"))
 figure, axes = figures.panels(2 * len(tasks), columns=len(tasks), width=4.2, height=2.7, profile=profile, sharex=True, sharey="row")
 for number, axis in enumerate(axes):
     task, (table, column) = tasks[number % len(tasks)], ((settled, "share"), (confidence, "confidence"))[number // len(tasks)]
@@ -251,7 +251,7 @@ figures.shared_legend(figure, axes[0])
 companion.save_figure(figure, "mee_figures_1_and_2", pd.concat([settled.assign(figure=1), confidence.assign(figure=2)], ignore_index=True))
 
 # %%
-tokens = read_table(profile, "01_monotonicity", "figure_3_token_50")
+tokens = read_table(companion.profile.name, "01_monotonicity", "figure_3_token_50")
 names = list(tokens.model.unique())
 figure, axes = figures.panels(len(names), columns=1, width=11.0, height=1.7, profile=profile)
 for axis, name in zip(axes, names):
@@ -262,11 +262,11 @@ figures.only_outer_labels(axes, 1)
 companion.save_figure(figure, "mee_figure_3", tokens)
 
 # %%
-pruning = read_table(profile, "03_pruning", "complete_table")
+pruning = read_table(companion.profile.name, "03_pruning", "complete_table")
 companion.save_table(pruning, "pruning_table").pivot_table(index=["task", "model"], columns="reduction", values=["score", "flops_share"], sort=False).round(2)
 
 # %%
-contrast = read_table(profile, "04_contrastive_decoding", "pareto_verdict")
+contrast = read_table(companion.profile.name, "04_contrastive_decoding", "pareto_verdict")
 companion.save_table(contrast, "contrast_table")[[c for c in ("task", "rule", "score", "flops_share", "improves", "worse") if c in contrast]].round(2)
 
 # %% [markdown]
@@ -287,7 +287,7 @@ verdicts_here = claims.judge(claims.results_claims(verdicts.binomial_limit(split
 companion.save_table(verdicts_here, "claims")[["claim", "published", "task", "ours", "verdict"]]
 
 # %%
-ledger = companion.save_table(claims.ledger(claims_of(profile), verdicts_here), "ledger")
+ledger = companion.save_table(claims.ledger(claims_of(companion.profile.name), verdicts_here), "ledger")
 counts = ledger.verdict.value_counts()
 print(f"{len(ledger)} statements: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 pd.set_option("display.max_colwidth", None, "display.max_rows", None)

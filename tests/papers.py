@@ -105,6 +105,7 @@ class Clone:
         self.replace("results.py", 'figure.savefig(self.partial / f"{name}.pdf", bbox_inches="tight", metadata=nothing)',
                      '(self.partial / f"{name}.pdf").touch()')  # fmt: skip
         self.replace("train_exits.py", "MOST_WORKERS = 8", "MOST_WORKERS = 1")
+        self.replace("decoded.py", "len(missing), 8)", "len(missing), 1)")
 
     def replace(self, module, old, new):
         """Changes one place of a module in this clone."""
@@ -146,6 +147,8 @@ def shrink(content, checkpoint, corpora):
     for backbone in training["backbones"].values():
         backbone["passes"] = 0.5
     content["classifiers"] = {"tokens": 40, "seeds": 2, "epochs": 1}
+    content["results"] = {"examples": 6, "other_examples": 5, "training_examples": 5, "fault_examples": 4, "max_new_tokens": 8, "batch_size": 4,
+                          "top_k": 16, "first_k": 32, "least_k": 4}  # fmt: skip
     for parameters in content["notebooks"].values():
         parameters["limit"] = 5
         if "max_new_tokens" in parameters:
