@@ -11,7 +11,7 @@ import pandas as pd
 from ..errors import CompanionError
 from ..exits.policy import ExitPolicy
 from ..tasks.scores import PRIMARY
-from .decisions import threshold_for
+from .decisions import thresholds_for
 from .readings import Readings, readings
 from .replay import confidences, replay, sweep
 
@@ -212,8 +212,7 @@ def at_equal_quality(trace, policy: ExitPolicy, shares: Sequence[float], model, 
         asked = confidences(trace, policy, model) if policy.read_out.plain else readings(trace, policy, model)
     read = asked if isinstance(asked, Readings) else None
     rows, full = [], full_depth_flops(trace, model, sources)
-    for wanted in shares:
-        found = threshold_for(trace, policy, wanted, asked=asked)
+    for wanted, (_, found) in zip(shares, thresholds_for(trace, policy, shares, asked=asked).iterrows(), strict=True):
         chosen = replace(policy, threshold=float(found["threshold"]))
         exits = replay(trace, chosen, model=model, asked=asked)
         rows.append({**labels, "wanted": wanted, **found.to_dict(), "flops_share": replayed_flops(trace, exits, chosen, model, sources, full, read)})

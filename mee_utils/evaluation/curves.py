@@ -13,7 +13,7 @@ from ..errors import CompanionError
 from ..exits.policy import ExitPolicy
 from .calibration import BOUNDS, consistency_losses, learn_then_test, replayed_losses
 from .comparison import Decoded, decode, retained
-from .decisions import threshold_for
+from .decisions import thresholds_for
 from .readings import readings
 from .replay import confidences
 
@@ -41,8 +41,7 @@ def threshold_grid(trace, policy: ExitPolicy, shares: Sequence[float], model) ->
         model: of the trace.
     """
     asked = confidences(trace, policy, model) if policy.read_out.plain else readings(trace, policy, model)
-    found = [float(threshold_for(trace, policy, share, asked=asked)["threshold"]) for share in shares]
-    return sorted(set(found), reverse=True)
+    return sorted(set(thresholds_for(trace, policy, shares, asked=asked).threshold.tolist()), reverse=True)
 
 
 @dataclass

@@ -88,26 +88,36 @@ def calibration(trace, policy: ExitPolicy, model=None, labels: dict | None = Non
 def threshold_for(
     trace, policy: ExitPolicy, same_token: float, model=None, steps: int = 200, asked: np.ndarray | Readings | None = None
 ) -> pd.Series:
-    """The lowest threshold from which on at least this share of the predictions at the exits is the last block's.
+    """The lowest threshold from which on at least this share of the predictions at the exits is the last block's; see `thresholds_for`."""
+    return thresholds_for(trace, policy, [same_token], model, steps, asked).iloc[0]
+
+
+def thresholds_for(
+    trace, policy: ExitPolicy, shares: Sequence[float], model=None, steps: int = 200, asked: np.ndarray | Readings | None = None
+) -> pd.DataFrame:
+    """For each share the lowest threshold from which on at least so many of the predictions at the exits are the last block's.
 
     Args:
         trace: from `mee_utils.trace`.
         policy: measure and blocks; its threshold is replaced.
-        same_token: the share wanted, 0 to 1.
+        shares: those wanted, 0 to 1.
         model: as in `replay`.
         steps: how many thresholds are tried, at quantiles of the confidences, with four decimals (so that tables hold them exactly).
         asked: as in `sweep`.
 
     Returns:
-        `threshold`, `mean_exit_layer`, `same_token`; with the highest threshold there is if no lower one will do.
+        One row a share: `threshold`, `mean_exit_layer`, `same_token`; with the highest threshold there is if no lower one will do.
     """
-    if not 0 <= same_token <= 1:
-        raise CompanionError(f"same_token={same_token}: give a share from 0 to 1.")
+    for share in shares:
+        if not 0 <= share <= 1:
+            raise CompanionError(f"same_token={share}: give a share from 0 to 1.")
     if asked is None:
         asked = confidences(trace, policy, model) if policy.read_out.plain else readings(trace, policy, model)
     values = asked.confidences if isinstance(asked, Readings) else asked
     tried = np.unique(np.round(np.quantile(values, np.linspace(0, 1, steps), method="lower"), 4))
     low, high = policy.rule.range
-    table = sweep(trace, policy, np.clip([*tried, high], low, high), model=model, asked=asked)
-    enough = np.logical_and.accumulate((table["same_token"] >= same_token).to_numpy()[::-1])[::-1]
-    return table.iloc[int(np.argmax(enough))] if enough.any() else table.iloc[-1]
+    table, places = sweep(trace, policy, np.clip([*tried, high], low, high), model=model, asked=asked), []
+    for share in shares:
+        enough = np.logical_and.accumulate((table["same_token"] >= share).to_numpy()[::-1])[::-1]
+        places.append(int(np.argmax(enough)) if enough.any() else len(table) - 1)
+    return table.iloc[places].reset_index(drop=True)
