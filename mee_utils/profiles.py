@@ -151,7 +151,7 @@ class ResultSettings(Strict):
     examples: Positive = 150
     other_examples: Positive = 50
     training_examples: Positive = 60  # thresholds to try are read off these
-    fault_examples: Positive = 40
+    fault_examples: Positive = 30
     max_new_tokens: Positive = 48
     batch_size: Positive = 100
     min_layer: Positive = 4
@@ -159,7 +159,7 @@ class ResultSettings(Strict):
     first_k: Positive = 256
     least_k: Positive = 16
     fresh_pools: Positive = 20  # on made data: independent calibration sets, and examples in each
-    fresh_size: Positive = 50
+    fresh_size: Positive = 40
     deltas: Annotated[list[float], Field(min_length=1)] = [0.05, 0.1, 0.25]
     risk_deltas: Annotated[list[float], Field(min_length=1)] = [0.02, 0.05, 0.1]
     eps: Annotated[float, Field(gt=0, lt=1)] = 0.05

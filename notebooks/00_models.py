@@ -18,7 +18,7 @@ seed = 0  # of the bootstrap
 # %%
 import seaborn
 
-from mee_utils import Companion, Objective, block_weights, detokenize, figures, greedy, trace
+from mee_utils import Companion, Objective, block_weights, figures, generate
 from mee_utils.evaluation import quality
 
 companion = Companion("00_models", profile, data, limit=limit, seed=seed)
@@ -114,7 +114,7 @@ for name, rows in last.groupby("model", sort=False):
 # %%
 models = companion.models(names)
 texts = {
-    name: {model: detokenize(m, greedy(m, task.inputs, companion.profile.training.max_target)) for model, m in models.items()}
+    name: {model: generate(m, task.inputs, max_new_tokens=companion.profile.training.max_target, batch_size=100).texts for model, m in models.items()}
     for name, task in tasks.items()
 }
 floors = quality.floor_outputs(tasks, companion.training_tasks(limit=30_000))
@@ -141,7 +141,7 @@ for line in quality.score_sentences(scores, metrics):
 # perfect, counting and comparing last.
 
 # %%
-accuracy = quality.difficulty_accuracy(made, models, trace, companion.profile.training.max_target)
+accuracy = quality.difficulty_accuracy(made, models, companion.profile.training.max_target)
 if made:
     figure, axes = figures.panels(1, width=9.5, height=3.2, profile=profile)
     figures.grouped_bars(axes[0], accuracy, "difficulty", "accuracy")

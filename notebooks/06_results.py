@@ -57,8 +57,9 @@ if len(answer):
         if rows.empty:
             figures.nothing_to_draw(axis, f"{figures.label(task)}:\nno rule keeps {quality:.0%}")
             continue
-        figures.rule_bars(axis, rows, "speed", ("lowest", "highest"), pale=~rows.not_refuted, styles=figures.FAMILIES)
+        figures.rule_bars(axis, rows, "speed", ("lowest", "highest"), pale=~rows.not_refuted, styles=figures.FAMILIES, whiskers="#888888")
         axis.axvline(1.0, color="#333333", linewidth=1)
+    figures.only_outer_labels(axes, len(tasks))
     companion.save_figure(figure, "answer", answer)
 else:
     print("not timed for these settings: run make bench")

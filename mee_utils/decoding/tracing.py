@@ -224,6 +224,32 @@ def trace(
     )  # fmt: skip
 
 
+@torch.inference_mode()
+def right_at_full_depth(
+    model: Model, inputs: Sequence[str], references: Sequence[str], max_new_tokens: int = 64, batch_size: int = 32
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which reference tokens the last block predicts when the references are fed in: all that is wanted of a trace where only the last block counts.
+
+    Args:
+        model: from `load_model`.
+        inputs: prompts.
+        references: texts to follow, one for each.
+        max_new_tokens: longer references are cut.
+        batch_size: sequences at a time.
+
+    Returns:
+        `[token]` of truth values, and `[token]`, the input that each belongs to; tokens in the order of the inputs.
+    """
+    outputs = model.tokenizer(check_inputs(references, "Reference"), truncation=True, max_length=max_new_tokens).input_ids
+    right: list[np.ndarray] = [np.empty(0, dtype=bool)] * len(outputs)
+    for chosen, batch in batches_by_length(model, check_inputs(inputs), batch_size):
+        labels = torch.nn.utils.rnn.pad_sequence([torch.tensor(outputs[i]) for i in chosen], batch_first=True, padding_value=-100).to(model.device)
+        same = model.network(**batch, labels=labels).logits.argmax(dim=-1) == labels
+        for index, row in zip(chosen, same.cpu().numpy(), strict=True):
+            right[index] = row[: len(outputs[index])]
+    return np.concatenate(right), np.repeat(np.arange(len(outputs)), [len(ids) for ids in outputs])
+
+
 class _Store:
     """The arrays of a trace while it is being made, indexed by token."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 
@@ -92,16 +90,18 @@ def score_sentences(scores: pd.DataFrame, metrics: dict[str, str]) -> list[str]:
     return lines
 
 
-def difficulty_accuracy(tasks: dict, models: dict, trace: Callable, max_target: int) -> pd.DataFrame:
+def difficulty_accuracy(tasks: dict, models: dict, max_target: int) -> pd.DataFrame:
     """Accuracy of the last block by difficulty, references fed in: model, difficulty, accuracy, low, high, tokens."""
+    from ..decoding.tracing import right_at_full_depth
+
     rows = []
     for name, model in models.items():
         right, difficulty, sequence = [], [], []
         for number, task in enumerate(tasks.values()):
-            found = trace(model, task.inputs, task.targets, max_new_tokens=max_target)
-            right.append(found.final_id == found.token_id)
+            same, sequences = right_at_full_depth(model, task.inputs, task.targets, max_target)
+            right.append(same)
             difficulty.append(token_difficulty(task, model.tokenizer, max_target))
-            sequence.append(found.sequence + 1_000_000 * number)
+            sequence.append(sequences + 1_000_000 * number)
         if not right:
             continue
         right, difficulty, sequence = map(np.concatenate, (right, difficulty, sequence))
