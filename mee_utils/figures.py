@@ -307,13 +307,13 @@ def nothing_to_draw(axis, why: str) -> None:
     axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, fontsize=10, color="#444444")
 
 
-def rule_bars(axis, rows, column: str, band: tuple[str, str] | None = None, pale=None, styles: dict = RULES, whiskers: str = "black") -> None:
+def rule_bars(axis, rows, column: str, band: tuple[str, str] | None = None, pale=None, styles: dict = RULES, whiskers: str | None = None) -> None:
     """Horizontal bars, one a rule; columns `rule`, `column` and the two of `band`. `pale`: which of them are drawn faintly, `[rows]`."""
     errors = None
     if band:
         errors = [(rows[column] - rows[band[0]]).clip(lower=0), (rows[band[1]] - rows[column]).clip(lower=0)]
     colours = [styles[rule][0] for rule in rows["rule"]]
-    bars = axis.barh([label(rule) for rule in rows["rule"]], rows[column], xerr=errors, color=colours, error_kw={"linewidth": 1, "ecolor": whiskers})
+    bars = axis.barh([label(rule) for rule in rows["rule"]], rows[column], xerr=errors, color=colours, error_kw={"linewidth": 1, **({"ecolor": whiskers} if whiskers else {})})
     for bar, faint in zip(bars, pale if pale is not None else []):
         bar.set_alpha(0.3 if faint else 1.0)
     axis.set_ylim(len(rows) - 0.4, -0.6)  # the first on top, in panels that share this axis too

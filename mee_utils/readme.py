@@ -61,8 +61,8 @@ def claims_table() -> list[str]:
     for name, rows in tables[PROFILES[0]].groupby("claim", sort=False):
         verdicts = []
         for table in tables.values():
-            found = table[table.claim == name]
-            verdicts.append(f"holds on {(found.verdict == 'holds').sum()} of {len(found)} tasks")
+            found = table[(table.claim == name) & (table.verdict != "cannot be tested")]
+            verdicts.append(f"holds on {(found.verdict == 'holds').sum()} of {len(found)} tasks" if len(found) else "cannot be tested")
         lines.append(f"| {rows.statement.iloc[0]} ({rows.source.iloc[0]}) | {rows.published.iloc[0]} | " + " | ".join(verdicts) + " |")
     return lines
 
