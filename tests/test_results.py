@@ -64,7 +64,7 @@ def made_decodings():
                 ("static", 4.0, 0.6, 0.3), ("oracle", np.nan, 0.0, 0.2)]  # fmt: skip
     for rule, threshold, mean, share in settings:
         loss = np.array([mean * (0.5 if i % 2 else 1.5) for i in range(400)])
-        rows.append({"task": "translation", "model": "calm", "rule": rule, "threshold": threshold, "score": 100 * (1 - mean), "retained": 1 - mean,
+        rows.append({"task": "translation", "model": "calm", "rule": rule, "threshold": threshold, "score": 100 * (1 - mean), "retained": 1 - mean, "low": 0.0, "high": 1.0,
                      "mean_exit_layer": 12 * share, "flops_share": share, "same_output": 1.0})  # fmt: skip
         losses.append(loss)
         examples.append(100 * (1 - loss / 2))
@@ -124,12 +124,23 @@ def test_what_keeps_the_score_is_the_cheapest_and_is_checked():
     assert set(map(tuple, timed[["rule", "threshold"]].to_numpy())) == {("margin", 0.9), ("margin", 0.7), ("static", 8.0), ("static", 4.0)}
 
 
+def test_what_keeps_the_score_on_both_halves():
+    found = made_decodings()
+    found.examples[1][1::2] *= 0.95  # the careful margin: good on the first half alone
+    kept = verdicts.keeping_on_both(found, "calm", 0.961).set_index(["rule", "threshold"])
+    assert ("margin", 0.9) not in kept.index and ("margin", 0.7) in kept.index and ("static", 8.0) in kept.index
+    assert (kept[["first_half", "second_half"]] >= 0.961).all(axis=None) and kept.cheapest.all()
+    assert verdicts.keeping_on_both(found, "calm", 1.1).empty
+
+
 def test_the_answer_names_the_fastest_of_each_kind():
-    kept = pd.DataFrame({"task": "translation", "rule": ["three_hidden", "softmax_margin", "static"], "threshold": [0.9, 0.8, 6.0],
-                         "flops_share": [0.8, 0.7, 0.5], "not_refuted": [True, True, False]})  # fmt: skip
-    answer = kept.assign(batch=1, speed=[1.2, 1.1, 2.0], lowest=[1.1, 1.0, 1.9], highest=[1.3, 1.2, 2.1])
+    kept = pd.DataFrame({"task": "translation", "rule": ["three_hidden", "three_hidden", "softmax_margin"], "threshold": [0.9, 0.5, 0.8],
+                         "flops_share": [0.8, 0.9, 0.7]})  # fmt: skip
+    times = kept.assign(batch=1, speed=[1.2, 1.4, 1.1], lowest=[1.1, 1.3, 1.0], highest=[1.3, 1.5, 1.2])
+    answer = verdicts.fastest(times)
+    assert list(answer.threshold) == [0.5, 0.8]
     text = "\n".join(verdicts.answer_lines(kept, answer, ["translation", "summarization"], 0.99, str))
-    assert "several blocks 1.20 (1.10 to 1.30, three_hidden); one block 1.10 (1.00 to 1.20, softmax_margin); a fixed block: none" in text
+    assert "several blocks 1.40 (1.30 to 1.50, three_hidden); other rules 1.10 (1.00 to 1.20, softmax_margin); a fixed block: none timed" in text
     assert "softmax_margin with 70%" in text and "summarization: no rule keeps 99%" in text
 
 
