@@ -224,8 +224,22 @@ def _normalize(notebook, data: str | None) -> None:
         cell["id"] = f"cell-{number:02d}"
         tags = cell.metadata.get("tags", [])
         cell["metadata"] = {"tags": tags} if tags else {}
+        if cell.cell_type == "code":
+            cell["outputs"] = _joined(cell["outputs"])
         if data and "injected-parameters" in tags:
             cell["source"] = cell["source"].replace(json.dumps(data), json.dumps("path/to/corpora"))
+
+
+def _joined(outputs: list) -> list:
+    """Outputs with neighbouring pieces of one stream put together: where a kernel cuts what is printed depends on how busy the machine is."""
+    joined: list = []
+    for output in outputs:
+        before = joined[-1] if joined else {}
+        if output["output_type"] == before.get("output_type") == "stream" and output["name"] == before["name"]:
+            before["text"] += output["text"]
+        else:
+            joined.append(output)
+    return joined
 
 
 def _write(notebook, target: Path) -> None:

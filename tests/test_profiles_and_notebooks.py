@@ -332,3 +332,12 @@ def test_a_second_reproduce_in_the_same_folder_is_refused(monkeypatch, tmp_path,
     assert "Another make reproduce is running" in capsys.readouterr().err
     with notebook.alone():
         pass  # free again
+
+
+def test_what_a_kernel_cut_in_pieces_is_stored_as_one():
+    stream = lambda name, text: nbformat.v4.new_output("stream", name=name, text=text)
+    figure = nbformat.v4.new_output("display_data", data={"text/plain": "f"})
+    cell = nbformat.v4.new_code_cell("print(1)", outputs=[stream("stdout", "a\n"), stream("stdout", "b\n"), figure, stream("stdout", "c\n"), stream("stderr", "d\n")])
+    book = nbformat.v4.new_notebook(cells=[cell])
+    notebook._normalize(book, None)
+    assert [output.get("text") for output in book.cells[0].outputs] == ["a\nb\n", None, "c\n", "d\n"]
