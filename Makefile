@@ -1,8 +1,8 @@
 # make reproduce    every notebook, figure and table of a profile        PROFILE=small|real|paper  DATA=folder  FORCE=1
 # make test         unit tests, exactness tests, stored notebooks re-run and compared
-# make readme       the numbers of README.md from the stored tables
+# make results      RESULTS.md, and the numbers of README.md, from the stored tables
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet
-# make train        the models of a profile                              PROFILE=small|real|paper  DATA=folder  MODEL=name
+# make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
 # make status       which models and results are there
 # Set-up (virtual environment, pinned packages) is part of each of them and is done once.
 
@@ -27,7 +27,7 @@ endif
 COMPANION = $(PYTHON) -m mee_utils
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce test bench train status readme setup clean
+.PHONY: reproduce test bench train status results setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
@@ -45,8 +45,8 @@ train: $(INSTALLED)
 status: $(INSTALLED)
 	@$(COMPANION) status $(OPTIONS)
 
-readme: $(INSTALLED)
-	@$(COMPANION) readme
+results: $(INSTALLED)
+	@$(COMPANION) results
 
 setup: $(INSTALLED)
 
@@ -58,4 +58,4 @@ setup: $(INSTALLED)
 	@touch $@
 
 clean:
-	@rm -rf build .snakemake
+	@rm -rf build

@@ -1,41 +1,42 @@
 """The reproducible companion for early exiting in T5 generation.
 
-Everything a notebook uses is importable from here. Names are loaded when they are first used, so that reading a profile or
-a table does not load torch.
+Everything a notebook uses is importable from here. Names are loaded when they are first used, so that reading
+a profile or a table does not load torch.
 """
 
 import warnings
 from importlib import import_module
 
-# Bars go to the terminal; without this, tqdm writes a word about missing widgets into the first cell of every notebook.
+# Bars go to the terminal; without this, tqdm writes a word about missing widgets into the first cell of every
+# notebook.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 _HOME = {
-    "CompanionError": "errors",
-    "Companion": "companion",
+    "CompanionError": "common.errors",
+    "Experiment": "study.experiment",
     "Model": "models.loading",
     "load_model": "models.loading",
     "Objective": "models.objectives",
-    "block_weights": "models.objectives",
+    "layer_weights": "models.objectives",
     "Task": "tasks",
     "load_task": "tasks",
-    "Trace": "decoding.tracing",
-    "trace": "decoding.tracing",
-    "load_trace": "decoding.tracing",
-    "greedy": "decoding.greedy",
-    "detokenize": "decoding.greedy",
+    "Trace": "traces.trace",
+    "trace": "traces.trace",
+    "load_trace": "traces.trace",
+    "detokenize": "decoding.inputs",
     "generate": "decoding.generation",
     "Generation": "decoding.generation",
+    "EncoderCache": "decoding.inputs",
     "LayerwiseDecoder": "decoding.layerwise",
     "ExitPolicy": "exits.policy",
     "Measure": "exits.measures",
     "ForcedExits": "exits.measures",
-    "replay": "evaluation.replay",
-    "calibrate": "evaluation.calibration",
+    "replay": "traces.replay",
+    "calibrate": "analysis.calibration",
     "ExitClassifier": "exits.classifiers",
     "load_classifier": "exits.classifiers",
     "save_classifier": "exits.classifiers",
-    "train_classifier": "exits.training",
+    "train_classifier": "traces.classifier_training",
 }
 
 __all__ = sorted(_HOME)

@@ -4,145 +4,146 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
-from .errors import CompanionError, check_choice
-from .profiles import PACKAGE, load_profile
-
-ROOT = PACKAGE.parent
-
-
-def reproduce(options) -> int:
-    """Runs every stale notebook of a profile through Snakemake, as many at a time as there are cores (four at most)."""
-    from .notebook import alone
-
-    profile = load_profile(options.profile)
-    sources = [profile.source(task, options.data) for task in profile.corpora]
-    with alone():
-        return _reproduce(options, profile, sources)
+from .common.errors import CompanionError, check_choice, one_line
+from .common.files import ROOT
+from .study import pipeline
+from .study.profiles import load_profile
+from .study.results import output_root
 
 
-def _reproduce(options, profile, sources: list[str]) -> int:
-    from .notebook import forget_stale, notebook_names
-    from .results import output_root
-
-    started = time.monotonic()
-    markers = forget_stale(profile.name, [*sources, str(output_root())], notebook_names())
-    command = [
-        sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "notebooks" / "Snakefile"), "--directory", str(ROOT),
-        "--cores", str(options.cores), "--quiet", "rules", "--rerun-triggers", "mtime", "input",
-        "--config", f"profile={options.profile}", f"markers={markers}", *([f"data={options.data}"] if options.data else []),
-        *(["force=yes"] if options.force else []),
-    ]  # fmt: skip
-    if options.force:
-        command += ["--forcerun", "notebook", "decoded"]
-    if any((ROOT / ".snakemake" / "locks").glob("*")):  # an interrupted run leaves them behind
-        subprocess.run([*command, "--unlock"], check=False, capture_output=True)
-    status = subprocess.run(command, check=False).returncode
-    if status:
-        kept = "What had finished is kept: run the same command again."
-        print(f"error: a notebook failed; the lines above name it. {kept}", file=sys.stderr)
-        return 1
-    minutes = (time.monotonic() - started) / 60
-    print(f"{len(notebook_names())} notebooks of profile {profile.name} are up to date ({minutes:.1f} minutes).")
-    print(f"Figures and tables: {output_root() / profile.name}")
-    return 0
+def reproduce(options) -> str:
+    """Runs everything stale of a profile: models, traces, classifiers, threshold sweep, notebooks."""
+    folder = pipeline.reproduce(options.profile, options.data, options.cores, options.force)
+    return f"profile {options.profile} is up to date; figures and tables: {_short(folder)}"
 
 
-def train(options) -> int:
+def train(options) -> str:
     """Makes the missing models and exit classifiers of a profile."""
-    from .companion import manifest
-    from .train import train as train_models
+    from .study.train_models import train as train_models
 
-    profile = load_profile(options.profile)
-    for folder in train_models(profile, options.data, options.model):
-        scores = manifest(profile, folder.name)["scores"]
-        shown = ", ".join(f"{task} {metric} {value}" for task, found in scores.items() for metric, value in found.items()
-                          if metric not in ("split", "examples", "sha256"))  # fmt: skip
-        print(f"{profile.name}/{folder.name}: {shown}")
+    folders = train_models(load_profile(options.profile), options.data, options.model)
     if not options.model:
-        from .train_exits import classifier_folder, train_classifiers
-
-        found = train_classifiers(profile, options.data, progress=True)
-        print(f"{len(found)} exit classifiers of profile {profile.name}: {_short(classifier_folder(profile))}")
-    return 0
+        pipeline.make("classifiers", options.profile, options.data, options.cores)
+    return f"trained: {', '.join(map(_short, folders))} (scores in manifest.json)"
 
 
-def decode(options) -> int:
-    """Decodes every rule, threshold by threshold, and stores what notebook 06 is drawn from."""
-    from .decoded import decode as decode_profile
+def trace(options) -> str:
+    """Traces models of a profile on its tasks, for all notebooks."""
+    from .study.stored_traces import stored_trace
 
-    folder = decode_profile(load_profile(options.profile), options.data, options.force, progress=lambda line: print(line, flush=True))
-    print(f"tables: {_short(folder)}")
-    return 0
+    profile = _alone(options)
+    for name in options.model:
+        for task in profile.corpora:
+            stored_trace(profile, options.data, name, task)
+    return f"traced {' and '.join(options.model)}"
 
 
-def notebook(options) -> int:
+def classifiers(options) -> str:
+    """Trains exit classifiers of a profile."""
+    from .study.train_classifiers import train_classifiers
+
+    found = train_classifiers(_alone(options), options.data, options.model, options.seed)
+    return f"trained {len(found)} exit classifiers of {' and '.join(options.model)}"
+
+
+def sweep(options) -> str:
+    """Decodes every rule, threshold by threshold, and stores what notebooks 05 and 06 are drawn from."""
+    from .paper.published_bugs import measure_bugs
+    from .study import sweep as sweeps
+
+    if options.part == "tables":
+        return f"tables: {_short(sweeps.store(load_profile(options.profile)))}"
+    if not options.model:
+        pipeline.make("swept", options.profile, options.data, options.cores)
+        return "the threshold sweep is up to date"
+    job = sweeps.Job(options.model[0], options.task, options.part)
+    sweeps.run(_alone(options), options.data, job, measure_bugs)
+    return f"swept {job.what}: {job.model}, {job.task}"
+
+
+def _alone(options):
+    """The profile of a job that others run beside, one a core."""
+    import torch
+
+    torch.set_num_threads(1)
+    return load_profile(options.profile)
+
+
+def notebook(options) -> str:
     """Executes one notebook strictly."""
-    from .notebook import parse_assignments, run_notebook
+    from .study.notebooks import parse_assignments, run_notebook
 
     path = run_notebook(options.name, options.profile, options.data, parse_assignments(options.parameter))
-    print(f"executed {options.name}: {_short(path)}")
-    if options.parameter:
-        print("Trial parameters: the notebook and its figures are kept apart from the committed results.")
-    return 0
+    trial = " (other parameters than the profile's: kept apart)" if "trials" in path.parts else ""
+    return f"executed {options.name}: {_short(path)}{trial}"
+
+
+def carry_over(options) -> str:
+    """Takes edits made in notebooks/NAME.ipynb over into its source."""
+    from .study.notebooks import carry_over as carry
+
+    return f"carried over: {_short(carry(options.name))}"
 
 
 def test(options) -> int:
     """Every stored notebook executed again and compared, and the unit tests beside them."""
     workers = ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadgroup"]
-    return subprocess.run([sys.executable, "-m", "pytest", "tests", "mee_utils", *workers, *options.rest], cwd=ROOT, check=False).returncode
+    command = [sys.executable, "-m", "pytest", "tests", "mee_utils", *workers, *options.rest]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # a process a core: more threads would only wait
+    return subprocess.run(command, cwd=ROOT, env=one_thread, check=False).returncode
 
 
 def bench(options) -> int:
-    """Times the decoder against its peers, and a profile's exit rules against no exit; writes the tables beside the machine's description."""
-    from . import bench as timing
-    from . import speed
+    """Times the decoder against its peers, and a profile's exit rules against full depth."""
+    from .benchmarks import decoder, rules, tables
+    from .study.timings import missed
 
     for name in options.shape:
-        check_choice("shape", name, timing.SHAPES)
+        check_choice("shape", name, decoder.WORKLOADS)
     for name in options.part:
-        check_choice("part", name, timing.PARTS)
+        check_choice("part", name, [*decoder.PARTS, *rules.PARTS])
     progress = lambda line: print(line, flush=True)
-    keys = ("profile", "task", "model", "batch")
-    of_profile = {"reductions": speed.reductions, "results": speed.results}
-    if set(options.part or timing.PARTS) - of_profile.keys():
-        table = timing.run(options.shape or None, options.rounds, progress=progress, parts=options.part or None)
-        print(f"table: {_short(timing.save(table))}")
-        for row in timing.missed(table).itertuples():
-            print(f"missed: {row.shape}, {row.group}, {row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})")
-    for name, part in of_profile.items():
-        if name in (options.part or timing.PARTS) and not options.shape:
-            found = part(options.profile, options.data, options.rounds, progress)
-            print(f"table: {_short(timing.save(found, name=name, keys=keys))}")
+    parts = [part for part in options.part or decoder.PARTS if part in decoder.PARTS]
+    if parts:
+        table = decoder.run(options.shape, options.rounds, progress=progress, parts=parts)
+        print(f"table: {_short(tables.save(table))}")
+        for row in missed(table).itertuples():
+            measured = f"{row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})"
+            print(f"missed: {row.shape}, {row.group}, {measured}")
+    for name in [] if options.shape else rules.PARTS:
+        if name in (options.part or rules.PARTS):
+            table = rules.PARTS[name](options.profile, options.data, options.rounds, progress)
+            path = tables.save(table, name=name, keys=("profile", "task", "model", "batch"))
+            print(f"table: {_short(path)}")
     return 0
 
 
-def readme(options) -> int:
-    """Writes the numbers of the stored tables into README.md."""
-    from .readme import update
+def results(options) -> int:
+    """Writes RESULTS.md, and the generated lines of README.md, from the stored tables."""
+    from .paper.results_page import update
 
-    update(ROOT / "README.md")
+    update(ROOT)
     return 0
 
 
 def status(options) -> int:
-    """Which models and notebooks of a profile are there."""
-    from .companion import checkpoint_folder
-    from .notebook import MARKERS, notebook_names
-    from .results import output_root
+    """Which models and results of a profile are there."""
+    from .study.inputs import is_trained
+    from .study.notebooks import notebook_names
 
     profile = load_profile(options.profile)
-    for name in ["base", *profile.training.backbones]:
-        there = (checkpoint_folder(profile, name) / "manifest.json").exists()
-        print(f"model     {profile.name}/{name}: {'trained' if there else 'missing (make train)'}")
-    for name in notebook_names():
-        results = "results present" if (output_root() / profile.name / name / "manifest.json").exists() else "no results"
-        run = "run here" if list((MARKERS / profile.name).glob(f"*/{name}")) else "not run in this clone"
-        print(f"notebook  {name}: {results}, {run}")
+    found = {f"model {name}": is_trained(profile, name) for name in ["base", *profile.training.backbones]}
+    for name in ["sweep", *notebook_names()]:
+        found[f"results {name}"] = (output_root() / profile.name / name / "manifest.json").exists()
+    for name, there in found.items():
+        print(f"{name}: {'there' if there else 'missing'}")
     return 0
 
 
@@ -150,47 +151,94 @@ def _short(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise CompanionError(f"{message}; see python -m {self.prog} --help")
+
+
+LIST = dict(action="append", default=[])
+OPTIONS = {
+    "name": dict(help="of the notebook"),
+    "rest": dict(nargs="*", help="options for pytest"),
+    "--profile": dict(default="small", help="a profile's name, or its file"),
+    "--data": dict(help="folder that holds the corpora of the profile"),
+    "--cores": dict(type=int, default=min(4, os.cpu_count() or 1), help="jobs at a time"),
+    "--force": dict(action="store_true", help="run everything again"),
+    "--model": LIST | {"help": "only this model (may be given again)"},
+    "--task": dict(help="only this task"),
+    "--seed": LIST | {"type": int},
+    "--part": dict(default="settings", choices=("settings", "fresh", "published_bugs", "tables")),
+    "--parameter": LIST | {"metavar": "NAME=VALUE", "help": "of the notebook"},
+    "--shape": LIST,
+    "--rounds": dict(type=int, default=3),
+}
+COMMON = ("--profile", "--data")
+COMMANDS = {
+    reproduce: (*COMMON, "--cores", "--force"),
+    train: (*COMMON, "--cores", "--model"),
+    trace: (*COMMON, "--model"),
+    classifiers: (*COMMON, "--model", "--seed"),
+    sweep: (*COMMON, "--cores", "--model", "--task", "--part"),
+    notebook: ("name", *COMMON, "--parameter"),
+    carry_over: ("name",),
+    status: COMMON,
+    test: ("rest",),
+    bench: (*COMMON, "--shape", "--part", "--rounds"),
+    results: (),
+}
+
+
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
-    top = argparse.ArgumentParser(prog="mee_utils", description=__doc__)
+    top = _Parser(prog="mee_utils", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for function in (reproduce, train, decode, notebook, status, test, bench, readme):
-        command = commands.add_parser(function.__name__, help=(function.__doc__ or "").splitlines()[0])
+    for function, names in COMMANDS.items():
+        summary = (function.__doc__ or "").splitlines()[0]
+        command = commands.add_parser(function.__name__.replace("_", "-"), help=summary)
         command.set_defaults(run=function)
-        if function is test:
-            command.add_argument("rest", nargs="*", help="options for pytest")
-        if function is bench:
-            command.add_argument("--shape", action="append", default=[], help="only this shape (may be given again); the lines of the others are kept")
-            command.add_argument("--part", action="append", default=[], help="only this part (may be given again); the lines of the others are kept")
-            command.add_argument("--rounds", type=int, default=3)
-        if function in (test, readme):
-            continue
-        command.add_argument("--profile", default="small")
-        command.add_argument("--data", default=None, help="folder that holds the corpora of the profile")
-        if function is notebook:
-            command.add_argument("name")
-            command.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
-        if function is train:
-            command.add_argument("--model", action="append", default=[], help="only this model (may be given again)")
-        if function is reproduce:
-            command.add_argument("--cores", type=int, default=min(4, os.cpu_count() or 1), help="notebooks at a time")
-            command.add_argument("--force", action="store_true", help="run everything again")
-        if function is decode:
-            command.add_argument("--force", action="store_true", help="decode everything again")
+        for name in names:
+            short = ("-p",) if name == "--parameter" else ()
+            given = LIST if (function, name) == (bench, "--part") else OPTIONS[name]
+            command.add_argument(*short, name, **given)
     return top
+
+
+def run(arguments: list[str] | None) -> int:
+    """Runs one command, whose answer is a line to print or an exit status."""
+    if os.name != "posix":
+        raise CompanionError("Linux or macOS is needed; on Windows use WSL.")
+    if not (ROOT / "notebooks" / "Snakefile").exists():
+        raise CompanionError(f"{ROOT} is no checkout: clone the repository and pip install -e . there.")
+    started, options = time.monotonic(), parser().parse_args(arguments)
+    for name in ("data", "profile"):
+        value = getattr(options, name, None)
+        if value and (name == "data" or value.endswith((".yaml", ".yml"))):
+            setattr(options, name, str(Path(value).expanduser().resolve()))
+    if os.environ.get("MEE_OUTPUT"):
+        os.environ["MEE_OUTPUT"] = str(Path(os.environ["MEE_OUTPUT"]).resolve())
+    pipeline.end_with_pipeline()
+    answer = options.run(options)
+    if isinstance(answer, int):
+        return answer
+    print(f"{answer} ({time.monotonic() - started:.0f} seconds)", flush=True)
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; a mistake in its input is one line on standard error and exit status 2."""
-    options = parser().parse_args(arguments)
-    if getattr(options, "data", None):
-        options.data = str(Path(options.data).expanduser().resolve())
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return options.run(options)
+        return run(arguments)
     except CompanionError as error:
         print(f"error: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"error: {error.filename or 'a file'}: {error.strerror}; free it, or set MEE_OUTPUT.", file=sys.stderr)
+        what = f"{error.filename or 'a file'}: {error.strerror or one_line(error)}"
+        print(f"error: {what}; free it, or set MEE_OUTPUT.", file=sys.stderr)
+    except KeyboardInterrupt:
+        if pipeline.STARTED_BY not in os.environ:  # a job leaves it to the command that was interrupted
+            print(f"interrupted. {pipeline.KEPT}", file=sys.stderr)
+        return 130
     return 2
 
 

@@ -1,13 +1,15 @@
 # %% [markdown]
 # # 00 · The data, the objectives and the models
 #
-# **Question.** What are all later figures made on, and have these models learned anything worth exiting early from?
+# **Question.** On what data and models are all later figures made, and have these models learned anything
+# that is worth exiting early from?
 #
-# Both papers study one T5 backbone trained in different ways. *Vanilla* training asks only the last decoder block for the next
-# token. *CALM* asks every block, later ones more. *FREE* asks one early and the last block, and pulls the early states towards
-# the late ones. *Late-weighted* asks the last 70 % of the blocks: the MEE blog's closing hypothesis, which its authors left
-# untested. This notebook shows what each objective weighs, how each model learned, and how far each stands above what can be
-# reached with no model at all.
+# Both papers study one T5 backbone that is trained in different ways. *Vanilla* training asks only the last
+# decoder layer for the next token. *CALM* asks every layer, and later layers more. *FREE* asks one early
+# layer and the last one, and pulls the early states towards the late ones. *Late-weighted* asks the last 70
+# % of the layers: a hypothesis from the end of the MEE blog, which its authors left untested. This notebook
+# shows what each objective weighs, how each model learned, and how far each one stands above what needs no
+# model at all.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -16,153 +18,193 @@ limit = 200  # examples of each task to score
 seed = 0  # of the bootstrap
 
 # %%
-import seaborn
+import pandas as pd
 
-from mee_utils import Companion, Objective, block_weights, figures, generate
-from mee_utils.evaluation import quality
+from mee_utils import Experiment, Objective, generate, layer_weights
+from mee_utils.analysis import model_quality as quality
+from mee_utils.study import figures
+from mee_utils.study.figures import label
 
-companion = Companion("00_models", profile, data, limit=limit, seed=seed)
-tasks = companion.tasks(limit)
-made = {name: task for name, task in tasks.items() if task.spans}
+experiment = Experiment("00_models", profile, data, limit=limit, seed=seed)
+tasks, training, layers = experiment.tasks(limit), experiment.profile.training, experiment.layers
+synthetic = {name: task for name, task in tasks.items() if task.spans}
 for name, task in tasks.items():
-    print(f"{figures.label(name)}: {len(task)} held-out examples, scored by {figures.label(task.metric)}")
+    print(f"{label(name)}: {len(task)} held-out examples, scored by {label(task.metric)}")
 
 # %% [markdown]
 # ## The data
 #
-# The small profile runs on **made data**: people who live, work, travel and own things, told in sentences of a seeded grammar. It has
-# what no real corpus has: for every target token we know *what producing it takes*. A real profile reads real corpora, of which
-# no text is shown here.
+# The small profile runs on **synthetic data**: people who live, work, travel and own things, in sentences
+# of a seeded grammar. These data have what no real corpus has: for every target token we know *what it
+# takes to produce it*. A real profile reads real corpora, and none of their text is shown here.
 
 # %%
-for name, task in made.items():
-    print(figures.label(name))
-    for prompt, target in zip(task.inputs[:3], task.targets[:3]):
-        print(f"  {prompt}\n    -> {target}")
+for name, task in synthetic.items():
+    print(label(name))
+    for prompt, target in zip(task.inputs[:2], task.targets[:2]):
+        print(f"  {prompt[:100]}{'...' if len(prompt) > 100 else ''}\n    -> {target}")
 
 # %% [markdown]
-# Difficulty is assigned by the generator, word by word. "Copied" goes on with a span of the source, "one fact" has to find a sentence
-# first, "two facts" joins two, "counted" and "compared" compute; in French, "agreement" looks at a neighbour and "distant
-# agreement" across at least two words. The first answer, summary and translation above, word by word:
+# The generator gives every word its difficulty. A "copied" word continues a span of the source, "one fact"
+# needs a sentence to be found first, "two facts" joins two of them, and "counted" and "compared" words need a
+# computation. In French, "agreement" depends on a neighbour and "distant agreement" on a word at least two
+# words away. Here is the first answer, summary and translation, word by word:
 
 # %%
-for name, task in made.items():
-    parts = [f"{task.targets[0][span.start:span.end]} ({span.difficulty})" for span in task.spans[0]]
-    print(f"{figures.label(name)}: {' '.join(parts)}")
+for name, task in synthetic.items():
+    parts = [f"{task.targets[0][span.start : span.end]} ({span.difficulty})" for span in task.spans[0]]
+    print(f"{label(name)}: {' '.join(parts)}")
 
 # %% [markdown]
-# How much of each there is, as a share of the target tokens of a task:
+# The share of each difficulty among the target tokens of a task:
 
 # %%
-shares = quality.difficulty_shares(made, companion.tokenizer())
-companion.save_table(shares, "difficulty_shares") if made else "no made data in this profile"
+shares = quality.difficulty_shares(synthetic, experiment.tokenizer())
+experiment.save_table(shares, "difficulty_shares") if synthetic else "no synthetic data in this profile"
 
 # %% [markdown]
 # ## The objectives
 #
-# With `CE_i` the cross-entropy of the shared read-out at block *i*, an objective is a set of weights (METHODS: CALM's equation is
-# `a_i = i / sum_j j`), and for FREE a distillation term besides. **Expectation:** vanilla is the only one that tells the blocks
-# below the last nothing at all.
+# Let $\mathrm{CE}_l$ be the cross-entropy of the shared readout at layer $l$ of $L$. An objective is a
+# weighted sum over layers; for FREE there is a distillation term besides:
+#
+# $$\mathcal{L} = \sum_{l=1}^{L} a_l\,\mathrm{CE}_l, \qquad \text{CALM: } a_l = \frac{l}{\sum_{j=1}^{L} j},
+# \qquad \text{vanilla: } a_l = [\,l = L\,].$$
+#
+# **Expectation:** vanilla is the only objective that asks nothing of the layers below the last one.
 
 # %%
-backbones = companion.profile.training.backbones
-layers = companion.profile.training.shape.num_decoder_layers
-weights = quality.weight_table({name: block_weights(Objective(b.objective, b.exit_layer), layers) for name, b in backbones.items()})
-figure, axes = figures.panels(len(backbones), width=2.7, height=2.2, profile=profile, sharey=True)
-for axis, (name, rows) in zip(axes, weights.groupby("model", sort=False)):
-    axis.bar(rows.layer, rows.weight, color=figures.COLOURS.get(name, "#555555"))
-    axis.set(title=figures.label(name), xlabel="decoder block", xticks=range(2, layers + 1, 2))
-axes[0].set_ylabel("weight of the block's\ncross-entropy")
-companion.save_figure(figure, "objectives", weights)
+chosen = {name: Objective(b.objective, b.exit_layer) for name, b in training.objectives.items()}
+weights = {name: layer_weights(objective, layers) for name, objective in chosen.items()}
+weights = pd.DataFrame(weights, index=pd.RangeIndex(1, layers + 1, name="layer")).rename_axis(columns="model")
+weights = weights.unstack().rename("weight").reset_index()
+draw = lambda axis, rows: figures.grouped_bars(axis, rows, "layer", "weight")
+labels = dict(xlabel="layer", ylabel="weight of the layer's\ncross-entropy")
+if chosen:
+    figure = figures.facets(weights, draw, "model", **labels, width=2.7, height=2.3, profile=profile)
+    figure.axes[0].set_xticks(range(1, layers, 2), range(2, layers + 1, 2))
+    experiment.save_figure(figure, "objectives", weights)
+else:
+    print("the models of this profile are ready checkpoints: what they were trained for is not known here")
 
 # %%
-calm = weights[weights.model == "calm"].weight
-print(f"CALM gives the first block {calm.iloc[0]:.1%} of the loss and the last {calm.iloc[-1]:.1%}.")
+if "calm" in chosen:
+    calm = weights[weights.model == "calm"].weight
+    print(
+        f"CALM gives the first layer {calm.iloc[0]:.1%} of the loss and the last layer {calm.iloc[-1]:.1%}."
+    )
 
 # %% [markdown]
 # ## Learning curves
 #
-# `base` is pre-trained by span corruption with a share of the tasks; every other model starts from its weights and sees the same
-# examples. Each line is the cross-entropy of one block on held-out targets. **Expectation:** under CALM the blocks fan out in
-# order of depth and all go down; under vanilla only the last blocks do.
+# `base` is pre-trained by span corruption with a share of the tasks; every other model starts from its
+# weights and sees the same examples. Each line is the cross-entropy of one layer on held-out targets, from
+# dark (first layer) to light (last layer), on a logarithmic axis. **Expectation:** under CALM the layers
+# fan out in order of depth and all of them improve; under vanilla only the last ones do.
 
 # %%
-names = companion.model_names
-manifests = companion.manifests(names)
-curves = quality.learning_curves(manifests)
-figure, axes = figures.panels(len(names), width=2.7, height=2.6, profile=profile, sharey=True)
-for axis, (name, rows) in zip(axes, curves.groupby("model", sort=False)):
-    seaborn.lineplot(rows, x="step", y="cross_entropy", hue="layer", palette="viridis", legend=False, ax=axis, linewidth=1.1)
-    axis.set(title=figures.label(name), xlabel="training step", ylabel="cross-entropy (nats a token)")
-figures.depth_colours(figure, axes, layers)
-companion.save_figure(figure, "learning_curves", curves)
+names = experiment.model_names
+manifests = experiment.manifests(names)
+points = [
+    {"model": name, **point} for name in names for point in manifests[name].get("layer_cross_entropy", [])
+]
+curves = pd.DataFrame(points, columns=["model", "step", "cross_entropy"]).explode("cross_entropy")
+curves.insert(2, "layer", curves.groupby(["model", "step"]).cumcount() + 1)
+curves = curves.astype({"cross_entropy": float})
+
+
+def draw(axis, rows):
+    figures.lines(axis, rows, "step", "cross_entropy", "layer", styles=figures.layer_styles(layers))
+    axis.set_yscale("log")
+
+
+# %%
+labels = dict(xlabel="training step", ylabel="cross-entropy\n(nats a token)")
+if len(curves):
+    options = dict(width=2.7, height=2.6, profile=profile, sharex=False)
+    figure = figures.facets(curves, draw, "model", **labels, **options)
+    experiment.save_figure(figure, "learning_curves", curves)
 
 # %%
 last = curves[curves.step == curves.groupby("model").step.transform("max")]
-for name, rows in last.groupby("model", sort=False):
-    first, middle, top = (rows[rows.layer == layer].cross_entropy.item() for layer in (1, layers // 2, layers))
-    print(f"{figures.label(name)}: {first:.2f} nats at block 1, {middle:.2f} at block {layers // 2}, {top:.2f} at block {layers}")
+last = last.pivot(index="model", columns="layer", values="cross_entropy").reindex(names)
+for name, row in last.dropna().iterrows():
+    shown = ", ".join(f"layer {layer} {row[layer]:.2f}" for layer in (1, layers // 2, layers))
+    print(f"{label(name)}, cross-entropy in nats: {shown}")
 
 # %% [markdown]
-# ## Scores against floors
+# ## Scores against trivial baselines
 #
-# A curve means little if a constant sentence does as well. Beside each model stand **floors**, outputs that need no model: the
-# source copied, the nearest training sentence's translation, the first sentence, one constant summary, the context sentence that shares
-# most words with the question. Bars are means over examples with 95 % bootstrap intervals (for BLEU: mean sentence BLEU); the
-# table has corpus scores.
+# A learning curve means little if a constant sentence does as well. Beside each model stand **trivial
+# baselines**, outputs that need no model: the source itself, the translation of the nearest training
+# sentence, the first sentence, one constant summary, the context sentence that shares most words with the
+# question (grey). Bars are means over examples with 95 % bootstrap intervals (for BLEU, mean sentence
+# BLEU); the table has the corpus scores.
 
 # %%
-models = companion.models(names)
+models, metrics = experiment.models(names), {name: task.metric for name, task in tasks.items()}
+options = dict(max_new_tokens=training.max_target, batch_size=100)
 texts = {
-    name: {model: generate(m, task.inputs, max_new_tokens=companion.profile.training.max_target, batch_size=100).texts for model, m in models.items()}
+    name: {model: generate(m, task.inputs, **options).texts for model, m in models.items()}
     for name, task in tasks.items()
 }
-floors = quality.floor_outputs(tasks, companion.training_tasks(limit=30_000))
-scores = quality.score_table(tasks, texts, floors, seed)
-companion.save_table(scores, "scores")
+train = experiment.training_tasks(limit=30_000)
+baselines = {name: task.baseline_texts(train[name]) for name, task in tasks.items()}
+scores = quality.score_table(tasks, texts, baselines, seed)
+experiment.save_table(scores, "scores").set_index(["task", "system", "metric"]).corpus_score.unstack(
+    [0, 2]
+).round(1)
 
 # %%
-metrics = {name: task.metric for name, task in tasks.items()}
-figure, axes = figures.panels(len(tasks), width=4.2, height=3.2, profile=profile)
-for axis, (name, metric) in zip(axes, metrics.items()):
-    figures.score_bars(axis, scores[(scores.task == name) & (scores.metric == metric)])
-    axis.set(title=figures.label(name), xlabel=f"mean {figures.label(metric)} of {len(tasks[name])} examples (%)")
-companion.save_figure(figure, "scores_against_floors", scores[scores.metric == scores.task.map(metrics)])
+draw = lambda axis, rows: figures.bars(axis, rows, "mean", "system", figures.BAND, other=figures.PALE)
+shown = scores[scores.metric == scores.task.map(metrics)]
+figure = figures.facets(shown, draw, sharex=False, sharey=False, width=3.9, height=3.4, profile=profile)
+for axis, (name, metric) in zip(figure.axes, metrics.items()):
+    axis.set(xlabel=f"mean {label(metric)} of {len(tasks[name])} examples (%)", xlim=(0, 100))
+experiment.save_figure(figure, "scores_against_baselines", shown)
 
 # %%
-for line in quality.score_sentences(scores, metrics):
-    print(line)
+for task, rows in shown.sort_values("corpus_score").groupby("task", sort=False):
+    best, trivial = (rows[rows.kind == kind].iloc[-1] for kind in ("model", "baseline"))
+    print(
+        f"{label(task)}, {label(metrics[task])}: best model ({label(best.system)}) {best.corpus_score:.1f}, "
+        f"best trivial baseline ({label(trivial.system)}) {trivial.corpus_score:.1f}"
+    )
+exact = scores[(scores.metric == "exact_match") & (scores.system == "vanilla")]
+for row in exact.itertuples():
+    print(f"{label(row.task)}: vanilla answers {row.corpus_score:.1f} % exactly (90 was the aim)")
 
 # %% [markdown]
 # ## What was learned, by difficulty
 #
-# On made data the question can be put more sharply: at full depth, which *kinds* of token does each model get right? References are
-# fed in, so that a token is judged with the right words before it. **Expectation:** grammatical and copied tokens are nearly
-# perfect, counting and comparing last.
+# On synthetic data the question can be put more sharply: at full depth, which *kinds* of token does each
+# model get right? References are fed in, so that every token is judged with the right words before it.
+# **Expectation:** grammatical and copied tokens are nearly perfect; counting and comparing come last.
 
 # %%
-accuracy = quality.difficulty_accuracy(made, models, companion.profile.training.max_target)
-if made:
-    figure, axes = figures.panels(1, width=9.5, height=3.2, profile=profile)
-    figures.grouped_bars(axes[0], accuracy, "difficulty", "accuracy")
-    axes[0].set(xlabel="difficulty of the token, by construction", ylabel="accuracy at full depth", ylim=(0, 1))
-    figures.shared_legend(figure, axes[0])
-    companion.save_figure(figure, "accuracy_by_difficulty", accuracy)
+accuracy = quality.difficulty_accuracy(synthetic, models, training.max_target)
+draw = lambda axis, rows: figures.grouped_bars(axis, rows, "difficulty", "accuracy")
+labels = dict(xlabel="difficulty of the token, by construction", ylabel="accuracy at full depth")
+if synthetic:
+    shown = accuracy.assign(task="all tasks together")
+    figure = figures.facets(shown, draw, **labels, width=9.5, height=3.2, profile=profile)
+    experiment.save_figure(figure, "accuracy_by_difficulty", accuracy)
 
 # %%
-hardest = accuracy[accuracy.model == "vanilla"].sort_values("accuracy")
-for row in hardest.head(3).itertuples():
-    print(f"vanilla, {row.difficulty}: {row.accuracy:.1%} of {row.tokens} tokens right")
+for row in accuracy[accuracy.model == "vanilla"].sort_values("accuracy").head(3).itertuples():
+    print(f"vanilla, {label(row.difficulty)}: {row.accuracy:.1%} of {row.tokens} tokens right")
 
 # %% [markdown]
 # ## What this shows, and what it does not
 #
-# The models are small: two million parameters, twelve and twelve blocks as in the papers' figures. They are real, trained models of the
-# same architecture and objectives, and every number above was computed by this run, from the weights that ship with the package.
-# What they cannot show is scale; no number of this profile is the papers' number. The recipe that made them, and how long it took,
-# is in each model's `manifest.json`; `make train` makes them again.
+# The models of profile `small` have two million parameters, and twelve encoder and twelve decoder layers as
+# in the papers' figures. They are real models of the same architecture, trained for the same objectives,
+# and they stand well above the trivial baselines (`scores_against_baselines`). What they have not learned
+# is to count, compare and join facts (`accuracy_by_difficulty`). And they cannot show scale: no number of
+# this profile is a number of the papers. Each model's `manifest.json` holds the recipe that made it and the
+# time it took; `make train` makes the models again.
 #
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?
 
 # %%
-companion.finish()
+experiment.finish()

@@ -1,18 +1,24 @@
 # %% [markdown]
 # # 01 · Monotonicity: does a prediction, once made, stay?
 #
-# **Question.** Early exiting stops at a block and hopes that the later ones would not have changed the answer. When is that hope
-# justified, and does the way a model was trained decide it?
+# **Question.** Early exiting stops at a layer and hopes that the later ones would not have changed the
+# answer. When is that hope justified, and does it depend on how the model was trained?
 #
-# **What the paper says** (MEE, section 3, on BigPatent, twelve blocks). Under CALM's weighted loss 75 % of the tokens keep their
-# top-1 prediction after block 2 and 90 % after block 4; the vanilla and the FREE model change their minds far later. CALM's mean
-# confidence in the final prediction grows with every block, vanilla's comes late, FREE's rises to its exit, dips, and rises again.
+# **What the paper says** (MEE, section 3, on BigPatent, twelve layers). Under CALM's weighted loss 75 % of
+# the tokens keep their top-1 prediction after layer 2 and 90 % after layer 4; the vanilla and the FREE
+# model change their minds far later. CALM's mean confidence in the final prediction grows with every layer,
+# vanilla's comes late, and FREE's rises up to its exit, dips, and rises again.
 #
-# **What we do.** Each model greedily writes its own output at full depth. That output is fed back once, and the shared read-out is
-# applied to the state after *every* block. Nothing exits until the last section: this is the landscape that exit rules walk on.
+# **What we do.** Each model greedily writes its own output at full depth. That output is fed back once, and
+# the shared readout is applied to the state after *every* layer. With $h_t^l$ the state of token $t$ after
+# decoder layer $l$ of $L$, $n$ the final layer norm and $W$ the LM head,
 #
-# **Expectation, before running:** the order CALM, late-weighted, FREE, vanilla at the early blocks, since that is the order in which
-# the objectives ask anything of them.
+# $$p_t^l = \mathrm{softmax}\bigl(W\,n(h_t^l)\bigr), \qquad \hat y_t^{\,l} = \arg\max_v\, p_t^l(v).$$
+#
+# Nothing exits until the last section: these are the curves on which exit rules will have to work.
+#
+# **Expectation, before running:** in the early layers the order is CALM, late-weighted, FREE, vanilla,
+# because that is the order in which the objectives ask anything of these layers.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -25,112 +31,109 @@ seed = 0  # which tokens Figure 3 shows
 # %%
 import pandas as pd
 
-from mee_utils import Companion, ExitPolicy, claims, figures, trace
-from mee_utils.evaluation import monotonicity
-from mee_utils.evaluation.replay import replay_against_decoding
+from mee_utils import ExitPolicy, Experiment, trace
+from mee_utils.analysis import monotonicity
+from mee_utils.analysis.comparison import replay_against_decoding
+from mee_utils.analysis.comparison import replay_against_decoding
+from mee_utils.paper import claims
+from mee_utils.study import figures
+from mee_utils.study.figures import label
 
-companion = Companion("01_monotonicity", profile, data, limit=limit, max_new_tokens=max_new_tokens, bins=bins, seed=seed)
-tasks = companion.tasks(limit)
-models = companion.models([name for name in companion.model_names if name != "base"])
+settings = dict(limit=limit, max_new_tokens=max_new_tokens, bins=bins, seed=seed)
+experiment = Experiment("01_monotonicity", profile, data, **settings)
+tasks, layers = experiment.tasks(limit), experiment.layers
+models = experiment.models([name for name in experiment.model_names if name != "base"])
+
+# %%
 own = {
-    (task, name): trace(model, tasks[task].inputs, max_new_tokens=max_new_tokens) for task in tasks for name, model in models.items()
+    (task, name): experiment.trace(name, task, limit, max_new_tokens)
+    for task in tasks
+    for name in models
 }
-layers = next(iter(models.values())).layers
+table = lambda function, traces: pd.concat(
+    [function(t, *key) for key, t in traces.items()], ignore_index=True
+)
 for task in tasks:
-    print(f"{figures.label(task)}: " + ", ".join(f"{figures.label(n)} {len(own[task, n])} tokens" for n in models))
+    print(f"{label(task)}: " + ", ".join(f"{label(name)} {len(own[task, name])} tokens" for name in models))
 
 # %% [markdown]
-# ## Figure 1: how many predictions are final after each block?
+# ## Figure 1: how many predictions are final after each layer?
 #
-# A token is *settled* after block *l* if its top-1 prediction at blocks *l*, *l*+1, ..., L is one and the same. Bands are 95 % bootstrap
-# intervals over sequences, because the tokens of one sequence are not independent.
+# A token is *settled* from the first layer after which its top-1 prediction never changes again:
+#
+# $$s_t = \min\,\{\,l : \hat y_t^{\,l} = \hat y_t^{\,l+1} = \dots = \hat y_t^{\,L}\,\}.$$
+#
+# The curves show the share of tokens with $s_t \le l$. Bands are 95 % bootstrap intervals over sequences,
+# because the tokens of one sequence are not independent.
 
 # %%
-stable = pd.concat(
-    [monotonicity.curve(monotonicity.stable(t), t, "share", task=task, model=name) for (task, name), t in own.items()],
-    ignore_index=True,
-)
-figure, axes = figures.panels(len(tasks), width=3.9, height=3.0, profile=profile, sharey=True)
-for axis, (task, rows) in zip(axes, stable.groupby("task", sort=False)):
-    for name, part in rows.groupby("model", sort=False):
-        figures.draw_curve(axis, part, "share", name)
-    figures.block_axis(axis, layers)
-    axis.set(title=figures.label(task), ylim=(0, 1.02))
-axes[0].set_ylabel("share of tokens whose top-1\nnever changes afterwards")
-figures.shared_legend(figure, axes[0])
-companion.save_figure(figure, "figure_1_settled", stable)
+shares = lambda t, task, name: monotonicity.curve(monotonicity.stable(t), t, "share", task=task, model=name)
+stable = table(shares, own)
+draw = lambda axis, rows: figures.lines(axis, rows, "layer", "share", "model", figures.BAND)
+ylabel = "share of tokens whose\ntop-1 is final"
+figure = figures.facets(stable, draw, ylabel=ylabel, profile=profile)
+experiment.save_figure(figure, "figure_1_settled", stable)
 
 # %%
-for task, rows in stable.groupby("task", sort=False):
-    after = {name: claims.value(rows, "share", name, 4) for name in models}
-    print(f"{figures.label(task)}, settled after block 4: " + ", ".join(f"{figures.label(n)} {v:.1%}" for n, v in after.items()))
+after = stable[stable.layer == 4].set_index(["task", "model"]).share
+for task in tasks:
+    print(
+        f"{label(task)}, settled after layer 4: "
+        + ", ".join(f"{label(n)} {after[task, n]:.1%}" for n in models)
+    )
 
 # %% [markdown]
-# Put differently: the block from which a token is settled is the exit of an *oracle* that knows the end. Its mean is the depth
-# that no exit rule without loss can beat on these tokens.
+# The layer $s_t$ is also where an *oracle* that knows the end would exit. Its mean is a depth that no exit
+# rule can go below on these tokens without changing a prediction.
 
 # %%
-depth = pd.concat(
-    [monotonicity.settling_depth(t, task=task, model=name) for (task, name), t in own.items()], ignore_index=True
-)
-companion.save_table(depth, "settling_depth")
+depths = lambda t, task, name: monotonicity.settling_depth(t, task=task, model=name)
+experiment.save_table(table(depths, own), "settling_depth")
 
 # %%
-gain = pd.concat(
-    [
-        monotonicity.settling_gain(own[task, "vanilla"], own[task, name], task=task, model=name)
-        for task in tasks for name in models if name != "vanilla" and "vanilla" in models
-    ],
-    ignore_index=True,
-)
-companion.save_table(gain, "settling_gain")
+others = {key: t for key, t in own.items() if key[1] != "vanilla" and "vanilla" in models}
+against = lambda t, task, name: monotonicity.settling_gain(own[task, "vanilla"], t, task=task, model=name)
+gain = experiment.save_table(table(against, others), "settling_gain") if others else pd.DataFrame()
 for row in gain.itertuples():
     print(
-        f"{figures.label(row.task)}: {figures.label(row.model)} settles {row.blocks_earlier:.2f} blocks earlier than vanilla "
+        f"{label(row.task)}: {label(row.model)} settles {row.layers_earlier:.2f} layers earlier than vanilla "
         f"({row.low:.2f} to {row.high:.2f})"
     )
 
 # %% [markdown]
 # ## Figure 2: confidence in the final prediction
 #
-# The probability that each block gives to the token that the *last* block will choose; mean and, as in the paper, standard deviation
-# over tokens (the band; it describes the spread, not the uncertainty of the mean). One panel a model, one row a task.
+# The probability $p_t^l(\hat y_t^{\,L})$ that each layer gives to the token that the *last* layer will
+# choose: the mean and, as in the paper, the standard deviation over tokens (the band; it describes the
+# spread of the tokens, not the uncertainty of the mean). One column is a model, one row a task.
 
 # %%
-confidence = pd.concat(
-    [
-        monotonicity.curve(t.final_probability, t, "confidence", task=task, model=name) for (task, name), t in own.items()
-    ],
-    ignore_index=True,
-)
+means = lambda t, task, name: monotonicity.curve(t.final_probability, t, "confidence", task=task, model=name)
+confidence = table(means, own)
 spread = confidence.assign(
-    one_below=confidence.confidence - confidence.standard_deviation, one_above=confidence.confidence + confidence.standard_deviation
+    one_below=confidence.confidence - confidence.standard_deviation,
+    one_above=confidence.confidence + confidence.standard_deviation,
 )
+draw = lambda axis, rows: figures.lines(
+    axis, rows, "layer", "confidence", "model", ("one_below", "one_above"), clip=(0, 1)
+)
+options = dict(ylabel="probability of the\nfinal prediction", width=2.7, height=2.3, profile=profile)
+figure = figures.facets(spread, draw, "model", row="task", **options)
+experiment.save_figure(figure, "figure_2_confidence", spread)
 
 # %%
-figure, axes = figures.panels(
-    len(own), columns=len(models), width=2.7, height=2.3, profile=profile, sharex=True, sharey=True
-)
-for axis, ((task, name), rows) in zip(axes, spread.groupby(["task", "model"], sort=False)):
-    figures.draw_curve(axis, rows, "confidence", name, ("one_below", "one_above"), clip=(0, 1))
-    figures.block_axis(axis, layers)
-    axis.set(title=f"{figures.label(name)}, {figures.label(task)}", ylim=(0, 1.02))
-for axis in axes[:: len(models)]:
-    axis.set_ylabel("probability of the\nfinal prediction")
-figures.only_outer_labels(axes, len(models))
-companion.save_figure(figure, "figure_2_confidence", spread)
-
-# %%
-for task, rows in confidence.groupby("task", sort=False):
-    half = {name: claims.first_above(claims.curve_of(rows, "confidence", name), 0.5) for name in models}
-    print(f"{figures.label(task)}, mean confidence passes one half at block: " + ", ".join(f"{n} {b}" for n, b in half.items()))
+half = confidence[confidence.confidence > 0.5].groupby(["task", "model"]).layer.min()
+for task in tasks:
+    passed = ", ".join(f"{label(name)} {half.get((task, name), 'never')}" for name in models)
+    print(f"{label(task)}, layer at which the mean confidence passes one half: {passed}")
 
 # %% [markdown]
 # ## Figure 3: single tokens
 #
-# The three most probable tokens of every block, for one token of one sequence, the three models of the paper side by side. So that
-# the models predict *the same* token, the reference is fed in. Which tokens are shown is a rule, not a choice: sorted by the block
-# from which vanilla is settled, the one at the 10th, 50th and 90th percentile.
+# The three most probable tokens of every layer, for one token of one sequence, in the three models of the
+# paper. All models must be asked about the same token, so the reference is fed in here. The tokens of one
+# task are ordered by the layer from which vanilla is settled, and we take those at the 10th, 50th and 90th
+# percentile. On synthetic data the lines below show each token, in brackets, behind the words before it.
 
 # %%
 along = {
@@ -139,145 +142,144 @@ along = {
     for name, model in models.items()
 }
 shown_task = "translation" if "translation" in tasks else next(iter(tasks))
-shown = monotonicity.percentile_tokens(along[shown_task, "vanilla"], (0.1, 0.5, 0.9), seed)
+ordered = along[shown_task, "vanilla" if "vanilla" in models else next(iter(models))]
+shown = monotonicity.percentile_tokens(ordered, (0.1, 0.5, 0.9), seed)
+decode = monotonicity.token_text(experiment.tokenizer())
 
 # %%
-decode = {name: monotonicity.token_text(model.tokenizer) for name, model in models.items()}
+for percentile, token in shown.items() if tasks[shown_task].spans else ():
+    number, position = ordered.sequence[token], ordered.position[token]
+    ids = experiment.tokenizer()(tasks[shown_task].targets[number]).input_ids
+    before, token_there = experiment.tokenizer().decode(ids[:position]), decode(ids[position])
+    print(f"{tasks[shown_task].inputs[number]}\n   percentile {percentile}: {before} [{token_there}]")
+
+# %%
+trio = {key: t for key, t in along.items() if key[0] == shown_task and key[1] in ("vanilla", "calm", "free")}
 for percentile, token in shown.items():
-    tables = [
-        monotonicity.predictions(along[shown_task, name], token, decode[name], model=name)
-        for name in ("vanilla", "calm", "free") if name in models
-    ]
-    figure, axes = figures.panels(len(tables), columns=1, width=10.5, height=1.55, profile=profile, sharex=True)
-    for axis, rows in zip(axes, tables):
-        figures.prediction_grid(axis, rows, layers)
-        axis.set_title(figures.label(rows.model.iloc[0]), loc="left")
-    axes[-1].set_xlabel(f"decoder block ({figures.label(shown_task)}; percentile {percentile} of vanilla's settling blocks)")
-    companion.save_figure(figure, f"figure_3_token_{percentile}", pd.concat(tables, ignore_index=True))
+    grid = lambda t, _, name: monotonicity.predictions(t, token, decode, model=name)
+    predicted = table(grid, trio)
+    options = dict(xlabel=f"layer ({label(shown_task)}, percentile {percentile})", columns=1, profile=profile)
+    figure = figures.facets(predicted, figures.prediction_grid, "model", **options, width=10.5, height=1.75)
+    experiment.save_figure(figure, f"figure_3_token_{percentile}", predicted)
 
 # %% [markdown]
 # ## Going further: *strictly* monotonic tokens
 #
-# The assumption is named after monotonic growth, and the papers show that the *mean* grows. For how many single tokens does
-# confidence in the final prediction rise at every block? A saturated probability cannot rise for ever, so beside the strict share stands
-# the share that never *falls* by more than one percentage point.
+# The assumption is named after monotonic growth, and the papers show that the *mean* grows. For how many
+# single tokens does the confidence rise at every layer, that is, $p_t^{l}(\hat y_t^{\,L}) < p_t^{l+1}(\hat
+# y_t^{\,L})$ for all $l$? A probability near one cannot keep rising, so beside the strict share stands the
+# share that never *falls* by more than one percentage point.
 
 # %%
-strict = pd.concat(
-    [monotonicity.monotonic_shares(t, task=task, model=name) for (task, name), t in own.items()], ignore_index=True
-)
-companion.save_table(strict, "strictly_monotonic")
+rising = lambda t, task, name: monotonicity.monotonic_shares(t, task=task, model=name)
+strict = table(rising, own)
+experiment.save_table(strict, "strictly_monotonic")
 
 # %%
-figure, axes = figures.panels(len(tasks), width=3.9, height=3.0, profile=profile, sharey=True)
-for axis, (task, rows) in zip(axes, strict.groupby("task", sort=False)):
-    rows = rows.assign(span=rows.kind + "\nfrom block " + (rows.after_layer + 1).astype(str))
-    figures.grouped_bars(axis, rows, "span", "share")
-    axis.set(title=figures.label(task), ylim=(0, 1.02))
-axes[0].set_ylabel("share of tokens")
-figures.shared_legend(figure, axes[0])
-companion.save_figure(figure, "monotonic_tokens", strict)
+span = strict.kind.str.replace(" ", "\n") + "\n(layer " + (strict.after_layer + 1).astype(str) + "+)"
+draw = lambda axis, rows: figures.grouped_bars(axis, rows, "span", "share")
+figure = figures.facets(strict.assign(span=span), draw, ylabel="share of tokens", profile=profile)
+experiment.save_figure(figure, "monotonic_tokens", strict)
 
 # %%
 for row in strict[(strict.after_layer == 0) & (strict.model == "calm")].itertuples():
-    print(f"CALM, {figures.label(row.task)}, {row.kind} from block 1 on: {row.share:.1%} ({row.low:.1%} to {row.high:.1%})")
+    share = f"{row.share:.1%} ({row.low:.1%} to {row.high:.1%})"
+    print(f"CALM, {label(row.task)}, {row.kind} from layer 1 on: {share}")
 
 # %% [markdown]
-# ## Going further: are the early blocks overconfident?
+# ## Going further: are the early layers overconfident?
 #
-# An exit rule compares the *current* block's own top-1 probability with a threshold. That is sensible only as far as 0.9 means "right nine
-# times out of ten". Right is judged against the reference, which is fed in. Solid: mean confidence; dashed: accuracy; the gap between
-# them is over- or underconfidence; the bands are 95 % intervals over sequences.
+# An exit rule compares the *current* layer's own top-1 probability with a threshold. That is sensible only
+# as far as 0.9 means "right nine times out of ten". A prediction counts as right here if it equals the
+# reference, which is fed in. Solid: mean confidence; dashed: accuracy; the gap between them is over- or
+# underconfidence. Bands are 95 % intervals over sequences.
 
 # %%
 correct = {key: t.top1_id == t.token_id[:, None] for key, t in along.items()}
-calibration = pd.concat(
-    [monotonicity.calibration(t, correct[task, name], bins, task=task, model=name) for (task, name), t in along.items()],
-    ignore_index=True,
-)
-per_block = pd.concat(
-    [monotonicity.block_calibration(t, correct[task, name], bins, task=task, model=name) for (task, name), t in along.items()],
-    ignore_index=True,
-)
-
-# %%
-figure, axes = figures.panels(
-    len(along), columns=len(models), width=2.7, height=2.3, profile=profile, sharex=True, sharey=True
-)
-for axis, ((task, name), rows) in zip(axes, per_block.groupby(["task", "model"], sort=False)):
-    figures.confidence_and_accuracy(axis, rows, name)
-    figures.block_axis(axis, layers)
-    axis.set(title=f"{figures.label(name)}, {figures.label(task)}", ylim=(0, 1.02))
-for axis in axes[:: len(models)]:
-    axis.set_ylabel("mean over tokens")
-figures.only_outer_labels(axes, len(models))
-figures.shared_legend(figure, axes[0])
-companion.save_figure(figure, "confidence_against_accuracy", per_block)
+by_layer = lambda t, *key: monotonicity.layer_reliability(t, correct[key], bins, task=key[0], model=key[1])
+per_layer = table(by_layer, along)
+draw = lambda axis, rows: figures.column_lines(axis, rows, "layer", ["confidence", "accuracy"])
+options = dict(ylabel="mean over tokens", width=2.7, height=2.3, profile=profile)
+figure = figures.facets(per_layer, draw, "model", row="task", **options)
+experiment.save_figure(figure, "confidence_against_accuracy", per_layer)
 
 # %% [markdown]
-# The same, bin by bin: reliability at a third, two thirds and the whole of the depth. On the diagonal a confidence is what it
-# says; below it the block is overconfident. Bins with fewer than twenty tokens are left out of the drawing, not of the table.
-
-# %%
-blocks = (layers // 3, 2 * layers // 3, layers)
-reliability = calibration[calibration.layer.isin(blocks)]
-figure, axes = figures.panels(
-    len(tasks) * len(blocks), columns=len(blocks), width=3.1, height=2.7, profile=profile, sharex=True, sharey=True
-)
-for axis, ((task, layer), rows) in zip(axes, reliability.groupby(["task", "layer"], sort=False)):
-    figures.reliability_lines(axis, rows[rows.tokens >= 20])
-    axis.set(title=f"{figures.label(task)}, block {layer}", xlabel="confidence (top-1 probability)", ylabel="accuracy")
-figures.only_outer_labels(axes, len(blocks))
-figures.shared_legend(figure, axes[0])
-companion.save_figure(figure, "reliability", reliability)
-
-# %%
-kept = ["task", "model", "layer", *[c for c in per_block if c.startswith("expected")]]
-companion.save_table(per_block[per_block.layer.isin(blocks)][kept], "expected_calibration_error")
-
-# %% [markdown]
-# ## From landscape to decoding: what replay promises, and what happens
+# The same, bin by bin: reliability at a third, two thirds and the whole of the depth. On the diagonal a
+# confidence is what it says; below it the layer is overconfident. Whiskers are 95 % intervals over
+# sequences. Bins with fewer than twenty tokens are left out of the drawing, not of the table. The expected
+# calibration error sums the gaps over bins $b$ of $n_b$ among $n$ tokens (Guo et al. 2017):
 #
-# A trace can be asked what any exit rule *would* have done at each block; thousands of thresholds take seconds that way. The decoder does
-# it for real: a token that leaves early hands its state on as keys and values for the blocks it skipped, and a wrong token is fed back.
-# Here are the rules that need no training with MEE's published settings (threshold 0.9, decay 4, no exit before a third of the depth),
-# and the oracle. Replay is trusted later only as far as the two agree: `same_exit` counts tokens up to the first that differs from the
-# full-depth output.
+# $$\mathrm{ECE} = \sum_b \frac{n_b}{n}\,\bigl|\,\mathrm{accuracy}_b - \mathrm{confidence}_b\,\bigr|.$$
 
 # %%
-first = layers // 3
-policies = {
-    name: ExitPolicy(name, threshold=0.9, decay=4.0, min_layer=first)
-    for name in ("softmax_margin", "hidden_similarity", "rising_top1")
-} | {"oracle": ExitPolicy("oracle"), "static": ExitPolicy("static", min_layer=first)}
-exits = pd.concat(
-    [
-        replay_against_decoding(models["calm"], tasks[task], own[task, "calm"], policies, max_new_tokens)
-        for task in tasks if "calm" in models
-    ],
-    ignore_index=True,
+third = (layers // 3, 2 * layers // 3, layers)
+binned = lambda t, *key: monotonicity.reliability_bins(
+    t, correct[key], third, bins, task=key[0], model=key[1]
 )
-companion.save_table(exits, "replay_against_decoding")
+reliability = table(binned, along)
+
+
+def draw(axis, rows):
+    axis.plot([0, 1], [0, 1], color=figures.GREY, linewidth=1, dashes=(1, 1), label="perfectly calibrated")
+    figures.lines(axis, rows, "confidence", "accuracy", "model")
+    figures.dots(axis, rows, "confidence", "accuracy", "model", yband=figures.BAND, label=None)
+
+
+labels = dict(xlabel="confidence (top-1 probability)", ylabel="accuracy")
+figure = figures.facets(
+    reliability[reliability.tokens >= 20], draw, "layer", row="task", **labels, profile=profile
+)
+experiment.save_figure(figure, "reliability", reliability)
+
+# %%
+kept = ["task", "model", "layer", *[c for c in per_layer if c.startswith("expected")]]
+errors = experiment.save_table(per_layer[per_layer.layer.isin(third)][kept], "expected_calibration_error")
+errors.pivot(index=["task", "model"], columns="layer", values="expected_calibration_error").round(3)
+
+# %% [markdown]
+# ## From curves to decoding: what replay promises, and what happens
+#
+# A trace tells what any exit rule *would* have done at each layer, for thousands of thresholds in seconds.
+# The decoder does it for real: a token that exits early hands its state on as keys and values for the
+# layers that it skipped, and a wrong token is fed back. Here are the rules that need no training, with
+# MEE's published settings (threshold 0.9, decay 4, no exit before a third of the depth), a static exit
+# there, and the oracle. Later notebooks trust a replay only as far as the two agree. `same_exit` counts
+# tokens up to the first one that differs from the full-depth output.
+
+# %%
+options = dict(threshold=0.9, decay=4.0, min_layer=layers // 3)
+rules = ("softmax_margin", "hidden_similarity", "rising_top1")
+policies = {name: ExitPolicy(name, **options) for name in rules}
+policies |= {"oracle": ExitPolicy("oracle"), "static": ExitPolicy("static", min_layer=layers // 3)}
+calm = {key: t for key, t in own.items() if key[1] == "calm"}
+replayed = lambda t, task, name: replay_against_decoding(
+    models[name], tasks[task], t, policies, max_new_tokens
+)
+exits = table(replayed, calm)
+experiment.save_table(exits, "replay_against_decoding")
 
 # %%
 for row in exits.itertuples():
     print(
-        f"{figures.label(row.task)}, {row.policy}: replay foretells block {row.mean_exit_layer_replay:.2f}, decoding leaves at "
-        f"{row.mean_exit_layer_decoded:.2f}; {figures.label(row.metric)} {row.score:.1f} of {row.full_score:.1f}, {row.flops_share:.0%} of the operations"
+        f"{label(row.task)}, {label(row.policy)}: layer {row.mean_exit_layer_replay:.2f} replayed, "
+        f"{row.mean_exit_layer_decoded:.2f} decoded; "
+        f"{label(row.metric)} {row.score:.1f} of {row.full_score:.1f}, {row.flops_share:.0%} of the FLOPs"
     )
 
 # %% [markdown]
 # ## Each published statement beside our number
 #
-# The statements of MEE's third section as predicates on the tables above. Where a verdict says "does not hold", that is what these models do
-# on these corpora; a claim about BigPatent at T5-base's size is not thereby refuted.
+# The statements of MEE's third section as predicates on the tables above. Where a verdict says "does not
+# hold", that is what these models do on these corpora; it does not refute a claim about BigPatent at
+# T5-base's size.
 
 # %%
-tables = {
-    task: {"stable": stable[stable.task == task], "confidence": confidence[confidence.task == task]} for task in tasks
-}
-verdicts = claims.judge(claims.monotonicity_claims(), tables)
-companion.save_table(verdicts, "claims")[["claim", "published", "task", "ours", "verdict"]]
+of_task = lambda rows, task: rows[rows.task == task]
+tables = {task: {"stable": of_task(stable, task), "confidence": of_task(confidence, task)} for task in tasks}
+training = experiment.profile.training
+exit_layer = training.exit_layer("free", layers) if "free" in training.backbones else 0
+verdicts = claims.judge("01_monotonicity", tables, exit_layer=exit_layer)
+experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours", "verdict"]]
 
 # %%
 for claim, rows in verdicts.groupby("claim", sort=False):
@@ -286,13 +288,16 @@ for claim, rows in verdicts.groupby("claim", sort=False):
 # %% [markdown]
 # ## What this shows, and what it does not
 #
-# Settling early is a property of the *objective*, and these curves show how much of it each objective buys. They do not show that
-# exiting early is safe: a rule does not know the last block's answer, it sees confidence, and the calibration figures show how far that
-# can be trusted block by block. Nor do they show speed: everything but the last table is full depth. That table shows what else an exit
-# does: it leaves other keys and values behind, and a wrong token is fed back. How thresholds trade quality for speed is the matter of
-# the notebooks on classifiers and results.
+# How early a token settles depends on the *objective*, and `figure_1_settled` and `settling_gain` show how
+# much each objective buys. They do not show that exiting early is safe: a rule does not know the last
+# layer's answer, it sees a confidence, and `confidence_against_accuracy` and `reliability` show how far
+# that can be trusted, layer by layer. Nor do they show speed: everything but `replay_against_decoding` is
+# full depth. That table shows what else an exit does: it leaves other keys and values behind, and a wrong
+# token is fed back. How thresholds trade quality for speed is the subject of [05](05_mee_classifiers.ipynb)
+# and [06](06_results.ipynb).
 #
-# **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in `figures/<profile>/01_monotonicity`.
+# **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
+# `figures/<profile>/01_monotonicity`. **Next:** [02, saturation](02_saturation.ipynb).
 
 # %%
-companion.finish()
+experiment.finish()

@@ -1,4 +1,4 @@
-"""Small random models of every family, and a tokenizer trained on made text; nothing here needs the network."""
+"""Small random models of every family, and a tokenizer trained on synthetic text; no network."""
 
 import itertools
 import os
@@ -9,6 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from reference import greedy
 
 from mee_utils.models.loading import Model
 from mee_utils.models.mini import train_tokenizer
@@ -20,10 +21,12 @@ INPUTS = [
     "summarize: On Friday there was a meeting.",
     "four",
     "translate English to French: Bob.",
-    "question: Who owns more keys, Ann or Bob? context: Ann owns two keys. Bob owns three keys. Carl likes soup.",
+    "question: Who owns more keys, Ann or Bob? context: Ann owns two keys. Bob owns three keys. "
+    "Carl likes soup.",
     "the river and the bridge",
 ]
 LENGTH = 9
+SAFE = 1  # min_exit_layer of the random models: a policy that names no layer decides from the first on
 FAMILIES = ("t5", "t5-v1.1", "mt5", "longt5", "t5-deep-decoder")
 
 
@@ -37,13 +40,15 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def made_tasks():
-    return {name: load_task(name, limit=40) for name in ("question_answering", "summarization", "translation")}
+def synthetic_tasks():
+    return {
+        name: load_task(name, limit=40) for name in ("question_answering", "summarization", "translation")
+    }
 
 
 @pytest.fixture(scope="session")
-def tokenizer(made_tasks):
-    texts = itertools.chain.from_iterable((*task.inputs, *task.targets) for task in made_tasks.values())
+def tokenizer(synthetic_tasks):
+    texts = itertools.chain.from_iterable((*task.inputs, *task.targets) for task in synthetic_tasks.values())
     return train_tokenizer(texts, 600)
 
 
@@ -53,18 +58,31 @@ def build_network(family: str, vocabulary: int, seed: int = 0, layers: int = 4):
 
     torch.manual_seed(seed)
     sizes = dict(
-        vocab_size=vocabulary, d_model=32, d_kv=8, num_heads=4, d_ff=64, num_layers=3, num_decoder_layers=layers,
-        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, dropout_rate=0.0,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        d_model=32,
+        d_kv=8,
+        num_heads=4,
+        d_ff=64,
+        num_layers=3,
+        num_decoder_layers=layers,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=1,
+        dropout_rate=0.0,
+    )
     if family == "t5":
         network = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes | {"num_layers": 4}))
     elif family == "t5-v1.1":
         gated = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_layers=4)
         network = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes | gated))
     elif family == "mt5":
-        network = transformers.MT5ForConditionalGeneration(transformers.MT5Config(**sizes | {"num_layers": 4}))
+        network = transformers.MT5ForConditionalGeneration(
+            transformers.MT5Config(**sizes | {"num_layers": 4})
+        )
     elif family == "longt5":
-        long = dict(num_layers=4, encoder_attention_type="transient-global", local_radius=8, global_block_size=4)
+        long = dict(
+            num_layers=4, encoder_attention_type="transient-global", local_radius=8, global_block_size=4
+        )
         network = transformers.LongT5ForConditionalGeneration(transformers.LongT5Config(**sizes | long))
     else:
         network = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
@@ -74,12 +92,12 @@ def build_network(family: str, vocabulary: int, seed: int = 0, layers: int = 4):
 @pytest.fixture(scope="session", params=FAMILIES)
 def model(request, tokenizer):
     """One random model of each family, in double precision."""
-    return Model(build_network(request.param, len(tokenizer)).double(), tokenizer, request.param)
+    return Model(build_network(request.param, len(tokenizer)).double(), tokenizer, request.param, SAFE)
 
 
 @pytest.fixture(scope="session")
 def t5(tokenizer):
-    return Model(build_network("t5", len(tokenizer)).double(), tokenizer, "t5")
+    return Model(build_network("t5", len(tokenizer)).double(), tokenizer, "t5", SAFE)
 
 
 @pytest.fixture(scope="session", params=FAMILIES)
@@ -89,10 +107,7 @@ def lively(request, tokenizer):
 
 
 def build_lively(family, tokenizer, seed=0, dtype=torch.float64, layers=4):
-    """Decoder weights three times as large as drawn, norms of unequal weights; the end token is one that outputs come upon at
-    different places."""
-    from mee_utils import greedy
-
+    """Decoder weights three times as large as drawn, unequal norms; outputs end at different places."""
     network = build_network(family, len(tokenizer), seed, layers).to(dtype)
     with torch.no_grad():
         for name, weight in network.named_parameters():
@@ -100,7 +115,7 @@ def build_lively(family, tokenizer, seed=0, dtype=torch.float64, layers=4):
                 weight.mul_(3)
             if "layer_norm" in name:
                 weight.uniform_(0.6, 1.4)
-    model = Model(network, tokenizer, family)
+    model = Model(network, tokenizer, family, SAFE)
     network.config.eos_token_id = -1
     outputs = greedy(model, INPUTS, max_new_tokens=LENGTH)
 
@@ -108,5 +123,14 @@ def build_lively(family, tokenizer, seed=0, dtype=torch.float64, layers=4):
         lengths = [output.index(end) + 1 if end in output else LENGTH for output in outputs]
         return len(set(lengths)), sum(lengths)
 
-    network.config.eos_token_id = max(sorted({token for output in outputs for token in output} - {0}), key=variety)
+    network.config.eos_token_id = max(
+        sorted({token for output in outputs for token in output} - {0}), key=variety
+    )
     return model
+
+
+def confidences(found, policy, model=None):
+    """What a policy reads of a trace, `[token, decision]`."""
+    from mee_utils.traces.replay import replay_policy
+
+    return replay_policy(found, policy, model).confidences

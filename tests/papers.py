@@ -1,4 +1,4 @@
-"""A clone of the repository in which a profile of the papers runs on a tiny random checkpoint and on sentences written here."""
+"""A clone of the repository in which a profile of the papers runs on a tiny checkpoint."""
 
 import json
 import os
@@ -12,26 +12,45 @@ import torch
 import yaml
 
 ROOT = Path(__file__).parent.parent
-NAMES, PLACES, THINGS = ("Ann", "Bob", "Carl", "Dora", "Emil"), ("Rome", "Oslo", "Lyon"), {"key": "clé", "book": "livre", "hat": "chapeau"}
+NAMES, PLACES, THINGS = (
+    ("Ann", "Bob", "Carl", "Dora", "Emil"),
+    ("Rome", "Oslo", "Lyon"),
+    {"key": "clé", "book": "livre", "hat": "chapeau"},
+)
 SPLITS = {"train": range(0, 45), "validation": range(45, 53), "test": range(53, 61)}
 
 
 def rows(task, number):
     """One example in the columns of SQuAD, CNN/DailyMail or WMT15."""
-    name, place, (thing, chose) = NAMES[number % 5], PLACES[number % 3], sorted(THINGS.items())[number // 5 % 3]
+    name, place, (thing, chose) = (
+        NAMES[number % 5],
+        PLACES[number % 3],
+        sorted(THINGS.items())[number // 5 % 3],
+    )
     story = f"{name} lives in {place}. {name} has {number} things, and one is a {thing}. It rains."
     if task == "question_answering":
         answers = {"text": [place, f"in {place}"], "answer_start": [story.index(place)] * 2}
-        return {"id": str(number), "title": name, "context": story, "question": f"Where does {name} live?", "answers": answers}
+        return {
+            "id": str(number),
+            "title": name,
+            "context": story,
+            "question": f"Where does {name} live?",
+            "answers": answers,
+        }
     if task == "summarization":
         return {"article": story, "highlights": f"{name} is in {place} .", "id": str(number)}
-    return {"translation": {"en": f"{name} has a {thing} in {place}.", "fr": f"{name} a un {chose} à {place}."}}
+    return {
+        "translation": {"en": f"{name} has a {thing} in {place}.", "fr": f"{name} a un {chose} à {place}."}
+    }
 
 
 def write_corpora(folder):
-    """SQuAD as jsonl, CNN/DailyMail as parquet shards, WMT15 as jsonl in a `data` folder, and one long document. Returns task -> folder."""
+    """SQuAD and WMT15 as jsonl, CNN/DailyMail as parquet shards, one long document; task -> folder."""
     (folder / "long").mkdir(parents=True)
-    document = {"document": " ".join(rows("summarization", number)["article"] for number in range(8)), "summary": "It rains."}
+    document = {
+        "document": " ".join(rows("summarization", number)["article"] for number in range(8)),
+        "summary": "It rains.",
+    }
     (folder / "long" / "validation.jsonl").write_text(json.dumps(document) + "\n")
     folders = {task: folder / task for task in ("question_answering", "summarization", "translation")}
     for task, place in folders.items():
@@ -52,16 +71,29 @@ def train_tokenizer():
     from mee_utils.models.mini import train_tokenizer
 
     def texts(value):
-        return [value] if isinstance(value, str) else [text for part in (value.values() if isinstance(value, dict) else value) for text in texts(part)]
+        return (
+            [value]
+            if isinstance(value, str)
+            else [
+                text
+                for part in (value.values() if isinstance(value, dict) else value)
+                for text in texts(part)
+            ]
+        )
 
-    every = [rows(task, number) for task in ("question_answering", "summarization", "translation") for number in range(61)]
+    every = [
+        rows(task, number)
+        for task in ("question_answering", "summarization", "translation")
+        for number in range(61)
+    ]
     for row in every:
         row.get("answers", {}).pop("answer_start", None)
     return train_tokenizer(texts(every), 600)
 
 
 def write_checkpoint(folder, tokenizer, seed=0, steps=0):
-    """A T5 with the papers' twelve blocks and almost no width: random, or after a few steps on the translations, so that it scores more than 0.
+    """A T5 with the papers' twelve blocks and almost no width: random, or after a few steps on the
+    translations, so that it scores more than 0.
 
     As in T5 itself, the vocabulary is larger than the tokenizer's.
     """
@@ -69,18 +101,33 @@ def write_checkpoint(folder, tokenizer, seed=0, steps=0):
 
     torch.manual_seed(seed)
     config = T5Config(
-        vocab_size=640, d_model=32, d_kv=8, num_heads=4, d_ff=32, num_layers=2, num_decoder_layers=12, decoder_start_token_id=0,
-        pad_token_id=0, eos_token_id=1, dropout_rate=0.0,
-    )  # fmt: skip
+        vocab_size=640,
+        d_model=32,
+        d_kv=8,
+        num_heads=4,
+        d_ff=32,
+        num_layers=2,
+        num_decoder_layers=12,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=1,
+        dropout_rate=0.0,
+    )
     network = T5ForConditionalGeneration(config)
     pairs = [rows("translation", number)["translation"] for number in SPLITS["train"]]
-    batch = tokenizer([f"translate English to French: {pair['en']}" for pair in pairs], padding=True, return_tensors="pt")
+    batch = tokenizer(
+        [f"translate English to French: {pair['en']}" for pair in pairs], padding=True, return_tensors="pt"
+    )
     labels = tokenizer([pair["fr"] for pair in pairs], padding=True, return_tensors="pt").input_ids
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for _ in range(steps):
-        network(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels.masked_fill(labels == 0, -100)).loss.backward()
+        network(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            labels=labels.masked_fill(labels == 0, -100),
+        ).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     torch.set_num_threads(threads)
@@ -89,23 +136,31 @@ def write_checkpoint(folder, tokenizer, seed=0, steps=0):
 
 
 class Clone:
-    """A copy of package and notebooks, without any checkpoint, and the commands that a reader would type in it."""
+    """A copy of package and notebooks, without any checkpoint, and the commands typed in it."""
 
     def __init__(self, folder):
         self.root = folder / "clone"
-        shutil.copytree(ROOT / "mee_utils", self.root / "mee_utils", ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
-        shutil.copytree(ROOT / "notebooks", self.root / "notebooks", ignore=shutil.ignore_patterns("*.ipynb", "*.lock.json", ".*"))
+        shutil.copytree(
+            ROOT / "mee_utils",
+            self.root / "mee_utils",
+            ignore=shutil.ignore_patterns("checkpoints", "__pycache__"),
+        )
+        shutil.copytree(
+            ROOT / "notebooks",
+            self.root / "notebooks",
+            ignore=shutil.ignore_patterns("*.ipynb", "*.lock.json", ".*"),
+        )
         self.profiles = self.root / "notebooks" / "profiles"
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
-            "PYTHONPATH": str(self.root), "MEE_OUTPUT": str(folder / "figures"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache"),
-            "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "MPLBACKEND": "agg",
-        }  # fmt: skip
-        # what takes time with so little to compute: every figure drawn four times, and processes that load torch anew
-        self.replace("results.py", "dpi=150", "dpi=30")
-        self.replace("results.py", 'figure.savefig(self.partial / f"{name}.pdf", bbox_inches="tight", metadata=nothing)',
-                     '(self.partial / f"{name}.pdf").touch()')  # fmt: skip
-        self.replace("train_exits.py", "MOST_WORKERS = 8", "MOST_WORKERS = 1")
-        self.replace("decoded.py", "len(missing), 8)", "len(missing), 1)")
+            "PYTHONPATH": str(self.root),
+            "MEE_OUTPUT": str(folder / "figures"),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(folder / "cache"),
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "MPLBACKEND": "agg",
+        }
+        self.replace("study/results.py", "dpi=150", "dpi=30")  # drawing would take longer than computing
 
     def replace(self, module, old, new):
         """Changes one place of a module in this clone."""
@@ -127,28 +182,47 @@ class Clone:
     def python(self, *arguments, **environment):
         """Python in the clone."""
         return subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, cwd=self.root, env=self.environment | environment, check=False
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=self.root,
+            env=self.environment | environment,
+            check=False,
         )
 
     def files(self):
         """Everything in the clone that a command may have written."""
         skipped = ("__pycache__", ".snakemake")
-        return {str(p.relative_to(self.root)) for p in self.root.rglob("*") if p.is_file() and not set(p.parts) & set(skipped)}
+        return {
+            str(p.relative_to(self.root))
+            for p in self.root.rglob("*")
+            if p.is_file() and not set(p.parts) & set(skipped)
+        }
 
 
 def shrink(content, checkpoint, corpora):
-    """The profile `paper` with a folder and local files in place of every hub id, and a few steps in place of all of them."""
+    """The profile `paper` with local files in place of every hub id, and a few steps of training."""
     for task, corpus in content["corpora"].items():
-        for key in ("config", "revision"):
+        for key in ("folder", "revision"):
             corpus.pop(key, None)
         corpus.update(source=str(corpora[task]), train=30, held_out=6)
     training = content["training"]
     training.update(base={"checkpoint": str(checkpoint)}, max_source=48, max_target=12, tokens_per_batch=1500)
+    training["backbones"]["vanilla"] = {"checkpoint": str(checkpoint)}  # ready, as in the profile for SAMSum
     for backbone in training["backbones"].values():
-        backbone["passes"] = 0.5
+        backbone |= {"passes": 0.5} if "passes" in backbone else {}
     content["classifiers"] = {"tokens": 40, "seeds": 2, "epochs": 1}
-    content["results"] = {"examples": 6, "other_examples": 5, "training_examples": 5, "fault_examples": 4, "max_new_tokens": 8, "batch_size": 4,
-                          "top_k": 16, "first_k": 32, "least_k": 4}  # fmt: skip
+    content["results"] = {
+        "examples": 6,
+        "other_examples": 5,
+        "training_examples": 5,
+        "bug_examples": 4,
+        "max_new_tokens": 8,
+        "batch_size": 4,
+        "top_k": 16,
+        "first_k": 32,
+        "least_k": 4,
+    }
     for parameters in content["notebooks"].values():
         parameters["limit"] = 5
         if "max_new_tokens" in parameters:

@@ -1,12 +1,41 @@
-"""Slow decoders that are plainly right: the model's own forward pass over the whole prefix, no cache, one row at a time."""
+"""Slow decoders that are plainly right: the model's own forward pass over the whole prefix, no cache."""
 
+import numpy as np
 import torch
+from transformers import GenerationConfig
+
+from mee_utils.decoding.inputs import batches_by_length
+
+
+def greedy(model, inputs, max_new_tokens=64, batch_size=32):
+    """`transformers`' own greedy search: the output ids of each input, up to and with the end token."""
+    network, config = model.network, model.network.config
+    ends = np.atleast_1d(config.eos_token_id).tolist()
+    # Settings of our own: a checkpoint's may hide a repetition penalty or a length. The cache is sized by the
+    # encoder's depth, so that it fails where the decoder is deeper.
+    settings = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        use_cache=(config.num_decoder_layers or config.num_layers) <= config.num_layers,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id or config.pad_token_id,
+    )
+    own, network.generation_config = network.generation_config, settings
+    outputs = [None] * len(inputs)
+    for chosen, batch in batches_by_length(model, inputs, batch_size):
+        for index, row in zip(chosen, network.generate(**batch)[:, 1:].tolist(), strict=True):
+            first = next((place for place, token in enumerate(row) if token in ends), len(row))
+            outputs[index] = row[: first + 1]
+    network.generation_config = own
+    return outputs
 
 
 class SkippedBlocks:
-    """Within this context, block j of the decoder passes on unchanged the state of every position that has exited before it.
+    """Within this context, layer j passes on unchanged the state of every position that exited before it.
 
-    Keys and values of block j are then made from that state by the block itself, which is what "copy" means.
+    Keys and values of layer j are then made from that state by the layer itself, which is what "copy" means.
     """
 
     def __init__(self, network, exits):
@@ -32,16 +61,22 @@ class SkippedBlocks:
 
 @torch.inference_mode()
 def uncached(model, text, exits, parallel=False):
-    """Ids of greedy decoding in which token t leaves at block `exits[t]`; stops after the end token or the last of `exits`."""
+    """Greedy decoding in which token t exits at layer `exits[t]`, up to the end token or end of `exits`."""
     network, encoded = model.network, model.tokenizer(text, return_tensors="pt")
     fed, found = [network.config.decoder_start_token_id], []
     for position in range(len(exits)):
-        layers = [len(network.get_decoder().block)] * position + [exits[position]] if parallel else exits[: position + 1]
+        layers = (
+            [len(network.get_decoder().block)] * position + [exits[position]]
+            if parallel
+            else exits[: position + 1]
+        )
         with SkippedBlocks(network, layers):
             logits = network(
-                input_ids=encoded.input_ids, attention_mask=encoded.attention_mask,
-                decoder_input_ids=torch.tensor([fed]), use_cache=False,
-            ).logits  # fmt: skip
+                input_ids=encoded.input_ids,
+                attention_mask=encoded.attention_mask,
+                decoder_input_ids=torch.tensor([fed]),
+                use_cache=False,
+            ).logits
         found.append(int(logits[0, -1].argmax()))
         if found[-1] == network.config.eos_token_id:
             break

@@ -3,33 +3,49 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from mee_utils import CompanionError, claims, load_task
-from mee_utils.evaluation import difficulty, floors, monotonicity
-from mee_utils.evaluation.statistics import difference_interval, mean_interval, reliability, resampled_tokens
+from mee_utils import CompanionError, load_task
+from mee_utils.analysis import difficulty, monotonicity
+from mee_utils.analysis.statistics import (
+    bootstrap,
+    difference_interval,
+    mean_interval,
+    reliability,
+    resampled_tokens,
+)
+from mee_utils.tasks import baselines
 
 
 def made_trace(top1, sequence=None, final_probability=None, probability=None):
     top1 = np.array(top1)
     sequence = np.zeros(len(top1), int) if sequence is None else np.array(sequence)
     return SimpleNamespace(
-        top1_id=top1, final_id=top1[:, -1], layers=top1.shape[1], sequence=sequence, top1_probability=probability,
-        final_probability=final_probability, __len__=lambda: len(top1),
-    )  # fmt: skip
+        top1_id=top1,
+        final_id=top1[:, -1],
+        layers=top1.shape[1],
+        sequence=sequence,
+        top1_probability=probability,
+        final_probability=final_probability,
+        __len__=lambda: len(top1),
+    )
 
 
 def test_a_token_is_settled_from_the_first_block_after_its_last_change():
     found = made_trace([[7, 7, 7, 7], [1, 2, 7, 7], [7, 1, 7, 7], [1, 2, 3, 7]])
     assert list(monotonicity.settled_from(found)) == [1, 3, 3, 4]
     assert monotonicity.stable(found).tolist() == [
-        [True, True, True, True], [False, False, True, True], [False, False, True, True], [False, False, False, True],
-    ]  # fmt: skip
+        [True, True, True, True],
+        [False, False, True, True],
+        [False, False, True, True],
+        [False, False, False, True],
+    ]
 
 
 def test_strict_monotonicity_and_its_tolerant_sister():
-    values = np.array([[0.1, 0.2, 0.3, 0.4], [0.1, 0.1, 0.3, 0.4], [0.5, 0.2, 0.3, 0.4], [0.2, 0.9, 0.895, 0.95]])
+    values = np.array(
+        [[0.1, 0.2, 0.3, 0.4], [0.1, 0.1, 0.3, 0.4], [0.5, 0.2, 0.3, 0.4], [0.2, 0.9, 0.895, 0.95]]
+    )
     assert monotonicity.strictly_monotonic(values).tolist() == [True, False, False, False]
     assert monotonicity.strictly_monotonic(values, after=1).tolist() == [True, True, True, False]
     assert monotonicity.never_falling(values).tolist() == [True, True, False, True]
@@ -44,6 +60,22 @@ def test_interval_covers_the_mean_and_resamples_sequences_not_tokens():
     a, b = mean_interval(independent, sequence), mean_interval(clustered, sequence)
     assert a.low < a.mean < a.high and b.low < b.mean < b.high
     assert b.high - b.low > 3 * (a.high - a.low)
+
+
+def test_the_same_draws_serve_means_differences_and_other_ratios():
+    rng = np.random.default_rng(2)
+    first, second, sequence = rng.random(90), rng.random(90), np.repeat(np.arange(30), 3)
+    mean = mean_interval(first, sequence)
+    assert bootstrap(lambda w: w @ np.add.reduceat(first, np.arange(0, 90, 3)) / 90, 30) == pytest.approx(
+        mean[1:]
+    )
+    assert difference_interval((first, sequence), (first - 0.5, sequence)) == pytest.approx((0.5, 0.5, 0.5))
+    paired = difference_interval((first, sequence), (second, sequence))
+    assert paired.columns("gain", "gain_") == {
+        "gain": paired[0],
+        "gain_low": paired[1],
+        "gain_high": paired[2],
+    }
 
 
 def test_interval_has_its_coverage():
@@ -86,15 +118,19 @@ def test_calibration_error_is_the_hand_computed_one():
     assert reliability(np.array([1.0, 0.0]), np.array([1, 0])).error == 0
 
 
-def test_block_calibration_agrees_with_its_parts():
+def test_reliability_of_a_layer_agrees_with_its_bins():
     probability = np.array([[0.9, 0.6], [0.3, 0.8], [0.5, 0.7]])
     found = made_trace([[1, 1], [2, 1], [1, 1]], probability=probability)
     right = np.array([[1, 1], [0, 1], [1, 0]], bool)
-    table = monotonicity.block_calibration(found, right, bins=5, task="t", model="m")
-    binned = monotonicity.calibration(found, right, bins=5)
-    assert table.expected_calibration_error.tolist() == binned.groupby("layer").expected_calibration_error.first().tolist()
+    table = monotonicity.layer_reliability(found, right, bins=5, task="t", model="m")
+    binned = monotonicity.reliability_bins(found, right, (1, 2), bins=5)
+    error = "expected_calibration_error"
+    assert table[error].tolist() == binned.groupby("layer")[error].first().tolist()
     assert table.confidence.tolist() == pytest.approx(list(probability.mean(0)))
     assert table.accuracy.tolist() == pytest.approx(list(right.mean(0)))
+    used = binned[binned.tokens > 0]
+    assert (used.low <= used.accuracy).all() and (used.accuracy <= used.high).all()
+    assert binned[binned.tokens == 0].low.isna().all()
 
 
 def test_difficulties_fall_on_the_tokens_of_their_words(tokenizer):
@@ -110,41 +146,21 @@ def test_difficulties_fall_on_the_tokens_of_their_words(tokenizer):
     assert start == len(found)
 
 
-def test_difficulty_is_known_for_made_data_only(tmp_path, tokenizer):
+def test_difficulty_is_known_for_synthetic_data_only(tmp_path, tokenizer):
     (tmp_path / "a.jsonl").write_text('{"translation": {"en": "a", "fr": "b"}}\n')
-    with pytest.raises(CompanionError, match="made data only"):
+    with pytest.raises(CompanionError, match="synthetic data only"):
         difficulty.token_difficulty(load_task("translation", tmp_path / "a.jsonl"), tokenizer)
 
 
-def test_floors_take_what_they_say():
+def test_trivial_baselines_take_what_they_say():
     train = SimpleNamespace(
         inputs=["translate English to French: a red cat", "translate English to French: the blue house"],
         targets=["un chat rouge", "la maison bleue"],
     )
-    found = floors.nearest_translation(["translate English to French: the green house"], train)
+    found = baselines.nearest_translation(["translate English to French: the green house"], train)
     assert found == ["la maison bleue"]
-    assert floors.copied_source(["translate English to French: hi: you"], train) == ["hi: you"]
+    assert baselines.copied_source(["translate English to French: hi: you"], train) == ["hi: you"]
     prompt = "question: Where is Bob? context: Ann is in Rome. Bob is in Oslo."
-    assert floors.best_overlap_sentence([prompt], train) == ["Bob is in Oslo."]
-    assert len(floors.three_random_words([prompt], train)[0].split()) == 3
-    assert floors.first_sentence(["summarize: One. Two."], train) == ["One."]
-
-
-def table(column, **curves):
-    rows = [{"model": m, "layer": i + 1, column: v} for m, values in curves.items() for i, v in enumerate(values)]
-    return pd.DataFrame(rows)
-
-
-def test_claims_hold_and_fail_as_their_tables_say():
-    rising = [i / 12 for i in range(1, 13)]
-    good = {
-        "stable": table("share", vanilla=rising, calm=[0.8, 0.85, 0.9, 0.95] + [1.0] * 8, free=rising,
-                        late_weighted=[0.1, 0.2, 0.3, 0.6] + [1.0] * 8),
-        "confidence": table("confidence", vanilla=[0.1] * 8 + [0.6, 0.7, 0.8, 0.9], calm=rising,
-                            free=[0.1, 0.3, 0.5, 0.7, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9]),
-    }  # fmt: skip
-    flat = {"stable": table("share", **dict.fromkeys(("vanilla", "calm", "free", "late_weighted"), rising)),
-            "confidence": table("confidence", vanilla=rising, calm=[0.3, 0.2] + [0.1] * 8 + [0.9] * 2, free=rising)}  # fmt: skip
-    judged = claims.judge(claims.monotonicity_claims(), {"good": good, "flat": flat})
-    assert set(judged[judged.task == "good"].verdict) == {"holds"}
-    assert set(judged[judged.task == "flat"].verdict) == {"does not hold"}
+    assert baselines.best_overlap_sentence([prompt], train) == ["Bob is in Oslo."]
+    assert len(baselines.three_random_words([prompt], train)[0].split()) == 3
+    assert baselines.first_sentence(["summarize: One. Two."], train) == ["One."]

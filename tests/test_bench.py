@@ -1,22 +1,27 @@
-"""The benchmark compares equal work, and reports what misses its target. Nothing here depends on how fast this machine is."""
+"""The benchmark compares equal work and reports what misses its target, however fast this machine is."""
 
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils import CompanionError, bench
+from mee_utils import CompanionError
 from mee_utils.__main__ import main
+from mee_utils.benchmarks import decoder as bench
+from mee_utils.benchmarks import rules, tables
+from mee_utils.study.timings import missed
 
-TINY = replace(bench.SHAPES["mini"], name="tiny", layers=4, vocabulary=300, tokens=6, source=8)
+SIZES = replace(bench.SHAPES["mini"], layers=4, vocabulary=300)
+TINY = replace(bench.WORKLOADS["mini"], shape="tiny", sizes=SIZES, tokens=6, source=8)
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return bench.Bench(TINY, 1)
+    return bench.Bench(TINY, 1, peers=False)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -33,44 +38,64 @@ def test_no_rounds_are_refused():
 
 def test_forced_exits_are_taken(tiny):
     exits = np.random.default_rng(0).integers(1, 5, size=(3, TINY.tokens))
-    rows = tiny.ours(3, tiny.forced(exits))()
+    rows = tiny.forced(exits)()
     assert np.array_equal([row[1] for row in rows], exits)
 
 
 def test_every_part_gives_its_lines(tiny):
-    rows = bench.full_depth(tiny, 2, {"transformers generate": tiny.generate(2)}, ">= 2.0")
-    rows += bench.exit_cost(tiny) + bench.measure_cost(tiny) + bench.decision_cost(tiny) + bench.spread_exits(tiny, 4) + bench.bandwidth(tiny)
-    table = pd.DataFrame(rows)
+    table = pd.concat([tiny.table(part) for part in bench.PARTS if part != "growth"])
     assert (table.groupby("group").size() >= 2).all() and set(table.group) == {
-        "full depth", "exit cost", "measure cost", "one decision", "spread exits", "bandwidth"
-    }  # fmt: skip
+        "full depth",
+        "exit cost",
+        "measure cost",
+        "one decision",
+        "spread exits",
+        "bandwidth",
+    }
     assert np.isfinite(table[["median", "lowest", "highest"]]).all().all()
     assert (table.lowest <= table["median"]).all() and (table["median"] <= table.highest).all()
-    assert {"softmax_margin", "max_probability", "hidden_similarity", "rising_top1"} <= set(table[table.group == "measure cost"].what)
+    assert {"softmax_margin", "max_probability", "hidden_similarity", "rising_top1"} <= set(
+        table[table.group == "measure cost"].what
+    )
     weights = table[table.what == "weights a token"]["median"].iloc[0]
-    d, inner = TINY.d_model, TINY.d_kv * TINY.heads
-    expected = TINY.layers * (6 * d * inner + 2 * d * TINY.d_ff + 3 * d) + 32 * TINY.heads + TINY.vocabulary * d
+    d, inner, heads = SIZES.d_model, SIZES.inner, SIZES.inner // TINY.d_kv
+    layers = SIZES.layers * (6 * d * inner + 2 * d * SIZES.d_ff + 3 * d)
+    expected = layers + 32 * heads + SIZES.vocabulary * d
     assert weights == pytest.approx(4 * expected / 1e6)
 
 
 def test_what_misses_its_target_is_named():
-    table = pd.DataFrame({"what": list("abcd"), "median": [2.1, 1.9, 1.1, 1.2], "target": [">= 2.0", ">= 2.0", "<= 1.15", "<= 1.15"]})
-    assert list(bench.missed(table).what) == ["b", "d"]
-    assert bench.missed(table.assign(target="")).empty
+    table = pd.DataFrame(
+        {
+            "what": list("abcd"),
+            "median": [2.1, 1.9, 1.1, 1.2],
+            "target": [">= 2.0", ">= 2.0", "<= 1.15", "<= 1.15"],
+        }
+    )
+    assert list(missed(table).what) == ["b", "d"]
+    assert missed(table.assign(target="")).empty
 
 
 def test_the_table_is_stored_beside_the_machine(tmp_path):
     columns = {"group": ["full depth"], "against": [""], "target": [""]}
-    path = bench.save(pd.DataFrame({"shape": ["t5-base"], "median": [1.23456], **columns}), tmp_path / "bench")
+    path = tables.save(
+        pd.DataFrame({"shape": ["t5-base"], "median": [1.23456], **columns}), tmp_path / "bench"
+    )
     assert path.read_text() == "shape,median,group,against,target\nt5-base,1.235,full depth,,\n"
-    bench.save(pd.DataFrame({"shape": ["mini"], "median": [2.0], **columns}), tmp_path / "bench")
-    bench.save(pd.DataFrame({"shape": ["t5-base"], "median": [3.0], **columns}), tmp_path / "bench")
-    assert path.read_text() == "shape,median,group,against,target\nmini,2,full depth,,\nt5-base,3,full depth,,\n", "other shapes keep their lines"
+    tables.save(pd.DataFrame({"shape": ["mini"], "median": [2.0], **columns}), tmp_path / "bench")
+    tables.save(pd.DataFrame({"shape": ["t5-base"], "median": [3.0], **columns}), tmp_path / "bench")
+    assert (
+        path.read_text() == "shape,median,group,against,target\nmini,2,full depth,,\nt5-base,3,full depth,,\n"
+    ), "other shapes keep their lines"
     (tmp_path / "bench" / "machine.json").write_text('{"processor": "another"}')
-    bench.save(pd.DataFrame({"shape": ["mini"], "median": [2.0], **columns}), tmp_path / "bench")
+    tables.save(pd.DataFrame({"shape": ["mini"], "median": [2.0], **columns}), tmp_path / "bench")
     assert "t5-base" not in path.read_text(), "lines of another machine are not kept"
     about = json.loads((tmp_path / "bench" / "machine.json").read_text())
-    assert about["cores"] and about["torch"] and {p.name for p in path.parent.iterdir()} == {"decoder.csv", "machine.json"}
+    assert (
+        about["cores"]
+        and about["torch"]
+        and {p.name for p in path.parent.iterdir()} == {"decoder.csv", "machine.json"}
+    )
 
 
 def test_an_unknown_shape_is_one_line(capsys):
@@ -86,8 +111,8 @@ def test_without_the_peer_the_error_says_what_to_do(tiny, tmp_path, monkeypatch)
 
 def test_every_part_has_its_code(tiny, monkeypatch):
     """Each part can be asked for by name and gives lines of that name."""
-    monkeypatch.setattr(bench, "SHAPES", {"tiny": TINY})
-    for part in set(bench.PARTS) - {"reductions", "results", "growth", "full depth"}:
+    monkeypatch.setattr(bench, "WORKLOADS", {"tiny": TINY})
+    for part in set(bench.PARTS) - {"growth", "full depth"}:
         found = bench.run(rounds=1, peers=False, progress=lambda line: None, parts=[part])
         assert set(found.group) == {part}
 
@@ -95,6 +120,32 @@ def test_every_part_has_its_code(tiny, monkeypatch):
 @pytest.mark.parametrize("part", ["reductions", "results"])
 def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    monkeypatch.setattr("mee_utils.stored.PACKAGE", tmp_path / "mee_utils")  # where committed results would be
+    monkeypatch.setattr("mee_utils.study.result_tables.ROOT", tmp_path)  # where committed results would be
     assert main(["bench", "--part", part]) == 2
     assert re.search("first|make reproduce", capsys.readouterr().err)
+
+
+def test_growth_is_of_t5_base_only(monkeypatch):
+    monkeypatch.setattr(bench, "WORKLOADS", {"tiny": TINY})
+    with pytest.raises(CompanionError, match="t5-base"):
+        bench.run(rounds=1, parts=["growth"])
+
+
+def test_progress_is_told_as_work_proceeds(monkeypatch):
+    monkeypatch.setattr(bench, "WORKLOADS", {"tiny": TINY})
+    events = []
+    part = lambda name: lambda self: events.append(name) or [bench.Timing("x", 1, [1.0], "s")]
+    monkeypatch.setattr(bench, "PARTS", {name: part(name) for name in ("exit cost", "bandwidth")})
+    bench.run(rounds=1, progress=lambda line: events.append(line.split(": ")[1] + " begins"))
+    assert events == ["exit cost begins", "exit cost", "bandwidth begins", "bandwidth"]
+
+
+def test_speeds_are_ratios_within_a_round(monkeypatch):
+    """A machine that slows down by half between rounds does not change a ratio."""
+    seconds = iter([9, 9, 1.0, 0.5, 2.0, 1.0])  # warm-up, round 1, round 2; full depth and policy in turn
+    out = lambda *_, **__: SimpleNamespace(seconds=next(seconds), tokens=10)
+    monkeypatch.setattr("mee_utils.decoding.generation.generate", out)
+    model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
+    found = rules.speeds(model, SimpleNamespace(inputs=["a"] * 4), ["policy"], 8, 1, 2).iloc[0]
+    assert found.speed == found.lowest == found.highest == found.samples_speed == 2
+    assert found.seconds == 0.75 and found.tokens_per_second == 15

@@ -5,8 +5,10 @@ import pytest
 from conftest import INPUTS, LENGTH, build_lively
 
 from mee_utils import CompanionError, ExitPolicy, generate, trace
-from mee_utils.evaluation import calibration
+from mee_utils.analysis import calibration
+from mee_utils.exits.thresholds import Threshold
 from mee_utils.tasks.loading import Task
+from mee_utils.traces.replay import replay_policy
 
 LEVELS = [0.9, 0.8, 0.7, 0.6]
 
@@ -28,7 +30,9 @@ def constant(*means, examples=400):
 def test_the_last_threshold_that_passed_is_returned(bound, means, expected, tested):
     found = calibration.learn_then_test(constant(*means), LEVELS, delta=0.1, bound=bound)
     assert found.threshold == expected and found.tested == tuple(LEVELS[:tested]) and found.examples == 400
-    assert [p <= 0.05 for p in found.p_values] == [True] * (tested - (means[tested - 1] > 0.1)) + [False] * (means[tested - 1] > 0.1)
+    assert [p <= 0.05 for p in found.p_values] == [True] * (tested - (means[tested - 1] > 0.1)) + [False] * (
+        means[tested - 1] > 0.1
+    )
 
 
 def test_rows_are_taken_only_while_tests_pass():
@@ -44,7 +48,7 @@ def test_rows_are_taken_only_while_tests_pass():
 
 @pytest.mark.parametrize("bound", calibration.BOUNDS)
 def test_p_values_hold_what_they_promise(bound):
-    """Where the mean loss is just delta, at most a share eps of draws may pass; well below it, nearly all do."""
+    """Where the mean loss is delta, at most a share eps of draws may pass; well below it, nearly all do."""
     random, trials, delta = np.random.default_rng(0), 2000, 0.2
     draws = {
         "bernoulli": lambda mean: (random.random((trials, 100)) < mean).astype(float),
@@ -78,7 +82,7 @@ def test_betting_is_tighter_where_losses_vary_little():
 
 @pytest.mark.parametrize("bound", calibration.BOUNDS)
 def test_the_guarantee_holds_on_fresh_examples(bound):
-    """Thresholds whose true mean losses rise through delta: over many draws the chosen one exceeds delta in at most a share eps."""
+    """Mean losses rise through delta: over many draws the chosen one exceeds delta in at most a share eps."""
     random, means, delta, runs = np.random.default_rng(1), np.linspace(0.02, 0.3, 20), 0.12, 400
     levels, wrong = list(np.linspace(0.99, 0.3, 20)), 0
     for _ in range(runs):
@@ -131,7 +135,9 @@ def test_losses_are_those_of_the_metric(task):
     assert (other == 1).all()
     risk = calibration.consistency_losses(task, ["a green tree"] * len(INPUTS), full, "risk")
     assert np.allclose(risk, 0.8)  # ROUGE-L of "the red house" against "the house" is 2 . 2 / 5
-    assert (calibration.consistency_losses(task, ["the house"] * len(INPUTS), full, "risk") == 0).all()  # better is no loss
+    assert (
+        calibration.consistency_losses(task, ["the house"] * len(INPUTS), full, "risk") == 0
+    ).all()  # better is no loss
 
 
 def test_a_calibrated_policy_is_ready_to_decode(tokenizer, task):
@@ -139,23 +145,58 @@ def test_a_calibrated_policy_is_ready_to_decode(tokenizer, task):
     policy = ExitPolicy("softmax_margin", min_layer=2, pruning="fixed", top_k=50)
     settings = dict(max_new_tokens=LENGTH, batch_size=4)
     found = calibration.calibrate(model, task, policy, 0.9, 0.4, thresholds=[1.0, 0.5, 0.0], **settings)
-    assert found.threshold is not None and found.policy.schedule.level == found.threshold and found.policy.top_k == 50
+    assert (
+        found.threshold is not None
+        and found.policy.schedule.level == found.threshold
+        and found.policy.top_k == 50
+    )
     assert found.mean_losses[0] < 0.5 and "guaranteed by decoding" in str(found)
     generate(model, task.inputs, found.policy, **settings)
     strict = calibration.calibrate(model, task, policy, 0.01, 0.01, thresholds=[1.0], **settings)
     assert strict.policy is None and "No threshold satisfies" in str(strict)
-    with pytest.raises(CompanionError, match="no threshold to calibrate"):
+    for wrong, message in (
+        (dict(thresholds=0.9), "thresholds=0.9: give a list of numbers"),
+        (dict(thresholds=["0.9"]), "give a list of numbers"),
+        (dict(task=list(INPUTS)), "give a Task, from load_task"),
+        (dict(policy="softmax_margin"), 'such as ExitPolicy\\("softmax_margin"\\)'),
+    ):
+        with pytest.raises(CompanionError, match=message) as caught:
+            calibration.calibrate(model, **{"task": task, "policy": policy, "delta": 0.1, **wrong})
+        assert "\n" not in str(caught.value)
+    with pytest.raises(CompanionError, match="no threshold to choose"):
         calibration.calibrate(model, task, ExitPolicy("static", min_layer=3), 0.1, **settings)
+
+
+def test_calibration_keeps_the_decay_of_a_threshold_of_ones_own(tokenizer, task):
+    """Losses and the calibrated policy must be those of the same threshold given as options."""
+    model, settings = build_lively("t5", tokenizer), dict(max_new_tokens=LENGTH, batch_size=7)
+    found = [
+        calibration.calibrate(model, task, policy, 0.9, 0.4, thresholds=[0.3, 0.2, 0.1], **settings)
+        for policy in (
+            ExitPolicy("softmax_margin", min_layer=1, threshold=Threshold(0.9, decay=4.0)),
+            ExitPolicy("softmax_margin", min_layer=1, threshold=0.9, decay=4.0),
+        )
+    ]
+    assert found[0].mean_losses == found[1].mean_losses and found[0].threshold is not None
+    assert found[0].policy.schedule == found[1].policy.schedule and found[0].policy.schedule.decay == 4.0
 
 
 def test_a_replay_foretells_losses_and_says_that_it_is_an_estimate(tokenizer, task, tmp_path):
     model = build_lively("t5", tokenizer, layers=6)
     found = trace(model, task.inputs, max_new_tokens=LENGTH, states=tmp_path / "states.npy")
-    for policy in (ExitPolicy("softmax_margin", min_layer=2), ExitPolicy("softmax_margin", min_layer=2, pruning="fixed", top_k=600)):
-        losses = calibration.replayed_losses(found, model, task, policy, [1.0, 0.2, 0.0], max_new_tokens=LENGTH)
-        assert losses.shape == (3, len(task)) and (losses[0] == 0).all() and losses[2].mean() >= losses[1].mean()
+    for policy in (
+        ExitPolicy("softmax_margin", min_layer=2),
+        ExitPolicy("softmax_margin", min_layer=2, pruning="fixed", top_k=600),
+    ):
+        replayed = replay_policy(found, policy, model)
+        losses = calibration.replayed_losses(replayed, model, task, [1.0, 0.2, 0.0], max_new_tokens=LENGTH)
+        assert (
+            losses.shape == (3, len(task)) and (losses[0] == 0).all() and losses[2].mean() >= losses[1].mean()
+        )
         assert losses[2].max() > 0
     result = calibration.learn_then_test(losses, [1.0, 0.2, 0.0], 0.9, 0.4, source="replay")
     assert "an estimate by replay, no guarantee" in str(result)
     with pytest.raises(CompanionError, match="own output"):
-        calibration.replayed_losses(found, model, Task("summarization", "t", "validation", INPUTS[:2], [["x"]] * 2, "0"), policy, [1.0])
+        calibration.replayed_losses(
+            replayed, model, Task("summarization", "t", "validation", INPUTS[:2], [["x"]] * 2, "0"), [1.0]
+        )

@@ -1,22 +1,23 @@
-"""The decoder: full depth is `generate`; exits are exactly what an uncached pass gives; rows and padding do not interfere."""
+"""Full depth is `generate`; exits are what an uncached pass gives; rows and padding do not interfere."""
 
 import numpy as np
 import pytest
 import torch
-from conftest import INPUTS, LENGTH, build_lively
+from conftest import INPUTS, LENGTH, build_lively, confidences
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import uncached
+from reference import greedy, uncached
 
-from mee_utils import CompanionError, ExitPolicy, ForcedExits, generate, greedy, replay, trace
+from mee_utils import CompanionError, ExitPolicy, ForcedExits, generate, replay, trace
 from mee_utils.decoding import generation, layerwise
-from mee_utils.decoding.journal import run_key
+from mee_utils.decoding import token as token_module
+from mee_utils.decoding.exit_state import ExitState, Step
+from mee_utils.decoding.generation import bind_policy
+from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of
-from mee_utils.decoding.observation import Observation
-from mee_utils.evaluation.replay import confidences
-from mee_utils.exits.thresholds import Threshold
+from mee_utils.exits.readout import Readout, ReadoutOptions
 from mee_utils.models.loading import Model
-from mee_utils.models.states import BlockStates
+from mee_utils.models.states import LayerStates
 
 
 def random_exits(seed, layers, inputs=None):
@@ -37,8 +38,15 @@ def logits_are_apart(model):
 def test_without_exits_it_is_generate_token_for_token(lively, batch_size):
     assert logits_are_apart(lively)
     expected = greedy(lively, INPUTS, max_new_tokens=LENGTH, batch_size=batch_size)
-    assert len({len(ids) for ids in expected}) > 1, "rows must finish at different places for this test to mean something"
-    for policy in (None, ExitPolicy(threshold=1.0), ExitPolicy("hidden_similarity", threshold=1.0), ExitPolicy("static", min_layer=4)):
+    assert len({len(ids) for ids in expected}) > 1, (
+        "rows must finish at different places for this test to mean something"
+    )
+    for policy in (
+        None,
+        ExitPolicy(threshold=1.0),
+        ExitPolicy("hidden_similarity", threshold=1.0),
+        ExitPolicy("static", min_layer=4),
+    ):
         found = generate(lively, INPUTS, policy, max_new_tokens=LENGTH, batch_size=batch_size)
         assert found.token_ids == expected
         assert all((layers == lively.layers).all() for layers in found.exit_layers)
@@ -46,7 +54,12 @@ def test_without_exits_it_is_generate_token_for_token(lively, batch_size):
 
 
 @settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 10**6), batch_size=st.sampled_from([1, 3, 5, 7]), parallel=st.booleans(), together=st.booleans())
+@given(
+    seed=st.integers(0, 10**6),
+    batch_size=st.sampled_from([1, 3, 5, 7]),
+    parallel=st.booleans(),
+    together=st.booleans(),
+)
 def test_cached_exits_are_what_an_uncached_pass_gives(lively, seed, batch_size, parallel, together):
     exits = random_exits(seed, lively.layers)
     if together:  # all rows leave at the same blocks
@@ -73,7 +86,7 @@ POLICIES = {
 def policy_for(model, name):
     """The policy with a threshold that some of this model's tokens exceed at each block and others do not."""
     policy = ExitPolicy(**POLICIES[name])
-    if not policy.rule.has_threshold:
+    if not policy.measure.has_threshold:
         return policy
     found = confidences(trace(model, INPUTS, max_new_tokens=LENGTH), policy)[:, 0]
     level = np.quantile(found[found > 0], 0.6)
@@ -81,19 +94,34 @@ def policy_for(model, name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("carry", [0.0, 0.9])
-def test_a_row_gets_in_any_batch_what_it_gets_alone_and_forcing_its_exits_gives_the_same_output(lively, name, carry, monkeypatch):
-    monkeypatch.setattr(decoder_of(lively.network), "carry", carry)
+@pytest.mark.parametrize("compact_below", [0.0, 0.9])
+def test_a_row_gets_in_any_batch_what_it_gets_alone_and_forcing_its_exits_gives_the_same_output(
+    lively, name, compact_below, monkeypatch
+):
+    monkeypatch.setattr(decoder_of(lively.network), "compact_below", compact_below)
     policy = policy_for(lively, name)
     alone = [generate(lively, [text], policy, max_new_tokens=LENGTH, batch_size=1) for text in INPUTS]
-    for batch_size, order in ((3, [6, 2, 0, 1, 5, 4, 3]), (7, [0, 1, 2, 3, 4, 5, 6]), (7, [3, 3, 0, 3, 3, 3, 3])):
-        found = generate(lively, [INPUTS[i] for i in order], policy, max_new_tokens=LENGTH, batch_size=batch_size)
+    for batch_size, order in (
+        (3, [6, 2, 0, 1, 5, 4, 3]),
+        (7, [0, 1, 2, 3, 4, 5, 6]),
+        (7, [3, 3, 0, 3, 3, 3, 3]),
+    ):
+        found = generate(
+            lively, [INPUTS[i] for i in order], policy, max_new_tokens=LENGTH, batch_size=batch_size
+        )
         for place, index in enumerate(order):
             assert found.token_ids[place] == alone[index].token_ids[0]
             assert (found.exit_layers[place] == alone[index].exit_layers[0]).all()
-            assert np.allclose(found.confidences[place], alone[index].confidences[0], atol=1e-6, equal_nan=True)
+            assert np.allclose(
+                found.confidences[place], alone[index].confidences[0], atol=1e-6, equal_nan=True
+            )
             assert found.flops[place] == alone[index].flops[0]
-    again = generate(lively, INPUTS, forced([o.exit_layers[0] for o in alone], propagation=policy.propagation), max_new_tokens=LENGTH)
+    again = generate(
+        lively,
+        INPUTS,
+        forced([o.exit_layers[0] for o in alone], propagation=policy.propagation),
+        max_new_tokens=LENGTH,
+    )
     assert again.token_ids == [o.token_ids[0] for o in alone]
     assert all((a == b.exit_layers[0]).all() for a, b in zip(again.exit_layers, alone, strict=True))
 
@@ -101,19 +129,26 @@ def test_a_row_gets_in_any_batch_what_it_gets_alone_and_forcing_its_exits_gives_
 @pytest.mark.parametrize("name", POLICIES)
 def test_rows_of_a_deeper_decoder_exit_at_many_blocks_and_independently(tokenizer, name, monkeypatch):
     deep = build_lively("t5", tokenizer, layers=8)
-    monkeypatch.setattr(decoder_of(deep.network), "carry", 0.9)
+    monkeypatch.setattr(decoder_of(deep.network), "compact_below", 0.9)
     policy = policy_for(deep, name)
     together = generate(deep, INPUTS, policy, max_new_tokens=LENGTH, batch_size=7)
     for index, text in enumerate(INPUTS):
         alone = generate(deep, [text], policy, max_new_tokens=LENGTH)
         assert together.token_ids[index] == alone.token_ids[0]
         assert (together.exit_layers[index] == alone.exit_layers[0]).all()
-        assert together.token_ids[index] == uncached(deep, text, alone.exit_layers[0], policy.propagation == "parallel")
+        assert together.token_ids[index] == uncached(
+            deep, text, alone.exit_layers[0], policy.propagation == "parallel"
+        )
     assert name == "static" or len(set(np.concatenate(together.exit_layers))) > 1
 
 
 def test_the_oracle_keeps_to_its_minimum_block(lively):
-    free, bound = (generate(lively, INPUTS, ExitPolicy("oracle", min_layer=n, propagation="parallel"), max_new_tokens=LENGTH) for n in (1, 3))
+    free, bound = (
+        generate(
+            lively, INPUTS, ExitPolicy("oracle", min_layer=n, propagation="parallel"), max_new_tokens=LENGTH
+        )
+        for n in (1, 3)
+    )
     assert free.token_ids == bound.token_ids == greedy(lively, INPUTS, max_new_tokens=LENGTH)
     for first, second in zip(free.exit_layers, bound.exit_layers, strict=True):
         assert (second == np.maximum(first, 3)).all()
@@ -121,7 +156,9 @@ def test_the_oracle_keeps_to_its_minimum_block(lively):
 
 def test_the_policies_of_this_file_do_exit_and_do_not_only_exit(lively):
     for name in POLICIES:
-        exits = np.concatenate(generate(lively, INPUTS, policy_for(lively, name), max_new_tokens=LENGTH).exit_layers)
+        exits = np.concatenate(
+            generate(lively, INPUTS, policy_for(lively, name), max_new_tokens=LENGTH).exit_layers
+        )
         assert 1 <= exits.min() <= exits.max() <= lively.layers
         assert name == "static" or len(set(exits)) > 1, name
 
@@ -135,7 +172,9 @@ def test_padding_changes_nothing(lively):
             "input_ids": torch.cat([encoded.input_ids, pad], 1),
             "attention_mask": torch.cat([encoded.attention_mask, torch.zeros_like(pad)], 1),
         }
-        rows = generation.decode_batch(decoder, padded, forced(exits), LENGTH, np.array([0]))
+        rows = generation.decode_batch(
+            decoder, padded, bind_policy(forced(exits), decoder), LENGTH, np.array([0])
+        )
         assert rows[0][0] == uncached(lively, INPUTS[1], exits[0])
 
 
@@ -146,9 +185,15 @@ def test_parallel_leaves_the_cache_as_full_depth_processing_would(lively, seed, 
     monkeypatch.setattr(LayerwiseDecoder, "begin", lambda *a, **k: kept.setdefault("cache", begin(*a, **k)))
     decoder = LayerwiseDecoder(lively.network)
     encoded = lively.tokenizer(INPUTS[0], return_tensors="pt")
-    ids = generation.decode_batch(decoder, dict(encoded), forced(exits, propagation="parallel"), LENGTH, np.array([0]))[0][0]
+    ids = generation.decode_batch(
+        decoder,
+        dict(encoded),
+        bind_policy(forced(exits, propagation="parallel"), decoder),
+        LENGTH,
+        np.array([0]),
+    )[0][0]
     fed = torch.tensor([[lively.network.config.decoder_start_token_id, *ids[:-1]]])
-    with torch.inference_mode(), BlockStates(lively.network) as states:
+    with torch.inference_mode(), LayerStates(lively.network) as states:
         lively.network(**encoded, decoder_input_ids=fed, use_cache=False)
     embedding = lively.network.get_decoder().embed_tokens(fed)
     reached = 0
@@ -174,7 +219,9 @@ def test_parallel_exits_are_those_of_a_replay_up_to_the_first_other_token(lively
     compared = 0
     for index in range(len(INPUTS)):
         tokens, foretold = full.token_id[full.sequence == index], exits[full.sequence == index]
-        for position, (token, layer) in enumerate(zip(found.token_ids[index], found.exit_layers[index], strict=True)):
+        for position, (token, layer) in enumerate(
+            zip(found.token_ids[index], found.exit_layers[index], strict=True)
+        ):
             assert layer == foretold[position]
             compared += 1
             if token != tokens[position]:
@@ -190,25 +237,42 @@ def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, fami
         pytest.fail("this build of torch has no packed product; decoder and benchmark then run unpacked")
     batch = model.tokenizer(INPUTS, padding=True, return_tensors="pt")
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    for policy in (None, forced(random_exits(3, model.layers)), forced(random_exits(4, model.layers), propagation="parallel")):
+    for policy in (
+        None,
+        forced(random_exits(3, model.layers)),
+        forced(random_exits(4, model.layers), propagation="parallel"),
+    ):
         found = [
-            [row[0] for row in generation.decode_batch(decoder, batch, policy, LENGTH, np.arange(len(INPUTS)))]
+            [
+                row[0]
+                for row in generation.decode_batch(
+                    decoder, batch, bind_policy(policy, decoder), LENGTH, np.arange(len(INPUTS))
+                )
+            ]
             for decoder in (plain, packed)
         ]
         assert found[0] == found[1]
-    assert found[0] == [uncached(model, text, exits, True) for text, exits in zip(INPUTS, random_exits(4, model.layers), strict=True)]
+    assert found[0] == [
+        uncached(model, text, exits, True)
+        for text, exits in zip(INPUTS, random_exits(4, model.layers), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("gather_below", [0, 10**6])
-@pytest.mark.parametrize("carry", [0.0, 0.6, 0.99])
-def test_how_inactive_rows_are_handled_changes_speed_alone(lively, monkeypatch, gather_below, carry):
+@pytest.mark.parametrize("compact_below", [0.0, 0.6, 0.99])
+def test_how_inactive_rows_are_handled_changes_speed_alone(lively, monkeypatch, gather_below, compact_below):
     exits = random_exits(5, lively.layers)
     expected = [uncached(lively, text, row) for text, row in zip(INPUTS, exits, strict=True)]
     monkeypatch.setattr(layerwise, "GATHER_BELOW", gather_below)
-    decoder, batch = LayerwiseDecoder(lively.network), lively.tokenizer(INPUTS, padding=True, return_tensors="pt")
-    decoder.carry = carry
+    decoder, batch = (
+        LayerwiseDecoder(lively.network),
+        lively.tokenizer(INPUTS, padding=True, return_tensors="pt"),
+    )
+    decoder.compact_below = compact_below
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    rows = generation.decode_batch(decoder, batch, forced(exits), LENGTH, np.arange(len(INPUTS)))
+    rows = generation.decode_batch(
+        decoder, batch, bind_policy(forced(exits), decoder), LENGTH, np.arange(len(INPUTS))
+    )
     assert [row[0] for row in rows] == expected
 
 
@@ -217,16 +281,24 @@ def test_changed_weights_are_noticed(tokenizer):
     before = generate(model, INPUTS, max_new_tokens=LENGTH).token_ids
     with torch.no_grad():
         model.network.get_decoder().block[1].layer[0].SelfAttention.v.weight.neg_()
-    assert generate(model, INPUTS, max_new_tokens=LENGTH).token_ids == greedy(model, INPUTS, max_new_tokens=LENGTH) != before
+    assert (
+        generate(model, INPUTS, max_new_tokens=LENGTH).token_ids
+        == greedy(model, INPUTS, max_new_tokens=LENGTH)
+        != before
+    )
 
 
 def test_only_one_function_of_the_loop_fetches_from_the_device():
     from pathlib import Path
 
     folder = Path(layerwise.__file__).parent
-    for name, count in (("generation.py", 1), ("layerwise.py", 0), ("observation.py", 0)):
+    for name, count in (("token.py", 1), ("generation.py", 0), ("layerwise.py", 0), ("exit_state.py", 0)):
         text = (folder / name).read_text()
-        assert text.count(".cpu()") == count and ".item()" not in text and "nonzero(" not in text.replace("np.flatnonzero(", "")
+        assert (
+            text.count(".cpu()") == count
+            and ".item()" not in text
+            and "nonzero(" not in text.replace("np.flatnonzero(", "")
+        )
 
 
 def test_nothing_synchronises_by_row_and_each_decision_once(lively, monkeypatch):
@@ -239,14 +311,20 @@ def test_nothing_synchronises_by_row_and_each_decision_once(lively, monkeypatch)
             Items.count += "local_scalar_dense" in str(func)
             return func(*args, **(kwargs or {}))
 
-    transfers, on_host = [], generation.on_host
-    monkeypatch.setattr(generation, "on_host", lambda values: transfers.append(1) or on_host(values))
+    transfers, on_host = [], token_module.on_host
+    monkeypatch.setattr(token_module, "on_host", lambda values: transfers.append(1) or on_host(values))
     found = {}
     for inputs in (INPUTS[:1], INPUTS):
         transfers.clear()
         Items.count = 0
         with Items():
-            rows = generate(lively, inputs, ExitPolicy("hidden_similarity", threshold=0.9), max_new_tokens=LENGTH, batch_size=8)
+            rows = generate(
+                lively,
+                inputs,
+                ExitPolicy("hidden_similarity", threshold=0.9),
+                max_new_tokens=LENGTH,
+                batch_size=8,
+            )
         steps = max(map(len, rows.token_ids))
         assert Items.count <= 2, "one question to the attention mask a batch, none a row or a token"
         assert len(transfers) <= steps * lively.layers  # L - 1 decisions and the token
@@ -254,14 +332,18 @@ def test_nothing_synchronises_by_row_and_each_decision_once(lively, monkeypatch)
 
 
 @pytest.mark.parametrize("where", ["decoder", "encoder"])
-@pytest.mark.parametrize("policy", [None, ExitPolicy(threshold=0.1), ExitPolicy("static", min_layer=1), ExitPolicy("oracle")])
+@pytest.mark.parametrize(
+    "policy", [None, ExitPolicy(threshold=0.1), ExitPolicy("static", min_layer=1), ExitPolicy("oracle")]
+)
 def test_states_that_are_not_finite_are_reported(tokenizer, where, policy):
     broken = build_lively("t5", tokenizer)
     network = broken.network
     side = network.get_decoder() if where == "decoder" else network.get_encoder()
     with torch.no_grad():
-        side.block[0].layer[-1].DenseReluDense.wo.weight.fill_(float("nan") if where == "encoder" else float("inf"))
-    with pytest.raises(CompanionError, match="input 0 are not finite at block"):
+        side.block[0].layer[-1].DenseReluDense.wo.weight.fill_(
+            float("nan") if where == "encoder" else float("inf")
+        )
+    with pytest.raises(CompanionError, match="input 0 are not finite at layer"):
         generate(broken, INPUTS[:1], policy, max_new_tokens=3)
 
 
@@ -269,6 +351,11 @@ def test_mistakes_are_one_clear_line(lively, tokenizer, tmp_path):
     for arguments, message in (
         (dict(inputs=[]), "no inputs"),
         (dict(inputs=["a", " "]), "Input 1 is ' '"),
+        (dict(model="mini"), "give what load_model returns"),
+        (dict(model=None), "give what load_model returns"),
+        (dict(inputs=["a", "b\ud800"]), "Input 1 is no valid Unicode at character 1"),
+        (dict(inputs=["word " * 100_000]), "more than 16384: shorten it"),
+        (dict(encodings={}), "give an EncoderCache"),
         (dict(max_new_tokens=0), "max_new_tokens=0"),
         (dict(batch_size=2.5), "batch_size=2.5"),
         (dict(max_source_tokens=4), "more than 4: shorten it, or raise max_source_tokens"),
@@ -279,11 +366,11 @@ def test_mistakes_are_one_clear_line(lively, tokenizer, tmp_path):
         (dict(policy=ForcedExits([[1]])), "give ExitPolicy"),
         (dict(policy=ExitPolicy(ForcedExits([[1]]))), "lists for 1 inputs"),
         (dict(policy=ExitPolicy(exit_layers=[4])), "leaves nothing to decide"),
-        (dict(policy=ExitPolicy(min_layer=5)), "names block 5, but the decoder has 4"),
-        (dict(policy=ExitPolicy(exit_layers=[2, 9])), "names block 9"),
+        (dict(policy=ExitPolicy(min_layer=5)), "names layer 5, but the decoder has 4"),
+        (dict(policy=ExitPolicy(exit_layers=[2, 9])), "names layer 9"),
     ):
         with pytest.raises(CompanionError, match=message) as caught:
-            generate(lively, **{"inputs": INPUTS, "policy": None} | arguments)
+            generate(**{"model": lively, "inputs": INPUTS, "policy": None} | arguments)
         assert "\n" not in str(caught.value)
 
 
@@ -304,74 +391,90 @@ def test_float16_is_refused(tokenizer):
         LayerwiseDecoder(model.network.half())
 
 
-def test_finished_batches_survive_an_interruption(lively, tmp_path, monkeypatch):
-    policy, path = ExitPolicy("hidden_similarity", threshold=0.9), tmp_path / "runs" / "long.jsonl"
-    options = dict(max_new_tokens=LENGTH, batch_size=2, journal=path)
-    expected = generate(lively, INPUTS, policy, max_new_tokens=LENGTH, batch_size=2)
-    decode, calls = generation.decode_batch, []
-
-    def interrupted(*arguments):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return decode(*arguments)
-
-    monkeypatch.setattr(generation, "decode_batch", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        generate(lively, INPUTS, policy, **options)
-    with path.open("a") as file:
-        file.write('{"inputs": [1, 2], "ro')  # the machine went down in the middle of a line
-    again = generate(lively, INPUTS, policy, **options)
-    assert len(calls) == 3 + 2, "the two finished batches are not decoded again"
-    whole = generate(lively, INPUTS, policy, **options)
-    assert len(calls) == 5
-    for found in (again, whole):
-        assert found.token_ids == expected.token_ids and (found.flops == expected.flops).all()
-        for name in ("exit_layers", "confidences"):
-            pairs = zip(getattr(found, name), getattr(expected, name), strict=True)
-            assert all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
-
-
-def test_a_journal_of_another_run_is_refused_and_left_alone(lively, tmp_path):
-    path = tmp_path / "run.jsonl"
-    generate(lively, INPUTS[:2], None, max_new_tokens=3, journal=path)
-    content = path.read_bytes()
-    others = ((INPUTS[:2], None, 4), (INPUTS[:3], None, 3), (INPUTS[:2], ExitPolicy(), 3))
-    for inputs, policy, length in others:
-        with pytest.raises(CompanionError, match="belongs to another run"):
-            generate(lively, inputs, policy, max_new_tokens=length, journal=path)
-    for notes in ("my notes\n", "\nmy notes\n"):
-        (tmp_path / "notes.txt").write_text(notes)
-        with pytest.raises(CompanionError, match="belongs to another run"):
-            generate(lively, INPUTS[:2], None, max_new_tokens=3, journal=tmp_path / "notes.txt")
-        assert (tmp_path / "notes.txt").read_text() == notes
-    assert path.read_bytes() == content
-
-
-def test_a_journal_knows_weights_thresholds_and_given_exits(tokenizer, tmp_path):
-    class Strict(Threshold):
-        def exceeded(self, confidence, position, length):
-            return confidence > 0.99
-
-    model, path = build_lively("t5", tokenizer), tmp_path / "run.jsonl"
-    keys = {run_key(model, ["a"], policy, 3, 8) for policy in (
-        ExitPolicy(), ExitPolicy(threshold=0.8), ExitPolicy(decay=4.0), ExitPolicy(decay=4.0, decay_form="calm"), ExitPolicy(min_layer=2),
-        ExitPolicy(exit_layers=np.array([2])), ExitPolicy(propagation="parallel"), ExitPolicy("max_probability"),
-        forced([[1]]), forced([[2]]), ExitPolicy(threshold=Strict(0.9)),
-    )}  # fmt: skip
-    assert len(keys) == 11
-    torch.set_num_threads(1)
-    one = run_key(model, ["a"], None, 3, 8)
-    torch.set_num_threads(2)
-    assert one == run_key(model, ["a"], None, 3, 8), "the number of threads is no part of it"
-    generate(model, INPUTS[:2], None, max_new_tokens=3, journal=path, batch_size=1)
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:20], lines[2]]) + "\n")
-    with pytest.raises(CompanionError, match="Line 2 of the journal .* is damaged"):
-        generate(model, INPUTS[:2], None, max_new_tokens=3, journal=path, batch_size=1)
+def test_encoder_states_are_kept_for_their_inputs_and_refused_for_another_model(lively, tokenizer):
+    cache, options = EncoderCache(), dict(max_new_tokens=LENGTH, batch_size=3)
+    for inputs in (INPUTS, INPUTS[::-1], INPUTS, INPUTS[1:4]):
+        found = generate(lively, inputs, encodings=cache, **options)
+        assert found.token_ids == generate(lively, inputs, **options).token_ids
+    before = len(cache._states)
+    generate(lively, INPUTS, ExitPolicy("static", min_layer=2), encodings=cache, **options)
+    assert len(cache._states) == before, "the same inputs are encoded once"
+    with pytest.raises(CompanionError, match="belong to another model"):
+        generate(build_lively("t5", tokenizer, seed=3), INPUTS, encodings=cache, **options)
     with torch.no_grad():
-        model.network.shared.weight.mul_(1.001)
-    assert run_key(model, ["a"], None, 3, 8) != one
+        weight = lively.network.get_decoder().block[0].layer[0].SelfAttention.q.weight
+        weight.mul_(2)
+    with pytest.raises(CompanionError, match="other weights"):
+        generate(lively, INPUTS, encodings=cache, **options)
+    with torch.no_grad():
+        weight.div_(2)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_cache_that_grows_holds_what_a_large_one_does(lively, monkeypatch, parallel):
+    exits = random_exits(2, lively.layers)
+    policy = forced(exits, propagation="parallel" if parallel else "copy")
+    expected = generate(lively, INPUTS, policy, max_new_tokens=LENGTH)
+    monkeypatch.setattr(layerwise, "PIECE", 2)
+    lively.network.get_decoder().final_layer_norm.weight.data.mul_(1)
+    small = LayerwiseDecoder(lively.network)
+    monkeypatch.setattr(generation, "decoder_of", lambda network: small)
+    grown = generate(lively, INPUTS, policy, max_new_tokens=LENGTH)
+    assert grown.token_ids == expected.token_ids and small._relative_bias.shape[-1] >= 2 * (LENGTH - 1)
+
+
+def test_room_is_made_for_tokens_as_they_come(lively, monkeypatch):
+    caches, begin = [], LayerwiseDecoder.begin
+    monkeypatch.setattr(
+        LayerwiseDecoder, "begin", lambda *a, **k: caches.append(begin(*a, **k)) or caches[-1]
+    )
+    eager = ExitPolicy("static", min_layer=1)
+    lively.network.config.eos_token_id, end = list(range(600)), lively.network.config.eos_token_id
+    try:
+        assert generate(lively, INPUTS[:1], eager, max_new_tokens=np.int64(10**6)).tokens == 1
+    finally:
+        lively.network.config.eos_token_id = end
+    assert caches[0].capacity == layerwise.PIECE == caches[0].states.shape[1]
+
+
+def test_a_policy_that_names_no_layer_begins_where_the_model_is_safe(lively):
+    model = Model(lively.network, lively.tokenizer, "halves")
+    assert model.min_exit_layer == 2
+    for policy in (ExitPolicy(threshold=0.0), ExitPolicy("hidden_similarity", threshold=-1.0)):
+        found = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
+        assert np.concatenate(found.exit_layers).min() == 2
+        assert policy.bind(12, 600, 4).decision_layers[0] == 4
+        with pytest.raises(CompanionError, match="names no layer and no model is known: give min_layer"):
+            policy.bind(12, 600)
+    assert ExitPolicy(min_layer=np.int64(3)).bind(12, 600, 4).decision_layers[0] == 3
+    assert ExitPolicy("oracle").bind(12, 600, 4).decision_layers[0] == 1
+    with pytest.raises(CompanionError, match='"static" needs min_layer'):
+        ExitPolicy("static")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(measure="hidden_similarity", propagation="parallel"),
+        dict(pruning="fixed", top_k=20, threshold=0.2),
+        dict(contrast="weighted", threshold=0.2),
+        dict(measure="max_probability", threshold="adaptive", propagation="parallel", exit_layers=[2]),
+    ],
+)
+@pytest.mark.parametrize("where", ["shared.weight", "decoder.final_layer_norm.weight"])
+def test_damaged_weights_end_in_one_line(tokenizer, options, where):
+    model = build_lively("t5", tokenizer)
+    with torch.no_grad():
+        dict(model.network.named_parameters())[where][5] = float("nan")
+    with pytest.raises(CompanionError, match="not finite"):
+        generate(model, INPUTS, ExitPolicy(**options), max_new_tokens=3)
+
+
+def test_representations_are_short(lively):
+    decoded = generate(lively, INPUTS[:2], max_new_tokens=3)
+    shown = (ExitPolicy(ForcedExits([[1] * 9000])), ExitPolicy(threshold=0.5, top_k=None), decoded)
+    assert all(len(repr(one)) < 120 for one in shown)
+    assert repr(shown[1]) == 'ExitPolicy("softmax_margin", threshold=0.5)'
 
 
 def test_several_end_tokens_are_all_obeyed(tokenizer):
@@ -388,16 +491,17 @@ def test_of_equal_logits_a_measure_sees_the_first_as_the_last_block_does():
         layers, normalize = 4, staticmethod(lambda states: states)
 
         @staticmethod
-        def read_out(states):
+        def readout(states):
             return torch.tensor([[1.0, 3.0, 3.0, 3.0], [0.0, 0.0, 1.0, 1.0]])
 
     state = torch.zeros(2, 4)
-    now = Observation(Tied(), 1, state, state, np.arange(2), np.arange(2), 0)
+    step = Step(Tied(), Readout(ReadoutOptions(), (1,), 4, 4), np.arange(2), 0)
+    now = ExitState(step, 1, state, state, np.arange(2))
     assert now.top1_id.tolist() == [1, 2] and now.margin.tolist() == [0, 0]
 
 
 def test_of_equally_probable_tokens_the_trace_names_the_first():
-    from mee_utils.decoding.tracing import first_of_equals
+    from mee_utils.traces.trace import first_of_equals
 
     probabilities = torch.tensor([[0.1, 0.3, 0.3, 0.3], [0.7, 0.1, 0.1, 0.1]])
     for listed in ([2, 1], [3, 2], [1, 2]):

@@ -1,4 +1,4 @@
-"""Hub ids go through the real clients to a loopback stand-in for the hub: a revision is obeyed, a missing repository is one line."""
+"""Hub ids go through the real clients to a stand-in for the hub: revisions are obeyed, an error is a line."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ COMMITS = {"main": "a" * 40, "v1": "b" * 40}
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Serves `root/<models|datasets>/<owner>/<name>/<revision>/...` as the hub does, as far as its clients ask."""
+    """Serves `root/<models|datasets>/<owner>/<name>/<revision>/...` as far as the hub's clients ask."""
 
     root: Path
     asked: list
@@ -57,14 +57,22 @@ class Hub(BaseHTTPRequestHandler):
 
     def answer_api(self, kind, repository, rest, wanted):
         below = rest[1:] if len(rest) > 1 and rest[0] in ("revision", "tree", "paths-info") else ["main"]
-        revision = below[0] if rest[:1] != ["revision"] else "/".join(below)  # of the three only the first may hold a branch with slashes
+        revision = (
+            below[0] if rest[:1] != ["revision"] else "/".join(below)
+        )  # of the three only the first may hold a branch with slashes
         folder = self.find(kind, repository, revision)
         if folder is None:
             return self.refuse_repository(kind, repository)
         files = [
-            {"type": "file", "path": str(p.relative_to(folder)), "size": p.stat().st_size, "oid": hashlib.sha1(p.read_bytes()).hexdigest()}
-            for p in sorted(folder.rglob("*")) if p.is_file()
-        ]  # fmt: skip
+            {
+                "type": "file",
+                "path": str(p.relative_to(folder)),
+                "size": p.stat().st_size,
+                "oid": hashlib.sha1(p.read_bytes()).hexdigest(),
+            }
+            for p in sorted(folder.rglob("*"))
+            if p.is_file()
+        ]
         if rest and rest[0] == "paths-info":
             return self.reply(json.dumps([f for f in files if f["path"] in (wanted or [])]).encode())
         if rest and rest[0] == "tree":
@@ -72,9 +80,22 @@ class Hub(BaseHTTPRequestHandler):
             if not place.is_dir():
                 return self.refuse("EntryNotFound", 404)
             found = sorted(place.rglob("*") if "recursive=true" in self.path.lower() else place.iterdir())
-            folders = [{"type": "directory", "path": str(p.relative_to(folder)), "size": 0, "oid": "0" * 40} for p in found if p.is_dir()]
-            return self.reply(json.dumps([*folders, *(f for f in files if folder / f["path"] in found)]).encode())
-        about = {"id": repository, "sha": self.commit(revision), "private": False, "tags": [], "downloads": 0, "likes": 0}
+            folders = [
+                {"type": "directory", "path": str(p.relative_to(folder)), "size": 0, "oid": "0" * 40}
+                for p in found
+                if p.is_dir()
+            ]
+            return self.reply(
+                json.dumps([*folders, *(f for f in files if folder / f["path"] in found)]).encode()
+            )
+        about = {
+            "id": repository,
+            "sha": self.commit(revision),
+            "private": False,
+            "tags": [],
+            "downloads": 0,
+            "likes": 0,
+        }
         self.reply(json.dumps(about | {"siblings": [{"rfilename": f["path"]} for f in files]}).encode())
 
     def commit(self, revision):
@@ -83,7 +104,10 @@ class Hub(BaseHTTPRequestHandler):
     def find(self, kind, repository, revision):
         """The folder of a revision: named by the commit, or by the branch that is at it."""
         names = {commit: name for name, commit in self.commits.items()}
-        folders = [self.root / kind / repository / name for name in (self.commit(revision), names.get(revision, revision))]
+        folders = [
+            self.root / kind / repository / name
+            for name in (self.commit(revision), names.get(revision, revision))
+        ]
         return next((folder for folder in folders if folder.is_dir()), None)
 
     def refuse_repository(self, kind, repository):
@@ -97,7 +121,11 @@ class Hub(BaseHTTPRequestHandler):
 
     def reply(self, content, headers=None, length=None):
         self.send_response(200)
-        for name, value in {"Content-Length": str(length or len(content)), "Content-Type": "application/json", **(headers or {})}.items():
+        for name, value in {
+            "Content-Length": str(length or len(content)),
+            "Content-Type": "application/json",
+            **(headers or {}),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
@@ -111,9 +139,12 @@ def serving(folder, commits=COMMITS):
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(folder / "cache"), "NO_PROXY": "127.0.0.1",
-        "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
-    }  # fmt: skip
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HOME": str(folder / "cache"),
+        "NO_PROXY": "127.0.0.1",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     yield asked, environment
     server.shutdown()
 
@@ -123,7 +154,14 @@ def hub(tmp_path):
     with serving(tmp_path) as (asked, environment):
 
         def run(code):
-            return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+            return subprocess.run(
+                [sys.executable, "-c", code],
+                capture_output=True,
+                text=True,
+                env=environment,
+                cwd=ROOT,
+                check=False,
+            )
 
         yield tmp_path / "hub", asked, run
 
@@ -133,7 +171,10 @@ def test_a_checkpoint_comes_from_the_hub_at_its_revision(hub, tokenizer):
     for revision, seed in (("main", 0), ("v1", 1)):
         build_network("t5", len(tokenizer), seed).save_pretrained(root / "models/someone/mini" / revision)
         tokenizer.save_pretrained(root / "models/someone/mini" / revision)
-    code = "from mee_utils import load_model; m = load_model('someone/mini', revision={}); print(float(m.network.shared.weight.sum()))"
+    code = (
+        "from mee_utils import load_model; m = load_model('someone/mini', revision={}); "
+        "print(float(m.network.shared.weight.sum()))"
+    )
     sums = []
     for revision in ("None", "'v1'"):
         done = run(code.format(revision))
@@ -148,8 +189,13 @@ def test_a_corpus_comes_from_the_hub_at_its_revision(hub):
     for revision, french in (("main", "Oui"), ("v1", "Si")):
         folder = root / "datasets/someone/pairs" / revision
         folder.mkdir(parents=True)
-        (folder / "validation.jsonl").write_text(json.dumps({"translation": {"en": "Yes", "fr": french}}) + "\n")
-    code = "from mee_utils import load_task; t = load_task('translation', 'someone/pairs', revision={}); print(t.inputs, t.targets)"
+        (folder / "validation.jsonl").write_text(
+            json.dumps({"translation": {"en": "Yes", "fr": french}}) + "\n"
+        )
+    code = (
+        "from mee_utils import load_task; t = load_task('translation', 'someone/pairs', revision={}); "
+        "print(t.inputs, t.targets)"
+    )
     for revision, french in (("None", "Oui"), ("'v1'", "Si")):
         done = run(code.format(revision))
         assert done.returncode == 0, done.stderr[-2500:]
@@ -160,10 +206,77 @@ def test_a_corpus_comes_from_the_hub_at_its_revision(hub):
     ("call", "message"),
     [
         ("load_model('someone/nothing')", "config.json of someone/nothing cannot be read"),
-        ("load_task('translation', 'someone/nothing')", "is no local file or folder, and the hub did not give"),
+        (
+            "load_task('translation', 'someone/nothing')",
+            "is no local file or folder, and the hub did not give",
+        ),
     ],
 )
 def test_what_the_hub_does_not_have_is_one_line(hub, call, message):
     _, _, run = hub
-    done = run(f"import mee_utils\nfrom mee_utils import *\ntry:\n    mee_utils.{call}\nexcept CompanionError as e:\n    print(e)")
+    done = run(
+        f"import mee_utils\nfrom mee_utils import *\ntry:\n    mee_utils.{call}\n"
+        "except CompanionError as e:\n    print(e)"
+    )
     assert message in done.stdout and done.stdout.count("\n") == 1, done.stderr[-1500:]
+
+
+READ = """
+from pathlib import Path
+from mee_utils import CompanionError, load_task
+from mee_utils.study.hub_lock import at_locked_commit
+load = lambda commit: load_task("translation", "someone/pairs", revision=commit, folder="en-fr")
+try:
+    print(at_locked_commit(Path({lock!r}), "datasets", "someone/pairs", None, load).targets)
+except CompanionError as error:
+    print(error)
+"""
+
+
+def test_a_locked_commit_is_read_again_also_without_the_hub(tmp_path):
+    a, b, c = "a" * 40, "b" * 40, "c" * 40
+    for commit, french in ((a, "Oui"), (b, "Si")):
+        folder = tmp_path / "hub/datasets/someone/pairs" / commit / "en-fr/validation"
+        folder.mkdir(parents=True)
+        for part in ("0000", "0001"):
+            row = {"translation": {"en": "Yes", "fr": f"{french} {part}"}}
+            (folder / f"{part}.jsonl").write_text(json.dumps(row) + "\n")
+    commits, lock = {"main": a}, tmp_path / "paper.lock.json"
+    with serving(tmp_path, commits) as (asked, environment):
+
+        def read(**more):
+            code = READ.format(lock=str(lock))
+            command = [sys.executable, "-c", code]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment | more, cwd=ROOT)
+            assert done.returncode == 0, done.stderr[-2500:]
+            return done.stdout.strip()
+
+        assert read() == "['Oui 0000', 'Oui 0001']"
+        before = lock.read_bytes()
+        assert json.loads(before) == {"datasets": {"someone/pairs": {"revision": "main", "commit": a}}}
+        commits["main"] = b
+        assert read() == "['Oui 0000', 'Oui 0001']" and lock.read_bytes() == before
+        asked.clear()
+        assert read(HF_HUB_OFFLINE="1") == "['Oui 0000', 'Oui 0001']" and asked == []
+        lock.write_bytes(before.replace(a.encode(), c.encode()))
+        assert f'The hub no longer has the commit {c} of "someone/pairs"' in read()
+        assert "the hub did not give its split" in read(HF_HUB_OFFLINE="1")  # another commit is in the cache
+        lock.unlink()
+        assert read() == "['Si 0000', 'Si 0001']"
+        (part,) = (tmp_path / "cache").rglob(f"{b}/en-fr/validation/0001.jsonl")
+        part.unlink()
+        assert "the hub did not give its split" in read(HF_HUB_OFFLINE="1")  # half a download is none
+
+
+def test_a_split_in_no_usual_folder_asks_for_the_folder(hub):
+    root, _, run = hub
+    folder = root / "datasets/someone/pairs/main/en-fr"
+    folder.mkdir(parents=True)
+    (folder / "validation.jsonl").write_text('{"translation": {"en": "Yes", "fr": "Oui"}}\n')
+    code = (
+        "from mee_utils import *\ntry:\n    load_task('translation', 'someone/pairs'{})\n"
+        "except CompanionError as e:\n    print(e)"
+    )
+    done = run(code.format(""))
+    assert "name the `folder` that has it" in done.stdout and done.stdout.count("\n") == 1, done.stderr
+    assert run(code.format(", folder='en-fr'")).stdout == ""

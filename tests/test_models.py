@@ -1,4 +1,4 @@
-"""Block states, the shared read-out, and loading: right checkpoints load exactly, wrong ones are refused in one line."""
+"""Layer states, the shared readout, and loading: wrong checkpoints are refused in one line."""
 
 import json
 
@@ -7,26 +7,27 @@ import torch
 from conftest import FAMILIES, build_network
 
 from mee_utils import CompanionError, load_model
-from mee_utils.models.states import BlockStates, decoder_inputs, read_out
+from mee_utils.models.loading import load_tokenizer
+from mee_utils.models.states import LayerStates, compute_logits, decoder_inputs
 
 
 def run(network, **options):
     torch.manual_seed(0)
     size = network.config.vocab_size
     batch = {"input_ids": torch.randint(3, size, (2, 7)), "decoder_input_ids": torch.randint(3, size, (2, 5))}
-    with torch.inference_mode(), BlockStates(network) as states:
+    with torch.inference_mode(), LayerStates(network) as states:
         output = network(**batch, use_cache=False, **options)
     return states, output
 
 
-def test_the_read_out_of_the_last_block_is_the_models_own_output(model):
+def test_the_logits_of_the_last_layer_is_the_models_own_output(model):
     states, output = run(model.network)
     assert len(states) == model.layers
-    assert torch.allclose(read_out(model.network, states[-1]), output.logits, atol=1e-12)
+    assert torch.allclose(compute_logits(model.network, states[-1]), output.logits, atol=1e-12)
 
 
 def test_hidden_states_of_transformers_end_after_the_final_norm_and_ours_before(model):
-    """The double-norm trap: the library's last entry is normalised already, so reading it out again gives other logits."""
+    """The double-norm trap: the library's last entry is normalised already."""
     states, output = run(model.network, output_hidden_states=True)
     library = output.decoder_hidden_states
     assert len(library) == model.layers + 1
@@ -34,15 +35,18 @@ def test_hidden_states_of_transformers_end_after_the_final_norm_and_ours_before(
         assert torch.equal(ours, theirs)
     norm = model.network.get_decoder().final_layer_norm
     assert torch.allclose(norm(states[-1]), library[-1], atol=1e-12)
-    # With a norm whose weight is one, normalising twice changes next to nothing; any trained weight shows the trap.
+    # With a norm whose weight is one, normalising twice changes next to nothing; any trained weight shows the
+    # trap.
     with torch.no_grad():
         before = norm.weight.clone()
         norm.weight.copy_(torch.linspace(0.5, 2, len(before)))
         states, output = run(model.network, output_hidden_states=True)
-        wrong = read_out(model.network, output.decoder_hidden_states[-1])
-        right = read_out(model.network, states[-1])
+        wrong = compute_logits(model.network, output.decoder_hidden_states[-1])
+        right = compute_logits(model.network, states[-1])
         norm.weight.copy_(before)
-    assert torch.allclose(right, output.logits, atol=1e-12) and not torch.allclose(wrong, output.logits, atol=1e-3)
+    assert torch.allclose(right, output.logits, atol=1e-12) and not torch.allclose(
+        wrong, output.logits, atol=1e-3
+    )
 
 
 def test_hooks_are_gone_afterwards(t5):
@@ -78,7 +82,11 @@ def test_an_untied_head_is_not_scaled_and_a_tied_one_is(tokenizer):
 def drop_tensors(path, prefix):
     from safetensors.torch import load_file, save_file
 
-    save_file({name: t for name, t in load_file(path).items() if not name.startswith(prefix)}, path, metadata={"format": "pt"})
+    save_file(
+        {name: t for name, t in load_file(path).items() if not name.startswith(prefix)},
+        path,
+        metadata={"format": "pt"},
+    )
 
 
 @pytest.fixture
@@ -94,25 +102,108 @@ def test_precision_does_not_follow_the_checkpoint(saved):
     assert load_model(saved, dtype="bfloat16").network.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"nonsense"), "weights of .* cannot be read"),
-        (lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000]), "weights"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "weights of .* cannot be read"),
-        (lambda folder: drop_tensors(folder / "model.safetensors", "decoder.block.2"), "tensors are missing, such as decoder.block.2"),
-        (lambda folder: (folder / "config.json").write_text("{"), "config.json of .* cannot be read"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json of .* cannot be read"),
-        (lambda folder: [(folder / n).unlink() for n in ("tokenizer.json", "tokenizer_config.json")], "has no tokenizer"),
-        (lambda folder: (folder / "config.json").write_text(json.dumps({"model_type": "bert"})), '"bert" checkpoint.*T5 family'),
-    ],
-    ids=["corrupt", "truncated", "no weights", "tensors missing", "broken config", "no config", "no tokenizer", "other family"],
-)
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def put_into_a_weight(folder, value):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights["decoder.block.1.layer.0.SelfAttention.q.weight"][3, 5] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut_short(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+DAMAGE = {
+    "corrupt": (lambda f: (f / "model.safetensors").write_bytes(b"nonsense"), "weights of .* cannot be read"),
+    "truncated": (cut_short, "weights"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "weights of .* cannot be read"),
+    "tensors missing": (
+        lambda f: drop_tensors(f / "model.safetensors", "decoder.block.2"),
+        "tensors are missing, such as decoder.block.2",
+    ),
+    "fewer layers in the config than in the weights": (
+        lambda f: change_config(f, num_decoder_layers=2),
+        r"tensors have no place in config.json, such as decoder.block.2",
+    ),
+    "NaN": (lambda f: put_into_a_weight(f, float("nan")), "block.1.*SelfAttention.q.weight holds NaN or inf"),
+    "infinity": (lambda f: put_into_a_weight(f, float("-inf")), "SelfAttention.q.weight holds NaN or inf"),
+    "broken config": (lambda f: (f / "config.json").write_text("{"), "config.json of .* cannot be read"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "config.json of .* cannot be read"),
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json of .* cannot be read"),
+    "no tokenizer": (
+        lambda f: [(f / n).unlink() for n in ("tokenizer.json", "tokenizer_config.json")],
+        "has no tokenizer",
+    ),
+    "other family": (
+        lambda f: (f / "config.json").write_text(json.dumps({"model_type": "bert"})),
+        '"bert" checkpoint.*T5 family',
+    ),
+    "broken manifest": (
+        lambda f: (f / "manifest.json").write_text("{"),
+        "manifest.json of .* cannot be read",
+    ),
+    "layer out of range": (
+        lambda f: (f / "manifest.json").write_text('{"min_exit_layer": 9}'),
+        "min_exit_layer=9 of .*: give a layer from 1 to 4",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_or_foreign_checkpoint_is_one_clear_line(saved, damage, message):
     damage(saved)
     with pytest.raises(CompanionError, match=message) as error:
         load_model(saved)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("place", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("kind", ["t5", "made_up"])
+def test_code_of_a_checkpoint_is_never_run(saved, monkeypatch, place, kind):
+    monkeypatch.setattr("builtins.input", lambda *question: "y")
+    code = f"open({str(saved / 'executed')!r}, 'w')\n"
+    (saved / "remote.py").write_text(code)
+    classes = {"AutoConfig": "remote.Config", "AutoTokenizer": [None, "remote.Tokenizer"]}
+    change_config(saved, model_type=kind)
+    settings = json.loads((saved / place).read_text()) | {"auto_map": classes, "tokenizer_class": "Remote"}
+    (saved / place).write_text(json.dumps(settings))
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(CompanionError, match=f"{place} of .* run code of its own"):
+            load(saved)
+    assert not (saved / "executed").exists()
+
+
+def test_the_first_safe_layer_is_the_manifests_or_half_of_the_depth(saved):
+    assert load_model(saved).min_exit_layer == 2
+    (saved / "manifest.json").write_text('{"min_exit_layer": 3}')
+    assert load_model(saved).min_exit_layer == 3
+    (saved / "manifest.json").write_text("[]")  # somebody else's
+    assert load_model(saved).min_exit_layer == 2
+
+
+def test_the_fingerprint_is_computed_once_and_follows_the_weights(saved, monkeypatch):
+    import hashlib
+
+    model, other = load_model(saved), load_model(saved, dtype="float64")
+    first = model.fingerprint
+    assert first == other.fingerprint
+    with monkeypatch.context() as patched:
+        patched.setattr(hashlib, "sha256", None)
+        assert model.fingerprint == first
+    with torch.no_grad():
+        model.network.shared.weight[0, 0] += 1
+    assert model.fingerprint != first
+
+
+def test_a_model_is_shown_in_one_line(t5):
+    assert repr(t5).startswith('Model("t5": t5, 4 layers, ') and "\n" not in repr(t5)
 
 
 def test_the_tokenizer_of_another_model_is_refused(saved, tokenizer):
@@ -128,10 +219,19 @@ def test_the_tokenizer_of_another_model_is_refused(saved, tokenizer):
         ("someone/never-downloaded", {}, "cannot be read"),
         (None, {"device": "cuda:99"}, "is not available here"),
         (None, {"device": "gpu"}, "is not available here"),
-        (None, {"dtype": "float23"}, "no floating-point type"),
-        (None, {"dtype": "int8"}, "no floating-point type"),
+        (None, {"device": None}, "is not available here"),
+        (None, {"dtype": "float23"}, "is not supported: use one of float64"),
+        (None, {"dtype": "int8"}, "is not supported: use one of float64"),
+        (None, {"dtype": torch.float8_e4m3fn}, "is not supported: use one of float64"),
+        (None, {"dtype": None}, "is not supported: use one of float64"),
     ],
 )
 def test_bad_arguments_are_named(saved, source, options, message):
     with pytest.raises(CompanionError, match=message):
         load_model(source or saved, **options)
+
+
+@pytest.mark.parametrize("source", [None, "", 7, ["a"]])
+def test_a_source_that_is_no_name_is_refused(source):
+    with pytest.raises(CompanionError, match="give a folder written by save_pretrained, or a hub id"):
+        load_model(source)

@@ -1,6 +1,7 @@
-"""The committed notebooks: executed, up to date with their sources, and the same when they are run again, without a network."""
+"""The committed notebooks: executed, up to date with their sources, and the same when they are run
+again, without a network.
+"""
 
-import json
 import os
 import re
 import subprocess
@@ -10,12 +11,12 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
+import yaml
 
-from mee_utils import notebook
-from mee_utils.companion import manifest
-from mee_utils.profiles import load_profile
+from mee_utils.study import notebooks as notebook
+from mee_utils.study.inputs import manifest
+from mee_utils.study.profiles import load_profile
 
-pytestmark = pytest.mark.xdist_group("notebooks")  # kernels of parallel runs can collide: one process runs all of these
 ROOT = Path(__file__).parent.parent
 NAMES = notebook.notebook_names()
 
@@ -48,6 +49,8 @@ def test_notebooks_keep_their_rhythm(name):
     for cell in source.cells:
         if cell.cell_type == "code":
             assert len(cell.source.splitlines()) <= 18, cell.source[:80]
+            if "figures.facets(" in cell.source or "figures.panels(" in cell.source:
+                assert "save_figure(" in cell.source, f"a figure is one cell: {cell.source[:80]}"
     tagged = next(c for c in source.cells if "parameters" in c.metadata.get("tags", []))
     assert all("#" in line for line in tagged.source.splitlines())
 
@@ -58,7 +61,24 @@ def test_prose_holds_no_number_of_ours(name):
     for cell in notebook.read_source(name).cells:
         if cell.cell_type == "markdown":
             numbers = set(re.findall(r"\d+(?:\.\d+)? ?%|\d+\.\d+", cell.source))
-            assert numbers <= {"75 %", "90 %", "70 %", "95 %", "0.9", "8.65", "18.46", "24 %", "3 %", "97 %", "98 %", "99 %", "99.5 %", "0.7", "92.45", "91.47"}, numbers
+            assert numbers <= {
+                "75 %",
+                "90 %",
+                "70 %",
+                "95 %",
+                "0.9",
+                "8.65",
+                "18.46",
+                "24 %",
+                "3 %",
+                "97 %",
+                "98 %",
+                "99 %",
+                "99.5 %",
+                "0.7",
+                "92.45",
+                "91.47",
+            }, numbers
 
 
 BLOCKER = """
@@ -74,7 +94,7 @@ socket.socket.connect = connect
 
 def differing(committed, again):
     """Names of result files that are not the same bytes; manifests hold times and are left out."""
-    files = {p.name for p in committed.iterdir() if p.suffix != ".json"}
+    files = {p.name for p in committed.iterdir() if p.suffix not in (".json", ".pdf")}
     assert files == {p.name for p in again.iterdir() if p.suffix != ".json"} and len(files) > 3
     return sorted(f for f in files if (committed / f).read_bytes() != (again / f).read_bytes())
 
@@ -82,46 +102,99 @@ def differing(committed, again):
 def without_network(folder):
     (folder / "sitecustomize.py").write_text(BLOCKER)
     return os.environ | {
-        "MEE_OUTPUT": str(folder / "figures"), "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "hub"),
-    }  # fmt: skip
+        "MEE_OUTPUT": str(folder / "figures"),
+        "PYTHONPATH": f"{folder}:{ROOT}",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(folder / "hub"),
+    }
 
 
 def test_the_network_is_off_in_these_tests(tmp_path):
     code = "import urllib.request; urllib.request.urlopen('http://192.0.2.1', timeout=3)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=without_network(tmp_path), check=False)
+    command, known = [sys.executable, "-c", code], without_network(tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, env=known, check=False)
     assert "the network is off" in done.stderr
 
 
-def test_the_whole_pipeline_without_a_network_gives_the_same_bytes(tmp_path):
-    """`make reproduce` into a scratch folder: Snakemake, papermill, figures, tables and notebooks."""
-    command = [sys.executable, "-m", "mee_utils", "reproduce", "--force"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=without_network(tmp_path), check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert f"{len(NAMES)} notebooks of profile small are up to date" in done.stdout
-    for name in NAMES:
-        assert differing(ROOT / "figures/small" / name, tmp_path / "figures/small" / name) == []
-        assert (ROOT / f"notebooks/{name}.ipynb").read_bytes() == (tmp_path / f"figures/small/{name}.ipynb").read_bytes()
+FEW = {
+    "classifiers": {"tokens": 60, "epochs": 1, "seeds": 2},
+    "results": {
+        "examples": 20,
+        "other_examples": 8,
+        "training_examples": 8,
+        "bug_examples": 3,
+        "max_new_tokens": 24,
+        "fresh_pools": 2,
+        "fresh_size": 4,
+    },
+    "notebooks": {
+        "00_models": {"limit": 10},
+        "01_monotonicity": {"limit": 20, "max_new_tokens": 24},
+        "02_saturation": {"limit": 20, "max_new_tokens": 24, "frequency_limit": 200},
+    },
+}
+QUICK = ("00_models", "01_monotonicity", "02_saturation")
 
 
-def quickest():
-    """The notebook whose stored run took least time."""
-    return min(NAMES, key=lambda name: json.loads((ROOT / "figures/small" / name / "manifest.json").read_text())["seconds"])
+@pytest.mark.xdist_group("pipeline")
+def test_the_pipeline_without_a_network_on_a_few_examples(tmp_path):
+    """Snakemake, traces, classifiers, sweep and notebooks, then nothing again, then what a change asks
+    for.
+    """
+    content = yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text()) | FEW
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(content))
+    known, build = without_network(tmp_path), tmp_path / "figures/build"
+    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", "notebooks/Snakefile", "--cores", "2"]
+    snakemake += [
+        "--directory",
+        str(build),
+        "--quiet",
+        "all",
+        "--config",
+        f"profile={tmp_path / 'small.yaml'}",
+    ]
+
+    def run(*targets):
+        done = subprocess.run(
+            [*snakemake, "--", *targets], capture_output=True, text=True, cwd=ROOT, env=known, check=False
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    targets = ("swept", *(f"notebook_{name}" for name in QUICK))
+    first = run(*targets)
+    assert first.count("executed") == 3 and first.count("swept ") == 14 and first.count("traced ") == 5
+    committed = {name: ROOT / "figures/small" / name for name in ("sweep", *QUICK)}
+    for name in committed:
+        assert (tmp_path / "figures/small" / name / "manifest.json").exists()
+    assert run(*targets) == ""  # everything is up to date
+    (build / "traces/small/calm-translation.safetensors").unlink()
+    assert run(*targets).count("executed") == 1  # 01 alone reads traces
 
 
-def test_strict_nbval_finds_the_same_outputs(tmp_path):
-    """Every stored output of every cell is compared, as users check notebooks; one is enough here, since the pipeline has run all of them."""
-    name = quickest()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--nbval", f"notebooks/{name}.ipynb"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=without_network(tmp_path), check=False)
+@pytest.mark.xdist_group(
+    "nbval"
+)  # one after the other: kernels that start at once can take each other's port
+@pytest.mark.parametrize("name", NAMES[::-1])
+def test_strict_nbval_finds_the_same_outputs(tmp_path, name):
+    """Every stored output of every cell is compared, as users check notebooks, and every file of results."""
+    committed = ROOT / "figures" / "small" / name
+    before = {path: path.stat().st_mtime_ns for path in committed.iterdir()}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--nbval"]
+    command.append(f"notebooks/{name}.ipynb")
+    known = without_network(tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=known, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
-    committed, again = ROOT / "figures" / "small" / name, tmp_path / "figures" / "small" / name
-    assert differing(committed, again) == []
+    assert differing(committed, tmp_path / "figures/build/trials/small" / name) == []
+    assert before == {path: path.stat().st_mtime_ns for path in committed.iterdir()}
 
 
 def test_the_shipped_models_are_far_above_the_floors():
     scores = pd.read_csv(ROOT / "figures/small/00_models/scores.csv")
-    for (task, metric), rows in scores[scores.metric.isin(["exact_match", "rouge2", "bleu"])].groupby(["task", "metric"]):
-        floor = rows[rows.kind == "floor"].corpus_score.max()
+    for (task, metric), rows in scores[scores.metric.isin(["exact_match", "rouge2", "bleu"])].groupby(
+        ["task", "metric"]
+    ):
+        floor = rows[rows.kind == "baseline"].corpus_score.max()
         for row in rows[(rows.kind == "model") & (rows.system != "base")].itertuples():
             assert row.corpus_score > floor + 20, (task, metric, row.system)
 
@@ -129,7 +202,9 @@ def test_the_shipped_models_are_far_above_the_floors():
 @pytest.mark.parametrize("name", ["base", *load_profile("small").training.backbones])
 def test_manifests_say_how_a_model_was_made(name):
     found = manifest(load_profile("small"), name)
-    assert found["seed"] == load_profile("small").training.seed and found["steps"] > 300 and found["minutes"] > 0
-    assert all(len(point["cross_entropy"]) == 12 for point in found["block_cross_entropy"])
+    assert (
+        found["seed"] == load_profile("small").training.seed and found["steps"] > 300 and found["minutes"] > 0
+    )
+    assert all(len(point["cross_entropy"]) == 12 for point in found["layer_cross_entropy"])
     assert all(len(data["sha256"]) == 64 for data in found["data"].values())
     assert found["machine"]["processor"] and 2e6 <= found["parameters"] <= 4e6

@@ -1,4 +1,4 @@
-"""Objectives agree with hand-computed values on a two-block toy, and their gradients reach what they should."""
+"""Objectives agree with hand-computed values on a two-layer toy; gradients reach what they should."""
 
 import math
 
@@ -10,10 +10,10 @@ from mee_utils import CompanionError
 from mee_utils.models.objectives import (
     KD_MAPS,
     Objective,
-    block_weights,
     cross_entropy,
     deep_layer,
     distillation,
+    layer_weights,
     objective_loss,
     weighted_cross_entropy,
 )
@@ -39,7 +39,8 @@ class Toy(torch.nn.Module):
 LABELS = torch.tensor([[0, -100]])
 FIRST = torch.tensor([[[0.0, math.log(3)], [9.0, -9.0]]])  # p(0) = 1/4: CE_1 = ln 4
 LAST = torch.tensor([[[1.0, 1.0], [5.0, 5.0]]])  # p(0) = 1/2: CE_2 = ln 2
-# At unit scale h^1 is (0, sqrt 2) and h^2 is (1, 1); the mean over two coordinates of their squared difference, padding left out:
+# At unit scale h^1 is (0, sqrt 2) and h^2 is (1, 1); the mean over two coordinates of their squared
+# difference, padding left out:
 DISTANCE = (1 + (math.sqrt(2) - 1) ** 2) / 2
 
 
@@ -50,21 +51,33 @@ DISTANCE = (1 + (math.sqrt(2) - 1) ** 2) / 2
         (Objective("calm"), (1 * math.log(4) + 2 * math.log(2)) / 3),
         (Objective("late_weighted"), math.log(2)),  # the last 70 % of two blocks is one block
         (Objective("free", exit_layer=1), (1 * math.log(4) + 2 * math.log(2)) / 3 + 0.5 * DISTANCE),
-        (Objective("free", exit_layer=1, kd_map="last"), (math.log(4) + 2 * math.log(2)) / 3 + 0.5 * DISTANCE),
-        (Objective("free", exit_layer=1, kd_map="uniform"), (math.log(4) + 2 * math.log(2)) / 3 + 0.5 * DISTANCE),
+        (
+            Objective("free", exit_layer=1, kd_map="last"),
+            (math.log(4) + 2 * math.log(2)) / 3 + 0.5 * DISTANCE,
+        ),
+        (
+            Objective("free", exit_layer=1, kd_map="uniform"),
+            (math.log(4) + 2 * math.log(2)) / 3 + 0.5 * DISTANCE,
+        ),
     ],
     ids=lambda value: f"{value.name}-{value.kd_map}" if isinstance(value, Objective) else "",
 )
 def test_loss_on_a_two_block_toy_is_the_hand_computed_one(objective, expected):
-    assert objective_loss(objective, Toy(), [FIRST, LAST], LAST, LABELS).item() == pytest.approx(expected, abs=1e-6)
+    assert objective_loss(objective, Toy(), [FIRST, LAST], LAST, LABELS).item() == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 def test_weights_are_the_papers():
-    assert block_weights(Objective("calm"), 12) == pytest.approx([i / 78 for i in range(1, 13)])
-    late = block_weights(Objective("late_weighted"), 12)
+    assert layer_weights(Objective("calm"), 12) == pytest.approx([i / 78 for i in range(1, 13)])
+    late = layer_weights(Objective("late_weighted"), 12)
     assert late[:4] == [0] * 4 and all(w > 0 for w in late[4:])
-    free = block_weights(Objective("free", exit_layer=6), 24)
-    assert free[5] == pytest.approx(6 / 30) and free[23] == pytest.approx(24 / 30) and sum(free) == pytest.approx(1)
+    free = layer_weights(Objective("free", exit_layer=6), 24)
+    assert (
+        free[5] == pytest.approx(6 / 30)
+        and free[23] == pytest.approx(24 / 30)
+        and sum(free) == pytest.approx(1)
+    )
 
 
 def test_padding_counts_in_no_loss():
@@ -73,7 +86,9 @@ def test_padding_counts_in_no_loss():
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
     changed = [s.masked_fill(~mask[..., None], 77.0 + i) for i, s in enumerate(states)]
     for kd_map in KD_MAPS:
-        assert distillation(states, mask, 2, kd_map) == pytest.approx(distillation(changed, mask, 2, kd_map).item())
+        assert distillation(states, mask, 2, kd_map) == pytest.approx(
+            distillation(changed, mask, 2, kd_map).item()
+        )
     logits, labels = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5)).masked_fill(~mask, -100)
     assert cross_entropy(logits, labels) == cross_entropy(logits.masked_fill(~mask[..., None], 3.0), labels)
 
@@ -81,18 +96,21 @@ def test_padding_counts_in_no_loss():
 def test_dynamic_map_takes_the_closest_deep_state():
     mask = torch.ones(1, 1).bool()
     states = [torch.tensor([[value]]) for value in ([2.0, 0.0], [0.0, 1.0], [3.0, 3.0], [5.0, 0.0])]
-    # exit after block 2; block 1 points where block 4 does (distance 0), block 2 is closest to block 3 and opposed to block 4
+    # exit after block 2; block 1 points where block 4 does (distance 0), block 2 is closest to block 3 and
+    # opposed to block 4
     assert distillation(states, mask, 2, "dynamic").item() == pytest.approx((0 + DISTANCE) / 2, abs=1e-5)
     assert distillation(states, mask, 2, "last").item() == pytest.approx((DISTANCE + 2) / 2, abs=1e-5)
 
 
 def test_distillation_does_not_see_the_scale_of_states():
-    """Raw states would: a deep state contains the shallow one, so that drawing one to the other lets both grow without end."""
+    """Raw states would: a deep state contains the shallow one, and both would grow without end."""
     torch.manual_seed(0)
     states, mask = [torch.randn(2, 3, 8) for _ in range(4)], torch.ones(2, 3).bool()
     larger = [state * (10.0**i) for i, state in enumerate(states)]
     for kd_map in KD_MAPS:
-        assert distillation(states, mask, 2, kd_map).item() == pytest.approx(distillation(larger, mask, 2, kd_map).item(), abs=1e-4)
+        assert distillation(states, mask, 2, kd_map).item() == pytest.approx(
+            distillation(larger, mask, 2, kd_map).item(), abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("kd_map", ["last", "uniform"])
@@ -103,10 +121,12 @@ def test_fixed_maps_stay_among_the_deep_blocks_and_end_at_the_last(kd_map):
 
 
 def test_one_drawn_block_has_the_same_expectation_as_all():
-    weights, losses = block_weights(Objective("calm"), 4), {1: 3.0, 2: 1.0, 3: 7.0, 4: 2.0}
+    weights, losses = layer_weights(Objective("calm"), 4), {1: 3.0, 2: 1.0, 3: 7.0, 4: 2.0}
     exact = weighted_cross_entropy(weights, lambda i: torch.tensor(losses[i]))
     torch.manual_seed(0)
-    drawn = [weighted_cross_entropy(weights, lambda i: torch.tensor(losses[i]), "one").item() for _ in range(4000)]
+    drawn = [
+        weighted_cross_entropy(weights, lambda i: torch.tensor(losses[i]), "one").item() for _ in range(4000)
+    ]
     assert sum(drawn) / len(drawn) == pytest.approx(exact.item(), rel=0.02)
     calls = []
     weighted_cross_entropy(weights, lambda i: calls.append(i) or torch.tensor(1.0), "one")
@@ -116,16 +136,20 @@ def test_one_drawn_block_has_the_same_expectation_as_all():
 def batch(vocabulary=50):
     torch.manual_seed(1)
     return {
-        "input_ids": torch.randint(3, vocabulary, (2, 6)), "attention_mask": torch.ones(2, 6).long(),
+        "input_ids": torch.randint(3, vocabulary, (2, 6)),
+        "attention_mask": torch.ones(2, 6).long(),
         "labels": torch.randint(3, vocabulary, (2, 5)),
-    }  # fmt: skip
+    }
 
 
 def test_distillation_moves_the_shallow_blocks_and_not_the_deep_ones():
     network = build_network("t5", 50).train()
     states, _ = forward(network, batch())
     distillation(states, torch.ones(2, 5).bool(), 2, "last").backward()
-    moved = [any(p.grad is not None and p.grad.abs().sum() > 0 for p in block.parameters()) for block in network.decoder.block]
+    moved = [
+        any(p.grad is not None and p.grad.abs().sum() > 0 for p in block.parameters())
+        for block in network.decoder.block
+    ]
     assert moved == [True, True, False, False]
 
 
@@ -146,7 +170,9 @@ def test_vanilla_gives_no_block_but_the_last_a_loss_of_its_own():
     objective_loss(Objective("vanilla"), network, states, logits, batch()["labels"]).backward()
     direct = cross_entropy(logits, batch()["labels"])
     other, _ = forward(network, batch())
-    assert direct.item() == pytest.approx(objective_loss(Objective("vanilla"), network, other, logits, batch()["labels"]).item())
+    assert direct.item() == pytest.approx(
+        objective_loss(Objective("vanilla"), network, other, logits, batch()["labels"]).item()
+    )
     assert states[0].grad is not None  # through the blocks above it, not through a read-out of its own
 
 
@@ -166,4 +192,4 @@ def test_unknown_names_are_refused(arguments, message):
 @pytest.mark.parametrize("exit_layer", [0, 12, 13])
 def test_free_must_exit_below_the_last_block(exit_layer):
     with pytest.raises(CompanionError, match="from 1 to 11"):
-        block_weights(Objective("free", exit_layer=exit_layer), 12)
+        layer_weights(Objective("free", exit_layer=exit_layer), 12)

@@ -1,19 +1,25 @@
-"""What notebooks 03 and 04 compute, on traces small enough to check by hand and against plain recomputation."""
+"""What notebooks 03 and 04 compute, on small traces: by hand, and against plain recomputation."""
+
+import gc
+import weakref
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from conftest import INPUTS, LENGTH, build_lively
-from test_read_outs import softmax
+from test_readouts import softmax
 
-from mee_utils import CompanionError, ExitPolicy, claims, trace
-from mee_utils.bench import stored_decisions, stored_reductions
-from mee_utils.evaluation import comparison, contrasting, long_documents, pruning
-from mee_utils.evaluation.comparison import Decoded
+from mee_utils import CompanionError, ExitPolicy, trace
+from mee_utils.analysis import comparison, decisions, long_documents, pruning
+from mee_utils.analysis import contrast as contrasting
+from mee_utils.analysis.comparison import DecodingResult
+from mee_utils.exits.measures import find_measure
 from mee_utils.models.costs import DecoderSizes, generation_flops
 from mee_utils.models.states import output_scale
-from mee_utils.published import REDUCTIONS, published_reductions
+from mee_utils.paper.published_numbers import published_reductions
+from mee_utils.traces.replay import replay_policy
+from mee_utils.traces.stored_states import chunks
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +29,9 @@ def eight(tokenizer):
 
 @pytest.fixture(scope="module")
 def traced(eight, tmp_path_factory):
-    return trace(eight, INPUTS, max_new_tokens=LENGTH, states=tmp_path_factory.mktemp("states") / "states.npy")
+    return trace(
+        eight, INPUTS, max_new_tokens=LENGTH, states=tmp_path_factory.mktemp("states") / "states.npy"
+    )
 
 
 def distributions(found, model, token):
@@ -37,31 +45,54 @@ def test_boxes_and_recall_are_those_of_the_ranks(traced):
     boxes, found = pruning.rank_boxes(traced, model="m"), pruning.recall(traced, [1, 10, 600])
     for layer in (1, 5, 8):
         ranks, row = traced.final_rank[:, layer - 1], boxes[boxes.layer == layer].iloc[0]
-        assert row["median"] == np.median(ranks) and row.on_top == np.mean(ranks == 1) and row.low <= row["median"] <= row.high
+        assert (
+            row["median"] == np.median(ranks)
+            and row.on_top == np.mean(ranks == 1)
+            and row.low <= row["median"] <= row.high
+        )
         shares = found[found.layer == layer].set_index("k").recall
-        assert shares[10] == pytest.approx(np.mean(ranks <= 10)) and shares[600] == 1 and shares[1] == pytest.approx(row.on_top)
+        assert (
+            shares[10] == pytest.approx(np.mean(ranks <= 10))
+            and shares[600] == 1
+            and shares[1] == pytest.approx(row.on_top)
+        )
     assert boxes[boxes.layer == 8].on_top.iloc[0] == 1
 
 
 def test_ids_by_block_are_what_the_policy_multiplies(eight, traced):
-    table = pruning.kept_by_block(traced, ExitPolicy("softmax_margin", min_layer=3, pruning="decaying", top_k=60, least_k=8), eight, task="t")
-    sizes = ExitPolicy("softmax_margin", pruning="decaying", top_k=60, least_k=8).read_out.sizes(3, 8, 600)
-    assert list(table.layer) == [3, 4, 5, 6, 7, 8] and list(table.ids) == [sizes[layer] for layer in range(3, 9)]
+    table = pruning.kept_by_layer(
+        replay_policy(
+            traced, ExitPolicy("softmax_margin", min_layer=3, pruning="decaying", top_k=60, least_k=8), eight
+        ),
+        task="t",
+    )
+    sizes = ExitPolicy("softmax_margin", pruning="decaying", top_k=60, least_k=8).readout.sizes(3, 8, 600)
+    assert list(table.layer) == [3, 4, 5, 6, 7, 8] and list(table.ids) == [
+        sizes[layer] for layer in range(3, 9)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("right", "expected"), [([True] * 4, 2), ([False, True, True, True], 3), ([True, False, True, True], 4), ([False] * 4, 6), ([True, True, True, False], 6)]
+    ("right", "expected"),
+    [
+        ([True] * 4, 2),
+        ([False, True, True, True], 3),
+        ([True, False, True, True], 4),
+        ([False] * 4, 6),
+        ([True, True, True, False], 6),
+    ],
 )
 def test_the_minimum_block_is_the_first_from_which_on_all_are_right(right, expected):
     assert pruning._from_where_on(np.array(right), [2, 3, 4, 5, 6]) == expected
 
 
 def test_the_rule_for_the_minimum_block(traced):
-    sure = pruning.minimum_block(traced, ExitPolicy("softmax_margin", threshold=1.0), 0.95, task="t")
-    assert sure["minimum_block"] == 1 and sure["task"] == "t"  # nobody leaves, so that no block is unsafe
-    assert pruning.minimum_block(traced, ExitPolicy("softmax_margin", threshold=0.0), 1.0)["minimum_block"] > 1
+    replayed = replay_policy(traced, ExitPolicy("softmax_margin"))
+    sure = pruning.minimum_layer(replayed.at_threshold(1.0), 0.95, task="t")
+    assert sure["minimum_layer"] == 1 and sure["task"] == "t"  # nobody leaves, so that no block is unsafe
+    assert pruning.minimum_layer(replayed.at_threshold(0.0), 1.0)["minimum_layer"] > 1
     with pytest.raises(CompanionError, match="precision=0"):
-        pruning.minimum_block(traced, ExitPolicy("softmax_margin"), 0)
+        pruning.minimum_layer(replayed, 0)
 
 
 def test_exactness_counts_up_to_the_first_token_that_differs():
@@ -72,23 +103,32 @@ def test_exactness_counts_up_to_the_first_token_that_differs():
 
 def test_break_even_is_where_the_count_of_operations_breaks_even():
     sizes = DecoderSizes(64, 64, 128, False, 12, 5000)
-    table = pruning.read_out_costs({"s": sizes}, (100, 6000), 4).set_index("ids")
-    assert set(table.index) == {100, 5000}
+    margin = find_measure("softmax_margin")
+    table = pd.DataFrame({k: comparison.decision_cost(sizes, margin, 4, k) for k in (100, 5000)}).T
+    assert comparison.decision_cost(sizes, margin, 4) == table.loc[5000].to_dict()
     for ids, row in table.iterrows():
         depth = row.break_even * 12
-        pruned = (depth - 4) * ids / 5000 + 1  # read-outs of a token that leaves at `depth`: a full one at block 4, then pruned ones
-        full = 12 * sizes.projections + sizes.read_out
-        assert depth * sizes.projections + pruned * sizes.read_out == pytest.approx(full) or row.break_even == 1
+        pruned = (
+            (depth - 4) * ids / 5000 + 1
+        )  # read-outs of a token that leaves at `depth`: a full one at block 4, then pruned ones
+        full = 12 * sizes.projections + sizes.readout
+        assert (
+            depth * sizes.projections + pruned * sizes.readout == pytest.approx(full) or row.break_even == 1
+        )
     assert table.break_even[100] > table.break_even[5000]
 
 
 def test_at_threshold_agrees_with_a_count_by_hand(eight, traced):
     policy = ExitPolicy("softmax_margin", threshold=1.0, min_layer=3, pruning="fixed", top_k=30)
     sources = [len(ids) for ids in eight.tokenizer(INPUTS).input_ids]
-    found = comparison.at_threshold(traced, policy, eight, sources)
+    found = comparison.at_threshold(replay_policy(traced, policy, eight))
+    assert traced.source_tokens == sources
     sizes, lengths = DecoderSizes.of(eight.network.config), np.unique(traced.sequence, return_counts=True)[1]
     spent, full = (
-        sum(sum(generation_flops(sizes, np.full(n, 8), source, np.full(n, reads)).values()) for n, source in zip(lengths, sources, strict=True))
+        sum(
+            sum(generation_flops(sizes, np.full(n, 8), source, np.full(n, reads * sizes.vocabulary)).values())
+            for n, source in zip(lengths, sources, strict=True)
+        )
         for reads in (1 + 5 * 30 / 600, 1)
     )
     assert found["mean_exit_layer"] == 8 and found["flops_share"] == pytest.approx(spent / full)
@@ -96,16 +136,25 @@ def test_at_threshold_agrees_with_a_count_by_hand(eight, traced):
 
 def test_one_token_is_contrasted_as_the_formula_says(eight, traced):
     token = contrasting.telling_token(traced, 6, eight)
-    table, p = contrasting.one_token(traced, token, 6, eight, str, top=600), distributions(traced, eight, token)
+    table, p = (
+        contrasting.one_token(traced, token, 6, eight, str, top=600),
+        distributions(traced, eight, token),
+    )
     weighted = table[table.kind == "weighted"].set_index("token")
-    assert (weighted.amateur_layer == 3).all() and weighted.contrast.sum() == pytest.approx(1) and weighted.expert.sum() == pytest.approx(1)
+    assert (
+        (weighted.amateur_layer == 3).all()
+        and weighted.contrast.sum() == pytest.approx(1)
+        and weighted.expert.sum() == pytest.approx(1)
+    )
     inside = p[5] >= 0.1 * p[5].max()
     ratio = p[5][inside] / p[2][inside]
     expected = np.where(inside, 0.0, p[5])
     expected[inside] = ratio / ratio.sum() * p[5][inside].sum()
     assert np.allclose(weighted.contrast.reindex(list(map(str, range(600)))), expected, atol=1e-6)
     mixed = [(p[5] + q) / 2 for q in p[:5]]
-    divergence = [np.sum(p[5] * np.log(p[5] / m)) + np.sum(q * np.log(q / m)) for q, m in zip(p[:5], mixed, strict=True)]
+    divergence = [
+        np.sum(p[5] * np.log(p[5] / m)) + np.sum(q * np.log(q / m)) for q, m in zip(p[:5], mixed, strict=True)
+    ]
     assert (table[table.kind == "jsd"].amateur_layer == 1 + np.argmax(divergence)).all()
     with pytest.raises(CompanionError, match="layer=1"):
         contrasting.one_token(traced, token, 1, eight, str)
@@ -116,77 +165,120 @@ def test_the_amateurs_are_shares_of_all_tokens(eight, traced):
     assert np.allclose(table.groupby("layer").share.sum(), 1) and (table.amateur_layer < table.layer).all()
 
 
-def test_a_head_of_one_is_all_the_public_form_needs(eight, traced):
-    """With alpha 1 every head has one member: the public form is certain everywhere, ours is the plain margin."""
-    table = contrasting.heads(traced, eight, 1.0)
-    assert (table.single == 1).all() and np.allclose(table.without_mass, 1) and np.allclose(table.contrast, table.plain)
-    open_head = contrasting.heads(traced, eight, 0.1)
-    assert (open_head.single < 1).any() and (open_head.without_mass > open_head.contrast).any()
-    policy = ExitPolicy("softmax_margin", min_layer=3)
-    assert contrasting.without_mass(traced, policy, eight, 1.0).shape == (len(traced), 5)
+def test_one_plausible_id_is_all_the_public_form_needs(eight, traced):
+    """With alpha 1 one id is plausible: the public form is certain everywhere, ours is the plain margin."""
+    table = contrasting.plausible_sets(traced, eight, 1.0)
+    assert (
+        (table.single == 1).all()
+        and np.allclose(table.without_mass, 1)
+        and np.allclose(table.contrast, table.plain)
+    )
+    more = contrasting.plausible_sets(traced, eight, 0.1)
+    assert (more.single < 1).any() and (more.without_mass > more.contrast).any()
+    plain = replay_policy(traced, ExitPolicy("softmax_margin", min_layer=3))
+    bare = contrasting.without_mass(plain, eight, 1.0)
+    assert bare.confidences.shape == (len(traced), 5) and (bare.token_ids == plain.token_ids).all()
+
+
+def test_pruned_and_contrasted_rules_are_ranked_as_plain_ones_are(eight, traced):
+    for options in (dict(pruning="fixed", top_k=9), dict(contrast="jsd"), {}):
+        policy = ExitPolicy("softmax_margin", min_layer=3, **options)
+        replayed = replay_policy(traced, policy, eight)
+        assert list(decisions.ranking(replayed).layer) == [3, 4, 5, 6, 7]
+        assert list(decisions.precision_and_recall(replayed).layer) == [3, 4, 5, 6, 7]
+
+
+def test_contrast_reads_a_few_tokens_at_a_time(eight, traced, monkeypatch):
+    """What is computed for one chunk is let go before the next."""
+    alive, whole = [], contrasting.plausible_sets(traced, eight)
+
+    class Watched(contrasting.StoredStates):
+        def exit_states(self, tokens, readout=None):
+            gc.collect()
+            assert not any(state() is not None for state in alive[:-1])
+            states = super().exit_states(tokens, readout)
+            alive.append(weakref.ref(states[0]))
+            return states
+
+    monkeypatch.setattr(contrasting, "chunks", lambda found: chunks(found, 16))
+    monkeypatch.setattr(contrasting, "StoredStates", Watched)
+    found = contrasting.plausible_sets(traced, eight)
+    assert len(alive) == -(-len(traced) // 16)
+    assert np.allclose(found.to_numpy(), whole.to_numpy(), equal_nan=True)
 
 
 def decoded(cost, *scores):
-    return Decoded(float(np.mean(scores)), np.array(scores, dtype=float), 1.0, cost, 1.0, 1)
+    return DecodingResult(float(np.mean(scores)), np.array(scores, dtype=float), 1.0, cost, 1.0, 1)
 
 
 def test_a_pareto_improvement_beats_every_plain_setting_that_costs_no_more():
-    plain = {None: decoded(10.0, *[50] * 40), ("unpruned", 0.5): decoded(5.0, *[40, 42] * 20), ("unpruned", 0.9): decoded(8.0, *[48, 50] * 20)}
+    plain = {
+        None: decoded(10.0, *[50] * 40),
+        ("unpruned", 0.5): decoded(5.0, *[40, 42] * 20),
+        ("unpruned", 0.9): decoded(8.0, *[48, 50] * 20),
+    }
     tested = {
-        ("weighted", 0.1): decoded(6.0, *[45, 47] * 20), ("weighted", 0.2): decoded(8.5, *[46, 47] * 20), ("weighted", 0.3): decoded(4.0, *[10] * 40),
+        ("weighted", 0.1): decoded(6.0, *[45, 47] * 20),
+        ("weighted", 0.2): decoded(8.5, *[46, 47] * 20),
+        ("weighted", 0.3): decoded(4.0, *[10] * 40),
         ("weighted", 0.4): decoded(8.5, *[45, 55] * 20),
-    }  # fmt: skip
+    }
     table = contrasting.pareto_verdict(plain | tested, ("unpruned",), ("weighted",)).set_index("threshold")
-    assert list(table.improves) == [True, False, False, False] and list(table.worse) == [False, True, False, False]
-    assert table.gain[0.1] == pytest.approx(5) and np.isnan(table.gain[0.3]) and table.low[0.4] < 0 < table.high[0.4]
+    assert list(table.improves) == [True, False, False, False] and list(table.worse) == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert (
+        table.gain[0.1] == pytest.approx(5)
+        and np.isnan(table.gain[0.3])
+        and table.low[0.4] < 0 < table.high[0.4]
+    )
 
 
 def test_published_rows_stand_beside_ours_with_a_reason():
     ours = pd.DataFrame(
-        [{"model": m, "task": t, "reduction": r, "score": s, "mean_exit_layer": 6.0} for m in ("base", "vanilla")
-         for t in ("question_answering", "translation") for r, s in (("none", 41.0), ("unpruned", 40.0), ("fixed", 39.0), ("decaying", 38.0))]
-    )  # fmt: skip
+        [
+            {"model": m, "task": t, "reduction": r, "score": s, "mean_exit_layer": 6.0}
+            for m in ("base", "vanilla")
+            for t in ("question_answering", "translation")
+            for r, s in (("full_depth", 41.0), ("unpruned", 40.0), ("fixed", 39.0), ("decaying", 38.0))
+        ]
+    )
     table = published_reductions(ours, 12)
-    assert len(table) == len(REDUCTIONS) == 27 and table.why_they_differ.str.len().gt(10).all()
+    assert len(table) == 27 and table.why_they_differ.str.len().gt(10).all()
     squad = table[(table.model == "t5-squad") & (table.reduction == "fixed")].iloc[0]
-    assert (squad.our_score, squad.our_score_of_none, squad.our_depth, squad.our_model) == (39.0, 40.0, 0.5, "vanilla")
+    assert (squad.our_score, squad.our_score_at_full_depth, squad.our_depth, squad.our_model) == (
+        39.0,
+        40.0,
+        0.5,
+        "vanilla",
+    )
     assert table[table.dataset == "multi_news"].our_score.isna().all()
-    assert set(table.samples) == {10}  # seconds times samples a second: ten examples a row, where the paper says a hundred
+    assert set(table.samples) == {
+        10
+    }  # seconds times samples a second: ten examples a row, where the paper says a hundred
 
 
 def test_long_documents_come_in_both_layouts(tmp_path, tokenizer):
-    tasks = long_documents.long_tasks("made", 2, tmp_path)
-    assert list(tasks) == ["Multi-News", "BigPatent"] and len({tuple(task.inputs) for task in tasks.values()}) == 1
+    tasks = long_documents.long_tasks("synthetic", 2, tmp_path)
+    assert (
+        list(tasks) == ["Multi-News", "BigPatent"]
+        and len({tuple(task.inputs) for task in tasks.values()}) == 1
+    )
     assert all(len(text.split()) > 200 for text in tasks["BigPatent"].inputs)
     again = long_documents.long_tasks(str(tmp_path / "multi-news.jsonl"), 1, tmp_path)
     assert again["BigPatent"].inputs == tasks["BigPatent"].inputs[:1]
     model = long_documents.random_long_t5(tokenizer, tmp_path / "model")
-    policies = {"none": None, "margin": ExitPolicy("softmax_margin", threshold=1.0, min_layer=4)}
+    policies = {"full_depth": None, "margin": ExitPolicy("softmax_margin", threshold=1.0, min_layer=4)}
     table = long_documents.costs_by_part(model, tasks["Multi-News"], policies, 3).set_index("rule")
     parts = [column for column in table if column.endswith("_share") and column != "flops_share"]
-    assert np.allclose(table[parts].sum(axis=1), table.flops_share) and table.flops_share["none"] == 1
-    assert table.read_out_share["margin"] == pytest.approx(9 * table.read_out_share["none"])
+    assert np.allclose(table[parts].sum(axis=1), table.flops_share) and table.flops_share["full_depth"] == 1
+    assert table.readout_share["margin"] == pytest.approx(9 * table.readout_share["full_depth"])
 
 
 def test_a_longer_source_makes_deciding_matter_less():
     table = long_documents.counted_by_length(DecoderSizes(64, 64, 128, False, 12, 5000), (64, 4096), 4, 50)
     wide = table.pivot(index="source_tokens", columns="rule", values="flops_share")
     assert wide.unpruned[64] > wide.unpruned[4096] > 1 and wide.unpruned[64] > wide.fixed[64] > 1
-
-
-def test_stored_times_are_used_only_if_all_are_there(tmp_path):
-    complete = pd.DataFrame({"task": ["a", "a", "a"], "model": "calm", "reduction": ["none", "unpruned", "fixed"]})
-    times = pd.DataFrame({"profile": "small", "task": "a", "model": "calm", "batch": 1, "reduction": ["unpruned", "fixed"], "speed": [1.0, 2.0], "weights": "x"})
-    assert stored_reductions("small", complete, tmp_path / "none.csv").empty
-    times.to_csv(tmp_path / "some.csv", index=False)
-    assert list(stored_reductions("small", complete, tmp_path / "some.csv").speed) == [1.0, 2.0]
-    assert stored_reductions("real", complete, tmp_path / "some.csv").empty
-    times[:1].to_csv(tmp_path / "some.csv", index=False)
-    assert stored_reductions("small", complete, tmp_path / "some.csv").empty
-    assert stored_decisions(["x"], path=tmp_path / "none.csv").empty and stored_decisions(["no such rule"]).empty
-
-
-@pytest.mark.parametrize(("found", "number"), [(claims.pruning_claims(), 8), (claims.contrast_claims(), 9)])
-def test_claims_name_their_source(found, number):
-    assert len({claim.name for claim in found}) == len(found) == number
-    assert all(claim.source and claim.published and claim.statement.endswith(".") for claim in found)

@@ -1,39 +1,62 @@
-"""README.md says what the stored tables say, names only what is there, and its code runs."""
+"""README.md and RESULTS.md say what the stored tables say and name what is there; their code runs."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from mee_utils import readme
-from mee_utils.notebook import notebook_names
+import pandas as pd
+import pytest
+
+from mee_utils.paper import results_page
+from mee_utils.study.notebooks import notebook_names
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "mee_utils/README.md")}
+README = PAGES["README.md"]
 
 
-def test_its_numbers_are_those_of_the_stored_tables():
-    for begin, end, block in ((readme.BEGIN, readme.END, readme.block()), (readme.BENCH_BEGIN, readme.BENCH_END, readme.bench_block())):
-        assert TEXT.split(begin)[1].split(end)[0].strip() == block.strip()
+@pytest.mark.parametrize("name", ["README.md", "RESULTS.md"])
+def test_numbers_are_those_of_the_stored_tables(name):
+    assert (ROOT / name).read_text(encoding="utf-8") == results_page.pages(ROOT)[name], (
+        "run python -m mee_utils results"
+    )
 
 
-def test_what_it_names_is_there():
-    for path in re.findall(r"\]\(([\w./-]+)\)", TEXT):
-        assert (ROOT / path).exists(), path
-    for target in re.findall(r"\bmake ([a-z]+)", TEXT):
+def test_it_is_short():
+    assert len(README.splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_is_there(page):
+    links = re.findall(r"\]\((?!http)([\w./-]+)(?:#[\w-]+)?\)", PAGES[page])
+    links += re.findall(r"`(\w+/[\w/]+\.py)`", PAGES[page])
+    assert links
+    for path in links:
+        assert ((ROOT / page).parent / path).exists(), path
+    for target in re.findall(r"\bmake ([a-z]+)\b(?= |`|$)", PAGES[page], re.M):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
-    assert all(name in TEXT for name in notebook_names())
 
 
-def test_every_committed_figure_is_on_its_map():
-    for profile in ("small", "real"):
-        for figure in (ROOT / "figures" / profile).rglob("*.png"):
-            assert re.search(rf"`{re.escape(re.sub('_token_.*', '', figure.stem))}", TEXT), figure.stem
+def test_it_names_every_notebook_and_profile():
+    profiles = [path.stem for path in (ROOT / "notebooks" / "profiles").glob("*.yaml")]
+    assert all(name in README for name in [*notebook_names(), *(f"`{name}`" for name in profiles)])
 
 
-def test_its_python_runs(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
-    assert blocks
-    for code in blocks:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-        assert done.returncode == 0, done.stderr[-1500:]
+def test_its_python_version_is_the_package_s():
+    wanted = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+    assert f"Python {wanted} or newer" in README
+
+
+def test_numbers_and_names_in_a_table_are_shown_as_a_reader_knows_them():
+    table = pd.DataFrame({"task": ["question_answering", "translation"], "flops_share": [0.876, None]})
+    rows = [line.split("|")[1:-1] for line in results_page.markdown(table).splitlines()[2:]]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    assert cells == [["question answering", "88%"], ["translation", ""]]
+
+
+@pytest.mark.parametrize("number", range(README.count("```python")))
+def test_its_python_runs(number):
+    code = re.findall(r"```python\n(.*?)```", README, re.S)[number]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-1500:]

@@ -2,11 +2,12 @@
 
 import pytest
 
-from mee_utils.tasks import scores
+from mee_utils.tasks import TASKS, scores
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("The  old Bridge!", "old bridge"), ("an answer, a word", "answer word"), ("...", ""), ("U.S.", "us")]
+    ("text", "expected"),
+    [("The  old Bridge!", "old bridge"), ("an answer, a word", "answer word"), ("...", ""), ("U.S.", "us")],
 )
 def test_answers_are_normalised_as_the_official_script_does(text, expected):
     assert scores.normalize_answer(text) == expected
@@ -28,17 +29,28 @@ def test_bleu_is_sacrebleus():
     import sacrebleu
 
     texts, references = ["le chat noir dort bien ici"], [["le chat noir dort ici"]]
-    found = scores.corpus("translation", texts, references)
+    found = TASKS["translation"].score(texts, references)
     assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(texts, [[references[0][0]]]).score)
-    assert scores.corpus("translation", ["a b c d e"], [["a b c d e"]])["bleu"] == pytest.approx(100)
+    assert TASKS["translation"].score(["a b c d e"], [["a b c d e"]])["bleu"] == pytest.approx(100)
 
 
 def test_rouge_of_a_text_with_itself_is_full_and_partial_overlap_is_not():
-    assert scores.corpus("summarization", ["one two three"], [["one two three"]])["rouge2"] == pytest.approx(100)
+    assert TASKS["summarization"].score(["one two three"], [["one two three"]])["rouge2"] == pytest.approx(
+        100
+    )
     # unigrams: 2 of 3 on both sides
-    assert scores.corpus("summarization", ["one two four"], [["one two three"]])["rouge1"] == pytest.approx(100 * 2 / 3)
+    assert TASKS["summarization"].score(["one two four"], [["one two three"]])["rouge1"] == pytest.approx(
+        100 * 2 / 3
+    )
 
 
 def test_unequal_numbers_of_references_are_scored():
-    found = scores.corpus("translation", ["a b c d", "e f g h"], [["a b c d", "x y"], ["e f g h"]])
+    found = TASKS["translation"].score(["a b c d", "e f g h"], [["a b c d", "x y"], ["e f g h"]])
     assert found["bleu"] == pytest.approx(100)
+
+
+def test_every_task_shows_a_metric_that_it_scores():
+    for kind in TASKS.values():
+        examples = kind.score_examples(["a red house"], [["a red house", "a house"]])
+        assert kind.metric in examples and set(kind.score(["a"], [["a"]])) == set(examples)
+        assert all(values == pytest.approx([100]) for values in examples.values())

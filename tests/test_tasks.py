@@ -1,24 +1,37 @@
-"""One loader for made data, local files in the hub's layouts, and the hub; every mistake is one clear line."""
+"""One loader for synthetic tasks, local files and the hub; every mistake is one clear line."""
 
 import gzip
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from mee_utils import CompanionError, load_task
+from mee_utils.tasks import TASKS
 
 ROWS = {
-    "squad": ("question_answering", {"id": "1", "title": "t", "context": "Ann is in Rome.", "question": "Where is Ann?",
-                                     "answers": {"text": ["Rome", "in Rome"], "answer_start": [10, 7]}}),
+    "squad": (
+        "question_answering",
+        {
+            "id": "1",
+            "title": "t",
+            "context": "Ann is in Rome.",
+            "question": "Where is Ann?",
+            "answers": {"text": ["Rome", "in Rome"], "answer_start": [10, 7]},
+        },
+    ),
     "cnn_dailymail": ("summarization", {"article": "Much text.", "highlights": "Text.", "id": "1"}),
     "samsum": ("summarization", {"id": "1", "dialogue": "A: hi\nB: hi", "summary": "They greet."}),
-    "dialogsum": ("summarization", {"id": "1", "dialogue": "A: hi", "summary": "A greets.", "topic": "greeting"}),
+    "dialogsum": (
+        "summarization",
+        {"id": "1", "dialogue": "A: hi", "summary": "A greets.", "topic": "greeting"},
+    ),
     "multi_news": ("long_document_summarization", {"document": "News. More news.", "summary": "News."}),
     "big_patent": ("long_document_summarization", {"description": "A device.", "abstract": "Device."}),
     "iwslt2017": ("translation", {"translation": {"en": "Hello", "fr": "Bonjour"}}),
     "wmt15": ("translation", {"translation": {"en": "Yes", "fr": "Oui"}}),
-}  # fmt: skip
+}
 
 
 def write(path, rows, kind):
@@ -76,7 +89,7 @@ def test_other_language_pairs(tmp_path):
     path = write(tmp_path / "a.jsonl", [{"translation": {"de": "Ja", "en": "Yes"}}], "jsonl")
     task = load_task("translation", path, languages=("de", "en"))
     assert task.inputs == ["translate German to English: Ja"] and task.targets == ["Yes"]
-    with pytest.raises(CompanionError, match='no language "fr"'):
+    with pytest.raises(CompanionError, match='has no "fr", only de, en'):
         load_task("translation", path, languages=("de", "fr"))
 
 
@@ -88,6 +101,17 @@ def test_other_language_pairs(tmp_path):
         ({"name": "translation"}, "never ends: set limit"),
         ({"name": "translation", "limit": 0}, "at least 1"),
         ({"name": "translation", "limit": True}, "at least 1"),
+        ({"name": "translation", "limit": 2.0}, "at least 1"),
+        ({"name": "translation", "limit": 1, "seed": "a"}, "seed='a': give a whole number"),
+        (
+            {"name": "translation", "source": None},
+            'source=None: give a file, a folder, a hub id, or "synthetic"',
+        ),
+        ({"name": "translation", "source": ""}, "source='': give a file"),
+        ({"name": "translation", "source": ["a.jsonl"]}, "give a file, a folder"),
+        ({"name": "translation", "limit": 1, "languages": ("en",)}, "give source and target, as in"),
+        ({"name": "translation", "limit": 1, "languages": "en"}, "languages='en': give source and target"),
+        ({"name": None, "limit": 1}, 'Unknown task "None"'),
         ({"name": "translation", "source": "./nowhere"}, "does not exist"),
         ({"name": "translation", "source": "nowhere.jsonl.gz"}, "does not exist"),
     ],
@@ -104,19 +128,43 @@ def test_bad_arguments_are_named(arguments, message):
         ("empty.jsonl", "", "is empty"),
         ("empty.csv", "", "is empty"),
         ("header.csv", "translation\n", "is empty"),
-        ("broken.jsonl", "{not json}\n", "cannot be read"),
+        ("broken.jsonl", "{not json}\n", "line 1 is not JSON"),
         ("broken.parquet", "PAR0", "cannot be read"),
         ("broken.jsonl.gz", "not gzip", "cannot be read"),
         ("notes.txt", "hello", "is none of"),
-        ("columns.jsonl", '{"english": "a"}\n', r"has the columns english; translation needs translation \(IWSLT"),
-        ("null.jsonl", '{"translation": null}\n', 'row 1: column "translation" is empty'),
+        (
+            "columns.jsonl",
+            '{"english": "a"}\n',
+            r"row 1 has the columns english; this task needs translation \(IWSLT",
+        ),
+        (
+            "null.jsonl",
+            '{"translation": null}\n',
+            "row 1: Column \"translation\" holds 'None': write one text",
+        ),
+        (
+            "line.jsonl",
+            '{"translation": {"en": "a", "fr": "b"}}\n\n{"translation"\n',
+            "line.jsonl, line 3 is not JSON",
+        ),
+        ("array.jsonl", "[1]\n", r"line 1 is '\[1\]', no object"),
+        ("latin.jsonl", '{"translation": {"en": "é"}}'.encode("latin-1"), "is not UTF-8 .*save it as UTF-8"),
+        ("latin.csv", "translation\né\n".encode("latin-1"), "is not UTF-8"),
+        ("wide.csv", "translation\na,b\n", "row 1 has more or fewer cells"),
+        (
+            "nested.jsonl",
+            '{"translation": {"en": ["a"], "fr": "b"}}\n',
+            r"row 1: .*\"en\", holds \"\['a'\]\", a text is",
+        ),
+        ("number.jsonl", '{"translation": {"en": 5, "fr": "b"}}\n', "holds '5', a text is expected"),
+        ("blank.jsonl", '{"translation": {"en": "a", "fr": " "}}\n', 'language "fr", holds'),
         ("text.csv", "translation\nhello\n", "is not JSON"),
-        ("list.jsonl", '{"translation": ["a"]}\n', "must hold one text a language"),
-        ("half.jsonl", '{"translation": {"en": "a", "fr": null}}\n', 'no language "fr", only en'),
+        ("list.jsonl", '{"translation": ["a"]}\n', "write one text a language"),
+        ("half.jsonl", '{"translation": {"en": "a", "fr": null}}\n', 'no "fr", only en'),
     ],
 )
 def test_a_wrong_file_is_one_clear_line(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(CompanionError, match=message) as error:
         load_task("translation", tmp_path / name)
     assert "\n" not in str(error.value)
@@ -131,14 +179,63 @@ def test_a_file_cut_short_by_a_broken_download_is_one_line(tmp_path):
 
 def test_answers_that_are_no_dictionary_are_named(tmp_path):
     row = ROWS["squad"][1] | {"answers": ["Rome"]}
-    with pytest.raises(CompanionError, match='Column "answers" holds'):
+    with pytest.raises(CompanionError, match='row 1: Column "answers" holds'):
         load_task("question_answering", write(tmp_path / "a.jsonl", [row], "jsonl"))
 
 
 def test_a_question_without_answers_is_refused(tmp_path):
     row = ROWS["squad"][1] | {"answers": {"text": [], "answer_start": []}}
-    with pytest.raises(CompanionError, match="row 1 has no reference"):
+    with pytest.raises(CompanionError, match='row 1: Column "answers" has no list of texts'):
         load_task("question_answering", write(tmp_path / "a.jsonl", [row], "jsonl"))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
+    row = ROWS["samsum"][1]
+    for kind in ("jsonl", "csv"):
+        path = write(tmp_path / f"a.{kind}", [row], kind)
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        assert load_task("summarization", path).inputs == ["summarize: A: hi\nB: hi"]
+
+
+def test_rows_of_arrays_are_named_and_arrays_of_answers_are_read(tmp_path):
+    path = write(tmp_path / "a.parquet", [{"document": ["a", "b"], "summary": "s"}], "parquet")
+    with pytest.raises(
+        CompanionError, match=r"row 1: Column \"document\" holds \"\['a', 'b'\]\", a text is expected"
+    ):
+        load_task("long_document_summarization", path)
+    name, row = ROWS["squad"]
+    assert load_task(name, write(tmp_path / "b.parquet", [row], "parquet")).references == [
+        ["Rome", "in Rome"]
+    ]
+
+
+def test_a_limit_reads_no_further(tmp_path):
+    path = write(tmp_path / "a.jsonl", [ROWS["samsum"][1]] * 2, "jsonl")
+    path.write_text(path.read_text() + "{broken\n")
+    assert len(load_task("summarization", path, limit=np.int64(2))) == 2
+    with pytest.raises(CompanionError, match="line 3 is not JSON"):
+        load_task("summarization", path)
+
+
+def test_csv_texts_stay_texts(tmp_path):
+    (tmp_path / "a.csv").write_text("dialogue,summary\n007,NA\n,None\n")
+    task = load_task("summarization", tmp_path / "a.csv")
+    assert task.inputs == ["summarize: 007", "summarize: "] and task.targets == ["NA", "None"]
+
+
+@pytest.mark.parametrize("texts", [[None, "a", "b"], [["a"], "b", "c"], "abc", None, 3])
+def test_only_a_list_of_texts_is_scored(texts):
+    task = load_task("translation", limit=3)
+    for score in (task.score, task.score_examples):
+        with pytest.raises(CompanionError, match="^Cannot score .*: give a list of texts"):
+            score(texts)
+
+
+def test_every_task_has_trivial_baselines():
+    for name in TASKS:
+        task, train = load_task(name, limit=2), load_task(name, split="train", limit=20)
+        for texts in task.baseline_texts(train).values():
+            assert len(texts) == 2 and all(texts)
 
 
 def test_scoring_needs_one_text_for_each_input():

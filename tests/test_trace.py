@@ -1,32 +1,52 @@
-"""The trace: last block = the model's own logits; padding, batches and storage change nothing; memory is bounded."""
+"""The trace ends in the model's own logits; padding, batches and storage change nothing; memory is
+bounded.
+"""
 
+import errno
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from reference import greedy
 
-from mee_utils import CompanionError, greedy, load_trace, trace
+from mee_utils import CompanionError, ExitPolicy, load_trace, replay, trace, train_classifier
 from mee_utils.models.states import decoder_inputs
+from mee_utils.traces import trace as traces
+from mee_utils.traces.trace import states_path
 
 INPUTS = [
     "translate English to French: The red house is near the river.",
     "question: Where does Ann live? context: Ann lives in Rome. Bob is a baker.",
     "summarize: On Friday there was a meeting.",
 ]
-REFERENCES = ["La maison rouge est près de la rivière.", "Rome", "A meeting was held on Friday in Rome by Ann."]
+REFERENCES = [
+    "La maison rouge est près de la rivière.",
+    "Rome",
+    "A meeting was held on Friday in Rome by Ann.",
+]
 ARRAYS = (
-    "top_probabilities", "entropy", "final_probability", "token_probability", "similarity", "final_similarity"
-)  # fmt: skip
+    "top_probabilities",
+    "entropy",
+    "final_probability",
+    "token_probability",
+    "similarity",
+    "final_similarity",
+)
 
 
 def logits_of(model, text, ids):
     encoded = model.tokenizer(text, return_tensors="pt")
     labels = torch.tensor([ids])
     with torch.inference_mode():
-        return model.network(**{k: encoded[k] for k in ("input_ids", "attention_mask")},
-                             decoder_input_ids=decoder_inputs(model.network, labels)).logits[0]  # fmt: skip
+        return model.network(
+            **{k: encoded[k] for k in ("input_ids", "attention_mask")},
+            decoder_input_ids=decoder_inputs(model.network, labels),
+        ).logits[0]
 
 
 def test_the_last_block_is_the_models_own_output(model):
@@ -39,7 +59,11 @@ def test_the_last_block_is_the_models_own_output(model):
         rows = slice(start, start + len(ids))
         assert np.allclose(found.top_probabilities[rows, -1], top.values.numpy(), atol=1e-6)
         assert (found.top_ids[rows, -1, 0] == top.indices[:, 0].numpy()).all()
-        assert np.allclose(found.token_probability[rows, -1], expected.gather(-1, torch.tensor(ids)[:, None])[:, 0], atol=1e-6)
+        assert np.allclose(
+            found.token_probability[rows, -1],
+            expected.gather(-1, torch.tensor(ids)[:, None])[:, 0],
+            atol=1e-6,
+        )
         assert (found.token_id[rows] == ids).all()
         start += len(ids)
     assert start == len(found)
@@ -58,7 +82,9 @@ def test_padding_and_batch_size_change_no_number_beyond_rounding(model, batch_si
     alone = [trace(model, [text], [reference]) for text, reference in zip(INPUTS, REFERENCES, strict=True)]
     together = trace(model, INPUTS, REFERENCES, batch_size=batch_size)
     for name in ARRAYS:
-        assert np.allclose(getattr(together, name), np.concatenate([getattr(t, name) for t in alone]), atol=1e-6), name
+        assert np.allclose(
+            getattr(together, name), np.concatenate([getattr(t, name) for t in alone]), atol=1e-6
+        ), name
     assert (together.top1_id == np.concatenate([t.top1_id for t in alone])).all()
     assert list(together.position) == [p for t in alone for p in t.position]
 
@@ -83,7 +109,7 @@ def test_what_is_derived_follows_its_definition(t5, tmp_path):
 
 def test_a_saved_trace_is_the_same_trace(t5, tmp_path):
     found = trace(t5, INPUTS, states=tmp_path / "raw.npy", max_new_tokens=6)
-    again = load_trace(found.save(tmp_path / "t.parquet"))
+    again = load_trace(found.save(tmp_path / "t.safetensors"))
     for name in (*ARRAYS, "sequence", "position", "token_id", "top_ids", "final_rank", "states"):
         assert np.array_equal(getattr(again, name), getattr(found, name)), name
     assert (again.along, again.model, again.layers) == (found.along, found.model, found.layers)
@@ -91,9 +117,9 @@ def test_a_saved_trace_is_the_same_trace(t5, tmp_path):
 
 
 def test_a_trace_without_states_does_not_find_those_of_an_older_one(t5, tmp_path):
-    trace(t5, INPUTS, states=tmp_path / "raw.npy", max_new_tokens=6).save(tmp_path / "t.parquet")
-    trace(t5, INPUTS, max_new_tokens=6).save(tmp_path / "t.parquet")
-    assert load_trace(tmp_path / "t.parquet").states is None
+    trace(t5, INPUTS, states=tmp_path / "raw.npy", max_new_tokens=6).save(tmp_path / "t.safetensors")
+    trace(t5, INPUTS, max_new_tokens=6).save(tmp_path / "t.safetensors")
+    assert load_trace(tmp_path / "t.safetensors").states is None
 
 
 def test_greedy_is_greedy_whatever_the_checkpoint_asks_for(t5):
@@ -102,13 +128,20 @@ def test_greedy_is_greedy_whatever_the_checkpoint_asks_for(t5):
     t5.network.generation_config.repetition_penalty = 5.0
     try:
         assert greedy(t5, INPUTS, max_new_tokens=10) == plain
-        assert (trace(t5, INPUTS, max_new_tokens=10).final_id == trace(t5, INPUTS, max_new_tokens=10).token_id).all()
+        assert (
+            trace(t5, INPUTS, max_new_tokens=10).final_id == trace(t5, INPUTS, max_new_tokens=10).token_id
+        ).all()
     finally:
         settings.repetition_penalty = 1.0
 
 
 def test_inputs_are_checked(t5, tmp_path):
-    for inputs, message in (([], "no inputs"), (["a", ""], "Input 1 is ''"), ([" \n"], "Input 0"), ([None], "Input 0 is None")):
+    for inputs, message in (
+        ([], "no inputs"),
+        (["a", ""], "Input 1 is ''"),
+        ([" \n"], "Input 0"),
+        ([None], "Input 0 is None"),
+    ):
         with pytest.raises(CompanionError, match=message):
             trace(t5, inputs)
     with pytest.raises(CompanionError, match="1 references for 3 inputs"):
@@ -117,13 +150,23 @@ def test_inputs_are_checked(t5, tmp_path):
         trace(t5, INPUTS, ["a", "", "b"])
     with pytest.raises(CompanionError, match="1 outputs for 3 inputs"):
         trace(t5, INPUTS, outputs=[[5, 1]])
-    with pytest.raises(CompanionError, match="top_k=1"):
-        trace(t5, INPUTS, top_k=1)
+    for wrong, message in (
+        (dict(top_k=1), "top_k=1: keep at least 2"),
+        (dict(top_k="5"), "top_k='5': give a whole number"),
+        (dict(max_new_tokens=0), "max_new_tokens=0"),
+        (dict(outputs=[[5, 1], [10**6], [1]]), "Output 1 must be a list of token ids from 0 to"),
+        (dict(outputs=[[5, 1], [-2], [1]]), "Output 1 must be"),
+        (dict(outputs=[["5"], [2], [1]]), "Output 0 must be"),
+        (dict(states="/proc/nothing/s.npy", max_new_tokens=2), "cannot be written"),
+    ):
+        with pytest.raises(CompanionError, match=message) as caught:
+            trace(t5, INPUTS, **wrong)
+        assert "\n" not in str(caught.value)
     with pytest.raises(CompanionError, match="does not exist"):
-        load_trace(tmp_path / "nothing.parquet")
-    (tmp_path / "other.parquet").write_bytes(b"PAR1 no trace")
+        load_trace(tmp_path / "nothing.safetensors")
+    (tmp_path / "other.safetensors").write_bytes(b"PAR1 no trace")
     with pytest.raises(CompanionError, match="is no trace"):
-        load_trace(tmp_path / "other.parquet")
+        load_trace(tmp_path / "other.safetensors")
 
 
 def test_states_that_are_not_finite_are_reported(tokenizer):
@@ -134,8 +177,116 @@ def test_states_that_are_not_finite_are_reported(tokenizer):
     broken = Model(build_network("t5", len(tokenizer)), tokenizer, "broken")
     with torch.no_grad():
         broken.network.get_decoder().block[2].layer[2].DenseReluDense.wo.weight.fill_(float("inf"))
-    with pytest.raises(CompanionError, match="not finite from block 3 on"):
+    with pytest.raises(CompanionError, match="not finite from layer 3 on"):
         trace(broken, INPUTS, REFERENCES)
+
+
+def test_weights_that_are_no_numbers_are_reported(tokenizer):
+    from conftest import build_network
+
+    from mee_utils.models.loading import Model
+
+    broken = Model(build_network("t5", len(tokenizer)), tokenizer, "broken")
+    with torch.no_grad():
+        broken.network.get_decoder().block[0].layer[2].DenseReluDense.wo.weight[0, 0] = float("nan")
+    with pytest.raises(CompanionError, match="not finite from layer 1 on.*damaged weights"):
+        trace(broken, INPUTS, REFERENCES)
+
+
+@pytest.fixture(scope="module")
+def stored(t5, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stored")
+    return trace(t5, INPUTS, states=folder / "t.states.npy", max_new_tokens=6), folder / "t.safetensors"
+
+
+def test_the_first_inputs_of_a_trace_are_a_trace(stored):
+    found, _ = stored
+    first = found.first(2)
+    assert set(first.sequence) == {0, 1} and first.source_tokens == found.source_tokens[:2]
+    assert np.array_equal(first.states, found.states[: len(first)]) and np.array_equal(
+        first.margin, found.margin[: len(first)]
+    )
+    assert len(found.first(10)) == len(found)
+    assert (
+        repr(first) == f'Trace("t5", along="greedy": {len(first)} tokens of 2 inputs, 4 layers, with states)'
+    )
+    with pytest.raises(CompanionError, match="limit=0"):
+        found.first(0)
+
+
+def test_states_that_lie_in_their_place_are_not_written_again(stored):
+    found, path = stored
+    written = states_path(path).stat()
+    found.save(path)
+    assert states_path(path).stat().st_mtime_ns == written.st_mtime_ns and len(
+        load_trace(path).states
+    ) == len(found)
+
+
+def test_damaged_files_and_folders_are_one_clear_line(stored, tmp_path):
+    found, path = stored
+    found.save(path)
+    copy = tmp_path / "t.safetensors"
+    for cut, message in ((1000, "cut short or damaged"), (64, "cut short or damaged")):
+        shutil.copy(path, copy)
+        states_path(copy).write_bytes(states_path(path).read_bytes()[:-cut] if cut > 64 else b"1" * cut)
+        with pytest.raises(CompanionError, match=message):
+            load_trace(copy)
+    np.save(states_path(copy), np.zeros((3, 4, 32), np.float32))
+    with pytest.raises(CompanionError, match="holds 3 tokens, its trace"):
+        load_trace(copy)
+    states_path(copy).unlink()
+    with pytest.raises(CompanionError, match="is missing"):
+        load_trace(copy)
+    copy.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(CompanionError, match="no trace, or damaged"):
+        load_trace(copy)
+    with pytest.raises(CompanionError, match="is a folder: give a file"):
+        found.save(tmp_path)
+    assert not states_path(tmp_path).exists()
+
+
+def test_a_full_disk_is_one_clear_line_and_leaves_nothing(t5, tmp_path, monkeypatch):
+    def full(self, rows, raw):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(traces._StatesFile, "write", full)
+    with pytest.raises(CompanionError, match="s.npy cannot be written \\(No space left on device\\)"):
+        trace(t5, INPUTS, max_new_tokens=2, states=tmp_path / "s.npy")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_states_are_written_so_that_a_full_disk_is_an_error(t5):
+    """A memory map of a full disk ends the process with a bus error."""
+    with pytest.raises(OSError), open("/dev/full", "wb") as file:
+        store = traces._StatesFile(file, (2, 4, 32))
+        store.write([np.arange(2)], torch.zeros(2, 4, 32))
+
+
+def test_what_cannot_be_replayed_is_one_clear_line(stored, t5):
+    found, _ = stored
+    pruned = ExitPolicy("softmax_margin", pruning="fixed", top_k=9)
+    for call, message in (
+        (lambda: replay(found, "softmax_margin"), "policy='softmax_margin': give an ExitPolicy"),
+        (lambda: replay("t.safetensors", pruned), "trace='t.safetensors': give a Trace"),
+        (lambda: replay(found, ExitPolicy(), max_new_tokens=0), "max_new_tokens=0"),
+        (lambda: replay(found, pruned), "give the model of the trace too"),
+        (
+            lambda: replay(replace(found, states=found.states[:, :, :5]), pruned, model=t5),
+            "trace and model need",
+        ),
+        (lambda: replay(replace(found, states=found.states[:-1]), pruned, model=t5), "trace and model need"),
+        (lambda: train_classifier("linear_classifier", found, t5, epochs=0), "epochs=0"),
+        (lambda: train_classifier("linear_classifier", found, t5, seed="a"), "seed='a'"),
+        (
+            lambda: train_classifier("linear_classifier", replace(found, states=found.states[:, :2]), t5),
+            "trace and model need",
+        ),
+    ):
+        with pytest.raises(CompanionError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
 
 
 MEMORY = """
@@ -157,17 +308,22 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 def test_fifty_thousand_tokens_at_the_full_vocabulary_need_less_than_two_gigabytes(tmp_path):
-    done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path / "s.npy")], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path / "s.npy")], capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) < 2000
 
 
 def test_the_short_way_to_full_depth_accuracy_is_the_trace(lively):
-    from mee_utils.decoding.tracing import right_at_full_depth
+    from mee_utils.traces.trace import right_at_full_depth
 
     references = [text[::-1] for text in INPUTS]
     right, sequence = right_at_full_depth(lively, INPUTS, references, 12, batch_size=3)
     found = trace(lively, INPUTS, references, max_new_tokens=12)
     assert (right == (found.final_id == found.token_id)).all() and (sequence == found.sequence).all()
     outputs = trace(lively, INPUTS, max_new_tokens=12)
-    texts = [lively.tokenizer.decode(ids) for ids in np.split(outputs.token_id, np.flatnonzero(np.diff(outputs.sequence)) + 1)]
+    texts = [
+        lively.tokenizer.decode(ids)
+        for ids in np.split(outputs.token_id, np.flatnonzero(np.diff(outputs.sequence)) + 1)
+    ]
     assert right_at_full_depth(lively, INPUTS, texts, 12)[0].mean() >= right.mean()

@@ -1,4 +1,4 @@
-"""Batches keep to their budget, span corruption loses nothing, and an interrupted training run ends where a whole one does."""
+"""Batches keep to their budget, span corruption loses nothing, interrupted runs end as whole ones do."""
 
 from random import Random
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mee_utils.models.batches import Batches, corrupt_spans, group_by_length, pad_pairs
 from mee_utils.models.objectives import Objective
-from mee_utils.models.training import Schedule, block_losses, train_backbone
+from mee_utils.models.training import Schedule, layer_losses, train_backbone
 
 SENTINELS = list(range(1000, 1032))
 
@@ -34,11 +34,18 @@ def test_span_corruption_can_be_undone_and_hides_about_fifteen_percent(length, s
     assert restore(corrupted, target) == tokens
     hidden = [t for t in target[:-1] if t not in SENTINELS]
     assert len(hidden) == max(1, round(0.15 * length))
-    assert [t for t in corrupted if t in SENTINELS] == [t for t in target if t in SENTINELS] == SENTINELS[: len(target) - len(hidden) - 1]
+    assert (
+        [t for t in corrupted if t in SENTINELS]
+        == [t for t in target if t in SENTINELS]
+        == SENTINELS[: len(target) - len(hidden) - 1]
+    )
 
 
 @settings(deadline=None, max_examples=60)
-@given(lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=60), budget=st.integers(60, 300))
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=60),
+    budget=st.integers(60, 300),
+)
 def test_groups_hold_every_pair_once_and_keep_to_the_budget(lengths, budget):
     groups = group_by_length(lengths, budget)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
@@ -70,12 +77,15 @@ class Interrupted(Exception):
 
 def test_a_run_learns_and_logs_every_block(tmp_path):
     network = build_network("t5", 40)
-    before = block_losses(network, [pad_pairs(PAIRS[:20], 0)])
-    curve = train_backbone(network, Objective("calm"), PAIRS, PAIRS[:20], Schedule(6, 5e-3, 100), tmp_path, progress=False)
-    after = block_losses(network, [pad_pairs(PAIRS[:20], 0)])
+    before = layer_losses(network, [pad_pairs(PAIRS[:20], 0)])
+    curve = train_backbone(
+        network, Objective("calm"), PAIRS, PAIRS[:20], Schedule(6, 5e-3, 100), tmp_path, progress=False
+    )
+    after = layer_losses(network, [pad_pairs(PAIRS[:20], 0)])
     assert all(a < b - 0.5 for a, b in zip(after, before, strict=True))
-    assert curve.blocks[0]["cross_entropy"] == before and curve.blocks[-1]["cross_entropy"] == after
-    assert curve.blocks[-1]["step"] == curve.steps and curve.loss[-1]["step"] <= curve.steps
+    assert curve["layer_cross_entropy"][0]["cross_entropy"] == before
+    assert curve["layer_cross_entropy"][-1] == {"step": curve["steps"], "cross_entropy": after}
+    assert curve["loss"][-1]["step"] <= curve["steps"] and curve["minutes"] >= 0
 
 
 def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, monkeypatch):
@@ -84,7 +94,13 @@ def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, monkeypatch):
     def run(folder, seed=3):
         network = build_network("t5", 40, seed)
         curve = train_backbone(
-            network, Objective("calm", intermediate="one"), PAIRS, PAIRS[:20], Schedule(4, 5e-3, 60), folder, progress=False
+            network,
+            Objective("calm", intermediate="one"),
+            PAIRS,
+            PAIRS[:20],
+            Schedule(4, 5e-3, 60),
+            folder,
+            progress=False,
         )
         return network, curve
 
@@ -109,24 +125,41 @@ def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, monkeypatch):
 
     monkeypatch.setattr(training.ObjectiveTrainer, "compute_loss", counts)
     resumed, curve = run(tmp_path / "cut")
-    assert 0 < len(resumed_calls) < whole_curve.steps  # it went on, and did not begin again
+    assert 0 < len(resumed_calls) < whole_curve["steps"]  # it went on, and did not begin again
     for (name, a), b in zip(whole.named_parameters(), resumed.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6), name
-    assert [p["step"] for p in curve.blocks] == [p["step"] for p in whole_curve.blocks]
+    assert curve["layer_cross_entropy"] == whole_curve["layer_cross_entropy"]
+    assert curve["loss"] == whole_curve["loss"] and curve["minutes"] > 0
 
 
 def test_training_sets_its_own_seed(tmp_path):
     torch.manual_seed(1)
     first = build_network("t5", 40)
-    train_backbone(first, Objective("calm", intermediate="one"), PAIRS, PAIRS[:20], Schedule(1, 5e-3, 60), tmp_path / "a", progress=False)
+    train_backbone(
+        first,
+        Objective("calm", intermediate="one"),
+        PAIRS,
+        PAIRS[:20],
+        Schedule(1, 5e-3, 60),
+        tmp_path / "a",
+        progress=False,
+    )
     torch.manual_seed(2)
     second = build_network("t5", 40)
-    train_backbone(second, Objective("calm", intermediate="one"), PAIRS, PAIRS[:20], Schedule(1, 5e-3, 60), tmp_path / "b", progress=False)
+    train_backbone(
+        second,
+        Objective("calm", intermediate="one"),
+        PAIRS,
+        PAIRS[:20],
+        Schedule(1, 5e-3, 60),
+        tmp_path / "b",
+        progress=False,
+    )
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 def test_attention_begins_as_a_look_up_of_equal_tokens():
-    from mee_utils.models.mini import Shape, new_network
+    from mee_utils.models.mini import new_network
 
     class Tokenizer:
         pad_token_id, eos_token_id = 0, 1
@@ -134,7 +167,9 @@ def test_attention_begins_as_a_look_up_of_equal_tokens():
         def __len__(self):
             return 50
 
-    network = new_network(Shape(vocab_size=50, num_layers=2, num_decoder_layers=2), Tokenizer())
+    network = new_network(
+        Tokenizer(), d_model=96, d_kv=24, num_heads=4, d_ff=128, num_layers=2, num_decoder_layers=2
+    )
     for block in (*network.encoder.block, *network.decoder.block):
         for layer in block.layer[:-1]:
             attention = getattr(layer, "EncDecAttention", None) or layer.SelfAttention
@@ -147,12 +182,51 @@ def test_the_embedding_learns_at_a_rate_of_its_own(tmp_path):
 
     network = build_network("t5", 40)
     trainer = training.ObjectiveTrainer(
-        network, training.TrainingArguments(str(tmp_path), learning_rate=1e-3, report_to=[]), objective=Objective("vanilla")
+        network,
+        training.TrainingArguments(str(tmp_path), learning_rate=1e-3, report_to=[]),
+        objective=Objective("vanilla"),
     )
     groups = trainer.create_optimizer().param_groups
     assert [group["lr"] for group in groups] == [training.EMBEDDING_RATE * 1e-3, 1e-3]
     arguments = training.TrainingArguments(str(tmp_path), learning_rate=1e-3, report_to=[])
-    plain = training.ObjectiveTrainer(network, arguments, objective=Objective("vanilla"), embedding_rate=1.0).create_optimizer().param_groups
-    assert [group["lr"] for group in plain] == [1e-3, 1e-3]  # where the embedding was pre-trained well already
+    plain = (
+        training.ObjectiveTrainer(network, arguments, objective=Objective("vanilla"), embedding_rate=1.0)
+        .create_optimizer()
+        .param_groups
+    )
+    assert [group["lr"] for group in plain] == [
+        1e-3,
+        1e-3,
+    ]  # where the embedding was pre-trained well already
     assert [id(p) for p in groups[0]["params"]] == [id(network.shared.weight)]
     assert sum(len(group["params"]) for group in groups) == len(list(network.parameters()))
+
+
+def test_the_first_safe_layer_is_where_confident_tokens_keep_full_depths_prediction():
+    from mee_utils import load_task, trace
+    from mee_utils.study.inputs import load_profile_model
+    from mee_utils.study.profiles import load_profile
+    from mee_utils.study.train_models import measure
+
+    model = load_profile_model(load_profile("small"), "vanilla", "float32")
+    tasks = [load_task(name, limit=12) for name in ("summarization", "translation")]
+    scores, layer = measure(model, tasks, 24)
+    expected = 4  # a third of the depth
+    for task in tasks:
+        seen = trace(model, task.inputs, max_new_tokens=24, batch_size=64)
+        for depth in range(1, 12):
+            kept = (seen.top1_id == seen.final_id[:, None])[seen.margin[:, depth - 1] > 0.9, depth - 1]
+            if len(kept) and kept.mean() < 0.95:
+                expected = max(expected, depth + 1)
+        assert scores[task.name]["examples"] == 12 and scores[task.name]["sha256"] == task.digest
+    assert layer == expected > 4
+
+
+def test_shipped_models_begin_to_exit_where_it_was_measured_to_be_safe():
+    from mee_utils.study.inputs import load_profile_model, manifest
+    from mee_utils.study.profiles import load_profile
+
+    for name in ("small", "real"):
+        for model in load_profile(name).training.backbones:
+            layer = load_profile_model(load_profile(name), model).min_exit_layer
+            assert layer == manifest(load_profile(name), model)["min_exit_layer"] and 4 <= layer < 12

@@ -1,8 +1,8 @@
 """A matrix product with a weight that is laid out for it once.
 
-Decoding multiplies a few rows at a time by large matrices. For 2 to 32 rows the general routine lays the matrix out anew in every
-call, which costs more than the product; oneDNN can keep the layout. Small matrices stay in the processor's cache, where the
-general routine has less overhead. `make bench` measures both.
+For 2 to 32 rows the general routine lays a large matrix out anew in every call, which costs more than the
+product; oneDNN can keep the layout. Small matrices stay in the processor's cache, where the general routine
+has less overhead. `make bench` measures both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-PACKED_FROM = 200_000  # elements of a weight; below, packing gains nothing (measured at the mini shape, t5-base and t5-large)
+PACKED_FROM = 200_000  # elements of a weight; below, packing gains nothing (measured on three shapes)
 ROWS_HINT = 16  # oneDNN's layout for this many rows is the fastest at 1 and at 32 too
 PACKED_TYPES = (torch.float32, torch.bfloat16)
 
@@ -22,9 +22,12 @@ def can_pack(weight: Tensor) -> bool:
     if weight.dtype == torch.bfloat16 and not operations._is_mkldnn_bf16_supported():
         return False
     return (
-        weight.device.type == "cpu" and weight.dtype in PACKED_TYPES and torch.backends.mkldnn.is_available()
-        and hasattr(operations, "_reorder_linear_weight") and hasattr(operations, "_linear_pointwise")
-    )  # fmt: skip
+        weight.device.type == "cpu"
+        and weight.dtype in PACKED_TYPES
+        and torch.backends.mkldnn.is_available()
+        and hasattr(operations, "_reorder_linear_weight")
+        and hasattr(operations, "_linear_pointwise")
+    )
 
 
 class Linear:
@@ -40,7 +43,9 @@ class Linear:
         self.shape = tuple(weight.shape)
         worth = weight.numel() >= PACKED_FROM if pack is None else pack
         self.packed = worth and can_pack(weight)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT) if self.packed else weight
+        self.weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT) if self.packed else weight
+        )
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`[..., inputs]` to `[..., outputs]`."""

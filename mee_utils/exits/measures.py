@@ -1,31 +1,29 @@
-"""Confidence measures: what is known of a token at a block -> one number a row.
+"""Confidence measures: what is known of a token at a layer -> one number a row.
 
-A measure is a class with one method, `confidence(now)`. `now` is the token at one block, for several rows at once; it
-offers, each made only when it is asked for:
+A measure is a class with one method, `confidence(state)`. `state` is the token at one layer, for several rows
+at once. It offers, each computed on first use:
 
 | attribute | per row |
 |---|---|
-| `layer`, `layers` | this block and the number of blocks (one number for all rows) |
-| `top1_probability`, `top1_id`, `margin`, `entropy` | of the read-out of this block |
-| `similarity` | cosine of this block's normalised state with that of the block before (the embedding before block 1) |
+| `layer`, `layers` | this layer and the depth (one number for all rows) |
+| `top1_probability`, `top1_id`, `margin`, `entropy` | of the readout at this layer |
+| `similarity` | cosine of this layer's normalised state with the layer before's (layer 1: the embedding) |
 | `state` | the normalised state `n(h)`, `[rows, d_model]` |
 | `sequence`, `position` | index of the input, and how many tokens it has emitted |
-| `earlier(k)` | the same rows k blocks before |
-| `recall(key, make)` | what a measure keeps with this block: `make(now)`, a tuple of tensors `[rows, ...]`, made once |
+| `earlier(k)` | the same rows k layers before |
+| `recall(key, make)` | what a measure keeps with this layer: `make(state)`, a tuple of `[rows, ...]` |
 
-The attributes are tensors while decoding and numpy arrays when a trace is replayed; a measure that keeps to operators works on
-both. To add one: write its class here, name it in `MEASURES`, and `ExitPolicy(measure="...")`, `generate`, `replay`, the FLOPs
-count and the benchmark know it.
+The attributes are tensors while decoding and numpy arrays in a replay; a measure that keeps to operators
+works on both. To add one: write its class here and name it in `MEASURES`.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import CompanionError, check_choice
+from ..common.errors import CompanionError, check_choice
 
 
 class Measure:
@@ -34,152 +32,159 @@ class Measure:
     Attributes:
         name: as in `ExitPolicy(measure=...)`.
         range: the values that thresholds may take.
-        read_out: whether it looks at probabilities, that is, multiplies by the vocabulary.
-        lookback: how many earlier blocks it looks at.
-        from_first: whether it must have seen every block from the first on (recurrent measures).
-        looks_ahead: whether it needs the blocks after this one too (the oracle): decoding then runs all of them.
+        readout: whether it looks at probabilities, that is, multiplies by the vocabulary.
+        lookback: how many earlier layers it looks at.
+        min_layer: first layer at which it decides by default; None: the model's `min_exit_layer`.
+        from_first: whether it must have seen every layer from the first on (recurrent measures).
+        looks_ahead: whether it needs later layers too (the oracle): decoding then runs all of them.
         has_threshold: whether a threshold means anything to it.
     """
 
     name = ""
     range = (0.0, 1.0)
-    read_out = False
+    readout = False
     lookback = 0
+    min_layer: int | None = None
     from_first = False
     looks_ahead = False
     has_threshold = True
 
-    def confidence(self, now):
+    def confidence(self, state):
         """One number per row, `[rows]`; the token exits if it exceeds the threshold."""
         raise NotImplementedError
 
     def flops(self, d_model: int) -> int:
-        """Floating-point operations of one decision besides the read-out; products of matrices only."""
+        """FLOPs of one decision besides the readout; products of matrices only."""
         return 0
 
-    def key(self) -> str:
-        """What tells this measure from another: name and settings."""
-        parts = [(name, _bytes(name, value)) for name, value in sorted(vars(self).items())]
-        return f"{self.name} {hashlib.sha256(repr(parts).encode()).hexdigest()}"
+    def check_model(self, model) -> None:
+        """Raises `CompanionError` if the measure belongs to another model (trained measures)."""
 
-
-def _bytes(name: str, value) -> bytes:
-    """A setting of a measure as bytes, the same for equal settings."""
-    if isinstance(value, str | int | float | bool | type(None) | list | tuple):
-        return repr(value).encode()
-    if hasattr(value, "__array__"):
-        array = np.asarray(value)
-        return repr((array.dtype, array.shape)).encode() + array.tobytes()
-    raise CompanionError(f"A journal cannot tell whether {name} of this measure has changed: give the measure a method key().")
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}("{self.name}")'
 
 
 class SoftmaxMargin(Measure):
     """`p(1) - p(2)`, the two largest probabilities (CALM)."""
 
-    name, read_out = "softmax_margin", True
+    name, readout = "softmax_margin", True
 
-    def confidence(self, now):
+    def confidence(self, state):
         """The margin."""
-        return now.margin
+        return state.margin
 
 
 class MaxProbability(Measure):
     """`p(1)`, the largest probability (the default of CALM's code)."""
 
-    name, read_out = "max_probability", True
+    name, readout = "max_probability", True
 
-    def confidence(self, now):
+    def confidence(self, state):
         """The largest probability."""
-        return now.top1_probability
+        return state.top1_probability
 
 
 class HiddenSimilarity(Measure):
-    """`cos(n(h^l), n(h^(l-1)))`: the state has stopped changing (CALM). Needs no read-out."""
+    """`cos(n(h^l), n(h^(l-1)))`: the state has stopped changing (CALM). Needs no readout."""
 
     name, range = "hidden_similarity", (-1.0, 1.0)
 
-    def confidence(self, now):
+    def confidence(self, state):
         """The cosine."""
-        return now.similarity
+        return state.similarity
 
 
 class RisingTop1(Measure):
-    """The top-1 probability rose strictly over the last three blocks (MEE, section 5); the threshold is set on its last value.
+    """The top-1 probability, if it rose strictly over the last three layers, else 0 (MEE, section 5).
 
-    Confidence is that probability where it rose, else 0, so that a threshold of 0.9 gives the rule as published.
+    A threshold of 0.9 gives the rule as published.
     """
 
-    name, read_out, lookback = "rising_top1", True, 2
+    name, readout, lookback = "rising_top1", True, 2
 
-    def confidence(self, now):
+    def confidence(self, state):
         """The top-1 probability if it rose twice, else 0."""
-        third, second, first = now.top1_probability, now.earlier(1).top1_probability, now.earlier(2).top1_probability
+        first, second = (state.earlier(back).top1_probability for back in (2, 1))
+        third = state.top1_probability
         return third * ((third > second) & (second > first))
 
 
 class Static(Measure):
-    """Exits at one fixed block, the policy's `min_layer`, whatever the token."""
+    """Exits at one fixed layer, the policy's `min_layer`, whatever the token."""
 
     name, has_threshold = "static", False
 
-    def confidence(self, now):
+    def confidence(self, state):
         """Always sure."""
-        return np.ones(len(now.sequence))
+        return np.ones(len(state.sequence))
 
 
 class Oracle(Measure):
-    """Exits at the first block from which the top-1 prediction equals the last block's for good: the upper bound."""
+    """Exits at the first layer from which the prediction is the last layer's for good: the upper bound."""
 
-    name, looks_ahead, has_threshold, read_out = "oracle", True, False, True
+    name, looks_ahead, has_threshold, readout, min_layer = "oracle", True, False, True, 1
 
-    def confidence(self, now):
-        """1 where the prediction stays what it is, else 0; `now.settled` knows the blocks to come."""
-        return now.settled
+    def confidence(self, state):
+        """1 where the prediction stays what it is, else 0; `state.settled` knows the layers to come."""
+        return state.settled
 
 
 class ForcedExits(Measure):
     """Exits that are given beforehand: for tests, for benchmarks, and to decode again as another run did.
 
     Args:
-        layers: for each input, the exit block of each token; a token beyond the end of its list runs all blocks.
+        layers: for each input, the exit layer of each token; tokens beyond the end of it run all layers.
     """
 
-    name, has_threshold = "forced", False
+    name, has_threshold, min_layer = "forced", False, 1
 
     def __init__(self, layers: Sequence[Sequence[int]]):
         try:
             rows = [np.asarray(row) for row in layers]
-            right = all(row.ndim == 1 and (not row.size or (row.dtype.kind in "iu" and row.min() >= 1)) for row in rows) and rows
         except (TypeError, ValueError):
-            right = False
-        if not right:
-            raise CompanionError("ForcedExits takes one list of blocks (whole numbers from 1 on) for each input.")
-        self.table = np.full((len(rows), 1 + max(map(len, rows), default=0)), np.iinfo(np.int64).max)
+            rows = []
+        if not rows or not all(map(self._valid, rows)):
+            raise CompanionError(
+                "ForcedExits takes one list of layers (whole numbers from 1 on) for each input."
+            )
+        self.table = np.full((len(rows), 1 + max(map(len, rows))), np.iinfo(np.int64).max)
         for row, given in zip(self.table, rows, strict=True):
             row[: len(given)] = given
 
-    def confidence(self, now):
-        """1 from the block of the list on."""
-        if now.sequence.max() >= len(self.table):
-            raise CompanionError(f"ForcedExits has lists for {len(self.table)} inputs, but there are more: give one for each.")
-        return (self.table[now.sequence, np.minimum(now.position, self.table.shape[1] - 1)] <= now.layer).astype(np.float64)
+    @staticmethod
+    def _valid(row: np.ndarray) -> bool:
+        return row.ndim == 1 and (not row.size or (row.dtype.kind in "iu" and row.min() >= 1))
 
-    def key(self) -> str:
-        """The whole list."""
-        return f"{self.name} {self.table.tolist()}"
+    def confidence(self, state):
+        """1 from the layer of the list on."""
+        if state.sequence.max() >= len(self.table):
+            raise CompanionError(
+                f"ForcedExits has lists for {len(self.table)} inputs, but there are more: give one for each."
+            )
+        place = np.minimum(state.position, self.table.shape[1] - 1)
+        return (self.table[state.sequence, place] <= state.layer).astype(np.float64)
 
 
 MEASURES: dict[str, type[Measure]] = {
-    measure.name: measure for measure in (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
+    measure.name: measure
+    for measure in (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
 }
-TRAINED = ("linear_classifier", "hidden_classifier", "low_rank_classifier", "three_hidden_classifier", "lstm_classifier")
+TRAINED = (
+    "linear_classifier",
+    "hidden_classifier",
+    "low_rank_classifier",
+    "three_hidden_classifier",
+    "lstm_classifier",
+)
 
 
 def find_measure(measure: str | Measure) -> Measure:
-    """A measure by name, or the object given. Raises `CompanionError` for an unknown name, or one that needs training."""
+    """A measure by name, or the object given. Raises `CompanionError` if unknown or in need of training."""
     if isinstance(measure, Measure):
         return measure
     if measure in TRAINED:
-        raise CompanionError(f'"{measure}" needs a trained classifier: give the classifier itself as the measure.')
+        raise CompanionError(
+            f'"{measure}" needs a trained classifier: give the classifier itself as the measure.'
+        )
     check_choice("measure", measure, [*MEASURES, *TRAINED])
     return MEASURES[measure]()

@@ -5,7 +5,7 @@
 | constant | `lam` | |
 | decaying, "scaled" | `lam (0.9 + 0.1 exp(-tau t / N))` | every public implementation |
 | decaying, "calm" | `clip(0.9 lam + 0.1 exp(-tau t / N), 0, 1)` | CALM, Eq. 5 |
-| adaptive | none: exit where the posterior of "shallow agrees with deep" exceeds `zeta` | FREE (Bae et al., 2023) |
+| adaptive | exit where the posterior of "shallow agrees with deep" exceeds `zeta` | FREE (Bae et al., 2023) |
 
 The two decaying forms differ unless `lam = 1`.
 """
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from math import lgamma, log
 
 import numpy as np
+
+FORMS = ("scaled", "calm")
 
 
 @dataclass
@@ -42,24 +44,26 @@ class Threshold:
         if self.decay is None:
             return self.level
         fading = 0.1 * np.exp(-self.decay * np.asarray(position) / length)
-        found = self.level * (0.9 + fading) if self.form == "scaled" else np.clip(0.9 * self.level + fading, 0.0, 1.0)
-        return found if np.ndim(found) else float(found)
+        level = self.level * (0.9 + fading)
+        if self.form == "calm":
+            level = np.clip(0.9 * self.level + fading, 0.0, 1.0)
+        return level if np.ndim(level) else float(level)
 
     def exceeded(self, confidence: np.ndarray, position, length: int) -> np.ndarray:
-        """Which rows exit: `[rows]` of truth values. A confidence that is not a number never exceeds anything."""
+        """Which rows exit, `[rows]`; a confidence that is NaN never does."""
         return confidence > self.at(position, length)
 
 
 class AdaptiveThreshold(Threshold):
-    """FREE's adaptive threshold: two Beta distributions over the shallow confidence, refitted as labels come in.
+    """FREE's adaptive threshold: two Beta distributions over the shallow confidence, refitted now and then.
 
-    A token that has been through all blocks is a label: did its shallow prediction agree with the deep one? Each kind's
-    confidences get a Beta distribution by the method of moments, and a token exits where
+    A token that has been through all layers is a label: did its shallow prediction agree with the deep one?
+    Each kind's confidences get a Beta distribution by the method of moments, and a token exits where
 
         pi_1 Beta(c; a_1, b_1) / (pi_0 Beta(c; a_0, b_0) + pi_1 Beta(c; a_1, b_1)) > zeta.
 
-    The mixing weights `pi` are the shares of the labels (the published code leaves them out, so that its rule ignores how often the
-    two agree). Until each kind has `least` labels, a constant threshold decides.
+    The mixing weights `pi` are the shares of the labels (published code leaves them out: how often the two
+    agree). Until each kind has `least` labels, a constant threshold decides.
 
     Args:
         zeta: the posterior that must be exceeded.
@@ -101,13 +105,12 @@ class AdaptiveThreshold(Threshold):
         logs = {}
         for label, (a, b) in self.fitted.items():
             weight = log(len(self.labels[label]) / sum(map(len, self.labels.values())))
-            logs[label] = weight + lgamma(a + b) - lgamma(a) - lgamma(b) + (a - 1) * np.log(inside) + (b - 1) * np.log1p(-inside)
+            scale = weight + lgamma(a + b) - lgamma(a) - lgamma(b)
+            logs[label] = scale + (a - 1) * np.log(inside) + (b - 1) * np.log1p(-inside)
         return 1.0 / (1.0 + np.exp(np.clip(logs[False] - logs[True], -700, 700)))
 
     def exceeded(self, confidence: np.ndarray, position, length: int) -> np.ndarray:
-        """Which rows exit, by the posterior once it is fitted. A confidence that is not a number never exits."""
+        """Which rows exit, by the posterior once it is fitted."""
         if self.fitted is None:
             return super().exceeded(confidence, position, length)
         return (self.posterior(confidence) > self.zeta) & ~np.isnan(confidence)
-
-

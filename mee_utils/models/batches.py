@@ -1,7 +1,7 @@
-"""Training batches: pairs of token ids, grouped by length into batches of about equal cost, and T5's span corruption.
+"""Training batches: pairs of token ids, grouped by length to about equal cost; T5's span corruption.
 
-Batches are made once and then shuffled, so that a batch of short translations and one of long questions cost the same number
-of tokens and hardly any padding.
+Batches are made once and then shuffled, so that a batch of short translations and one of long questions cost
+the same number of tokens and hardly any padding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def corrupt_spans(tokens: Sequence[int], sentinels: Sequence[int], end: int, ran
         random: source of the spans.
 
     Returns:
-        Input ids with each span replaced by a sentinel, and target ids with each sentinel followed by its span.
+        Input ids with each span replaced by a sentinel, and target ids, each sentinel before its span.
     """
     noise = min(max(1, round(len(tokens) * NOISE_DENSITY)), len(tokens) - 1)
     spans = min(max(1, round(noise / MEAN_SPAN)), noise, len(tokens) - noise, len(sentinels))
@@ -65,7 +65,9 @@ class Batches(Dataset):
         remaining = passes
         while remaining > 0:
             chosen = random.sample(range(len(pairs)), round(len(pairs) * min(1.0, remaining)))
-            grouped = group_by_length([(len(pairs[i][0]), len(pairs[i][1])) for i in chosen], tokens_per_batch)
+            grouped = group_by_length(
+                [(len(pairs[i][0]), len(pairs[i][1])) for i in chosen], tokens_per_batch
+            )
             grouped = [[chosen[k] for k in group] for group in grouped]
             random.shuffle(grouped)
             self.batches += grouped
@@ -97,15 +99,12 @@ def group_by_length(lengths: Sequence[tuple[int, int]], tokens_per_batch: int) -
 
 def pad_pairs(pairs: Sequence[Pair], pad: int) -> dict[str, torch.Tensor]:
     """Pads pairs to one batch: `input_ids`, `attention_mask` and `labels`, each `[batch, position]`."""
-    inputs = torch.nn.utils.rnn.pad_sequence([torch.tensor(p[0]) for p in pairs], batch_first=True, padding_value=pad)
-    labels = torch.nn.utils.rnn.pad_sequence([torch.tensor(p[1]) for p in pairs], batch_first=True, padding_value=-100)
+    inputs = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(p[0]) for p in pairs], batch_first=True, padding_value=pad
+    )
+    labels = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(p[1]) for p in pairs], batch_first=True, padding_value=-100
+    )
     lengths = torch.tensor([len(p[0]) for p in pairs])
     mask = torch.arange(inputs.shape[1])[None, :] < lengths[:, None]
     return {"input_ids": inputs, "attention_mask": mask.long(), "labels": labels}
-
-
-def tokenize_pairs(tokenizer, inputs: Sequence[str], targets: Sequence[str], max_source: int, max_target: int) -> list[Pair]:
-    """Token ids of inputs and targets, cut to the longest lengths that the model is trained on."""
-    sources = tokenizer(list(inputs), truncation=True, max_length=max_source).input_ids
-    outputs = tokenizer(list(targets), truncation=True, max_length=max_target).input_ids
-    return list(zip(sources, outputs, strict=True))

@@ -1,22 +1,28 @@
-"""`load_model`: any checkpoint of the T5 family, from the hub or from a folder, as network and tokenizer together."""
+"""`load_model`: any checkpoint of the T5 family, from the hub or a folder, with its tokenizer."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from ..errors import CompanionError
+from ..common.errors import CompanionError, one_line
 
-FAMILIES = {"t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration", "longt5": "LongT5ForConditionalGeneration"}
-
+FAMILIES = {
+    "t5": "T5ForConditionalGeneration",
+    "mt5": "MT5ForConditionalGeneration",
+    "longt5": "LongT5ForConditionalGeneration",
+}
+DTYPES = ("float64", "float32", "bfloat16", "float16")
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
 
 
-@dataclass
+@dataclass(repr=False)
 class Model:
     """A loaded checkpoint.
 
@@ -24,29 +30,53 @@ class Model:
         network: the `transformers` model, in evaluation mode.
         tokenizer: its fast tokenizer.
         name: what figures call it.
+        min_exit_layer: the first exit of a policy without a `min_layer`; half of the depth by default.
     """
 
     network: nn.Module
     tokenizer: object
     name: str
+    min_exit_layer: int | None = None
+    _fingerprint: tuple = field(default=(None, ""), init=False, compare=False)
+
+    def __post_init__(self):
+        if self.min_exit_layer is None:
+            self.min_exit_layer = max(1, self.layers // 2)
+        if type(self.min_exit_layer) is not int or not 1 <= self.min_exit_layer <= self.layers:
+            given = f"min_exit_layer={self.min_exit_layer!r} of {self.name}"
+            raise CompanionError(f"{given}: give a layer from 1 to {self.layers}.")
+
+    def __repr__(self) -> str:
+        size = sum(weight.numel() for weight in self.network.parameters())
+        kind, dtype = self.network.config.model_type, str(self.network.dtype).removeprefix("torch.")
+        return (
+            f'Model("{self.name}": {kind}, {self.layers} layers, {size:,} parameters, {dtype}, {self.device})'
+        )
 
     @property
     def layers(self) -> int:
-        """Number L of decoder blocks."""
+        """Number L of decoder layers."""
         return len(self.network.get_decoder().block)
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 of the weights in single precision: what classifiers trained on its states belong to."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(self.network.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(weight.detach().float().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
 
     @property
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the weights in single precision, which classifiers trained on the states belong to.
+
+        Computed once for as long as no weight changes.
+        """
+        weights = sorted(self.network.state_dict().items())
+        state = [(name, weight.data_ptr(), weight._version) for name, weight in weights]
+        if self._fingerprint[0] != state:
+            digest = hashlib.sha256()
+            for name, weight in weights:
+                digest.update(name.encode())
+                digest.update(weight.detach().float().cpu().contiguous().numpy())
+            self._fingerprint = (state, digest.hexdigest())
+        return self._fingerprint[1]
 
 
 def load_model(
@@ -56,61 +86,64 @@ def load_model(
     device: str = "auto",
     name: str | None = None,
 ) -> Model:
-    """Loads a T5, T5 v1.1, Flan-T5, mT5 or LongT5 checkpoint with its tokenizer.
+    """Loads a T5, T5 v1.1, Flan-T5, mT5 or LongT5 checkpoint with its tokenizer. Never runs its code.
 
     Args:
         source: a folder written by `save_pretrained`, or a hub id such as "google-t5/t5-large".
         revision: a commit or tag on the hub.
-        dtype: the precision to compute in ("float32" or `torch.float32`). The default does not follow the checkpoint's own,
-            because numbers of different checkpoints are compared.
+        dtype: the precision to compute in, one of `DTYPES` or the `torch.dtype`. It does not follow the
+            checkpoint's own, because numbers of different checkpoints are compared.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" and so on.
         name: what figures call the model; the last part of `source` by default.
 
     Raises:
-        CompanionError: no such folder, a checkpoint of another family, damaged weights, an unreachable hub, no such device.
+        CompanionError: no such folder, another family, damaged weights, weights that do not fit the config, a
+            checkpoint with code of its own, an unreachable hub, no such device.
     """
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    folder = Path(source).expanduser()
-    if not folder.exists() and (str(source).startswith((".", "/", "~")) or str(source).count("/") > 1):
-        raise CompanionError(f"{source} does not exist: give a folder written by save_pretrained, or a hub id.")
-    where = str(folder) if folder.exists() else str(source)
-    config = _read(lambda: AutoConfig.from_pretrained(where, revision=revision), where, "config.json")
+    where, dtype, place = _where(source), check_dtype(dtype), pick_device(device)
+    _refuse_remote_code(where, revision)
+    config = _read(
+        lambda: AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=False),
+        where,
+        "config.json",
+    )
     if config.model_type not in FAMILIES:
         raise CompanionError(
-            f'{source} is a "{config.model_type}" checkpoint; this companion reads the T5 family only: {", ".join(FAMILIES)}.'
+            f'{source} is a "{config.model_type}" checkpoint; this companion reads the T5 family only: '
+            f"{', '.join(FAMILIES)}."
         )
-    network = _read(lambda: _network(where, config, revision, check_dtype(dtype)), where, "weights")
-    if folder.exists() and not any((folder / name).exists() for name in TOKENIZER_FILES):
-        # transformers would quietly make up an empty tokenizer
-        raise CompanionError(f"{source} has no tokenizer: copy one of {', '.join(TOKENIZER_FILES)} into it.")
-    tokenizer = _read(lambda: AutoTokenizer.from_pretrained(where, revision=revision), where, "tokenizer")
+    network = _read(lambda: _network(where, config, revision, dtype), where, "weights")
+    tokenizer = load_tokenizer(where, revision)
     if len(tokenizer) > config.vocab_size:
         raise CompanionError(
-            f"The tokenizer of {source} has {len(tokenizer)} ids, the model {config.vocab_size}: it belongs to another model."
+            f"The tokenizer of {source} has {len(tokenizer)} ids, the model {config.vocab_size}: "
+            "it belongs to another model."
         )
-    return Model(network.eval().to(pick_device(device)), tokenizer, name or Path(str(source)).name)
+    name = name or Path(str(source)).name
+    return Model(network.eval().to(place), tokenizer, name, _min_exit_layer(Path(where)))
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None):
     """The fast tokenizer of a folder or hub id, without its weights.
 
     Raises:
-        CompanionError: it cannot be read.
+        CompanionError: it cannot be read, or has code of its own.
     """
-    from transformers import AutoTokenizer
-
-    return _read(lambda: AutoTokenizer.from_pretrained(str(source), revision=revision), str(source), "tokenizer")
+    where = _where(source)
+    _refuse_remote_code(where, revision)
+    return _tokenizer(where, revision)
 
 
 def check_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """ "float64" -> `torch.float64`; anything that is no floating-point type is an error."""
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise CompanionError(f'dtype="{dtype}" is no floating-point type: use float64, float32, bfloat16 or float16.')
-    return found
+    """Resolves one of `DTYPES`: "float64" -> `torch.float64`."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise CompanionError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
+    return getattr(torch, name)
 
 
 def pick_device(device: str) -> torch.device:
@@ -120,28 +153,84 @@ def pick_device(device: str) -> torch.device:
     try:
         picked = torch.device(device)
         torch.empty(1, device=picked)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise CompanionError(f'device="{device}" is not available here; use "auto" or "cpu".') from error
     return picked
+
+
+def _where(source: str | Path) -> str:
+    """The path of an existing folder, or a hub id; anything else is an error."""
+    if not isinstance(source, (str, Path)) or not str(source):
+        raise CompanionError(
+            f"source={source!r}: give a folder written by save_pretrained, or a hub id (google-t5/t5-large)."
+        )
+    folder = Path(source).expanduser()
+    if folder.exists():
+        return str(folder)
+    if str(source).startswith((".", "/", "~")) or str(source).count("/") > 1:
+        raise CompanionError(
+            f"{source} does not exist: give a folder written by save_pretrained, or a hub id."
+        )
+    return str(source)
+
+
+def _refuse_remote_code(where: str, revision: str | None) -> None:
+    from transformers import PreTrainedConfig
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    config, _ = _read(
+        lambda: PreTrainedConfig.get_config_dict(where, revision=revision), where, "config.json"
+    )
+    tokenizer = _read(lambda: get_tokenizer_config(where, revision=revision), where, "tokenizer_config.json")
+    for file, settings in {"config.json": config, "tokenizer_config.json": tokenizer}.items():
+        if "auto_map" in settings:
+            raise CompanionError(
+                f"{file} of {where} asks to run code of its own (auto_map), which this companion never does: "
+                "use a checkpoint of the T5 family as transformers ships it."
+            )
 
 
 def _network(where: str, config, revision: str | None, dtype: torch.dtype) -> nn.Module:
     import transformers
 
     loader = getattr(transformers, FAMILIES[config.model_type])
-    network, found = loader.from_pretrained(where, config=config, revision=revision, dtype=dtype, output_loading_info=True)
-    if found["missing_keys"]:
-        raise CompanionError(f"{len(found['missing_keys'])} tensors are missing, such as {sorted(found['missing_keys'])[0]}")
+    options = dict(config=config, revision=revision, dtype=dtype, trust_remote_code=False)
+    network, found = loader.from_pretrained(where, **options, output_loading_info=True)
+    for kind, says in (("missing", "are missing"), ("unexpected", "have no place in config.json")):
+        keys = sorted(found[f"{kind}_keys"])
+        if keys:
+            raise CompanionError(f"{len(keys)} tensors {says}, such as {keys[0]}")
+    for name, weight in network.named_parameters():
+        if not weight.isfinite().all():
+            raise CompanionError(f"{name} holds NaN or infinity")
     return network
 
 
-def _read(load, where: str, what: str):
+def _tokenizer(where: str, revision: str | None):
+    from transformers import AutoTokenizer
+
+    if Path(where).exists() and not any((Path(where) / name).exists() for name in TOKENIZER_FILES):
+        # transformers would quietly make up an empty tokenizer
+        raise CompanionError(f"{where} has no tokenizer: copy one of {', '.join(TOKENIZER_FILES)} into it.")
+    options = dict(revision=revision, trust_remote_code=False)
+    return _read(lambda: AutoTokenizer.from_pretrained(where, **options), where, "tokenizer")
+
+
+def _min_exit_layer(folder: Path) -> int | None:
+    """What `make train` measured and wrote into the manifest of a checkpoint, if it did."""
+    path = folder / "manifest.json"
+    if not path.is_file():
+        return None
+    manifest = _read(lambda: json.loads(path.read_text(encoding="utf-8")), str(folder), "manifest.json")
+    return manifest.get("min_exit_layer") if isinstance(manifest, dict) else None
+
+
+def _read(load: Callable[[], object], where: str, what: str):
     """Runs a loader of `transformers`; its many kinds of failure become one line."""
     try:
         return load()
     except Exception as error:
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise CompanionError(
-            f"The {what} of {where} cannot be read ({type(error).__name__}: {reason}); "
+            f"The {what} of {where} cannot be read ({type(error).__name__}: {one_line(error)}); "
             "copy the checkpoint again, or check its name and the network."
         ) from error

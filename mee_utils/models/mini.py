@@ -1,9 +1,8 @@
-"""Mini T5s: the architecture of the papers (12 + 12 blocks) at a width that trains on a laptop, and their tokenizer."""
+"""Mini T5s, with the depth of the papers' models at a width that trains on a laptop, and their tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 
 import torch
 
@@ -11,53 +10,55 @@ SENTINELS = 32
 PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a mini T5 (names as in `T5Config`)."""
-
-    vocab_size: int = 1500
-    d_model: int = 96
-    d_kv: int = 24
-    num_heads: int = 4
-    d_ff: int = 128
-    num_layers: int = 12
-    num_decoder_layers: int = 12
-    dropout_rate: float = 0.0
-
-
 def train_tokenizer(texts: Iterable[str], vocab_size: int):
     """Trains a byte-pair tokenizer on texts and wraps it as a fast tokenizer with T5's special tokens.
 
-    Ids 0, 1, 2 are padding, end and unknown, and the last `SENTINELS` ids the sentinels of span corruption, as in T5.
+    Ids 0, 1, 2 are padding, end and unknown, and the last `SENTINELS` ids the sentinels of span corruption,
+    as in T5.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
+    )
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - SENTINELS, special_tokens=[PAD, EOS, UNKNOWN], show_progress=False, min_frequency=2
+        vocab_size=vocab_size - SENTINELS,
+        special_tokens=[PAD, EOS, UNKNOWN],
+        show_progress=False,
+        min_frequency=2,
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN,
-        additional_special_tokens=[f"<extra_id_{i}>" for i in range(SENTINELS)], clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        additional_special_tokens=[f"<extra_id_{i}>" for i in range(SENTINELS)],
+        clean_up_tokenization_spaces=False,
+    )
 
 
-def new_network(shape: Shape, tokenizer):
-    """A mini T5 with random weights. The vocabulary is the tokenizer's own, which may be smaller than asked for."""
+def new_network(tokenizer, **sizes):
+    """A mini T5 with random weights; `sizes` as in `T5Config`.
+
+    The vocabulary is the tokenizer's own, which may be smaller than asked for.
+    """
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
-        **asdict(shape) | {"vocab_size": len(tokenizer)}, feed_forward_proj="relu", decoder_start_token_id=0,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
+        **sizes | {"vocab_size": len(tokenizer)},
+        feed_forward_proj="relu",
+        decoder_start_token_id=0,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     network = T5ForConditionalGeneration(config)
     begin_as_look_up(network)
     return network
@@ -67,13 +68,14 @@ def new_network(shape: Shape, tokenizer):
 def begin_as_look_up(network) -> None:
     """Draws every attention anew so that it begins as a soft look-up of equal tokens.
 
-    Queries begin as (scaled) keys, so that a state attends to states like itself; values are orthogonal and the output is their
-    transpose, so that what is attended to is copied as it is. Trockman and Kolter (2023, "Mimetic initialization of
-    self-attention layers") found trained attention to be close to such products, and training from them faster.
+    Queries begin as (scaled) keys, so that a state attends to states like itself. Values are orthogonal and
+    the output projection is their transpose, so that what is attended to is copied as it is. Trained
+    attention is close to such products, and training from them is faster (Trockman and Kolter 2023, "Mimetic
+    initialization of self-attention layers").
     """
     for block in [*network.encoder.block, *network.decoder.block]:
-        attentions = [block.layer[0].SelfAttention] + ([block.layer[1].EncDecAttention] if len(block.layer) == 3 else [])
-        for attention in attentions:
+        for layer in block.layer[:-1]:
+            attention = layer.EncDecAttention if hasattr(layer, "EncDecAttention") else layer.SelfAttention
             attention.q.weight.copy_(attention.k.weight * network.config.d_kv**-0.5)
             torch.nn.init.orthogonal_(attention.v.weight)
             attention.o.weight.copy_(attention.v.weight.T)

@@ -1,15 +1,17 @@
-"""Training objectives of the backbones: how much each block is asked to predict.
+"""Training objectives of the backbones: how much each layer is asked to predict.
 
-With `CE_i` the cross-entropy of the shared read-out at block `i` of `L`, padding masked out (METHODS, section 1):
+With `CE_i` the cross-entropy of the shared readout at layer `i` of `L`, padding masked out (METHODS, section
+1):
 
     vanilla          CE_L
-    calm             sum_i a_i CE_i,  a_i = i / sum_j j                         (CALM, Schuster et al. 2022, eq. 4)
-    late_weighted    the same over the last 70 % of the blocks                  (MEE, closing section; never tested there)
-    free             (L_S CE_S + L CE_L)/(L_S + L) + 0.5 KD                     (FREE, Bae et al. 2023, eqs. 1 and 2)
-                     KD = mean over shallow blocks i of MSE(H^i, stopgrad H^m(i))
+    calm             sum_i a_i CE_i,  a_i = i / sum_j j                (CALM, Schuster et al. 2022, eq. 4)
+    late_weighted    the same over the last 70 % of the layers         (MEE, closing section; untested there)
+    free             (L_S CE_S + L CE_L)/(L_S + L) + 0.5 KD            (FREE, Bae et al. 2023, eqs. 1 and 2)
+                     KD = mean over shallow layers i of MSE(H^i, stopgrad H^m(i))
 
-An intermediate term costs a read-out. `intermediate="one"` draws a single intermediate block a step with probability in
-proportion to its weight; the gradient is the same in expectation, and the step costs two read-outs instead of twelve.
+An intermediate term costs a readout. `intermediate="one"` draws a single intermediate layer a step with
+probability in proportion to its weight; the gradient is the same in expectation, and the step costs two
+readouts instead of twelve.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import CompanionError, check_choice
+from ..common.errors import CompanionError, check_choice
 
 OBJECTIVES = ("vanilla", "calm", "free", "late_weighted")
 KD_MAPS = ("last", "uniform", "dynamic")
@@ -35,9 +37,9 @@ class Objective:
 
     Attributes:
         name: one of `OBJECTIVES`.
-        exit_layer: FREE's single exit point `L_S`; by default a third of the blocks (4 of 12).
-        kd_map: FREE's map `m` from shallow to deep blocks, one of `KD_MAPS`.
-        intermediate: "all" blocks below the last in every step, or "one" drawn at random.
+        exit_layer: FREE's single exit point `L_S`; by default a third of the layers (4 of 12).
+        kd_map: FREE's map `m` from shallow to deep layers, one of `KD_MAPS`.
+        intermediate: "all" layers below the last in every step, or "one" drawn at random.
     """
 
     name: str
@@ -51,17 +53,17 @@ class Objective:
         check_choice("intermediate", self.intermediate, ("all", "one"))
 
     def shallow(self, layers: int) -> int:
-        """FREE's exit point for a decoder of this many blocks."""
+        """FREE's exit point for a decoder of this many layers."""
         exit_layer = self.exit_layer if self.exit_layer is not None else max(1, layers // 3)
         if not 1 <= exit_layer < layers:
-            raise CompanionError(f"exit_layer={exit_layer}: FREE exits at a block from 1 to {layers - 1}.")
+            raise CompanionError(f"exit_layer={exit_layer}: FREE exits at a layer from 1 to {layers - 1}.")
         return exit_layer
 
 
-def block_weights(objective: Objective, layers: int) -> list[float]:
+def layer_weights(objective: Objective, layers: int) -> list[float]:
     """The weight of `CE_i` for i = 1..L; they sum to 1.
 
-    >>> block_weights(Objective("calm"), 3)
+    >>> layer_weights(Objective("calm"), 3)
     [0.16666666666666666, 0.3333333333333333, 0.5]
     """
     if objective.name == "vanilla":
@@ -84,11 +86,11 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def weighted_cross_entropy(
     weights: Sequence[float], entropy_at: Callable[[int], Tensor], intermediate: str = "all"
 ) -> Tensor:
-    """`sum_i a_i CE_i` over the blocks with a weight, or its unbiased estimate from one intermediate block.
+    """`sum_i a_i CE_i` over the layers with a weight, or its unbiased estimate from one intermediate layer.
 
     Args:
         weights: `a_1 .. a_L`.
-        entropy_at: gives `CE_i` for the 1-based block `i`; called only for the blocks that are needed.
+        entropy_at: gives `CE_i` for the 1-based layer `i`; called only for the layers that are needed.
         intermediate: see `Objective`.
     """
     layers = len(weights)
@@ -102,23 +104,21 @@ def weighted_cross_entropy(
 
 
 def unit_scale(states: Tensor) -> Tensor:
-    """States `[..., d_model]` divided by their root mean square, as the blocks themselves see them (without a weight)."""
+    """States `[..., d_model]` divided by their root mean square, as the layers see them."""
     return states * torch.rsqrt(states.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(states.dtype)
 
 
-def masked_mse(first: Tensor, second: Tensor, mask: Tensor) -> Tensor:
-    """Mean squared difference of states `[batch, position, d_model]` over the positions that `mask` keeps."""
-    return (first - second)[mask].float().pow(2).mean()
-
-
 def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) -> int:
-    """The deep block (1-based) that a shallow block is distilled from, for the maps that do not look at the states.
+    """The deep layer (1-based) that a shallow layer is distilled from, for the maps that do not look at the
+    states.
 
-    "last" pairs the last shallow with the last deep block, the one before with the one before, and so on; "uniform" spreads
-    the shallow blocks evenly over the deep ones.
+    "last" pairs the layers from the last ones down; "uniform" spreads the shallow layers evenly over the deep
+    ones.
 
-    >>> [deep_layer("last", i, 4, 12) for i in (1, 2, 3, 4)], [deep_layer("uniform", i, 4, 12) for i in (1, 2, 3, 4)]
-    ([9, 10, 11, 12], [6, 8, 10, 12])
+    >>> [deep_layer("last", i, 4, 12) for i in (1, 2, 3, 4)]
+    [9, 10, 11, 12]
+    >>> [deep_layer("uniform", i, 4, 12) for i in (1, 2, 3, 4)]
+    [6, 8, 10, 12]
     """
     if kd_map == "last":
         return max(exit_layer + 1, layers - (exit_layer - shallow_layer))
@@ -126,26 +126,28 @@ def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) ->
 
 
 def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map: str) -> Tensor:
-    """FREE's layer-wise distillation: shallow states drawn towards deep ones, which get no gradient (Bae et al., eq. 2).
+    """FREE's layer-wise distillation: shallow states drawn towards deep ones, which get no gradient (Bae et
+    al., eq. 2).
 
-    States are compared at unit scale. A deep state *contains* the shallow one, since blocks add to the residual stream: drawing the raw
-    shallow state towards it moves the target by as much, the two grow without end, and training diverges.
+    States are compared at unit scale. Layers add to the residual stream, so a deep state *contains* the
+    shallow one: drawing the raw shallow state towards it moves the target as well, both grow without end, and
+    training diverges.
 
     Args:
         states: raw states `h^1 .. h^L`, each `[batch, position, d_model]`.
         mask: true at the target positions that are no padding.
-        exit_layer: the number of shallow blocks `L_S`.
+        exit_layer: the number of shallow layers `L_S`.
         kd_map: one of `KD_MAPS`; "dynamic" takes the closest deep state, `argmin_j MSE`.
     """
     layers, losses = len(states), []
-    states = [unit_scale(state) for state in states]
+    kept = [unit_scale(state)[mask] for state in states]  # [token, d_model]
     for i in range(1, exit_layer + 1):
         if kd_map == "dynamic":
-            candidates = [masked_mse(states[i - 1], deep.detach(), mask) for deep in states[exit_layer:]]
-            losses.append(torch.stack(candidates).min())
+            targets = kept[exit_layer:]
         else:
-            deep = states[deep_layer(kd_map, i, exit_layer, layers) - 1]
-            losses.append(masked_mse(states[i - 1], deep.detach(), mask))
+            targets = [kept[deep_layer(kd_map, i, exit_layer, layers) - 1]]
+        distances = [(kept[i - 1] - deep.detach()).float().pow(2).mean() for deep in targets]
+        losses.append(torch.stack(distances).min())
     return torch.stack(losses).mean()
 
 
@@ -156,20 +158,20 @@ def objective_loss(
 
     Args:
         objective: what to train for.
-        network: the model, for its read-out.
-        states: raw states of all decoder blocks, each `[batch, position, d_model]`.
+        network: the model, for its readout.
+        states: raw states of all decoder layers, each `[batch, position, d_model]`.
         last_logits: the model's own output `[batch, position, vocabulary]`.
         labels: targets `[batch, position]`, -100 at padding.
     """
-    from .states import read_out
+    from .states import compute_logits
 
     layers, mask = len(states), labels != -100
 
     def entropy_at(layer: int) -> Tensor:
-        logits = last_logits if layer == layers else read_out(network, states[layer - 1])
+        logits = last_logits if layer == layers else compute_logits(network, states[layer - 1])
         return cross_entropy(logits, labels)
 
-    loss = weighted_cross_entropy(block_weights(objective, layers), entropy_at, objective.intermediate)
+    loss = weighted_cross_entropy(layer_weights(objective, layers), entropy_at, objective.intermediate)
     if objective.name == "free":
         loss = loss + KD_WEIGHT * distillation(states, mask, objective.shallow(layers), objective.kd_map)
     return loss

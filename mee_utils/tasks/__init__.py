@@ -1,5 +1,6 @@
-"""Corpora, made data, prompts and scores (floor 1)."""
+"""Corpora, synthetic tasks, prompts, scores and trivial baselines."""
 
+from .kinds import TASKS
 from .loading import Task, load_task
 
-__all__ = ["Task", "load_task"]
+__all__ = ["TASKS", "Task", "load_task"]

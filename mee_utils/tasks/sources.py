@@ -1,155 +1,142 @@
-"""Where rows come from: a local file or folder in the hub's column layout, or a data set on the hub.
+"""Where rows come from: local files in the hub's column layouts, or a data set on the hub.
 
-A file may be jsonl, jsonl.gz, parquet or csv. In a folder the split's file is named after the split, as
-`validation.jsonl.gz` or `validation-00000-of-00001.parquet`, directly in it or in its `data` folder.
+A file may be jsonl, jsonl.gz, parquet or csv. In a folder, also one on the hub, a split is a file or folder
+named after it, as `validation.jsonl.gz`, `validation-00000-of-00001.parquet` or `validation/0000.parquet`.
 """
 
 from __future__ import annotations
 
+import csv
+import glob
+import gzip
 import hashlib
 import json
-import os
-import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import pandas as pd
+from ..common.errors import CompanionError, one_line
 
-from ..errors import CompanionError
-
-READERS = {
-    ".jsonl": lambda path: pd.read_json(path, lines=True, dtype=False),
-    ".jsonl.gz": lambda path: pd.read_json(path, lines=True, compression="gzip", dtype=False),
-    ".parquet": pd.read_parquet,
-    ".csv": pd.read_csv,
-}
+ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv")  # the longer one first
+PLACES = ("", "data/", "plain_text/", "default/")  # where data sets with one configuration have their splits
+NAMES = (".*", "-*", "/*")  # what follows the name of the split
 
 
-def _ending(path: Path) -> str | None:
-    return next((ending for ending in sorted(READERS, key=len, reverse=True) if path.name.endswith(ending)), None)
+def local_files(source: Path, split: str) -> tuple[list[Path], str]:
+    """A file as it is, or the files of one split of a folder, in order; and the sha256 of their bytes."""
+    if files := _find_split(source, split, PLACES) if source.is_dir() else [source]:
+        digest = hashlib.sha256()
+        for path in files:
+            digest.update(path.read_bytes())
+        return files, digest.hexdigest()
+    paths = [path.relative_to(source) for path in source.rglob("*") if path.name.endswith(ENDINGS)]
+    present = sorted({path.name.split(".")[0].split("-")[0] for path in paths})
+    advice = f"it has {', '.join(present[:8])}" if present else f"it has no {', '.join(ENDINGS)} file"
+    raise CompanionError(f'No file of the split "{split}" in {source}: {advice}.')
 
 
-def split_files(folder: Path, split: str) -> list[Path]:
-    """The files of one split in a folder, in order, or an error that names the splits that are there."""
-    for place in (folder, folder / "data"):
-        files = [p for p in sorted(place.glob("*")) if _ending(p)]
-        found = [p for p in files if p.name.split(".")[0] == split or p.name.startswith(f"{split}-")]
-        if found:
-            return found
-    present = sorted({p.name.split(".")[0].split("-")[0] for p in folder.rglob("*") if _ending(p)})
-    advice = f"it has {', '.join(present)}" if present else f"it has no {', '.join(READERS)} file at all"
-    raise CompanionError(f'No file of the split "{split}" in {folder}: {advice}.')
+def _find_split(folder: Path, split: str, places: tuple[str, ...]) -> list[Path]:
+    for place in places:
+        found = sorted(path for name in NAMES for path in folder.glob(f"{place}{split}{name}"))
+        if files := [path for path in found if path.name.endswith(ENDINGS)]:
+            return files
+    return []
 
 
-def read_file(path: Path) -> pd.DataFrame:
-    """Reads one file of rows; an empty or broken one is an error in one line."""
-    ending = _ending(path)
-    if ending is None:
-        raise CompanionError(f"{path} is none of {', '.join(READERS)}: convert it, or name another file.")
-    try:
-        rows = READERS[ending](path)
-    except (ValueError, OSError, EOFError, zlib.error, pd.errors.ParserError) as error:
-        if isinstance(error, pd.errors.EmptyDataError) or path.stat().st_size == 0:
-            raise CompanionError(f"{path} is empty: there is nothing to run on.") from error
-        raise CompanionError(f"{path} cannot be read as {ending}: {' '.join(str(error).split())[:160]}") from error
-    if rows.empty:
-        raise CompanionError(f"{path} is empty: there is nothing to run on.")
-    return rows
+def hub_files(
+    identifier: str, split: str, revision: str | None, folder: str | None
+) -> tuple[list[Path], str]:
+    """The files of one split of a hub data set in the hub's cache, and a digest of what they are.
 
-
-def local_files(source: Path, split: str) -> list[Path]:
-    """A file as it is, or the files of one split of a folder."""
-    return split_files(source, split) if source.is_dir() else [source]
-
-
-def local_digest(source: Path, split: str) -> str:
-    """sha256 of the bytes of a file, or of one split of a folder."""
-    digest = hashlib.sha256()
-    for path in local_files(source, split):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def local_rows(source: Path, split: str) -> tuple[pd.DataFrame, str]:
-    """Returns the rows of a file, or of one split of a folder, and the hash of the bytes they came from."""
-    rows = pd.concat([read_file(path) for path in local_files(source, split)], ignore_index=True)
-    return rows, local_digest(source, split)
-
-
-def hub_rows(
-    identifier: str, split: str, revision: str | None, name: str | None = None, folder: str | None = None, limit: int | None = None
-) -> tuple[pd.DataFrame, str]:
-    """Returns rows of one split of a hub data set and what identifies them: of a commit its name, else the fingerprint of what was loaded.
-
-    What was loaded at a commit once is read from the hub's cache from then on, without asking the hub.
-
-    Args:
-        identifier: the id.
-        split: "train", "validation" or "test".
-        revision: a commit, tag or branch.
-        name: the configuration.
-        folder: the folder of the repository that holds the splits, in place of a configuration.
-        limit: how many rows to read into memory, from the beginning.
+    What was downloaded once is read without the network, if `revision` is a commit or still known there.
 
     Raises:
-        CompanionError: the hub cannot be reached or has no such data set, or another commit than the one asked for is in the cache.
+        CompanionError: the hub cannot be reached, or has no such data set, revision, `folder` or split.
     """
-    import datasets
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars, logging
 
-    datasets.disable_progress_bars()
-    key = hashlib.sha256("\n".join(map(str, (identifier, revision, name, folder, split))).encode()).hexdigest()
-    files = _remembered(key) if is_commit(revision) else []
-    if files:
-        loaded = datasets.concatenate_datasets([datasets.Dataset.from_file(str(path)) for path in files])
-    else:
-        loaded = _from_hub(identifier, split, revision, name, folder)
-    if is_commit(revision) and not files:
-        _remember(key, [Path(file["filename"]) for file in loaded.cache_files])
-    return loaded.select(range(min(limit or len(loaded), len(loaded)))).to_pandas(), key if is_commit(revision) else loaded._fingerprint
-
-
-def _from_hub(identifier: str, split: str, revision: str | None, name: str | None, folder: str | None):
-    """The data set as the hub's client gives it; a commit is checked, because without the hub the client gives the one it had last."""
-    import datasets
-
-    datasets.utils.logging.set_verbosity_error()
+    disable_progress_bars()
+    logging.set_verbosity_error()
+    places = (f"{folder.strip('/')}/",) if folder else PLACES
+    wanted = [f"{place}{split}{name}" for place in places for name in NAMES]
     try:
-        loaded = datasets.load_dataset(identifier, name, split=split, revision=revision, data_dir=folder)
-    except Exception as error:  # the hub's client raises a dozen kinds; the reader needs one line
-        reason = " ".join(str(error).split())[:200]
+        found = snapshot_download(identifier, repo_type="dataset", revision=revision, allow_patterns=wanted)
+    except Exception as error:  # the hub's client raises a dozen kinds
         raise CompanionError(
-            f'"{identifier}" is no local file or folder, and the hub did not give its split "{split}" ({reason}). '
-            "Check the spelling and the network, or name a local folder in the hub's column layout."
+            f'"{identifier}" is no local file or folder, and the hub did not give its split "{split}" '
+            f"({one_line(error)}). Check the spelling and the network, or name a local folder."
         ) from error
-    if is_commit(revision) and not all(revision in file["filename"] for file in loaded.cache_files):
+    snapshot = Path(found)
+    if not (files := _find_split(snapshot, split, places)):
+        looked = ", ".join(place or "./" for place in places)
         raise CompanionError(
-            f'The hub did not give "{identifier}" at the commit {revision}, and its cache holds it at another one only: run once with the network.'
+            f'"{identifier}" has no file of the split "{split}" ({", ".join(ENDINGS)}) in {looked}: name the '
+            '`folder` that has it, if need be of the revision "refs/convert/parquet".'
         )
-    return loaded
+    parts = (identifier, snapshot.name, folder, split)  # a snapshot is named by its commit
+    return files, hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 
-def _note(key: str) -> Path:
-    """Where it is noted which files of the hub's cache hold a split of a data set at a commit."""
-    import datasets
+def rows(files: list[Path]) -> Iterator[tuple[str, dict]]:
+    """Yields ("file, row 3", row) of some files; an empty or broken file is an error in one line."""
+    for path in files:
+        ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
+        if ending is None:
+            raise CompanionError(f"{path} is none of {', '.join(ENDINGS)}: convert it, or name another file.")
+        number = 0
+        try:
+            for number, row in READERS[ending](path):
+                yield f"{path}, row {number}", row
+        except CompanionError:
+            raise
+        except UnicodeError as error:
+            raise CompanionError(f"{path} is not UTF-8 ({one_line(error, 80)}): save it as UTF-8.") from error
+        except (ValueError, OSError, EOFError, zlib.error, csv.Error) as error:
+            if path.stat().st_size:
+                raise CompanionError(f"{path} cannot be read as {ending}: {one_line(error)}") from error
+        if not number:
+            raise CompanionError(f"{path} is empty: there is nothing to run on.")
 
-    return Path(datasets.config.HF_DATASETS_CACHE) / "mee_utils" / f"{key}.json"
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
+    opened = gzip.open if path.name.endswith(".gz") else open
+    with opened(path, "rt", encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                reason = f"{error.msg} at character {error.pos + 1}"
+                raise CompanionError(f"{path}, line {number} is not JSON ({reason}): correct it.") from error
+            if not isinstance(row, dict):
+                raise CompanionError(
+                    f"{path}, line {number} is {line.strip()[:40]!r}, no object: write {{...}}."
+                )
+            yield number, row
 
 
-def _remembered(key: str) -> list[Path]:
-    """The files that hold a split, if all are still there; the client itself cannot find them by their commit without the hub."""
-    note = _note(key)
-    files = [note.parent.parent / name for name in json.loads(note.read_text())] if note.exists() else []
-    return files if all(path.exists() for path in files) else []
+def _parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
+    import datasets  # takes seconds to import
+
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    with TemporaryDirectory() as cache:  # even a stream locks its cache
+        options = dict(data_files=glob.escape(str(path)), split="train", streaming=True, cache_dir=cache)
+        batches = datasets.load_dataset("parquet", **options).with_format("arrow").iter(batch_size=1000)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
-def _remember(key: str, files: list[Path]) -> None:
-    note = _note(key)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    partial = note.with_name(f".{note.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps([os.path.relpath(path, note.parent.parent) for path in files]))
-    os.replace(partial, note)
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict]]:
+    csv.field_size_limit(2**31 - 1)  # a long document is one cell
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
+            if None in row or None in row.values():
+                raise CompanionError(
+                    f"{path}, row {number} has more or fewer cells than the header: correct it."
+                )
+            yield number, row
 
 
-def is_commit(revision: str | None) -> bool:
-    """Whether a revision is a whole commit id, which can name only one thing."""
-    return bool(revision and re.fullmatch("[0-9a-f]{40}", revision))
+READERS = {".jsonl.gz": _json_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows, ".csv": _csv_rows}

@@ -1,0 +1,1 @@
+"""What follows from traces and decoded outputs: statistics, one module a question."""

@@ -1,0 +1,344 @@
+"""Calibrated exits: the lowest threshold with guaranteed quality (CALM, sections 3, 4; Angelopoulos et al.
+2021).
+
+Wanted is a threshold with `P(E[loss] <= delta) >= 1 - eps`, over the draw of the calibration examples. *Learn
+then test*: thresholds are tried from the safest down, with a p-value each for "the mean loss at this
+threshold exceeds delta"; testing stops at the first that is above `eps`, and the threshold *before* it is
+returned. All of it rests on one array, losses `[threshold, example]` in 0..1, from real decoding (the
+guarantee) or from a replay (quick, and an estimate, since a replay does not see how an exit changes later
+tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from numbers import Real
+
+import numpy as np
+import pandas as pd
+
+from ..common.errors import CompanionError, check_choice
+from ..exits.policy import ExitPolicy
+from ..tasks.loading import Task
+from ..traces.replay import PolicyReplay
+
+LOSSES = ("consistency", "risk")
+
+
+def hoeffding_bentkus(losses: np.ndarray, delta: float, eps: float = 0.05) -> float:
+    """p-value of "the mean loss exceeds delta" for losses in 0..1 that are independent draws.
+
+    The smaller of Hoeffding's bound, `exp(-n h(min(m, delta), delta))` with the relative entropy `h` and the
+    observed mean `m`, and Bentkus's, `e P(Binomial(n, delta) <= ceil(n m))` (Bates et al. 2021, Prop. 4; CALM
+    uses it).
+
+    Args:
+        losses: `[example]`.
+        delta: the largest mean loss that is tolerated, above 0 and below 1.
+        eps: not used; p-values share one signature.
+    """
+    from scipy.stats import binom
+
+    count, mean = len(losses), min(float(np.mean(losses)), delta)
+    lost = mean * np.log(mean / delta) if mean > 0 else 0.0
+    entropy = (1 - mean) * np.log((1 - mean) / (1 - delta)) + lost
+    bentkus = np.e * binom.cdf(np.ceil(count * float(np.mean(losses)) - 1e-9), count, delta)
+    return float(min(1.0, np.exp(-count * entropy), bentkus))
+
+
+def betting(losses: np.ndarray, delta: float, eps: float = 0.05) -> float:
+    """A betting p-value: one over the largest capital (Ville); tighter if losses vary little.
+
+    (Waudby-Smith and Ramdas 2024.) The bet on example `i` has the stake `v_i = min(1, sqrt(2 log(1/eps) / (n
+    s_(i-1))))`, with the variance `s` of the losses before it; the capital is `prod(1 - v_i (loss_i -
+    delta))`.
+
+    Args:
+        losses: `[example]`, in an order that does not depend on them.
+        delta: as in `hoeffding_bentkus`.
+        eps: the level that the stake aims at; any value in 0..1 is valid.
+    """
+    losses = np.asarray(losses, dtype=np.float64)
+    number = np.arange(1, len(losses) + 1)
+    means = (0.5 + np.cumsum(losses)) / (1 + number)
+    variances = (0.25 + np.cumsum((losses - means) ** 2)) / (1 + number)
+    before = np.concatenate([[0.25], variances[:-1]])
+    stakes = np.minimum(1.0, np.sqrt(2 * np.log(1 / eps) / (len(losses) * before)))
+    capital = np.cumsum(np.log1p(-stakes * (losses - delta)))
+    return float(min(1.0, np.exp(-capital.max())))
+
+
+BOUNDS: dict[str, Callable] = {"hoeffding_bentkus": hoeffding_bentkus, "betting": betting}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What learn-then-test found.
+
+    Attributes:
+        threshold: the lowest threshold that passed with all above it; None if not even the highest did.
+        tested: the thresholds that were tested, highest first; the last one failed unless all passed.
+        p_values: one for each of them.
+        mean_losses: on the calibration examples, one for each of them.
+        delta, eps, examples: the demand, and of how many examples.
+        source: "decoding" (guaranteed) or "replay" (an estimate).
+        policy: ready for `generate`; None if there is no threshold.
+    """
+
+    threshold: float | None
+    tested: tuple[float, ...]
+    p_values: tuple[float, ...]
+    mean_losses: tuple[float, ...]
+    delta: float
+    eps: float
+    examples: int
+    source: str = "decoding"
+    policy: ExitPolicy | None = None
+
+    def __str__(self) -> str:
+        demand = f"a mean loss of at most {self.delta:g} with {1 - self.eps:.0%} certainty"
+        demand += f" on {self.examples} examples"
+        if self.threshold is None:
+            highest = f"the highest, {self.tested[0]:g}, has p = {self.p_values[0]:.3g}"
+            return f"No threshold satisfies {demand} ({highest}): use more examples, or a larger delta."
+        kind = "guaranteed by decoding"
+        if self.source != "decoding":
+            kind = "an estimate by replay, no guarantee"
+        return f"Threshold {self.threshold:g} for {demand}: {kind}."
+
+    def mean_at_threshold(self, losses: np.ndarray) -> float:
+        """Mean of `losses` `[threshold, example]` at the threshold found; 0 if there is none."""
+        return 0.0 if self.threshold is None else float(losses[self.tested.index(self.threshold)].mean())
+
+
+def check_demand(delta: float, eps: float) -> None:
+    """Refuses a demand that cannot be met or means nothing."""
+    if isinstance(delta, bool) or not isinstance(delta, Real) or not 0 < delta < 1:
+        raise CompanionError(
+            f"delta={delta!r}: a mean loss of 0 or less cannot be guaranteed from examples, and 1 always is; "
+            "give a value between 0 and 1."
+        )
+    if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 < eps < 1:
+        raise CompanionError(
+            f"eps={eps!r}: give the probability of failing, between 0 and 1 (the papers: 0.05)."
+        )
+
+
+def check_thresholds(thresholds: Sequence[float]) -> list[float]:
+    """Thresholds as a list of numbers, or an error if they do not descend."""
+    if np.ndim(thresholds) != 1 or not all(isinstance(level, Real) for level in thresholds):
+        raise CompanionError(f"thresholds={thresholds!r}: give a list of numbers, such as [0.9, 0.8, 0.7].")
+    levels = [float(level) for level in thresholds]
+    if not levels or any(low >= high for high, low in pairwise(levels)):
+        raise CompanionError(
+            "Thresholds must descend strictly from the safest on, and there must be at least one."
+        )
+    return levels
+
+
+def learn_then_test(
+    losses: Iterable[np.ndarray],
+    thresholds: Sequence[float],
+    delta: float,
+    eps: float = 0.05,
+    bound: str | Callable = "hoeffding_bentkus",
+    source: str = "decoding",
+) -> Calibration:
+    """The last threshold that passes, testing from the highest down and stopping at the first that fails.
+
+    Args:
+        losses: `[threshold, example]` in 0..1, or an iterable of its rows, which are only taken while tests
+            pass.
+        thresholds: strictly descending: the safest first.
+        delta: the largest mean loss that is tolerated.
+        eps: probability that the guarantee fails.
+        bound: "hoeffding_bentkus", "betting", or a p-value of your own: `(losses, delta, eps) -> number`.
+        source: where the losses come from, "decoding" or "replay"; what is said of the result depends on it.
+
+    Raises:
+        CompanionError: no calibration examples, losses outside 0..1, thresholds that do not descend, an
+            impossible demand.
+    """
+    check_demand(delta, eps)
+    check_choice("source", source, ("decoding", "replay"))
+    p_value = bound if callable(bound) else BOUNDS[check_choice("bound", bound, BOUNDS)]
+    threshold, tested, p_values, means, count = None, [], [], [], 0
+    for level, row in zip(check_thresholds(thresholds), losses, strict=False):
+        row = np.asarray(row, dtype=np.float64)
+        count = len(row)
+        if row.ndim != 1 or not count:
+            raise CompanionError(
+                "There are no calibration examples: give at least one (and some hundred for a small delta)."
+            )
+        if not (np.isfinite(row).all() and row.min() >= 0 and row.max() <= 1):
+            raise CompanionError("Losses must lie between 0 and 1: divide percentages by 100.")
+        tested.append(level)
+        means.append(float(row.mean()))
+        p_values.append(p_value(row, delta, eps))
+        if p_values[-1] > eps:
+            break
+        threshold = level
+    if not tested:
+        raise CompanionError("There are no losses: give one row of losses for each threshold.")
+    lists = map(tuple, (tested, p_values, means))
+    return Calibration(threshold, *lists, delta=delta, eps=eps, examples=count, source=source)
+
+
+def consistency_losses(
+    task: Task, texts: Sequence[str], full_texts: Sequence[str], kind: str = "consistency"
+) -> np.ndarray:
+    """Losses of exits against full depth, `[example]` in 0..1 (CALM, section 3).
+
+    Args:
+        task: names the metric D, and holds the references.
+        texts: outputs with exits.
+        full_texts: outputs at full depth.
+        kind: "consistency", one minus the score of the output with that of full depth as its reference; or
+            "risk", by how much the score falls.
+    """
+    check_choice("kind", kind, LOSSES)
+    metric = task.metric
+    if kind == "risk":
+        ours, full = (task.score_examples(list(each))[metric] for each in (texts, full_texts))
+        return np.clip((full - ours) / 100, 0, 1)
+    # an output without a word scores 0 against itself
+    same = np.array([text == full for text, full in zip(texts, full_texts, strict=True)])
+    scores = task.kind.score_examples(texts, [[text] for text in full_texts])[metric]
+    return np.where(same, 0.0, 1 - scores / 100)
+
+
+def calibrate(
+    model,
+    task: Task,
+    policy: ExitPolicy,
+    delta: float,
+    eps: float = 0.05,
+    *,
+    thresholds: Sequence[float] = tuple(np.round(np.arange(1.0, 0.0, -0.05), 2)),
+    kind: str = "consistency",
+    bound: str = "hoeffding_bentkus",
+    **settings,
+) -> Calibration:
+    """The lowest threshold at which a policy keeps its demand, by real decoding of the calibration examples.
+
+    Args:
+        model: from `load_model`.
+        task: the calibration examples, from `load_task`; they must not be those that results are reported on.
+        policy: any policy with a threshold, pruned and contrasted ones too; its decay stays.
+        delta: the largest mean loss that is tolerated.
+        eps: probability that the guarantee fails.
+        thresholds: descending; decoding stops at the first that fails.
+        kind: of the loss, see `consistency_losses`.
+        bound: see `learn_then_test`.
+        settings: of `generate`.
+
+    Returns:
+        A `Calibration` whose `policy` is ready for `generate`, or which says that no threshold satisfies the
+        demand.
+    """
+    from ..decoding.generation import generate
+    from ..decoding.inputs import EncoderCache
+
+    if not isinstance(task, Task):
+        raise CompanionError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
+    if not isinstance(policy, ExitPolicy):
+        raise CompanionError(
+            f'policy={policy!r:.60}: give an ExitPolicy, such as ExitPolicy("softmax_margin").'
+        )
+    check_demand(delta, eps)
+    policies = [policy.at_threshold(level) for level in check_thresholds(thresholds)]
+    settings = {"encodings": EncoderCache(), **settings}
+    full = generate(model, task.inputs, None, **settings).texts
+    texts = (generate(model, task.inputs, each, **settings).texts for each in policies)
+    losses = (consistency_losses(task, found, full, kind) for found in texts)
+    found = learn_then_test(losses, thresholds, delta, eps, bound)
+    return found if found.threshold is None else replace(found, policy=policy.at_threshold(found.threshold))
+
+
+def replayed_losses(
+    replayed: PolicyReplay,
+    model,
+    task,
+    thresholds: Sequence[float],
+    kind: str = "consistency",
+    max_new_tokens: int = 64,
+) -> np.ndarray:
+    """Losses `[threshold, example]` of the outputs that a replay foretells: quick, for many thresholds, and
+    no more than an estimate.
+
+    Args:
+        replayed: of the model's own full-depth output on the inputs of the task; its threshold is replaced.
+        model: of the trace.
+        task: as in `calibrate`.
+        thresholds: descending.
+        kind: see `consistency_losses`.
+        max_new_tokens: as in `replay`.
+    """
+    from ..decoding.inputs import cut_at_end, detokenize
+
+    trace, end = replayed.trace, model.network.config.eos_token_id
+    if trace.along != "greedy" or len(trace.source_tokens) != len(task):
+        raise CompanionError(
+            "Give the trace of the model's own output, trace(model, task.inputs), on these examples."
+        )
+    starts = np.flatnonzero(np.diff(trace.sequence)) + 1
+
+    def texts(tokens: np.ndarray) -> list[str]:
+        return detokenize(model, [cut_at_end(ids.tolist(), end) for ids in np.split(tokens, starts)])
+
+    full, rows = texts(trace.final_id), []
+    for threshold in check_thresholds(thresholds):
+        exits = replayed.at_threshold(threshold).exits(max_new_tokens)
+        chosen = replayed.token_ids[np.arange(len(trace)), exits]
+        rows.append(consistency_losses(task, texts(chosen), full, kind))
+    return np.stack(rows)
+
+
+def violations(
+    losses: np.ndarray,
+    thresholds: Sequence[float],
+    delta: float,
+    eps: float = 0.05,
+    bound: str | Callable = "hoeffding_bentkus",
+    splits: int = 50,
+    share: float = 0.5,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """The guarantee put to the test: calibrate on a random part of the examples, many times; the chosen
+    threshold's mean loss on all.
+
+    The pool of examples stands for the population, so that "violated" is about what is guaranteed, the mean
+    loss of the population, not about a test half with noise of its own. Splits share the pool and are not
+    independent: their rate is no binomial draw; for that, draw new pools.
+
+    Args:
+        losses: `[threshold, example]`.
+        thresholds: descending.
+        delta: as in `learn_then_test`.
+        eps: as in `learn_then_test`.
+        bound: as in `learn_then_test`.
+        splits: how many.
+        share: of the examples that calibrate.
+        seed: of the splits.
+
+    Returns:
+        One row a split: `threshold` (not a number if none passed), `mean_loss` of all examples there and
+            `test_loss` of those that did not calibrate (both 0 if none passed: nobody exits), and `violated`,
+            whether `mean_loss` exceeds delta.
+    """
+    losses, random, rows = np.asarray(losses, dtype=np.float64), np.random.default_rng(seed), []
+    calibrating = round(share * losses.shape[1])
+    if not 0 < calibrating < losses.shape[1]:
+        raise CompanionError(
+            f"share={share} of {losses.shape[1]} examples leaves none to calibrate on, or none to test on."
+        )
+    for _ in range(splits):
+        order = random.permutation(losses.shape[1])
+        found = learn_then_test(losses[:, order[:calibrating]], thresholds, delta, eps, bound)
+        threshold = np.nan if found.threshold is None else found.threshold
+        mean, test = (found.mean_at_threshold(part) for part in (losses, losses[:, order[calibrating:]]))
+        means = {"mean_loss": mean, "test_loss": test}
+        rows.append({"threshold": threshold, **means, "violated": mean > delta})
+    return pd.DataFrame(rows)

@@ -1,0 +1,352 @@
+"""Exit rules side by side: decoded for real, at equal quality and at equal cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from ..common.errors import CompanionError
+from ..exits.policy import ExitPolicy
+from ..models.costs import DecoderSizes, generation_flops
+from ..traces.replay import PolicyReplay, replay_policy
+from ..traces.trace import Trace
+from .decisions import at_exits, thresholds_for
+from .statistics import bootstrap
+
+
+@dataclass(frozen=True)
+class DecodingResult:
+    """One task decoded with one policy (None: full depth).
+
+    Attributes:
+        score: the task's primary corpus score, percent.
+        examples: the same of every example, `[example]`.
+        mean_exit_layer: over all tokens.
+        flops: of the decoder, a token.
+        same_output: share of outputs that are those of full depth.
+        tokens: how many were emitted.
+        token_ids, texts: what was emitted.
+        readout: share of the FLOPs that are readouts.
+    """
+
+    score: float
+    examples: np.ndarray
+    mean_exit_layer: float
+    flops: float
+    same_output: float
+    tokens: int
+    token_ids: Sequence[list[int]] = field(default=(), repr=False)
+    texts: Sequence[str] = field(default=(), repr=False)
+    readout: float = float("nan")
+
+
+def decode(
+    model, task, policy: ExitPolicy | None, full: DecodingResult | None = None, **settings
+) -> DecodingResult:
+    """Decodes a task and scores it.
+
+    Args:
+        model: from `load_model`.
+        task: inputs, and how outputs are scored.
+        policy: when to exit.
+        full: the same at full depth, to compare outputs with.
+        settings: of `generate`.
+    """
+    from ..decoding.generation import generate
+
+    found, metric = generate(model, task.inputs, policy, **settings), task.metric
+    same = [True] if full is None else [a == b for a, b in zip(found.texts, full.texts, strict=True)]
+    examples = task.score_examples(found.texts)
+    flops = found.flops.sum()
+    return DecodingResult(
+        score=task.score(found.texts, examples)[metric],
+        examples=examples[metric],
+        mean_exit_layer=found.mean_exit_layer,
+        flops=flops / found.tokens,
+        same_output=float(np.mean(same)),
+        tokens=found.tokens,
+        token_ids=found.token_ids,
+        texts=found.texts,
+        readout=found.flops_by_part["readout"].sum() / flops,
+    )
+
+
+def retained(
+    found: DecodingResult, full: DecodingResult, chosen: np.ndarray | slice = slice(None), seed: int = 0
+) -> tuple[float, float, float]:
+    """The share of the full score that is kept, with a paired 95 % bootstrap interval over examples.
+
+    Resamples on which full depth scores 0 say nothing and do not count; if it scores 0 on all the chosen
+    examples, the share is not a number, which keeps nothing.
+
+    Args:
+        found: decoded with exits.
+        full: decoded at full depth, on the same examples.
+        chosen: which examples; all by default.
+        seed: of the resampling.
+
+    Raises:
+        CompanionError: full depth scores 0 on all examples.
+    """
+    if full.examples.sum() == 0:
+        raise CompanionError(
+            "Full depth scores 0 on these examples: there is no quality to keep; give more examples."
+        )
+    kept, total = found.examples[chosen], full.examples[chosen]
+    if total.sum() == 0:
+        return float("nan"), float("nan"), float("nan")
+
+    def share(weights: np.ndarray) -> np.ndarray:
+        drawn = weights @ total
+        return (weights @ kept) / np.where(drawn > 0, drawn, np.nan)
+
+    low, high = bootstrap(share, len(kept), seed=seed)
+    return float(kept.sum() / total.sum()), float(low), float(high)
+
+
+def result_row(found: DecodingResult, full: DecodingResult) -> dict[str, float]:
+    """A decoding beside full depth, for a table.
+
+    Returns:
+        `score`, `retained` with `low` and `high`, `mean_exit_layer`, `flops_share` (a token, of full
+        depth's), `readout_share` (readouts among the FLOPs), `same_output`, `length_share` (tokens emitted,
+        of full depth's).
+    """
+    share, low, high = retained(found, full)
+    return {
+        "score": found.score,
+        "retained": share,
+        "low": low,
+        "high": high,
+        "mean_exit_layer": found.mean_exit_layer,
+        "flops_share": found.flops / full.flops,
+        "readout_share": found.readout,
+        "same_output": found.same_output,
+        "length_share": found.tokens / full.tokens,
+    }
+
+
+def comparison(
+    model, task, policies: dict[tuple, ExitPolicy], names: Sequence[str], **settings
+) -> tuple[pd.DataFrame, dict]:
+    """Decodes a task with every policy and sets it beside full depth.
+
+    Args:
+        model: from `load_model`.
+        task: as in `decode`.
+        policies: labels -> policy.
+        names: the columns that the labels fill.
+        settings: of `generate`.
+
+    Returns:
+        One row a policy, the first at full depth: `task`, the labels, `result_row`; and labels ->
+            `DecodingResult`, with the key None for full depth.
+    """
+    from ..decoding.inputs import EncoderCache
+
+    settings = {"encodings": EncoderCache(), **settings}
+    full = decode(model, task, None, **settings)
+    decoded = {labels: decode(model, task, policy, full, **settings) for labels, policy in policies.items()}
+    decoded, rows = {None: full, **decoded}, []
+    for labels, found in decoded.items():
+        columns = zip(names, labels or ("full_depth",) * len(names), strict=True)
+        rows.append({"task": task.name, **dict(columns), **result_row(found, full)})
+    return pd.DataFrame(rows), decoded
+
+
+def cheapest_keeping(decoded: dict, quality: float, **labels) -> list[dict]:
+    """The cheapest setting of each rule that keeps a share of the full score on one half of the examples.
+
+    Args:
+        decoded: (rule, threshold) -> `DecodingResult`, and None -> full depth.
+        quality: the share of the full score to keep, such as 0.99; examples 0, 2, 4 ... choose, the others
+            check.
+        labels: constant columns to put in front.
+
+    Returns:
+        A row for each rule that has such a setting: `rule`, `threshold`, `checked` (the share kept on the
+            other half) with `checked_low` and `checked_high`, `not_refuted`, `mean_exit_layer`, `flops_share`
+            (of full depth).
+    """
+    full, rows = decoded[None], []
+    ordered = sorted(filter(None, decoded), key=lambda setting: decoded[setting].flops)
+    for rule in dict.fromkeys(setting[0] for setting in ordered):
+        for setting in (setting for setting in ordered if setting[0] == rule):
+            found = decoded[setting]
+            if retained(found, full, slice(0, None, 2))[0] >= quality:
+                share, low, high = retained(found, full, slice(1, None, 2))
+                checked = dict(checked=share, checked_low=low, checked_high=high, not_refuted=high >= quality)
+                cost = dict(mean_exit_layer=found.mean_exit_layer, flops_share=found.flops / full.flops)
+                rows.append({**labels, "rule": rule, "threshold": setting[1], **checked, **cost})
+                break
+    return rows
+
+
+def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
+    """A replay at its own threshold: what `at_exits` returns, and `flops_share` (of full depth)."""
+    spent = replayed_flops(replayed, replayed.exits(max_new_tokens))
+    return {**at_exits(replayed, max_new_tokens), "flops_share": spent / full_depth_flops(replayed.trace)}
+
+
+def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
+    """What a rule costs at the thresholds that leave these shares of predictions as they are: a replay, no
+    decoding.
+
+    Args:
+        replayed: from `replay_policy`.
+        shares: of predictions at the exits that are to be those of full depth.
+        labels: constant columns to put in front.
+
+    Returns:
+        One row a share: `wanted`, `threshold`, `mean_exit_layer`, `same_token`, `flops_share` (of full
+            depth).
+    """
+    rows = []
+    for wanted, level in zip(shares, thresholds_for(replayed, shares).threshold.tolist(), strict=True):
+        at_level = at_threshold(replayed.at_threshold(level))
+        rows.append({**labels, "wanted": wanted, "threshold": level, **at_level})
+    return pd.DataFrame(rows)
+
+
+def replayed_flops(replayed: PolicyReplay, exits: np.ndarray) -> float:
+    """Decoder FLOPs of a trace whose tokens leave at these places of `PolicyReplay.layers`, `[token]`."""
+    trace, rows = replayed.trace, replayed.readout_rows[np.arange(len(exits)), exits]
+    layers, rows = (_by_output(trace, values) for values in (replayed.layers[exits], rows))
+    parts = replayed.bound.flops(trace.sizes, layers, rows, trace.source_tokens)
+    return float(sum(map(np.sum, parts.values())))
+
+
+def full_depth_flops(trace: Trace) -> float:
+    """Decoder FLOPs of all tokens of a trace at full depth."""
+    lengths, vocabulary = np.bincount(trace.sequence), trace.sizes.vocabulary
+    parts = [
+        generation_flops(trace.sizes, np.full(n, trace.layers), source, np.full(n, vocabulary))
+        for n, source in zip(lengths, trace.source_tokens, strict=True)
+    ]
+    return float(sum(sum(part.values()) for part in parts))
+
+
+def _by_output(trace: Trace, values: np.ndarray) -> list[np.ndarray]:
+    """`[token]` as one array an output."""
+    return np.split(values, np.flatnonzero(np.diff(trace.sequence)) + 1)
+
+
+def agreement(replayed: PolicyReplay, generation, max_new_tokens: int = 64) -> dict[str, float]:
+    """How well a replay foretells real decoding with the same policy on the same inputs.
+
+    Args:
+        replayed: of the trace of the model's own full-depth output.
+        generation: what `generate` returned for the policy and the inputs of the trace.
+        max_new_tokens: of both.
+
+    Returns:
+        `same_output`: share of outputs that are the full-depth ones; `same_exit`: share of tokens, up to the
+            first that differs from the full-depth output, with the same exit layer; `mean_exit_layer_replay`,
+            `mean_exit_layer_decoded`.
+    """
+    trace, exits = replayed.trace, replayed.exit_layers(max_new_tokens)
+    if trace.along != "greedy" or len(trace.source_tokens) != len(generation.token_ids):
+        raise CompanionError(
+            "Give the trace of the model's own output, trace(model, inputs), on the inputs that were decoded."
+        )
+    same_output, same_exit = [], []
+    outputs = zip(_by_output(trace, trace.token_id), generation.token_ids, strict=True)
+    layers = zip(_by_output(trace, exits), generation.exit_layers, strict=True)
+    for (full, ids), (foretold, decoded) in zip(outputs, layers, strict=True):
+        length = min(len(full), len(ids))
+        differs = np.flatnonzero(full[:length] != np.array(ids[:length]))
+        upto = int(differs[0]) + 1 if len(differs) else length
+        same_output.append(len(ids) == len(full) and not len(differs))
+        same_exit.append(foretold[:upto] == decoded[:upto])
+    return {
+        "same_output": float(np.mean(same_output)),
+        "same_exit": float(np.concatenate(same_exit).mean()),
+        "mean_exit_layer_replay": float(exits.mean()),
+        "mean_exit_layer_decoded": generation.mean_exit_layer,
+    }
+
+
+def replay_against_decoding(
+    model, task, trace: Trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64, batch_size: int = 32
+) -> pd.DataFrame:
+    """Decodes for real with each policy and sets it beside its replay, and the score beside that of full
+    depth.
+
+    Args:
+        model: from `load_model`.
+        task: its inputs, and its score.
+        trace: of the model's own full-depth output on the inputs of the task.
+        policies: name -> policy.
+        max_new_tokens: the longest output.
+        batch_size: rows at a time.
+
+    Returns:
+        One row a policy: what `agreement` returns, the task's primary `score` and `full_score`, and
+            `flops_share`, the decoder's FLOPs a token as a share of those at full depth.
+    """
+    from ..decoding.generation import generate
+
+    settings, metric = dict(max_new_tokens=max_new_tokens, batch_size=batch_size), task.metric
+    full, rows = generate(model, task.inputs, **settings), []
+    for name, policy in policies.items():
+        found = generate(model, task.inputs, policy, **settings)
+        scores = {"score": task.score(found.texts)[metric], "full_score": task.score(full.texts)[metric]}
+        cost = found.flops.sum() / found.tokens / (full.flops.sum() / full.tokens)
+        agrees = agreement(replay_policy(trace, policy, model), found, max_new_tokens)
+        labels = {"task": task.name, "model": model.name, "policy": name}
+        rows.append({**labels, **agrees, "metric": metric, **scores, "flops_share": cost})
+    return pd.DataFrame(rows)
+
+
+def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None = None) -> dict[str, float]:
+    """What one decision costs, counted.
+
+    Args:
+        sizes: of the decoder.
+        measure: an exit measure.
+        min_layer: first layer at which a token may exit.
+        ids: how many token ids pruned readouts score after the one at `min_layer`; None: all of them.
+
+    Returns:
+        `share_of_layer` (attention, and keys and values of skipped layers, which depend on the length, left
+        out), and
+        `break_even`: the mean exit layer, as a share of the depth, below which a rule that decides at every
+            layer from `min_layer` on costs less than full depth.
+    """
+    if measure.readout:
+        cost = sizes.readout / sizes.projections * ((ids or sizes.vocabulary) / sizes.vocabulary)
+    else:
+        cost = measure.flops(sizes.d_model) / sizes.projections
+    before = 0 if measure.from_first else min_layer - 1
+    if measure.readout:  # earlier layers are read out too; the last readout is the token's own
+        before += 1 - measure.lookback
+    even = (sizes.layers + before * cost) / (1 + cost) / sizes.layers
+    return {"share_of_layer": cost, "break_even": min(1.0, even)}
+
+
+def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
+    """Mean over seeds with the 95 % interval of a t distribution; a single seed has no interval.
+
+    Args:
+        table: one row a seed and group.
+        by: columns of the group.
+        columns: what to average; each gets `<name>_low` and `<name>_high`.
+    """
+    from scipy.stats import t
+
+    rows = []
+    for key, part in table.groupby(list(by), sort=False):
+        row, seeds = dict(zip(by, key, strict=True)), len(part)
+        quantile = (
+            round(float(t.ppf(0.975, seeds - 1)), 3) if seeds > 1 else 0.0
+        )  # three decimals, as tables print it
+        for column in columns:
+            values = part[column].to_numpy(dtype=np.float64)
+            margin = quantile * values.std(ddof=1) / np.sqrt(seeds) if seeds > 1 else 0.0
+            low, high = values.mean() - margin, values.mean() + margin
+            row |= {column: values.mean(), f"{column}_low": low, f"{column}_high": high}
+        rows.append(row | {"seeds": seeds})
+    return pd.DataFrame(rows)

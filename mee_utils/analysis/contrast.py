@@ -1,0 +1,212 @@
+"""What contrasting a layer with an earlier one does to predictions and confidence ("Not all FLOPs").
+
+All functions read the stored states of a trace, a chunk of tokens and a few layers at a time. `labels` are
+constant columns put in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import log
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from ..common.errors import CompanionError
+from ..decoding.exit_state import ExitState
+from ..exits.contrast import ALPHA, check_alpha, divergence, weighted_contrast
+from ..models.loading import Model
+from ..traces.replay import PolicyReplay
+from ..traces.stored_states import StoredStates, chunks
+from ..traces.trace import Trace
+from .statistics import bootstrap
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _states(trace: Trace, model: Model) -> Iterator[tuple[slice, list[ExitState]]]:
+    """Some tokens at a time, at every layer; a layer's logits are computed when they are asked for."""
+    stored = StoredStates(trace, model)
+    for tokens in chunks(trace):
+        yield tokens, stored.exit_states(tokens)
+
+
+def _amateur(layer: int) -> int:
+    """The amateur of the weighted contrast."""
+    return max(1, layer // 2)
+
+
+def _farthest(probabilities: list[Tensor], layer: int) -> Tensor:
+    """`[token]`: the earlier layer that differs most from `layer` (Jensen-Shannon), counted from 1."""
+    import torch
+
+    distances = [divergence(probabilities[layer - 1], early) for early in probabilities[: layer - 1]]
+    return torch.stack(distances).argmax(dim=0) + 1
+
+
+def one_token(
+    trace: Trace,
+    token: int,
+    layer: int,
+    model: Model,
+    decode: Callable[[int], str],
+    top: int = 8,
+    alpha: float = ALPHA,
+    **labels,
+) -> pd.DataFrame:
+    """What each contrast does to one token at one layer.
+
+    Args:
+        trace: with states.
+        token: row of the trace.
+        layer: the expert.
+        model: of the trace.
+        decode: id -> text.
+        top: how many ids, the expert's best and the contrasts' best.
+        alpha: of the contrast.
+        labels: constant columns.
+
+    Returns:
+        `kind` (weighted, jsd), `layer`, `amateur_layer`, `token`, `expert`, `amateur`, `contrast`
+        (probabilities), and `plausible`, whether the id is in the plausible set.
+    """
+    if not 2 <= layer <= trace.layers:
+        raise CompanionError(f"layer={layer}: a contrast needs an earlier layer; give 2 to {trace.layers}.")
+    states = StoredStates(trace, model).exit_states(slice(token, token + 1))
+    logits = [state.full_logits for state in states]
+    amateurs = {"weighted": _amateur(layer)}
+    amateurs["jsd"] = int(_farthest([each.softmax(-1) for each in logits], layer)[0])
+    late, rows = logits[layer - 1][0].softmax(-1), []
+    for kind, amateur in amateurs.items():
+        early = logits[amateur - 1][0].softmax(-1)
+        result = weighted_contrast(logits[layer - 1], logits[amateur - 1], alpha)[0].exp()
+        for index in (late + result).argsort(descending=True, stable=True)[:top].tolist():
+            row = {**labels, "kind": kind, "layer": layer, "amateur_layer": amateur, "token": decode(index)}
+            values = {"expert": late, "amateur": early, "contrast": result}
+            row |= {name: float(probabilities[index]) for name, probabilities in values.items()}
+            rows.append({**row, "plausible": bool(late[index] >= alpha * late.max())})
+    return pd.DataFrame(rows)
+
+
+def telling_token(trace: Trace, layer: int, model: Model, alpha: float = ALPHA) -> int:
+    """The token with the surest expert of those whose top-1 the weighted contrast changes; else the least
+    sure.
+    """
+    import torch
+
+    best, sure = None, -1.0
+    for tokens, states in _states(trace, model):
+        expert = states[layer - 1]
+        result = weighted_contrast(expert.full_logits, states[_amateur(layer) - 1].full_logits, alpha)
+        changed = result.argmax(-1) != expert.full_logits.argmax(-1)
+        confidence = torch.where(changed, expert.full_logits.softmax(-1).amax(-1), -1.0)
+        if confidence.max() > sure:
+            best, sure = tokens.start + int(confidence.argmax()), float(confidence.max())
+    return int(trace.margin[:, layer - 1].argmin()) if best is None else best
+
+
+def plausible_sets(trace: Trace, model: Model, alpha: float = ALPHA, **labels) -> pd.DataFrame:
+    """How many ids are plausible at each layer, and what that does to the confidence of the weighted
+    contrast.
+
+    Returns:
+        `layer`; `single`, the share of tokens with one plausible id; mean confidences (margins): `plain`,
+        `contrast` (ours), and `without_mass` (the softmax over the plausible set not scaled to the expert's
+        mass there, as in the
+        public code: one id gets 1); and `wrong_single`, the share of single plausible ids that are not the
+            prediction of full depth.
+    """
+    check_alpha(alpha)
+    found: dict[int, list] = {layer: [] for layer in range(2, trace.layers + 1)}
+    for _, states in _states(trace, model):
+        for layer, parts in found.items():
+            parts.append(_margins(states[layer - 1].full_logits, states[layer // 2 - 1].full_logits, alpha))
+    rows = []
+    for layer, parts in found.items():
+        single, plain, contrast, bare = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        wrong = trace.top1_id[:, layer - 1] != trace.final_id
+        means = {"plain": plain.mean(), "contrast": contrast.mean(), "without_mass": bare.mean()}
+        of_single = wrong[single].mean() if single.any() else float("nan")
+        rows.append({**labels, "layer": layer, "single": single.mean(), **means, "wrong_single": of_single})
+    return pd.DataFrame(rows)
+
+
+def _margins(expert: Tensor, amateur: Tensor, alpha: float) -> tuple[np.ndarray, ...]:
+    """Whether each token has one plausible id, and its margin: plain, contrasted, contrasted without mass."""
+    import torch
+
+    late = torch.log_softmax(expert, -1)
+    plausible = late >= late.amax(-1, keepdim=True) + log(alpha)
+    ratio = (late - torch.log_softmax(amateur, -1)).masked_fill(~plausible, -torch.inf)
+    distributions = (late.exp(), weighted_contrast(expert, amateur, alpha).exp(), torch.softmax(ratio, -1))
+    margins = [-each.topk(2, dim=-1).values.diff(dim=-1)[:, 0] for each in distributions]
+    return (plausible.sum(-1) == 1).cpu().numpy(), *(margin.cpu().numpy() for margin in margins)
+
+
+def without_mass(plain: PolicyReplay, model: Model, alpha: float = ALPHA) -> PolicyReplay:
+    """The replay of a plain margin with the contrasted margin of the public code in its place; to compare
+    with.
+    """
+    parts = []
+    for _, states in _states(plain.trace, model):
+        at = [
+            _margins(states[layer - 1].full_logits, states[_amateur(layer) - 1].full_logits, alpha)[3]
+            for layer in plain.decision_layers
+        ]
+        parts.append(np.stack(at, axis=1))
+    return replace(plain, confidences=np.concatenate(parts))
+
+
+def chosen_amateurs(trace: Trace, model: Model, **labels) -> pd.DataFrame:
+    """Which earlier layer is the amateur under JSD: `layer`, `amateur_layer`, `share` of tokens."""
+    layers = trace.layers
+    counts = np.zeros((layers + 1, layers + 1))
+    for _, states in _states(trace, model):
+        probabilities = [state.full_logits.softmax(-1) for state in states]
+        for layer in range(2, layers + 1):
+            counts[layer] += np.bincount(_farthest(probabilities, layer).cpu().numpy(), minlength=layers + 1)
+    pairs = [(layer, amateur) for layer in range(2, layers + 1) for amateur in range(1, layer)]
+    shares = counts / len(trace)
+    return pd.DataFrame([{**labels, "layer": e, "amateur_layer": a, "share": shares[e, a]} for e, a in pairs])
+
+
+def pareto_verdict(decoded: dict, plain: tuple[str, ...], tested: tuple[str, ...]) -> pd.DataFrame:
+    """Is a rule a Pareto improvement: does it beat every plain setting (full depth is one) that costs no
+    more?
+
+    The intervals are Bonferroni's over the tested settings, 95 % together; scores are means over examples.
+
+    Args:
+        decoded: (rule, ...) -> `DecodingResult` of one task, and None -> full depth.
+        plain: rules to beat.
+        tested: rules that are asked about.
+
+    Returns:
+        One row a setting of the tested rules: `rule`, `threshold`, `flops_share`, `score`, `cheapest` (no
+            plain setting costs as little, so that there is none to compare with), `best_plain` (mean score of
+            the best plain setting that costs no more), `gain` with its paired interval `low`, `high`
+            (points), `improves` (the interval lies above 0), `worse` (below 0).
+    """
+    full = decoded[None].flops
+    settings = {labels: found for labels, found in decoded.items() if labels and labels[0] in tested}
+    rivals = [found for labels, found in decoded.items() if labels is None or labels[0] in plain]
+    rows = []
+    for (rule, threshold, *_), found in settings.items():
+        best = max(
+            (rival for rival in rivals if rival.flops <= found.flops),
+            key=lambda rival: rival.examples.mean(),
+            default=None,
+        )
+        row = {"rule": rule, "threshold": threshold, "flops_share": found.flops / full}
+        row |= {"score": found.examples.mean(), "cheapest": best is None}
+        gain, low, high = (np.full(1, np.nan), np.nan, np.nan)
+        if best:
+            gain = found.examples - best.examples
+            mean_gain = lambda weights, gain=gain: weights @ gain / len(gain)
+            low, high = bootstrap(mean_gain, len(gain), 1 - 0.05 / len(settings), 10_000)
+        row |= {"best_plain": best.examples.mean() if best else np.nan, "gain": gain.mean()}
+        rows.append({**row, "low": low, "high": high, "improves": bool(low > 0), "worse": bool(high < 0)})
+    return pd.DataFrame(rows)

@@ -1,0 +1,167 @@
+"""Does a prediction, once made, stay? Does confidence in it grow with every layer? (MEE, section 3)
+
+All functions read a `Trace`. Layers are counted from 1; column `l - 1` of an array belongs to layer `l`.
+`labels` are constant columns put in front of a table, such as `model="calm"`; intervals are 95 % intervals
+over
+sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pandas as pd
+
+from .statistics import difference_interval, mean_interval, percentiles, reliability, resampled_tokens
+
+RELIABILITY_RESAMPLES = 100
+
+
+def settled_from(trace) -> np.ndarray:
+    """`[token]`, the first layer from which the top-1 equals the last layer's for good: the oracle's exit.
+
+    A token settled from layer 3 of 12 has the same top-1 at layers 3 to 12, and another at layer 2.
+    """
+    changed = trace.top1_id != trace.final_id[:, None]
+    return np.where(changed.any(axis=1), trace.layers - np.argmax(changed[:, ::-1], axis=1), 0) + 1
+
+
+def stable(trace) -> np.ndarray:
+    """`[token, layer]`, whether the top-1 never changes after that layer (MEE, Figure 1)."""
+    return settled_from(trace)[:, None] <= np.arange(1, trace.layers + 1)
+
+
+def strictly_monotonic(values: np.ndarray, after: int = 0) -> np.ndarray:
+    """`[token]`, whether `values` `[token, layer]` rise strictly from layer `after + 1` on (MEE, Table 1)."""
+    return (np.diff(values[:, after:], axis=1) > 0).all(axis=1)
+
+
+def never_falling(values: np.ndarray, after: int = 0, tolerance: float = 0.01) -> np.ndarray:
+    """`[token]`, whether `values` never fall by more than `tolerance` from one layer to the next.
+
+    A probability near 1 cannot keep rising: 0.99999 followed by 0.99998 breaks strict monotonicity and means
+    nothing.
+    """
+    return (np.diff(values[:, after:].astype(np.float64), axis=1) >= -tolerance).all(axis=1)
+
+
+def curve(values: np.ndarray, trace, name: str, **labels) -> pd.DataFrame:
+    """Mean over tokens per layer, with its interval and the standard deviation over tokens.
+
+    Args:
+        values: `[token, layer]`.
+        trace: where the values come from.
+        name: the column of the mean.
+        labels: constant columns.
+    """
+    mean = mean_interval(values, trace.sequence).columns(name)
+    spread = np.asarray(values, dtype=np.float64).std(axis=0)
+    layer = np.arange(1, trace.layers + 1)
+    return pd.DataFrame({**labels, "layer": layer, **mean, "standard_deviation": spread})
+
+
+def monotonic_shares(trace, **labels) -> pd.DataFrame:
+    """Share of tokens whose probability of the final prediction rises strictly, or never falls by over 0.01.
+
+    Both from layer 1 on and after a third of the layers.
+    """
+    rows = []
+    for kind, test in (("strictly rising", strictly_monotonic), ("never falling", never_falling)):
+        for after in (0, trace.layers // 3):
+            share = mean_interval(test(trace.final_probability, after), trace.sequence)
+            rows.append({**labels, "kind": kind, "after_layer": after, **share.columns("share")})
+    return pd.DataFrame(rows)
+
+
+def settling_depth(trace, **labels) -> pd.DataFrame:
+    """Mean layer from which tokens are settled (the oracle's exit), with its interval: one row."""
+    depth = mean_interval(settled_from(trace), trace.sequence)
+    return pd.DataFrame([{**labels, "tokens": len(trace), **depth.columns("mean_layer")}])
+
+
+def settling_gain(first, second, **labels) -> pd.DataFrame:
+    """How many layers earlier `second` settles than `first` on the same inputs, with a paired interval."""
+    gain = difference_interval((settled_from(first), first.sequence), (settled_from(second), second.sequence))
+    return pd.DataFrame([{**labels, **gain.columns("layers_earlier")}])
+
+
+def reliability_bins(
+    trace, correct: np.ndarray, layers: Iterable[int], bins: int = 10, **labels
+) -> pd.DataFrame:
+    """A reliability diagram for each of some layers: accuracy by confidence, with an interval for each bin.
+
+    Args:
+        trace: whose top-1 probabilities are the confidence.
+        correct: `[token, layer]`, whether the layer's top-1 is right, by whatever truth is meant.
+        layers: which.
+        bins: number of bins of equal width.
+        labels: constant columns.
+    """
+    rows = []
+    for layer in layers:
+        confidence, right = trace.top1_probability[:, layer - 1], correct[:, layer - 1]
+        found = reliability(confidence, right, bins)
+        for number, count in enumerate(found.count):
+            chosen = found.index == number
+            low, high = (
+                mean_interval(right[chosen], trace.sequence[chosen])[1:] if count else (np.nan, np.nan)
+            )
+            edges = {"bin_low": found.edges[number], "bin_high": found.edges[number + 1]}
+            means = {"confidence": found.confidence[number], "accuracy": found.accuracy[number]}
+            size = {"tokens": count, "expected_calibration_error": found.error}
+            rows.append({**labels, "layer": layer, **edges, **means, **size, "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def layer_reliability(trace, correct: np.ndarray, bins: int = 10, **labels) -> pd.DataFrame:
+    """Per layer: mean confidence, accuracy and expected calibration error, each with its interval.
+
+    Args:
+        trace: whose top-1 probabilities are the confidence.
+        correct: `[token, layer]`, whether the layer's top-1 is right.
+        bins: number of bins of equal width.
+        labels: constant columns.
+    """
+    confidence = trace.top1_probability.astype(np.float64)
+
+    def errors(rows) -> list[float]:
+        return [reliability(confidence[rows, i], correct[rows, i], bins).error for i in range(trace.layers)]
+
+    table = {"layer": np.arange(1, trace.layers + 1)}
+    for name, values in (("confidence", confidence), ("accuracy", correct)):
+        table |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
+    drawn = [errors(rows) for rows in resampled_tokens(trace.sequence, RELIABILITY_RESAMPLES)]
+    low, high = percentiles(drawn)
+    name = "expected_calibration_error"
+    table |= {name: errors(slice(None)), f"{name}_low": low, f"{name}_high": high}
+    return pd.DataFrame({**labels, **table})
+
+
+def predictions(trace, token: int, decode: Callable[[int], str], top: int = 3, **labels) -> pd.DataFrame:
+    """The `top` tokens of every layer with their probabilities, for one row of the trace (MEE, Figure 3)."""
+    ids, probabilities = trace.top_ids[token, :, :top], trace.top_probabilities[token, :, :top]
+    layer, rank = np.indices(ids.shape).reshape(2, -1) + 1
+    names, values = [decode(int(i)) for i in ids.ravel()], probabilities.ravel().astype(np.float64)
+    return pd.DataFrame({**labels, "layer": layer, "rank": rank, "token": names, "probability": values})
+
+
+def percentile_tokens(trace, shares: tuple[float, ...], seed: int = 0) -> dict[int, int]:
+    """Tokens at given percentiles of the settling layer. Returns percent -> row of the trace.
+
+    Among tokens that settle at the same layer the seed decides; end tokens (the last of each sequence) are
+    left out.
+    """
+    last = np.append(trace.sequence[1:] != trace.sequence[:-1], True)
+    rows = np.random.default_rng(seed).permutation(np.flatnonzero(~last))
+    ordered = rows[np.argsort(settled_from(trace)[rows], kind="stable")]
+    return {round(100 * share): int(ordered[int(share * (len(ordered) - 1))]) for share in shares}
+
+
+def token_text(tokenizer) -> Callable[[int], str]:
+    """`id -> text` for figures: a word boundary is a low line, an id that the tokenizer does not know its
+    number.
+
+    T5's vocabulary matrix has more rows than its tokenizer has tokens.
+    """
+    return lambda token: (tokenizer.convert_ids_to_tokens(token) or f"<id {token}>").replace("▁", "_")

@@ -1,0 +1,92 @@
+"""What pruned readouts keep ("Not all FLOPs", sections 4 and 5). `labels` are constant columns in front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from ..common.errors import CompanionError
+from ..traces.replay import PolicyReplay
+from ..traces.trace import Trace
+from .decisions import precision_and_recall
+from .statistics import mean_interval
+
+QUANTILES = {"whisker_low": 0.05, "low": 0.25, "median": 0.5, "high": 0.75, "whisker_high": 0.95}
+
+
+def rank_boxes(trace: Trace, **labels) -> pd.DataFrame:
+    """Rank of the full-depth prediction at every layer (1 is the top): quantiles, and the share at rank 1."""
+    quantiles = np.quantile(trace.final_rank, list(QUANTILES.values()), axis=0)
+    columns = {"layer": np.arange(1, trace.layers + 1), **dict(zip(QUANTILES, quantiles, strict=True))}
+    return pd.DataFrame({**labels, **columns, "on_top": (trace.final_rank == 1).mean(axis=0)})
+
+
+def recall(trace: Trace, sizes: Sequence[int], **labels) -> pd.DataFrame:
+    """`recall`: how often the full-depth prediction is among the top `k` of a `layer`, with an interval."""
+    tables = []
+    for k in sizes:
+        columns = mean_interval(trace.final_rank <= k, trace.sequence).columns("recall")
+        tables.append(pd.DataFrame({**labels, "layer": np.arange(1, trace.layers + 1), "k": k, **columns}))
+    return pd.concat(tables, ignore_index=True)
+
+
+def kept_by_layer(replayed: PolicyReplay, **labels) -> pd.DataFrame:
+    """How many tokens still keep their full-depth prediction at each layer that is read out, and of how many
+    ids.
+
+    Returns:
+        `layer`, `recall` with `low` and `high`, and `ids` (mean over tokens; rows of `W` multiplied there, if
+        nobody exits).
+    """
+    kept = mean_interval(replayed.kept[:, replayed.layers - 1], replayed.trace.sequence)
+    ids = np.diff(replayed.readout_rows, axis=1, prepend=0).mean(axis=0)
+    return pd.DataFrame({**labels, "layer": replayed.layers, **kept.columns("recall"), "ids": ids})
+
+
+def minimum_layer(replayed: PolicyReplay, precision: float = 0.95, **labels) -> dict:
+    """The minimum exit layer that a model and task call for, in place of a guess.
+
+    The rule: the first layer from which on, at every layer, at least a share `precision` of the tokens that
+    the policy would let go there keep their prediction, or nobody would be let go. `calibrated` is a second
+    one, without a threshold: the first layer from which on the mean top-1 probability does not exceed the
+    share of right predictions by more than 0.05 ("right": full depth's); it may fall short of it.
+    """
+    if not 0 < precision <= 1:
+        raise CompanionError(f"precision={precision}: give a share above 0 and up to 1.")
+    trace, found = replayed.trace, precision_and_recall(replayed)
+    safe = found.precision.isna() | (found.precision >= precision)
+    right = (trace.top1_id == trace.final_id[:, None]).mean(axis=0)
+    honest = trace.top1_probability.mean(axis=0) - right <= 0.05
+    return {
+        **labels,
+        "minimum_layer": _from_where_on(safe, replayed.layers.tolist()),
+        "calibrated": _from_where_on(honest, list(range(1, trace.layers + 1))),
+    }
+
+
+def _from_where_on(right: np.ndarray, layers: Sequence[int]) -> int:
+    """The first layer from which on all are right; the last layer if none is."""
+    wrong = np.flatnonzero(~np.asarray(right))
+    return layers[min(int(wrong[-1]) + 1, len(layers) - 1)] if len(wrong) else layers[0]
+
+
+def exactness(pruned: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -> dict[str, float]:
+    """How often a pruned run emits something else than the same run unpruned.
+
+    Args:
+        pruned: ids of every output.
+        plain: ids of the same outputs, all ids read out.
+
+    Returns:
+        `other_output`, the share of outputs that differ; `other_token`, of the tokens up to the first that
+        differs, the share that does (what follows a different token differs for that reason alone).
+    """
+    differ, compared = 0, 0
+    for ours, theirs in zip(pruned, plain, strict=True):
+        length = min(len(ours), len(theirs))
+        first = next((i for i in range(length) if ours[i] != theirs[i]), None)
+        different = first is not None or len(ours) != len(theirs)
+        differ, compared = differ + different, compared + (length if first is None else first + 1)
+    return {"other_output": differ / len(plain), "other_token": differ / max(1, compared)}

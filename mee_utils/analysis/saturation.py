@@ -1,0 +1,196 @@
+"""When do hidden states stop changing, for which tokens, and is that the same as easy? (MEE, section 4)
+
+A *prefix* is one token of a trace along references: the source and everything before the token are given, and
+we
+watch the state that predicts it. Its similarity at layer l is the cosine of `n(h^l)` with `n(h^L)`. Layers
+are
+counted from 1; the published table counts from 0 (its first similar state and number of similar states add up
+to
+L - 1). `labels` are constant columns put in front of a table; intervals are 95 % intervals over sequences.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from ..common.errors import CompanionError
+from .monotonicity import settled_from, strictly_monotonic
+from .statistics import mean_interval, percentiles, resampled_tokens
+
+RESAMPLES = 200
+EASY = ("grammatical", "copied")  # what needs no search and no computation
+GROUPS = ("easy", "difficult")
+
+
+def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
+    """One row a prefix.
+
+    Args:
+        trace: along references.
+        threshold: the cosine from which a state counts as similar to the last one.
+
+    Returns:
+        `sequence`; `prefix_tokens`, tokens before and with the start token; `mean_similarity` over layers 1
+        to
+        L - 1; `first_similar`, the first similar layer (L if none before); `similar_states`, how many of the
+        L - 1 are similar; `rises_after_a`, whether similarity rises strictly from layer a + 1 on, for a = 0,
+        L / 6
+        and L / 3; `settled_from`, the oracle's exit; `loss`, the model's own loss on the token in nats.
+    """
+    if not 0 < threshold < 1:
+        raise CompanionError(f"threshold={threshold}: give a cosine between 0 and 1 (MEE: 0.9).")
+    if trace.along != "reference":
+        raise CompanionError(
+            "Saturation is described on references: make the trace with trace(model, inputs, references)."
+        )
+    similarity = trace.final_similarity[:, :-1].astype(np.float64)
+    similar = similarity >= threshold
+    rises = {f"rises_after_{a}": strictly_monotonic(trace.final_similarity, a) for a in starts(trace.layers)}
+    probability = trace.token_probability[:, -1].astype(np.float64)
+    return pd.DataFrame(
+        {
+            "sequence": trace.sequence,
+            "prefix_tokens": trace.position + 1,
+            "mean_similarity": similarity.mean(axis=1),
+            "first_similar": np.where(similar.any(axis=1), similar.argmax(axis=1) + 1, trace.layers),
+            "similar_states": similar.sum(axis=1),
+            **rises,
+            "settled_from": settled_from(trace),
+            "loss": -np.log(np.maximum(probability, 1e-12)),
+        }
+    )
+
+
+def starts(layers: int) -> tuple[int, int, int]:
+    """Layers after which similarity should rise: 0, 4 and 8 of 24 (MEE), in proportion for other depths."""
+    return 0, round(layers / 6), round(layers / 3)
+
+
+def select(prefixes: pd.DataFrame, by: str = "mean_similarity", share: float = 0.4) -> pd.Series:
+    """For each prefix "easy", "difficult" or "": the two ends of a ranking.
+
+    Args:
+        prefixes: from `describe`, with a column `difficulty` for `by="difficulty"`.
+        by: "mean_similarity" (high is easy; MEE), "loss" (low is easy), or "difficulty" (known by
+            construction;
+            all prefixes are used).
+        share: of the prefixes at each end (MEE: 1,000 of 2,500).
+    """
+    if by == "difficulty":
+        known = np.where(prefixes["difficulty"].isin(EASY), *GROUPS)
+        return pd.Series(known, index=prefixes.index)
+    if not 0 < share <= 0.5:
+        raise CompanionError(
+            f"share={share}: give a share of the prefixes for each end, at most 0.5 (MEE: 0.4)."
+        )
+    count = max(1, round(share * len(prefixes)))
+    order = prefixes[by].sort_values(ascending=by == "loss", kind="stable").index
+    groups = pd.Series("", index=prefixes.index)
+    groups[order[-count:]] = "difficult"
+    groups[order[:count]] = "easy"
+    return groups
+
+
+def compare(prefixes: pd.DataFrame, groups: pd.Series, **labels) -> pd.DataFrame:
+    """MEE's Table 1: mean, interval and spread of each property of easy and difficult prefixes."""
+    rows = []
+    for group in GROUPS:
+        found = prefixes[groups == group]
+        for name in found.columns.difference(["sequence", "difficulty"], sort=False):
+            values = found[name].to_numpy(dtype=np.float64)
+            mean = mean_interval(values, found["sequence"].to_numpy()).columns()
+            row = {"group": group, "property": name, **mean}
+            rows.append({**labels, **row, "standard_deviation": values.std(), "prefixes": len(found)})
+    return pd.DataFrame(rows)
+
+
+def similarity_curves(trace, groups: pd.Series, **labels) -> pd.DataFrame:
+    """Mean similarity with the last state at each layer: `group`, `layer`, `similarity`, `low`, `high`."""
+    tables = []
+    for group in GROUPS:
+        chosen = (groups == group).to_numpy()
+        mean = mean_interval(trace.final_similarity[chosen], trace.sequence[chosen]).columns("similarity")
+        layer = np.arange(1, trace.layers + 1)
+        tables.append(pd.DataFrame({**labels, "group": group, "layer": layer, **mean}))
+    return pd.concat(tables, ignore_index=True)
+
+
+def reached(prefixes: pd.DataFrame, column: str, layers: int, **labels) -> pd.DataFrame:
+    """Share of prefixes whose `column` (a layer) is at most l, for every layer l."""
+    layer = np.arange(1, layers + 1)
+    share = mean_interval(prefixes[column].to_numpy()[:, None] <= layer, prefixes["sequence"].to_numpy())
+    return pd.DataFrame({**labels, "layer": layer, **share.columns("share")})
+
+
+def log_frequency(token_ids: np.ndarray, training_ids: Sequence[Sequence[int]]) -> np.ndarray:
+    """`[token]`, logarithm of one more than how often each token stands in the training targets."""
+    counts = Counter(token for ids in training_ids for token in ids)
+    return np.log1p([counts[int(token)] for token in token_ids])
+
+
+def associations(
+    prefixes: pd.DataFrame, measures: Sequence[str], outcomes: Sequence[str], **labels
+) -> pd.DataFrame:
+    """Spearman's rank correlation of measures of difficulty with outcomes.
+
+    Args:
+        prefixes: from `describe`, with the columns named.
+        measures: columns that might foretell depth, such as "loss", "prefix_tokens", "log_frequency".
+        outcomes: columns that are a depth, such as "first_similar" and "settled_from".
+        labels: constant columns.
+    """
+    columns = prefixes[[*measures, *outcomes]]
+    found = columns.corr("spearman")
+    samples = resampled_tokens(prefixes["sequence"].to_numpy(), RESAMPLES)
+    low, high = percentiles([columns.iloc[rows].corr("spearman") for rows in samples])
+    rows = []
+    for i, measure in enumerate(measures):
+        for j, outcome in enumerate(outcomes, start=len(measures)):
+            bounds = {"low": low[i, j], "high": high[i, j]}
+            row = {"measure": measure, "depth": outcome, "spearman": found.iloc[i, j], **bounds}
+            rows.append({**labels, **row})
+    return pd.DataFrame(rows)
+
+
+def depth_by_difficulty(
+    prefixes: pd.DataFrame, order: Sequence[str], least: int = 20, **labels
+) -> pd.DataFrame:
+    """Mean exit of the oracle and mean first similar layer for each known difficulty.
+
+    Args:
+        prefixes: from `describe`, with a column `difficulty`.
+        order: the difficulties in order; those with fewer than `least` prefixes are left out.
+        least: see `order`.
+        labels: constant columns.
+    """
+    rows = []
+    for difficulty in order:
+        found = prefixes[prefixes["difficulty"] == difficulty]
+        for depth in ("settled_from", "first_similar") if len(found) >= least else ():
+            mean = mean_interval(found[depth].to_numpy(), found["sequence"].to_numpy()).columns("mean_layer")
+            row = {"difficulty": difficulty, "depth": depth, **mean}
+            rows.append({**labels, **row, "prefixes": len(found), "loss": found["loss"].mean()})
+    return pd.DataFrame(rows)
+
+
+def examples(trace, prefixes: pd.DataFrame, decode, count: int = 3, **labels) -> pd.DataFrame:
+    """Similarity curves of single prefixes (MEE, Appendix A), evenly spaced in the easy and the difficult
+    fifth.
+
+    `decode` is a function of a token's id; the column `token` holds what it makes of the token to predict.
+    """
+    order = prefixes["mean_similarity"].sort_values(ascending=False, kind="stable").index.to_numpy()
+    fifth, tables = max(count, len(order) // 5), []
+    for group, ranked in zip(GROUPS, (order[:fifth], order[::-1][:fifth]), strict=True):
+        for number, token in enumerate(ranked[np.linspace(0, fifth - 1, count).round().astype(int)], start=1):
+            which = {"group": group, "example": number, "token": decode(int(trace.token_id[token]))}
+            layer, similarity = (
+                np.arange(1, trace.layers + 1),
+                trace.final_similarity[token].astype(np.float64),
+            )
+            tables.append(pd.DataFrame({**labels, **which, "layer": layer, "similarity": similarity}))
+    return pd.concat(tables, ignore_index=True)

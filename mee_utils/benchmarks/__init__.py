@@ -1,0 +1,1 @@
+"""By the clock: the decoder against its peers, exit rules against full depth."""

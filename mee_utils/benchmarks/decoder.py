@@ -1,0 +1,452 @@
+"""`make bench`: how fast the decoder is, beside the strongest peers and this machine's own limit.
+
+Weights are random, since cost does not depend on them, and exits are forced at given layers. Contenders take
+turns, round by round, and every ratio is taken within a round, so that a busy moment of the machine hits all.
+The table keeps median, lowest and highest of the rounds; a first round warms up and is dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from ..common.errors import CompanionError
+from ..models.costs import SHAPES, DecoderSizes
+
+SEED = 0
+PAUSE = 0.3  # seconds between contenders whose threads go on spinning for a while
+LAYER = "of a layer"  # unit: the time of one decoder layer
+FASTER = "times faster"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A random model and what it decodes; `threads` is None for one a core."""
+
+    shape: str
+    sizes: DecoderSizes
+    d_kv: int = 64
+    source: int = 32
+    tokens: int = 32
+    dtype: str = "float32"
+    threads: int | None = None
+
+
+WORKLOADS = {  # mini: one thread is the fastest for every contender
+    "mini": Workload("mini", SHAPES["mini"], d_kv=24, threads=1),
+    "t5-base": Workload("t5-base", SHAPES["t5-base"]),
+    "t5-large": Workload("t5-large", SHAPES["t5-large"], tokens=16),
+}
+
+
+class Timing(NamedTuple):
+    """One line of the table: `values` holds one number a round."""
+
+    what: str
+    batch: int
+    values: Sequence[float] | pd.Series
+    unit: str
+    against: str = ""
+
+
+class Bench:
+    """A random model of one workload, its contenders and its clock.
+
+    Args:
+        workload: what to time.
+        rounds: how often each contender runs, the warm-up not counted.
+        peers: whether to time CTranslate2 and compiled `transformers` too.
+
+    Raises:
+        CompanionError: fewer than one round.
+    """
+
+    def __init__(self, workload: Workload, rounds: int, peers: bool = True):
+        import torch
+        import transformers
+
+        from ..decoding.layerwise import LayerwiseDecoder
+
+        if rounds < 1:
+            raise CompanionError(f"rounds={rounds}: at least one is needed.")
+        torch.set_num_threads(workload.threads or os.cpu_count() or 1)
+        torch.manual_seed(SEED)
+        s, ids = workload.sizes, dict(decoder_start_token_id=0, pad_token_id=0)
+        width = dict(d_model=s.d_model, d_kv=workload.d_kv, num_heads=s.inner // workload.d_kv, d_ff=s.d_ff)
+        depth = dict(num_layers=s.layers, num_decoder_layers=s.layers, vocab_size=s.vocabulary)
+        config = transformers.T5Config(**width, **depth, **ids, dropout_rate=0.0)
+        network = transformers.T5ForConditionalGeneration(config).eval()
+        self.network = network.to(getattr(torch, workload.dtype))
+        self.workload, self.rounds, self.peers, self.layers = workload, rounds, peers, s.layers
+        self.decoder = LayerwiseDecoder(self.network)
+        self.network.config.eos_token_id = -1  # every output has full length
+
+    def inputs(self, batch: int) -> dict:
+        """Random inputs `[batch, source]` without padding."""
+        import torch
+
+        generator, size = torch.Generator().manual_seed(SEED), (batch, self.workload.source)
+        ids = torch.randint(2, self.workload.sizes.vocabulary, size, generator=generator)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def ours(self, batch: int, policy=None) -> Callable[[], list]:
+        """Our decoder; a call gives ids, exit layers and confidences of each row."""
+        from ..decoding.generation import bind_policy, decode_batch
+
+        inputs, sequence, bound = self.inputs(batch), np.arange(batch), bind_policy(policy, self.decoder)
+        return lambda: decode_batch(self.decoder, inputs, bound, self.workload.tokens, sequence)
+
+    def forced(self, exits: np.ndarray) -> Callable[[], list]:
+        """Our decoder with given exit layers `[batch, token]`."""
+        from ..exits.measures import ForcedExits
+        from ..exits.policy import ExitPolicy
+
+        return self.ours(len(exits), ExitPolicy(ForcedExits(exits), min_layer=1))
+
+    def encode(self, batch: int) -> Callable[[], None]:
+        """What every decoding begins with: the encoder, and the cache."""
+        import torch
+
+        inputs = self.inputs(batch)
+
+        @torch.inference_mode()
+        def run() -> None:
+            self.decoder.begin(inputs["input_ids"], inputs["attention_mask"], self.workload.tokens)
+
+        return run
+
+    def generate(self, batch: int, **options) -> Callable:
+        """`transformers`' greedy search on the same inputs; a call gives ids `[batch, 1 + token]`."""
+        from transformers import GenerationConfig
+
+        length = dict(max_new_tokens=self.workload.tokens, eos_token_id=None)
+        greedy = dict(do_sample=False, num_beams=1, pad_token_id=0, decoder_start_token_id=0)
+        settings, inputs = GenerationConfig(**length, **greedy, **options), self.inputs(batch)
+
+        def run():
+            self.network.generation_config = (
+                settings  # what settings leave open is filled in from the network's own
+            )
+            return self.network.generate(**inputs)
+
+        return run
+
+    def times(self, contenders: dict[str, Callable[[], object]], pause: float = 0.0) -> pd.DataFrame:
+        """Seconds `[round, contender]`. Contenders take turns, so that a ratio within a row is fair."""
+        from torch.utils.benchmark import timer
+
+        seconds = np.empty((self.rounds + 1, len(contenders)))
+        for row in seconds:
+            for place, run in enumerate(contenders.values()):
+                time.sleep(pause)
+                started = timer()
+                run()
+                row[place] = timer() - started
+        return pd.DataFrame(seconds[1:], columns=list(contenders))
+
+    def parts(self) -> tuple[float, float, float]:
+        """Seconds of a readout with its norm, and of a layer's K/V for one and for four tokens."""
+        import torch
+        from torch.utils.benchmark import Timer
+
+        decoder, threads = self.decoder, torch.get_num_threads()
+        with torch.inference_mode():
+            state = decoder.embed(torch.tensor([2]))
+            key_value = lambda rows: [layer.key_value(layer.norms[0](rows)) for layer in decoder.weights]
+            readout = lambda rows: decoder.readout(decoder.normalize(rows)).max(dim=-1)
+            timed = (readout, state), (key_value, state), (key_value, state.repeat(4, 1))
+            clocks = [Timer("f(x)", globals={"f": f, "x": x}, num_threads=threads) for f, x in timed]
+            readout, one, four = (clock.blocked_autorange(min_run_time=0.1).median for clock in clocks)
+        return readout, one / self.layers, four / self.layers
+
+    def table(self, part: str) -> pd.DataFrame:
+        """Lines of one of `PARTS`: median, lowest and highest of the rounds."""
+        about, timings = self.workload, list(PARTS[part](self))
+        rows = pd.DataFrame([timing._asdict() for timing in timings]).drop(columns="values")
+        values = [np.asarray(timing.values, dtype=np.float64) for timing in timings]
+        spread = {"median": np.median, "lowest": np.min, "highest": np.max}
+        rows = rows.assign(**{name: [f(v) for v in values] for name, f in spread.items()})
+        rows = rows.assign(group=part, shape=about.shape, dtype=about.dtype)
+        return rows[["group", "shape", "dtype", "batch", "what", "against", *spread, "unit"]]
+
+
+def full_depth(bench: Bench) -> Iterator[Timing]:
+    """No exits: milliseconds a step (of the whole batch), and how many times faster than each peer."""
+    single = bench.workload.dtype == "float32"
+    with tempfile.TemporaryDirectory() as folder:
+        for batch in (1, 8, 32) if single else (1, 8):
+            runs = {"ours": bench.ours(batch), "transformers generate": bench.generate(batch)}
+            if bench.peers and single and batch == 1:
+                runs["transformers, static cache, compiled"] = compiled_peer(bench, batch)
+            if bench.peers and single:
+                runs["CTranslate2"] = ctranslate2_peer(bench, batch, Path(folder))
+            found = bench.times(runs, pause=PAUSE)
+            for name in runs:
+                yield Timing(name, batch, found[name] / bench.workload.tokens * 1e3, "ms a step")
+            for name in list(runs)[1:]:
+                yield Timing("ours", batch, found[name] / found["ours"], FASTER, name)
+
+
+def exit_cost(bench: Bench) -> Iterator[Timing]:
+    """Exits forced at layer l, against l/L of the layers' time, the readout, and the K/V of skipped layers.
+
+    Two patterns: every token exits at l (nobody ever needs the skipped layers), and every fourth token goes
+    through all of them and takes the K/V of the three before it along, which adds what four rows cost more.
+    """
+    layers, tokens = bench.layers, bench.workload.tokens
+    readout, one, four = bench.parts()
+    for layer in sorted({max(1, layers // 4), layers // 2, 3 * layers // 4}):
+        every = np.full((1, tokens), layer)
+        mixed = every.copy()
+        mixed[:, 3::4] = layers
+        names = f"all tokens leave at layer {layer}", f"leave at {layer}, each fourth at {layers}"
+        patterns = dict(zip(names, (every, mixed), strict=True))
+        runs = {"full": bench.ours(1), "encoder": bench.encode(1)}
+        found = bench.times(runs | {what: bench.forced(exits) for what, exits in patterns.items()})
+        stack = (found["full"] - found["encoder"]) / tokens - readout
+        for what, exits in patterns.items():
+            late = (four - one) * (exits == layers).mean() * (layers - layer)
+            ideal = found["encoder"] + tokens * (stack * exits.mean() / layers + readout + late)
+            yield Timing(what, 1, found[what] / ideal, "of the ideal", "share of full depth")
+            yield Timing(what, 1, found["full"] / found[what], FASTER, "ours, full depth")
+    yield Timing("K/V of one skipped layer, if made at once", 1, [one * layers / stack.median()], LAYER)
+
+
+READOUTS = {  # adaptive: a random model is never sure, so that nearly all ids are kept
+    "margin, 64 ids kept": dict(pruning="fixed", top_k=64),
+    "margin, 256 ids kept": dict(pruning="fixed", top_k=256),
+    "margin, 1024 ids kept": dict(pruning="fixed", top_k=1024),
+    "margin, decaying from 1024 to 64": dict(pruning="decaying", top_k=1024, least_k=64),
+    "margin, adaptive (unsure)": dict(pruning="adaptive"),
+    "weighted contrast": dict(contrast="weighted"),
+    "weighted contrast, 256 ids kept": dict(contrast="weighted", pruning="fixed", top_k=256),
+    "JSD contrast, 256 ids kept": dict(contrast="jsd", pruning="fixed", top_k=256),
+}
+
+
+def _readout_policies() -> dict:
+    from ..exits.policy import ExitPolicy
+
+    margin = lambda options: ExitPolicy("softmax_margin", threshold=1.0, min_layer=1, **options)
+    return {name: margin(options) for name, options in READOUTS.items()}
+
+
+def measure_cost(bench: Bench) -> Iterator[Timing]:
+    """What deciding costs at every layer if nobody exits, in layers; classifiers are untrained."""
+    from ..exits.classifiers import new_classifier
+    from ..exits.measures import MEASURES
+    from ..exits.policy import ExitPolicy
+    from ..study.catalogue import VARIANTS
+
+    workload, layers, width = bench.workload, bench.layers, bench.workload.sizes.d_model
+    measures = {name: name for name, kind in MEASURES.items() if kind.has_threshold}
+    for name, variant in VARIANTS.items():
+        classifier = new_classifier(variant.kind, width, **variant.options(width))
+        measures[name] = classifier.to(bench.decoder.norm.weight.dtype)
+    policies = {name: ExitPolicy(measure, threshold=1.0, min_layer=1) for name, measure in measures.items()}
+    policies |= _readout_policies()
+    runs = {"full_depth": bench.ours(1), "no measure": bench.forced(np.full((1, workload.tokens), layers))}
+    runs |= {name: bench.ours(1, policy) for name, policy in policies.items()}
+    found, (readout, *_) = bench.times(runs), bench.parts()
+    layer = (found["full_depth"] / workload.tokens - readout) / layers
+    for name in list(runs)[1:]:
+        decisions = layers - 1 - (policies[name].measure.lookback if name in policies else 0)
+        if decisions > 0:  # else it looks back farther than this decoder is deep
+            cost = (found[name] - found["full_depth"]) / workload.tokens / decisions / layer
+            yield Timing(name, 1, cost, LAYER)
+    yield Timing("one readout", 1, [readout / layer.median()], LAYER)
+
+
+def decision_cost(bench: Bench) -> Iterator[Timing]:
+    """One decision timed by itself, as a share of a layer: over all ids, over few, and without a readout."""
+    from ..exits.policy import ExitPolicy
+
+    readout, *_ = bench.parts()
+    took = bench.times({"full_depth": bench.ours(1)})["full_depth"].median()
+    layer = (took / bench.workload.tokens - readout) / bench.layers
+    plain = lambda name: ExitPolicy(name, threshold=1.0, min_layer=1)
+    policies = {name: plain(name) for name in ("hidden_similarity", "softmax_margin")}
+    for name, policy in (policies | _readout_policies()).items():
+        yield Timing(name, 1, _decision_times(bench, policy) / layer, LAYER)
+
+
+def _decision_times(bench: Bench, policy) -> np.ndarray:
+    """Seconds inside one decision, a median a round, from a token's third decision on: ids are kept by then.
+
+    Differences of whole runs hold all the noise of the layers, and what these lose to caches; this does not.
+    """
+    from torch.utils.benchmark import timer
+
+    from ..decoding.token import on_host
+
+    took, measure = [], copy.copy(policy.measure)
+    decide = measure.confidence
+
+    def confidence(state):
+        started = timer()
+        value = on_host(decide(state))
+        took.append((state.layer, timer() - started))
+        return value
+
+    measure.confidence = confidence
+    run, medians = bench.ours(1, replace(policy, measure=measure)), []
+    for _ in range(bench.rounds + 1):
+        took.clear()
+        run()
+        medians.append(np.median([seconds for layer, seconds in took if layer > 2 + measure.lookback]))
+    return np.array(medians[1:])
+
+
+def spread_exits(bench: Bench, batch: int = 32) -> Iterator[Timing]:
+    """A batch whose rows exit at all layers, L/2 on average, against `generate` and our own full depth."""
+    layers, size = bench.layers, (batch, bench.workload.tokens)
+    exits = np.random.default_rng(SEED).integers(1, layers, size=size, endpoint=True)
+    exits = np.clip(np.round(exits - exits.mean() + layers / 2), 1, layers).astype(int)
+    others = {"transformers generate": bench.generate(batch), "ours, full depth": bench.ours(batch)}
+    found = bench.times(others | {"spread": bench.forced(exits)})
+    for name in others:
+        what = f"exits spread, mean layer {exits.mean():.1f} of {layers}"
+        yield Timing(what, batch, found[name] / found["spread"], FASTER, name)
+
+
+def growth(bench: Bench) -> Iterator[Timing]:
+    """Milliseconds a step as batch, length and depth grow."""
+
+    def timing(what: str, batch: int = 1, layers: int = bench.layers, tokens: int = bench.workload.tokens):
+        sizes = replace(bench.workload.sizes, layers=layers)
+        other = Bench(replace(bench.workload, sizes=sizes, tokens=tokens), bench.rounds)
+        seconds = other.times({"ours": other.ours(batch)})["ours"]
+        return Timing(what, batch, seconds / tokens * 1e3, "ms a step")
+
+    yield from (timing(f"batch {batch}", batch=batch) for batch in (1, 2, 4, 8, 16, 32))
+    yield from (timing(f"length {tokens}", tokens=tokens) for tokens in (16, 64, 256))
+    yield from (timing(f"depth {layers}", layers=layers) for layers in (6, 12, 24))
+
+
+def bandwidth(bench: Bench) -> Iterator[Timing]:
+    """Bytes of weights that a token needs, against what this machine reads from memory: the limit."""
+    import torch
+
+    layers = bench.network.get_decoder().block
+    source = sum(layer.layer[1].EncDecAttention.k.weight.numel() * 2 for layer in layers)  # once an input
+    weights = sum(p.numel() for p in layers.parameters()) - source + bench.network.lm_head.weight.numel()
+    size, memory = weights * bench.network.dtype.itemsize, torch.ones(256 * 1024 * 1024 // 4)
+    runs = {"ours": bench.ours(1), "transformers generate": bench.generate(1)}
+    found = bench.times(runs | {"encoder": bench.encode(1), "read": lambda: memory.sum()})
+    limit = memory.numel() * 4 / found["read"]
+    yield Timing("weights a token", 1, [size / 1e6], "MB")
+    yield Timing("this machine reads", 1, limit / 1e9, "GB/s")
+    for name in runs:
+        step = (found[name] - found["encoder"]) / bench.workload.tokens
+        yield Timing(name, 1, size / step / limit, "of the limit")
+
+
+def compiled_peer(bench: Bench, batch: int) -> Callable[[], object]:
+    """`generate` with a static cache and a compiled forward pass; the first call compiles."""
+    import torch
+
+    plain, compiled = bench.network.forward, torch.compile(bench.network.forward)
+    run = bench.generate(batch, cache_implementation="static", disable_compile=True)
+
+    def compiled_run() -> None:
+        bench.network.forward = compiled
+        try:
+            run()
+        finally:
+            bench.network.forward = plain
+
+    return compiled_run
+
+
+def ctranslate2_peer(bench: Bench, batch: int, folder: Path) -> Callable[[], object]:
+    """CTranslate2 with the same weights, greedy, at the same length."""
+    try:
+        import ctranslate2
+        from ctranslate2.converters import TransformersConverter
+    except ImportError as error:
+        message = 'The peer CTranslate2 is not installed: run "make bench", which installs it.'
+        raise CompanionError(message) from error
+    import torch
+
+    from ..models.mini import train_tokenizer
+
+    target, source, length = folder / "ctranslate2", folder / "transformers", bench.workload.tokens
+    if not target.exists():
+        bench.network.config.eos_token_id = 1
+        bench.network.save_pretrained(source)
+        train_tokenizer(["the red house is near the river"] * 50, 200).save_pretrained(source)
+        bench.network.config.eos_token_id = -1
+        TransformersConverter(str(source)).convert(str(target))
+    threads = dict(intra_threads=torch.get_num_threads(), inter_threads=1)
+    translator = ctranslate2.Translator(str(target), compute_type="float32", **threads)
+    tokens = [["▁the"] * bench.workload.source for _ in range(batch)]
+    options = dict(beam_size=1, max_decoding_length=length, min_decoding_length=length)
+    found = {len(row.hypotheses[0]) for row in translator.translate_batch(tokens, **options)}
+    if found != {length}:
+        raise CompanionError(f"CTranslate2 decoded {found} tokens in place of {length}: no fair comparison.")
+    return lambda: translator.translate_batch(tokens, **options)
+
+
+PARTS: dict[str, Callable[..., Iterator[Timing]]] = {
+    "full depth": full_depth,
+    "exit cost": exit_cost,
+    "measure cost": measure_cost,
+    "one decision": decision_cost,
+    "bandwidth": bandwidth,
+    "spread exits": spread_exits,
+    "growth": growth,
+}
+_GENERATE = dict(group="full depth", against="transformers generate", dtype="float32", batch=1)
+TARGETS: list[tuple[dict, str]] = [  # lines with these values, and what their median should be
+    (_GENERATE | {"shape": "mini"}, ">= 2.0"),
+    (_GENERATE | {"shape": "t5-large"}, ">= 1.15"),
+    (dict(group="exit cost", unit="of the ideal"), "<= 1.15"),
+    (dict(group="measure cost", what="hidden_similarity"), "<= 0.05"),
+    (dict(group="one decision", what="margin, 256 ids kept", shape="t5-large"), "<= 0.05"),
+    (dict(group="spread exits", against="transformers generate"), ">= 1.5"),
+]
+
+
+def run(
+    shapes: Sequence[str] = (),
+    rounds: int = 3,
+    peers: bool = True,
+    progress: Callable[[str], None] = print,
+    parts: Sequence[str] = (),
+) -> pd.DataFrame:
+    """The table of random models.
+
+    In bfloat16 only full depth is timed; growth only of t5-base. The mini shape, whose times are short, takes
+    three times as many rounds.
+
+    Args:
+        shapes: names of `WORKLOADS`; all by default.
+        rounds: of each comparison.
+        peers: whether to time CTranslate2 and compiled `transformers` too.
+        progress: called with a line when a part begins.
+        parts: names of `PARTS`; all by default.
+    """
+    tables = []
+    for name, dtype in product(shapes or WORKLOADS, ("float32", "bfloat16")):
+        bench = Bench(replace(WORKLOADS[name], dtype=dtype), 3 * rounds if name == "mini" else rounds, peers)
+        for part in parts or PARTS:
+            everywhere = part == "full depth" or dtype == "float32"
+            if everywhere and (part != "growth" or name == "t5-base"):
+                progress(f"{name}, {dtype}: {part}")
+                tables.append(bench.table(part))
+    if not tables:
+        raise CompanionError("Nothing to time: growth is measured for shape t5-base only.")
+    table = pd.concat(tables, ignore_index=True).assign(target="")
+    for wanted, target in TARGETS:
+        table.loc[(table[list(wanted)] == pd.Series(wanted)).all(axis=1), "target"] = target
+    return table

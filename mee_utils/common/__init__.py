@@ -1,0 +1,1 @@
+"""What every other folder rests on: errors, places and files."""

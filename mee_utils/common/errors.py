@@ -1,0 +1,48 @@
+"""The one exception that users are meant to read: `CompanionError`.
+
+Every mistake a user can make (a wrong file, an unknown name, a number out of range) ends in one line:
+the value, what was expected, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from numbers import Integral
+
+
+class CompanionError(ValueError):
+    """A mistake in the input. The message is one line that says what to do."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The end of an error message: the nearest valid name, and all of them.
+
+    >>> nearest("tranlation", ["summarization", "translation"])
+    'did you mean "translation"? Valid: summarization, translation.'
+    """
+    names = sorted(valid)
+    longer = [valid for valid in names if name and valid.startswith(str(name))]
+    close = longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f'did you mean "{close[0]}"? ' if close else ""
+    return f"{hint}Valid: {', '.join(names)}."
+
+
+def check_choice(kind: str, name: str, valid: Iterable[str]) -> str:
+    """Returns `name` if it is one of `valid`; else a `CompanionError` names the nearest one."""
+    names = list(valid)
+    if name not in names:
+        raise CompanionError(f'Unknown {kind} "{name}": {nearest(name, names)}')
+    return name
+
+
+def check_whole(name: str, value: object, least: int = 1) -> int:
+    """A whole number from `least` on, numpy's included; else a `CompanionError` names it."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise CompanionError(f"{name}={value!r}: give a whole number from {least} on.")
+    return int(value)
+
+
+def one_line(error: Exception, longest: int = 160) -> str:
+    """The message of another library's error in one line; its type if the message is empty."""
+    return " ".join(str(error).split())[:longest] or type(error).__name__

@@ -1,0 +1,53 @@
+"""Places in the checkout, and files that appear only when they are complete."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from .errors import CompanionError, one_line
+
+PACKAGE = Path(__file__).parents[1]
+ROOT = PACKAGE.parent
+
+
+@contextmanager
+def complete_file(path: str | Path) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; it becomes `path` when the block ends without an error.
+
+    Raises:
+        CompanionError: the folder cannot be written to, or the disk is full; nothing half-written is left.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        os.replace(partial, path)
+    except Exception as error:
+        if not _is_about(error, partial):
+            raise
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise CompanionError(f"{path} cannot be written ({reason}): choose another place.") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _is_about(error: Exception, partial: Path) -> bool:
+    """Whether an error came from writing a file, and not from something else that its block did."""
+    if isinstance(error, CompanionError):
+        return False
+    if "No space left" in str(error):  # safetensors and torch have errors of their own for a full disk
+        return True
+    places = (None, str(partial), *map(str, partial.parents))
+    return isinstance(error, OSError) and error.filename in places
+
+
+def file_sha256(path: str | Path) -> str:
+    """sha256 of a file's bytes, in hexadecimal, read a piece at a time."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,183 @@
+"""What a measure sees while decoding: one token of several rows, at one layer; computed on first use."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..common.errors import CompanionError
+from ..exits.readout import Readout, ReadoutLogits
+from .layerwise import LayerwiseDecoder
+
+
+class Step:
+    """What the states of one token share at all layers.
+
+    Args:
+        decoder: the decoder.
+        readout: how layers are read out.
+        sequence: index of each row's input, `[row]`.
+        position: how many tokens the rows have emitted; a number, or `[row]` in a replay.
+
+    Attributes:
+        readout_rows: `[row]`, rows of `W` multiplied so far: the one place where readouts are counted.
+    """
+
+    def __init__(
+        self, decoder: LayerwiseDecoder, readout: Readout, sequence: np.ndarray, position: int | np.ndarray
+    ):
+        self.decoder, self.readout, self.sequence, self.position = decoder, readout, sequence, position
+        self.readout_rows = np.zeros(len(sequence), dtype=np.int64)
+
+
+class ExitState:
+    """The present token of some rows at one layer; see the table in `mee_utils.exits.measures`.
+
+    Args:
+        step: the token.
+        layer: 1 to L.
+        after: the states after the layer, `[rows, d_model]`.
+        before: the states before it.
+        rows: which rows of the step these are, ascending.
+        previous: the state one layer before.
+    """
+
+    settled: np.ndarray  # set by the decoding loop for measures that look ahead
+    confidence: np.ndarray | float = float("nan")  # set by the decoding loop once the measure has decided
+
+    def __init__(
+        self,
+        step: Step,
+        layer: int,
+        after: Tensor,
+        before: Tensor,
+        rows: np.ndarray,
+        previous: ExitState | None = None,
+    ):
+        self.step, self.decoder, self.position = step, step.decoder, step.position
+        self.layer, self.layers, self.after, self.before = layer, step.decoder.layers, after, before
+        self.rows, self.previous = rows, previous
+        self._kept: dict = {}
+
+    @property
+    def sequence(self) -> np.ndarray:
+        """`[rows]`, index of each row's input."""
+        return self.step.sequence[self.rows]
+
+    @cached_property
+    def state(self) -> Tensor:
+        """`n(h)`, `[rows, d_model]`."""
+        return self.decoder.normalize(self.after)
+
+    @cached_property
+    def full_logits(self) -> Tensor:
+        """Of all ids, `[rows, vocabulary]`, in single precision at least."""
+        return _single(self.decoder.readout(self.state))
+
+    def rows_of_head(self, ids: Tensor) -> Tensor:
+        """The rows of `W` of ids `[rows, k]`, with the scale of the readout: `[rows, k, d_model]`."""
+        rows = torch.nn.functional.embedding(ids, self.decoder.head_rows)
+        return rows if self.decoder.scale == 1.0 else rows.mul_(self.decoder.scale)
+
+    def times(self, state: Tensor, weights: Tensor) -> Tensor:
+        """Logits `[rows, k]` of states `[rows, d_model]` over gathered rows of `W`."""
+        return _single(torch.bmm(weights, state.unsqueeze(-1)).squeeze(-1))
+
+    @cached_property
+    def readout_logits(self) -> ReadoutLogits:
+        """What this layer predicts over the ids that are read out; counted in `Step.readout_rows`."""
+        made = self.step.readout.read(self)
+        self.step.readout_rows[self.rows] += made.readout_rows
+        return made
+
+    @property
+    def logits(self) -> Tensor:
+        """`[rows, ids]`, over the ids that are read out."""
+        return self.readout_logits.logits
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """`[rows, ids]`, over the ids that are read out (`softmax` is faster on CPUs than `logsumexp`)."""
+        return torch.softmax(self.readout_logits.scores, dim=-1)
+
+    @cached_property
+    def _top(self) -> Tensor:
+        top = torch.topk(self.probabilities, min(2, self.probabilities.shape[-1]), dim=-1).values
+        return top if top.shape[-1] == 2 else torch.cat([top, torch.zeros_like(top)], dim=-1)
+
+    @cached_property
+    def top1_id(self) -> Tensor:
+        """`[rows]`; of equal logits the first, as everywhere (`topk` picks another)."""
+        return self.readout_logits.tokens(self.step.readout.options.contrast_token)
+
+    @cached_property
+    def top1_probability(self) -> Tensor:
+        """`[rows]`."""
+        return self._top[:, 0]
+
+    @cached_property
+    def margin(self) -> Tensor:
+        """`[rows]`."""
+        first, second = self._top.unbind(-1)
+        return first - second
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """`[rows]`, in nats."""
+        return torch.special.entr(self.probabilities).sum(-1)
+
+    @cached_property
+    def similarity(self) -> Tensor:
+        """`[rows]`; the norm's division by the length cancels, so that only its weight is applied."""
+        wide = torch.float64 if self.after.dtype == torch.float64 else torch.float32
+        after, before = (states.to(wide) * self.decoder.norm.weight for states in (self.after, self.before))
+        return torch.nn.functional.cosine_similarity(after, before, dim=-1).clamp_(max=1.0)
+
+    def recall(self, key, make) -> tuple[Tensor, ...]:
+        """What a measure keeps with this layer, `make(state)`: tensors `[rows, ...]`, made once."""
+        if key not in self._kept:
+            self._kept[key] = make(self)
+        return self._kept[key]
+
+    def earlier(self, layers: int) -> ExitState | RowView:
+        """The same rows, `layers` layers before."""
+        state = self
+        for _ in range(layers):
+            state = state.previous
+            if state is None:
+                missing = f"There is no layer {layers} before layer {self.layer} to look at"
+                raise CompanionError(f"{missing}: raise the measure's lookback.")
+        same = len(state.rows) == len(self.rows)
+        return state if same else RowView(state, np.searchsorted(state.rows, self.rows))
+
+
+def _single(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+class RowView:
+    """An `ExitState` (or such a view of one) restricted to the rows that are still there."""
+
+    def __init__(self, state: ExitState | RowView, index: np.ndarray):
+        self._state, self._index = state, index
+
+    def _pick(self, values):
+        if isinstance(values, Tensor):
+            return values[torch.from_numpy(self._index).to(values.device)]
+        return values[self._index] if isinstance(values, np.ndarray) else values
+
+    def recall(self, key, make) -> tuple[Tensor, ...]:
+        """What a measure kept with that layer, for the rows that are still there."""
+        values = self._state.recall(key, make)
+        picked = [self._pick(value) for value in values]
+        return type(values)._make(picked) if hasattr(values, "_make") else tuple(picked)
+
+    def earlier(self, layers: int) -> RowView:
+        """The same rows, further back."""
+        return RowView(self._state.earlier(layers), self._index)
+
+    def __getattr__(self, name: str):
+        return self._pick(getattr(self._state, name))

@@ -1,0 +1,104 @@
+"""Texts into decoding and out of it: checks, batches, encoder states that are kept, detokenization."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..common.errors import CompanionError, check_whole
+from ..models.loading import Model
+from .layerwise import LayerwiseDecoder
+
+LONGEST = 16_384  # tokens of an input, where the tokenizer names no limit
+UNLIMITED = 1_000_000  # a tokenizer without a limit says 10^30
+
+
+def check_inputs(inputs: Sequence[str], what: str = "Input") -> list[str]:
+    """A list of texts that are not empty and valid Unicode, or an error that says which one is none."""
+    if inputs is None:
+        raise CompanionError("inputs=None: give a list of texts.")
+    texts = list(inputs) if not isinstance(inputs, str) else [inputs]
+    if not texts:
+        raise CompanionError("There are no inputs: give at least one text.")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str) or not text.strip():
+            raise CompanionError(f"{what} {number} is {text!r}: every one must be a text that is not empty.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            wrong = f"{what} {number} is no valid Unicode at character {error.start} ({text[error.start]!r})"
+            raise CompanionError(f"{wrong}: read its file as UTF-8.") from error
+    return texts
+
+
+def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> list[int]:
+    """Token counts of the inputs, or an error that names the one that is too long."""
+    limit = min(model.tokenizer.model_max_length, UNLIMITED)
+    if longest is not None:
+        limit = check_whole("max_source_tokens", longest)
+    elif limit == UNLIMITED:
+        limit = LONGEST
+    lengths = [len(ids) for ids in model.tokenizer(list(texts)).input_ids]
+    if max(lengths) > limit:
+        first = next(i for i, length in enumerate(lengths) if length > limit)
+        raise CompanionError(
+            f"Input {first} has {lengths[first]} tokens, more than {limit}: shorten it, or raise "
+            "max_source_tokens (T5 runs on longer inputs, but was not trained on them)."
+        )
+    return lengths
+
+
+def batches_by_length(
+    model: Model, inputs: Sequence[str], batch_size: int
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """Yields (indices, encoded batch), long inputs first, so that a batch hardly holds padding."""
+    ids = model.tokenizer(list(inputs)).input_ids
+    order = sorted(range(len(inputs)), key=lambda i: (-len(ids[i]), i))
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        batch = model.tokenizer.pad({"input_ids": [ids[i] for i in chosen]}, return_tensors="pt").to(
+            model.device
+        )
+        yield chosen, {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+
+
+def cut_at_end(ids: list[int], end: int | list[int]) -> list[int]:
+    """The ids up to and with the first end token (some checkpoints have several)."""
+    ends = {end} if isinstance(end, int) else set(end)
+    first = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    return ids[: first + 1]
+
+
+def detokenize(model: Model, outputs: Sequence[Sequence[int]]) -> list[str]:
+    """Texts of output ids, without special tokens."""
+    return model.tokenizer.batch_decode([list(ids) for ids in outputs], skip_special_tokens=True)
+
+
+class EncoderCache:
+    """Encoder states of one model, kept from call to call: for the same inputs under many policies.
+
+    They are found again by the token ids of their batch. The first use decides which model, and which weights
+    of it, a cache belongs to.
+    """
+
+    def __init__(self) -> None:
+        self._decoder: LayerwiseDecoder | None = None
+        self._states: dict[tuple, Tensor] = {}
+
+    @torch.inference_mode()
+    def states(self, decoder: LayerwiseDecoder, batch: dict[str, Tensor]) -> Tensor:
+        """The encoder's states of a batch, `[batch, source, d_model]`, computed if they are not there.
+
+        Raises:
+            CompanionError: another model, or its weights have changed.
+        """
+        if self._decoder not in (None, decoder):
+            others = "These encodings belong to another model, or to other weights of this one"
+            raise CompanionError(f"{others}: use a new EncoderCache().")
+        self._decoder = decoder
+        key = tuple(tuple(row) for tensor in batch.values() for row in tensor.tolist())
+        if key not in self._states:
+            self._states[key] = decoder.encode(**batch)
+        return self._states[key]

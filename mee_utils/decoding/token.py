@@ -1,0 +1,208 @@
+"""One token of every row, from its embedding to its exit: the heart of early exiting.
+
+embed -> layer 1 -> sure? -> layer 2 -> sure? -> ... -> layer L -> read out
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..common.errors import CompanionError
+from ..exits.policy import BoundPolicy
+from .exit_state import ExitState, Step
+from .layerwise import Cache, LayerwiseDecoder, Rows, waiting_places
+
+
+@dataclass
+class Token:
+    """One emitted token of several rows; all `[row]`, on the host but for `device_ids`."""
+
+    ids: np.ndarray
+    device_ids: Tensor
+    exit_layers: np.ndarray
+    confidences: np.ndarray
+    readout_rows: np.ndarray
+
+
+class TokenDecoder:
+    """Decodes the tokens of one batch, one at a time.
+
+    Args:
+        decoder: the decoder.
+        cache: the batch.
+        bound: when tokens exit.
+    """
+
+    def __init__(self, decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy):
+        self.decoder, self.cache, self.bound = decoder, cache, bound
+        self.deciding = frozenset(bound.decision_layers)
+        self.labels = _Labels() if bound.schedule.learns else None
+
+    def decode(self, rows: Rows, ids: Tensor, sequence: np.ndarray) -> Token:
+        """Brings one token of each row to its exit and reads it out.
+
+        Args:
+            rows: the rows that are still going; `cache.position` is that of the token.
+            ids: the token before, `[row]`.
+            sequence: index of each row's input, `[row]`.
+
+        Raises:
+            CompanionError: states that are not finite.
+        """
+        if self.bound.measure.looks_ahead:
+            return self._decode_looking_ahead(rows, ids, sequence)
+        decoder, cache, bound = self.decoder, self.cache, self.bound
+        step = Step(decoder, bound.readout, sequence, cache.position)
+        exited, state, here = _Exited(step), None, np.arange(len(rows))
+        filled = cache.filled[-1].copy() if self.labels else None
+        look_from, look_to = bound.first_layer, bound.layers - bound.readout.plain
+        x, active, mask = decoder.embed(ids), np.ones(len(rows), dtype=bool), None
+        for layer in range(1, bound.layers + 1):
+            before, x = x, decoder.run_layer(layer, x, cache, rows)
+            if mask is not None:  # exited rows go along: the layer gets keys and values of their exit states
+                x = torch.where(mask, x, before)
+            if look_from <= layer <= look_to:
+                state = ExitState(step, layer, x, before, here, state)
+            if layer not in self.deciding:
+                continue
+            state.confidence = confidence = on_host(bound.measure.confidence(state))
+            exits = bound.schedule.exceeded(confidence, cache.position, cache.length) & active
+            if self.labels:
+                self.labels.note(sequence, confidence, on_host(state.top1_id))
+            if not exits.any():
+                continue
+            known = pick(state.top1_id, exits) if bound.measure.readout else None
+            exited.add(here[exits], layer, confidence[exits], pick(x, exits), known)
+            active &= ~exits
+            if active.sum() <= decoder.compact_below * len(rows) or cache.parallel:
+                decoder.store_exit_state(pick(x, ~active), cache, rows.keep(~active))
+                if not active.any():
+                    return exited.read_out()
+                x, rows, here, active = pick(x, active), rows.keep(active), here[active], active[active]
+            mask = None if active.all() else torch.from_numpy(active)[:, None].to(x.device, non_blocking=True)
+        known = None
+        if not bound.readout.plain:
+            finite = torch.isfinite(state.logits.amax(-1))
+            known = pick(torch.where(finite, state.top1_id, -1), active)
+        exited.add(here[active], bound.layers, np.full(active.sum(), np.nan), pick(x, active), known)
+        token = exited.read_out()
+        if self.labels:
+            self._learn(rows, here, sequence, token, filled)
+        return token
+
+    def _decode_looking_ahead(self, rows: Rows, ids: Tensor, sequence: np.ndarray) -> Token:
+        """For measures that need all layers to decide: all are run, then the token goes back to its exit."""
+        decoder, cache, bound = self.decoder, self.cache, self.bound
+        step = Step(decoder, bound.readout, sequence, cache.position)
+        x, here, states = decoder.embed(ids), np.arange(len(rows)), []
+        for layer in range(1, bound.layers + 1):
+            before, x = x, decoder.run_layer(layer, x, cache, rows)
+            states.append(ExitState(step, layer, x, before, here, states[-1] if states else None))
+        predicted = np.stack([on_host(state.top1_id) for state in states])
+        settled = np.logical_and.accumulate((predicted == predicted[-1])[::-1])[::-1]
+        exits, confidence = np.full(len(rows), bound.layers), np.full(len(rows), np.nan)
+        for layer in bound.decision_layers[::-1]:
+            states[layer - 1].settled = settled[layer - 1].astype(np.float64)
+            found = on_host(bound.measure.confidence(states[layer - 1]))
+            leaves = bound.schedule.exceeded(found, cache.position, cache.length)
+            exits[leaves], confidence[leaves] = layer, found[leaves]
+        step.readout_rows[:] = 0  # as if it had known
+        chosen = torch.stack([state.after for state in states])
+        chosen = chosen[torch.from_numpy(exits - 1).to(x.device), torch.arange(len(rows), device=x.device)]
+        decoder.store_exit_state(chosen, cache, rows)
+        decoder.truncate_cache(exits, cache, rows)
+        exited = _Exited(step)
+        exited.add(here, exits, confidence, chosen, None)
+        return exited.read_out()
+
+    def _learn(
+        self, rows: Rows, here: np.ndarray, sequence: np.ndarray, token: Token, filled: np.ndarray
+    ) -> None:
+        """Labels of rows that went deep: were shallow predictions, waiting tokens' too, the deep ones?"""
+        slots, positions = waiting_places(filled[rows.slots], self.cache.position, rows.slots)
+        deep = token.ids[here]
+        if len(slots):
+            states = self.cache.states[torch.from_numpy(slots), torch.from_numpy(positions)]
+            waited = self.decoder.readout(self.decoder.normalize(states)).argmax(-1)
+            deep = np.concatenate([on_host(waited), deep])
+            waits = self.cache.position - filled[rows.slots]
+            token.readout_rows[here] += waits * self.bound.readout.vocabulary
+        confidence, shallow = self.labels.take(sequence[here])
+        self.bound.schedule.learn(confidence, shallow == deep)
+
+
+class _Exited:
+    """The rows that have exited, until all have; then unknown tokens are read out together."""
+
+    def __init__(self, step: Step):
+        rows = len(step.sequence)
+        self.step, self.layers = step, np.zeros(rows, dtype=np.int64)
+        self.confidences, self.readout_rows = np.full(rows, np.nan), np.zeros(rows, dtype=np.int64)
+        self.known: list[tuple[np.ndarray, Tensor]] = []
+        self.unread: list[tuple[np.ndarray, Tensor]] = []
+
+    def add(
+        self, rows: np.ndarray, layers, confidences: np.ndarray, states: Tensor, ids: Tensor | None
+    ) -> None:
+        """Takes rows in: with their token if a readout has shown it already, else with their state."""
+        self.layers[rows], self.confidences[rows] = layers, confidences
+        self.readout_rows[rows] = self.step.readout_rows[rows]
+        (self.unread if ids is None else self.known).append((rows, states if ids is None else ids))
+
+    def read_out(self) -> Token:
+        """The token of every row. Raises `CompanionError` where a state is not finite."""
+        if self.unread:
+            decoder, numbers = self.step.decoder, np.concatenate([rows for rows, _ in self.unread])
+            states = torch.cat([states for _, states in self.unread])
+            best = decoder.readout(decoder.normalize(states)).max(dim=-1)
+            self.readout_rows[numbers] += self.step.readout.vocabulary
+            self.known.append((numbers, torch.where(torch.isfinite(best.values), best.indices, -1)))
+        order = np.concatenate([rows for rows, _ in self.known])
+        ids = torch.cat([ids for _, ids in self.known])
+        if (np.diff(order) < 0).any():
+            ids = ids[torch.from_numpy(np.argsort(order)).to(ids.device, non_blocking=True)]
+        on = on_host(ids)
+        if (on < 0).any():
+            row = int(np.flatnonzero(on < 0)[0])
+            raise CompanionError(
+                f"The states of input {self.step.sequence[row]} are not finite at layer {self.layers[row]}: "
+                "load the model with dtype float32, or look for damaged weights."
+            )
+        return Token(on, ids, self.layers, self.confidences, self.readout_rows)
+
+
+class _Labels:
+    """Shallow predictions of each row's tokens since it last went deep, as (confidence, id)."""
+
+    def __init__(self) -> None:
+        self.shallow: dict[int, list[tuple[float, int]]] = {}
+
+    def note(self, sequence: np.ndarray, confidence: np.ndarray, ids: np.ndarray) -> None:
+        """Remembers the shallow predictions of the present token."""
+        for row, *label in zip(sequence.tolist(), confidence.tolist(), ids.tolist(), strict=True):
+            self.shallow.setdefault(row, []).append(tuple(label))
+
+    def take(self, sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Confidences and ids of these rows: of waiting tokens, row by row, then of the present token."""
+        rows = [self.shallow.pop(row) for row in sequence.tolist()]
+        labels = [label for row in rows for label in row[:-1]] + [row[-1] for row in rows]
+        confidences, ids = zip(*labels, strict=True) if labels else ((), ())
+        return np.array(confidences), np.array(ids)
+
+
+def pick(values: Tensor, which: np.ndarray) -> Tensor:
+    """The rows for which `which` is true."""
+    if which.all():
+        return values
+    return values[torch.from_numpy(np.flatnonzero(which)).to(values.device, non_blocking=True)]
+
+
+def on_host(values) -> np.ndarray:
+    """A tensor or array as a numpy array. Nothing else waits for the device, and this once a decision."""
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    return (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()

@@ -1,0 +1,303 @@
+"""Bugs of published code, switched on around the decoder: their effect beside the number it may explain.
+
+A bug is a wrapped measure, a readout or a threshold that does what the published code does; all else is the
+decoder's own. The correct version of every pair is plain `generate` with a plain policy.
+
+| bug | what is switched | correct counterpart |
+|---|---|---|
+| depth collapse | `CollapsingDepth` around a measure | the measure |
+| logits for probabilities | `RisingLogit` | `RisingTop1` |
+| positions for ids | `PositionReadout` | `Readout`, fixed pruning |
+| list sorted by id | `SortedReadout` | `Readout`, decaying pruning |
+| plausible set without its mass | `MasslessReadout` | `Readout`, a contrast |
+| mixture without weights | `UnweightedThreshold` | `AdaptiveThreshold` |
+
+Sources: the public code of "Monotonic Early Exiting" (MEE), "Not all FLOPs are created equally" and FREE (Bae
+et al. 2023); what it does was read and run, none of it is used here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, log
+
+import numpy as np
+import pandas as pd
+
+from ..analysis.comparison import decode, result_row
+from ..common.errors import CompanionError, check_choice
+from ..decoding.inputs import EncoderCache
+from ..decoding.token import on_host
+from ..exits.measures import Measure, RisingTop1
+from ..exits.policy import ExitPolicy
+from ..exits.readout import Readout, ReadoutLogits
+from ..exits.thresholds import AdaptiveThreshold, Threshold
+from .statements import BUGS
+
+THRESHOLD, DECAY = 0.9, 4.0  # as published
+COLLAPSE_BATCHES = (1, 32)  # alone, and the batch of MEE's final run
+COLLAPSE_FROM = 2  # a mean exit layer of exactly 2.00 (CNN/DM) says so; the text of MEE has 4
+TOP_K, FIRST_K, LEAST_K = 64, 256, 16  # the settings of notebook 03
+CALM_FROM = 4  # first exit layer of CALM, as in notebooks 03 and 04
+VANILLA_FROM = (
+    14 / 24
+)  # of vanilla, as a share of the depth: the published runs exit at layers 14 and 15 of 24
+
+
+class CollapsingDepth(Measure):
+    """A measure under depth collapse (MEE): once a whole batch has exited at layer l, l is the last layer.
+
+    "A whole batch" is every row that is still being decoded (the published code goes on with rows that have
+    ended, so that it collapses somewhat later). Depth only falls, and is whole again at the first token of
+    the next batch. The decoder still fills the keys and values above, which nothing reads: outputs are those
+    of a model that is cut off, FLOPs are a little too high.
+
+    Args:
+        measure: what decides.
+        schedule: the threshold that it has to exceed; constant or decaying.
+        length: the most tokens of an output, as given to `generate`.
+    """
+
+    def __init__(self, measure: Measure, schedule: Threshold, length: int):
+        if not measure.has_threshold or measure.looks_ahead or schedule.learns:
+            raise CompanionError(
+                f'"{measure.name}" cannot collapse: give a measure with a constant or decaying threshold.'
+            )
+        self.measure, self.schedule, self.length = measure, schedule, length
+        self.name, self.range, self.readout = measure.name, measure.range, measure.readout
+        self.lookback, self.from_first = measure.lookback, measure.from_first
+        self.check_model = measure.check_model
+        self.depth: int | None = None
+        self._layer, self._going = np.inf, set()
+
+    def confidence(self, state):
+        """The measure's own below the last layer that is left; there, more than any threshold."""
+        if state.layer <= self._layer:  # the first decision about a token
+            self._going = set(state.sequence.tolist())
+            if state.position == 0:
+                self.depth = None
+        self._layer, confidences = state.layer, on_host(self.measure.confidence(state))
+        if state.layer == self.depth:
+            return np.full(len(confidences), inf)
+        exits = self.schedule.exceeded(confidences, state.position, self.length)
+        self._going -= set(state.sequence[exits].tolist())
+        if not self._going:
+            self.depth = state.layer
+        return confidences
+
+    def flops(self, d_model: int) -> int:
+        """As the measure."""
+        return self.measure.flops(d_model)
+
+
+def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
+    """The same policy under depth collapse; `max_new_tokens` as given to `generate`.
+
+    Raises:
+        CompanionError: a policy without a constant or decaying threshold, or with `propagation="parallel"`.
+    """
+    if policy.propagation != "copy":
+        raise CompanionError(
+            'propagation="parallel" fills the keys and values later: depth collapse needs propagation="copy".'
+        )
+    return replace(policy, measure=CollapsingDepth(policy.measure, policy.schedule, max_new_tokens))
+
+
+class RisingLogit(RisingTop1):
+    """The rising top-1 rule on logits instead of probabilities (MEE, code).
+
+    A constant added to all logits of a model changes no probability, but it changes whether this rule exits.
+    """
+
+    def confidence(self, state):
+        """The top-1 logit if it rose twice, else 0."""
+        third, second, first = (s.logits.amax(-1) for s in (state, state.earlier(1), state.earlier(2)))
+        return third * ((third > second) & (second > first))
+
+
+class _PositionLogits(ReadoutLogits):
+    def tokens(self, contrast: bool):
+        """The place of the best in the list; its id only where all ids are read out."""
+        return (self.scores if contrast else self.logits).argmax(dim=-1)
+
+
+class PositionReadout(Readout):
+    """Emits the place in the kept list as the token ("Not all FLOPs", fixed pruning); confidence is right."""
+
+    def read(self, state) -> ReadoutLogits:
+        """As `Readout`, with the wrong tokens."""
+        return _PositionLogits(**vars(super().read(state)))
+
+
+class SortedReadout(Readout):
+    """Keeps the list sorted by id: later cuts keep the lowest ids ("Not all FLOPs", decaying pruning)."""
+
+    def _keep(self, state):
+        size, before = self.sizes[state.layer + 1], self.sizes[state.layer]
+        if size == before and state.layer > self.first:
+            return state.earlier(1).recall("kept", self._keep)
+        read = state.readout_logits
+        if read.ids is None:  # the first cut: the best, then sorted
+            ids = read.logits.topk(min(size, read.logits.shape[-1]), dim=-1).indices.sort(dim=-1).values
+        else:
+            ids = read.ids[:, :size]
+        return self._kept(state, ids, np.full(len(ids), size))
+
+
+class MasslessReadout(Readout):
+    """A contrast whose plausible set has all of the probability ("Not all FLOPs").
+
+    The correct form scales it to the mass that the expert gives the set.
+    """
+
+    def _contrast(self, state, read: ReadoutLogits, kept) -> None:
+        super()._contrast(state, read, kept)
+        late = read.logits.log_softmax(dim=-1)
+        plausible = late >= late.amax(dim=-1, keepdim=True) + log(self.options.alpha)
+        read.scores = read.scores.masked_fill(~plausible, -inf).log_softmax(dim=-1)
+
+
+class PositionPolicy(ExitPolicy):
+    """`ExitPolicy` with a `PositionReadout`."""
+
+    reads = PositionReadout
+
+
+class SortedPolicy(ExitPolicy):
+    """`ExitPolicy` with a `SortedReadout`. Raises `CompanionError` for another pruning than "decaying"."""
+
+    reads = SortedReadout
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.pruning != "decaying":
+            raise CompanionError(
+                f"pruning={self.pruning!r}: only a list that is cut again can be cut wrongly; "
+                'give pruning="decaying".'
+            )
+
+
+class MasslessPolicy(ExitPolicy):
+    """`ExitPolicy` with a `MasslessReadout`."""
+
+    reads = MasslessReadout
+
+
+class UnweightedThreshold(AdaptiveThreshold):
+    """FREE's adaptive threshold without the mixing weights (FREE, code): agreement counts as one half."""
+
+    def posterior(self, confidence: np.ndarray) -> np.ndarray:
+        """As if there were as many labels of either kind; needs a fit."""
+        equal = copy.copy(self)
+        equal.labels = {True: [0.5], False: [0.5]}
+        return AdaptiveThreshold.posterior(equal, confidence)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A rule as it is and as published code has it; `batch` None: the caller's."""
+
+    rule: str
+    correct: ExitPolicy
+    published: ExitPolicy
+    batch: int | None = None
+
+    @property
+    def threshold(self) -> float:
+        """What confidence, or the posterior of an adaptive threshold, has to exceed."""
+        return getattr(self.correct.schedule, "zeta", self.correct.schedule.level)
+
+
+PRUNED = {"threshold": THRESHOLD, "pruning": "fixed", "top_k": TOP_K}
+DECAYED = {"threshold": THRESHOLD, "pruning": "decaying", "top_k": FIRST_K, "least_k": LEAST_K}
+
+
+def pairs(bug: str, model: str, layers: int, exit_layer: int | None, max_new_tokens: int) -> Iterator[Pair]:
+    """The pairs of policies that show a bug.
+
+    Args:
+        bug: a name in `BUGS`.
+        model: "vanilla" exits later than the others.
+        layers: depth of the decoder.
+        exit_layer: the layer that FREE was trained to exit at.
+        max_new_tokens: as given to `generate`.
+
+    Raises:
+        CompanionError: an unknown bug.
+    """
+    first = round(VANILLA_FROM * layers) if model == "vanilla" else CALM_FROM
+    match check_choice("bug", bug, BUGS):
+        case "depth collapse":
+            for rule in ("softmax_margin", "hidden_similarity"):
+                plain = ExitPolicy(rule, threshold=THRESHOLD, decay=DECAY, min_layer=COLLAPSE_FROM)
+                for batch in COLLAPSE_BATCHES:
+                    yield Pair(rule, plain, collapsing(plain, max_new_tokens), batch)
+        case "logits for probabilities":  # the class that was used has no minimum layer
+            plain = ExitPolicy("rising_top1", threshold=THRESHOLD, min_layer=1)
+            yield Pair("rising_top1", plain, replace(plain, measure=RisingLogit()))
+        case "positions for ids":
+            yield Pair("fixed", *(kind(min_layer=first, **PRUNED) for kind in (ExitPolicy, PositionPolicy)))
+        case "list sorted by id":
+            yield Pair("decaying", *(kind(min_layer=first, **DECAYED) for kind in (ExitPolicy, SortedPolicy)))
+        case "plausible set without its mass":
+            for contrast in ("weighted", "jsd"):
+                options = {"threshold": THRESHOLD, "min_layer": first, "contrast": contrast}
+                yield Pair(contrast, ExitPolicy(**options), MasslessPolicy(**options))
+        case "mixture without weights":
+            options = {"propagation": "parallel", "exit_layers": [exit_layer]}
+            plain = ExitPolicy("max_probability", threshold=AdaptiveThreshold(), **options)
+            yield Pair("max_probability", plain, replace(plain, threshold=UnweightedThreshold()))
+
+
+def measure_bugs(
+    models: Mapping,
+    tasks: Mapping,
+    exit_layer: int | None,
+    max_new_tokens: int = 48,
+    batch_size: int = 100,
+    bugs: Sequence[str] = tuple(BUGS),
+) -> pd.DataFrame:
+    """Decodes every task with each bug and without it.
+
+    A row of a batch does not depend on the others in the correct decoder, so that full depth, and the correct
+    version of a rule that is shown at several batch sizes, are decoded once.
+
+    Args:
+        models: name -> model; each is used for the bugs that concern it.
+        tasks: name -> task.
+        exit_layer: the layer that FREE was trained to exit at, `Training.exit_layer` of its profile; None
+            without FREE.
+        max_new_tokens: the longest output.
+        batch_size: rows at a time; depth collapse has its own, 1 and 32.
+        bugs: names in `BUGS`.
+
+    Returns:
+        One row a `bug`, `model`, `task`, `rule`, `batch` and `version` ("published", "correct"): `threshold`,
+        `full_score` (at full depth), and the columns of `result_row`.
+
+    Raises:
+        CompanionError: an unknown bug, a task on which full depth scores 0.
+    """
+    rows = []
+    for bug in bugs:
+        check_choice("bug", bug, BUGS)
+    for name, model in models.items():
+        chosen = [bug for bug in bugs if name in BUGS[bug].models]
+        for task_name, task in tasks.items() if chosen else ():
+            settings = {"max_new_tokens": max_new_tokens, "encodings": EncoderCache()}
+            full, correct = decode(model, task, None, batch_size=batch_size, **settings), {}
+            for bug in chosen:
+                for pair in pairs(bug, name, model.layers, exit_layer, max_new_tokens):
+                    batch = pair.batch or batch_size
+                    if (bug, pair.rule) not in correct:
+                        found = decode(model, task, pair.correct, full, batch_size=batch_size, **settings)
+                        correct[bug, pair.rule] = found
+                    published = decode(model, task, pair.published, full, batch_size=batch, **settings)
+                    labels = {"bug": bug, "model": name, "task": task_name, "rule": pair.rule, "batch": batch}
+                    for version, found in (("published", published), ("correct", correct[bug, pair.rule])):
+                        row = {**labels, "version": version, "threshold": pair.threshold}
+                        rows.append({**row, "full_score": full.score, **result_row(found, full)})
+    rows.sort(key=lambda row: bugs.index(row["bug"]))
+    return pd.DataFrame(rows)

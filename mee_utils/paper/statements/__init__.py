@@ -1,0 +1,72 @@
+"""What the papers state, and the bugs of their published code: the YAML files of this folder, read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...common.errors import check_choice
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One testable statement of a paper; judged by `mee_utils.paper.claims`.
+
+    Attributes:
+        claim: a short name, for tables.
+        source: paper and place.
+        statement: what it says, in our words.
+        published: the published value, as text.
+        values: name -> where to look it up: `[table, column, {column: value, ...}, reduction]`.
+        ours: template of our value.
+        holds: a comparison of values, parameters and numbers.
+        models: the models it speaks of; without one of them it cannot be tested.
+        nothing: our value where no row is found, and the statement does not hold; None: there has to be one.
+    """
+
+    claim: str
+    source: str
+    statement: str
+    published: str
+    values: dict[str, list]
+    ours: str
+    holds: str
+    models: tuple[str, ...] = ("calm",)
+    nothing: str | None = None
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug of published code; measured by `mee_utils.paper.published_bugs`.
+
+    Attributes:
+        source: whose code.
+        what: what it does, in one sentence.
+        published: the published numbers beside which ours stand.
+        explains: which published conclusion it may explain.
+        models: on which models of the study it is measured.
+    """
+
+    source: str
+    what: str
+    published: str
+    explains: str
+    models: tuple[str, ...]
+
+
+def _read(name: str) -> Any:
+    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def read_claims(notebook: str) -> list[Claim]:
+    """The statements that a notebook judges ("01_monotonicity"); `CompanionError` for an unknown name."""
+    known = [path.stem for path in sorted(FOLDER.glob("[0-9]*.yaml"))]
+    return [Claim(**row) for row in _read(check_choice("notebook", notebook, known))]
+
+
+BUGS: dict[str, Bug] = {name: Bug(**row) for name, row in _read("published_bugs").items()}

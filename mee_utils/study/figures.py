@@ -1,0 +1,363 @@
+"""How figures look: a colour, marker and dash for each model and rule, safe for the colour-blind and in grey.
+
+A figure is one call: `facets` makes a panel for each task (and each model or quantity), calls a function that
+draws the rows of the panel, and puts one legend below. `lines`, `dots` and `bars` draw in the styles of this
+module; anything else is plain matplotlib or seaborn.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import matplotlib
+import pandas as pd
+
+from ..common.errors import CompanionError
+from .catalogue import FAMILY_COLOURS, RULES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GREY, DARK, PALE = "#666666", "#333333", "#cccccc"
+BLUE, ORANGE = "#0173b2", "#de8f05"
+BAND = ("low", "high")
+
+
+class Style(NamedTuple):
+    """How one thing is named and drawn; without a colour matplotlib chooses one."""
+
+    label: str
+    colour: str | None = None
+    marker: str | None = None
+    dashes: tuple[float, ...] = ()
+
+
+MODELS = {
+    "base": Style("base (pre-trained only)", "#949494", "x", (1, 1)),
+    "vanilla": Style("vanilla", BLUE, "o"),
+    "calm": Style("CALM", ORANGE, "s", (4, 1.5)),
+    "free": Style("FREE", "#029e73", "^", (1, 1)),
+    "late_weighted": Style("late-weighted", "#cc78bc", "D", (3, 1, 1, 1)),
+}
+STYLES: dict[object, Style] = {
+    **MODELS,
+    **{name: Style(rule.label, rule.colour, rule.marker, rule.dashes) for name, rule in RULES.items()},
+    "easy": Style("easy", BLUE),
+    "difficult": Style("difficult", ORANGE, dashes=(4, 1.5)),
+    "confidence": Style("mean confidence", DARK),
+    "accuracy": Style("accuracy", "#d55e00", dashes=(4, 1.5)),
+    "first_similar": Style("first state similar to the last", marker="o"),
+    "settled_from": Style("final prediction", dashes=(1, 1)),
+    "question_answering": Style("question answering", BLUE, "o"),
+    "summarization": Style("summarization", ORANGE, "s"),
+    "translation": Style("translation", "#029e73", "^"),
+    "loss": Style("training", BLUE, dashes=(4, 1.5)),
+    "held_out_loss": Style("held out", ORANGE),
+}
+# where rules of all kinds meet (06), colours are families
+FAMILIES = {name: STYLES[name]._replace(colour=FAMILY_COLOURS[rule.family]) for name, rule in RULES.items()}
+LABELS = {
+    "f1": "F1",
+    "bleu": "BLEU",
+    "rougeL": "ROUGE-L",
+    "long_document_summarization": "long documents",
+    "flops_share": "FLOPs (1 = full depth)",
+    "mean_exit_layer": "mean exit layer",
+    "loss": "loss",
+}
+
+
+def use_style() -> None:
+    """Sets fonts, sizes and a fixed salt, once at the top of a notebook."""
+    import seaborn
+
+    seaborn.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
+    sizes = {"axes.titlesize": 11, "axes.labelsize": 10, "legend.fontsize": 9, "lines.markersize": 4.5}
+    look = {"figure.dpi": 100, "legend.frameon": False, "axes.grid": True, "grid.alpha": 0.5}
+    matplotlib.rcParams.update(sizes | look | {"svg.hashsalt": "mee", "pdf.fonttype": 42})
+
+
+def label(name) -> str:
+    """The reader's name of a model, task, rule, metric or column."""
+    plain = STYLES[name].label if name in STYLES else str(name).replace("_", " ")
+    return LABELS.get(name, plain)
+
+
+def panels(
+    count: int,
+    columns: int | None = None,
+    width: float = 3.4,
+    height: float = 2.9,
+    profile: str = "",
+    **options,
+) -> tuple[Figure, list[Axes]]:
+    """A row (or grid) of panels of this size in inches, with the profile's name in the corner."""
+    import matplotlib.pyplot as plt
+
+    if count < 1:
+        raise CompanionError("There is nothing to draw: no panel was asked for.")
+    columns = columns or count
+    rows = -(-count // columns)
+    size = (width * columns, height * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
+    for unused in axes.flat[count:]:
+        unused.set_visible(False)
+    if profile:
+        figure.text(1.0, 1.01, f"profile: {profile}", ha="right", va="bottom", fontsize=8, color=GREY)
+    return figure, list(axes.flat[:count])
+
+
+def facets(
+    table: pd.DataFrame,
+    draw: Callable,
+    column: str = "task",
+    row: str | None = None,
+    quantities: Mapping[str, str] | None = None,
+    named: str = "y",
+    values: Sequence | None = None,
+    empty: str = "",
+    columns: int = 5,
+    sharex: bool | str = True,
+    sharey: bool | str = True,
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+    **size,
+) -> Figure:
+    """A whole figure: a panel for each value of `column`, from left to right, and of `row`, downwards.
+
+    Args:
+        table: what is drawn.
+        draw: called with an axis and the rows of its panel, and with the quantity where there are several.
+        column: what the panels of one row stand for; more than `columns` of them go on in the next row.
+        row: what rows of panels stand for.
+        quantities: in place of `row`: columns of the table, one a row of panels -> the name of their axis.
+        named: the axis, "x" or "y", that shows a quantity.
+        values: of `column`; those in the table by default.
+        empty: what a panel without rows says.
+        columns: how many panels stand side by side, at most.
+        sharex, sharey: as in `plt.subplots`.
+        xlabel, ylabel: of every axis; shown at the edges where axes are shared.
+        size: width and height of a panel in inches, and `profile`; see `panels`.
+    """
+    across = list(table[column].unique() if values is None else values)
+    down = list(table[row].unique() if row else quantities or ()) or [None]
+    side = len(across) if len(down) > 1 else min(columns, len(across))
+    places = [(below, value) for below in down for value in across]
+    figure, axes = panels(len(places), side, sharex=sharex, sharey=sharey, **size)
+    wide = int(11 * size.get("width", 3.4))  # characters of a title
+    for number, (axis, (below, value)) in enumerate(zip(axes, places, strict=True)):
+        rows = table[(table[column] == value) & ((table[row] == below) if row else True)]
+        if number < len(across):
+            axis.set_title(textwrap.fill(_title(column, value), wide))
+        if rows.empty:
+            nothing_to_draw(axis, empty)
+            continue
+        draw(axis, rows, below) if quantities else draw(axis, rows)
+        for name, text in (("x", xlabel), ("y", ylabel), (named, quantities and quantities[below])):
+            if text:
+                axis.set(**{f"{name}label": text})
+        if row and (number + 1) % side == 0:
+            place = {"transform": axis.transAxes, "rotation": 270, "va": "center", "fontsize": 10}
+            axis.text(1.02, 0.5, _title(row, below), **place)
+        if number % side and sharey in (True, "row", "all"):
+            axis.set_ylabel("")
+        if number + side < len(places) and sharex in (True, "col", "all"):
+            axis.set_xlabel("")
+    legend(figure)
+    return figure
+
+
+def _title(column: str, value) -> str:
+    return label(value) if isinstance(value, str) else f"{label(column)} {value:g}"
+
+
+def nothing_to_draw(axis: Axes, why: str) -> None:
+    """An empty panel that says why."""
+    axis.set_axis_off()
+    axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, color=DARK, wrap=True)
+
+
+def legend(figure: Figure) -> None:
+    """One legend below all panels, as wide as the figure, with every label that occurs in any of them."""
+    found: dict[str, object] = {}
+    for axis in figure.axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(name, handle)
+    if found:
+        longest = max(map(len, found)) * 0.07 + 0.6  # inches
+        fitting = max(1, int(figure.get_figwidth() // longest))
+        columns = math.ceil(len(found) / math.ceil(len(found) / fitting))  # rows of equal length
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
+
+
+def family_legend(figure: Figure, families: Mapping[str, Style], rules: Sequence[str]) -> None:
+    """What the colours of these rules' families mean, below all panels."""
+    from matplotlib.patches import Patch
+
+    drawn = {RULES[rule].family for rule in rules}
+    handles = [Patch(color=s.colour, label=s.label) for name, s in families.items() if name in drawn]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4)
+
+
+def layer_axis(axis: Axes, layers: int) -> None:
+    """A horizontal axis in layers, with a tick at every sixth of the depth."""
+    step = max(1, round(layers / 6))
+    axis.set(xlim=(0.6, layers + 0.4), xticks=range(step, layers + 1, step), xlabel="layer")
+
+
+def layer_styles(layers: int) -> dict[int, Style]:
+    """A style for each layer, from dark to light with depth."""
+    shades = matplotlib.colormaps["viridis"]
+    return {n: Style(f"layer {n}", shades((n - 1) / max(1, layers - 1))) for n in range(1, layers + 1)}
+
+
+def lines(
+    axis: Axes,
+    rows: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str = "rule",
+    band: tuple[str, str] | None = None,
+    styles: Mapping[Any, Style] = STYLES,
+    clip: tuple[float, float] = (-math.inf, math.inf),
+    colour: str | None = None,
+) -> None:
+    """A line with a band for each value of a column, sorted by `x`; a marker where there is a single row.
+
+    Args:
+        axis: where to draw.
+        rows: with the columns `x`, `y`, `by` and the two of `band`.
+        x, y: columns; "layer" makes the axis one of layers.
+        by: column of names in `styles`.
+        band: columns of the band's edges.
+        styles: name -> `Style`.
+        clip: where bands end.
+        colour: of all lines, in place of their own.
+    """
+    for name, part in rows.groupby(by, sort=False):
+        style, part = styles.get(name, Style(label(name))), part.sort_values(x, kind="stable")
+        look = {"color": colour or style.colour, "marker": style.marker, "label": style.label}
+        look |= {"dashes": style.dashes, "linewidth": 1.5} if len(part) > 1 else {"linestyle": "none"}
+        look |= {"markersize": 7} if name in ("oracle", "full_depth") else {}
+        (drawn,) = axis.plot(part[x], part[y], **look)
+        if band:
+            low, high = (part[edge].clip(*clip) for edge in band)
+            axis.fill_between(part[x], low, high, color=drawn.get_color(), alpha=0.18, linewidth=0)
+    if x == "layer":
+        layer_axis(axis, int(rows["layer"].max()))
+
+
+def column_lines(
+    axis: Axes, rows: pd.DataFrame, x: str, columns: Sequence[str], styles: Mapping[Any, Style] = STYLES
+) -> None:
+    """A line for each of several columns, with a band from `<column>_low` to `<column>_high` if given."""
+    for name in columns:
+        band = (f"{name}_low", f"{name}_high")
+        band = band if band[0] in rows else None
+        lines(axis, rows.assign(quantity=name), x, name, "quantity", band, styles)
+
+
+def dots(
+    axis: Axes,
+    rows: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str = "rule",
+    xband: tuple[str, str] | None = None,
+    yband: tuple[str, str] | None = None,
+    styles: Mapping[Any, Style] = STYLES,
+    **options,
+) -> None:
+    """A marker for each row, with whiskers between the columns of the bands; otherwise as `lines`."""
+    for name, part in rows.groupby(by, sort=False):
+        style = styles.get(name, Style(label(name)))
+        look = {"color": style.colour, "fmt": style.marker or "o", "label": style.label, "elinewidth": 0.8}
+        whiskers = {"xerr": _errors(part, x, xband), "yerr": _errors(part, y, yband)}
+        axis.errorbar(part[x], part[y], **whiskers, **look | options)
+
+
+def bars(
+    axis: Axes,
+    rows: pd.DataFrame,
+    column: str,
+    by: str = "rule",
+    band: tuple[str, str] | None = None,
+    styles: Mapping[Any, Style] = STYLES,
+    other: str = BLUE,
+) -> None:
+    """Horizontal bars, the first row on top, with whiskers; `other` colours what has no style."""
+    colours = [styles[name].colour if name in styles else other for name in rows[by]]
+    names = [textwrap.fill(label(name), 24) for name in rows[by]]
+    whiskers = {"xerr": _errors(rows, column, band), "error_kw": {"linewidth": 1, "ecolor": GREY}}
+    axis.barh(range(len(rows)), rows[column], color=colours, **whiskers)
+    axis.set_yticks(range(len(rows)), names, fontsize=9)
+    axis.set_ylim(len(rows) - 0.4, -0.6)  # in panels that share this axis too
+    axis.grid(axis="y", visible=False)
+
+
+def grouped_bars(
+    axis: Axes, rows: pd.DataFrame, category: str, column: str, by: str = "model", rotation: float = 0
+) -> None:
+    """Upright bars, a group a category, a colour a value of `by`; whiskers from `low` to `high`, if given."""
+    categories, members = list(rows[category].unique()), list(rows[by].unique())
+    width = 0.8 / len(members)
+    for number, name in enumerate(members):
+        part = rows[rows[by] == name].set_index(category).reindex(categories)
+        places = [i + (number - (len(members) - 1) / 2) * width for i in range(len(categories))]
+        look = {"color": STYLES[name].colour if name in STYLES else None, "label": label(name)}
+        errors = _errors(part, column, BAND if "low" in part else None)
+        axis.bar(places, part[column], width, yerr=errors, error_kw={"linewidth": 0.8}, **look)
+    names = [label(name) if rotation else textwrap.fill(label(name), 12) for name in categories]
+    align = {"ha": "right", "rotation_mode": "anchor"} if rotation else {}
+    axis.set_xticks(range(len(categories)), names, rotation=rotation, fontsize=9, **align)
+    axis.grid(axis="x", visible=False)
+
+
+def prediction_grid(axis: Axes, rows: pd.DataFrame) -> None:
+    """The top tokens of every layer (darker: more probable); `layer`, `rank`, `token`, `probability`."""
+    top, layers = int(rows["rank"].max()), int(rows["layer"].max())
+    grid = rows.pivot(index="rank", columns="layer", values="probability").to_numpy(dtype=float)
+    axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=(0.5, layers + 0.5, top + 0.5, 0.5))
+    for row in rows.itertuples():
+        colour = "white" if row.probability > 0.55 else "black"
+        text = f"{row.token}\n{row.probability:.2f}"
+        axis.text(row.layer, row.rank, text, ha="center", va="center", fontsize=8, color=colour)
+    axis.set(yticks=range(1, top + 1), ylabel="rank", xticks=range(1, layers + 1))
+    axis.grid(visible=False)
+
+
+def rank_box(axis: Axes, rows: pd.DataFrame, model: str) -> None:
+    """Boxes over the layers on a logarithmic axis; `whisker_low`, `low`, `median`, `high`, `whisker_high`."""
+    columns = {"median": "med", "low": "q1", "high": "q3", "whisker_low": "whislo", "whisker_high": "whishi"}
+    boxes = rows.rename(columns=columns)[list(columns.values())].to_dict("records")
+    colour = STYLES[model].colour if model in STYLES else BLUE
+    look = {
+        "boxprops": {"facecolor": colour, "alpha": 0.45, "edgecolor": colour},
+        "capprops": {"color": colour},
+    }
+    look |= {"medianprops": {"color": "black", "linewidth": 1.6}, "whiskerprops": {"color": colour}}
+    places = {"positions": list(rows["layer"]), "widths": 0.65, "manage_ticks": False}
+    axis.bxp(boxes, showfliers=False, patch_artist=True, **places, **look)
+    axis.set_yscale("log")
+    layer_axis(axis, int(rows["layer"].max()))
+
+
+def front(axis: Axes, rows: pd.DataFrame, x: str, y: str) -> None:
+    """The front of all rules as a wide grey line, and dotted lines through full depth."""
+    best = rows[rows["front"]].sort_values(x, kind="stable")
+    look = {"color": "#bbbbbb", "linewidth": 5, "alpha": 0.6, "zorder": 0}
+    axis.plot(best[x], best[y], label="front (oracle left out)", **look)
+    for full in rows[rows["rule"] == "full_depth"].itertuples():
+        axis.axhline(getattr(full, y), color=GREY, linewidth=0.8, linestyle=":")
+        axis.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
+
+
+def _errors(rows: pd.DataFrame, column: str, band: tuple[str, str] | None) -> list[pd.Series] | None:
+    """Lengths of the whiskers below and above a value."""
+    if band is None:
+        return None
+    return [(rows[column] - rows[band[0]]).clip(lower=0), (rows[band[1]] - rows[column]).clip(lower=0)]

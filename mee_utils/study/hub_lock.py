@@ -1,0 +1,127 @@
+"""The lock of a profile: which commit of each hub repository its results belong to.
+
+A profile names models and data sets by hub id, and what a hub id names changes. The first load that succeeds
+writes the commit to `notebooks/profiles/<profile>.lock.json`; every later load asks for that commit and no
+other. The lock is meant to be committed; delete an entry to take a newer commit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ..common.errors import CompanionError, one_line
+from ..common.files import complete_file
+
+Loaded = TypeVar("Loaded")
+COMMIT = "^[0-9a-f]{40}$"
+
+
+class Entry(BaseModel):
+    """What was asked for, and the commit that it was."""
+
+    model_config = ConfigDict(extra="forbid")
+    revision: str
+    commit: Annotated[str, Field(pattern=COMMIT)]
+
+
+LOCK = TypeAdapter(dict[Literal["datasets", "models"], dict[str, Entry]])
+
+
+def _read(lock: Path) -> dict[str, dict[str, Entry]]:
+    try:
+        return LOCK.validate_json(lock.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        reason = error.strerror
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = ": ".join([*map(str, first["loc"]), one_line(first["msg"], 80)])
+    advice = "restore it from version control, or delete it so that the next download writes it anew"
+    raise CompanionError(f"{lock} cannot be read ({reason}): {advice}.")
+
+
+def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None = None) -> str | None:
+    """The commit that the file `lock` names for one of its "models" or "datasets"; None if there is none yet.
+
+    Raises:
+        CompanionError: the lock cannot be read, or was written for another revision.
+    """
+    entry, wanted = _read(lock).get(kind, {}).get(identifier), revision or "main"
+    if entry and wanted not in (entry.revision, entry.commit):
+        raise CompanionError(
+            f'{lock} pins "{identifier}" at {entry.commit} for the revision "{entry.revision}", but '
+            f'the profile asks for "{wanted}": delete this entry, or ask for "{entry.revision}" again.'
+        )
+    return entry.commit if entry else None
+
+
+def at_locked_commit(
+    lock: Path, kind: str, identifier: str, revision: str | None, load: Callable[[str], Loaded]
+) -> Loaded:
+    """Returns `load(commit)` at the commit that the lock names, else at the present one, which it then pins.
+
+    Raises:
+        CompanionError: as `load` raises; the lock cannot be read or written, or names a commit that is gone.
+    """
+    commit = locked_commit(lock, kind, identifier, revision)
+    if commit:
+        try:
+            return load(commit)
+        except CompanionError as error:
+            if not _is_gone(kind, identifier, commit):
+                raise
+            raise CompanionError(
+                f'The hub no longer has the commit {commit} of "{identifier}" that {lock} pins: delete this '
+                "entry to take the present commit (numbers may differ), or copy a hub cache that has it."
+            ) from error
+    with complete_file(lock) as partial:
+        partial.touch()  # a lock that cannot be written is said before anything large is downloaded
+        commit = _present_commit(kind, identifier, revision)
+        loaded = load(commit)
+        content = _read(lock)  # another run may have added to it
+        entry = Entry(revision=revision or "main", commit=commit)
+        found = content.setdefault(kind, {}).setdefault(identifier, entry)
+        if found.commit != commit:
+            raise CompanionError(
+                f'Another run has just pinned "{identifier}" at {found.commit} in {lock}: run again.'
+            )
+        text = json.dumps(LOCK.dump_python(content), indent=1, sort_keys=True)
+        partial.write_text(text + "\n", encoding="utf-8")
+    return loaded
+
+
+def _info(kind: str, identifier: str, revision: str | None) -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi().repo_info(identifier, revision=revision, repo_type=kind.removesuffix("s"))
+
+
+def _present_commit(kind: str, identifier: str, revision: str | None) -> str:
+    if revision and re.match(COMMIT, revision):
+        return revision
+    try:
+        return _info(kind, identifier, revision).sha
+    except Exception as error:  # the hub's client raises a dozen kinds
+        asked = f'"{identifier}" (revision {revision or "main"}; {one_line(error)})'
+        raise CompanionError(
+            f"The hub could not be asked for {asked}. "
+            "Check the id and the network, or copy the hub's cache and the lock from a machine that has them."
+        ) from error
+
+
+def _is_gone(kind: str, identifier: str, commit: str) -> bool:
+    """Whether the hub says that it does not have the commit; False if it cannot be asked."""
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    try:
+        _info(kind, identifier, commit)
+    except Exception as error:
+        return isinstance(error, RevisionNotFoundError)
+    return False

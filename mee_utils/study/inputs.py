@@ -1,0 +1,144 @@
+"""Where a profile's models and corpora are, and how they are loaded: hub ids at the commit of its lock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ..common.errors import CompanionError
+from ..common.files import PACKAGE, file_sha256
+from .hub_lock import at_locked_commit
+from .profiles import Checkpoint, Profile
+
+if TYPE_CHECKING:
+    from ..models.loading import Model
+    from ..tasks.loading import Task
+
+T = TypeVar("T")
+
+
+def checkpoint_folder(profile: Profile, name: str) -> Path:
+    """Where a model of a profile is, or will be; of a ready checkpoint only its manifest."""
+    return PACKAGE / "checkpoints" / profile.name / name
+
+
+def is_trained(profile: Profile, name: str) -> bool:
+    """Whether a model of a profile is there."""
+    return (checkpoint_folder(profile, name) / "manifest.json").exists()
+
+
+def manifest(profile: Profile, name: str) -> dict:
+    """How a model was made and how well it does, as `make train` recorded it.
+
+    Raises:
+        CompanionError: the model is not there yet.
+    """
+    if not is_trained(profile, name):
+        base = profile.training.base
+        source = f" (from {base.checkpoint})" if isinstance(base, Checkpoint) else ""
+        raise CompanionError(
+            f'Profile "{profile.name}" has no trained model "{name}"{source}: run "make train '
+            f'PROFILE={profile.name}" (with DATA=... where the profile reads local corpora).'
+        )
+    return json.loads((checkpoint_folder(profile, name) / "manifest.json").read_text(encoding="utf-8"))
+
+
+def model_shape(profile: Profile) -> dict[str, int]:
+    """Sizes of a profile's models, named as in `T5Config`: those of its first backbone."""
+    return manifest(profile, next(iter(profile.training.backbones)))["shape"]
+
+
+def weights_digest(profile: Profile, name: str) -> str:
+    """What identifies a model's weights: their sha256; of a ready checkpoint what `make train` recorded."""
+    if isinstance(profile.training.recipe(name), Checkpoint):
+        return manifest(profile, name)["weights"]
+    path = checkpoint_folder(profile, name) / "model.safetensors"
+    found = path.stat()
+    return _sha256(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache
+def _sha256(path: Path, modified: int, size: int) -> str:
+    return file_sha256(path)
+
+
+def from_source(profile: Profile, name: str, load: Callable[[str, str | None], T]) -> T:
+    """Calls `load(folder or hub id, commit)` for a model of a profile, trained here or ready."""
+    from ..tasks.loading import is_hub_id
+
+    recipe = profile.training.recipe(name)
+    if not isinstance(recipe, Checkpoint):
+        return load(str(checkpoint_folder(profile, name)), None)
+    if not is_hub_id(recipe.source):
+        return load(recipe.source, None)
+    at_commit = lambda commit: load(recipe.source, commit)
+    return at_locked_commit(profile.lock, "models", recipe.source, recipe.revision, at_commit)
+
+
+def load_profile_model(profile: Profile, name: str, dtype: str | None = None) -> Model:
+    """Loads a model on the profile's device, in `dtype` or the profile's precision."""
+    from ..models import load_model
+
+    options = dict(dtype=dtype or profile.dtype, device=profile.device, name=name)
+    model = from_source(profile, name, lambda source, commit: load_model(source, commit, **options))
+    if not is_trained(profile, name):
+        return model
+    return replace(model, min_exit_layer=manifest(profile, name).get("min_exit_layer"))
+
+
+def load_profile_tokenizer(profile: Profile, name: str):
+    """The tokenizer of a model of a profile."""
+    from ..models.loading import load_tokenizer
+
+    return from_source(profile, name, load_tokenizer)
+
+
+def load_tasks(
+    profile: Profile,
+    data: str | None,
+    held_out: bool = True,
+    limit: int | None = None,
+    only: str | None = None,
+) -> list[Task]:
+    """Every corpus of a profile: the split that scores are measured on, or the training split.
+
+    Models that start from a ready checkpoint get their inputs cut to `max_source` tokens, as they were
+    trained; no input of a model trained from scratch is cut.
+
+    Args:
+        profile: the profile.
+        data: the folder that stands for `{data}`.
+        held_out: the profile's `held_out_split`, else "train".
+        limit: at most this many examples of each.
+        only: the task of one corpus; all by default.
+    """
+    names = [name for name in profile.corpora if only in (None, name)]
+    tasks = [_load_corpus(profile, name, data, held_out, limit) for name in names]
+    if isinstance(profile.training.base, Checkpoint):
+        from ..tasks.loading import shortened
+
+        tokenizer = load_profile_tokenizer(profile, "base")
+        tasks = [shortened(task, tokenizer, profile.training.max_source) for task in tasks]
+    return tasks
+
+
+def _load_corpus(profile: Profile, name: str, data: str | None, held_out: bool, limit: int | None) -> Task:
+    from ..tasks import load_task
+    from ..tasks.loading import is_hub_id
+
+    corpus, source = profile.corpora[name], profile.source(name, data)
+    split, size = (corpus.held_out_split, corpus.held_out) if held_out else ("train", corpus.train)
+    if limit is not None:
+        size = min(limit, size or limit)
+    options = dict(languages=tuple(corpus.languages), folder=corpus.folder)
+
+    def load(commit: str | None) -> Task:
+        return load_task(name, source, split, size, profile.training.seed, commit, **options)
+
+    if is_hub_id(source):
+        return at_locked_commit(profile.lock, "datasets", source, corpus.revision, load)
+    return load(corpus.revision)

@@ -1,0 +1,278 @@
+"""Runs notebooks strictly: what papermill only warns of is an error here.
+
+Sources are py:percent files; the executed notebook is a product. A run checks its parameters against the
+source's own `parameters` cell (a flat literal a line, a comment each), executes with papermill aside, and
+puts notebook and results in their place only if every cell succeeded. A failed notebook is kept under
+`build/failed`, and the error names the cell.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import math
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from ..common.errors import CompanionError, nearest
+from ..common.files import ROOT, complete_file
+from .profiles import load_profile
+from .results import STAGED, build_root, output_root, staged
+
+SOURCES = ROOT / "notebooks"
+METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+
+
+def notebook_names() -> list[str]:
+    """The notebooks that are there, in order."""
+    return sorted(path.stem for path in SOURCES.glob("[0-9][0-9]_*.py"))
+
+
+def read_source(name: str):
+    """Reads a notebook's source as a notebook with stable cell ids."""
+    import jupytext
+
+    if name not in notebook_names():
+        raise CompanionError(f'There is no notebook "{name}": {nearest(name, notebook_names())}')
+    notebook = jupytext.read(SOURCES / f"{name}.py", fmt="py:percent")
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number:02d}"
+    notebook.metadata, notebook.nbformat, notebook.nbformat_minor = dict(METADATA), 4, 5
+    return notebook
+
+
+def declared_parameters(notebook) -> dict:
+    """Names and defaults in the cell tagged `parameters`: flat literals, nothing derived."""
+    cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    if len(cells) != 1:
+        raise CompanionError(f"A notebook needs one cell tagged parameters; this one has {len(cells)}.")
+    declared = {}
+    for statement in ast.parse(cells[0].source).body:
+        try:
+            (target,) = statement.targets
+            declared[target.id] = ast.literal_eval(statement.value)
+        except (AttributeError, ValueError) as error:
+            message = f"Line {statement.lineno} of the parameters cell is no assignment of a literal."
+            raise CompanionError(message) from error
+    return declared
+
+
+def check_parameters(given: dict, declared: dict) -> dict:
+    """Refuses unknown, ill-typed and impossible parameters; whole numbers serve where a float is declared.
+
+    What is declared positive stays positive, and what is declared as a share stays between 0 and 1.
+    """
+    checked = {}
+    for name, value in given.items():
+        if name not in declared:
+            raise CompanionError(f'Unknown parameter "{name}": {nearest(name, declared)}')
+        default = declared[name]
+        if isinstance(default, float) and type(value) is int:
+            value = float(value)
+        if default is not None and type(value) is not type(default):
+            kinds = f"is a {type(value).__name__}; a {type(default).__name__} like {default!r} is expected"
+            raise CompanionError(f"Parameter {name}={value!r} {kinds}.")
+        if type(value) in (int, float):
+            lowest = min(default, 1) if type(value) is int else 0
+            highest = 1 if type(value) is float and default <= 1 else math.inf
+            if not (lowest <= value <= highest and math.isfinite(value)):
+                span = f"at least {lowest}" if highest == math.inf else f"between {lowest} and {highest}"
+                raise CompanionError(f"Parameter {name}={value!r}: a number {span} is expected.")
+        checked[name] = value
+    return checked
+
+
+def parse_assignments(assignments: list[str]) -> dict:
+    """["limit=20", "models=['calm']"] -> values; what is no Python literal is taken as text."""
+    values = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.isidentifier():
+            raise CompanionError(f'"{assignment}" is no parameter: write name=value, as in limit=20.')
+        try:
+            values[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            values[name] = text
+    return values
+
+
+def destination(name: str, profile: str, trial: bool) -> Path:
+    """Where the executed notebook belongs: beside its source for `small`, else with its figures; a trial
+    aside.
+    """
+    if trial:
+        return build_root() / "trials" / profile / f"{name}.ipynb"
+    beside = profile == "small" and not os.environ.get("MEE_OUTPUT")
+    return SOURCES / f"{name}.ipynb" if beside else output_root() / profile / f"{name}.ipynb"
+
+
+def run_notebook(
+    name: str, profile: str = "small", data: str | None = None, parameters: dict | None = None
+) -> Path:
+    """Executes a notebook and stores it with its results.
+
+    Args:
+        name: such as "01_monotonicity".
+        profile: the profile's name, or its file.
+        data: the folder that stands for `{data}` in the profile.
+        parameters: values for names of the notebook's parameters cell. A run with other values than the
+            profile's is a trial: its notebook and results stay under `build/trials`.
+
+    Returns:
+        The path of the executed notebook.
+
+    Raises:
+        CompanionError: unknown notebook, profile or parameter, models that are not there, edits that would be
+            lost, or a cell that failed (named, with its error).
+    """
+    from .inputs import model_shape
+
+    settings, notebook = load_profile(profile), read_source(name)
+    declared = declared_parameters(notebook)
+    own = {"profile": profile, "data": data or ""} | settings.notebooks.get(name, {})
+    own = declared | check_parameters(own, declared)
+    chosen = own | check_parameters(parameters or {}, declared)
+    trial = chosen != own
+    model_shape(settings)  # where models are not there yet, that is said before a kernel is started
+    target = destination(name, settings.name, trial)
+    check_unedited(target, notebook)
+    changed = {key: value for key, value in chosen.items() if value != declared[key]}
+    with staged((target.parent if trial else output_root() / settings.name) / name) as results:
+        executed = _execute(notebook, name, changed, results)
+        if any(results.iterdir()) and not (results / "manifest.json").exists():
+            raise CompanionError(f"{name} saved results but never called finish: add it as the last cell.")
+        _normalize(executed, data)
+        _write(executed, target)
+        if not trial:  # for Snakemake, which must never delete a committed notebook
+            _write(executed, build_root() / "notebooks" / settings.name / f"{name}.ipynb")
+    return target
+
+
+def _execute(notebook, name: str, parameters: dict, results: Path):
+    """Runs with papermill in the folder of the sources, and names the cell if one fails."""
+    import nbformat
+    import papermill
+
+    with tempfile.TemporaryDirectory(prefix="mee-") as folder:
+        start, end = Path(folder) / "source.ipynb", Path(folder) / "executed.ipynb"
+        nbformat.write(notebook, start)
+        options = dict(cwd=str(SOURCES), progress_bar=sys.stderr.isatty(), log_output=False)
+        kernels = _kernels(folder, {STAGED: str(results.resolve())})
+        try:
+            papermill.execute_notebook(
+                start, end, parameters, kernel_name="python3", kernel_manager_class=kernels, **options
+            )
+        except papermill.PapermillExecutionError as error:
+            kept = build_root() / "failed" / f"{name}.ipynb"
+            _write(nbformat.read(end, as_version=4), kept)
+            raise CompanionError(
+                f"{name} failed in cell {error.cell_index} (In [{error.exec_count}]): {error.ename}: "
+                f"{error.evalue}. The notebook is kept in {kept}; finished results were not touched."
+            ) from None
+        return nbformat.read(end, as_version=4)
+
+
+def _kernels(folder: str, variables: dict[str, str]) -> type:
+    """Kernels that know some variables; where there are Unix sockets each talks through its own, in `folder`.
+
+    Two kernels that start at once can take each other's port.
+    """
+    from jupyter_client.manager import AsyncKernelManager
+
+    own = {"transport": "ipc", "ip": str(Path(folder) / "kernel")} if hasattr(socket, "AF_UNIX") else {}
+
+    class Kernels(AsyncKernelManager):
+        def __init__(self, **options):
+            super().__init__(**options | own)
+
+        async def _async_pre_start_kernel(self, **options):
+            return await super()._async_pre_start_kernel(**options | {"env": os.environ | variables})
+
+    return Kernels
+
+
+def source_digest(notebook) -> str:
+    """sha256 over kinds and sources of the cells, without what papermill puts in."""
+    cells = [(cell.cell_type, cell.source) for cell in own_cells(notebook)]
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
+
+
+def own_cells(notebook) -> list:
+    """The cells that somebody wrote."""
+    return [cell for cell in notebook.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+
+
+def check_unedited(path: Path, source) -> None:
+    """Refuses to overwrite a notebook that was edited (in JupyterLab) after it was executed.
+
+    An executed notebook remembers the digest of its source.
+    """
+    import nbformat
+
+    if not path.exists():
+        return
+    stored = nbformat.read(path, as_version=4)
+    executed = stored.metadata.get("source_sha256")
+    if executed and source_digest(stored) not in (executed, source_digest(source)):
+        raise CompanionError(
+            f"{path} was edited and differs from its source: python -m mee_utils carry-over {path.stem} "
+            "takes the edits into the source; deleting the file gives them up."
+        )
+
+
+def carry_over(name: str) -> Path:
+    """Takes the edits that were made in `notebooks/<name>.ipynb` over into the source, and returns its
+    path.
+    """
+    import jupytext
+    import nbformat
+
+    source, path = read_source(name), SOURCES / f"{name}.ipynb"
+    if not path.exists():
+        raise CompanionError(f"{path} is not there: nothing to carry over.")
+    edited = nbformat.read(path, as_version=4)
+    declared_parameters(edited)
+    source.metadata, source.cells = {"jupytext": {"notebook_metadata_filter": "-all"}}, own_cells(edited)
+    with complete_file(SOURCES / f"{name}.py") as partial:
+        partial.write_text(jupytext.writes(source, fmt="py:percent"), encoding="utf-8")
+    return SOURCES / f"{name}.py"
+
+
+def _normalize(notebook, data: str | None) -> None:
+    """Takes out what differs from run to run: times, paths of this machine, random ids."""
+    notebook.metadata = METADATA | {"language_info": {"name": "python"}}
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number:02d}"
+        tags = cell.metadata.get("tags", [])
+        cell["metadata"] = {"tags": tags} if tags else {}
+        if cell.cell_type == "code":
+            cell["outputs"] = _joined(cell["outputs"])
+        if data and "injected-parameters" in tags:
+            cell["source"] = cell["source"].replace(json.dumps(data), json.dumps("path/to/corpora"))
+    notebook.metadata["source_sha256"] = source_digest(notebook)
+
+
+def _joined(outputs: list) -> list:
+    """Outputs with neighbouring pieces of one stream put together: where a kernel cuts them depends on the
+    load.
+    """
+    joined: list = []
+    for output in outputs:
+        before = joined[-1] if joined else {}
+        same = output["output_type"] == before.get("output_type") == "stream"
+        if same and output["name"] == before["name"]:
+            before["text"] += output["text"]
+        else:
+            joined.append(output)
+    return joined
+
+
+def _write(notebook, path: Path) -> None:
+    import nbformat
+
+    with complete_file(path) as partial:
+        nbformat.write(notebook, partial)

@@ -1,0 +1,106 @@
+"""Runs `notebooks/Snakefile`, which says what depends on what; no job outlives the process that asked
+for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from ..common.errors import CompanionError
+from ..common.files import ROOT
+from .inputs import is_trained
+from .notebooks import notebook_names
+from .profiles import load_profile
+from .results import build_root, output_root
+
+STARTED_BY = "MEE_PIPELINE"  # tells a job the process that started the pipeline
+KEPT = "What had finished is kept: run the same command again."
+
+
+def make(target: str, profile: str, data: str | None, cores: int) -> None:
+    """Makes a rule of the Snakefile up to date, with at most `cores` jobs at a time (one on a GPU).
+
+    Raises:
+        CompanionError: models that do not fit the profile, another run in this folder, or a job that failed.
+    """
+    from .train_models import check_recipe
+
+    if cores < 1:
+        raise CompanionError(f"--cores {cores}: give 1 or more.")
+    settings, build = load_profile(profile), build_root()
+    for name in filter(lambda name: is_trained(settings, name), settings.training.backbones):
+        check_recipe(settings, name, data)
+    locks = build / ".snakemake" / "locks"
+    if any(locks.glob("*")):
+        raise CompanionError(
+            f"Another make reproduce is running here: wait for it (if none is, delete {locks})."
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        target,
+        "--snakefile",
+        str(ROOT / "notebooks" / "Snakefile"),
+    ]
+    command += ["--directory", str(build), "--cores", str(cores), "--quiet", "all", "--rerun-incomplete"]
+    command += ["--scheduler", "greedy", "--config", f"profile={profile}", f"data={data or ''}"]
+    if settings.device != "cpu" and Path("/dev/nvidiactl").exists():
+        command += ["--resources", "gpu=1"]
+    build.mkdir(parents=True, exist_ok=True)
+    known = os.environ | {STARTED_BY: str(os.getpid())}
+    process = subprocess.Popen(command, env=known, start_new_session=True)
+    try:
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            _end(process)
+            shutil.rmtree(locks, ignore_errors=True)
+    if status:
+        raise CompanionError(f"A part failed; the lines above name it. {KEPT}")
+
+
+def reproduce(profile: str, data: str | None, cores: int, force: bool) -> Path:
+    """Makes everything stale of a profile, or with `force` everything; returns the folder of the results."""
+    name = load_profile(profile).name
+    folders = {part: build_root() / part / name for part in ("traces", "classifiers", "sweep", "notebooks")}
+    done = {"sweep": folders["sweep"] / "manifest.json"}
+    done |= {notebook: folders["notebooks"] / f"{notebook}.ipynb" for notebook in notebook_names()}
+    for part, path in done.items():  # results that are gone are made again
+        if not (output_root() / name / part / "manifest.json").exists():
+            path.unlink(missing_ok=True)
+    for folder in folders.values() if force else ():
+        shutil.rmtree(folder, ignore_errors=True)
+    make("all", profile, data, cores)
+    return output_root() / name
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends a process and all that it started."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_with_pipeline() -> None:
+    """In a job: ends its process group when the process that started the pipeline is gone, killed perhaps."""
+
+    def watch() -> None:
+        try:
+            while True:
+                os.kill(int(os.environ[STARTED_BY]), 0)
+                time.sleep(1)
+        except ProcessLookupError:
+            os.killpg(0, signal.SIGTERM)
+
+    if STARTED_BY in os.environ:
+        threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,270 @@
+"""Profiles: what to run, as data. One code path serves all of them; nothing here needs torch.
+
+A profile is a YAML file in `notebooks/profiles`. An unknown key, a wrong type or an impossible value is an
+error in one line; for an unknown key it names the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+
+from ..common.errors import CompanionError, check_choice, nearest, one_line
+from ..common.files import ROOT
+from ..tasks import TASKS
+
+FOLDER = ROOT / "notebooks" / "profiles"
+READY, TRAINED = "[ready]", "[trained]"  # mark two kinds of settings inside an error; never shown
+Positive = Annotated[int, Field(ge=1)]
+AboveZero = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]\w*$")]  # becomes a folder
+
+
+class Strict(BaseModel):
+    """A part of a profile: no key that it does not know, no type that it does not have."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, given):
+        for key in given if isinstance(given, dict) else ():
+            check_choice("key", key, cls.model_fields)
+        return given
+
+
+class Corpus(Strict):
+    """Where one task's examples come from; `{data}` stands for the DATA folder of the command line.
+
+    `folder` is the folder of a hub data set that holds one file or folder a split. Data sets that have only a
+    loading script have one a configuration, in parquet, on the branch refs/convert/parquet.
+    """
+
+    source: str
+    train: Positive | None = None
+    held_out: Positive | None = None
+    held_out_split: Literal["validation", "test"] = "validation"
+    languages: Annotated[list[str], Field(min_length=2, max_length=2)] = ["en", "fr"]
+    revision: str | None = None
+    folder: str | None = None
+
+
+class ShapeSettings(Strict):
+    """Sizes of a mini model, as in `T5Config`."""
+
+    vocab_size: Positive
+    d_model: Positive
+    d_kv: Positive
+    num_heads: Positive
+    d_ff: Positive
+    num_layers: Positive
+    num_decoder_layers: Positive
+    dropout_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class Stage(Strict):
+    """One stage of pre-training: span corruption mixed with a share of the tasks, as in T5's own."""
+
+    passes: AboveZero
+    learning_rate: AboveZero
+    task_share: Annotated[float, Field(ge=0, le=1)]
+
+
+class BaseSettings(Strict):
+    """Pre-training, stage by stage; stage k draws with seed + k."""
+
+    stages: Annotated[list[Stage], Field(min_length=1)]
+
+
+class BackboneSettings(Strict):
+    """One training objective; see `mee_utils.models.objectives.Objective`."""
+
+    objective: Literal["vanilla", "calm", "free", "late_weighted"]
+    passes: AboveZero
+    learning_rate: AboveZero
+    exit_layer: Positive | None = None
+    kd_map: Literal["last", "uniform", "dynamic"] = "dynamic"
+    intermediate: Literal["all", "one"] = "all"
+
+
+class Checkpoint(Strict):
+    """A ready model in place of one to train: a hub id, or a folder (relative to the repository)."""
+
+    checkpoint: Annotated[str, Field(min_length=1)]
+    revision: str | None = None
+
+    @property
+    def source(self) -> str:
+        """The folder, where there is one of this name; else the hub id."""
+        inside = ROOT / self.checkpoint
+        return str(inside) if inside.is_dir() else str(Path(self.checkpoint).expanduser())
+
+
+def _kind(value) -> str:
+    named = isinstance(value, dict) and difflib.get_close_matches("checkpoint", map(str, value), 1, 0.8)
+    return READY if named or isinstance(value, Checkpoint) else TRAINED
+
+
+def _or_checkpoint(trained: type[Strict]):
+    """Settings of a model to train, or a ready checkpoint: whichever keys are there."""
+    return Annotated[
+        Annotated[trained, Tag(TRAINED)] | Annotated[Checkpoint, Tag(READY)], Discriminator(_kind)
+    ]
+
+
+class Training(Strict):
+    """How the models are made: from scratch (`shape` and stages of `base`), or from a ready checkpoint."""
+
+    shape: ShapeSettings | None = None
+    seed: int
+    max_source: Positive
+    max_target: Positive
+    tokens_per_batch: Positive = 2500
+    base: _or_checkpoint(BaseSettings)
+    backbones: Annotated[dict[Name, _or_checkpoint(BackboneSettings)], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Training:
+        if self.shape is None and isinstance(self.base, BaseSettings):
+            raise ValueError(
+                "a base trained from scratch needs a shape; add it, or name a checkpoint as base"
+            )
+        if self.shape is not None and isinstance(self.base, Checkpoint):
+            raise ValueError("shape contradicts the checkpoint of base; leave one of them out")
+        if "base" in self.backbones:
+            raise ValueError('"base" is the name of the pre-trained model; give the backbone another one')
+        return self
+
+    def recipe(self, name: str) -> BaseSettings | BackboneSettings | Checkpoint:
+        """The settings of `base` or of a backbone."""
+        return self.base if name == "base" else self.backbones[name]
+
+    @property
+    def objectives(self) -> dict[str, BackboneSettings]:
+        """The backbones that are trained here; of a ready checkpoint nobody knows the objective."""
+        return {name: b for name, b in self.backbones.items() if isinstance(b, BackboneSettings)}
+
+    def exit_layer(self, name: str, layers: int) -> int:
+        """The layer that a FREE backbone was trained to exit at: the recipe's, else a third of the depth."""
+        given = getattr(self.recipe(name), "exit_layer", None)
+        return given or max(1, layers // 3)
+
+
+class ClassifierSettings(Strict):
+    """How exit classifiers are trained; `tokens` is how many of each task, `epochs` as in MEE."""
+
+    tokens: Positive = 2000
+    seeds: Annotated[int, Field(ge=1, le=10)] = 5
+    epochs: Positive = 5
+    batch_size: Positive = 128
+    learning_rate: AboveZero = 0.002
+
+
+class ResultSettings(Strict):
+    """What the threshold sweep decodes for notebook 06: every rule on the main model, fewer on the others."""
+
+    examples: Positive = 150
+    other_examples: Positive = 50
+    training_examples: Positive = 60  # thresholds to try are read off these
+    bug_examples: Positive = 30
+    max_new_tokens: Positive = 48
+    batch_size: Positive = 100
+    min_layer: Positive = 4
+    top_k: Positive = 64  # as in notebook 03
+    first_k: Positive = 256
+    least_k: Positive = 16
+    fresh_pools: Positive = 20  # on synthetic data: independent calibration sets, and examples in each
+    fresh_size: Positive = 40
+    deltas: Annotated[list[float], Field(min_length=1)] = [0.05, 0.1, 0.25]
+    risk_deltas: Annotated[list[float], Field(min_length=1)] = [0.02, 0.05, 0.1]
+    eps: Annotated[float, Field(gt=0, lt=1)] = 0.05
+
+
+TaskName = Literal[*TASKS]  # a new task is one entry there
+
+
+class Profile(Strict):
+    """A whole profile. `notebooks` gives parameters that differ from a notebook's own defaults."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
+    device: str
+    dtype: Literal["float64", "float32", "bfloat16"]
+    corpora: Annotated[dict[TaskName, Corpus], Field(min_length=1)]
+    training: Training
+    classifiers: ClassifierSettings = ClassifierSettings()
+    results: ResultSettings = ResultSettings()
+    notebooks: dict[str, dict[str, int | float | str | bool]] = {}
+
+    @property
+    def lock(self) -> Path:
+        """The file that pins hub ids to commits (`hub_lock`)."""
+        return FOLDER / f"{self.name}.lock.json"
+
+    def source(self, task: str, data: str | None) -> str:
+        """The source of a task's corpus, with DATA filled in."""
+        source = self.corpora[task].source
+        if "{data}" not in source:
+            return source
+        if not data:
+            raise CompanionError(
+                f'Profile "{self.name}" reads local corpora: give their folder, as in DATA=path/to/corpora.'
+            )
+        folder = Path(data).expanduser()
+        if not folder.is_dir():
+            raise CompanionError(f"DATA={data} is no folder: give the folder that holds the corpora.")
+        found = Path(source.replace("{data}", str(folder)))
+        if found.exists():
+            return str(found)
+        if folder.name == found.name:
+            return str(folder)  # DATA is the corpus itself
+        raise CompanionError(
+            f"{found} does not exist: DATA must hold a folder {found.name} (profile {self.name}, {task})."
+        )
+
+
+def profile_names() -> list[str]:
+    """The profiles that are there."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def check_profile_name(name: str) -> str:
+    """Refuses a profile that is not there."""
+    if name not in profile_names():
+        raise CompanionError(f'There is no profile "{name}": {nearest(str(name), profile_names())}')
+    return name
+
+
+def load_profile(name: str | Path) -> Profile:
+    """Reads a profile by name, or from a YAML file."""
+    own_file = str(name).endswith((".yaml", ".yml")) and Path(name).is_file()
+    path = Path(name) if own_file else FOLDER / f"{check_profile_name(name)}.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CompanionError(f"{path} is no YAML in UTF-8: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        holds = "is empty" if content is None else f"holds a {type(content).__name__}"
+        raise CompanionError(f"{path} {holds}: a profile has keys, such as name, corpora and training.")
+    try:
+        profile = Profile.model_validate(content)
+    except ValidationError as error:
+        raise CompanionError(f"{path}: {_first_mistake(error)}") from error
+    if path.parent == FOLDER and profile.name != path.stem:
+        raise CompanionError(
+            f'{path} calls itself "{profile.name}": its name must be "{path.stem}", after the file.'
+        )
+    return profile
+
+
+def _first_mistake(error: ValidationError) -> str:
+    """The place in the profile, and what pydantic says of it."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("[key]", READY, TRAINED))
+    said = first["msg"].removeprefix("Value error, ").removesuffix(".")
+    if first["type"] not in ("missing", "value_error"):
+        said += f" (it is {one_line(repr(first['input']), 60)})"
+    return f"{where}: {said}." if where else f"{said}."

@@ -1,0 +1,120 @@
+"""Results that are stored already, read back: what notebook 06 is drawn from. No model is run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ..common.errors import CompanionError
+from ..common.files import ROOT
+from .notebooks import SOURCES
+from .profiles import check_profile_name
+from .results import output_root
+
+SWEEP = "sweep"  # the folder of the threshold sweep, beside those of the notebooks
+
+
+def stored_root(profile: str) -> Path:
+    """The folder of a profile's results: where this run writes if they are there, else beside the package."""
+    check_profile_name(profile)
+    places = [output_root() / profile, ROOT / "figures" / profile]
+    return next((place for place in places if (place / SWEEP / "manifest.json").exists()), places[0])
+
+
+def has_table(profile: str, notebook: str, name: str) -> bool:
+    """Whether a stored table is there."""
+    return (stored_root(profile) / notebook / f"{name}.csv").exists()
+
+
+def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
+    """A stored table of a notebook, or of the "sweep"; `name` without ending.
+
+    Raises:
+        CompanionError: it is not there.
+    """
+    path, part = stored_root(profile) / notebook / f"{name}.csv", f"notebook {notebook}"
+    if not path.exists():
+        command = f"python -m mee_utils {SWEEP if notebook == SWEEP else part} --profile {profile}"
+        raise CompanionError(f"{path} is missing: run make reproduce PROFILE={profile} (or only {command}).")
+    return pd.read_csv(path)
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """Every setting that was decoded for a profile.
+
+    Attributes:
+        settings: one row a setting: `task`, `model`, `rule`, `threshold` (not a number where the rule has
+            none), `score`, `retained` with `low` and `high`, `consistency_loss` and `risk_loss` (means),
+            `mean_exit_layer`, `flops_share`, `readout_share`, `same_output`, `length_share`.
+        losses: consistency losses, one array `[example]` a row of `settings`.
+        examples: scores of single examples in percent, likewise.
+        eps: the profile's probability of failing.
+        deltas, risk_deltas: the profile's largest mean losses.
+    """
+
+    settings: pd.DataFrame
+    losses: list[np.ndarray]
+    examples: list[np.ndarray]
+    eps: float
+    deltas: tuple[float, ...]
+    risk_deltas: tuple[float, ...]
+
+    def rows(self, **wanted) -> pd.DataFrame:
+        """The settings with these values."""
+        chosen = [self.settings[column] == value for column, value in wanted.items()]
+        return self.settings[np.all(chosen, axis=0)] if chosen else self.settings
+
+    def array(self, rows: pd.DataFrame, kind: str = "consistency") -> np.ndarray:
+        """Losses `[setting, example]` of rows of `settings`, of one task and model: "consistency" or
+        "risk".
+        """
+        if kind == "consistency":
+            return np.stack([self.losses[place] for place in rows.index])
+        first = rows.iloc[0]
+        full = self.examples[self.rows(task=first.task, model=first.model, rule="full_depth").index[0]]
+        return np.stack([np.clip(full - self.examples[place], 0, None) / 100 for place in rows.index])
+
+
+def read_sweep(profile: str) -> SweepResults:
+    """Reads what `python -m mee_utils sweep` stored for a profile."""
+    settings = read_table(profile, SWEEP, "settings")
+    keys, arrays = ["task", "model", "rule", "threshold"], []
+    for name in ("losses", "examples"):
+        table = read_table(profile, SWEEP, name)
+        if not table[keys].equals(settings[keys]):
+            place = stored_root(profile) / SWEEP
+            raise CompanionError(f"{name}.csv and settings.csv in {place} differ: run mee_utils sweep again.")
+        arrays.append([row[~np.isnan(row)] for row in table.drop(columns=keys).to_numpy(dtype=np.float64)])
+    manifest = json.loads((stored_root(profile) / SWEEP / "manifest.json").read_text(encoding="utf-8"))
+    eps, deltas, risk_deltas = (manifest["parameters"][name] for name in ("eps", "deltas", "risk_deltas"))
+    return SweepResults(settings, *arrays, eps, tuple(deltas), tuple(risk_deltas))
+
+
+def claims_of(profile: str) -> pd.DataFrame:
+    """The claims of all notebooks before 06, one row a claim and task, in their order; `notebook` in front.
+
+    Raises:
+        CompanionError: a notebook that stores claims has not been run.
+    """
+    sources = sorted(SOURCES.glob("[0-9][0-9]_*.py"))
+    names = [path.stem for path in sources if '"claims")' in path.read_text(encoding="utf-8")]
+    tables = {name: read_table(profile, name, "claims") for name in names if not name.startswith("06")}
+    return pd.concat(
+        [table.assign(notebook=name)[["notebook", *table]] for name, table in tables.items()],
+        ignore_index=True,
+    )
+
+
+def inputs_of(profile: str) -> dict[str, str]:
+    """The stored results that 06 is drawn from: name -> sha256 over the hashes of their files."""
+    found = {}
+    for path in sorted(stored_root(profile).glob("*/manifest.json")):
+        files = json.dumps(json.loads(path.read_text(encoding="utf-8"))["files"], sort_keys=True)
+        found[f"results {path.parent.name}"] = hashlib.sha256(files.encode()).hexdigest()
+    return {name: digest for name, digest in found.items() if name != "results 06_results"}

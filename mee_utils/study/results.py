@@ -1,0 +1,206 @@
+"""The only ways out of a notebook: tables, figures with the data that was drawn, and a manifest.
+
+Results go to `build/trials`, whoever runs the notebook and however. Only the strict runner, executing a whole
+notebook with its profile's own parameters, puts them in their place (`figures/<profile>/<notebook>`), all at
+once and after the last cell. Each saved thing prints one line with its size, its range and a hash of its
+numbers, which is how a strict comparison of stored outputs checks a figure. Times and machine names go to the
+manifest alone, so that everything else is the same bytes on every run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+
+import pandas as pd
+
+from ..common.errors import CompanionError
+from ..common.files import ROOT, complete_file, file_sha256
+
+DECIMALS = 4
+COLOURS = 128  # of a figure's palette: a third of the size, and no difference to be seen
+STAGED = "MEE_STAGED"  # the folder that collects a strict run's results; set for its kernel alone
+PACKAGES = ("torch", "transformers", "datasets", "numpy", "pandas", "matplotlib", "seaborn")
+
+
+def output_root() -> Path:
+    """The folder of all results: `figures` beside the package, or what the variable MEE_OUTPUT names."""
+    return Path(os.environ.get("MEE_OUTPUT") or ROOT / "figures")
+
+
+def build_root() -> Path:
+    """The folder of everything in between (traces, classifiers, trials): `build`, inside MEE_OUTPUT if that
+    is set.
+    """
+    return Path(os.environ.get("MEE_OUTPUT") or ROOT) / "build"
+
+
+class Run:
+    """One run of one notebook.
+
+    Args:
+        notebook: its name, such as "01_monotonicity".
+        profile: the profile's name.
+        parameters: what the notebook was run with, for the manifest.
+        folder: where results go; by default what the strict runner says, else a folder below `build/trials`.
+    """
+
+    def __init__(self, notebook: str, profile: str, parameters: dict, folder: Path | None = None):
+        staged = Path(os.environ.get(STAGED) or ".")
+        trial = build_root() / "trials" / _checked(profile) / _checked(notebook)
+        self.folder = folder or (staged if staged.name == notebook else trial)
+        self.notebook, self.profile, self.parameters = notebook, profile, dict(parameters)
+        self.inputs: dict[str, str] = {}
+        self.files: set[str] = set()
+        self.started = time.monotonic()
+        make_folder(self.folder)
+
+    def uses(self, name: str, digest: str) -> None:
+        """Records an input (a corpus, a checkpoint) by its hash in the manifest."""
+        self.inputs[name] = digest
+
+    def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
+        """Writes a table as CSV with fixed decimals; prints its digest line; returns the rounded table."""
+        rounded = round_table(table)
+        text = rounded.to_csv(index=False, float_format=f"%.{DECIMALS}f", lineterminator="\n")
+        self._write(f"{_checked(name)}.csv", text.encode())
+        print(digest_line(name, rounded, text))
+        return rounded
+
+    def save_figure(self, figure, name: str, drawn: pd.DataFrame) -> None:
+        """Writes a figure as PNG, with reproducible bytes, beside the table of what was drawn.
+
+        With MEE_PDF=1 there is a PDF too; no manifest names it, since it shows the same.
+        """
+        self.save_table(drawn, name)
+        self._write(f"{name}.png", png(figure))
+        if os.environ.get("MEE_PDF"):
+            nothing = dict.fromkeys(("CreationDate", "ModDate", "Producer", "Creator"))
+            with complete_file(self.folder / f"{name}.pdf") as path:
+                figure.savefig(path, format="pdf", bbox_inches="tight", metadata=nothing)
+
+    def finish(self) -> None:
+        """Writes the manifest. Prints which files were written."""
+        if not self.files:
+            raise CompanionError(f"{self.notebook} saved nothing: call save_table or save_figure first.")
+        names = sorted(self.files)
+        manifest = {
+            "notebook": self.notebook,
+            "profile": self.profile,
+            "parameters": self.parameters,
+            "inputs": dict(sorted(self.inputs.items())),
+            "files": {name: file_sha256(self.folder / name) for name in names},
+            "versions": {name: metadata.version(name).split("+")[0] for name in PACKAGES}
+            | {"python": platform.python_version()},
+            "machine": {
+                "processor": processor(),
+                "cores": os.cpu_count(),
+                "device": self.parameters.get("device", "cpu"),
+            },
+            "seconds": round(time.monotonic() - self.started, 1),
+            "peak_memory_megabytes": peak_megabytes(),
+        }
+        with complete_file(self.folder / "manifest.json") as path:
+            path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        where = (
+            f"{self.profile}/{self.notebook} below figures (make reproduce) or build/trials (any other run)"
+        )
+        print(
+            f"written to {where}: {', '.join(names)}, manifest.json"
+        )  # the same line, so that nbval can compare
+
+    def _write(self, name: str, content: bytes) -> None:
+        with complete_file(self.folder / name) as path:
+            path.write_bytes(content)
+        self.files.add(name)
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder; it takes the place of `folder` when the block ends without an error.
+
+    What was in `folder` goes only then. Two runs at once do not meet: the later one stays.
+    """
+    make_folder(folder.parent)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent
+    ) as place:
+        new = Path(place) / folder.name
+        new.mkdir()
+        yield new
+        for attempt in range(3):
+            with suppress(FileNotFoundError):
+                folder.rename(Path(place) / f"old {attempt}")
+            with suppress(OSError):  # another run's results came in between
+                new.rename(folder)
+                break
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder, or says that it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"{folder} cannot be written to ({error.strerror}): set MEE_OUTPUT to another folder."
+        raise CompanionError(message) from error
+
+
+def png(figure) -> bytes:
+    """A figure as PNG with a palette in place of full colours."""
+    from PIL import Image
+
+    full, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(full, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+    palette = dict(colors=COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    Image.open(full).convert("RGB").quantize(**palette).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+def round_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Rounds every float to `DECIMALS`, so that display, file and hash agree; -0.0 becomes 0.0."""
+    rounded = table.copy()
+    for column in rounded.select_dtypes("float"):
+        rounded[column] = rounded[column].astype("float64").round(DECIMALS) + 0.0
+    return rounded
+
+
+def digest_line(name: str, table: pd.DataFrame, text: str) -> str:
+    """ "figure_1: 48 rows x 6 columns, 0.0312 to 1.0000, sha256 1f2e3d4c": what identifies a table."""
+    numbers = table.select_dtypes("float")
+    lowest, highest = numbers.min().min(), numbers.max().max()
+    span = f"{lowest:.{DECIMALS}f} to {highest:.{DECIMALS}f}, " if numbers.size else ""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{name}: {len(table)} rows x {len(table.columns)} columns, {span}sha256 {digest}"
+
+
+def processor() -> str:
+    """The processor's name, for manifests."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*:\s*(.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def peak_megabytes() -> int:
+    """The most memory that this process has held."""
+    import resource
+
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, kilobytes elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
+
+
+def _checked(name: str) -> str:
+    """A name that is safe as a file's."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise CompanionError(f'"{name}" is no name for a result: use letters, digits, "_", "-" and ".".')
+    return name

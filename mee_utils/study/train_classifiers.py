@@ -1,0 +1,152 @@
+"""The exit classifiers of a profile: which there are, and how they are trained (`python -m mee_utils
+classifiers`).
+
+They belong to shipped models but are not shipped: training all of them takes less time than a notebook. Each
+is a file below `build/classifiers` that names what it belongs to; one of other weights, data, settings or
+code is made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from .catalogue import ABLATED, MAIN_MODEL, VARIANTS
+from .inputs import load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
+from .profiles import Profile
+from .results import build_root, make_folder
+from .stored_traces import digest_of
+
+
+@dataclass(frozen=True)
+class Job:
+    """One classifier to train: a variant for a backbone, with a target and a seed."""
+
+    model: str
+    variant: str
+    target: str
+    seed: int
+
+    def path(self, profile: Profile) -> Path:
+        """Its file."""
+        name = f"{self.model}-{self.variant}-{self.target}-{self.seed}.safetensors"
+        return build_root() / "classifiers" / profile.name / name
+
+
+def jobs(profile: Profile) -> list[Job]:
+    """Every classifier of a profile: all variants on CALM; three also for the other target, and on
+    vanilla.
+    """
+    groups = (
+        (MAIN_MODEL, "consistency", VARIANTS),
+        (MAIN_MODEL, "correctness", ABLATED),
+        ("vanilla", "consistency", ABLATED),
+    )
+    return [
+        Job(model, variant, target, seed)
+        for model, target, variants in groups
+        if model in profile.training.backbones
+        for variant in variants
+        for seed in range(profile.classifiers.seeds)
+    ]
+
+
+def train_classifiers(
+    profile: Profile,
+    data: str | None = None,
+    models: Collection[str] = (),
+    seeds: Collection[int] = (),
+    progress: bool = False,
+) -> dict[Job, Path]:
+    """Trains what is missing of a profile's classifiers, one after the other.
+
+    Args:
+        profile: whose models and corpora.
+        data: the folder that stands for `{data}` in the profile.
+        models: names of backbones; all by default.
+        seeds: all by default.
+        progress: show a progress bar on the terminal.
+
+    Returns:
+        The file of every classifier asked for.
+    """
+    from tqdm import tqdm
+
+    wanted = [job for job in jobs(profile) if not models or job.model in models]
+    wanted = [job for job in wanted if not seeds or job.seed in seeds]
+    tasks = _first_tokens(profile, data, held_out=False)
+    digests = [task.digest for task in tasks]
+    settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
+    weights = {name: weights_digest(profile, name) for name in dict.fromkeys(job.model for job in wanted)}
+    common = {name: digest_of(digest, digests, settings) for name, digest in weights.items()}
+    keys = {job: f"{common[job.model]} {asdict(job)} {asdict(VARIANTS[job.variant])}" for job in wanted}
+    missing = [job for job, key in keys.items() if stored_key(job.path(profile)) != key]
+    bar = tqdm(total=len(missing), desc="exit classifiers", disable=not progress or not missing)
+    held_out = _first_tokens(profile, data, held_out=True) if missing else []
+    for name in dict.fromkeys(job.model for job in missing):
+        of_model = {job: keys[job] for job in missing if job.model == name}
+        for _ in _train_all(profile, name, of_model, tasks, held_out):
+            bar.update()
+    bar.close()
+    return {job: job.path(profile) for job in wanted}
+
+
+def stored_key(path: Path) -> str | None:
+    """What a stored classifier belongs to, or None where there is none that can be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return json.loads((file.metadata() or {}).get("about", "{}")).get("key")
+    except (SafetensorError, OSError):
+        return None
+
+
+def _first_tokens(profile: Profile, data: str | None, held_out: bool) -> list:
+    """The first examples of every corpus that have about `profile.classifiers.tokens` target tokens (held
+    out: half).
+    """
+    wanted = profile.classifiers.tokens // (2 if held_out else 1)
+    tokenizer, found = load_profile_tokenizer(profile, next(iter(profile.training.backbones))), []
+    for task in load_tasks(profile, data, held_out=held_out, limit=wanted):
+        counts = [min(len(ids), profile.training.max_target) for ids in tokenizer(task.targets).input_ids]
+        enough = int(np.searchsorted(np.cumsum(counts), wanted)) + 1
+        found.append(replace(task, inputs=task.inputs[:enough], references=task.references[:enough]))
+    return found
+
+
+def _train_all(profile: Profile, name: str, keys: dict[Job, str], *splits: Sequence):
+    """Trains classifiers of one model on its states along the references; yields as each is done."""
+    from ..exits.classifiers import save_classifier
+    from ..traces.classifier_training import train_classifier
+    from ..traces.trace import trace
+
+    model, traces, settings = load_profile_model(profile, name), [], profile.classifiers
+    fingerprint = model.fingerprint
+    with tempfile.TemporaryDirectory(prefix="mee-") as folder:
+        for tasks in splits:
+            inputs = [text for task in tasks for text in task.inputs]
+            targets = [text for task in tasks for text in task.targets]
+            states, longest = Path(folder) / f"{len(traces)}.npy", profile.training.max_target
+            traces.append(trace(model, inputs, targets, states=states, max_new_tokens=longest))
+        for job, key in keys.items():
+            classifier, curve = train_classifier(
+                VARIANTS[job.variant].kind,
+                traces[0],
+                model,
+                target=job.target,
+                seed=job.seed,
+                held_out=traces[1],
+                **settings.model_dump(include={"epochs", "batch_size", "learning_rate"}),
+                **VARIANTS[job.variant].options(model.network.config.d_model),
+            )
+            path = job.path(profile)
+            make_folder(path.parent)
+            about = dict(key=key, curve=curve, tokens=len(traces[0]), **asdict(job))
+            save_classifier(classifier, path, fingerprint, **about)
+            yield job

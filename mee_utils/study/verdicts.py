@@ -1,0 +1,250 @@
+"""What follows from a stored threshold sweep: calibration, the guarantee, fronts, what keeps the score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from ..analysis.calibration import learn_then_test, violations
+from ..analysis.threshold_sweep import TESTS
+from .catalogue import RULES, SEVERAL_LAYERS
+from .result_tables import SweepResults
+
+SETTING = ["task", "model", "rule", "threshold"]
+BOUNDS = ("hoeffding_bentkus", "betting")
+WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
+AT_FULL_DEPTH = {
+    "found": False,
+    "threshold": np.nan,
+    "mean_loss": 0.0,
+    "retained": 1.0,
+    "mean_exit_layer": np.nan,
+    "flops_share": 1.0,
+}
+
+
+def sweepable(
+    stored: SweepResults, model: str | None = None
+) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
+    """Every (task, model, rule) with a threshold (static: a layer) and its settings, strictest first."""
+    rows = stored.settings if model is None else stored.rows(model=model)
+    groups = rows[~rows.rule.isin(WITHOUT_THRESHOLD)].groupby(SETTING[:3], sort=False)
+    return [(key, part.sort_values("threshold", ascending=False, kind="stable")) for key, part in groups]
+
+
+def calibrated(
+    stored: SweepResults, model: str, demands: Mapping[str, Sequence[float]], bounds: Sequence[str] = BOUNDS
+) -> pd.DataFrame:
+    """The threshold of each rule for each demand, calibrated on all examples by learn-then-test.
+
+    Args:
+        stored: the sweep.
+        model: which model.
+        demands: kind of loss ("consistency", "risk") -> largest mean losses.
+        bounds: how p-values are taken.
+
+    Returns:
+        One row a task, rule, `kind`, `delta` and `bound`: `found` (whether a threshold passed; else the rest
+        is that of full depth), `threshold`, `mean_loss`, `retained`, `mean_exit_layer`, `flops_share`.
+    """
+    rows = []
+    for (task, _, rule), settings in sweepable(stored, model):
+        thresholds = settings.threshold.tolist()
+        for kind, bound in product(demands, bounds):
+            losses = stored.array(settings, kind)
+            for delta in demands[kind]:
+                row = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound}
+                row |= AT_FULL_DEPTH
+                chosen = learn_then_test(losses, thresholds, delta, stored.eps, bound).threshold
+                if chosen is not None:
+                    place = thresholds.index(chosen)
+                    cost = settings.iloc[place][["retained", "mean_exit_layer", "flops_share"]]
+                    mean = float(losses[place].mean())
+                    row |= {"found": True, "threshold": chosen, "mean_loss": mean, **cost}
+                rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def guarantee(
+    stored: SweepResults,
+    model: str,
+    demands: Mapping[str, Sequence[float]],
+    splits: int = 50,
+    share: float = 0.5,
+) -> pd.DataFrame:
+    """How often thresholds calibrated on a random part of the examples break their promise, rule by rule.
+
+    Args:
+        stored, model, demands: as in `calibrated`.
+        splits: how many.
+        share: of the examples that calibrate.
+
+    Returns:
+        One row a task, rule, `kind`, `delta` and `bound` ("no_test": the mean is taken at its word):
+        `violated`, the share of splits whose threshold exceeds delta on all examples; `passed`, the share of
+        splits with a threshold; `mean_loss`, over splits.
+    """
+    rows = []
+    for (task, _, rule), settings in sweepable(stored, model):
+        thresholds = settings.threshold.tolist()
+        for kind in demands:
+            losses = stored.array(settings, kind)
+            for delta, (bound, test) in product(demands[kind], TESTS.items()):
+                found = violations(losses, thresholds, delta, stored.eps, test, splits, share)
+                row = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound}
+                rates = found.assign(passed=found.threshold.notna())[["violated", "passed", "mean_loss"]]
+                rows.append(row | rates.mean().to_dict())
+    return pd.DataFrame(rows)
+
+
+def binomial_limit(draws: int, eps: float, level: float = 0.95) -> float:
+    """The share of independent draws that may fail, at this level, if each fails with probability `eps`."""
+    from scipy.stats import binom
+
+    return float(binom.ppf(level, draws, eps) / draws)
+
+
+def fresh_rates(fresh: pd.DataFrame, eps: float) -> pd.DataFrame:
+    """Violation rates over independent calibration sets, with the binomial `limit` of each rate.
+
+    Args:
+        fresh: from `mee_utils.analysis.threshold_sweep.fresh_samples`.
+        eps: probability of failing.
+
+    Returns:
+        One row a `rule`, `bound` and `delta`: `violated`, `passed`, `sets`, `limit`.
+    """
+    groups = fresh.assign(passed=fresh.threshold.notna()).groupby(["rule", "bound", "delta"], sort=False)
+    rates = groups.agg(violated=("violated", "mean"), passed=("passed", "mean"), sets=("passed", "size"))
+    return rates.assign(limit=[binomial_limit(sets, eps) for sets in rates.sets]).reset_index()
+
+
+def on_front(cost: Sequence[float], value: Sequence[float]) -> np.ndarray:
+    """`[point]`: whether no other point is cheaper and as good, or as cheap and better."""
+    cost, value = np.asarray(cost, dtype=np.float64), np.asarray(value, dtype=np.float64)
+    no_dearer, no_worse = cost <= cost[:, None], value >= value[:, None]
+    return ~(no_dearer & no_worse & ((cost < cost[:, None]) | (value > value[:, None]))).any(axis=1)
+
+
+def fronts(stored: SweepResults) -> pd.DataFrame:
+    """All settings; `front`: on the front of score against FLOPs of its task and model (oracle apart)."""
+    front = pd.Series(False, index=stored.settings.index)
+    real = stored.settings[stored.settings.rule != "oracle"]
+    for _, rows in real.groupby(["task", "model"], sort=False):
+        front[rows.index] = on_front(rows.flops_share, rows.score)
+    return stored.settings.assign(front=front)
+
+
+def keeping(stored: SweepResults, model: str, quality: float) -> pd.DataFrame:
+    """Settings that keep a share of the full score on both halves of the examples, even and odd.
+
+    Scores are means over single outputs. Where full depth scores 0 on a half, nothing can be kept there. A
+    setting that keeps the score on both halves is still a lucky one among many; `low` and `high` are of all
+    examples.
+
+    Returns:
+        `task`, `model`, `rule`, `threshold`, `retained` with `low` and `high`, `first_half`, `second_half`,
+        `mean_exit_layer`, `flops_share`, and `cheapest`: whether it takes the fewest FLOPs of its rule.
+    """
+    rows = stored.rows(model=model)
+    full = {row.task: stored.examples[row.Index] for row in rows[rows.rule == "full_depth"].itertuples()}
+    rows = rows[rows.rule != "full_depth"]
+
+    def kept(start: int) -> list[float]:
+        totals = [full[task][start::2].sum() for task in rows.task]
+        scores = [stored.examples[place][start::2].sum() for place in rows.index]
+        return [score / total if total else np.nan for score, total in zip(scores, totals, strict=True)]
+
+    rows = rows.assign(first_half=kept(0), second_half=kept(1))
+    rows = rows[(rows[["first_half", "second_half"]] >= quality).all(axis=1)]
+    first = ~rows.sort_values("flops_share", kind="stable").duplicated(["task", "rule"])
+    columns = [*SETTING, "retained", "low", "high", "first_half", "second_half", "mean_exit_layer"]
+    return rows.assign(cheapest=first)[[*columns, "flops_share", "cheapest"]].reset_index(drop=True)
+
+
+def fastest(times: pd.DataFrame) -> pd.DataFrame:
+    """Of timed settings the fastest of each task, rule and batch size, the fastest rule first."""
+    ordered = times.sort_values("speed", ascending=False, kind="stable")
+    return ordered.drop_duplicates(["task", "rule", "batch"]).reset_index(drop=True)
+
+
+def timed(stored: SweepResults, model: str, quality: float) -> pd.DataFrame:
+    """The settings that `make bench` times: `task`, `model`, `rule`, `threshold`.
+
+    On the main model the cheapest of each rule that keeps the score, what was calibrated (consistency,
+    Hoeffding-Bentkus) and static exits; on the other models the middle setting of each rule.
+    """
+    chosen = calibrated(stored, model, {"consistency": stored.deltas}, BOUNDS[:1]).assign(model=model)
+    kept = keeping(stored, model, quality)
+    kept = kept[kept.cheapest & (kept.rule != "oracle")]
+    static = stored.rows(model=model, rule="static")
+    others = [rows.iloc[[len(rows) // 2]] for (_, name, _), rows in sweepable(stored) if name != model]
+    found = pd.concat([rows[SETTING] for rows in (kept, chosen[chosen.found], static, *others)])
+    return found.drop_duplicates().reset_index(drop=True)
+
+
+def answer_lines(
+    kept: pd.DataFrame, answer: pd.DataFrame, tasks: Sequence[str], quality: float, label: Callable
+) -> Iterator[str]:
+    """MEE's question answered in words: a line a task and a line a batch size.
+
+    Args:
+        kept: from `keeping`.
+        answer: the `fastest` of its timed settings.
+        tasks: in the order of the lines.
+        quality: the share of the full score that is kept.
+        label: a task or rule in words.
+    """
+    for task in tasks:
+        safe = kept[(kept.task == task) & (kept.rule != "oracle")]
+        if safe.empty:
+            yield f"{label(task)}: no rule keeps {quality:.0%} on both halves of the examples."
+            continue
+        several = safe[safe.rule.isin(SEVERAL_LAYERS)]
+        least = [
+            f"{label(row.rule)} with {row.flops_share:.0%} of the FLOPs"
+            for rows in (several, safe)
+            for row in rows.nsmallest(1, "flops_share").itertuples()
+        ]
+        yield (
+            f"{label(task)}: of {safe.rule.nunique()} rules that keep {quality:.0%} on both halves "
+            f"{several.rule.nunique()} see several layers; the cheapest of those: "
+            f"{least[0] if len(several) else 'none'}; of all: {least[-1]}."
+        )
+        for batch, rows in answer[answer.task == task].groupby("batch"):
+            kind = np.where(rows.rule.isin(SEVERAL_LAYERS), "several layers", "other rules")
+            kind = np.where(rows.rule == "static", "a fixed layer", kind)
+            parts = []
+            for name in ("several layers", "other rules", "a fixed layer"):
+                best = rows[kind == name].nlargest(1, "speed")
+                shown = [
+                    f"{r.speed:.2f} ({r.lowest:.2f} to {r.highest:.2f}, {label(r.rule)})"
+                    for r in best.itertuples()
+                ]
+                parts.append(f"{name} {shown[0]}" if shown else f"{name}: none timed")
+            yield f"   tokens a second at batch {batch}, of full depth: " + "; ".join(parts)
+
+
+def ranking_at(chosen: pd.DataFrame, times: pd.DataFrame, delta: float) -> pd.DataFrame:
+    """Rules at the same guaranteed consistency loss (Hoeffding-Bentkus), the cheapest first.
+
+    Args:
+        chosen: from `calibrated`.
+        times: of its settings, from `mee_utils.study.timings.read_timings`.
+        delta: one of those calibrated for.
+
+    Returns:
+        `task`, `rule`, `found`, `threshold`, `mean_exit_layer`, `flops_share`, `retained`, and the `speed` at
+        batch 1 with its range, `lowest` to `highest` (NaN where it was not timed).
+    """
+    keys, speeds = ["task", "rule", "threshold"], ["speed", "lowest", "highest"]
+    rows = chosen.query("kind == 'consistency' and bound == 'hoeffding_bentkus' and delta == @delta")
+    single = times[times.batch == 1].drop_duplicates(keys)[[*keys, *speeds]]
+    merged = rows.assign(threshold=rows.threshold.round(4)).merge(single, on=keys, how="left")
+    by_task = merged.groupby("task", sort=False)
+    ranked = pd.concat([part.sort_values("flops_share", kind="stable") for _, part in by_task])
+    columns = ["found", "threshold", "mean_exit_layer", "flops_share", "retained"]
+    return ranked[["task", "rule", *columns, *speeds]].reset_index(drop=True)

@@ -1,0 +1,1 @@
+"""Synthetic tasks: a small world whose every target token has a known difficulty."""

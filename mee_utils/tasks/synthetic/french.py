@@ -1,0 +1,212 @@
+"""Synthetic translation: English sentences with their French, from a grammar with gender, number and elision.
+
+Agreement is what makes the French hard, and its distance is known: in "Les maisons que Paul a vues hier
+sont blanches" the article agrees with the next word ("agreement"); the participle and the last adjective
+agree with a noun four and seven words before them ("distant_agreement").
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from . import lexicon
+from .lexicon import Adjective, Noun
+from .words import Word, agreement, copied, distant, grammatical, translated
+
+VOWELS = "aeiouàâéèêëîïôûœ"
+MUTE_H = ("homme", "horloge", "hôpital", "hôpitaux", "hôtel", "hiver")
+Pair = tuple[str, list[Word]]
+
+
+def elides(word: str) -> bool:
+    """Whether "le", "de" and "que" lose their vowel before this French word.
+
+    >>> elides("école"), elides("homme"), elides("chat"), elides("Anna")
+    (True, True, False, True)
+    """
+    return word.lower()[0] in VOWELS or word.lower().startswith(MUTE_H)
+
+
+def inflect(participle: str, gender: str, plural: bool) -> str:
+    """Regular agreement of a participle: vu, vue, vus, vues."""
+    return participle + ("e" if gender == "f" else "") + ("s" if plural else "")
+
+
+def article(definite: bool, gender: str, plural: bool, following: str) -> str:
+    """The French article before the word `following`."""
+    if plural:
+        return "les" if definite else "des"
+    if definite and elides(following):
+        return "l'"
+    return {"m": "le" if definite else "un", "f": "la" if definite else "une"}[gender]
+
+
+def of(word: str) -> str:
+    """ "de", or "d'" before a vowel."""
+    return "d'" if elides(word) else "de"
+
+
+def be(plural: bool) -> tuple[str, str]:
+    """The present of "to be" in both languages."""
+    return ("are", "sont") if plural else ("is", "est")
+
+
+def is_so(noun: Noun, plural: bool, adjective: Adjective) -> Pair:
+    """ "is white" and "est blanche", where the subject stands further before."""
+    is_, est = be(plural)
+    return f"{is_} {adjective.english}", distant(f"{est} {adjective.in_french(noun.gender, plural)}")
+
+
+def noun_phrase(
+    kind: str, noun: Noun, plural: bool = False, adjective: Adjective | None = None, number: int = 0
+) -> Pair:
+    """A "definite" or "indefinite" noun phrase, or one with a `number` from 2 to 12, in both languages."""
+    english, french = noun.in_english(plural), translated(noun.in_french(plural))
+    before = adjective is not None and adjective.position == "before"
+    if adjective:
+        form = adjective.in_french(noun.gender, plural)
+        if adjective.liaison and noun.gender == "m" and not plural and elides(noun.french):
+            form = adjective.liaison
+        english = f"{adjective.english} {english}"
+        french = agreement(form) + french if before else french + agreement(form)
+    if kind == "number":
+        in_english, in_french = lexicon.NUMBERS[number - 1]
+        return f"{in_english} {english}", translated(in_french) + french
+    definite = kind == "definite"
+    french_article = article(definite, noun.gender, plural, french[0].text)
+    if plural and before and not definite:
+        french_article = "de"
+    english_article = "the " if definite else "" if plural else "an " if english[0] in "aeiou" else "a "
+    return english_article + english, agreement(french_article) + french
+
+
+def place_phrase(random: Random, of_what: Noun) -> Pair:
+    """ "near the bridge" and "près du pont": "de le" becomes "du"; nothing stands near itself."""
+    english, french = random.choice(lexicon.WHERE)
+    place = random.choice([place for place in lexicon.PLACES if place.english != of_what.english])
+    place_english, place_french = noun_phrase("definite", place)
+    if french.endswith(" de") and place_french[0].text == "le":
+        french, place_french = french.removesuffix(" de"), agreement("du") + place_french[1:]
+    return f"{english} {place_english}", translated(french) + place_french
+
+
+def _person(random: Random) -> tuple[str, str]:
+    gender = random.choice("mf")
+    return random.choice(lexicon.FEMALE_NAMES if gender == "f" else lexicon.MALE_NAMES), gender
+
+
+def _thing(random: Random) -> Noun:
+    return random.choice(lexicon.THINGS if random.random() < 0.8 else lexicon.ANIMALS)
+
+
+def _belonging(random: Random) -> Noun:
+    """What a person can buy, have or lose; nobody owns a church."""
+    return random.choice(lexicon.PORTABLE if random.random() < 0.8 else lexicon.ANIMALS)
+
+
+def _maybe_adjective(random: Random) -> Adjective | None:
+    return random.choice(lexicon.ADJECTIVES) if random.random() < 0.6 else None
+
+
+def transitive(random: Random) -> Pair:
+    """Paul found three small keys yesterday."""
+    (name, _), verb, noun = _person(random), random.choice(lexicon.TRANSITIVE), _belonging(random)
+    kind = random.choice(["definite", "indefinite", "number"])
+    plural = kind == "number" or random.random() < 0.4
+    english, french = noun_phrase(kind, noun, plural, _maybe_adjective(random), random.randint(2, 12))
+    time = random.choice(lexicon.TIMES)
+    subject = copied(name) + grammatical("a") + translated(verb[1])
+    return f"{name} {verb[0]} {english} {time[0]}", subject + french + translated(time[1])
+
+
+def located(random: Random) -> Pair:
+    """The old boats are near the bridge."""
+    plural = random.random() < 0.5
+    noun = _thing(random) if random.random() < 0.7 else random.choice(lexicon.PEOPLE)
+    adjective = None if noun.kind == "person" else _maybe_adjective(random)
+    english, french = noun_phrase("definite", noun, plural, adjective)
+    place_english, place_french = place_phrase(random, noun)
+    verb = be(plural)
+    return f"{english} {verb[0]} {place_english}", french + agreement(verb[1]) + place_french
+
+
+def relative(random: Random) -> Pair:
+    """The houses that Paul saw yesterday are white: participle and adjective agree across the clause."""
+    (name, _), verb, noun = _person(random), random.choice(lexicon.TRANSITIVE), _belonging(random)
+    plural, time = random.random() < 0.5, random.choice(lexicon.TIMES)
+    english, french = noun_phrase("definite", noun, plural)
+    end = is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
+    clause = agreement("qu'" if elides(name) else "que") + copied(name) + grammatical("a")
+    clause += distant(inflect(verb[1], noun.gender, plural)) + translated(time[1])
+    return f"{english} that {name} {verb[0]} {time[0]} {end[0]}", french + clause + end[1]
+
+
+def motion(random: Random) -> Pair:
+    """Anna and Marta arrived in Lyon on Monday: the participle agrees with the subject."""
+    people = [_person(random) for _ in range(random.choice([1, 1, 2]))]
+    verb, city, time = map(random.choice, (lexicon.MOTION, lexicon.CITIES, lexicon.TIMES))
+    plural, gender = len(people) > 1, "f" if all(g == "f" for _, g in people) else "m"
+    participle, preposition = verb[1].split()
+    subject = copied(people[0][0])
+    if plural:
+        subject += grammatical("et") + copied(people[1][0])
+    agree = distant if plural else agreement
+    french = subject + agreement(be(plural)[1]) + agree(inflect(participle, gender, plural))
+    french += translated(preposition) + copied(city) + translated(time[1])
+    return f"{' and '.join(name for name, _ in people)} {verb[0]} {city} {time[0]}", french
+
+
+def predicate(random: Random) -> Pair:
+    """The cup behind the house is empty: the adjective agrees with the subject, past another noun."""
+    noun, plural = _thing(random), random.random() < 0.5
+    english, french = noun_phrase("definite", noun, plural)
+    place_english, place_french = place_phrase(random, noun)
+    end = is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
+    return f"{english} {place_english} {end[0]}", french + place_french + end[1]
+
+
+def mood(random: Random) -> Pair:
+    """The sisters of Paul are tired."""
+    noun, plural, (name, _) = random.choice(lexicon.PEOPLE), random.random() < 0.5, _person(random)
+    english, french = noun_phrase("definite", noun, plural)
+    end, owner = is_so(noun, plural, random.choice(lexicon.MOODS)), agreement(of(name)) + copied(name)
+    return f"{english} of {name} {end[0]}", french + owner + end[1]
+
+
+def possession(random: Random) -> Pair:
+    """Vera has a big grey horse and two cats."""
+    (name, _), first, second = _person(random), _belonging(random), _belonging(random)
+    one = noun_phrase("indefinite", first, False, _maybe_adjective(random))
+    many = noun_phrase("number", second, True, None, random.randint(2, 12))
+    french = copied(name) + grammatical("a") + one[1] + grammatical("et") + many[1]
+    return f"{name} has {one[0]} and {many[0]}", french
+
+
+def negation(random: Random) -> Pair:
+    """Oscar does not have a ladder: "n'a pas d'échelle"."""
+    (name, _), noun = _person(random), _belonging(random)
+    english, _ = noun_phrase("indefinite", noun)
+    french = copied(name) + grammatical("n'a pas") + agreement(of(noun.french)) + translated(noun.french)
+    return f"{name} does not have {english}", french
+
+
+def question(random: Random) -> Pair:
+    """Where are the new keys of Irene?"""
+    noun, plural, (name, _) = _belonging(random), random.random() < 0.5, _person(random)
+    english, french = noun_phrase("definite", noun, plural, _maybe_adjective(random))
+    is_, est = be(plural)
+    end = agreement(of(name)) + copied(name) + grammatical("?")
+    return f"where {is_} {english} of {name}?", translated("où") + agreement(est) + french + end
+
+
+SENTENCES = (transitive, located, relative, relative, motion, predicate, mood, possession, negation, question)
+
+
+def sentence_pair(random: Random) -> Pair:
+    """Draws an English sentence and its French, with a capital at the beginning and a mark at the end."""
+    english, french = random.choice(SENTENCES)(random)
+    first = french[0]
+    french[0] = Word(first.text[0].upper() + first.text[1:], first.difficulty)
+    if english[-1] != "?":
+        english, french = english + ".", french + grammatical(".")
+    return english[0].upper() + english[1:], french

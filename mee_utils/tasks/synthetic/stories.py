@@ -1,0 +1,197 @@
+"""Synthetic question answering and summarization: short stories about people, questions and summaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from . import lexicon
+from .lexicon import Noun
+from .words import Word, compared, copied, counted, grammatical, one_fact, two_facts
+
+NAMES = [(name, True) for name in lexicon.FEMALE_NAMES] + [(name, False) for name in lexicon.MALE_NAMES]
+KINDS = ("job", "transport", "month", "day", "dish", "weather")
+JOBS, TRANSPORTS, MONTHS, DAYS, DISHES, WEATHER = map(lexicon.english, KINDS)
+JOBS = [("an " if job[0] in "aeiou" else "a ") + job for job in JOBS]
+QUALITIES = [adjective.english for adjective in lexicon.ADJECTIVES]
+GOODS = lexicon.PORTABLE + lexicon.ANIMALS
+# what is drawn of a person, in the order of its fields
+DRAWN = (lexicon.CITIES, JOBS, TRANSPORTS, MONTHS, lexicon.CITIES, DISHES, range(2, 13), QUALITIES, GOODS)
+DEEDS = [pair.split(" or ") for pair in lexicon.english("deed")]
+QUESTIONS = {
+    "city": "Where does {} live?",
+    "job": "What is the job of {}?",
+    "dish": "What does {} like to eat?",
+}
+WORDINGS = {
+    "city": ("{0.name} lives in {0.city}.", "{0.name} has a flat in {0.city}."),
+    "job": ("{0.name} works as {0.job}.", "{0.name} is {0.job}."),
+    "trip": (
+        "{0.name} went to {0.destination} by {0.transport} in {0.month}.",
+        "{0.name} made a journey in {0.month}, by {0.transport} to {0.destination}.",
+    ),
+    "goods": ("{0.name} owns {0.goods}.", "At home {0.name} keeps {0.goods}."),
+    "dish": ("{0.name} likes {0.dish}.", "Every day {0.name} eats {0.dish}."),
+}
+OPENINGS = (
+    "On {day} there was a meeting at the {place} in {city}.",
+    "The {place} in {city} was open on {day}.",
+)
+Question = tuple[list[str], str, list[Word]]  # sentences of the context, question, answer
+
+
+@dataclass
+class Person:
+    """A person and what is true of them; only what the context states (`told`) can be asked."""
+
+    name: str
+    female: bool
+    city: str
+    job: str
+    transport: str
+    month: str
+    destination: str
+    dish: str
+    count: int
+    adjective: str
+    thing: Noun
+    told: set[str] = field(default_factory=set)
+
+    @property
+    def goods(self) -> str:
+        """ "three red bells"."""
+        return f"{number(self.count)} {self.adjective} {self.thing.in_english(self.count > 1)}"
+
+
+def number(count: int) -> str:
+    """1 -> "one"."""
+    return lexicon.NUMBERS[count - 1][0]
+
+
+def _people(random: Random, count: int) -> list[Person]:
+    return [Person(*name, *map(random.choice, DRAWN)) for name in random.sample(NAMES, count)]
+
+
+def _tell(random: Random, person: Person, what: str) -> str:
+    """States one fact about a person, in one of two wordings."""
+    person.told.add(what)
+    return random.choice(WORDINGS[what]).format(person)
+
+
+def _filler(random: Random, people: list[Person], count: int, avoid: set[str]) -> list[str]:
+    """Further true sentences that the question is not about."""
+    facts = [(p, what) for p in people for what in WORDINGS if what not in avoid | p.told]
+    return [_tell(random, person, what) for person, what in random.sample(facts, min(count, len(facts)))]
+
+
+def _one_fact(random: Random) -> Question:
+    people = _people(random, 3)
+    subject, other = people[:2]
+    what = random.choice(["city", "job", "trip", "goods", "dish", "who"])
+    stated = "city" if what == "who" else what
+    sentences = [_tell(random, subject, stated), _tell(random, other, stated)]
+    sentences += _filler(random, people, 3, avoid={"city"} if what == "who" else set())
+    if what == "who" and subject.city == other.city:
+        return _one_fact(random)
+    name, to, by = subject.name, subject.destination, subject.transport
+    count, goods = subject.goods.split(maxsplit=1)
+    pairs = {
+        what: [(asked.format(name), one_fact(getattr(subject, what)))] for what, asked in QUESTIONS.items()
+    }
+    pairs |= {
+        "trip": [
+            (f"How did {name} travel to {to}?", grammatical("by") + one_fact(by)),
+            (f"When did {name} travel?", grammatical("in") + one_fact(subject.month)),
+            (f"Where did {name} go by {by}?", grammatical("to") + one_fact(to)),
+        ],
+        "goods": [(f"What does {name} own?", one_fact(count) + copied(goods))],
+        "who": [(f"Who lives in {subject.city}?", one_fact(name))],
+    }
+    return sentences, *random.choice(pairs[what])
+
+
+def _two_facts(random: Random) -> Question:
+    first, second, third, fourth = _people(random, 4)
+    relation = random.choice(["sister" if second.female else "brother", "friend", "boss", "neighbour"])
+    fits = relation in ("friend", "boss", "neighbour") or fourth.female == second.female
+    what = random.choice(["city", "job", "dish"])
+    sentences = [
+        f"{second.name} is the {relation} of {first.name}.",
+        f"{fourth.name} is the {relation if fits else 'friend'} of {third.name}.",
+    ]
+    sentences += [_tell(random, person, what) for person in (second, fourth)]
+    sentences += _filler(random, [first, third], 1, avoid={what})
+    asked = QUESTIONS[what].format(f"the {relation} of {first.name}")
+    return sentences, asked, two_facts(getattr(second, what))
+
+
+def _counted(random: Random) -> Question:
+    people = _people(random, random.randint(3, 6))
+    city, count = random.choice(lexicon.CITIES), random.randint(1, len(people))
+    for person in people[:count]:
+        person.city = city
+    if any(person.city == city for person in people[count:]):
+        return _counted(random)
+    sentences = [_tell(random, person, "city") for person in people]
+    return sentences, f"How many people live in {city}?", counted(number(count))
+
+
+def _compared(random: Random) -> Question:
+    people = _people(random, 3)
+    first, second, _ = people
+    first.thing = second.thing
+    if first.count == second.count:
+        return _compared(random)
+    more = random.random() < 0.5
+    winner = first if (first.count > second.count) == more else second
+    sentences = [_tell(random, person, "goods") for person in (first, second)]
+    sentences += _filler(random, people, 2, avoid={"goods"})
+    pair = [first.name, second.name]
+    random.shuffle(pair)
+    things = first.thing.in_english(True)
+    asked = f"Who owns {'more' if more else 'fewer'} {things}, {' or '.join(pair)}?"
+    return sentences, asked, compared(winner.name)
+
+
+def question(random: Random) -> tuple[str, str, list[Word]]:
+    """Draws a context, a question about it and the words of its answer.
+
+    One fact in half of the questions, two facts in a fifth, counting and comparing in 15 % each.
+    """
+    kind = random.choices([_one_fact, _two_facts, _counted, _compared], weights=[50, 20, 15, 15])[0]
+    sentences, asked, answer = kind(random)
+    random.shuffle(sentences)
+    return " ".join(sentences), asked, answer
+
+
+def _event(random: Random) -> tuple[list[str], list[Word]]:
+    """Two people do the same with the same things; a third does the opposite, not summarized."""
+    first, second, third = _people(random, 3)
+    things = random.choice(lexicon.PORTABLE).in_english(True)
+    city, day = random.choice(lexicon.CITIES), random.choice(DAYS)
+    place = random.choice(lexicon.MEETING_PLACES).english
+    deed, opposite = random.sample(random.choice(DEEDS), 2)
+    counts = [random.randint(2, 10) for _ in range(3)]
+    opening = random.choice(OPENINGS).format(day=day, place=place, city=city)
+    deeds = zip((first, second, third), (deed, deed, opposite), counts, strict=True)
+    body = [f"{person.name} {verb} {number(count)} {things}." for person, verb, count in deeds]
+    same = {first.name: body[0], second.name: body[1]}
+    random.shuffle(body)
+    body.insert(random.randint(0, 3), random.choice(WEATHER))
+    if random.random() < 0.5:
+        body.insert(random.randint(0, 4), _tell(random, third, random.choice(["job", "dish"])))
+    earlier, later = sorted(same, key=lambda name: body.index(same[name]))
+    summary = two_facts(earlier) + grammatical("and") + two_facts(later) + [Word(deed, "one_fact")]
+    summary += counted(number(counts[0] + counts[1])) + copied(things)
+    summary += grammatical("at the") + one_fact(place) + grammatical("in") + copied(city)
+    summary += grammatical("on") + one_fact(day) + grammatical(".")
+    if counts[0] != counts[1]:
+        most = first if counts[0] > counts[1] else second
+        summary += [*compared(most.name), Word(deed, "grammatical"), *grammatical("the most .")]
+    return [opening, *body], summary
+
+
+def report(random: Random, events: int = 1) -> tuple[list[str], list[Word]]:
+    """Draws a report of one or more events: its sentences, and the words of its summary, event by event."""
+    drawn = [_event(random) for _ in range(events)]
+    return [text for story, _ in drawn for text in story], [word for _, summary in drawn for word in summary]

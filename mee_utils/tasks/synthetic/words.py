@@ -1,0 +1,66 @@
+"""Target words with a known difficulty, and the text they make.
+
+| difficulty | what producing the token takes |
+|---|---|
+| grammatical | a function word or mark that the kind of sentence calls for; the end token too |
+| copied | a name, or going on with a span of the source |
+| translated | one source word, looked up in the other language |
+| agreement | the form of a French word that its neighbour decides |
+| distant_agreement | the same across at least two other words |
+| one_fact | one sentence of the source found and read |
+| two_facts | two sentences joined |
+| counted | sentences counted, or numbers added |
+| compared | two numbers compared |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+DIFFICULTIES = tuple(
+    "grammatical copied translated agreement distant_agreement one_fact two_facts counted compared".split()
+)
+
+
+class Word(NamedTuple):
+    """One word of a target and how hard it is to produce, one of `DIFFICULTIES`."""
+
+    text: str
+    difficulty: str
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters `start` to `end` of a target, and the difficulty of producing them."""
+
+    start: int
+    end: int
+    difficulty: str
+
+
+def marked(difficulty: str, text: str) -> list[Word]:
+    """The words of a text, all of one difficulty; "l'an" is two words."""
+    return [Word(word, difficulty) for word in text.replace("'", "' ").split()]
+
+
+grammatical, copied, translated, agreement, distant, one_fact, two_facts, counted, compared = (
+    partial(marked, difficulty) for difficulty in DIFFICULTIES
+)
+
+
+def write(words: Sequence[Word]) -> tuple[str, tuple[Span, ...]]:
+    """Joins words to a text; returns it with the span of each word.
+
+    >>> write(agreement("l'") + translated("école") + grammatical("."))[0]
+    "l'école."
+    """
+    text, spans = "", []
+    for word in words:
+        if text and not text.endswith("'") and word.text not in (".", ","):
+            text += " "
+        spans.append(Span(len(text), len(text) + len(word.text), word.difficulty))
+        text += word.text
+    return text, tuple(spans)

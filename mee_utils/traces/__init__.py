@@ -1,0 +1,1 @@
+"""Full-depth passes, kept: everything that exit rules can be replayed on."""

@@ -1,0 +1,236 @@
+"""Replay: exit policies run on a trace, thousands of thresholds in seconds.
+
+A trace knows every layer of every token of the full-depth output. `replay_policy` computes what a policy
+reads at each of its decisions if nobody exits; a threshold then says where each token would have left. What
+replay cannot see: a token that exits early leaves other keys and values behind ("copy"), or is another token,
+and both change what follows. `mee_utils.analysis.comparison.agreement` measures how much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..common.errors import CompanionError, check_whole
+from ..decoding.exit_state import ExitState
+from ..decoding.token import on_host
+from ..exits.policy import BoundPolicy, ExitPolicy
+from ..models.loading import Model
+from .stored_states import StoredStates, chunks
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class PolicyReplay:
+    """What a policy reads at each decision if nobody exits. `decision` counts the layers at which it decides.
+
+    Attributes:
+        trace, bound: what was replayed.
+        confidences: `[token, decision]`.
+        token_ids: `[token, decision + 1]`, the prediction at each of them and at the last layer.
+        readout_rows: `[token, decision + 1]`, rows of `W` multiplied for a token that exits there, as in
+            `Generation`.
+        kept: `[token, layer]`, whether the full-depth prediction is among the ids that are read out there.
+    """
+
+    trace: Trace = field(repr=False)
+    bound: BoundPolicy
+    confidences: np.ndarray = field(repr=False)
+    token_ids: np.ndarray = field(repr=False)
+    readout_rows: np.ndarray = field(repr=False)
+    kept: np.ndarray = field(repr=False)
+
+    @property
+    def policy(self) -> ExitPolicy:
+        """The policy, with its threshold."""
+        return self.bound.policy
+
+    @property
+    def decision_layers(self) -> tuple[int, ...]:
+        """The layers before the last at which the policy decides."""
+        return self.bound.decision_layers
+
+    @property
+    def layers(self) -> np.ndarray:
+        """`[decision + 1]`, the layers at which tokens can leave; the last of them is L."""
+        return np.array([*self.decision_layers, self.trace.layers])
+
+    @property
+    def same_token(self) -> np.ndarray:
+        """`[token, decision + 1]`, whether the prediction is that of full depth (all ids read out)."""
+        return self.token_ids == self.trace.final_id[:, None]
+
+    def at_threshold(self, threshold: float) -> PolicyReplay:
+        """The same policy at another threshold; nothing is computed anew."""
+        return replace(self, bound=_bind(self.trace, self.policy.at_threshold(threshold)))
+
+    def exceeded(self, max_new_tokens: int = 64) -> np.ndarray:
+        """`[token, decision]`: does the confidence exceed the threshold? The length counts if that decays."""
+        position = np.asarray(self.trace.position)[:, None]
+        check_whole("max_new_tokens", max_new_tokens)
+        return self.bound.schedule.exceeded(self.confidences, position, max_new_tokens)
+
+    def exits(self, max_new_tokens: int = 64) -> np.ndarray:
+        """`[token]`, at which place of `layers` each token leaves."""
+        always = np.ones((len(self.trace), 1), dtype=bool)
+        return np.concatenate([self.exceeded(max_new_tokens), always], axis=1).argmax(axis=1)
+
+    def exit_layers(self, max_new_tokens: int = 64) -> np.ndarray:
+        """`[token]`, 1 to L."""
+        return self.layers[self.exits(max_new_tokens)]
+
+
+def replay(
+    trace: Trace, policy: ExitPolicy, max_new_tokens: int = 64, model: Model | None = None
+) -> np.ndarray:
+    """The layer at which each token of a trace would exit.
+
+    Args:
+        trace: from `mee_utils.trace`.
+        policy: when to exit.
+        max_new_tokens: the `N` of decaying thresholds; as in `generate`.
+        model: the model of the trace, if the policy looks at states (trained, pruned and contrasted rules).
+
+    Returns:
+        `[token]`, 1 to L.
+
+    Raises:
+        CompanionError: an adaptive threshold, or a measure that looks at what a trace does not keep.
+    """
+    return replay_policy(trace, policy, model).exit_layers(max_new_tokens)
+
+
+def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) -> PolicyReplay:
+    """Reads a trace as a policy would, at every layer at which it decides; see `replay`.
+
+    Rules over all ids are read off the arrays of the trace, measures that look at states and pruned or
+    contrasted readouts computed from its states, by what decoding uses.
+    """
+    if not isinstance(trace, Trace):
+        raise CompanionError(f"trace={trace!r:.60}: give a Trace, from trace(...) or load_trace(...).")
+    if not isinstance(policy, ExitPolicy):
+        raise CompanionError(
+            f'policy={policy!r:.60}: give an ExitPolicy, such as ExitPolicy("softmax_margin").'
+        )
+    if policy.schedule.learns:
+        raise CompanionError(
+            "An adaptive threshold learns while it decodes and cannot be replayed: use generate."
+        )
+    bound = _bind(trace, policy)
+    if model is not None:
+        bound.measure.check_model(model)
+    read = _look_up if bound.readout.plain else _read_out
+    with torch.inference_mode():
+        parts = [read(trace, tokens, bound, model) for tokens in chunks(trace)]
+    return PolicyReplay(trace, bound, *map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _bind(trace: Trace, policy: ExitPolicy) -> BoundPolicy:
+    return policy.bind(trace.layers, trace.sizes.vocabulary, trace.min_exit_layer)
+
+
+def _look_up(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> tuple[np.ndarray, ...]:
+    """Confidences, ids, rows of `W` and kept ids of some tokens whose readouts are over all ids."""
+    chunk, decisions, measure = _Chunk(trace, tokens, model), bound.decision_layers, bound.measure
+    shape = (len(trace.sequence[tokens]), len(decisions))
+    confidences, readouts = np.empty(shape), []
+    for place, layer in enumerate(decisions):
+        confidences[:, place] = np.asarray(measure.confidence(chunk.at(layer)))
+        # the token is the top-1 of a readout that the measure has seen, or takes one of its own
+        known = measure.readout and layer in chunk.read_out
+        readouts.append(len(chunk.read_out) + (not known))
+    readouts.append(len(chunk.read_out) + 1)
+    ids = trace.top1_id[tokens][:, np.array([*decisions, trace.layers]) - 1]
+    rows = np.broadcast_to(np.array(readouts) * trace.sizes.vocabulary, ids.shape)
+    return confidences, ids, rows, np.ones((len(ids), trace.layers), dtype=bool)
+
+
+class _Chunk:
+    """Some tokens of a trace at every layer."""
+
+    def __init__(self, trace: Trace, tokens: slice, model: Model | None):
+        self.trace, self.tokens, self.model = trace, tokens, model
+        self.read_out: set[int] = set()
+        self._layers: dict[int, TraceState] = {}
+
+    def at(self, layer: int) -> TraceState:
+        """The tokens at one layer."""
+        return self._layers.setdefault(layer, TraceState(self, layer))
+
+    @cached_property
+    def exit_states(self) -> list[ExitState]:
+        """The same from stored states."""
+        return StoredStates(self.trace, self.model).exit_states(self.tokens)
+
+
+class TraceState:
+    """Tokens of a trace at one layer: what measures look at (`mee_utils.exits.measures`), as arrays
+    `[token]`.
+    """
+
+    def __init__(self, chunk: _Chunk, layer: int):
+        self.chunk, self.layer, self.layers = chunk, layer, chunk.trace.layers
+        self.sequence = chunk.trace.sequence[chunk.tokens]
+        self.position = chunk.trace.position[chunk.tokens]
+        self._recalled: dict = {}
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        if name in ("top1_probability", "top1_id", "margin", "entropy", "similarity"):
+            if name != "similarity":
+                self.chunk.read_out.add(self.layer)
+            return getattr(self.chunk.trace, name)[self.chunk.tokens, self.layer - 1]
+        raise CompanionError(
+            f'A trace does not keep "{name}": this measure cannot be replayed, decode with it instead.'
+        )
+
+    @property
+    def state(self) -> torch.Tensor:
+        """`n(h)`, `[token, d_model]`."""
+        return self.chunk.exit_states[self.layer - 1].state
+
+    @property
+    def settled(self) -> np.ndarray:
+        """1 where the prediction is the final one from this layer on."""
+        trace, tokens = self.chunk.trace, self.chunk.tokens
+        same = trace.top1_id[tokens, self.layer - 1 :] == trace.final_id[tokens, None]
+        return same.all(axis=1).astype(np.float64)
+
+    def recall(self, key, make) -> Any:
+        """What a measure keeps with this layer."""
+        if key not in self._recalled:
+            self._recalled[key] = make(self)
+        return self._recalled[key]
+
+    def earlier(self, layers: int) -> TraceState:
+        """The same tokens, some layers before."""
+        if layers >= self.layer:
+            raise CompanionError(
+                f"There is no layer {layers} before layer {self.layer} to look at: "
+                "raise the measure's lookback."
+            )
+        return self.chunk.at(self.layer - layers)
+
+
+def _read_out(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> tuple[np.ndarray, ...]:
+    """The same of some tokens whose readouts are pruned or contrasted."""
+    states = StoredStates(trace, model).exit_states(tokens, bound.readout)
+    confidences, ids, rows = [], [], []
+    for layer in (*bound.decision_layers, trace.layers):
+        state = states[layer - 1]
+        if layer != trace.layers:
+            state.confidence = on_host(bound.measure.confidence(state))
+            confidences.append(state.confidence)
+        ids.append(on_host(state.top1_id))
+        rows.append(state.step.readout_rows.copy())
+    final = torch.from_numpy(trace.final_id[tokens].astype(np.int64)).to(model.device)
+    kept = np.ones((len(final), trace.layers), dtype=bool)
+    for state in states:
+        read = vars(state).get("readout_logits")
+        if read is not None and read.ids is not None:
+            found = (read.ids == final[:, None]) & torch.isfinite(read.logits)
+            kept[:, state.layer - 1] = on_host(found.any(-1))
+    return np.stack(confidences, 1), np.stack(ids, 1), np.stack(rows, 1), kept

@@ -1,0 +1,415 @@
+"""`trace`: one full-depth pass that keeps what any confidence measure or figure needs, for every token and
+layer.
+
+The output (the model's own greedy one, or a reference) is fed to the decoder at once, teacher-forced; every
+layer's state is read out by the shared LM head. What is kept does not grow with the vocabulary, logits are
+computed for a few hundred tokens at a time, and states, if they are wanted, are written to a file as they
+come: memory stays bounded however long the trace is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+from ..common.errors import CompanionError, check_whole
+from ..common.files import complete_file
+from ..decoding.generation import generate
+from ..decoding.inputs import UNLIMITED, batches_by_length, check_inputs
+from ..models.costs import DecoderSizes
+from ..models.loading import Model
+from ..models.states import LayerStates, decoder_inputs, output_scale
+
+READ_OUT_ELEMENTS = 8_000_000
+FORMAT = "mee_utils.trace.2"
+
+
+@dataclass(repr=False)
+class Trace:
+    """What is kept of a full-depth pass. `token` counts the tokens of all outputs, in the order of the
+    inputs.
+
+    Attributes:
+        sequence: `[token]`, the index of the input that the token belongs to.
+        position: `[token]`, its place in the output, from 0.
+        token_id: `[token]`, the token that was emitted (along "greedy") or that stands in the reference.
+        top_ids: `[token, layer, k]`, ids of the k most probable tokens at each layer.
+        top_probabilities: `[token, layer, k]`, their probabilities, descending.
+        entropy: `[token, layer]`, in nats.
+        final_probability: `[token, layer]`, probability of the prediction of the last layer.
+        final_rank: `[token, layer]`, its rank (1 is the top).
+        token_probability: `[token, layer]`, probability of `token_id`.
+        similarity: `[token, layer]`, cosine of the normalised states of this layer and the one before (layer
+            1: the embedding).
+        final_similarity: `[token, layer]`, cosine with the normalised state of the last layer.
+        along: "greedy" or "reference".
+        model: the model's name.
+        min_exit_layer: where the model's policies begin by default, see `Model`.
+        sizes: of the decoder, for FLOPs.
+        source_tokens: length of each input, in tokens.
+        states: `[token, layer, d_model]` raw states, if they were asked for; a memory map.
+    """
+
+    sequence: np.ndarray
+    position: np.ndarray
+    token_id: np.ndarray
+    top_ids: np.ndarray
+    top_probabilities: np.ndarray
+    entropy: np.ndarray
+    final_probability: np.ndarray
+    final_rank: np.ndarray
+    token_probability: np.ndarray
+    similarity: np.ndarray
+    final_similarity: np.ndarray
+    along: str
+    model: str
+    min_exit_layer: int
+    sizes: DecoderSizes
+    source_tokens: list[int]
+    states: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def __repr__(self) -> str:
+        states = "no states" if self.states is None else "with states"
+        inputs = f"{len(self)} tokens of {len(self.source_tokens)} inputs"
+        return f'Trace("{self.model}", along="{self.along}": {inputs}, {self.layers} layers, {states})'
+
+    @property
+    def layers(self) -> int:
+        """Number L of layers; array index `l - 1` holds layer `l`."""
+        return self.top_ids.shape[1]
+
+    @property
+    def top1_id(self) -> np.ndarray:
+        """`[token, layer]`, the prediction of each layer."""
+        return self.top_ids[:, :, 0]
+
+    @property
+    def top1_probability(self) -> np.ndarray:
+        """`[token, layer]`, the probability of each layer's own prediction."""
+        return self.top_probabilities[:, :, 0]
+
+    @property
+    def margin(self) -> np.ndarray:
+        """`[token, layer]`, difference of the two largest probabilities (CALM's softmax measure)."""
+        return self.top_probabilities[:, :, 0] - self.top_probabilities[:, :, 1]
+
+    @property
+    def final_id(self) -> np.ndarray:
+        """`[token]`, the prediction of the last layer."""
+        return self.top_ids[:, -1, 0]
+
+    def first(self, limit: int) -> Trace:
+        """The trace of the first `limit` inputs; states stay on disk."""
+        check_whole("limit", limit)
+        tokens = int(np.searchsorted(self.sequence, limit))
+        arrays = {name: getattr(self, name)[:tokens] for name in _ARRAYS}
+        states = None if self.states is None else self.states[:tokens]
+        return replace(self, **arrays, source_tokens=self.source_tokens[:limit], states=states)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the trace as safetensors, its states beside it (.npy). Files appear only when complete."""
+        from safetensors.numpy import save_file
+
+        path = Path(path)
+        if path.is_dir():
+            raise CompanionError(
+                f"{path} is a folder: give a file in it, such as {path / 'trace.safetensors'}."
+            )
+        about = {name: getattr(self, name) for name in ("along", "model", "min_exit_layer", "source_tokens")}
+        about |= {"sizes": asdict(self.sizes), "states": self.states is not None}
+        stored = states_path(path)
+        with complete_file(path) as partial:
+            arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
+            save_file(arrays, partial, {"format": FORMAT, "about": json.dumps(about)})
+            if self.states is None:
+                stored.unlink(missing_ok=True)
+            elif Path(getattr(self.states, "filename", None) or "").resolve() != stored.resolve():
+                with complete_file(stored) as states, states.open("wb") as file:
+                    np.save(file, self.states)
+        return path
+
+
+_ARRAYS = [field.name for field in fields(Trace) if field.type == "np.ndarray"]
+
+
+def states_path(path: Path) -> Path:
+    """Where the states of a saved trace are; `Trace.save` leaves those that `trace` wrote there."""
+    return path.with_suffix(".states.npy")
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Reads what `Trace.save` wrote. Raises `CompanionError` if a file is missing, damaged or no trace."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.exists():
+        raise CompanionError(f"{path} does not exist: write it with Trace.save first.")
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise CompanionError(f'{path} is no trace of the format "{FORMAT}": trace again.')
+            arrays = {name: file.get_tensor(name) for name in _ARRAYS}
+    except (SafetensorError, OSError) as error:
+        raise CompanionError(f"{path} is no trace, or damaged: trace again, and Trace.save.") from error
+    about = json.loads(metadata["about"])
+    states = _load_states(states_path(path), len(arrays["sequence"])) if about.pop("states") else None
+    return Trace(**arrays, **about | {"sizes": DecoderSizes(**about["sizes"])}, states=states)
+
+
+def _load_states(path: Path, tokens: int) -> np.ndarray:
+    """The states beside a trace, as a memory map."""
+    if not path.exists():
+        raise CompanionError(f"{path} is missing: copy it along with its trace.")
+    try:
+        states = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, OSError) as error:
+        raise CompanionError(f"{path} is cut short or damaged: copy it again, or trace again.") from error
+    if len(states) != tokens:
+        raise CompanionError(f"{path} holds {len(states)} tokens, its trace {tokens}: copy both again.")
+    return states
+
+
+def trace(
+    model: Model,
+    inputs: Sequence[str],
+    references: Sequence[str] | None = None,
+    *,
+    outputs: Sequence[Sequence[int]] | None = None,
+    top_k: int = 5,
+    states: str | Path | None = None,
+    max_new_tokens: int = 64,
+    batch_size: int = 32,
+    progress: bool = False,
+) -> Trace:
+    """Traces a model at full depth.
+
+    Args:
+        model: from `load_model`.
+        inputs: prompts.
+        references: texts to follow; by default the model follows its own greedy output.
+        outputs: ids of the model's own greedy output, if they are known already (from `generate` or
+            `greedy`).
+        top_k: how many ids and probabilities to keep for each token and layer (at least 2, for the margin).
+        states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
+        max_new_tokens: longest output, end token included; longer references are cut.
+        batch_size: sequences at a time.
+        progress: show a progress bar on the terminal.
+
+    Returns:
+        The `Trace`, its tokens in the order of the inputs.
+
+    Raises:
+        CompanionError: no inputs, an empty one, a reference missing, ids that the model does not have, states
+            that are not finite, no room on the disk.
+    """
+    texts = check_inputs(inputs)
+    for name, value in (("top_k", top_k), ("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
+        check_whole(name, value)
+    if not 2 <= top_k <= model.network.config.vocab_size:
+        raise CompanionError(
+            f"top_k={top_k}: keep at least 2 (the margin needs two) and at most the vocabulary."
+        )
+    if references is not None:
+        outputs = reference_ids(model, texts, references, max_new_tokens)
+    elif outputs is None:
+        longest = dict(max_new_tokens=max_new_tokens, max_source_tokens=UNLIMITED)
+        outputs = generate(model, texts, batch_size=batch_size, progress=progress, **longest).token_ids
+    outputs = _check_outputs(outputs, len(texts), model.network.config.vocab_size)
+    lengths = [len(ids) for ids in outputs]
+    starts = np.cumsum([0, *lengths])
+    arrays = _empty_arrays(int(starts[-1]), model.layers, top_k)
+    with ExitStack() as stack:
+        store = None
+        if states is not None:
+            file = stack.enter_context(stack.enter_context(complete_file(states)).open("wb"))
+            store = _StatesFile(file, (int(starts[-1]), model.layers, model.network.config.d_model))
+        bar = stack.enter_context(tqdm(total=len(texts), desc="trace", disable=not progress))
+        for chosen, batch in batches_by_length(model, texts, batch_size):
+            rows = [np.arange(starts[i], starts[i + 1]) for i in chosen]
+            raw = _trace_batch(model, batch, [outputs[i] for i in chosen], np.concatenate(rows), arrays)
+            if store:
+                store.write(rows, raw)
+            bar.update(len(chosen))
+    return Trace(
+        sequence=np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
+        position=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        token_id=np.concatenate(outputs),
+        along="greedy" if references is None else "reference",
+        model=model.name,
+        min_exit_layer=model.min_exit_layer,
+        sizes=DecoderSizes.of(model.network.config),
+        source_tokens=[len(ids) for ids in model.tokenizer(texts).input_ids],
+        states=None if states is None else np.load(states, mmap_mode="r"),
+        **arrays,
+    )
+
+
+def reference_ids(
+    model: Model, texts: Sequence[str], references: Sequence[str], max_new_tokens: int
+) -> list[list[int]]:
+    """Token ids of the references, one for each input, cut to `max_new_tokens`."""
+    if len(references) != len(texts):
+        raise CompanionError(f"{len(references)} references for {len(texts)} inputs: give one for each.")
+    checked = check_inputs(references, "Reference")
+    return model.tokenizer(checked, truncation=True, max_length=max_new_tokens).input_ids
+
+
+def _check_outputs(outputs: Sequence[Sequence[int]], inputs: int, vocabulary: int) -> list[np.ndarray]:
+    """Ids of every output as an array, or an error that says which one is none."""
+    if len(outputs) != inputs or not all(len(ids) for ids in outputs):
+        raise CompanionError(
+            f"{len(outputs)} outputs for {inputs} inputs, or one of no tokens: give ids for each input."
+        )
+    arrays = [np.asarray(ids) for ids in outputs]
+    for number, ids in enumerate(arrays):
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= vocabulary:
+            raise CompanionError(f"Output {number} must be a list of token ids from 0 to {vocabulary - 1}.")
+    return [ids.astype(np.int32) for ids in arrays]
+
+
+def _empty_arrays(tokens: int, layers: int, top_k: int) -> dict[str, np.ndarray]:
+    """The arrays `[token, layer]` of a trace, to be filled."""
+    names = ("entropy", "final_probability", "token_probability", "similarity", "final_similarity")
+    arrays = {name: np.empty((tokens, layers), np.float32) for name in names}
+    arrays["top_ids"] = np.empty((tokens, layers, top_k), np.int32)
+    arrays["top_probabilities"] = np.empty((tokens, layers, top_k), np.float32)
+    arrays["final_rank"] = np.empty((tokens, layers), np.int32)
+    return arrays
+
+
+class _StatesFile:
+    """A .npy file of states, written without a memory map: a full disk is an error, not a bus error."""
+
+    def __init__(self, file: BinaryIO, shape: tuple[int, ...]):
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        self.file, self.start = file, file.tell()
+
+    def write(self, rows: list[np.ndarray], raw: Tensor) -> None:
+        """Writes states `[token, layer, d_model]` of some outputs; `rows` says where each of them goes."""
+        states, done = raw.float().cpu().numpy(), 0
+        for tokens in rows:
+            self.file.seek(self.start + int(tokens[0]) * states[0].nbytes)
+            self.file.write(states[done : done + len(tokens)].tobytes())
+            done += len(tokens)
+
+
+@torch.inference_mode()
+def right_at_full_depth(
+    model: Model,
+    inputs: Sequence[str],
+    references: Sequence[str],
+    max_new_tokens: int = 64,
+    batch_size: int = 32,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which reference tokens the last layer predicts: a trace along the references, of the last layer alone.
+
+    Args:
+        model: from `load_model`.
+        inputs: prompts.
+        references: texts to follow, one for each.
+        max_new_tokens: longer references are cut.
+        batch_size: sequences at a time.
+
+    Returns:
+        `[token]` of truth values, and `[token]`, the input that each belongs to; tokens in the order of the
+        inputs.
+    """
+    texts = check_inputs(inputs)
+    outputs = reference_ids(model, texts, references, max_new_tokens)
+    right: list[np.ndarray] = [np.empty(0, dtype=bool)] * len(outputs)
+    for chosen, batch in batches_by_length(model, texts, batch_size):
+        labels = _labels([outputs[i] for i in chosen], model.device)
+        same = model.network(**batch, labels=labels).logits.argmax(dim=-1) == labels
+        for index, row in zip(chosen, same.cpu().numpy(), strict=True):
+            right[index] = row[: len(outputs[index])]
+    return np.concatenate(right), np.repeat(np.arange(len(outputs)), [len(ids) for ids in outputs])
+
+
+def _labels(outputs: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Ids of some outputs, `[row, position]`, -100 at padding."""
+    rows = [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
+    return pad_sequence(rows, batch_first=True, padding_value=-100).to(device)
+
+
+@torch.inference_mode()
+def _trace_batch(
+    model: Model, batch: dict, outputs: list[np.ndarray], rows: np.ndarray, arrays: dict[str, np.ndarray]
+) -> Tensor:
+    """Runs a batch, fills the rows of its tokens, and returns their raw states `[token, layer, d_model]`."""
+    network, labels = model.network, _labels(outputs, model.device)
+    fed, real = decoder_inputs(network, labels), labels != -100
+    with LayerStates(network) as states:
+        network.get_decoder()(
+            input_ids=fed,
+            encoder_hidden_states=network.get_encoder()(**batch)[0],
+            encoder_attention_mask=batch["attention_mask"],
+            use_cache=False,
+        )
+    embedding = network.get_decoder().embed_tokens(fed)[real]
+    raw = torch.stack([state[real] for state in states], dim=1)
+    if not torch.isfinite(raw).all():
+        layer = int((~torch.isfinite(raw)).flatten(2).any(-1).any(0).nonzero()[0]) + 1
+        raise CompanionError(
+            f"The states of {model.name} are not finite from layer {layer} on: "
+            "use dtype float32 or bfloat16, or look for damaged weights."
+        )
+    size = max(1, READ_OUT_ELEMENTS // (network.config.vocab_size * model.layers))
+    for begin in range(0, len(rows), size):
+        part = slice(begin, begin + size)
+        described = _describe(
+            network, raw[part], embedding[part], labels[real][part], arrays["top_ids"].shape[-1]
+        )
+        for name, values in described.items():
+            arrays[name][rows[part]] = values.cpu().numpy()
+    return raw
+
+
+def _describe(network, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k: int) -> dict[str, Tensor]:
+    """What is kept of some tokens: `raw` is `[token, layer, d_model]`, `embedding` `[token, d_model]`."""
+    norm = network.get_decoder().final_layer_norm
+    states, wide = norm(raw), torch.promote_types(raw.dtype, torch.float32)
+    before = torch.cat([norm(embedding)[:, None], states[:, :-1]], dim=1)
+    probabilities = torch.softmax(network.lm_head(states * output_scale(network)).to(wide), dim=-1)
+    top = probabilities.topk(top_k, dim=-1)
+    top_ids = first_of_equals(probabilities, top.indices)
+    layers = raw.shape[1]
+
+    def at(ids: Tensor) -> Tensor:  # probabilities of one id a token, at every layer
+        return probabilities.gather(-1, ids[:, None, None].expand(-1, layers, 1))[..., 0]
+
+    def cosine(first: Tensor, second: Tensor) -> Tensor:
+        return functional.cosine_similarity(first.to(wide), second.to(wide), dim=-1).clamp(max=1.0)
+
+    final = at(top_ids[:, -1, 0])
+    return {
+        "top_ids": top_ids,
+        "top_probabilities": top.values,
+        "entropy": torch.special.entr(probabilities).sum(-1),
+        "final_probability": final,
+        "final_rank": (probabilities > final[..., None]).sum(-1) + 1,
+        "token_probability": at(token_ids),
+        "similarity": cosine(states, before),
+        "final_similarity": cosine(states, states[:, -1:]),
+    }
+
+
+def first_of_equals(probabilities: Tensor, ids: Tensor) -> Tensor:
+    """Ids `[..., k]` from `topk`, the first of equally probable ones in front, as greedy decoding picks."""
+    first = probabilities.argmax(dim=-1, keepdim=True)
+    ids = torch.where(ids == first, ids[..., :1], ids)
+    return torch.cat([first, ids[..., 1:]], dim=-1)

@@ -1,0 +1,393 @@
+"""Running a notebook: parameters, trials, results in their place, edits that are kept, processes that end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+
+from mee_utils import CompanionError
+from mee_utils.__main__ import main
+from mee_utils.study import notebooks as notebook
+from mee_utils.study import result_tables
+from mee_utils.study.results import STAGED, Run, staged
+
+ROOT = Path(__file__).parent.parent
+NAME = "90_trial"
+SOURCE = """# %% [markdown]
+# # A notebook
+
+# %% tags=["parameters"]
+profile = "small"  # which
+data = ""  # where
+limit = 3  # how many
+seed = 0  # of what
+share = 0.5  # how much
+decay = 4.0  # how fast
+names = ["a"]  # which ones
+
+# %%
+print(limit * 2, share)
+{body}
+"""
+SAVES = """import pandas as pd
+from mee_utils.study.results import Run
+run = Run("90_trial", profile, {})
+run.save_table(pd.DataFrame({"x": [limit]}), "t")
+run.finish()"""
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """A folder of sources and one of results; writes a notebook whose last cell ends with some code."""
+    monkeypatch.setattr(notebook, "SOURCES", tmp_path)
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path / "out"))
+
+    def write(body=""):
+        (tmp_path / f"{NAME}.py").write_text(SOURCE.replace("{body}", body))
+        return tmp_path / "out"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"limt": 3}, 'Unknown parameter "limt": did you mean "limit"'),
+        ({"limit": "three"}, "limit='three' is a str; a int like 3 is expected"),
+        ({"limit": True}, "limit=True is a bool"),
+        ({"limit": 2.5}, "is a float"),
+        ({"names": "b"}, "is a str; a list"),
+        ({"limit": 0}, "limit=0: a number at least 1 is expected"),
+        ({"seed": -1}, "seed=-1: a number at least 0"),
+        ({"share": 1.5}, "share=1.5: a number between 0 and 1"),
+        ({"decay": float("nan")}, "decay=nan"),
+        ({"decay": -1}, "decay=-1.0: a number at least 0"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_before_anything_runs(sources, given, message):
+    folder = sources()
+    with pytest.raises(CompanionError, match=message):
+        notebook.run_notebook(NAME, parameters=given)
+    assert not folder.exists()
+
+
+def test_a_run_with_the_profiles_parameters_puts_results_in_place_and_a_trial_does_not(sources):
+    folder = sources(SAVES)
+    path = notebook.run_notebook(NAME, parameters={"limit": 3})  # the profile's own
+    assert path == folder / f"small/{NAME}.ipynb" and (folder / "small" / NAME / "t.csv").exists()
+    before = {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
+    trial = notebook.run_notebook(NAME, parameters={"limit": 4, "share": 1})
+    assert trial == folder / f"build/trials/small/{NAME}.ipynb"
+    assert (folder / "build/trials/small" / NAME / "t.csv").read_text() == "x\n4\n"
+    assert nbformat.read(trial, as_version=4).cells[-1].outputs[0].text.startswith("8 1.0\n")
+    assert before == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
+    assert STAGED not in os.environ and os.environ["MEE_OUTPUT"] == str(folder)
+
+
+def test_papermill_and_jupyterlab_do_not_touch_committed_results(sources):
+    """Plain papermill, as users run notebooks in batches: before, it overwrote what is committed."""
+    import papermill
+
+    folder = sources(SAVES)
+    path = notebook.run_notebook(NAME)
+    committed = (folder / "small" / NAME / "t.csv").read_bytes()
+    for parameters in ({}, {"limit": 8}):
+        papermill.execute_notebook(path, folder / "p.ipynb", parameters, progress_bar=False)
+        assert (folder / "small" / NAME / "t.csv").read_bytes() == committed
+    assert (folder / "build/trials/small" / NAME / "t.csv").read_text() == "x\n8\n"
+    printed = [nbformat.read(p, as_version=4).cells[-1].outputs[0].text for p in (path, folder / "p.ipynb")]
+    assert (
+        printed[0].splitlines()[-1] == printed[1].splitlines()[-1]
+    )  # a strict comparison sees no difference
+
+
+def test_a_failed_notebook_is_kept_aside_and_the_last_good_one_stays(sources):
+    folder = sources(SAVES)
+    notebook.run_notebook(NAME)
+    good = {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
+    sources(SAVES.replace("[limit]", "[0]") + "\nraise ValueError('the reason')")
+    failed = rf"{NAME} failed in cell \d.*ValueError: the reason.*build/failed/{NAME}.ipynb"
+    with pytest.raises(CompanionError, match=failed):
+        notebook.run_notebook(NAME)
+    assert good == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
+    assert "the reason" in (folder / f"build/failed/{NAME}.ipynb").read_text()
+    sources(SAVES.replace("run.finish()", ""))
+    with pytest.raises(CompanionError, match="never called finish"):
+        notebook.run_notebook(NAME)
+    assert good == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
+
+
+def test_two_runs_store_the_same_bytes(sources):
+    sources()
+    stored = [notebook.run_notebook(NAME).read_bytes() for _ in range(2)]
+    assert stored[0] == stored[1] and b"papermill" not in stored[0]
+
+
+def test_edits_made_in_jupyterlab_are_not_lost(sources):
+    folder = sources()
+    path = notebook.run_notebook(NAME)
+    edited = nbformat.read(path, as_version=4)
+    edited.cells[-1].source = "print('edited')"
+    nbformat.write(edited, path)
+    before = path.read_bytes()
+    with pytest.raises(CompanionError, match=f"was edited.*mee_utils carry-over {NAME}"):
+        notebook.run_notebook(NAME)
+    assert path.read_bytes() == before
+    path.rename(notebook.SOURCES / path.name)
+    source = notebook.carry_over(NAME).read_text()
+    assert "print('edited')" in source and source.startswith("# %% [markdown]\n# # A notebook\n")
+    (notebook.SOURCES / path.name).rename(path)
+    notebook.run_notebook(NAME)  # nothing is lost any more
+    sources("print('a later change of the source')")
+    notebook.run_notebook(NAME)
+    assert folder.exists()
+
+
+@pytest.mark.parametrize("name", notebook.notebook_names())
+def test_carrying_over_what_nobody_edited_changes_nothing(name, tmp_path, monkeypatch):
+    source = (notebook.SOURCES / f"{name}.py").read_text()
+    book = notebook.read_source(name)
+    monkeypatch.setattr(notebook, "SOURCES", tmp_path)
+    (tmp_path / f"{name}.py").write_text(source)
+    nbformat.write(book, tmp_path / f"{name}.ipynb")
+    assert notebook.carry_over(name).read_text() == source
+
+
+@pytest.mark.parametrize("cell", ["limit = 3 * 2", "import os", "limit += 1"])
+def test_parameters_are_flat_literals(sources, cell):
+    sources()
+    (notebook.SOURCES / f"{NAME}.py").write_text(f'# %% tags=["parameters"]\n{cell}\n')
+    with pytest.raises(CompanionError, match="no assignment of a literal"):
+        notebook.declared_parameters(notebook.read_source(NAME))
+
+
+def test_unknown_notebooks_and_assignments():
+    for wrong in ("01_monotonic", "01", "../notebooks/01_monotonicity", ""):
+        with pytest.raises(CompanionError, match="There is no notebook") as error:
+            notebook.read_source(wrong)
+        assert not wrong.startswith("01") or 'did you mean "01_monotonicity"' in str(error.value)
+    assert notebook.parse_assignments(["limit=20", "names=['a']", "profile=real"]) == {
+        "limit": 20,
+        "names": ["a"],
+        "profile": "real",
+    }
+    with pytest.raises(CompanionError, match="name=value"):
+        notebook.parse_assignments(["limit"])
+
+
+def test_what_a_kernel_cut_in_pieces_is_stored_as_one():
+    stream = lambda name, text: nbformat.v4.new_output("stream", name=name, text=text)
+    figure = nbformat.v4.new_output("display_data", data={"text/plain": "f"})
+    pieces = [("stdout", "a\n"), ("stdout", "b\n"), None, ("stdout", "c\n"), ("stderr", "d\n")]
+    outputs = [stream(*piece) if piece else figure for piece in pieces]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(1)", outputs=outputs)])
+    notebook._normalize(book, None)
+    assert [output.get("text") for output in book.cells[0].outputs] == ["a\nb\n", None, "c\n", "d\n"]
+
+
+def save(folder, value):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    run = Run(NAME, "small", {"limit": 3}, folder)
+    drawn = pd.DataFrame({"x": [1, 2], "y": [0.123456, value]})
+    figure, axis = pyplot.subplots()
+    axis.plot(drawn.x, drawn.y)
+    run.save_figure(figure, "f", drawn)
+    run.save_table(drawn, "t")
+    run.finish()
+    pyplot.close(figure)
+    return folder
+
+
+def test_figures_and_tables_are_the_same_bytes_on_every_run(tmp_path, monkeypatch):
+    first = save(tmp_path / "a", 0.5)
+    monkeypatch.setenv("MEE_PDF", "1")
+    second = save(tmp_path / "b", 0.5)
+    for name in ("f.png", "f.csv", "t.csv"):
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+    assert (second / "f.pdf").exists() and not (first / "f.pdf").exists()
+    assert (first / "t.csv").read_text() == "x,y\n1,0.1235\n2,0.5000\n"
+    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in (first, second)]
+    assert manifests[0]["files"] == manifests[1]["files"] and set(manifests[0]["files"]) == {
+        "f.png",
+        "f.csv",
+        "t.csv",
+    }
+    assert manifests[0]["parameters"] == {"limit": 3} and 50 < manifests[0]["peak_memory_megabytes"] < 50_000
+
+
+def test_memory_is_in_megabytes_on_a_mac_too(monkeypatch):
+    from mee_utils.study import results
+
+    here = results.peak_megabytes()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert results.peak_megabytes() == here // 1024
+
+
+def test_the_digest_line_changes_with_the_data(tmp_path, capsys):
+    save(tmp_path / "a", 0.5)
+    save(tmp_path / "b", 0.6)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("f:")]
+    assert lines[0] != lines[1] and lines[0].startswith("f: 2 rows x 2 columns, 0.1235 to 0.5000, sha256 ")
+
+
+def test_a_figure_cell_after_the_last_one_works(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    run = Run(NAME, "small", {})
+    run.save_table(pd.DataFrame({"x": [1.0]}), "t")
+    run.finish()
+    run.save_table(pd.DataFrame({"x": [2.0]}), "t")
+    run.finish()
+    assert (tmp_path / f"build/trials/small/{NAME}/t.csv").read_text() == "x\n2.0000\n"
+
+
+@pytest.mark.parametrize("name", ["../../x", "", "a/b", ".hidden", "/tmp/x"])
+def test_names_that_leave_the_folder_are_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    with pytest.raises(CompanionError, match="is no name for a result"):
+        Run(NAME, "small", {}).save_table(pd.DataFrame({"x": [1.0]}), name)
+    with pytest.raises(CompanionError, match="is no name for a result"):
+        Run(name, "small", {})
+    assert not list(tmp_path.rglob("*.csv"))
+
+
+def test_results_are_replaced_at_once_or_not_at_all(tmp_path):
+    folder = tmp_path / "small" / NAME
+    with staged(folder) as new:
+        save(new, 0.5)
+    before = (folder / "t.csv").read_text()
+    with pytest.raises(KeyboardInterrupt), staged(folder) as new:
+        save(new, 0.6)
+        raise KeyboardInterrupt
+    assert (folder / "t.csv").read_text() == before
+    with staged(folder) as first, staged(folder) as second:  # two runs at once
+        save(first, 0.7)
+        save(second, 0.8)
+    assert "0.7" in (folder / "t.csv").read_text() and [p.name for p in folder.parent.iterdir()] == [NAME]
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
+    blocked = tmp_path / "figures"
+    blocked.write_text("a file where a folder should be")
+    monkeypatch.setenv("MEE_OUTPUT", str(blocked))
+    with pytest.raises(CompanionError, match="cannot be written to.*MEE_OUTPUT"):
+        Run(NAME, "small", {})
+
+
+def test_a_table_that_is_missing_names_its_notebook(tmp_path, monkeypatch):
+    """Before, 06 judged fewer statements where the tables of a notebook were missing, without a word."""
+    monkeypatch.setattr(result_tables, "stored_root", lambda profile: tmp_path)
+    claims = pd.DataFrame({"claim": ["a"], "task": ["x"]})
+    names = [name for name in notebook.notebook_names() if name[:2] in ("01", "02", "03", "04")]
+    for name in names:
+        (tmp_path / name).mkdir()
+        claims.to_csv(tmp_path / name / "claims.csv", index=False)
+    with pytest.raises(CompanionError, match="05_mee_classifiers/claims.csv is missing: run make reproduce"):
+        result_tables.claims_of("small")
+    (tmp_path / "05_mee_classifiers").mkdir()
+    claims.to_csv(tmp_path / "05_mee_classifiers" / "claims.csv", index=False)
+    assert list(result_tables.claims_of("small").notebook) == [*names, "05_mee_classifiers"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "figures").glob("*/*/manifest.json")), ids=lambda p: str(p.parent)
+)
+def test_committed_results_are_those_of_their_manifest(path):
+    files = json.loads(path.read_text())["files"]
+    for name, digest in files.items():
+        assert sha256((path.parent / name).read_bytes()).hexdigest() == digest, name
+    assert {found.name for found in path.parent.iterdir() if found.suffix != ".pdf"} == {
+        "manifest.json",
+        *(name for name in files if not name.endswith(".pdf")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reproduce", "--profile", "smal"], 'error: There is no profile "smal"'),
+        (["reproduce", "--profile", "real"], "give their folder, as in DATA="),
+        (["reproduce", "--cores", "0"], "--cores 0: give 1 or more"),
+        (["reproduce", "--cores", "-3"], "--cores -3: give 1 or more"),
+        (["reproduce", "--cores", "two"], "invalid int value: 'two'"),
+        (["reproduc"], "invalid choice: 'reproduc'"),
+        (["notebook", "01"], 'did you mean "01_monotonicity"'),
+        (["notebook", "01_monotonicity", "-p", "limt=3"], 'error: Unknown parameter "limt"'),
+        (["notebook", "01_monotonicity", "-p", "limit=0"], "error: Parameter limit=0: a number at least 1"),
+        (["train", "--model", "clam"], 'error: Unknown model "clam": did you mean "calm"'),
+    ],
+)
+def test_the_command_line_says_it_in_one_line(capsys, arguments, message):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1
+
+
+def test_an_installation_without_a_checkout_says_so(capsys, monkeypatch, tmp_path):
+    from mee_utils import __main__ as commands
+
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    assert main(["status"]) == 2
+    assert "is no checkout: clone the repository" in capsys.readouterr().err
+
+
+def test_a_second_reproduce_in_the_same_folder_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    locks = tmp_path / "build/.snakemake/locks"
+    locks.mkdir(parents=True)
+    (locks / "0.input.lock").touch()
+    assert main(["reproduce"]) == 2
+    assert "Another make reproduce is running here" in capsys.readouterr().err
+
+
+def children(group):
+    """Processes of a session, by /proc."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if fields[3] == str(group) and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_pipeline_leaves_no_process_and_says_one_line(tmp_path, sign):
+    command = [sys.executable, "-m", "mee_utils", "reproduce", "--cores", "1"]
+    known = os.environ | {"MEE_OUTPUT": str(tmp_path)}
+    process = subprocess.Popen(command, cwd=ROOT, env=known, stderr=subprocess.PIPE, text=True)
+    locks = tmp_path / "build/.snakemake/locks"
+    deadline = time.monotonic() + 120
+    while not any(locks.glob("*")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(3)  # the first job has begun
+    (session,) = map(int, _sessions_of(process.pid))
+    process.send_signal(sign)
+    process.wait()
+    if sign != signal.SIGKILL:
+        error = process.stderr.read()
+        assert error.count("\n") == 1 and error.startswith("interrupted.") and process.returncode == 130
+    deadline = time.monotonic() + 30
+    while children(session) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert children(session) == []
+    process.stderr.close()
+
+
+def _sessions_of(parent):
+    """The children of a process, each the leader of a session."""
+    return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()

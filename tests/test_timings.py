@@ -1,0 +1,56 @@
+"""Timings are found by setting, and only those of the same profile."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mee_utils.study.timings import PARTS, read_timings
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Writes rows of a part's table, what they do not name filled in; gives the folder."""
+
+    def write(part, **columns):
+        file, _, values = PARTS[part]
+        table = pd.DataFrame({"profile": "small", "group": part, **columns})
+        table.assign(**{name: 1.0 for name in values if name not in table}).to_csv(
+            tmp_path / f"{file}.csv", index=False
+        )
+        return tmp_path
+
+    return write
+
+
+def test_timings_are_found_by_setting(stored, tmp_path):
+    wanted = pd.DataFrame(
+        {
+            "task": "translation",
+            "model": "calm",
+            "rule": ["margin", "margin", "oracle"],
+            "threshold": [0.1234, 0.5, np.nan],
+            "score": 3.0,
+        }
+    )
+    assert read_timings("results", wanted, "small", folder=tmp_path).empty
+    one = {"task": "translation", "model": "calm", "rule": "margin", "threshold": 0.12344}
+    folder = stored("results", **one, batch=[1, 100], speed=[1.5, 1.2])
+    found = read_timings("results", wanted, "small", folder=folder)
+    assert list(found.speed) == [1.5, 1.2] and list(found.score) == [3, 3]
+    assert read_timings("results", wanted, "real", folder=folder).empty
+
+
+def test_incomplete_timings_are_none_where_all_are_wanted(stored, tmp_path):
+    wanted = pd.DataFrame({"task": "a", "model": "calm", "reduction": ["unpruned", "fixed"]})
+    read = lambda profile, **options: read_timings("reductions", wanted, profile, True, tmp_path)
+    assert read("small").empty
+    stored("reductions", task="a", model="calm", reduction=["unpruned", "fixed"], speed=[1.0, 2.0])
+    assert list(read("small").speed) == [1.0, 2.0] and read("real").empty
+    stored("reductions", task="a", model="calm", reduction=["unpruned"])
+    assert read("small").empty
+
+
+def test_stored_decisions_are_found_by_shape_and_name():
+    wanted = pd.DataFrame({"shape": ["t5-base", "t5-large"], "what": "softmax_margin"})
+    assert (read_timings("one decision", wanted, complete=True)["median"] > 1).all()
+    assert read_timings("one decision", wanted.assign(what="no such rule"), complete=True).empty
