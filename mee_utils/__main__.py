@@ -129,7 +129,7 @@ def results(options) -> int:
     """Writes RESULTS.md, and the generated lines of README.md, from the stored tables."""
     from .paper.results_page import update
 
-    update(ROOT)
+    update()
     return 0
 
 
