@@ -170,7 +170,7 @@ def decode_batch(
     start = config.pad_token_id if start is None else start
     ids = torch.full((len(sequence),), start, device=cache.encoded.device)
     for position in range(max_new_tokens):
-        decoder.move_to(position, cache)
+        cache.move_to(position)
         token = decode(cache.rows(alive), ids, sequence[going])
         steps.append((going, token))
         goes_on = ~np.isin(token.ids, config.eos_token_id)
@@ -184,15 +184,6 @@ def decode_batch(
     rows = np.concatenate([going for going, _ in steps])
     order, ends = np.argsort(rows, kind="stable"), np.bincount(rows, minlength=len(sequence)).cumsum()[:-1]
 
-    def by_row(name: str, dtype: type) -> list[np.ndarray]:
-        values = np.concatenate([getattr(token, name) for _, token in steps])
-        return np.split(values[order].astype(dtype), ends)
-
-    columns = (
-        ("ids", np.int64),
-        ("exit_layers", np.int32),
-        ("confidences", np.float32),
-        ("readout_rows", np.int64),
-    )
-    outputs = zip(*(by_row(*column) for column in columns), strict=True)
-    return [Output(ids.tolist(), *arrays) for ids, *arrays in outputs]
+    columns = zip(*(token[:4] for _, token in steps), strict=True)
+    by_row = [np.split(np.concatenate(column)[order], ends) for column in columns]
+    return [Output(ids.tolist(), *arrays) for ids, *arrays in zip(*by_row, strict=True)]
