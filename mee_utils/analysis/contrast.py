@@ -16,7 +16,7 @@ import pandas as pd
 
 from ..common.errors import CompanionError
 from ..decoding.exit_state import ExitState
-from ..exits.contrast import ALPHA, check_alpha, divergence, weighted_contrast
+from ..exits.contrast import ALPHA, check_alpha, jensen_shannon, weighted_contrast
 from ..models.loading import Model
 from ..traces.replay import PolicyReplay
 from ..traces.stored_states import StoredStates, chunks
@@ -48,7 +48,7 @@ def _farthest(probabilities: list[Tensor], layer: int) -> Tensor:
     """`[token]`: the earlier layer that differs most from `layer` (Jensen-Shannon), counted from 1."""
     import torch
 
-    distances = [divergence(probabilities[layer - 1], early) for early in probabilities[: layer - 1]]
+    distances = [jensen_shannon(probabilities[layer - 1], early) for early in probabilities[: layer - 1]]
     return torch.stack(distances).argmax(dim=0) + 1
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..common.errors import CompanionError
 from ..decoding.exit_state import ExitState, Step
+from ..decoding.generation import bind_policy
 from ..decoding.layerwise import decoder_of
-from ..exits.readout import Readout, ReadoutOptions
+from ..exits.readout import Readout
 from ..models.loading import Model
 from .trace import Trace
 
@@ -72,7 +73,7 @@ class StoredStates:
         """
         decoder, raw, states = decoder_of(self.model.network), self.raw(tokens), []
         sequence, position = self.trace.sequence[tokens], self.trace.position[tokens]
-        readout = readout or Readout(ReadoutOptions(), (), self.trace.layers, decoder.config.vocab_size)
+        readout = readout or bind_policy(None, decoder).readout
         step, rows = Step(decoder, readout, sequence, position), np.arange(len(sequence))
         for layer in range(1, self.trace.layers + 1):
             after, before = raw[:, layer - 1], raw[:, max(0, layer - 2)]
