@@ -68,7 +68,7 @@ class ExitState:
     @cached_property
     def state(self) -> Tensor:
         """`n(h)`, `[rows, d_model]`."""
-        return self.decoder.normalize(self.after)
+        return self.decoder.norm(self.after)
 
     @cached_property
     def full_logits(self) -> Tensor:
@@ -121,7 +121,7 @@ class ExitState:
     @cached_property
     def similarity(self) -> Tensor:
         """`[rows]`; the norm's division by the length cancels, so that only its weight is applied."""
-        wide = torch.promote_types(self.after.dtype, torch.float32)
+        wide = torch.float64 if self.after.dtype == torch.float64 else torch.float32
         after, before = (states.to(wide) * self.decoder.norm.weight for states in (self.after, self.before))
         return torch.nn.functional.cosine_similarity(after, before, dim=-1).clamp_(max=1.0)
 

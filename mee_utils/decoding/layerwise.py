@@ -122,7 +122,7 @@ class Cache:
 
     Attributes:
         position: of the token being decoded, from 0.
-        own, cross: `[2, row, head, position, d_kv]` for each layer that has been reached, of tokens and source.
+        own, cross: keys and values of tokens and source, `[2, row, head, position, d_kv]` for each layer.
         filled: `[layer, row]`, how many positions have keys and values at that layer.
         states: `[row, position, d_model]`, each token's exit state ("parallel": brought up later).
     """
@@ -161,7 +161,7 @@ class Cache:
         self.filled = self.filled[:, slots]
 
     def move_to(self, position: int) -> None:
-        """Goes on to the token at `position`; makes room for twice as many, at most `length`, if it is full."""
+        """Goes on to the token at `position`; a full cache doubles its room, up to `length`."""
         self.position = position
         if position == self.capacity:
             room = (0, 0, 0, min(self.capacity, self.length - self.capacity))
@@ -181,6 +181,8 @@ class LayerwiseDecoder:
         pack: whether to pack large weights for the CPU; by default where it is faster.
 
     Attributes:
+        layers: depth L.
+        norm: the final norm `n`, `[..., d_model]`.
         compact_below: exited rows stay in the batch until no more than this share of it is active. Taking
             rows out costs time; in a narrow model more than running them for nothing.
 
@@ -204,32 +206,23 @@ class LayerwiseDecoder:
         self._bias_module = decoder.block[0].layer[0].SelfAttention
         self._relative_bias = self._make_relative_bias(PIECE)
 
-    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The encoder's states of a batch `[batch, source]`, `[batch, source, d_model]`."""
-        return self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
+    def encode(self, batch: dict[str, Tensor]) -> Tensor:
+        """The encoder's states `[batch, source, d_model]` of `input_ids` and `attention_mask`."""
+        return self.encoder(**batch)[0]
 
     def begin(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        length: int,
-        parallel: bool = False,
-        encoded: Tensor | None = None,
+        self, batch: dict[str, Tensor], length: int, parallel: bool = False, encoded: Tensor | None = None
     ) -> Cache:
-        """Encodes a batch `[batch, source]`, unless that is done, for outputs of at most `length` tokens."""
-        encoded, mask = self.encode(input_ids, attention_mask) if encoded is None else encoded, None
-        if not bool(attention_mask.all()):
-            mask = encoded.new_zeros(attention_mask.shape)
-            mask = mask.masked_fill_(attention_mask == 0, -torch.inf)[:, None, None, :]
+        """Encodes a batch, unless that is done, for outputs of at most `length` tokens."""
+        encoded, there = self.encode(batch) if encoded is None else encoded, batch["attention_mask"]
+        mask = None
+        if not bool(there.all()):
+            mask = encoded.new_zeros(there.shape).masked_fill_(there == 0, -torch.inf)[:, None, None, :]
         return Cache(encoded, mask, self.layers, length, parallel)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids `[rows]` to the input of layer 1, `[rows, d_model]`."""
         return functional.embedding(ids, self.embedding)
-
-    def normalize(self, states: Tensor) -> Tensor:
-        """The final norm `n`, `[..., d_model]`."""
-        return self.norm(states)
 
     def readout(self, normed: Tensor) -> Tensor:
         """Logits `[rows, vocabulary]` of normalised states `[rows, d_model]`."""
@@ -310,10 +303,9 @@ class LayerwiseDecoder:
         return x[places - 1 :: places]
 
     def _attend_and_feed(self, layer: int, x: Tensor, query: Tensor, cache: Cache, rows: Rows) -> Tensor:
-        """Attention to the tokens so far and to the source, and the feed-forward: `[rows * places, d_model]`.
+        """The layer from its queries `[rows, head, places, d_kv]` on; `x` is `[rows * places, d_model]`.
 
-        A row has one place, the present token, or several, which end with it; `query` is
-        `[rows, head, places, d_kv]`.
+        A row has one place, the present token, or several, which end with it.
         """
         weights, end, places = self.weights[layer - 1], cache.position + 1, query.shape[2]
         own, cross = cache.own[layer - 1][:, :, :, :end], cache.cross[layer - 1]
@@ -323,7 +315,7 @@ class LayerwiseDecoder:
         return weights.feed_forward(x)
 
     def _attend(self, query: Tensor, keys_values: Tensor, mask: Tensor | None, rows: Rows) -> Tensor:
-        """Attention of queries `[rows, head, places, d_kv]` to the rows' own keys; `[rows * places, inner]`."""
+        """From queries `[rows, head, places, d_kv]` to the rows' own keys; `[rows * places, inner]`."""
         places = query.shape[2]
         if rows.all:
             mixed = attention(query, keys_values, mask)
@@ -358,15 +350,8 @@ class LayerwiseDecoder:
 
     def _make_relative_bias(self, length: int) -> Tensor:
         """Position bias `[head, 2 * length - 1]`; entry `length - 1 + k - q` is for query q, key k <= q."""
-        module, device = self._bias_module, self.embedding.device
-        relative = torch.arange(-(length - 1), 1, device=device)
-        buckets = module._relative_position_bucket(
-            relative,
-            bidirectional=False,
-            num_buckets=module.relative_attention_num_buckets,
-            max_distance=module.relative_attention_max_distance,
-        )
-        bias = module.relative_attention_bias(buckets).detach().t()
+        device = self.embedding.device
+        bias = self._bias_module.compute_bias(1, length, device, length - 1)[0, :, 0].detach()
         return functional.pad(bias, (0, length - 1), value=-torch.inf).contiguous()
 
 

@@ -123,7 +123,7 @@ class TokenDecoder:
         slots, positions = waiting_places(position - waits, position, rows.slots)
         if len(slots):
             states = self.cache.states[torch.from_numpy(slots), torch.from_numpy(positions)]
-            waited = self.decoder.readout(self.decoder.normalize(states)).argmax(-1)
+            waited = self.decoder.readout(self.decoder.norm(states)).argmax(-1)
             deep = np.concatenate([on_host(waited), deep])
             token.readout_rows[here] += waits * self.bound.readout.vocabulary
         labels = [label for row in shallow for label in row[:-1]] + [row[-1] for row in shallow]
@@ -152,7 +152,7 @@ class _Exited:
         if self.states:
             decoder, rows = self.step.decoder, np.concatenate([rows for rows, _ in self.states])
             states = torch.cat([states for _, states in self.states])
-            best = decoder.readout(decoder.normalize(states)).max(dim=-1)
+            best = decoder.readout(decoder.norm(states)).max(dim=-1)
             self.readout_rows[rows] += self.step.readout.vocabulary
             self.tokens.append((rows, torch.where(torch.isfinite(best.values), best.indices, -1)))
         order = np.concatenate([rows for rows, _ in self.tokens])
