@@ -8,8 +8,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..analysis.calibration import learn_then_test, violations
-from ..analysis.threshold_sweep import TESTS
+from ..analysis.calibration import TESTS, learn_then_test, violations
 from .catalogue import RULES, SEVERAL_LAYERS
 from .result_tables import SweepResults
 
@@ -111,7 +110,7 @@ def fresh_rates(fresh: pd.DataFrame, eps: float) -> pd.DataFrame:
     """Violation rates over independent calibration sets, with the binomial `limit` of each rate.
 
     Args:
-        fresh: from `mee_utils.analysis.threshold_sweep.fresh_samples`.
+        fresh: from `mee_utils.analysis.calibration.fresh_samples`.
         eps: probability of failing.
 
     Returns:
