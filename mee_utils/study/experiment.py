@@ -9,16 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..common.errors import CompanionError, check_choice
+from . import inputs
 from .hub_lock import at_locked_commit
-from .inputs import (
-    is_trained,
-    load_profile_model,
-    load_profile_tokenizer,
-    load_tasks,
-    manifest,
-    model_shape,
-    weights_digest,
-)
 from .profiles import load_profile
 from .results import Run
 
@@ -41,13 +33,12 @@ class Experiment:
         parameters: everything else the notebook was run with, for the manifest.
 
     Raises:
-        CompanionError: no such profile, its models are not there yet, or the output folder cannot be written
-            to.
+        CompanionError: no such profile, its models are not there yet, or the output folder is read-only.
     """
 
     def __init__(self, notebook: str | None, profile: str, data: str | None = "", **parameters):
         self.profile, self.data, self.run = load_profile(profile), data or None, None
-        self.shape = model_shape(self.profile)
+        self.shape = inputs.model_shape(self.profile)
         self._scratch: tempfile.TemporaryDirectory | None = None
         if notebook:
             from .figures import use_style
@@ -70,29 +61,31 @@ class Experiment:
     @property
     def model_names(self) -> list[str]:
         """The models of the profile; `base` only where it is there: trained backbones do not need it."""
-        return [*(["base"] if is_trained(self.profile, "base") else []), *self.profile.training.backbones]
+        base = ["base"] if inputs.is_trained(self.profile, "base") else []
+        return [*base, *self.profile.training.backbones]
 
     def tasks(self, limit: int | None = None) -> dict[str, Task]:
         """The held-out examples of every corpus, at most `limit` of each."""
-        tasks = {task.name: task for task in load_tasks(self.profile, self.data, limit=limit)}
+        tasks = {task.name: task for task in inputs.load_tasks(self.profile, self.data, limit=limit)}
         for name, task in tasks.items():
             self._uses(f"corpus {name}", task.digest)
         return tasks
 
     def training_tasks(self, limit: int | None = None) -> dict[str, Task]:
         """The training examples of every corpus, at most `limit` of each."""
-        return {task.name: task for task in load_tasks(self.profile, self.data, held_out=False, limit=limit)}
+        found = inputs.load_tasks(self.profile, self.data, held_out=False, limit=limit)
+        return {task.name: task for task in found}
 
     def manifests(self, names: Sequence[str]) -> dict[str, dict]:
         """The training manifests of some models."""
-        return {name: manifest(self.profile, check_choice("model", name, self.model_names)) for name in names}
+        known = self.model_names
+        return {name: inputs.manifest(self.profile, check_choice("model", name, known)) for name in names}
 
     def models(self, names: Sequence[str]) -> dict[str, Model]:
         """Loads some of the profile's models, in the profile's precision.
 
         Narrow models run on one thread from here on: it is the fastest for them, leaves the other cores to
-            other
-        notebooks, and sums in the same order on every machine.
+        other notebooks, and sums in the same order on every machine.
         """
         import torch
 
@@ -100,8 +93,8 @@ class Experiment:
             torch.set_num_threads(1)
         loaded = {}
         for name in self.manifests(names):
-            loaded[name] = load_profile_model(self.profile, name)
-            self._uses(f"model {name}", weights_digest(self.profile, name))
+            loaded[name] = inputs.load_profile_model(self.profile, name)
+            self._uses(f"model {name}", inputs.weights_digest(self.profile, name))
         return loaded
 
     def trace(
@@ -116,15 +109,13 @@ class Experiment:
         found = stored_trace(self.profile, self.data, model, task, limit, max_new_tokens)
         return found.first(limit) if limit else found
 
-    def classifiers(
-        self, models: dict[str, Model], progress: bool = False
-    ) -> dict[tuple, list[ExitClassifier]]:
+    def classifiers(self, models: dict[str, Model]) -> dict[tuple, list[ExitClassifier]]:
         """Exit classifiers of loaded models: (model, variant, target) -> one a seed; trains missing ones."""
         from ..exits.classifiers import load_classifier
         from .train_classifiers import train_classifiers
 
         found: dict = {}
-        for job, path in train_classifiers(self.profile, self.data, models, progress=progress).items():
+        for job, path in train_classifiers(self.profile, self.data, models).items():
             classifier = load_classifier(path, models[job.model])
             found.setdefault((job.model, job.variant, job.target), []).append(classifier)
         for key, trained in found.items():
@@ -145,27 +136,24 @@ class Experiment:
 
         folder = self.scratch("long_documents")
         folder.mkdir(exist_ok=True)
-        identifier, _, rest = corpus.partition("@")
-        if corpus == "synthetic":
-            tasks = long_tasks(corpus, limit, folder)
-        elif self.data and (Path(self.data) / corpus).exists():
-            tasks = long_tasks(str(Path(self.data) / corpus), limit, folder)
-        elif identifier.count("/") == 1 and not identifier.startswith((".", "/")):
-            revision, _, place = rest.partition(":")
-            load = lambda commit: long_tasks(identifier, limit, folder, revision=commit, folder=place or None)
-            tasks = at_locked_commit(self.profile.lock, "datasets", identifier, revision or None, load)
-        else:
+        source, _, rest = corpus.partition("@")
+        revision, _, place = rest.partition(":")
+        if self.data and corpus != "synthetic" and (Path(self.data) / corpus).exists():
+            source = str(Path(self.data) / corpus)
+        elif corpus != "synthetic" and (source.count("/") != 1 or source.startswith((".", "/"))):
             raise CompanionError(
                 f'DATA holds no folder "{corpus}": give DATA=path/to/corpora that holds it, a hub id such as '
                 'owner/name, or long_corpus="synthetic".'
             )
+        load = lambda commit: long_tasks(source, limit, folder, revision=commit, folder=place or None)
+        tasks = at_locked_commit(self.profile.lock, "datasets", source, revision or None, load)
         for layout, task in tasks.items():
             self._uses(f"long documents, {layout} layout", task.digest)
         return tasks
 
     def tokenizer(self):
         """The tokenizer that all models of the profile share."""
-        return load_profile_tokenizer(self.profile, self.model_names[-1])
+        return inputs.load_profile_tokenizer(self.profile, self.model_names[-1])
 
     def scratch(self, name: str) -> Path:
         """A file for what is too large to keep; gone when the notebook ends."""
