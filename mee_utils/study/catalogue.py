@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from ..exits.policy import ExitPolicy
 
 MAIN_MODEL = "calm"  # all rules are swept on this backbone, a few on the others
-FAMILY_COLOURS = {
-    "reference": "#000000",
-    "probabilities": "#0173b2",
-    "pruned": "#de8f05",
-    "contrast": "#cc78bc",
-    "one layer": "#56b4e9",
-    "several layers": "#029e73",
-    "learned threshold": "#7a0177",
-}
 DASHES = {"solid": (), "dash": (4, 1.5), "dot": (1, 1), "mixed": (3, 1, 1, 1)}
 PRUNED_SIZES = {"fixed": {"top_k": "top_k"}, "decaying": {"top_k": "first_k", "least_k": "least_k"}}
 
@@ -112,8 +103,9 @@ def _rule(name: str, dashes: str = "solid", classifier: dict | None = None, **ro
     return Rule(name, dashes=DASHES[dashes], classifier=classifier and Variant(**classifier), **row)
 
 
-_TABLE = yaml.safe_load((PACKAGE / "study" / "rules.yaml").read_text(encoding="utf-8"))
-RULES = {name: _rule(name, **row) for name, row in _TABLE.items()}
+_TABLES = yaml.safe_load((PACKAGE / "study" / "rules.yaml").read_text(encoding="utf-8"))
+FAMILY_COLOURS: dict[str, str] = _TABLES["families"]
+RULES = {name: _rule(name, **row) for name, row in _TABLES["rules"].items()}
 VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classifier}
 
 # groups, in the order of tables and figures

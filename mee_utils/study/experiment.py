@@ -6,19 +6,20 @@ import hashlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..analysis.long_documents import long_tasks
 from ..common.errors import CompanionError, check_choice
+from ..exits.classifiers import ExitClassifier, load_classifier
+from ..models.loading import Model
+from ..tasks.loading import Task
+from ..traces.trace import Trace
 from . import inputs
+from .figures import use_style
 from .hub_lock import at_locked_commit
 from .profiles import load_profile
 from .results import Run
-
-if TYPE_CHECKING:
-    from ..exits.classifiers import ExitClassifier
-    from ..models.loading import Model
-    from ..tasks.loading import Task
-    from ..traces.trace import Trace
+from .stored_traces import stored_trace
+from .train_classifiers import train_classifiers
 
 NARROW = 256  # models below this width are fastest on one thread
 
@@ -26,11 +27,8 @@ NARROW = 256  # models below this width are fastest on one thread
 class Experiment:
     """One notebook's view of a profile. `save_table`, `save_figure` and `finish` are those of its `Run`.
 
-    Args:
-        notebook: its name, such as "01_monotonicity"; None where nothing is saved.
-        profile: the profile's name.
-        data: the folder that stands for `{data}`, or "".
-        parameters: everything else the notebook was run with, for the manifest.
+    `notebook` is its name, such as "01_monotonicity" (None where nothing is saved), `data` the folder that
+    stands for `{data}`, or ""; `parameters`, what else the notebook was run with, are for the manifest.
 
     Raises:
         CompanionError: no such profile, its models are not there yet, or the output folder is read-only.
@@ -41,8 +39,6 @@ class Experiment:
         self.shape = inputs.model_shape(self.profile)
         self._scratch: tempfile.TemporaryDirectory | None = None
         if notebook:
-            from .figures import use_style
-
             self.run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
             self.save_table, self.save_figure = self.run.save_table, self.run.save_figure
             self.finish = self.run.finish
@@ -67,8 +63,7 @@ class Experiment:
     def tasks(self, limit: int | None = None) -> dict[str, Task]:
         """The held-out examples of every corpus, at most `limit` of each."""
         tasks = {task.name: task for task in inputs.load_tasks(self.profile, self.data, limit=limit)}
-        for name, task in tasks.items():
-            self._uses(f"corpus {name}", task.digest)
+        self._use({f"corpus {name}": task.digest for name, task in tasks.items()})
         return tasks
 
     def training_tasks(self, limit: int | None = None) -> dict[str, Task]:
@@ -91,10 +86,8 @@ class Experiment:
 
         if self.shape["d_model"] < NARROW:
             torch.set_num_threads(1)
-        loaded = {}
-        for name in self.manifests(names):
-            loaded[name] = inputs.load_profile_model(self.profile, name)
-            self._uses(f"model {name}", inputs.weights_digest(self.profile, name))
+        loaded = {name: inputs.load_profile_model(self.profile, name) for name in self.manifests(names)}
+        self._use({f"model {name}": inputs.weights_digest(self.profile, name) for name in loaded})
         return loaded
 
     def trace(
@@ -104,36 +97,26 @@ class Experiment:
 
         It is made once and stored; all notebooks share it. See `mee_utils.study.stored_traces`.
         """
-        from .stored_traces import stored_trace
-
         found = stored_trace(self.profile, self.data, model, task, limit, max_new_tokens)
         return found.first(limit) if limit else found
 
     def classifiers(self, models: dict[str, Model]) -> dict[tuple, list[ExitClassifier]]:
         """Exit classifiers of loaded models: (model, variant, target) -> one a seed; trains missing ones."""
-        from ..exits.classifiers import load_classifier
-        from .train_classifiers import train_classifiers
-
         found: dict = {}
         for job, path in train_classifiers(self.profile, self.data, models).items():
             classifier = load_classifier(path, models[job.model])
             found.setdefault((job.model, job.variant, job.target), []).append(classifier)
         for key, trained in found.items():
             digest = hashlib.sha256("".join(c.key() for c in trained).encode()).hexdigest()
-            self._uses(" ".join(("classifiers", *key)), digest)
+            self._use({" ".join(("classifiers", *key)): digest})
         return found
 
     def long_documents(self, corpus: str, limit: int) -> dict[str, Task]:
-        """Long documents in both layouts of the papers, layout -> `Task`.
+        """Long documents in both layouts of the papers, layout -> `Task`, at most `limit` of each.
 
-        Args:
-            corpus: "synthetic"; a folder inside DATA with `document` and `summary`; or a hub id that has
-                them, with a revision and a folder of its repository where it needs them
-                ("owner/name@refs/convert/parquet:default").
-            limit: how many documents.
+        The corpus is "synthetic"; a folder inside DATA with `document` and `summary`; or a hub id that has
+        them, with revision and folder where it needs them ("owner/name@refs/convert/parquet:default").
         """
-        from ..analysis.long_documents import long_tasks
-
         folder = self.scratch("long_documents")
         folder.mkdir(exist_ok=True)
         source, _, rest = corpus.partition("@")
@@ -147,8 +130,7 @@ class Experiment:
             )
         load = lambda commit: long_tasks(source, limit, folder, revision=commit, folder=place or None)
         tasks = at_locked_commit(self.profile.lock, "datasets", source, revision or None, load)
-        for layout, task in tasks.items():
-            self._uses(f"long documents, {layout} layout", task.digest)
+        self._use({f"long documents, {layout} layout": task.digest for layout, task in tasks.items()})
         return tasks
 
     def tokenizer(self):
@@ -160,6 +142,6 @@ class Experiment:
         self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="mee-")
         return Path(self._scratch.name) / name
 
-    def _uses(self, name: str, digest: str) -> None:
+    def _use(self, digests: dict[str, str]) -> None:
         if self.run:
-            self.run.uses(name, digest)
+            self.run.inputs |= digests

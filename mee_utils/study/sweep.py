@@ -22,7 +22,6 @@ from ..common.errors import CompanionError
 from ..common.files import complete_file
 from ..tasks import load_task
 from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES
-from .experiment import Experiment
 from .inputs import load_tasks, weights_digest
 from .profiles import Profile
 from .result_tables import SWEEP
@@ -58,6 +57,8 @@ def jobs(profile: Profile) -> list[Job]:
 
 def run(profile: Profile, data: str | None, job: Job, measure_bugs: Callable) -> Path:
     """Runs one job and keeps its result; `measure_bugs` belongs to a higher floor."""
+    from .experiment import Experiment
+
     if job not in jobs(profile):
         raise CompanionError(f"Profile {profile.name} has no sweep of {job.what}, {job.model}, {job.task}.")
     kinds = {"settings": _settings, "fresh": _fresh, "published_bugs": partial(_bugs, measure=measure_bugs)}
@@ -67,7 +68,7 @@ def run(profile: Profile, data: str | None, job: Job, measure_bugs: Callable) ->
     return job.path(profile)
 
 
-def _settings(experiment: Experiment, job: Job) -> dict:
+def _settings(experiment, job: Job) -> dict:
     """One model and task, every rule: tables as lists, ready for JSON."""
     from ..analysis.threshold_sweep import SHARES, decode_curves
 
@@ -92,7 +93,7 @@ def _settings(experiment: Experiment, job: Job) -> dict:
     return {"rows": found.rows} | {name: [row.tolist() for row in rows] for name, rows in arrays.items()}
 
 
-def _rules(experiment: Experiment, model, job: Job, shares) -> dict:
+def _rules(experiment, model, job: Job, shares) -> dict:
     """Rule -> (threshold -> policy, thresholds that leave these shares of training predictions alone)."""
     from ..analysis.threshold_sweep import threshold_grid
     from ..exits.classifiers import load_classifier
@@ -117,7 +118,7 @@ def _rules(experiment: Experiment, model, job: Job, shares) -> dict:
     return rules
 
 
-def _fresh(experiment: Experiment, job: Job) -> dict:
+def _fresh(experiment, job: Job) -> dict:
     """The guarantee on samples of synthetic data that nothing else has seen."""
     from ..analysis.threshold_sweep import fresh_samples
     from ..traces.trace import trace
@@ -132,7 +133,7 @@ def _fresh(experiment: Experiment, job: Job) -> dict:
     return {"rows": found.to_dict("records")}
 
 
-def _bugs(experiment: Experiment, job: Job, measure: Callable) -> dict:
+def _bugs(experiment, job: Job, measure: Callable) -> dict:
     """Bugs of published code, switched on."""
     settings, training = experiment.profile.results, experiment.profile.training
     models = experiment.models([n for n in (job.model, "vanilla", "free") if n in training.backbones])

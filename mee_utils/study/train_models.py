@@ -19,10 +19,20 @@ from importlib.metadata import version
 from pathlib import Path
 from random import Random
 
+from ..analysis.pruning import minimum_layer
 from ..common.errors import CompanionError, check_choice
 from ..common.files import ROOT
+from ..decoding.generation import generate
+from ..decoding.inputs import UNLIMITED
+from ..exits.policy import ExitPolicy
+from ..models.batches import corrupt_spans, pad_pairs
+from ..models.loading import load_model
+from ..models.mini import new_network, train_tokenizer
+from ..models.objectives import Objective
 from ..tasks.loading import Task
 from ..tasks.sources import local_files
+from ..traces.replay import replay_policy
+from ..traces.trace import trace
 from . import inputs
 from .hub_lock import locked_commit
 from .inputs import checkpoint_folder, is_trained, load_profile_tokenizer, manifest, weights_digest
@@ -118,8 +128,6 @@ def ready_digest(profile: Profile, name: str) -> str:
 
 def profile_tokenizer(profile: Profile, tasks: Sequence[Task]):
     """The tokenizer of the base model if there is one, else one trained on the training split."""
-    from ..models.mini import train_tokenizer
-
     if isinstance(profile.training.base, Checkpoint) or is_trained(profile, "base"):
         return load_profile_tokenizer(profile, "base")
     texts = [text for task in tasks for pair in zip(task.inputs, task.targets, strict=True) for text in pair]
@@ -139,9 +147,6 @@ class Maker:
         """Trains one model, stores it and measures it."""
         import torch
 
-        from ..models.loading import load_model
-        from ..models.mini import new_network
-        from ..models.objectives import Objective
         from ..models.training import Schedule, train_backbone
 
         profile, settings, recipe = self.profile, self.profile.training, self.profile.training.recipe(name)
@@ -175,7 +180,6 @@ class Maker:
 
     def register(self, name: str) -> None:
         """Measures a ready checkpoint and writes its manifest; its weights stay where they are."""
-        from ..models.batches import pad_pairs
         from ..models.training import layer_losses
 
         profile = self.profile
@@ -210,15 +214,15 @@ class Maker:
 
     def write_manifest(self, name: str, folder: Path, model, curve: dict, tasks: Sequence[Task]) -> None:
         """Measures a model and writes what is known of it: recipe, data, scores, learning curve."""
-        settings, config = self.profile.training, model.network.config
+        settings = self.profile.training
         scores, min_exit_layer = measure(model, self.held_out, settings.max_target)
-        shape = ShapeSettings(**{key: getattr(config, key) for key in ShapeSettings.model_fields})
+        sizes = settings.shape or model.network.config
         source = lambda task: {"source": Path(task.source).name, "examples": len(task), "sha256": task.digest}
         about = {
             "profile": self.profile.name,
             "model": name,
             "recipe": settings.recipe(name).model_dump(),
-            "shape": (settings.shape or shape).model_dump(),
+            "shape": {key: getattr(sizes, key) for key in ShapeSettings.model_fields},
             "parameters": sum(p.numel() for p in model.network.parameters()),
             "seed": settings.seed,
             "machine": machine(),
@@ -234,8 +238,6 @@ class Maker:
 
 def base_pairs(tokenizer, pairs: Sequence, task_share: float, seed: int) -> list:
     """Pre-training pairs: a share of the tasks as they are; of the others source and target corrupted."""
-    from ..models.batches import corrupt_spans
-
     random = Random(seed)
     sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(32)])
     corrupted = lambda tokens: corrupt_spans(tokens, sentinels, tokenizer.eos_token_id, random)
@@ -268,13 +270,6 @@ def measure(model, held_out: Sequence[Task], max_target: int) -> tuple[dict[str,
     That is the first one from which on, at every layer and on every task, at least 95 % of the tokens with a
     softmax margin above `SAFE_MARGIN` keep the last layer's prediction; and at least a third of the depth.
     """
-    from ..analysis.pruning import minimum_layer
-    from ..decoding.generation import generate
-    from ..decoding.inputs import UNLIMITED
-    from ..exits.policy import ExitPolicy
-    from ..traces.replay import replay_policy
-    from ..traces.trace import trace
-
     margin = ExitPolicy("softmax_margin", threshold=SAFE_MARGIN, min_layer=1)
     scores, layers = {}, [-(-model.layers // 3)]
     options = dict(max_new_tokens=max_target, batch_size=64)
