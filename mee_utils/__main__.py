@@ -112,15 +112,15 @@ def bench(options) -> int:
     progress = lambda line: print(line, flush=True)
     parts = [part for part in options.part or decoder.PARTS if part in decoder.PARTS]
     if parts:
-        table = decoder.run(options.shape, options.rounds, progress=progress, parts=parts)
+        table = decoder.run(options.shape, options.rounds, parts, progress)
         print(f"table: {_short(tables.save(table))}")
         for row in missed(table).itertuples():
             measured = f"{row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})"
             print(f"missed: {row.shape}, {row.group}, {measured}")
     for name in [] if options.shape else rules.PARTS:
         if name in (options.part or rules.PARTS):
-            table = rules.PARTS[name](options.profile, options.data, options.rounds, progress)
-            path = tables.save(table, name=name, keys=("profile", "task", "model", "batch"))
+            table = rules.run(name, options.profile, options.data, options.rounds, progress)
+            path = tables.save(table, name, keys=("profile", "task", "model", "batch"))
             print(f"table: {_short(path)}")
     return 0
 
@@ -129,7 +129,7 @@ def results(options) -> int:
     """Writes RESULTS.md, and the generated lines of README.md, from the stored tables."""
     from .paper.results_page import update
 
-    update(ROOT)
+    update()
     return 0
 
 

@@ -18,7 +18,7 @@ README = PAGES["README.md"]
 
 @pytest.mark.parametrize("name", ["README.md", "RESULTS.md"])
 def test_numbers_are_those_of_the_stored_tables(name):
-    assert (ROOT / name).read_text(encoding="utf-8") == results_page.pages(ROOT)[name], (
+    assert (ROOT / name).read_text(encoding="utf-8") == results_page.pages()[name], (
         "run python -m mee_utils results"
     )
 

@@ -2,31 +2,40 @@
 
 Weights are random, since cost does not depend on them, and exits are forced at given layers. Contenders take
 turns, round by round, and every ratio is taken within a round, so that a busy moment of the machine hits all.
-The table keeps median, lowest and highest of the rounds; a first round warms up and is dropped.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
-from pathlib import Path
+from tempfile import TemporaryDirectory
+from timeit import timeit
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from ..common.errors import CompanionError
+from ..common.errors import CompanionError, check_whole
+from ..decoding.generation import bind_policy, decode_batch
+from ..decoding.layerwise import LayerwiseDecoder
+from ..decoding.token import on_host
+from ..exits.classifiers import new_classifier
+from ..exits.measures import MEASURES, ForcedExits
+from ..exits.policy import ExitPolicy
 from ..models.costs import SHAPES, DecoderSizes
+from ..models.mini import train_tokenizer
+from ..study.catalogue import VARIANTS
 
 SEED = 0
 PAUSE = 0.3  # seconds between contenders whose threads go on spinning for a while
 LAYER = "of a layer"  # unit: the time of one decoder layer
 FASTER = "times faster"
+Run = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -60,34 +69,20 @@ class Timing(NamedTuple):
 
 
 class Bench:
-    """A random model of one workload, its contenders and its clock.
+    """A random model of one workload, and its clock, which runs each contender `rounds` times."""
 
-    Args:
-        workload: what to time.
-        rounds: how often each contender runs, the warm-up not counted.
-        peers: whether to time CTranslate2 and compiled `transformers` too.
-
-    Raises:
-        CompanionError: fewer than one round.
-    """
-
-    def __init__(self, workload: Workload, rounds: int, peers: bool = True):
+    def __init__(self, workload: Workload, rounds: int):
         import torch
-        import transformers
+        from transformers import T5Config, T5ForConditionalGeneration
 
-        from ..decoding.layerwise import LayerwiseDecoder
-
-        if rounds < 1:
-            raise CompanionError(f"rounds={rounds}: at least one is needed.")
+        self.workload, self.rounds = workload, check_whole("rounds", rounds)
         torch.set_num_threads(workload.threads or os.cpu_count() or 1)
         torch.manual_seed(SEED)
-        s, ids = workload.sizes, dict(decoder_start_token_id=0, pad_token_id=0)
+        s, self.layers = workload.sizes, workload.sizes.layers
         width = dict(d_model=s.d_model, d_kv=workload.d_kv, num_heads=s.inner // workload.d_kv, d_ff=s.d_ff)
-        depth = dict(num_layers=s.layers, num_decoder_layers=s.layers, vocab_size=s.vocabulary)
-        config = transformers.T5Config(**width, **depth, **ids, dropout_rate=0.0)
-        network = transformers.T5ForConditionalGeneration(config).eval()
-        self.network = network.to(getattr(torch, workload.dtype))
-        self.workload, self.rounds, self.peers, self.layers = workload, rounds, peers, s.layers
+        ids = dict(vocab_size=s.vocabulary, decoder_start_token_id=0, pad_token_id=0)
+        network = T5ForConditionalGeneration(T5Config(**width, **ids, num_layers=s.layers, dropout_rate=0.0))
+        self.network = network.eval().to(getattr(torch, workload.dtype))
         self.decoder = LayerwiseDecoder(self.network)
         self.network.config.eos_token_id = -1  # every output has full length
 
@@ -99,31 +94,21 @@ class Bench:
         ids = torch.randint(2, self.workload.sizes.vocabulary, size, generator=generator)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    def ours(self, batch: int, policy=None) -> Callable[[], list]:
+    def ours(self, batch: int, policy: ExitPolicy | None = None) -> Callable[[], list]:
         """Our decoder; a call gives ids, exit layers and confidences of each row."""
-        from ..decoding.generation import bind_policy, decode_batch
-
-        inputs, sequence, bound = self.inputs(batch), np.arange(batch), bind_policy(policy, self.decoder)
-        return lambda: decode_batch(self.decoder, inputs, bound, self.workload.tokens, sequence)
+        inputs, bound = self.inputs(batch), bind_policy(policy, self.decoder)
+        return partial(decode_batch, self.decoder, inputs, bound, self.workload.tokens, np.arange(batch))
 
     def forced(self, exits: np.ndarray) -> Callable[[], list]:
         """Our decoder with given exit layers `[batch, token]`."""
-        from ..exits.measures import ForcedExits
-        from ..exits.policy import ExitPolicy
-
         return self.ours(len(exits), ExitPolicy(ForcedExits(exits), min_layer=1))
 
-    def encode(self, batch: int) -> Callable[[], None]:
+    def encode(self, batch: int) -> Run:
         """What every decoding begins with: the encoder, and the cache."""
         import torch
 
-        inputs = self.inputs(batch)
-
-        @torch.inference_mode()
-        def run() -> None:
-            self.decoder.begin(inputs["input_ids"], inputs["attention_mask"], self.workload.tokens)
-
-        return run
+        begin = torch.inference_mode()(self.decoder.begin)
+        return partial(begin, *self.inputs(batch).values(), self.workload.tokens)
 
     def generate(self, batch: int, **options) -> Callable:
         """`transformers`' greedy search on the same inputs; a call gives ids `[batch, 1 + token]`."""
@@ -134,25 +119,20 @@ class Bench:
         settings, inputs = GenerationConfig(**length, **greedy, **options), self.inputs(batch)
 
         def run():
-            self.network.generation_config = (
-                settings  # what settings leave open is filled in from the network's own
-            )
+            self.network.generation_config = settings  # given to `generate`, its gaps are filled in from here
             return self.network.generate(**inputs)
 
         return run
 
-    def times(self, contenders: dict[str, Callable[[], object]], pause: float = 0.0) -> pd.DataFrame:
-        """Seconds `[round, contender]`. Contenders take turns, so that a ratio within a row is fair."""
-        from torch.utils.benchmark import timer
-
-        seconds = np.empty((self.rounds + 1, len(contenders)))
-        for row in seconds:
-            for place, run in enumerate(contenders.values()):
+    def times(self, contenders: dict[str, Run], pause: float = 0.0) -> pd.DataFrame:
+        """Seconds `[round, contender]`, contenders taking turns; a first round warms up and is dropped."""
+        rounds = []
+        for _ in range(self.rounds + 1):
+            rounds.append({})
+            for name, run in contenders.items():
                 time.sleep(pause)
-                started = timer()
-                run()
-                row[place] = timer() - started
-        return pd.DataFrame(seconds[1:], columns=list(contenders))
+                rounds[-1][name] = timeit(run, number=1)
+        return pd.DataFrame(rounds[1:])
 
     def parts(self) -> tuple[float, float, float]:
         """Seconds of a readout with its norm, and of a layer's K/V for one and for four tokens."""
@@ -169,32 +149,33 @@ class Bench:
             readout, one, four = (clock.blocked_autorange(min_run_time=0.1).median for clock in clocks)
         return readout, one / self.layers, four / self.layers
 
+    def layer_seconds(self, full: pd.Series, readout: float) -> pd.Series:
+        """Seconds of one layer, of whole runs at full depth and of one readout."""
+        return (full / self.workload.tokens - readout) / self.layers
+
     def table(self, part: str) -> pd.DataFrame:
         """Lines of one of `PARTS`: median, lowest and highest of the rounds."""
-        about, timings = self.workload, list(PARTS[part](self))
-        rows = pd.DataFrame([timing._asdict() for timing in timings]).drop(columns="values")
-        values = [np.asarray(timing.values, dtype=np.float64) for timing in timings]
+        rows = pd.DataFrame(PARTS[part](self))
         spread = {"median": np.median, "lowest": np.min, "highest": np.max}
-        rows = rows.assign(**{name: [f(v) for v in values] for name, f in spread.items()})
-        rows = rows.assign(group=part, shape=about.shape, dtype=about.dtype)
+        rows = rows.assign(**{name: rows["values"].map(f) for name, f in spread.items()})
+        rows = rows.assign(group=part, shape=self.workload.shape, dtype=self.workload.dtype)
         return rows[["group", "shape", "dtype", "batch", "what", "against", *spread, "unit"]]
 
 
 def full_depth(bench: Bench) -> Iterator[Timing]:
     """No exits: milliseconds a step (of the whole batch), and how many times faster than each peer."""
     single = bench.workload.dtype == "float32"
-    with tempfile.TemporaryDirectory() as folder:
-        for batch in (1, 8, 32) if single else (1, 8):
-            runs = {"ours": bench.ours(batch), "transformers generate": bench.generate(batch)}
-            if bench.peers and single and batch == 1:
-                runs["transformers, static cache, compiled"] = compiled_peer(bench, batch)
-            if bench.peers and single:
-                runs["CTranslate2"] = ctranslate2_peer(bench, batch, Path(folder))
-            found = bench.times(runs, pause=PAUSE)
-            for name in runs:
-                yield Timing(name, batch, found[name] / bench.workload.tokens * 1e3, "ms a step")
-            for name in list(runs)[1:]:
-                yield Timing("ours", batch, found[name] / found["ours"], FASTER, name)
+    for batch in (1, 8, 32) if single else (1, 8):
+        runs = {"ours": bench.ours(batch), "transformers generate": bench.generate(batch)}
+        if single and batch == 1:
+            runs["transformers, static cache, compiled"] = compiled_peer(bench, batch)
+        if single:
+            runs["CTranslate2"] = ctranslate2_peer(bench, batch)
+        found = bench.times(runs, pause=PAUSE)
+        for name in runs:
+            yield Timing(name, batch, found[name] / bench.workload.tokens * 1e3, "ms a step")
+        for name in list(runs)[1:]:
+            yield Timing("ours", batch, found[name] / found["ours"], FASTER, name)
 
 
 def exit_cost(bench: Bench) -> Iterator[Timing]:
@@ -207,10 +188,9 @@ def exit_cost(bench: Bench) -> Iterator[Timing]:
     readout, one, four = bench.parts()
     for layer in sorted({max(1, layers // 4), layers // 2, 3 * layers // 4}):
         every = np.full((1, tokens), layer)
-        mixed = every.copy()
-        mixed[:, 3::4] = layers
-        names = f"all tokens leave at layer {layer}", f"leave at {layer}, each fourth at {layers}"
-        patterns = dict(zip(names, (every, mixed), strict=True))
+        fourth = np.where(np.arange(tokens) % 4 == 3, layers, every)
+        patterns = {f"all tokens leave at layer {layer}": every}
+        patterns[f"leave at {layer}, each fourth at {layers}"] = fourth
         runs = {"full": bench.ours(1), "encoder": bench.encode(1)}
         found = bench.times(runs | {what: bench.forced(exits) for what, exits in patterns.items()})
         stack = (found["full"] - found["encoder"]) / tokens - readout
@@ -222,80 +202,60 @@ def exit_cost(bench: Bench) -> Iterator[Timing]:
     yield Timing("K/V of one skipped layer, if made at once", 1, [one * layers / stack.median()], LAYER)
 
 
+undecided = partial(ExitPolicy, threshold=1.0, min_layer=1)  # decides at every layer, and never exits
 READOUTS = {  # adaptive: a random model is never sure, so that nearly all ids are kept
-    "margin, 64 ids kept": dict(pruning="fixed", top_k=64),
-    "margin, 256 ids kept": dict(pruning="fixed", top_k=256),
-    "margin, 1024 ids kept": dict(pruning="fixed", top_k=1024),
-    "margin, decaying from 1024 to 64": dict(pruning="decaying", top_k=1024, least_k=64),
-    "margin, adaptive (unsure)": dict(pruning="adaptive"),
-    "weighted contrast": dict(contrast="weighted"),
-    "weighted contrast, 256 ids kept": dict(contrast="weighted", pruning="fixed", top_k=256),
-    "JSD contrast, 256 ids kept": dict(contrast="jsd", pruning="fixed", top_k=256),
+    "margin, 64 ids kept": undecided(pruning="fixed", top_k=64),
+    "margin, 256 ids kept": undecided(pruning="fixed", top_k=256),
+    "margin, 1024 ids kept": undecided(pruning="fixed", top_k=1024),
+    "margin, decaying from 1024 to 64": undecided(pruning="decaying", top_k=1024, least_k=64),
+    "margin, adaptive (unsure)": undecided(pruning="adaptive"),
+    "weighted contrast": undecided(contrast="weighted"),
+    "weighted contrast, 256 ids kept": undecided(contrast="weighted", pruning="fixed", top_k=256),
+    "JSD contrast, 256 ids kept": undecided(contrast="jsd", pruning="fixed", top_k=256),
 }
-
-
-def _readout_policies() -> dict:
-    from ..exits.policy import ExitPolicy
-
-    margin = lambda options: ExitPolicy("softmax_margin", threshold=1.0, min_layer=1, **options)
-    return {name: margin(options) for name, options in READOUTS.items()}
 
 
 def measure_cost(bench: Bench) -> Iterator[Timing]:
     """What deciding costs at every layer if nobody exits, in layers; classifiers are untrained."""
-    from ..exits.classifiers import new_classifier
-    from ..exits.measures import MEASURES
-    from ..exits.policy import ExitPolicy
-    from ..study.catalogue import VARIANTS
-
-    workload, layers, width = bench.workload, bench.layers, bench.workload.sizes.d_model
-    measures = {name: name for name, kind in MEASURES.items() if kind.has_threshold}
+    layers, tokens, width = bench.layers, bench.workload.tokens, bench.workload.sizes.d_model
+    never = ForcedExits(np.full((1, tokens), layers))
+    policies = {"no measure": ExitPolicy(never, min_layer=1)}
+    policies |= {name: undecided(name) for name, kind in MEASURES.items() if kind.has_threshold}
     for name, variant in VARIANTS.items():
         classifier = new_classifier(variant.kind, width, **variant.options(width))
-        measures[name] = classifier.to(bench.decoder.norm.weight.dtype)
-    policies = {name: ExitPolicy(measure, threshold=1.0, min_layer=1) for name, measure in measures.items()}
-    policies |= _readout_policies()
-    runs = {"full_depth": bench.ours(1), "no measure": bench.forced(np.full((1, workload.tokens), layers))}
-    runs |= {name: bench.ours(1, policy) for name, policy in policies.items()}
-    found, (readout, *_) = bench.times(runs), bench.parts()
-    layer = (found["full_depth"] / workload.tokens - readout) / layers
-    for name in list(runs)[1:]:
-        decisions = layers - 1 - (policies[name].measure.lookback if name in policies else 0)
+        policies[name] = undecided(classifier.to(bench.network.dtype))
+    policies |= READOUTS
+    runs = {name: bench.ours(1, policy) for name, policy in policies.items()}
+    found, (readout, *_) = bench.times({"full_depth": bench.ours(1), **runs}), bench.parts()
+    layer = bench.layer_seconds(found["full_depth"], readout)
+    for name, policy in policies.items():
+        decisions = layers - 1 - policy.measure.lookback
         if decisions > 0:  # else it looks back farther than this decoder is deep
-            cost = (found[name] - found["full_depth"]) / workload.tokens / decisions / layer
-            yield Timing(name, 1, cost, LAYER)
+            yield Timing(name, 1, (found[name] - found["full_depth"]) / tokens / decisions / layer, LAYER)
     yield Timing("one readout", 1, [readout / layer.median()], LAYER)
 
 
 def decision_cost(bench: Bench) -> Iterator[Timing]:
     """One decision timed by itself, as a share of a layer: over all ids, over few, and without a readout."""
-    from ..exits.policy import ExitPolicy
-
-    readout, *_ = bench.parts()
-    took = bench.times({"full_depth": bench.ours(1)})["full_depth"].median()
-    layer = (took / bench.workload.tokens - readout) / bench.layers
-    plain = lambda name: ExitPolicy(name, threshold=1.0, min_layer=1)
-    policies = {name: plain(name) for name in ("hidden_similarity", "softmax_margin")}
-    for name, policy in (policies | _readout_policies()).items():
-        yield Timing(name, 1, _decision_times(bench, policy) / layer, LAYER)
+    full = bench.times({"full_depth": bench.ours(1)})["full_depth"]
+    layer = bench.layer_seconds(full, bench.parts()[0]).median()
+    plain = {name: undecided(name) for name in ("hidden_similarity", "softmax_margin")}
+    for name, policy in (plain | READOUTS).items():
+        yield Timing(name, 1, _decision_seconds(bench, policy) / layer, LAYER)
 
 
-def _decision_times(bench: Bench, policy) -> np.ndarray:
+def _decision_seconds(bench: Bench, policy: ExitPolicy) -> np.ndarray:
     """Seconds inside one decision, a median a round, from a token's third decision on: ids are kept by then.
 
     Differences of whole runs hold all the noise of the layers, and what these lose to caches; this does not.
     """
-    from torch.utils.benchmark import timer
-
-    from ..decoding.token import on_host
-
     took, measure = [], copy.copy(policy.measure)
     decide = measure.confidence
 
     def confidence(state):
-        started = timer()
+        started = time.perf_counter()
         value = on_host(decide(state))
-        took.append((state.layer, timer() - started))
+        took.append((state.layer, time.perf_counter() - started))
         return value
 
     measure.confidence = confidence
@@ -321,16 +281,18 @@ def spread_exits(bench: Bench, batch: int = 32) -> Iterator[Timing]:
 
 def growth(bench: Bench) -> Iterator[Timing]:
     """Milliseconds a step as batch, length and depth grow."""
-
-    def timing(what: str, batch: int = 1, layers: int = bench.layers, tokens: int = bench.workload.tokens):
-        sizes = replace(bench.workload.sizes, layers=layers)
-        other = Bench(replace(bench.workload, sizes=sizes, tokens=tokens), bench.rounds)
-        seconds = other.times({"ours": other.ours(batch)})["ours"]
-        return Timing(what, batch, seconds / tokens * 1e3, "ms a step")
-
-    yield from (timing(f"batch {batch}", batch=batch) for batch in (1, 2, 4, 8, 16, 32))
-    yield from (timing(f"length {tokens}", tokens=tokens) for tokens in (16, 64, 256))
-    yield from (timing(f"depth {layers}", layers=layers) for layers in (6, 12, 24))
+    usual = {"batch": 1, "length": bench.workload.tokens, "depth": bench.layers}
+    for what, values in {
+        "batch": (1, 2, 4, 8, 16, 32),
+        "length": (16, 64, 256),
+        "depth": (6, 12, 24),
+    }.items():
+        for value in values:
+            batch, tokens, layers = (usual | {what: value}).values()
+            sizes = replace(bench.workload.sizes, layers=layers)
+            other = Bench(replace(bench.workload, sizes=sizes, tokens=tokens), bench.rounds)
+            seconds = other.times({"ours": other.ours(batch)})["ours"]
+            yield Timing(f"{what} {value}", batch, seconds / tokens * 1e3, "ms a step")
 
 
 def bandwidth(bench: Bench) -> Iterator[Timing]:
@@ -342,7 +304,7 @@ def bandwidth(bench: Bench) -> Iterator[Timing]:
     weights = sum(p.numel() for p in layers.parameters()) - source + bench.network.lm_head.weight.numel()
     size, memory = weights * bench.network.dtype.itemsize, torch.ones(256 * 1024 * 1024 // 4)
     runs = {"ours": bench.ours(1), "transformers generate": bench.generate(1)}
-    found = bench.times(runs | {"encoder": bench.encode(1), "read": lambda: memory.sum()})
+    found = bench.times(runs | {"encoder": bench.encode(1), "read": memory.sum})
     limit = memory.numel() * 4 / found["read"]
     yield Timing("weights a token", 1, [size / 1e6], "MB")
     yield Timing("this machine reads", 1, limit / 1e9, "GB/s")
@@ -351,24 +313,17 @@ def bandwidth(bench: Bench) -> Iterator[Timing]:
         yield Timing(name, 1, size / step / limit, "of the limit")
 
 
-def compiled_peer(bench: Bench, batch: int) -> Callable[[], object]:
+def compiled_peer(bench: Bench, batch: int) -> Run:
     """`generate` with a static cache and a compiled forward pass; the first call compiles."""
     import torch
 
-    plain, compiled = bench.network.forward, torch.compile(bench.network.forward)
-    run = bench.generate(batch, cache_implementation="static", disable_compile=True)
-
-    def compiled_run() -> None:
-        bench.network.forward = compiled
-        try:
-            run()
-        finally:
-            bench.network.forward = plain
-
-    return compiled_run
+    peer = copy.copy(bench)
+    peer.network = copy.copy(bench.network)
+    peer.network.forward = torch.compile(peer.network.forward)
+    return peer.generate(batch, cache_implementation="static", disable_compile=True)
 
 
-def ctranslate2_peer(bench: Bench, batch: int, folder: Path) -> Callable[[], object]:
+def ctranslate2_peer(bench: Bench, batch: int) -> Run:
     """CTranslate2 with the same weights, greedy, at the same length."""
     try:
         import ctranslate2
@@ -378,26 +333,23 @@ def ctranslate2_peer(bench: Bench, batch: int, folder: Path) -> Callable[[], obj
         raise CompanionError(message) from error
     import torch
 
-    from ..models.mini import train_tokenizer
-
-    target, source, length = folder / "ctranslate2", folder / "transformers", bench.workload.tokens
-    if not target.exists():
+    length, threads = bench.workload.tokens, dict(intra_threads=torch.get_num_threads(), inter_threads=1)
+    with TemporaryDirectory() as source, TemporaryDirectory() as target:
         bench.network.config.eos_token_id = 1
         bench.network.save_pretrained(source)
         train_tokenizer(["the red house is near the river"] * 50, 200).save_pretrained(source)
         bench.network.config.eos_token_id = -1
-        TransformersConverter(str(source)).convert(str(target))
-    threads = dict(intra_threads=torch.get_num_threads(), inter_threads=1)
-    translator = ctranslate2.Translator(str(target), compute_type="float32", **threads)
-    tokens = [["▁the"] * bench.workload.source for _ in range(batch)]
+        TransformersConverter(source).convert(target, force=True)
+        translator = ctranslate2.Translator(target, compute_type="float32", **threads)
     options = dict(beam_size=1, max_decoding_length=length, min_decoding_length=length)
-    found = {len(row.hypotheses[0]) for row in translator.translate_batch(tokens, **options)}
+    inputs = [["▁the"] * bench.workload.source] * batch
+    found = {len(row.hypotheses[0]) for row in translator.translate_batch(inputs, **options)}
     if found != {length}:
         raise CompanionError(f"CTranslate2 decoded {found} tokens in place of {length}: no fair comparison.")
-    return lambda: translator.translate_batch(tokens, **options)
+    return partial(translator.translate_batch, inputs, **options)
 
 
-PARTS: dict[str, Callable[..., Iterator[Timing]]] = {
+PARTS: dict[str, Callable[[Bench], Iterator[Timing]]] = {
     "full depth": full_depth,
     "exit cost": exit_cost,
     "measure cost": measure_cost,
@@ -418,27 +370,16 @@ TARGETS: list[tuple[dict, str]] = [  # lines with these values, and what their m
 
 
 def run(
-    shapes: Sequence[str] = (),
-    rounds: int = 3,
-    peers: bool = True,
-    progress: Callable[[str], None] = print,
-    parts: Sequence[str] = (),
+    shapes: Sequence[str], rounds: int, parts: Sequence[str], progress: Callable[[str], None]
 ) -> pd.DataFrame:
-    """The table of random models.
+    """The table of random models: `shapes` of `WORKLOADS` and `parts` of `PARTS`, of none given all.
 
     In bfloat16 only full depth is timed; growth only of t5-base. The mini shape, whose times are short, takes
-    three times as many rounds.
-
-    Args:
-        shapes: names of `WORKLOADS`; all by default.
-        rounds: of each comparison.
-        peers: whether to time CTranslate2 and compiled `transformers` too.
-        progress: called with a line when a part begins.
-        parts: names of `PARTS`; all by default.
+    three times as many rounds. `progress` is called with a line when a part begins.
     """
     tables = []
     for name, dtype in product(shapes or WORKLOADS, ("float32", "bfloat16")):
-        bench = Bench(replace(WORKLOADS[name], dtype=dtype), 3 * rounds if name == "mini" else rounds, peers)
+        bench = Bench(replace(WORKLOADS[name], dtype=dtype), 3 * rounds if name == "mini" else rounds)
         for part in parts or PARTS:
             everywhere = part == "full depth" or dtype == "float32"
             if everywhere and (part != "growth" or name == "t5-base"):

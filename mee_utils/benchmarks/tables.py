@@ -15,27 +15,22 @@ from ..common.files import complete_file
 from ..study.results import output_root, processor
 from .decoder import PARTS, WORKLOADS
 
+ORDERS = {"shape": list(WORKLOADS), "group": list(PARTS)}
 
-def save(
-    table: pd.DataFrame,
-    folder: Path | None = None,
-    name: str = "decoder",
-    keys: Sequence[str] = ("shape", "group"),
-) -> Path:
+
+def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("shape", "group")) -> Path:
     """Writes a table as CSV, and a description of the machine beside it.
 
     Where the stored table is of the same machine and versions, what was not timed now (by `keys`) is kept.
     """
-    folder, keys = folder or output_root() / "bench", list(keys)
-    path = folder / f"{name}.csv"
-    machine = folder / ("machine.json" if name == "decoder" else f"{name}_machine.json")
+    path, keys = output_root() / "bench" / f"{name}.csv", list(keys)
+    machine = path.with_name("machine.json" if name == "decoder" else f"{name}_machine.json")
     about, before = _machine(), json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else {}
     about["ctranslate2"] = about["ctranslate2"] or before.get("ctranslate2")  # its stored lines may be kept
     if path.exists() and before == about:
         stored = pd.read_csv(path, keep_default_na=False)
         new = stored.set_index(keys).index.isin(table.set_index(keys).index)
-        orders = {"shape": list(WORKLOADS), "group": list(PARTS)}
-        place = lambda column: column.map(orders[column.name].index) if column.name in orders else column
+        place = lambda column: column.map(ORDERS[column.name].index) if column.name in ORDERS else column
         table = pd.concat([table, stored[~new]], ignore_index=True)
         table = table.sort_values(keys, key=place, kind="stable")
     with complete_file(path) as csv, complete_file(machine) as description:
@@ -48,13 +43,13 @@ def _machine() -> dict:
     import torch
 
     installed = {found.metadata["Name"].lower(): found.version for found in metadata.distributions()}
-    versions = {name: installed.get(name) for name in ("torch", "transformers", "ctranslate2")}
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
         "system": platform.system(),
         "python": platform.python_version(),
-        **versions,
-        "torch": versions["torch"].split("+")[0],
+        "torch": installed["torch"].split("+")[0],
+        "transformers": installed["transformers"],
+        "ctranslate2": installed.get("ctranslate2"),
         "mkldnn": torch.backends.mkldnn.is_available(),
     }

@@ -28,31 +28,24 @@ TEXTS = ("claim", "source", "statement", "published")
 def judge(
     notebook: str, tables: Mapping[str, Mapping[str, pd.DataFrame]], **parameters: float
 ) -> pd.DataFrame:
-    """Judges every statement of a notebook on every task.
+    """Judges every statement of a notebook on every task; one row a claim and task.
 
     Args:
         notebook: its name.
         tables: task -> name of a table -> its rows of this task; each has a column `model`.
         parameters: what the statements leave open; the notebook's YAML file says which.
 
-    Returns:
-        One row a claim and task: `claim`, `source`, `statement`, `published`, `task`, `ours`, `verdict`.
-
     Raises:
         CompanionError: a table has no row, or several, where a statement needs one.
     """
     rows = []
     for claim in read_claims(notebook):
-        texts = {name: getattr(claim, name) for name in TEXTS}
-        for task, found in tables.items():
-            ours, verdict = judge_one(claim, found, parameters)
-            rows.append({**texts, "task": task, "ours": ours, "verdict": verdict})
-    return pd.DataFrame(rows)
+        texts = [getattr(claim, name) for name in TEXTS]
+        rows += [[*texts, task, *judge_one(claim, found, parameters)] for task, found in tables.items()]
+    return pd.DataFrame(rows, columns=[*TEXTS, "task", "ours", "verdict"])
 
 
-def judge_one(
-    claim: Claim, tables: Mapping[str, pd.DataFrame], parameters: Mapping[str, float]
-) -> tuple[str, str]:
+def judge_one(claim: Claim, tables: Mapping[str, pd.DataFrame], parameters: Mapping) -> tuple[str, str]:
     """Our value and the verdict of one claim on the tables of one task."""
     if not set(claim.models) <= set().union(*(table["model"] for table in tables.values())):
         return "", UNTESTABLE
@@ -94,15 +87,13 @@ def reduce(rows: pd.DataFrame, column: str, how: str = "max") -> Any:
     return found.item() if isinstance(found, np.generic) else found
 
 
-def by_layer(rows: pd.DataFrame, column: str) -> np.ndarray:
-    """A column over the layers, `[layer]`."""
+def _by_layer(rows: pd.DataFrame, column: str) -> np.ndarray:
     return rows.sort_values("layer")[column].to_numpy(dtype=np.float64)
 
 
-def first_above(curve: np.ndarray, level: float) -> int:
+def _first_above(curve: np.ndarray, level: float) -> int:
     """The first layer (from 1) at which a curve reaches a level; one past the last if it never does."""
-    above = np.flatnonzero(curve >= level)
-    return int(above[0]) + 1 if len(above) else len(curve) + 1
+    return int(np.append(curve >= level, True).argmax()) + 1
 
 
 def _rises(rows: pd.DataFrame, column: str, place: int) -> float:
@@ -112,19 +103,15 @@ def _rises(rows: pd.DataFrame, column: str, place: int) -> float:
     return rows.loc[order.sort_values().index[place], column]
 
 
-def _weighted_mean(rows: pd.DataFrame, column: str) -> float:
-    return (rows[column] * rows.above).sum() / rows.above.sum()
-
-
 REDUCTIONS: dict[str, Callable[[pd.DataFrame, str], Any]] = {
     "each": lambda rows, column: tuple(rows[column]),
-    "largest drop": lambda rows, column: max(0.0, -np.diff(by_layer(rows, column)).min()),
-    "first layer above 0.5": lambda rows, column: first_above(by_layer(rows, column), 0.5),
-    "last layer": lambda rows, column: by_layer(rows, column)[-1],
+    "largest drop": lambda rows, column: max(0.0, -np.diff(_by_layer(rows, column)).min()),
+    "first layer above 0.5": lambda rows, column: _first_above(_by_layer(rows, column), 0.5),
+    "last layer": lambda rows, column: _by_layer(rows, column)[-1],
     "rises at once": partial(_rises, place=0),
     "rises after a sixth": partial(_rises, place=1),
     "rises after a third": partial(_rises, place=2),
-    "mean weighted by share above": _weighted_mean,
+    "mean weighted by share above": lambda rows, column: (rows[column] * rows.above).sum() / rows.above.sum(),
     "earliest exit": lambda rows, column: rows[column].fillna(np.inf).min(),
     "cheapest": lambda rows, column: rows[column].clip(upper=1.0).min(),  # full depth is always there
 }
@@ -140,28 +127,19 @@ class _Template(string.Formatter):
 
 
 def ledger(stored: pd.DataFrame, latest: pd.DataFrame) -> pd.DataFrame:
-    """One row a statement of all notebooks: on how many tasks it holds.
+    """One row a statement of all notebooks: on how many `tasks` it can be tested, and on how many it `held`.
 
     Args:
         stored: claims of all notebooks, one row a claim and task, with `notebook`.
         latest: the claims of notebook 06 itself, in place of those stored.
-
-    Returns:
-        `notebook`, `claim`, `source`, `statement`, `published`, `ours` (one value a task), `tasks` on which
-        it can be tested, `held`, and `verdict`: of `judge`, or "holds on some tasks".
     """
     here = "06_results"
     rows = pd.concat([stored[stored.notebook != here], latest.assign(notebook=here)], ignore_index=True)
     tested = rows.verdict != UNTESTABLE
     rows = rows.assign(tasks=tested, held=rows.verdict == HOLDS, ours=rows.ours.where(tested))
-    found = rows.groupby("claim", sort=False).agg(
-        **{name: (name, "first") for name in ("notebook", *TEXTS[1:])},
-        ours=("ours", lambda texts: "; ".join(texts.dropna().astype(str))),
-        tasks=("tasks", "sum"),
-        held=("held", "sum"),
-    )
+    first = dict.fromkeys(("notebook", *TEXTS[1:]), "first")
+    together = lambda texts: "; ".join(texts.dropna().astype(str))
+    found = rows.groupby("claim", sort=False).agg({**first, "ours": together, "tasks": "sum", "held": "sum"})
     choices = {UNTESTABLE: found.tasks == 0, HOLDS: found.held == found.tasks, FAILS: found.held == 0}
-    verdict = np.select(list(choices.values()), list(choices), MIXED)
-    return found.assign(verdict=verdict).reset_index()[
-        ["notebook", *TEXTS, "ours", "tasks", "held", "verdict"]
-    ]
+    found["verdict"] = np.select(list(choices.values()), list(choices), MIXED)
+    return found.reset_index()[["notebook", *TEXTS, "ours", "tasks", "held", "verdict"]]

@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, log
 
 import numpy as np
@@ -41,9 +42,7 @@ COLLAPSE_BATCHES = (1, 32)  # alone, and the batch of MEE's final run
 COLLAPSE_FROM = 2  # a mean exit layer of exactly 2.00 (CNN/DM) says so; the text of MEE has 4
 TOP_K, FIRST_K, LEAST_K = 64, 256, 16  # the settings of notebook 03
 CALM_FROM = 4  # first exit layer of CALM, as in notebooks 03 and 04
-VANILLA_FROM = (
-    14 / 24
-)  # of vanilla, as a share of the depth: the published runs exit at layers 14 and 15 of 24
+VANILLA_FROM = 14 / 24  # of vanilla, a share of the depth: the published runs exit at layers 14 and 15 of 24
 
 
 class CollapsingDepth(Measure):
@@ -52,19 +51,13 @@ class CollapsingDepth(Measure):
     "A whole batch" is every row that is still being decoded (the published code goes on with rows that have
     ended, so that it collapses somewhat later). Depth only falls, and is whole again at the first token of
     the next batch. The decoder still fills the keys and values above, which nothing reads: outputs are those
-    of a model that is cut off, FLOPs are a little too high.
-
-    Args:
-        measure: what decides.
-        schedule: the threshold that it has to exceed; constant or decaying.
-        length: the most tokens of an output, as given to `generate`.
+    of a model that is cut off, FLOPs are a little too high. `length` is that of the longest output.
     """
 
     def __init__(self, measure: Measure, schedule: Threshold, length: int):
         if not measure.has_threshold or measure.looks_ahead or schedule.learns:
-            raise CompanionError(
-                f'"{measure.name}" cannot collapse: give a measure with a constant or decaying threshold.'
-            )
+            needed = "a measure with a constant or decaying threshold"
+            raise CompanionError(f'"{measure.name}" cannot collapse: give {needed}.')
         self.measure, self.schedule, self.length = measure, schedule, length
         self.name, self.range, self.readout = measure.name, measure.range, measure.readout
         self.lookback, self.from_first = measure.lookback, measure.from_first
@@ -73,7 +66,7 @@ class CollapsingDepth(Measure):
         self._layer, self._going = np.inf, set()
 
     def confidence(self, state):
-        """The measure's own below the last layer that is left; there, more than any threshold."""
+        """The measure's own below the last layer that is left; there, infinite."""
         if state.layer <= self._layer:  # the first decision about a token
             self._going = set(state.sequence.tolist())
             if state.position == 0:
@@ -99,9 +92,8 @@ def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
         CompanionError: a policy without a constant or decaying threshold, or with `propagation="parallel"`.
     """
     if policy.propagation != "copy":
-        raise CompanionError(
-            'propagation="parallel" fills the keys and values later: depth collapse needs propagation="copy".'
-        )
+        fills = 'propagation="parallel" fills the keys and values later'
+        raise CompanionError(f'{fills}: depth collapse needs propagation="copy".')
     return replace(policy, measure=CollapsingDepth(policy.measure, policy.schedule, max_new_tokens))
 
 
@@ -118,8 +110,7 @@ class RisingLogit(RisingTop1):
 
 
 class _PositionLogits(ReadoutLogits):
-    def tokens(self, contrast: bool):
-        """The place of the best in the list; its id only where all ids are read out."""
+    def tokens(self, contrast: bool):  # the place in the list; the id only where all ids are read out
         return (self.scores if contrast else self.logits).argmax(dim=-1)
 
 
@@ -134,28 +125,20 @@ class PositionReadout(Readout):
 class SortedReadout(Readout):
     """Keeps the list sorted by id: later cuts keep the lowest ids ("Not all FLOPs", decaying pruning)."""
 
-    def _keep(self, state):
-        size, before = self.sizes[state.layer + 1], self.sizes[state.layer]
-        if size == before and state.layer > self.first:
-            return state.earlier(1).recall("kept", self._keep)
+    def _best(self, state, size: int):
         read = state.readout_logits
         if read.ids is None:  # the first cut: the best, then sorted
-            ids = read.logits.topk(min(size, read.logits.shape[-1]), dim=-1).indices.sort(dim=-1).values
-        else:
-            ids = read.ids[:, :size]
-        return self._kept(state, ids, np.full(len(ids), size))
+            return read.logits.topk(size, dim=-1).indices.sort(dim=-1).values
+        return read.ids[:, :size]
 
 
 class MasslessReadout(Readout):
-    """A contrast whose plausible set has all of the probability ("Not all FLOPs").
-
-    The correct form scales it to the mass that the expert gives the set.
-    """
+    """A contrast whose plausible set has all of the probability ("Not all FLOPs"), not the expert's mass."""
 
     def _contrast(self, state, read: ReadoutLogits, kept) -> None:
         super()._contrast(state, read, kept)
         late = read.logits.log_softmax(dim=-1)
-        plausible = late >= late.amax(dim=-1, keepdim=True) + log(self.options.alpha)
+        plausible = late >= late.amax(dim=-1, keepdim=True) + log(self.policy.contrast_alpha)
         read.scores = read.scores.masked_fill(~plausible, -inf).log_softmax(dim=-1)
 
 
@@ -173,10 +156,8 @@ class SortedPolicy(ExitPolicy):
     def __post_init__(self):
         super().__post_init__()
         if self.pruning != "decaying":
-            raise CompanionError(
-                f"pruning={self.pruning!r}: only a list that is cut again can be cut wrongly; "
-                'give pruning="decaying".'
-            )
+            given = f"pruning={self.pruning!r}: only a list that is cut again can be cut wrongly"
+            raise CompanionError(f'{given}; give pruning="decaying".')
 
 
 class MasslessPolicy(ExitPolicy):
@@ -215,18 +196,7 @@ DECAYED = {"threshold": THRESHOLD, "pruning": "decaying", "top_k": FIRST_K, "lea
 
 
 def pairs(bug: str, model: str, layers: int, exit_layer: int | None, max_new_tokens: int) -> Iterator[Pair]:
-    """The pairs of policies that show a bug.
-
-    Args:
-        bug: a name in `BUGS`.
-        model: "vanilla" exits later than the others.
-        layers: depth of the decoder.
-        exit_layer: the layer that FREE was trained to exit at.
-        max_new_tokens: as given to `generate`.
-
-    Raises:
-        CompanionError: an unknown bug.
-    """
+    """The pairs of policies that show one of `BUGS` on a model; "vanilla" exits later than the others."""
     first = round(VANILLA_FROM * layers) if model == "vanilla" else CALM_FROM
     match check_choice("bug", bug, BUGS):
         case "depth collapse":
@@ -267,8 +237,7 @@ def measure_bugs(
     Args:
         models: name -> model; each is used for the bugs that concern it.
         tasks: name -> task.
-        exit_layer: the layer that FREE was trained to exit at, `Training.exit_layer` of its profile; None
-            without FREE.
+        exit_layer: the layer that FREE was trained to exit at; None without FREE.
         max_new_tokens: the longest output.
         batch_size: rows at a time; depth collapse has its own, 1 and 32.
         bugs: names in `BUGS`.
@@ -280,23 +249,20 @@ def measure_bugs(
     Raises:
         CompanionError: an unknown bug, a task on which full depth scores 0.
     """
-    rows = []
-    for bug in bugs:
-        check_choice("bug", bug, BUGS)
+    bugs, rows = [check_choice("bug", bug, BUGS) for bug in bugs], []
     for name, model in models.items():
         chosen = [bug for bug in bugs if name in BUGS[bug].models]
         for task_name, task in tasks.items() if chosen else ():
-            settings = {"max_new_tokens": max_new_tokens, "encodings": EncoderCache()}
-            full, correct = decode(model, task, None, batch_size=batch_size, **settings), {}
+            run = partial(decode, model, task, max_new_tokens=max_new_tokens, encodings=EncoderCache())
+            full, correct = run(None, batch_size=batch_size), {}
             for bug in chosen:
                 for pair in pairs(bug, name, model.layers, exit_layer, max_new_tokens):
-                    batch = pair.batch or batch_size
-                    if (bug, pair.rule) not in correct:
-                        found = decode(model, task, pair.correct, full, batch_size=batch_size, **settings)
-                        correct[bug, pair.rule] = found
-                    published = decode(model, task, pair.published, full, batch_size=batch, **settings)
+                    batch, key = pair.batch or batch_size, (bug, pair.rule)
+                    if key not in correct:
+                        correct[key] = run(pair.correct, full, batch_size=batch_size)
+                    published = run(pair.published, full, batch_size=batch)
                     labels = {"bug": bug, "model": name, "task": task_name, "rule": pair.rule, "batch": batch}
-                    for version, found in (("published", published), ("correct", correct[bug, pair.rule])):
+                    for version, found in {"published": published, "correct": correct[key]}.items():
                         row = {**labels, "version": version, "threshold": pair.threshold}
                         rows.append({**row, "full_score": full.score, **result_row(found, full)})
     rows.sort(key=lambda row: bugs.index(row["bug"]))

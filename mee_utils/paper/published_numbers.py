@@ -32,32 +32,23 @@ def why(reduction: str, score: float, full: float) -> str:
 
 
 def published_reductions(complete: pd.DataFrame, layers: int) -> pd.DataFrame:
-    """The published table, row by row, beside our rows of the same kind.
+    """The published table, row by row, beside our rows of the same kind (NaN where we have none).
 
-    Args:
-        complete: ours: `model`, `task`, `reduction` ("unpruned", "fixed", "decaying"), `score`,
-            `mean_exit_layer`.
-        layers: depth of our models.
-
-    Returns:
-        `model`, `dataset`, `reduction`, `depth` (mean exit layer as a share of all), `seconds`,
-        `samples_per_second`, `samples` (their product), `score`, `score_at_full_depth`; `our_model`,
-        `our_task`, `our_score`, `our_score_at_full_depth` and `our_depth`, NaN where we have no such row;
-        `why_they_differ`.
+    `complete` is ours: `model`, `task`, `reduction` ("unpruned", "fixed", "decaying"), `score` and
+    `mean_exit_layer`; `layers` the depth of our models. A `depth` is the mean exit layer as a share of all.
     """
     rows = pd.read_csv(FOLDER / "reductions.csv")
     at_full = rows[rows.reduction == "full_depth"].set_index(["model", "dataset"]).score
     our_model = np.where(rows.model.isin(PRE_TRAINED), "base", "vanilla")
-    our_task, unpruned = rows.dataset.map(OUR_TASKS), np.full(len(rows), "unpruned")
-    same = np.where(rows.reduction == "full_depth", unpruned, rows.reduction)
+    our_task = rows.dataset.map(OUR_TASKS)
     ours = complete.set_index(["model", "task", "reduction"])[["score", "mean_exit_layer"]]
-    found, full = (
-        ours.reindex(pd.MultiIndex.from_arrays([our_model, our_task, kind])) for kind in (same, unpruned)
-    )
+    same = rows.reduction.replace("full_depth", "unpruned")
+    found = ours.reindex(list(zip(our_model, our_task, same)))
+    full = ours.reindex([(model, task, "unpruned") for model, task in zip(our_model, our_task)])
     rows = rows.assign(
         depth=rows.mean_exit_layer / rows.layers,
         samples=(rows.seconds * rows.samples_per_second).round().astype(int),
-        score_at_full_depth=at_full[list(zip(rows.model, rows.dataset, strict=True))].to_numpy(),
+        score_at_full_depth=at_full[list(zip(rows.model, rows.dataset))].to_numpy(),
         our_model=our_model,
         our_task=our_task,
         our_score=found.score.to_numpy(),

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..common.files import complete_file
+from ..common.files import ROOT, complete_file
 from ..study.catalogue import RULES
 from ..study.figures import label
 from ..study.timings import missed, read_timings
 from ..tasks.kinds import TASKS
 
+FIGURES = ROOT / "figures"
 BEGIN, END = "<!-- numbers: python -m mee_utils results -->", "<!-- end of numbers -->"
-PROFILES = ("small", "real")
+PROFILES = {"small": "", "real": " (real)"}  # name -> how the text marks a task of it
 TASK = ["profile", "task"]
 FORMATS = {
     **dict.fromkeys(["flops_share", "retained", "retained_published", "retained_correct"], ".0%"),
@@ -27,42 +28,40 @@ FORMATS = {
 }
 
 
-class Stored:
-    """The stored tables of the committed profiles, under `root`/figures."""
+def read(notebook: str, table: str, **wanted) -> pd.DataFrame:
+    """One stored table of all committed profiles that have it, `profile` in front; rows with these values."""
+    paths = {name: FIGURES / name / notebook / f"{table}.csv" for name in PROFILES}
+    tables = {name: pd.read_csv(path) for name, path in paths.items() if path.exists()}
+    found = pd.concat(tables, names=["profile"]).reset_index("profile").reset_index(drop=True)
+    for column, value in wanted.items():
+        found = found[found[column] == value]
+    return found
 
-    def __init__(self, root: Path):
-        self.folder = root / "figures"
 
-    def read(self, notebook: str, table: str, **wanted) -> pd.DataFrame:
-        """One table of all profiles that have it, `profile` in front; rows with these values."""
-        paths = {name: self.folder / name / notebook / f"{table}.csv" for name in PROFILES}
-        found = pd.concat(
-            [pd.read_csv(path).assign(profile=name) for name, path in paths.items() if path.exists()]
-        )
-        for column, value in wanted.items():
-            found = found[found[column] == value]
-        return found[["profile", *found.columns.drop("profile")]].reset_index(drop=True)
+def bench(group: str | None = None) -> pd.DataFrame:
+    """Lines of one group of the decoder's benchmark, or all, with the spread over rounds as text."""
+    table = pd.read_csv(FIGURES / "bench" / "decoder.csv", keep_default_na=False)
+    table = table[table.group == group] if group else table
+    return table.assign(measured=spread(table, "median", "lowest", "highest"))
 
-    def bench(self, group: str) -> pd.DataFrame:
-        """Lines of one group of the decoder's benchmark, with the spread over rounds as text."""
-        table = pd.read_csv(self.folder / "bench" / "decoder.csv", keep_default_na=False)
-        table = table[table.group == group] if group else table
-        return table.assign(measured=spread(table, "median", "lowest", "highest"))
 
-    def timed(self, rows: pd.DataFrame, part: str = "results") -> pd.DataFrame:
-        """Settings of several profiles with their timings; `speed` as text is `tokens_per_second`."""
-        found = [
-            read_timings(part, part_rows, str(profile), folder=self.folder / "bench")
-            for profile, part_rows in rows.groupby("profile", sort=False)
-        ]
-        table = pd.concat(found)
-        return table.assign(tokens_per_second=spread(table, "speed", "lowest", "highest"))
+def timed(rows: pd.DataFrame, part: str = "results") -> pd.DataFrame:
+    """Settings of several profiles with their timings; `speed` as text is `tokens_per_second`."""
+    found = [read_timings(part, own, profile) for profile, own in rows.groupby("profile", sort=False)]
+    table = pd.concat(found)
+    return table.assign(tokens_per_second=spread(table, "speed", "lowest", "highest"))
 
 
 def spread(rows: pd.DataFrame, middle: str, low: str, high: str, form: str = ".2f") -> list[str]:
     """ "1.26 (1.12 to 1.32)" for every row."""
     numbers = zip(rows[middle], rows[low], rows[high])
     return [f"{m:{form}} ({a:{form}} to {b:{form}})" for m, a, b in numbers]
+
+
+def wide(rows: pd.DataFrame, keys: list[str], columns: str, values: str) -> pd.DataFrame:
+    """A row for each of the `keys` and a column for each of `columns`, both in the order of the rows."""
+    table = rows.pivot(index=keys, columns=columns, values=values)[rows[columns].unique()]
+    return table.loc[rows.set_index(keys).index.unique()].reset_index()
 
 
 def markdown(table: pd.DataFrame) -> str:
@@ -75,11 +74,11 @@ def markdown(table: pd.DataFrame) -> str:
     return shown.to_markdown(index=False, disable_numparse=True)
 
 
-def answer(stored: Stored) -> pd.DataFrame:
+def answer() -> pd.DataFrame:
     """CALM; of each family of rules the fastest timed setting that keeps 99 % of the score on both halves of
     the examples (a family that is missing has none); FLOPs and tokens a second as shares of full depth.
     """
-    times = stored.timed(stored.read("06_results", "at_99_percent"))
+    times = timed(read("06_results", "at_99_percent"))
     times = times.assign(family=[RULES[rule].family for rule in times.rule])
     best = times.sort_values("speed", ascending=False, kind="stable")
     best = best.drop_duplicates([*TASK, "batch", "family"])
@@ -88,139 +87,126 @@ def answer(stored: Stored) -> pd.DataFrame:
     return best[[*TASK, *columns, "speed"]]
 
 
-def guaranteed(stored: Stored) -> pd.DataFrame:
+def guaranteed() -> pd.DataFrame:
     """CALM; of each family the cheapest rule whose mean consistency loss is at most delta with 95 % certainty
     (a family that is missing has none that saves FLOPs); tokens a second one output at a time.
     """
-    rows = stored.read("06_results", "calibrated", kind="consistency", bound="hoeffding_bentkus", found=True)
+    rows = read("06_results", "calibrated", kind="consistency", bound="hoeffding_bentkus", found=True)
     rows = rows[rows.delta.isin([0.1, 0.25]) & (rows.flops_share < 1)].assign(model="calm")
     rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
     rows = rows.sort_values("flops_share", kind="stable").drop_duplicates([*TASK, "delta", "family"])
-    times = stored.timed(rows)
-    single = times[times.batch == 1][[*TASK, "delta", "rule", "tokens_per_second"]]
+    single = timed(rows).query("batch == 1")[[*TASK, "delta", "rule", "tokens_per_second"]]
     rows = rows.merge(single, on=[*TASK, "delta", "rule"], how="left")
     rows = rows.sort_values([*TASK, "delta"], ascending=[False, True, True], kind="stable")
     columns = ["delta", "family", "rule", "mean_exit_layer", "flops_share", "tokens_per_second"]
     return rows[[*TASK, *columns]]
 
 
-def models(stored: Stored) -> pd.DataFrame:
+def models() -> pd.DataFrame:
     """Scores of full depth, the best trivial baseline, the share of predictions that are final after layer 4,
     and the mean layer from which they are final.
     """
-    scores = stored.read("00_models", "scores")
+    scores = read("00_models", "scores")
     scores = scores[scores.metric == scores.task.map(lambda task: TASKS[task].metric)]
     baseline = scores[scores.kind == "baseline"].groupby(TASK).corpus_score.max().rename("best_baseline")
     own = scores.rename(columns={"system": "model", "corpus_score": "score"})
-    settled = stored.read("01_monotonicity", "figure_1_settled", layer=4)
+    settled = read("01_monotonicity", "figure_1_settled", layer=4)
     settled = settled.rename(columns={"share": "final_after_layer_4"})
-    depth = stored.read("01_monotonicity", "settling_depth")
+    depth = read("01_monotonicity", "settling_depth")
     depth = depth.assign(final_from_layer=spread(depth, "mean_layer", "low", "high"))
-    for other, columns in ((own, ["metric", "score"]), (settled, ["final_after_layer_4"])):
-        depth = depth.merge(other[[*TASK, "model", *columns]], on=[*TASK, "model"])
-    depth = depth.merge(baseline.reset_index(), on=TASK)
+    found = depth.merge(own, on=[*TASK, "model"]).merge(settled, on=[*TASK, "model"])
+    found = found.merge(baseline.reset_index(), on=TASK)
     columns = ["metric", "score", "best_baseline", "final_after_layer_4", "final_from_layer"]
-    return depth[[*TASK, "model", *columns]]
+    return found[[*TASK, "model", *columns]]
 
 
-def difficulty(stored: Stored) -> pd.DataFrame:
+def difficulty() -> pd.DataFrame:
     """CALM; how many layers later (+) difficult tokens have their first similar state, and their final
     prediction, than easy ones, by how the two groups are selected.
     """
-    found = stored.read("02_saturation", "three_selections", model="calm")
+    found = read("02_saturation", "three_selections", model="calm")
     mean = found.pivot(index=[*TASK, "selected_by", "property"], columns="group", values="mean")
     gap = (mean.difficult - mean.easy).unstack("property")[["first_similar", "settled_from"]]
     return gap.sort_index(ascending=[False, True, True]).reset_index()
 
 
-def pruning(stored: Stored) -> pd.DataFrame:
+def pruning() -> pd.DataFrame:
     """CALM, softmax margin at threshold 0.9; `other token` is the share of output tokens that differ from
     those of the unpruned margin; FLOPs and tokens a second as shares of full depth.
     """
-    table = stored.read("03_pruning", "complete_table", model="calm")
-    times = stored.timed(table[table.reduction != "full_depth"][[*TASK, "model", "reduction"]], "reductions")
-    single = times[times.batch == 1][[*TASK, "reduction", "tokens_per_second"]]
+    table = read("03_pruning", "complete_table", model="calm")
+    wanted = table[table.reduction != "full_depth"][[*TASK, "model", "reduction"]]
+    single = timed(wanted, "reductions").query("batch == 1")[[*TASK, "reduction", "tokens_per_second"]]
     columns = ["reduction", "score", "retained", "other_token", "mean_exit_layer", "flops_share"]
     return table[[*TASK, *columns]].merge(single, on=[*TASK, "reduction"], how="left")
 
 
-def contrast(stored: Stored) -> pd.DataFrame:
+def contrast() -> pd.DataFrame:
     """CALM; area under the ROC curve over all layers, cost where 98 % of the predictions are kept, and the
     score that is kept if the contrast chooses the tokens.
     """
-    ranks = stored.read("04_contrastive_decoding", "ranking", model="calm")
+    ranks = read("04_contrastive_decoding", "ranking", model="calm")
     ranks = ranks.groupby([*TASK, "rule"], sort=False, as_index=False).roc_area.mean()
-    equal = stored.read("04_contrastive_decoding", "equal_quality", wanted=0.98)
-    token = stored.read("04_contrastive_decoding", "as_decoder", model="calm")
+    equal = read("04_contrastive_decoding", "equal_quality", wanted=0.98)
+    token = read("04_contrastive_decoding", "as_decoder", model="calm")
     token = token.assign(as_decoder_keeps=spread(token, "retained", "low", "high", ".0%"))
     found = ranks.merge(equal[[*TASK, "rule", "mean_exit_layer", "flops_share"]], on=[*TASK, "rule"])
     token = token[[*TASK, "rule", "alpha", "as_decoder_keeps"]]
     return found.merge(token, on=[*TASK, "rule"], how="left")
 
 
-def bugs(stored: Stored) -> pd.DataFrame:
+def bugs() -> pd.DataFrame:
     """Translation; score kept and mean exit layer with each bug (published) and without (correct)."""
-    found = stored.read("sweep", "published_bugs", task="translation")
+    found = read("sweep", "published_bugs", task="translation")
     keys, values = ["profile", "bug", "model", "rule", "batch"], ["retained", "mean_exit_layer"]
-    wide = found.pivot(index=keys, columns="version", values=values)
-    wide.columns = [f"{value}_{version}" for value, version in wide.columns]
-    return wide.reset_index().sort_values("profile", ascending=False, kind="stable")
+    table = found.pivot(index=keys, columns="version", values=values)
+    table.columns = [f"{value}_{version}" for value, version in table.columns]
+    return table.reset_index().sort_values("profile", ascending=False, kind="stable")
 
 
-def ledger(stored: Stored) -> pd.DataFrame:
+def ledger() -> pd.DataFrame:
     """Every statement of the papers that can be tested here, and on how many tasks of a profile it holds."""
-    rows = stored.read("06_results", "ledger")
+    rows = read("06_results", "ledger")
     rows = rows.assign(holds=rows.held.astype(str) + " of " + rows.tasks.astype(str))
     rows.loc[rows.tasks == 0, "holds"] = "cannot be tested"
-    keys = ["source", "statement", "published"]
-    wide = rows.pivot(index=keys, columns="profile", values="holds")[list(dict.fromkeys(rows.profile))]
-    return wide.loc[rows[keys].drop_duplicates().apply(tuple, axis=1)].reset_index()
+    return wide(rows, ["source", "statement", "published"], "profile", "holds")
 
 
-def full_depth(stored: Stored) -> pd.DataFrame:
+def full_depth() -> pd.DataFrame:
     """Random weights: milliseconds a step, and how many times faster our decoder is than each peer."""
-    found = stored.bench("full depth").query("what == 'ours'")
-    found = found.assign(against=found.against.where(found.against != "", "ms a step"))
-    keys = ["shape", "dtype", "batch"]
-    wide = found.pivot(index=keys, columns="against", values="measured")[found.against.unique()]
-    return wide.loc[found[keys].drop_duplicates().apply(tuple, axis=1)].reset_index()
+    found = bench("full depth").query("what == 'ours'").replace({"against": {"": "ms a step"}})
+    return wide(found, ["shape", "dtype", "batch"], "against", "measured")
 
 
-def exits(stored: Stored) -> pd.DataFrame:
+def exits() -> pd.DataFrame:
     """Exits at given layers: how many times faster, and their cost as a share of the ideal (layers run,
     readouts, and K/V of skipped layers).
     """
-    rows = pd.concat([stored.bench("exit cost"), stored.bench("spread exits")])
+    rows = pd.concat([bench("exit cost"), bench("spread exits")])
     return rows[["shape", "batch", "what", "measured", "unit", "against"]]
 
 
-def _by_shape(stored: Stored, group: str) -> pd.DataFrame:
-    rows = stored.bench(group)
-    wide = rows.pivot(index="what", columns="shape", values="measured")[rows["shape"].unique()]
-    return wide.loc[rows.what.unique()].reset_index()
-
-
-def deciding(stored: Stored) -> pd.DataFrame:
+def deciding() -> pd.DataFrame:
     """What deciding costs where nobody exits, in layers, as a difference of whole runs."""
-    return _by_shape(stored, "measure cost")
+    return wide(bench("measure cost"), ["what"], "shape", "measured")
 
 
-def one_decision(stored: Stored) -> pd.DataFrame:
+def one_decision() -> pd.DataFrame:
     """One decision timed by itself, in layers, once ids are kept."""
-    return _by_shape(stored, "one decision")
+    return wide(bench("one decision"), ["what"], "shape", "measured")
 
 
-def bandwidth(stored: Stored) -> pd.DataFrame:
+def bandwidth() -> pd.DataFrame:
     """Bytes of weights that a token needs, and how near to this machine's memory each decoder comes."""
-    return stored.bench("bandwidth")[["shape", "what", "measured", "unit"]]
+    return bench("bandwidth")[["shape", "what", "measured", "unit"]]
 
 
-def missed_targets(stored: Stored) -> pd.DataFrame:
+def missed_targets() -> pd.DataFrame:
     """Lines of the benchmark whose median misses the target that was set for it."""
-    return missed(stored.bench(""))[["shape", "group", "what", "batch", "measured", "unit", "target"]]
+    return missed(bench())[["shape", "group", "what", "batch", "measured", "unit", "target"]]
 
 
-SECTIONS: dict[str, Callable[[Stored], pd.DataFrame]] = {  # title -> table; its docstring is the caption
+SECTIONS: dict[str, Callable[[], pd.DataFrame]] = {  # title -> table; its docstring is the caption
     "Full quality, and faster than full depth?": answer,
     "At the same guaranteed quality": guaranteed,
     "The models": models,
@@ -238,9 +224,9 @@ SECTIONS: dict[str, Callable[[Stored], pd.DataFrame]] = {  # title -> table; its
 }
 
 
-def results(stored: Stored) -> str:
+def results() -> str:
     """The text of RESULTS.md: every table with a caption, and the list of figures."""
-    about = json.loads((stored.folder / "bench" / "machine.json").read_text(encoding="utf-8"))
+    about = json.loads((FIGURES / "bench" / "machine.json").read_text(encoding="utf-8"))
     machine = f"{about['processor']}, {about['cores']} cores, torch {about['torch']}"
     source = "from the tables under `figures/`; nothing is typed by hand"
     parts = [
@@ -249,72 +235,65 @@ def results(stored: Stored) -> str:
         f"Times are those of `make bench` on {machine}: median, lowest and highest of the rounds.",
     ]
     for title, table in SECTIONS.items():
-        caption = re.sub(r"\s+", " ", table.__doc__ or "")
-        parts += [f"## {title}", caption, markdown(table(stored))]
+        parts += [f"## {title}", re.sub(r"\s+", " ", table.__doc__ or ""), markdown(table())]
     parts += ["## Figures", "Each lies beside the CSV of what is drawn; its notebook explains it."]
-    for notebook in sorted({path.parent.name for path in stored.folder.glob("*/[0-9]*/*.png")}):
-        folders = [stored.folder / name / notebook for name in PROFILES]
-        found = [path for folder in folders for path in sorted(folder.glob("*.png"))]
-        links = [f"[{p.stem} ({p.parts[-3]})]({'/'.join(p.parts[-4:])})" for p in found]
+    for notebook in sorted({path.parent.name for path in FIGURES.glob("*/[0-9]*/*.png")}):
+        found = [path for name in PROFILES for path in sorted((FIGURES / name / notebook).glob("*.png"))]
+        links = [f"[{p.stem} ({p.parts[-3]})]({p.relative_to(ROOT).as_posix()})" for p in found]
         parts.append(f"- [{notebook}](notebooks/{notebook}.ipynb): " + ", ".join(links))
     return "\n\n".join(parts) + "\n"
 
 
-def findings(stored: Stored) -> str:
+def each(rows: pd.DataFrame, text: str) -> str:
+    """ "translation 0.85; translation (real) 0.76": a text for every row with its task."""
+    found = [f"{label(r.task)}{PROFILES[r.profile]} {text.format(r=r)}" for r in rows.itertuples()]
+    return "; ".join(found)
+
+
+def findings() -> str:
     """The generated part of README.md: one table, and findings.md with its numbers filled in."""
-
-    def each(rows: pd.DataFrame, text: str) -> str:
-        """ "translation 0.85; translation (real) 0.76": a text for every row with its task."""
-        real = {"small": "", "real": " (real)"}
-        return "; ".join(f"{label(r.task)}{real[r.profile]} {text.format(r=r)}" for r in rows.itertuples())
-
-    best = answer(stored).query("batch == 1").assign(label=lambda rows: rows.rule.map(label))
-    fastest, trained = best.drop_duplicates(TASK), models(stored)
+    best = answer().query("batch == 1").assign(label=lambda rows: rows.rule.map(label))
+    fastest, trained = best.drop_duplicates(TASK), models().rename(columns={"final_after_layer_4": "at"})
     calm, vanilla = (trained[trained.model == model] for model in ("calm", "vanilla"))
-    final = calm.merge(vanilla, on=TASK).rename(
-        columns=lambda name: name.replace("final_after_layer_4", "at")
-    )
-    hard = difficulty(stored).query("selected_by == 'loss'")
-    one = stored.bench("one decision").query("shape == 't5-large'").set_index("what")["median"]
-    area = contrast(stored).groupby("rule").roc_area.mean()
-    rates = stored.read("06_results", "violation_rates").groupby("bound").violated.max()
-    wrong = bugs(stored).query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
-    ledger = stored.read("06_results", "ledger", profile="small")
+    hard = difficulty().query("selected_by == 'loss'")
+    one = bench("one decision").query("shape == 't5-large'").set_index("what")["median"]
+    area = contrast().groupby("rule").roc_area.mean()
+    rates = read("06_results", "violation_rates").groupby("bound").violated.max()
+    wrong = bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
+    statements = read("06_results", "ledger", profile="small")
     text = (Path(__file__).parent / "findings.md").read_text(encoding="utf-8")
     text = text.format(
         fastest=each(fastest, "{r.speed:.2f} with {r.label}"),
         several=each(best[best.family == "several layers"], "{r.speed:.2f} with {r.label}"),
         tested=rates.drop("no_test").max(),
         untested=rates["no_test"],
-        settled=each(final, "{r.at_x:.0%} against {r.at_y:.0%}"),
+        settled=each(calm.merge(vanilla, on=TASK), "{r.at_x:.0%} against {r.at_y:.0%}"),
         later=each(hard, "{r.settled_from:+.1f}"),
         similar=each(hard, "{r.first_similar:+.1f}"),
         all_ids=one["softmax_margin"],
         few_ids=one["margin, 64 ids kept"],
-        changed=each(pruning(stored).query("reduction == 'fixed'"), "{r.other_token:.2%}"),
+        changed=each(pruning().query("reduction == 'fixed'"), "{r.other_token:.2%}"),
         weighted=area["weighted"],
         jsd=area["jsd"],
         plain=area["unpruned"],
         wrong=each(wrong, "{r.retained_published:.0%}"),
-        statements=len(ledger),
-        on_all=(ledger.held == ledger.tasks).sum(),
-        on_none=(ledger.held == 0).sum(),
+        statements=len(statements),
+        on_all=(statements.held == statements.tasks).sum(),
+        on_none=(statements.held == 0).sum(),
     )
-    table = fastest.merge(calm, on=TASK)
     columns = [*TASK, "metric", "score", "best_baseline", "rule", "mean_exit_layer", "flops_share"]
-    return markdown(table[[*columns, "tokens_per_second"]]) + "\n\n" + text
+    return markdown(fastest.merge(calm, on=TASK)[[*columns, "tokens_per_second"]]) + "\n\n" + text
 
 
-def pages(root: Path) -> dict[str, str]:
+def pages() -> dict[str, str]:
     """The text of RESULTS.md, and of README.md with its generated part renewed."""
-    stored, readme = Stored(root), (root / "README.md").read_text(encoding="utf-8")
-    before, rest = readme.split(BEGIN, 1)
-    readme = f"{before}{BEGIN}\n{findings(stored)}{END}{rest.split(END, 1)[1]}"
-    return {"RESULTS.md": results(stored), "README.md": readme}
+    before, rest = (ROOT / "README.md").read_text(encoding="utf-8").split(BEGIN, 1)
+    readme = f"{before}{BEGIN}\n{findings()}{END}{rest.split(END, 1)[1]}"
+    return {"RESULTS.md": results(), "README.md": readme}
 
 
-def update(root: Path) -> None:
+def update() -> None:
     """Writes RESULTS.md and the generated part of README.md."""
-    for name, text in pages(root).items():
-        with complete_file(root / name) as path:
+    for name, text in pages().items():
+        with complete_file(ROOT / name) as path:
             path.write_text(text, encoding="utf-8")

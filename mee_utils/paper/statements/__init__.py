@@ -20,8 +20,6 @@ class Claim:
     Attributes:
         claim: a short name, for tables.
         source: paper and place.
-        statement: what it says, in our words.
-        published: the published value, as text.
         values: name -> where to look it up: `[table, column, {column: value, ...}, reduction]`.
         ours: template of our value.
         holds: a comparison of values, parameters and numbers.
@@ -42,15 +40,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Bug:
-    """A bug of published code; measured by `mee_utils.paper.published_bugs`.
-
-    Attributes:
-        source: whose code.
-        what: what it does, in one sentence.
-        published: the published numbers beside which ours stand.
-        explains: which published conclusion it may explain.
-        models: on which models of the study it is measured.
-    """
+    """A bug of published code, as the YAML file says; measured by `mee_utils.paper.published_bugs`."""
 
     source: str
     what: str
@@ -65,7 +55,7 @@ def _read(name: str) -> Any:
 
 def read_claims(notebook: str) -> list[Claim]:
     """The statements that a notebook judges ("01_monotonicity"); `CompanionError` for an unknown name."""
-    known = [path.stem for path in sorted(FOLDER.glob("[0-9]*.yaml"))]
+    known = [path.stem for path in FOLDER.glob("[0-9]*.yaml")]
     return [Claim(**row) for row in _read(check_choice("notebook", notebook, known))]
 
 
