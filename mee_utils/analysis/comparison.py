@@ -251,7 +251,7 @@ def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict
 
 
 def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, int]:
-    """Whether two outputs are the same, and how many tokens they have up to the first that differs (with it)."""
+    """Whether two outputs are the same, and their number of tokens up to the first that differs (with it)."""
     differs = [a != b for a, b in zip(first, second, strict=False)]
     if any(differs):
         return False, differs.index(True) + 1
