@@ -93,17 +93,9 @@ def _settings(experiment, job: Job) -> dict:
     return {"rows": found.rows} | {name: [row.tolist() for row in rows] for name, rows in arrays.items()}
 
 
-<<<<<<< HEAD
-def _rules(experiment: Experiment, model, job: Job, shares) -> dict:
-    """Rule -> (threshold -> policy, thresholds that leave these shares of training predictions as they
-    are).
-    """
-    from ..analysis.comparison import threshold_grid
-=======
 def _rules(experiment, model, job: Job, shares) -> dict:
     """Rule -> (threshold -> policy, thresholds that leave these shares of training predictions alone)."""
     from ..analysis.comparison import threshold_grid
->>>>>>> main
     from ..exits.classifiers import load_classifier
     from ..traces.trace import trace
 
@@ -128,12 +120,7 @@ def _rules(experiment, model, job: Job, shares) -> dict:
 
 def _fresh(experiment, job: Job) -> dict:
     """The guarantee on samples of synthetic data that nothing else has seen."""
-<<<<<<< HEAD
     from ..analysis.calibration import fresh_samples
-    from ..tasks import load_task
-=======
-    from ..analysis.calibration import fresh_samples
->>>>>>> main
     from ..traces.trace import trace
 
     settings, model = experiment.profile.results, experiment.models([job.model])[job.model]
