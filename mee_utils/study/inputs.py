@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..common.errors import CompanionError
-from ..common.files import PACKAGE, file_sha256
+from ..common.files import PACKAGE, file_sha256, is_hub_id
 from .hub_lock import at_locked_commit
 from .profiles import Checkpoint, Profile
 
@@ -68,8 +68,6 @@ def _sha256(path: Path, modified: int, size: int) -> str:
 
 def from_source(profile: Profile, name: str, load: Callable[[str, str | None], T]) -> T:
     """Calls `load(folder or hub id, commit)` for a model of a profile, trained here or ready."""
-    from ..tasks.loading import is_hub_id
-
     recipe = profile.training.recipe(name)
     if not isinstance(recipe, Checkpoint):
         return load(str(checkpoint_folder(profile, name)), None)
@@ -128,7 +126,6 @@ def load_tasks(
 
 def _load_corpus(profile: Profile, name: str, data: str | None, held_out: bool, limit: int | None) -> Task:
     from ..tasks import load_task
-    from ..tasks.loading import is_hub_id
 
     corpus, source = profile.corpora[name], profile.source(name, data)
     split, size = (corpus.held_out_split, corpus.held_out) if held_out else ("train", corpus.train)
