@@ -37,7 +37,7 @@ import pandas as pd
 
 from mee_utils import Experiment, trace
 from mee_utils.analysis import saturation
-from mee_utils.analysis.difficulty import token_difficulty
+from mee_utils.analysis.model_quality import token_difficulty
 from mee_utils.analysis.monotonicity import token_text
 from mee_utils.paper import claims
 from mee_utils.study import figures

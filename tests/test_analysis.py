@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mee_utils import CompanionError, load_task
-from mee_utils.analysis import difficulty, monotonicity
+from mee_utils.analysis import monotonicity
+from mee_utils.analysis.model_quality import token_difficulty
 from mee_utils.analysis.statistics import (
     bootstrap,
     difference_interval,
@@ -135,7 +136,7 @@ def test_reliability_of_a_layer_agrees_with_its_bins():
 
 def test_difficulties_fall_on_the_tokens_of_their_words(tokenizer):
     task = load_task("translation", limit=30)
-    found, start = difficulty.token_difficulty(task, tokenizer), 0
+    found, start = token_difficulty(task, tokenizer), 0
     for target, spans in zip(task.targets, task.spans, strict=True):
         ids = tokenizer(target).input_ids
         kinds = found[start : start + len(ids)]
@@ -149,7 +150,7 @@ def test_difficulties_fall_on_the_tokens_of_their_words(tokenizer):
 def test_difficulty_is_known_for_synthetic_data_only(tmp_path, tokenizer):
     (tmp_path / "a.jsonl").write_text('{"translation": {"en": "a", "fr": "b"}}\n')
     with pytest.raises(CompanionError, match="synthetic data only"):
-        difficulty.token_difficulty(load_task("translation", tmp_path / "a.jsonl"), tokenizer)
+        token_difficulty(load_task("translation", tmp_path / "a.jsonl"), tokenizer)
 
 
 def test_trivial_baselines_take_what_they_say():

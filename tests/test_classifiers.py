@@ -174,7 +174,7 @@ def test_a_stored_classifier_is_the_same_and_is_refused_for_other_weights(traced
             classifier, tmp_path / f"{kind}.safetensors", model.fingerprint, target="consistency"
         )
         again = load_classifier(path, model)
-        assert again.key() == classifier.key() and again.settings() == classifier.settings()
+        assert again.key() == classifier.key() and again.settings == classifier.settings
     other = build_lively("t5", tokenizer, seed=9)
     with pytest.raises(CompanionError, match="trained on the states of other weights"):
         load_classifier(path, other)

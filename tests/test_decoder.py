@@ -15,7 +15,6 @@ from mee_utils.decoding.exit_state import ExitState, Step
 from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of
-from mee_utils.exits.readout import Readout, ReadoutOptions
 from mee_utils.models.loading import Model
 from mee_utils.models.states import LayerStates
 
@@ -495,7 +494,7 @@ def test_of_equal_logits_a_measure_sees_the_first_as_the_last_block_does():
             return torch.tensor([[1.0, 3.0, 3.0, 3.0], [0.0, 0.0, 1.0, 1.0]])
 
     state = torch.zeros(2, 4)
-    step = Step(Tied(), Readout(ReadoutOptions(), (1,), 4, 4), np.arange(2), 0)
+    step = Step(Tied(), ExitPolicy(min_layer=1).bind(4, 4).readout, np.arange(2), 0)
     now = ExitState(step, 1, state, state, np.arange(2))
     assert now.top1_id.tolist() == [1, 2] and now.margin.tolist() == [0, 0]
 

@@ -66,7 +66,8 @@ def test_ids_by_block_are_what_the_policy_multiplies(eight, traced):
         ),
         task="t",
     )
-    sizes = ExitPolicy("softmax_margin", pruning="decaying", top_k=60, least_k=8).readout.sizes(3, 8, 600)
+    policy = ExitPolicy("softmax_margin", min_layer=3, pruning="decaying", top_k=60, least_k=8)
+    sizes = policy.bind(8, 600).readout.sizes
     assert list(table.layer) == [3, 4, 5, 6, 7, 8] and list(table.ids) == [
         sizes[layer] for layer in range(3, 9)
     ]

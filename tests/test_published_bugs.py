@@ -259,7 +259,7 @@ def test_the_second_cut_keeps_the_lowest_ids_of_the_first(eight):
         reads = Recorded
 
     options = dict(pruning="decaying", top_k=60, least_k=8, min_layer=3, threshold=1.0)
-    sizes = ExitPolicy(**options).readout.sizes(3, LAYERS, 600)
+    sizes = ExitPolicy(**options).bind(LAYERS, 600).readout.sizes
     found = generate(eight, INPUTS, Policy(**options), max_new_tokens=LENGTH, batch_size=7)
     assert {layer for _, layer in cuts} == set(range(3, LAYERS)) and sizes[4] > sizes[5] > sizes[6]
     for (_, layer), (kept, before, logits) in cuts.items():

@@ -18,7 +18,6 @@ from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.decoding.token import on_host
 from mee_utils.exits.contrast import jensen_shannon, jsd_contrast, weighted_contrast
 from mee_utils.exits.measures import MaxProbability, SoftmaxMargin
-from mee_utils.exits.readout import ReadoutOptions
 from mee_utils.models.costs import DecoderSizes
 from mee_utils.models.states import output_scale
 from mee_utils.traces.replay import replay_policy
@@ -45,13 +44,14 @@ def test_a_contrast_is_a_distribution_and_divergence_is_symmetric(first, second,
     assert weighted_contrast(a, b, alpha).exp().sum().item() == pytest.approx(1, abs=1e-6)
     scores, _ = jsd_contrast(a[None], b[None, None], alpha)
     assert scores.exp().sum().item() == pytest.approx(1, abs=1e-6)
-    forth, back = jensen_shannon(a, b).item(), jensen_shannon(b, a).item()
+    p, q = a.softmax(-1), b.softmax(-1)
+    forth, back = jensen_shannon(p, q).item(), jensen_shannon(q, p).item()
     assert forth == pytest.approx(back, abs=1e-12) and 0 <= forth <= math.log(2) + 1e-12
-    assert jensen_shannon(a, a).item() == pytest.approx(0, abs=1e-12)
+    assert jensen_shannon(p, p).item() == pytest.approx(0, abs=1e-12)
 
 
 def test_divergence_by_hand_and_the_amateur_that_is_farthest():
-    assert jensen_shannon(logs(0.5, 0.5), logs(0.25, 0.75)).item() == pytest.approx(
+    assert jensen_shannon(logs(0.5, 0.5).exp(), logs(0.25, 0.75).exp()).item() == pytest.approx(
         0.5 * (0.5 * math.log(0.5 / 0.375) + 0.5 * math.log(0.5 / 0.625))
         + 0.5 * (0.25 * math.log(0.25 / 0.375) + 0.75 * math.log(0.75 / 0.625))
     )
@@ -75,16 +75,21 @@ def test_a_head_of_one_leaves_the_expert_as_it_is(first, second):
     assert torch.allclose(found, torch.log_softmax(expert, -1)) and found.argmax() == expert.argmax()
 
 
+def kept_ids(first, layers, **options):
+    return ExitPolicy(min_layer=first, **options).bind(layers, 1000).readout.sizes
+
+
 def test_sizes_shrink_as_the_paper_says():
-    fixed = ReadoutOptions("fixed", 50).sizes(4, 12, 1000)
+    decaying = dict(pruning="decaying", top_k=400, least_k=50)
+    fixed = kept_ids(4, 12, pruning="fixed", top_k=50)
     assert fixed == {4: 1000} | dict.fromkeys(range(5, 13), 50)
-    found, k = ReadoutOptions("decaying", 400, 50).sizes(4, 12, 1000), 400
+    found, k = kept_ids(4, 12, **decaying), 400
     for layer in range(5, 13):
         k = min(k, max(50, int(k / (1 + (k - 50) / 50 * layer / 12))))
         assert found[layer] == k
-    closed = ReadoutOptions("decaying", 400, 50, "closed").sizes(4, 12, 1000)
+    closed = kept_ids(4, 12, **decaying, pruning_form="closed")
     assert closed[5] == found[5] and closed[12] == max(50, int(400 / 8))
-    assert ReadoutOptions("fixed", 5000).sizes(1, 3, 1000) == {1: 1000, 2: 1000, 3: 1000}
+    assert kept_ids(1, 3, pruning="fixed", top_k=5000) == {1: 1000, 2: 1000, 3: 1000}
 
 
 class Watching(MaxProbability):
@@ -111,19 +116,20 @@ def softmax(logits):
 
 def recomputed(states, policy, head, layers, first):
     """Layer -> (p, id) from the states alone: one row, all of the head, plain numpy."""
-    read, vocabulary, confidence = policy.readout, len(head), None
+    vocabulary, confidence = len(head), None
+    sizes = policy.bind(layers, vocabulary).readout.sizes
     full = {layer: head @ state for layer, state in states.items()}
     kept, ordered, found = np.arange(vocabulary), np.argsort(-full[first], kind="stable"), {}
     for layer in range(first, max(states) + 1):
-        if layer > first and read.pruning == "adaptive":
+        if layer > first and policy.pruning == "adaptive":
             kept = ordered[: max(1, int(vocabulary * (1 - 0.9 * confidence)))]
-        elif layer > first and read.pruning:
+        elif layer > first and policy.pruning:
             before = np.argsort(-full[layer - 1][kept], kind="stable")
-            kept = kept[before][: read.sizes(first, layers, vocabulary)[layer]]
+            kept = kept[before][: sizes[layer]]
         scores = full[layer][kept]
         p = softmax(scores)
-        if read.contrast:
-            amateurs = [layer // 2] if read.contrast == "weighted" else list(range(1, layer))
+        if policy.contrast:
+            amateurs = [layer // 2] if policy.contrast == "weighted" else list(range(1, layer))
             others = [softmax(full[block][kept]) for block in amateurs]
             middle = [(p + q) / 2 for q in others]
             divergence = [
@@ -131,10 +137,10 @@ def recomputed(states, policy, head, layers, first):
                 for q, m in zip(others, middle, strict=True)
             ]
             q = others[int(np.argmax(divergence))]
-            inside = p >= read.alpha * p.max()
+            inside = p >= policy.contrast_alpha * p.max()
             contrasted = p.copy()
             contrasted[inside] = (p / q)[inside] / (p / q)[inside].sum() * p[inside].sum()
-            confidence, best = contrasted.max(), (contrasted if read.contrast_token else p).argmax()
+            confidence, best = contrasted.max(), (contrasted if policy.contrast_token else p).argmax()
         else:
             confidence, best = p.max(), p.argmax()
         found[layer] = (confidence, int(kept[best]))
@@ -331,7 +337,7 @@ def test_replay_reads_states_as_decoding_does(eight, options, tmp_path):
             row = np.flatnonzero((found.sequence == sequence) & (found.position == position))[0]
             assert exits[row] == layer and readout_rows[row] == out.readout_rows[sequence][position]
             place = list(replayed.layers).index(layer)
-            if policy.readout.contrast_token or layer < 8 or policy.pruning:
+            if policy.contrast_token or layer < 8 or policy.pruning:
                 assert replayed.token_ids[row, place] == out.token_ids[sequence][position]
             if layer < 8:
                 assert replayed.confidences[row, place] == pytest.approx(

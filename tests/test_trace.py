@@ -312,18 +312,3 @@ def test_fifty_thousand_tokens_at_the_full_vocabulary_need_less_than_two_gigabyt
         [sys.executable, "-c", MEMORY, str(tmp_path / "s.npy")], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 2000
-
-
-def test_the_short_way_to_full_depth_accuracy_is_the_trace(lively):
-    from mee_utils.traces.trace import right_at_full_depth
-
-    references = [text[::-1] for text in INPUTS]
-    right, sequence = right_at_full_depth(lively, INPUTS, references, 12, batch_size=3)
-    found = trace(lively, INPUTS, references, max_new_tokens=12)
-    assert (right == (found.final_id == found.token_id)).all() and (sequence == found.sequence).all()
-    outputs = trace(lively, INPUTS, max_new_tokens=12)
-    texts = [
-        lively.tokenizer.decode(ids)
-        for ids in np.split(outputs.token_id, np.flatnonzero(np.diff(outputs.sequence)) + 1)
-    ]
-    assert right_at_full_depth(lively, INPUTS, texts, 12)[0].mean() >= right.mean()

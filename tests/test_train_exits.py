@@ -102,7 +102,7 @@ def test_a_notebook_gets_them_by_name(small, calm):
     one = found["calm", "low_rank_three", "correctness"][0]
     assert (
         one.about["target"] == "correctness"
-        and one.blocks == 3
+        and one.lookback == 2
         and [point["epoch"] for point in one.about["curve"]] == [1]
     )
     assert {"loss", "held_out_loss"} < set(one.about["curve"][0])

@@ -1,12 +1,10 @@
-"""Calibrated exits: the lowest threshold with guaranteed quality (CALM, sections 3, 4; Angelopoulos et al.
-2021).
+"""Calibrated exits: the lowest threshold with guaranteed quality (CALM, 3 and 4; Angelopoulos et al. 2021).
 
 Wanted is a threshold with `P(E[loss] <= delta) >= 1 - eps`, over the draw of the calibration examples. *Learn
-then test*: thresholds are tried from the safest down, with a p-value each for "the mean loss at this
-threshold exceeds delta"; testing stops at the first that is above `eps`, and the threshold *before* it is
-returned. All of it rests on one array, losses `[threshold, example]` in 0..1, from real decoding (the
-guarantee) or from a replay (quick, and an estimate, since a replay does not see how an exit changes later
-tokens).
+then test*: thresholds are tried from the safest down, with a p-value each for "the mean loss there exceeds
+delta"; testing stops at the first that is above `eps`, and the one *before* it is returned. All of it rests
+on one array, losses `[threshold, example]` in 0..1, from real decoding (the guarantee) or from a replay (an
+estimate, since a replay does not see how an exit changes later tokens).
 """
 
 from __future__ import annotations
@@ -22,22 +20,17 @@ import pandas as pd
 from ..common.errors import CompanionError, check_choice
 from ..exits.policy import ExitPolicy
 from ..tasks.loading import Task
-from ..traces.replay import PolicyReplay
+from ..traces.replay import PolicyReplay, check_policy
 
 LOSSES = ("consistency", "risk")
 
 
 def hoeffding_bentkus(losses: np.ndarray, delta: float, eps: float = 0.05) -> float:
-    """p-value of "the mean loss exceeds delta" for losses in 0..1 that are independent draws.
+    """p-value of "the mean loss exceeds delta" for losses `[example]` in 0..1 that are independent draws.
 
     The smaller of Hoeffding's bound, `exp(-n h(min(m, delta), delta))` with the relative entropy `h` and the
     observed mean `m`, and Bentkus's, `e P(Binomial(n, delta) <= ceil(n m))` (Bates et al. 2021, Prop. 4; CALM
-    uses it).
-
-    Args:
-        losses: `[example]`.
-        delta: the largest mean loss that is tolerated, above 0 and below 1.
-        eps: not used; p-values share one signature.
+    uses it). `eps` is not used; p-values share one signature.
     """
     from scipy.stats import binom
 
@@ -53,12 +46,8 @@ def betting(losses: np.ndarray, delta: float, eps: float = 0.05) -> float:
 
     (Waudby-Smith and Ramdas 2024.) The bet on example `i` has the stake `v_i = min(1, sqrt(2 log(1/eps) / (n
     s_(i-1))))`, with the variance `s` of the losses before it; the capital is `prod(1 - v_i (loss_i -
-    delta))`.
-
-    Args:
-        losses: `[example]`, in an order that does not depend on them.
-        delta: as in `hoeffding_bentkus`.
-        eps: the level that the stake aims at; any value in 0..1 is valid.
+    delta))`. The order of the losses `[example]` must not depend on them; the stake aims at the level `eps`,
+    but any is valid.
     """
     losses = np.asarray(losses, dtype=np.float64)
     number = np.arange(1, len(losses) + 1)
@@ -79,9 +68,8 @@ class Calibration:
 
     Attributes:
         threshold: the lowest threshold that passed with all above it; None if not even the highest did.
-        tested: the thresholds that were tested, highest first; the last one failed unless all passed.
-        p_values: one for each of them.
-        mean_losses: on the calibration examples, one for each of them.
+        tested, p_values, mean_losses: of each threshold tested, highest first; the last failed unless all
+            passed.
         delta, eps, examples: the demand, and of how many examples.
         source: "decoding" (guaranteed) or "replay" (an estimate).
         policy: ready for `generate`; None if there is no threshold.
@@ -103,9 +91,8 @@ class Calibration:
         if self.threshold is None:
             highest = f"the highest, {self.tested[0]:g}, has p = {self.p_values[0]:.3g}"
             return f"No threshold satisfies {demand} ({highest}): use more examples, or a larger delta."
-        kind = "guaranteed by decoding"
-        if self.source != "decoding":
-            kind = "an estimate by replay, no guarantee"
+        decoded = self.source == "decoding"
+        kind = "guaranteed by decoding" if decoded else "an estimate by replay, no guarantee"
         return f"Threshold {self.threshold:g} for {demand}: {kind}."
 
     def mean_at_threshold(self, losses: np.ndarray) -> float:
@@ -115,15 +102,16 @@ class Calibration:
 
 def check_demand(delta: float, eps: float) -> None:
     """Refuses a demand that cannot be met or means nothing."""
-    if isinstance(delta, bool) or not isinstance(delta, Real) or not 0 < delta < 1:
-        raise CompanionError(
-            f"delta={delta!r}: a mean loss of 0 or less cannot be guaranteed from examples, and 1 always is; "
-            "give a value between 0 and 1."
-        )
-    if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 < eps < 1:
-        raise CompanionError(
-            f"eps={eps!r}: give the probability of failing, between 0 and 1 (the papers: 0.05)."
-        )
+    for name, value, wanted in (
+        (
+            "delta",
+            delta,
+            "a mean loss of 0 or less cannot be guaranteed from examples, and 1 always is; give a",
+        ),
+        ("eps", eps, "give the probability of failing (the papers: 0.05), a"),
+    ):
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1:
+            raise CompanionError(f"{name}={value!r}: {wanted} value between 0 and 1.")
 
 
 def check_thresholds(thresholds: Sequence[float]) -> list[float]:
@@ -132,9 +120,7 @@ def check_thresholds(thresholds: Sequence[float]) -> list[float]:
         raise CompanionError(f"thresholds={thresholds!r}: give a list of numbers, such as [0.9, 0.8, 0.7].")
     levels = [float(level) for level in thresholds]
     if not levels or any(low >= high for high, low in pairwise(levels)):
-        raise CompanionError(
-            "Thresholds must descend strictly from the safest on, and there must be at least one."
-        )
+        raise CompanionError("Thresholds must descend strictly from the safest on; give at least one.")
     return levels
 
 
@@ -155,7 +141,7 @@ def learn_then_test(
         delta: the largest mean loss that is tolerated.
         eps: probability that the guarantee fails.
         bound: "hoeffding_bentkus", "betting", or a p-value of your own: `(losses, delta, eps) -> number`.
-        source: where the losses come from, "decoding" or "replay"; what is said of the result depends on it.
+        source: of the losses, "decoding" or "replay"; what is said of the result depends on it.
 
     Raises:
         CompanionError: no calibration examples, losses outside 0..1, thresholds that do not descend, an
@@ -189,14 +175,10 @@ def learn_then_test(
 def consistency_losses(
     task: Task, texts: Sequence[str], full_texts: Sequence[str], kind: str = "consistency"
 ) -> np.ndarray:
-    """Losses of exits against full depth, `[example]` in 0..1 (CALM, section 3).
+    """Losses of exits against full depth, `[example]` in 0..1 (CALM, section 3), by the metric of the task.
 
-    Args:
-        task: names the metric D, and holds the references.
-        texts: outputs with exits.
-        full_texts: outputs at full depth.
-        kind: "consistency", one minus the score of the output with that of full depth as its reference; or
-            "risk", by how much the score falls.
+    `kind` "consistency" is one minus the score of the output (of `texts`) with that of full depth as its
+    reference; "risk" is by how much the score against the references falls.
     """
     check_choice("kind", kind, LOSSES)
     metric = task.metric
@@ -243,10 +225,7 @@ def calibrate(
 
     if not isinstance(task, Task):
         raise CompanionError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
-    if not isinstance(policy, ExitPolicy):
-        raise CompanionError(
-            f'policy={policy!r:.60}: give an ExitPolicy, such as ExitPolicy("softmax_margin").'
-        )
+    check_policy(policy)
     check_demand(delta, eps)
     policies = [policy.at_threshold(level) for level in check_thresholds(thresholds)]
     settings = {"encodings": EncoderCache(), **settings}
@@ -258,23 +237,11 @@ def calibrate(
 
 
 def replayed_losses(
-    replayed: PolicyReplay,
-    model,
-    task,
-    thresholds: Sequence[float],
-    kind: str = "consistency",
-    max_new_tokens: int = 64,
+    replayed: PolicyReplay, model, task, thresholds: Sequence[float], max_new_tokens: int = 64
 ) -> np.ndarray:
-    """Losses `[threshold, example]` of the outputs that a replay foretells: quick, for many thresholds, and
-    no more than an estimate.
+    """Consistency losses `[threshold, example]` of the outputs that a replay foretells: quick, an estimate.
 
-    Args:
-        replayed: of the model's own full-depth output on the inputs of the task; its threshold is replaced.
-        model: of the trace.
-        task: as in `calibrate`.
-        thresholds: descending.
-        kind: see `consistency_losses`.
-        max_new_tokens: as in `replay`.
+    The trace must be of the model's own output on the inputs of the task; the policy's threshold is replaced.
     """
     from ..decoding.inputs import cut_at_end, detokenize
 
@@ -292,7 +259,7 @@ def replayed_losses(
     for threshold in check_thresholds(thresholds):
         exits = replayed.at_threshold(threshold).exits(max_new_tokens)
         chosen = replayed.token_ids[np.arange(len(trace)), exits]
-        rows.append(consistency_losses(task, texts(chosen), full, kind))
+        rows.append(consistency_losses(task, texts(chosen), full))
     return np.stack(rows)
 
 
@@ -304,41 +271,33 @@ def violations(
     bound: str | Callable = "hoeffding_bentkus",
     splits: int = 50,
     share: float = 0.5,
-    seed: int = 0,
 ) -> pd.DataFrame:
-    """The guarantee put to the test: calibrate on a random part of the examples, many times; the chosen
-    threshold's mean loss on all.
+    """The guarantee put to the test: calibrate on a random part of the examples, many times.
 
     The pool of examples stands for the population, so that "violated" is about what is guaranteed, the mean
     loss of the population, not about a test half with noise of its own. Splits share the pool and are not
     independent: their rate is no binomial draw; for that, draw new pools.
 
     Args:
-        losses: `[threshold, example]`.
-        thresholds: descending.
-        delta: as in `learn_then_test`.
-        eps: as in `learn_then_test`.
-        bound: as in `learn_then_test`.
+        losses, thresholds, delta, eps, bound: as in `learn_then_test`.
         splits: how many.
         share: of the examples that calibrate.
-        seed: of the splits.
 
     Returns:
-        One row a split: `threshold` (not a number if none passed), `mean_loss` of all examples there and
-            `test_loss` of those that did not calibrate (both 0 if none passed: nobody exits), and `violated`,
-            whether `mean_loss` exceeds delta.
+        One row a split: `threshold` (NaN if none passed), `mean_loss` of all examples there and `test_loss`
+            of those that did not calibrate (both 0 if none passed: nobody exits), and `violated`, whether
+            `mean_loss` exceeds delta.
     """
-    losses, random, rows = np.asarray(losses, dtype=np.float64), np.random.default_rng(seed), []
-    calibrating = round(share * losses.shape[1])
-    if not 0 < calibrating < losses.shape[1]:
-        raise CompanionError(
-            f"share={share} of {losses.shape[1]} examples leaves none to calibrate on, or none to test on."
-        )
+    losses, random, rows = np.asarray(losses, dtype=np.float64), np.random.default_rng(0), []
+    examples = losses.shape[1]
+    calibrating = round(share * examples)
+    if not 0 < calibrating < examples:
+        wrong = f"share={share} of {examples} examples leaves none to calibrate on, or none to test on."
+        raise CompanionError(wrong)
     for _ in range(splits):
-        order = random.permutation(losses.shape[1])
+        order = random.permutation(examples)
         found = learn_then_test(losses[:, order[:calibrating]], thresholds, delta, eps, bound)
-        threshold = np.nan if found.threshold is None else found.threshold
         mean, test = (found.mean_at_threshold(part) for part in (losses, losses[:, order[calibrating:]]))
-        means = {"mean_loss": mean, "test_loss": test}
-        rows.append({"threshold": threshold, **means, "violated": mean > delta})
+        means = {"mean_loss": mean, "test_loss": test, "violated": mean > delta}
+        rows.append({"threshold": np.nan if found.threshold is None else found.threshold, **means})
     return pd.DataFrame(rows)

@@ -1,4 +1,7 @@
-"""Exit rules side by side: decoded for real, at equal quality and at equal cost."""
+"""Exit rules side by side: decoded for real, at equal quality and at equal cost.
+
+`labels` are constant columns put in front; shares of FLOPs are of those of full depth, a token.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,10 @@ class DecodingResult:
         score: the task's primary corpus score, percent.
         examples: the same of every example, `[example]`.
         mean_exit_layer: over all tokens.
-        flops: of the decoder, a token.
+        flops: of the decoder, a token; `readout` is the share of them that are readouts.
         same_output: share of outputs that are those of full depth.
         tokens: how many were emitted.
-        token_ids, texts: what was emitted.
-        readout: share of the FLOPs that are readouts.
+        token_ids, texts, exit_layers: of every output, as in `Generation`.
     """
 
     score: float
@@ -41,52 +43,37 @@ class DecodingResult:
     token_ids: Sequence[list[int]] = field(default=(), repr=False)
     texts: Sequence[str] = field(default=(), repr=False)
     readout: float = float("nan")
+    exit_layers: Sequence[np.ndarray] = field(default=(), repr=False)
 
 
 def decode(
     model, task, policy: ExitPolicy | None, full: DecodingResult | None = None, **settings
 ) -> DecodingResult:
-    """Decodes a task and scores it.
-
-    Args:
-        model: from `load_model`.
-        task: inputs, and how outputs are scored.
-        policy: when to exit.
-        full: the same at full depth, to compare outputs with.
-        settings: of `generate`.
-    """
+    """Decodes a task and scores it; outputs are compared with those of `full`. `settings` of `generate`."""
     from ..decoding.generation import generate
 
     found, metric = generate(model, task.inputs, policy, **settings), task.metric
     same = [True] if full is None else [a == b for a, b in zip(found.texts, full.texts, strict=True)]
-    examples = task.score_examples(found.texts)
-    flops = found.flops.sum()
+    examples, flops = task.score_examples(found.texts), found.flops.sum()
+    kept = ("mean_exit_layer", "tokens", "token_ids", "texts", "exit_layers")
     return DecodingResult(
         score=task.score(found.texts, examples)[metric],
         examples=examples[metric],
-        mean_exit_layer=found.mean_exit_layer,
         flops=flops / found.tokens,
-        same_output=float(np.mean(same)),
-        tokens=found.tokens,
-        token_ids=found.token_ids,
-        texts=found.texts,
         readout=found.flops_by_part["readout"].sum() / flops,
+        same_output=float(np.mean(same)),
+        **{name: getattr(found, name) for name in kept},
     )
 
 
 def retained(
-    found: DecodingResult, full: DecodingResult, chosen: np.ndarray | slice = slice(None), seed: int = 0
+    found: DecodingResult, full: DecodingResult, chosen: slice = slice(None)
 ) -> tuple[float, float, float]:
-    """The share of the full score that is kept, with a paired 95 % bootstrap interval over examples.
+    """The share of the full score that is kept, with a paired 95 % bootstrap interval over the `chosen`
+    examples.
 
     Resamples on which full depth scores 0 say nothing and do not count; if it scores 0 on all the chosen
-    examples, the share is not a number, which keeps nothing.
-
-    Args:
-        found: decoded with exits.
-        full: decoded at full depth, on the same examples.
-        chosen: which examples; all by default.
-        seed: of the resampling.
+    examples, the share is NaN, which keeps nothing.
 
     Raises:
         CompanionError: full depth scores 0 on all examples.
@@ -103,30 +90,20 @@ def retained(
         drawn = weights @ total
         return (weights @ kept) / np.where(drawn > 0, drawn, np.nan)
 
-    low, high = bootstrap(share, len(kept), seed=seed)
+    low, high = bootstrap(share, len(kept))
     return float(kept.sum() / total.sum()), float(low), float(high)
 
 
 def result_row(found: DecodingResult, full: DecodingResult) -> dict[str, float]:
     """A decoding beside full depth, for a table.
 
-    Returns:
-        `score`, `retained` with `low` and `high`, `mean_exit_layer`, `flops_share` (a token, of full
-        depth's), `readout_share` (readouts among the FLOPs), `same_output`, `length_share` (tokens emitted,
-        of full depth's).
+    `retained` has the interval `low`, `high`; `readout_share` is of the FLOPs, `length_share` (tokens
+    emitted) of full depth's.
     """
-    share, low, high = retained(found, full)
-    return {
-        "score": found.score,
-        "retained": share,
-        "low": low,
-        "high": high,
-        "mean_exit_layer": found.mean_exit_layer,
-        "flops_share": found.flops / full.flops,
-        "readout_share": found.readout,
-        "same_output": found.same_output,
-        "length_share": found.tokens / full.tokens,
-    }
+    row = {"score": found.score, **dict(zip(("retained", "low", "high"), retained(found, full), strict=True))}
+    row |= {"mean_exit_layer": found.mean_exit_layer, "flops_share": found.flops / full.flops}
+    row |= {"readout_share": found.readout, "same_output": found.same_output}
+    return row | {"length_share": found.tokens / full.tokens}
 
 
 def comparison(
@@ -136,7 +113,7 @@ def comparison(
 
     Args:
         model: from `load_model`.
-        task: as in `decode`.
+        task: inputs, and how outputs are scored.
         policies: labels -> policy.
         names: the columns that the labels fill.
         settings: of `generate`.
@@ -158,51 +135,46 @@ def comparison(
 
 
 def cheapest_keeping(decoded: dict, quality: float, **labels) -> list[dict]:
-    """The cheapest setting of each rule that keeps a share of the full score on one half of the examples.
+    """The cheapest setting of each rule that keeps a share `quality` of the full score on half the examples.
 
     Args:
         decoded: (rule, threshold) -> `DecodingResult`, and None -> full depth.
-        quality: the share of the full score to keep, such as 0.99; examples 0, 2, 4 ... choose, the others
-            check.
-        labels: constant columns to put in front.
+        quality: such as 0.99; examples 0, 2, 4 ... choose, the others check.
+        labels: constant columns.
 
     Returns:
         A row for each rule that has such a setting: `rule`, `threshold`, `checked` (the share kept on the
-            other half) with `checked_low` and `checked_high`, `not_refuted`, `mean_exit_layer`, `flops_share`
-            (of full depth).
+            other half) with `checked_low` and `checked_high`, `not_refuted`, `mean_exit_layer`,
+            `flops_share`.
     """
     full, rows = decoded[None], []
     ordered = sorted(filter(None, decoded), key=lambda setting: decoded[setting].flops)
-    for rule in dict.fromkeys(setting[0] for setting in ordered):
-        for setting in (setting for setting in ordered if setting[0] == rule):
-            found = decoded[setting]
+    for rule in dict.fromkeys(rule for rule, _ in ordered):
+        for threshold, found in ((level, decoded[name, level]) for name, level in ordered if name == rule):
             if retained(found, full, slice(0, None, 2))[0] >= quality:
                 share, low, high = retained(found, full, slice(1, None, 2))
                 checked = dict(checked=share, checked_low=low, checked_high=high, not_refuted=high >= quality)
                 cost = dict(mean_exit_layer=found.mean_exit_layer, flops_share=found.flops / full.flops)
-                rows.append({**labels, "rule": rule, "threshold": setting[1], **checked, **cost})
+                rows.append({**labels, "rule": rule, "threshold": threshold, **checked, **cost})
                 break
     return rows
 
 
 def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
-    """A replay at its own threshold: what `at_exits` returns, and `flops_share` (of full depth)."""
-    spent = replayed_flops(replayed, replayed.exits(max_new_tokens))
-    return {**at_exits(replayed, max_new_tokens), "flops_share": spent / full_depth_flops(replayed.trace)}
+    """A replay at its own threshold: what `at_exits` returns, and `flops_share`."""
+    trace, exits = replayed.trace, replayed.exits(max_new_tokens)
+    rows = replayed.readout_rows[np.arange(len(exits)), exits]
+    layers, rows = (_by_output(trace, values) for values in (replayed.layers[exits], rows))
+    parts = replayed.bound.flops(trace.sizes, layers, rows, trace.source_tokens)
+    spent = float(sum(map(np.sum, parts.values())))
+    return {**at_exits(replayed, max_new_tokens), "flops_share": spent / _full_depth_flops(trace)}
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
-    """What a rule costs at the thresholds that leave these shares of predictions as they are: a replay, no
-    decoding.
-
-    Args:
-        replayed: from `replay_policy`.
-        shares: of predictions at the exits that are to be those of full depth.
-        labels: constant columns to put in front.
+    """What a rule costs where these shares of predictions at the exits stay: a replay, no decoding.
 
     Returns:
-        One row a share: `wanted`, `threshold`, `mean_exit_layer`, `same_token`, `flops_share` (of full
-            depth).
+        One row a share: `wanted`, `threshold`, `mean_exit_layer`, `same_token`, `flops_share`.
     """
     rows = []
     for wanted, level in zip(shares, thresholds_for(replayed, shares).threshold.tolist(), strict=True):
@@ -211,15 +183,7 @@ def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) 
     return pd.DataFrame(rows)
 
 
-def replayed_flops(replayed: PolicyReplay, exits: np.ndarray) -> float:
-    """Decoder FLOPs of a trace whose tokens leave at these places of `PolicyReplay.layers`, `[token]`."""
-    trace, rows = replayed.trace, replayed.readout_rows[np.arange(len(exits)), exits]
-    layers, rows = (_by_output(trace, values) for values in (replayed.layers[exits], rows))
-    parts = replayed.bound.flops(trace.sizes, layers, rows, trace.source_tokens)
-    return float(sum(map(np.sum, parts.values())))
-
-
-def full_depth_flops(trace: Trace) -> float:
+def _full_depth_flops(trace: Trace) -> float:
     """Decoder FLOPs of all tokens of a trace at full depth."""
     lengths, vocabulary = np.bincount(trace.sequence), trace.sizes.vocabulary
     parts = [
@@ -234,12 +198,12 @@ def _by_output(trace: Trace, values: np.ndarray) -> list[np.ndarray]:
     return np.split(values, np.flatnonzero(np.diff(trace.sequence)) + 1)
 
 
-def agreement(replayed: PolicyReplay, generation, max_new_tokens: int = 64) -> dict[str, float]:
+def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict[str, float]:
     """How well a replay foretells real decoding with the same policy on the same inputs.
 
     Args:
         replayed: of the trace of the model's own full-depth output.
-        generation: what `generate` returned for the policy and the inputs of the trace.
+        decoded: the `Generation` or `DecodingResult` of the policy and the inputs of the trace.
         max_new_tokens: of both.
 
     Returns:
@@ -248,56 +212,44 @@ def agreement(replayed: PolicyReplay, generation, max_new_tokens: int = 64) -> d
             `mean_exit_layer_decoded`.
     """
     trace, exits = replayed.trace, replayed.exit_layers(max_new_tokens)
-    if trace.along != "greedy" or len(trace.source_tokens) != len(generation.token_ids):
+    if trace.along != "greedy" or len(trace.source_tokens) != len(decoded.token_ids):
         raise CompanionError(
             "Give the trace of the model's own output, trace(model, inputs), on the inputs that were decoded."
         )
     same_output, same_exit = [], []
-    outputs = zip(_by_output(trace, trace.token_id), generation.token_ids, strict=True)
-    layers = zip(_by_output(trace, exits), generation.exit_layers, strict=True)
-    for (full, ids), (foretold, decoded) in zip(outputs, layers, strict=True):
+    foretold = zip(_by_output(trace, trace.token_id), _by_output(trace, exits), strict=True)
+    for (full, early), ids, layers in zip(foretold, decoded.token_ids, decoded.exit_layers, strict=True):
         length = min(len(full), len(ids))
         differs = np.flatnonzero(full[:length] != np.array(ids[:length]))
         upto = int(differs[0]) + 1 if len(differs) else length
         same_output.append(len(ids) == len(full) and not len(differs))
-        same_exit.append(foretold[:upto] == decoded[:upto])
+        same_exit.append(early[:upto] == layers[:upto])
     return {
         "same_output": float(np.mean(same_output)),
         "same_exit": float(np.concatenate(same_exit).mean()),
         "mean_exit_layer_replay": float(exits.mean()),
-        "mean_exit_layer_decoded": generation.mean_exit_layer,
+        "mean_exit_layer_decoded": decoded.mean_exit_layer,
     }
 
 
 def replay_against_decoding(
-    model, task, trace: Trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64, batch_size: int = 32
+    model, task, trace: Trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64
 ) -> pd.DataFrame:
-    """Decodes for real with each policy and sets it beside its replay, and the score beside that of full
-    depth.
+    """Decodes for real with each policy and sets it beside its replay, and beside full depth.
 
-    Args:
-        model: from `load_model`.
-        task: its inputs, and its score.
-        trace: of the model's own full-depth output on the inputs of the task.
-        policies: name -> policy.
-        max_new_tokens: the longest output.
-        batch_size: rows at a time.
+    The trace is of the model's own full-depth output on the inputs of the task; `policies` have names.
 
     Returns:
-        One row a policy: what `agreement` returns, the task's primary `score` and `full_score`, and
-            `flops_share`, the decoder's FLOPs a token as a share of those at full depth.
+        One row a policy: what `agreement` returns, `score` and `full_score`, and `flops_share`.
     """
-    from ..decoding.generation import generate
-
-    settings, metric = dict(max_new_tokens=max_new_tokens, batch_size=batch_size), task.metric
-    full, rows = generate(model, task.inputs, **settings), []
+    settings = dict(max_new_tokens=max_new_tokens, batch_size=32)
+    full, rows = decode(model, task, None, **settings), []
     for name, policy in policies.items():
-        found = generate(model, task.inputs, policy, **settings)
-        scores = {"score": task.score(found.texts)[metric], "full_score": task.score(full.texts)[metric]}
-        cost = found.flops.sum() / found.tokens / (full.flops.sum() / full.tokens)
+        found = decode(model, task, policy, full, **settings)
         agrees = agreement(replay_policy(trace, policy, model), found, max_new_tokens)
         labels = {"task": task.name, "model": model.name, "policy": name}
-        rows.append({**labels, **agrees, "metric": metric, **scores, "flops_share": cost})
+        scores = {"metric": task.metric, "score": found.score, "full_score": full.score}
+        rows.append({**labels, **agrees, **scores, "flops_share": found.flops / full.flops})
     return pd.DataFrame(rows)
 
 
@@ -312,9 +264,8 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
 
     Returns:
         `share_of_layer` (attention, and keys and values of skipped layers, which depend on the length, left
-        out), and
-        `break_even`: the mean exit layer, as a share of the depth, below which a rule that decides at every
-            layer from `min_layer` on costs less than full depth.
+            out), and `break_even`: the mean exit layer, as a share of the depth, below which a rule that
+            decides at every layer from `min_layer` on costs less than full depth.
     """
     if measure.readout:
         cost = sizes.readout / sizes.projections * ((ids or sizes.vocabulary) / sizes.vocabulary)
@@ -328,21 +279,15 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
 
 
 def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
-    """Mean over seeds with the 95 % interval of a t distribution; a single seed has no interval.
-
-    Args:
-        table: one row a seed and group.
-        by: columns of the group.
-        columns: what to average; each gets `<name>_low` and `<name>_high`.
+    """Mean of `columns` over seeds, by group, with the 95 % interval of a t distribution: `<name>_low`,
+    `<name>_high`. A single seed has no interval.
     """
     from scipy.stats import t
 
     rows = []
     for key, part in table.groupby(list(by), sort=False):
         row, seeds = dict(zip(by, key, strict=True)), len(part)
-        quantile = (
-            round(float(t.ppf(0.975, seeds - 1)), 3) if seeds > 1 else 0.0
-        )  # three decimals, as tables print it
+        quantile = round(float(t.ppf(0.975, seeds - 1)), 3) if seeds > 1 else 0.0  # as tables print it
         for column in columns:
             values = part[column].to_numpy(dtype=np.float64)
             margin = quantile * values.std(ddof=1) / np.sqrt(seeds) if seeds > 1 else 0.0

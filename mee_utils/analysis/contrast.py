@@ -16,7 +16,7 @@ import pandas as pd
 
 from ..common.errors import CompanionError
 from ..decoding.exit_state import ExitState
-from ..exits.contrast import ALPHA, check_alpha, divergence, weighted_contrast
+from ..exits.contrast import ALPHA, check_alpha, jensen_shannon, weighted_contrast
 from ..models.loading import Model
 from ..traces.replay import PolicyReplay
 from ..traces.stored_states import StoredStates, chunks
@@ -34,6 +34,11 @@ def _states(trace: Trace, model: Model) -> Iterator[tuple[slice, list[ExitState]
         yield tokens, stored.exit_states(tokens)
 
 
+def _pair(states: list[ExitState], layer: int) -> tuple[Tensor, Tensor]:
+    """Logits of the expert and of its amateur under the weighted contrast."""
+    return states[layer - 1].full_logits, states[_amateur(layer) - 1].full_logits
+
+
 def _amateur(layer: int) -> int:
     """The amateur of the weighted contrast."""
     return max(1, layer // 2)
@@ -43,7 +48,7 @@ def _farthest(probabilities: list[Tensor], layer: int) -> Tensor:
     """`[token]`: the earlier layer that differs most from `layer` (Jensen-Shannon), counted from 1."""
     import torch
 
-    distances = [divergence(probabilities[layer - 1], early) for early in probabilities[: layer - 1]]
+    distances = [jensen_shannon(probabilities[layer - 1], early) for early in probabilities[: layer - 1]]
     return torch.stack(distances).argmax(dim=0) + 1
 
 
@@ -57,26 +62,16 @@ def one_token(
     alpha: float = ALPHA,
     **labels,
 ) -> pd.DataFrame:
-    """What each contrast does to one token at one layer.
-
-    Args:
-        trace: with states.
-        token: row of the trace.
-        layer: the expert.
-        model: of the trace.
-        decode: id -> text.
-        top: how many ids, the expert's best and the contrasts' best.
-        alpha: of the contrast.
-        labels: constant columns.
+    """What each contrast does to one token of the trace at one `layer`, the expert.
 
     Returns:
-        `kind` (weighted, jsd), `layer`, `amateur_layer`, `token`, `expert`, `amateur`, `contrast`
-        (probabilities), and `plausible`, whether the id is in the plausible set.
+        `kind` (weighted, jsd), `layer`, `amateur_layer`, `token` (by `decode`), the probabilities `expert`,
+            `amateur`, `contrast`, and `plausible`, whether the id is in the plausible set; the `top` ids of
+            expert and contrast.
     """
     if not 2 <= layer <= trace.layers:
         raise CompanionError(f"layer={layer}: a contrast needs an earlier layer; give 2 to {trace.layers}.")
-    states = StoredStates(trace, model).exit_states(slice(token, token + 1))
-    logits = [state.full_logits for state in states]
+    logits = [s.full_logits for s in StoredStates(trace, model).exit_states(slice(token, token + 1))]
     amateurs = {"weighted": _amateur(layer)}
     amateurs["jsd"] = int(_farthest([each.softmax(-1) for each in logits], layer)[0])
     late, rows = logits[layer - 1][0].softmax(-1), []
@@ -92,45 +87,41 @@ def one_token(
 
 
 def telling_token(trace: Trace, layer: int, model: Model, alpha: float = ALPHA) -> int:
-    """The token with the surest expert of those whose top-1 the weighted contrast changes; else the least
-    sure.
-    """
+    """The token with the surest expert whose top-1 the weighted contrast changes; else the least sure one."""
     import torch
 
     best, sure = None, -1.0
     for tokens, states in _states(trace, model):
-        expert = states[layer - 1]
-        result = weighted_contrast(expert.full_logits, states[_amateur(layer) - 1].full_logits, alpha)
-        changed = result.argmax(-1) != expert.full_logits.argmax(-1)
-        confidence = torch.where(changed, expert.full_logits.softmax(-1).amax(-1), -1.0)
+        expert, amateur = _pair(states, layer)
+        changed = weighted_contrast(expert, amateur, alpha).argmax(-1) != expert.argmax(-1)
+        confidence = torch.where(changed, expert.softmax(-1).amax(-1), -1.0)
         if confidence.max() > sure:
             best, sure = tokens.start + int(confidence.argmax()), float(confidence.max())
     return int(trace.margin[:, layer - 1].argmin()) if best is None else best
 
 
 def plausible_sets(trace: Trace, model: Model, alpha: float = ALPHA, **labels) -> pd.DataFrame:
-    """How many ids are plausible at each layer, and what that does to the confidence of the weighted
-    contrast.
+    """How many ids are plausible at each layer, and what that does to the weighted contrast's confidence.
 
     Returns:
         `layer`; `single`, the share of tokens with one plausible id; mean confidences (margins): `plain`,
-        `contrast` (ours), and `without_mass` (the softmax over the plausible set not scaled to the expert's
-        mass there, as in the
-        public code: one id gets 1); and `wrong_single`, the share of single plausible ids that are not the
-            prediction of full depth.
+            `contrast` (ours), and `without_mass` (as in the public code, the softmax over the plausible set
+            not scaled to the expert's mass there: one id gets 1); and `wrong_single`, the share of single
+            plausible ids that are not the prediction of full depth.
     """
     check_alpha(alpha)
     found: dict[int, list] = {layer: [] for layer in range(2, trace.layers + 1)}
     for _, states in _states(trace, model):
         for layer, parts in found.items():
-            parts.append(_margins(states[layer - 1].full_logits, states[layer // 2 - 1].full_logits, alpha))
+            parts.append(_margins(*_pair(states, layer), alpha))
     rows = []
     for layer, parts in found.items():
-        single, plain, contrast, bare = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        single, *margins = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         wrong = trace.top1_id[:, layer - 1] != trace.final_id
-        means = {"plain": plain.mean(), "contrast": contrast.mean(), "without_mass": bare.mean()}
+        means = zip(("plain", "contrast", "without_mass"), (values.mean() for values in margins), strict=True)
         of_single = wrong[single].mean() if single.any() else float("nan")
-        rows.append({**labels, "layer": layer, "single": single.mean(), **means, "wrong_single": of_single})
+        row = {**labels, "layer": layer, "single": single.mean(), **dict(means)}
+        rows.append({**row, "wrong_single": of_single})
     return pd.DataFrame(rows)
 
 
@@ -147,15 +138,10 @@ def _margins(expert: Tensor, amateur: Tensor, alpha: float) -> tuple[np.ndarray,
 
 
 def without_mass(plain: PolicyReplay, model: Model, alpha: float = ALPHA) -> PolicyReplay:
-    """The replay of a plain margin with the contrasted margin of the public code in its place; to compare
-    with.
-    """
+    """The replay of a plain margin with the contrasted margin of the public code in its place."""
     parts = []
     for _, states in _states(plain.trace, model):
-        at = [
-            _margins(states[layer - 1].full_logits, states[_amateur(layer) - 1].full_logits, alpha)[3]
-            for layer in plain.decision_layers
-        ]
+        at = [_margins(*_pair(states, layer), alpha)[3] for layer in plain.decision_layers]
         parts.append(np.stack(at, axis=1))
     return replace(plain, confidences=np.concatenate(parts))
 
@@ -168,9 +154,9 @@ def chosen_amateurs(trace: Trace, model: Model, **labels) -> pd.DataFrame:
         probabilities = [state.full_logits.softmax(-1) for state in states]
         for layer in range(2, layers + 1):
             counts[layer] += np.bincount(_farthest(probabilities, layer).cpu().numpy(), minlength=layers + 1)
-    pairs = [(layer, amateur) for layer in range(2, layers + 1) for amateur in range(1, layer)]
-    shares = counts / len(trace)
-    return pd.DataFrame([{**labels, "layer": e, "amateur_layer": a, "share": shares[e, a]} for e, a in pairs])
+    expert, amateur = np.tril_indices(layers + 1, -1)
+    pairs = {"layer": expert, "amateur_layer": amateur, "share": (counts / len(trace))[expert, amateur]}
+    return pd.DataFrame({**labels, **pairs}).query("amateur_layer > 0").reset_index(drop=True)
 
 
 def pareto_verdict(decoded: dict, plain: tuple[str, ...], tested: tuple[str, ...]) -> pd.DataFrame:
@@ -190,23 +176,19 @@ def pareto_verdict(decoded: dict, plain: tuple[str, ...], tested: tuple[str, ...
             the best plain setting that costs no more), `gain` with its paired interval `low`, `high`
             (points), `improves` (the interval lies above 0), `worse` (below 0).
     """
-    full = decoded[None].flops
     settings = {labels: found for labels, found in decoded.items() if labels and labels[0] in tested}
     rivals = [found for labels, found in decoded.items() if labels is None or labels[0] in plain]
     rows = []
     for (rule, threshold, *_), found in settings.items():
-        best = max(
-            (rival for rival in rivals if rival.flops <= found.flops),
-            key=lambda rival: rival.examples.mean(),
-            default=None,
-        )
-        row = {"rule": rule, "threshold": threshold, "flops_share": found.flops / full}
-        row |= {"score": found.examples.mean(), "cheapest": best is None}
-        gain, low, high = (np.full(1, np.nan), np.nan, np.nan)
-        if best:
-            gain = found.examples - best.examples
+        as_cheap = [rival for rival in rivals if rival.flops <= found.flops]
+        gain, low, high, best = np.full(1, np.nan), np.nan, np.nan, np.nan
+        if as_cheap:
+            rival = max(as_cheap, key=lambda each: each.examples.mean())
+            gain, best = found.examples - rival.examples, rival.examples.mean()
             mean_gain = lambda weights, gain=gain: weights @ gain / len(gain)
             low, high = bootstrap(mean_gain, len(gain), 1 - 0.05 / len(settings), 10_000)
-        row |= {"best_plain": best.examples.mean() if best else np.nan, "gain": gain.mean()}
-        rows.append({**row, "low": low, "high": high, "improves": bool(low > 0), "worse": bool(high < 0)})
+        row = {"rule": rule, "threshold": threshold, "flops_share": found.flops / decoded[None].flops}
+        row |= {"score": found.examples.mean(), "cheapest": not as_cheap, "best_plain": best}
+        row |= {"gain": gain.mean(), "low": low, "high": high}
+        rows.append({**row, "improves": bool(low > 0), "worse": bool(high < 0)})
     return pd.DataFrame(rows)

@@ -3,7 +3,7 @@
 Two questions are kept apart: does the measure *rank* tokens by whether they may exit (area under the ROC
 curve, which needs no threshold), and what happens at one threshold (precision and recall, share of
 predictions that stay). A token *may* exit at a layer if its prediction there is that of full depth. `labels`
-are constant columns put in front.
+are constant columns put in front; `max_new_tokens` is the `N` of a decaying threshold.
 """
 
 from __future__ import annotations
@@ -22,11 +22,7 @@ from .statistics import Interval, mean_interval, reliability
 def roc_area(score: np.ndarray, label: np.ndarray) -> float:
     """Area under the ROC curve: how often a token that may exit is scored above one that may not.
 
-    Ties count half. If all labels are alike there is nothing to rank, and the area is not a number.
-
-    Args:
-        score: `[token]`.
-        label: `[token]`, truth values.
+    Ties count half. If all labels are alike there is nothing to rank, and the area is NaN.
 
     >>> roc_area(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
@@ -38,22 +34,18 @@ def roc_area(score: np.ndarray, label: np.ndarray) -> float:
 
 def ranking(replayed: PolicyReplay, **labels) -> pd.DataFrame:
     """How well a measure ranks tokens, at each layer at which it decides: `layer`, `roc_area`."""
-    columns = zip(replayed.decision_layers, replayed.confidences.T, replayed.same_token.T, strict=False)
-    rows = [
-        {**labels, "layer": layer, "roc_area": roc_area(score, may_exit)}
-        for layer, score, may_exit in columns
-    ]
-    return pd.DataFrame(rows)
+    areas = map(roc_area, replayed.confidences.T, replayed.same_token.T)
+    rows = zip(replayed.decision_layers, areas, strict=True)
+    return pd.DataFrame([{**labels, "layer": layer, "roc_area": area} for layer, area in rows])
 
 
 def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd.DataFrame:
-    """What happens at the policy's threshold, layer by layer; `max_new_tokens` is the `N` of a decaying one.
+    """What happens at the policy's threshold, layer by layer.
 
     Returns:
         `layer`; `precision`, of the tokens above the threshold there, the share that may exit; `recall`, of
         the tokens at which the oracle has exited by then, the share above the threshold; `above`, the share
-        of all tokens; each of the first two with a 95 % interval over sequences (not a number where there is
-        no such token).
+        of all tokens. Precision and recall have a 95 % interval over sequences (NaN without such tokens).
     """
     above, sequence = replayed.exceeded(max_new_tokens), replayed.trace.sequence
     settled, rows = settled_from(replayed.trace), []
@@ -86,7 +78,7 @@ def reliability_diagram(replayed: PolicyReplay, bins: int = 10, **labels) -> pd.
 
 
 def at_exits(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
-    """`mean_exit_layer`, and `same_token`, the share of predictions at the exits that are those of full
+    """`mean_exit_layer`, and `same_token`, the share of predictions at the exits that stay those of full
     depth.
     """
     exits = replayed.exits(max_new_tokens)
@@ -95,29 +87,18 @@ def at_exits(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, floa
 
 
 def sweep(replayed: PolicyReplay, thresholds: Sequence[float], max_new_tokens: int = 64) -> pd.DataFrame:
-    """Replays a policy at many thresholds.
-
-    Args:
-        replayed: from `replay_policy`; the threshold of its policy is replaced.
-        thresholds: the values to try.
-        max_new_tokens: the `N` of a decaying threshold.
-
-    Returns:
-        One row a threshold: `threshold` and what `at_exits` returns.
+    """Replays a policy at other thresholds: one row each, `threshold` and what `at_exits` returns.
 
     Raises:
         CompanionError: a threshold that the measure cannot take, or a policy without one.
     """
-    rows = [
-        {"threshold": float(level), **at_exits(replayed.at_threshold(float(level)), max_new_tokens)}
-        for level in thresholds
-    ]
-    return pd.DataFrame(rows)
+    levels = [float(level) for level in thresholds]
+    found = [at_exits(replayed.at_threshold(level), max_new_tokens) for level in levels]
+    return pd.DataFrame([{"threshold": level, **row} for level, row in zip(levels, found, strict=True)])
 
 
 def thresholds_for(replayed: PolicyReplay, shares: Sequence[float], steps: int = 200) -> pd.DataFrame:
-    """For each share the lowest threshold from which on at least so many predictions stay those of full
-    depth.
+    """For each share the lowest threshold from which on so many predictions stay those of full depth.
 
     Args:
         replayed: from `replay_policy`.
@@ -131,11 +112,10 @@ def thresholds_for(replayed: PolicyReplay, shares: Sequence[float], steps: int =
     for share in shares:
         if not 0 <= share <= 1:
             raise CompanionError(f"same_token={share}: give a share from 0 to 1.")
-    levels = np.linspace(0, 1, steps)
-    tried = np.unique(np.round(np.quantile(replayed.confidences, levels, method="lower"), 4))
-    low, high = replayed.policy.measure.range
-    table, places = sweep(replayed, np.clip([*tried, high], low, high)), []
-    for share in shares:
-        enough = np.logical_and.accumulate((table["same_token"] >= share).to_numpy()[::-1])[::-1]
-        places.append(int(np.argmax(enough)) if enough.any() else len(table) - 1)
-    return table.iloc[places].reset_index(drop=True)
+    quantiles = np.quantile(replayed.confidences, np.linspace(0, 1, steps), method="lower")
+    low, high = replayed.bound.measure.range
+    levels = np.clip([*np.unique(np.round(quantiles, 4)), high], low, high)
+    table = sweep(replayed, levels)
+    worst_from = np.minimum.accumulate(table["same_token"].to_numpy()[::-1])[::-1]
+    places = [int(np.argmax([*(worst_from >= share), True])) for share in shares]
+    return table.iloc[np.minimum(places, len(table) - 1)].reset_index(drop=True)

@@ -19,18 +19,9 @@ from ..tasks import load_task
 
 LAYOUTS = {"Multi-News": ("document", "summary"), "BigPatent": ("description", "abstract")}
 STORIES = 24  # synthetic stories in one synthetic document
-LONG_T5 = {
-    "d_model": 96,
-    "d_kv": 24,
-    "num_heads": 4,
-    "d_ff": 128,
-    "num_layers": 12,
-    "num_decoder_layers": 12,
-    "local_radius": 127,
-    "global_block_size": 16,
-    "decoder_start_token_id": 0,
-    "dropout_rate": 0.0,
-}
+LONG_T5 = dict(d_model=96, d_kv=24, num_heads=4, d_ff=128, num_layers=12, num_decoder_layers=12)
+LONG_T5 |= dict(local_radius=127, global_block_size=16, encoder_attention_type="transient-global")
+LONG_T5 |= dict(decoder_start_token_id=0, dropout_rate=0.0)
 
 
 def long_tasks(source: str, limit: int, place: Path, **options) -> dict:
@@ -44,13 +35,11 @@ def long_tasks(source: str, limit: int, place: Path, **options) -> dict:
         options: of `load_task`, for a hub id.
     """
     if source == "synthetic":
-        stories = load_task("summarization", limit=STORIES * limit)
-        targets = stories.targets[::STORIES]
+        size, stories = STORIES, load_task("summarization", limit=STORIES * limit)
     else:
-        stories = load_task("long_document_summarization", source, limit=limit, **options)
-        targets = stories.targets[:limit]
+        size, stories = 1, load_task("long_document_summarization", source, limit=limit, **options)
+    targets, tasks = stories.targets[: size * limit : size], {}
     texts = iter([text.removeprefix("summarize: ") for text in stories.inputs])
-    size, tasks = STORIES if source == "synthetic" else 1, {}
     documents = [" ".join(islice(texts, size)) for _ in targets]
     for layout, columns in LAYOUTS.items():
         path = Path(place) / f"{layout.lower()}.jsonl"
@@ -61,17 +50,17 @@ def long_tasks(source: str, limit: int, place: Path, **options) -> dict:
     return tasks
 
 
-def random_long_t5(tokenizer, folder: Path, encoder_attention: str = "transient-global", seed: int = 0):
+def random_long_t5(tokenizer, folder: Path):
     """A mini LongT5 with random weights, 12 + 12 layers, saved and loaded as any checkpoint is."""
     import torch
     from transformers import LongT5Config, LongT5ForConditionalGeneration
 
     from ..models.loading import load_model
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    size = {"vocab_size": len(tokenizer), "encoder_attention_type": encoder_attention}
-    LongT5ForConditionalGeneration(LongT5Config(**LONG_T5, **size, **ids)).save_pretrained(folder)
+    config = LongT5Config(vocab_size=len(tokenizer), **LONG_T5, **ids)
+    LongT5ForConditionalGeneration(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return load_model(folder, dtype="float64", name="random LongT5")
 
@@ -79,14 +68,10 @@ def random_long_t5(tokenizer, folder: Path, encoder_attention: str = "transient-
 def costs_by_part(
     model, task, policies: Mapping[str, ExitPolicy | None], max_new_tokens: int, **labels
 ) -> pd.DataFrame:
-    """FLOPs of decoding by part, a token, as shares of those of the first policy: one row a policy.
+    """FLOPs of decoding by part, a token, as shares of those of the first policy (full depth, None).
 
-    Args:
-        model: from `load_model`.
-        task: long inputs.
-        policies: name -> policy; the first is full depth (None).
-        max_new_tokens: the longest output.
-        labels: constant columns.
+    One row a policy (name -> policy): `labels`, `source_tokens`, `rule`, `mean_exit_layer`, `flops_share`,
+    and `<part>_share` of each part.
     """
     from ..decoding.generation import generate
 
@@ -97,8 +82,8 @@ def costs_by_part(
         spent = found.flops.sum() / found.tokens
         full = full or spent
         row = {"source_tokens": source, "rule": name, "mean_exit_layer": found.mean_exit_layer}
-        parts = {part: values.sum() / found.tokens / full for part, values in found.flops_by_part.items()}
-        shares = {f"{part}_share": share for part, share in parts.items()}
+        parts = found.flops_by_part.items()
+        shares = {f"{part}_share": values.sum() / found.tokens / full for part, values in parts}
         rows.append({**labels, **row, "flops_share": spent / full, **shares})
     return pd.DataFrame(rows)
 
@@ -106,18 +91,12 @@ def costs_by_part(
 def counted_by_length(
     sizes: DecoderSizes, lengths: Iterable[int], min_layer: int, top_k: int, tokens: int = 64
 ) -> pd.DataFrame:
-    """What deciding at every layer adds to full depth as the source grows: `source_tokens`, `rule`,
-    `flops_share`.
+    """What deciding at every layer from `min_layer` on adds to full depth as the source grows.
 
-    Args:
-        sizes: of the decoder.
-        lengths: of the source, in tokens.
-        min_layer: first layer at which a token may exit (none does).
-        top_k: ids kept by the pruned rule.
-        tokens: of the output.
+    One row a length of the source (in tokens) and rule ("unpruned", or "fixed" with `top_k` ids):
+    `source_tokens`, `rule`, `flops_share`. No token of the output (`tokens` long) exits.
     """
-    decided = sizes.layers - min_layer
-    vocabulary = sizes.vocabulary
+    decided, vocabulary = sizes.layers - min_layer, sizes.vocabulary
     readout_rows = {"unpruned": (decided + 1) * vocabulary, "fixed": vocabulary + decided * top_k}
 
     def spent(length: int, rows: int) -> int:

@@ -1,9 +1,7 @@
 """Does a prediction, once made, stay? Does confidence in it grow with every layer? (MEE, section 3)
 
 All functions read a `Trace`. Layers are counted from 1; column `l - 1` of an array belongs to layer `l`.
-`labels` are constant columns put in front of a table, such as `model="calm"`; intervals are 95 % intervals
-over
-sequences.
+`labels` are constant columns put in front of a table; intervals are 95 % intervals over sequences.
 """
 
 from __future__ import annotations
@@ -13,7 +11,14 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 
-from .statistics import difference_interval, mean_interval, percentiles, reliability, resampled_tokens
+from .statistics import (
+    Interval,
+    difference_interval,
+    mean_interval,
+    percentiles,
+    reliability,
+    resampled_tokens,
+)
 
 RELIABILITY_RESAMPLES = 100
 
@@ -47,13 +52,8 @@ def never_falling(values: np.ndarray, after: int = 0, tolerance: float = 0.01) -
 
 
 def curve(values: np.ndarray, trace, name: str, **labels) -> pd.DataFrame:
-    """Mean over tokens per layer, with its interval and the standard deviation over tokens.
-
-    Args:
-        values: `[token, layer]`.
-        trace: where the values come from.
-        name: the column of the mean.
-        labels: constant columns.
+    """Mean per layer of `values` `[token, layer]`, in the column `name`, with its interval and the standard
+    deviation over tokens.
     """
     mean = mean_interval(values, trace.sequence).columns(name)
     spread = np.asarray(values, dtype=np.float64).std(axis=0)
@@ -62,9 +62,8 @@ def curve(values: np.ndarray, trace, name: str, **labels) -> pd.DataFrame:
 
 
 def monotonic_shares(trace, **labels) -> pd.DataFrame:
-    """Share of tokens whose probability of the final prediction rises strictly, or never falls by over 0.01.
-
-    Both from layer 1 on and after a third of the layers.
+    """Share of tokens whose probability of the final prediction rises strictly, or never falls by over 0.01,
+    from layer 1 on and after a third of the layers.
     """
     rows = []
     for kind, test in (("strictly rising", strictly_monotonic), ("never falling", never_falling)):
@@ -89,14 +88,8 @@ def settling_gain(first, second, **labels) -> pd.DataFrame:
 def reliability_bins(
     trace, correct: np.ndarray, layers: Iterable[int], bins: int = 10, **labels
 ) -> pd.DataFrame:
-    """A reliability diagram for each of some layers: accuracy by confidence, with an interval for each bin.
-
-    Args:
-        trace: whose top-1 probabilities are the confidence.
-        correct: `[token, layer]`, whether the layer's top-1 is right, by whatever truth is meant.
-        layers: which.
-        bins: number of bins of equal width.
-        labels: constant columns.
+    """A reliability diagram for each of some layers: accuracy by top-1 probability, with an interval for each
+    bin. `correct` `[token, layer]` says whether the layer's top-1 is right, by whatever truth is meant.
     """
     rows = []
     for layer in layers:
@@ -104,9 +97,9 @@ def reliability_bins(
         found = reliability(confidence, right, bins)
         for number, count in enumerate(found.count):
             chosen = found.index == number
-            low, high = (
-                mean_interval(right[chosen], trace.sequence[chosen])[1:] if count else (np.nan, np.nan)
-            )
+            low, high = np.nan, np.nan
+            if count:
+                _, low, high = mean_interval(right[chosen], trace.sequence[chosen])
             edges = {"bin_low": found.edges[number], "bin_high": found.edges[number + 1]}
             means = {"confidence": found.confidence[number], "accuracy": found.accuracy[number]}
             size = {"tokens": count, "expected_calibration_error": found.error}
@@ -115,13 +108,8 @@ def reliability_bins(
 
 
 def layer_reliability(trace, correct: np.ndarray, bins: int = 10, **labels) -> pd.DataFrame:
-    """Per layer: mean confidence, accuracy and expected calibration error, each with its interval.
-
-    Args:
-        trace: whose top-1 probabilities are the confidence.
-        correct: `[token, layer]`, whether the layer's top-1 is right.
-        bins: number of bins of equal width.
-        labels: constant columns.
+    """Per layer: mean top-1 probability, accuracy (mean of `correct`, as in `reliability_bins`) and expected
+    calibration error, each with its interval.
     """
     confidence = trace.top1_probability.astype(np.float64)
 
@@ -132,9 +120,8 @@ def layer_reliability(trace, correct: np.ndarray, bins: int = 10, **labels) -> p
     for name, values in (("confidence", confidence), ("accuracy", correct)):
         table |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
     drawn = [errors(rows) for rows in resampled_tokens(trace.sequence, RELIABILITY_RESAMPLES)]
-    low, high = percentiles(drawn)
-    name = "expected_calibration_error"
-    table |= {name: errors(slice(None)), f"{name}_low": low, f"{name}_high": high}
+    error, name = Interval(errors(slice(None)), *percentiles(drawn)), "expected_calibration_error"
+    table |= error.columns(name, f"{name}_")
     return pd.DataFrame({**labels, **table})
 
 
@@ -147,10 +134,9 @@ def predictions(trace, token: int, decode: Callable[[int], str], top: int = 3, *
 
 
 def percentile_tokens(trace, shares: tuple[float, ...], seed: int = 0) -> dict[int, int]:
-    """Tokens at given percentiles of the settling layer. Returns percent -> row of the trace.
+    """Tokens at given percentiles of the settling layer: percent -> row of the trace.
 
-    Among tokens that settle at the same layer the seed decides; end tokens (the last of each sequence) are
-    left out.
+    Among tokens that settle at the same layer the seed decides; the last of each sequence is left out.
     """
     last = np.append(trace.sequence[1:] != trace.sequence[:-1], True)
     rows = np.random.default_rng(seed).permutation(np.flatnonzero(~last))
@@ -159,9 +145,7 @@ def percentile_tokens(trace, shares: tuple[float, ...], seed: int = 0) -> dict[i
 
 
 def token_text(tokenizer) -> Callable[[int], str]:
-    """`id -> text` for figures: a word boundary is a low line, an id that the tokenizer does not know its
-    number.
-
-    T5's vocabulary matrix has more rows than its tokenizer has tokens.
+    """`id -> text` for figures: a word boundary is a low line, an id beyond the tokenizer's vocabulary (T5's
+    matrix has more rows) its number.
     """
     return lambda token: (tokenizer.convert_ids_to_tokens(token) or f"<id {token}>").replace("▁", "_")

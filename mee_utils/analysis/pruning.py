@@ -33,12 +33,8 @@ def recall(trace: Trace, sizes: Sequence[int], **labels) -> pd.DataFrame:
 
 
 def kept_by_layer(replayed: PolicyReplay, **labels) -> pd.DataFrame:
-    """How many tokens still keep their full-depth prediction at each layer that is read out, and of how many
-    ids.
-
-    Returns:
-        `layer`, `recall` with `low` and `high`, and `ids` (mean over tokens; rows of `W` multiplied there, if
-        nobody exits).
+    """How many tokens keep their full-depth prediction at each layer that is read out: `layer`, `recall`
+    with `low` and `high`, and `ids` (rows of `W` multiplied there if nobody exits, mean over tokens).
     """
     kept = mean_interval(replayed.kept[:, replayed.layers - 1], replayed.trace.sequence)
     ids = np.diff(replayed.readout_rows, axis=1, prepend=0).mean(axis=0)
@@ -48,22 +44,19 @@ def kept_by_layer(replayed: PolicyReplay, **labels) -> pd.DataFrame:
 def minimum_layer(replayed: PolicyReplay, precision: float = 0.95, **labels) -> dict:
     """The minimum exit layer that a model and task call for, in place of a guess.
 
-    The rule: the first layer from which on, at every layer, at least a share `precision` of the tokens that
-    the policy would let go there keep their prediction, or nobody would be let go. `calibrated` is a second
-    one, without a threshold: the first layer from which on the mean top-1 probability does not exceed the
-    share of right predictions by more than 0.05 ("right": full depth's); it may fall short of it.
+    `minimum_layer` is the first layer from which on at least a share `precision` of the tokens that the
+    policy would let go at a layer keep their prediction, or nobody would be let go. `calibrated` needs no
+    threshold: the first from which on the mean top-1 probability exceeds the share of predictions that are
+    full depth's by at most 0.05.
     """
     if not 0 < precision <= 1:
         raise CompanionError(f"precision={precision}: give a share above 0 and up to 1.")
-    trace, found = replayed.trace, precision_and_recall(replayed)
-    safe = found.precision.isna() | (found.precision >= precision)
+    trace, kept = replayed.trace, precision_and_recall(replayed).precision
+    safe = kept.isna() | (kept >= precision)
     right = (trace.top1_id == trace.final_id[:, None]).mean(axis=0)
     honest = trace.top1_probability.mean(axis=0) - right <= 0.05
-    return {
-        **labels,
-        "minimum_layer": _from_where_on(safe, replayed.layers.tolist()),
-        "calibrated": _from_where_on(honest, list(range(1, trace.layers + 1))),
-    }
+    found = {"minimum_layer": _from_where_on(safe, replayed.layers.tolist())}
+    return {**labels, **found, "calibrated": _from_where_on(honest, range(1, trace.layers + 1))}
 
 
 def _from_where_on(right: np.ndarray, layers: Sequence[int]) -> int:
@@ -73,11 +66,7 @@ def _from_where_on(right: np.ndarray, layers: Sequence[int]) -> int:
 
 
 def exactness(pruned: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -> dict[str, float]:
-    """How often a pruned run emits something else than the same run unpruned.
-
-    Args:
-        pruned: ids of every output.
-        plain: ids of the same outputs, all ids read out.
+    """How often a pruned run emits something else than the same run unpruned; both are ids of every output.
 
     Returns:
         `other_output`, the share of outputs that differ; `other_token`, of the tokens up to the first that

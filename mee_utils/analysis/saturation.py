@@ -1,12 +1,10 @@
 """When do hidden states stop changing, for which tokens, and is that the same as easy? (MEE, section 4)
 
 A *prefix* is one token of a trace along references: the source and everything before the token are given, and
-we
-watch the state that predicts it. Its similarity at layer l is the cosine of `n(h^l)` with `n(h^L)`. Layers
-are
-counted from 1; the published table counts from 0 (its first similar state and number of similar states add up
-to
-L - 1). `labels` are constant columns put in front of a table; intervals are 95 % intervals over sequences.
+we watch the state that predicts it. Its similarity at layer l is the cosine of `n(h^l)` with `n(h^L)`. Layers
+are counted from 1; the published table counts from 0 (its first similar state and number of similar states
+add up to L - 1). `labels` are constant columns put in front of a table; intervals are 95 % intervals over
+sequences.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ GROUPS = ("easy", "difficult")
 
 
 def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
-    """One row a prefix.
+    """One row a prefix of a trace along references.
 
     Args:
         trace: along references.
@@ -35,11 +33,9 @@ def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
 
     Returns:
         `sequence`; `prefix_tokens`, tokens before and with the start token; `mean_similarity` over layers 1
-        to
-        L - 1; `first_similar`, the first similar layer (L if none before); `similar_states`, how many of the
-        L - 1 are similar; `rises_after_a`, whether similarity rises strictly from layer a + 1 on, for a = 0,
-        L / 6
-        and L / 3; `settled_from`, the oracle's exit; `loss`, the model's own loss on the token in nats.
+            to L - 1; `first_similar`, the first similar layer (L if none before); `similar_states`, how many
+            of the L - 1 are similar; `rises_after_a`, whether similarity rises strictly from layer a + 1 on,
+            for a = 0, L / 6 and L / 3; `settled_from`, the oracle's exit; `loss` on the token in nats.
     """
     if not 0 < threshold < 1:
         raise CompanionError(f"threshold={threshold}: give a cosine between 0 and 1 (MEE: 0.9).")
@@ -71,22 +67,17 @@ def starts(layers: int) -> tuple[int, int, int]:
 
 
 def select(prefixes: pd.DataFrame, by: str = "mean_similarity", share: float = 0.4) -> pd.Series:
-    """For each prefix "easy", "difficult" or "": the two ends of a ranking.
+    """For each prefix "easy", "difficult" or "": the two ends of a ranking, a `share` of the prefixes each.
 
-    Args:
-        prefixes: from `describe`, with a column `difficulty` for `by="difficulty"`.
-        by: "mean_similarity" (high is easy; MEE), "loss" (low is easy), or "difficulty" (known by
-            construction;
-            all prefixes are used).
-        share: of the prefixes at each end (MEE: 1,000 of 2,500).
+    `by` is "mean_similarity" (high is easy; MEE, with 1,000 of 2,500 at each end), "loss" (low is easy), or
+    "difficulty" (known by construction; all prefixes are used).
     """
     if by == "difficulty":
         known = np.where(prefixes["difficulty"].isin(EASY), *GROUPS)
         return pd.Series(known, index=prefixes.index)
     if not 0 < share <= 0.5:
-        raise CompanionError(
-            f"share={share}: give a share of the prefixes for each end, at most 0.5 (MEE: 0.4)."
-        )
+        wanted = "give a share of the prefixes for each end, at most 0.5 (MEE: 0.4)."
+        raise CompanionError(f"share={share}: {wanted}")
     count = max(1, round(share * len(prefixes)))
     order = prefixes[by].sort_values(ascending=by == "loss", kind="stable").index
     groups = pd.Series("", index=prefixes.index)
@@ -135,37 +126,26 @@ def log_frequency(token_ids: np.ndarray, training_ids: Sequence[Sequence[int]]) 
 def associations(
     prefixes: pd.DataFrame, measures: Sequence[str], outcomes: Sequence[str], **labels
 ) -> pd.DataFrame:
-    """Spearman's rank correlation of measures of difficulty with outcomes.
-
-    Args:
-        prefixes: from `describe`, with the columns named.
-        measures: columns that might foretell depth, such as "loss", "prefix_tokens", "log_frequency".
-        outcomes: columns that are a depth, such as "first_similar" and "settled_from".
-        labels: constant columns.
+    """Spearman's rank correlation of columns of the prefixes: measures of difficulty (such as "loss") with
+    outcomes that are a depth (such as "settled_from").
     """
     columns = prefixes[[*measures, *outcomes]]
     found = columns.corr("spearman")
     samples = resampled_tokens(prefixes["sequence"].to_numpy(), RESAMPLES)
     low, high = percentiles([columns.iloc[rows].corr("spearman") for rows in samples])
     rows = []
-    for i, measure in enumerate(measures):
-        for j, outcome in enumerate(outcomes, start=len(measures)):
-            bounds = {"low": low[i, j], "high": high[i, j]}
-            row = {"measure": measure, "depth": outcome, "spearman": found.iloc[i, j], **bounds}
-            rows.append({**labels, **row})
+    for place in np.ndindex(len(measures), len(outcomes)):
+        i, j = place[0], len(measures) + place[1]
+        row = {"measure": columns.columns[i], "depth": columns.columns[j], "spearman": found.iloc[i, j]}
+        rows.append({**labels, **row, "low": low[i, j], "high": high[i, j]})
     return pd.DataFrame(rows)
 
 
 def depth_by_difficulty(
     prefixes: pd.DataFrame, order: Sequence[str], least: int = 20, **labels
 ) -> pd.DataFrame:
-    """Mean exit of the oracle and mean first similar layer for each known difficulty.
-
-    Args:
-        prefixes: from `describe`, with a column `difficulty`.
-        order: the difficulties in order; those with fewer than `least` prefixes are left out.
-        least: see `order`.
-        labels: constant columns.
+    """Mean exit of the oracle and mean first similar layer for each known difficulty of the `order` that has
+    at least `least` prefixes.
     """
     rows = []
     for difficulty in order:
@@ -179,18 +159,14 @@ def depth_by_difficulty(
 
 def examples(trace, prefixes: pd.DataFrame, decode, count: int = 3, **labels) -> pd.DataFrame:
     """Similarity curves of single prefixes (MEE, Appendix A), evenly spaced in the easy and the difficult
-    fifth.
-
-    `decode` is a function of a token's id; the column `token` holds what it makes of the token to predict.
+    fifth; the column `token` holds what `decode` makes of the id to predict.
     """
     order = prefixes["mean_similarity"].sort_values(ascending=False, kind="stable").index.to_numpy()
     fifth, tables = max(count, len(order) // 5), []
     for group, ranked in zip(GROUPS, (order[:fifth], order[::-1][:fifth]), strict=True):
         for number, token in enumerate(ranked[np.linspace(0, fifth - 1, count).round().astype(int)], start=1):
             which = {"group": group, "example": number, "token": decode(int(trace.token_id[token]))}
-            layer, similarity = (
-                np.arange(1, trace.layers + 1),
-                trace.final_similarity[token].astype(np.float64),
-            )
-            tables.append(pd.DataFrame({**labels, **which, "layer": layer, "similarity": similarity}))
+            values = trace.final_similarity[token].astype(np.float64)
+            columns = {"layer": np.arange(1, trace.layers + 1), "similarity": values}
+            tables.append(pd.DataFrame({**labels, **which, **columns}))
     return pd.concat(tables, ignore_index=True)

@@ -1,9 +1,7 @@
 """Means with intervals, and reliability diagrams.
 
 Tokens of one sequence are not independent, so every interval resamples *sequences* (a cluster bootstrap).
-With
-`s_i` the sum of the values of sequence i and `c_i` its number of tokens, a resample that draws sequence i
-`w_i`
+With `s_i` the sum of the values of sequence i and `c_i` its number of tokens, a resample that draws it `w_i`
 times has the mean `sum_i w_i s_i / sum_i w_i c_i`; the interval goes between percentiles of these means.
 """
 
@@ -43,13 +41,8 @@ def bootstrap(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Percentile interval of a statistic over resampled units (sequences or examples).
 
-    Args:
-        statistic: `weights [resample, unit] -> values [resample, ...]`; a weight is how often the unit was
-            drawn.
-        units: how many there are.
-        level: coverage of the interval, between 0 and 1.
-        resamples: number of bootstrap samples.
-        seed: of the resampling; the same seed and number of units give the same weights (paired comparisons).
+    `statistic` maps `weights [resample, unit]`, how often each unit was drawn, to values `[resample, ...]`.
+    The same seed and number of units give the same weights, which makes comparisons paired.
     """
     weights = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), resamples)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -81,11 +74,7 @@ def mean_interval(values: np.ndarray, sequence: np.ndarray, **options) -> Interv
 def difference_interval(first, second, **options) -> Interval:
     """Difference of two means over tokens, `first - second`, with a paired interval over sequences.
 
-    Args:
-        first: `(values [token], sequence [token])` of one model; both models have outputs for the same
-            sequences.
-        second: the same of another model.
-        options: level, resamples and seed of `bootstrap`.
+    Each is `(values [token], sequence [token])`, of the same sequences; `options` as in `mean_interval`.
     """
     number = int(max(first[1].max(), second[1].max())) + 1
     sums = [np.bincount(sequence, weights=values, minlength=number) for values, sequence in (first, second)]
@@ -101,8 +90,7 @@ def difference_interval(first, second, **options) -> Interval:
 def resampled_tokens(sequence: np.ndarray, resamples: int, seed: int = 0) -> Iterator[np.ndarray]:
     """Token rows of bootstrap samples of whole sequences, for statistics that are no ratio of sums."""
     _, index = np.unique(sequence, return_inverse=True)
-    order = np.argsort(index, kind="stable")
-    rows = np.split(order, np.cumsum(np.bincount(index))[:-1])
+    rows = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index))[:-1])
     random = np.random.default_rng(seed)
     for _ in range(resamples):
         yield np.concatenate([rows[i] for i in random.integers(0, len(rows), len(rows))])
@@ -120,13 +108,8 @@ class Reliability(NamedTuple):
 
 
 def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = 10) -> Reliability:
-    """Confidence against accuracy in bins of equal width, and the expected calibration error (Guo et al.
-    2017, eq. 3).
-
-    Args:
-        confidence: `[token]`, in 0..1.
-        correct: `[token]`, whether the prediction was right.
-        bins: how many.
+    """Confidence (0..1) against accuracy in bins of equal width, both `[token]`, and the expected calibration
+    error (Guo et al. 2017, eq. 3).
     """
     edges = np.linspace(0, 1, bins + 1)
     index = np.clip(np.digitize(confidence, edges[1:-1], right=True), 0, bins - 1)

@@ -20,6 +20,7 @@ from .decisions import thresholds_for
 SHARES = (1.0, 0.995, 0.985, 0.96, 0.9)
 ENOUGH = 0.3  # a curve ends where the mean consistency loss exceeds this: nobody asks for less
 
+# name -> (threshold -> policy, thresholds from the safest down; NaN for a rule without one)
 Rules = dict[str, tuple[Callable[[float], ExitPolicy], Sequence[float]]]
 
 
@@ -28,10 +29,8 @@ def no_test(losses: np.ndarray, delta: float, eps: float) -> float:
     return 0.0 if float(np.mean(losses)) <= delta else 1.0
 
 
-TESTS = {
-    **{name: name for name in BOUNDS},
-    "no_test": no_test,
-}  # ways to choose a threshold, two with a guarantee
+# ways to choose a threshold, two with a guarantee
+TESTS = {**{name: name for name in BOUNDS}, "no_test": no_test}
 
 
 def threshold_grid(trace: Trace, policy: ExitPolicy, shares: Sequence[float], model) -> list[float]:
@@ -46,12 +45,8 @@ def threshold_grid(trace: Trace, policy: ExitPolicy, shares: Sequence[float], mo
 
 @dataclass
 class ThresholdSweep:
-    """Decoded settings of one task and model.
-
-    Attributes:
-        rows: one a setting, the first at full depth.
-        losses: their consistency losses, `[example]` each.
-        examples: their scores of single examples, `[example]` each, percent.
+    """Decoded settings of one task and model, the first at full depth: `rows` of a table, and for each its
+    consistency `losses` and the scores of its `examples` (percent), `[example]`.
     """
 
     rows: list[dict] = field(default_factory=list)
@@ -69,20 +64,9 @@ class ThresholdSweep:
         self.examples.append(found.examples)
 
 
-def decode_curves(
-    model, task, rules: Rules, labels: dict, progress: Callable[[str], object] | None = None, **settings
-) -> ThresholdSweep:
+def decode_curves(model, task, rules: Rules, labels: dict, **settings) -> ThresholdSweep:
     """Decodes a task with every rule, threshold by threshold, until outputs are nothing like those of full
-    depth.
-
-    Args:
-        model: from `load_model`.
-        task: inputs, and how outputs are scored.
-        rules: name -> (threshold -> policy, thresholds from the safest down); a threshold that is not a
-            number belongs to a rule without one.
-        labels: constant columns to put in front.
-        progress: called with the name of each rule.
-        settings: of `generate`.
+    depth. `settings` are those of `generate`.
     """
     from ..decoding.inputs import EncoderCache
 
@@ -91,8 +75,6 @@ def decode_curves(
     nothing = {**labels, "rule": "full_depth", "threshold": float("nan")}
     swept.add(nothing, full, full, np.zeros(len(task)))
     for rule, (policy, thresholds) in rules.items():
-        if progress:
-            progress(rule)
         for threshold in thresholds:
             found = decode(model, task, policy(threshold), full, **settings)
             losses = consistency_losses(task, found.texts, full.texts)
@@ -112,26 +94,15 @@ def fresh_samples(
     pools: int,
     max_new_tokens: int,
 ) -> pd.DataFrame:
-    """The guarantee on independent calibration sets: do their thresholds keep their promise to the
-    population?
+    """Whether thresholds from independent calibration sets keep their promise to the population.
 
-    The examples of the task are dealt out to `pools` disjoint sets. Losses come from a replay: they are the
-    losses of another decoder, one that does not see its own exits, and what is claimed of learn-then-test
-    holds of them too.
-
-    Args:
-        trace: of the model's own output on the inputs of the task.
-        model: of the trace.
-        task: examples drawn for this purpose alone.
-        rules: as in `decode_curves`.
-        deltas: largest mean losses.
-        eps: probability of failing.
-        pools: how many sets.
-        max_new_tokens: as in `replay`.
+    The examples of the task, drawn for this purpose alone, are dealt out to `pools` disjoint sets. Losses
+    come from a replay (the trace is of the model's own output): they are the losses of another decoder, one
+    that does not see its own exits, and what is claimed of learn-then-test holds of them too.
 
     Returns:
-        One row a rule, delta, bound and set: `threshold` (not a number if none passed), `loss` of the
-            population there, `violated`.
+        One row a rule, delta, bound and set: `threshold` (NaN if none passed), `loss` of the population
+            there, `violated`.
     """
     size = len(task) // pools
     if not size:
@@ -141,7 +112,7 @@ def fresh_samples(
     rows = []
     for rule, (policy, thresholds) in rules.items():
         replayed = replay_policy(trace, policy(thresholds[0]), model)
-        losses = replayed_losses(replayed, model, task, thresholds, max_new_tokens=max_new_tokens)
+        losses = replayed_losses(replayed, model, task, thresholds, max_new_tokens)
         for (bound, test), delta, pool in product(TESTS.items(), deltas, range(pools)):
             part = losses[:, pool * size : (pool + 1) * size]
             found = learn_then_test(part, thresholds, delta, eps, test, source="replay")

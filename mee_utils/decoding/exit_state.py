@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..common.errors import CompanionError
-from ..exits.readout import Readout, ReadoutLogits
+from ..exits.readout import Readout, ReadoutLogits, single
 from .layerwise import LayerwiseDecoder
 
 
@@ -75,16 +75,7 @@ class ExitState:
     @cached_property
     def full_logits(self) -> Tensor:
         """Of all ids, `[rows, vocabulary]`, in single precision at least."""
-        return _single(self.decoder.readout(self.state))
-
-    def rows_of_head(self, ids: Tensor) -> Tensor:
-        """The rows of `W` of ids `[rows, k]`, with the scale of the readout: `[rows, k, d_model]`."""
-        rows = torch.nn.functional.embedding(ids, self.decoder.head_rows)
-        return rows if self.decoder.scale == 1.0 else rows.mul_(self.decoder.scale)
-
-    def times(self, state: Tensor, weights: Tensor) -> Tensor:
-        """Logits `[rows, k]` of states `[rows, d_model]` over gathered rows of `W`."""
-        return _single(torch.bmm(weights, state.unsqueeze(-1)).squeeze(-1))
+        return single(self.decoder.readout(self.state))
 
     @cached_property
     def readout_logits(self) -> ReadoutLogits:
@@ -111,7 +102,7 @@ class ExitState:
     @cached_property
     def top1_id(self) -> Tensor:
         """`[rows]`; of equal logits the first, as everywhere (`topk` picks another)."""
-        return self.readout_logits.tokens(self.step.readout.options.contrast_token)
+        return self.readout_logits.tokens(self.step.readout.policy.contrast_token)
 
     @cached_property
     def top1_probability(self) -> Tensor:
@@ -154,10 +145,6 @@ class ExitState:
         return state if same else RowView(state, np.searchsorted(state.rows, self.rows))
 
 
-def _single(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
-
-
 class RowView:
     """An `ExitState` (or such a view of one) restricted to the rows that are still there."""
 
@@ -172,8 +159,8 @@ class RowView:
     def recall(self, key, make) -> tuple[Tensor, ...]:
         """What a measure kept with that layer, for the rows that are still there."""
         values = self._state.recall(key, make)
-        picked = [self._pick(value) for value in values]
-        return type(values)._make(picked) if hasattr(values, "_make") else tuple(picked)
+        picked = map(self._pick, values or ())
+        return type(values)._make(picked) if hasattr(values, "_make") else tuple(picked) or None
 
     def earlier(self, layers: int) -> RowView:
         """The same rows, further back."""

@@ -199,7 +199,7 @@ class LayerwiseDecoder:
         self.weights = [LayerWeights(block, pack) for block in decoder.block]
         self.norm, self.scale = Norm(decoder.final_layer_norm), output_scale(network)
         self.compact_below = COMPACT_NARROW if config.d_model < NARROW else COMPACT_WIDE
-        self.head, self.head_rows = Linear(network.lm_head.weight, pack), network.lm_head.weight.detach()
+        self.head, self._head_weight = Linear(network.lm_head.weight, pack), network.lm_head.weight.detach()
         self._bias_module = decoder.block[0].layer[0].SelfAttention
         self._relative_bias = self._make_relative_bias(PIECE)
 
@@ -247,6 +247,11 @@ class LayerwiseDecoder:
     def readout(self, normed: Tensor) -> Tensor:
         """Logits `[rows, vocabulary]` of normalised states `[rows, d_model]`."""
         return self.head(normed if self.scale == 1.0 else normed * self.scale)
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """The rows of `W` of ids `[rows, k]`, with the scale of the readout: `[rows, k, d_model]`."""
+        rows = functional.embedding(ids, self._head_weight)
+        return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
     def run_layer(self, layer: int, x: Tensor, cache: Cache, rows: Rows) -> Tensor:
         """Runs layer `layer` (1 to L) for the present token of some rows, and for what waits before it.

@@ -20,28 +20,20 @@ from torch import Tensor
 
 from ..common.errors import CompanionError
 
-CONTRASTS = ("weighted", "jsd")
 ALPHA = 0.1
 
 
 def check_alpha(alpha: object) -> None:
     """Refuses an alpha outside 0 to 1."""
     if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < alpha <= 1:
-        raise CompanionError(
-            f"contrast_alpha={alpha!r}: give a number above 0 and up to 1 (the papers: {ALPHA})."
-        )
+        allowed = f"give a number above 0 and up to 1 (the papers: {ALPHA})."
+        raise CompanionError(f"contrast_alpha={alpha!r}: {allowed}")
 
 
 def weighted_contrast(expert: Tensor, amateur: Tensor, alpha: float = ALPHA) -> Tensor:
-    """The contrastive distribution of two layers ("Not all FLOPs", auto-contrastive decoding).
+    """Log-probabilities of the contrast of two layers, given by logits over the same ids; all `[..., ids]`.
 
-    Args:
-        expert: logits of the late layer, `[..., ids]`.
-        amateur: logits of the early layer, over the same ids.
-        alpha: a token is plausible if its probability is at least `alpha` times the largest.
-
-    Returns:
-        Log-probabilities, `[..., ids]`.
+    A token is plausible if its probability is at least `alpha` times the expert's largest.
     """
     late, early = torch.log_softmax(expert, dim=-1), torch.log_softmax(amateur, dim=-1)
     plausible = late >= late.amax(dim=-1, keepdim=True) + log(alpha)
@@ -50,13 +42,8 @@ def weighted_contrast(expert: Tensor, amateur: Tensor, alpha: float = ALPHA) -> 
     return torch.where(plausible, inside, late)
 
 
-def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
-    """Jensen-Shannon divergence of two distributions given by logits, `[..., ids]`, in nats (0 to log 2)."""
-    return divergence(torch.softmax(first, dim=-1), torch.softmax(second, dim=-1))
-
-
-def divergence(p: Tensor, q: Tensor) -> Tensor:
-    """`JSD = H((p + q) / 2) - (H(p) + H(q)) / 2` of two distributions given by probabilities, in nats."""
+def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
+    """`JSD = H((p + q) / 2) - (H(p) + H(q)) / 2` of distributions `[..., ids]`, in nats (0 to log 2)."""
     entropies = [torch.special.entr(each).sum(dim=-1) for each in (p, q)]
     return (torch.special.entr((p + q) / 2).sum(dim=-1) - (entropies[0] + entropies[1]) / 2).clamp_(min=0)
 
@@ -64,14 +51,9 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
 def jsd_contrast(expert: Tensor, amateurs: Tensor, alpha: float = ALPHA) -> tuple[Tensor, Tensor]:
     """The contrast with the amateur of largest Jensen-Shannon divergence (after DoLa, with a true JSD).
 
-    Args:
-        expert: logits, `[rows, ids]`.
-        amateurs: logits of earlier layers, `[layers, rows, ids]`.
-        alpha: as in `weighted_contrast`.
-
-    Returns:
-        Log-probabilities `[rows, ids]`, and `[rows]`, the index of the chosen amateur (of equals the first).
+    Takes logits `[rows, ids]` and `[layers, rows, ids]`; returns log-probabilities `[rows, ids]` and the
+    index of the chosen amateur, `[rows]` (of equals the first).
     """
-    chosen = jensen_shannon(expert[None], amateurs).argmax(dim=0)
+    chosen = jensen_shannon(expert.softmax(dim=-1)[None], amateurs.softmax(dim=-1)).argmax(dim=0)
     amateur = amateurs[chosen, torch.arange(len(chosen), device=chosen.device)]
     return weighted_contrast(expert, amateur, alpha), chosen

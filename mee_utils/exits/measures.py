@@ -70,7 +70,6 @@ class SoftmaxMargin(Measure):
     name, readout = "softmax_margin", True
 
     def confidence(self, state):
-        """The margin."""
         return state.margin
 
 
@@ -80,7 +79,6 @@ class MaxProbability(Measure):
     name, readout = "max_probability", True
 
     def confidence(self, state):
-        """The largest probability."""
         return state.top1_probability
 
 
@@ -90,7 +88,6 @@ class HiddenSimilarity(Measure):
     name, range = "hidden_similarity", (-1.0, 1.0)
 
     def confidence(self, state):
-        """The cosine."""
         return state.similarity
 
 
@@ -103,7 +100,6 @@ class RisingTop1(Measure):
     name, readout, lookback = "rising_top1", True, 2
 
     def confidence(self, state):
-        """The top-1 probability if it rose twice, else 0."""
         first, second = (state.earlier(back).top1_probability for back in (2, 1))
         third = state.top1_probability
         return third * ((third > second) & (second > first))
@@ -115,7 +111,6 @@ class Static(Measure):
     name, has_threshold = "static", False
 
     def confidence(self, state):
-        """Always sure."""
         return np.ones(len(state.sequence))
 
 
@@ -125,7 +120,6 @@ class Oracle(Measure):
     name, looks_ahead, has_threshold, readout, min_layer = "oracle", True, False, True, 1
 
     def confidence(self, state):
-        """1 where the prediction stays what it is, else 0; `state.settled` knows the layers to come."""
         return state.settled
 
 
@@ -144,9 +138,8 @@ class ForcedExits(Measure):
         except (TypeError, ValueError):
             rows = []
         if not rows or not all(map(self._valid, rows)):
-            raise CompanionError(
-                "ForcedExits takes one list of layers (whole numbers from 1 on) for each input."
-            )
+            wanted = "one list of layers (whole numbers from 1 on) for each input"
+            raise CompanionError(f"ForcedExits takes {wanted}.")
         self.table = np.full((len(rows), 1 + max(map(len, rows))), np.iinfo(np.int64).max)
         for row, given in zip(self.table, rows, strict=True):
             row[: len(given)] = given
@@ -156,11 +149,9 @@ class ForcedExits(Measure):
         return row.ndim == 1 and (not row.size or (row.dtype.kind in "iu" and row.min() >= 1))
 
     def confidence(self, state):
-        """1 from the layer of the list on."""
         if state.sequence.max() >= len(self.table):
-            raise CompanionError(
-                f"ForcedExits has lists for {len(self.table)} inputs, but there are more: give one for each."
-            )
+            lists = f"ForcedExits has lists for {len(self.table)} inputs"
+            raise CompanionError(f"{lists}, but there are more: give one for each.")
         place = np.minimum(state.position, self.table.shape[1] - 1)
         return (self.table[state.sequence, place] <= state.layer).astype(np.float64)
 
@@ -169,13 +160,7 @@ MEASURES: dict[str, type[Measure]] = {
     measure.name: measure
     for measure in (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
 }
-TRAINED = (
-    "linear_classifier",
-    "hidden_classifier",
-    "low_rank_classifier",
-    "three_hidden_classifier",
-    "lstm_classifier",
-)
+TRAINED = [f"{kind}_classifier" for kind in ("linear", "hidden", "low_rank", "three_hidden", "lstm")]
 
 
 def find_measure(measure: str | Measure) -> Measure:
@@ -183,8 +168,7 @@ def find_measure(measure: str | Measure) -> Measure:
     if isinstance(measure, Measure):
         return measure
     if measure in TRAINED:
-        raise CompanionError(
-            f'"{measure}" needs a trained classifier: give the classifier itself as the measure.'
-        )
+        trained = f'"{measure}" needs a trained classifier'
+        raise CompanionError(f"{trained}: give the classifier itself as the measure.")
     check_choice("measure", measure, [*MEASURES, *TRAINED])
     return MEASURES[measure]()

@@ -6,8 +6,9 @@ A policy knows no model. `bind` fits it to a decoder's depth and vocabulary, onc
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from numbers import Integral, Real
 from typing import ClassVar
 
@@ -15,17 +16,20 @@ import numpy as np
 
 from ..common.errors import CompanionError, check_choice
 from ..models.costs import DecoderSizes, generation_flops
-from .contrast import ALPHA
+from .contrast import ALPHA, check_alpha
 from .measures import Measure, find_measure
-from .readout import Readout, ReadoutOptions
-from .thresholds import FORMS, AdaptiveThreshold, Threshold
+from .readout import Readout
+from .thresholds import AdaptiveThreshold, Threshold
 
 DEFAULT_THRESHOLD = 0.9
-PROPAGATIONS = ("copy", "parallel")
-
-
-def _is(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+CHOICES = {
+    "decay_form": ("scaled", "calm"),
+    "propagation": ("copy", "parallel"),
+    "pruning": ("fixed", "decaying", "adaptive"),
+    "pruning_form": ("recursion", "closed"),
+    "contrast": ("weighted", "jsd"),
+}
+SIZES = {"top_k": ("fixed", "decaying"), "least_k": ("decaying",)}  # the prunings that need them
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +48,8 @@ class ExitPolicy:
         propagation: where keys and values of skipped layers come from, "copy" (CALM, MEE: the exit state) or
             "parallel" (FREE: waiting tokens run through a layer together once a later one needs it).
         pruning: "fixed", "decaying" or "adaptive" vocabulary pruning; see `mee_utils.exits.readout`.
-        top_k, least_k, pruning_form: of the pruning.
+        top_k, least_k: ids that are kept at first (fixed, decaying) and at least (decaying).
+        pruning_form: of decaying pruning, "recursion" (the paper) or "closed" (its code).
         contrast: "weighted" or "jsd": confidence comes from a contrast; see `mee_utils.exits.contrast`.
         contrast_alpha: of the contrast.
         contrast_token: whether the token comes from the contrast too.
@@ -70,111 +75,109 @@ class ExitPolicy:
     contrast_alpha: float = ALPHA
     contrast_token: bool = False
     schedule: Threshold = field(init=False)
-    readout: ReadoutOptions = field(init=False)
 
     def __post_init__(self):
         object.__setattr__(self, "measure", find_measure(self.measure))
-        pruning = (self.pruning, self.top_k, self.least_k, self.pruning_form)
-        contrast = (self.contrast, self.contrast_alpha, self.contrast_token)
-        object.__setattr__(self, "readout", ReadoutOptions(*pruning, *contrast))
-        check_choice("propagation", self.propagation, PROPAGATIONS)
-        check_choice("decay_form", self.decay_form, FORMS)
-        self._check_contradictions()
-        self._check_layers()
+        for name, choices in CHOICES.items():
+            if getattr(self, name) != getattr(type(self), name):
+                check_choice(name, getattr(self, name), choices)
+        check_alpha(self.contrast_alpha)
         object.__setattr__(self, "schedule", self._schedule())
-
-    def _check_layers(self) -> None:
-        if self.min_layer is not None and (not _is(self.min_layer, Integral) or self.min_layer < 1):
-            raise CompanionError(
-                f"min_layer={self.min_layer!r}: layers are counted from 1; give a whole number."
-            )
-        if self.exit_layers is None:
-            if self.min_layer is None and self.measure.name == "static":
-                raise CompanionError('"static" needs min_layer=..., the layer at which every token exits.')
-            return
-        given = self.exit_layers
-        if not isinstance(given, Sequence | np.ndarray) or not all(_is(layer, Integral) for layer in given):
-            raise CompanionError(f"exit_layers={given!r}: give a list of layers, as in exit_layers=[4].")
-        layers = tuple(int(layer) for layer in given)
-        if not layers or sorted(set(layers)) != list(layers) or layers[0] < 1:
-            raise CompanionError(
-                f"exit_layers={list(layers)}: give layers from 1 on, ascending, at least one."
-            )
-        if self.min_layer is not None:
-            raise CompanionError("exit_layers and min_layer contradict each other: give one of them.")
-        if layers[0] <= self.measure.lookback:
-            back = f'"{self.measure.name}" looks {self.measure.lookback} layers back'
-            raise CompanionError(f"{back} and cannot decide at layer {layers[0]}.")
-        object.__setattr__(self, "exit_layers", layers)
-
-    def _check_contradictions(self) -> None:
-        measure, adaptive, layers = self.measure, self._adaptive, self.exit_layers
-        name, reduced = measure.name, f'contrast="{self.contrast}"'
-        reduced = f'pruning="{self.pruning}"' if self.pruning else reduced
-        probabilities, adapts = measure.readout and not measure.looks_ahead, 'threshold="adaptive"'
-        if not measure.has_threshold and (self.threshold is not None or self.decay is not None):
-            wrong = f'"{name}" has no threshold: leave out threshold and decay.'
-        elif self.decay is None and self.decay_form != "scaled":
-            wrong = f'decay_form="{self.decay_form}" needs decay=..., the temperature (CALM: 4).'
-        elif not self.readout.plain and not probabilities:
-            wrong = f'{reduced} needs a measure that looks at probabilities before it exits, not "{name}".'
-        elif not self.readout.plain and adaptive:
-            wrong = f"{reduced} and {adapts} contradict each other: give a number."
-        elif self.contrast and measure.lookback:
-            wrong = f'{reduced} and "{name}", which looks back, contradict each other: use another measure.'
-        elif adaptive and self.decay is not None:
-            wrong = f"{adapts} and decay contradict each other: leave out decay."
-        elif adaptive and (self.propagation != "parallel" or layers is None or np.size(layers) != 1):
-            wrong = f'{adapts} (FREE) needs propagation="parallel" and one layer in exit_layers.'
-        elif adaptive and (not probabilities or measure.lookback):
-            wrong = f'{adapts} needs a probability: "max_probability" or "softmax_margin".'
-        else:
-            return
-        raise CompanionError(wrong)
-
-    @property
-    def _adaptive(self) -> bool:
-        if isinstance(self.threshold, Threshold):
-            return self.threshold.learns
-        return isinstance(self.threshold, str) and self.threshold == "adaptive"
+        for mistake in chain(self._wrong_readout(), self._contradictions(), self._wrong_layers()):
+            raise CompanionError(mistake)
+        if self.exit_layers is not None:
+            object.__setattr__(self, "exit_layers", tuple(map(int, self.exit_layers)))
 
     def _schedule(self) -> Threshold:
-        if isinstance(self.threshold, Threshold):
-            return copy.deepcopy(self.threshold)
-        if self._adaptive:
+        level, decay, (low, high) = self.threshold, self.decay, self.measure.range
+        if isinstance(level, Threshold):
+            return copy.deepcopy(level)
+        if isinstance(level, str) and level == "adaptive":
             return AdaptiveThreshold()
-        level = DEFAULT_THRESHOLD if self.threshold is None else self.threshold
-        low, high = self.measure.range
+        level = DEFAULT_THRESHOLD if level is None else level
         if not _is(level, Real) or not low <= level <= high:
             allowed = f"give a number from {low:g} to {high:g} (constant {high:g}: no exit)."
-            raise CompanionError(f"threshold={self.threshold!r} for {self.measure.name}: {allowed}")
-        if self.decay is not None and not (_is(self.decay, Real) and 0 < self.decay < float("inf")):
+            raise CompanionError(f"threshold={level!r} for {self.measure.name}: {allowed}")
+        if decay is not None and (not _is(decay, Real) or not 0 < decay < float("inf")):
             allowed = "give a temperature above 0 (CALM: 4), or None for a constant threshold."
-            raise CompanionError(f"decay={self.decay!r}: {allowed}")
+            raise CompanionError(f"decay={decay!r}: {allowed}")
         if not self.measure.has_threshold:
             return Threshold(0.5)
-        return Threshold(float(level), self.decay, self.decay_form)
+        return Threshold(float(level), decay, self.decay_form)
+
+    def _wrong_layers(self) -> Iterator[str]:
+        first, given, measure = self.min_layer, self.exit_layers, self.measure
+        if first is not None and (not _is(first, Integral) or first < 1):
+            yield f"min_layer={first!r}: layers are counted from 1; give a whole number."
+        if given is None:
+            if first is None and measure.name == "static":
+                yield '"static" needs min_layer=..., the layer at which every token exits.'
+            return
+        if not isinstance(given, Sequence | np.ndarray) or not all(_is(layer, Integral) for layer in given):
+            yield f"exit_layers={given!r}: give a list of layers, as in exit_layers=[4]."
+        if not len(given) or sorted(set(given)) != list(given) or given[0] < 1:
+            yield f"exit_layers={list(given)}: give layers from 1 on, ascending, at least one."
+        if first is not None:
+            yield "exit_layers and min_layer contradict each other: give one of them."
+        if given[0] <= measure.lookback:
+            back = f'"{measure.name}" looks {measure.lookback} layers back'
+            yield f"{back} and cannot decide at layer {given[0]}."
+
+    def _wrong_readout(self) -> Iterator[str]:
+        for name, kinds in SIZES.items():
+            size, needed = getattr(self, name), " or ".join(map(repr, kinds))
+            if self.pruning in kinds and (not _is(size, Integral) or size < 1):
+                yield f'{name}={size!r}: pruning="{self.pruning}" needs a whole number of ids from 1 on.'
+            if self.pruning not in kinds and size is not None:
+                yield f"{name}={size!r} means nothing without pruning={needed}: leave it out."
+        if self.pruning == "decaying" and self.least_k > self.top_k:
+            yield f"least_k={self.least_k} is more than top_k={self.top_k}: ids can only become fewer."
+        if self.pruning != "decaying" and self.pruning_form != "recursion":
+            yield f'pruning_form="{self.pruning_form}" belongs to pruning="decaying": leave it out.'
+        if self.contrast is None and (self.contrast_token or self.contrast_alpha != ALPHA):
+            yield 'contrast_token and contrast_alpha need contrast="weighted" or "jsd".'
+
+    def _contradictions(self) -> Iterator[str]:
+        measure, learns, layers = self.measure, self.schedule.learns, self.exit_layers
+        reduced = f'pruning="{self.pruning}"' if self.pruning else f'contrast="{self.contrast}"'
+        probability = measure.readout and not measure.looks_ahead
+        if not measure.has_threshold and (self.threshold is not None or self.decay is not None):
+            yield f'"{measure.name}" has no threshold: leave out threshold and decay.'
+        if self.decay is None and self.decay_form != "scaled":
+            yield f'decay_form="{self.decay_form}" needs decay=..., the temperature (CALM: 4).'
+        if not self.plain and not probability:
+            seen = f'looks at probabilities before it exits, not "{measure.name}"'
+            yield f"{reduced} needs a measure that {seen}."
+        if not self.plain and learns:
+            yield f'{reduced} and threshold="adaptive" contradict each other: give a number.'
+        if self.contrast and measure.lookback:
+            looks = f'contrast="{self.contrast}" and "{measure.name}", which looks back,'
+            yield f"{looks} contradict each other: use another measure."
+        if learns and self.decay is not None:
+            yield 'threshold="adaptive" and decay contradict each other: leave out decay.'
+        if learns and (self.propagation != "parallel" or layers is None or np.size(layers) != 1):
+            yield 'threshold="adaptive" (FREE) needs propagation="parallel" and one layer in exit_layers.'
+        if learns and (not probability or measure.lookback):
+            yield 'threshold="adaptive" needs a probability: "max_probability" or "softmax_margin".'
+
+    @property
+    def plain(self) -> bool:
+        """Whether all ids are read out and nothing is contrasted."""
+        return self.pruning is None and self.contrast is None
 
     def bind(self, layers: int, vocabulary: int, min_exit_layer: int | None = None) -> BoundPolicy:
-        """Fits the policy to a decoder.
+        """Fits the policy to a decoder of L layers and V rows of its LM head.
 
-        Args:
-            layers: depth L of the decoder.
-            vocabulary: V, rows of its LM head.
-            min_exit_layer: of the model; for policies that name no layer.
-
-        Raises:
-            CompanionError: a layer that the decoder does not have, none named at all, or nothing to decide.
+        `min_exit_layer`, the model's, is for policies that name no layer. Raises `CompanionError` for a layer
+        that the decoder does not have, if none is named at all, or if nothing is left to decide.
         """
         return BoundPolicy(self, layers, vocabulary, min_exit_layer)
 
     def at_threshold(self, level: float) -> ExitPolicy:
         """This policy at another level of its threshold; the rest stays, the decay of a `Threshold` too."""
         if self.schedule.learns or not self.measure.has_threshold:
-            raise CompanionError(
-                f'"{self.measure.name}" with threshold={self.threshold!r} has no threshold to choose: '
-                "give a measure with one."
-            )
+            none = f'"{self.measure.name}" with threshold={self.threshold!r} has no threshold to choose'
+            raise CompanionError(f"{none}: give a measure with one.")
         if not isinstance(self.threshold, Threshold):
             return replace(self, threshold=level)
         schedule = copy.deepcopy(self.threshold)
@@ -182,12 +185,10 @@ class ExitPolicy:
         return replace(self, threshold=schedule)
 
     def __repr__(self) -> str:
-        given = [f'"{self.measure.name}"']
-        for option in fields(self)[1:]:
-            value = getattr(self, option.name) if option.init else None
-            if option.init and value != option.default:
-                given.append(f"{option.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(given)})"
+        options = [option.name for option in fields(self)[1:] if option.init]
+        given = [name for name in options if getattr(self, name) != getattr(type(self), name)]
+        shown = [f'"{self.measure.name}"', *(f"{name}={getattr(self, name)!r}" for name in given)]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class BoundPolicy:
@@ -207,17 +208,17 @@ class BoundPolicy:
         self.policy, self.measure, self.layers = policy, policy.measure, layers
         self.schedule = copy.deepcopy(policy.schedule)
         self.decision_layers = decisions = self._decision_layers(min_exit_layer)
-        self.readout = policy.reads(policy.readout, decisions, layers, vocabulary)
-        self.first_layer = layers + 1
-        if decisions:
-            first = decisions[0] - self.measure.lookback
-            self.first_layer = 1 if self.measure.from_first else policy.readout.looks_back_to(first)
-        reached = np.arange(layers + 1)
+        self.readout = policy.reads(policy, decisions, layers, vocabulary)
+        self.first_layer, reached = layers + 1, np.arange(layers + 1)
         self.decisions = np.searchsorted(decisions, reached, side="right")
-        if self.measure.from_first and decisions:
-            self.decisions = np.minimum(reached, decisions[-1])
         if self.measure.looks_ahead:
             self.decisions = np.zeros_like(reached)
+        if not decisions:
+            return
+        amateurs = self.readout.amateurs.get(decisions[0], ())
+        self.first_layer = min([decisions[0] - self.measure.lookback, *amateurs])
+        if self.measure.from_first:
+            self.first_layer, self.decisions = 1, np.minimum(reached, decisions[-1])
 
     def _decision_layers(self, min_exit_layer: int | None) -> tuple[int, ...]:
         given, layers = self.policy.exit_layers, self.layers
@@ -229,13 +230,11 @@ class BoundPolicy:
             named = f"The policy names layer {last}, but the decoder has {layers}"
             raise CompanionError(f"{named}: lower min_layer or exit_layers.")
         if given == (layers,):
-            raise CompanionError(
-                f"exit_layers={list(given)} leaves nothing to decide: the decoder has {layers} layers."
-            )
+            nothing = f"exit_layers={list(given)} leaves nothing to decide"
+            raise CompanionError(f"{nothing}: the decoder has {layers} layers.")
         contrasted = 1 if self.policy.contrast else 0  # it needs an earlier layer
         before = max(self.measure.lookback, contrasted)
-        allowed = given or range(first, layers)
-        return tuple(layer for layer in allowed if before < layer < layers)
+        return tuple(layer for layer in given or range(first, layers) if before < layer < layers)
 
     def flops(
         self,
@@ -244,13 +243,9 @@ class BoundPolicy:
         readout_rows: Sequence[np.ndarray],
         source: Sequence[int],
     ) -> dict[str, np.ndarray]:
-        """FLOPs of outputs by part, each `[output]`; see `mee_utils.models.costs`.
+        """FLOPs by part, each `[output]`; see `mee_utils.models.costs`.
 
-        Args:
-            sizes: of the decoder.
-            exit_layers: for each output `[token]`.
-            readout_rows: for each output `[token]`, rows of `W` that were multiplied.
-            source: tokens of each input.
+        Takes layers and rows of `W`, `[token]` for each output, and the number of tokens of each input.
         """
         parallel, per_decision = self.policy.propagation == "parallel", self.measure.flops(sizes.d_model)
         rows = [
@@ -258,3 +253,7 @@ class BoundPolicy:
             for exits, read, length in zip(exit_layers, readout_rows, source, strict=True)
         ]
         return {part: np.array([row[part] for row in rows], dtype=np.int64) for part in rows[0]}
+
+
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

@@ -17,18 +17,10 @@ from math import lgamma, log
 
 import numpy as np
 
-FORMS = ("scaled", "calm")
-
 
 @dataclass
 class Threshold:
-    """A threshold, constant or decaying with the position.
-
-    Attributes:
-        level: `lam`.
-        decay: the temperature `tau`; None for a constant threshold.
-        form: "scaled" or "calm", see the module.
-    """
+    """A threshold `level`, constant (`decay` None) or decaying with the position (`decay` is `tau`)."""
 
     level: float
     decay: float | None = None
@@ -44,9 +36,8 @@ class Threshold:
         if self.decay is None:
             return self.level
         fading = 0.1 * np.exp(-self.decay * np.asarray(position) / length)
-        level = self.level * (0.9 + fading)
-        if self.form == "calm":
-            level = np.clip(0.9 * self.level + fading, 0.0, 1.0)
+        calm = self.form == "calm"
+        level = np.clip(0.9 * self.level + fading, 0.0, 1.0) if calm else self.level * (0.9 + fading)
         return level if np.ndim(level) else float(level)
 
     def exceeded(self, confidence: np.ndarray, position, length: int) -> np.ndarray:
@@ -63,13 +54,8 @@ class AdaptiveThreshold(Threshold):
         pi_1 Beta(c; a_1, b_1) / (pi_0 Beta(c; a_0, b_0) + pi_1 Beta(c; a_1, b_1)) > zeta.
 
     The mixing weights `pi` are the shares of the labels (published code leaves them out: how often the two
-    agree). Until each kind has `least` labels, a constant threshold decides.
-
-    Args:
-        zeta: the posterior that must be exceeded.
-        initial: the threshold while there are too few labels.
-        least: labels of each kind that a fit needs.
-        every: labels between two fits.
+    agree). Until there are `least` labels of each kind, the constant threshold `initial` decides; then the
+    distributions are fitted anew after `every` labels.
     """
 
     learns = True
@@ -83,7 +69,7 @@ class AdaptiveThreshold(Threshold):
         self._since = 0
 
     def learn(self, confidence: np.ndarray, agrees: np.ndarray) -> None:
-        """Takes labels in: shallow confidences `[rows]` and whether the deep prediction was the same."""
+        """Takes in shallow confidences `[rows]` and whether the deep prediction was the same."""
         for value, label in zip(confidence.tolist(), agrees.tolist(), strict=True):
             self.labels[bool(label)].append(min(max(value, self.EDGE), 1 - self.EDGE))
         self._since += len(confidence)
@@ -110,7 +96,6 @@ class AdaptiveThreshold(Threshold):
         return 1.0 / (1.0 + np.exp(np.clip(logs[False] - logs[True], -700, 700)))
 
     def exceeded(self, confidence: np.ndarray, position, length: int) -> np.ndarray:
-        """Which rows exit, by the posterior once it is fitted."""
         if self.fitted is None:
             return super().exceeded(confidence, position, length)
         return (self.posterior(confidence) > self.zeta) & ~np.isnan(confidence)

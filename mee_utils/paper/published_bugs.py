@@ -125,16 +125,11 @@ class PositionReadout(Readout):
 class SortedReadout(Readout):
     """Keeps the list sorted by id: later cuts keep the lowest ids ("Not all FLOPs", decaying pruning)."""
 
-    def _keep(self, state):
-        size, before = self.sizes[state.layer + 1], self.sizes[state.layer]
-        if size == before and state.layer > self.first:
-            return state.earlier(1).recall("kept", self._keep)
+    def _best(self, state, size: int):
         read = state.readout_logits
         if read.ids is None:  # the first cut: the best, then sorted
-            ids = read.logits.topk(min(size, read.logits.shape[-1]), dim=-1).indices.sort(dim=-1).values
-        else:
-            ids = read.ids[:, :size]
-        return self._kept(state, ids, np.full(len(ids), size))
+            return read.logits.topk(size, dim=-1).indices.sort(dim=-1).values
+        return read.ids[:, :size]
 
 
 class MasslessReadout(Readout):
@@ -143,7 +138,7 @@ class MasslessReadout(Readout):
     def _contrast(self, state, read: ReadoutLogits, kept) -> None:
         super()._contrast(state, read, kept)
         late = read.logits.log_softmax(dim=-1)
-        plausible = late >= late.amax(dim=-1, keepdim=True) + log(self.options.alpha)
+        plausible = late >= late.amax(dim=-1, keepdim=True) + log(self.policy.contrast_alpha)
         read.scores = read.scores.masked_fill(~plausible, -inf).log_softmax(dim=-1)
 
 

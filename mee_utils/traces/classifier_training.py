@@ -20,12 +20,7 @@ from .trace import Trace
 
 
 def targets(trace: Trace, target: str = "consistency") -> np.ndarray:
-    """Whether each token may exit at each layer before the last, `[token, layer - 1]`.
-
-    Args:
-        trace: along the model's own output, or for "correctness" along the references.
-        target: "consistency" or "correctness".
-    """
+    """Whether each token may exit at each layer before the last, `[token, layer - 1]`."""
     check_choice("target", target, TARGETS)
     if target == "correctness" and trace.along != "reference":
         raise CompanionError(
@@ -52,7 +47,7 @@ def train_classifier(
 
     Args:
         kind: a name of the table in `mee_utils.exits.classifiers`.
-        trace: with states, made by `trace(model, ..., states=file)` on training examples.
+        trace: of training examples, with states; for "correctness" along the references.
         model: the model of the trace; its final norm is applied to the states.
         target: "consistency" or "correctness".
         seed: of weights and order.
@@ -70,9 +65,8 @@ def train_classifier(
         CompanionError: a trace without states, of another model, or with no tokens; "correctness" without
             references; settings out of range.
     """
-    check_whole("epochs", epochs)
-    check_whole("batch_size", batch_size)
-    check_whole("seed", seed, least=0)
+    for name, value, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
+        check_whole(name, value, least)
     stored = StoredStates(trace, model)
     other = None if held_out is None else StoredStates(held_out, model)
     labels = torch.from_numpy(targets(trace, target))

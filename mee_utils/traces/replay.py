@@ -1,9 +1,9 @@
 """Replay: exit policies run on a trace, thousands of thresholds in seconds.
 
-A trace knows every layer of every token of the full-depth output. `replay_policy` computes what a policy
-reads at each of its decisions if nobody exits; a threshold then says where each token would have left. What
-replay cannot see: a token that exits early leaves other keys and values behind ("copy"), or is another token,
-and both change what follows. `mee_utils.analysis.comparison.agreement` measures how much.
+`replay_policy` computes what a policy reads at each of its decisions if nobody exits; a threshold then says
+where each token would have left. What replay cannot see: a token that exits early leaves other keys and
+values behind ("copy"), or is another token, and both change what follows.
+`mee_utils.analysis.comparison.agreement` measures how much.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from ..models.loading import Model
 from .stored_states import StoredStates, chunks
 from .trace import Trace
 
+TRACED = ("top1_probability", "top1_id", "margin", "entropy", "similarity")
+
 
 @dataclass(frozen=True)
 class PolicyReplay:
@@ -32,8 +34,7 @@ class PolicyReplay:
         trace, bound: what was replayed.
         confidences: `[token, decision]`.
         token_ids: `[token, decision + 1]`, the prediction at each of them and at the last layer.
-        readout_rows: `[token, decision + 1]`, rows of `W` multiplied for a token that exits there, as in
-            `Generation`.
+        readout_rows: `[token, decision + 1]`, rows of `W` multiplied for a token that exits there.
         kept: `[token, layer]`, whether the full-depth prediction is among the ids that are read out there.
     """
 
@@ -43,11 +44,6 @@ class PolicyReplay:
     token_ids: np.ndarray = field(repr=False)
     readout_rows: np.ndarray = field(repr=False)
     kept: np.ndarray = field(repr=False)
-
-    @property
-    def policy(self) -> ExitPolicy:
-        """The policy, with its threshold."""
-        return self.bound.policy
 
     @property
     def decision_layers(self) -> tuple[int, ...]:
@@ -66,13 +62,12 @@ class PolicyReplay:
 
     def at_threshold(self, threshold: float) -> PolicyReplay:
         """The same policy at another threshold; nothing is computed anew."""
-        return replace(self, bound=_bind(self.trace, self.policy.at_threshold(threshold)))
+        return replace(self, bound=_bind(self.trace, self.bound.policy.at_threshold(threshold)))
 
     def exceeded(self, max_new_tokens: int = 64) -> np.ndarray:
         """`[token, decision]`: does the confidence exceed the threshold? The length counts if that decays."""
-        position = np.asarray(self.trace.position)[:, None]
         check_whole("max_new_tokens", max_new_tokens)
-        return self.bound.schedule.exceeded(self.confidences, position, max_new_tokens)
+        return self.bound.schedule.exceeded(self.confidences, self.trace.position[:, None], max_new_tokens)
 
     def exits(self, max_new_tokens: int = 64) -> np.ndarray:
         """`[token]`, at which place of `layers` each token leaves."""
@@ -87,16 +82,13 @@ class PolicyReplay:
 def replay(
     trace: Trace, policy: ExitPolicy, max_new_tokens: int = 64, model: Model | None = None
 ) -> np.ndarray:
-    """The layer at which each token of a trace would exit.
+    """The layer at which each token of a trace would exit, `[token]`, 1 to L.
 
     Args:
         trace: from `mee_utils.trace`.
         policy: when to exit.
         max_new_tokens: the `N` of decaying thresholds; as in `generate`.
         model: the model of the trace, if the policy looks at states (trained, pruned and contrasted rules).
-
-    Returns:
-        `[token]`, 1 to L.
 
     Raises:
         CompanionError: an adaptive threshold, or a measure that looks at what a trace does not keep.
@@ -107,16 +99,12 @@ def replay(
 def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) -> PolicyReplay:
     """Reads a trace as a policy would, at every layer at which it decides; see `replay`.
 
-    Rules over all ids are read off the arrays of the trace, measures that look at states and pruned or
-    contrasted readouts computed from its states, by what decoding uses.
+    Rules over all ids are read off the arrays of the trace; measures that look at states, and pruned or
+    contrasted readouts, are computed from its states by what decoding uses.
     """
     if not isinstance(trace, Trace):
         raise CompanionError(f"trace={trace!r:.60}: give a Trace, from trace(...) or load_trace(...).")
-    if not isinstance(policy, ExitPolicy):
-        raise CompanionError(
-            f'policy={policy!r:.60}: give an ExitPolicy, such as ExitPolicy("softmax_margin").'
-        )
-    if policy.schedule.learns:
+    if check_policy(policy).schedule.learns:
         raise CompanionError(
             "An adaptive threshold learns while it decodes and cannot be replayed: use generate."
         )
@@ -129,37 +117,25 @@ def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) 
     return PolicyReplay(trace, bound, *map(np.concatenate, zip(*parts, strict=True)))
 
 
+def check_policy(policy: object) -> ExitPolicy:
+    """The policy, or an error if it is none."""
+    if not isinstance(policy, ExitPolicy):
+        example = 'ExitPolicy("softmax_margin")'
+        raise CompanionError(f"policy={policy!r:.60}: give an ExitPolicy, such as {example}.")
+    return policy
+
+
 def _bind(trace: Trace, policy: ExitPolicy) -> BoundPolicy:
     return policy.bind(trace.layers, trace.sizes.vocabulary, trace.min_exit_layer)
 
 
-def _look_up(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> tuple[np.ndarray, ...]:
-    """Confidences, ids, rows of `W` and kept ids of some tokens whose readouts are over all ids."""
-    chunk, decisions, measure = _Chunk(trace, tokens, model), bound.decision_layers, bound.measure
-    shape = (len(trace.sequence[tokens]), len(decisions))
-    confidences, readouts = np.empty(shape), []
-    for place, layer in enumerate(decisions):
-        confidences[:, place] = np.asarray(measure.confidence(chunk.at(layer)))
-        # the token is the top-1 of a readout that the measure has seen, or takes one of its own
-        known = measure.readout and layer in chunk.read_out
-        readouts.append(len(chunk.read_out) + (not known))
-    readouts.append(len(chunk.read_out) + 1)
-    ids = trace.top1_id[tokens][:, np.array([*decisions, trace.layers]) - 1]
-    rows = np.broadcast_to(np.array(readouts) * trace.sizes.vocabulary, ids.shape)
-    return confidences, ids, rows, np.ones((len(ids), trace.layers), dtype=bool)
-
-
 class _Chunk:
-    """Some tokens of a trace at every layer."""
+    """Some tokens of a trace, at every layer."""
 
     def __init__(self, trace: Trace, tokens: slice, model: Model | None):
         self.trace, self.tokens, self.model = trace, tokens, model
         self.read_out: set[int] = set()
-        self._layers: dict[int, TraceState] = {}
-
-    def at(self, layer: int) -> TraceState:
-        """The tokens at one layer."""
-        return self._layers.setdefault(layer, TraceState(self, layer))
+        self.states = [TraceState(self, layer) for layer in range(1, trace.layers + 1)]
 
     @cached_property
     def exit_states(self) -> list[ExitState]:
@@ -168,9 +144,7 @@ class _Chunk:
 
 
 class TraceState:
-    """Tokens of a trace at one layer: what measures look at (`mee_utils.exits.measures`), as arrays
-    `[token]`.
-    """
+    """What measures look at (see `mee_utils.exits.measures`): tokens of a trace at one layer, as arrays."""
 
     def __init__(self, chunk: _Chunk, layer: int):
         self.chunk, self.layer, self.layers = chunk, layer, chunk.trace.layers
@@ -179,13 +153,12 @@ class TraceState:
         self._recalled: dict = {}
 
     def __getattr__(self, name: str) -> np.ndarray:
-        if name in ("top1_probability", "top1_id", "margin", "entropy", "similarity"):
-            if name != "similarity":
-                self.chunk.read_out.add(self.layer)
-            return getattr(self.chunk.trace, name)[self.chunk.tokens, self.layer - 1]
-        raise CompanionError(
-            f'A trace does not keep "{name}": this measure cannot be replayed, decode with it instead.'
-        )
+        if name not in TRACED:
+            missing = f'A trace does not keep "{name}"'
+            raise CompanionError(f"{missing}: this measure cannot be replayed, decode with it instead.")
+        if name != "similarity":
+            self.chunk.read_out.add(self.layer)
+        return getattr(self.chunk.trace, name)[self.chunk.tokens, self.layer - 1]
 
     @property
     def state(self) -> torch.Tensor:
@@ -208,11 +181,24 @@ class TraceState:
     def earlier(self, layers: int) -> TraceState:
         """The same tokens, some layers before."""
         if layers >= self.layer:
-            raise CompanionError(
-                f"There is no layer {layers} before layer {self.layer} to look at: "
-                "raise the measure's lookback."
-            )
-        return self.chunk.at(self.layer - layers)
+            missing = f"There is no layer {layers} before layer {self.layer} to look at"
+            raise CompanionError(f"{missing}: raise the measure's lookback.")
+        return self.chunk.states[self.layer - 1 - layers]
+
+
+def _look_up(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> tuple[np.ndarray, ...]:
+    """Confidences, ids, rows of `W` and kept ids of some tokens whose readouts are over all ids."""
+    chunk, decisions, measure = _Chunk(trace, tokens, model), bound.decision_layers, bound.measure
+    ids = trace.top1_id[tokens][:, np.array([*decisions, trace.layers]) - 1]
+    confidences, readouts = np.empty((len(ids), len(decisions))), []
+    for place, layer in enumerate(decisions):
+        confidences[:, place] = np.asarray(measure.confidence(chunk.states[layer - 1]))
+        # the token is the top-1 of a readout that the measure has seen, or takes one of its own
+        known = measure.readout and layer in chunk.read_out
+        readouts.append(len(chunk.read_out) + (not known))
+    readouts.append(len(chunk.read_out) + 1)
+    rows = np.broadcast_to(np.array(readouts) * trace.sizes.vocabulary, ids.shape)
+    return confidences, ids, rows, np.ones((len(ids), trace.layers), dtype=bool)
 
 
 def _read_out(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> tuple[np.ndarray, ...]:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..common.errors import CompanionError
 from ..decoding.exit_state import ExitState, Step
+from ..decoding.generation import bind_policy
 from ..decoding.layerwise import decoder_of
-from ..exits.readout import Readout, ReadoutOptions
+from ..exits.readout import Readout
 from ..models.loading import Model
 from .trace import Trace
 
@@ -25,11 +26,9 @@ def chunks(trace: Trace, size: int = CHUNK) -> Iterator[slice]:
 
 
 class StoredStates:
-    """The states of a trace beside the model that they belong to.
+    """The states of a trace (from `trace(..., states=file)`) beside the model that was traced.
 
-    Args:
-        trace: with states, from `trace(..., states=file)`.
-        model: the model that was traced.
+    `tokens` is a slice of the tokens, or their numbers.
 
     Raises:
         CompanionError: no states, states of another model or shape, no tokens.
@@ -37,9 +36,9 @@ class StoredStates:
 
     def __init__(self, trace: Trace, model: Model | None):
         if model is None:
+            example = "replay(trace, policy, model=model)"
             raise CompanionError(
-                "This rule looks at states: give the model of the trace too, as in "
-                "replay(trace, policy, model=model)."
+                f"This rule looks at states: give the model of the trace too, as in {example}."
             )
         if trace.states is None:
             raise CompanionError("This trace was made without states: make it with trace(..., states=file).")
@@ -48,45 +47,37 @@ class StoredStates:
             raise CompanionError(f"{name}: give the model that was traced.")
         if not len(trace):
             raise CompanionError("The trace holds no tokens: give at least one input.")
-        wanted = (len(trace), model.layers, model.network.config.d_model)
-        if trace.states.shape != wanted:
+        found, wanted = trace.states.shape, (len(trace), model.layers, model.network.config.d_model)
+        if found != wanted:
             raise CompanionError(
-                f"The states have the shape {trace.states.shape}, trace and model need {wanted}: trace again."
+                f"The states have the shape {found}, trace and model need {wanted}: trace again."
             )
-        self.trace, self.model = trace, model
+        dtype = model.network.lm_head.weight.dtype
+        self.trace, self.model, self.dtype = trace, model, dtype
+        self.working_dtype = torch.promote_types(dtype, torch.float32)  # what classifiers compute in
 
     def raw(self, tokens) -> Tensor:
         """`h^1 .. h^L` of some tokens, `[token, layer, d_model]`, in the precision of the model."""
-        states = torch.from_numpy(np.array(self.trace.states[tokens]))
-        return states.to(self.model.device, self.model.network.lm_head.weight.dtype)
+        return torch.from_numpy(np.array(self.trace.states[tokens])).to(self.model.device, self.dtype)
 
     @torch.no_grad()
     def normalized(self, tokens) -> Tensor:
         """`n(h)` as `transformers` computes it, `[token, layer, d_model]`, in single precision at least."""
-        states = self.model.network.get_decoder().final_layer_norm(self.raw(tokens))
-        return states.to(self.working_dtype)
-
-    @property
-    def working_dtype(self) -> torch.dtype:
-        """What classifiers compute in: the precision of the model, single at least."""
-        return torch.promote_types(self.model.network.lm_head.weight.dtype, torch.float32)
+        return self.model.network.get_decoder().final_layer_norm(self.raw(tokens)).to(self.working_dtype)
 
     @torch.inference_mode()
     def exit_states(self, tokens, readout: Readout | None = None) -> list[ExitState]:
         """Some tokens at every layer, as decoding would see them if nobody exits; nothing is computed yet.
 
-        Args:
-            tokens: a slice of the tokens, or their numbers.
-            readout: what prunes or contrasts; by default all ids are read out.
+        The `readout` prunes or contrasts; by default all ids are read out.
         """
         decoder, raw, states = decoder_of(self.model.network), self.raw(tokens), []
         sequence, position = self.trace.sequence[tokens], self.trace.position[tokens]
-        readout = readout or Readout(ReadoutOptions(), (), self.trace.layers, decoder.config.vocab_size)
+        readout = readout or bind_policy(None, decoder).readout
         step, rows = Step(decoder, readout, sequence, position), np.arange(len(sequence))
         for layer in range(1, self.trace.layers + 1):
             after, before = raw[:, layer - 1], raw[:, max(0, layer - 2)]
-            previous = states[-1] if states else None
-            states.append(ExitState(step, layer, after, before, rows, previous))
+            states.append(ExitState(step, layer, after, before, rows, states[-1] if states else None))
         # before layer 1 stands the embedding, which is not stored; its similarity is
         states[0].similarity = torch.from_numpy(self.trace.similarity[tokens, 0]).to(raw.device)
         return states

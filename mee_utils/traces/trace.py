@@ -1,10 +1,8 @@
-"""`trace`: one full-depth pass that keeps what any confidence measure or figure needs, for every token and
-layer.
+"""`trace`: one full-depth pass that keeps what measures and figures need of every token and layer.
 
-The output (the model's own greedy one, or a reference) is fed to the decoder at once, teacher-forced; every
-layer's state is read out by the shared LM head. What is kept does not grow with the vocabulary, logits are
-computed for a few hundred tokens at a time, and states, if they are wanted, are written to a file as they
-come: memory stays bounded however long the trace is.
+The output (the model's own greedy one, or a reference) is fed to the decoder at once, and the shared LM head
+reads out every layer. What is kept does not grow with the vocabulary, logits exist for a few hundred tokens
+at a time, and states go to a file as they come: memory stays bounded however long the trace is.
 """
 
 from __future__ import annotations
@@ -37,26 +35,20 @@ FORMAT = "mee_utils.trace.2"
 
 @dataclass(repr=False)
 class Trace:
-    """What is kept of a full-depth pass. `token` counts the tokens of all outputs, in the order of the
-    inputs.
+    """What is kept of a full-depth pass; `token` counts the tokens of all outputs, in the order of inputs.
 
     Attributes:
-        sequence: `[token]`, the index of the input that the token belongs to.
-        position: `[token]`, its place in the output, from 0.
-        token_id: `[token]`, the token that was emitted (along "greedy") or that stands in the reference.
-        top_ids: `[token, layer, k]`, ids of the k most probable tokens at each layer.
-        top_probabilities: `[token, layer, k]`, their probabilities, descending.
+        sequence, position: `[token]`, the index of its input, and its place in the output, from 0.
+        token_id: `[token]`, what was emitted (along "greedy") or stands in the reference.
+        top_ids, top_probabilities: `[token, layer, k]`, the k most probable tokens, descending.
         entropy: `[token, layer]`, in nats.
-        final_probability: `[token, layer]`, probability of the prediction of the last layer.
-        final_rank: `[token, layer]`, its rank (1 is the top).
-        token_probability: `[token, layer]`, probability of `token_id`.
+        final_probability, final_rank: `[token, layer]`, of the last layer's prediction (rank 1 is the top).
+        token_probability: `[token, layer]`, of `token_id`.
         similarity: `[token, layer]`, cosine of the normalised states of this layer and the one before (layer
             1: the embedding).
         final_similarity: `[token, layer]`, cosine with the normalised state of the last layer.
         along: "greedy" or "reference".
-        model: the model's name.
-        min_exit_layer: where the model's policies begin by default, see `Model`.
-        sizes: of the decoder, for FLOPs.
+        model, min_exit_layer, sizes: of the model, see `Model` and `DecoderSizes`.
         source_tokens: length of each input, in tokens.
         states: `[token, layer, d_model]` raw states, if they were asked for; a memory map.
     """
@@ -126,14 +118,13 @@ class Trace:
 
         path = Path(path)
         if path.is_dir():
-            raise CompanionError(
-                f"{path} is a folder: give a file in it, such as {path / 'trace.safetensors'}."
-            )
+            example = path / "trace.safetensors"
+            raise CompanionError(f"{path} is a folder: give a file in it, such as {example}.")
         about = {name: getattr(self, name) for name in ("along", "model", "min_exit_layer", "source_tokens")}
         about |= {"sizes": asdict(self.sizes), "states": self.states is not None}
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         stored = states_path(path)
         with complete_file(path) as partial:
-            arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
             save_file(arrays, partial, {"format": FORMAT, "about": json.dumps(about)})
             if self.states is None:
                 stored.unlink(missing_ok=True)
@@ -202,16 +193,12 @@ def trace(
         model: from `load_model`.
         inputs: prompts.
         references: texts to follow; by default the model follows its own greedy output.
-        outputs: ids of the model's own greedy output, if they are known already (from `generate` or
-            `greedy`).
-        top_k: how many ids and probabilities to keep for each token and layer (at least 2, for the margin).
+        outputs: ids of that greedy output, if they are known already.
+        top_k: how many ids to keep for each token and layer (at least 2, for the margin).
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
         max_new_tokens: longest output, end token included; longer references are cut.
         batch_size: sequences at a time.
         progress: show a progress bar on the terminal.
-
-    Returns:
-        The `Trace`, its tokens in the order of the inputs.
 
     Raises:
         CompanionError: no inputs, an empty one, a reference missing, ids that the model does not have, states
@@ -220,31 +207,36 @@ def trace(
     texts = check_inputs(inputs)
     for name, value in (("top_k", top_k), ("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         check_whole(name, value)
-    if not 2 <= top_k <= model.network.config.vocab_size:
+    vocabulary, shape = model.network.config.vocab_size, (model.layers, model.network.config.d_model)
+    if not 2 <= top_k <= vocabulary:
         raise CompanionError(
             f"top_k={top_k}: keep at least 2 (the margin needs two) and at most the vocabulary."
         )
     if references is not None:
-        outputs = reference_ids(model, texts, references, max_new_tokens)
+        outputs = _reference_ids(model, texts, references, max_new_tokens)
     elif outputs is None:
         longest = dict(max_new_tokens=max_new_tokens, max_source_tokens=UNLIMITED)
         outputs = generate(model, texts, batch_size=batch_size, progress=progress, **longest).token_ids
-    outputs = _check_outputs(outputs, len(texts), model.network.config.vocab_size)
+    outputs = _check_outputs(outputs, len(texts), vocabulary)
     lengths = [len(ids) for ids in outputs]
-    starts = np.cumsum([0, *lengths])
-    arrays = _empty_arrays(int(starts[-1]), model.layers, top_k)
+    places = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+    order, parts = [], []
     with ExitStack() as stack:
         store = None
         if states is not None:
             file = stack.enter_context(stack.enter_context(complete_file(states)).open("wb"))
-            store = _StatesFile(file, (int(starts[-1]), model.layers, model.network.config.d_model))
+            store = _StatesFile(file, (sum(lengths), *shape))
         bar = stack.enter_context(tqdm(total=len(texts), desc="trace", disable=not progress))
         for chosen, batch in batches_by_length(model, texts, batch_size):
-            rows = [np.arange(starts[i], starts[i + 1]) for i in chosen]
-            raw = _trace_batch(model, batch, [outputs[i] for i in chosen], np.concatenate(rows), arrays)
+            rows = [places[i] for i in chosen]
+            raw, described = _trace_batch(model, batch, [outputs[i] for i in chosen], top_k)
+            order += rows
+            parts += described
             if store:
                 store.write(rows, raw)
             bar.update(len(chosen))
+    order = np.argsort(np.concatenate(order))
+    arrays = {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
     return Trace(
         sequence=np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
         position=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
@@ -259,37 +251,26 @@ def trace(
     )
 
 
-def reference_ids(
-    model: Model, texts: Sequence[str], references: Sequence[str], max_new_tokens: int
+def _reference_ids(
+    model: Model, texts: list[str], references: Sequence[str], longest: int
 ) -> list[list[int]]:
-    """Token ids of the references, one for each input, cut to `max_new_tokens`."""
+    """Token ids of the references, one for each input, cut to the `longest`."""
     if len(references) != len(texts):
         raise CompanionError(f"{len(references)} references for {len(texts)} inputs: give one for each.")
     checked = check_inputs(references, "Reference")
-    return model.tokenizer(checked, truncation=True, max_length=max_new_tokens).input_ids
+    return model.tokenizer(checked, truncation=True, max_length=longest).input_ids
 
 
 def _check_outputs(outputs: Sequence[Sequence[int]], inputs: int, vocabulary: int) -> list[np.ndarray]:
     """Ids of every output as an array, or an error that says which one is none."""
-    if len(outputs) != inputs or not all(len(ids) for ids in outputs):
-        raise CompanionError(
-            f"{len(outputs)} outputs for {inputs} inputs, or one of no tokens: give ids for each input."
-        )
+    if len(outputs) != inputs or not all(map(len, outputs)):
+        given = f"{len(outputs)} outputs for {inputs} inputs"
+        raise CompanionError(f"{given}, or one of no tokens: give ids for each input.")
     arrays = [np.asarray(ids) for ids in outputs]
     for number, ids in enumerate(arrays):
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= vocabulary:
             raise CompanionError(f"Output {number} must be a list of token ids from 0 to {vocabulary - 1}.")
     return [ids.astype(np.int32) for ids in arrays]
-
-
-def _empty_arrays(tokens: int, layers: int, top_k: int) -> dict[str, np.ndarray]:
-    """The arrays `[token, layer]` of a trace, to be filled."""
-    names = ("entropy", "final_probability", "token_probability", "similarity", "final_similarity")
-    arrays = {name: np.empty((tokens, layers), np.float32) for name in names}
-    arrays["top_ids"] = np.empty((tokens, layers, top_k), np.int32)
-    arrays["top_probabilities"] = np.empty((tokens, layers, top_k), np.float32)
-    arrays["final_rank"] = np.empty((tokens, layers), np.int32)
-    return arrays
 
 
 class _StatesFile:
@@ -309,49 +290,12 @@ class _StatesFile:
 
 
 @torch.inference_mode()
-def right_at_full_depth(
-    model: Model,
-    inputs: Sequence[str],
-    references: Sequence[str],
-    max_new_tokens: int = 64,
-    batch_size: int = 32,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Which reference tokens the last layer predicts: a trace along the references, of the last layer alone.
-
-    Args:
-        model: from `load_model`.
-        inputs: prompts.
-        references: texts to follow, one for each.
-        max_new_tokens: longer references are cut.
-        batch_size: sequences at a time.
-
-    Returns:
-        `[token]` of truth values, and `[token]`, the input that each belongs to; tokens in the order of the
-        inputs.
-    """
-    texts = check_inputs(inputs)
-    outputs = reference_ids(model, texts, references, max_new_tokens)
-    right: list[np.ndarray] = [np.empty(0, dtype=bool)] * len(outputs)
-    for chosen, batch in batches_by_length(model, texts, batch_size):
-        labels = _labels([outputs[i] for i in chosen], model.device)
-        same = model.network(**batch, labels=labels).logits.argmax(dim=-1) == labels
-        for index, row in zip(chosen, same.cpu().numpy(), strict=True):
-            right[index] = row[: len(outputs[index])]
-    return np.concatenate(right), np.repeat(np.arange(len(outputs)), [len(ids) for ids in outputs])
-
-
-def _labels(outputs: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Ids of some outputs, `[row, position]`, -100 at padding."""
-    rows = [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
-    return pad_sequence(rows, batch_first=True, padding_value=-100).to(device)
-
-
-@torch.inference_mode()
 def _trace_batch(
-    model: Model, batch: dict, outputs: list[np.ndarray], rows: np.ndarray, arrays: dict[str, np.ndarray]
-) -> Tensor:
-    """Runs a batch, fills the rows of its tokens, and returns their raw states `[token, layer, d_model]`."""
-    network, labels = model.network, _labels(outputs, model.device)
+    model: Model, batch: dict, outputs: list[np.ndarray], top_k: int
+) -> tuple[Tensor, list[dict]]:
+    """Raw states `[token, layer, d_model]` of a batch, and what is kept of its tokens, a few at a time."""
+    network, rows = model.network, [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
+    labels = pad_sequence(rows, batch_first=True, padding_value=-100).to(model.device)
     fed, real = decoder_inputs(network, labels), labels != -100
     with LayerStates(network) as states:
         network.get_decoder()(
@@ -360,7 +304,7 @@ def _trace_batch(
             encoder_attention_mask=batch["attention_mask"],
             use_cache=False,
         )
-    embedding = network.get_decoder().embed_tokens(fed)[real]
+    embedding, token_ids = network.get_decoder().embed_tokens(fed)[real], labels[real]
     raw = torch.stack([state[real] for state in states], dim=1)
     if not torch.isfinite(raw).all():
         layer = int((~torch.isfinite(raw)).flatten(2).any(-1).any(0).nonzero()[0]) + 1
@@ -369,17 +313,13 @@ def _trace_batch(
             "use dtype float32 or bfloat16, or look for damaged weights."
         )
     size = max(1, READ_OUT_ELEMENTS // (network.config.vocab_size * model.layers))
-    for begin in range(0, len(rows), size):
-        part = slice(begin, begin + size)
-        described = _describe(
-            network, raw[part], embedding[part], labels[real][part], arrays["top_ids"].shape[-1]
-        )
-        for name, values in described.items():
-            arrays[name][rows[part]] = values.cpu().numpy()
-    return raw
+    pieces = zip(raw.split(size), embedding.split(size), token_ids.split(size), strict=True)
+    return raw, [_describe(network, *piece, top_k) for piece in pieces]
 
 
-def _describe(network, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k: int) -> dict[str, Tensor]:
+def _describe(
+    network, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k: int
+) -> dict[str, np.ndarray]:
     """What is kept of some tokens: `raw` is `[token, layer, d_model]`, `embedding` `[token, d_model]`."""
     norm = network.get_decoder().final_layer_norm
     states, wide = norm(raw), torch.promote_types(raw.dtype, torch.float32)
@@ -396,7 +336,7 @@ def _describe(network, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k:
         return functional.cosine_similarity(first.to(wide), second.to(wide), dim=-1).clamp(max=1.0)
 
     final = at(top_ids[:, -1, 0])
-    return {
+    found = {
         "top_ids": top_ids,
         "top_probabilities": top.values,
         "entropy": torch.special.entr(probabilities).sum(-1),
@@ -406,6 +346,8 @@ def _describe(network, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k:
         "similarity": cosine(states, before),
         "final_similarity": cosine(states, states[:, -1:]),
     }
+    single = {name: np.float32 if values.is_floating_point() else np.int32 for name, values in found.items()}
+    return {name: values.cpu().numpy().astype(single[name]) for name, values in found.items()}
 
 
 def first_of_equals(probabilities: Tensor, ids: Tensor) -> Tensor:
