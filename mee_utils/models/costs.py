@@ -73,7 +73,7 @@ def generation_flops(
         readout_rows: `[token]`, how many rows of `W` were multiplied for each token.
         decisions: `[token]`, how many decisions each token took.
         per_decision: FLOPs of the measure itself in each decision.
-        parallel: skipped layers are run in full for waiting tokens (FREE); else they only get keys and values.
+        parallel: skipped layers are run in full for waiting tokens (FREE); else they get keys and values.
     """
     exits, positions = np.asarray(exit_layers, dtype=np.int64), np.arange(len(exit_layers))
     attention = 4 * sizes.inner * (positions + 1 + source)

@@ -146,7 +146,7 @@ def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map
 def objective_loss(
     objective: Objective, network: nn.Module, states: Sequence[Tensor], last_logits: Tensor, labels: Tensor
 ) -> Tensor:
-    """The loss of one batch, of its raw states `[batch, position, d_model]` at all layers and the last logits.
+    """The loss of one batch, of its raw states `[batch, position, d_model]` at all layers, and last logits.
 
     Labels `[batch, position]` are -100 at padding.
     """
