@@ -16,7 +16,7 @@ from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of
 from mee_utils.models.loading import Model
-from mee_utils.models.states import LayerStates
+from mee_utils.models.states import layer_states
 
 
 def random_exits(seed, layers, inputs=None):
@@ -192,7 +192,7 @@ def test_parallel_leaves_the_cache_as_full_depth_processing_would(lively, seed, 
         np.array([0]),
     )[0][0]
     fed = torch.tensor([[lively.network.config.decoder_start_token_id, *ids[:-1]]])
-    with torch.inference_mode(), LayerStates(lively.network) as states:
+    with torch.inference_mode(), layer_states(lively.network) as states:
         lively.network(**encoded, decoder_input_ids=fed, use_cache=False)
     embedding = lively.network.get_decoder().embed_tokens(fed)
     reached = 0

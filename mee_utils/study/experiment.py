@@ -6,27 +6,20 @@ import hashlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..analysis.long_documents import long_tasks
 from ..common.errors import CompanionError, check_choice
+from ..exits.classifiers import ExitClassifier, load_classifier
+from ..models.loading import Model
+from ..tasks.loading import Task
+from ..traces.trace import Trace
+from . import inputs
+from .figures import use_style
 from .hub_lock import at_locked_commit
-from .inputs import (
-    is_trained,
-    load_profile_model,
-    load_profile_tokenizer,
-    load_tasks,
-    manifest,
-    model_shape,
-    weights_digest,
-)
 from .profiles import load_profile
 from .results import Run
-
-if TYPE_CHECKING:
-    from ..exits.classifiers import ExitClassifier
-    from ..models.loading import Model
-    from ..tasks.loading import Task
-    from ..traces.trace import Trace
+from .stored_traces import stored_trace
+from .train_classifiers import train_classifiers
 
 NARROW = 256  # models below this width are fastest on one thread
 
@@ -34,24 +27,18 @@ NARROW = 256  # models below this width are fastest on one thread
 class Experiment:
     """One notebook's view of a profile. `save_table`, `save_figure` and `finish` are those of its `Run`.
 
-    Args:
-        notebook: its name, such as "01_monotonicity"; None where nothing is saved.
-        profile: the profile's name.
-        data: the folder that stands for `{data}`, or "".
-        parameters: everything else the notebook was run with, for the manifest.
+    `notebook` is its name, such as "01_monotonicity" (None where nothing is saved), `data` the folder that
+    stands for `{data}`, or ""; `parameters`, what else the notebook was run with, are for the manifest.
 
     Raises:
-        CompanionError: no such profile, its models are not there yet, or the output folder cannot be written
-            to.
+        CompanionError: no such profile, its models are not there yet, or the output folder is read-only.
     """
 
     def __init__(self, notebook: str | None, profile: str, data: str | None = "", **parameters):
         self.profile, self.data, self.run = load_profile(profile), data or None, None
-        self.shape = model_shape(self.profile)
+        self.shape = inputs.model_shape(self.profile)
         self._scratch: tempfile.TemporaryDirectory | None = None
         if notebook:
-            from .figures import use_style
-
             self.run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
             self.save_table, self.save_figure = self.run.save_table, self.run.save_figure
             self.finish = self.run.finish
@@ -70,38 +57,37 @@ class Experiment:
     @property
     def model_names(self) -> list[str]:
         """The models of the profile; `base` only where it is there: trained backbones do not need it."""
-        return [*(["base"] if is_trained(self.profile, "base") else []), *self.profile.training.backbones]
+        base = ["base"] if inputs.is_trained(self.profile, "base") else []
+        return [*base, *self.profile.training.backbones]
 
     def tasks(self, limit: int | None = None) -> dict[str, Task]:
         """The held-out examples of every corpus, at most `limit` of each."""
-        tasks = {task.name: task for task in load_tasks(self.profile, self.data, limit=limit)}
-        for name, task in tasks.items():
-            self._uses(f"corpus {name}", task.digest)
+        tasks = {task.name: task for task in inputs.load_tasks(self.profile, self.data, limit=limit)}
+        self._use({f"corpus {name}": task.digest for name, task in tasks.items()})
         return tasks
 
     def training_tasks(self, limit: int | None = None) -> dict[str, Task]:
         """The training examples of every corpus, at most `limit` of each."""
-        return {task.name: task for task in load_tasks(self.profile, self.data, held_out=False, limit=limit)}
+        found = inputs.load_tasks(self.profile, self.data, held_out=False, limit=limit)
+        return {task.name: task for task in found}
 
     def manifests(self, names: Sequence[str]) -> dict[str, dict]:
         """The training manifests of some models."""
-        return {name: manifest(self.profile, check_choice("model", name, self.model_names)) for name in names}
+        known = self.model_names
+        return {name: inputs.manifest(self.profile, check_choice("model", name, known)) for name in names}
 
     def models(self, names: Sequence[str]) -> dict[str, Model]:
         """Loads some of the profile's models, in the profile's precision.
 
         Narrow models run on one thread from here on: it is the fastest for them, leaves the other cores to
-            other
-        notebooks, and sums in the same order on every machine.
+        other notebooks, and sums in the same order on every machine.
         """
         import torch
 
         if self.shape["d_model"] < NARROW:
             torch.set_num_threads(1)
-        loaded = {}
-        for name in self.manifests(names):
-            loaded[name] = load_profile_model(self.profile, name)
-            self._uses(f"model {name}", weights_digest(self.profile, name))
+        loaded = {name: inputs.load_profile_model(self.profile, name) for name in self.manifests(names)}
+        self._use({f"model {name}": inputs.weights_digest(self.profile, name) for name in loaded})
         return loaded
 
     def trace(
@@ -111,67 +97,51 @@ class Experiment:
 
         It is made once and stored; all notebooks share it. See `mee_utils.study.stored_traces`.
         """
-        from .stored_traces import stored_trace
-
         found = stored_trace(self.profile, self.data, model, task, limit, max_new_tokens)
         return found.first(limit) if limit else found
 
-    def classifiers(
-        self, models: dict[str, Model], progress: bool = False
-    ) -> dict[tuple, list[ExitClassifier]]:
+    def classifiers(self, models: dict[str, Model]) -> dict[tuple, list[ExitClassifier]]:
         """Exit classifiers of loaded models: (model, variant, target) -> one a seed; trains missing ones."""
-        from ..exits.classifiers import load_classifier
-        from .train_classifiers import train_classifiers
-
         found: dict = {}
-        for job, path in train_classifiers(self.profile, self.data, models, progress=progress).items():
+        for job, path in train_classifiers(self.profile, self.data, models).items():
             classifier = load_classifier(path, models[job.model])
             found.setdefault((job.model, job.variant, job.target), []).append(classifier)
         for key, trained in found.items():
             digest = hashlib.sha256("".join(c.key() for c in trained).encode()).hexdigest()
-            self._uses(" ".join(("classifiers", *key)), digest)
+            self._use({" ".join(("classifiers", *key)): digest})
         return found
 
     def long_documents(self, corpus: str, limit: int) -> dict[str, Task]:
-        """Long documents in both layouts of the papers, layout -> `Task`.
+        """Long documents in both layouts of the papers, layout -> `Task`, at most `limit` of each.
 
-        Args:
-            corpus: "synthetic"; a folder inside DATA with `document` and `summary`; or a hub id that has
-                them, with a revision and a folder of its repository where it needs them
-                ("owner/name@refs/convert/parquet:default").
-            limit: how many documents.
+        The corpus is "synthetic"; a folder inside DATA with `document` and `summary`; or a hub id that has
+        them, with revision and folder where it needs them ("owner/name@refs/convert/parquet:default").
         """
-        from ..analysis.long_documents import long_tasks
-
         folder = self.scratch("long_documents")
         folder.mkdir(exist_ok=True)
-        identifier, _, rest = corpus.partition("@")
-        if corpus == "synthetic":
-            tasks = long_tasks(corpus, limit, folder)
-        elif self.data and (Path(self.data) / corpus).exists():
-            tasks = long_tasks(str(Path(self.data) / corpus), limit, folder)
-        elif identifier.count("/") == 1 and not identifier.startswith((".", "/")):
-            revision, _, place = rest.partition(":")
-            load = lambda commit: long_tasks(identifier, limit, folder, revision=commit, folder=place or None)
-            tasks = at_locked_commit(self.profile.lock, "datasets", identifier, revision or None, load)
-        else:
+        source, _, rest = corpus.partition("@")
+        revision, _, place = rest.partition(":")
+        if self.data and corpus != "synthetic" and (Path(self.data) / corpus).exists():
+            source = str(Path(self.data) / corpus)
+        elif corpus != "synthetic" and (source.count("/") != 1 or source.startswith((".", "/"))):
             raise CompanionError(
                 f'DATA holds no folder "{corpus}": give DATA=path/to/corpora that holds it, a hub id such as '
                 'owner/name, or long_corpus="synthetic".'
             )
-        for layout, task in tasks.items():
-            self._uses(f"long documents, {layout} layout", task.digest)
+        load = lambda commit: long_tasks(source, limit, folder, revision=commit, folder=place or None)
+        tasks = at_locked_commit(self.profile.lock, "datasets", source, revision or None, load)
+        self._use({f"long documents, {layout} layout": task.digest for layout, task in tasks.items()})
         return tasks
 
     def tokenizer(self):
         """The tokenizer that all models of the profile share."""
-        return load_profile_tokenizer(self.profile, self.model_names[-1])
+        return inputs.load_profile_tokenizer(self.profile, self.model_names[-1])
 
     def scratch(self, name: str) -> Path:
         """A file for what is too large to keep; gone when the notebook ends."""
         self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="mee-")
         return Path(self._scratch.name) / name
 
-    def _uses(self, name: str, digest: str) -> None:
+    def _use(self, digests: dict[str, str]) -> None:
         if self.run:
-            self.run.uses(name, digest)
+            self.run.inputs |= digests

@@ -1,8 +1,9 @@
-"""How figures look: a colour, marker and dash for each model and rule, safe for the colour-blind and in grey.
+"""How figures look: a colour, marker and dash for each model and rule (`styles.yaml`, `rules.yaml`).
 
 A figure is one call: `facets` makes a panel for each task (and each model or quantity), calls a function that
-draws the rows of the panel, and puts one legend below. `lines`, `dots` and `bars` draw in the styles of this
-module; anything else is plain matplotlib or seaborn.
+draws the rows of the panel, and puts one legend below. In the functions that draw, `axis` is matplotlib's,
+`rows` a table, `x`, `y` and `column` name columns of numbers, `by` the column whose values are names in
+`styles`, and a `band` two columns: the lower and the upper end of what is drawn around a value.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import matplotlib
 import pandas as pd
+import yaml
 
 from ..common.errors import CompanionError
-from .catalogue import FAMILY_COLOURS, RULES
+from ..common.files import PACKAGE
+from .catalogue import DASHES, FAMILY_COLOURS, RULES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,39 +39,17 @@ class Style(NamedTuple):
     dashes: tuple[float, ...] = ()
 
 
-MODELS = {
-    "base": Style("base (pre-trained only)", "#949494", "x", (1, 1)),
-    "vanilla": Style("vanilla", BLUE, "o"),
-    "calm": Style("CALM", ORANGE, "s", (4, 1.5)),
-    "free": Style("FREE", "#029e73", "^", (1, 1)),
-    "late_weighted": Style("late-weighted", "#cc78bc", "D", (3, 1, 1, 1)),
-}
-STYLES: dict[object, Style] = {
-    **MODELS,
-    **{name: Style(rule.label, rule.colour, rule.marker, rule.dashes) for name, rule in RULES.items()},
-    "easy": Style("easy", BLUE),
-    "difficult": Style("difficult", ORANGE, dashes=(4, 1.5)),
-    "confidence": Style("mean confidence", DARK),
-    "accuracy": Style("accuracy", "#d55e00", dashes=(4, 1.5)),
-    "first_similar": Style("first state similar to the last", marker="o"),
-    "settled_from": Style("final prediction", dashes=(1, 1)),
-    "question_answering": Style("question answering", BLUE, "o"),
-    "summarization": Style("summarization", ORANGE, "s"),
-    "translation": Style("translation", "#029e73", "^"),
-    "loss": Style("training", BLUE, dashes=(4, 1.5)),
-    "held_out_loss": Style("held out", ORANGE),
-}
+def _styles(table: Mapping[str, Mapping]) -> dict[str, Style]:
+    dashes = lambda row: DASHES[row.get("dashes", "solid")]
+    return {name: Style(**row | {"dashes": dashes(row)}) for name, row in table.items()}
+
+
+_TABLES = yaml.safe_load((PACKAGE / "study" / "styles.yaml").read_text(encoding="utf-8"))
+MODELS, LABELS = _styles(_TABLES["models"]), _TABLES["labels"]
+_RULES = {name: Style(rule.label, rule.colour, rule.marker, rule.dashes) for name, rule in RULES.items()}
+STYLES: dict[object, Style] = MODELS | _RULES | _styles(_TABLES["others"])
 # where rules of all kinds meet (06), colours are families
 FAMILIES = {name: STYLES[name]._replace(colour=FAMILY_COLOURS[rule.family]) for name, rule in RULES.items()}
-LABELS = {
-    "f1": "F1",
-    "bleu": "BLEU",
-    "rougeL": "ROUGE-L",
-    "long_document_summarization": "long documents",
-    "flops_share": "FLOPs (1 = full depth)",
-    "mean_exit_layer": "mean exit layer",
-    "loss": "loss",
-}
 
 
 def use_style() -> None:
@@ -88,19 +69,13 @@ def label(name) -> str:
 
 
 def panels(
-    count: int,
-    columns: int | None = None,
-    width: float = 3.4,
-    height: float = 2.9,
-    profile: str = "",
-    **options,
+    count: int, columns: int, width: float = 3.4, height: float = 2.9, profile: str = "", **options
 ) -> tuple[Figure, list[Axes]]:
-    """A row (or grid) of panels of this size in inches, with the profile's name in the corner."""
+    """A grid of panels of this size in inches, with the profile's name in the corner."""
     import matplotlib.pyplot as plt
 
     if count < 1:
         raise CompanionError("There is nothing to draw: no panel was asked for.")
-    columns = columns or count
     rows = -(-count // columns)
     size = (width * columns, height * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
@@ -132,15 +107,12 @@ def facets(
     Args:
         table: what is drawn.
         draw: called with an axis and the rows of its panel, and with the quantity where there are several.
-        column: what the panels of one row stand for; more than `columns` of them go on in the next row.
+        column, values: what the panels of one row stand for, and which of them; `columns` at most in a row.
         row: what rows of panels stand for.
         quantities: in place of `row`: columns of the table, one a row of panels -> the name of their axis.
         named: the axis, "x" or "y", that shows a quantity.
-        values: of `column`; those in the table by default.
         empty: what a panel without rows says.
-        columns: how many panels stand side by side, at most.
-        sharex, sharey: as in `plt.subplots`.
-        xlabel, ylabel: of every axis; shown at the edges where axes are shared.
+        xlabel, ylabel: of every axis; shown at the edges where axes are shared, as `sharex` and `sharey` say.
         size: width and height of a panel in inches, and `profile`; see `panels`.
     """
     across = list(table[column].unique() if values is None else values)
@@ -154,7 +126,9 @@ def facets(
         if number < len(across):
             axis.set_title(textwrap.fill(_title(column, value), wide))
         if rows.empty:
-            nothing_to_draw(axis, empty)
+            axis.set_axis_off()
+            place = {"transform": axis.transAxes, "ha": "center", "va": "center", "wrap": True}
+            axis.text(0.5, 0.5, empty, color=DARK, **place)
             continue
         draw(axis, rows, below) if quantities else draw(axis, rows)
         for name, text in (("x", xlabel), ("y", ylabel), (named, quantities and quantities[below])):
@@ -173,12 +147,6 @@ def facets(
 
 def _title(column: str, value) -> str:
     return label(value) if isinstance(value, str) else f"{label(column)} {value:g}"
-
-
-def nothing_to_draw(axis: Axes, why: str) -> None:
-    """An empty panel that says why."""
-    axis.set_axis_off()
-    axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, color=DARK, wrap=True)
 
 
 def legend(figure: Figure) -> None:
@@ -203,7 +171,7 @@ def family_legend(figure: Figure, families: Mapping[str, Style], rules: Sequence
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
 
 
-def layer_axis(axis: Axes, layers: int) -> None:
+def layer_axis(axis, layers):
     """A horizontal axis in layers, with a tick at every sixth of the depth."""
     step = max(1, round(layers / 6))
     axis.set(xlim=(0.6, layers + 0.4), xticks=range(step, layers + 1, step), xlabel="layer")
@@ -215,28 +183,10 @@ def layer_styles(layers: int) -> dict[int, Style]:
     return {n: Style(f"layer {n}", shades((n - 1) / max(1, layers - 1))) for n in range(1, layers + 1)}
 
 
-def lines(
-    axis: Axes,
-    rows: pd.DataFrame,
-    x: str,
-    y: str,
-    by: str = "rule",
-    band: tuple[str, str] | None = None,
-    styles: Mapping[Any, Style] = STYLES,
-    clip: tuple[float, float] = (-math.inf, math.inf),
-    colour: str | None = None,
-) -> None:
-    """A line with a band for each value of a column, sorted by `x`; a marker where there is a single row.
+def lines(axis, rows, x, y, by="rule", band=None, styles=STYLES, clip=(-math.inf, math.inf), colour=None):
+    """A line with a band for each value of `by`, sorted by `x`; a marker where there is a single row.
 
-    Args:
-        axis: where to draw.
-        rows: with the columns `x`, `y`, `by` and the two of `band`.
-        x, y: columns; "layer" makes the axis one of layers.
-        by: column of names in `styles`.
-        band: columns of the band's edges.
-        styles: name -> `Style`.
-        clip: where bands end.
-        colour: of all lines, in place of their own.
+    Bands end at `clip`; `colour` takes the place of the lines' own. `x="layer"` makes the axis one of layers.
     """
     for name, part in rows.groupby(by, sort=False):
         style, part = styles.get(name, Style(label(name))), part.sort_values(x, kind="stable")
@@ -251,27 +201,14 @@ def lines(
         layer_axis(axis, int(rows["layer"].max()))
 
 
-def column_lines(
-    axis: Axes, rows: pd.DataFrame, x: str, columns: Sequence[str], styles: Mapping[Any, Style] = STYLES
-) -> None:
+def column_lines(axis, rows, x, columns, styles=STYLES):
     """A line for each of several columns, with a band from `<column>_low` to `<column>_high` if given."""
     for name in columns:
-        band = (f"{name}_low", f"{name}_high")
-        band = band if band[0] in rows else None
+        band = (f"{name}_low", f"{name}_high") if f"{name}_low" in rows else None
         lines(axis, rows.assign(quantity=name), x, name, "quantity", band, styles)
 
 
-def dots(
-    axis: Axes,
-    rows: pd.DataFrame,
-    x: str,
-    y: str,
-    by: str = "rule",
-    xband: tuple[str, str] | None = None,
-    yband: tuple[str, str] | None = None,
-    styles: Mapping[Any, Style] = STYLES,
-    **options,
-) -> None:
+def dots(axis, rows, x, y, by="rule", xband=None, yband=None, styles=STYLES, **options):
     """A marker for each row, with whiskers between the columns of the bands; otherwise as `lines`."""
     for name, part in rows.groupby(by, sort=False):
         style = styles.get(name, Style(label(name)))
@@ -280,15 +217,7 @@ def dots(
         axis.errorbar(part[x], part[y], **whiskers, **look | options)
 
 
-def bars(
-    axis: Axes,
-    rows: pd.DataFrame,
-    column: str,
-    by: str = "rule",
-    band: tuple[str, str] | None = None,
-    styles: Mapping[Any, Style] = STYLES,
-    other: str = BLUE,
-) -> None:
+def bars(axis, rows, column, by="rule", band=None, styles=STYLES, other=BLUE):
     """Horizontal bars, the first row on top, with whiskers; `other` colours what has no style."""
     colours = [styles[name].colour if name in styles else other for name in rows[by]]
     names = [textwrap.fill(label(name), 24) for name in rows[by]]
@@ -299,9 +228,7 @@ def bars(
     axis.grid(axis="y", visible=False)
 
 
-def grouped_bars(
-    axis: Axes, rows: pd.DataFrame, category: str, column: str, by: str = "model", rotation: float = 0
-) -> None:
+def grouped_bars(axis, rows, category, column, by="model", rotation=0):
     """Upright bars, a group a category, a colour a value of `by`; whiskers from `low` to `high`, if given."""
     categories, members = list(rows[category].unique()), list(rows[by].unique())
     width = 0.8 / len(members)
@@ -317,7 +244,7 @@ def grouped_bars(
     axis.grid(axis="x", visible=False)
 
 
-def prediction_grid(axis: Axes, rows: pd.DataFrame) -> None:
+def prediction_grid(axis, rows):
     """The top tokens of every layer (darker: more probable); `layer`, `rank`, `token`, `probability`."""
     top, layers = int(rows["rank"].max()), int(rows["layer"].max())
     grid = rows.pivot(index="rank", columns="layer", values="probability").to_numpy(dtype=float)
@@ -330,23 +257,20 @@ def prediction_grid(axis: Axes, rows: pd.DataFrame) -> None:
     axis.grid(visible=False)
 
 
-def rank_box(axis: Axes, rows: pd.DataFrame, model: str) -> None:
+def rank_box(axis, rows, model):
     """Boxes over the layers on a logarithmic axis; `whisker_low`, `low`, `median`, `high`, `whisker_high`."""
     columns = {"median": "med", "low": "q1", "high": "q3", "whisker_low": "whislo", "whisker_high": "whishi"}
     boxes = rows.rename(columns=columns)[list(columns.values())].to_dict("records")
     colour = STYLES[model].colour if model in STYLES else BLUE
-    look = {
-        "boxprops": {"facecolor": colour, "alpha": 0.45, "edgecolor": colour},
-        "capprops": {"color": colour},
-    }
-    look |= {"medianprops": {"color": "black", "linewidth": 1.6}, "whiskerprops": {"color": colour}}
-    places = {"positions": list(rows["layer"]), "widths": 0.65, "manage_ticks": False}
-    axis.bxp(boxes, showfliers=False, patch_artist=True, **places, **look)
+    look = {"boxprops": {"facecolor": colour, "alpha": 0.45, "edgecolor": colour}}
+    look |= {part: {"color": colour} for part in ("capprops", "whiskerprops")}
+    look |= {"medianprops": {"color": "black", "linewidth": 1.6}, "widths": 0.65, "manage_ticks": False}
+    axis.bxp(boxes, positions=list(rows["layer"]), showfliers=False, patch_artist=True, **look)
     axis.set_yscale("log")
     layer_axis(axis, int(rows["layer"].max()))
 
 
-def front(axis: Axes, rows: pd.DataFrame, x: str, y: str) -> None:
+def front(axis, rows, x, y):
     """The front of all rules as a wide grey line, and dotted lines through full depth."""
     best = rows[rows["front"]].sort_values(x, kind="stable")
     look = {"color": "#bbbbbb", "linewidth": 5, "alpha": 0.6, "zorder": 0}
@@ -356,8 +280,9 @@ def front(axis: Axes, rows: pd.DataFrame, x: str, y: str) -> None:
         axis.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
 
 
-def _errors(rows: pd.DataFrame, column: str, band: tuple[str, str] | None) -> list[pd.Series] | None:
+def _errors(rows, column, band):
     """Lengths of the whiskers below and above a value."""
-    if band is None:
-        return None
-    return [(rows[column] - rows[band[0]]).clip(lower=0), (rows[band[1]] - rows[column]).clip(lower=0)]
+    return band and [
+        (rows[column] - rows[band[0]]).clip(lower=0),
+        (rows[band[1]] - rows[column]).clip(lower=0),
+    ]

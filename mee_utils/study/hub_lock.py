@@ -11,21 +11,20 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ..common.errors import CompanionError, one_line
-from ..common.files import complete_file
+from ..common.files import complete_file, is_hub_id
 
 Loaded = TypeVar("Loaded")
 COMMIT = "^[0-9a-f]{40}$"
 
 
-class Entry(BaseModel):
+class Entry(BaseModel, extra="forbid"):
     """What was asked for, and the commit that it was."""
 
-    model_config = ConfigDict(extra="forbid")
     revision: str
     commit: Annotated[str, Field(pattern=COMMIT)]
 
@@ -48,7 +47,7 @@ def _read(lock: Path) -> dict[str, dict[str, Entry]]:
 
 
 def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None = None) -> str | None:
-    """The commit that the file `lock` names for one of its "models" or "datasets"; None if there is none yet.
+    """The commit that a lock names for one of its "models" or "datasets"; None if there is none yet.
 
     Raises:
         CompanionError: the lock cannot be read, or was written for another revision.
@@ -63,15 +62,18 @@ def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None =
 
 
 def at_locked_commit(
-    lock: Path, kind: str, identifier: str, revision: str | None, load: Callable[[str], Loaded]
+    lock: Path, kind: str, identifier: str, revision: str | None, load: Callable[[str | None], Loaded]
 ) -> Loaded:
     """Returns `load(commit)` at the commit that the lock names, else at the present one, which it then pins.
+
+    What is no hub id has no commit: `load(None)`.
 
     Raises:
         CompanionError: as `load` raises; the lock cannot be read or written, or names a commit that is gone.
     """
-    commit = locked_commit(lock, kind, identifier, revision)
-    if commit:
+    if not is_hub_id(identifier):
+        return load(None)
+    if commit := locked_commit(lock, kind, identifier, revision):
         try:
             return load(commit)
         except CompanionError as error:
@@ -89,15 +91,14 @@ def at_locked_commit(
         entry = Entry(revision=revision or "main", commit=commit)
         found = content.setdefault(kind, {}).setdefault(identifier, entry)
         if found.commit != commit:
-            raise CompanionError(
-                f'Another run has just pinned "{identifier}" at {found.commit} in {lock}: run again.'
-            )
+            message = f'Another run has just pinned "{identifier}" at {found.commit} in {lock}: run again.'
+            raise CompanionError(message)
         text = json.dumps(LOCK.dump_python(content), indent=1, sort_keys=True)
         partial.write_text(text + "\n", encoding="utf-8")
     return loaded
 
 
-def _info(kind: str, identifier: str, revision: str | None) -> Any:
+def _info(kind: str, identifier: str, revision: str | None):
     from huggingface_hub import HfApi
 
     return HfApi().repo_info(identifier, revision=revision, repo_type=kind.removesuffix("s"))
@@ -109,9 +110,9 @@ def _present_commit(kind: str, identifier: str, revision: str | None) -> str:
     try:
         return _info(kind, identifier, revision).sha
     except Exception as error:  # the hub's client raises a dozen kinds
-        asked = f'"{identifier}" (revision {revision or "main"}; {one_line(error)})'
+        reason = f"revision {revision or 'main'}; {one_line(error)}"
         raise CompanionError(
-            f"The hub could not be asked for {asked}. "
+            f'The hub could not be asked for "{identifier}" ({reason}). '
             "Check the id and the network, or copy the hub's cache and the lock from a machine that has them."
         ) from error
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..common.errors import CompanionError
 from ..common.files import PACKAGE, file_sha256
+from ..tasks.loading import Task, load_task, shortened
 from .hub_lock import at_locked_commit
 from .profiles import Checkpoint, Profile
 
 if TYPE_CHECKING:
     from ..models.loading import Model
-    from ..tasks.loading import Task
 
 T = TypeVar("T")
 
@@ -57,24 +57,19 @@ def weights_digest(profile: Profile, name: str) -> str:
     if isinstance(profile.training.recipe(name), Checkpoint):
         return manifest(profile, name)["weights"]
     path = checkpoint_folder(profile, name) / "model.safetensors"
-    found = path.stat()
-    return _sha256(path, found.st_mtime_ns, found.st_size)
+    return _sha256(path, path.stat().st_mtime_ns)
 
 
 @lru_cache
-def _sha256(path: Path, modified: int, size: int) -> str:
+def _sha256(path: Path, modified: int) -> str:
     return file_sha256(path)
 
 
 def from_source(profile: Profile, name: str, load: Callable[[str, str | None], T]) -> T:
     """Calls `load(folder or hub id, commit)` for a model of a profile, trained here or ready."""
-    from ..tasks.loading import is_hub_id
-
     recipe = profile.training.recipe(name)
     if not isinstance(recipe, Checkpoint):
         return load(str(checkpoint_folder(profile, name)), None)
-    if not is_hub_id(recipe.source):
-        return load(recipe.source, None)
     at_commit = lambda commit: load(recipe.source, commit)
     return at_locked_commit(profile.lock, "models", recipe.source, recipe.revision, at_commit)
 
@@ -85,9 +80,8 @@ def load_profile_model(profile: Profile, name: str, dtype: str | None = None) ->
 
     options = dict(dtype=dtype or profile.dtype, device=profile.device, name=name)
     model = from_source(profile, name, lambda source, commit: load_model(source, commit, **options))
-    if not is_trained(profile, name):
-        return model
-    return replace(model, min_exit_layer=manifest(profile, name).get("min_exit_layer"))
+    measured = manifest(profile, name) if is_trained(profile, name) else {}
+    return replace(model, min_exit_layer=measured.get("min_exit_layer", model.min_exit_layer))
 
 
 def load_profile_tokenizer(profile: Profile, name: str):
@@ -104,41 +98,22 @@ def load_tasks(
     limit: int | None = None,
     only: str | None = None,
 ) -> list[Task]:
-    """Every corpus of a profile: the split that scores are measured on, or the training split.
+    """Every corpus of a profile (or `only` one): at most `limit` examples of its held-out or training split.
 
-    Models that start from a ready checkpoint get their inputs cut to `max_source` tokens, as they were
-    trained; no input of a model trained from scratch is cut.
-
-    Args:
-        profile: the profile.
-        data: the folder that stands for `{data}`.
-        held_out: the profile's `held_out_split`, else "train".
-        limit: at most this many examples of each.
-        only: the task of one corpus; all by default.
+    `data` stands for `{data}`. Models that start from a ready checkpoint get their inputs cut to `max_source`
+    tokens, as they were trained; no input of a model trained from scratch is cut.
     """
-    names = [name for name in profile.corpora if only in (None, name)]
-    tasks = [_load_corpus(profile, name, data, held_out, limit) for name in names]
-    if isinstance(profile.training.base, Checkpoint):
-        from ..tasks.loading import shortened
 
+    def load(name: str) -> Task:
+        corpus, source = profile.corpora[name], profile.source(name, data)
+        split, size = (corpus.held_out_split, corpus.held_out) if held_out else ("train", corpus.train)
+        size = size if limit is None else min(limit, size or limit)
+        options = dict(seed=profile.training.seed, languages=tuple(corpus.languages), folder=corpus.folder)
+        at_commit = lambda commit: load_task(name, source, split, size, revision=commit, **options)
+        return at_locked_commit(profile.lock, "datasets", source, corpus.revision, at_commit)
+
+    tasks = [load(name) for name in profile.corpora if only in (None, name)]
+    if isinstance(profile.training.base, Checkpoint):
         tokenizer = load_profile_tokenizer(profile, "base")
         tasks = [shortened(task, tokenizer, profile.training.max_source) for task in tasks]
     return tasks
-
-
-def _load_corpus(profile: Profile, name: str, data: str | None, held_out: bool, limit: int | None) -> Task:
-    from ..tasks import load_task
-    from ..tasks.loading import is_hub_id
-
-    corpus, source = profile.corpora[name], profile.source(name, data)
-    split, size = (corpus.held_out_split, corpus.held_out) if held_out else ("train", corpus.train)
-    if limit is not None:
-        size = min(limit, size or limit)
-    options = dict(languages=tuple(corpus.languages), folder=corpus.folder)
-
-    def load(commit: str | None) -> Task:
-        return load_task(name, source, split, size, profile.training.seed, commit, **options)
-
-    if is_hub_id(source):
-        return at_locked_commit(profile.lock, "datasets", source, corpus.revision, load)
-    return load(corpus.revision)

@@ -16,6 +16,7 @@ import os
 import socket
 import sys
 import tempfile
+from itertools import groupby
 from pathlib import Path
 
 from ..common.errors import CompanionError, nearest
@@ -101,9 +102,7 @@ def parse_assignments(assignments: list[str]) -> dict:
 
 
 def destination(name: str, profile: str, trial: bool) -> Path:
-    """Where the executed notebook belongs: beside its source for `small`, else with its figures; a trial
-    aside.
-    """
+    """Where the executed notebook belongs: for `small` beside its source, else with its figures."""
     if trial:
         return build_root() / "trials" / profile / f"{name}.ipynb"
     beside = profile == "small" and not os.environ.get("MEE_OUTPUT")
@@ -113,7 +112,7 @@ def destination(name: str, profile: str, trial: bool) -> Path:
 def run_notebook(
     name: str, profile: str = "small", data: str | None = None, parameters: dict | None = None
 ) -> Path:
-    """Executes a notebook and stores it with its results.
+    """Executes a notebook, stores it with its results, and returns the path of the executed notebook.
 
     Args:
         name: such as "01_monotonicity".
@@ -121,9 +120,6 @@ def run_notebook(
         data: the folder that stands for `{data}` in the profile.
         parameters: values for names of the notebook's parameters cell. A run with other values than the
             profile's is a trial: its notebook and results stay under `build/trials`.
-
-    Returns:
-        The path of the executed notebook.
 
     Raises:
         CompanionError: unknown notebook, profile or parameter, models that are not there, edits that would be
@@ -161,11 +157,9 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
         start, end = Path(folder) / "source.ipynb", Path(folder) / "executed.ipynb"
         nbformat.write(notebook, start)
         options = dict(cwd=str(SOURCES), progress_bar=sys.stderr.isatty(), log_output=False)
-        kernels = _kernels(folder, {STAGED: str(results.resolve())})
+        options |= dict(kernel_name="python3", kernel_manager_class=_kernels(folder, results))
         try:
-            papermill.execute_notebook(
-                start, end, parameters, kernel_name="python3", kernel_manager_class=kernels, **options
-            )
+            papermill.execute_notebook(start, end, parameters, **options)
         except papermill.PapermillExecutionError as error:
             kept = build_root() / "failed" / f"{name}.ipynb"
             _write(nbformat.read(end, as_version=4), kept)
@@ -176,41 +170,39 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
         return nbformat.read(end, as_version=4)
 
 
-def _kernels(folder: str, variables: dict[str, str]) -> type:
-    """Kernels that know some variables; where there are Unix sockets each talks through its own, in `folder`.
+def _kernels(folder: str, results: Path) -> type:
+    """Kernels that know where results go; each talks through a Unix socket of its own, where there are any.
 
     Two kernels that start at once can take each other's port.
     """
     from jupyter_client.manager import AsyncKernelManager
 
     own = {"transport": "ipc", "ip": str(Path(folder) / "kernel")} if hasattr(socket, "AF_UNIX") else {}
+    known = os.environ | {STAGED: str(results.resolve())}
 
     class Kernels(AsyncKernelManager):
         def __init__(self, **options):
             super().__init__(**options | own)
 
         async def _async_pre_start_kernel(self, **options):
-            return await super()._async_pre_start_kernel(**options | {"env": os.environ | variables})
+            return await super()._async_pre_start_kernel(**options | {"env": known})
 
     return Kernels
 
 
+def own_cells(notebook) -> list:
+    """The cells that somebody wrote, without what papermill puts in."""
+    return [cell for cell in notebook.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+
+
 def source_digest(notebook) -> str:
-    """sha256 over kinds and sources of the cells, without what papermill puts in."""
+    """sha256 over kinds and sources of the cells that somebody wrote."""
     cells = [(cell.cell_type, cell.source) for cell in own_cells(notebook)]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
-def own_cells(notebook) -> list:
-    """The cells that somebody wrote."""
-    return [cell for cell in notebook.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
-
-
 def check_unedited(path: Path, source) -> None:
-    """Refuses to overwrite a notebook that was edited (in JupyterLab) after it was executed.
-
-    An executed notebook remembers the digest of its source.
-    """
+    """Refuses to overwrite a notebook that was edited after it was executed: it knows its source's digest."""
     import nbformat
 
     if not path.exists():
@@ -225,9 +217,7 @@ def check_unedited(path: Path, source) -> None:
 
 
 def carry_over(name: str) -> Path:
-    """Takes the edits that were made in `notebooks/<name>.ipynb` over into the source, and returns its
-    path.
-    """
+    """Takes the edits in `notebooks/<name>.ipynb` over into the source, and returns its path."""
     import jupytext
     import nbformat
 
@@ -257,17 +247,13 @@ def _normalize(notebook, data: str | None) -> None:
 
 
 def _joined(outputs: list) -> list:
-    """Outputs with neighbouring pieces of one stream put together: where a kernel cuts them depends on the
-    load.
-    """
+    """Neighbouring pieces of one stream put together: where a kernel cuts them depends on the load."""
     joined: list = []
-    for output in outputs:
-        before = joined[-1] if joined else {}
-        same = output["output_type"] == before.get("output_type") == "stream"
-        if same and output["name"] == before["name"]:
-            before["text"] += output["text"]
-        else:
-            joined.append(output)
+    for stream, pieces in groupby(outputs, key=lambda output: output.get("name")):
+        first, *others = pieces
+        if stream:
+            first["text"] += "".join(piece["text"] for piece in others)
+        joined += [first] if stream else [first, *others]
     return joined
 
 

@@ -1,6 +1,4 @@
-"""Runs `notebooks/Snakefile`, which says what depends on what; no job outlives the process that asked
-for it.
-"""
+"""Runs `notebooks/Snakefile`, which says what depends on what; no job outlives the process that asked."""
 
 from __future__ import annotations
 
@@ -35,13 +33,13 @@ def make(target: str, profile: str, data: str | None, cores: int) -> None:
     if cores < 1:
         raise CompanionError(f"--cores {cores}: give 1 or more.")
     settings, build = load_profile(profile), build_root()
-    for name in filter(lambda name: is_trained(settings, name), settings.training.backbones):
-        check_recipe(settings, name, data)
+    for name in settings.training.backbones:
+        if is_trained(settings, name):
+            check_recipe(settings, name, data)
     locks = build / ".snakemake" / "locks"
     if any(locks.glob("*")):
-        raise CompanionError(
-            f"Another make reproduce is running here: wait for it (if none is, delete {locks})."
-        )
+        advice = f"wait for it (if none is, delete {locks})"
+        raise CompanionError(f"Another make reproduce is running here: {advice}.")
     command = [
         sys.executable,
         "-m",
@@ -71,11 +69,10 @@ def reproduce(profile: str, data: str | None, cores: int, force: bool) -> Path:
     """Makes everything stale of a profile, or with `force` everything; returns the folder of the results."""
     name = load_profile(profile).name
     folders = {part: build_root() / part / name for part in ("traces", "classifiers", "sweep", "notebooks")}
-    done = {"sweep": folders["sweep"] / "manifest.json"}
-    done |= {notebook: folders["notebooks"] / f"{notebook}.ipynb" for notebook in notebook_names()}
-    for part, path in done.items():  # results that are gone are made again
+    done = {notebook: folders["notebooks"] / f"{notebook}.ipynb" for notebook in notebook_names()}
+    for part, path in {"sweep": folders["sweep"] / "manifest.json", **done}.items():
         if not (output_root() / name / part / "manifest.json").exists():
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # results that are gone are made again
     for folder in folders.values() if force else ():
         shutil.rmtree(folder, ignore_errors=True)
     make("all", profile, data, cores)

@@ -1,7 +1,6 @@
-"""Profiles: what to run, as data. One code path serves all of them; nothing here needs torch.
+"""Profiles: what to run, as data, in a YAML file of `notebooks/profiles`. Nothing here needs torch.
 
-A profile is a YAML file in `notebooks/profiles`. An unknown key, a wrong type or an impossible value is an
-error in one line; for an unknown key it names the nearest valid one.
+An unknown key, a wrong type or an impossible value is an error in one line that names the nearest valid key.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ import difflib
 from pathlib import Path
 from typing import Annotated, Literal
 
+import pydantic
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, Discriminator, Field, PositiveFloat, PositiveInt, Tag, model_validator
 
 from ..common.errors import CompanionError, check_choice, nearest, one_line
 from ..common.files import ROOT
@@ -19,15 +19,11 @@ from ..tasks import TASKS
 
 FOLDER = ROOT / "notebooks" / "profiles"
 READY, TRAINED = "[ready]", "[trained]"  # mark two kinds of settings inside an error; never shown
-Positive = Annotated[int, Field(ge=1)]
-AboveZero = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]\w*$")]  # becomes a folder
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="forbid", frozen=True, strict=True):
     """A part of a profile: no key that it does not know, no type that it does not have."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -38,39 +34,35 @@ class Strict(BaseModel):
 
 
 class Corpus(Strict):
-    """Where one task's examples come from; `{data}` stands for the DATA folder of the command line.
-
-    `folder` is the folder of a hub data set that holds one file or folder a split. Data sets that have only a
-    loading script have one a configuration, in parquet, on the branch refs/convert/parquet.
-    """
+    """Where one task's examples come from; `{data}` stands for the DATA folder of the command line."""
 
     source: str
-    train: Positive | None = None
-    held_out: Positive | None = None
+    train: PositiveInt | None = None
+    held_out: PositiveInt | None = None
     held_out_split: Literal["validation", "test"] = "validation"
     languages: Annotated[list[str], Field(min_length=2, max_length=2)] = ["en", "fr"]
     revision: str | None = None
-    folder: str | None = None
+    folder: str | None = None  # of a hub data set; it holds one file or folder a split
 
 
 class ShapeSettings(Strict):
     """Sizes of a mini model, as in `T5Config`."""
 
-    vocab_size: Positive
-    d_model: Positive
-    d_kv: Positive
-    num_heads: Positive
-    d_ff: Positive
-    num_layers: Positive
-    num_decoder_layers: Positive
+    vocab_size: PositiveInt
+    d_model: PositiveInt
+    d_kv: PositiveInt
+    num_heads: PositiveInt
+    d_ff: PositiveInt
+    num_layers: PositiveInt
+    num_decoder_layers: PositiveInt
     dropout_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Stage(Strict):
     """One stage of pre-training: span corruption mixed with a share of the tasks, as in T5's own."""
 
-    passes: AboveZero
-    learning_rate: AboveZero
+    passes: PositiveFloat
+    learning_rate: PositiveFloat
     task_share: Annotated[float, Field(ge=0, le=1)]
 
 
@@ -84,9 +76,9 @@ class BackboneSettings(Strict):
     """One training objective; see `mee_utils.models.objectives.Objective`."""
 
     objective: Literal["vanilla", "calm", "free", "late_weighted"]
-    passes: AboveZero
-    learning_rate: AboveZero
-    exit_layer: Positive | None = None
+    passes: PositiveFloat
+    learning_rate: PositiveFloat
+    exit_layer: PositiveInt | None = None
     kd_map: Literal["last", "uniform", "dynamic"] = "dynamic"
     intermediate: Literal["all", "one"] = "all"
 
@@ -111,9 +103,8 @@ def _kind(value) -> str:
 
 def _or_checkpoint(trained: type[Strict]):
     """Settings of a model to train, or a ready checkpoint: whichever keys are there."""
-    return Annotated[
-        Annotated[trained, Tag(TRAINED)] | Annotated[Checkpoint, Tag(READY)], Discriminator(_kind)
-    ]
+    ready = Annotated[Checkpoint, Tag(READY)]
+    return Annotated[Annotated[trained, Tag(TRAINED)] | ready, Discriminator(_kind)]
 
 
 class Training(Strict):
@@ -121,18 +112,17 @@ class Training(Strict):
 
     shape: ShapeSettings | None = None
     seed: int
-    max_source: Positive
-    max_target: Positive
-    tokens_per_batch: Positive = 2500
+    max_source: PositiveInt
+    max_target: PositiveInt
+    tokens_per_batch: PositiveInt = 2500
     base: _or_checkpoint(BaseSettings)
     backbones: Annotated[dict[Name, _or_checkpoint(BackboneSettings)], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _one_origin(self) -> Training:
         if self.shape is None and isinstance(self.base, BaseSettings):
-            raise ValueError(
-                "a base trained from scratch needs a shape; add it, or name a checkpoint as base"
-            )
+            missing = "a base trained from scratch needs a shape"
+            raise ValueError(f"{missing}; add it, or name a checkpoint as base")
         if self.shape is not None and isinstance(self.base, Checkpoint):
             raise ValueError("shape contradicts the checkpoint of base; leave one of them out")
         if "base" in self.backbones:
@@ -157,28 +147,28 @@ class Training(Strict):
 class ClassifierSettings(Strict):
     """How exit classifiers are trained; `tokens` is how many of each task, `epochs` as in MEE."""
 
-    tokens: Positive = 2000
+    tokens: PositiveInt = 2000
     seeds: Annotated[int, Field(ge=1, le=10)] = 5
-    epochs: Positive = 5
-    batch_size: Positive = 128
-    learning_rate: AboveZero = 0.002
+    epochs: PositiveInt = 5
+    batch_size: PositiveInt = 128
+    learning_rate: PositiveFloat = 0.002
 
 
 class ResultSettings(Strict):
     """What the threshold sweep decodes for notebook 06: every rule on the main model, fewer on the others."""
 
-    examples: Positive = 150
-    other_examples: Positive = 50
-    training_examples: Positive = 60  # thresholds to try are read off these
-    bug_examples: Positive = 30
-    max_new_tokens: Positive = 48
-    batch_size: Positive = 100
-    min_layer: Positive = 4
-    top_k: Positive = 64  # as in notebook 03
-    first_k: Positive = 256
-    least_k: Positive = 16
-    fresh_pools: Positive = 20  # on synthetic data: independent calibration sets, and examples in each
-    fresh_size: Positive = 40
+    examples: PositiveInt = 150
+    other_examples: PositiveInt = 50
+    training_examples: PositiveInt = 60  # thresholds to try are read off these
+    bug_examples: PositiveInt = 30
+    max_new_tokens: PositiveInt = 48
+    batch_size: PositiveInt = 100
+    min_layer: PositiveInt = 4
+    top_k: PositiveInt = 64  # as in notebook 03
+    first_k: PositiveInt = 256
+    least_k: PositiveInt = 16
+    fresh_pools: PositiveInt = 20  # on synthetic data: independent calibration sets, and examples in each
+    fresh_size: PositiveInt = 40
     deltas: Annotated[list[float], Field(min_length=1)] = [0.05, 0.1, 0.25]
     risk_deltas: Annotated[list[float], Field(min_length=1)] = [0.02, 0.05, 0.1]
     eps: Annotated[float, Field(gt=0, lt=1)] = 0.05
@@ -210,20 +200,18 @@ class Profile(Strict):
         if "{data}" not in source:
             return source
         if not data:
-            raise CompanionError(
-                f'Profile "{self.name}" reads local corpora: give their folder, as in DATA=path/to/corpora.'
-            )
+            wanted = "give their folder, as in DATA=path/to/corpora"
+            raise CompanionError(f'Profile "{self.name}" reads local corpora: {wanted}.')
         folder = Path(data).expanduser()
         if not folder.is_dir():
             raise CompanionError(f"DATA={data} is no folder: give the folder that holds the corpora.")
         found = Path(source.replace("{data}", str(folder)))
-        if found.exists():
-            return str(found)
-        if folder.name == found.name:
+        if not found.exists() and folder.name == found.name:
             return str(folder)  # DATA is the corpus itself
-        raise CompanionError(
-            f"{found} does not exist: DATA must hold a folder {found.name} (profile {self.name}, {task})."
-        )
+        if not found.exists():
+            wanted = f"DATA must hold a folder {found.name} (profile {self.name}, {task})"
+            raise CompanionError(f"{found} does not exist: {wanted}.")
+        return str(found)
 
 
 def profile_names() -> list[str]:
@@ -251,16 +239,15 @@ def load_profile(name: str | Path) -> Profile:
         raise CompanionError(f"{path} {holds}: a profile has keys, such as name, corpora and training.")
     try:
         profile = Profile.model_validate(content)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         raise CompanionError(f"{path}: {_first_mistake(error)}") from error
     if path.parent == FOLDER and profile.name != path.stem:
-        raise CompanionError(
-            f'{path} calls itself "{profile.name}": its name must be "{path.stem}", after the file.'
-        )
+        wanted = f'its name must be "{path.stem}", after the file'
+        raise CompanionError(f'{path} calls itself "{profile.name}": {wanted}.')
     return profile
 
 
-def _first_mistake(error: ValidationError) -> str:
+def _first_mistake(error: pydantic.ValidationError) -> str:
     """The place in the profile, and what pydantic says of it."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part not in ("[key]", READY, TRAINED))

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..common.errors import CompanionError
 from ..common.files import ROOT
-from .notebooks import SOURCES
+from .notebooks import SOURCES, notebook_names
 from .profiles import check_profile_name
 from .results import output_root
 
@@ -37,9 +37,10 @@ def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
     Raises:
         CompanionError: it is not there.
     """
-    path, part = stored_root(profile) / notebook / f"{name}.csv", f"notebook {notebook}"
+    path = stored_root(profile) / notebook / f"{name}.csv"
     if not path.exists():
-        command = f"python -m mee_utils {SWEEP if notebook == SWEEP else part} --profile {profile}"
+        part = SWEEP if notebook == SWEEP else f"notebook {notebook}"
+        command = f"python -m mee_utils {part} --profile {profile}"
         raise CompanionError(f"{path} is missing: run make reproduce PROFILE={profile} (or only {command}).")
     return pd.read_csv(path)
 
@@ -49,8 +50,8 @@ class SweepResults:
     """Every setting that was decoded for a profile.
 
     Attributes:
-        settings: one row a setting: `task`, `model`, `rule`, `threshold` (not a number where the rule has
-            none), `score`, `retained` with `low` and `high`, `consistency_loss` and `risk_loss` (means),
+        settings: one row a setting: `task`, `model`, `rule`, `threshold` (NaN where the rule has none),
+            `score`, `retained` with `low` and `high`, `consistency_loss` and `risk_loss` (means),
             `mean_exit_layer`, `flops_share`, `readout_share`, `same_output`, `length_share`.
         losses: consistency losses, one array `[example]` a row of `settings`.
         examples: scores of single examples in percent, likewise.
@@ -71,9 +72,7 @@ class SweepResults:
         return self.settings[np.all(chosen, axis=0)] if chosen else self.settings
 
     def array(self, rows: pd.DataFrame, kind: str = "consistency") -> np.ndarray:
-        """Losses `[setting, example]` of rows of `settings`, of one task and model: "consistency" or
-        "risk".
-        """
+        """Losses `[setting, example]` ("consistency" or "risk") of rows of `settings`, one task and model."""
         if kind == "consistency":
             return np.stack([self.losses[place] for place in rows.index])
         first = rows.iloc[0]
@@ -84,16 +83,16 @@ class SweepResults:
 def read_sweep(profile: str) -> SweepResults:
     """Reads what `python -m mee_utils sweep` stored for a profile."""
     settings = read_table(profile, SWEEP, "settings")
-    keys, arrays = ["task", "model", "rule", "threshold"], []
+    keys, arrays, folder = ["task", "model", "rule", "threshold"], [], stored_root(profile) / SWEEP
     for name in ("losses", "examples"):
         table = read_table(profile, SWEEP, name)
         if not table[keys].equals(settings[keys]):
-            place = stored_root(profile) / SWEEP
-            raise CompanionError(f"{name}.csv and settings.csv in {place} differ: run mee_utils sweep again.")
+            raise CompanionError(
+                f"{name}.csv and settings.csv in {folder} differ: run mee_utils sweep again."
+            )
         arrays.append([row[~np.isnan(row)] for row in table.drop(columns=keys).to_numpy(dtype=np.float64)])
-    manifest = json.loads((stored_root(profile) / SWEEP / "manifest.json").read_text(encoding="utf-8"))
-    eps, deltas, risk_deltas = (manifest["parameters"][name] for name in ("eps", "deltas", "risk_deltas"))
-    return SweepResults(settings, *arrays, eps, tuple(deltas), tuple(risk_deltas))
+    given = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["parameters"]
+    return SweepResults(settings, *arrays, given["eps"], tuple(given["deltas"]), tuple(given["risk_deltas"]))
 
 
 def claims_of(profile: str) -> pd.DataFrame:
@@ -102,19 +101,19 @@ def claims_of(profile: str) -> pd.DataFrame:
     Raises:
         CompanionError: a notebook that stores claims has not been run.
     """
-    sources = sorted(SOURCES.glob("[0-9][0-9]_*.py"))
-    names = [path.stem for path in sources if '"claims")' in path.read_text(encoding="utf-8")]
-    tables = {name: read_table(profile, name, "claims") for name in names if not name.startswith("06")}
-    return pd.concat(
-        [table.assign(notebook=name)[["notebook", *table]] for name, table in tables.items()],
-        ignore_index=True,
-    )
+    stores_claims = lambda name: '"claims")' in (SOURCES / f"{name}.py").read_text(encoding="utf-8")
+    names = [name for name in notebook_names() if not name.startswith("06") and stores_claims(name)]
+    tables = [read_table(profile, name, "claims") for name in names]
+    for name, table in zip(names, tables, strict=True):
+        table.insert(0, "notebook", name)
+    return pd.concat(tables, ignore_index=True)
 
 
 def inputs_of(profile: str) -> dict[str, str]:
     """The stored results that 06 is drawn from: name -> sha256 over the hashes of their files."""
     found = {}
     for path in sorted(stored_root(profile).glob("*/manifest.json")):
-        files = json.dumps(json.loads(path.read_text(encoding="utf-8"))["files"], sort_keys=True)
-        found[f"results {path.parent.name}"] = hashlib.sha256(files.encode()).hexdigest()
-    return {name: digest for name, digest in found.items() if name != "results 06_results"}
+        if path.parent.name != "06_results":
+            files = json.dumps(json.loads(path.read_text(encoding="utf-8"))["files"], sort_keys=True)
+            found[f"results {path.parent.name}"] = hashlib.sha256(files.encode()).hexdigest()
+    return found

@@ -1,10 +1,10 @@
 """The only ways out of a notebook: tables, figures with the data that was drawn, and a manifest.
 
-Results go to `build/trials`, whoever runs the notebook and however. Only the strict runner, executing a whole
-notebook with its profile's own parameters, puts them in their place (`figures/<profile>/<notebook>`), all at
-once and after the last cell. Each saved thing prints one line with its size, its range and a hash of its
-numbers, which is how a strict comparison of stored outputs checks a figure. Times and machine names go to the
-manifest alone, so that everything else is the same bytes on every run.
+Results go to `build/trials`, however the notebook is run. Only the strict runner, executing a whole notebook
+with its profile's own parameters, puts them in their place (`figures/<profile>/<notebook>`), all at once and
+after the last cell. Each saved thing prints one line with its size, range and hash, which is how a comparison
+of stored outputs checks a figure. Times and machine names go to the manifest alone: everything else is the
+same bytes on every run.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def output_root() -> Path:
 
 
 def build_root() -> Path:
-    """The folder of everything in between (traces, classifiers, trials): `build`, inside MEE_OUTPUT if that
-    is set.
-    """
+    """The folder of everything in between: `build`, inside MEE_OUTPUT if that is set."""
     return Path(os.environ.get("MEE_OUTPUT") or ROOT) / "build"
 
 
@@ -94,36 +92,28 @@ class Run:
         """Writes the manifest. Prints which files were written."""
         if not self.files:
             raise CompanionError(f"{self.notebook} saved nothing: call save_table or save_figure first.")
-        names = sorted(self.files)
+        names, device = sorted(self.files), self.parameters.get("device", "cpu")
+        versions = {name: metadata.version(name).split("+")[0] for name in PACKAGES}
         manifest = {
             "notebook": self.notebook,
             "profile": self.profile,
             "parameters": self.parameters,
             "inputs": dict(sorted(self.inputs.items())),
             "files": {name: file_sha256(self.folder / name) for name in names},
-            "versions": {name: metadata.version(name).split("+")[0] for name in PACKAGES}
-            | {"python": platform.python_version()},
-            "machine": {
-                "processor": processor(),
-                "cores": os.cpu_count(),
-                "device": self.parameters.get("device", "cpu"),
-            },
+            "versions": versions | {"python": platform.python_version()},
+            "machine": {"processor": processor(), "cores": os.cpu_count(), "device": device},
             "seconds": round(time.monotonic() - self.started, 1),
             "peak_memory_megabytes": peak_megabytes(),
         }
-        with complete_file(self.folder / "manifest.json") as path:
-            path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        where = (
-            f"{self.profile}/{self.notebook} below figures (make reproduce) or build/trials (any other run)"
-        )
-        print(
-            f"written to {where}: {', '.join(names)}, manifest.json"
-        )  # the same line, so that nbval can compare
+        self._write("manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+        # the same line wherever results go, so that nbval can compare
+        where = "below figures (make reproduce) or build/trials (any other run)"
+        print(f"written to {self.profile}/{self.notebook} {where}: {', '.join(names)}, manifest.json")
 
     def _write(self, name: str, content: bytes) -> None:
         with complete_file(self.folder / name) as path:
             path.write_bytes(content)
-        self.files.add(name)
+        self.files |= {name} - {"manifest.json"}
 
 
 @contextmanager
@@ -133,9 +123,8 @@ def staged(folder: Path) -> Iterator[Path]:
     What was in `folder` goes only then. Two runs at once do not meet: the later one stays.
     """
     make_folder(folder.parent)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent
-    ) as place:
+    beside = dict(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent)
+    with tempfile.TemporaryDirectory(**beside) as place:
         new = Path(place) / folder.name
         new.mkdir()
         yield new
@@ -152,7 +141,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        message = f"{folder} cannot be written to ({error.strerror}): set MEE_OUTPUT to another folder."
+        message = f"{folder} cannot be written to ({error.strerror}): make it writable, or set MEE_OUTPUT."
         raise CompanionError(message) from error
 
 
@@ -169,9 +158,8 @@ def png(figure) -> bytes:
 
 def round_table(table: pd.DataFrame) -> pd.DataFrame:
     """Rounds every float to `DECIMALS`, so that display, file and hash agree; -0.0 becomes 0.0."""
-    rounded = table.copy()
-    for column in rounded.select_dtypes("float"):
-        rounded[column] = rounded[column].astype("float64").round(DECIMALS) + 0.0
+    rounded, floats = table.copy(), table.select_dtypes("float").columns
+    rounded[floats] = rounded[floats].astype("float64").round(DECIMALS) + 0.0
     return rounded
 
 

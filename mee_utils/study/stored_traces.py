@@ -1,8 +1,7 @@
 """Traces that are made once and read by every notebook that needs them (`python -m mee_utils trace`).
 
-One a model and task: the model's own greedy output on as many held-out examples as the sweep decodes, with
-states. A file beside each says what it belongs to; one that belongs to other weights, data, settings or code
-is made anew.
+One a model and task: the model's own greedy output on the held-out examples that the sweep decodes. A file
+beside each says what it belongs to; a trace of other weights, data, settings or code is made anew.
 """
 
 from __future__ import annotations
@@ -46,20 +45,14 @@ def stored_trace(
 ):
     """The `Trace` of a model of a profile on a task; made and stored where it is missing.
 
-    Args:
-        profile: whose model and corpus.
-        data: the folder that stands for `{data}`.
-        model: its name.
-        task: its name.
-        limit: how many examples are needed; at least `profile.results.examples` are traced.
-        longest: output in tokens; the profile's by default. What differs from the profile's is kept apart.
+    At least `limit` examples are traced, and as many as the sweep decodes; outputs have at most `longest`
+    tokens. What differs from the profile's own is kept apart.
     """
     from ..traces.trace import load_trace, states_path, trace
 
     settings, path = profile.results, trace_path(profile, model, task)
-    own = (settings.examples, settings.max_new_tokens)
     needed = (max(limit or 0, settings.examples), longest or settings.max_new_tokens)
-    if needed != own:
+    if needed != (settings.examples, settings.max_new_tokens):
         path = path.with_stem(f"{path.stem}-{needed[0]}-{needed[1]}")
     (chosen,) = load_tasks(profile, data, limit=needed[0], only=task)
     key = digest_of(weights_digest(profile, model), chosen.digest, chosen.inputs, needed, profile.dtype)

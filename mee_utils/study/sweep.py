@@ -1,5 +1,4 @@
-"""The threshold sweep: every rule, threshold by threshold, decoded for real once (`python -m mee_utils
-sweep`).
+"""The threshold sweep: every rule decoded for real, threshold by threshold (`python -m mee_utils sweep`).
 
 One job a model and task, and two more on the main model: independent samples for the guarantee ("fresh") and
 bugs of published code switched on ("published_bugs"). Snakemake says which have to run; each leaves a file
@@ -21,8 +20,8 @@ import pandas as pd
 
 from ..common.errors import CompanionError
 from ..common.files import complete_file
+from ..tasks import load_task
 from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES
-from .experiment import Experiment
 from .inputs import load_tasks, weights_digest
 from .profiles import Profile
 from .result_tables import SWEEP
@@ -36,9 +35,7 @@ FRESH_SHARES = (1.0, 0.99, 0.95)
 
 @dataclass(frozen=True)
 class Job:
-    """A model on a task; `what` is "settings", "fresh" or "published_bugs" (of several models, on all
-    tasks).
-    """
+    """A model on a task; `what`: "settings", "fresh" or "published_bugs" (several models, on all tasks)."""
 
     model: str
     task: str
@@ -60,6 +57,8 @@ def jobs(profile: Profile) -> list[Job]:
 
 def run(profile: Profile, data: str | None, job: Job, measure_bugs: Callable) -> Path:
     """Runs one job and keeps its result; `measure_bugs` belongs to a higher floor."""
+    from .experiment import Experiment
+
     if job not in jobs(profile):
         raise CompanionError(f"Profile {profile.name} has no sweep of {job.what}, {job.model}, {job.task}.")
     kinds = {"settings": _settings, "fresh": _fresh, "published_bugs": partial(_bugs, measure=measure_bugs)}
@@ -69,9 +68,9 @@ def run(profile: Profile, data: str | None, job: Job, measure_bugs: Callable) ->
     return job.path(profile)
 
 
-def _settings(experiment: Experiment, job: Job) -> dict:
+def _settings(experiment, job: Job) -> dict:
     """One model and task, every rule: tables as lists, ready for JSON."""
-    from ..analysis.threshold_sweep import SHARES, decode_curves
+    from ..analysis.comparison import SHARES, decode_curves
 
     profile, settings, main = experiment.profile, experiment.profile.results, job.model == MAIN_MODEL
     model = experiment.models([job.model])[job.model]
@@ -90,16 +89,13 @@ def _settings(experiment: Experiment, job: Job) -> dict:
     (task,) = load_tasks(profile, experiment.data, limit=limit, only=job.task)
     decoding = dict(max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size)
     found = decode_curves(model, task, rules, {"task": job.task, "model": job.model}, **decoding)
-    return {"rows": found.rows} | {
-        name: [row.tolist() for row in getattr(found, name)] for name in ("losses", "examples")
-    }
+    arrays = {"losses": found.losses, "examples": found.examples}
+    return {"rows": found.rows} | {name: [row.tolist() for row in rows] for name, rows in arrays.items()}
 
 
-def _rules(experiment: Experiment, model, job: Job, shares) -> dict:
-    """Rule -> (threshold -> policy, thresholds that leave these shares of training predictions as they
-    are).
-    """
-    from ..analysis.threshold_sweep import threshold_grid
+def _rules(experiment, model, job: Job, shares) -> dict:
+    """Rule -> (threshold -> policy, thresholds that leave these shares of training predictions alone)."""
+    from ..analysis.comparison import threshold_grid
     from ..exits.classifiers import load_classifier
     from ..traces.trace import trace
 
@@ -107,11 +103,8 @@ def _rules(experiment: Experiment, model, job: Job, shares) -> dict:
     wanted = [one for one in trained(profile) if one.model == job.model and one.seed == 0]
     if not all(one.path(profile).exists() for one in wanted):
         train_classifiers(profile, experiment.data, [job.model], [0])
-    classifiers = {
-        one.variant: load_classifier(one.path(profile), model)
-        for one in wanted
-        if one.target == "consistency"
-    }
+    wanted = [one for one in wanted if one.target == "consistency"]
+    classifiers = {one.variant: load_classifier(one.path(profile), model) for one in wanted}
     names = MAIN_SWEEP if job.model == MAIN_MODEL else (*OTHER_SWEEP, *ABLATED[:2])
     options = dict(held_out=False, limit=settings.training_examples, only=job.task)
     (training,) = load_tasks(profile, experiment.data, **options)
@@ -125,65 +118,57 @@ def _rules(experiment: Experiment, model, job: Job, shares) -> dict:
     return rules
 
 
-def _fresh(experiment: Experiment, job: Job) -> dict:
+def _fresh(experiment, job: Job) -> dict:
     """The guarantee on samples of synthetic data that nothing else has seen."""
-    from ..analysis.threshold_sweep import fresh_samples
-    from ..tasks import load_task
+    from ..analysis.calibration import fresh_samples
     from ..traces.trace import trace
 
     settings, model = experiment.profile.results, experiment.models([job.model])[job.model]
     rules = _rules(experiment, model, job, FRESH_SHARES)
-    task = load_task(job.task, "synthetic", "test", settings.fresh_pools * settings.fresh_size, FRESH_SEED)
-    longest, states = settings.max_new_tokens, experiment.scratch("fresh.npy")
-    seen = trace(model, task.inputs, max_new_tokens=longest, states=states)
-    found = fresh_samples(
-        seen, model, task, rules, settings.deltas, settings.eps, settings.fresh_pools, longest
-    )
+    pools, longest = settings.fresh_pools, settings.max_new_tokens
+    task = load_task(job.task, "synthetic", "test", pools * settings.fresh_size, FRESH_SEED)
+    seen = trace(model, task.inputs, max_new_tokens=longest, states=experiment.scratch("fresh.npy"))
+    found = fresh_samples(seen, model, task, rules, settings.deltas, settings.eps, pools, longest)
     found = found.assign(task=job.task, model=job.model, examples=settings.fresh_size)
     return {"rows": found.to_dict("records")}
 
 
-def _bugs(experiment: Experiment, job: Job, measure: Callable) -> dict:
+def _bugs(experiment, job: Job, measure: Callable) -> dict:
     """Bugs of published code, switched on."""
-    settings = experiment.profile.results
-    names = [name for name in (job.model, "vanilla", "free") if name in experiment.profile.training.backbones]
-    models, tasks = experiment.models(names), experiment.tasks(settings.bug_examples)
-    free = models.get("free")
-    exit_layer = experiment.profile.training.exit_layer("free", free.layers) if free else None
+    settings, training = experiment.profile.results, experiment.profile.training
+    models = experiment.models([n for n in (job.model, "vanilla", "free") if n in training.backbones])
+    exit_layer = training.exit_layer("free", models["free"].layers) if "free" in models else None
+    tasks = experiment.tasks(settings.bug_examples)
     found = measure(models, tasks, exit_layer, settings.max_new_tokens, settings.batch_size)
     return {"rows": found.to_dict("records")}
 
 
 def store(profile: Profile) -> Path:
-    """Writes the tables of all jobs, with a manifest, all at once.
+    """Writes the tables of all jobs, with a manifest, all at once; returns their folder.
 
-    Returns:
-        The folder: `settings`, `losses` and `examples` (one row a setting, one column an example), `fresh`,
-        `published_bugs`.
+    They are `settings`, `losses` and `examples` (one row a setting, one column an example), `fresh` and
+    `published_bugs`.
     """
     found = {job: json.loads(job.path(profile).read_text(encoding="utf-8")) for job in jobs(profile)}
     swept = [result for job, result in found.items() if job.what == "settings"]
     if not swept:
         raise CompanionError(f'Profile "{profile.name}" has no model to decode with: name its backbones.')
     folder = output_root() / profile.name / SWEEP
+    parameters = profile.results.model_dump() | {"device": profile.device}
     with staged(folder) as results:
-        collected = Run(
-            SWEEP, profile.name, profile.results.model_dump() | {"device": profile.device}, results
-        )
+        collected = Run(SWEEP, profile.name, parameters, results)
         for name in profile.training.backbones:
             collected.uses(name, weights_digest(profile, name))
-        settings = collected.save_table(
-            pd.DataFrame([row for one in swept for row in one["rows"]]), "settings"
-        )
+        rows = [row for result in swept for row in result["rows"]]
+        settings = collected.save_table(pd.DataFrame(rows), "settings")
         for name in ("losses", "examples"):
             columns = zip_longest(*(row for result in swept for row in result[name]), fillvalue=np.nan)
-            wide = pd.DataFrame(dict(enumerate(columns)))
+            wide = pd.DataFrame(dict(enumerate(columns))).astype("float64")
             keys = settings[["task", "model", "rule", "threshold"]]
-            collected.save_table(pd.concat([keys, wide.astype("float64")], axis=1), name)
+            collected.save_table(pd.concat([keys, wide], axis=1), name)
         for job, result in found.items():
             if job.what != "settings":
                 collected.save_table(pd.DataFrame(result["rows"]), job.what)
         collected.finish()
-    done = build_root() / "sweep" / profile.name / "manifest.json"
-    shutil.copy(folder / "manifest.json", done)
+    shutil.copy(folder / "manifest.json", build_root() / "sweep" / profile.name)
     return folder

@@ -10,19 +10,15 @@ import pandas as pd
 
 from ..common.files import ROOT
 
-_RANGE = ["lowest", "highest"]
+SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", "lowest", "highest"]
 PARTS = {  # part -> file, what identifies a row, what was measured
-    "reductions": (
-        "reductions",
-        ["task", "model", "reduction"],
-        ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *_RANGE],
-    ),
+    "reductions": ("reductions", ["task", "model", "reduction"], SPEEDS),
     "results": (
         "results",
         ["task", "model", "rule", "threshold"],
-        ["batch", "speed", *_RANGE, "samples_speed"],
+        ["batch", "speed", "lowest", "highest", "samples_speed"],
     ),
-    "one decision": ("decoder", ["shape", "what"], ["median", *_RANGE]),
+    "one decision": ("decoder", ["shape", "what"], ["median", "lowest", "highest"]),
 }
 
 
@@ -53,10 +49,8 @@ def read_timings(
     stored = pd.read_csv(path)
     stored = stored[stored.profile == profile] if profile else stored[stored.group == part]
     if "threshold" in keys:
-        wanted, stored = (
-            table[table.threshold.notna()].assign(threshold=lambda rows: rows.threshold.round(4))
-            for table in (wanted, stored)
-        )
+        rounded = lambda table: table.dropna(subset="threshold").round({"threshold": 4})
+        wanted, stored = rounded(wanted), rounded(stored)
     found = wanted.merge(stored[[*keys, *values]], on=keys)
     return found.iloc[:0] if complete and len(found[keys].drop_duplicates()) < len(wanted) else found
 

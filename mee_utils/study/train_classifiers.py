@@ -1,9 +1,7 @@
-"""The exit classifiers of a profile: which there are, and how they are trained (`python -m mee_utils
-classifiers`).
+"""The exit classifiers of a profile, and how they are trained (`python -m mee_utils classifiers`).
 
-They belong to shipped models but are not shipped: training all of them takes less time than a notebook. Each
-is a file below `build/classifiers` that names what it belongs to; one of other weights, data, settings or
-code is made anew.
+They are not shipped: training all of them takes less time than a notebook. Each is a file below
+`build/classifiers` that names what it belongs to; one of other weights, data, settings or code is made anew.
 """
 
 from __future__ import annotations
@@ -39,17 +37,11 @@ class Job:
 
 
 def jobs(profile: Profile) -> list[Job]:
-    """Every classifier of a profile: all variants on CALM; three also for the other target, and on
-    vanilla.
-    """
-    groups = (
-        (MAIN_MODEL, "consistency", VARIANTS),
-        (MAIN_MODEL, "correctness", ABLATED),
-        ("vanilla", "consistency", ABLATED),
-    )
+    """All variants on the main model; those that are ablated also for the other target, and on vanilla."""
+    groups = [(MAIN_MODEL, "consistency", VARIANTS), (MAIN_MODEL, "correctness", ABLATED)]
     return [
         Job(model, variant, target, seed)
-        for model, target, variants in groups
+        for model, target, variants in [*groups, ("vanilla", "consistency", ABLATED)]
         if model in profile.training.backbones
         for variant in variants
         for seed in range(profile.classifiers.seeds)
@@ -57,26 +49,12 @@ def jobs(profile: Profile) -> list[Job]:
 
 
 def train_classifiers(
-    profile: Profile,
-    data: str | None = None,
-    models: Collection[str] = (),
-    seeds: Collection[int] = (),
-    progress: bool = False,
+    profile: Profile, data: str | None = None, models: Collection[str] = (), seeds: Collection[int] = ()
 ) -> dict[Job, Path]:
-    """Trains what is missing of a profile's classifiers, one after the other.
+    """Trains what is missing of a profile's classifiers, and returns the file of each that was asked for.
 
-    Args:
-        profile: whose models and corpora.
-        data: the folder that stands for `{data}` in the profile.
-        models: names of backbones; all by default.
-        seeds: all by default.
-        progress: show a progress bar on the terminal.
-
-    Returns:
-        The file of every classifier asked for.
+    All `models` (names of backbones) and `seeds` are asked for by default; `data` stands for `{data}`.
     """
-    from tqdm import tqdm
-
     wanted = [job for job in jobs(profile) if not models or job.model in models]
     wanted = [job for job in wanted if not seeds or job.seed in seeds]
     tasks = _first_tokens(profile, data, held_out=False)
@@ -86,13 +64,9 @@ def train_classifiers(
     common = {name: digest_of(digest, digests, settings) for name, digest in weights.items()}
     keys = {job: f"{common[job.model]} {asdict(job)} {asdict(VARIANTS[job.variant])}" for job in wanted}
     missing = [job for job, key in keys.items() if stored_key(job.path(profile)) != key]
-    bar = tqdm(total=len(missing), desc="exit classifiers", disable=not progress or not missing)
     held_out = _first_tokens(profile, data, held_out=True) if missing else []
     for name in dict.fromkeys(job.model for job in missing):
-        of_model = {job: keys[job] for job in missing if job.model == name}
-        for _ in _train_all(profile, name, of_model, tasks, held_out):
-            bar.update()
-    bar.close()
+        _train_all(profile, name, {job: keys[job] for job in missing if job.model == name}, tasks, held_out)
     return {job: job.path(profile) for job in wanted}
 
 
@@ -108,9 +82,7 @@ def stored_key(path: Path) -> str | None:
 
 
 def _first_tokens(profile: Profile, data: str | None, held_out: bool) -> list:
-    """The first examples of every corpus that have about `profile.classifiers.tokens` target tokens (held
-    out: half).
-    """
+    """The first examples of each corpus with about `classifiers.tokens` target tokens (held out: half)."""
     wanted = profile.classifiers.tokens // (2 if held_out else 1)
     tokenizer, found = load_profile_tokenizer(profile, next(iter(profile.training.backbones))), []
     for task in load_tasks(profile, data, held_out=held_out, limit=wanted):
@@ -120,33 +92,26 @@ def _first_tokens(profile: Profile, data: str | None, held_out: bool) -> list:
     return found
 
 
-def _train_all(profile: Profile, name: str, keys: dict[Job, str], *splits: Sequence):
-    """Trains classifiers of one model on its states along the references; yields as each is done."""
+def _train_all(profile: Profile, name: str, keys: dict[Job, str], *splits: Sequence) -> None:
+    """Trains classifiers of one model on its states along the references."""
     from ..exits.classifiers import save_classifier
     from ..traces.classifier_training import train_classifier
     from ..traces.trace import trace
 
-    model, traces, settings = load_profile_model(profile, name), [], profile.classifiers
-    fingerprint = model.fingerprint
+    model, traces, longest = load_profile_model(profile, name), [], profile.training.max_target
+    fingerprint, width = model.fingerprint, model.network.config.d_model
+    learning = profile.classifiers.model_dump(include={"epochs", "batch_size", "learning_rate"})
     with tempfile.TemporaryDirectory(prefix="mee-") as folder:
         for tasks in splits:
             inputs = [text for task in tasks for text in task.inputs]
             targets = [text for task in tasks for text in task.targets]
-            states, longest = Path(folder) / f"{len(traces)}.npy", profile.training.max_target
+            states = Path(folder) / f"{len(traces)}.npy"
             traces.append(trace(model, inputs, targets, states=states, max_new_tokens=longest))
+        seen, held_out = traces
         for job, key in keys.items():
-            classifier, curve = train_classifier(
-                VARIANTS[job.variant].kind,
-                traces[0],
-                model,
-                target=job.target,
-                seed=job.seed,
-                held_out=traces[1],
-                **settings.model_dump(include={"epochs", "batch_size", "learning_rate"}),
-                **VARIANTS[job.variant].options(model.network.config.d_model),
-            )
-            path = job.path(profile)
-            make_folder(path.parent)
-            about = dict(key=key, curve=curve, tokens=len(traces[0]), **asdict(job))
-            save_classifier(classifier, path, fingerprint, **about)
-            yield job
+            variant = VARIANTS[job.variant]
+            options = variant.options(width) | learning | {"target": job.target, "seed": job.seed}
+            classifier, curve = train_classifier(variant.kind, seen, model, held_out=held_out, **options)
+            make_folder(job.path(profile).parent)
+            about = dict(key=key, curve=curve, tokens=len(seen), **asdict(job))
+            save_classifier(classifier, job.path(profile), fingerprint, **about)

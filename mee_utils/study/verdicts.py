@@ -8,27 +8,18 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..analysis.calibration import learn_then_test, violations
-from ..analysis.threshold_sweep import TESTS
+from ..analysis.calibration import TESTS, learn_then_test, violations
 from .catalogue import RULES, SEVERAL_LAYERS
 from .result_tables import SweepResults
 
 SETTING = ["task", "model", "rule", "threshold"]
 BOUNDS = ("hoeffding_bentkus", "betting")
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
-AT_FULL_DEPTH = {
-    "found": False,
-    "threshold": np.nan,
-    "mean_loss": 0.0,
-    "retained": 1.0,
-    "mean_exit_layer": np.nan,
-    "flops_share": 1.0,
-}
+NOT_FOUND = {"found": False, "threshold": np.nan, "mean_loss": 0.0}
+FULL_DEPTH_COSTS = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}
 
 
-def sweepable(
-    stored: SweepResults, model: str | None = None
-) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
+def sweepable(stored: SweepResults, model: str | None = None) -> list[tuple[tuple, pd.DataFrame]]:
     """Every (task, model, rule) with a threshold (static: a layer) and its settings, strictest first."""
     rows = stored.settings if model is None else stored.rows(model=model)
     groups = rows[~rows.rule.isin(WITHOUT_THRESHOLD)].groupby(SETTING[:3], sort=False)
@@ -40,15 +31,9 @@ def calibrated(
 ) -> pd.DataFrame:
     """The threshold of each rule for each demand, calibrated on all examples by learn-then-test.
 
-    Args:
-        stored: the sweep.
-        model: which model.
-        demands: kind of loss ("consistency", "risk") -> largest mean losses.
-        bounds: how p-values are taken.
-
-    Returns:
-        One row a task, rule, `kind`, `delta` and `bound`: `found` (whether a threshold passed; else the rest
-        is that of full depth), `threshold`, `mean_loss`, `retained`, `mean_exit_layer`, `flops_share`.
+    `demands` are largest mean losses, by the kind of loss ("consistency", "risk"). Returns one row a task,
+    rule, `kind`, `delta` and `bound`: `found` (whether a threshold passed; else the rest is that of full
+    depth), `threshold`, `mean_loss`, `retained`, `mean_exit_layer`, `flops_share`.
     """
     rows = []
     for (task, _, rule), settings in sweepable(stored, model):
@@ -57,14 +42,13 @@ def calibrated(
             losses = stored.array(settings, kind)
             for delta in demands[kind]:
                 row = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound}
-                row |= AT_FULL_DEPTH
                 chosen = learn_then_test(losses, thresholds, delta, stored.eps, bound).threshold
-                if chosen is not None:
-                    place = thresholds.index(chosen)
-                    cost = settings.iloc[place][["retained", "mean_exit_layer", "flops_share"]]
-                    mean = float(losses[place].mean())
-                    row |= {"found": True, "threshold": chosen, "mean_loss": mean, **cost}
-                rows.append(row)
+                if chosen is None:
+                    rows.append(row | NOT_FOUND | FULL_DEPTH_COSTS)
+                    continue
+                place = thresholds.index(chosen)
+                row |= {"found": True, "threshold": chosen, "mean_loss": float(losses[place].mean())}
+                rows.append(row | settings.iloc[place][list(FULL_DEPTH_COSTS)].to_dict())
     return pd.DataFrame(rows)
 
 
@@ -75,17 +59,11 @@ def guarantee(
     splits: int = 50,
     share: float = 0.5,
 ) -> pd.DataFrame:
-    """How often thresholds calibrated on a random part of the examples break their promise, rule by rule.
+    """How often thresholds calibrated on a random `share` of the examples break their promise, rule by rule.
 
-    Args:
-        stored, model, demands: as in `calibrated`.
-        splits: how many.
-        share: of the examples that calibrate.
-
-    Returns:
-        One row a task, rule, `kind`, `delta` and `bound` ("no_test": the mean is taken at its word):
-        `violated`, the share of splits whose threshold exceeds delta on all examples; `passed`, the share of
-        splits with a threshold; `mean_loss`, over splits.
+    Returns one row a task, rule, `kind`, `delta` and `bound` ("no_test": the mean is taken at its word):
+    `violated`, the share of splits whose threshold exceeds delta on all examples; `passed`, the share of
+    splits with a threshold; `mean_loss`, over splits.
     """
     rows = []
     for (task, _, rule), settings in sweepable(stored, model):
@@ -95,8 +73,8 @@ def guarantee(
             for delta, (bound, test) in product(demands[kind], TESTS.items()):
                 found = violations(losses, thresholds, delta, stored.eps, test, splits, share)
                 row = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound}
-                rates = found.assign(passed=found.threshold.notna())[["violated", "passed", "mean_loss"]]
-                rows.append(row | rates.mean().to_dict())
+                found = found.assign(passed=found.threshold.notna())
+                rows.append(row | found[["violated", "passed", "mean_loss"]].mean().to_dict())
     return pd.DataFrame(rows)
 
 
@@ -108,14 +86,9 @@ def binomial_limit(draws: int, eps: float, level: float = 0.95) -> float:
 
 
 def fresh_rates(fresh: pd.DataFrame, eps: float) -> pd.DataFrame:
-    """Violation rates over independent calibration sets, with the binomial `limit` of each rate.
+    """Violation rates over the independent calibration sets of `analysis.calibration.fresh_samples`.
 
-    Args:
-        fresh: from `mee_utils.analysis.threshold_sweep.fresh_samples`.
-        eps: probability of failing.
-
-    Returns:
-        One row a `rule`, `bound` and `delta`: `violated`, `passed`, `sets`, `limit`.
+    Returns one row a `rule`, `bound` and `delta`: `violated`, `passed`, `sets` and the binomial `limit`.
     """
     groups = fresh.assign(passed=fresh.threshold.notna()).groupby(["rule", "bound", "delta"], sort=False)
     rates = groups.agg(violated=("violated", "mean"), passed=("passed", "mean"), sets=("passed", "size"))
@@ -139,15 +112,11 @@ def fronts(stored: SweepResults) -> pd.DataFrame:
 
 
 def keeping(stored: SweepResults, model: str, quality: float) -> pd.DataFrame:
-    """Settings that keep a share of the full score on both halves of the examples, even and odd.
+    """Settings that keep a share (`quality`) of the full score on both halves of the examples, even and odd.
 
-    Scores are means over single outputs. Where full depth scores 0 on a half, nothing can be kept there. A
-    setting that keeps the score on both halves is still a lucky one among many; `low` and `high` are of all
-    examples.
-
-    Returns:
-        `task`, `model`, `rule`, `threshold`, `retained` with `low` and `high`, `first_half`, `second_half`,
-        `mean_exit_layer`, `flops_share`, and `cheapest`: whether it takes the fewest FLOPs of its rule.
+    Scores are means over single outputs; where full depth scores 0 on a half, nothing can be kept. Such a
+    setting is still a lucky one among many: `low` and `high` are of all examples. Returned are also
+    `first_half`, `second_half`, and `cheapest`: whether the setting takes the fewest FLOPs of its rule.
     """
     rows = stored.rows(model=model)
     full = {row.task: stored.examples[row.Index] for row in rows[rows.rule == "full_depth"].itertuples()}
@@ -191,12 +160,7 @@ def answer_lines(
 ) -> Iterator[str]:
     """MEE's question answered in words: a line a task and a line a batch size.
 
-    Args:
-        kept: from `keeping`.
-        answer: the `fastest` of its timed settings.
-        tasks: in the order of the lines.
-        quality: the share of the full score that is kept.
-        label: a task or rule in words.
+    `kept` is from `keeping` and `answer` the `fastest` of its timed settings; `label` says a name in words.
     """
     for task in tasks:
         safe = kept[(kept.task == task) & (kept.rule != "oracle")]
@@ -204,41 +168,41 @@ def answer_lines(
             yield f"{label(task)}: no rule keeps {quality:.0%} on both halves of the examples."
             continue
         several = safe[safe.rule.isin(SEVERAL_LAYERS)]
-        least = [
-            f"{label(row.rule)} with {row.flops_share:.0%} of the FLOPs"
-            for rows in (several, safe)
-            for row in rows.nsmallest(1, "flops_share").itertuples()
-        ]
         yield (
             f"{label(task)}: of {safe.rule.nunique()} rules that keep {quality:.0%} on both halves "
             f"{several.rule.nunique()} see several layers; the cheapest of those: "
-            f"{least[0] if len(several) else 'none'}; of all: {least[-1]}."
+            f"{_cheapest(several, label)}; of all: {_cheapest(safe, label)}."
         )
         for batch, rows in answer[answer.task == task].groupby("batch"):
-            kind = np.where(rows.rule.isin(SEVERAL_LAYERS), "several layers", "other rules")
-            kind = np.where(rows.rule == "static", "a fixed layer", kind)
-            parts = []
-            for name in ("several layers", "other rules", "a fixed layer"):
-                best = rows[kind == name].nlargest(1, "speed")
-                shown = [
-                    f"{r.speed:.2f} ({r.lowest:.2f} to {r.highest:.2f}, {label(r.rule)})"
-                    for r in best.itertuples()
-                ]
-                parts.append(f"{name} {shown[0]}" if shown else f"{name}: none timed")
+            kinds = rows.rule.map(_kind)
+            parts = [_fastest_of(kind, rows[kinds == kind], label) for kind in KINDS]
             yield f"   tokens a second at batch {batch}, of full depth: " + "; ".join(parts)
+
+
+KINDS = ("several layers", "other rules", "a fixed layer")
+
+
+def _kind(rule: str) -> str:
+    return KINDS[0] if rule in SEVERAL_LAYERS else KINDS[2] if rule == "static" else KINDS[1]
+
+
+def _cheapest(rows: pd.DataFrame, label: Callable) -> str:
+    for best in rows.nsmallest(1, "flops_share").itertuples():
+        return f"{label(best.rule)} with {best.flops_share:.0%} of the FLOPs"
+    return "none"
+
+
+def _fastest_of(kind: str, rows: pd.DataFrame, label: Callable) -> str:
+    for best in rows.nlargest(1, "speed").itertuples():
+        return f"{kind} {best.speed:.2f} ({best.lowest:.2f} to {best.highest:.2f}, {label(best.rule)})"
+    return f"{kind}: none timed"
 
 
 def ranking_at(chosen: pd.DataFrame, times: pd.DataFrame, delta: float) -> pd.DataFrame:
     """Rules at the same guaranteed consistency loss (Hoeffding-Bentkus), the cheapest first.
 
-    Args:
-        chosen: from `calibrated`.
-        times: of its settings, from `mee_utils.study.timings.read_timings`.
-        delta: one of those calibrated for.
-
-    Returns:
-        `task`, `rule`, `found`, `threshold`, `mean_exit_layer`, `flops_share`, `retained`, and the `speed` at
-        batch 1 with its range, `lowest` to `highest` (NaN where it was not timed).
+    `chosen` is from `calibrated`, `times` are of its settings. Returned is also the `speed` at batch 1 with
+    its range, `lowest` to `highest` (NaN where it was not timed).
     """
     keys, speeds = ["task", "rule", "threshold"], ["speed", "lowest", "highest"]
     rows = chosen.query("kind == 'consistency' and bound == 'hoeffding_bentkus' and delta == @delta")
