@@ -27,27 +27,16 @@ from ..common.errors import CompanionError, check_choice
 
 
 class Measure:
-    """What every measure has; a new one overrides `confidence` and what of the rest differs.
+    """What every measure has; a new one overrides `confidence` and what of the rest differs."""
 
-    Attributes:
-        name: as in `ExitPolicy(measure=...)`.
-        range: the values that thresholds may take.
-        readout: whether it looks at probabilities, that is, multiplies by the vocabulary.
-        lookback: how many earlier layers it looks at.
-        min_layer: first layer at which it decides by default; None: the model's `min_exit_layer`.
-        from_first: whether it must have seen every layer from the first on (recurrent measures).
-        looks_ahead: whether it needs later layers too (the oracle): decoding then runs all of them.
-        has_threshold: whether a threshold means anything to it.
-    """
-
-    name = ""
-    range = (0.0, 1.0)
-    readout = False
-    lookback = 0
-    min_layer: int | None = None
-    from_first = False
-    looks_ahead = False
-    has_threshold = True
+    name = ""  # as in `ExitPolicy(measure=...)`
+    range = (0.0, 1.0)  # the values that thresholds may take
+    readout = False  # whether it looks at probabilities, that is, multiplies by the vocabulary
+    lookback = 0  # how many earlier layers it looks at
+    min_layer: int | None = None  # where it begins to decide by default; None: the model's `min_exit_layer`
+    from_first = False  # whether it must have seen every layer from the first on (recurrent measures)
+    looks_ahead = False  # whether it needs later layers too (the oracle): decoding then runs all of them
+    has_threshold = True  # whether a threshold means anything to it
 
     def confidence(self, state):
         """One number per row, `[rows]`; the token exits if it exceeds the threshold."""
@@ -126,8 +115,7 @@ class Oracle(Measure):
 class ForcedExits(Measure):
     """Exits that are given beforehand: for tests, for benchmarks, and to decode again as another run did.
 
-    Args:
-        layers: for each input, the exit layer of each token; tokens beyond the end of it run all layers.
+    `layers` are the exit layers of each token for each input; tokens beyond the end of a list run all layers.
     """
 
     name, has_threshold, min_layer = "forced", False, 1
@@ -156,10 +144,8 @@ class ForcedExits(Measure):
         return (self.table[state.sequence, place] <= state.layer).astype(np.float64)
 
 
-MEASURES: dict[str, type[Measure]] = {
-    measure.name: measure
-    for measure in (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
-}
+_NAMED = (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
+MEASURES: dict[str, type[Measure]] = {measure.name: measure for measure in _NAMED}
 TRAINED = [f"{kind}_classifier" for kind in ("linear", "hidden", "low_rank", "three_hidden", "lstm")]
 
 

@@ -192,32 +192,24 @@ class ExitPolicy:
 
 
 class BoundPolicy:
-    """A policy bound to a decoder: what depends on its depth and vocabulary. From `ExitPolicy.bind`.
-
-    Attributes:
-        policy, measure: what was bound.
-        schedule: the threshold, a copy, so that one that learns begins anew.
-        layers: depth L.
-        decision_layers: the layers at which the measure decides; at layer L every token exits.
-        first_layer: the first layer that the measure looks at; L + 1 if nothing is decided.
-        readout: how layers are read out.
-        decisions: `[layer]`, 0 to L, how often the measure is computed until an exit there (oracle: 0).
-    """
+    """A policy bound to a decoder: what depends on its depth and vocabulary. From `ExitPolicy.bind`."""
 
     def __init__(self, policy: ExitPolicy, layers: int, vocabulary: int, min_exit_layer: int | None = None):
         self.policy, self.measure, self.layers = policy, policy.measure, layers
-        self.schedule = copy.deepcopy(policy.schedule)
+        self.schedule = copy.deepcopy(policy.schedule)  # one that learns begins anew
+        # the layers at which the measure decides (at layer L every token exits), and how layers are read out
         self.decision_layers = decisions = self._decision_layers(min_exit_layer)
         self.readout = policy.reads(policy, decisions, layers, vocabulary)
+        # the first layer that the measure looks at, L + 1 if nothing is decided; and `[layer]`, 0 to L: how
+        # often the measure is computed until an exit there (oracle: 0)
         self.first_layer, reached = layers + 1, np.arange(layers + 1)
         self.decisions = np.searchsorted(decisions, reached, side="right")
         if self.measure.looks_ahead:
             self.decisions = np.zeros_like(reached)
-        if not decisions:
-            return
-        amateurs = self.readout.amateurs.get(decisions[0], ())
-        self.first_layer = min([decisions[0] - self.measure.lookback, *amateurs])
-        if self.measure.from_first:
+        if decisions:
+            amateurs = self.readout.amateurs.get(decisions[0], ())
+            self.first_layer = min([decisions[0] - self.measure.lookback, *amateurs])
+        if decisions and self.measure.from_first:
             self.first_layer, self.decisions = 1, np.minimum(reached, decisions[-1])
 
     def _decision_layers(self, min_exit_layer: int | None) -> tuple[int, ...]:
@@ -232,17 +224,12 @@ class BoundPolicy:
         if given == (layers,):
             nothing = f"exit_layers={list(given)} leaves nothing to decide"
             raise CompanionError(f"{nothing}: the decoder has {layers} layers.")
-        contrasted = 1 if self.policy.contrast else 0  # it needs an earlier layer
-        before = max(self.measure.lookback, contrasted)
+        before = max(
+            self.measure.lookback, 1 if self.policy.contrast else 0
+        )  # a contrast needs a layer before
         return tuple(layer for layer in given or range(first, layers) if before < layer < layers)
 
-    def flops(
-        self,
-        sizes: DecoderSizes,
-        exit_layers: Sequence[np.ndarray],
-        readout_rows: Sequence[np.ndarray],
-        source: Sequence[int],
-    ) -> dict[str, np.ndarray]:
+    def flops(self, sizes: DecoderSizes, exit_layers, readout_rows, source) -> dict[str, np.ndarray]:
         """FLOPs by part, each `[output]`; see `mee_utils.models.costs`.
 
         Takes layers and rows of `W`, `[token]` for each output, and the number of tokens of each input.
