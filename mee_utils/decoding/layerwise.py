@@ -64,12 +64,10 @@ class LayerWeights:
     def feed_forward(self, x: Tensor) -> Tensor:
         """The last sublayer with its residual, `[rows, d]`."""
         wide = self.wide(self.norms[-1](x))
-        if self.gated:
-            gate, linear = wide.chunk(2, dim=-1)
-            wide = self.activation(gate) * linear
-        else:
-            wide = self.activation(wide)
-        return self.narrow.add_to(x, wide)
+        if not self.gated:
+            return self.narrow.add_to(x, self.activation(wide))
+        gate, linear = wide.chunk(2, dim=-1)
+        return self.narrow.add_to(x, self.activation(gate) * linear)
 
 
 class Norm:
@@ -117,9 +115,8 @@ class Cache:
         index = torch.from_numpy(slots).to(self.encoded.device)
         self.encoded, self.states = self.encoded[index], self.states[index]
         self.mask = None if self.mask is None else self.mask[index]
-        self.own, self.cross = (
-            [None if made is None else made[:, index] for made in layers] for layers in (self.own, self.cross)
-        )
+        self.own = [None if made is None else made[:, index] for made in self.own]
+        self.cross = [None if made is None else made[:, index] for made in self.cross]
         self.filled = self.filled[:, slots]
 
     def move_to(self, position: int) -> None:
@@ -181,7 +178,7 @@ class LayerwiseDecoder:
     further training, make a new one. `decoder_of` keeps one per model.
 
     `network` is the `transformers` model, in evaluation mode; `pack` says whether to pack its weights for the
-    CPU, by default those that get faster by it. Raises `CompanionError` in float16, whose range states exceed.
+    CPU, by default those that get faster by it. Raises `CompanionError` for a model in float16.
     """
 
     def __init__(self, network: nn.Module, pack: bool | None = None):

@@ -35,9 +35,7 @@ class ExitClassifier(nn.Module, Measure):
     def __init__(self, kind: str, d_model: int, hidden: int, blocks: int = 1, depth: int | None = None):
         super().__init__()
         self.name, self.d_model, self.about = kind, d_model, {}  # about: what was stored with it
-        self.trained_on: str | None = (
-            None  # fingerprint of the model whose states it was trained on, if known
-        )
+        self.trained_on: str | None = None  # fingerprint of the model on whose states, if that is known
         self.lookback, self.from_first = blocks - 1, depth is not None
         shape = {"depth": depth} if self.from_first else {"blocks": blocks}
         self.settings = {"kind": kind, "d_model": d_model, **shape, "hidden": hidden}
@@ -45,7 +43,7 @@ class ExitClassifier(nn.Module, Measure):
             self.network = nn.LSTM(d_model, hidden, num_layers=depth, batch_first=True)
             self.head = nn.Linear(hidden, 2)
             return
-        self.network = nn.Linear(d_model * blocks, 1)  # drawn for every kind: seeds have always counted it
+        self.network = nn.Linear(d_model * blocks, 1)  # drawn by every kind: what a seed gives depends on it
         if hidden:
             self.network = nn.Sequential(nn.Linear(d_model * blocks, hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
@@ -89,9 +87,8 @@ class ExitClassifier(nn.Module, Measure):
     def check_model(self, model) -> None:
         """Refuses states of another width, or of other weights than those it was trained on."""
         if self.d_model != model.network.config.d_model:
-            other = (
-                f"reads states of width {self.d_model}, {model.name}'s have {model.network.config.d_model}"
-            )
+            width = f"{model.name}'s have {model.network.config.d_model}"
+            other = f"reads states of width {self.d_model}, {width}"
         elif self.trained_on not in (None, model.fingerprint):
             other = f"was trained on the states of other weights than {model.name}'s"
         else:
@@ -153,8 +150,9 @@ def load_classifier(path: str | Path, model) -> ExitClassifier:
     from safetensors.torch import load_file
 
     if not Path(path).exists():
-        first = "train a classifier with train_classifier and save_classifier first."
-        raise CompanionError(f"{path} does not exist: {first}")
+        raise CompanionError(
+            f"{path} does not exist: make it with train_classifier and save_classifier first."
+        )
     try:
         with safe_open(path, framework="pt") as file:
             metadata, weights = file.metadata() or {}, load_file(path)

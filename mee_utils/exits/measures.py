@@ -20,10 +20,13 @@ works on both. To add one: write its class here and name it in `MEASURES`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 
 from ..common.errors import CompanionError, check_choice
+
+NEVER = np.iinfo(np.int64).max  # a layer that no decoder has
 
 
 class Measure:
@@ -121,27 +124,22 @@ class ForcedExits(Measure):
     name, has_threshold, min_layer = "forced", False, 1
 
     def __init__(self, layers: Sequence[Sequence[int]]):
-        try:
-            rows = [np.asarray(row) for row in layers]
+        try:  # `[token, input]`, and a last row for the tokens beyond
+            self.table = np.array([*zip_longest(*layers, fillvalue=NEVER), [NEVER] * len(layers)])
         except (TypeError, ValueError):
-            rows = []
-        if not rows or not all(map(self._valid, rows)):
+            self.table = np.empty(0)
+        given = self.table.ndim == 2 and self.table.size and self.table.dtype.kind in "iu"
+        if not given or self.table.min() < 1:
             wanted = "one list of layers (whole numbers from 1 on) for each input"
             raise CompanionError(f"ForcedExits takes {wanted}.")
-        self.table = np.full((len(rows), 1 + max(map(len, rows))), np.iinfo(np.int64).max)
-        for row, given in zip(self.table, rows, strict=True):
-            row[: len(given)] = given
-
-    @staticmethod
-    def _valid(row: np.ndarray) -> bool:
-        return row.ndim == 1 and (not row.size or (row.dtype.kind in "iu" and row.min() >= 1))
 
     def confidence(self, state):
-        if state.sequence.max() >= len(self.table):
-            lists = f"ForcedExits has lists for {len(self.table)} inputs"
+        tokens, inputs = self.table.shape
+        if state.sequence.max() >= inputs:
+            lists = f"ForcedExits has lists for {inputs} inputs"
             raise CompanionError(f"{lists}, but there are more: give one for each.")
-        place = np.minimum(state.position, self.table.shape[1] - 1)
-        return (self.table[state.sequence, place] <= state.layer).astype(np.float64)
+        place = np.minimum(state.position, tokens - 1)
+        return (self.table[place, state.sequence] <= state.layer).astype(np.float64)
 
 
 _NAMED = (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
