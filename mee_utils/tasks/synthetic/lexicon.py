@@ -53,15 +53,13 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 NOUNS = tuple(Noun(**row) for row in _rows("nouns"))
-THINGS, ANIMALS, PEOPLE, PLACES = (
-    tuple(noun for noun in NOUNS if noun.kind == kind) for kind in ("thing", "animal", "person", "place")
-)
+_kinds = ("thing", "animal", "person", "place")
+THINGS, ANIMALS, PEOPLE, PLACES = (tuple(noun for noun in NOUNS if noun.kind == kind) for kind in _kinds)
 PORTABLE = tuple(noun for noun in THINGS if noun.use == "portable")
 MEETING_PLACES = tuple(noun for noun in PLACES if noun.use == "meeting")
 _adjectives = [Adjective(**row) for row in _rows("adjectives")]
 ADJECTIVES = tuple(adjective for adjective in _adjectives if adjective.kind == "quality")
 MOODS = tuple(adjective for adjective in _adjectives if adjective.kind == "mood")
-
 _words = _rows("words")
 
 
