@@ -108,7 +108,7 @@ class Bench:
         import torch
 
         begin = torch.inference_mode()(self.decoder.begin)
-        return partial(begin, *self.inputs(batch).values(), self.workload.tokens)
+        return partial(begin, self.inputs(batch), self.workload.tokens)
 
     def generate(self, batch: int, **options) -> Callable:
         """`transformers`' greedy search on the same inputs; a call gives ids `[batch, 1 + token]`."""
@@ -143,7 +143,7 @@ class Bench:
         with torch.inference_mode():
             state = decoder.embed(torch.tensor([2]))
             key_value = lambda rows: [layer.key_value(layer.norms[0](rows)) for layer in decoder.weights]
-            readout = lambda rows: decoder.readout(decoder.normalize(rows)).max(dim=-1)
+            readout = lambda rows: decoder.readout(decoder.norm(rows)).max(dim=-1)
             timed = (readout, state), (key_value, state), (key_value, state.repeat(4, 1))
             clocks = [Timer("f(x)", globals={"f": f, "x": x}, num_threads=threads) for f, x in timed]
             readout, one, four = (clock.blocked_autorange(min_run_time=0.1).median for clock in clocks)
