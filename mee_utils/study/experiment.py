@@ -100,10 +100,12 @@ class Experiment:
         found = stored_trace(self.profile, self.data, model, task, limit, max_new_tokens)
         return found.first(limit) if limit else found
 
-    def classifiers(self, models: dict[str, Model]) -> dict[tuple, list[ExitClassifier]]:
+    def classifiers(
+        self, models: dict[str, Model], seeds: Sequence[int] = ()
+    ) -> dict[tuple, list[ExitClassifier]]:
         """Exit classifiers of loaded models: (model, variant, target) -> one a seed; trains missing ones."""
         found: dict = {}
-        for job, path in train_classifiers(self.profile, self.data, models).items():
+        for job, path in train_classifiers(self.profile, self.data, models, seeds).items():
             classifier = load_classifier(path, models[job.model])
             found.setdefault((job.model, job.variant, job.target), []).append(classifier)
         for key, trained in found.items():
