@@ -52,14 +52,14 @@ def jobs(profile: Profile) -> list[Job]:
     return [*settings, *fresh, Job(MAIN_MODEL, "all", "published_bugs")]
 
 
-def run(profile: Profile, data: str | None, job: Job, measure_bugs: Callable) -> Path:
+def run(profile: Profile, job: Job, measure_bugs: Callable) -> Path:
     """Runs one job and keeps its result; `measure_bugs` belongs to a higher floor."""
     from .experiment import Experiment
 
     if job not in jobs(profile):
         raise CompanionError(f"Profile {profile.name} has no sweep of {job.what}, {job.model}, {job.task}.")
     kinds = {"settings": _settings, "fresh": _fresh, "published_bugs": partial(_bugs, measure=measure_bugs)}
-    found = kinds[job.what](Experiment.reader(profile.name, data), job)
+    found = kinds[job.what](Experiment.reader(profile), job)
     with complete_file(job.path(profile)) as path:
         path.write_text(json.dumps(found), encoding="utf-8")
     return job.path(profile)
@@ -84,7 +84,7 @@ def _settings(experiment, job: Job) -> dict:
     for name, values in thresholds.items():
         rules[name] = (partial(RULES[name].policy, settings=options), values)
     limit = settings.examples if main else settings.other_examples
-    (task,) = load_tasks(profile, experiment.data, limit=limit, only=job.task)
+    (task,) = load_tasks(profile, limit=limit, only=job.task)
     decoding = dict(max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size)
     found = decode_curves(model, task, rules, {"task": job.task, "model": job.model}, **decoding)
     arrays = {"losses": found.losses, "examples": found.examples}
@@ -101,7 +101,7 @@ def _rules(experiment, model, job: Job, shares) -> dict:
     classifiers = {rule: one for (_, rule, target), (one,) in trained.items() if target == "consistency"}
     names = MAIN_SWEEP if job.model == MAIN_MODEL else (*OTHER_SWEEP, *ABLATED[:2])
     limit, states = settings.training_examples, experiment.scratch("states.npy")
-    (training,) = load_tasks(profile, experiment.data, held_out=False, limit=limit, only=job.task)
+    (training,) = load_tasks(profile, held_out=False, limit=limit, only=job.task)
     seen = trace(model, training.inputs, max_new_tokens=settings.max_new_tokens, states=states)
     rules = {}
     for name in names:
