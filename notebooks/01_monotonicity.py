@@ -34,7 +34,6 @@ import pandas as pd
 from mee_utils import ExitPolicy, Experiment, trace
 from mee_utils.analysis import monotonicity
 from mee_utils.analysis.comparison import replay_against_decoding
-from mee_utils.analysis.comparison import replay_against_decoding
 from mee_utils.paper import claims
 from mee_utils.study import figures
 from mee_utils.study.figures import label

@@ -158,10 +158,10 @@ def test_trivial_baselines_take_what_they_say():
         inputs=["translate English to French: a red cat", "translate English to French: the blue house"],
         targets=["un chat rouge", "la maison bleue"],
     )
-    found = baselines.nearest_translation(["translate English to French: the green house"], train)
+    found = baselines.nearest_training_sentence(["translate English to French: the green house"], train)
     assert found == ["la maison bleue"]
-    assert baselines.copied_source(["translate English to French: hi: you"], train) == ["hi: you"]
+    assert baselines.source_copied(["translate English to French: hi: you"], train) == ["hi: you"]
     prompt = "question: Where is Bob? context: Ann is in Rome. Bob is in Oslo."
-    assert baselines.best_overlap_sentence([prompt], train) == ["Bob is in Oslo."]
+    assert baselines.best_overlapping_sentence([prompt], train) == ["Bob is in Oslo."]
     assert len(baselines.three_random_words([prompt], train)[0].split()) == 3
     assert baselines.first_sentence(["summarize: One. Two."], train) == ["One."]

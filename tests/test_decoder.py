@@ -16,7 +16,7 @@ from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of
 from mee_utils.models.loading import Model
-from mee_utils.models.states import LayerStates
+from mee_utils.models.states import layer_states
 
 
 def random_exits(seed, layers, inputs=None):
@@ -192,7 +192,7 @@ def test_parallel_leaves_the_cache_as_full_depth_processing_would(lively, seed, 
         np.array([0]),
     )[0][0]
     fed = torch.tensor([[lively.network.config.decoder_start_token_id, *ids[:-1]]])
-    with torch.inference_mode(), LayerStates(lively.network) as states:
+    with torch.inference_mode(), layer_states(lively.network) as states:
         lively.network(**encoded, decoder_input_ids=fed, use_cache=False)
     embedding = lively.network.get_decoder().embed_tokens(fed)
     reached = 0
@@ -487,7 +487,7 @@ def test_several_end_tokens_are_all_obeyed(tokenizer):
 
 def test_of_equal_logits_a_measure_sees_the_first_as_the_last_block_does():
     class Tied:
-        layers, normalize = 4, staticmethod(lambda states: states)
+        layers, norm = 4, staticmethod(lambda states: states)
 
         @staticmethod
         def readout(states):

@@ -8,14 +8,14 @@ from conftest import FAMILIES, build_network
 
 from mee_utils import CompanionError, load_model
 from mee_utils.models.loading import load_tokenizer
-from mee_utils.models.states import LayerStates, compute_logits, decoder_inputs
+from mee_utils.models.states import compute_logits, decoder_inputs, layer_states
 
 
 def run(network, **options):
     torch.manual_seed(0)
     size = network.config.vocab_size
     batch = {"input_ids": torch.randint(3, size, (2, 7)), "decoder_input_ids": torch.randint(3, size, (2, 5))}
-    with torch.inference_mode(), LayerStates(network) as states:
+    with torch.inference_mode(), layer_states(network) as states:
         output = network(**batch, use_cache=False, **options)
     return states, output
 

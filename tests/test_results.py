@@ -11,7 +11,8 @@ import pytest
 from conftest import INPUTS, LENGTH, build_lively
 
 from mee_utils import CompanionError, ExitPolicy, generate, replay, trace
-from mee_utils.analysis import threshold_sweep as curves
+from mee_utils.analysis import calibration
+from mee_utils.analysis import comparison as curves
 from mee_utils.study import result_tables as stored
 from mee_utils.study import sweep as sweeps
 from mee_utils.study import verdicts
@@ -158,12 +159,12 @@ def test_a_binomial_limit_by_simulation():
 
 def test_fresh_samples_are_disjoint_sets_judged_by_the_population(lively_t5, task):
     seen = trace(lively_t5, INPUTS, max_new_tokens=LENGTH)
-    found = curves.fresh_samples(
+    found = calibration.fresh_samples(
         seen, lively_t5, task, {"margin": (margin, [1.0, 0.0])}, (0.5,), 0.05, 7, LENGTH
     )
     assert len(found) == 3 * 7 and set(found.bound) == {"hoeffding_bentkus", "betting", "no_test"}
-    population = curves.replayed_losses(
-        curves.replay_policy(seen, margin(1.0)), lively_t5, task, [1.0, 0.0], max_new_tokens=LENGTH
+    population = calibration.replayed_losses(
+        calibration.replay_policy(seen, margin(1.0)), lively_t5, task, [1.0, 0.0], max_new_tokens=LENGTH
     )
     careless = found[(found.bound == "no_test") & (found.threshold == 0.0)]
     assert (
@@ -174,7 +175,7 @@ def test_fresh_samples_are_disjoint_sets_judged_by_the_population(lively_t5, tas
     rates = verdicts.fresh_rates(found, 0.05)
     assert list(rates.sets) == [7, 7, 7] and rates.limit[0] == verdicts.binomial_limit(7, 0.05)
     with pytest.raises(CompanionError, match="fewer sets"):
-        curves.fresh_samples(seen, lively_t5, task, {}, (0.5,), 0.05, 8, LENGTH)
+        calibration.fresh_samples(seen, lively_t5, task, {}, (0.5,), 0.05, 8, LENGTH)
 
 
 def test_the_front_by_hand():

@@ -99,9 +99,9 @@ def test_other_language_pairs(tmp_path):
         ({"name": "tranlation", "limit": 1}, 'Unknown task "tranlation": did you mean "translation"'),
         ({"name": "translation", "split": "dev", "limit": 1}, 'Unknown split "dev"'),
         ({"name": "translation"}, "never ends: set limit"),
-        ({"name": "translation", "limit": 0}, "at least 1"),
-        ({"name": "translation", "limit": True}, "at least 1"),
-        ({"name": "translation", "limit": 2.0}, "at least 1"),
+        ({"name": "translation", "limit": 0}, "limit=0: give a whole number from 1 on"),
+        ({"name": "translation", "limit": True}, "limit=True: give a whole number"),
+        ({"name": "translation", "limit": 2.0}, "limit=2.0: give a whole number"),
         ({"name": "translation", "limit": 1, "seed": "a"}, "seed='a': give a whole number"),
         (
             {"name": "translation", "source": None},

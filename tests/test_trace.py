@@ -301,14 +301,14 @@ tokenizer = train_tokenizer(["the red house is near the river"] * 50, 200)
 model = Model(build_network("t5", 32128), tokenizer, "wide")
 ids = list(np.random.default_rng(0).integers(3, 32000, 100))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-found = trace(model, ["the red house"] * 500, outputs=[ids] * 500, states=sys.argv[1])
-assert len(found) == 50_000
+found = trace(model, ["the red house"] * 40, outputs=[ids] * 40, states=sys.argv[1])
+assert len(found) == 4_000
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
-def test_fifty_thousand_tokens_at_the_full_vocabulary_need_less_than_two_gigabytes(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path / "s.npy")], capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) < 2000
+def test_a_trace_holds_no_logits(tmp_path):
+    """4,000 tokens, four layers, 32,128 ids: their logits alone would take two gigabytes."""
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "s.npy")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 400

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from numbers import Real
 
 import numpy as np
@@ -20,9 +20,13 @@ import pandas as pd
 from ..common.errors import CompanionError, check_choice
 from ..exits.policy import ExitPolicy
 from ..tasks.loading import Task
-from ..traces.replay import PolicyReplay, check_policy
+from ..traces.replay import PolicyReplay, check_policy, replay_policy
+from ..traces.trace import Trace
 
 LOSSES = ("consistency", "risk")
+
+# name -> (threshold -> policy, thresholds from the safest down; NaN for a rule without one)
+Rules = dict[str, tuple[Callable[[float], ExitPolicy], Sequence[float]]]
 
 
 def hoeffding_bentkus(losses: np.ndarray, delta: float, eps: float = 0.05) -> float:
@@ -59,19 +63,22 @@ def betting(losses: np.ndarray, delta: float, eps: float = 0.05) -> float:
     return float(min(1.0, np.exp(-capital.max())))
 
 
+def no_test(losses: np.ndarray, delta: float, eps: float) -> float:
+    """What one does without a guarantee: take the mean of the calibration examples at its word."""
+    return 0.0 if float(np.mean(losses)) <= delta else 1.0
+
+
 BOUNDS: dict[str, Callable] = {"hoeffding_bentkus": hoeffding_bentkus, "betting": betting}
+TESTS = BOUNDS | {"no_test": no_test}  # ways to choose a threshold, two with a guarantee
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What learn-then-test found.
+    """What learn-then-test found of thresholds `tested`, highest first; the last failed unless all passed.
 
     Attributes:
-        threshold: the lowest threshold that passed with all above it; None if not even the highest did.
-        tested, p_values, mean_losses: of each threshold tested, highest first; the last failed unless all
-            passed.
-        delta, eps, examples: the demand, and of how many examples.
-        source: "decoding" (guaranteed) or "replay" (an estimate).
+        threshold: the lowest that passed with all above it; None if not even the highest did.
+        source: of the losses, "decoding" (guaranteed) or "replay" (an estimate).
         policy: ready for `generate`; None if there is no threshold.
     """
 
@@ -100,22 +107,15 @@ class Calibration:
         return 0.0 if self.threshold is None else float(losses[self.tested.index(self.threshold)].mean())
 
 
-def check_demand(delta: float, eps: float) -> None:
-    """Refuses a demand that cannot be met or means nothing."""
-    for name, value, wanted in (
-        (
-            "delta",
-            delta,
-            "a mean loss of 0 or less cannot be guaranteed from examples, and 1 always is; give a",
-        ),
-        ("eps", eps, "give the probability of failing (the papers: 0.05), a"),
-    ):
+def check_demand(thresholds: Sequence[float], delta: float, eps: float) -> list[float]:
+    """Thresholds as a list of numbers; an error if they do not descend, or if nothing can be guaranteed."""
+    wanted = {
+        "delta": (delta, "a mean loss of 0 cannot be guaranteed from examples, and 1 always is; give a")
+    }
+    wanted["eps"] = (eps, "give the probability of failing (the papers: 0.05), a")
+    for name, (value, what) in wanted.items():
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1:
-            raise CompanionError(f"{name}={value!r}: {wanted} value between 0 and 1.")
-
-
-def check_thresholds(thresholds: Sequence[float]) -> list[float]:
-    """Thresholds as a list of numbers, or an error if they do not descend."""
+            raise CompanionError(f"{name}={value!r}: {what} value between 0 and 1.")
     if np.ndim(thresholds) != 1 or not all(isinstance(level, Real) for level in thresholds):
         raise CompanionError(f"thresholds={thresholds!r}: give a list of numbers, such as [0.9, 0.8, 0.7].")
     levels = [float(level) for level in thresholds]
@@ -135,8 +135,7 @@ def learn_then_test(
     """The last threshold that passes, testing from the highest down and stopping at the first that fails.
 
     Args:
-        losses: `[threshold, example]` in 0..1, or an iterable of its rows, which are only taken while tests
-            pass.
+        losses: `[threshold, example]` in 0..1, or its rows, which are only taken while tests pass.
         thresholds: strictly descending: the safest first.
         delta: the largest mean loss that is tolerated.
         eps: probability that the guarantee fails.
@@ -144,14 +143,13 @@ def learn_then_test(
         source: of the losses, "decoding" or "replay"; what is said of the result depends on it.
 
     Raises:
-        CompanionError: no calibration examples, losses outside 0..1, thresholds that do not descend, an
-            impossible demand.
+        CompanionError: no examples, losses outside 0..1, thresholds that do not descend, a vain demand.
     """
-    check_demand(delta, eps)
+    levels = check_demand(thresholds, delta, eps)
     check_choice("source", source, ("decoding", "replay"))
     p_value = bound if callable(bound) else BOUNDS[check_choice("bound", bound, BOUNDS)]
     threshold, tested, p_values, means, count = None, [], [], [], 0
-    for level, row in zip(check_thresholds(thresholds), losses, strict=False):
+    for level, row in zip(levels, losses, strict=False):
         row = np.asarray(row, dtype=np.float64)
         count = len(row)
         if row.ndim != 1 or not count:
@@ -168,8 +166,7 @@ def learn_then_test(
         threshold = level
     if not tested:
         raise CompanionError("There are no losses: give one row of losses for each threshold.")
-    lists = map(tuple, (tested, p_values, means))
-    return Calibration(threshold, *lists, delta=delta, eps=eps, examples=count, source=source)
+    return Calibration(threshold, *map(tuple, (tested, p_values, means)), delta, eps, count, source)
 
 
 def consistency_losses(
@@ -207,7 +204,7 @@ def calibrate(
 
     Args:
         model: from `load_model`.
-        task: the calibration examples, from `load_task`; they must not be those that results are reported on.
+        task: the calibration examples, from `load_task`; not those that results are reported on.
         policy: any policy with a threshold, pruned and contrasted ones too; its decay stays.
         delta: the largest mean loss that is tolerated.
         eps: probability that the guarantee fails.
@@ -215,10 +212,6 @@ def calibrate(
         kind: of the loss, see `consistency_losses`.
         bound: see `learn_then_test`.
         settings: of `generate`.
-
-    Returns:
-        A `Calibration` whose `policy` is ready for `generate`, or which says that no threshold satisfies the
-        demand.
     """
     from ..decoding.generation import generate
     from ..decoding.inputs import EncoderCache
@@ -226,8 +219,7 @@ def calibrate(
     if not isinstance(task, Task):
         raise CompanionError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
     check_policy(policy)
-    check_demand(delta, eps)
-    policies = [policy.at_threshold(level) for level in check_thresholds(thresholds)]
+    policies = [policy.at_threshold(level) for level in check_demand(thresholds, delta, eps)]
     settings = {"encodings": EncoderCache(), **settings}
     full = generate(model, task.inputs, None, **settings).texts
     texts = (generate(model, task.inputs, each, **settings).texts for each in policies)
@@ -256,7 +248,7 @@ def replayed_losses(
         return detokenize(model, [cut_at_end(ids.tolist(), end) for ids in np.split(tokens, starts)])
 
     full, rows = texts(trace.final_id), []
-    for threshold in check_thresholds(thresholds):
+    for threshold in thresholds:
         exits = replayed.at_threshold(threshold).exits(max_new_tokens)
         chosen = replayed.token_ids[np.arange(len(trace)), exits]
         rows.append(consistency_losses(task, texts(chosen), full))
@@ -272,16 +264,11 @@ def violations(
     splits: int = 50,
     share: float = 0.5,
 ) -> pd.DataFrame:
-    """The guarantee put to the test: calibrate on a random part of the examples, many times.
+    """The guarantee put to the test: calibrate on a random `share` of the examples, in many `splits`.
 
     The pool of examples stands for the population, so that "violated" is about what is guaranteed, the mean
     loss of the population, not about a test half with noise of its own. Splits share the pool and are not
-    independent: their rate is no binomial draw; for that, draw new pools.
-
-    Args:
-        losses, thresholds, delta, eps, bound: as in `learn_then_test`.
-        splits: how many.
-        share: of the examples that calibrate.
+    independent: their rate is no binomial draw; for that, draw new pools. Else as `learn_then_test`.
 
     Returns:
         One row a split: `threshold` (NaN if none passed), `mean_loss` of all examples there and `test_loss`
@@ -300,4 +287,42 @@ def violations(
         mean, test = (found.mean_at_threshold(part) for part in (losses, losses[:, order[calibrating:]]))
         means = {"mean_loss": mean, "test_loss": test, "violated": mean > delta}
         rows.append({"threshold": np.nan if found.threshold is None else found.threshold, **means})
+    return pd.DataFrame(rows)
+
+
+def fresh_samples(
+    trace: Trace,
+    model,
+    task,
+    rules: Rules,
+    deltas: Iterable[float],
+    eps: float,
+    pools: int,
+    max_new_tokens: int,
+) -> pd.DataFrame:
+    """Whether thresholds from independent calibration sets keep their promise to the population.
+
+    The examples of the task, drawn for this purpose alone, are dealt out to `pools` disjoint sets. Losses
+    come from a replay (the trace is of the model's own output): they are the losses of another decoder, one
+    that does not see its own exits, and what is claimed of learn-then-test holds of them too.
+
+    Returns:
+        One row a rule, delta, bound and set: `threshold` (NaN if none passed), `loss` of the population
+            there, `violated`.
+    """
+    size = len(task) // pools
+    if not size:
+        raise CompanionError(
+            f"{len(task)} examples cannot be dealt out to {pools} sets: give more examples, or fewer sets."
+        )
+    rows = []
+    for rule, (policy, thresholds) in rules.items():
+        replayed = replay_policy(trace, policy(thresholds[0]), model)
+        losses = replayed_losses(replayed, model, task, thresholds, max_new_tokens)
+        for (bound, test), delta, pool in product(TESTS.items(), deltas, range(pools)):
+            part = losses[:, pool * size : (pool + 1) * size]
+            found = learn_then_test(part, thresholds, delta, eps, test, source="replay")
+            threshold = np.nan if found.threshold is None else found.threshold
+            loss, row = found.mean_at_threshold(losses), {"rule": rule, "bound": bound, "delta": delta}
+            rows.append({**row, "pool": pool, "threshold": threshold, "loss": loss, "violated": loss > delta})
     return pd.DataFrame(rows)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,22 +17,22 @@ from ..exits.policy import ExitPolicy
 from ..models.costs import DecoderSizes, generation_flops
 from ..traces.replay import PolicyReplay, replay_policy
 from ..traces.trace import Trace
+from .calibration import Rules, consistency_losses
 from .decisions import at_exits, thresholds_for
 from .statistics import bootstrap
+
+SHARES = (1.0, 0.995, 0.985, 0.96, 0.9)
+ENOUGH = 0.3  # a curve ends where the mean consistency loss exceeds this: nobody asks for less
 
 
 @dataclass(frozen=True)
 class DecodingResult:
-    """One task decoded with one policy (None: full depth).
+    """One task decoded with one policy; what is not listed is as in `Generation`.
 
     Attributes:
-        score: the task's primary corpus score, percent.
-        examples: the same of every example, `[example]`.
-        mean_exit_layer: over all tokens.
+        score, examples: the task's primary score, percent, of the corpus and of every example.
         flops: of the decoder, a token; `readout` is the share of them that are readouts.
         same_output: share of outputs that are those of full depth.
-        tokens: how many were emitted.
-        token_ids, texts, exit_layers: of every output, as in `Generation`.
     """
 
     score: float
@@ -69,19 +70,14 @@ def decode(
 def retained(
     found: DecodingResult, full: DecodingResult, chosen: slice = slice(None)
 ) -> tuple[float, float, float]:
-    """The share of the full score that is kept, with a paired 95 % bootstrap interval over the `chosen`
-    examples.
+    """The share of the full score kept on the `chosen` examples, with a paired 95 % bootstrap interval.
 
-    Resamples on which full depth scores 0 say nothing and do not count; if it scores 0 on all the chosen
-    examples, the share is NaN, which keeps nothing.
-
-    Raises:
-        CompanionError: full depth scores 0 on all examples.
+    Resamples on which full depth scores 0 do not count. If it scores 0 on all chosen examples, the share is
+    NaN, which keeps nothing; on all examples, a `CompanionError`.
     """
     if full.examples.sum() == 0:
-        raise CompanionError(
-            "Full depth scores 0 on these examples: there is no quality to keep; give more examples."
-        )
+        nothing = "Full depth scores 0 on these examples: there is no quality to keep"
+        raise CompanionError(f"{nothing}; give more examples.")
     kept, total = found.examples[chosen], full.examples[chosen]
     if total.sum() == 0:
         return float("nan"), float("nan"), float("nan")
@@ -95,11 +91,7 @@ def retained(
 
 
 def result_row(found: DecodingResult, full: DecodingResult) -> dict[str, float]:
-    """A decoding beside full depth, for a table.
-
-    `retained` has the interval `low`, `high`; `readout_share` is of the FLOPs, `length_share` (tokens
-    emitted) of full depth's.
-    """
+    """A decoding beside full depth, for a table; `length_share` is of the tokens emitted."""
     row = {"score": found.score, **dict(zip(("retained", "low", "high"), retained(found, full), strict=True))}
     row |= {"mean_exit_layer": found.mean_exit_layer, "flops_share": found.flops / full.flops}
     row |= {"readout_share": found.readout, "same_output": found.same_output}
@@ -109,18 +101,11 @@ def result_row(found: DecodingResult, full: DecodingResult) -> dict[str, float]:
 def comparison(
     model, task, policies: dict[tuple, ExitPolicy], names: Sequence[str], **settings
 ) -> tuple[pd.DataFrame, dict]:
-    """Decodes a task with every policy and sets it beside full depth.
-
-    Args:
-        model: from `load_model`.
-        task: inputs, and how outputs are scored.
-        policies: labels -> policy.
-        names: the columns that the labels fill.
-        settings: of `generate`.
+    """Decodes a task with every policy (labels -> policy) and sets it beside full depth.
 
     Returns:
-        One row a policy, the first at full depth: `task`, the labels, `result_row`; and labels ->
-            `DecodingResult`, with the key None for full depth.
+        One row a policy, the first at full depth: `task`, the labels in the columns `names`, `result_row`;
+            and labels -> `DecodingResult`, with the key None for full depth.
     """
     from ..decoding.inputs import EncoderCache
 
@@ -134,18 +119,62 @@ def comparison(
     return pd.DataFrame(rows), decoded
 
 
+def threshold_grid(trace: Trace, policy: ExitPolicy, shares: Sequence[float], model) -> list[float]:
+    """Thresholds to try, highest first: those that leave these shares of predictions as they are.
+
+    The trace must be of training examples, so that thresholds do not depend on the examples that calibrate,
+    as learn-then-test demands.
+    """
+    found = thresholds_for(replay_policy(trace, policy, model), shares)
+    return sorted(set(found.threshold.tolist()), reverse=True)
+
+
+class ThresholdSweep(NamedTuple):
+    """Decoded settings of one task and model, the first at full depth: `rows` of a table, and for each its
+    consistency `losses` and the scores of its `examples` (percent), `[example]`.
+    """
+
+    rows: list[dict]
+    losses: list[np.ndarray]
+    examples: list[np.ndarray]
+
+
+def decode_curves(model, task, rules: Rules, labels: dict, **settings) -> ThresholdSweep:
+    """Decodes a task with every rule, strictest threshold first, until outputs are nothing like those of full
+    depth. `settings` are those of `generate`.
+    """
+    from ..decoding.inputs import EncoderCache
+
+    settings, swept = {"encodings": EncoderCache(), **settings}, ThresholdSweep([], [], [])
+    full = decode(model, task, None, **settings)
+
+    def add(rule: str, threshold: float, found: DecodingResult) -> float:
+        losses = consistency_losses(task, found.texts, full.texts)
+        risk = np.clip(full.examples - found.examples, 0, None).mean() / 100
+        means = {"consistency_loss": float(losses.mean()), "risk_loss": float(risk)}
+        row = result_row(found, full)
+        scores = {name: row.pop(name) for name in ("score", "retained", "low", "high")}
+        swept.rows.append({**labels, "rule": rule, "threshold": float(threshold), **scores, **means, **row})
+        swept.losses.append(losses)
+        swept.examples.append(found.examples)
+        return losses.mean()
+
+    add("full_depth", float("nan"), full)
+    for rule, (policy, thresholds) in rules.items():
+        for threshold in thresholds:
+            if add(rule, threshold, decode(model, task, policy(threshold), full, **settings)) > ENOUGH:
+                break
+    return swept
+
+
 def cheapest_keeping(decoded: dict, quality: float, **labels) -> list[dict]:
     """The cheapest setting of each rule that keeps a share `quality` of the full score on half the examples.
 
-    Args:
-        decoded: (rule, threshold) -> `DecodingResult`, and None -> full depth.
-        quality: such as 0.99; examples 0, 2, 4 ... choose, the others check.
-        labels: constant columns.
+    Examples 0, 2, 4 ... choose. `decoded` is as `comparison` returns it, with labels (rule, threshold).
 
     Returns:
         A row for each rule that has such a setting: `rule`, `threshold`, `checked` (the share kept on the
-            other half) with `checked_low` and `checked_high`, `not_refuted`, `mean_exit_layer`,
-            `flops_share`.
+            other half, with its interval), `not_refuted`, `mean_exit_layer`, `flops_share`.
     """
     full, rows = decoded[None], []
     ordered = sorted(filter(None, decoded), key=lambda setting: decoded[setting].flops)
@@ -171,10 +200,8 @@ def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, 
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
-    """What a rule costs where these shares of predictions at the exits stay: a replay, no decoding.
-
-    Returns:
-        One row a share: `wanted`, `threshold`, `mean_exit_layer`, `same_token`, `flops_share`.
+    """What a rule costs where these shares of predictions at the exits stay, by replay: one row a share,
+    `wanted`, `threshold` and what `at_threshold` returns.
     """
     rows = []
     for wanted, level in zip(shares, thresholds_for(replayed, shares).threshold.tolist(), strict=True):
@@ -199,30 +226,21 @@ def _by_output(trace: Trace, values: np.ndarray) -> list[np.ndarray]:
 
 
 def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict[str, float]:
-    """How well a replay foretells real decoding with the same policy on the same inputs.
-
-    Args:
-        replayed: of the trace of the model's own full-depth output.
-        decoded: the `Generation` or `DecodingResult` of the policy and the inputs of the trace.
-        max_new_tokens: of both.
+    """How well a replay foretells real decoding (a `Generation` or `DecodingResult`) on the same inputs.
 
     Returns:
         `same_output`: share of outputs that are the full-depth ones; `same_exit`: share of tokens, up to the
-            first that differs from the full-depth output, with the same exit layer; `mean_exit_layer_replay`,
-            `mean_exit_layer_decoded`.
+            first that differs from the full-depth output, with the same exit layer; both mean exit layers.
     """
     trace, exits = replayed.trace, replayed.exit_layers(max_new_tokens)
     if trace.along != "greedy" or len(trace.source_tokens) != len(decoded.token_ids):
-        raise CompanionError(
-            "Give the trace of the model's own output, trace(model, inputs), on the inputs that were decoded."
-        )
+        wanted = "the trace of the model's own output, trace(model, inputs), on the inputs that were decoded"
+        raise CompanionError(f"Give {wanted}.")
     same_output, same_exit = [], []
     foretold = zip(_by_output(trace, trace.token_id), _by_output(trace, exits), strict=True)
     for (full, early), ids, layers in zip(foretold, decoded.token_ids, decoded.exit_layers, strict=True):
-        length = min(len(full), len(ids))
-        differs = np.flatnonzero(full[:length] != np.array(ids[:length]))
-        upto = int(differs[0]) + 1 if len(differs) else length
-        same_output.append(len(ids) == len(full) and not len(differs))
+        same, upto = until_different(full, ids)
+        same_output.append(same)
         same_exit.append(early[:upto] == layers[:upto])
     return {
         "same_output": float(np.mean(same_output)),
@@ -232,15 +250,21 @@ def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict
     }
 
 
+def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, int]:
+    """Whether two outputs are the same, and their number of tokens up to the first that differs (with it)."""
+    differs = [a != b for a, b in zip(first, second, strict=False)]
+    if any(differs):
+        return False, differs.index(True) + 1
+    return len(first) == len(second), len(differs)
+
+
 def replay_against_decoding(
     model, task, trace: Trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64
 ) -> pd.DataFrame:
     """Decodes for real with each policy and sets it beside its replay, and beside full depth.
 
-    The trace is of the model's own full-depth output on the inputs of the task; `policies` have names.
-
-    Returns:
-        One row a policy: what `agreement` returns, `score` and `full_score`, and `flops_share`.
+    One row a policy (name -> policy): what `agreement` returns, `score` and `full_score`, and `flops_share`.
+    The trace is of the model's own full-depth output on the inputs of the task.
     """
     settings = dict(max_new_tokens=max_new_tokens, batch_size=32)
     full, rows = decode(model, task, None, **settings), []
@@ -254,13 +278,8 @@ def replay_against_decoding(
 
 
 def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None = None) -> dict[str, float]:
-    """What one decision costs, counted.
-
-    Args:
-        sizes: of the decoder.
-        measure: an exit measure.
-        min_layer: first layer at which a token may exit.
-        ids: how many token ids pruned readouts score after the one at `min_layer`; None: all of them.
+    """What one decision of a measure costs, counted. `ids` is how many token ids pruned readouts score after
+    the one at `min_layer`; None: all of them.
 
     Returns:
         `share_of_layer` (attention, and keys and values of skipped layers, which depend on the length, left

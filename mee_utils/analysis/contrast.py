@@ -62,12 +62,11 @@ def one_token(
     alpha: float = ALPHA,
     **labels,
 ) -> pd.DataFrame:
-    """What each contrast does to one token of the trace at one `layer`, the expert.
+    """What each contrast does to one token of the trace at one `layer`, the expert, for its `top` ids.
 
     Returns:
         `kind` (weighted, jsd), `layer`, `amateur_layer`, `token` (by `decode`), the probabilities `expert`,
-            `amateur`, `contrast`, and `plausible`, whether the id is in the plausible set; the `top` ids of
-            expert and contrast.
+            `amateur`, `contrast`, and `plausible`, whether the id is in the plausible set.
     """
     if not 2 <= layer <= trace.layers:
         raise CompanionError(f"layer={layer}: a contrast needs an earlier layer; give 2 to {trace.layers}.")
@@ -160,21 +159,15 @@ def chosen_amateurs(trace: Trace, model: Model, **labels) -> pd.DataFrame:
 
 
 def pareto_verdict(decoded: dict, plain: tuple[str, ...], tested: tuple[str, ...]) -> pd.DataFrame:
-    """Is a rule a Pareto improvement: does it beat every plain setting (full depth is one) that costs no
-    more?
+    """Is a `tested` rule a Pareto improvement over the `plain` ones and full depth?
 
-    The intervals are Bonferroni's over the tested settings, 95 % together; scores are means over examples.
-
-    Args:
-        decoded: (rule, ...) -> `DecodingResult` of one task, and None -> full depth.
-        plain: rules to beat.
-        tested: rules that are asked about.
+    It must beat the best plain setting that costs no more. `decoded` is as `comparison` returns it. The
+    intervals are Bonferroni's over the tested settings, 95 % together; scores are means over examples.
 
     Returns:
-        One row a setting of the tested rules: `rule`, `threshold`, `flops_share`, `score`, `cheapest` (no
-            plain setting costs as little, so that there is none to compare with), `best_plain` (mean score of
-            the best plain setting that costs no more), `gain` with its paired interval `low`, `high`
-            (points), `improves` (the interval lies above 0), `worse` (below 0).
+        One row a tested setting: `rule`, `threshold`, `flops_share`, `score`, `cheapest` (no plain setting
+            costs as little, so that there is none to compare with), `best_plain` (the score to beat), `gain`
+            with its paired interval `low`, `high` (points), `improves` (that lies above 0), `worse` (below).
     """
     settings = {labels: found for labels, found in decoded.items() if labels and labels[0] in tested}
     rivals = [found for labels, found in decoded.items() if labels is None or labels[0] in plain]

@@ -64,11 +64,8 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
 
 
 def reliability_diagram(replayed: PolicyReplay, bins: int = 10, **labels) -> pd.DataFrame:
-    """Confidence against how often the token may exit, all deciding layers together.
-
-    Returns:
-        One row a bin that is not empty: `confidence`, `accuracy`, `count`, and the expected calibration
-            `error` of all bins.
+    """Confidence against how often the token may exit, all deciding layers together: one row a bin that is
+    not empty, with the expected calibration `error` of all.
     """
     right = replayed.same_token[:, : len(replayed.decision_layers)]
     found = reliability(replayed.confidences.ravel(), right.ravel(), bins)
@@ -87,11 +84,7 @@ def at_exits(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, floa
 
 
 def sweep(replayed: PolicyReplay, thresholds: Sequence[float], max_new_tokens: int = 64) -> pd.DataFrame:
-    """Replays a policy at other thresholds: one row each, `threshold` and what `at_exits` returns.
-
-    Raises:
-        CompanionError: a threshold that the measure cannot take, or a policy without one.
-    """
+    """Replays a policy at other thresholds: one row each, `threshold` and what `at_exits` returns."""
     levels = [float(level) for level in thresholds]
     found = [at_exits(replayed.at_threshold(level), max_new_tokens) for level in levels]
     return pd.DataFrame([{"threshold": level, **row} for level, row in zip(levels, found, strict=True)])
@@ -100,14 +93,8 @@ def sweep(replayed: PolicyReplay, thresholds: Sequence[float], max_new_tokens: i
 def thresholds_for(replayed: PolicyReplay, shares: Sequence[float], steps: int = 200) -> pd.DataFrame:
     """For each share the lowest threshold from which on so many predictions stay those of full depth.
 
-    Args:
-        replayed: from `replay_policy`.
-        shares: those wanted, 0 to 1.
-        steps: how many thresholds are tried, at quantiles of the confidences, with four decimals (so that
-            tables hold them exactly).
-
-    Returns:
-        One row a share, as `sweep` gives it; with the highest threshold there is if no lower one will do.
+    Thresholds at `steps` quantiles of the confidences are tried, with four decimals, so that tables hold them
+    exactly. One row a share, as `sweep` gives it; with the highest threshold if no lower one will do.
     """
     for share in shares:
         if not 0 <= share <= 1:

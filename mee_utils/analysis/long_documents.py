@@ -27,12 +27,8 @@ LONG_T5 |= dict(decoder_start_token_id=0, dropout_rate=0.0)
 def long_tasks(source: str, limit: int, place: Path, **options) -> dict:
     """The same long documents in both layouts of the papers, read by the same code: layout -> `Task`.
 
-    Args:
-        source: "synthetic" (stories joined), or a file, folder or hub id with the columns `document` and
-            `summary`.
-        limit: how many documents.
-        place: the folder where files in the two layouts are written.
-        options: of `load_task`, for a hub id.
+    `source` is "synthetic" (stories joined), or a file, folder or hub id (with `options` of `load_task`) that
+    has the columns `document` and `summary`; files in both layouts are written into the folder `place`.
     """
     if source == "synthetic":
         size, stories = STORIES, load_task("summarization", limit=STORIES * limit)

@@ -10,6 +10,7 @@ import pandas as pd
 from ..common.errors import CompanionError
 from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
+from .comparison import until_different
 from .decisions import precision_and_recall
 from .statistics import mean_interval
 
@@ -74,8 +75,6 @@ def exactness(pruned: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -
     """
     differ, compared = 0, 0
     for ours, theirs in zip(pruned, plain, strict=True):
-        length = min(len(ours), len(theirs))
-        first = next((i for i in range(length) if ours[i] != theirs[i]), None)
-        different = first is not None or len(ours) != len(theirs)
-        differ, compared = differ + different, compared + (length if first is None else first + 1)
+        same, upto = until_different(ours, theirs)
+        differ, compared = differ + (not same), compared + upto
     return {"other_output": differ / len(plain), "other_token": differ / max(1, compared)}

@@ -25,11 +25,7 @@ GROUPS = ("easy", "difficult")
 
 
 def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
-    """One row a prefix of a trace along references.
-
-    Args:
-        trace: along references.
-        threshold: the cosine from which a state counts as similar to the last one.
+    """One row a prefix; a state counts as similar to the last one from the cosine `threshold` on.
 
     Returns:
         `sequence`; `prefix_tokens`, tokens before and with the start token; `mean_similarity` over layers 1

@@ -50,12 +50,9 @@ def bootstrap(
 
 
 def mean_interval(values: np.ndarray, sequence: np.ndarray, **options) -> Interval:
-    """Mean over tokens with a percentile interval over sequences.
+    """Mean over tokens of `values` `[token]` or `[token, layer]`, with a percentile interval over sequences.
 
-    Args:
-        values: `[token]` or `[token, layer]`.
-        sequence: `[token]`, the sequence each token belongs to.
-        options: level, resamples and seed of `bootstrap`.
+    `sequence` `[token]` is the one each token belongs to; `options` are those of `bootstrap`.
     """
     values = np.asarray(values, dtype=np.float64)
     if len(values) == 0:

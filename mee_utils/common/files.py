@@ -12,6 +12,25 @@ from .errors import CompanionError, one_line
 
 PACKAGE = Path(__file__).parents[1]
 ROOT = PACKAGE.parent
+ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv")  # of corpora, the longer one first
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether a source can only be on the hub: it is neither "synthetic" nor a path, there or misspelt."""
+    path_like = source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(ENDINGS)
+    return source != "synthetic" and not path_like and not Path(source).expanduser().exists()
+
+
+def find_local(source: str | Path, wanted: str) -> Path | None:
+    """The path of a local source, None for a hub id; else an error that says what to give."""
+    if not source or not isinstance(source, str | Path):
+        raise CompanionError(f"source={source!r}: give {wanted}.")
+    if is_hub_id(str(source)):
+        return None
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise CompanionError(f"{source} does not exist: give {wanted}.")
+    return path
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Checkpoints of the T5 family, training objectives and the mini models (floor 1)."""
+"""Checkpoints of the T5 family, training objectives and the mini models."""
 
 from .loading import Model, load_model
 

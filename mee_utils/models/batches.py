@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from random import Random
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 NOISE_DENSITY = 0.15
@@ -21,21 +22,14 @@ Pair = tuple[list[int], list[int]]
 def corrupt_spans(tokens: Sequence[int], sentinels: Sequence[int], end: int, random: Random) -> Pair:
     """T5's span corruption (Raffel et al. 2020, section 3.1.4): 15 % of the tokens in spans of mean length 3.
 
-    Args:
-        tokens: token ids without the end token.
-        sentinels: ids of <extra_id_0>, <extra_id_1>, ...
-        end: id of the end token.
-        random: source of the spans.
-
-    Returns:
-        Input ids with each span replaced by a sentinel, and target ids, each sentinel before its span.
+    `tokens` come without the `end` token. Returns input ids with a sentinel in place of each span, and target
+    ids with each span behind its sentinel.
     """
     noise = min(max(1, round(len(tokens) * NOISE_DENSITY)), len(tokens) - 1)
     spans = min(max(1, round(noise / MEAN_SPAN)), noise, len(tokens) - noise, len(sentinels))
     corrupted, target, position = [], [], 0
-    for sentinel, kept, lost in zip(
-        sentinels, _parts(len(tokens) - noise, spans, random), _parts(noise, spans, random), strict=False
-    ):
+    lengths = _parts(len(tokens) - noise, spans, random), _parts(noise, spans, random)
+    for sentinel, kept, lost in zip(sentinels, *lengths):
         corrupted += [*tokens[position : position + kept], sentinel]
         target += [sentinel, *tokens[position + kept : position + kept + lost]]
         position += kept + lost
@@ -51,27 +45,20 @@ def _parts(total: int, count: int, random: Random) -> list[int]:
 class Batches(Dataset):
     """Ready batches of pairs; one item is one batch of tensors, padded (labels by -100).
 
-    Args:
-        pairs: (input ids, target ids).
-        tokens_per_batch: source plus target tokens a batch holds at most, padding included.
-        pad: id of the padding token.
-        passes: how often each pair is seen; pairs are grouped anew in every pass.
-        seed: decides grouping and order.
+    A batch holds at most `tokens_per_batch` source plus target tokens, padding included. Each pair is seen
+    `passes` times; every pass groups and orders them anew.
     """
 
     def __init__(self, pairs: Sequence[Pair], tokens_per_batch: int, pad: int, passes: float, seed: int):
-        self.pairs, self.pad = pairs, pad
-        random, self.batches = Random(seed), []
-        remaining = passes
-        while remaining > 0:
-            chosen = random.sample(range(len(pairs)), round(len(pairs) * min(1.0, remaining)))
-            grouped = group_by_length(
-                [(len(pairs[i][0]), len(pairs[i][1])) for i in chosen], tokens_per_batch
-            )
-            grouped = [[chosen[k] for k in group] for group in grouped]
+        self.pairs, self.pad, self.batches = pairs, pad, []
+        random = Random(seed)
+        while passes > 0:
+            chosen = random.sample(range(len(pairs)), round(len(pairs) * min(1.0, passes)))
+            groups = group_by_length([tuple(map(len, pairs[i])) for i in chosen], tokens_per_batch)
+            grouped = [[chosen[k] for k in group] for group in groups]
             random.shuffle(grouped)
             self.batches += grouped
-            remaining -= 1
+            passes -= 1
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -99,12 +86,8 @@ def group_by_length(lengths: Sequence[tuple[int, int]], tokens_per_batch: int) -
 
 def pad_pairs(pairs: Sequence[Pair], pad: int) -> dict[str, torch.Tensor]:
     """Pads pairs to one batch: `input_ids`, `attention_mask` and `labels`, each `[batch, position]`."""
-    inputs = torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(p[0]) for p in pairs], batch_first=True, padding_value=pad
-    )
-    labels = torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(p[1]) for p in pairs], batch_first=True, padding_value=-100
-    )
-    lengths = torch.tensor([len(p[0]) for p in pairs])
-    mask = torch.arange(inputs.shape[1])[None, :] < lengths[:, None]
-    return {"input_ids": inputs, "attention_mask": mask.long(), "labels": labels}
+    sources, targets = ([torch.tensor(ids) for ids in side] for side in zip(*pairs))
+    mask = pad_sequence([torch.ones_like(ids) for ids in sources], batch_first=True)
+    inputs = pad_sequence(sources, batch_first=True, padding_value=pad)
+    labels = pad_sequence(targets, batch_first=True, padding_value=-100)
+    return {"input_ids": inputs, "attention_mask": mask, "labels": labels}

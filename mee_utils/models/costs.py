@@ -36,15 +36,8 @@ class DecoderSizes:
     @classmethod
     def of(cls, config) -> DecoderSizes:
         """Reads them off a T5-family configuration."""
-        layers = config.num_decoder_layers or config.num_layers
-        return cls(
-            config.d_model,
-            config.num_heads * config.d_kv,
-            config.d_ff,
-            config.is_gated_act,
-            layers,
-            config.vocab_size,
-        )
+        inner, layers = config.num_heads * config.d_kv, config.num_decoder_layers or config.num_layers
+        return cls(config.d_model, inner, config.d_ff, config.is_gated_act, layers, config.vocab_size)
 
     @property
     def projections(self) -> int:
@@ -71,7 +64,7 @@ def generation_flops(
     per_decision: int = 0,
     parallel: bool = False,
 ) -> dict[str, int]:
-    """FLOPs of one generated sequence.
+    """FLOPs of one generated sequence by part; "skipped" is done later for layers that tokens skipped.
 
     Args:
         sizes: of the decoder.
@@ -80,12 +73,7 @@ def generation_flops(
         readout_rows: `[token]`, how many rows of `W` were multiplied for each token.
         decisions: `[token]`, how many decisions each token took.
         per_decision: FLOPs of the measure itself in each decision.
-        parallel: skipped layers are run in full for waiting tokens (FREE); else they only get keys and
-            values.
-
-    Returns:
-        FLOPs by part: "layers", "skipped" (what is done later for layers that tokens skipped), "source",
-            "readout", "measure".
+        parallel: skipped layers are run in full for waiting tokens (FREE); else they get keys and values.
     """
     exits, positions = np.asarray(exit_layers, dtype=np.int64), np.arange(len(exit_layers))
     attention = 4 * sizes.inner * (positions + 1 + source)

@@ -12,25 +12,20 @@ import torch
 from torch import nn
 
 from ..common.errors import CompanionError, one_line
+from ..common.files import find_local
 
-FAMILIES = {
-    "t5": "T5ForConditionalGeneration",
-    "mt5": "MT5ForConditionalGeneration",
-    "longt5": "LongT5ForConditionalGeneration",
-}
+FAMILIES = ("t5", "mt5", "longt5")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
+WANTED = "a folder written by save_pretrained, or a hub id (google-t5/t5-large)"
 
 
 @dataclass(repr=False)
 class Model:
-    """A loaded checkpoint.
+    """A loaded checkpoint: its `transformers` network in evaluation mode, and its fast tokenizer.
 
-    Attributes:
-        network: the `transformers` model, in evaluation mode.
-        tokenizer: its fast tokenizer.
-        name: what figures call it.
-        min_exit_layer: the first exit of a policy without a `min_layer`; half of the depth by default.
+    `name` is what figures call it, `min_exit_layer` the first exit of a policy without a `min_layer`; half of
+    the depth by default.
     """
 
     network: nn.Module
@@ -49,9 +44,8 @@ class Model:
     def __repr__(self) -> str:
         size = sum(weight.numel() for weight in self.network.parameters())
         kind, dtype = self.network.config.model_type, str(self.network.dtype).removeprefix("torch.")
-        return (
-            f'Model("{self.name}": {kind}, {self.layers} layers, {size:,} parameters, {dtype}, {self.device})'
-        )
+        about = f"{kind}, {self.layers} layers, {size:,} parameters, {dtype}, {self.device}"
+        return f'Model("{self.name}": {about})'
 
     @property
     def layers(self) -> int:
@@ -104,101 +98,77 @@ def load_model(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    where, dtype, place = _where(source), check_dtype(dtype), pick_device(device)
+    where, dtype, place = str(find_local(source, WANTED) or source), _checked_dtype(dtype), _device(device)
     _refuse_remote_code(where, revision)
-    config = _read(
-        lambda: AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=False),
-        where,
-        "config.json",
-    )
+    options = dict(revision=revision, trust_remote_code=False)
+    config = _read("config.json", where, lambda: AutoConfig.from_pretrained(where, **options))
     if config.model_type not in FAMILIES:
-        raise CompanionError(
-            f'{source} is a "{config.model_type}" checkpoint; this companion reads the T5 family only: '
-            f"{', '.join(FAMILIES)}."
-        )
-    network = _read(lambda: _network(where, config, revision, dtype), where, "weights")
+        kind = f'{source} is a "{config.model_type}" checkpoint'
+        raise CompanionError(f"{kind}; this companion reads the T5 family only: {', '.join(FAMILIES)}.")
+    network = _read("weights", where, lambda: _network(where, config=config, dtype=dtype, **options))
     tokenizer = load_tokenizer(where, revision)
     if len(tokenizer) > config.vocab_size:
-        raise CompanionError(
-            f"The tokenizer of {source} has {len(tokenizer)} ids, the model {config.vocab_size}: "
-            "it belongs to another model."
-        )
-    name = name or Path(str(source)).name
-    return Model(network.eval().to(place), tokenizer, name, _min_exit_layer(Path(where)))
+        sizes = f"The tokenizer of {source} has {len(tokenizer)} ids, the model {config.vocab_size}"
+        raise CompanionError(f"{sizes}: it belongs to another model.")
+    path, manifest = Path(where) / "manifest.json", {}
+    if path.is_file():  # `make train` writes the first safe exit layer into it
+        manifest = _read(path.name, where, lambda: json.loads(path.read_text(encoding="utf-8")))
+    safe = manifest.get("min_exit_layer") if isinstance(manifest, dict) else None
+    return Model(network.eval().to(place), tokenizer, name or Path(str(source)).name, safe)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None):
-    """The fast tokenizer of a folder or hub id, without its weights.
+    """The fast tokenizer of a folder or hub id, without its weights; errors as in `load_model`."""
+    from transformers import AutoTokenizer
 
-    Raises:
-        CompanionError: it cannot be read, or has code of its own.
-    """
-    where = _where(source)
+    folder = find_local(source, WANTED)
+    where = str(folder or source)
     _refuse_remote_code(where, revision)
-    return _tokenizer(where, revision)
+    if folder and not any((folder / name).exists() for name in TOKENIZER_FILES):
+        # transformers would quietly make up an empty tokenizer
+        raise CompanionError(f"{where} has no tokenizer: copy one of {', '.join(TOKENIZER_FILES)} into it.")
+    options = dict(revision=revision, trust_remote_code=False)
+    return _read("tokenizer", where, lambda: AutoTokenizer.from_pretrained(where, **options))
 
 
-def check_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """Resolves one of `DTYPES`: "float64" -> `torch.float64`."""
+def _checked_dtype(dtype: torch.dtype | str) -> torch.dtype:
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise CompanionError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
     return getattr(torch, name)
 
 
-def pick_device(device: str) -> torch.device:
-    """Resolves "auto", and refuses a device that is not there."""
+def _device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        picked = torch.device(device)
-        torch.empty(1, device=picked)
+        return torch.empty(1, device=torch.device(device)).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise CompanionError(f'device="{device}" is not available here; use "auto" or "cpu".') from error
-    return picked
-
-
-def _where(source: str | Path) -> str:
-    """The path of an existing folder, or a hub id; anything else is an error."""
-    if not isinstance(source, (str, Path)) or not str(source):
-        raise CompanionError(
-            f"source={source!r}: give a folder written by save_pretrained, or a hub id (google-t5/t5-large)."
-        )
-    folder = Path(source).expanduser()
-    if folder.exists():
-        return str(folder)
-    if str(source).startswith((".", "/", "~")) or str(source).count("/") > 1:
-        raise CompanionError(
-            f"{source} does not exist: give a folder written by save_pretrained, or a hub id."
-        )
-    return str(source)
 
 
 def _refuse_remote_code(where: str, revision: str | None) -> None:
     from transformers import PreTrainedConfig
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    config, _ = _read(
-        lambda: PreTrainedConfig.get_config_dict(where, revision=revision), where, "config.json"
-    )
-    tokenizer = _read(lambda: get_tokenizer_config(where, revision=revision), where, "tokenizer_config.json")
-    for file, settings in {"config.json": config, "tokenizer_config.json": tokenizer}.items():
-        if "auto_map" in settings:
-            raise CompanionError(
-                f"{file} of {where} asks to run code of its own (auto_map), which this companion never does: "
-                "use a checkpoint of the T5 family as transformers ships it."
+    loaders = {
+        "config.json": lambda: PreTrainedConfig.get_config_dict(where, revision=revision)[0],
+        "tokenizer_config.json": lambda: get_tokenizer_config(where, revision=revision),
+    }
+    for file, load in loaders.items():
+        if "auto_map" in _read(file, where, load):
+            asks = (
+                f"{file} of {where} asks to run code of its own (auto_map), which this companion never does"
             )
+            raise CompanionError(f"{asks}: use a checkpoint of the T5 family as transformers ships it.")
 
 
-def _network(where: str, config, revision: str | None, dtype: torch.dtype) -> nn.Module:
-    import transformers
+def _network(where: str, **options) -> nn.Module:
+    from transformers import AutoModelForSeq2SeqLM
 
-    loader = getattr(transformers, FAMILIES[config.model_type])
-    options = dict(config=config, revision=revision, dtype=dtype, trust_remote_code=False)
-    network, found = loader.from_pretrained(where, **options, output_loading_info=True)
+    network, found = AutoModelForSeq2SeqLM.from_pretrained(where, **options, output_loading_info=True)
     for kind, says in (("missing", "are missing"), ("unexpected", "have no place in config.json")):
-        keys = sorted(found[f"{kind}_keys"])
-        if keys:
+        if keys := sorted(found[f"{kind}_keys"]):
             raise CompanionError(f"{len(keys)} tensors {says}, such as {keys[0]}")
     for name, weight in network.named_parameters():
         if not weight.isfinite().all():
@@ -206,31 +176,11 @@ def _network(where: str, config, revision: str | None, dtype: torch.dtype) -> nn
     return network
 
 
-def _tokenizer(where: str, revision: str | None):
-    from transformers import AutoTokenizer
-
-    if Path(where).exists() and not any((Path(where) / name).exists() for name in TOKENIZER_FILES):
-        # transformers would quietly make up an empty tokenizer
-        raise CompanionError(f"{where} has no tokenizer: copy one of {', '.join(TOKENIZER_FILES)} into it.")
-    options = dict(revision=revision, trust_remote_code=False)
-    return _read(lambda: AutoTokenizer.from_pretrained(where, **options), where, "tokenizer")
-
-
-def _min_exit_layer(folder: Path) -> int | None:
-    """What `make train` measured and wrote into the manifest of a checkpoint, if it did."""
-    path = folder / "manifest.json"
-    if not path.is_file():
-        return None
-    manifest = _read(lambda: json.loads(path.read_text(encoding="utf-8")), str(folder), "manifest.json")
-    return manifest.get("min_exit_layer") if isinstance(manifest, dict) else None
-
-
-def _read(load: Callable[[], object], where: str, what: str):
+def _read(what: str, where: str, load: Callable[[], object]):
     """Runs a loader of `transformers`; its many kinds of failure become one line."""
     try:
         return load()
     except Exception as error:
-        raise CompanionError(
-            f"The {what} of {where} cannot be read ({type(error).__name__}: {one_line(error)}); "
-            "copy the checkpoint again, or check its name and the network."
-        ) from error
+        failed = f"The {what} of {where} cannot be read ({type(error).__name__}: {one_line(error)})"
+        advice = "copy the checkpoint again, or check its name and the network"
+        raise CompanionError(f"{failed}; {advice}.") from error

@@ -21,28 +21,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
 
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
-    )
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - SENTINELS,
-        special_tokens=[PAD, EOS, UNKNOWN],
-        show_progress=False,
-        min_frequency=2,
-    )
+    pieces = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(pieces), decoders.Metaspace()
+    size = dict(vocab_size=vocab_size - SENTINELS, min_frequency=2)
+    trainer = trainers.BpeTrainer(**size, special_tokens=[PAD, EOS, UNKNOWN], show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=EOS,
-        unk_token=UNKNOWN,
-        additional_special_tokens=[f"<extra_id_{i}>" for i in range(SENTINELS)],
-        clean_up_tokenization_spaces=False,
-    )
+    ends = dict(single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(**ends)
+    special = dict(pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN)
+    special["additional_special_tokens"] = [f"<extra_id_{i}>" for i in range(SENTINELS)]
+    options = dict(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(**options, **special)
 
 
 def new_network(tokenizer, **sizes):
@@ -52,14 +41,9 @@ def new_network(tokenizer, **sizes):
     """
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
-        **sizes | {"vocab_size": len(tokenizer)},
-        feed_forward_proj="relu",
-        decoder_start_token_id=0,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    network = T5ForConditionalGeneration(config)
+    ids = dict(pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
+    sizes["vocab_size"] = len(tokenizer)
+    network = T5ForConditionalGeneration(T5Config(**sizes, **ids, decoder_start_token_id=0))
     begin_as_look_up(network)
     return network
 

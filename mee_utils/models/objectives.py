@@ -1,7 +1,6 @@
 """Training objectives of the backbones: how much each layer is asked to predict.
 
-With `CE_i` the cross-entropy of the shared readout at layer `i` of `L`, padding masked out (METHODS, section
-1):
+With `CE_i` the cross-entropy of the shared readout at layer `i` of `L`, padding masked out:
 
     vanilla          CE_L
     calm             sum_i a_i CE_i,  a_i = i / sum_j j                (CALM, Schuster et al. 2022, eq. 4)
@@ -9,9 +8,8 @@ With `CE_i` the cross-entropy of the shared readout at layer `i` of `L`, padding
     free             (L_S CE_S + L CE_L)/(L_S + L) + 0.5 KD            (FREE, Bae et al. 2023, eqs. 1 and 2)
                      KD = mean over shallow layers i of MSE(H^i, stopgrad H^m(i))
 
-An intermediate term costs a readout. `intermediate="one"` draws a single intermediate layer a step with
-probability in proportion to its weight; the gradient is the same in expectation, and the step costs two
-readouts instead of twelve.
+An intermediate term costs a readout. `intermediate="one"` draws one intermediate layer a step, in proportion
+to the weights: the gradient is the same in expectation, for two readouts instead of twelve.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..common.errors import CompanionError, check_choice
+from .states import compute_logits
 
 OBJECTIVES = ("vanilla", "calm", "free", "late_weighted")
 KD_MAPS = ("last", "uniform", "dynamic")
@@ -66,16 +65,16 @@ def layer_weights(objective: Objective, layers: int) -> list[float]:
     >>> layer_weights(Objective("calm"), 3)
     [0.16666666666666666, 0.3333333333333333, 0.5]
     """
-    if objective.name == "vanilla":
-        raw = [0.0] * (layers - 1) + [1.0]
-    elif objective.name == "calm":
-        raw = [float(i) for i in range(1, layers + 1)]
-    elif objective.name == "late_weighted":
-        first = layers - round(LATE_SHARE * layers) + 1
-        raw = [float(i) if i >= first else 0.0 for i in range(1, layers + 1)]
-    else:
-        raw = [float(i) if i in (objective.shallow(layers), layers) else 0.0 for i in range(1, layers + 1)]
-    return [weight / sum(raw) for weight in raw]
+    match objective.name:
+        case "vanilla":
+            trained = [layers]
+        case "calm":
+            trained = range(1, layers + 1)
+        case "late_weighted":
+            trained = range(layers - round(LATE_SHARE * layers) + 1, layers + 1)
+        case _:
+            trained = [objective.shallow(layers), layers]
+    return [i / sum(trained) if i in trained else 0.0 for i in range(1, layers + 1)]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -88,10 +87,7 @@ def weighted_cross_entropy(
 ) -> Tensor:
     """`sum_i a_i CE_i` over the layers with a weight, or its unbiased estimate from one intermediate layer.
 
-    Args:
-        weights: `a_1 .. a_L`.
-        entropy_at: gives `CE_i` for the 1-based layer `i`; called only for the layers that are needed.
-        intermediate: see `Objective`.
+    `entropy_at` gives `CE_i` for the 1-based layer `i`; it is called only for the layers that are needed.
     """
     layers = len(weights)
     total = weights[-1] * entropy_at(layers)
@@ -103,17 +99,15 @@ def weighted_cross_entropy(
     return total + float(share.sum()) * entropy_at(drawn)
 
 
-def unit_scale(states: Tensor) -> Tensor:
+def _unit_scale(states: Tensor) -> Tensor:
     """States `[..., d_model]` divided by their root mean square, as the layers see them."""
     return states * torch.rsqrt(states.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(states.dtype)
 
 
 def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) -> int:
-    """The deep layer (1-based) that a shallow layer is distilled from, for the maps that do not look at the
-    states.
+    """The deep layer (1-based) that a shallow layer is distilled from, for maps that do not look at states.
 
-    "last" pairs the layers from the last ones down; "uniform" spreads the shallow layers evenly over the deep
-    ones.
+    "last" pairs the layers from the last ones down; "uniform" spreads the shallow layers over the deep ones.
 
     >>> [deep_layer("last", i, 4, 12) for i in (1, 2, 3, 4)]
     [9, 10, 11, 12]
@@ -126,8 +120,7 @@ def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) ->
 
 
 def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map: str) -> Tensor:
-    """FREE's layer-wise distillation: shallow states drawn towards deep ones, which get no gradient (Bae et
-    al., eq. 2).
+    """FREE's layer-wise distillation: shallow states drawn to deep ones without gradient (Bae et al., eq. 2).
 
     States are compared at unit scale. Layers add to the residual stream, so a deep state *contains* the
     shallow one: drawing the raw shallow state towards it moves the target as well, both grow without end, and
@@ -140,11 +133,10 @@ def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map
         kd_map: one of `KD_MAPS`; "dynamic" takes the closest deep state, `argmin_j MSE`.
     """
     layers, losses = len(states), []
-    kept = [unit_scale(state)[mask] for state in states]  # [token, d_model]
+    kept = [_unit_scale(state)[mask] for state in states]  # [token, d_model]
     for i in range(1, exit_layer + 1):
-        if kd_map == "dynamic":
-            targets = kept[exit_layer:]
-        else:
+        targets = kept[exit_layer:]
+        if kd_map != "dynamic":
             targets = [kept[deep_layer(kd_map, i, exit_layer, layers) - 1]]
         distances = [(kept[i - 1] - deep.detach()).float().pow(2).mean() for deep in targets]
         losses.append(torch.stack(distances).min())
@@ -154,17 +146,10 @@ def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map
 def objective_loss(
     objective: Objective, network: nn.Module, states: Sequence[Tensor], last_logits: Tensor, labels: Tensor
 ) -> Tensor:
-    """The loss of one batch.
+    """The loss of one batch, of its raw states `[batch, position, d_model]` at all layers, and last logits.
 
-    Args:
-        objective: what to train for.
-        network: the model, for its readout.
-        states: raw states of all decoder layers, each `[batch, position, d_model]`.
-        last_logits: the model's own output `[batch, position, vocabulary]`.
-        labels: targets `[batch, position]`, -100 at padding.
+    Labels `[batch, position]` are -100 at padding.
     """
-    from .states import compute_logits
-
     layers, mask = len(states), labels != -100
 
     def entropy_at(layer: int) -> Tensor:

@@ -4,40 +4,33 @@
 of any layer is `W (s n(h^l))` with the final norm `n`, the LM head `W` and the scale `s` (`d^-0.5` for T5
 v1.0, else 1), so that the readout of layer L is the model's own output.
 
-Trap: `decoder_hidden_states` of `transformers` has L+1 entries of which the last is `n(h^L)`, not `h^L`.
-Normalising it again shifts every curve at the last layer. Forward hooks on the layers therefore collect the
-states.
+Trap: the last of the L+1 `decoder_hidden_states` of `transformers` is `n(h^L)`, not `h^L`; normalising it
+again would shift every curve at the last layer. Forward hooks on the layers collect the states instead.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
 
 
-class LayerStates:
-    """Context manager that collects `h^1 .. h^L` of one forward pass of a T5-family decoder.
+@contextmanager
+def layer_states(network: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects `h^1 .. h^L` of one forward pass of a T5-family decoder.
 
     Example:
-        with LayerStates(network) as states:
+        with layer_states(network) as states:
             network(input_ids=..., decoder_input_ids=..., use_cache=False)
         states[-1]   # h^L, [batch, position, d_model], before the final norm
     """
-
-    def __init__(self, network: nn.Module):
-        self.layers = network.get_decoder().block
-
-    def __enter__(self) -> list[Tensor]:
-        states: list[Tensor] = []
-        self.handles = [
-            layer.register_forward_hook(lambda module, args, output: states.append(output[0]))
-            for layer in self.layers
-        ]
-        return states
-
-    def __exit__(self, *exception) -> None:
-        for handle in self.handles:
-            handle.remove()
+    states: list[Tensor] = []
+    with ExitStack() as hooks:
+        for layer in network.get_decoder().block:
+            hooks.enter_context(layer.register_forward_hook(lambda _, __, output: states.append(output[0])))
+        yield states
 
 
 def output_scale(network: nn.Module) -> float:
@@ -63,9 +56,7 @@ def compute_logits(network: nn.Module, states: Tensor) -> Tensor:
 def decoder_inputs(network: nn.Module, labels: Tensor) -> Tensor:
     """Shifts targets `[batch, position]` (-100 at padding) to the right, as T5 is fed in training."""
     config = network.config
-    start = (
-        config.decoder_start_token_id if config.decoder_start_token_id is not None else config.pad_token_id
-    )
-    shifted = torch.full_like(labels, start)
+    start = config.decoder_start_token_id
+    shifted = torch.full_like(labels, config.pad_token_id if start is None else start)
     shifted[:, 1:] = labels[:, :-1]
     return shifted.masked_fill(shifted == -100, config.pad_token_id)

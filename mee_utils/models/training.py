@@ -17,12 +17,12 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from .batches import Batches, Pair, pad_pairs
 from .objectives import Objective, cross_entropy, objective_loss
-from .states import LayerStates, compute_logits, decoder_inputs
+from .states import compute_logits, decoder_inputs, layer_states
 
-# T5 draws its embedding with deviation 1 and the other matrices with about 0.1, and was trained with
-# Adafactor, whose steps are in proportion to a matrix's own scale. One rate of AdamW for both starves the
-# embedding.
+# T5 draws its embedding with deviation 1, the other matrices with about 0.1, and was trained with Adafactor,
+# whose steps are in proportion to a matrix's own scale: one rate of AdamW for both starves the embedding.
 EMBEDDING_RATE = 20.0
+WARMUP_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,14 @@ class Schedule:
         learning_rate: the peak; linear warm-up, then a cosine down to zero.
         tokens_per_batch: source plus target tokens in a batch.
         seed: decides the order of the batches and every draw.
-        warmup_steps: length of the warm-up.
         embedding_rate: the embedding's learning rate as a multiple of the others'; 1 where it is pre-trained.
-        half: forward and backward pass in bfloat16, on a GPU only; weights and optimizer stay in single
-            precision.
+        half: passes in bfloat16, on a GPU only; weights and optimizer stay in single precision.
     """
 
     passes: float
-    learning_rate: float = 2e-3
-    tokens_per_batch: int = 2500
+    learning_rate: float
+    tokens_per_batch: int
     seed: int = 0
-    warmup_steps: int = 200
-    weight_decay: float = 0.01
     embedding_rate: float = EMBEDDING_RATE
     half: bool = False
 
@@ -61,14 +57,12 @@ class ObjectiveTrainer(Trainer):
 
     def create_optimizer(self, *args, **kwargs):
         """AdamW with a rate of its own for the embedding (`Schedule.embedding_rate`)."""
-        named = list(self.model.named_parameters())
-        wide = [p for name, p in named if name.startswith(("shared", "lm_head"))]
-        rest = [p for name, p in named if not name.startswith(("shared", "lm_head"))]
+        wide, rest = [], []
+        for name, weight in self.model.named_parameters():
+            (wide if name.startswith(("shared", "lm_head")) else rest).append(weight)
         rate, decay = self.args.learning_rate, self.args.weight_decay
-        groups = [
-            {"params": wide, "lr": self.embedding_rate * rate, "weight_decay": 0.0},
-            {"params": rest, "lr": rate, "weight_decay": decay},
-        ]
+        embedding = dict(params=wide, lr=self.embedding_rate * rate, weight_decay=0.0)
+        groups = [embedding, dict(params=rest, lr=rate, weight_decay=decay)]
         self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, self.args.adam_beta2))
         return self.optimizer
 
@@ -90,14 +84,10 @@ class ObjectiveTrainer(Trainer):
 
 def forward(network: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
     """One teacher-forced pass. Returns the raw states of all layers and the logits of the last."""
-    with LayerStates(network) as states:
-        logits = network(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            decoder_input_ids=decoder_inputs(network, batch["labels"]),
-            use_cache=False,
-        ).logits
-    return states, logits
+    with layer_states(network) as states:
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        shifted = decoder_inputs(network, batch["labels"])
+        return states, network(**inputs, decoder_input_ids=shifted, use_cache=False).logits
 
 
 @torch.no_grad()
@@ -124,59 +114,30 @@ def train_backbone(
     folder: Path,
     progress: bool = True,
 ) -> dict:
-    """Trains a network in place; picks up where an interrupted run in the same folder stopped.
-
-    Args:
-        network: the model to train; changed in place.
-        objective: the loss.
-        pairs: training pairs of token ids.
-        held_out: pairs on which the loss of each layer is logged.
-        schedule: length, speed and seed.
-        folder: where the Trainer keeps its checkpoints.
-        progress: show a progress bar on the terminal.
+    """Trains a network in place on pairs of token ids; picks up where a run in the same folder stopped.
 
     Returns:
         `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`
-        (rows of `step` and `cross_entropy`, one number a layer).
+        (rows of `step` and `cross_entropy`, one number a layer) on the `held_out` pairs.
     """
     torch.set_flush_denormal(True)  # gradients fade into denormal numbers, which multiply ten times slower
     pad, device = network.config.pad_token_id, next(network.parameters()).device.type
     data = Batches(pairs, schedule.tokens_per_batch, pad, schedule.passes, schedule.seed)
     every = max(1, len(data) // 20)
-    arguments = TrainingArguments(
-        use_cpu=device == "cpu",
-        bf16=schedule.half and device == "cuda",
-        output_dir=str(folder),
-        max_steps=len(data),
-        per_device_train_batch_size=1,
-        learning_rate=schedule.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=min(schedule.warmup_steps, len(data) // 4),
-        adam_beta2=0.98,
-        weight_decay=schedule.weight_decay,
-        max_grad_norm=1.0,
-        logging_steps=max(1, every // 4),
-        eval_strategy="steps",
-        eval_steps=every,
-        eval_on_start=True,
-        save_steps=every,
-        save_total_limit=1,
-        seed=schedule.seed,
-        report_to=[],
-        disable_tqdm=not progress,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-        train_sampling_strategy="sequential",
+    rates = dict(learning_rate=schedule.learning_rate, lr_scheduler_type="cosine", adam_beta2=0.98)
+    rates |= dict(warmup_steps=min(WARMUP_STEPS, len(data) // 4), weight_decay=0.01, max_grad_norm=1.0)
+    batches = dict(per_device_train_batch_size=1, train_sampling_strategy="sequential", max_steps=len(data))
+    batches |= dict(remove_unused_columns=False, dataloader_pin_memory=False, seed=schedule.seed)
+    watch = dict(
+        eval_strategy="steps", eval_steps=every, eval_on_start=True, logging_steps=max(1, every // 4)
     )
-    trainer = ObjectiveTrainer(
-        network,
-        arguments,
-        objective=objective,
-        embedding_rate=schedule.embedding_rate,
-        train_dataset=data,
-        eval_dataset=[pad_pairs(held_out[i : i + 64], pad) for i in range(0, len(held_out), 64)],
-        data_collator=lambda items: items[0],
-    )
+    watch |= dict(save_steps=every, save_total_limit=1, report_to=[], disable_tqdm=not progress)
+    machine = dict(use_cpu=device == "cpu", bf16=schedule.half and device == "cuda")
+    arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
+    held_out_batches = [pad_pairs(held_out[i : i + 64], pad) for i in range(0, len(held_out), 64)]
+    inputs = dict(train_dataset=data, eval_dataset=held_out_batches, data_collator=lambda items: items[0])
+    aim = dict(objective=objective, embedding_rate=schedule.embedding_rate)
+    trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)
     trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
     if trainer.state.global_step % every:
         trainer.evaluate()

@@ -16,8 +16,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ..common.errors import CompanionError, one_line
-from ..common.files import complete_file
-from ..tasks.loading import is_hub_id
+from ..common.files import complete_file, is_hub_id
 
 Loaded = TypeVar("Loaded")
 COMMIT = "^[0-9a-f]{40}$"

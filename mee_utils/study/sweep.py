@@ -67,7 +67,7 @@ def run(profile: Profile, job: Job, measure_bugs: Callable) -> Path:
 
 def _settings(experiment, job: Job) -> dict:
     """One model and task, every rule: tables as lists, ready for JSON."""
-    from ..analysis.threshold_sweep import SHARES, decode_curves
+    from ..analysis.comparison import SHARES, decode_curves
 
     profile, settings, main = experiment.profile, experiment.profile.results, job.model == MAIN_MODEL
     model = experiment.models([job.model])[job.model]
@@ -93,7 +93,7 @@ def _settings(experiment, job: Job) -> dict:
 
 def _rules(experiment, model, job: Job, shares) -> dict:
     """Rule -> (threshold -> policy, thresholds that leave these shares of training predictions alone)."""
-    from ..analysis.threshold_sweep import threshold_grid
+    from ..analysis.comparison import threshold_grid
     from ..traces.trace import trace
 
     profile, settings = experiment.profile, experiment.profile.results
@@ -113,7 +113,7 @@ def _rules(experiment, model, job: Job, shares) -> dict:
 
 def _fresh(experiment, job: Job) -> dict:
     """The guarantee on samples of synthetic data that nothing else has seen."""
-    from ..analysis.threshold_sweep import fresh_samples
+    from ..analysis.calibration import fresh_samples
     from ..traces.trace import trace
 
     settings, model = experiment.profile.results, experiment.models([job.model])[job.model]

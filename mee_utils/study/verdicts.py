@@ -8,8 +8,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..analysis.calibration import learn_then_test, violations
-from ..analysis.threshold_sweep import TESTS
+from ..analysis.calibration import TESTS, learn_then_test, violations
 from .catalogue import RULES, SEVERAL_LAYERS
 from .result_tables import SweepResults
 
@@ -82,7 +81,7 @@ def binomial_limit(draws: int, eps: float, level: float = 0.95) -> float:
 
 
 def fresh_rates(fresh: pd.DataFrame, eps: float) -> pd.DataFrame:
-    """Violation rates over the independent calibration sets of `analysis.threshold_sweep.fresh_samples`.
+    """Violation rates over the independent calibration sets of `analysis.calibration.fresh_samples`.
 
     Returns one row a `rule`, `bound` and `delta`: `violated`, `passed`, `sets` and the binomial `limit`.
     """

@@ -1,14 +1,31 @@
-"""The tasks. A new one is one entry of `TASKS`; whatever differs between tasks is asked of it."""
+"""The tasks. A new one is one entry of `TASKS`; whatever differs between tasks is asked of it.
+
+A corpus is recognised by its columns, so a local file, a folder and a hub id are read by the same code.
+Prompts are the ones T5 was trained with (Raffel et al. 2020, appendix D).
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ..common.errors import CompanionError
-from . import baselines, layouts, scores
-from .layouts import Layout
+from . import baselines, scores
 from .scores import References, Scores, Texts
+
+NAMES = {"en": "English", "fr": "French", "de": "German", "ro": "Romanian"}
+Languages = tuple[str, str]  # source and target
+Example = tuple[str, list[str]]  # prompt and references
+
+
+class Layout(NamedTuple):
+    """The columns of a corpus, and how a row of it becomes an example."""
+
+    corpora: str
+    columns: tuple[str, ...]
+    read: Callable[[dict, Languages], Example]
 
 
 @dataclass(frozen=True)
@@ -16,17 +33,17 @@ class TaskKind:
     """What differs between tasks.
 
     Attributes:
-        layouts: the column layouts its corpora come in, each with its prompt.
+        layouts: the columns its corpora come in.
         metric: the metric that figures show, one of those that `score_examples` returns.
         score_examples: `(texts, references)` -> metric -> array `[example]`, in percent.
-        baselines: trivial baselines, name -> `(prompts, training split)` -> texts.
+        baselines: trivial baselines, `(prompts, training split)` -> texts.
         score_corpus: `(texts, references)` -> metric -> percent, where that is no mean over examples.
     """
 
     layouts: tuple[Layout, ...]
     metric: str
     score_examples: Callable[[Texts, References], Scores]
-    baselines: dict[str, Callable[[Texts, object], list[str]]]
+    baselines: tuple[Callable[[Texts, Any], list[str]], ...]
     score_corpus: Callable[[Texts, References], dict[str, float]] | None = None
 
     def score(self, texts: Texts, references: References, examples: Scores | None = None) -> dict[str, float]:
@@ -36,51 +53,83 @@ class TaskKind:
         examples = examples or self.score_examples(texts, references)
         return {metric: float(values.mean()) for metric, values in examples.items()}
 
-    def layout(self, columns: Sequence[str], where: str) -> Layout:
-        """The layout whose columns are all there; an error says what `where` lacks."""
+    def read(self, row: dict, where: str, languages: Languages) -> Example:
+        """The example in a row of any layout; an error says what the row, which is `where`, lacks."""
         for layout in self.layouts:
-            if set(layout.columns) <= set(columns):
-                return layout
+            if set(layout.columns) <= set(row):
+                try:
+                    return layout.read(row, languages)
+                except CompanionError as error:
+                    raise CompanionError(f"{where}: {error}") from error
         wanted = " or ".join(f"{', '.join(layout.columns)} ({layout.corpora})" for layout in self.layouts)
-        present = ", ".join(sorted(columns))
-        raise CompanionError(f"{where} has the columns {present}; this task needs {wanted}.")
+        raise CompanionError(f"{where} has the columns {', '.join(sorted(row))}; this task needs {wanted}.")
 
 
-SUMMARY_BASELINES = {
-    "first sentence": baselines.first_sentence,
-    "one constant summary": baselines.constant_summary,
-}
+def _text(value: Any, what: str, empty: bool = False) -> str:
+    """`value`, if it is a text; only documents may be `empty`, as one of SAMSum is."""
+    if not isinstance(value, str) or not (value.strip() or empty):
+        raise CompanionError(f"{what} holds {str(value)[:60]!r}, a text is expected: correct or remove it.")
+    return value
 
+
+def _record(value: Any, column: str, keys: Sequence[str], form: str) -> dict:
+    """A nested column as a dict that has `keys`; in CSV files it is JSON text."""
+    held = f'Column "{column}" holds {str(value)[:60]!r}'
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError as error:
+        raise CompanionError(f"{held}, which is not JSON: write {form}.") from error
+    if not isinstance(value, dict):
+        raise CompanionError(f"{held}: write {form}.")
+    present = {key: held for key, held in value.items() if held is not None}
+    for key in keys:
+        if key not in present:
+            only = ", ".join(sorted(present)) or "nothing"
+            raise CompanionError(f'Column "{column}" has no "{key}", only {only}: write {form}.')
+    return present
+
+
+def _squad(row: dict, languages: Languages) -> Example:
+    form = '{"text": [...], "answer_start": [...]}'
+    texts = _record(row["answers"], "answers", ["text"], form)["text"]
+    question, context = (_text(row[column], f'Column "{column}"') for column in ("question", "context"))
+    if not isinstance(texts, list) or not texts:
+        raise CompanionError(f'Column "answers" has no list of texts but {texts!r}: write {form}.')
+    return f"question: {question} context: {context}", [_text(text, 'Column "answers"') for text in texts]
+
+
+def _translation(row: dict, languages: Languages) -> Example:
+    form = "one text a language, and set `languages` to two that are there"
+    pair = _record(row["translation"], "translation", languages, form)
+    what = 'Column "translation", language "{}",'
+    source, target = (_text(pair[language], what.format(language)) for language in languages)
+    names = [NAMES.get(language, language) for language in languages]
+    return f"translate {names[0]} to {names[1]}: {source}", [target]
+
+
+def _summary(corpora: str, document: str, summary: str) -> Layout:
+    def read(row: dict, languages: Languages) -> Example:
+        source = _text(row[document], f'Column "{document}"', empty=True)
+        return f"summarize: {source}", [_text(row[summary], f'Column "{summary}"')]
+
+    return Layout(corpora, (document, summary), read)
+
+
+SQUAD = Layout("SQuAD", ("context", "question", "answers"), _squad)
+CNN_DAILYMAIL = _summary("CNN/DailyMail", "article", "highlights")
+DIALOGUES = _summary("SAMSum, DialogSum", "dialogue", "summary")
+TRANSLATIONS = Layout("IWSLT 2017, WMT15, Multi30k", ("translation",), _translation)
+MULTI_NEWS = _summary("Multi-News", "document", "summary")
+BIG_PATENT = _summary("BigPatent", "description", "abstract")
+
+ANSWERS = (baselines.best_overlapping_sentence, baselines.three_random_words)
+SUMMARIES = (baselines.first_sentence, baselines.one_constant_summary)
+SENTENCES = (baselines.source_copied, baselines.nearest_training_sentence)
+BLEU = ("bleu", scores.translation_scores, SENTENCES, scores.corpus_translation)
+ROUGE = ("rougeL", scores.rouge_scores, SUMMARIES)
 TASKS: dict[str, TaskKind] = {
-    "question_answering": TaskKind(
-        layouts=(layouts.SQUAD,),
-        metric="f1",
-        score_examples=scores.answer_scores,
-        baselines={
-            "best overlapping sentence": baselines.best_overlap_sentence,
-            "three random words": baselines.three_random_words,
-        },
-    ),
-    "summarization": TaskKind(
-        layouts=(layouts.CNN_DAILYMAIL, layouts.DIALOGUES),
-        metric="rougeL",
-        score_examples=scores.rouge_scores,
-        baselines=SUMMARY_BASELINES,
-    ),
-    "translation": TaskKind(
-        layouts=(layouts.TRANSLATIONS,),
-        metric="bleu",
-        score_examples=scores.translation_scores,
-        baselines={
-            "source copied": baselines.copied_source,
-            "nearest training sentence": baselines.nearest_translation,
-        },
-        score_corpus=scores.corpus_translation,
-    ),
-    "long_document_summarization": TaskKind(
-        layouts=(layouts.MULTI_NEWS, layouts.BIG_PATENT),
-        metric="rougeL",
-        score_examples=scores.rouge_scores,
-        baselines=SUMMARY_BASELINES,
-    ),
+    "question_answering": TaskKind((SQUAD,), "f1", scores.answer_scores, ANSWERS),
+    "summarization": TaskKind((CNN_DAILYMAIL, DIALOGUES), *ROUGE),
+    "translation": TaskKind((TRANSLATIONS,), *BLEU),
+    "long_document_summarization": TaskKind((MULTI_NEWS, BIG_PATENT), *ROUGE),
 }

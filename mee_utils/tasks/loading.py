@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..common.errors import CompanionError, check_choice
+from ..common.errors import CompanionError, check_choice, check_whole
+from ..common.files import find_local
 from . import sources
 from .kinds import TASKS, TaskKind
 from .synthetic import generator
@@ -22,14 +23,9 @@ from .synthetic.words import Span
 class Task:
     """One split of one corpus, ready to run.
 
-    Attributes:
-        name: a name in `TASKS`, such as "translation".
-        source: where it came from ("synthetic", a path or a hub id).
-        split: "train", "validation" or "test".
-        inputs: prompts, one an example.
-        references: the accepted outputs of each example; the first is the training target.
-        digest: sha256 of what was read, for manifests.
-        spans: synthetic tasks only: for each example the difficulty of every word of its target.
+    `inputs` are prompts, `references` the accepted outputs of each, the first being the training target.
+    `digest` is the sha256 of what was read. Synthetic tasks have `spans`: for each example the difficulty of
+    every word of its target.
     """
 
     name: str
@@ -68,19 +64,16 @@ class Task:
 
     def baseline_texts(self, train: Task) -> dict[str, list[str]]:
         """Outputs of every trivial baseline; some take their text from the training split."""
-        return {name: baseline(self.inputs, train) for name, baseline in self.kind.baselines.items()}
+        return {f.__name__.replace("_", " "): f(self.inputs, train) for f in self.kind.baselines}
 
     def _checked(self, texts: Sequence[str]) -> Sequence[str]:
         listed = isinstance(texts, Iterable) and not isinstance(texts, str)
-        for text in texts if listed else [None]:
-            if not isinstance(text, str):
-                raise CompanionError(
-                    f"Cannot score {str(text if listed else texts)[:60]!r}: give a list of texts."
-                )
+        for text in texts if listed else [texts]:
+            if not listed or not isinstance(text, str):
+                raise CompanionError(f"Cannot score {str(text)[:60]!r}: give a list of texts.")
         if len(texts) != len(self):
-            raise CompanionError(
-                f"{len(texts)} texts for {len(self)} examples: score one output for each input."
-            )
+            count = f"{len(texts)} texts for {len(self)} examples"
+            raise CompanionError(f"{count}: score one output for each input.")
         return texts
 
 
@@ -110,68 +103,36 @@ def load_task(
     Raises:
         CompanionError: unknown task or split, missing, empty or broken file, bad limit or seed.
     """
-    check_choice("task", name, TASKS)
+    kind = TASKS[check_choice("task", name, TASKS)]
     check_choice("split", split, ("train", "validation", "test"))
-    if limit is not None and (not _is_whole(limit) or limit < 1):
-        raise CompanionError(f"limit={limit!r}: the number of examples must be a whole number of at least 1.")
-    if not _is_whole(seed):
-        raise CompanionError(f"seed={seed!r}: give a whole number.")
-    if not source or not isinstance(source, str | Path):
-        raise CompanionError(f'source={source!r}: give a file, a folder, a hub id, or "synthetic".')
-    pair = list(languages) if isinstance(languages, tuple | list) else [languages]
+    limit, seed = limit if limit is None else check_whole("limit", limit), check_whole("seed", seed, 0)
+    pair = tuple(languages) if isinstance(languages, tuple | list) else (languages,)
     if len(pair) != 2 or not all(isinstance(language, str) and language for language in pair):
         raise CompanionError(f'languages={languages!r}: give source and target, as in ("en", "fr").')
     if str(source) == "synthetic":
         return _synthetic(name, split, limit, seed)
-    path = Path(source).expanduser()
-    if path.exists():
+    if path := find_local(source, 'a file, a folder, a hub id, or "synthetic"'):
         files, digest = sources.local_files(path, split)
-    elif _looks_like_a_path(str(source)):
-        raise CompanionError(f'{source} does not exist: give a file, a folder, a hub id, or "synthetic".')
     else:
         files, digest = sources.hub_files(str(source), split, revision, folder)
-    inputs, references = [], []
-    for where, row in islice(sources.rows(files), limit):
-        layout = TASKS[name].layout(list(row), where)
-        try:
-            prompt, accepted = layout.read(row, (pair[0], pair[1]))
-        except CompanionError as error:
-            raise CompanionError(f"{where}: {error}") from error
-        inputs.append(prompt)
-        references.append(accepted)
+    examples = [kind.read(row, where, pair) for where, row in islice(sources.rows(files), limit)]
+    inputs, references = map(list, zip(*examples, strict=True))
     return Task(name, str(source), split, inputs, references, digest)
-
-
-def is_hub_id(source: str) -> bool:
-    """Whether `load_task` would ask the hub for this source."""
-    return source != "synthetic" and not Path(source).expanduser().exists() and not _looks_like_a_path(source)
 
 
 def shortened(task: Task, tokenizer, tokens: int) -> Task:
     """The task with every input cut to `tokens` tokens, end token included; inputs that fit stay the same."""
     whole = tokenizer(task.inputs, verbose=False).input_ids  # the tokenizer would warn of what is cut here
-    cut = [
-        text if len(ids) <= tokens else tokenizer.decode(ids[: tokens - 1], skip_special_tokens=True)
-        for text, ids in zip(task.inputs, whole, strict=True)
-    ]
-    return replace(task, inputs=cut)
-
-
-def _is_whole(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
-
-
-def _looks_like_a_path(source: str) -> bool:
-    return source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(sources.ENDINGS)
+    cut = lambda ids: tokenizer.decode(ids[: tokens - 1], skip_special_tokens=True)
+    fits = [text if len(ids) <= tokens else cut(ids) for text, ids in zip(task.inputs, whole, strict=True)]
+    return replace(task, inputs=fits)
 
 
 def _synthetic(name: str, split: str, limit: int | None, seed: int) -> Task:
     if limit is None:
         raise CompanionError('source="synthetic" never ends: set limit to the number of examples you want.')
-    check_choice("synthetic task", name, generator.GENERATORS)
     drawn = list(islice(generator.examples(name, split, seed), limit))
-    layout = TASKS[name].layout(list(drawn[0].columns), "synthetic")
-    inputs = [layout.read(example.columns, ("en", "fr"))[0] for example in drawn]
+    inputs = [TASKS[name].read(example.columns, "synthetic", ("en", "fr"))[0] for example in drawn]
     digest = hashlib.sha256(json.dumps([e.columns for e in drawn], sort_keys=True).encode()).hexdigest()
     references, spans = [[e.target] for e in drawn], [e.spans for e in drawn]
     return Task(name, "synthetic", split, inputs, references, digest, spans)

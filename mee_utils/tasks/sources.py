@@ -17,8 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..common.errors import CompanionError, one_line
+from ..common.files import ENDINGS
 
-ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv")  # the longer one first
 PLACES = ("", "data/", "plain_text/", "default/")  # where data sets with one configuration have their splits
 NAMES = (".*", "-*", "/*")  # what follows the name of the split
 
@@ -50,9 +50,6 @@ def hub_files(
     """The files of one split of a hub data set in the hub's cache, and a digest of what they are.
 
     What was downloaded once is read without the network, if `revision` is a commit or still known there.
-
-    Raises:
-        CompanionError: the hub cannot be reached, or has no such data set, revision, `folder` or split.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars, logging
@@ -64,18 +61,14 @@ def hub_files(
     try:
         found = snapshot_download(identifier, repo_type="dataset", revision=revision, allow_patterns=wanted)
     except Exception as error:  # the hub's client raises a dozen kinds
-        raise CompanionError(
-            f'"{identifier}" is no local file or folder, and the hub did not give its split "{split}" '
-            f"({one_line(error)}). Check the spelling and the network, or name a local folder."
-        ) from error
-    snapshot = Path(found)
-    if not (files := _find_split(snapshot, split, places)):
-        looked = ", ".join(place or "./" for place in places)
-        raise CompanionError(
-            f'"{identifier}" has no file of the split "{split}" ({", ".join(ENDINGS)}) in {looked}: name the '
-            '`folder` that has it, if need be of the revision "refs/convert/parquet".'
-        )
-    parts = (identifier, snapshot.name, folder, split)  # a snapshot is named by its commit
+        failed = f'no local file or folder, and the hub did not give its split "{split}" ({one_line(error)})'
+        advice = "Check the spelling and the network, or name a local folder"
+        raise CompanionError(f'"{identifier}" is {failed}. {advice}.') from error
+    if not (files := _find_split(Path(found), split, places)):
+        looked = f"({', '.join(ENDINGS)}) in {', '.join(place or './' for place in places)}"
+        advice = 'name the `folder` that has it, if need be of the revision "refs/convert/parquet"'
+        raise CompanionError(f'"{identifier}" has no file of the split "{split}" {looked}: {advice}.')
+    parts = (identifier, Path(found).name, folder, split)  # a snapshot is named by its commit
     return files, hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 
@@ -112,9 +105,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
                 reason = f"{error.msg} at character {error.pos + 1}"
                 raise CompanionError(f"{path}, line {number} is not JSON ({reason}): correct it.") from error
             if not isinstance(row, dict):
-                raise CompanionError(
-                    f"{path}, line {number} is {line.strip()[:40]!r}, no object: write {{...}}."
-                )
+                what = f"{path}, line {number} is {line.strip()[:40]!r}"
+                raise CompanionError(f"{what}, no object: write {{...}}.")
             yield number, row
 
 
@@ -133,9 +125,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
             if None in row or None in row.values():
-                raise CompanionError(
-                    f"{path}, row {number} has more or fewer cells than the header: correct it."
-                )
+                cells = "more or fewer cells than the header"
+                raise CompanionError(f"{path}, row {number} has {cells}: correct it.")
             yield number, row
 
 

@@ -27,7 +27,7 @@ from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED, batches_by_length, check_inputs
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
-from ..models.states import LayerStates, decoder_inputs, output_scale
+from ..models.states import decoder_inputs, layer_states, output_scale
 
 READ_OUT_ELEMENTS = 8_000_000
 FORMAT = "mee_utils.trace.2"
@@ -123,13 +123,12 @@ class Trace:
         about = {name: getattr(self, name) for name in ("along", "model", "min_exit_layer", "source_tokens")}
         about |= {"sizes": asdict(self.sizes), "states": self.states is not None}
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
-        stored = states_path(path)
         with complete_file(path) as partial:
             save_file(arrays, partial, {"format": FORMAT, "about": json.dumps(about)})
             if self.states is None:
-                stored.unlink(missing_ok=True)
-            elif Path(getattr(self.states, "filename", None) or "").resolve() != stored.resolve():
-                with complete_file(stored) as states, states.open("wb") as file:
+                states_path(path).unlink(missing_ok=True)
+            elif Path(getattr(self.states, "filename", None) or "").resolve() != states_path(path).resolve():
+                with complete_file(states_path(path)) as stored, stored.open("wb") as file:
                     np.save(file, self.states)
         return path
 
@@ -158,21 +157,22 @@ def load_trace(path: str | Path) -> Trace:
     except (SafetensorError, OSError) as error:
         raise CompanionError(f"{path} is no trace, or damaged: trace again, and Trace.save.") from error
     about = json.loads(metadata["about"])
-    states = _load_states(states_path(path), len(arrays["sequence"])) if about.pop("states") else None
+    states, tokens = None, len(arrays["sequence"])
+    if about.pop("states"):
+        states, path = _load_states(states_path(path)), states_path(path)
+        if len(states) != tokens:
+            raise CompanionError(f"{path} holds {len(states)} tokens, its trace {tokens}: copy both again.")
     return Trace(**arrays, **about | {"sizes": DecoderSizes(**about["sizes"])}, states=states)
 
 
-def _load_states(path: Path, tokens: int) -> np.ndarray:
+def _load_states(path: Path) -> np.ndarray:
     """The states beside a trace, as a memory map."""
     if not path.exists():
         raise CompanionError(f"{path} is missing: copy it along with its trace.")
     try:
-        states = np.load(path, mmap_mode="r")
+        return np.load(path, mmap_mode="r")
     except (ValueError, EOFError, OSError) as error:
         raise CompanionError(f"{path} is cut short or damaged: copy it again, or trace again.") from error
-    if len(states) != tokens:
-        raise CompanionError(f"{path} holds {len(states)} tokens, its trace {tokens}: copy both again.")
-    return states
 
 
 def trace(
@@ -185,7 +185,6 @@ def trace(
     states: str | Path | None = None,
     max_new_tokens: int = 64,
     batch_size: int = 32,
-    progress: bool = False,
 ) -> Trace:
     """Traces a model at full depth.
 
@@ -198,7 +197,6 @@ def trace(
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
         max_new_tokens: longest output, end token included; longer references are cut.
         batch_size: sequences at a time.
-        progress: show a progress bar on the terminal.
 
     Raises:
         CompanionError: no inputs, an empty one, a reference missing, ids that the model does not have, states
@@ -207,16 +205,19 @@ def trace(
     texts = check_inputs(inputs)
     for name, value in (("top_k", top_k), ("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         check_whole(name, value)
-    vocabulary, shape = model.network.config.vocab_size, (model.layers, model.network.config.d_model)
+    vocabulary, width = model.network.config.vocab_size, model.network.config.d_model
     if not 2 <= top_k <= vocabulary:
         raise CompanionError(
             f"top_k={top_k}: keep at least 2 (the margin needs two) and at most the vocabulary."
         )
     if references is not None:
-        outputs = _reference_ids(model, texts, references, max_new_tokens)
+        if len(references) != len(texts):
+            raise CompanionError(f"{len(references)} references for {len(texts)} inputs: give one for each.")
+        checked = check_inputs(references, "Reference")
+        outputs = model.tokenizer(checked, truncation=True, max_length=max_new_tokens).input_ids
     elif outputs is None:
         longest = dict(max_new_tokens=max_new_tokens, max_source_tokens=UNLIMITED)
-        outputs = generate(model, texts, batch_size=batch_size, progress=progress, **longest).token_ids
+        outputs = generate(model, texts, batch_size=batch_size, **longest).token_ids
     outputs = _check_outputs(outputs, len(texts), vocabulary)
     lengths = [len(ids) for ids in outputs]
     places = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
@@ -225,16 +226,16 @@ def trace(
         store = None
         if states is not None:
             file = stack.enter_context(stack.enter_context(complete_file(states)).open("wb"))
-            store = _StatesFile(file, (sum(lengths), *shape))
-        bar = stack.enter_context(tqdm(total=len(texts), desc="trace", disable=not progress))
-        for chosen, batch in batches_by_length(model, texts, batch_size):
+            store = _StatesFile(file, (sum(lengths), model.layers, width))
+        batches = -(-len(texts) // batch_size)
+        bar = tqdm(batches_by_length(model, texts, batch_size), "trace", batches, delay=5, disable=None)
+        for chosen, batch in bar:
             rows = [places[i] for i in chosen]
             raw, described = _trace_batch(model, batch, [outputs[i] for i in chosen], top_k)
             order += rows
             parts += described
             if store:
                 store.write(rows, raw)
-            bar.update(len(chosen))
     order = np.argsort(np.concatenate(order))
     arrays = {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
     return Trace(
@@ -249,16 +250,6 @@ def trace(
         states=None if states is None else np.load(states, mmap_mode="r"),
         **arrays,
     )
-
-
-def _reference_ids(
-    model: Model, texts: list[str], references: Sequence[str], longest: int
-) -> list[list[int]]:
-    """Token ids of the references, one for each input, cut to the `longest`."""
-    if len(references) != len(texts):
-        raise CompanionError(f"{len(references)} references for {len(texts)} inputs: give one for each.")
-    checked = check_inputs(references, "Reference")
-    return model.tokenizer(checked, truncation=True, max_length=longest).input_ids
 
 
 def _check_outputs(outputs: Sequence[Sequence[int]], inputs: int, vocabulary: int) -> list[np.ndarray]:
@@ -297,7 +288,7 @@ def _trace_batch(
     network, rows = model.network, [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
     labels = pad_sequence(rows, batch_first=True, padding_value=-100).to(model.device)
     fed, real = decoder_inputs(network, labels), labels != -100
-    with LayerStates(network) as states:
+    with layer_states(network) as states:
         network.get_decoder()(
             input_ids=fed,
             encoder_hidden_states=network.get_encoder()(**batch)[0],
@@ -306,12 +297,10 @@ def _trace_batch(
         )
     embedding, token_ids = network.get_decoder().embed_tokens(fed)[real], labels[real]
     raw = torch.stack([state[real] for state in states], dim=1)
-    if not torch.isfinite(raw).all():
-        layer = int((~torch.isfinite(raw)).flatten(2).any(-1).any(0).nonzero()[0]) + 1
-        raise CompanionError(
-            f"The states of {model.name} are not finite from layer {layer} on: "
-            "use dtype float32 or bfloat16, or look for damaged weights."
-        )
+    wrong = (~torch.isfinite(raw)).any(-1).any(0).nonzero()
+    if len(wrong):
+        found = f"The states of {model.name} are not finite from layer {int(wrong[0]) + 1} on"
+        raise CompanionError(f"{found}: use dtype float32 or bfloat16, or look for damaged weights.")
     size = max(1, READ_OUT_ELEMENTS // (network.config.vocab_size * model.layers))
     pieces = zip(raw.split(size), embedding.split(size), token_ids.split(size), strict=True)
     return raw, [_describe(network, *piece, top_k) for piece in pieces]
@@ -327,10 +316,9 @@ def _describe(
     probabilities = torch.softmax(network.lm_head(states * output_scale(network)).to(wide), dim=-1)
     top = probabilities.topk(top_k, dim=-1)
     top_ids = first_of_equals(probabilities, top.indices)
-    layers = raw.shape[1]
 
     def at(ids: Tensor) -> Tensor:  # probabilities of one id a token, at every layer
-        return probabilities.gather(-1, ids[:, None, None].expand(-1, layers, 1))[..., 0]
+        return probabilities.gather(-1, ids[:, None, None].expand(-1, raw.shape[1], 1))[..., 0]
 
     def cosine(first: Tensor, second: Tensor) -> Tensor:
         return functional.cosine_similarity(first.to(wide), second.to(wide), dim=-1).clamp(max=1.0)
@@ -346,8 +334,8 @@ def _describe(
         "similarity": cosine(states, before),
         "final_similarity": cosine(states, states[:, -1:]),
     }
-    single = {name: np.float32 if values.is_floating_point() else np.int32 for name, values in found.items()}
-    return {name: values.cpu().numpy().astype(single[name]) for name, values in found.items()}
+    single = {name: each.float() if each.is_floating_point() else each.int() for name, each in found.items()}
+    return {name: values.cpu().numpy() for name, values in single.items()}
 
 
 def first_of_equals(probabilities: Tensor, ids: Tensor) -> Tensor:

@@ -32,28 +32,17 @@ def inflect(participle: str, gender: str, plural: bool) -> str:
     return participle + ("e" if gender == "f" else "") + ("s" if plural else "")
 
 
-def article(definite: bool, gender: str, plural: bool, following: str) -> str:
-    """The French article before the word `following`."""
-    if plural:
-        return "les" if definite else "des"
-    if definite and elides(following):
-        return "l'"
-    return {"m": "le" if definite else "un", "f": "la" if definite else "une"}[gender]
-
-
-def of(word: str) -> str:
-    """ "de", or "d'" before a vowel."""
-    return "d'" if elides(word) else "de"
-
-
-def be(plural: bool) -> tuple[str, str]:
-    """The present of "to be" in both languages."""
+def _be(plural: bool) -> tuple[str, str]:
     return ("are", "sont") if plural else ("is", "est")
 
 
-def is_so(noun: Noun, plural: bool, adjective: Adjective) -> Pair:
+def _of(word: str) -> list[Word]:
+    return agreement("d'" if elides(word) else "de")
+
+
+def _is_so(noun: Noun, plural: bool, adjective: Adjective) -> Pair:
     """ "is white" and "est blanche", where the subject stands further before."""
-    is_, est = be(plural)
+    is_, est = _be(plural)
     return f"{is_} {adjective.english}", distant(f"{est} {adjective.in_french(noun.gender, plural)}")
 
 
@@ -72,15 +61,16 @@ def noun_phrase(
     if kind == "number":
         in_english, in_french = lexicon.NUMBERS[number - 1]
         return f"{in_english} {english}", translated(in_french) + french
-    definite = kind == "definite"
-    french_article = article(definite, noun.gender, plural, french[0].text)
-    if plural and before and not definite:
-        french_article = "de"
-    english_article = "the " if definite else "" if plural else "an " if english[0] in "aeiou" else "a "
-    return english_article + english, agreement(french_article) + french
+    if kind == "definite":
+        singular = "l'" if elides(french[0].text) else {"m": "le", "f": "la"}[noun.gender]
+        return f"the {english}", agreement("les" if plural else singular) + french
+    if plural:
+        return english, agreement("de" if before else "des") + french
+    article = "an" if english[0] in "aeiou" else "a"
+    return f"{article} {english}", agreement({"m": "un", "f": "une"}[noun.gender]) + french
 
 
-def place_phrase(random: Random, of_what: Noun) -> Pair:
+def _place(random: Random, of_what: Noun) -> Pair:
     """ "near the bridge" and "près du pont": "de le" becomes "du"; nothing stands near itself."""
     english, french = random.choice(lexicon.WHERE)
     place = random.choice([place for place in lexicon.PLACES if place.english != of_what.english])
@@ -93,6 +83,10 @@ def place_phrase(random: Random, of_what: Noun) -> Pair:
 def _person(random: Random) -> tuple[str, str]:
     gender = random.choice("mf")
     return random.choice(lexicon.FEMALE_NAMES if gender == "f" else lexicon.MALE_NAMES), gender
+
+
+def _name(random: Random) -> str:
+    return _person(random)[0]
 
 
 def _thing(random: Random) -> Noun:
@@ -110,7 +104,7 @@ def _maybe_adjective(random: Random) -> Adjective | None:
 
 def transitive(random: Random) -> Pair:
     """Paul found three small keys yesterday."""
-    (name, _), verb, noun = _person(random), random.choice(lexicon.TRANSITIVE), _belonging(random)
+    name, verb, noun = _name(random), random.choice(lexicon.TRANSITIVE), _belonging(random)
     kind = random.choice(["definite", "indefinite", "number"])
     plural = kind == "number" or random.random() < 0.4
     english, french = noun_phrase(kind, noun, plural, _maybe_adjective(random), random.randint(2, 12))
@@ -125,17 +119,16 @@ def located(random: Random) -> Pair:
     noun = _thing(random) if random.random() < 0.7 else random.choice(lexicon.PEOPLE)
     adjective = None if noun.kind == "person" else _maybe_adjective(random)
     english, french = noun_phrase("definite", noun, plural, adjective)
-    place_english, place_french = place_phrase(random, noun)
-    verb = be(plural)
-    return f"{english} {verb[0]} {place_english}", french + agreement(verb[1]) + place_french
+    place, (is_, est) = _place(random, noun), _be(plural)
+    return f"{english} {is_} {place[0]}", french + agreement(est) + place[1]
 
 
 def relative(random: Random) -> Pair:
     """The houses that Paul saw yesterday are white: participle and adjective agree across the clause."""
-    (name, _), verb, noun = _person(random), random.choice(lexicon.TRANSITIVE), _belonging(random)
+    name, verb, noun = _name(random), random.choice(lexicon.TRANSITIVE), _belonging(random)
     plural, time = random.random() < 0.5, random.choice(lexicon.TIMES)
     english, french = noun_phrase("definite", noun, plural)
-    end = is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
+    end = _is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
     clause = agreement("qu'" if elides(name) else "que") + copied(name) + grammatical("a")
     clause += distant(inflect(verb[1], noun.gender, plural)) + translated(time[1])
     return f"{english} that {name} {verb[0]} {time[0]} {end[0]}", french + clause + end[1]
@@ -151,7 +144,7 @@ def motion(random: Random) -> Pair:
     if plural:
         subject += grammatical("et") + copied(people[1][0])
     agree = distant if plural else agreement
-    french = subject + agreement(be(plural)[1]) + agree(inflect(participle, gender, plural))
+    french = subject + agreement(_be(plural)[1]) + agree(inflect(participle, gender, plural))
     french += translated(preposition) + copied(city) + translated(time[1])
     return f"{' and '.join(name for name, _ in people)} {verb[0]} {city} {time[0]}", french
 
@@ -160,22 +153,22 @@ def predicate(random: Random) -> Pair:
     """The cup behind the house is empty: the adjective agrees with the subject, past another noun."""
     noun, plural = _thing(random), random.random() < 0.5
     english, french = noun_phrase("definite", noun, plural)
-    place_english, place_french = place_phrase(random, noun)
-    end = is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
-    return f"{english} {place_english} {end[0]}", french + place_french + end[1]
+    place = _place(random, noun)
+    end = _is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
+    return f"{english} {place[0]} {end[0]}", french + place[1] + end[1]
 
 
 def mood(random: Random) -> Pair:
     """The sisters of Paul are tired."""
-    noun, plural, (name, _) = random.choice(lexicon.PEOPLE), random.random() < 0.5, _person(random)
+    noun, plural, name = random.choice(lexicon.PEOPLE), random.random() < 0.5, _name(random)
     english, french = noun_phrase("definite", noun, plural)
-    end, owner = is_so(noun, plural, random.choice(lexicon.MOODS)), agreement(of(name)) + copied(name)
-    return f"{english} of {name} {end[0]}", french + owner + end[1]
+    end = _is_so(noun, plural, random.choice(lexicon.MOODS))
+    return f"{english} of {name} {end[0]}", french + _of(name) + copied(name) + end[1]
 
 
 def possession(random: Random) -> Pair:
     """Vera has a big grey horse and two cats."""
-    (name, _), first, second = _person(random), _belonging(random), _belonging(random)
+    name, first, second = _name(random), _belonging(random), _belonging(random)
     one = noun_phrase("indefinite", first, False, _maybe_adjective(random))
     many = noun_phrase("number", second, True, None, random.randint(2, 12))
     french = copied(name) + grammatical("a") + one[1] + grammatical("et") + many[1]
@@ -184,19 +177,18 @@ def possession(random: Random) -> Pair:
 
 def negation(random: Random) -> Pair:
     """Oscar does not have a ladder: "n'a pas d'échelle"."""
-    (name, _), noun = _person(random), _belonging(random)
-    english, _ = noun_phrase("indefinite", noun)
-    french = copied(name) + grammatical("n'a pas") + agreement(of(noun.french)) + translated(noun.french)
-    return f"{name} does not have {english}", french
+    name, noun = _name(random), _belonging(random)
+    french = copied(name) + grammatical("n'a pas") + _of(noun.french) + translated(noun.french)
+    return f"{name} does not have {noun_phrase('indefinite', noun)[0]}", french
 
 
 def question(random: Random) -> Pair:
     """Where are the new keys of Irene?"""
-    noun, plural, (name, _) = _belonging(random), random.random() < 0.5, _person(random)
+    noun, plural, name = _belonging(random), random.random() < 0.5, _name(random)
     english, french = noun_phrase("definite", noun, plural, _maybe_adjective(random))
-    is_, est = be(plural)
-    end = agreement(of(name)) + copied(name) + grammatical("?")
-    return f"where {is_} {english} of {name}?", translated("où") + agreement(est) + french + end
+    is_, est = _be(plural)
+    french = translated("où") + agreement(est) + french + _of(name) + copied(name) + grammatical("?")
+    return f"where {is_} {english} of {name}?", french
 
 
 SENTENCES = (transitive, located, relative, relative, motion, predicate, mood, possession, negation, question)

@@ -1,25 +1,24 @@
 """Synthetic examples: a small world in which the difficulty of every target token is known.
 
 No real corpus says how hard a token *should* be. Here people live somewhere, work, travel and own things; a
-text states it, and the answer, the summary or the translation consists of words whose origin the generator
-knows (`words.DIFFICULTIES`). Examples come from a seeded generator without end. The split of an example is a
-hash of its source, so that no source is in two splits, whatever the seed or the size.
+text states it, and the answer, the summary or the translation consists of words whose origin is known
+(`words.DIFFICULTIES`). The split of an example is a hash of its source, so that no source is in two splits.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
+from ...common.errors import check_choice
 from .french import sentence_pair
 from .stories import question, report
 from .words import Span, write
 
 
-@dataclass(frozen=True)
-class SyntheticExample:
+class SyntheticExample(NamedTuple):
     """One example in the columns of a hub corpus of its task, with the difficulty of each target word."""
 
     columns: dict
@@ -65,9 +64,10 @@ def split_of(example: SyntheticExample) -> str:
 
 def examples(task: str, split: str, seed: int = 0) -> Iterator[SyntheticExample]:
     """Yields examples of a split without end, all with distinct sources; the seed decides their order."""
+    draw = GENERATORS[check_choice("synthetic task", task, GENERATORS)]
     random, seen = Random(f"{task}/{seed}"), set()
     while True:
-        example = GENERATORS[task](random)
+        example = draw(random)
         if example.source not in seen and split_of(example) == split:
             seen.add(example.source)
             yield example

@@ -9,15 +9,17 @@ from . import lexicon
 from .lexicon import Noun
 from .words import Word, compared, copied, counted, grammatical, one_fact, two_facts
 
-NAMES = [(name, True) for name in lexicon.FEMALE_NAMES] + [(name, False) for name in lexicon.MALE_NAMES]
+NAMES = lexicon.FEMALE_NAMES + lexicon.MALE_NAMES
 KINDS = ("job", "transport", "month", "day", "dish", "weather")
 JOBS, TRANSPORTS, MONTHS, DAYS, DISHES, WEATHER = map(lexicon.english, KINDS)
 JOBS = [("an " if job[0] in "aeiou" else "a ") + job for job in JOBS]
 QUALITIES = [adjective.english for adjective in lexicon.ADJECTIVES]
 GOODS = lexicon.PORTABLE + lexicon.ANIMALS
-# what is drawn of a person, in the order of its fields
+# what is drawn of a person besides the name, in the order of its fields
 DRAWN = (lexicon.CITIES, JOBS, TRANSPORTS, MONTHS, lexicon.CITIES, DISHES, range(2, 13), QUALITIES, GOODS)
+NUMBERS = ["none", *(english for english, _ in lexicon.NUMBERS)]
 DEEDS = [pair.split(" or ") for pair in lexicon.english("deed")]
+OTHERS = ("friend", "boss", "neighbour")
 QUESTIONS = {
     "city": "Where does {} live?",
     "job": "What is the job of {}?",
@@ -45,7 +47,6 @@ class Person:
     """A person and what is true of them; only what the context states (`told`) can be asked."""
 
     name: str
-    female: bool
     city: str
     job: str
     transport: str
@@ -60,16 +61,11 @@ class Person:
     @property
     def goods(self) -> str:
         """ "three red bells"."""
-        return f"{number(self.count)} {self.adjective} {self.thing.in_english(self.count > 1)}"
-
-
-def number(count: int) -> str:
-    """1 -> "one"."""
-    return lexicon.NUMBERS[count - 1][0]
+        return f"{NUMBERS[self.count]} {self.adjective} {self.thing.in_english(self.count > 1)}"
 
 
 def _people(random: Random, count: int) -> list[Person]:
-    return [Person(*name, *map(random.choice, DRAWN)) for name in random.sample(NAMES, count)]
+    return [Person(name, *map(random.choice, DRAWN)) for name in random.sample(NAMES, count)]
 
 
 def _tell(random: Random, person: Person, what: str) -> str:
@@ -95,9 +91,7 @@ def _one_fact(random: Random) -> Question:
         return _one_fact(random)
     name, to, by = subject.name, subject.destination, subject.transport
     count, goods = subject.goods.split(maxsplit=1)
-    pairs = {
-        what: [(asked.format(name), one_fact(getattr(subject, what)))] for what, asked in QUESTIONS.items()
-    }
+    pairs = {key: [(text.format(name), one_fact(getattr(subject, key)))] for key, text in QUESTIONS.items()}
     pairs |= {
         "trip": [
             (f"How did {name} travel to {to}?", grammatical("by") + one_fact(by)),
@@ -112,9 +106,10 @@ def _one_fact(random: Random) -> Question:
 
 def _two_facts(random: Random) -> Question:
     first, second, third, fourth = _people(random, 4)
-    relation = random.choice(["sister" if second.female else "brother", "friend", "boss", "neighbour"])
-    fits = relation in ("friend", "boss", "neighbour") or fourth.female == second.female
-    what = random.choice(["city", "job", "dish"])
+    sibling = lambda person: "sister" if person.name in lexicon.FEMALE_NAMES else "brother"
+    relation = random.choice([sibling(second), *OTHERS])
+    fits = relation in (*OTHERS, sibling(fourth))
+    what = random.choice(list(QUESTIONS))
     sentences = [
         f"{second.name} is the {relation} of {first.name}.",
         f"{fourth.name} is the {relation if fits else 'friend'} of {third.name}.",
@@ -133,7 +128,7 @@ def _counted(random: Random) -> Question:
     if any(person.city == city for person in people[count:]):
         return _counted(random)
     sentences = [_tell(random, person, "city") for person in people]
-    return sentences, f"How many people live in {city}?", counted(number(count))
+    return sentences, f"How many people live in {city}?", counted(NUMBERS[count])
 
 
 def _compared(random: Random) -> Question:
@@ -154,10 +149,7 @@ def _compared(random: Random) -> Question:
 
 
 def question(random: Random) -> tuple[str, str, list[Word]]:
-    """Draws a context, a question about it and the words of its answer.
-
-    One fact in half of the questions, two facts in a fifth, counting and comparing in 15 % each.
-    """
+    """Draws a context, a question about it and the words of its answer."""
     kind = random.choices([_one_fact, _two_facts, _counted, _compared], weights=[50, 20, 15, 15])[0]
     sentences, asked, answer = kind(random)
     random.shuffle(sentences)
@@ -174,7 +166,7 @@ def _event(random: Random) -> tuple[list[str], list[Word]]:
     counts = [random.randint(2, 10) for _ in range(3)]
     opening = random.choice(OPENINGS).format(day=day, place=place, city=city)
     deeds = zip((first, second, third), (deed, deed, opposite), counts, strict=True)
-    body = [f"{person.name} {verb} {number(count)} {things}." for person, verb, count in deeds]
+    body = [f"{person.name} {verb} {NUMBERS[count]} {things}." for person, verb, count in deeds]
     same = {first.name: body[0], second.name: body[1]}
     random.shuffle(body)
     body.insert(random.randint(0, 3), random.choice(WEATHER))
@@ -182,7 +174,7 @@ def _event(random: Random) -> tuple[list[str], list[Word]]:
         body.insert(random.randint(0, 4), _tell(random, third, random.choice(["job", "dish"])))
     earlier, later = sorted(same, key=lambda name: body.index(same[name]))
     summary = two_facts(earlier) + grammatical("and") + two_facts(later) + [Word(deed, "one_fact")]
-    summary += counted(number(counts[0] + counts[1])) + copied(things)
+    summary += counted(NUMBERS[counts[0] + counts[1]]) + copied(things)
     summary += grammatical("at the") + one_fact(place) + grammatical("in") + copied(city)
     summary += grammatical("on") + one_fact(day) + grammatical(".")
     if counts[0] != counts[1]:

@@ -16,13 +16,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-DIFFICULTIES = tuple(
-    "grammatical copied translated agreement distant_agreement one_fact two_facts counted compared".split()
-)
+_NAMES = "grammatical copied translated agreement distant_agreement one_fact two_facts counted compared"
+DIFFICULTIES = tuple(_NAMES.split())
 
 
 class Word(NamedTuple):
@@ -32,8 +30,7 @@ class Word(NamedTuple):
     difficulty: str
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Characters `start` to `end` of a target, and the difficulty of producing them."""
 
     start: int
@@ -41,13 +38,13 @@ class Span:
     difficulty: str
 
 
-def marked(difficulty: str, text: str) -> list[Word]:
+def _marked(difficulty: str, text: str) -> list[Word]:
     """The words of a text, all of one difficulty; "l'an" is two words."""
     return [Word(word, difficulty) for word in text.replace("'", "' ").split()]
 
 
 grammatical, copied, translated, agreement, distant, one_fact, two_facts, counted, compared = (
-    partial(marked, difficulty) for difficulty in DIFFICULTIES
+    partial(_marked, difficulty) for difficulty in DIFFICULTIES
 )
 
 
