@@ -28,7 +28,7 @@ def train(options) -> str:
     """Makes the missing models and exit classifiers of a profile."""
     from .study.train_models import train as train_models
 
-    folders = train_models(load_profile(options.profile), options.data, options.model)
+    folders = train_models(load_profile(options.profile, options.data), options.model)
     if not options.model:
         pipeline.make("classifiers", options.profile, options.data, options.cores)
     return f"trained: {', '.join(map(_short, folders))} (scores in manifest.json)"
@@ -41,7 +41,7 @@ def trace(options) -> str:
     profile = _alone(options)
     for name in options.model:
         for task in profile.corpora:
-            stored_trace(profile, options.data, name, task)
+            stored_trace(profile, name, task)
     return f"traced {' and '.join(options.model)}"
 
 
@@ -49,7 +49,7 @@ def classifiers(options) -> str:
     """Trains exit classifiers of a profile."""
     from .study.train_classifiers import train_classifiers
 
-    found = train_classifiers(_alone(options), options.data, options.model, options.seed)
+    found = train_classifiers(_alone(options), options.model, options.seed)
     return f"trained {len(found)} exit classifiers of {' and '.join(options.model)}"
 
 
@@ -64,7 +64,7 @@ def sweep(options) -> str:
         pipeline.make("swept", options.profile, options.data, options.cores)
         return "the threshold sweep is up to date"
     job = sweeps.Job(options.model[0], options.task, options.part)
-    sweeps.run(_alone(options), options.data, job, measure_bugs)
+    sweeps.run(_alone(options), job, measure_bugs)
     return f"swept {job.what}: {job.model}, {job.task}"
 
 
@@ -73,7 +73,7 @@ def _alone(options):
     import torch
 
     torch.set_num_threads(1)
-    return load_profile(options.profile)
+    return load_profile(options.profile, options.data)
 
 
 def notebook(options) -> str:
