@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from ..common.errors import CompanionError
-from ..exits.policy import ExitPolicy
-from ..models.costs import DecoderSizes, generation_flops
+from ..exits.policy import BoundPolicy, ExitPolicy
+from ..models.costs import DecoderSizes
 from ..traces.replay import PolicyReplay, replay_policy
 from ..traces.trace import Trace
 from .calibration import Rules, consistency_losses
@@ -193,10 +193,12 @@ def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, 
     """A replay at its own threshold: what `at_exits` returns, and `flops_share`."""
     trace, exits = replayed.trace, replayed.exits(max_new_tokens)
     rows = replayed.readout_rows[np.arange(len(exits)), exits]
-    layers, rows = (_by_output(trace, values) for values in (replayed.layers[exits], rows))
-    parts = replayed.bound.flops(trace.sizes, layers, rows, trace.source_tokens)
-    spent = float(sum(map(np.sum, parts.values())))
-    return {**at_exits(replayed, max_new_tokens), "flops_share": spent / _full_depth_flops(trace)}
+    spent = _flops(trace, replayed.bound, replayed.layers[exits], rows)
+    no_exit = ExitPolicy("static", min_layer=trace.layers).bind(trace.layers, trace.sizes.vocabulary)
+    full = _flops(
+        trace, no_exit, np.full(len(trace), trace.layers), np.full(len(trace), trace.sizes.vocabulary)
+    )
+    return {**at_exits(replayed, max_new_tokens), "flops_share": spent / full}
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
@@ -210,14 +212,10 @@ def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) 
     return pd.DataFrame(rows)
 
 
-def _full_depth_flops(trace: Trace) -> float:
-    """Decoder FLOPs of all tokens of a trace at full depth."""
-    lengths, vocabulary = np.bincount(trace.sequence), trace.sizes.vocabulary
-    parts = [
-        generation_flops(trace.sizes, np.full(n, trace.layers), source, np.full(n, vocabulary))
-        for n, source in zip(lengths, trace.source_tokens, strict=True)
-    ]
-    return float(sum(sum(part.values()) for part in parts))
+def _flops(trace: Trace, bound: BoundPolicy, exit_layers: np.ndarray, readout_rows: np.ndarray) -> float:
+    """Decoder FLOPs of all tokens of a trace that leave and are read out so, `[token]` each."""
+    outputs = (_by_output(trace, values) for values in (exit_layers, readout_rows))
+    return float(sum(map(np.sum, bound.flops(trace.sizes, *outputs, trace.source_tokens).values())))
 
 
 def _by_output(trace: Trace, values: np.ndarray) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ import pandas as pd
 from ..common.errors import CompanionError
 from ..traces.replay import PolicyReplay
 from .monotonicity import settled_from
-from .statistics import Interval, mean_interval, reliability
+from .statistics import NOTHING, mean_interval, reliability
 
 
 def roc_area(score: np.ndarray, label: np.ndarray) -> float:
@@ -55,9 +55,7 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
             ("precision", replayed.same_token[:, place], above[:, place]),
             ("recall", above[:, place], settled <= layer),
         ):
-            interval = Interval(np.nan, np.nan, np.nan)
-            if chosen.any():
-                interval = mean_interval(values[chosen], sequence[chosen])
+            interval = mean_interval(values[chosen], sequence[chosen]) if chosen.any() else NOTHING
             row |= interval.columns(name, f"{name}_")
         rows.append(row)
     return pd.DataFrame(rows)

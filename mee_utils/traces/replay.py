@@ -84,11 +84,8 @@ def replay(
 ) -> np.ndarray:
     """The layer at which each token of a trace would exit, `[token]`, 1 to L.
 
-    Args:
-        trace: from `mee_utils.trace`.
-        policy: when to exit.
-        max_new_tokens: the `N` of decaying thresholds; as in `generate`.
-        model: the model of the trace, if the policy looks at states (trained, pruned and contrasted rules).
+    `max_new_tokens` is the `N` of decaying thresholds, as in `generate`; `model` that of the trace, needed if
+    the policy looks at states (trained, pruned and contrasted rules).
 
     Raises:
         CompanionError: an adaptive threshold, or a measure that looks at what a trace does not keep.

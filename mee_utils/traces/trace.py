@@ -186,13 +186,13 @@ def trace(
     max_new_tokens: int = 64,
     batch_size: int = 32,
 ) -> Trace:
-    """Traces a model at full depth.
+    """Traces a model at full depth, along `references` or, without them, its own greedy output.
 
     Args:
         model: from `load_model`.
         inputs: prompts.
-        references: texts to follow; by default the model follows its own greedy output.
-        outputs: ids of that greedy output, if they are known already.
+        references: texts to follow.
+        outputs: ids of the greedy output, if they are known already.
         top_k: how many ids to keep for each token and layer (at least 2, for the margin).
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
         max_new_tokens: longest output, end token included; longer references are cut.
@@ -316,13 +316,9 @@ def _describe(
     probabilities = torch.softmax(network.lm_head(states * output_scale(network)).to(wide), dim=-1)
     top = probabilities.topk(top_k, dim=-1)
     top_ids = first_of_equals(probabilities, top.indices)
-
-    def at(ids: Tensor) -> Tensor:  # probabilities of one id a token, at every layer
-        return probabilities.gather(-1, ids[:, None, None].expand(-1, raw.shape[1], 1))[..., 0]
-
-    def cosine(first: Tensor, second: Tensor) -> Tensor:
-        return functional.cosine_similarity(first.to(wide), second.to(wide), dim=-1).clamp(max=1.0)
-
+    # probabilities of one id a token, at every layer
+    at = lambda ids: probabilities.gather(-1, ids[:, None, None].expand(-1, raw.shape[1], 1))[..., 0]
+    cosine = lambda a, b: functional.cosine_similarity(a.to(wide), b.to(wide), dim=-1).clamp(max=1.0)
     final = at(top_ids[:, -1, 0])
     found = {
         "top_ids": top_ids,
