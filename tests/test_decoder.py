@@ -487,7 +487,7 @@ def test_several_end_tokens_are_all_obeyed(tokenizer):
 
 def test_of_equal_logits_a_measure_sees_the_first_as_the_last_block_does():
     class Tied:
-        layers, normalize = 4, staticmethod(lambda states: states)
+        layers, norm = 4, staticmethod(lambda states: states)
 
         @staticmethod
         def readout(states):

@@ -108,7 +108,7 @@ class Bench:
         import torch
 
         begin = torch.inference_mode()(self.decoder.begin)
-        return partial(begin, *self.inputs(batch).values(), self.workload.tokens)
+        return partial(begin, self.inputs(batch), self.workload.tokens)
 
     def generate(self, batch: int, **options) -> Callable:
         """`transformers`' greedy search on the same inputs; a call gives ids `[batch, 1 + token]`."""
@@ -143,7 +143,7 @@ class Bench:
         with torch.inference_mode():
             state = decoder.embed(torch.tensor([2]))
             key_value = lambda rows: [layer.key_value(layer.norms[0](rows)) for layer in decoder.weights]
-            readout = lambda rows: decoder.readout(decoder.normalize(rows)).max(dim=-1)
+            readout = lambda rows: decoder.readout(decoder.norm(rows)).max(dim=-1)
             timed = (readout, state), (key_value, state), (key_value, state.repeat(4, 1))
             clocks = [Timer("f(x)", globals={"f": f, "x": x}, num_threads=threads) for f, x in timed]
             readout, one, four = (clock.blocked_autorange(min_run_time=0.1).median for clock in clocks)
@@ -282,17 +282,13 @@ def spread_exits(bench: Bench, batch: int = 32) -> Iterator[Timing]:
 def growth(bench: Bench) -> Iterator[Timing]:
     """Milliseconds a step as batch, length and depth grow."""
     usual = {"batch": 1, "length": bench.workload.tokens, "depth": bench.layers}
-    for what, values in {
-        "batch": (1, 2, 4, 8, 16, 32),
-        "length": (16, 64, 256),
-        "depth": (6, 12, 24),
-    }.items():
-        for value in values:
-            batch, tokens, layers = (usual | {what: value}).values()
-            sizes = replace(bench.workload.sizes, layers=layers)
-            other = Bench(replace(bench.workload, sizes=sizes, tokens=tokens), bench.rounds)
-            seconds = other.times({"ours": other.ours(batch)})["ours"]
-            yield Timing(f"{what} {value}", batch, seconds / tokens * 1e3, "ms a step")
+    varied = {"batch": (1, 2, 4, 8, 16, 32), "length": (16, 64, 256), "depth": (6, 12, 24)}
+    for what, value in ((what, value) for what, values in varied.items() for value in values):
+        batch, tokens, layers = (usual | {what: value}).values()
+        sizes = replace(bench.workload.sizes, layers=layers)
+        other = Bench(replace(bench.workload, sizes=sizes, tokens=tokens), bench.rounds)
+        seconds = other.times({"ours": other.ours(batch)})["ours"]
+        yield Timing(f"{what} {value}", batch, seconds / tokens * 1e3, "ms a step")
 
 
 def bandwidth(bench: Bench) -> Iterator[Timing]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -13,54 +14,51 @@ from ..exits.readout import Readout, ReadoutLogits, single
 from .layerwise import LayerwiseDecoder
 
 
+@dataclass(repr=False, eq=False)
 class Step:
     """What the states of one token share at all layers.
 
-    Args:
-        decoder: the decoder.
-        readout: how layers are read out.
-        sequence: index of each row's input, `[row]`.
-        position: how many tokens the rows have emitted; a number, or `[row]` in a replay.
-
     Attributes:
+        sequence: `[row]`, index of each row's input.
+        position: how many tokens the rows have emitted; a number, or `[row]` in a replay.
         readout_rows: `[row]`, rows of `W` multiplied so far: the one place where readouts are counted.
     """
 
-    def __init__(
-        self, decoder: LayerwiseDecoder, readout: Readout, sequence: np.ndarray, position: int | np.ndarray
-    ):
-        self.decoder, self.readout, self.sequence, self.position = decoder, readout, sequence, position
-        self.readout_rows = np.zeros(len(sequence), dtype=np.int64)
+    decoder: LayerwiseDecoder
+    readout: Readout
+    sequence: np.ndarray
+    position: int | np.ndarray
+
+    def __post_init__(self):
+        self.readout_rows = np.zeros(len(self.sequence), dtype=np.int64)
 
 
+@dataclass(repr=False, eq=False)
 class ExitState:
     """The present token of some rows at one layer; see the table in `mee_utils.exits.measures`.
 
-    Args:
-        step: the token.
+    Attributes:
         layer: 1 to L.
-        after: the states after the layer, `[rows, d_model]`.
-        before: the states before it.
+        after, before: the states after and before the layer, `[rows, d_model]`.
         rows: which rows of the step these are, ascending.
         previous: the state one layer before.
+        confidence: set by the decoding loop once the measure has decided.
+        settled: set by the decoding loop for measures that look ahead.
     """
 
-    settled: np.ndarray  # set by the decoding loop for measures that look ahead
-    confidence: np.ndarray | float = float("nan")  # set by the decoding loop once the measure has decided
+    step: Step
+    layer: int
+    after: Tensor
+    before: Tensor
+    rows: np.ndarray
+    previous: ExitState | None = None
+    confidence: np.ndarray | float = float("nan")
+    settled: np.ndarray | None = None
+    _kept: dict = field(default_factory=dict)
 
-    def __init__(
-        self,
-        step: Step,
-        layer: int,
-        after: Tensor,
-        before: Tensor,
-        rows: np.ndarray,
-        previous: ExitState | None = None,
-    ):
-        self.step, self.decoder, self.position = step, step.decoder, step.position
-        self.layer, self.layers, self.after, self.before = layer, step.decoder.layers, after, before
-        self.rows, self.previous = rows, previous
-        self._kept: dict = {}
+    def __post_init__(self):
+        self.decoder, self.position = self.step.decoder, self.step.position
+        self.layers = self.decoder.layers
 
     @property
     def sequence(self) -> np.ndarray:
@@ -70,7 +68,7 @@ class ExitState:
     @cached_property
     def state(self) -> Tensor:
         """`n(h)`, `[rows, d_model]`."""
-        return self.decoder.normalize(self.after)
+        return self.decoder.norm(self.after)
 
     @cached_property
     def full_logits(self) -> Tensor:
@@ -127,8 +125,8 @@ class ExitState:
         after, before = (states.to(wide) * self.decoder.norm.weight for states in (self.after, self.before))
         return torch.nn.functional.cosine_similarity(after, before, dim=-1).clamp_(max=1.0)
 
-    def recall(self, key, make) -> tuple[Tensor, ...]:
-        """What a measure keeps with this layer, `make(state)`: tensors `[rows, ...]`, made once."""
+    def recall(self, key, make):
+        """What a measure keeps with this layer, `make(state)`: a tuple of `[rows, ...]`, made once."""
         if key not in self._kept:
             self._kept[key] = make(self)
         return self._kept[key]
@@ -156,11 +154,13 @@ class RowView:
             return values[torch.from_numpy(self._index).to(values.device)]
         return values[self._index] if isinstance(values, np.ndarray) else values
 
-    def recall(self, key, make) -> tuple[Tensor, ...]:
+    def recall(self, key, make):
         """What a measure kept with that layer, for the rows that are still there."""
         values = self._state.recall(key, make)
-        picked = map(self._pick, values or ())
-        return type(values)._make(picked) if hasattr(values, "_make") else tuple(picked) or None
+        if not isinstance(values, tuple):
+            return values
+        picked = map(self._pick, values)
+        return type(values)._make(picked) if hasattr(values, "_make") else tuple(picked)
 
     def earlier(self, layers: int) -> RowView:
         """The same rows, further back."""

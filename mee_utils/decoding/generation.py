@@ -36,10 +36,9 @@ class Generation:
         exit_layers: for each output `[token]`, the layer at which each token exited (L: all layers were run).
         confidences: for each output `[token]`, the confidence at its exit; NaN at the last layer, where
             nothing decides.
-        readout_rows: for each output `[token]`, rows of `W` multiplied for it, V for a plain readout. (What
-            FREE's threshold learns from, waiting tokens read out again, counts for the one that goes deep.)
-        flops: `[input]`, FLOPs of the decoder (see `mee_utils.models.costs`; the encoder is left out).
-        flops_by_part: the same by part: "layers", "skipped", "source", "readout", "measure".
+        readout_rows: for each output `[token]`, rows of `W` multiplied for it, V for a plain readout. (FREE's
+            threshold learns from waiting tokens that are read out again: counted for the one that goes deep.)
+        flops, flops_by_part: `[input]`, FLOPs of the decoder, and by part (see `mee_utils.models.costs`).
         seconds: of decoding, with the encoder (unless `encodings` are given), without tokenization.
     """
 
@@ -162,37 +161,26 @@ def decode_batch(
         encoded: the encoder's states `[row, source, d_model]`, where they are known.
     """
     config, parallel = decoder.config, bound.policy.propagation == "parallel"
-    cache = decoder.begin(batch["input_ids"], batch["attention_mask"], max_new_tokens, parallel, encoded)
+    cache = decoder.begin(batch, max_new_tokens, parallel, encoded)
     decode = TokenDecoder(decoder, cache, bound).decode
-    steps: list[tuple[np.ndarray, Token]] = []
-    going = alive = np.arange(len(sequence))  # rows of the batch, and where they are in the cache
     start = config.decoder_start_token_id
     start = config.pad_token_id if start is None else start
     ids = torch.full((len(sequence),), start, device=cache.encoded.device)
+    going = alive = np.arange(len(sequence))  # rows of the batch, and where they are in the cache
+    steps: list[tuple[np.ndarray, Token]] = []
     for position in range(max_new_tokens):
-        decoder.move_to(position, cache)
+        cache.move_to(position)
         token = decode(cache.rows(alive), ids, sequence[going])
         steps.append((going, token))
         goes_on = ~np.isin(token.ids, config.eos_token_id)
         if not goes_on.any():
             break
-        ids = pick(token.device_ids, goes_on)
-        going, alive = going[goes_on], alive[goes_on]
+        ids, going, alive = pick(token.device_ids, goes_on), going[goes_on], alive[goes_on]
         if len(alive) <= COMPACT_AT * cache.batch:
             cache.keep(alive)
             alive = np.arange(len(alive))
     rows = np.concatenate([going for going, _ in steps])
     order, ends = np.argsort(rows, kind="stable"), np.bincount(rows, minlength=len(sequence)).cumsum()[:-1]
-
-    def by_row(name: str, dtype: type) -> list[np.ndarray]:
-        values = np.concatenate([getattr(token, name) for _, token in steps])
-        return np.split(values[order].astype(dtype), ends)
-
-    columns = (
-        ("ids", np.int64),
-        ("exit_layers", np.int32),
-        ("confidences", np.float32),
-        ("readout_rows", np.int64),
-    )
-    outputs = zip(*(by_row(*column) for column in columns), strict=True)
-    return [Output(ids.tolist(), *arrays) for ids, *arrays in outputs]
+    columns = zip(*(token[:4] for _, token in steps), strict=True)
+    by_row = [np.split(np.concatenate(column)[order], ends) for column in columns]
+    return [Output(ids.tolist(), *arrays) for ids, *arrays in zip(*by_row, strict=True)]

@@ -41,12 +41,12 @@ def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> li
     elif limit == UNLIMITED:
         limit = LONGEST
     lengths = [len(ids) for ids in model.tokenizer(list(texts)).input_ids]
-    if max(lengths) > limit:
-        first = next(i for i, length in enumerate(lengths) if length > limit)
-        raise CompanionError(
-            f"Input {first} has {lengths[first]} tokens, more than {limit}: shorten it, or raise "
-            "max_source_tokens (T5 runs on longer inputs, but was not trained on them)."
-        )
+    for number, length in enumerate(lengths):
+        if length > limit:
+            raise CompanionError(
+                f"Input {number} has {length} tokens, more than {limit}: shorten it, or raise "
+                "max_source_tokens (T5 runs on longer inputs, but was not trained on them)."
+            )
     return lengths
 
 
@@ -58,10 +58,8 @@ def batches_by_length(
     order = sorted(range(len(inputs)), key=lambda i: (-len(ids[i]), i))
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        batch = model.tokenizer.pad({"input_ids": [ids[i] for i in chosen]}, return_tensors="pt").to(
-            model.device
-        )
-        yield chosen, {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        padded = model.tokenizer.pad({"input_ids": [ids[i] for i in chosen]}, return_tensors="pt")
+        yield chosen, dict(padded.to(model.device))
 
 
 def cut_at_end(ids: list[int], end: int | list[int]) -> list[int]:
@@ -91,8 +89,7 @@ class EncoderCache:
     def states(self, decoder: LayerwiseDecoder, batch: dict[str, Tensor]) -> Tensor:
         """The encoder's states of a batch, `[batch, source, d_model]`, computed if they are not there.
 
-        Raises:
-            CompanionError: another model, or its weights have changed.
+        Raises `CompanionError` for another model, or if its weights have changed.
         """
         if self._decoder not in (None, decoder):
             others = "These encodings belong to another model, or to other weights of this one"
@@ -100,5 +97,5 @@ class EncoderCache:
         self._decoder = decoder
         key = tuple(tuple(row) for tensor in batch.values() for row in tensor.tolist())
         if key not in self._states:
-            self._states[key] = decoder.encode(**batch)
+            self._states[key] = decoder.encode(batch)
         return self._states[key]

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -31,29 +33,28 @@ from .linear import Linear
 
 # `LayerwiseDecoder.compact_below` of wide and narrow models; measured at the mini shape and t5-base
 COMPACT_WIDE, COMPACT_NARROW, NARROW = 0.9, 0.0, 256
-GATHER_BELOW = (
-    0.25  # with a smaller share of rows active, their keys and values are gathered instead of masked
-)
+GATHER_BELOW = 0.25  # with a smaller share of rows active, keys and values are gathered instead of masked
 PIECE = 128  # positions that a cache has room for at first; it doubles when they are full
 
 
+@dataclass(eq=False)
 class Rows:
     """Some rows of a batch: their slots in the cache, on the host and, when needed, on the device."""
 
-    def __init__(self, slots: np.ndarray, batch: int, device: torch.device):
-        self.slots, self.batch, self.device = slots, batch, device
-        self.all = len(slots) == batch
-        self._index: Tensor | None = None
+    slots: np.ndarray
+    batch: int
+    device: torch.device
+
+    def __post_init__(self):
+        self.all = len(self.slots) == self.batch
 
     def __len__(self) -> int:
         return len(self.slots)
 
-    @property
+    @cached_property
     def index(self) -> Tensor:
         """The slots on the device, `[rows]`."""
-        if self._index is None:
-            self._index = torch.from_numpy(self.slots).to(self.device, non_blocking=True)
-        return self._index
+        return torch.from_numpy(self.slots).to(self.device, non_blocking=True)
 
     def keep(self, which: np.ndarray) -> Rows:
         """The rows for which `which` is true."""
@@ -63,21 +64,20 @@ class Rows:
 class LayerWeights:
     """The weights of one decoder layer, projections with the same input joined."""
 
-    def __init__(self, block: nn.Module, pack: bool | None):
-        attention, cross = block.layer[0].SelfAttention, block.layer[1].EncDecAttention
-        feed = block.layer[-1].DenseReluDense
-        self.norms = [Norm(layer.layer_norm) for layer in block.layer]
-        joined = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight]).detach()
-        inner = attention.q.weight.shape[0]
+    def __init__(self, layer: nn.Module, pack: bool | None):
+        own, cross = layer.layer[0].SelfAttention, layer.layer[1].EncDecAttention
+        feed = layer.layer[-1].DenseReluDense
+        self.norms = [Norm(sublayer.layer_norm) for sublayer in layer.layer]
+        joined = torch.cat([own.q.weight, own.k.weight, own.v.weight]).detach()
+        inner = own.q.weight.shape[0]
         self.query, self.key_value = Linear(joined[:inner], pack), Linear(joined[inner:], pack)
         self.joined = None if self.key_value.packed else Linear(joined, pack)
-        self.out = Linear(attention.o.weight, pack)
+        self.out = Linear(own.o.weight, pack)
         self.cross_query, self.cross_out = Linear(cross.q.weight, pack), Linear(cross.o.weight, pack)
         self.cross_key_value = Linear(torch.cat([cross.k.weight, cross.v.weight]), pack)
         self.gated = hasattr(feed, "wi_0")
         wide = torch.cat([feed.wi_0.weight, feed.wi_1.weight]) if self.gated else feed.wi.weight
-        self.wide = Linear(wide, pack)
-        self.narrow, self.activation = Linear(feed.wo.weight, pack), feed.act
+        self.wide, self.narrow, self.activation = Linear(wide, pack), Linear(feed.wo.weight, pack), feed.act
 
     def queries_keys_values(self, normed: Tensor) -> Tensor:
         """`[rows, d]` to `[rows, 3 * inner]`."""
@@ -105,12 +105,9 @@ class Norm:
 
     def __init__(self, module: nn.Module):
         self.weight, self.eps = module.weight.detach(), module.variance_epsilon
-        self.half = self.weight.dtype in (torch.bfloat16, torch.float16)
-        size = self.weight.shape[0]
+        self.half, size = self.weight.dtype in (torch.bfloat16, torch.float16), self.weight.shape[0]
         self.scaled = self.weight * math.sqrt(size)
-        self.smallest = torch.tensor(
-            [math.sqrt(size * self.eps)], dtype=self.weight.dtype, device=self.weight.device
-        )
+        self.smallest = self.weight.new_tensor([math.sqrt(size * self.eps)])
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[..., d]` to `[..., d]`."""
@@ -125,6 +122,7 @@ class Cache:
 
     Attributes:
         position: of the token being decoded, from 0.
+        own, cross: keys and values of tokens and source, `[2, row, head, position, d_kv]` for each layer.
         filled: `[layer, row]`, how many positions have keys and values at that layer.
         states: `[row, position, d_model]`, each token's exit state ("parallel": brought up later).
     """
@@ -143,9 +141,9 @@ class Cache:
         """Number of rows."""
         return self.encoded.shape[0]
 
-    def rows(self, slots: np.ndarray | None = None) -> Rows:
-        """All rows, or those in some slots."""
-        return Rows(np.arange(self.batch) if slots is None else slots, self.batch, self.encoded.device)
+    def rows(self, slots: np.ndarray) -> Rows:
+        """The rows in some slots."""
+        return Rows(slots, self.batch, self.encoded.device)
 
     def waiting(self, layer: int, rows: Rows) -> np.ndarray | None:
         """`[row]`, the first position without keys and values at this layer; None if no earlier one waits."""
@@ -157,16 +155,19 @@ class Cache:
         index = torch.from_numpy(slots).to(self.encoded.device)
         self.encoded, self.states = self.encoded[index], self.states[index]
         self.mask = None if self.mask is None else self.mask[index]
-        self.own = [None if found is None else found[:, index] for found in self.own]
-        self.cross = [None if found is None else found[:, index] for found in self.cross]
+        self.own, self.cross = (
+            [None if made is None else made[:, index] for made in layers] for layers in (self.own, self.cross)
+        )
         self.filled = self.filled[:, slots]
 
-    def grow(self) -> None:
-        """Makes room for twice as many positions, at most `length`."""
-        more = min(2 * self.capacity, self.length) - self.capacity
-        self.capacity += more
-        self.states = functional.pad(self.states, (0, 0, 0, more))
-        self.own = [None if found is None else functional.pad(found, (0, 0, 0, more)) for found in self.own]
+    def move_to(self, position: int) -> None:
+        """Goes on to the token at `position`; a full cache doubles its room, up to `length`."""
+        self.position = position
+        if position == self.capacity:
+            room = (0, 0, 0, min(self.capacity, self.length - self.capacity))
+            self.capacity += room[-1]
+            self.states = functional.pad(self.states, room)
+            self.own = [None if made is None else functional.pad(made, room) for made in self.own]
 
 
 class LayerwiseDecoder:
@@ -180,6 +181,8 @@ class LayerwiseDecoder:
         pack: whether to pack large weights for the CPU; by default where it is faster.
 
     Attributes:
+        layers: depth L.
+        norm: the final norm `n`, `[..., d_model]`.
         compact_below: exited rows stay in the batch until no more than this share of it is active. Taking
             rows out costs time; in a narrow model more than running them for nothing.
 
@@ -188,61 +191,38 @@ class LayerwiseDecoder:
     """
 
     def __init__(self, network: nn.Module, pack: bool | None = None):
-        decoder, config = network.get_decoder(), network.config
-        if decoder.embed_tokens.weight.dtype == torch.float16:
-            raise CompanionError(
-                "T5's states exceed the range of float16: load the model with dtype bfloat16 or float32."
-            )
-        self.config, self.encoder = config, network.get_encoder()
+        decoder, config, head = network.get_decoder(), network.config, network.lm_head.weight
         self.embedding = decoder.embed_tokens.weight.detach()
+        if self.embedding.dtype == torch.float16:
+            exceeded = "T5's states exceed the range of float16"
+            raise CompanionError(f"{exceeded}: load the model with dtype bfloat16 or float32.")
+        self.config, self.encoder = config, network.get_encoder()
         self.heads, self.d_kv = config.num_heads, config.d_kv
-        self.weights = [LayerWeights(block, pack) for block in decoder.block]
+        self.weights = [LayerWeights(layer, pack) for layer in decoder.block]
+        self.layers = len(self.weights)
         self.norm, self.scale = Norm(decoder.final_layer_norm), output_scale(network)
         self.compact_below = COMPACT_NARROW if config.d_model < NARROW else COMPACT_WIDE
-        self.head, self._head_weight = Linear(network.lm_head.weight, pack), network.lm_head.weight.detach()
+        self.head, self._head_weight = Linear(head, pack), head.detach()
         self._bias_module = decoder.block[0].layer[0].SelfAttention
         self._relative_bias = self._make_relative_bias(PIECE)
 
-    @property
-    def layers(self) -> int:
-        """Depth L."""
-        return len(self.weights)
-
-    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The encoder's states of a batch `[batch, source]`, `[batch, source, d_model]`."""
-        return self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
+    def encode(self, batch: dict[str, Tensor]) -> Tensor:
+        """The encoder's states `[batch, source, d_model]` of `input_ids` and `attention_mask`."""
+        return self.encoder(**batch)[0]
 
     def begin(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        length: int,
-        parallel: bool = False,
-        encoded: Tensor | None = None,
+        self, batch: dict[str, Tensor], length: int, parallel: bool = False, encoded: Tensor | None = None
     ) -> Cache:
-        """Encodes a batch `[batch, source]`, unless that is done, for outputs of at most `length` tokens."""
-        encoded = self.encode(input_ids, attention_mask) if encoded is None else encoded
+        """Encodes a batch, unless that is done, for outputs of at most `length` tokens."""
+        encoded, there = self.encode(batch) if encoded is None else encoded, batch["attention_mask"]
         mask = None
-        if not bool(attention_mask.all()):
-            mask = torch.zeros(attention_mask.shape, dtype=encoded.dtype, device=encoded.device)
-            mask = mask.masked_fill_(attention_mask == 0, -torch.inf)[:, None, None, :]
+        if not bool(there.all()):
+            mask = encoded.new_zeros(there.shape).masked_fill_(there == 0, -torch.inf)[:, None, None, :]
         return Cache(encoded, mask, self.layers, length, parallel)
-
-    def move_to(self, position: int, cache: Cache) -> None:
-        """Goes on to the token at `position`, and makes room for it."""
-        cache.position = position
-        if position == cache.capacity:
-            cache.grow()
-        if position > self._relative_bias.shape[-1] // 2:
-            self._relative_bias = self._make_relative_bias(2 * position)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids `[rows]` to the input of layer 1, `[rows, d_model]`."""
         return functional.embedding(ids, self.embedding)
-
-    def normalize(self, states: Tensor) -> Tensor:
-        """The final norm `n`, `[..., d_model]`."""
-        return self.norm(states)
 
     def readout(self, normed: Tensor) -> Tensor:
         """Logits `[rows, vocabulary]` of normalised states `[rows, d_model]`."""
@@ -256,29 +236,16 @@ class LayerwiseDecoder:
     def run_layer(self, layer: int, x: Tensor, cache: Cache, rows: Rows) -> Tensor:
         """Runs layer `layer` (1 to L) for the present token of some rows, and for what waits before it.
 
-        Args:
-            layer: the layer.
-            x: the states before it, `[rows, d_model]`.
-            cache: the batch; the present token is at `cache.position`.
-            rows: which rows of the batch `x` belongs to.
-
-        Returns:
-            The states after it, `[rows, d_model]`.
+        `x` are the states of those rows before the layer, `[rows, d_model]`; returns those after it.
         """
-        weights, first = self.weights[layer - 1], cache.waiting(layer, rows)
+        first = cache.waiting(layer, rows)
         if cache.own[layer - 1] is None:
             self._reserve(layer, cache)
         if first is not None and cache.parallel:
             x = self._run_with_waiting(layer, x, cache, rows, first)
         else:
-            query = self._own_keys_values(weights, layer, x, cache, rows, first)
-            keys_values = cache.own[layer - 1][:, :, :, : cache.position + 1]
-            x = weights.out.add_to(
-                x, self._attend(query, keys_values, self._bias(cache.position), None, rows)
-            )
-            query = weights.cross_query(weights.norms[1](x)).view(-1, self.heads, 1, self.d_kv)
-            mixed = self._attend(query, cache.cross[layer - 1], None, cache.mask, rows)
-            x = weights.feed_forward(weights.cross_out.add_to(x, mixed))
+            query = self._store_keys_values(layer, x, cache, rows, first)
+            x = self._attend_and_feed(layer, x, query, cache, rows)
         cache.filled[layer - 1, rows.slots] = cache.position + 1
         return x
 
@@ -292,106 +259,100 @@ class LayerwiseDecoder:
         cache.filled[:, rows.slots] -= deeper
 
     def _reserve(self, layer: int, cache: Cache) -> None:
-        size = (2, cache.batch, self.heads, cache.capacity, self.d_kv)
-        cache.own[layer - 1] = torch.zeros(size, dtype=cache.encoded.dtype, device=cache.encoded.device)
+        """Room for the layer's keys and values, and those of the source."""
+        cache.own[layer - 1] = cache.encoded.new_zeros(2, cache.batch, self.heads, cache.capacity, self.d_kv)
         made = self.weights[layer - 1].cross_key_value(cache.encoded)
         shaped = made.view(*made.shape[:2], 2, self.heads, self.d_kv).permute(2, 0, 3, 1, 4)
         cache.cross[layer - 1] = shaped.contiguous()
 
-    def _make_relative_bias(self, length: int) -> Tensor:
-        """Position bias `[head, 2 * length - 1]`; entry `length - 1 + k - q` is for query q, key k <= q."""
-        module, device = self._bias_module, self.embedding.device
-        relative = torch.arange(-(length - 1), 1, device=device)
-        buckets = module._relative_position_bucket(
-            relative,
-            bidirectional=False,
-            num_buckets=module.relative_attention_num_buckets,
-            max_distance=module.relative_attention_max_distance,
-        )
-        bias = module.relative_attention_bias(buckets).detach().t()
-        return functional.pad(bias, (0, length - 1), value=-torch.inf).contiguous()
-
-    def _bias(self, position: int) -> Tensor:
-        """The bias of the query at `position` on keys 0 to `position`, `[1, head, 1, key]`; a view."""
-        middle = self._relative_bias.shape[-1] // 2
-        return self._relative_bias[None, :, None, middle - position : middle + 1]
-
-    def _split(self, joined: Tensor, parts: int) -> Tensor:
-        """`[rows, parts * inner]` to `[parts, rows, head, d_kv]`."""
-        return joined.view(-1, parts, self.heads, self.d_kv).transpose(0, 1)
-
-    def _own_keys_values(
-        self, weights: LayerWeights, layer: int, x: Tensor, cache: Cache, rows: Rows, first: np.ndarray | None
+    def _store_keys_values(
+        self, layer: int, x: Tensor, cache: Cache, rows: Rows, first: np.ndarray | None
     ) -> Tensor:
         """Stores keys and values of the present token and of those that waited; returns the query."""
-        own, position = cache.own[layer - 1], cache.position
+        weights, own, position = self.weights[layer - 1], cache.own[layer - 1], cache.position
         if first is None:
             query, *_ = made = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
-            if rows.all:
-                own[:, :, :, position] = made[1:]
-            else:
-                own[:, rows.index, :, position] = made[1:]
+            own[:, slice(None) if rows.all else rows.index, :, position] = made[1:]
             return query[:, :, None]
         begin = int(first[0])
-        if (
-            rows.all and (first == begin).all()
-        ):  # every row catches up from the same place, as one row always does
+        if rows.all and (first == begin).all():  # all catch up from the same place, as one row always does
             normed = weights.norms[0](torch.cat([cache.states[:, begin:position], x[:, None]], dim=1))
             made = self._split(weights.key_value(normed).flatten(0, 1), 2).unflatten(1, normed.shape[:2])
             own[:, :, :, begin : position + 1] = made.transpose(2, 3)
-            return weights.query(normed[:, -1]).view(-1, self.heads, 1, self.d_kv)
+            return self._heads(weights.query(normed[:, -1]))
         slots, positions = _to_device(waiting_places(first, position, rows.slots), x.device)
         normed = weights.norms[0](torch.cat([x, cache.states[slots, positions]]))
         present = torch.full((len(x),), position, device=x.device)
         made = self._split(weights.key_value(normed), 2)
         own[:, torch.cat([rows.index, slots]), :, torch.cat([present, positions])] = made.transpose(0, 1)
-        return weights.query(normed[: len(x)]).view(-1, self.heads, 1, self.d_kv)
-
-    def _attend(
-        self, query: Tensor, keys_values: Tensor, bias: Tensor | None, mask: Tensor | None, rows: Rows
-    ) -> Tensor:
-        """Attention of queries `[rows, head, 1, d_kv]` to the rows' own keys; `[rows, inner]`."""
-        if rows.all:
-            return attention(query, keys_values, bias if mask is None else mask).flatten(1)
-        if len(rows) < GATHER_BELOW * rows.batch:
-            keys_values = keys_values.index_select(1, rows.index)
-            mask = None if mask is None else mask[rows.index]
-            return attention(query, keys_values, bias if mask is None else mask).flatten(1)
-        spread = query.new_zeros(rows.batch, *query.shape[1:])
-        spread[rows.index] = query
-        return attention(spread, keys_values, bias if mask is None else mask)[rows.index].flatten(1)
+        return self._heads(weights.query(normed[: len(x)]))
 
     def _run_with_waiting(self, layer: int, x: Tensor, cache: Cache, rows: Rows, first: np.ndarray) -> Tensor:
-        """One causal pass of waiting tokens and the present one, right-aligned `[rows, places, d_model]`."""
-        weights, position = self.weights[layer - 1], cache.position
-        places = position + 1 - int(first.min())
-        queries = torch.arange(position + 1 - places, position + 1, device=x.device)
-        cache.states[rows.index, position] = x
-        states = cache.states[rows.index, position + 1 - places : position + 1]
-        flat = states.reshape(-1, states.shape[-1])
-        made = self._split(weights.queries_keys_values(weights.norms[0](flat)), 3)
-        made = made.unflatten(1, (len(rows), places))
-        slots, positions = _to_device(waiting_places(first, position + 1, rows.slots), x.device)
-        local = np.repeat(np.arange(len(rows)), position + 1 - first)
-        local = torch.from_numpy(local).to(x.device, non_blocking=True)
-        offset = positions - (position + 1 - places)
-        cache.own[layer - 1][:, slots, :, positions] = made[1:, local, offset].transpose(0, 1)
-        keys = torch.arange(position + 1, device=x.device)
-        middle = self._relative_bias.shape[-1] // 2
-        bias = self._relative_bias[:, middle - queries[:, None] + keys[None, :]][None]
-        own, cross = cache.own[layer - 1][:, :, :, : position + 1], cache.cross[layer - 1]
-        mask = cache.mask
-        if not rows.all:
-            own, cross = own.index_select(1, rows.index), cross.index_select(1, rows.index)
-            mask = None if mask is None else mask[rows.index]
-        mixed = attention(made[0].transpose(1, 2), own, bias).transpose(1, 2).reshape(flat.shape[0], -1)
-        flat = weights.out.add_to(flat, mixed)
-        query = weights.cross_query(weights.norms[1](flat)).view(len(rows), places, self.heads, self.d_kv)
-        mixed = attention(query.transpose(1, 2), cross, mask).transpose(1, 2).reshape(flat.shape[0], -1)
-        flat = weights.feed_forward(weights.cross_out.add_to(flat, mixed))
-        done = flat.view(len(rows), places, -1)
-        cache.states[slots, positions] = done[local, offset]
-        return done[:, -1]
+        """One causal pass of waiting tokens and the present one, right-aligned `[rows * places, d_model]`."""
+        weights, begin, end = self.weights[layer - 1], int(first.min()), cache.position + 1
+        places = end - begin
+        self.store_exit_state(x, cache, rows)
+        x = cache.states[rows.index, begin:end].flatten(0, 1)
+        made = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
+        row, positions = _to_device(waiting_places(first, end, np.arange(len(rows))), x.device)
+        slots, place = rows.index[row], row * places + positions - begin
+        cache.own[layer - 1][:, slots, :, positions] = made[1:, place].transpose(0, 1)
+        query = made[0].unflatten(0, (len(rows), places)).transpose(1, 2)
+        x = self._attend_and_feed(layer, x, query, cache, rows)
+        cache.states[slots, positions] = x[place]
+        return x[places - 1 :: places]
+
+    def _attend_and_feed(self, layer: int, x: Tensor, query: Tensor, cache: Cache, rows: Rows) -> Tensor:
+        """The layer from its queries `[rows, head, places, d_kv]` on; `x` is `[rows * places, d_model]`.
+
+        A row has one place, the present token, or several, which end with it.
+        """
+        weights, end, places = self.weights[layer - 1], cache.position + 1, query.shape[2]
+        own, cross = cache.own[layer - 1][:, :, :, :end], cache.cross[layer - 1]
+        x = weights.out.add_to(x, self._attend(query, own, self._bias(cache.position, places), rows))
+        query = self._heads(weights.cross_query(weights.norms[1](x)), places)
+        x = weights.cross_out.add_to(x, self._attend(query, cross, cache.mask, rows))
+        return weights.feed_forward(x)
+
+    def _attend(self, query: Tensor, keys_values: Tensor, mask: Tensor | None, rows: Rows) -> Tensor:
+        """From queries `[rows, head, places, d_kv]` to the rows' own keys; `[rows * places, inner]`."""
+        places = query.shape[2]
+        if rows.all:
+            mixed = attention(query, keys_values, mask)
+        elif places > 1 or len(rows) < GATHER_BELOW * rows.batch:
+            mask = mask if mask is None or len(mask) == 1 else mask[rows.index]
+            mixed = attention(query, keys_values.index_select(1, rows.index), mask)
+        else:
+            spread = query.new_zeros(rows.batch, *query.shape[1:])
+            spread[rows.index] = query
+            mixed = attention(spread, keys_values, mask)[rows.index]
+        return mixed.flatten(1) if places == 1 else mixed.transpose(1, 2).reshape(len(query) * places, -1)
+
+    def _split(self, joined: Tensor, parts: int) -> Tensor:
+        """`[rows, parts * inner]` to `[parts, rows, head, d_kv]`."""
+        return joined.view(-1, parts, self.heads, self.d_kv).transpose(0, 1)
+
+    def _heads(self, query: Tensor, places: int = 1) -> Tensor:
+        """`[rows * places, inner]` to `[rows, head, places, d_kv]`."""
+        if places == 1:
+            return query.view(-1, self.heads, 1, self.d_kv)
+        return query.view(-1, places, self.heads, self.d_kv).transpose(1, 2)
+
+    def _bias(self, position: int, places: int) -> Tensor:
+        """The bias of queries that end at `position` on keys 0 to `position`, `[1, head, places, key]`."""
+        if position > self._relative_bias.shape[-1] // 2:
+            self._relative_bias = self._make_relative_bias(2 * position)
+        middle, table = self._relative_bias.shape[-1] // 2, self._relative_bias
+        if places == 1:  # a view
+            return table[None, :, None, middle - position : middle + 1]
+        keys = torch.arange(position + 1, device=table.device)
+        return table[:, middle - keys[position + 1 - places :, None] + keys][None]
+
+    def _make_relative_bias(self, length: int) -> Tensor:
+        """Position bias `[head, 2 * length - 1]`; entry `length - 1 + k - q` is for query q, key k <= q."""
+        device = self.embedding.device
+        bias = self._bias_module.compute_bias(1, length, device, length - 1)[0, :, 0].detach()
+        return functional.pad(bias, (0, length - 1), value=-torch.inf).contiguous()
 
 
 def attention(query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
@@ -410,9 +371,8 @@ def waiting_places(first: np.ndarray, end: int, slots: np.ndarray) -> tuple[np.n
     return np.repeat(slots, counts), positions
 
 
-def _to_device(arrays: tuple[np.ndarray, np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
-    both = torch.from_numpy(np.stack(arrays)).to(device, non_blocking=True)
-    return both[0], both[1]
+def _to_device(arrays: tuple[np.ndarray, np.ndarray], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.stack(arrays)).to(device, non_blocking=True)
 
 
 _KEPT: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

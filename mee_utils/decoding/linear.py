@@ -13,39 +13,26 @@ from torch.nn import functional
 
 PACKED_FROM = 200_000  # elements of a weight; below, packing gains nothing (measured on three shapes)
 ROWS_HINT = 16  # oneDNN's layout for this many rows is the fastest at 1 and at 32 too
-PACKED_TYPES = (torch.float32, torch.bfloat16)
 
 
 def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN's packed product exists here for this weight."""
-    operations = torch.ops.mkldnn
-    if weight.dtype == torch.bfloat16 and not operations._is_mkldnn_bf16_supported():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype in PACKED_TYPES
-        and torch.backends.mkldnn.is_available()
-        and hasattr(operations, "_reorder_linear_weight")
-        and hasattr(operations, "_linear_pointwise")
-    )
+    if weight.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype == torch.float32
 
 
 class Linear:
-    """`x W^T` for rows `x`, with `W` `[outputs, inputs]` packed where that is faster.
-
-    Args:
-        weight: the matrix; it is copied into the packed layout, or used as it is.
-        pack: True, False, or None to decide by size.
-    """
+    """`x W^T` for rows `x`; `W`, `[outputs, inputs]`, is packed if `pack` says so, by default if large."""
 
     def __init__(self, weight: Tensor, pack: bool | None = None):
-        weight = weight.detach()
-        self.shape = tuple(weight.shape)
+        self.weight = weight.detach()
         worth = weight.numel() >= PACKED_FROM if pack is None else pack
         self.packed = worth and can_pack(weight)
-        self.weight = (
-            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT) if self.packed else weight
-        )
+        if self.packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS_HINT)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`[..., inputs]` to `[..., outputs]`."""
@@ -55,6 +42,4 @@ class Linear:
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """`residual + x W^T`, both `[rows, ...]` of two dimensions."""
-        if self.packed:
-            return residual + torch.ops.mkldnn._linear_pointwise(rows, self.weight, None, "none", [], "")
-        return torch.addmm(residual, rows, self.weight.t())
+        return residual + self(rows) if self.packed else torch.addmm(residual, rows, self.weight.t())

@@ -5,7 +5,8 @@ embed -> layer 1 -> sure? -> layer 2 -> sure? -> ... -> layer L -> read out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,30 +18,24 @@ from .exit_state import ExitState, Step
 from .layerwise import Cache, LayerwiseDecoder, Rows, waiting_places
 
 
-@dataclass
-class Token:
+class Token(NamedTuple):
     """One emitted token of several rows; all `[row]`, on the host but for `device_ids`."""
 
     ids: np.ndarray
-    device_ids: Tensor
     exit_layers: np.ndarray
     confidences: np.ndarray
     readout_rows: np.ndarray
+    device_ids: Tensor
 
 
 class TokenDecoder:
-    """Decodes the tokens of one batch, one at a time.
-
-    Args:
-        decoder: the decoder.
-        cache: the batch.
-        bound: when tokens exit.
-    """
+    """Decodes the tokens of one batch, one at a time; `bound` says when they exit."""
 
     def __init__(self, decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy):
         self.decoder, self.cache, self.bound = decoder, cache, bound
         self.deciding = frozenset(bound.decision_layers)
-        self.labels = _Labels() if bound.schedule.learns else None
+        # for thresholds that learn: confidence and id of each input's tokens since it last went deep
+        self.shallow: dict[int, list[tuple[float, int]]] = defaultdict(list)
 
     def decode(self, rows: Rows, ids: Tensor, sequence: np.ndarray) -> Token:
         """Brings one token of each row to its exit and reads it out.
@@ -58,7 +53,6 @@ class TokenDecoder:
         decoder, cache, bound = self.decoder, self.cache, self.bound
         step = Step(decoder, bound.readout, sequence, cache.position)
         exited, state, here = _Exited(step), None, np.arange(len(rows))
-        filled = cache.filled[-1].copy() if self.labels else None
         look_from, look_to = bound.first_layer, bound.layers - bound.readout.plain
         x, active, mask = decoder.embed(ids), np.ones(len(rows), dtype=bool), None
         for layer in range(1, bound.layers + 1):
@@ -71,12 +65,12 @@ class TokenDecoder:
                 continue
             state.confidence = confidence = on_host(bound.measure.confidence(state))
             exits = bound.schedule.exceeded(confidence, cache.position, cache.length) & active
-            if self.labels:
-                self.labels.note(sequence, confidence, on_host(state.top1_id))
+            if bound.schedule.learns:
+                self._note(sequence, confidence, on_host(state.top1_id))
             if not exits.any():
                 continue
-            known = pick(state.top1_id, exits) if bound.measure.readout else None
-            exited.add(here[exits], layer, confidence[exits], pick(x, exits), known)
+            seen = bound.measure.readout
+            exited.add(here[exits], layer, confidence[exits], pick(state.top1_id if seen else x, exits), seen)
             active &= ~exits
             if active.sum() <= decoder.compact_below * len(rows) or cache.parallel:
                 decoder.store_exit_state(pick(x, ~active), cache, rows.keep(~active))
@@ -84,14 +78,12 @@ class TokenDecoder:
                     return exited.read_out()
                 x, rows, here, active = pick(x, active), rows.keep(active), here[active], active[active]
             mask = None if active.all() else torch.from_numpy(active)[:, None].to(x.device, non_blocking=True)
-        known = None
-        if not bound.readout.plain:
-            finite = torch.isfinite(state.logits.amax(-1))
-            known = pick(torch.where(finite, state.top1_id, -1), active)
-        exited.add(here[active], bound.layers, np.full(active.sum(), np.nan), pick(x, active), known)
+        seen = not bound.readout.plain
+        last = torch.where(torch.isfinite(state.logits.amax(-1)), state.top1_id, -1) if seen else x
+        exited.add(here[active], bound.layers, np.nan, pick(last, active), seen)
         token = exited.read_out()
-        if self.labels:
-            self._learn(rows, here, sequence, token, filled)
+        if bound.schedule.learns:
+            self._learn(rows, here, sequence, token)
         return token
 
     def _decode_looking_ahead(self, rows: Rows, ids: Tensor, sequence: np.ndarray) -> Token:
@@ -116,23 +108,27 @@ class TokenDecoder:
         decoder.store_exit_state(chosen, cache, rows)
         decoder.truncate_cache(exits, cache, rows)
         exited = _Exited(step)
-        exited.add(here, exits, confidence, chosen, None)
+        exited.add(here, exits, confidence, chosen, seen=False)
         return exited.read_out()
 
-    def _learn(
-        self, rows: Rows, here: np.ndarray, sequence: np.ndarray, token: Token, filled: np.ndarray
-    ) -> None:
+    def _note(self, sequence: np.ndarray, confidence: np.ndarray, ids: np.ndarray) -> None:
+        """Remembers the shallow predictions of the present token."""
+        for row, *label in zip(sequence.tolist(), confidence.tolist(), ids.tolist(), strict=True):
+            self.shallow[row].append(label)
+
+    def _learn(self, rows: Rows, here: np.ndarray, sequence: np.ndarray, token: Token) -> None:
         """Labels of rows that went deep: were shallow predictions, waiting tokens' too, the deep ones?"""
-        slots, positions = waiting_places(filled[rows.slots], self.cache.position, rows.slots)
-        deep = token.ids[here]
+        shallow, deep = [self.shallow.pop(row) for row in sequence[here].tolist()], token.ids[here]
+        waits, position = np.array([len(labels) - 1 for labels in shallow]), self.cache.position
+        slots, positions = waiting_places(position - waits, position, rows.slots)
         if len(slots):
             states = self.cache.states[torch.from_numpy(slots), torch.from_numpy(positions)]
-            waited = self.decoder.readout(self.decoder.normalize(states)).argmax(-1)
+            waited = self.decoder.readout(self.decoder.norm(states)).argmax(-1)
             deep = np.concatenate([on_host(waited), deep])
-            waits = self.cache.position - filled[rows.slots]
             token.readout_rows[here] += waits * self.bound.readout.vocabulary
-        confidence, shallow = self.labels.take(sequence[here])
-        self.bound.schedule.learn(confidence, shallow == deep)
+        labels = [label for row in shallow for label in row[:-1]] + [row[-1] for row in shallow]
+        confidence, ids = map(np.array, zip(*labels, strict=True))
+        self.bound.schedule.learn(confidence, ids == deep)
 
 
 class _Exited:
@@ -140,58 +136,37 @@ class _Exited:
 
     def __init__(self, step: Step):
         rows = len(step.sequence)
-        self.step, self.layers = step, np.zeros(rows, dtype=np.int64)
-        self.confidences, self.readout_rows = np.full(rows, np.nan), np.zeros(rows, dtype=np.int64)
-        self.known: list[tuple[np.ndarray, Tensor]] = []
-        self.unread: list[tuple[np.ndarray, Tensor]] = []
+        self.step, self.layers = step, np.zeros(rows, dtype=np.int32)
+        self.confidences, self.readout_rows = np.zeros(rows, np.float32), np.zeros(rows, np.int64)
+        self.tokens: list[tuple[np.ndarray, Tensor]] = []
+        self.states: list[tuple[np.ndarray, Tensor]] = []
 
-    def add(
-        self, rows: np.ndarray, layers, confidences: np.ndarray, states: Tensor, ids: Tensor | None
-    ) -> None:
+    def add(self, rows: np.ndarray, layers, confidences, found: Tensor, seen: bool) -> None:
         """Takes rows in: with their token if a readout has shown it already, else with their state."""
         self.layers[rows], self.confidences[rows] = layers, confidences
         self.readout_rows[rows] = self.step.readout_rows[rows]
-        (self.unread if ids is None else self.known).append((rows, states if ids is None else ids))
+        (self.tokens if seen else self.states).append((rows, found))
 
     def read_out(self) -> Token:
         """The token of every row. Raises `CompanionError` where a state is not finite."""
-        if self.unread:
-            decoder, numbers = self.step.decoder, np.concatenate([rows for rows, _ in self.unread])
-            states = torch.cat([states for _, states in self.unread])
-            best = decoder.readout(decoder.normalize(states)).max(dim=-1)
-            self.readout_rows[numbers] += self.step.readout.vocabulary
-            self.known.append((numbers, torch.where(torch.isfinite(best.values), best.indices, -1)))
-        order = np.concatenate([rows for rows, _ in self.known])
-        ids = torch.cat([ids for _, ids in self.known])
+        if self.states:
+            decoder, rows = self.step.decoder, np.concatenate([rows for rows, _ in self.states])
+            states = torch.cat([states for _, states in self.states])
+            best = decoder.readout(decoder.norm(states)).max(dim=-1)
+            self.readout_rows[rows] += self.step.readout.vocabulary
+            self.tokens.append((rows, torch.where(torch.isfinite(best.values), best.indices, -1)))
+        order = np.concatenate([rows for rows, _ in self.tokens])
+        ids = torch.cat([ids for _, ids in self.tokens])
         if (np.diff(order) < 0).any():
             ids = ids[torch.from_numpy(np.argsort(order)).to(ids.device, non_blocking=True)]
-        on = on_host(ids)
-        if (on < 0).any():
-            row = int(np.flatnonzero(on < 0)[0])
-            raise CompanionError(
-                f"The states of input {self.step.sequence[row]} are not finite at layer {self.layers[row]}: "
-                "load the model with dtype float32, or look for damaged weights."
+        host = on_host(ids)
+        if (host < 0).any():
+            row = int(np.flatnonzero(host < 0)[0])
+            states = (
+                f"The states of input {self.step.sequence[row]} are not finite at layer {self.layers[row]}"
             )
-        return Token(on, ids, self.layers, self.confidences, self.readout_rows)
-
-
-class _Labels:
-    """Shallow predictions of each row's tokens since it last went deep, as (confidence, id)."""
-
-    def __init__(self) -> None:
-        self.shallow: dict[int, list[tuple[float, int]]] = {}
-
-    def note(self, sequence: np.ndarray, confidence: np.ndarray, ids: np.ndarray) -> None:
-        """Remembers the shallow predictions of the present token."""
-        for row, *label in zip(sequence.tolist(), confidence.tolist(), ids.tolist(), strict=True):
-            self.shallow.setdefault(row, []).append(tuple(label))
-
-    def take(self, sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Confidences and ids of these rows: of waiting tokens, row by row, then of the present token."""
-        rows = [self.shallow.pop(row) for row in sequence.tolist()]
-        labels = [label for row in rows for label in row[:-1]] + [row[-1] for row in rows]
-        confidences, ids = zip(*labels, strict=True) if labels else ((), ())
-        return np.array(confidences), np.array(ids)
+            raise CompanionError(f"{states}: load the model with dtype float32, or look for damaged weights.")
+        return Token(host, self.layers, self.confidences, self.readout_rows, ids)
 
 
 def pick(values: Tensor, which: np.ndarray) -> Tensor:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 from ...common.errors import check_choice
 from .french import sentence_pair
@@ -18,8 +18,7 @@ from .stories import question, report
 from .words import Span, write
 
 
-@dataclass(frozen=True)
-class SyntheticExample:
+class SyntheticExample(NamedTuple):
     """One example in the columns of a hub corpus of its task, with the difficulty of each target word."""
 
     columns: dict
