@@ -18,8 +18,7 @@ from ..common.errors import CompanionError
 from ..decoding.exit_state import ExitState
 from ..exits.contrast import ALPHA, check_alpha, jensen_shannon, weighted_contrast
 from ..models.loading import Model
-from ..traces.replay import PolicyReplay
-from ..traces.stored_states import StoredStates, chunks
+from ..traces.replay import PolicyReplay, StoredStates, chunks
 from ..traces.trace import Trace
 from .statistics import bootstrap
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from ..common.errors import CompanionError, check_choice, check_whole
 from ..exits.classifiers import TARGETS, ExitClassifier, new_classifier
 from ..models.loading import Model
-from .stored_states import StoredStates, chunks
+from .replay import StoredStates, chunks
 from .trace import Trace
 
 
