@@ -16,8 +16,11 @@ from numbers import Real
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binom
 
 from ..common.errors import CompanionError, check_choice
+from ..decoding.generation import generate
+from ..decoding.inputs import EncoderCache, cut_at_end, detokenize
 from ..exits.policy import ExitPolicy
 from ..tasks.loading import Task
 from ..traces.replay import PolicyReplay, check_policy, replay_policy
@@ -36,8 +39,6 @@ def hoeffding_bentkus(losses: np.ndarray, delta: float, eps: float = 0.05) -> fl
     observed mean `m`, and Bentkus's, `e P(Binomial(n, delta) <= ceil(n m))` (Bates et al. 2021, Prop. 4; CALM
     uses it). `eps` is not used; p-values share one signature.
     """
-    from scipy.stats import binom
-
     count, mean = len(losses), min(float(np.mean(losses)), delta)
     lost = mean * np.log(mean / delta) if mean > 0 else 0.0
     entropy = (1 - mean) * np.log((1 - mean) / (1 - delta)) + lost
@@ -216,9 +217,6 @@ def calibrate(
         kind, bound: see `consistency_losses` and `learn_then_test`.
         settings: of `generate`.
     """
-    from ..decoding.generation import generate
-    from ..decoding.inputs import EncoderCache
-
     if not isinstance(task, Task):
         raise CompanionError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
     check_policy(policy)
@@ -238,8 +236,6 @@ def replayed_losses(
 
     The trace must be of the model's own output on the inputs of the task; the policy's threshold is replaced.
     """
-    from ..decoding.inputs import cut_at_end, detokenize
-
     trace, end = replayed.trace, model.network.config.eos_token_id
     if trace.along != "greedy" or len(trace.source_tokens) != len(task):
         raise CompanionError(
