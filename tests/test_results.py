@@ -301,7 +301,7 @@ def test_the_tables_of_the_sweep_hold_every_job_in_order(monkeypatch, tmp_path):
     swept = stored.read_sweep("small")
     assert [len(losses) for losses in swept.losses] == [len(task) for task in table.task]
     with pytest.raises(CompanionError, match="has no sweep of settings, calm, all"):
-        sweeps.run(profile, None, sweeps.Job("calm", "all"), None)
+        sweeps.run(profile, sweeps.Job("calm", "all"), None)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def results(experiment: Experiment) -> Iterator[Setting]:
     """The settings that notebook 06 speaks of (`study.verdicts.timed`); only the main model in batches."""
     profile = experiment.profile
     wanted = timed(read_sweep(profile.name), MAIN_MODEL, QUALITY)
-    settings, files = profile.results, train_classifiers(profile, experiment.data)
+    settings, files = profile.results, train_classifiers(profile)
     for name, model in experiment.models(list(dict.fromkeys(wanted.model))).items():
         classifiers = {
             job.variant: load_classifier(path, model).float()
