@@ -275,7 +275,7 @@ profile = load_profile("paper")
 for lock in json.loads(sys.argv[1]):
     profile.lock.write_text(lock) if lock else profile.lock.unlink()
     try:
-        targets = [task.targets[0] for task in load_tasks(profile, None)]
+        targets = [task.targets[0] for task in load_tasks(profile)]
         weights = load_profile_model(profile, "base").network.shared.weight.double().sum()
         print(json.dumps([targets, round(float(weights), 3)]))
     except CompanionError as error:
@@ -461,10 +461,10 @@ from mee_utils.study.inputs import load_profile_tokenizer, load_tasks
 from mee_utils.study.profiles import load_profile
 profile = load_profile("paper")
 short = profile.training.model_copy(update={"max_source": 12})
-tasks = load_tasks(profile.model_copy(update={"training": short}), None)
+tasks = load_tasks(profile.model_copy(update={"training": short}))
 encode = load_profile_tokenizer(profile, "base")
 print([max(map(len, encode(task.inputs).input_ids)) for task in tasks])
-print([task.inputs[0][:10] for task in load_tasks(profile, None)])
+print([task.inputs[0][:10] for task in load_tasks(profile)])
 """
     done = trained.python("-c", code)
     longest = json.loads(done.stdout.split("]")[0] + "]")

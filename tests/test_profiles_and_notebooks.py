@@ -103,15 +103,15 @@ def test_a_misspelt_profile_names_the_nearest():
 
 def test_a_profile_of_local_corpora_asks_for_their_folder(tmp_path):
     with pytest.raises(CompanionError, match="DATA=path/to/corpora"):
-        load_profile("real").source("translation", None)
+        load_profile("real").source("translation")
     with pytest.raises(CompanionError, match="is no folder"):
-        load_profile("real").source("translation", str(tmp_path / "no"))
+        load_profile("real", str(tmp_path / "no")).source("translation")
     with pytest.raises(CompanionError, match="must hold a folder multi30k_en_fr"):
-        load_profile("real").source("translation", str(tmp_path))
+        load_profile("real", str(tmp_path)).source("translation")
     corpus = tmp_path / "multi30k_en_fr"
     corpus.mkdir()
-    assert load_profile("real").source("translation", str(tmp_path)) == str(corpus)
-    assert load_profile("real").source("translation", str(corpus)) == str(corpus)
+    assert load_profile("real", str(tmp_path)).source("translation") == str(corpus)
+    assert load_profile("real", str(corpus)).source("translation") == str(corpus)
 
 
 def test_a_profile_is_named_after_its_file(monkeypatch, tmp_path):
@@ -150,13 +150,13 @@ def trained(monkeypatch, tmp_path, **changes):
 
 def test_a_model_trained_on_other_data_or_by_another_recipe_is_not_taken_for_this_one(monkeypatch, tmp_path):
     profile, corpus, train = trained(monkeypatch, tmp_path)
-    train.check_recipe(profile, "calm", None)
+    train.check_recipe(profile, "calm")
     (corpus / "train.jsonl").write_text(json.dumps({"translation": {"en": "other", "fr": "y"}}) + "\n")
     with pytest.raises(CompanionError, match="trained with another training data of translation: delete"):
-        train.check_recipe(profile, "calm", None)
+        train.check_recipe(profile, "calm")
     profile, _, train = trained(monkeypatch, tmp_path, seed=5)
     with pytest.raises(CompanionError, match="another seed"):
-        train.check_recipe(profile, "calm", None)
+        train.check_recipe(profile, "calm")
 
 
 def test_training_and_measuring_on_the_same_file_is_refused(monkeypatch, tmp_path):
@@ -182,4 +182,4 @@ def test_a_run_with_another_recipe_does_not_resume_an_old_one(monkeypatch, tmp_p
 def test_a_corpus_that_is_new_in_a_trained_profile_is_one_line(monkeypatch, tmp_path):
     profile, corpus, train = trained(monkeypatch, tmp_path, data={})
     with pytest.raises(CompanionError, match="trained with another training data of translation: delete"):
-        train.check_recipe(profile, "calm", None)
+        train.check_recipe(profile, "calm")

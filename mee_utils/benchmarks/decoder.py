@@ -282,17 +282,13 @@ def spread_exits(bench: Bench, batch: int = 32) -> Iterator[Timing]:
 def growth(bench: Bench) -> Iterator[Timing]:
     """Milliseconds a step as batch, length and depth grow."""
     usual = {"batch": 1, "length": bench.workload.tokens, "depth": bench.layers}
-    for what, values in {
-        "batch": (1, 2, 4, 8, 16, 32),
-        "length": (16, 64, 256),
-        "depth": (6, 12, 24),
-    }.items():
-        for value in values:
-            batch, tokens, layers = (usual | {what: value}).values()
-            sizes = replace(bench.workload.sizes, layers=layers)
-            other = Bench(replace(bench.workload, sizes=sizes, tokens=tokens), bench.rounds)
-            seconds = other.times({"ours": other.ours(batch)})["ours"]
-            yield Timing(f"{what} {value}", batch, seconds / tokens * 1e3, "ms a step")
+    varied = {"batch": (1, 2, 4, 8, 16, 32), "length": (16, 64, 256), "depth": (6, 12, 24)}
+    for what, value in ((what, value) for what, values in varied.items() for value in values):
+        batch, tokens, layers = (usual | {what: value}).values()
+        sizes = replace(bench.workload.sizes, layers=layers)
+        other = Bench(replace(bench.workload, sizes=sizes, tokens=tokens), bench.rounds)
+        seconds = other.times({"ours": other.ours(batch)})["ours"]
+        yield Timing(f"{what} {value}", batch, seconds / tokens * 1e3, "ms a step")
 
 
 def bandwidth(bench: Bench) -> Iterator[Timing]:

@@ -14,11 +14,7 @@ from torch import nn
 from ..common.errors import CompanionError, one_line
 from ..common.files import find_local
 
-FAMILIES = {
-    "t5": "T5ForConditionalGeneration",
-    "mt5": "MT5ForConditionalGeneration",
-    "longt5": "LongT5ForConditionalGeneration",
-}
+FAMILIES = ("t5", "mt5", "longt5")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
 WANTED = "a folder written by save_pretrained, or a hub id (google-t5/t5-large)"
@@ -161,17 +157,16 @@ def _refuse_remote_code(where: str, revision: str | None) -> None:
     }
     for file, load in loaders.items():
         if "auto_map" in _read(file, where, load):
-            raise CompanionError(
-                f"{file} of {where} asks to run code of its own (auto_map), which this companion never does: "
-                "use a checkpoint of the T5 family as transformers ships it."
+            asks = (
+                f"{file} of {where} asks to run code of its own (auto_map), which this companion never does"
             )
+            raise CompanionError(f"{asks}: use a checkpoint of the T5 family as transformers ships it.")
 
 
-def _network(where: str, config, **options) -> nn.Module:
-    import transformers
+def _network(where: str, **options) -> nn.Module:
+    from transformers import AutoModelForSeq2SeqLM
 
-    loader = getattr(transformers, FAMILIES[config.model_type])
-    network, found = loader.from_pretrained(where, config=config, **options, output_loading_info=True)
+    network, found = AutoModelForSeq2SeqLM.from_pretrained(where, **options, output_loading_info=True)
     for kind, says in (("missing", "are missing"), ("unexpected", "have no place in config.json")):
         if keys := sorted(found[f"{kind}_keys"]):
             raise CompanionError(f"{len(keys)} tensors {says}, such as {keys[0]}")
@@ -186,7 +181,6 @@ def _read(what: str, where: str, load: Callable[[], object]):
     try:
         return load()
     except Exception as error:
-        raise CompanionError(
-            f"The {what} of {where} cannot be read ({type(error).__name__}: {one_line(error)}); "
-            "copy the checkpoint again, or check its name and the network."
-        ) from error
+        failed = f"The {what} of {where} cannot be read ({type(error).__name__}: {one_line(error)})"
+        advice = "copy the checkpoint again, or check its name and the network"
+        raise CompanionError(f"{failed}; {advice}.") from error

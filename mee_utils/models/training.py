@@ -19,24 +19,18 @@ from .batches import Batches, Pair, pad_pairs
 from .objectives import Objective, cross_entropy, objective_loss
 from .states import compute_logits, decoder_inputs, layer_states
 
-# T5 draws its embedding with deviation 1 and the other matrices with about 0.1, and was trained with
-# Adafactor, whose steps are in proportion to a matrix's own scale. One rate of AdamW for both starves the
-# embedding.
+# T5 draws its embedding with deviation 1, the other matrices with about 0.1, and was trained with Adafactor,
+# whose steps are in proportion to a matrix's own scale: one rate of AdamW for both starves the embedding.
 EMBEDDING_RATE = 20.0
 WARMUP_STEPS = 200
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to train.
+    """How long and how fast to train: passes over the pairs, peak learning rate, tokens in a batch, seed.
 
-    Attributes:
-        passes: passes over the pairs.
-        learning_rate: the peak; linear warm-up, then a cosine down to zero.
-        tokens_per_batch: source plus target tokens in a batch.
-        seed: decides the order of the batches and every draw.
-        embedding_rate: the embedding's learning rate as a multiple of the others'; 1 where it is pre-trained.
-        half: passes in bfloat16, on a GPU only; weights and optimizer stay in single precision.
+    `embedding_rate` is the embedding's learning rate as a multiple of the others'; 1 where it is pre-trained.
+    `half`: bfloat16 on a GPU; weights and optimizer stay in single precision.
     """
 
     passes: float
@@ -125,32 +119,20 @@ def train_backbone(
     pad, device = network.config.pad_token_id, next(network.parameters()).device.type
     data = Batches(pairs, schedule.tokens_per_batch, pad, schedule.passes, schedule.seed)
     every = max(1, len(data) // 20)
-    once = dict(logging_steps=max(1, every // 4), eval_steps=every, save_steps=every)
-    watch = dict(eval_strategy="steps", eval_on_start=True, save_total_limit=1, report_to=[], **once)
-    rates = dict(learning_rate=schedule.learning_rate, lr_scheduler_type="cosine", max_grad_norm=1.0)
-    rates |= dict(warmup_steps=min(WARMUP_STEPS, len(data) // 4), adam_beta2=0.98, weight_decay=0.01)
-    batches = dict(per_device_train_batch_size=1, train_sampling_strategy="sequential")
-    batches |= dict(remove_unused_columns=False, dataloader_pin_memory=False)
-    arguments = TrainingArguments(
-        str(folder),
-        max_steps=len(data),
-        seed=schedule.seed,
-        use_cpu=device == "cpu",
-        bf16=schedule.half and device == "cuda",
-        disable_tqdm=not progress,
-        **watch,
-        **rates,
-        **batches,
+    rates = dict(learning_rate=schedule.learning_rate, lr_scheduler_type="cosine", adam_beta2=0.98)
+    rates |= dict(warmup_steps=min(WARMUP_STEPS, len(data) // 4), weight_decay=0.01, max_grad_norm=1.0)
+    batches = dict(per_device_train_batch_size=1, train_sampling_strategy="sequential", max_steps=len(data))
+    batches |= dict(remove_unused_columns=False, dataloader_pin_memory=False, seed=schedule.seed)
+    watch = dict(
+        eval_strategy="steps", eval_steps=every, eval_on_start=True, logging_steps=max(1, every // 4)
     )
-    trainer = ObjectiveTrainer(
-        network,
-        arguments,
-        objective=objective,
-        embedding_rate=schedule.embedding_rate,
-        train_dataset=data,
-        eval_dataset=[pad_pairs(held_out[i : i + 64], pad) for i in range(0, len(held_out), 64)],
-        data_collator=lambda items: items[0],
-    )
+    watch |= dict(save_steps=every, save_total_limit=1, report_to=[], disable_tqdm=not progress)
+    machine = dict(use_cpu=device == "cpu", bf16=schedule.half and device == "cuda")
+    arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
+    held_out_batches = [pad_pairs(held_out[i : i + 64], pad) for i in range(0, len(held_out), 64)]
+    inputs = dict(train_dataset=data, eval_dataset=held_out_batches, data_collator=lambda items: items[0])
+    aim = dict(objective=objective, embedding_rate=schedule.embedding_rate)
+    trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)
     trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
     if trainer.state.global_step % every:
         trainer.evaluate()

@@ -55,10 +55,9 @@ def judge_one(claim: Claim, tables: Mapping[str, pd.DataFrame], parameters: Mapp
         if rows.empty and claim.nothing is not None:
             return claim.nothing, FAILS
         if rows.empty or not (reduction or len(rows) == 1):
-            raise CompanionError(
-                f'The claim "{claim.claim}" finds {len(rows)} rows with {where} in table "{table}" and needs '
-                f"{'some' if reduction else 'one'}: check the table and statements/*.yaml."
-            )
+            found = f'The claim "{claim.claim}" finds {len(rows)} rows with {where} in table "{table}"'
+            needed = "some" if reduction else "one"
+            raise CompanionError(f"{found} and needs {needed}: check the table and statements/*.yaml.")
         values[name] = reduce(rows, column, *reduction)
     holds = pd.eval(claim.holds, local_dict=values, engine="python")
     return _Template().vformat(claim.ours, (), values), HOLDS if holds else FAILS

@@ -1,7 +1,7 @@
 """Bugs of published code, switched on around the decoder: their effect beside the number it may explain.
 
-A bug is a wrapped measure, a readout or a threshold that does what the published code does; all else is the
-decoder's own. The correct version of every pair is plain `generate` with a plain policy.
+A bug is a wrapped measure, a readout or a threshold that does what the published code does; all else, and the
+correct version of every pair, is plain `generate`.
 
 | bug | what is switched | correct counterpart |
 |---|---|---|
@@ -40,7 +40,6 @@ from .statements import BUGS
 THRESHOLD, DECAY = 0.9, 4.0  # as published
 COLLAPSE_BATCHES = (1, 32)  # alone, and the batch of MEE's final run
 COLLAPSE_FROM = 2  # a mean exit layer of exactly 2.00 (CNN/DM) says so; the text of MEE has 4
-TOP_K, FIRST_K, LEAST_K = 64, 256, 16  # the settings of notebook 03
 CALM_FROM = 4  # first exit layer of CALM, as in notebooks 03 and 04
 VANILLA_FROM = 14 / 24  # of vanilla, a share of the depth: the published runs exit at layers 14 and 15 of 24
 
@@ -81,16 +80,11 @@ class CollapsingDepth(Measure):
         return confidences
 
     def flops(self, d_model: int) -> int:
-        """As the measure."""
         return self.measure.flops(d_model)
 
 
 def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
-    """The same policy under depth collapse; `max_new_tokens` as given to `generate`.
-
-    Raises:
-        CompanionError: a policy without a constant or decaying threshold, or with `propagation="parallel"`.
-    """
+    """The same policy under depth collapse, if it has a constant or decaying threshold and copies states."""
     if policy.propagation != "copy":
         fills = 'propagation="parallel" fills the keys and values later'
         raise CompanionError(f'{fills}: depth collapse needs propagation="copy".')
@@ -98,10 +92,7 @@ def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
 
 
 class RisingLogit(RisingTop1):
-    """The rising top-1 rule on logits instead of probabilities (MEE, code).
-
-    A constant added to all logits of a model changes no probability, but it changes whether this rule exits.
-    """
+    """The rising top-1 rule on logits, known up to a constant, not on probabilities (MEE, code)."""
 
     def confidence(self, state):
         """The top-1 logit if it rose twice, else 0."""
@@ -118,7 +109,6 @@ class PositionReadout(Readout):
     """Emits the place in the kept list as the token ("Not all FLOPs", fixed pruning); confidence is right."""
 
     def read(self, state) -> ReadoutLogits:
-        """As `Readout`, with the wrong tokens."""
         return _PositionLogits(**vars(super().read(state)))
 
 
@@ -149,7 +139,7 @@ class PositionPolicy(ExitPolicy):
 
 
 class SortedPolicy(ExitPolicy):
-    """`ExitPolicy` with a `SortedReadout`. Raises `CompanionError` for another pruning than "decaying"."""
+    """`ExitPolicy` with a `SortedReadout`, for decaying pruning only."""
 
     reads = SortedReadout
 
@@ -170,7 +160,6 @@ class UnweightedThreshold(AdaptiveThreshold):
     """FREE's adaptive threshold without the mixing weights (FREE, code): agreement counts as one half."""
 
     def posterior(self, confidence: np.ndarray) -> np.ndarray:
-        """As if there were as many labels of either kind; needs a fit."""
         equal = copy.copy(self)
         equal.labels = {True: [0.5], False: [0.5]}
         return AdaptiveThreshold.posterior(equal, confidence)
@@ -191,13 +180,15 @@ class Pair:
         return getattr(self.correct.schedule, "zeta", self.correct.schedule.level)
 
 
-PRUNED = {"threshold": THRESHOLD, "pruning": "fixed", "top_k": TOP_K}
-DECAYED = {"threshold": THRESHOLD, "pruning": "decaying", "top_k": FIRST_K, "least_k": LEAST_K}
+SWAPPED = {  # bug -> what has it, and rule -> its options, as in notebooks 03 and 04
+    "positions for ids": (PositionPolicy, {"fixed": dict(pruning="fixed", top_k=64)}),
+    "list sorted by id": (SortedPolicy, {"decaying": dict(pruning="decaying", top_k=256, least_k=16)}),
+    "plausible set without its mass": (MasslessPolicy, {c: dict(contrast=c) for c in ("weighted", "jsd")}),
+}
 
 
 def pairs(bug: str, model: str, layers: int, exit_layer: int | None, max_new_tokens: int) -> Iterator[Pair]:
     """The pairs of policies that show one of `BUGS` on a model; "vanilla" exits later than the others."""
-    first = round(VANILLA_FROM * layers) if model == "vanilla" else CALM_FROM
     match check_choice("bug", bug, BUGS):
         case "depth collapse":
             for rule in ("softmax_margin", "hidden_similarity"):
@@ -207,18 +198,16 @@ def pairs(bug: str, model: str, layers: int, exit_layer: int | None, max_new_tok
         case "logits for probabilities":  # the class that was used has no minimum layer
             plain = ExitPolicy("rising_top1", threshold=THRESHOLD, min_layer=1)
             yield Pair("rising_top1", plain, replace(plain, measure=RisingLogit()))
-        case "positions for ids":
-            yield Pair("fixed", *(kind(min_layer=first, **PRUNED) for kind in (ExitPolicy, PositionPolicy)))
-        case "list sorted by id":
-            yield Pair("decaying", *(kind(min_layer=first, **DECAYED) for kind in (ExitPolicy, SortedPolicy)))
-        case "plausible set without its mass":
-            for contrast in ("weighted", "jsd"):
-                options = {"threshold": THRESHOLD, "min_layer": first, "contrast": contrast}
-                yield Pair(contrast, ExitPolicy(**options), MasslessPolicy(**options))
         case "mixture without weights":
             options = {"propagation": "parallel", "exit_layers": [exit_layer]}
             plain = ExitPolicy("max_probability", threshold=AdaptiveThreshold(), **options)
             yield Pair("max_probability", plain, replace(plain, threshold=UnweightedThreshold()))
+        case _:
+            first = round(VANILLA_FROM * layers) if model == "vanilla" else CALM_FROM
+            wrong, rules = SWAPPED[bug]
+            for rule, options in rules.items():
+                options = {"threshold": THRESHOLD, "min_layer": first, **options}
+                yield Pair(rule, ExitPolicy(**options), wrong(**options))
 
 
 def measure_bugs(
@@ -243,8 +232,7 @@ def measure_bugs(
         bugs: names in `BUGS`.
 
     Returns:
-        One row a `bug`, `model`, `task`, `rule`, `batch` and `version` ("published", "correct"): `threshold`,
-        `full_score` (at full depth), and the columns of `result_row`.
+        One row a bug, model, task, rule, batch and `version` ("published", "correct"), as `result_row`.
 
     Raises:
         CompanionError: an unknown bug, a task on which full depth scores 0.

@@ -42,7 +42,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Rule:
-    """An exit rule of the study; `measure`, `pruning` and `contrast` are options of `ExitPolicy`."""
+    """An exit rule of the study; from `measure` to `contrast_token` options of `ExitPolicy`."""
 
     name: str
     label: str  # in figures and text, with who proposed it
@@ -65,14 +65,10 @@ class Rule:
         classifiers: Mapping[str, Any] | None = None,
         decay: float | None = None,
     ) -> ExitPolicy:
-        """The policy of this rule at a threshold.
+        """The policy of this rule at a threshold, for "static" a layer; the oracle and FREE's rule have none.
 
-        Args:
-            threshold: for "static" the layer; means nothing to the oracle and to FREE's adaptive rule.
-            settings: `min_layer`; `top_k`, `first_k`, `least_k` of pruned rules; `exit_layer` of FREE's;
-                `alpha` of a contrast.
-            classifiers: name of a rule -> its trained classifier.
-            decay: temperature of a threshold that falls with the position; None for a constant one.
+        `settings` holds `min_layer`; `top_k`, `first_k`, `least_k` of pruned rules; `exit_layer` of FREE's;
+        `alpha` of a contrast. `classifiers` are trained ones by rule; `decay` is that of the threshold.
         """
         from ..exits.policy import ExitPolicy
 
@@ -83,20 +79,13 @@ class Rule:
         if self.name == "free_adaptive":
             layers = [settings["exit_layer"]]
             return ExitPolicy(self.measure, threshold="adaptive", propagation="parallel", exit_layers=layers)
-        options = {option: settings[name] for option, name in PRUNED_SIZES.get(self.pruning, {}).items()}
+        own = ("pruning", "pruning_form", "contrast", "contrast_token")
+        options = {"decay": decay, "min_layer": settings["min_layer"]} | {o: getattr(self, o) for o in own}
+        options |= {option: settings[name] for option, name in PRUNED_SIZES.get(self.pruning, {}).items()}
         if self.contrast and "alpha" in settings:
             options["contrast_alpha"] = settings["alpha"]
-        return ExitPolicy(
-            classifiers[self.name] if self.classifier else self.measure,
-            threshold=float(threshold),
-            decay=decay,
-            min_layer=settings["min_layer"],
-            pruning=self.pruning,
-            pruning_form=self.pruning_form,
-            contrast=self.contrast,
-            contrast_token=self.contrast_token,
-            **options,
-        )
+        measure = classifiers[self.name] if self.classifier else self.measure
+        return ExitPolicy(measure, threshold=float(threshold), **options)
 
 
 def _rule(name: str, dashes: str = "solid", classifier: dict | None = None, **row) -> Rule:

@@ -16,7 +16,7 @@ from ..traces.trace import Trace
 from . import inputs
 from .figures import use_style
 from .hub_lock import at_locked_commit
-from .profiles import load_profile
+from .profiles import Profile, load_profile
 from .results import Run
 from .stored_traces import stored_trace
 from .train_classifiers import train_classifiers
@@ -34,8 +34,9 @@ class Experiment:
         CompanionError: no such profile, its models are not there yet, or the output folder is read-only.
     """
 
-    def __init__(self, notebook: str | None, profile: str, data: str | None = "", **parameters):
-        self.profile, self.data, self.run = load_profile(profile), data or None, None
+    def __init__(self, notebook: str | None, profile: str | Profile, data: str | None = "", **parameters):
+        self.profile = profile if isinstance(profile, Profile) else load_profile(profile, data)
+        self.data, self.run = data, None
         self.shape = inputs.model_shape(self.profile)
         self._scratch: tempfile.TemporaryDirectory | None = None
         if notebook:
@@ -45,7 +46,7 @@ class Experiment:
             use_style()
 
     @classmethod
-    def reader(cls, profile: str, data: str | None = None) -> Experiment:
+    def reader(cls, profile: str | Profile, data: str | None = None) -> Experiment:
         """A view of a profile that saves nothing."""
         return cls(None, profile, data)
 
@@ -62,13 +63,13 @@ class Experiment:
 
     def tasks(self, limit: int | None = None) -> dict[str, Task]:
         """The held-out examples of every corpus, at most `limit` of each."""
-        tasks = {task.name: task for task in inputs.load_tasks(self.profile, self.data, limit=limit)}
+        tasks = {task.name: task for task in inputs.load_tasks(self.profile, limit=limit)}
         self._use({f"corpus {name}": task.digest for name, task in tasks.items()})
         return tasks
 
     def training_tasks(self, limit: int | None = None) -> dict[str, Task]:
         """The training examples of every corpus, at most `limit` of each."""
-        found = inputs.load_tasks(self.profile, self.data, held_out=False, limit=limit)
+        found = inputs.load_tasks(self.profile, held_out=False, limit=limit)
         return {task.name: task for task in found}
 
     def manifests(self, names: Sequence[str]) -> dict[str, dict]:
@@ -97,13 +98,15 @@ class Experiment:
 
         It is made once and stored; all notebooks share it. See `mee_utils.study.stored_traces`.
         """
-        found = stored_trace(self.profile, self.data, model, task, limit, max_new_tokens)
+        found = stored_trace(self.profile, model, task, limit, max_new_tokens)
         return found.first(limit) if limit else found
 
-    def classifiers(self, models: dict[str, Model]) -> dict[tuple, list[ExitClassifier]]:
+    def classifiers(
+        self, models: dict[str, Model], seeds: Sequence[int] = ()
+    ) -> dict[tuple, list[ExitClassifier]]:
         """Exit classifiers of loaded models: (model, variant, target) -> one a seed; trains missing ones."""
         found: dict = {}
-        for job, path in train_classifiers(self.profile, self.data, models).items():
+        for job, path in train_classifiers(self.profile, models, seeds).items():
             classifier = load_classifier(path, models[job.model])
             found.setdefault((job.model, job.variant, job.target), []).append(classifier)
         for key, trained in found.items():

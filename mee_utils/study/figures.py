@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import matplotlib
 import pandas as pd
@@ -20,10 +20,6 @@ import yaml
 from ..common.errors import CompanionError
 from ..common.files import PACKAGE
 from .catalogue import DASHES, FAMILY_COLOURS, RULES
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 GREY, DARK, PALE = "#666666", "#333333", "#cccccc"
 BLUE, ORANGE = "#0173b2", "#de8f05"
@@ -68,24 +64,6 @@ def label(name) -> str:
     return LABELS.get(name, plain)
 
 
-def panels(
-    count: int, columns: int, width: float = 3.4, height: float = 2.9, profile: str = "", **options
-) -> tuple[Figure, list[Axes]]:
-    """A grid of panels of this size in inches, with the profile's name in the corner."""
-    import matplotlib.pyplot as plt
-
-    if count < 1:
-        raise CompanionError("There is nothing to draw: no panel was asked for.")
-    rows = -(-count // columns)
-    size = (width * columns, height * rows)
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
-    for unused in axes.flat[count:]:
-        unused.set_visible(False)
-    if profile:
-        figure.text(1.0, 1.01, f"profile: {profile}", ha="right", va="bottom", fontsize=8, color=GREY)
-    return figure, list(axes.flat[:count])
-
-
 def facets(
     table: pd.DataFrame,
     draw: Callable,
@@ -100,8 +78,10 @@ def facets(
     sharey: bool | str = True,
     xlabel: str | None = None,
     ylabel: str | None = None,
-    **size,
-) -> Figure:
+    width: float = 3.4,
+    height: float = 2.9,
+    profile: str = "",
+) -> matplotlib.figure.Figure:
     """A whole figure: a panel for each value of `column`, from left to right, and of `row`, downwards.
 
     Args:
@@ -113,18 +93,28 @@ def facets(
         named: the axis, "x" or "y", that shows a quantity.
         empty: what a panel without rows says.
         xlabel, ylabel: of every axis; shown at the edges where axes are shared, as `sharex` and `sharey` say.
-        size: width and height of a panel in inches, and `profile`; see `panels`.
+        width, height: of a panel, in inches.
+        profile: its name is written in the corner.
     """
+    import matplotlib.pyplot as plt
+
     across = list(table[column].unique() if values is None else values)
     down = list(table[row].unique() if row else quantities or ()) or [None]
-    side = len(across) if len(down) > 1 else min(columns, len(across))
     places = [(below, value) for below in down for value in across]
-    figure, axes = panels(len(places), side, sharex=sharex, sharey=sharey, **size)
-    wide = int(11 * size.get("width", 3.4))  # characters of a title
-    for number, (axis, (below, value)) in enumerate(zip(axes, places, strict=True)):
+    if not places:
+        raise CompanionError("There is nothing to draw: no panel was asked for.")
+    side = len(across) if len(down) > 1 else min(columns, len(across))
+    shape, shared = (-(-len(places) // side), side), dict(sharex=sharex, sharey=sharey)
+    size = (width * shape[1], height * shape[0])
+    figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained", **shared)
+    for unused in axes.flat[len(places) :]:
+        unused.set_visible(False)
+    if profile:
+        figure.text(1.0, 1.01, f"profile: {profile}", ha="right", va="bottom", fontsize=8, color=GREY)
+    for number, (axis, (below, value)) in enumerate(zip(axes.flat, places)):
         rows = table[(table[column] == value) & ((table[row] == below) if row else True)]
         if number < len(across):
-            axis.set_title(textwrap.fill(_title(column, value), wide))
+            axis.set_title(textwrap.fill(_title(column, value), int(11 * width)))
         if rows.empty:
             axis.set_axis_off()
             place = {"transform": axis.transAxes, "ha": "center", "va": "center", "wrap": True}
@@ -149,7 +139,7 @@ def _title(column: str, value) -> str:
     return label(value) if isinstance(value, str) else f"{label(column)} {value:g}"
 
 
-def legend(figure: Figure) -> None:
+def legend(figure: matplotlib.figure.Figure) -> None:
     """One legend below all panels, as wide as the figure, with every label that occurs in any of them."""
     found: dict[str, object] = {}
     for axis in figure.axes:
@@ -162,7 +152,9 @@ def legend(figure: Figure) -> None:
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
 
 
-def family_legend(figure: Figure, families: Mapping[str, Style], rules: Sequence[str]) -> None:
+def family_legend(
+    figure: matplotlib.figure.Figure, families: Mapping[str, Style], rules: Sequence[str]
+) -> None:
     """What the colours of these rules' families mean, below all panels."""
     from matplotlib.patches import Patch
 

@@ -1,8 +1,8 @@
 """The lock of a profile: which commit of each hub repository its results belong to.
 
-A profile names models and data sets by hub id, and what a hub id names changes. The first load that succeeds
-writes the commit to `notebooks/profiles/<profile>.lock.json`; every later load asks for that commit and no
-other. The lock is meant to be committed; delete an entry to take a newer commit.
+What a hub id names changes. The first load that succeeds writes the commit to
+`notebooks/profiles/<profile>.lock.json`; every later load asks for that commit and no other. The lock is
+meant to be committed; delete an entry to take a newer commit.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None =
             f'{lock} pins "{identifier}" at {entry.commit} for the revision "{entry.revision}", but '
             f'the profile asks for "{wanted}": delete this entry, or ask for "{entry.revision}" again.'
         )
-    return entry.commit if entry else None
+    return entry and entry.commit
 
 
 def at_locked_commit(

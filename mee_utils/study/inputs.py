@@ -92,20 +92,16 @@ def load_profile_tokenizer(profile: Profile, name: str):
 
 
 def load_tasks(
-    profile: Profile,
-    data: str | None,
-    held_out: bool = True,
-    limit: int | None = None,
-    only: str | None = None,
+    profile: Profile, held_out: bool = True, limit: int | None = None, only: str | None = None
 ) -> list[Task]:
     """Every corpus of a profile (or `only` one): at most `limit` examples of its held-out or training split.
 
-    `data` stands for `{data}`. Models that start from a ready checkpoint get their inputs cut to `max_source`
-    tokens, as they were trained; no input of a model trained from scratch is cut.
+    Models that start from a ready checkpoint get their inputs cut to `max_source` tokens, as they were
+    trained; no input of a model trained from scratch is cut.
     """
 
     def load(name: str) -> Task:
-        corpus, source = profile.corpora[name], profile.source(name, data)
+        corpus, source = profile.corpora[name], profile.source(name)
         split, size = (corpus.held_out_split, corpus.held_out) if held_out else ("train", corpus.train)
         size = size if limit is None else min(limit, size or limit)
         options = dict(seed=profile.training.seed, languages=tuple(corpus.languages), folder=corpus.folder)

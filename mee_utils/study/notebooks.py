@@ -114,12 +114,8 @@ def run_notebook(
 ) -> Path:
     """Executes a notebook, stores it with its results, and returns the path of the executed notebook.
 
-    Args:
-        name: such as "01_monotonicity".
-        profile: the profile's name, or its file.
-        data: the folder that stands for `{data}` in the profile.
-        parameters: values for names of the notebook's parameters cell. A run with other values than the
-            profile's is a trial: its notebook and results stay under `build/trials`.
+    `parameters` are values for names of its parameters cell. A run with other values than the profile's is a
+    trial: its notebook and results stay under `build/trials`.
 
     Raises:
         CompanionError: unknown notebook, profile or parameter, models that are not there, edits that would be

@@ -32,10 +32,10 @@ def make(target: str, profile: str, data: str | None, cores: int) -> None:
 
     if cores < 1:
         raise CompanionError(f"--cores {cores}: give 1 or more.")
-    settings, build = load_profile(profile), build_root()
+    settings, build = load_profile(profile, data), build_root()
     for name in settings.training.backbones:
         if is_trained(settings, name):
-            check_recipe(settings, name, data)
+            check_recipe(settings, name)
     locks = build / ".snakemake" / "locks"
     if any(locks.glob("*")):
         advice = f"wait for it (if none is, delete {locks})"

@@ -59,7 +59,7 @@ class ShapeSettings(Strict):
 
 
 class Stage(Strict):
-    """One stage of pre-training: span corruption mixed with a share of the tasks, as in T5's own."""
+    """One stage of pre-training: span corruption mixed with a share of the tasks, as in T5's."""
 
     passes: PositiveFloat
     learning_rate: PositiveFloat
@@ -96,15 +96,15 @@ class Checkpoint(Strict):
         return str(inside) if inside.is_dir() else str(Path(self.checkpoint).expanduser())
 
 
-def _kind(value) -> str:
-    named = isinstance(value, dict) and difflib.get_close_matches("checkpoint", map(str, value), 1, 0.8)
-    return READY if named or isinstance(value, Checkpoint) else TRAINED
-
-
 def _or_checkpoint(trained: type[Strict]):
     """Settings of a model to train, or a ready checkpoint: whichever keys are there."""
+
+    def kind(value) -> str:
+        named = isinstance(value, dict) and difflib.get_close_matches("checkpoint", map(str, value), 1, 0.8)
+        return READY if named or isinstance(value, Checkpoint) else TRAINED
+
     ready = Annotated[Checkpoint, Tag(READY)]
-    return Annotated[Annotated[trained, Tag(TRAINED)] | ready, Discriminator(_kind)]
+    return Annotated[Annotated[trained, Tag(TRAINED)] | ready, Discriminator(kind)]
 
 
 class Training(Strict):
@@ -188,15 +188,16 @@ class Profile(Strict):
     classifiers: ClassifierSettings = ClassifierSettings()
     results: ResultSettings = ResultSettings()
     notebooks: dict[str, dict[str, int | float | str | bool]] = {}
+    _data: str | None = None  # the DATA folder of the command line
 
     @property
     def lock(self) -> Path:
         """The file that pins hub ids to commits (`hub_lock`)."""
         return FOLDER / f"{self.name}.lock.json"
 
-    def source(self, task: str, data: str | None) -> str:
+    def source(self, task: str) -> str:
         """The source of a task's corpus, with DATA filled in."""
-        source = self.corpora[task].source
+        source, data = self.corpora[task].source, self._data
         if "{data}" not in source:
             return source
         if not data:
@@ -206,12 +207,12 @@ class Profile(Strict):
         if not folder.is_dir():
             raise CompanionError(f"DATA={data} is no folder: give the folder that holds the corpora.")
         found = Path(source.replace("{data}", str(folder)))
-        if not found.exists() and folder.name == found.name:
-            return str(folder)  # DATA is the corpus itself
-        if not found.exists():
+        if found.exists():
+            return str(found)
+        if folder.name != found.name:
             wanted = f"DATA must hold a folder {found.name} (profile {self.name}, {task})"
             raise CompanionError(f"{found} does not exist: {wanted}.")
-        return str(found)
+        return str(folder)  # DATA is the corpus itself
 
 
 def profile_names() -> list[str]:
@@ -226,8 +227,8 @@ def check_profile_name(name: str) -> str:
     return name
 
 
-def load_profile(name: str | Path) -> Profile:
-    """Reads a profile by name, or from a YAML file."""
+def load_profile(name: str | Path, data: str | None = None) -> Profile:
+    """Reads a profile by name, or from a YAML file; `data` is the folder that stands for `{data}`."""
     own_file = str(name).endswith((".yaml", ".yml")) and Path(name).is_file()
     path = Path(name) if own_file else FOLDER / f"{check_profile_name(name)}.yaml"
     try:
@@ -244,6 +245,7 @@ def load_profile(name: str | Path) -> Profile:
     if path.parent == FOLDER and profile.name != path.stem:
         wanted = f'its name must be "{path.stem}", after the file'
         raise CompanionError(f'{path} calls itself "{profile.name}": {wanted}.')
+    profile._data = data or None
     return profile
 
 

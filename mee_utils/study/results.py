@@ -1,10 +1,9 @@
 """The only ways out of a notebook: tables, figures with the data that was drawn, and a manifest.
 
-Results go to `build/trials`, however the notebook is run. Only the strict runner, executing a whole notebook
-with its profile's own parameters, puts them in their place (`figures/<profile>/<notebook>`), all at once and
-after the last cell. Each saved thing prints one line with its size, range and hash, which is how a comparison
-of stored outputs checks a figure. Times and machine names go to the manifest alone: everything else is the
-same bytes on every run.
+Results go to `build/trials`. Only the strict runner, executing a whole notebook with its profile's own
+parameters, puts them in their place (`figures/<profile>/<notebook>`), all at once and after the last cell.
+Each saved thing prints one line with its size, range and hash, so that comparing stored outputs checks a
+figure. Times and machine names go to the manifest alone: all else is the same bytes on every run.
 """
 
 from __future__ import annotations
@@ -45,23 +44,17 @@ def build_root() -> Path:
 
 
 class Run:
-    """One run of one notebook.
+    """One run of one notebook; its `parameters` are for the manifest.
 
-    Args:
-        notebook: its name, such as "01_monotonicity".
-        profile: the profile's name.
-        parameters: what the notebook was run with, for the manifest.
-        folder: where results go; by default what the strict runner says, else a folder below `build/trials`.
+    Results go to `folder`: by default where the strict runner says, else below `build/trials`.
     """
 
     def __init__(self, notebook: str, profile: str, parameters: dict, folder: Path | None = None):
-        staged = Path(os.environ.get(STAGED) or ".")
+        place = Path(os.environ.get(STAGED) or ".")
         trial = build_root() / "trials" / _checked(profile) / _checked(notebook)
-        self.folder = folder or (staged if staged.name == notebook else trial)
+        self.folder = folder or (place if place.name == notebook else trial)
         self.notebook, self.profile, self.parameters = notebook, profile, dict(parameters)
-        self.inputs: dict[str, str] = {}
-        self.files: set[str] = set()
-        self.started = time.monotonic()
+        self.inputs, self.files, self.started = {}, set(), time.monotonic()
         make_folder(self.folder)
 
     def uses(self, name: str, digest: str) -> None:
@@ -77,10 +70,7 @@ class Run:
         return rounded
 
     def save_figure(self, figure, name: str, drawn: pd.DataFrame) -> None:
-        """Writes a figure as PNG, with reproducible bytes, beside the table of what was drawn.
-
-        With MEE_PDF=1 there is a PDF too; no manifest names it, since it shows the same.
-        """
+        """Writes a figure as PNG beside the table of what was drawn; with MEE_PDF=1 as PDF too, unlisted."""
         self.save_table(drawn, name)
         self._write(f"{name}.png", png(figure))
         if os.environ.get("MEE_PDF"):

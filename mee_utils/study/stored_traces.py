@@ -36,12 +36,7 @@ def digest_of(*parts) -> str:
 
 
 def stored_trace(
-    profile: Profile,
-    data: str | None,
-    model: str,
-    task: str,
-    limit: int | None = None,
-    longest: int | None = None,
+    profile: Profile, model: str, task: str, limit: int | None = None, longest: int | None = None
 ):
     """The `Trace` of a model of a profile on a task; made and stored where it is missing.
 
@@ -54,7 +49,7 @@ def stored_trace(
     needed = (max(limit or 0, settings.examples), longest or settings.max_new_tokens)
     if needed != (settings.examples, settings.max_new_tokens):
         path = path.with_stem(f"{path.stem}-{needed[0]}-{needed[1]}")
-    (chosen,) = load_tasks(profile, data, limit=needed[0], only=task)
+    (chosen,) = load_tasks(profile, limit=needed[0], only=task)
     key = digest_of(weights_digest(profile, model), chosen.digest, chosen.inputs, needed, profile.dtype)
     about = path.with_suffix(".key")
     if not about.exists() or about.read_text() != key:

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +25,6 @@ from .inputs import load_tasks, weights_digest
 from .profiles import Profile
 from .result_tables import SWEEP
 from .results import Run, build_root, output_root, staged
-from .train_classifiers import jobs as trained
-from .train_classifiers import train_classifiers
 
 FRESH_SEED = 101
 FRESH_SHARES = (1.0, 0.99, 0.95)
@@ -55,14 +52,14 @@ def jobs(profile: Profile) -> list[Job]:
     return [*settings, *fresh, Job(MAIN_MODEL, "all", "published_bugs")]
 
 
-def run(profile: Profile, data: str | None, job: Job, measure_bugs: Callable) -> Path:
+def run(profile: Profile, job: Job, measure_bugs: Callable) -> Path:
     """Runs one job and keeps its result; `measure_bugs` belongs to a higher floor."""
     from .experiment import Experiment
 
     if job not in jobs(profile):
         raise CompanionError(f"Profile {profile.name} has no sweep of {job.what}, {job.model}, {job.task}.")
     kinds = {"settings": _settings, "fresh": _fresh, "published_bugs": partial(_bugs, measure=measure_bugs)}
-    found = kinds[job.what](Experiment.reader(profile.name, data), job)
+    found = kinds[job.what](Experiment.reader(profile), job)
     with complete_file(job.path(profile)) as path:
         path.write_text(json.dumps(found), encoding="utf-8")
     return job.path(profile)
@@ -75,40 +72,34 @@ def _settings(experiment, job: Job) -> dict:
     profile, settings, main = experiment.profile, experiment.profile.results, job.model == MAIN_MODEL
     model = experiment.models([job.model])[job.model]
     rules = _rules(experiment, model, job, SHARES if main else SHARES[1::2])
-    step = max(1, model.layers // 6)
-    fixed = [model.layers - 1] if main else []
-    fixed += range(model.layers - step, settings.min_layer - 1, -step)
+    step, options = max(1, model.layers // 6), settings.model_dump()
+    fixed = [
+        *([model.layers - 1] if main else []),
+        *range(model.layers - step, settings.min_layer - 1, -step),
+    ]
     thresholds = {"static": [float(layer) for layer in fixed], "oracle": [np.nan]}
-    options = settings.model_dump()
     if job.model == "free":
         thresholds["free_adaptive"] = [np.nan]
         options["exit_layer"] = profile.training.exit_layer("free", model.layers)
     for name, values in thresholds.items():
         rules[name] = (partial(RULES[name].policy, settings=options), values)
     limit = settings.examples if main else settings.other_examples
-    (task,) = load_tasks(profile, experiment.data, limit=limit, only=job.task)
+    (task,) = load_tasks(profile, limit=limit, only=job.task)
     decoding = dict(max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size)
-    found = decode_curves(model, task, rules, {"task": job.task, "model": job.model}, **decoding)
-    arrays = {"losses": found.losses, "examples": found.examples}
-    return {"rows": found.rows} | {name: [row.tolist() for row in rows] for name, rows in arrays.items()}
+    return decode_curves(model, task, rules, {"task": job.task, "model": job.model}, **decoding)
 
 
 def _rules(experiment, model, job: Job, shares) -> dict:
     """Rule -> (threshold -> policy, thresholds that leave these shares of training predictions alone)."""
     from ..analysis.comparison import threshold_grid
-    from ..exits.classifiers import load_classifier
     from ..traces.trace import trace
 
     profile, settings = experiment.profile, experiment.profile.results
-    wanted = [one for one in trained(profile) if one.model == job.model and one.seed == 0]
-    if not all(one.path(profile).exists() for one in wanted):
-        train_classifiers(profile, experiment.data, [job.model], [0])
-    wanted = [one for one in wanted if one.target == "consistency"]
-    classifiers = {one.variant: load_classifier(one.path(profile), model) for one in wanted}
+    trained = experiment.classifiers({job.model: model}, seeds=[0])
+    classifiers = {rule: one for (_, rule, target), (one,) in trained.items() if target == "consistency"}
     names = MAIN_SWEEP if job.model == MAIN_MODEL else (*OTHER_SWEEP, *ABLATED[:2])
-    options = dict(held_out=False, limit=settings.training_examples, only=job.task)
-    (training,) = load_tasks(profile, experiment.data, **options)
-    states = experiment.scratch("states.npy")
+    limit, states = settings.training_examples, experiment.scratch("states.npy")
+    (training,) = load_tasks(profile, held_out=False, limit=limit, only=job.task)
     seen = trace(model, training.inputs, max_new_tokens=settings.max_new_tokens, states=states)
     rules = {}
     for name in names:
@@ -146,8 +137,7 @@ def _bugs(experiment, job: Job, measure: Callable) -> dict:
 def store(profile: Profile) -> Path:
     """Writes the tables of all jobs, with a manifest, all at once; returns their folder.
 
-    They are `settings`, `losses` and `examples` (one row a setting, one column an example), `fresh` and
-    `published_bugs`.
+    `settings`, `losses` and `examples` have one row a setting, the last two one column an example.
     """
     found = {job: json.loads(job.path(profile).read_text(encoding="utf-8")) for job in jobs(profile)}
     swept = [result for job, result in found.items() if job.what == "settings"]
@@ -162,8 +152,7 @@ def store(profile: Profile) -> Path:
         rows = [row for result in swept for row in result["rows"]]
         settings = collected.save_table(pd.DataFrame(rows), "settings")
         for name in ("losses", "examples"):
-            columns = zip_longest(*(row for result in swept for row in result[name]), fillvalue=np.nan)
-            wide = pd.DataFrame(dict(enumerate(columns))).astype("float64")
+            wide = pd.DataFrame([row for result in swept for row in result[name]]).astype("float64")
             keys = settings[["task", "model", "rule", "threshold"]]
             collected.save_table(pd.concat([keys, wide], axis=1), name)
         for job, result in found.items():

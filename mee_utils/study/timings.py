@@ -10,37 +10,28 @@ import pandas as pd
 
 from ..common.files import ROOT
 
-SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", "lowest", "highest"]
+BENCH = ROOT / "figures" / "bench"
+RANGE = ["lowest", "highest"]
+SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *RANGE]
 PARTS = {  # part -> file, what identifies a row, what was measured
     "reductions": ("reductions", ["task", "model", "reduction"], SPEEDS),
     "results": (
         "results",
         ["task", "model", "rule", "threshold"],
-        ["batch", "speed", "lowest", "highest", "samples_speed"],
+        ["batch", "speed", *RANGE, "samples_speed"],
     ),
-    "one decision": ("decoder", ["shape", "what"], ["median", "lowest", "highest"]),
+    "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
 }
 
 
 def read_timings(
-    part: str,
-    wanted: pd.DataFrame,
-    profile: str | None = None,
-    complete: bool = False,
-    folder: Path = ROOT / "figures" / "bench",
+    part: str, wanted: pd.DataFrame, profile: str | None = None, complete: bool = False, folder: Path = BENCH
 ) -> pd.DataFrame:
-    """The rows of `wanted` that were timed, with their timings; one row a batch size.
+    """The settings in `wanted` that were timed (thresholds rounded to four decimals); one row a batch size.
 
-    Args:
-        part: "reductions" (notebook 03), "results" (notebook 06) or "one decision" (notebook 04).
-        wanted: settings; it holds at least the columns that identify a row of this part.
-        profile: the profile's name; None for "one decision", which is timed on random weights.
-        complete: whether nothing is returned unless every setting was timed.
-        folder: of the tables of `make bench`.
-
-    Returns:
-        The columns of `wanted` (thresholds rounded to four decimals), and what was measured: `speed` is
-        tokens a second, full depth being 1; `samples_speed` samples a second; `median` is in layers.
+    `speed` is tokens a second, full depth being 1; `samples_speed` samples a second; `median` is in layers.
+    The part "one decision" is timed on random weights and belongs to no profile. With `complete`, nothing is
+    returned unless every setting was timed.
     """
     file, keys, values = PARTS[part]
     path = folder / f"{file}.csv"

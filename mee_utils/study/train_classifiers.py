@@ -49,22 +49,22 @@ def jobs(profile: Profile) -> list[Job]:
 
 
 def train_classifiers(
-    profile: Profile, data: str | None = None, models: Collection[str] = (), seeds: Collection[int] = ()
+    profile: Profile, models: Collection[str] = (), seeds: Collection[int] = ()
 ) -> dict[Job, Path]:
-    """Trains what is missing of a profile's classifiers, and returns the file of each that was asked for.
+    """Trains what is missing of a profile's classifiers; returns the file of each that was asked for.
 
-    All `models` (names of backbones) and `seeds` are asked for by default; `data` stands for `{data}`.
+    All `models` (names of backbones) and `seeds` are asked for by default.
     """
-    wanted = [job for job in jobs(profile) if not models or job.model in models]
-    wanted = [job for job in wanted if not seeds or job.seed in seeds]
-    tasks = _first_tokens(profile, data, held_out=False)
+    asked = lambda job: (not models or job.model in models) and (not seeds or job.seed in seeds)
+    wanted = list(filter(asked, jobs(profile)))
+    tasks = _first_tokens(profile, held_out=False)
     digests = [task.digest for task in tasks]
     settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
     weights = {name: weights_digest(profile, name) for name in dict.fromkeys(job.model for job in wanted)}
     common = {name: digest_of(digest, digests, settings) for name, digest in weights.items()}
     keys = {job: f"{common[job.model]} {asdict(job)} {asdict(VARIANTS[job.variant])}" for job in wanted}
     missing = [job for job, key in keys.items() if stored_key(job.path(profile)) != key]
-    held_out = _first_tokens(profile, data, held_out=True) if missing else []
+    held_out = _first_tokens(profile, held_out=True) if missing else []
     for name in dict.fromkeys(job.model for job in missing):
         _train_all(profile, name, {job: keys[job] for job in missing if job.model == name}, tasks, held_out)
     return {job: job.path(profile) for job in wanted}
@@ -81,11 +81,11 @@ def stored_key(path: Path) -> str | None:
         return None
 
 
-def _first_tokens(profile: Profile, data: str | None, held_out: bool) -> list:
+def _first_tokens(profile: Profile, held_out: bool) -> list:
     """The first examples of each corpus with about `classifiers.tokens` target tokens (held out: half)."""
     wanted = profile.classifiers.tokens // (2 if held_out else 1)
     tokenizer, found = load_profile_tokenizer(profile, next(iter(profile.training.backbones))), []
-    for task in load_tasks(profile, data, held_out=held_out, limit=wanted):
+    for task in load_tasks(profile, held_out=held_out, limit=wanted):
         counts = [min(len(ids), profile.training.max_target) for ids in tokenizer(task.targets).input_ids]
         enough = int(np.searchsorted(np.cumsum(counts), wanted)) + 1
         found.append(replace(task, inputs=task.inputs[:enough], references=task.references[:enough]))

@@ -43,11 +43,8 @@ HELD_OUT_CURVE = 192
 SAFE_MARGIN, SAFE_EXAMPLES = 0.9, 200  # for the first safe layer; examples of each task
 
 
-def train(profile: Profile, data: str | None = None, only: Sequence[str] = ()) -> list[Path]:
-    """Trains what is missing of a profile's models, or of `only` some; returns the folders of these.
-
-    `data` is the folder that stands for `{data}` in the profile.
-    """
+def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
+    """Trains what is missing of a profile's models, or of `only` some; returns the folders of these."""
     names, settings = ["base", *profile.training.backbones], profile.training
     for name in only:
         check_choice("model", name, names)
@@ -62,9 +59,9 @@ def train(profile: Profile, data: str | None = None, only: Sequence[str] = ()) -
         load_profile_tokenizer(profile, name)  # a wrong id is an error before any corpus is loaded
     for name in wanted:
         if is_trained(profile, name):
-            check_recipe(profile, name, data)
+            check_recipe(profile, name)
     if missing:
-        tasks, held_out = inputs.load_tasks(profile, data, held_out=False), inputs.load_tasks(profile, data)
+        tasks, held_out = inputs.load_tasks(profile, held_out=False), inputs.load_tasks(profile)
         check_splits(tasks, held_out)
         maker = Maker(profile, tasks, held_out, profile_tokenizer(profile, tasks))
         for name in missing:
@@ -72,7 +69,7 @@ def train(profile: Profile, data: str | None = None, only: Sequence[str] = ()) -
     return [checkpoint_folder(profile, name) for name in wanted if is_trained(profile, name)]
 
 
-def check_recipe(profile: Profile, name: str, data: str | None) -> None:
+def check_recipe(profile: Profile, name: str) -> None:
     """Refuses a trained model that is not what the profile and the data now ask for."""
     found, settings = manifest(profile, name), profile.training
     recipe = settings.recipe(name)
@@ -85,7 +82,7 @@ def check_recipe(profile: Profile, name: str, data: str | None) -> None:
         wanted["base"] = ready_digest(profile, "base")
     changed = [key for key, value in wanted.items() if found.get(key) != value]
     for task in profile.corpora if not isinstance(recipe, Checkpoint) else []:
-        source, seen = Path(profile.source(task, data)), found["data"].get(task)
+        source, seen = Path(profile.source(task)), found["data"].get(task)
         local = str(source) != "synthetic" and source.exists()
         if seen is None or (local and local_files(source, "train")[1] != seen["sha256"]):
             changed.append(f"training data of {task}")

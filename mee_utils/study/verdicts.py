@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -15,8 +15,10 @@ from .result_tables import SweepResults
 SETTING = ["task", "model", "rule", "threshold"]
 BOUNDS = ("hoeffding_bentkus", "betting")
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
-NOT_FOUND = {"found": False, "threshold": np.nan, "mean_loss": 0.0}
-FULL_DEPTH_COSTS = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}
+FULL_DEPTH = {"found": False, "threshold": np.nan, "mean_loss": 0.0, "retained": 1.0}
+FULL_DEPTH |= {"mean_exit_layer": np.nan, "flops_share": 1.0}
+
+Demands = Mapping[str, Sequence[float]]  # kind of loss ("consistency", "risk") -> largest mean losses
 
 
 def sweepable(stored: SweepResults, model: str | None = None) -> list[tuple[tuple, pd.DataFrame]]:
@@ -26,38 +28,35 @@ def sweepable(stored: SweepResults, model: str | None = None) -> list[tuple[tupl
     return [(key, part.sort_values("threshold", ascending=False, kind="stable")) for key, part in groups]
 
 
-def calibrated(
-    stored: SweepResults, model: str, demands: Mapping[str, Sequence[float]], bounds: Sequence[str] = BOUNDS
-) -> pd.DataFrame:
+def _losses(stored: SweepResults, model: str, kinds: Iterable[str]) -> Iterator[tuple]:
+    """Of every task, rule and kind of loss: these labels, the settings, losses `[setting, example]`."""
+    for (task, _, rule), settings in sweepable(stored, model):
+        for kind in kinds:
+            yield {"task": task, "rule": rule, "kind": kind}, settings, stored.array(settings, kind)
+
+
+def calibrated(stored: SweepResults, model: str, demands: Demands, bounds=BOUNDS) -> pd.DataFrame:
     """The threshold of each rule for each demand, calibrated on all examples by learn-then-test.
 
-    `demands` are largest mean losses, by the kind of loss ("consistency", "risk"). Returns one row a task,
-    rule, `kind`, `delta` and `bound`: `found` (whether a threshold passed; else the rest is that of full
-    depth), `threshold`, `mean_loss`, `retained`, `mean_exit_layer`, `flops_share`.
+    Returns one row a task, rule, `kind`, `delta` and `bound`: `found` (whether a threshold passed; else the
+    rest is that of full depth), `threshold`, `mean_loss`, `retained`, `mean_exit_layer`, `flops_share`.
     """
     rows = []
-    for (task, _, rule), settings in sweepable(stored, model):
+    for labels, settings, losses in _losses(stored, model, demands):
         thresholds = settings.threshold.tolist()
-        for kind, bound in product(demands, bounds):
-            losses = stored.array(settings, kind)
-            for delta in demands[kind]:
-                row = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound}
-                chosen = learn_then_test(losses, thresholds, delta, stored.eps, bound).threshold
-                if chosen is None:
-                    rows.append(row | NOT_FOUND | FULL_DEPTH_COSTS)
-                    continue
+        for bound, delta in product(bounds, demands[labels["kind"]]):
+            row = {**labels, "delta": delta, "bound": bound, **FULL_DEPTH}
+            chosen = learn_then_test(losses, thresholds, delta, stored.eps, bound).threshold
+            if chosen is not None:
                 place = thresholds.index(chosen)
                 row |= {"found": True, "threshold": chosen, "mean_loss": float(losses[place].mean())}
-                rows.append(row | settings.iloc[place][list(FULL_DEPTH_COSTS)].to_dict())
+                row |= settings.iloc[place][["retained", "mean_exit_layer", "flops_share"]].to_dict()
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
 def guarantee(
-    stored: SweepResults,
-    model: str,
-    demands: Mapping[str, Sequence[float]],
-    splits: int = 50,
-    share: float = 0.5,
+    stored: SweepResults, model: str, demands: Demands, splits: int = 50, share: float = 0.5
 ) -> pd.DataFrame:
     """How often thresholds calibrated on a random `share` of the examples break their promise, rule by rule.
 
@@ -66,15 +65,11 @@ def guarantee(
     splits with a threshold; `mean_loss`, over splits.
     """
     rows = []
-    for (task, _, rule), settings in sweepable(stored, model):
-        thresholds = settings.threshold.tolist()
-        for kind in demands:
-            losses = stored.array(settings, kind)
-            for delta, (bound, test) in product(demands[kind], TESTS.items()):
-                found = violations(losses, thresholds, delta, stored.eps, test, splits, share)
-                row = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound}
-                found = found.assign(passed=found.threshold.notna())
-                rows.append(row | found[["violated", "passed", "mean_loss"]].mean().to_dict())
+    for labels, settings, losses in _losses(stored, model, demands):
+        for delta, (bound, test) in product(demands[labels["kind"]], TESTS.items()):
+            found = violations(losses, settings.threshold.tolist(), delta, stored.eps, test, splits, share)
+            found = found.assign(passed=found.threshold.notna())[["violated", "passed", "mean_loss"]]
+            rows.append({**labels, "delta": delta, "bound": bound, **found.mean()})
     return pd.DataFrame(rows)
 
 

@@ -125,12 +125,11 @@ BIG_PATENT = _summary("BigPatent", "description", "abstract")
 ANSWERS = (baselines.best_overlapping_sentence, baselines.three_random_words)
 SUMMARIES = (baselines.first_sentence, baselines.one_constant_summary)
 SENTENCES = (baselines.source_copied, baselines.nearest_training_sentence)
-BLEU = (scores.translation_scores, SENTENCES, scores.corpus_translation)
+BLEU = ("bleu", scores.translation_scores, SENTENCES, scores.corpus_translation)
+ROUGE = ("rougeL", scores.rouge_scores, SUMMARIES)
 TASKS: dict[str, TaskKind] = {
     "question_answering": TaskKind((SQUAD,), "f1", scores.answer_scores, ANSWERS),
-    "summarization": TaskKind((CNN_DAILYMAIL, DIALOGUES), "rougeL", scores.rouge_scores, SUMMARIES),
-    "translation": TaskKind((TRANSLATIONS,), "bleu", *BLEU),
-    "long_document_summarization": TaskKind(
-        (MULTI_NEWS, BIG_PATENT), "rougeL", scores.rouge_scores, SUMMARIES
-    ),
+    "summarization": TaskKind((CNN_DAILYMAIL, DIALOGUES), *ROUGE),
+    "translation": TaskKind((TRANSLATIONS,), *BLEU),
+    "long_document_summarization": TaskKind((MULTI_NEWS, BIG_PATENT), *ROUGE),
 }

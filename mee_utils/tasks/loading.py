@@ -23,14 +23,9 @@ from .synthetic.words import Span
 class Task:
     """One split of one corpus, ready to run.
 
-    Attributes:
-        name: a name in `TASKS`, such as "translation".
-        source: where it came from ("synthetic", a path or a hub id).
-        split: "train", "validation" or "test".
-        inputs: prompts, one an example.
-        references: the accepted outputs of each example; the first is the training target.
-        digest: sha256 of what was read, for manifests.
-        spans: synthetic tasks only: for each example the difficulty of every word of its target.
+    `inputs` are prompts, `references` the accepted outputs of each, the first being the training target.
+    `digest` is the sha256 of what was read. Synthetic tasks have `spans`: for each example the difficulty of
+    every word of its target.
     """
 
     name: str
@@ -128,11 +123,9 @@ def load_task(
 def shortened(task: Task, tokenizer, tokens: int) -> Task:
     """The task with every input cut to `tokens` tokens, end token included; inputs that fit stay the same."""
     whole = tokenizer(task.inputs, verbose=False).input_ids  # the tokenizer would warn of what is cut here
-    cut = [
-        text if len(ids) <= tokens else tokenizer.decode(ids[: tokens - 1], skip_special_tokens=True)
-        for text, ids in zip(task.inputs, whole, strict=True)
-    ]
-    return replace(task, inputs=cut)
+    cut = lambda ids: tokenizer.decode(ids[: tokens - 1], skip_special_tokens=True)
+    fits = [text if len(ids) <= tokens else cut(ids) for text, ids in zip(task.inputs, whole, strict=True)]
+    return replace(task, inputs=fits)
 
 
 def _synthetic(name: str, split: str, limit: int | None, seed: int) -> Task:

@@ -1,7 +1,6 @@
 """Scores in percent, by sacrebleu, rouge-score and the answer normalisation of SQuAD's official script.
 
-Functions of texts and references give metric -> array `[example]` (for intervals and calibration). Papers
-report means of these, but for translation: corpus BLEU is no mean of sentence scores (`corpus_translation`).
+Papers report means over examples, but for translation: corpus BLEU is no mean of sentence scores.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
@@ -26,7 +24,7 @@ def normalize_answer(text: str) -> str:
     >>> normalize_answer("The  old Bridge!")
     'old bridge'
     """
-    text = "".join(character for character in text.lower() if character not in string.punctuation)
+    text = text.lower().translate(str.maketrans("", "", string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
@@ -49,23 +47,16 @@ def _f1(predicted: list[str], reference: list[str]) -> float:
 
 def answer_scores(texts: Texts, references: References) -> Scores:
     """Exact match and token F1 of short answers."""
-    pairs = list(zip(texts, references, strict=True))
-    return {
-        "exact_match": np.array([100 * exact_match(*pair) for pair in pairs]),
-        "f1": np.array([100 * token_f1(*pair) for pair in pairs]),
-    }
-
-
-@lru_cache(maxsize=1)
-def _rouge():
-    from rouge_score import rouge_scorer
-
-    return rouge_scorer.RougeScorer(list(ROUGE_TYPES), use_stemmer=True)
+    pairs, metrics = list(zip(texts, references, strict=True)), {"exact_match": exact_match, "f1": token_f1}
+    return {name: np.array([100 * score(*pair) for pair in pairs]) for name, score in metrics.items()}
 
 
 def rouge_scores(texts: Texts, references: References) -> Scores:
     """ROUGE-1, ROUGE-2 and ROUGE-L, F-measures with stemming; the best reference counts."""
-    rows = [_rouge().score_multi(list(refs), text) for text, refs in zip(texts, references, strict=True)]
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(list(ROUGE_TYPES), use_stemmer=True)
+    rows = [scorer.score_multi(list(refs), text) for text, refs in zip(texts, references, strict=True)]
     return {name: np.array([100 * row[name].fmeasure for row in rows]) for name in ROUGE_TYPES}
 
 

@@ -61,16 +61,13 @@ def hub_files(
     try:
         found = snapshot_download(identifier, repo_type="dataset", revision=revision, allow_patterns=wanted)
     except Exception as error:  # the hub's client raises a dozen kinds
-        raise CompanionError(
-            f'"{identifier}" is no local file or folder, and the hub did not give its split "{split}" '
-            f"({one_line(error)}). Check the spelling and the network, or name a local folder."
-        ) from error
+        failed = f'no local file or folder, and the hub did not give its split "{split}" ({one_line(error)})'
+        advice = "Check the spelling and the network, or name a local folder"
+        raise CompanionError(f'"{identifier}" is {failed}. {advice}.') from error
     if not (files := _find_split(Path(found), split, places)):
-        looked = ", ".join(place or "./" for place in places)
-        raise CompanionError(
-            f'"{identifier}" has no file of the split "{split}" ({", ".join(ENDINGS)}) in {looked}: name the '
-            '`folder` that has it, if need be of the revision "refs/convert/parquet".'
-        )
+        looked = f"({', '.join(ENDINGS)}) in {', '.join(place or './' for place in places)}"
+        advice = 'name the `folder` that has it, if need be of the revision "refs/convert/parquet"'
+        raise CompanionError(f'"{identifier}" has no file of the split "{split}" {looked}: {advice}.')
     parts = (identifier, Path(found).name, folder, split)  # a snapshot is named by its commit
     return files, hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 

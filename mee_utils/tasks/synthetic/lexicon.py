@@ -2,18 +2,17 @@
 
 nouns.tsv       French gender; plurals where adding "s" would be wrong; what can be carried, where people meet
 adjectives.tsv  the forms a rule does not give, "liaison" being the one before a vowel ("un vieil arbre")
-words.tsv       names, cities (written alike in both languages), numbers, verbs in the past, phrases
+words.tsv       names, cities (written alike in both languages), numbers, verbs in the past, phrases, wordings
 """
 
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Noun:
+class Noun(NamedTuple):
     """A countable noun; `gender` is "m" or "f", `use` is "portable", "meeting" (a place to meet) or empty."""
 
     kind: str
@@ -31,8 +30,7 @@ class Noun:
         return (self.french_plural or self.french + "s") if plural else self.french
 
 
-@dataclass(frozen=True)
-class Adjective:
+class Adjective(NamedTuple):
     """An adjective; `position` is "before" if it stands before its noun in French."""
 
     kind: str
@@ -55,15 +53,13 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 NOUNS = tuple(Noun(**row) for row in _rows("nouns"))
-THINGS, ANIMALS, PEOPLE, PLACES = (
-    tuple(noun for noun in NOUNS if noun.kind == kind) for kind in ("thing", "animal", "person", "place")
-)
+_kinds = ("thing", "animal", "person", "place")
+THINGS, ANIMALS, PEOPLE, PLACES = (tuple(noun for noun in NOUNS if noun.kind == kind) for kind in _kinds)
 PORTABLE = tuple(noun for noun in THINGS if noun.use == "portable")
 MEETING_PLACES = tuple(noun for noun in PLACES if noun.use == "meeting")
 _adjectives = [Adjective(**row) for row in _rows("adjectives")]
 ADJECTIVES = tuple(adjective for adjective in _adjectives if adjective.kind == "quality")
 MOODS = tuple(adjective for adjective in _adjectives if adjective.kind == "mood")
-
 _words = _rows("words")
 
 
@@ -74,9 +70,8 @@ def pairs(kind: str) -> list[tuple[str, str]]:
 
 def english(kind: str) -> list[str]:
     """The English words of one kind in words.tsv."""
-    return [row["english"] for row in _words if row["kind"] == kind]
+    return [word for word, _ in pairs(kind)]
 
 
-FEMALE_NAMES, MALE_NAMES, CITIES = english("female_name"), english("male_name"), english("city")
-NUMBERS = pairs("number")  # French up to twelve
-TRANSITIVE, MOTION, TIMES, WHERE = map(pairs, ("transitive", "motion", "time", "where"))
+FEMALE_NAMES, MALE_NAMES, CITIES = map(english, ("female_name", "male_name", "city"))
+NUMBERS, TRANSITIVE, MOTION, TIMES, WHERE = map(pairs, ("number", "transitive", "motion", "time", "where"))

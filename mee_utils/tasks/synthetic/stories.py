@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from itertools import chain
 from random import Random
+from types import SimpleNamespace
 
 from . import lexicon
-from .lexicon import Noun
-from .words import Word, compared, copied, counted, grammatical, one_fact, two_facts
+from .words import SyntheticExample, Word, compared, copied, counted, grammatical, one_fact, two_facts, write
 
 NAMES = lexicon.FEMALE_NAMES + lexicon.MALE_NAMES
 KINDS = ("job", "transport", "month", "day", "dish", "weather")
@@ -15,48 +15,20 @@ JOBS, TRANSPORTS, MONTHS, DAYS, DISHES, WEATHER = map(lexicon.english, KINDS)
 JOBS = [("an " if job[0] in "aeiou" else "a ") + job for job in JOBS]
 QUALITIES = [adjective.english for adjective in lexicon.ADJECTIVES]
 GOODS = lexicon.PORTABLE + lexicon.ANIMALS
-# what is drawn of a person besides the name, in the order of its fields
-DRAWN = (lexicon.CITIES, JOBS, TRANSPORTS, MONTHS, lexicon.CITIES, DISHES, range(2, 13), QUALITIES, GOODS)
+TRAVEL = dict(transport=TRANSPORTS, month=MONTHS, destination=lexicon.CITIES)
+OWNED = dict(count=range(2, 13), adjective=QUALITIES, thing=GOODS)
+DRAWN = {"city": lexicon.CITIES, "job": JOBS, **TRAVEL, "dish": DISHES, **OWNED}  # of a person, in this order
 NUMBERS = ["none", *(english for english, _ in lexicon.NUMBERS)]
 DEEDS = [pair.split(" or ") for pair in lexicon.english("deed")]
 OTHERS = ("friend", "boss", "neighbour")
-QUESTIONS = {
-    "city": "Where does {} live?",
-    "job": "What is the job of {}?",
-    "dish": "What does {} like to eat?",
-}
-WORDINGS = {
-    "city": ("{0.name} lives in {0.city}.", "{0.name} has a flat in {0.city}."),
-    "job": ("{0.name} works as {0.job}.", "{0.name} is {0.job}."),
-    "trip": (
-        "{0.name} went to {0.destination} by {0.transport} in {0.month}.",
-        "{0.name} made a journey in {0.month}, by {0.transport} to {0.destination}.",
-    ),
-    "goods": ("{0.name} owns {0.goods}.", "At home {0.name} keeps {0.goods}."),
-    "dish": ("{0.name} likes {0.dish}.", "Every day {0.name} eats {0.dish}."),
-}
-OPENINGS = (
-    "On {day} there was a meeting at the {place} in {city}.",
-    "The {place} in {city} was open on {day}.",
-)
+QUESTIONS = {what: lexicon.english(f"asks_{what}")[0] for what in ("city", "job", "dish")}
+WORDINGS = {what: lexicon.english(f"tells_{what}") for what in ("city", "job", "trip", "goods", "dish")}
+OPENINGS = lexicon.english("opening")
 Question = tuple[list[str], str, list[Word]]  # sentences of the context, question, answer
 
 
-@dataclass
-class Person:
-    """A person and what is true of them; only what the context states (`told`) can be asked."""
-
-    name: str
-    city: str
-    job: str
-    transport: str
-    month: str
-    destination: str
-    dish: str
-    count: int
-    adjective: str
-    thing: Noun
-    told: set[str] = field(default_factory=set)
+class Person(SimpleNamespace):
+    """A name and what is drawn of a person; only what the context states (`told`) can be asked."""
 
     @property
     def goods(self) -> str:
@@ -65,7 +37,8 @@ class Person:
 
 
 def _people(random: Random, count: int) -> list[Person]:
-    return [Person(name, *map(random.choice, DRAWN)) for name in random.sample(NAMES, count)]
+    drawn = lambda: {fact: random.choice(values) for fact, values in DRAWN.items()}
+    return [Person(name=name, told=set(), **drawn()) for name in random.sample(NAMES, count)]
 
 
 def _tell(random: Random, person: Person, what: str) -> str:
@@ -148,12 +121,16 @@ def _compared(random: Random) -> Question:
     return sentences, asked, compared(winner.name)
 
 
-def question(random: Random) -> tuple[str, str, list[Word]]:
-    """Draws a context, a question about it and the words of its answer."""
+def question(random: Random) -> SyntheticExample:
+    """Draws a context and a question about it, in the columns of SQuAD."""
     kind = random.choices([_one_fact, _two_facts, _counted, _compared], weights=[50, 20, 15, 15])[0]
     sentences, asked, answer = kind(random)
     random.shuffle(sentences)
-    return " ".join(sentences), asked, answer
+    context, (target, spans) = " ".join(sentences), write(answer)
+    start = -1 if spans[0].difficulty == "counted" else context.find(target)
+    answers = {"text": [target], "answer_start": [start]}
+    columns = {"title": "", "context": context, "question": asked, "answers": answers}
+    return SyntheticExample(columns, f"{context} {asked}", target, spans)
 
 
 def _event(random: Random) -> tuple[list[str], list[Word]]:
@@ -183,7 +160,8 @@ def _event(random: Random) -> tuple[list[str], list[Word]]:
     return [opening, *body], summary
 
 
-def report(random: Random, events: int = 1) -> tuple[list[str], list[Word]]:
-    """Draws a report of one or more events: its sentences, and the words of its summary, event by event."""
-    drawn = [_event(random) for _ in range(events)]
-    return [text for story, _ in drawn for text in story], [word for _, summary in drawn for word in summary]
+def report(random: Random, column: str, events: int) -> SyntheticExample:
+    """Draws a report of one or more events, in a `column`, and its summary, event by event."""
+    stories, summaries = zip(*(_event(random) for _ in range(events)))
+    document, (target, spans) = " ".join(chain(*stories)), write([*chain(*summaries)])
+    return SyntheticExample({column: document, "summary": target}, document, target, spans)
