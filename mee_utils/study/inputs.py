@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ..common.errors import CompanionError
 from ..common.files import PACKAGE, file_sha256
@@ -19,8 +19,6 @@ from .profiles import Checkpoint, Profile
 
 if TYPE_CHECKING:
     from ..models.loading import Model
-
-T = TypeVar("T")
 
 
 def checkpoint_folder(profile: Profile, name: str) -> Path:
@@ -104,7 +102,7 @@ def check_recipe(profile: Profile, name: str) -> None:
         )
 
 
-def from_source(profile: Profile, name: str, load: Callable[[str, str | None], T]) -> T:
+def from_source(profile: Profile, name: str, load: Callable):
     """Calls `load(folder or hub id, commit)` for a model of a profile, trained here or ready."""
     recipe = profile.training.recipe(name)
     if not isinstance(recipe, Checkpoint):

@@ -19,19 +19,14 @@ from importlib.metadata import version
 from pathlib import Path
 from random import Random
 
+from .. import CompanionError, ExitPolicy, Objective, Task, generate, load_model, trace
 from ..analysis.pruning import minimum_layer
-from ..common.errors import CompanionError, check_choice
+from ..common.errors import check_choice
 from ..common.files import ROOT
-from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED
-from ..exits.policy import ExitPolicy
 from ..models.batches import corrupt_spans, pad_pairs
-from ..models.loading import load_model
 from ..models.mini import new_network, train_tokenizer
-from ..models.objectives import Objective
-from ..tasks.loading import Task
 from ..traces.replay import replay_policy
-from ..traces.trace import trace
 from . import inputs
 from .inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
 from .profiles import Checkpoint, Profile, ShapeSettings
