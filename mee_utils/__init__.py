@@ -1,14 +1,12 @@
 """The reproducible companion for early exiting in T5 generation.
 
-Everything a notebook uses is importable from here. Names are loaded when they are first used, so that reading
-a profile or a table does not load torch.
+Names are loaded when they are first used, so that reading a profile or a table does not load torch.
 """
 
 import warnings
 from importlib import import_module
 
-# Bars go to the terminal; without this, tqdm writes a word about missing widgets into the first cell of every
-# notebook.
+# bars go to the terminal; tqdm would write a word about missing widgets into the first cell of every notebook
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 _HOME = {

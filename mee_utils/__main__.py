@@ -105,23 +105,19 @@ def bench(options) -> int:
     from .benchmarks import decoder, rules, tables
     from .study.timings import missed
 
-    for name in options.shape:
-        check_choice("shape", name, decoder.WORKLOADS)
-    for name in options.part:
-        check_choice("part", name, [*decoder.PARTS, *rules.PARTS])
+    shapes = [check_choice("shape", name, decoder.WORKLOADS) for name in options.shape]
+    known = [*decoder.PARTS, *([] if shapes else rules.PARTS)]
+    parts = [check_choice("part", name, known) for name in options.part] or known
     progress = lambda line: print(line, flush=True)
-    parts = [part for part in options.part or decoder.PARTS if part in decoder.PARTS]
-    if parts:
-        table = decoder.run(options.shape, options.rounds, parts, progress)
+    if of_decoder := [part for part in parts if part in decoder.PARTS]:
+        table = decoder.run(shapes, options.rounds, of_decoder, progress)
         print(f"table: {_short(tables.save(table))}")
         for row in missed(table).itertuples():
             measured = f"{row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})"
             print(f"missed: {row.shape}, {row.group}, {measured}")
-    for name in [] if options.shape else rules.PARTS:
-        if name in (options.part or rules.PARTS):
-            table = rules.run(name, options.profile, options.data, options.rounds, progress)
-            path = tables.save(table, name, keys=("profile", "task", "model", "batch"))
-            print(f"table: {_short(path)}")
+    for part in [part for part in parts if part in rules.PARTS]:
+        table = rules.run(part, options.profile, options.data, options.rounds, progress)
+        print(f"table: {_short(tables.save(table, part, keys=('profile', 'task', 'model', 'batch')))}")
     return 0
 
 
@@ -151,6 +147,14 @@ def _short(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
+def _full(path: str) -> str:
+    return str(Path(path).expanduser().resolve()) if path else path
+
+
+def _profile(name: str) -> str:
+    return _full(name) if name.endswith((".yaml", ".yml")) else name
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
         raise CompanionError(f"{message}; see python -m {self.prog} --help")
@@ -160,8 +164,8 @@ LIST = dict(action="append", default=[])
 OPTIONS = {
     "name": dict(help="of the notebook"),
     "rest": dict(nargs="*", help="options for pytest"),
-    "--profile": dict(default="small", help="a profile's name, or its file"),
-    "--data": dict(help="folder that holds the corpora of the profile"),
+    "--profile": dict(default="small", type=_profile, help="a profile's name, or its file"),
+    "--data": dict(type=_full, help="folder that holds the corpora of the profile"),
     "--cores": dict(type=int, default=min(4, os.cpu_count() or 1), help="jobs at a time"),
     "--force": dict(action="store_true", help="run everything again"),
     "--model": LIST | {"help": "only this model (may be given again)"},
@@ -193,8 +197,7 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="mee_utils", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     for function, names in COMMANDS.items():
-        summary = (function.__doc__ or "").splitlines()[0]
-        command = commands.add_parser(function.__name__.replace("_", "-"), help=summary)
+        command = commands.add_parser(function.__name__.replace("_", "-"), help=function.__doc__)
         command.set_defaults(run=function)
         for name in names:
             short = ("-p",) if name == "--parameter" else ()
@@ -210,18 +213,13 @@ def run(arguments: list[str] | None) -> int:
     if not (ROOT / "notebooks" / "Snakefile").exists():
         raise CompanionError(f"{ROOT} is no checkout: clone the repository and pip install -e . there.")
     started, options = time.monotonic(), parser().parse_args(arguments)
-    for name in ("data", "profile"):
-        value = getattr(options, name, None)
-        if value and (name == "data" or value.endswith((".yaml", ".yml"))):
-            setattr(options, name, str(Path(value).expanduser().resolve()))
     if os.environ.get("MEE_OUTPUT"):
         os.environ["MEE_OUTPUT"] = str(Path(os.environ["MEE_OUTPUT"]).resolve())
     pipeline.end_with_pipeline()
     answer = options.run(options)
-    if isinstance(answer, int):
-        return answer
-    print(f"{answer} ({time.monotonic() - started:.0f} seconds)", flush=True)
-    return 0
+    if isinstance(answer, str):
+        print(f"{answer} ({time.monotonic() - started:.0f} seconds)", flush=True)
+    return answer if isinstance(answer, int) else 0
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,8 +13,7 @@ PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"
 def train_tokenizer(texts: Iterable[str], vocab_size: int):
     """Trains a byte-pair tokenizer on texts and wraps it as a fast tokenizer with T5's special tokens.
 
-    Ids 0, 1, 2 are padding, end and unknown, and the last `SENTINELS` ids the sentinels of span corruption,
-    as in T5.
+    As in T5, ids 0, 1, 2 are padding, end and unknown, and the last ids the sentinels of span corruption.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -35,10 +34,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
 
 
 def new_network(tokenizer, **sizes):
-    """A mini T5 with random weights; `sizes` as in `T5Config`.
-
-    The vocabulary is the tokenizer's own, which may be smaller than asked for.
-    """
+    """A mini T5 with random weights; `sizes` as in `T5Config`, the vocabulary as the tokenizer has it."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     ids = dict(pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
@@ -52,10 +48,9 @@ def new_network(tokenizer, **sizes):
 def begin_as_look_up(network) -> None:
     """Draws every attention anew so that it begins as a soft look-up of equal tokens.
 
-    Queries begin as (scaled) keys, so that a state attends to states like itself. Values are orthogonal and
-    the output projection is their transpose, so that what is attended to is copied as it is. Trained
-    attention is close to such products, and training from them is faster (Trockman and Kolter 2023, "Mimetic
-    initialization of self-attention layers").
+    Queries begin as (scaled) keys, so that a state attends to states like itself; the output projection is
+    the transpose of orthogonal values, so that what is attended to is copied. Trained attention is close to
+    such products, and training from them is faster (Trockman and Kolter 2023, "Mimetic initialization").
     """
     for block in [*network.encoder.block, *network.decoder.block]:
         for layer in block.layer[:-1]:

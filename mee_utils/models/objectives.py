@@ -32,13 +32,10 @@ KD_WEIGHT = 0.5
 
 @dataclass(frozen=True)
 class Objective:
-    """What a backbone is trained for.
+    """What a backbone is trained for: one of `OBJECTIVES`.
 
-    Attributes:
-        name: one of `OBJECTIVES`.
-        exit_layer: FREE's single exit point `L_S`; by default a third of the layers (4 of 12).
-        kd_map: FREE's map `m` from shallow to deep layers, one of `KD_MAPS`.
-        intermediate: "all" layers below the last in every step, or "one" drawn at random.
+    `exit_layer` is FREE's single exit point `L_S`, by default a third of the layers, and `kd_map` its map `m`
+    from shallow to deep layers. `intermediate`: "all" layers below the last in every step, or "one" drawn.
     """
 
     name: str

@@ -19,13 +19,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def layer_states(network: nn.Module) -> Iterator[list[Tensor]]:
-    """Collects `h^1 .. h^L` of one forward pass of a T5-family decoder.
-
-    Example:
-        with layer_states(network) as states:
-            network(input_ids=..., decoder_input_ids=..., use_cache=False)
-        states[-1]   # h^L, [batch, position, d_model], before the final norm
-    """
+    """Collects `h^1 .. h^L`, each `[batch, position, d_model]`, of one forward pass within the context."""
     states: list[Tensor] = []
     with ExitStack() as hooks:
         for layer in network.get_decoder().block:

@@ -27,15 +27,10 @@ WARMUP_STEPS = 200
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to train.
+    """How long and how fast to train: passes over the pairs, peak learning rate, tokens in a batch, seed.
 
-    Attributes:
-        passes: passes over the pairs.
-        learning_rate: the peak; linear warm-up, then a cosine down to zero.
-        tokens_per_batch: source plus target tokens in a batch.
-        seed: decides the order of the batches and every draw.
-        embedding_rate: the embedding's learning rate as a multiple of the others'; 1 where it is pre-trained.
-        half: passes in bfloat16, on a GPU only; weights and optimizer stay in single precision.
+    `embedding_rate` is the embedding's learning rate as a multiple of the others'; 1 where it is pre-trained.
+    `half`: bfloat16 on a GPU; weights and optimizer stay in single precision.
     """
 
     passes: float

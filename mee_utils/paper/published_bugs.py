@@ -1,7 +1,7 @@
 """Bugs of published code, switched on around the decoder: their effect beside the number it may explain.
 
-A bug is a wrapped measure, a readout or a threshold that does what the published code does; all else is the
-decoder's own. The correct version of every pair is plain `generate` with a plain policy.
+A bug is a wrapped measure, a readout or a threshold that does what the published code does; all else, and the
+correct version of every pair, is plain `generate`.
 
 | bug | what is switched | correct counterpart |
 |---|---|---|
@@ -40,7 +40,6 @@ from .statements import BUGS
 THRESHOLD, DECAY = 0.9, 4.0  # as published
 COLLAPSE_BATCHES = (1, 32)  # alone, and the batch of MEE's final run
 COLLAPSE_FROM = 2  # a mean exit layer of exactly 2.00 (CNN/DM) says so; the text of MEE has 4
-TOP_K, FIRST_K, LEAST_K = 64, 256, 16  # the settings of notebook 03
 CALM_FROM = 4  # first exit layer of CALM, as in notebooks 03 and 04
 VANILLA_FROM = 14 / 24  # of vanilla, a share of the depth: the published runs exit at layers 14 and 15 of 24
 
@@ -191,13 +190,15 @@ class Pair:
         return getattr(self.correct.schedule, "zeta", self.correct.schedule.level)
 
 
-PRUNED = {"threshold": THRESHOLD, "pruning": "fixed", "top_k": TOP_K}
-DECAYED = {"threshold": THRESHOLD, "pruning": "decaying", "top_k": FIRST_K, "least_k": LEAST_K}
+SWAPPED = {  # bug -> what has it, and rule -> its options, as in notebooks 03 and 04
+    "positions for ids": (PositionPolicy, {"fixed": dict(pruning="fixed", top_k=64)}),
+    "list sorted by id": (SortedPolicy, {"decaying": dict(pruning="decaying", top_k=256, least_k=16)}),
+    "plausible set without its mass": (MasslessPolicy, {c: dict(contrast=c) for c in ("weighted", "jsd")}),
+}
 
 
 def pairs(bug: str, model: str, layers: int, exit_layer: int | None, max_new_tokens: int) -> Iterator[Pair]:
     """The pairs of policies that show one of `BUGS` on a model; "vanilla" exits later than the others."""
-    first = round(VANILLA_FROM * layers) if model == "vanilla" else CALM_FROM
     match check_choice("bug", bug, BUGS):
         case "depth collapse":
             for rule in ("softmax_margin", "hidden_similarity"):
@@ -207,18 +208,16 @@ def pairs(bug: str, model: str, layers: int, exit_layer: int | None, max_new_tok
         case "logits for probabilities":  # the class that was used has no minimum layer
             plain = ExitPolicy("rising_top1", threshold=THRESHOLD, min_layer=1)
             yield Pair("rising_top1", plain, replace(plain, measure=RisingLogit()))
-        case "positions for ids":
-            yield Pair("fixed", *(kind(min_layer=first, **PRUNED) for kind in (ExitPolicy, PositionPolicy)))
-        case "list sorted by id":
-            yield Pair("decaying", *(kind(min_layer=first, **DECAYED) for kind in (ExitPolicy, SortedPolicy)))
-        case "plausible set without its mass":
-            for contrast in ("weighted", "jsd"):
-                options = {"threshold": THRESHOLD, "min_layer": first, "contrast": contrast}
-                yield Pair(contrast, ExitPolicy(**options), MasslessPolicy(**options))
         case "mixture without weights":
             options = {"propagation": "parallel", "exit_layers": [exit_layer]}
             plain = ExitPolicy("max_probability", threshold=AdaptiveThreshold(), **options)
             yield Pair("max_probability", plain, replace(plain, threshold=UnweightedThreshold()))
+        case _:
+            first = round(VANILLA_FROM * layers) if model == "vanilla" else CALM_FROM
+            wrong, rules = SWAPPED[bug]
+            for rule, options in rules.items():
+                options = {"threshold": THRESHOLD, "min_layer": first, **options}
+                yield Pair(rule, ExitPolicy(**options), wrong(**options))
 
 
 def measure_bugs(

@@ -11,7 +11,7 @@ from random import Random
 
 from . import lexicon
 from .lexicon import Adjective, Noun
-from .words import Word, agreement, copied, distant, grammatical, translated
+from .words import SyntheticExample, Word, agreement, copied, distant, grammatical, translated, write
 
 VOWELS = "aeiouàâéèêëîïôûœ"
 MUTE_H = ("homme", "horloge", "hôpital", "hôpitaux", "hôtel", "hiver")
@@ -202,3 +202,10 @@ def sentence_pair(random: Random) -> Pair:
     if english[-1] != "?":
         english, french = english + ".", french + grammatical(".")
     return english[0].upper() + english[1:], french
+
+
+def translation(random: Random) -> SyntheticExample:
+    """Draws an example in the columns of WMT15."""
+    english, french = sentence_pair(random)
+    target, spans = write(french)
+    return SyntheticExample({"translation": {"en": english, "fr": target}}, english, target, spans)

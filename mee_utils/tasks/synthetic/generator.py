@@ -10,49 +10,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import NamedTuple
 
 from ...common.errors import check_choice
-from .french import sentence_pair
+from .french import translation
 from .stories import question, report
-from .words import Span, write
-
-
-class SyntheticExample(NamedTuple):
-    """One example in the columns of a hub corpus of its task, with the difficulty of each target word."""
-
-    columns: dict
-    source: str
-    target: str
-    spans: tuple[Span, ...]
-
-
-def _translation(random: Random) -> SyntheticExample:
-    english, french = sentence_pair(random)
-    target, spans = write(french)
-    return SyntheticExample({"translation": {"en": english, "fr": target}}, english, target, spans)
-
-
-def _question_answering(random: Random) -> SyntheticExample:
-    context, asked, answer = question(random)
-    target, spans = write(answer)
-    start = -1 if spans[0].difficulty == "counted" else context.find(target)
-    answers = {"text": [target], "answer_start": [start]}
-    columns = {"title": "", "context": context, "question": asked, "answers": answers}
-    return SyntheticExample(columns, f"{context} {asked}", target, spans)
-
-
-def _report(random: Random, column: str, events: int) -> SyntheticExample:
-    sentences, summary = report(random, events)
-    document, (target, spans) = " ".join(sentences), write(summary)
-    return SyntheticExample({column: document, "summary": target}, document, target, spans)
-
+from .words import SyntheticExample
 
 GENERATORS: dict[str, Callable[[Random], SyntheticExample]] = {
-    "question_answering": _question_answering,
-    "summarization": lambda random: _report(random, "dialogue", 1),
-    "translation": _translation,
-    "long_document_summarization": lambda random: _report(random, "document", random.randint(8, 12)),
+    "question_answering": question,
+    "summarization": lambda random: report(random, "dialogue", 1),
+    "translation": translation,
+    "long_document_summarization": lambda random: report(random, "document", random.randint(8, 12)),
 }
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from random import Random
 
 from . import lexicon
 from .lexicon import Noun
-from .words import Word, compared, copied, counted, grammatical, one_fact, two_facts
+from .words import SyntheticExample, Word, compared, copied, counted, grammatical, one_fact, two_facts, write
 
 NAMES = lexicon.FEMALE_NAMES + lexicon.MALE_NAMES
 KINDS = ("job", "transport", "month", "day", "dish", "weather")
@@ -148,12 +149,16 @@ def _compared(random: Random) -> Question:
     return sentences, asked, compared(winner.name)
 
 
-def question(random: Random) -> tuple[str, str, list[Word]]:
-    """Draws a context, a question about it and the words of its answer."""
+def question(random: Random) -> SyntheticExample:
+    """Draws a context and a question about it, in the columns of SQuAD."""
     kind = random.choices([_one_fact, _two_facts, _counted, _compared], weights=[50, 20, 15, 15])[0]
     sentences, asked, answer = kind(random)
     random.shuffle(sentences)
-    return " ".join(sentences), asked, answer
+    context, (target, spans) = " ".join(sentences), write(answer)
+    start = -1 if spans[0].difficulty == "counted" else context.find(target)
+    answers = {"text": [target], "answer_start": [start]}
+    columns = {"title": "", "context": context, "question": asked, "answers": answers}
+    return SyntheticExample(columns, f"{context} {asked}", target, spans)
 
 
 def _event(random: Random) -> tuple[list[str], list[Word]]:
@@ -183,7 +188,8 @@ def _event(random: Random) -> tuple[list[str], list[Word]]:
     return [opening, *body], summary
 
 
-def report(random: Random, events: int = 1) -> tuple[list[str], list[Word]]:
-    """Draws a report of one or more events: its sentences, and the words of its summary, event by event."""
-    drawn = [_event(random) for _ in range(events)]
-    return [text for story, _ in drawn for text in story], [word for _, summary in drawn for word in summary]
+def report(random: Random, column: str, events: int) -> SyntheticExample:
+    """Draws a report of one or more events, in a `column`, and its summary, event by event."""
+    stories, summaries = zip(*(_event(random) for _ in range(events)))
+    document, (target, spans) = " ".join(chain(*stories)), write([*chain(*summaries)])
+    return SyntheticExample({column: document, "summary": target}, document, target, spans)

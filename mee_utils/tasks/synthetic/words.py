@@ -61,3 +61,12 @@ def write(words: Sequence[Word]) -> tuple[str, tuple[Span, ...]]:
         spans.append(Span(len(text), len(text) + len(word.text), word.difficulty))
         text += word.text
     return text, tuple(spans)
+
+
+class SyntheticExample(NamedTuple):
+    """One example in the columns of a hub corpus of its task; its `source` decides its split."""
+
+    columns: dict
+    source: str
+    target: str
+    spans: tuple[Span, ...]
