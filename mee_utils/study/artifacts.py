@@ -1,4 +1,4 @@
-"""What is made once and read by all notebooks: traces and exit classifiers (`mee_utils trace`, `classifiers`).
+"""What is made once and read by all notebooks: traces and exit classifiers.
 
 Neither is shipped: each is a file below `build` that says what it belongs to, and is made anew where that is
 other weights, data, settings or code. A trace is of a model's own greedy output on the held-out examples of a
