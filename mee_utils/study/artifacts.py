@@ -103,7 +103,7 @@ def train_classifiers(
     """
     asked = lambda job: (not models or job.model in models) and (not seeds or job.seed in seeds)
     wanted = list(filter(asked, classifier_jobs(profile)))
-    tasks = _first_tokens(profile, held_out=False)
+    tasks = _first_tokens(profile, held_out=False) if wanted else []
     digests = [task.digest for task in tasks]
     settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
     weights = {name: weights_digest(profile, name) for name in dict.fromkeys(job.model for job in wanted)}
