@@ -166,7 +166,7 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
 
 
 def _kernels(folder: str, results: Path) -> type:
-    """Kernels that know where results go; each has a socket of its own, since two could take the same port."""
+    """Kernels that know where results go; each has its own socket, since two could take the same port."""
     from jupyter_client.manager import AsyncKernelManager
 
     socket = {"transport": "ipc", "ip": str(Path(folder) / "kernel")}
