@@ -97,7 +97,7 @@ def test_violations_over_splits():
     losses = (random.random((4, 600)) < np.array([0.01, 0.05, 0.1, 0.4])[:, None]).astype(float)
     table = calibration.violations(losses, LEVELS, 0.2)
     assert len(table) == 50 and (table.threshold == 0.7).mean() > 0.9 and not table.violated.any()
-    assert table.mean_loss.isin(losses.mean(axis=1)).all() and (table.test_loss > 0).all()
+    assert table.mean_loss.isin(losses.mean(axis=1)).all()
     edge = calibration.violations((random.random((1, 400)) < 0.2).astype(float), [0.9], 0.15, splits=200)
     assert edge.threshold.notna().mean() <= 0.05 and (edge.violated == edge.threshold.notna()).all()
     assert calibration.violations(losses, LEVELS, 0.001).threshold.isna().all()

@@ -16,7 +16,7 @@ from mee_utils.exits.classifiers import load_classifier, new_classifier, save_cl
 from mee_utils.exits.measures import TRAINED
 from mee_utils.models.costs import DecoderSizes
 from mee_utils.traces.classifier_training import targets, train_classifier
-from mee_utils.traces.stored_states import StoredStates
+from mee_utils.traces.replay import StoredStates
 
 REFERENCES = ["Rome", "La maison rouge", "A meeting.", "quatre", "Bob.", "Bob", "la rivière"]
 

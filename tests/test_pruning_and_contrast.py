@@ -18,8 +18,7 @@ from mee_utils.exits.measures import find_measure
 from mee_utils.models.costs import DecoderSizes, generation_flops
 from mee_utils.models.states import output_scale
 from mee_utils.paper.published_numbers import published_reductions
-from mee_utils.traces.replay import replay_policy
-from mee_utils.traces.stored_states import chunks
+from mee_utils.traces.replay import chunks, replay_policy
 
 
 @pytest.fixture(scope="module")

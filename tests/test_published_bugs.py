@@ -18,8 +18,7 @@ from mee_utils.exits.measures import RisingTop1, SoftmaxMargin
 from mee_utils.exits.thresholds import AdaptiveThreshold, Threshold
 from mee_utils.paper import published_bugs as bugs
 from mee_utils.paper.statements import BUGS
-from mee_utils.traces.replay import replay_policy
-from mee_utils.traces.stored_states import StoredStates
+from mee_utils.traces.replay import StoredStates, replay_policy
 
 LAYERS = 8
 

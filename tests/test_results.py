@@ -56,7 +56,7 @@ def test_a_curve_is_what_generate_gives_and_ends_when_little_is_left(lively_t5, 
         {"task": "translation", "model": "t5"},
         max_new_tokens=LENGTH,
     )
-    rows = pd.DataFrame(found.rows)
+    rows = pd.DataFrame(found["rows"])
     assert (
         list(rows.rule)[:2] == ["full_depth", "margin"]
         and rows.consistency_loss[0] == 0
@@ -70,10 +70,11 @@ def test_a_curve_is_what_generate_gives_and_ends_when_little_is_left(lively_t5, 
         and rows.consistency_loss.iloc[-1] > curves.ENOUGH
         and len(rows) < 5
     )
-    for row, losses, examples in zip(found.rows[1:], found.losses[1:], found.examples[1:], strict=True):
+    settings = list(zip(found["rows"], found["losses"], found["examples"], strict=True))
+    for row, losses, examples in settings[1:]:
         out = generate(lively_t5, INPUTS, margin(row["threshold"]), max_new_tokens=LENGTH)
         assert examples == pytest.approx(task.score_examples(out.texts)[task.metric])
-        assert row["mean_exit_layer"] == out.mean_exit_layer and losses.mean() == row["consistency_loss"]
+        assert row["mean_exit_layer"] == out.mean_exit_layer and np.mean(losses) == row["consistency_loss"]
 
 
 def made_decodings():

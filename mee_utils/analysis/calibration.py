@@ -16,8 +16,11 @@ from numbers import Real
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binom
 
 from ..common.errors import CompanionError, check_choice
+from ..decoding.generation import generate
+from ..decoding.inputs import EncoderCache, cut_at_end, detokenize
 from ..exits.policy import ExitPolicy
 from ..tasks.loading import Task
 from ..traces.replay import PolicyReplay, check_policy, replay_policy
@@ -36,8 +39,6 @@ def hoeffding_bentkus(losses: np.ndarray, delta: float, eps: float = 0.05) -> fl
     observed mean `m`, and Bentkus's, `e P(Binomial(n, delta) <= ceil(n m))` (Bates et al. 2021, Prop. 4; CALM
     uses it). `eps` is not used; p-values share one signature.
     """
-    from scipy.stats import binom
-
     count, mean = len(losses), min(float(np.mean(losses)), delta)
     lost = mean * np.log(mean / delta) if mean > 0 else 0.0
     entropy = (1 - mean) * np.log((1 - mean) / (1 - delta)) + lost
@@ -102,9 +103,15 @@ class Calibration:
         kind = "guaranteed by decoding" if decoded else "an estimate by replay, no guarantee"
         return f"Threshold {self.threshold:g} for {demand}: {kind}."
 
-    def mean_at_threshold(self, losses: np.ndarray) -> float:
-        """Mean of `losses` `[threshold, example]` at the threshold found; 0 if there is none."""
-        return 0.0 if self.threshold is None else float(losses[self.tested.index(self.threshold)].mean())
+    def outcome(self, losses: np.ndarray) -> dict[str, float]:
+        """What the threshold found does to other `losses` `[threshold, example]`: `threshold` (NaN if none
+        passed), `mean_loss` (then 0: nobody exits), `violated`, whether that exceeds delta.
+        """
+        found, mean = self.threshold is not None, 0.0
+        if found:
+            mean = float(losses[self.tested.index(self.threshold)].mean())
+        level = self.threshold if found else np.nan
+        return {"threshold": level, "mean_loss": mean, "violated": mean > self.delta}
 
 
 def check_demand(thresholds: Sequence[float], delta: float, eps: float) -> list[float]:
@@ -137,8 +144,7 @@ def learn_then_test(
     Args:
         losses: `[threshold, example]` in 0..1, or its rows, which are only taken while tests pass.
         thresholds: strictly descending: the safest first.
-        delta: the largest mean loss that is tolerated.
-        eps: probability that the guarantee fails.
+        delta, eps: the largest mean loss that is tolerated, and the probability that the guarantee fails.
         bound: "hoeffding_bentkus", "betting", or a p-value of your own: `(losses, delta, eps) -> number`.
         source: of the losses, "decoding" or "replay"; what is said of the result depends on it.
 
@@ -206,16 +212,11 @@ def calibrate(
         model: from `load_model`.
         task: the calibration examples, from `load_task`; not those that results are reported on.
         policy: any policy with a threshold, pruned and contrasted ones too; its decay stays.
-        delta: the largest mean loss that is tolerated.
-        eps: probability that the guarantee fails.
+        delta, eps: the largest mean loss that is tolerated, and the probability that the guarantee fails.
         thresholds: descending; decoding stops at the first that fails.
-        kind: of the loss, see `consistency_losses`.
-        bound: see `learn_then_test`.
+        kind, bound: see `consistency_losses` and `learn_then_test`.
         settings: of `generate`.
     """
-    from ..decoding.generation import generate
-    from ..decoding.inputs import EncoderCache
-
     if not isinstance(task, Task):
         raise CompanionError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
     check_policy(policy)
@@ -235,23 +236,18 @@ def replayed_losses(
 
     The trace must be of the model's own output on the inputs of the task; the policy's threshold is replaced.
     """
-    from ..decoding.inputs import cut_at_end, detokenize
-
     trace, end = replayed.trace, model.network.config.eos_token_id
     if trace.along != "greedy" or len(trace.source_tokens) != len(task):
         raise CompanionError(
             "Give the trace of the model's own output, trace(model, task.inputs), on these examples."
         )
     starts = np.flatnonzero(np.diff(trace.sequence)) + 1
-
-    def texts(tokens: np.ndarray) -> list[str]:
-        return detokenize(model, [cut_at_end(ids.tolist(), end) for ids in np.split(tokens, starts)])
-
-    full, rows = texts(trace.final_id), []
+    outputs = lambda tokens: [cut_at_end(ids.tolist(), end) for ids in np.split(tokens, starts)]
+    full, rows = detokenize(model, outputs(trace.final_id)), []
     for threshold in thresholds:
         exits = replayed.at_threshold(threshold).exits(max_new_tokens)
         chosen = replayed.token_ids[np.arange(len(trace)), exits]
-        rows.append(consistency_losses(task, texts(chosen), full))
+        rows.append(consistency_losses(task, detokenize(model, outputs(chosen)), full))
     return np.stack(rows)
 
 
@@ -268,12 +264,8 @@ def violations(
 
     The pool of examples stands for the population, so that "violated" is about what is guaranteed, the mean
     loss of the population, not about a test half with noise of its own. Splits share the pool and are not
-    independent: their rate is no binomial draw; for that, draw new pools. Else as `learn_then_test`.
-
-    Returns:
-        One row a split: `threshold` (NaN if none passed), `mean_loss` of all examples there and `test_loss`
-            of those that did not calibrate (both 0 if none passed: nobody exits), and `violated`, whether
-            `mean_loss` exceeds delta.
+    independent: their rate is no binomial draw; for that, draw new pools. Else as `learn_then_test`; one row
+    a split, the `Calibration.outcome` of all examples.
     """
     losses, random, rows = np.asarray(losses, dtype=np.float64), np.random.default_rng(0), []
     examples = losses.shape[1]
@@ -282,11 +274,9 @@ def violations(
         wrong = f"share={share} of {examples} examples leaves none to calibrate on, or none to test on."
         raise CompanionError(wrong)
     for _ in range(splits):
-        order = random.permutation(examples)
-        found = learn_then_test(losses[:, order[:calibrating]], thresholds, delta, eps, bound)
-        mean, test = (found.mean_at_threshold(part) for part in (losses, losses[:, order[calibrating:]]))
-        means = {"mean_loss": mean, "test_loss": test, "violated": mean > delta}
-        rows.append({"threshold": np.nan if found.threshold is None else found.threshold, **means})
+        chosen = random.permutation(examples)[:calibrating]
+        found = learn_then_test(losses[:, chosen], thresholds, delta, eps, bound)
+        rows.append(found.outcome(losses))
     return pd.DataFrame(rows)
 
 
@@ -306,9 +296,8 @@ def fresh_samples(
     come from a replay (the trace is of the model's own output): they are the losses of another decoder, one
     that does not see its own exits, and what is claimed of learn-then-test holds of them too.
 
-    Returns:
-        One row a rule, delta, bound and set: `threshold` (NaN if none passed), `loss` of the population
-            there, `violated`.
+    One row a `rule`, `bound`, `delta` and `pool`: `threshold` (NaN if none passed), `loss` of the population
+    there, `violated`.
     """
     size = len(task) // pools
     if not size:
@@ -322,7 +311,6 @@ def fresh_samples(
         for (bound, test), delta, pool in product(TESTS.items(), deltas, range(pools)):
             part = losses[:, pool * size : (pool + 1) * size]
             found = learn_then_test(part, thresholds, delta, eps, test, source="replay")
-            threshold = np.nan if found.threshold is None else found.threshold
-            loss, row = found.mean_at_threshold(losses), {"rule": rule, "bound": bound, "delta": delta}
-            rows.append({**row, "pool": pool, "threshold": threshold, "loss": loss, "violated": loss > delta})
-    return pd.DataFrame(rows)
+            row = {"rule": rule, "bound": bound, "delta": delta, "pool": pool}
+            rows.append(row | found.outcome(losses))
+    return pd.DataFrame(rows).rename(columns={"mean_loss": "loss"})

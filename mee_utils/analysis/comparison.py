@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t
 
 from ..common.errors import CompanionError
-from ..exits.policy import ExitPolicy
-from ..models.costs import DecoderSizes, generation_flops
+from ..decoding.generation import generate
+from ..decoding.inputs import EncoderCache
+from ..exits.policy import BoundPolicy, ExitPolicy
+from ..models.costs import DecoderSizes
 from ..traces.replay import PolicyReplay, replay_policy
 from ..traces.trace import Trace
 from .calibration import Rules, consistency_losses
@@ -51,8 +53,6 @@ def decode(
     model, task, policy: ExitPolicy | None, full: DecodingResult | None = None, **settings
 ) -> DecodingResult:
     """Decodes a task and scores it; outputs are compared with those of `full`. `settings` of `generate`."""
-    from ..decoding.generation import generate
-
     found, metric = generate(model, task.inputs, policy, **settings), task.metric
     same = [True] if full is None else [a == b for a, b in zip(found.texts, full.texts, strict=True)]
     examples, flops = task.score_examples(found.texts), found.flops.sum()
@@ -103,12 +103,9 @@ def comparison(
 ) -> tuple[pd.DataFrame, dict]:
     """Decodes a task with every policy (labels -> policy) and sets it beside full depth.
 
-    Returns:
-        One row a policy, the first at full depth: `task`, the labels in the columns `names`, `result_row`;
-            and labels -> `DecodingResult`, with the key None for full depth.
+    Returns one row a policy, the first at full depth (`task`, the labels in the columns `names`,
+    `result_row`), and labels -> `DecodingResult`, with the key None for full depth.
     """
-    from ..decoding.inputs import EncoderCache
-
     settings = {"encodings": EncoderCache(), **settings}
     full = decode(model, task, None, **settings)
     decoded = {labels: decode(model, task, policy, full, **settings) for labels, policy in policies.items()}
@@ -129,23 +126,14 @@ def threshold_grid(trace: Trace, policy: ExitPolicy, shares: Sequence[float], mo
     return sorted(set(found.threshold.tolist()), reverse=True)
 
 
-class ThresholdSweep(NamedTuple):
-    """Decoded settings of one task and model, the first at full depth: `rows` of a table, and for each its
-    consistency `losses` and the scores of its `examples` (percent), `[example]`.
-    """
-
-    rows: list[dict]
-    losses: list[np.ndarray]
-    examples: list[np.ndarray]
-
-
-def decode_curves(model, task, rules: Rules, labels: dict, **settings) -> ThresholdSweep:
+def decode_curves(model, task, rules: Rules, labels: dict, **settings) -> dict[str, list]:
     """Decodes a task with every rule, strictest threshold first, until outputs are nothing like those of full
     depth. `settings` are those of `generate`.
-    """
-    from ..decoding.inputs import EncoderCache
 
-    settings, swept = {"encodings": EncoderCache(), **settings}, ThresholdSweep([], [], [])
+    Returns lists, ready for JSON, of every setting, the first at full depth: `rows` of a table, and of every
+    example the consistency `losses` and the scores (`examples`, percent).
+    """
+    settings, swept = {"encodings": EncoderCache(), **settings}, {"rows": [], "losses": [], "examples": []}
     full = decode(model, task, None, **settings)
 
     def add(rule: str, threshold: float, found: DecodingResult) -> float:
@@ -154,9 +142,13 @@ def decode_curves(model, task, rules: Rules, labels: dict, **settings) -> Thresh
         means = {"consistency_loss": float(losses.mean()), "risk_loss": float(risk)}
         row = result_row(found, full)
         scores = {name: row.pop(name) for name in ("score", "retained", "low", "high")}
-        swept.rows.append({**labels, "rule": rule, "threshold": float(threshold), **scores, **means, **row})
-        swept.losses.append(losses)
-        swept.examples.append(found.examples)
+        row = {**labels, "rule": rule, "threshold": float(threshold), **scores, **means, **row}
+        for name, values in (
+            ("rows", row),
+            ("losses", losses.tolist()),
+            ("examples", found.examples.tolist()),
+        ):
+            swept[name].append(values)
         return losses.mean()
 
     add("full_depth", float("nan"), full)
@@ -170,11 +162,9 @@ def decode_curves(model, task, rules: Rules, labels: dict, **settings) -> Thresh
 def cheapest_keeping(decoded: dict, quality: float, **labels) -> list[dict]:
     """The cheapest setting of each rule that keeps a share `quality` of the full score on half the examples.
 
-    Examples 0, 2, 4 ... choose. `decoded` is as `comparison` returns it, with labels (rule, threshold).
-
-    Returns:
-        A row for each rule that has such a setting: `rule`, `threshold`, `checked` (the share kept on the
-            other half, with its interval), `not_refuted`, `mean_exit_layer`, `flops_share`.
+    Examples 0, 2, 4 ... choose. `decoded` is as `comparison` returns it, with labels (rule, threshold). A row
+    for each rule that has such a setting: `rule`, `threshold`, `checked` (the share kept on the other half,
+    with its interval), `not_refuted`, `mean_exit_layer`, `flops_share`.
     """
     full, rows = decoded[None], []
     ordered = sorted(filter(None, decoded), key=lambda setting: decoded[setting].flops)
@@ -193,10 +183,11 @@ def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, 
     """A replay at its own threshold: what `at_exits` returns, and `flops_share`."""
     trace, exits = replayed.trace, replayed.exits(max_new_tokens)
     rows = replayed.readout_rows[np.arange(len(exits)), exits]
-    layers, rows = (_by_output(trace, values) for values in (replayed.layers[exits], rows))
-    parts = replayed.bound.flops(trace.sizes, layers, rows, trace.source_tokens)
-    spent = float(sum(map(np.sum, parts.values())))
-    return {**at_exits(replayed, max_new_tokens), "flops_share": spent / _full_depth_flops(trace)}
+    spent = _flops(trace, replayed.bound, replayed.layers[exits], rows)
+    depth, vocabulary = trace.layers, trace.sizes.vocabulary
+    no_exit = ExitPolicy("static", min_layer=depth).bind(depth, vocabulary)
+    full = _flops(trace, no_exit, np.full(len(trace), depth), np.full(len(trace), vocabulary))
+    return {**at_exits(replayed, max_new_tokens), "flops_share": spent / full}
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
@@ -210,14 +201,10 @@ def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) 
     return pd.DataFrame(rows)
 
 
-def _full_depth_flops(trace: Trace) -> float:
-    """Decoder FLOPs of all tokens of a trace at full depth."""
-    lengths, vocabulary = np.bincount(trace.sequence), trace.sizes.vocabulary
-    parts = [
-        generation_flops(trace.sizes, np.full(n, trace.layers), source, np.full(n, vocabulary))
-        for n, source in zip(lengths, trace.source_tokens, strict=True)
-    ]
-    return float(sum(sum(part.values()) for part in parts))
+def _flops(trace: Trace, bound: BoundPolicy, exit_layers: np.ndarray, readout_rows: np.ndarray) -> float:
+    """Decoder FLOPs of all tokens of a trace that leave and are read out so, `[token]` each."""
+    outputs = (_by_output(trace, values) for values in (exit_layers, readout_rows))
+    return float(sum(map(np.sum, bound.flops(trace.sizes, *outputs, trace.source_tokens).values())))
 
 
 def _by_output(trace: Trace, values: np.ndarray) -> list[np.ndarray]:
@@ -228,9 +215,8 @@ def _by_output(trace: Trace, values: np.ndarray) -> list[np.ndarray]:
 def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict[str, float]:
     """How well a replay foretells real decoding (a `Generation` or `DecodingResult`) on the same inputs.
 
-    Returns:
-        `same_output`: share of outputs that are the full-depth ones; `same_exit`: share of tokens, up to the
-            first that differs from the full-depth output, with the same exit layer; both mean exit layers.
+    `same_output`: share of outputs that are the full-depth ones; `same_exit`: share of tokens, up to the
+    first that differs from the full-depth output, with the same exit layer; both mean exit layers.
     """
     trace, exits = replayed.trace, replayed.exit_layers(max_new_tokens)
     if trace.along != "greedy" or len(trace.source_tokens) != len(decoded.token_ids):
@@ -278,13 +264,11 @@ def replay_against_decoding(
 
 
 def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None = None) -> dict[str, float]:
-    """What one decision of a measure costs, counted. `ids` is how many token ids pruned readouts score after
-    the one at `min_layer`; None: all of them.
+    """What one decision of a measure costs, counted, where pruned readouts score so many `ids` (None: all).
 
-    Returns:
-        `share_of_layer` (attention, and keys and values of skipped layers, which depend on the length, left
-            out), and `break_even`: the mean exit layer, as a share of the depth, below which a rule that
-            decides at every layer from `min_layer` on costs less than full depth.
+    `share_of_layer` leaves out what depends on the length: attention, and keys and values of skipped layers.
+    `break_even` is the mean exit layer, as a share of the depth, below which a rule that decides at every
+    layer from `min_layer` on costs less than full depth.
     """
     if measure.readout:
         cost = sizes.readout / sizes.projections * ((ids or sizes.vocabulary) / sizes.vocabulary)
@@ -301,8 +285,6 @@ def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]
     """Mean of `columns` over seeds, by group, with the 95 % interval of a t distribution: `<name>_low`,
     `<name>_high`. A single seed has no interval.
     """
-    from scipy.stats import t
-
     rows = []
     for key, part in table.groupby(list(by), sort=False):
         row, seeds = dict(zip(by, key, strict=True)), len(part)

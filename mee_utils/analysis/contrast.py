@@ -18,8 +18,7 @@ from ..common.errors import CompanionError
 from ..decoding.exit_state import ExitState
 from ..exits.contrast import ALPHA, check_alpha, jensen_shannon, weighted_contrast
 from ..models.loading import Model
-from ..traces.replay import PolicyReplay
-from ..traces.stored_states import StoredStates, chunks
+from ..traces.replay import PolicyReplay, StoredStates, chunks
 from ..traces.trace import Trace
 from .statistics import bootstrap
 
@@ -44,12 +43,11 @@ def _amateur(layer: int) -> int:
     return max(1, layer // 2)
 
 
-def _farthest(probabilities: list[Tensor], layer: int) -> Tensor:
+def _farthest(probabilities: list[Tensor], layer: int) -> np.ndarray:
     """`[token]`: the earlier layer that differs most from `layer` (Jensen-Shannon), counted from 1."""
-    import torch
-
-    distances = [jensen_shannon(probabilities[layer - 1], early) for early in probabilities[: layer - 1]]
-    return torch.stack(distances).argmax(dim=0) + 1
+    late = probabilities[layer - 1]
+    distances = [jensen_shannon(late, early).cpu().numpy() for early in probabilities[: layer - 1]]
+    return np.argmax(distances, axis=0) + 1
 
 
 def one_token(
@@ -64,9 +62,8 @@ def one_token(
 ) -> pd.DataFrame:
     """What each contrast does to one token of the trace at one `layer`, the expert, for its `top` ids.
 
-    Returns:
-        `kind` (weighted, jsd), `layer`, `amateur_layer`, `token` (by `decode`), the probabilities `expert`,
-            `amateur`, `contrast`, and `plausible`, whether the id is in the plausible set.
+    `kind` (weighted, jsd), `layer`, `amateur_layer`, `token` (by `decode`), the probabilities `expert`,
+    `amateur`, `contrast`, and `plausible`, whether the id is in the plausible set.
     """
     if not 2 <= layer <= trace.layers:
         raise CompanionError(f"layer={layer}: a contrast needs an earlier layer; give 2 to {trace.layers}.")
@@ -87,13 +84,11 @@ def one_token(
 
 def telling_token(trace: Trace, layer: int, model: Model, alpha: float = ALPHA) -> int:
     """The token with the surest expert whose top-1 the weighted contrast changes; else the least sure one."""
-    import torch
-
     best, sure = None, -1.0
     for tokens, states in _states(trace, model):
         expert, amateur = _pair(states, layer)
         changed = weighted_contrast(expert, amateur, alpha).argmax(-1) != expert.argmax(-1)
-        confidence = torch.where(changed, expert.softmax(-1).amax(-1), -1.0)
+        confidence = expert.softmax(-1).amax(-1).where(changed, -1.0)
         if confidence.max() > sure:
             best, sure = tokens.start + int(confidence.argmax()), float(confidence.max())
     return int(trace.margin[:, layer - 1].argmin()) if best is None else best
@@ -102,11 +97,9 @@ def telling_token(trace: Trace, layer: int, model: Model, alpha: float = ALPHA) 
 def plausible_sets(trace: Trace, model: Model, alpha: float = ALPHA, **labels) -> pd.DataFrame:
     """How many ids are plausible at each layer, and what that does to the weighted contrast's confidence.
 
-    Returns:
-        `layer`; `single`, the share of tokens with one plausible id; mean confidences (margins): `plain`,
-            `contrast` (ours), and `without_mass` (as in the public code, the softmax over the plausible set
-            not scaled to the expert's mass there: one id gets 1); and `wrong_single`, the share of single
-            plausible ids that are not the prediction of full depth.
+    `single` is the share of tokens with one plausible id, `wrong_single` of those the share whose id is not
+    the prediction of full depth; mean confidences (margins): `plain`, `contrast` (ours), `without_mass` (as
+    in the public code, the softmax over the plausible set not scaled to the expert's mass: one id gets 1).
     """
     check_alpha(alpha)
     found: dict[int, list] = {layer: [] for layer in range(2, trace.layers + 1)}
@@ -126,12 +119,10 @@ def plausible_sets(trace: Trace, model: Model, alpha: float = ALPHA, **labels) -
 
 def _margins(expert: Tensor, amateur: Tensor, alpha: float) -> tuple[np.ndarray, ...]:
     """Whether each token has one plausible id, and its margin: plain, contrasted, contrasted without mass."""
-    import torch
-
-    late = torch.log_softmax(expert, -1)
+    late = expert.log_softmax(-1)
     plausible = late >= late.amax(-1, keepdim=True) + log(alpha)
-    ratio = (late - torch.log_softmax(amateur, -1)).masked_fill(~plausible, -torch.inf)
-    distributions = (late.exp(), weighted_contrast(expert, amateur, alpha).exp(), torch.softmax(ratio, -1))
+    ratio = (late - amateur.log_softmax(-1)).masked_fill(~plausible, -np.inf)
+    distributions = (late.exp(), weighted_contrast(expert, amateur, alpha).exp(), ratio.softmax(-1))
     margins = [-each.topk(2, dim=-1).values.diff(dim=-1)[:, 0] for each in distributions]
     return (plausible.sum(-1) == 1).cpu().numpy(), *(margin.cpu().numpy() for margin in margins)
 
@@ -152,7 +143,7 @@ def chosen_amateurs(trace: Trace, model: Model, **labels) -> pd.DataFrame:
     for _, states in _states(trace, model):
         probabilities = [state.full_logits.softmax(-1) for state in states]
         for layer in range(2, layers + 1):
-            counts[layer] += np.bincount(_farthest(probabilities, layer).cpu().numpy(), minlength=layers + 1)
+            counts[layer] += np.bincount(_farthest(probabilities, layer), minlength=layers + 1)
     expert, amateur = np.tril_indices(layers + 1, -1)
     pairs = {"layer": expert, "amateur_layer": amateur, "share": (counts / len(trace))[expert, amateur]}
     return pd.DataFrame({**labels, **pairs}).query("amateur_layer > 0").reset_index(drop=True)
@@ -162,12 +153,10 @@ def pareto_verdict(decoded: dict, plain: tuple[str, ...], tested: tuple[str, ...
     """Is a `tested` rule a Pareto improvement over the `plain` ones and full depth?
 
     It must beat the best plain setting that costs no more. `decoded` is as `comparison` returns it. The
-    intervals are Bonferroni's over the tested settings, 95 % together; scores are means over examples.
-
-    Returns:
-        One row a tested setting: `rule`, `threshold`, `flops_share`, `score`, `cheapest` (no plain setting
-            costs as little, so that there is none to compare with), `best_plain` (the score to beat), `gain`
-            with its paired interval `low`, `high` (points), `improves` (that lies above 0), `worse` (below).
+    intervals are Bonferroni's over the tested settings, 95 % together; scores are means over examples. One
+    row a tested setting: `rule`, `threshold`, `flops_share`, `score`, `cheapest` (no plain setting costs as
+    little, so that there is none to compare with), `best_plain` (the score to beat), `gain` with its paired
+    interval `low`, `high` (points), `improves` (that lies above 0), `worse` (below).
     """
     settings = {labels: found for labels, found in decoded.items() if labels and labels[0] in tested}
     rivals = [found for labels, found in decoded.items() if labels is None or labels[0] in plain]

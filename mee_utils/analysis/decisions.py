@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from sklearn.metrics import roc_auc_score
 
 from ..common.errors import CompanionError
 from ..traces.replay import PolicyReplay
 from .monotonicity import settled_from
-from .statistics import Interval, mean_interval, reliability
+from .statistics import NOTHING, mean_interval, reliability
 
 
 def roc_area(score: np.ndarray, label: np.ndarray) -> float:
@@ -27,8 +28,6 @@ def roc_area(score: np.ndarray, label: np.ndarray) -> float:
     >>> roc_area(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
     """
-    from sklearn.metrics import roc_auc_score
-
     return float(roc_auc_score(label, score)) if 0 < np.sum(label) < len(label) else float("nan")
 
 
@@ -42,10 +41,9 @@ def ranking(replayed: PolicyReplay, **labels) -> pd.DataFrame:
 def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd.DataFrame:
     """What happens at the policy's threshold, layer by layer.
 
-    Returns:
-        `layer`; `precision`, of the tokens above the threshold there, the share that may exit; `recall`, of
-        the tokens at which the oracle has exited by then, the share above the threshold; `above`, the share
-        of all tokens. Precision and recall have a 95 % interval over sequences (NaN without such tokens).
+    `precision`: of the tokens above the threshold at a layer, the share that may exit; `recall`: of those at
+    which the oracle has exited by then, the share above the threshold; `above`: the share of all tokens. The
+    first two have a 95 % interval over sequences (NaN without such tokens).
     """
     above, sequence = replayed.exceeded(max_new_tokens), replayed.trace.sequence
     settled, rows = settled_from(replayed.trace), []
@@ -55,9 +53,7 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
             ("precision", replayed.same_token[:, place], above[:, place]),
             ("recall", above[:, place], settled <= layer),
         ):
-            interval = Interval(np.nan, np.nan, np.nan)
-            if chosen.any():
-                interval = mean_interval(values[chosen], sequence[chosen])
+            interval = mean_interval(values[chosen], sequence[chosen]) if chosen.any() else NOTHING
             row |= interval.columns(name, f"{name}_")
         rows.append(row)
     return pd.DataFrame(rows)

@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ..decoding.generation import generate
 from ..exits.policy import ExitPolicy
 from ..models.costs import DecoderSizes, generation_flops
+from ..models.loading import load_model
 from ..tasks import load_task
 
 LAYOUTS = {"Multi-News": ("document", "summary"), "BigPatent": ("description", "abstract")}
@@ -51,8 +53,6 @@ def random_long_t5(tokenizer, folder: Path):
     import torch
     from transformers import LongT5Config, LongT5ForConditionalGeneration
 
-    from ..models.loading import load_model
-
     torch.manual_seed(0)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = LongT5Config(vocab_size=len(tokenizer), **LONG_T5, **ids)
@@ -69,8 +69,6 @@ def costs_by_part(
     One row a policy (name -> policy): `labels`, `source_tokens`, `rule`, `mean_exit_layer`, `flops_share`,
     and `<part>_share` of each part.
     """
-    from ..decoding.generation import generate
-
     source = float(np.mean([len(ids) for ids in model.tokenizer(list(task.inputs)).input_ids]))
     rows, full = [], None
     for name, policy in policies.items():

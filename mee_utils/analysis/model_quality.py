@@ -9,6 +9,7 @@ import pandas as pd
 
 from ..common.errors import CompanionError
 from ..tasks.synthetic.words import DIFFICULTIES
+from ..traces.trace import trace
 from .statistics import mean_interval
 
 
@@ -63,8 +64,6 @@ def score_table(tasks: Mapping, texts: Mapping, baselines: Mapping, seed: int = 
 
 def difficulty_accuracy(tasks: Mapping, models: Mapping, max_target: int) -> pd.DataFrame:
     """Accuracy at full depth by difficulty, references fed in, with 95 % intervals over sequences."""
-    from ..traces.trace import trace
-
     rows = []
     for name, model in models.items() if tasks else ():
         tables = []

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from .statistics import (
+    NOTHING,
     Interval,
     difference_interval,
     mean_interval,
@@ -91,20 +92,18 @@ def reliability_bins(
     """A reliability diagram for each of some layers: accuracy by top-1 probability, with an interval for each
     bin. `correct` `[token, layer]` says whether the layer's top-1 is right, by whatever truth is meant.
     """
-    rows = []
+    tables = []
     for layer in layers:
-        confidence, right = trace.top1_probability[:, layer - 1], correct[:, layer - 1]
-        found = reliability(confidence, right, bins)
-        for number, count in enumerate(found.count):
-            chosen = found.index == number
-            low, high = np.nan, np.nan
-            if count:
-                _, low, high = mean_interval(right[chosen], trace.sequence[chosen])
-            edges = {"bin_low": found.edges[number], "bin_high": found.edges[number + 1]}
-            means = {"confidence": found.confidence[number], "accuracy": found.accuracy[number]}
-            size = {"tokens": count, "expected_calibration_error": found.error}
-            rows.append({**labels, "layer": layer, **edges, **means, **size, "low": low, "high": high})
-    return pd.DataFrame(rows)
+        right = correct[:, layer - 1]
+        found = reliability(trace.top1_probability[:, layer - 1], right, bins)
+        chosen = [found.index == number for number in range(bins)]
+        intervals = [mean_interval(right[c], trace.sequence[c]) if c.any() else NOTHING for c in chosen]
+        edges = {"bin_low": found.edges[:-1], "bin_high": found.edges[1:]}
+        means = {"confidence": found.confidence, "accuracy": found.accuracy}
+        size = {"tokens": found.count, "expected_calibration_error": found.error}
+        bounds = {"low": [each.low for each in intervals], "high": [each.high for each in intervals]}
+        tables.append(pd.DataFrame({**labels, "layer": layer, **edges, **means, **size, **bounds}))
+    return pd.concat(tables, ignore_index=True)
 
 
 def layer_reliability(trace, correct: np.ndarray, bins: int = 10, **labels) -> pd.DataFrame:

@@ -69,9 +69,8 @@ def _from_where_on(right: np.ndarray, layers: Sequence[int]) -> int:
 def exactness(pruned: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -> dict[str, float]:
     """How often a pruned run emits something else than the same run unpruned; both are ids of every output.
 
-    Returns:
-        `other_output`, the share of outputs that differ; `other_token`, of the tokens up to the first that
-        differs, the share that does (what follows a different token differs for that reason alone).
+    `other_output` is the share of outputs that differ; `other_token`, of the tokens up to the first that
+    differs, the share that does (what follows a different token differs for that reason alone).
     """
     differ, compared = 0, 0
     for ours, theirs in zip(pruned, plain, strict=True):

@@ -27,18 +27,16 @@ GROUPS = ("easy", "difficult")
 def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
     """One row a prefix; a state counts as similar to the last one from the cosine `threshold` on.
 
-    Returns:
-        `sequence`; `prefix_tokens`, tokens before and with the start token; `mean_similarity` over layers 1
-            to L - 1; `first_similar`, the first similar layer (L if none before); `similar_states`, how many
-            of the L - 1 are similar; `rises_after_a`, whether similarity rises strictly from layer a + 1 on,
-            for a = 0, L / 6 and L / 3; `settled_from`, the oracle's exit; `loss` on the token in nats.
+    `prefix_tokens`: tokens before and with the start token; `mean_similarity` over layers 1 to L - 1;
+    `first_similar`: the first similar layer (L if none before); `similar_states`: how many of the L - 1 are
+    similar; `rises_after_a`: whether similarity rises strictly from layer a + 1 on, for a = 0, L / 6 and
+    L / 3; `settled_from`: the oracle's exit; `loss` on the token in nats.
     """
     if not 0 < threshold < 1:
         raise CompanionError(f"threshold={threshold}: give a cosine between 0 and 1 (MEE: 0.9).")
     if trace.along != "reference":
-        raise CompanionError(
-            "Saturation is described on references: make the trace with trace(model, inputs, references)."
-        )
+        call = "trace(model, inputs, references)"
+        raise CompanionError(f"Saturation is described on references: make the trace with {call}.")
     similarity = trace.final_similarity[:, :-1].astype(np.float64)
     similar = similarity >= threshold
     rises = {f"rises_after_{a}": strictly_monotonic(trace.final_similarity, a) for a in starts(trace.layers)}

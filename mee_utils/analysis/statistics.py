@@ -29,6 +29,9 @@ class Interval(NamedTuple):
         return {name: self.mean, f"{prefix}low": self.low, f"{prefix}high": self.high}
 
 
+NOTHING = Interval(np.nan, np.nan, np.nan)
+
+
 def percentiles(drawn, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper bound of a statistic `[resample, ...]`; resamples that are NaN do not count."""
     tail = 50 * (1 - level)
@@ -61,10 +64,8 @@ def mean_interval(values: np.ndarray, sequence: np.ndarray, **options) -> Interv
     counts = np.bincount(index).astype(np.float64)
     sums = np.zeros((len(counts), *values.shape[1:]))
     np.add.at(sums, index, values)
-
-    def means(weights: np.ndarray) -> np.ndarray:
-        return np.tensordot(weights, sums, 1) / (weights @ counts).reshape(-1, *[1] * (values.ndim - 1))
-
+    shape = (-1, *[1] * (values.ndim - 1))
+    means = lambda weights: np.tensordot(weights, sums, 1) / (weights @ counts).reshape(shape)
     return Interval(values.mean(axis=0), *bootstrap(means, len(counts), **options))
 
 

@@ -80,16 +80,11 @@ class CollapsingDepth(Measure):
         return confidences
 
     def flops(self, d_model: int) -> int:
-        """As the measure."""
         return self.measure.flops(d_model)
 
 
 def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
-    """The same policy under depth collapse; `max_new_tokens` as given to `generate`.
-
-    Raises:
-        CompanionError: a policy without a constant or decaying threshold, or with `propagation="parallel"`.
-    """
+    """The same policy under depth collapse, if it has a constant or decaying threshold and copies states."""
     if policy.propagation != "copy":
         fills = 'propagation="parallel" fills the keys and values later'
         raise CompanionError(f'{fills}: depth collapse needs propagation="copy".')
@@ -97,10 +92,7 @@ def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
 
 
 class RisingLogit(RisingTop1):
-    """The rising top-1 rule on logits instead of probabilities (MEE, code).
-
-    A constant added to all logits of a model changes no probability, but it changes whether this rule exits.
-    """
+    """The rising top-1 rule on logits, known up to a constant, not on probabilities (MEE, code)."""
 
     def confidence(self, state):
         """The top-1 logit if it rose twice, else 0."""
@@ -117,7 +109,6 @@ class PositionReadout(Readout):
     """Emits the place in the kept list as the token ("Not all FLOPs", fixed pruning); confidence is right."""
 
     def read(self, state) -> ReadoutLogits:
-        """As `Readout`, with the wrong tokens."""
         return _PositionLogits(**vars(super().read(state)))
 
 
@@ -148,7 +139,7 @@ class PositionPolicy(ExitPolicy):
 
 
 class SortedPolicy(ExitPolicy):
-    """`ExitPolicy` with a `SortedReadout`. Raises `CompanionError` for another pruning than "decaying"."""
+    """`ExitPolicy` with a `SortedReadout`, for decaying pruning only."""
 
     reads = SortedReadout
 
@@ -169,7 +160,6 @@ class UnweightedThreshold(AdaptiveThreshold):
     """FREE's adaptive threshold without the mixing weights (FREE, code): agreement counts as one half."""
 
     def posterior(self, confidence: np.ndarray) -> np.ndarray:
-        """As if there were as many labels of either kind; needs a fit."""
         equal = copy.copy(self)
         equal.labels = {True: [0.5], False: [0.5]}
         return AdaptiveThreshold.posterior(equal, confidence)
@@ -242,8 +232,7 @@ def measure_bugs(
         bugs: names in `BUGS`.
 
     Returns:
-        One row a `bug`, `model`, `task`, `rule`, `batch` and `version` ("published", "correct"): `threshold`,
-        `full_score` (at full depth), and the columns of `result_row`.
+        One row a bug, model, task, rule, batch and `version` ("published", "correct"), as `result_row`.
 
     Raises:
         CompanionError: an unknown bug, a task on which full depth scores 0.

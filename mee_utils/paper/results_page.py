@@ -74,6 +74,10 @@ def markdown(table: pd.DataFrame) -> str:
     return shown.to_markdown(index=False, disable_numparse=True)
 
 
+def _in_order(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    return rows.sort_values([*TASK, column], ascending=[False, True, True], kind="stable")
+
+
 def answer() -> pd.DataFrame:
     """CALM; of each family of rules the fastest timed setting that keeps 99 % of the score on both halves of
     the examples (a family that is missing has none); FLOPs and tokens a second as shares of full depth.
@@ -81,8 +85,7 @@ def answer() -> pd.DataFrame:
     times = timed(read("06_results", "at_99_percent"))
     times = times.assign(family=[RULES[rule].family for rule in times.rule])
     best = times.sort_values("speed", ascending=False, kind="stable")
-    best = best.drop_duplicates([*TASK, "batch", "family"])
-    best = best.sort_values([*TASK, "batch"], ascending=[False, True, True], kind="stable")
+    best = _in_order(best.drop_duplicates([*TASK, "batch", "family"]), "batch")
     columns = ["batch", "family", "rule", "mean_exit_layer", "flops_share", "retained", "tokens_per_second"]
     return best[[*TASK, *columns, "speed"]]
 
@@ -97,7 +100,7 @@ def guaranteed() -> pd.DataFrame:
     rows = rows.sort_values("flops_share", kind="stable").drop_duplicates([*TASK, "delta", "family"])
     single = timed(rows).query("batch == 1")[[*TASK, "delta", "rule", "tokens_per_second"]]
     rows = rows.merge(single, on=[*TASK, "delta", "rule"], how="left")
-    rows = rows.sort_values([*TASK, "delta"], ascending=[False, True, True], kind="stable")
+    rows = _in_order(rows, "delta")
     columns = ["delta", "family", "rule", "mean_exit_layer", "flops_share", "tokens_per_second"]
     return rows[[*TASK, *columns]]
 

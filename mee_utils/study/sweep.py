@@ -86,9 +86,7 @@ def _settings(experiment, job: Job) -> dict:
     limit = settings.examples if main else settings.other_examples
     (task,) = load_tasks(profile, limit=limit, only=job.task)
     decoding = dict(max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size)
-    found = decode_curves(model, task, rules, {"task": job.task, "model": job.model}, **decoding)
-    arrays = {"losses": found.losses, "examples": found.examples}
-    return {"rows": found.rows} | {name: [row.tolist() for row in rows] for name, rows in arrays.items()}
+    return decode_curves(model, task, rules, {"task": job.task, "model": job.model}, **decoding)
 
 
 def _rules(experiment, model, job: Job, shares) -> dict:

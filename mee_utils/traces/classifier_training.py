@@ -15,7 +15,7 @@ from torch.nn import functional
 from ..common.errors import CompanionError, check_choice, check_whole
 from ..exits.classifiers import TARGETS, ExitClassifier, new_classifier
 from ..models.loading import Model
-from .stored_states import StoredStates, chunks
+from .replay import StoredStates, chunks
 from .trace import Trace
 
 
@@ -46,20 +46,18 @@ def train_classifier(
     """Trains one classifier.
 
     Args:
-        kind: a name of the table in `mee_utils.exits.classifiers`.
+        kind: a name of the table in `mee_utils.exits.classifiers`; `options` are those of `new_classifier`.
         trace: of training examples, with states; for "correctness" along the references.
         model: the model of the trace; its final norm is applied to the states.
         target: "consistency" or "correctness".
         seed: of weights and order.
-        epochs: passes over the tokens (MEE: 5).
-        batch_size: tokens at a time, each with all its layers.
+        epochs, batch_size: passes over the tokens (MEE: 5), and how many at a time, each with all its layers.
         learning_rate: of AdamW, falling to zero along a cosine.
         held_out: another such trace, on which the loss is measured after every epoch.
-        options: of `new_classifier`.
 
     Returns:
-        The classifier, in single precision at least, and the mean loss of every epoch: `epoch`, `loss` (while
-            it learned) and `held_out_loss`.
+        The classifier, in single precision at least, and of every epoch its number, the mean `loss` while it
+            learned, and the `held_out_loss`.
 
     Raises:
         CompanionError: a trace without states, of another model, or with no tokens; "correctness" without

@@ -8,21 +8,26 @@ values behind ("copy"), or is another token, and both change what follows.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..common.errors import CompanionError, check_whole
-from ..decoding.exit_state import ExitState
+from ..decoding.exit_state import ExitState, Step
+from ..decoding.generation import bind_policy
+from ..decoding.layerwise import decoder_of
 from ..decoding.token import on_host
 from ..exits.policy import BoundPolicy, ExitPolicy
+from ..exits.readout import Readout
 from ..models.loading import Model
-from .stored_states import StoredStates, chunks
 from .trace import Trace
 
+CHUNK = 512  # tokens whose logits are in memory at a time
 TRACED = ("top1_probability", "top1_id", "margin", "entropy", "similarity")
 
 
@@ -84,11 +89,8 @@ def replay(
 ) -> np.ndarray:
     """The layer at which each token of a trace would exit, `[token]`, 1 to L.
 
-    Args:
-        trace: from `mee_utils.trace`.
-        policy: when to exit.
-        max_new_tokens: the `N` of decaying thresholds; as in `generate`.
-        model: the model of the trace, if the policy looks at states (trained, pruned and contrasted rules).
+    `max_new_tokens` is the `N` of decaying thresholds, as in `generate`; `model` that of the trace, needed if
+    the policy looks at states (trained, pruned and contrasted rules).
 
     Raises:
         CompanionError: an adaptive threshold, or a measure that looks at what a trace does not keep.
@@ -129,74 +131,136 @@ def _bind(trace: Trace, policy: ExitPolicy) -> BoundPolicy:
     return policy.bind(trace.layers, trace.sizes.vocabulary, trace.min_exit_layer)
 
 
-class _Chunk:
-    """Some tokens of a trace, at every layer."""
-
-    def __init__(self, trace: Trace, tokens: slice, model: Model | None):
-        self.trace, self.tokens, self.model = trace, tokens, model
-        self.read_out: set[int] = set()
-        self.states = [TraceState(self, layer) for layer in range(1, trace.layers + 1)]
-
-    @cached_property
-    def exit_states(self) -> list[ExitState]:
-        """The same from stored states."""
-        return StoredStates(self.trace, self.model).exit_states(self.tokens)
+def chunks(trace: Trace, size: int = CHUNK) -> Iterator[slice]:
+    """The tokens of a trace, some at a time."""
+    for start in range(0, len(trace), size):
+        yield slice(start, min(start + size, len(trace)))
 
 
+class StoredStates:
+    """The states of a trace (from `trace(..., states=file)`) beside the model that was traced.
+
+    `tokens` is a slice of the tokens, or their numbers.
+
+    Raises:
+        CompanionError: no states, states of another model or shape, no tokens.
+    """
+
+    def __init__(self, trace: Trace, model: Model | None):
+        if model is None:
+            call = "replay(trace, policy, model=model)"
+            raise CompanionError(f"This rule looks at states: give the model of the trace too, as in {call}.")
+        if trace.states is None:
+            raise CompanionError("This trace was made without states: make it with trace(..., states=file).")
+        if trace.model != model.name:
+            name = f'The trace is of "{trace.model}", the model is "{model.name}"'
+            raise CompanionError(f"{name}: give the model that was traced.")
+        if not len(trace):
+            raise CompanionError("The trace holds no tokens: give at least one input.")
+        found, wanted = trace.states.shape, (len(trace), model.layers, model.network.config.d_model)
+        if found != wanted:
+            shapes = f"The states have the shape {found}, trace and model need {wanted}"
+            raise CompanionError(f"{shapes}: trace again.")
+        dtype = model.network.lm_head.weight.dtype
+        self.trace, self.model, self.dtype = trace, model, dtype
+        self.working_dtype = torch.promote_types(dtype, torch.float32)  # what classifiers compute in
+
+    def raw(self, tokens) -> Tensor:
+        """`h^1 .. h^L` of some tokens, `[token, layer, d_model]`, in the precision of the model."""
+        return torch.from_numpy(np.array(self.trace.states[tokens])).to(self.model.device, self.dtype)
+
+    @torch.no_grad()
+    def normalized(self, tokens) -> Tensor:
+        """`n(h)` as `transformers` computes it, `[token, layer, d_model]`, in single precision at least."""
+        return self.model.network.get_decoder().final_layer_norm(self.raw(tokens)).to(self.working_dtype)
+
+    @torch.inference_mode()
+    def exit_states(self, tokens, readout: Readout | None = None) -> list[ExitState]:
+        """Some tokens at every layer, as decoding would see them if nobody exits; nothing is computed yet.
+
+        The `readout` prunes or contrasts; by default all ids are read out.
+        """
+        decoder, raw, states = decoder_of(self.model.network), self.raw(tokens), []
+        sequence, position = self.trace.sequence[tokens], self.trace.position[tokens]
+        readout = readout or bind_policy(None, decoder).readout
+        step, rows = Step(decoder, readout, sequence, position), np.arange(len(sequence))
+        for layer in range(1, self.trace.layers + 1):
+            after, before = raw[:, layer - 1], raw[:, max(0, layer - 2)]
+            states.append(ExitState(step, layer, after, before, rows, states[-1] if states else None))
+        # before layer 1 stands the embedding, which is not stored; its similarity is
+        states[0].similarity = torch.from_numpy(self.trace.similarity[tokens, 0]).to(raw.device)
+        return states
+
+
+@dataclass(eq=False)
 class TraceState:
-    """What measures look at (see `mee_utils.exits.measures`): tokens of a trace at one layer, as arrays."""
+    """What measures look at (see `mee_utils.exits.measures`): tokens of a trace at one layer, as arrays.
 
-    def __init__(self, chunk: _Chunk, layer: int):
-        self.chunk, self.layer, self.layers = chunk, layer, chunk.trace.layers
-        self.sequence = chunk.trace.sequence[chunk.tokens]
-        self.position = chunk.trace.position[chunk.tokens]
-        self._recalled: dict = {}
+    The tokens' `states` at all layers share `read_out`, the layers whose probabilities were looked at, and
+    `exit_states`, which makes the same of stored states.
+    """
+
+    trace: Trace
+    tokens: slice
+    layer: int
+    states: list[TraceState]
+    read_out: set[int]
+    exit_states: Callable[[], list[ExitState]]
+    recalled: dict = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> np.ndarray:
+        if name in ("sequence", "position"):
+            return getattr(self.trace, name)[self.tokens]
         if name not in TRACED:
             missing = f'A trace does not keep "{name}"'
             raise CompanionError(f"{missing}: this measure cannot be replayed, decode with it instead.")
         if name != "similarity":
-            self.chunk.read_out.add(self.layer)
-        return getattr(self.chunk.trace, name)[self.chunk.tokens, self.layer - 1]
+            self.read_out.add(self.layer)
+        return getattr(self.trace, name)[self.tokens, self.layer - 1]
 
     @property
-    def state(self) -> torch.Tensor:
+    def layers(self) -> int:
+        """Depth L."""
+        return self.trace.layers
+
+    @property
+    def state(self) -> Tensor:
         """`n(h)`, `[token, d_model]`."""
-        return self.chunk.exit_states[self.layer - 1].state
+        return self.exit_states()[self.layer - 1].state
 
     @property
     def settled(self) -> np.ndarray:
         """1 where the prediction is the final one from this layer on."""
-        trace, tokens = self.chunk.trace, self.chunk.tokens
-        same = trace.top1_id[tokens, self.layer - 1 :] == trace.final_id[tokens, None]
+        same = self.trace.top1_id[self.tokens, self.layer - 1 :] == self.trace.final_id[self.tokens, None]
         return same.all(axis=1).astype(np.float64)
 
     def recall(self, key, make) -> Any:
         """What a measure keeps with this layer."""
-        if key not in self._recalled:
-            self._recalled[key] = make(self)
-        return self._recalled[key]
+        if key not in self.recalled:
+            self.recalled[key] = make(self)
+        return self.recalled[key]
 
     def earlier(self, layers: int) -> TraceState:
         """The same tokens, some layers before."""
         if layers >= self.layer:
             missing = f"There is no layer {layers} before layer {self.layer} to look at"
             raise CompanionError(f"{missing}: raise the measure's lookback.")
-        return self.chunk.states[self.layer - 1 - layers]
+        return self.states[self.layer - 1 - layers]
 
 
 def _look_up(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> tuple[np.ndarray, ...]:
     """Confidences, ids, rows of `W` and kept ids of some tokens whose readouts are over all ids."""
-    chunk, decisions, measure = _Chunk(trace, tokens, model), bound.decision_layers, bound.measure
+    decisions, measure, states, read_out = bound.decision_layers, bound.measure, [], set()
+    shared = states, read_out, cache(lambda: StoredStates(trace, model).exit_states(tokens))
+    states += [TraceState(trace, tokens, layer, *shared) for layer in range(1, trace.layers + 1)]
     ids = trace.top1_id[tokens][:, np.array([*decisions, trace.layers]) - 1]
     confidences, readouts = np.empty((len(ids), len(decisions))), []
     for place, layer in enumerate(decisions):
-        confidences[:, place] = np.asarray(measure.confidence(chunk.states[layer - 1]))
+        confidences[:, place] = np.asarray(measure.confidence(states[layer - 1]))
         # the token is the top-1 of a readout that the measure has seen, or takes one of its own
-        known = measure.readout and layer in chunk.read_out
-        readouts.append(len(chunk.read_out) + (not known))
-    readouts.append(len(chunk.read_out) + 1)
+        known = measure.readout and layer in read_out
+        readouts.append(len(read_out) + (not known))
+    readouts.append(len(read_out) + 1)
     rows = np.broadcast_to(np.array(readouts) * trace.sizes.vocabulary, ids.shape)
     return confidences, ids, rows, np.ones((len(ids), trace.layers), dtype=bool)
 

@@ -186,13 +186,13 @@ def trace(
     max_new_tokens: int = 64,
     batch_size: int = 32,
 ) -> Trace:
-    """Traces a model at full depth.
+    """Traces a model at full depth, along `references` or, without them, its own greedy output.
 
     Args:
         model: from `load_model`.
         inputs: prompts.
-        references: texts to follow; by default the model follows its own greedy output.
-        outputs: ids of that greedy output, if they are known already.
+        references: texts to follow.
+        outputs: ids of the greedy output, if they are known already.
         top_k: how many ids to keep for each token and layer (at least 2, for the margin).
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
         max_new_tokens: longest output, end token included; longer references are cut.
@@ -205,7 +205,7 @@ def trace(
     texts = check_inputs(inputs)
     for name, value in (("top_k", top_k), ("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         check_whole(name, value)
-    vocabulary, width = model.network.config.vocab_size, model.network.config.d_model
+    vocabulary = model.network.config.vocab_size
     if not 2 <= top_k <= vocabulary:
         raise CompanionError(
             f"top_k={top_k}: keep at least 2 (the margin needs two) and at most the vocabulary."
@@ -221,23 +221,22 @@ def trace(
     outputs = _check_outputs(outputs, len(texts), vocabulary)
     lengths = [len(ids) for ids in outputs]
     places = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    order, parts = [], []
+    shape = (sum(lengths), model.layers)
+    arrays = {name: np.empty(shape, np.float32) for name in _ARRAYS[3:]}
+    arrays |= {"final_rank": np.empty(shape, np.int32), "top_ids": np.empty((*shape, top_k), np.int32)}
+    arrays["top_probabilities"] = np.empty((*shape, top_k), np.float32)
     with ExitStack() as stack:
         store = None
         if states is not None:
             file = stack.enter_context(stack.enter_context(complete_file(states)).open("wb"))
-            store = _StatesFile(file, (sum(lengths), model.layers, width))
+            store = _StatesFile(file, (*shape, model.network.config.d_model))
         batches = -(-len(texts) // batch_size)
         bar = tqdm(batches_by_length(model, texts, batch_size), "trace", batches, delay=5, disable=None)
         for chosen, batch in bar:
             rows = [places[i] for i in chosen]
-            raw, described = _trace_batch(model, batch, [outputs[i] for i in chosen], top_k)
-            order += rows
-            parts += described
+            raw = _trace_batch(model, batch, [outputs[i] for i in chosen], np.concatenate(rows), arrays)
             if store:
                 store.write(rows, raw)
-    order = np.argsort(np.concatenate(order))
-    arrays = {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
     return Trace(
         sequence=np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
         position=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
@@ -282,11 +281,11 @@ class _StatesFile:
 
 @torch.inference_mode()
 def _trace_batch(
-    model: Model, batch: dict, outputs: list[np.ndarray], top_k: int
-) -> tuple[Tensor, list[dict]]:
-    """Raw states `[token, layer, d_model]` of a batch, and what is kept of its tokens, a few at a time."""
-    network, rows = model.network, [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
-    labels = pad_sequence(rows, batch_first=True, padding_value=-100).to(model.device)
+    model: Model, batch: dict, outputs: list[np.ndarray], rows: np.ndarray, arrays: dict[str, np.ndarray]
+) -> Tensor:
+    """Runs a batch, fills the rows of its tokens, and returns their raw states `[token, layer, d_model]`."""
+    network, outputs = model.network, [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
+    labels = pad_sequence(outputs, batch_first=True, padding_value=-100).to(model.device)
     fed, real = decoder_inputs(network, labels), labels != -100
     with layer_states(network) as states:
         network.get_decoder()(
@@ -302,13 +301,15 @@ def _trace_batch(
         found = f"The states of {model.name} are not finite from layer {int(wrong[0]) + 1} on"
         raise CompanionError(f"{found}: use dtype float32 or bfloat16, or look for damaged weights.")
     size = max(1, READ_OUT_ELEMENTS // (network.config.vocab_size * model.layers))
-    pieces = zip(raw.split(size), embedding.split(size), token_ids.split(size), strict=True)
-    return raw, [_describe(network, *piece, top_k) for piece in pieces]
+    for start in range(0, len(rows), size):
+        part, top_k = slice(start, start + size), arrays["top_ids"].shape[-1]
+        described = _describe(network, raw[part], embedding[part], token_ids[part], top_k)
+        for name, values in described.items():
+            arrays[name][rows[part]] = values.cpu().numpy()
+    return raw
 
 
-def _describe(
-    network, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k: int
-) -> dict[str, np.ndarray]:
+def _describe(network, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k: int) -> dict[str, Tensor]:
     """What is kept of some tokens: `raw` is `[token, layer, d_model]`, `embedding` `[token, d_model]`."""
     norm = network.get_decoder().final_layer_norm
     states, wide = norm(raw), torch.promote_types(raw.dtype, torch.float32)
@@ -316,15 +317,11 @@ def _describe(
     probabilities = torch.softmax(network.lm_head(states * output_scale(network)).to(wide), dim=-1)
     top = probabilities.topk(top_k, dim=-1)
     top_ids = first_of_equals(probabilities, top.indices)
-
-    def at(ids: Tensor) -> Tensor:  # probabilities of one id a token, at every layer
-        return probabilities.gather(-1, ids[:, None, None].expand(-1, raw.shape[1], 1))[..., 0]
-
-    def cosine(first: Tensor, second: Tensor) -> Tensor:
-        return functional.cosine_similarity(first.to(wide), second.to(wide), dim=-1).clamp(max=1.0)
-
+    # probabilities of one id a token, at every layer
+    at = lambda ids: probabilities.gather(-1, ids[:, None, None].expand(-1, raw.shape[1], 1))[..., 0]
+    cosine = lambda a, b: functional.cosine_similarity(a.to(wide), b.to(wide), dim=-1).clamp(max=1.0)
     final = at(top_ids[:, -1, 0])
-    found = {
+    return {
         "top_ids": top_ids,
         "top_probabilities": top.values,
         "entropy": torch.special.entr(probabilities).sum(-1),
@@ -334,8 +331,6 @@ def _describe(
         "similarity": cosine(states, before),
         "final_similarity": cosine(states, states[:, -1:]),
     }
-    single = {name: each.float() if each.is_floating_point() else each.int() for name, each in found.items()}
-    return {name: values.cpu().numpy() for name, values in single.items()}
 
 
 def first_of_equals(probabilities: Tensor, ids: Tensor) -> Tensor:

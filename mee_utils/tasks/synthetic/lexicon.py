@@ -2,7 +2,7 @@
 
 nouns.tsv       French gender; plurals where adding "s" would be wrong; what can be carried, where people meet
 adjectives.tsv  the forms a rule does not give, "liaison" being the one before a vowel ("un vieil arbre")
-words.tsv       names, cities (written alike in both languages), numbers, verbs in the past, phrases
+words.tsv       names, cities (written alike in both languages), numbers, verbs in the past, phrases, wordings
 """
 
 from __future__ import annotations

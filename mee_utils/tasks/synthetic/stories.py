@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import chain
 from random import Random
+from types import SimpleNamespace
 
 from . import lexicon
-from .lexicon import Noun
 from .words import SyntheticExample, Word, compared, copied, counted, grammatical, one_fact, two_facts, write
 
 NAMES = lexicon.FEMALE_NAMES + lexicon.MALE_NAMES
@@ -16,48 +15,20 @@ JOBS, TRANSPORTS, MONTHS, DAYS, DISHES, WEATHER = map(lexicon.english, KINDS)
 JOBS = [("an " if job[0] in "aeiou" else "a ") + job for job in JOBS]
 QUALITIES = [adjective.english for adjective in lexicon.ADJECTIVES]
 GOODS = lexicon.PORTABLE + lexicon.ANIMALS
-# what is drawn of a person besides the name, in the order of its fields
-DRAWN = (lexicon.CITIES, JOBS, TRANSPORTS, MONTHS, lexicon.CITIES, DISHES, range(2, 13), QUALITIES, GOODS)
+TRAVEL = dict(transport=TRANSPORTS, month=MONTHS, destination=lexicon.CITIES)
+OWNED = dict(count=range(2, 13), adjective=QUALITIES, thing=GOODS)
+DRAWN = {"city": lexicon.CITIES, "job": JOBS, **TRAVEL, "dish": DISHES, **OWNED}  # of a person, in this order
 NUMBERS = ["none", *(english for english, _ in lexicon.NUMBERS)]
 DEEDS = [pair.split(" or ") for pair in lexicon.english("deed")]
 OTHERS = ("friend", "boss", "neighbour")
-QUESTIONS = {
-    "city": "Where does {} live?",
-    "job": "What is the job of {}?",
-    "dish": "What does {} like to eat?",
-}
-WORDINGS = {
-    "city": ("{0.name} lives in {0.city}.", "{0.name} has a flat in {0.city}."),
-    "job": ("{0.name} works as {0.job}.", "{0.name} is {0.job}."),
-    "trip": (
-        "{0.name} went to {0.destination} by {0.transport} in {0.month}.",
-        "{0.name} made a journey in {0.month}, by {0.transport} to {0.destination}.",
-    ),
-    "goods": ("{0.name} owns {0.goods}.", "At home {0.name} keeps {0.goods}."),
-    "dish": ("{0.name} likes {0.dish}.", "Every day {0.name} eats {0.dish}."),
-}
-OPENINGS = (
-    "On {day} there was a meeting at the {place} in {city}.",
-    "The {place} in {city} was open on {day}.",
-)
+QUESTIONS = {what: lexicon.english(f"asks_{what}")[0] for what in ("city", "job", "dish")}
+WORDINGS = {what: lexicon.english(f"tells_{what}") for what in ("city", "job", "trip", "goods", "dish")}
+OPENINGS = lexicon.english("opening")
 Question = tuple[list[str], str, list[Word]]  # sentences of the context, question, answer
 
 
-@dataclass
-class Person:
-    """A person and what is true of them; only what the context states (`told`) can be asked."""
-
-    name: str
-    city: str
-    job: str
-    transport: str
-    month: str
-    destination: str
-    dish: str
-    count: int
-    adjective: str
-    thing: Noun
-    told: set[str] = field(default_factory=set)
+class Person(SimpleNamespace):
+    """A name and what is drawn of a person; only what the context states (`told`) can be asked."""
 
     @property
     def goods(self) -> str:
@@ -66,7 +37,8 @@ class Person:
 
 
 def _people(random: Random, count: int) -> list[Person]:
-    return [Person(name, *map(random.choice, DRAWN)) for name in random.sample(NAMES, count)]
+    drawn = lambda: {fact: random.choice(values) for fact, values in DRAWN.items()}
+    return [Person(name=name, told=set(), **drawn()) for name in random.sample(NAMES, count)]
 
 
 def _tell(random: Random, person: Person, what: str) -> str:
