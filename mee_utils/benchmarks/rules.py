@@ -13,17 +13,15 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..common.errors import CompanionError
 from ..decoding.generation import generate
 from ..exits.classifiers import load_classifier
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
+from ..study.artifacts import train_classifiers
 from ..study.catalogue import MAIN_MODEL, PRUNED, RULES, rule_policies
 from ..study.experiment import Experiment
 from ..study.inputs import weights_digest
-from ..study.result_tables import read_sweep
-from ..study.results import output_root
-from ..study.train_classifiers import train_classifiers
+from ..study.result_tables import read_sweep, read_table, stored_root
 from ..study.verdicts import timed
 from ..tasks.loading import Task
 
@@ -44,20 +42,16 @@ class Setting(NamedTuple):
 
 def reductions(experiment: Experiment) -> Iterator[Setting]:
     """Every row of notebook 03's complete table, one at a time and in batches."""
-    profile = experiment.profile.name
-    folder = output_root() / profile / "03_pruning"
-    if not (folder / "complete_table.csv").exists():
-        missing = f"{folder} has no complete_table.csv"
-        raise CompanionError(f"{missing}: run notebook 03_pruning for profile {profile} first.")
-    wanted = pd.read_csv(folder / "complete_table.csv")
-    settings = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["parameters"]
+    profile, notebook = experiment.profile.name, "03_pruning"
+    wanted = read_table(profile, notebook, "complete_table")
+    manifest = (stored_root(profile) / notebook / "manifest.json").read_text(encoding="utf-8")
+    settings = json.loads(manifest)["parameters"]
     forms = [form for form in ("unpruned", *PRUNED) if form in set(wanted.reduction)]
-    policies = rule_policies(forms, settings["threshold"], settings)
-    labels, timed = pd.DataFrame({"reduction": forms}), list(policies.values())
-    for model in experiment.models(list(dict.fromkeys(wanted.model))).values():
+    policies = list(rule_policies(forms, settings["threshold"], settings).values())
+    labels, batches = pd.DataFrame({"reduction": forms}), (1, settings["batch_size"])
+    for model in experiment.models(wanted.model.unique()).values():
         for task in experiment.tasks(settings["limit"]).values():
-            batches = 1, settings["batch_size"]
-            yield Setting(model, task, labels, timed, settings["max_new_tokens"], batches)
+            yield Setting(model, task, labels, policies, settings["max_new_tokens"], batches)
 
 
 def results(experiment: Experiment) -> Iterator[Setting]:
@@ -65,7 +59,7 @@ def results(experiment: Experiment) -> Iterator[Setting]:
     profile = experiment.profile
     wanted = timed(read_sweep(profile.name), MAIN_MODEL, QUALITY)
     settings, files = profile.results, train_classifiers(profile)
-    for name, model in experiment.models(list(dict.fromkeys(wanted.model))).items():
+    for name, model in experiment.models(wanted.model.unique()).items():
         classifiers = {
             job.variant: load_classifier(path, model).float()
             for job, path in files.items()
