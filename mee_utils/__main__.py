@@ -36,7 +36,7 @@ def train(options) -> str:
 
 def trace(options) -> str:
     """Traces models of a profile on its tasks, for all notebooks."""
-    from .study.stored_traces import stored_trace
+    from .study.artifacts import stored_trace
 
     profile = _alone(options)
     for name in options.model:
@@ -47,7 +47,7 @@ def trace(options) -> str:
 
 def classifiers(options) -> str:
     """Trains exit classifiers of a profile."""
-    from .study.train_classifiers import train_classifiers
+    from .study.artifacts import train_classifiers
 
     found = train_classifiers(_alone(options), options.model, options.seed)
     return f"trained {len(found)} exit classifiers of {' and '.join(options.model)}"

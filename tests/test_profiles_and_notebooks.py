@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from mee_utils import CompanionError
+from mee_utils.study import inputs
 from mee_utils.study.profiles import load_profile, profile_names
 
 pytestmark = pytest.mark.xdist_group("notebooks")
@@ -125,7 +126,6 @@ def test_a_profile_is_named_after_its_file(monkeypatch, tmp_path):
 
 def trained(monkeypatch, tmp_path, **changes):
     """A profile on a local corpus, and the manifest of a model trained on it."""
-    from mee_utils.study import inputs
     from mee_utils.study import train_models as train
     from mee_utils.study.profiles import Profile
     from mee_utils.tasks.sources import local_files
@@ -143,20 +143,20 @@ def trained(monkeypatch, tmp_path, **changes):
         "seed": profile.training.seed,
         "data": {"translation": {"sha256": local_files(corpus, "train")[1]}},
     } | changes
-    monkeypatch.setattr(train, "manifest", lambda profile, name: about)
+    monkeypatch.setattr(inputs, "manifest", lambda profile, name: about)
     monkeypatch.setattr(inputs, "PACKAGE", tmp_path)
     return profile, corpus, train
 
 
 def test_a_model_trained_on_other_data_or_by_another_recipe_is_not_taken_for_this_one(monkeypatch, tmp_path):
     profile, corpus, train = trained(monkeypatch, tmp_path)
-    train.check_recipe(profile, "calm")
+    inputs.check_recipe(profile, "calm")
     (corpus / "train.jsonl").write_text(json.dumps({"translation": {"en": "other", "fr": "y"}}) + "\n")
     with pytest.raises(CompanionError, match="trained with another training data of translation: delete"):
-        train.check_recipe(profile, "calm")
+        inputs.check_recipe(profile, "calm")
     profile, _, train = trained(monkeypatch, tmp_path, seed=5)
     with pytest.raises(CompanionError, match="another seed"):
-        train.check_recipe(profile, "calm")
+        inputs.check_recipe(profile, "calm")
 
 
 def test_training_and_measuring_on_the_same_file_is_refused(monkeypatch, tmp_path):
@@ -182,4 +182,4 @@ def test_a_run_with_another_recipe_does_not_resume_an_old_one(monkeypatch, tmp_p
 def test_a_corpus_that_is_new_in_a_trained_profile_is_one_line(monkeypatch, tmp_path):
     profile, corpus, train = trained(monkeypatch, tmp_path, data={})
     with pytest.raises(CompanionError, match="trained with another training data of translation: delete"):
-        train.check_recipe(profile, "calm")
+        inputs.check_recipe(profile, "calm")

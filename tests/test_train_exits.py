@@ -6,12 +6,12 @@ import pytest
 
 from mee_utils.exits.classifiers import load_classifier
 from mee_utils.models import load_model
-from mee_utils.study import train_classifiers as train_exits
+from mee_utils.study import artifacts as train_exits
+from mee_utils.study.artifacts import ClassifierJob as Job
 from mee_utils.study.catalogue import ABLATED, VARIANTS
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import checkpoint_folder
 from mee_utils.study.profiles import load_profile
-from mee_utils.study.train_classifiers import Job
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def small(monkeypatch, tmp_path):
         Job("calm", "linear", "consistency", 1),
         Job("calm", "low_rank_three", "correctness", 0),
     ]
-    monkeypatch.setattr(train_exits, "jobs", lambda profile: chosen)
+    monkeypatch.setattr(train_exits, "classifier_jobs", lambda profile: chosen)
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     return profile.model_copy(update={"classifiers": quick})
 
@@ -42,7 +42,7 @@ def learned(found, model):
 
 def test_every_job_of_a_profile_is_named_once():
     profile = load_profile("small")
-    found = train_exits.jobs(profile)
+    found = train_exits.classifier_jobs(profile)
     kinds = len(VARIANTS) + 2 * len(ABLATED)
     assert len(found) == len(set(found)) == profile.classifiers.seeds * kinds
     assert len({job.path(profile) for job in found}) == len(found)

@@ -107,19 +107,16 @@ class Calibration:
         """What the threshold found does to other `losses` `[threshold, example]`: `threshold` (NaN if none
         passed), `mean_loss` (then 0: nobody exits), `violated`, whether that exceeds delta.
         """
-        found, mean = self.threshold is not None, 0.0
-        if found:
-            mean = float(losses[self.tested.index(self.threshold)].mean())
-        level = self.threshold if found else np.nan
+        level, mean = np.nan, 0.0
+        if self.threshold is not None:
+            level, mean = self.threshold, float(losses[self.tested.index(self.threshold)].mean())
         return {"threshold": level, "mean_loss": mean, "violated": mean > self.delta}
 
 
 def check_demand(thresholds: Sequence[float], delta: float, eps: float) -> list[float]:
     """Thresholds as a list of numbers; an error if they do not descend, or if nothing can be guaranteed."""
-    wanted = {
-        "delta": (delta, "a mean loss of 0 cannot be guaranteed from examples, and 1 always is; give a")
-    }
-    wanted["eps"] = (eps, "give the probability of failing (the papers: 0.05), a")
+    unmet = "a mean loss of 0 cannot be guaranteed from examples, and 1 always is; give a"
+    wanted = {"delta": (delta, unmet), "eps": (eps, "give the probability of failing (the papers: 0.05), a")}
     for name, (value, what) in wanted.items():
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1:
             raise CompanionError(f"{name}={value!r}: {what} value between 0 and 1.")
@@ -159,9 +156,8 @@ def learn_then_test(
         row = np.asarray(row, dtype=np.float64)
         count = len(row)
         if row.ndim != 1 or not count:
-            raise CompanionError(
-                "There are no calibration examples: give at least one (and some hundred for a small delta)."
-            )
+            few = "give at least one (and some hundred for a small delta)"
+            raise CompanionError(f"There are no calibration examples: {few}.")
         if not (np.isfinite(row).all() and row.min() >= 0 and row.max() <= 1):
             raise CompanionError("Losses must lie between 0 and 1: divide percentages by 100.")
         tested.append(level)
@@ -238,9 +234,7 @@ def replayed_losses(
     """
     trace, end = replayed.trace, model.network.config.eos_token_id
     if trace.along != "greedy" or len(trace.source_tokens) != len(task):
-        raise CompanionError(
-            "Give the trace of the model's own output, trace(model, task.inputs), on these examples."
-        )
+        raise CompanionError("Give the trace of the model's own output here, trace(model, task.inputs).")
     starts = np.flatnonzero(np.diff(trace.sequence)) + 1
     outputs = lambda tokens: [cut_at_end(ids.tolist(), end) for ids in np.split(tokens, starts)]
     full, rows = detokenize(model, outputs(trace.final_id)), []
@@ -301,9 +295,8 @@ def fresh_samples(
     """
     size = len(task) // pools
     if not size:
-        raise CompanionError(
-            f"{len(task)} examples cannot be dealt out to {pools} sets: give more examples, or fewer sets."
-        )
+        dealt = f"{len(task)} examples cannot be dealt out to {pools} sets"
+        raise CompanionError(f"{dealt}: give more examples, or fewer sets.")
     rows = []
     for rule, (policy, thresholds) in rules.items():
         replayed = replay_policy(trace, policy(thresholds[0]), model)

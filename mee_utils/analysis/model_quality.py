@@ -21,7 +21,7 @@ def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarr
     """
     if task.spans is None:
         raise CompanionError(
-            f'The difficulty of tokens is known for synthetic data only, not for "{task.source}".'
+            f'Difficulty of tokens is known for synthetic data only, not for "{task.source}".'
         )
     cut = dict(truncation=max_length is not None, max_length=max_length)
     encoded, names = tokenizer(task.targets, return_offsets_mapping=True, **cut), []

@@ -13,7 +13,6 @@ import pandas as pd
 
 from .statistics import (
     NOTHING,
-    Interval,
     difference_interval,
     mean_interval,
     percentiles,
@@ -119,8 +118,9 @@ def layer_reliability(trace, correct: np.ndarray, bins: int = 10, **labels) -> p
     for name, values in (("confidence", confidence), ("accuracy", correct)):
         table |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
     drawn = [errors(rows) for rows in resampled_tokens(trace.sequence, RELIABILITY_RESAMPLES)]
-    error, name = Interval(errors(slice(None)), *percentiles(drawn)), "expected_calibration_error"
-    table |= error.columns(name, f"{name}_")
+    low, high = percentiles(drawn)
+    name = "expected_calibration_error"
+    table |= {name: errors(slice(None)), f"{name}_low": low, f"{name}_high": high}
     return pd.DataFrame({**labels, **table})
 
 

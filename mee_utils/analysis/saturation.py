@@ -41,18 +41,17 @@ def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
     similar = similarity >= threshold
     rises = {f"rises_after_{a}": strictly_monotonic(trace.final_similarity, a) for a in starts(trace.layers)}
     probability = trace.token_probability[:, -1].astype(np.float64)
-    return pd.DataFrame(
-        {
-            "sequence": trace.sequence,
-            "prefix_tokens": trace.position + 1,
-            "mean_similarity": similarity.mean(axis=1),
-            "first_similar": np.where(similar.any(axis=1), similar.argmax(axis=1) + 1, trace.layers),
-            "similar_states": similar.sum(axis=1),
-            **rises,
-            "settled_from": settled_from(trace),
-            "loss": -np.log(np.maximum(probability, 1e-12)),
-        }
-    )
+    columns = {
+        "sequence": trace.sequence,
+        "prefix_tokens": trace.position + 1,
+        "mean_similarity": similarity.mean(axis=1),
+        "first_similar": np.where(similar.any(axis=1), similar.argmax(axis=1) + 1, trace.layers),
+        "similar_states": similar.sum(axis=1),
+        **rises,
+        "settled_from": settled_from(trace),
+        "loss": -np.log(np.maximum(probability, 1e-12)),
+    }
+    return pd.DataFrame(columns)
 
 
 def starts(layers: int) -> tuple[int, int, int]:

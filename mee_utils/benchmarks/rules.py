@@ -17,11 +17,11 @@ from ..decoding.generation import generate
 from ..exits.classifiers import load_classifier
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
+from ..study.artifacts import train_classifiers
 from ..study.catalogue import MAIN_MODEL, PRUNED, RULES, rule_policies
 from ..study.experiment import Experiment
 from ..study.inputs import weights_digest
 from ..study.result_tables import read_sweep, read_table, stored_root
-from ..study.train_classifiers import train_classifiers
 from ..study.verdicts import timed
 from ..tasks.loading import Task
 

@@ -7,19 +7,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import CompanionError, ExitClassifier, Model, Task, Trace, load_classifier
 from ..analysis.long_documents import long_tasks
-from ..common.errors import CompanionError, check_choice
-from ..exits.classifiers import ExitClassifier, load_classifier
-from ..models.loading import Model
-from ..tasks.loading import Task
-from ..traces.trace import Trace
+from ..common.errors import check_choice
 from . import inputs
+from .artifacts import stored_trace, train_classifiers
 from .figures import use_style
 from .hub_lock import at_locked_commit
 from .profiles import Profile, load_profile
 from .results import Run
-from .stored_traces import stored_trace
-from .train_classifiers import train_classifiers
 
 NARROW = 256  # models below this width are fastest on one thread
 
@@ -96,7 +92,7 @@ class Experiment:
     ) -> Trace:
         """The trace of a model's own greedy output on the first held-out examples of a task, with states.
 
-        It is made once and stored; all notebooks share it. See `mee_utils.study.stored_traces`.
+        It is made once and stored; all notebooks share it. See `mee_utils.study.artifacts`.
         """
         found = stored_trace(self.profile, model, task, limit, max_new_tokens)
         return found.first(limit) if limit else found

@@ -11,14 +11,13 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ..common.errors import CompanionError, one_line
 from ..common.files import complete_file, is_hub_id
 
-Loaded = TypeVar("Loaded")
 COMMIT = "^[0-9a-f]{40}$"
 
 
@@ -61,9 +60,7 @@ def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None =
     return entry and entry.commit
 
 
-def at_locked_commit(
-    lock: Path, kind: str, identifier: str, revision: str | None, load: Callable[[str | None], Loaded]
-) -> Loaded:
+def at_locked_commit(lock: Path, kind: str, identifier: str, revision: str | None, load: Callable):
     """Returns `load(commit)` at the commit that the lock names, else at the present one, which it then pins.
 
     What is no hub id has no commit: `load(None)`.
@@ -91,8 +88,8 @@ def at_locked_commit(
         entry = Entry(revision=revision or "main", commit=commit)
         found = content.setdefault(kind, {}).setdefault(identifier, entry)
         if found.commit != commit:
-            message = f'Another run has just pinned "{identifier}" at {found.commit} in {lock}: run again.'
-            raise CompanionError(message)
+            pinned = f'"{identifier}" at {found.commit} in {lock}'
+            raise CompanionError(f"Another run has just pinned {pinned}: run again.")
         text = json.dumps(LOCK.dump_python(content), indent=1, sort_keys=True)
         partial.write_text(text + "\n", encoding="utf-8")
     return loaded

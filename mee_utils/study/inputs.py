@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ..common.errors import CompanionError
 from ..common.files import PACKAGE, file_sha256
 from ..tasks.loading import Task, load_task, shortened
-from .hub_lock import at_locked_commit
+from ..tasks.sources import local_files
+from .hub_lock import at_locked_commit, locked_commit
 from .profiles import Checkpoint, Profile
 
 if TYPE_CHECKING:
     from ..models.loading import Model
-
-T = TypeVar("T")
 
 
 def checkpoint_folder(profile: Profile, name: str) -> Path:
@@ -65,7 +65,44 @@ def _sha256(path: Path, modified: int) -> str:
     return file_sha256(path)
 
 
-def from_source(profile: Profile, name: str, load: Callable[[str, str | None], T]) -> T:
+def ready_digest(profile: Profile, name: str) -> str:
+    """What identifies a ready checkpoint: of a hub id its commit, of a folder its weights."""
+    recipe = profile.training.recipe(name)
+    folder, digest = Path(recipe.source), hashlib.sha256()
+    if folder.is_dir():
+        for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+            digest.update(path.read_bytes())
+    else:
+        commit = locked_commit(profile.lock, "models", recipe.source, recipe.revision)
+        digest.update(f"{recipe.source}@{commit}".encode())
+    return digest.hexdigest()
+
+
+def check_recipe(profile: Profile, name: str) -> None:
+    """Refuses a trained model that is not what the profile and the data now ask for."""
+    found, settings = manifest(profile, name), profile.training
+    recipe = settings.recipe(name)
+    wanted = {"recipe": recipe.model_dump(), "seed": settings.seed}
+    if settings.shape:
+        wanted["shape"] = settings.shape.model_dump()
+    if isinstance(recipe, Checkpoint):
+        wanted["weights"] = ready_digest(profile, name)
+    elif isinstance(settings.base, Checkpoint):
+        wanted["base"] = ready_digest(profile, "base")
+    changed = [key for key, value in wanted.items() if found.get(key) != value]
+    for task in profile.corpora if not isinstance(recipe, Checkpoint) else []:
+        source, seen = Path(profile.source(task)), found["data"].get(task)
+        local = str(source) != "synthetic" and source.exists()
+        if seen is None or (local and local_files(source, "train")[1] != seen["sha256"]):
+            changed.append(f"training data of {task}")
+    if changed:
+        raise CompanionError(
+            f"{profile.name}/{name} was trained with another {' and '.join(changed)}: delete "
+            f"mee_utils/checkpoints/{profile.name}/{name} to train it anew, or give the profile another name."
+        )
+
+
+def from_source(profile: Profile, name: str, load: Callable):
     """Calls `load(folder or hub id, commit)` for a model of a profile, trained here or ready."""
     recipe = profile.training.recipe(name)
     if not isinstance(recipe, Checkpoint):

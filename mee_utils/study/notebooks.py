@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import os
-import socket
 import sys
 import tempfile
 from itertools import groupby
@@ -167,21 +166,18 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
 
 
 def _kernels(folder: str, results: Path) -> type:
-    """Kernels that know where results go; each talks through a Unix socket of its own, where there are any.
-
-    Two kernels that start at once can take each other's port.
-    """
+    """Kernels that know where results go; each has its own socket, since two could take the same port."""
     from jupyter_client.manager import AsyncKernelManager
 
-    own = {"transport": "ipc", "ip": str(Path(folder) / "kernel")} if hasattr(socket, "AF_UNIX") else {}
-    known = os.environ | {STAGED: str(results.resolve())}
+    socket = {"transport": "ipc", "ip": str(Path(folder) / "kernel")}
+    known = {"env": os.environ | {STAGED: str(results.resolve())}}
 
     class Kernels(AsyncKernelManager):
         def __init__(self, **options):
-            super().__init__(**options | own)
+            super().__init__(**options | socket)
 
         async def _async_pre_start_kernel(self, **options):
-            return await super()._async_pre_start_kernel(**options | {"env": known})
+            return await super()._async_pre_start_kernel(**options | known)
 
     return Kernels
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..common.errors import CompanionError
 from ..common.files import ROOT
-from .inputs import is_trained
+from .inputs import check_recipe, is_trained
 from .notebooks import notebook_names
 from .profiles import load_profile
 from .results import build_root, output_root
@@ -28,8 +28,6 @@ def make(target: str, profile: str, data: str | None, cores: int) -> None:
     Raises:
         CompanionError: models that do not fit the profile, another run in this folder, or a job that failed.
     """
-    from .train_models import check_recipe
-
     if cores < 1:
         raise CompanionError(f"--cores {cores}: give 1 or more.")
     settings, build = load_profile(profile, data), build_root()
@@ -40,16 +38,10 @@ def make(target: str, profile: str, data: str | None, cores: int) -> None:
     if any(locks.glob("*")):
         advice = f"wait for it (if none is, delete {locks})"
         raise CompanionError(f"Another make reproduce is running here: {advice}.")
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        target,
-        "--snakefile",
-        str(ROOT / "notebooks" / "Snakefile"),
-    ]
-    command += ["--directory", str(build), "--cores", str(cores), "--quiet", "all", "--rerun-incomplete"]
-    command += ["--scheduler", "greedy", "--config", f"profile={profile}", f"data={data or ''}"]
+    places = ["--snakefile", str(ROOT / "notebooks" / "Snakefile"), "--directory", str(build)]
+    command = [sys.executable, "-m", "snakemake", target, *places, "--cores", str(cores), "--quiet", "all"]
+    command += ["--rerun-incomplete", "--scheduler", "greedy"]
+    command += ["--config", f"profile={profile}", f"data={data or ''}"]
     if settings.device != "cpu" and Path("/dev/nvidiactl").exists():
         command += ["--resources", "gpu=1"]
     build.mkdir(parents=True, exist_ok=True)
@@ -59,7 +51,11 @@ def make(target: str, profile: str, data: str | None, cores: int) -> None:
         status = process.wait()
     finally:
         if process.poll() is None:
-            _end(process)
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
             shutil.rmtree(locks, ignore_errors=True)
     if status:
         raise CompanionError(f"A part failed; the lines above name it. {KEPT}")
@@ -77,15 +73,6 @@ def reproduce(profile: str, data: str | None, cores: int, force: bool) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
     make("all", profile, data, cores)
     return output_root() / name
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Ends a process and all that it started."""
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def end_with_pipeline() -> None:

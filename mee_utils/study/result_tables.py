@@ -49,20 +49,15 @@ def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
 class SweepResults:
     """Every setting that was decoded for a profile.
 
-    Attributes:
-        settings: one row a setting: `task`, `model`, `rule`, `threshold` (NaN where the rule has none),
-            `score`, `retained` with `low` and `high`, `consistency_loss` and `risk_loss` (means),
-            `mean_exit_layer`, `flops_share`, `readout_share`, `same_output`, `length_share`.
-        losses: consistency losses, one array `[example]` a row of `settings`.
-        examples: scores of single examples in percent, likewise.
-        eps: the profile's probability of failing.
-        deltas, risk_deltas: the profile's largest mean losses.
+    `settings` has one row a setting: `task`, `model`, `rule`, `threshold` (NaN where the rule has none),
+    `score`, `retained` with `low` and `high`, `consistency_loss` and `risk_loss` (means), `mean_exit_layer`,
+    `flops_share`, `readout_share`, `same_output`, `length_share`.
     """
 
     settings: pd.DataFrame
-    losses: list[np.ndarray]
-    examples: list[np.ndarray]
-    eps: float
+    losses: list[np.ndarray]  # consistency losses, `[example]` for each row of `settings`
+    examples: list[np.ndarray]  # scores of single examples in percent, likewise
+    eps: float  # the profile's probability of failing, and its largest mean losses
     deltas: tuple[float, ...]
     risk_deltas: tuple[float, ...]
 
@@ -87,9 +82,8 @@ def read_sweep(profile: str) -> SweepResults:
     for name in ("losses", "examples"):
         table = read_table(profile, SWEEP, name)
         if not table[keys].equals(settings[keys]):
-            raise CompanionError(
-                f"{name}.csv and settings.csv in {folder} differ: run mee_utils sweep again."
-            )
+            differ = f"{name}.csv and settings.csv in {folder} differ"
+            raise CompanionError(f"{differ}: run mee_utils sweep again.")
         arrays.append([row[~np.isnan(row)] for row in table.drop(columns=keys).to_numpy(dtype=np.float64)])
     given = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["parameters"]
     return SweepResults(settings, *arrays, given["eps"], tuple(given["deltas"]), tuple(given["risk_deltas"]))

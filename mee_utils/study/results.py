@@ -25,7 +25,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..common.errors import CompanionError
-from ..common.files import ROOT, complete_file, file_sha256
+from ..common.files import ROOT, complete_file
 
 DECIMALS = 4
 COLOURS = 128  # of a figure's palette: a third of the size, and no difference to be seen
@@ -54,7 +54,7 @@ class Run:
         trial = build_root() / "trials" / _checked(profile) / _checked(notebook)
         self.folder = folder or (place if place.name == notebook else trial)
         self.notebook, self.profile, self.parameters = notebook, profile, dict(parameters)
-        self.inputs, self.files, self.started = {}, set(), time.monotonic()
+        self.inputs, self.files, self.started = {}, {}, time.monotonic()  # name -> sha256
         make_folder(self.folder)
 
     def uses(self, name: str, digest: str) -> None:
@@ -82,28 +82,30 @@ class Run:
         """Writes the manifest. Prints which files were written."""
         if not self.files:
             raise CompanionError(f"{self.notebook} saved nothing: call save_table or save_figure first.")
-        names, device = sorted(self.files), self.parameters.get("device", "cpu")
+        device = self.parameters.get("device", "cpu")
         versions = {name: metadata.version(name).split("+")[0] for name in PACKAGES}
         manifest = {
             "notebook": self.notebook,
             "profile": self.profile,
             "parameters": self.parameters,
             "inputs": dict(sorted(self.inputs.items())),
-            "files": {name: file_sha256(self.folder / name) for name in names},
+            "files": dict(sorted(self.files.items())),
             "versions": versions | {"python": platform.python_version()},
             "machine": {"processor": processor(), "cores": os.cpu_count(), "device": device},
             "seconds": round(time.monotonic() - self.started, 1),
             "peak_memory_megabytes": peak_megabytes(),
         }
-        self._write("manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+        with complete_file(self.folder / "manifest.json") as path:
+            path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         # the same line wherever results go, so that nbval can compare
         where = "below figures (make reproduce) or build/trials (any other run)"
-        print(f"written to {self.profile}/{self.notebook} {where}: {', '.join(names)}, manifest.json")
+        names = ", ".join(sorted(self.files))
+        print(f"written to {self.profile}/{self.notebook} {where}: {names}, manifest.json")
 
     def _write(self, name: str, content: bytes) -> None:
         with complete_file(self.folder / name) as path:
             path.write_bytes(content)
-        self.files |= {name} - {"manifest.json"}
+        self.files[name] = hashlib.sha256(content).hexdigest()
 
 
 @contextmanager

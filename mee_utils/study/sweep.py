@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +153,8 @@ def store(profile: Profile) -> Path:
         rows = [row for result in swept for row in result["rows"]]
         settings = collected.save_table(pd.DataFrame(rows), "settings")
         for name in ("losses", "examples"):
-            wide = pd.DataFrame([row for result in swept for row in result[name]]).astype("float64")
+            columns = zip_longest(*(row for result in swept for row in result[name]), fillvalue=np.nan)
+            wide = pd.DataFrame(dict(enumerate(columns))).astype("float64")
             keys = settings[["task", "model", "rule", "threshold"]]
             collected.save_table(pd.concat([keys, wide], axis=1), name)
         for job, result in found.items():

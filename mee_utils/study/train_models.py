@@ -19,23 +19,16 @@ from importlib.metadata import version
 from pathlib import Path
 from random import Random
 
+from .. import CompanionError, ExitPolicy, Objective, Task, generate, load_model, trace
 from ..analysis.pruning import minimum_layer
-from ..common.errors import CompanionError, check_choice
+from ..common.errors import check_choice
 from ..common.files import ROOT
-from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED
-from ..exits.policy import ExitPolicy
 from ..models.batches import corrupt_spans, pad_pairs
-from ..models.loading import load_model
 from ..models.mini import new_network, train_tokenizer
-from ..models.objectives import Objective
-from ..tasks.loading import Task
-from ..tasks.sources import local_files
 from ..traces.replay import replay_policy
-from ..traces.trace import trace
 from . import inputs
-from .hub_lock import locked_commit
-from .inputs import checkpoint_folder, is_trained, load_profile_tokenizer, manifest, weights_digest
+from .inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
 from .profiles import Checkpoint, Profile, ShapeSettings
 from .results import processor, staged
 
@@ -59,7 +52,7 @@ def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
         load_profile_tokenizer(profile, name)  # a wrong id is an error before any corpus is loaded
     for name in wanted:
         if is_trained(profile, name):
-            check_recipe(profile, name)
+            inputs.check_recipe(profile, name)
     if missing:
         tasks, held_out = inputs.load_tasks(profile, held_out=False), inputs.load_tasks(profile)
         check_splits(tasks, held_out)
@@ -67,30 +60,6 @@ def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
         for name in missing:
             maker.register(name) if name in ready else maker.train(name)
     return [checkpoint_folder(profile, name) for name in wanted if is_trained(profile, name)]
-
-
-def check_recipe(profile: Profile, name: str) -> None:
-    """Refuses a trained model that is not what the profile and the data now ask for."""
-    found, settings = manifest(profile, name), profile.training
-    recipe = settings.recipe(name)
-    wanted = {"recipe": recipe.model_dump(), "seed": settings.seed}
-    if settings.shape:
-        wanted["shape"] = settings.shape.model_dump()
-    if isinstance(recipe, Checkpoint):
-        wanted["weights"] = ready_digest(profile, name)
-    elif isinstance(settings.base, Checkpoint):
-        wanted["base"] = ready_digest(profile, "base")
-    changed = [key for key, value in wanted.items() if found.get(key) != value]
-    for task in profile.corpora if not isinstance(recipe, Checkpoint) else []:
-        source, seen = Path(profile.source(task)), found["data"].get(task)
-        local = str(source) != "synthetic" and source.exists()
-        if seen is None or (local and local_files(source, "train")[1] != seen["sha256"]):
-            changed.append(f"training data of {task}")
-    if changed:
-        raise CompanionError(
-            f"{profile.name}/{name} was trained with another {' and '.join(changed)}: delete "
-            f"mee_utils/checkpoints/{profile.name}/{name} to train it anew, or give the profile another name."
-        )
 
 
 def check_splits(train_tasks: Sequence[Task], held_out: Sequence[Task]) -> None:
@@ -108,19 +77,6 @@ def work_folder(profile: Profile, name: str, tasks: Sequence[Task]) -> Path:
     parts += [[task.digest for task in tasks], None if name == "base" else weights_digest(profile, "base")]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return ROOT / "build" / "training" / profile.name / name / key
-
-
-def ready_digest(profile: Profile, name: str) -> str:
-    """What identifies a ready checkpoint: of a hub id its commit, of a folder its weights."""
-    recipe = profile.training.recipe(name)
-    folder, digest = Path(recipe.source), hashlib.sha256()
-    if folder.is_dir():
-        for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
-            digest.update(path.read_bytes())
-    else:
-        commit = locked_commit(profile.lock, "models", recipe.source, recipe.revision)
-        digest.update(f"{recipe.source}@{commit}".encode())
-    return digest.hexdigest()
 
 
 def profile_tokenizer(profile: Profile, tasks: Sequence[Task]):

@@ -23,9 +23,8 @@ def targets(trace: Trace, target: str = "consistency") -> np.ndarray:
     """Whether each token may exit at each layer before the last, `[token, layer - 1]`."""
     check_choice("target", target, TARGETS)
     if target == "correctness" and trace.along != "reference":
-        raise CompanionError(
-            'target="correctness" needs a trace along references, made with trace(model, inputs, references).'
-        )
+        call = "trace(model, inputs, references)"
+        raise CompanionError(f'target="correctness" needs a trace along references, made with {call}.')
     right = trace.token_id if target == "correctness" else trace.final_id
     return trace.top1_id[:, :-1] == right[:, None]
 

@@ -108,7 +108,7 @@ def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) 
         raise CompanionError(f"trace={trace!r:.60}: give a Trace, from trace(...) or load_trace(...).")
     if check_policy(policy).schedule.learns:
         raise CompanionError(
-            "An adaptive threshold learns while it decodes and cannot be replayed: use generate."
+            "An adaptive threshold learns while decoding and cannot be replayed: use generate."
         )
     bound = _bind(trace, policy)
     if model is not None:

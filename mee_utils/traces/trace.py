@@ -207,9 +207,7 @@ def trace(
         check_whole(name, value)
     vocabulary = model.network.config.vocab_size
     if not 2 <= top_k <= vocabulary:
-        raise CompanionError(
-            f"top_k={top_k}: keep at least 2 (the margin needs two) and at most the vocabulary."
-        )
+        raise CompanionError(f"top_k={top_k}: keep at least 2 (for the margin) and at most the vocabulary.")
     if references is not None:
         if len(references) != len(texts):
             raise CompanionError(f"{len(references)} references for {len(texts)} inputs: give one for each.")

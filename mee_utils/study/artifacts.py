@@ -1,11 +1,13 @@
-"""The exit classifiers of a profile, and how they are trained (`python -m mee_utils classifiers`).
+"""What is made once and read by all notebooks: traces and exit classifiers.
 
-They are not shipped: training all of them takes less time than a notebook. Each is a file below
-`build/classifiers` that names what it belongs to; one of other weights, data, settings or code is made anew.
+Neither is shipped: each is a file below `build` that says what it belongs to, and is made anew where that is
+other weights, data, settings or code. A trace is of a model's own greedy output on the held-out examples of a
+task that the sweep decodes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Collection, Sequence
@@ -14,15 +16,59 @@ from pathlib import Path
 
 import numpy as np
 
+from ..common.files import PACKAGE, complete_file
 from .catalogue import ABLATED, MAIN_MODEL, VARIANTS
 from .inputs import load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
 from .profiles import Profile
-from .results import build_root, make_folder
-from .stored_traces import digest_of
+from .results import build_root
+
+CODE = ("common", "tasks", "models", "exits", "decoding", "traces")
+
+
+def trace_path(profile: Profile, model: str, task: str) -> Path:
+    """Where a trace is kept."""
+    return build_root() / "traces" / profile.name / f"{model}-{task}.safetensors"
+
+
+def code_files(*names: str) -> list[Path]:
+    """Modules and tables of some folders of the package."""
+    found = [path for name in names for path in sorted((PACKAGE / name).rglob("*.*"))]
+    return [path for path in found if path.suffix in (".py", ".tsv", ".txt", ".yaml")]
+
+
+def digest_of(*parts) -> str:
+    """sha256 of what something was made from: these parts (for JSON), and the code that made it."""
+    code = [path.read_text(encoding="utf-8") for path in code_files(*CODE)]
+    return hashlib.sha256(json.dumps([code, *parts], sort_keys=True).encode()).hexdigest()
+
+
+def stored_trace(
+    profile: Profile, model: str, task: str, limit: int | None = None, longest: int | None = None
+):
+    """The `Trace` of a model of a profile on a task; made and stored where it is missing.
+
+    At least `limit` examples are traced, and as many as the sweep decodes; outputs have at most `longest`
+    tokens. What differs from the profile's own is kept apart.
+    """
+    from ..traces.trace import load_trace, states_path, trace
+
+    settings, path = profile.results, trace_path(profile, model, task)
+    needed = (max(limit or 0, settings.examples), longest or settings.max_new_tokens)
+    if needed != (settings.examples, settings.max_new_tokens):
+        path = path.with_stem(f"{path.stem}-{needed[0]}-{needed[1]}")
+    (chosen,) = load_tasks(profile, limit=needed[0], only=task)
+    key = digest_of(weights_digest(profile, model), chosen.digest, chosen.inputs, needed, profile.dtype)
+    about = path.with_suffix(".key")
+    if not about.exists() or about.read_text() != key:
+        loaded = load_profile_model(profile, model)
+        trace(loaded, chosen.inputs, max_new_tokens=needed[1], states=states_path(path)).save(path)
+        with complete_file(about) as partial:
+            partial.write_text(key)
+    return load_trace(path)
 
 
 @dataclass(frozen=True)
-class Job:
+class ClassifierJob:
     """One classifier to train: a variant for a backbone, with a target and a seed."""
 
     model: str
@@ -36,11 +82,11 @@ class Job:
         return build_root() / "classifiers" / profile.name / name
 
 
-def jobs(profile: Profile) -> list[Job]:
+def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
     """All variants on the main model; those that are ablated also for the other target, and on vanilla."""
     groups = [(MAIN_MODEL, "consistency", VARIANTS), (MAIN_MODEL, "correctness", ABLATED)]
     return [
-        Job(model, variant, target, seed)
+        ClassifierJob(model, variant, target, seed)
         for model, target, variants in [*groups, ("vanilla", "consistency", ABLATED)]
         if model in profile.training.backbones
         for variant in variants
@@ -50,14 +96,14 @@ def jobs(profile: Profile) -> list[Job]:
 
 def train_classifiers(
     profile: Profile, models: Collection[str] = (), seeds: Collection[int] = ()
-) -> dict[Job, Path]:
+) -> dict[ClassifierJob, Path]:
     """Trains what is missing of a profile's classifiers; returns the file of each that was asked for.
 
     All `models` (names of backbones) and `seeds` are asked for by default.
     """
     asked = lambda job: (not models or job.model in models) and (not seeds or job.seed in seeds)
-    wanted = list(filter(asked, jobs(profile)))
-    tasks = _first_tokens(profile, held_out=False)
+    wanted = list(filter(asked, classifier_jobs(profile)))
+    tasks = _first_tokens(profile, held_out=False) if wanted else []
     digests = [task.digest for task in tasks]
     settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
     weights = {name: weights_digest(profile, name) for name in dict.fromkeys(job.model for job in wanted)}
@@ -92,11 +138,9 @@ def _first_tokens(profile: Profile, held_out: bool) -> list:
     return found
 
 
-def _train_all(profile: Profile, name: str, keys: dict[Job, str], *splits: Sequence) -> None:
+def _train_all(profile: Profile, name: str, keys: dict[ClassifierJob, str], *splits: Sequence) -> None:
     """Trains classifiers of one model on its states along the references."""
-    from ..exits.classifiers import save_classifier
-    from ..traces.classifier_training import train_classifier
-    from ..traces.trace import trace
+    from .. import save_classifier, trace, train_classifier
 
     model, traces, longest = load_profile_model(profile, name), [], profile.training.max_target
     fingerprint, width = model.fingerprint, model.network.config.d_model
@@ -112,6 +156,5 @@ def _train_all(profile: Profile, name: str, keys: dict[Job, str], *splits: Seque
             variant = VARIANTS[job.variant]
             options = variant.options(width) | learning | {"target": job.target, "seed": job.seed}
             classifier, curve = train_classifier(variant.kind, seen, model, held_out=held_out, **options)
-            make_folder(job.path(profile).parent)
             about = dict(key=key, curve=curve, tokens=len(seen), **asdict(job))
             save_classifier(classifier, job.path(profile), fingerprint, **about)
