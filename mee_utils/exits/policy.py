@@ -200,13 +200,13 @@ class BoundPolicy:
         # `[layer]`, 0 to L: how often the measure is computed until an exit there (oracle: 0)
         reached = np.arange(layers + 1)
         self.decisions = np.searchsorted(decisions, reached, side="right")
-        if self.measure.looks_ahead:
-            self.decisions = np.zeros_like(reached)
         if decisions:
             amateurs = self.readout.amateurs.get(decisions[0], ())
             self.first_layer = min([decisions[0] - self.measure.lookback, *amateurs])
         if decisions and self.measure.from_first:
             self.first_layer, self.decisions = 1, np.minimum(reached, decisions[-1])
+        if self.measure.looks_ahead:
+            self.decisions = np.zeros_like(reached)
 
     def _decision_layers(self, min_exit_layer: int | None) -> tuple[int, ...]:
         given, layers = self.policy.exit_layers, self.layers

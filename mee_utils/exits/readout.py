@@ -63,7 +63,7 @@ class Readout:
     all logits once and indexes them: more FLOPs in less time. What is counted is what a row needs alone. A
     contrast with pruning scores its amateurs anew at every layer, over the ids kept there.
 
-    It is made for an `ExitPolicy`, the layers at which that decides, and depth and vocabulary of a decoder,
+    It is made from an `ExitPolicy`, the layers at which it decides, and depth and vocabulary of the decoder,
     whose last layer is read out too.
     """
 
