@@ -1,1 +1,1 @@
-"""Decoding and traces (floor 3)."""
+"""The layerwise decoder and `generate`."""

@@ -16,44 +16,30 @@ from .layerwise import LayerwiseDecoder
 
 @dataclass(repr=False, eq=False)
 class Step:
-    """What the states of one token share at all layers.
-
-    Attributes:
-        sequence: `[row]`, index of each row's input.
-        position: how many tokens the rows have emitted; a number, or `[row]` in a replay.
-        readout_rows: `[row]`, rows of `W` multiplied so far: the one place where readouts are counted.
-    """
+    """What the states of one token share at all layers."""
 
     decoder: LayerwiseDecoder
     readout: Readout
-    sequence: np.ndarray
-    position: int | np.ndarray
+    sequence: np.ndarray  # `[row]`, index of each row's input
+    position: int | np.ndarray  # how many tokens the rows have emitted; a number, or `[row]` in a replay
 
     def __post_init__(self):
+        # `[row]`, rows of `W` multiplied so far: the one place where readouts are counted
         self.readout_rows = np.zeros(len(self.sequence), dtype=np.int64)
 
 
 @dataclass(repr=False, eq=False)
 class ExitState:
-    """The present token of some rows at one layer; see the table in `mee_utils.exits.measures`.
-
-    Attributes:
-        layer: 1 to L.
-        after, before: the states after and before the layer, `[rows, d_model]`.
-        rows: which rows of the step these are, ascending.
-        previous: the state one layer before.
-        confidence: set by the decoding loop once the measure has decided.
-        settled: set by the decoding loop for measures that look ahead.
-    """
+    """The present token of some rows at one layer; see the table in `mee_utils.exits.measures`."""
 
     step: Step
-    layer: int
-    after: Tensor
-    before: Tensor
-    rows: np.ndarray
-    previous: ExitState | None = None
-    confidence: np.ndarray | float = float("nan")
-    settled: np.ndarray | None = None
+    layer: int  # 1 to L
+    after: Tensor  # the states after the layer, `[rows, d_model]`
+    before: Tensor  # the states before it
+    rows: np.ndarray  # which rows of the step these are, ascending
+    previous: ExitState | None = None  # one layer before
+    confidence: np.ndarray | float = float("nan")  # set by the decoding loop once the measure has decided
+    settled: np.ndarray | None = None  # set by the decoding loop for measures that look ahead
     _kept: dict = field(default_factory=dict)
 
     def __post_init__(self):
@@ -62,7 +48,6 @@ class ExitState:
 
     @property
     def sequence(self) -> np.ndarray:
-        """`[rows]`, index of each row's input."""
         return self.step.sequence[self.rows]
 
     @cached_property
@@ -104,18 +89,15 @@ class ExitState:
 
     @cached_property
     def top1_probability(self) -> Tensor:
-        """`[rows]`."""
         return self._top[:, 0]
 
     @cached_property
     def margin(self) -> Tensor:
-        """`[rows]`."""
         first, second = self._top.unbind(-1)
         return first - second
 
     @cached_property
     def entropy(self) -> Tensor:
-        """`[rows]`, in nats."""
         return torch.special.entr(self.probabilities).sum(-1)
 
     @cached_property

@@ -20,7 +20,7 @@ from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
 from .inputs import EncoderCache, batches_by_length, check_inputs, check_lengths, detokenize
-from .layerwise import LayerwiseDecoder, decoder_of
+from .layerwise import LayerwiseDecoder, Rows, decoder_of
 from .token import Token, TokenDecoder, pick
 
 COMPACT_AT = 0.5  # finished rows leave memory once this share of the batch is left
@@ -30,30 +30,25 @@ COMPACT_AT = 0.5  # finished rows leave memory once this share of the batch is l
 class Generation:
     """What `generate` returns; lists and arrays are in the order of the inputs.
 
-    Attributes:
-        texts: the outputs, without special tokens.
-        token_ids: their ids, up to and with the end token.
-        exit_layers: for each output `[token]`, the layer at which each token exited (L: all layers were run).
-        confidences: for each output `[token]`, the confidence at its exit; NaN at the last layer, where
-            nothing decides.
-        readout_rows: for each output `[token]`, rows of `W` multiplied for it, V for a plain readout. (FREE's
-            threshold learns from waiting tokens that are read out again: counted for the one that goes deep.)
-        flops, flops_by_part: `[input]`, FLOPs of the decoder, and by part (see `mee_utils.models.costs`).
-        seconds: of decoding, with the encoder (unless `encodings` are given), without tokenization.
+    Where FREE's threshold learns, waiting tokens are read out again: counted for the one that goes deep.
+    FLOPs are the decoder's (see `mee_utils.models.costs`), seconds those of decoding, with the encoder unless
+    `encodings` are given, without tokenization.
     """
 
-    texts: list[str]
-    token_ids: list[list[int]]
-    exit_layers: list[np.ndarray]
-    confidences: list[np.ndarray]
-    readout_rows: list[np.ndarray]
-    flops: np.ndarray
-    flops_by_part: dict[str, np.ndarray]
+    texts: list[str]  # without special tokens
+    token_ids: list[list[int]]  # up to and with the end token
+    exit_layers: list[np.ndarray]  # for each output `[token]`; L: all layers were run
+    confidences: list[
+        np.ndarray
+    ]  # for each output `[token]`, at its exit; NaN at layer L, where nothing decides
+    readout_rows: list[np.ndarray]  # for each output `[token]`, rows of `W` multiplied for it; plain: V
+    flops: np.ndarray  # `[input]`
+    flops_by_part: dict[str, np.ndarray]  # "layers", "skipped", "source", "readout", "measure"
     seconds: float
 
     @property
     def tokens(self) -> int:
-        """How many tokens were emitted, end tokens included."""
+        """Number of tokens, end tokens included."""
         return sum(map(len, self.token_ids))
 
     @property
@@ -150,15 +145,9 @@ def decode_batch(
     sequence: np.ndarray,
     encoded: Tensor | None = None,
 ) -> list[Output]:
-    """Decodes one batch.
+    """Decodes one batch, `input_ids` and `attention_mask` `[row, source]`.
 
-    Args:
-        decoder: the decoder.
-        batch: `input_ids` and `attention_mask`, `[row, source]`.
-        bound: when tokens exit.
-        max_new_tokens: the longest output.
-        sequence: index of the input of each row.
-        encoded: the encoder's states `[row, source, d_model]`, where they are known.
+    `sequence` are the numbers of the rows' inputs, `encoded` the encoder's states if they are known.
     """
     config, parallel = decoder.config, bound.policy.propagation == "parallel"
     cache = decoder.begin(batch, max_new_tokens, parallel, encoded)
@@ -170,7 +159,7 @@ def decode_batch(
     steps: list[tuple[np.ndarray, Token]] = []
     for position in range(max_new_tokens):
         cache.move_to(position)
-        token = decode(cache.rows(alive), ids, sequence[going])
+        token = decode(Rows(cache, alive), ids, sequence[going])
         steps.append((going, token))
         goes_on = ~np.isin(token.ids, config.eos_token_id)
         if not goes_on.any():

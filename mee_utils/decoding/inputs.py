@@ -35,10 +35,8 @@ def check_inputs(inputs: Sequence[str], what: str = "Input") -> list[str]:
 
 def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> list[int]:
     """Token counts of the inputs, or an error that names the one that is too long."""
-    limit = min(model.tokenizer.model_max_length, UNLIMITED)
-    if longest is not None:
-        limit = check_whole("max_source_tokens", longest)
-    elif limit == UNLIMITED:
+    limit = model.tokenizer.model_max_length if longest is None else check_whole("max_source_tokens", longest)
+    if longest is None and limit >= UNLIMITED:
         limit = LONGEST
     lengths = [len(ids) for ids in model.tokenizer(list(texts)).input_ids]
     for number, length in enumerate(lengths):

@@ -37,30 +37,6 @@ GATHER_BELOW = 0.25  # with a smaller share of rows active, keys and values are 
 PIECE = 128  # positions that a cache has room for at first; it doubles when they are full
 
 
-@dataclass(eq=False)
-class Rows:
-    """Some rows of a batch: their slots in the cache, on the host and, when needed, on the device."""
-
-    slots: np.ndarray
-    batch: int
-    device: torch.device
-
-    def __post_init__(self):
-        self.all = len(self.slots) == self.batch
-
-    def __len__(self) -> int:
-        return len(self.slots)
-
-    @cached_property
-    def index(self) -> Tensor:
-        """The slots on the device, `[rows]`."""
-        return torch.from_numpy(self.slots).to(self.device, non_blocking=True)
-
-    def keep(self, which: np.ndarray) -> Rows:
-        """The rows for which `which` is true."""
-        return Rows(self.slots[which], self.batch, self.device)
-
-
 class LayerWeights:
     """The weights of one decoder layer, projections with the same input joined."""
 
@@ -88,12 +64,10 @@ class LayerWeights:
     def feed_forward(self, x: Tensor) -> Tensor:
         """The last sublayer with its residual, `[rows, d]`."""
         wide = self.wide(self.norms[-1](x))
-        if self.gated:
-            gate, linear = wide.chunk(2, dim=-1)
-            wide = self.activation(gate) * linear
-        else:
-            wide = self.activation(wide)
-        return self.narrow.add_to(x, wide)
+        if not self.gated:
+            return self.narrow.add_to(x, self.activation(wide))
+        gate, linear = wide.chunk(2, dim=-1)
+        return self.narrow.add_to(x, self.activation(gate) * linear)
 
 
 class Norm:
@@ -118,21 +92,16 @@ class Norm:
 
 
 class Cache:
-    """Keys, values and waiting states of one batch. Made by `LayerwiseDecoder.begin`.
-
-    Attributes:
-        position: of the token being decoded, from 0.
-        own, cross: keys and values of tokens and source, `[2, row, head, position, d_kv]` for each layer.
-        filled: `[layer, row]`, how many positions have keys and values at that layer.
-        states: `[row, position, d_model]`, each token's exit state ("parallel": brought up later).
-    """
+    """Keys, values and waiting states of one batch. Made by `LayerwiseDecoder.begin`."""
 
     def __init__(self, encoded: Tensor, mask: Tensor | None, layers: int, length: int, parallel: bool):
         batch, _, size = encoded.shape
         self.encoded, self.mask, self.length, self.parallel = encoded, mask, length, parallel
-        self.position, self.capacity = 0, min(length, PIECE)
+        self.position, self.capacity = 0, min(length, PIECE)  # of the present token, and room for how many
+        # keys and values of tokens and of the source for each layer, `[2, row, head, position, d_kv]`
         self.own: list[Tensor | None] = [None] * layers
         self.cross: list[Tensor | None] = [None] * layers
+        # how many positions have them, and each token's exit state ("parallel": brought up later)
         self.filled = np.zeros((layers, batch), dtype=np.int64)
         self.states = encoded.new_zeros(batch, self.capacity, size)
 
@@ -141,23 +110,13 @@ class Cache:
         """Number of rows."""
         return self.encoded.shape[0]
 
-    def rows(self, slots: np.ndarray) -> Rows:
-        """The rows in some slots."""
-        return Rows(slots, self.batch, self.encoded.device)
-
-    def waiting(self, layer: int, rows: Rows) -> np.ndarray | None:
-        """`[row]`, the first position without keys and values at this layer; None if no earlier one waits."""
-        first = self.filled[layer - 1] if rows.all else self.filled[layer - 1][rows.slots]
-        return None if first.min() == self.position else first
-
     def keep(self, slots: np.ndarray) -> None:
         """Drops all other rows, and their memory."""
         index = torch.from_numpy(slots).to(self.encoded.device)
         self.encoded, self.states = self.encoded[index], self.states[index]
         self.mask = None if self.mask is None else self.mask[index]
-        self.own, self.cross = (
-            [None if made is None else made[:, index] for made in layers] for layers in (self.own, self.cross)
-        )
+        self.own = [None if made is None else made[:, index] for made in self.own]
+        self.cross = [None if made is None else made[:, index] for made in self.cross]
         self.filled = self.filled[:, slots]
 
     def move_to(self, position: int) -> None:
@@ -170,24 +129,56 @@ class Cache:
             self.own = [None if made is None else functional.pad(made, room) for made in self.own]
 
 
+@dataclass(eq=False)
+class Rows:
+    """Some rows of a batch: their slots in the cache, on the host and, when needed, on the device."""
+
+    cache: Cache
+    slots: np.ndarray
+
+    def __post_init__(self):
+        self.all = len(self.slots) == self.cache.batch
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @cached_property
+    def index(self) -> Tensor:
+        """The slots on the device, `[rows]`."""
+        return self.on_device(self.slots)
+
+    def on_device(self, numbers) -> Tensor:
+        """Numbers that are known on the host."""
+        return torch.from_numpy(np.asarray(numbers)).to(self.cache.encoded.device, non_blocking=True)
+
+    def keep(self, which: np.ndarray) -> Rows:
+        """The rows for which `which` is true."""
+        return Rows(self.cache, self.slots[which])
+
+    def waiting(self, layer: int) -> np.ndarray | None:
+        """`[row]`, the first position without keys and values at this layer; None if no earlier one waits."""
+        filled = self.cache.filled[layer - 1]
+        first = filled if self.all else filled[self.slots]
+        return None if first.min() == self.cache.position else first
+
+    def store_exit_state(self, x: Tensor) -> None:
+        """Stores the states `[rows, d_model]` with which the present token exits."""
+        self.cache.states[self.index, self.cache.position] = x
+
+    def truncate_cache(self, layers: np.ndarray) -> None:
+        """Forgets the present token's keys and values above its exit layer `[rows]`, known only now."""
+        deeper = np.arange(1, len(self.cache.filled) + 1)[:, None] > layers[None, :]
+        self.cache.filled[:, self.slots] -= deeper
+
+
 class LayerwiseDecoder:
     """Runs the decoder of a T5, T5 v1.1, Flan-T5, mT5 or LongT5 model layer by layer.
 
     The weights are copied into layouts made for decoding (as much memory again as the decoder has); after
     further training, make a new one. `decoder_of` keeps one per model.
 
-    Args:
-        network: the `transformers` model, in evaluation mode.
-        pack: whether to pack large weights for the CPU; by default where it is faster.
-
-    Attributes:
-        layers: depth L.
-        norm: the final norm `n`, `[..., d_model]`.
-        compact_below: exited rows stay in the batch until no more than this share of it is active. Taking
-            rows out costs time; in a narrow model more than running them for nothing.
-
-    Raises:
-        CompanionError: the model is in float16, whose range T5's states exceed.
+    `network` is the `transformers` model, in evaluation mode; `pack` says whether to pack its weights for the
+    CPU, by default those that get faster by it. Raises `CompanionError` for a model in float16.
     """
 
     def __init__(self, network: nn.Module, pack: bool | None = None):
@@ -201,6 +192,8 @@ class LayerwiseDecoder:
         self.weights = [LayerWeights(layer, pack) for layer in decoder.block]
         self.layers = len(self.weights)
         self.norm, self.scale = Norm(decoder.final_layer_norm), output_scale(network)
+        # exited rows stay in the batch until no more than this share of it is active: taking rows out costs
+        # time, in a narrow model more than running them for nothing
         self.compact_below = COMPACT_NARROW if config.d_model < NARROW else COMPACT_WIDE
         self.head, self._head_weight = Linear(head, pack), head.detach()
         self._bias_module = decoder.block[0].layer[0].SelfAttention
@@ -233,30 +226,20 @@ class LayerwiseDecoder:
         rows = functional.embedding(ids, self._head_weight)
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
-    def run_layer(self, layer: int, x: Tensor, cache: Cache, rows: Rows) -> Tensor:
+    def run_layer(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
         """Runs layer `layer` (1 to L) for the present token of some rows, and for what waits before it.
 
         `x` are the states of those rows before the layer, `[rows, d_model]`; returns those after it.
         """
-        first = cache.waiting(layer, rows)
+        cache, first = rows.cache, rows.waiting(layer)
         if cache.own[layer - 1] is None:
             self._reserve(layer, cache)
         if first is not None and cache.parallel:
-            x = self._run_with_waiting(layer, x, cache, rows, first)
+            x = self._run_with_waiting(layer, x, rows, first)
         else:
-            query = self._store_keys_values(layer, x, cache, rows, first)
-            x = self._attend_and_feed(layer, x, query, cache, rows)
+            x = self._attend_and_feed(layer, x, self._store_keys_values(layer, x, rows, first), rows)
         cache.filled[layer - 1, rows.slots] = cache.position + 1
         return x
-
-    def store_exit_state(self, x: Tensor, cache: Cache, rows: Rows) -> None:
-        """Stores the states `[rows, d_model]` with which the present token of some rows exits."""
-        cache.states[rows.index, cache.position] = x
-
-    def truncate_cache(self, layers: np.ndarray, cache: Cache, rows: Rows) -> None:
-        """Forgets the present token's keys and values above its exit layer `[rows]`, known only now."""
-        deeper = np.arange(1, self.layers + 1)[:, None] > layers[None, :]
-        cache.filled[:, rows.slots] -= deeper
 
     def _reserve(self, layer: int, cache: Cache) -> None:
         """Room for the layer's keys and values, and those of the source."""
@@ -265,65 +248,65 @@ class LayerwiseDecoder:
         shaped = made.view(*made.shape[:2], 2, self.heads, self.d_kv).permute(2, 0, 3, 1, 4)
         cache.cross[layer - 1] = shaped.contiguous()
 
-    def _store_keys_values(
-        self, layer: int, x: Tensor, cache: Cache, rows: Rows, first: np.ndarray | None
-    ) -> Tensor:
+    def _store_keys_values(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray | None) -> Tensor:
         """Stores keys and values of the present token and of those that waited; returns the query."""
-        weights, own, position = self.weights[layer - 1], cache.own[layer - 1], cache.position
+        weights, cache, position = self.weights[layer - 1], rows.cache, rows.cache.position
+        own, norm = cache.own[layer - 1], weights.norms[0]
         if first is None:
-            query, *_ = made = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
+            query, *_ = made = self._split(weights.queries_keys_values(norm(x)), 3)
             own[:, slice(None) if rows.all else rows.index, :, position] = made[1:]
             return query[:, :, None]
         begin = int(first[0])
         if rows.all and (first == begin).all():  # all catch up from the same place, as one row always does
-            normed = weights.norms[0](torch.cat([cache.states[:, begin:position], x[:, None]], dim=1))
+            normed = norm(torch.cat([cache.states[:, begin:position], x[:, None]], dim=1))
             made = self._split(weights.key_value(normed).flatten(0, 1), 2).unflatten(1, normed.shape[:2])
             own[:, :, :, begin : position + 1] = made.transpose(2, 3)
             return self._heads(weights.query(normed[:, -1]))
-        slots, positions = _to_device(waiting_places(first, position, rows.slots), x.device)
-        normed = weights.norms[0](torch.cat([x, cache.states[slots, positions]]))
+        slots, positions = rows.on_device(waiting_places(first, position, rows.slots))
+        normed = norm(torch.cat([x, cache.states[slots, positions]]))
         present = torch.full((len(x),), position, device=x.device)
         made = self._split(weights.key_value(normed), 2)
         own[:, torch.cat([rows.index, slots]), :, torch.cat([present, positions])] = made.transpose(0, 1)
         return self._heads(weights.query(normed[: len(x)]))
 
-    def _run_with_waiting(self, layer: int, x: Tensor, cache: Cache, rows: Rows, first: np.ndarray) -> Tensor:
+    def _run_with_waiting(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray) -> Tensor:
         """One causal pass of waiting tokens and the present one, right-aligned `[rows * places, d_model]`."""
-        weights, begin, end = self.weights[layer - 1], int(first.min()), cache.position + 1
+        weights, cache = self.weights[layer - 1], rows.cache
+        begin, end = int(first.min()), cache.position + 1
         places = end - begin
-        self.store_exit_state(x, cache, rows)
+        rows.store_exit_state(x)
         x = cache.states[rows.index, begin:end].flatten(0, 1)
         made = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
-        row, positions = _to_device(waiting_places(first, end, np.arange(len(rows))), x.device)
+        row, positions = rows.on_device(waiting_places(first, end, np.arange(len(rows))))
         slots, place = rows.index[row], row * places + positions - begin
         cache.own[layer - 1][:, slots, :, positions] = made[1:, place].transpose(0, 1)
         query = made[0].unflatten(0, (len(rows), places)).transpose(1, 2)
-        x = self._attend_and_feed(layer, x, query, cache, rows)
+        x = self._attend_and_feed(layer, x, query, rows)
         cache.states[slots, positions] = x[place]
         return x[places - 1 :: places]
 
-    def _attend_and_feed(self, layer: int, x: Tensor, query: Tensor, cache: Cache, rows: Rows) -> Tensor:
+    def _attend_and_feed(self, layer: int, x: Tensor, query: Tensor, rows: Rows) -> Tensor:
         """The layer from its queries `[rows, head, places, d_kv]` on; `x` is `[rows * places, d_model]`.
 
         A row has one place, the present token, or several, which end with it.
         """
-        weights, end, places = self.weights[layer - 1], cache.position + 1, query.shape[2]
-        own, cross = cache.own[layer - 1][:, :, :, :end], cache.cross[layer - 1]
-        x = weights.out.add_to(x, self._attend(query, own, self._bias(cache.position, places), rows))
+        weights, cache, places = self.weights[layer - 1], rows.cache, query.shape[2]
+        own, bias = cache.own[layer - 1][:, :, :, : cache.position + 1], self._bias(cache.position, places)
+        x = weights.out.add_to(x, self._attend(query, own, bias, rows))
         query = self._heads(weights.cross_query(weights.norms[1](x)), places)
-        x = weights.cross_out.add_to(x, self._attend(query, cross, cache.mask, rows))
-        return weights.feed_forward(x)
+        mixed = self._attend(query, cache.cross[layer - 1], cache.mask, rows)
+        return weights.feed_forward(weights.cross_out.add_to(x, mixed))
 
     def _attend(self, query: Tensor, keys_values: Tensor, mask: Tensor | None, rows: Rows) -> Tensor:
         """From queries `[rows, head, places, d_kv]` to the rows' own keys; `[rows * places, inner]`."""
-        places = query.shape[2]
+        places, batch = query.shape[2], rows.cache.batch
         if rows.all:
             mixed = attention(query, keys_values, mask)
-        elif places > 1 or len(rows) < GATHER_BELOW * rows.batch:
+        elif places > 1 or len(rows) < GATHER_BELOW * batch:
             mask = mask if mask is None or len(mask) == 1 else mask[rows.index]
             mixed = attention(query, keys_values.index_select(1, rows.index), mask)
         else:
-            spread = query.new_zeros(rows.batch, *query.shape[1:])
+            spread = query.new_zeros(batch, *query.shape[1:])
             spread[rows.index] = query
             mixed = attention(spread, keys_values, mask)[rows.index]
         return mixed.flatten(1) if places == 1 else mixed.transpose(1, 2).reshape(len(query) * places, -1)
@@ -369,10 +352,6 @@ def waiting_places(first: np.ndarray, end: int, slots: np.ndarray) -> tuple[np.n
     counts = end - first
     positions = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
     return np.repeat(slots, counts), positions
-
-
-def _to_device(arrays: tuple[np.ndarray, np.ndarray], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.stack(arrays)).to(device, non_blocking=True)
 
 
 _KEPT: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

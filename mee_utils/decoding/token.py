@@ -56,7 +56,7 @@ class TokenDecoder:
         look_from, look_to = bound.first_layer, bound.layers - bound.readout.plain
         x, active, mask = decoder.embed(ids), np.ones(len(rows), dtype=bool), None
         for layer in range(1, bound.layers + 1):
-            before, x = x, decoder.run_layer(layer, x, cache, rows)
+            before, x = x, decoder.run_layer(layer, x, rows)
             if mask is not None:  # exited rows go along: the layer gets keys and values of their exit states
                 x = torch.where(mask, x, before)
             if look_from <= layer <= look_to:
@@ -73,7 +73,7 @@ class TokenDecoder:
             exited.add(here[exits], layer, confidence[exits], pick(state.top1_id if seen else x, exits), seen)
             active &= ~exits
             if active.sum() <= decoder.compact_below * len(rows) or cache.parallel:
-                decoder.store_exit_state(pick(x, ~active), cache, rows.keep(~active))
+                rows.keep(~active).store_exit_state(pick(x, ~active))
                 if not active.any():
                     return exited.read_out()
                 x, rows, here, active = pick(x, active), rows.keep(active), here[active], active[active]
@@ -92,7 +92,7 @@ class TokenDecoder:
         step = Step(decoder, bound.readout, sequence, cache.position)
         x, here, states = decoder.embed(ids), np.arange(len(rows)), []
         for layer in range(1, bound.layers + 1):
-            before, x = x, decoder.run_layer(layer, x, cache, rows)
+            before, x = x, decoder.run_layer(layer, x, rows)
             states.append(ExitState(step, layer, x, before, here, states[-1] if states else None))
         predicted = np.stack([on_host(state.top1_id) for state in states])
         settled = np.logical_and.accumulate((predicted == predicted[-1])[::-1])[::-1]
@@ -105,8 +105,8 @@ class TokenDecoder:
         step.readout_rows[:] = 0  # as if it had known
         chosen = torch.stack([state.after for state in states])
         chosen = chosen[torch.from_numpy(exits - 1).to(x.device), torch.arange(len(rows), device=x.device)]
-        decoder.store_exit_state(chosen, cache, rows)
-        decoder.truncate_cache(exits, cache, rows)
+        rows.store_exit_state(chosen)
+        rows.truncate_cache(exits)
         exited = _Exited(step)
         exited.add(here, exits, confidence, chosen, seen=False)
         return exited.read_out()

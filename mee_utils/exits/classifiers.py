@@ -30,17 +30,12 @@ TARGETS = ("consistency", "correctness")
 
 
 class ExitClassifier(nn.Module, Measure):
-    """A classifier over normalised states; from `new_classifier`, `train_classifier` or `load_classifier`.
-
-    Attributes:
-        settings: what it takes to build it anew.
-        trained_on: fingerprint of the model whose states it was trained on; None if that is not known.
-        about: what was stored with it.
-    """
+    """A classifier over normalised states; from `new_classifier`, `train_classifier` or `load_classifier`."""
 
     def __init__(self, kind: str, d_model: int, hidden: int, blocks: int = 1, depth: int | None = None):
         super().__init__()
-        self.name, self.d_model, self.trained_on, self.about = kind, d_model, None, {}
+        self.name, self.d_model, self.about = kind, d_model, {}  # about: what was stored with it
+        self.trained_on: str | None = None  # fingerprint of the model on whose states, if that is known
         self.lookback, self.from_first = blocks - 1, depth is not None
         shape = {"depth": depth} if self.from_first else {"blocks": blocks}
         self.settings = {"kind": kind, "d_model": d_model, **shape, "hidden": hidden}
@@ -48,7 +43,7 @@ class ExitClassifier(nn.Module, Measure):
             self.network = nn.LSTM(d_model, hidden, num_layers=depth, batch_first=True)
             self.head = nn.Linear(hidden, 2)
             return
-        self.network = nn.Linear(d_model * blocks, 1)  # drawn for every kind: seeds have always counted it
+        self.network = nn.Linear(d_model * blocks, 1)  # drawn by every kind: what a seed gives depends on it
         if hidden:
             self.network = nn.Sequential(nn.Linear(d_model * blocks, hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
@@ -63,7 +58,8 @@ class ExitClassifier(nn.Module, Measure):
     def confidence(self, state) -> Tensor:
         """Probability of "exit", `[rows]`."""
         if self.from_first:
-            return torch.sigmoid(self._odds(self.head(self._memory(state)[0][:, -1])))
+            hidden, _ = state.recall(id(self), self._memory)
+            return torch.sigmoid(self._odds(self.head(hidden[:, -1])))
         seen = [state.earlier(back).state for back in range(self.lookback, 0, -1)]
         states = torch.cat([*seen, state.state], dim=-1)
         return torch.sigmoid(self._odds(self.network(states.to(self._dtype))))
@@ -71,14 +67,12 @@ class ExitClassifier(nn.Module, Measure):
     def _odds(self, outputs: Tensor) -> Tensor:
         return outputs[..., 0] if outputs.shape[-1] == 1 else outputs[..., 1] - outputs[..., 0]
 
-    def _memory(self, state) -> tuple[Tensor, Tensor]:
-        """Hidden and cell states of the LSTM after this layer, `[row, depth, hidden]`, kept with it."""
-        return state.recall(id(self), self._step)
-
-    def _step(self, state) -> tuple[Tensor, Tensor]:
+    def _memory(self, state) -> tuple[Tensor, ...]:
+        """Hidden and cell states of the LSTM after this layer, `[row, depth, hidden]`."""
         before = None
         if state.layer > 1:
-            before = tuple(part.transpose(0, 1).contiguous() for part in self._memory(state.earlier(1)))
+            memory = state.earlier(1).recall(id(self), self._memory)
+            before = tuple(part.transpose(0, 1).contiguous() for part in memory)
         _, after = self.network(state.state.to(self._dtype)[:, None], before)
         return tuple(part.transpose(0, 1) for part in after)
 
@@ -93,9 +87,8 @@ class ExitClassifier(nn.Module, Measure):
     def check_model(self, model) -> None:
         """Refuses states of another width, or of other weights than those it was trained on."""
         if self.d_model != model.network.config.d_model:
-            other = (
-                f"reads states of width {self.d_model}, {model.name}'s have {model.network.config.d_model}"
-            )
+            width = f"{model.name}'s have {model.network.config.d_model}"
+            other = f"reads states of width {self.d_model}, {width}"
         elif self.trained_on not in (None, model.fingerprint):
             other = f"was trained on the states of other weights than {model.name}'s"
         else:
@@ -137,10 +130,9 @@ def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> Ex
 
 
 def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: str, **about) -> Path:
-    """Writes a trained classifier as safetensors; the file appears only when complete.
+    """Writes a classifier trained on the states of the model with this fingerprint, and `about` with it.
 
-    With it go `fingerprint`, of the model whose states it was trained on (`Model.fingerprint`), and `about`,
-    anything else worth keeping. Raises `CompanionError` if the file cannot be written.
+    The safetensors file appears only when complete. Raises `CompanionError` if it cannot be written.
     """
     from safetensors.torch import save_file
 
@@ -153,25 +145,21 @@ def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: s
 
 
 def load_classifier(path: str | Path, model) -> ExitClassifier:
-    """Reads a classifier for a model (from `load_model`).
-
-    Raises:
-        CompanionError: no such file, no classifier, or one that was trained on the states of other weights.
-    """
+    """Reads a classifier for a model. Raises `CompanionError` if there is none, or one of other weights."""
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     if not Path(path).exists():
-        first = "train a classifier with train_classifier and save_classifier first."
-        raise CompanionError(f"{path} does not exist: {first}")
+        raise CompanionError(
+            f"{path} does not exist: make it with train_classifier and save_classifier first."
+        )
     try:
         with safe_open(path, framework="pt") as file:
             metadata, weights = file.metadata() or {}, load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CompanionError(f"{path} is no classifier of this companion: train it anew.") from error
+    except (SafetensorError, OSError):
+        metadata = {}
     if metadata.get("format") != FORMAT:
-        found = f'{path} has the format "{metadata.get("format")}"'
-        raise CompanionError(f'{found}, this version reads "{FORMAT}": train it anew.')
+        raise CompanionError(f'{path} is no classifier of this version ("{FORMAT}"): train it anew.')
     settings = json.loads(metadata["settings"])
     classifier = new_classifier(settings.pop("kind"), settings.pop("d_model"), **settings)
     classifier.to(next(iter(weights.values())).dtype).load_state_dict(weights)

@@ -20,34 +20,26 @@ works on both. To add one: write its class here and name it in `MEASURES`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 
 from ..common.errors import CompanionError, check_choice
 
+NEVER = np.iinfo(np.int64).max  # a layer that no decoder has
+
 
 class Measure:
-    """What every measure has; a new one overrides `confidence` and what of the rest differs.
+    """What every measure has; a new one overrides `confidence` and what of the rest differs."""
 
-    Attributes:
-        name: as in `ExitPolicy(measure=...)`.
-        range: the values that thresholds may take.
-        readout: whether it looks at probabilities, that is, multiplies by the vocabulary.
-        lookback: how many earlier layers it looks at.
-        min_layer: first layer at which it decides by default; None: the model's `min_exit_layer`.
-        from_first: whether it must have seen every layer from the first on (recurrent measures).
-        looks_ahead: whether it needs later layers too (the oracle): decoding then runs all of them.
-        has_threshold: whether a threshold means anything to it.
-    """
-
-    name = ""
-    range = (0.0, 1.0)
-    readout = False
-    lookback = 0
-    min_layer: int | None = None
-    from_first = False
-    looks_ahead = False
-    has_threshold = True
+    name = ""  # as in `ExitPolicy(measure=...)`
+    range = (0.0, 1.0)  # the values that thresholds may take
+    readout = False  # whether it looks at probabilities, that is, multiplies by the vocabulary
+    lookback = 0  # how many earlier layers it looks at
+    min_layer: int | None = None  # where it begins to decide by default; None: the model's `min_exit_layer`
+    from_first = False  # whether it must have seen every layer from the first on (recurrent measures)
+    looks_ahead = False  # whether it needs later layers too (the oracle): decoding then runs all of them
+    has_threshold = True  # whether a threshold means anything to it
 
     def confidence(self, state):
         """One number per row, `[rows]`; the token exits if it exceeds the threshold."""
@@ -126,40 +118,32 @@ class Oracle(Measure):
 class ForcedExits(Measure):
     """Exits that are given beforehand: for tests, for benchmarks, and to decode again as another run did.
 
-    Args:
-        layers: for each input, the exit layer of each token; tokens beyond the end of it run all layers.
+    `layers` are the exit layers of each token for each input; tokens beyond the end of a list run all layers.
     """
 
     name, has_threshold, min_layer = "forced", False, 1
 
     def __init__(self, layers: Sequence[Sequence[int]]):
-        try:
-            rows = [np.asarray(row) for row in layers]
+        try:  # `[token, input]`, and a last row for the tokens beyond
+            self.table = np.array([*zip_longest(*layers, fillvalue=NEVER), [NEVER] * len(layers)])
         except (TypeError, ValueError):
-            rows = []
-        if not rows or not all(map(self._valid, rows)):
+            self.table = np.empty(0)
+        given = self.table.ndim == 2 and self.table.size and self.table.dtype.kind in "iu"
+        if not given or self.table.min() < 1:
             wanted = "one list of layers (whole numbers from 1 on) for each input"
             raise CompanionError(f"ForcedExits takes {wanted}.")
-        self.table = np.full((len(rows), 1 + max(map(len, rows))), np.iinfo(np.int64).max)
-        for row, given in zip(self.table, rows, strict=True):
-            row[: len(given)] = given
-
-    @staticmethod
-    def _valid(row: np.ndarray) -> bool:
-        return row.ndim == 1 and (not row.size or (row.dtype.kind in "iu" and row.min() >= 1))
 
     def confidence(self, state):
-        if state.sequence.max() >= len(self.table):
-            lists = f"ForcedExits has lists for {len(self.table)} inputs"
+        tokens, inputs = self.table.shape
+        if state.sequence.max() >= inputs:
+            lists = f"ForcedExits has lists for {inputs} inputs"
             raise CompanionError(f"{lists}, but there are more: give one for each.")
-        place = np.minimum(state.position, self.table.shape[1] - 1)
-        return (self.table[state.sequence, place] <= state.layer).astype(np.float64)
+        place = np.minimum(state.position, tokens - 1)
+        return (self.table[place, state.sequence] <= state.layer).astype(np.float64)
 
 
-MEASURES: dict[str, type[Measure]] = {
-    measure.name: measure
-    for measure in (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
-}
+_NAMED = (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
+MEASURES: dict[str, type[Measure]] = {measure.name: measure for measure in _NAMED}
 TRAINED = [f"{kind}_classifier" for kind in ("linear", "hidden", "low_rank", "three_hidden", "lstm")]
 
 

@@ -42,8 +42,7 @@ class ExitPolicy:
             nothing exceeds a constant 1); "adaptive" for FREE's, or a `Threshold` of your own.
         decay: temperature `tau` of a threshold that falls with the position (CALM: 4); None: it is constant.
         decay_form: "scaled" (all public code) or "calm" (CALM, Eq. 5).
-        min_layer: first layer at which a token may exit, 1 to L; None: the model's `min_exit_layer` (for the
-            oracle and given exits: 1).
+        min_layer: first layer at which a token may exit, from 1 on; by default the model's `min_exit_layer`.
         exit_layers: the only layers at which a token may exit (FREE: one), in place of `min_layer`.
         propagation: where keys and values of skipped layers come from, "copy" (CALM, MEE: the exit state) or
             "parallel" (FREE: waiting tokens run through a layer together once a later one needs it).
@@ -51,11 +50,9 @@ class ExitPolicy:
         top_k, least_k: ids that are kept at first (fixed, decaying) and at least (decaying).
         pruning_form: of decaying pruning, "recursion" (the paper) or "closed" (its code).
         contrast: "weighted" or "jsd": confidence comes from a contrast; see `mee_utils.exits.contrast`.
-        contrast_alpha: of the contrast.
-        contrast_token: whether the token comes from the contrast too.
+        contrast_alpha, contrast_token: the alpha, and whether the token comes from the contrast too.
 
-    Raises:
-        CompanionError: unknown names, values out of range, options that contradict each other.
+    Raises `CompanionError` for unknown names, values out of range and options that contradict each other.
     """
 
     reads: ClassVar[type[Readout]] = Readout
@@ -146,8 +143,8 @@ class ExitPolicy:
         if self.decay is None and self.decay_form != "scaled":
             yield f'decay_form="{self.decay_form}" needs decay=..., the temperature (CALM: 4).'
         if not self.plain and not probability:
-            seen = f'looks at probabilities before it exits, not "{measure.name}"'
-            yield f"{reduced} needs a measure that {seen}."
+            blind = f'not "{measure.name}"'
+            yield f"{reduced} needs a measure that looks at probabilities before it exits, {blind}."
         if not self.plain and learns:
             yield f'{reduced} and threshold="adaptive" contradict each other: give a number.'
         if self.contrast and measure.lookback:
@@ -192,32 +189,23 @@ class ExitPolicy:
 
 
 class BoundPolicy:
-    """A policy bound to a decoder: what depends on its depth and vocabulary. From `ExitPolicy.bind`.
-
-    Attributes:
-        policy, measure: what was bound.
-        schedule: the threshold, a copy, so that one that learns begins anew.
-        layers: depth L.
-        decision_layers: the layers at which the measure decides; at layer L every token exits.
-        first_layer: the first layer that the measure looks at; L + 1 if nothing is decided.
-        readout: how layers are read out.
-        decisions: `[layer]`, 0 to L, how often the measure is computed until an exit there (oracle: 0).
-    """
+    """A policy bound to a decoder: what depends on its depth and vocabulary. From `ExitPolicy.bind`."""
 
     def __init__(self, policy: ExitPolicy, layers: int, vocabulary: int, min_exit_layer: int | None = None):
         self.policy, self.measure, self.layers = policy, policy.measure, layers
-        self.schedule = copy.deepcopy(policy.schedule)
-        self.decision_layers = decisions = self._decision_layers(min_exit_layer)
+        self.schedule = copy.deepcopy(policy.schedule)  # one that learns begins anew
+        self.decision_layers = decisions = self._decision_layers(min_exit_layer)  # at layer L all tokens exit
         self.readout = policy.reads(policy, decisions, layers, vocabulary)
-        self.first_layer, reached = layers + 1, np.arange(layers + 1)
+        self.first_layer = layers + 1  # the first that the measure looks at; L + 1 if nothing is decided
+        # `[layer]`, 0 to L: how often the measure is computed until an exit there (oracle: 0)
+        reached = np.arange(layers + 1)
         self.decisions = np.searchsorted(decisions, reached, side="right")
         if self.measure.looks_ahead:
             self.decisions = np.zeros_like(reached)
-        if not decisions:
-            return
-        amateurs = self.readout.amateurs.get(decisions[0], ())
-        self.first_layer = min([decisions[0] - self.measure.lookback, *amateurs])
-        if self.measure.from_first:
+        if decisions:
+            amateurs = self.readout.amateurs.get(decisions[0], ())
+            self.first_layer = min([decisions[0] - self.measure.lookback, *amateurs])
+        if decisions and self.measure.from_first:
             self.first_layer, self.decisions = 1, np.minimum(reached, decisions[-1])
 
     def _decision_layers(self, min_exit_layer: int | None) -> tuple[int, ...]:
@@ -232,17 +220,10 @@ class BoundPolicy:
         if given == (layers,):
             nothing = f"exit_layers={list(given)} leaves nothing to decide"
             raise CompanionError(f"{nothing}: the decoder has {layers} layers.")
-        contrasted = 1 if self.policy.contrast else 0  # it needs an earlier layer
-        before = max(self.measure.lookback, contrasted)
+        before = max(self.measure.lookback, self.policy.contrast is not None)  # layers that it has to look at
         return tuple(layer for layer in given or range(first, layers) if before < layer < layers)
 
-    def flops(
-        self,
-        sizes: DecoderSizes,
-        exit_layers: Sequence[np.ndarray],
-        readout_rows: Sequence[np.ndarray],
-        source: Sequence[int],
-    ) -> dict[str, np.ndarray]:
+    def flops(self, sizes: DecoderSizes, exit_layers, readout_rows, source) -> dict[str, np.ndarray]:
         """FLOPs by part, each `[output]`; see `mee_utils.models.costs`.
 
         Takes layers and rows of `W`, `[token]` for each output, and the number of tokens of each input.

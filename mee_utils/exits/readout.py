@@ -31,19 +31,12 @@ GATHER_UP_TO = 0.5  # gather kept rows of W if k <= V / 2; else compute all logi
 
 @dataclass
 class ReadoutLogits:
-    """What a layer predicts for some rows.
+    """What a layer predicts for some rows."""
 
-    Attributes:
-        logits: `[rows, kept]`, in single precision at least.
-        ids: `[rows, kept]`, the tokens they belong to, in the order of the layer before; None: all ids.
-        readout_rows: rows of `W` that each row multiplies here if alone; a number or `[rows]`.
-        scores: what confidence is taken from: `logits`, or the log-probabilities of the contrast.
-    """
-
-    logits: Tensor
-    ids: Tensor | None
-    readout_rows: int | np.ndarray
-    scores: Tensor
+    logits: Tensor  # `[rows, kept]`, in single precision at least
+    ids: Tensor | None  # `[rows, kept]`, their tokens, in the order of the layer before; None: all ids
+    readout_rows: int | np.ndarray  # rows of `W` that each row multiplies here if alone
+    scores: Tensor  # what confidence is taken from: `logits`, or the log-probabilities of the contrast
 
     def tokens(self, contrast: bool) -> Tensor:
         """The best id of every row; of equals the first, as where all ids are read out."""
@@ -55,19 +48,12 @@ class ReadoutLogits:
 
 
 class Kept(NamedTuple):
-    """The ids that the next layer scores.
+    """The ids that the next layer scores."""
 
-    Attributes:
-        ids: `[rows, k]`, best first.
-        weights: their rows of `W`, `[rows, k, d_model]`; None where all logits are computed.
-        count: `[rows]`, how many of the ids count for each row.
-        readout_rows: `[rows]`, rows of `W` that each row multiplies alone.
-    """
-
-    ids: Tensor
-    weights: Tensor | None
-    count: np.ndarray
-    readout_rows: np.ndarray
+    ids: Tensor  # `[rows, k]`, best first
+    weights: Tensor | None  # their rows of `W`, `[rows, k, d_model]`; None where all logits are computed
+    count: np.ndarray  # `[rows]`, how many of the ids count for each row
+    readout_rows: np.ndarray  # `[rows]`, rows of `W` that each row multiplies alone
 
 
 class Readout:
@@ -77,27 +63,18 @@ class Readout:
     all logits once and indexes them: more FLOPs in less time. What is counted is what a row needs alone. A
     contrast with pruning scores its amateurs anew at every layer, over the ids kept there.
 
-    Args:
-        policy: the `ExitPolicy`.
-        decisions: the layers at which it decides, ascending.
-        layers: depth of the decoder; its last layer is read out too.
-        vocabulary: V.
-
-    Attributes:
-        plain: whether all ids are read out and nothing is contrasted.
-        first: the first layer that is read out, whose best ids are kept.
-        sizes: how many ids each layer from there on scores, if that does not depend on the confidence.
-        amateurs: the earlier layers that a layer is contrasted with.
+    It is made for an `ExitPolicy`, the layers at which that decides, and depth and vocabulary of a decoder,
+    whose last layer is read out too.
     """
 
     def __init__(self, policy, decisions: tuple[int, ...], layers: int, vocabulary: int):
         self.policy, self.layers, self.vocabulary = policy, layers, vocabulary
-        self.first = decisions[0] if decisions else layers
-        self.plain = policy.plain or not decisions
+        self.plain = policy.plain or not decisions  # all ids are read out and nothing is contrasted
+        self.first = decisions[0] if decisions else layers  # the first layer that is read out
         self.sizes = self._sizes()
+        self.amateurs: dict[int, list[int]] = {}  # the earlier layers that a layer is contrasted with
+        self._unseen: dict[int, int] = {}  # how many of them are read out for the first time, over all ids
         contrasted = (*decisions, layers) if policy.contrast_token else decisions
-        self.amateurs: dict[int, list[int]] = {}
-        self._unseen: dict[int, int] = {}  # how many amateurs are read out for the first time, over all ids
         seen = set(range(self.first, layers + 1))
         for layer in contrasted if policy.contrast and not self.plain else ():
             amateurs = [layer // 2] if policy.contrast == "weighted" else list(range(1, layer))
@@ -105,6 +82,7 @@ class Readout:
             seen |= set(amateurs)
 
     def _sizes(self) -> dict[int, int]:
+        """How many ids each layer from the first on scores, if that does not depend on the confidence."""
         policy, kept = self.policy, self.vocabulary
         sizes = {self.first: kept}
         start, least = (min(size or kept, kept) for size in (policy.top_k, policy.least_k))

@@ -36,8 +36,9 @@ class Threshold:
         if self.decay is None:
             return self.level
         fading = 0.1 * np.exp(-self.decay * np.asarray(position) / length)
-        calm = self.form == "calm"
-        level = np.clip(0.9 * self.level + fading, 0.0, 1.0) if calm else self.level * (0.9 + fading)
+        level = self.level * (0.9 + fading)
+        if self.form == "calm":
+            level = np.clip(0.9 * self.level + fading, 0.0, 1.0)
         return level if np.ndim(level) else float(level)
 
     def exceeded(self, confidence: np.ndarray, position, length: int) -> np.ndarray:
