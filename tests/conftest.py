@@ -53,7 +53,7 @@ def tokenizer(synthetic_tasks):
 
 
 def build_network(family: str, vocabulary: int, seed: int = 0, layers: int = 4):
-    """A random network of a family, wide enough for states to differ between blocks."""
+    """A random network of a family, wide enough for states to differ between layers."""
     import transformers
 
     torch.manual_seed(seed)

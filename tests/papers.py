@@ -92,7 +92,7 @@ def train_tokenizer():
 
 
 def write_checkpoint(folder, tokenizer, seed=0, steps=0):
-    """A T5 with the papers' twelve blocks and almost no width: random, or after a few steps on the
+    """A T5 with the papers' twelve layers and almost no width: random, or after a few steps on the
     translations, so that it scores more than 0.
 
     As in T5 itself, the vocabulary is larger than the tokenizer's.

@@ -32,7 +32,7 @@ def made_trace(top1, sequence=None, final_probability=None, probability=None):
     )
 
 
-def test_a_token_is_settled_from_the_first_block_after_its_last_change():
+def test_a_token_is_settled_from_the_first_layer_after_its_last_change():
     found = made_trace([[7, 7, 7, 7], [1, 2, 7, 7], [7, 1, 7, 7], [1, 2, 3, 7]])
     assert list(monotonicity.settled_from(found)) == [1, 3, 3, 4]
     assert monotonicity.stable(found).tolist() == [
@@ -90,7 +90,7 @@ def test_interval_has_its_coverage():
 
 def test_paired_difference_of_settling_is_the_difference_of_the_means_and_tighter_than_unpaired():
     rng = np.random.default_rng(0)
-    easy = rng.integers(1, 9, 60)  # a block a sequence, shared by both models
+    easy = rng.integers(1, 9, 60)  # a layer a sequence, shared by both models
     first = (np.repeat(easy + 3.0, 5) + rng.normal(0, 0.1, 300), np.repeat(np.arange(60), 5))
     second = (np.repeat(easy * 1.0, 5), np.repeat(np.arange(60), 5))
     found = difference_interval(first, second)

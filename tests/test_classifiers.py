@@ -48,7 +48,7 @@ def test_confidences_while_decoding_are_those_computed_offline_from_the_trace(tr
     del classifier.confidence
     offline = confidences(found, ExitPolicy(classifier), model)
     by_model = classifier.log_odds(StoredStates(found, model).normalized(slice(None))).sigmoid()[:, :-1]
-    assert np.allclose(offline, by_model, atol=1e-5), "block by block, and all blocks at once"
+    assert np.allclose(offline, by_model, atol=1e-5), "layer by layer, and all layers at once"
     first, order = (
         1 + classifier.lookback,
         sorted(range(len(INPUTS)), key=lambda i: -len(model.tokenizer(INPUTS[i]).input_ids)),
@@ -85,7 +85,7 @@ def test_exits_of_a_batch_are_those_of_its_rows_and_of_the_replay(traced, kind):
     assert len(set(np.concatenate(rows.exit_layers))) > 1
 
 
-def test_the_lstm_begins_anew_with_each_token_and_goes_block_by_block(traced):
+def test_the_lstm_begins_anew_with_each_token_and_goes_layer_by_layer(traced):
     model, found = traced
     classifier, states = untrained("lstm_classifier"), StoredStates(found, model).normalized(slice(None))
     for token in (0, len(found) - 1):
@@ -110,7 +110,7 @@ def learnable(tokenizer, tmp_path_factory):
 
 
 def teach(found, labels):
-    """Sets the predictions so that block l agrees with the last exactly where `labels` says so."""
+    """Sets the predictions so that layer l agrees with the last exactly where `labels` says so."""
     found.top_ids = np.ones((len(labels), 4, 2), np.int32)
     found.top_ids[:, :-1, 0] += ~labels
     return found
@@ -123,7 +123,7 @@ def balanced_accuracy(classifier, found, model, labels):
 
 
 @pytest.mark.parametrize("kind", TRAINED)
-def test_what_one_block_shows_is_learned_though_classes_are_unbalanced(learnable, kind):
+def test_what_one_layer_shows_is_learned_though_classes_are_unbalanced(learnable, kind):
     model, found = learnable
     labels = found.states[:, :-1, 0] > 1.2  # an eighth
     classifier, curve = train_classifier(kind, teach(found, labels), model, epochs=25)
@@ -132,7 +132,7 @@ def test_what_one_block_shows_is_learned_though_classes_are_unbalanced(learnable
     assert not any(weight.requires_grad for weight in classifier.parameters())
 
 
-def test_only_measures_that_see_several_blocks_learn_what_lies_between_them(learnable):
+def test_only_measures_that_see_several_layers_learn_what_lies_between_them(learnable):
     model, found = learnable
     labels = np.ones((4000, 3), bool)
     labels[:, 1:] = found.states[:, 1:3, 0] > found.states[:, 0:2, 0] + 0.3
@@ -155,7 +155,7 @@ def test_the_same_seed_trains_the_same_classifier(learnable):
     assert first == again != other
 
 
-def test_targets_compare_with_the_last_block_or_with_the_reference(tokenizer, tmp_path):
+def test_targets_compare_with_the_last_layer_or_with_the_reference(tokenizer, tmp_path):
     model = build_lively("t5", tokenizer)
     forced = trace(model, INPUTS, REFERENCES, states=tmp_path / "s.npy")
     assert (targets(forced) == (forced.top1_id[:, :-1] == forced.top1_id[:, -1:])).all()
@@ -239,7 +239,7 @@ def test_operations_of_a_classifier_are_counted_as_a_profiler_counts_them(
     assert sum(part[0] for part in counted.values()) == counter.get_total_flops() - encoding.get_total_flops()
 
 
-def test_an_lstm_costs_its_gates_at_every_block():
+def test_an_lstm_costs_its_gates_at_every_layer():
     classifier = new_classifier("lstm_classifier", 32, hidden=20, depth=2)
     weights = sum(w.numel() for name, w in classifier.named_parameters() if "weight" in name)
     assert classifier.flops(32) == 2 * weights

@@ -64,7 +64,7 @@ def test_precision_and_recall_by_hand():
     ).set_index("layer")
     assert list(found.above) == pytest.approx([3 / 6, 4 / 6, 5 / 6])
     assert list(found.precision) == pytest.approx([2 / 3, 3 / 4, 1.0])
-    # the oracle: tokens 0 and 4 from block 1, token 1 from block 2, tokens 2 and 5 from block 3
+    # the oracle: tokens 0 and 4 from layer 1, token 1 from layer 2, tokens 2 and 5 from layer 3
     assert list(found.recall) == pytest.approx([1 / 2, 3 / 3, 5 / 5])
     assert (found.rule == "margin").all() and (found.precision_low <= found.precision).all()
     none = decisions.precision_and_recall(by_hand(ExitPolicy("softmax_margin", threshold=0.99)))
@@ -194,7 +194,7 @@ def test_equal_quality_says_what_its_threshold_does(traced):
         assert exits.mean() == pytest.approx(row.mean_exit_layer)
 
 
-def test_a_comparison_begins_with_all_blocks(traced, synthetic_tasks):
+def test_a_comparison_begins_with_all_layers(traced, synthetic_tasks):
     from dataclasses import replace
 
     model, _ = traced

@@ -61,7 +61,7 @@ def test_without_exits_it_is_generate_token_for_token(lively, batch_size):
 )
 def test_cached_exits_are_what_an_uncached_pass_gives(lively, seed, batch_size, parallel, together):
     exits = random_exits(seed, lively.layers)
-    if together:  # all rows leave at the same blocks
+    if together:  # all rows leave at the same layers
         exits[:] = exits[0]
     policy = forced(exits, propagation="parallel" if parallel else "copy")
     found = generate(lively, INPUTS, policy, max_new_tokens=LENGTH, batch_size=batch_size)
@@ -83,7 +83,7 @@ POLICIES = {
 
 
 def policy_for(model, name):
-    """The policy with a threshold that some of this model's tokens exceed at each block and others do not."""
+    """The policy with a threshold that some of this model's tokens exceed at each layer and others do not."""
     policy = ExitPolicy(**POLICIES[name])
     if not policy.measure.has_threshold:
         return policy
@@ -126,7 +126,7 @@ def test_a_row_gets_in_any_batch_what_it_gets_alone_and_forcing_its_exits_gives_
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_rows_of_a_deeper_decoder_exit_at_many_blocks_and_independently(tokenizer, name, monkeypatch):
+def test_rows_of_a_deeper_decoder_exit_at_many_layers_and_independently(tokenizer, name, monkeypatch):
     deep = build_lively("t5", tokenizer, layers=8)
     monkeypatch.setattr(decoder_of(deep.network), "compact_below", 0.9)
     policy = policy_for(deep, name)
@@ -141,7 +141,7 @@ def test_rows_of_a_deeper_decoder_exit_at_many_blocks_and_independently(tokenize
     assert name == "static" or len(set(np.concatenate(together.exit_layers))) > 1
 
 
-def test_the_oracle_keeps_to_its_minimum_block(lively):
+def test_the_oracle_keeps_to_its_minimum_layer(lively):
     free, bound = (
         generate(
             lively, INPUTS, ExitPolicy("oracle", min_layer=n, propagation="parallel"), max_new_tokens=LENGTH
@@ -485,7 +485,7 @@ def test_several_end_tokens_are_all_obeyed(tokenizer):
     assert generate(model, INPUTS, max_new_tokens=LENGTH).token_ids == expected != long
 
 
-def test_of_equal_logits_a_measure_sees_the_first_as_the_last_block_does():
+def test_of_equal_logits_a_measure_sees_the_first_as_the_last_layer_does():
     class Tied:
         layers, norm = 4, staticmethod(lambda states: states)
 

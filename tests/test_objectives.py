@@ -49,7 +49,7 @@ DISTANCE = (1 + (math.sqrt(2) - 1) ** 2) / 2
     [
         (Objective("vanilla"), math.log(2)),
         (Objective("calm"), (1 * math.log(4) + 2 * math.log(2)) / 3),
-        (Objective("late_weighted"), math.log(2)),  # the last 70 % of two blocks is one block
+        (Objective("late_weighted"), math.log(2)),  # the last 70 % of two layers is one layer
         (Objective("free", exit_layer=1), (1 * math.log(4) + 2 * math.log(2)) / 3 + 0.5 * DISTANCE),
         (
             Objective("free", exit_layer=1, kd_map="last"),
@@ -62,7 +62,7 @@ DISTANCE = (1 + (math.sqrt(2) - 1) ** 2) / 2
     ],
     ids=lambda value: f"{value.name}-{value.kd_map}" if isinstance(value, Objective) else "",
 )
-def test_loss_on_a_two_block_toy_is_the_hand_computed_one(objective, expected):
+def test_loss_on_a_two_layer_toy_is_the_hand_computed_one(objective, expected):
     assert objective_loss(objective, Toy(), [FIRST, LAST], LAST, LABELS).item() == pytest.approx(
         expected, abs=1e-6
     )
@@ -96,8 +96,8 @@ def test_padding_counts_in_no_loss():
 def test_dynamic_map_takes_the_closest_deep_state():
     mask = torch.ones(1, 1).bool()
     states = [torch.tensor([[value]]) for value in ([2.0, 0.0], [0.0, 1.0], [3.0, 3.0], [5.0, 0.0])]
-    # exit after block 2; block 1 points where block 4 does (distance 0), block 2 is closest to block 3 and
-    # opposed to block 4
+    # exit after layer 2; layer 1 points where layer 4 does (distance 0), layer 2 is closest to layer 3 and
+    # opposed to layer 4
     assert distillation(states, mask, 2, "dynamic").item() == pytest.approx((0 + DISTANCE) / 2, abs=1e-5)
     assert distillation(states, mask, 2, "last").item() == pytest.approx((DISTANCE + 2) / 2, abs=1e-5)
 
@@ -114,13 +114,13 @@ def test_distillation_does_not_see_the_scale_of_states():
 
 
 @pytest.mark.parametrize("kd_map", ["last", "uniform"])
-def test_fixed_maps_stay_among_the_deep_blocks_and_end_at_the_last(kd_map):
+def test_fixed_maps_stay_among_the_deep_layers_and_end_at_the_last(kd_map):
     for layers, exit_layer in ((12, 4), (24, 6), (6, 4), (8, 7)):
         mapped = [deep_layer(kd_map, i, exit_layer, layers) for i in range(1, exit_layer + 1)]
         assert mapped == sorted(mapped) and mapped[-1] == layers and min(mapped) > exit_layer
 
 
-def test_one_drawn_block_has_the_same_expectation_as_all():
+def test_one_drawn_layer_has_the_same_expectation_as_all():
     weights, losses = layer_weights(Objective("calm"), 4), {1: 3.0, 2: 1.0, 3: 7.0, 4: 2.0}
     exact = weighted_cross_entropy(weights, lambda i: torch.tensor(losses[i]))
     torch.manual_seed(0)
@@ -142,7 +142,7 @@ def batch(vocabulary=50):
     }
 
 
-def test_distillation_moves_the_shallow_blocks_and_not_the_deep_ones():
+def test_distillation_moves_the_shallow_layers_and_not_the_deep_ones():
     network = build_network("t5", 50).train()
     states, _ = forward(network, batch())
     distillation(states, torch.ones(2, 5).bool(), 2, "last").backward()
@@ -162,7 +162,7 @@ def test_every_objective_trains_encoder_decoder_and_embedding(name):
     assert without == []
 
 
-def test_vanilla_gives_no_block_but_the_last_a_loss_of_its_own():
+def test_vanilla_gives_no_layer_but_the_last_a_loss_of_its_own():
     network = build_network("t5", 50)
     states, logits = forward(network, batch())
     for state in states:
@@ -173,7 +173,7 @@ def test_vanilla_gives_no_block_but_the_last_a_loss_of_its_own():
     assert direct.item() == pytest.approx(
         objective_loss(Objective("vanilla"), network, other, logits, batch()["labels"]).item()
     )
-    assert states[0].grad is not None  # through the blocks above it, not through a read-out of its own
+    assert states[0].grad is not None  # through the layers above it, not through a read-out of its own
 
 
 @pytest.mark.parametrize(
@@ -190,6 +190,6 @@ def test_unknown_names_are_refused(arguments, message):
 
 
 @pytest.mark.parametrize("exit_layer", [0, 12, 13])
-def test_free_must_exit_below_the_last_block(exit_layer):
+def test_free_must_exit_below_the_last_layer(exit_layer):
     with pytest.raises(CompanionError, match="from 1 to 11"):
         layer_weights(Objective("free", exit_layer=exit_layer), 12)

@@ -24,7 +24,7 @@ PROBABILITY = {1: [0.3, 0.5, 0.2], 2: [0.6, 0.5, 0.4], 3: [0.95, 0.97, 0.3]}
 
 
 class Now:
-    """Three rows at blocks 1, 2 and 3 of a decoder of four."""
+    """Three rows at layers 1, 2 and 3 of a decoder of four."""
 
     layers, position, sequence = 4, 2, np.array([0, 1, 2])
 
@@ -32,8 +32,8 @@ class Now:
         self.layer, self.top1_probability = layer, np.array(PROBABILITY[layer])
         self.margin, self.similarity = self.top1_probability - 0.1, np.array([0.9, -0.2, 0.4])
 
-    def earlier(self, blocks):
-        return Now(self.layer - blocks)
+    def earlier(self, layers):
+        return Now(self.layer - layers)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def traced(tokenizer):
 
 @pytest.mark.parametrize("name", ["softmax_margin", "max_probability", "hidden_similarity", "rising_top1"])
 def test_confidences_while_decoding_are_those_of_the_trace(lively, name):
-    """Nobody exits, so that every block is seen; then what the loop saw is what the trace keeps."""
+    """Nobody exits, so that every layer is seen; then what the loop saw is what the trace keeps."""
     seen, kind = {}, measures.MEASURES[name]
 
     class Spy(kind):
@@ -161,7 +161,7 @@ def test_confidences_while_decoding_are_those_of_the_trace(lively, name):
     )
 
 
-def test_replay_takes_the_first_block_that_exceeds(traced):
+def test_replay_takes_the_first_layer_that_exceeds(traced):
     _, found = traced
     for policy in (
         ExitPolicy(threshold=0.1, min_layer=2),
@@ -265,7 +265,7 @@ def test_agreement_is_one_where_nothing_exits_and_counts_what_differs(traced):
             agreement(replay_policy(other, never), full, LENGTH)
 
 
-def test_a_measure_cannot_look_before_the_first_block(traced):
+def test_a_measure_cannot_look_before_the_first_layer(traced):
     model, found = traced
 
     class TooFar(Measure):
@@ -445,7 +445,7 @@ def test_a_new_measure_is_one_small_class(lively):
     assert len(set(replay(trace(lively, INPUTS, max_new_tokens=LENGTH), policy))) > 1
 
 
-def test_forced_exits_run_all_blocks_where_their_list_ends(lively):
+def test_forced_exits_run_all_layers_where_their_list_ends(lively):
     found = generate(lively, INPUTS[:2], ExitPolicy(ForcedExits([[1, 2], []])), max_new_tokens=4)
     assert (
         list(found.exit_layers[0][:2]) == [1, 2]

@@ -34,7 +34,7 @@ def traced(eight, tmp_path_factory):
 
 
 def distributions(found, model, token):
-    """Probabilities at every block from the stored state, in plain numpy."""
+    """Probabilities at every layer from the stored state, in plain numpy."""
     norm, head = model.network.get_decoder().final_layer_norm, model.network.lm_head.weight.detach().numpy()
     states = norm(torch.from_numpy(np.array(found.states[token])).to(norm.weight.dtype)).detach().numpy()
     return [softmax(head @ (state * output_scale(model.network))) for state in states]
@@ -58,7 +58,7 @@ def test_boxes_and_recall_are_those_of_the_ranks(traced):
     assert boxes[boxes.layer == 8].on_top.iloc[0] == 1
 
 
-def test_ids_by_block_are_what_the_policy_multiplies(eight, traced):
+def test_ids_by_layer_are_what_the_policy_multiplies(eight, traced):
     table = pruning.kept_by_layer(
         replay_policy(
             traced, ExitPolicy("softmax_margin", min_layer=3, pruning="decaying", top_k=60, least_k=8), eight
@@ -82,14 +82,14 @@ def test_ids_by_block_are_what_the_policy_multiplies(eight, traced):
         ([True, True, True, False], 6),
     ],
 )
-def test_the_minimum_block_is_the_first_from_which_on_all_are_right(right, expected):
+def test_the_minimum_layer_is_the_first_from_which_on_all_are_right(right, expected):
     assert pruning._from_where_on(np.array(right), [2, 3, 4, 5, 6]) == expected
 
 
-def test_the_rule_for_the_minimum_block(traced):
+def test_the_rule_for_the_minimum_layer(traced):
     replayed = replay_policy(traced, ExitPolicy("softmax_margin"))
     sure = pruning.minimum_layer(replayed.at_threshold(1.0), 0.95, task="t")
-    assert sure["minimum_layer"] == 1 and sure["task"] == "t"  # nobody leaves, so that no block is unsafe
+    assert sure["minimum_layer"] == 1 and sure["task"] == "t"  # nobody leaves, so that no layer is unsafe
     assert pruning.minimum_layer(replayed.at_threshold(0.0), 1.0)["minimum_layer"] > 1
     with pytest.raises(CompanionError, match="precision=0"):
         pruning.minimum_layer(replayed, 0)
@@ -110,7 +110,7 @@ def test_break_even_is_where_the_count_of_operations_breaks_even():
         depth = row.break_even * 12
         pruned = (
             (depth - 4) * ids / 5000 + 1
-        )  # read-outs of a token that leaves at `depth`: a full one at block 4, then pruned ones
+        )  # read-outs of a token that leaves at `depth`: a full one at layer 4, then pruned ones
         full = 12 * sizes.projections + sizes.readout
         assert (
             depth * sizes.projections + pruned * sizes.readout == pytest.approx(full) or row.break_even == 1

@@ -130,7 +130,7 @@ def recomputed(states, policy, head, layers, first):
         p = softmax(scores)
         if policy.contrast:
             amateurs = [layer // 2] if policy.contrast == "weighted" else list(range(1, layer))
-            others = [softmax(full[block][kept]) for block in amateurs]
+            others = [softmax(full[layer][kept]) for layer in amateurs]
             middle = [(p + q) / 2 for q in others]
             divergence = [
                 np.sum(p * np.log(p / m)) + np.sum(q * np.log(q / m))

@@ -125,7 +125,7 @@ def test_depth_by_difficulty_leaves_out_what_is_too_rare():
     ).difficulty.unique().tolist() == ["copied"]
 
 
-def test_shares_that_have_reached_a_block_and_single_examples():
+def test_shares_that_have_reached_a_layer_and_single_examples():
     trace, prefixes = made_trace(), saturation.describe(made_trace())
     assert np.allclose(
         saturation.reached(prefixes, "first_similar", 6).share, [0.5, 0.75, 0.75, 0.75, 0.75, 1]

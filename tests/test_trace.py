@@ -49,7 +49,7 @@ def logits_of(model, text, ids):
         ).logits[0]
 
 
-def test_the_last_block_is_the_models_own_output(model):
+def test_the_last_layer_is_the_models_own_output(model):
     found = trace(model, INPUTS, REFERENCES, top_k=4)
     start = 0
     for text, reference in zip(INPUTS, REFERENCES, strict=True):
@@ -69,7 +69,7 @@ def test_the_last_block_is_the_models_own_output(model):
     assert start == len(found)
 
 
-def test_along_its_own_output_the_last_block_predicts_what_was_emitted(model):
+def test_along_its_own_output_the_last_layer_predicts_what_was_emitted(model):
     found = trace(model, INPUTS, max_new_tokens=12)
     assert (found.final_id == found.token_id).all()
     outputs = greedy(model, INPUTS, max_new_tokens=12)

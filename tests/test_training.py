@@ -75,7 +75,7 @@ class Interrupted(Exception):
     pass
 
 
-def test_a_run_learns_and_logs_every_block(tmp_path):
+def test_a_run_learns_and_logs_every_layer(tmp_path):
     network = build_network("t5", 40)
     before = layer_losses(network, [pad_pairs(PAIRS[:20], 0)])
     curve = train_backbone(

@@ -179,6 +179,10 @@ def _kernels(folder: str, results: Path) -> type:
         async def _async_pre_start_kernel(self, **options):
             return await super()._async_pre_start_kernel(**options | known)
 
+        async def _async_interrupt_kernel(self):
+            if not self.shutting_down:  # a shutdown begins with it, of which an idle kernel complains
+                await super()._async_interrupt_kernel()
+
     return Kernels
 
 
