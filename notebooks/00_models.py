@@ -65,7 +65,8 @@ shares = [
     {"task": name, "tokens": len(found), **{kind: (found == kind).mean() for kind in DIFFICULTIES}}
     for name, found in tokens.items()
 ]
-experiment.save_table(pd.DataFrame(shares), "difficulty_shares") if synthetic else "no synthetic data in this profile"
+shares = pd.DataFrame(shares)
+experiment.save_table(shares, "difficulty_shares") if synthetic else "no synthetic data in this profile"
 
 # %% [markdown]
 # ## The objectives
