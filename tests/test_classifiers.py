@@ -209,8 +209,8 @@ def test_mistakes_are_one_clear_line(traced, tokenizer):
     for call, message in (
         (lambda: train_classifier("hidden_clasifier", found, model), 'did you mean "hidden_classifier"'),
         (lambda: train_classifier("linear_classifier", without, model), "made without states"),
-        (lambda: train_classifier("linear_classifier", found, model, blocks=2, units=3), "Unknown option"),
-        (lambda: new_classifier("lstm_classifier", 32, blocks=2), "Unknown option of lstm_classifier"),
+        (lambda: train_classifier("linear_classifier", found, model, layers=2, units=3), "Unknown option"),
+        (lambda: new_classifier("lstm_classifier", 32, layers=2), "Unknown option of lstm_classifier"),
     ):
         with pytest.raises(CompanionError, match=message) as caught:
             call()

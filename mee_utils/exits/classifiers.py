@@ -32,20 +32,20 @@ TARGETS = ("consistency", "correctness")
 class ExitClassifier(nn.Module, Measure):
     """A classifier over normalised states; from `new_classifier`, `train_classifier` or `load_classifier`."""
 
-    def __init__(self, kind: str, d_model: int, hidden: int, blocks: int = 1, depth: int | None = None):
+    def __init__(self, kind: str, d_model: int, hidden: int, layers: int = 1, depth: int | None = None):
         super().__init__()
         self.name, self.d_model, self.about = kind, d_model, {}  # about: what was stored with it
         self.trained_on: str | None = None  # fingerprint of the model on whose states, if that is known
-        self.lookback, self.from_first = blocks - 1, depth is not None
-        shape = {"depth": depth} if self.from_first else {"blocks": blocks}
+        self.lookback, self.from_first = layers - 1, depth is not None
+        shape = {"depth": depth} if self.from_first else {"layers": layers}
         self.settings = {"kind": kind, "d_model": d_model, **shape, "hidden": hidden}
         if self.from_first:
             self.network = nn.LSTM(d_model, hidden, num_layers=depth, batch_first=True)
             self.head = nn.Linear(hidden, 2)
             return
-        self.network = nn.Linear(d_model * blocks, 1)  # drawn by every kind: what a seed gives depends on it
+        self.network = nn.Linear(d_model * layers, 1)  # drawn by every kind: what a seed gives depends on it
         if hidden:
-            self.network = nn.Sequential(nn.Linear(d_model * blocks, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+            self.network = nn.Sequential(nn.Linear(d_model * layers, hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
     def log_odds(self, states: Tensor) -> Tensor:
         """Log-odds of "exit": `[row, layer, d_model]` to `[row, layer - lookback]`."""
@@ -110,15 +110,15 @@ class ExitClassifier(nn.Module, Measure):
 def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> ExitClassifier:
     """An untrained classifier of a kind in this module's table, for states of width `d_model`.
 
-    `options` differ from the table: `hidden` units, `blocks` (how many layers it sees side by side) or, of
+    `options` differ from the table: `hidden` units, `layers` (how many layers it sees side by side) or, of
     the LSTM, `depth` (MEE's report: two layers; its code: one of 250 units). Raises `CompanionError` for an
     unknown kind or option.
     """
     shapes = {
-        "linear_classifier": {"blocks": 1, "hidden": 0},
-        "hidden_classifier": {"blocks": 1, "hidden": d_model},
-        "low_rank_classifier": {"blocks": 1, "hidden": max(1, d_model // 8)},
-        "three_hidden_classifier": {"blocks": 3, "hidden": d_model},
+        "linear_classifier": {"layers": 1, "hidden": 0},
+        "hidden_classifier": {"layers": 1, "hidden": d_model},
+        "low_rank_classifier": {"layers": 1, "hidden": max(1, d_model // 8)},
+        "three_hidden_classifier": {"layers": 3, "hidden": d_model},
         "lstm_classifier": {"depth": 2, "hidden": d_model},
     }
     check_choice("classifier", kind, shapes)

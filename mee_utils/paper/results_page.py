@@ -1,9 +1,11 @@
-"""RESULTS.md and the numbers of README.md, from the stored tables (`python -m mee_utils results`)."""
+"""RESULTS.md and the numbers of README.md, from the stored tables (`python -m mee_utils results`).
+
+Their texts are results.md and findings.md in this folder, with a slot for each table or number.
+"""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,10 +80,7 @@ def _in_order(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     return rows.sort_values([*TASK, column], ascending=[False, True, True], kind="stable")
 
 
-def answer() -> pd.DataFrame:
-    """CALM; of each family of rules the fastest timed setting that keeps 99 % of the score on both halves of
-    the examples (a family that is missing has none); FLOPs and tokens a second as shares of full depth.
-    """
+def _answer() -> pd.DataFrame:
     times = timed(read("06_results", "at_99_percent"))
     times = times.assign(family=[RULES[rule].family for rule in times.rule])
     best = times.sort_values("speed", ascending=False, kind="stable")
@@ -90,10 +89,7 @@ def answer() -> pd.DataFrame:
     return best[[*TASK, *columns, "speed"]]
 
 
-def guaranteed() -> pd.DataFrame:
-    """CALM; of each family the cheapest rule whose mean consistency loss is at most delta with 95 % certainty
-    (a family that is missing has none that saves FLOPs); tokens a second one output at a time.
-    """
+def _guaranteed() -> pd.DataFrame:
     rows = read("06_results", "calibrated", kind="consistency", bound="hoeffding_bentkus", found=True)
     rows = rows[rows.delta.isin([0.1, 0.25]) & (rows.flops_share < 1)].assign(model="calm")
     rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
@@ -105,10 +101,7 @@ def guaranteed() -> pd.DataFrame:
     return rows[[*TASK, *columns]]
 
 
-def models() -> pd.DataFrame:
-    """Scores of full depth, the best trivial baseline, the share of predictions that are final after layer 4,
-    and the mean layer from which they are final.
-    """
+def _models() -> pd.DataFrame:
     scores = read("00_models", "scores")
     scores = scores[scores.metric == scores.task.map(lambda task: TASKS[task].metric)]
     baseline = scores[scores.kind == "baseline"].groupby(TASK).corpus_score.max().rename("best_baseline")
@@ -123,20 +116,14 @@ def models() -> pd.DataFrame:
     return found[[*TASK, "model", *columns]]
 
 
-def difficulty() -> pd.DataFrame:
-    """CALM; how many layers later (+) difficult tokens have their first similar state, and their final
-    prediction, than easy ones, by how the two groups are selected.
-    """
+def _difficulty() -> pd.DataFrame:
     found = read("02_saturation", "three_selections", model="calm")
     mean = found.pivot(index=[*TASK, "selected_by", "property"], columns="group", values="mean")
     gap = (mean.difficult - mean.easy).unstack("property")[["first_similar", "settled_from"]]
     return gap.sort_index(ascending=[False, True, True]).reset_index()
 
 
-def pruning() -> pd.DataFrame:
-    """CALM, softmax margin at threshold 0.9; `other token` is the share of output tokens that differ from
-    those of the unpruned margin; FLOPs and tokens a second as shares of full depth.
-    """
+def _pruning() -> pd.DataFrame:
     table = read("03_pruning", "complete_table", model="calm")
     wanted = table[table.reduction != "full_depth"][[*TASK, "model", "reduction"]]
     single = timed(wanted, "reductions").query("batch == 1")[[*TASK, "reduction", "tokens_per_second"]]
@@ -144,10 +131,7 @@ def pruning() -> pd.DataFrame:
     return table[[*TASK, *columns]].merge(single, on=[*TASK, "reduction"], how="left")
 
 
-def contrast() -> pd.DataFrame:
-    """CALM; area under the ROC curve over all layers, cost where 98 % of the predictions are kept, and the
-    score that is kept if the contrast chooses the tokens.
-    """
+def _contrast() -> pd.DataFrame:
     ranks = read("04_contrastive_decoding", "ranking", model="calm")
     ranks = ranks.groupby([*TASK, "rule"], sort=False, as_index=False).roc_area.mean()
     equal = read("04_contrastive_decoding", "equal_quality", wanted=0.98)
@@ -158,8 +142,7 @@ def contrast() -> pd.DataFrame:
     return found.merge(token, on=[*TASK, "rule"], how="left")
 
 
-def bugs() -> pd.DataFrame:
-    """Translation; score kept and mean exit layer with each bug (published) and without (correct)."""
+def _bugs() -> pd.DataFrame:
     found = read("sweep", "published_bugs", task="translation")
     keys, values = ["profile", "bug", "model", "rule", "batch"], ["retained", "mean_exit_layer"]
     table = found.pivot(index=keys, columns="version", values=values)
@@ -167,84 +150,56 @@ def bugs() -> pd.DataFrame:
     return table.reset_index().sort_values("profile", ascending=False, kind="stable")
 
 
-def ledger() -> pd.DataFrame:
-    """Every statement of the papers that can be tested here, and on how many tasks of a profile it holds."""
+def _ledger() -> pd.DataFrame:
     rows = read("06_results", "ledger")
     rows = rows.assign(holds=rows.held.astype(str) + " of " + rows.tasks.astype(str))
     rows.loc[rows.tasks == 0, "holds"] = "cannot be tested"
     return wide(rows, ["source", "statement", "published"], "profile", "holds")
 
 
-def full_depth() -> pd.DataFrame:
-    """Random weights: milliseconds a step, and how many times faster our decoder is than each peer."""
+def _full_depth() -> pd.DataFrame:
     found = bench("full depth").query("what == 'ours'").replace({"against": {"": "ms a step"}})
     return wide(found, ["shape", "dtype", "batch"], "against", "measured")
 
 
-def exits() -> pd.DataFrame:
-    """Exits at given layers: how many times faster, and their cost as a share of the ideal (layers run,
-    readouts, and K/V of skipped layers).
-    """
+def _exits() -> pd.DataFrame:
     rows = pd.concat([bench("exit cost"), bench("spread exits")])
     return rows[["shape", "batch", "what", "measured", "unit", "against"]]
 
 
-def deciding() -> pd.DataFrame:
-    """What deciding costs where nobody exits, in layers, as a difference of whole runs."""
-    return wide(bench("measure cost"), ["what"], "shape", "measured")
-
-
-def one_decision() -> pd.DataFrame:
-    """One decision timed by itself, in layers, once ids are kept."""
-    return wide(bench("one decision"), ["what"], "shape", "measured")
-
-
-def bandwidth() -> pd.DataFrame:
-    """Bytes of weights that a token needs, and how near to this machine's memory each decoder comes."""
-    return bench("bandwidth")[["shape", "what", "measured", "unit"]]
-
-
-def missed_targets() -> pd.DataFrame:
-    """Lines of the benchmark whose median misses the target that was set for it."""
-    return missed(bench())[["shape", "group", "what", "batch", "measured", "unit", "target"]]
-
-
-SECTIONS: dict[str, Callable[[], pd.DataFrame]] = {  # title -> table; its docstring is the caption
-    "Full quality, and faster than full depth?": answer,
-    "At the same guaranteed quality": guaranteed,
-    "The models": models,
-    "Is a state that settles early an easy token?": difficulty,
-    "How many ids must a rule on probabilities look at?": pruning,
-    "Does contrast with an earlier layer help?": contrast,
-    "Published bugs, switched on": bugs,
-    "The ledger": ledger,
-    "Full depth by the clock": full_depth,
-    "Exits by the clock": exits,
-    "Deciding at every layer": deciding,
-    "One decision": one_decision,
-    "Memory bandwidth": bandwidth,
-    "Targets missed": missed_targets,
+TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where its caption is -> table
+    "answer": _answer,
+    "guaranteed": _guaranteed,
+    "models": _models,
+    "difficulty": _difficulty,
+    "pruning": _pruning,
+    "contrast": _contrast,
+    "bugs": _bugs,
+    "ledger": _ledger,
+    "full_depth": _full_depth,
+    "exits": _exits,
+    "deciding": lambda: wide(bench("measure cost"), ["what"], "shape", "measured"),
+    "one_decision": lambda: wide(bench("one decision"), ["what"], "shape", "measured"),
+    "bandwidth": lambda: bench("bandwidth")[["shape", "what", "measured", "unit"]],
+    "missed": lambda: missed(bench())[["shape", "group", "what", "batch", "measured", "unit", "target"]],
 }
+
+
+def filled(page: str, **slots) -> str:
+    """The text of a page of this folder with its slots filled in."""
+    return (Path(__file__).parent / f"{page}.md").read_text(encoding="utf-8").format(**slots)
 
 
 def results() -> str:
     """The text of RESULTS.md: every table with a caption, and the list of figures."""
-    about = json.loads((FIGURES / "bench" / "machine.json").read_text(encoding="utf-8"))
-    machine = f"{about['processor']}, {about['cores']} cores, torch {about['torch']}"
-    source = "from the tables under `figures/`; nothing is typed by hand"
-    parts = [
-        "# Results",
-        f"Written by `python -m mee_utils results` {source}. Intervals of scores are 95 % bootstraps. "
-        f"Times are those of `make bench` on {machine}: median, lowest and highest of the rounds.",
-    ]
-    for title, table in SECTIONS.items():
-        parts += [f"## {title}", re.sub(r"\s+", " ", table.__doc__ or ""), markdown(table())]
-    parts += ["## Figures", "Each lies beside the CSV of what is drawn; its notebook explains it."]
+    about, figures = json.loads((FIGURES / "bench" / "machine.json").read_text(encoding="utf-8")), []
     for notebook in sorted({path.parent.name for path in FIGURES.glob("*/[0-9]*/*.png")}):
         found = [path for name in PROFILES for path in sorted((FIGURES / name / notebook).glob("*.png"))]
         links = [f"[{p.stem} ({p.parts[-3]})]({p.relative_to(ROOT).as_posix()})" for p in found]
-        parts.append(f"- [{notebook}](notebooks/{notebook}.ipynb): " + ", ".join(links))
-    return "\n\n".join(parts) + "\n"
+        figures.append(f"- [{notebook}](notebooks/{notebook}.ipynb): " + ", ".join(links))
+    machine = f"{about['processor']}, {about['cores']} cores, torch {about['torch']}"
+    tables = {slot: markdown(table()) for slot, table in TABLES.items()}
+    return filled("results", machine=machine, figures="\n\n".join(figures), **tables)
 
 
 def each(rows: pd.DataFrame, text: str) -> str:
@@ -254,38 +209,35 @@ def each(rows: pd.DataFrame, text: str) -> str:
 
 
 def findings() -> str:
-    """The generated part of README.md: one table, and findings.md with its numbers filled in."""
-    best = answer().query("batch == 1").assign(label=lambda rows: rows.rule.map(label))
-    fastest, trained = best.drop_duplicates(TASK), models().rename(columns={"final_after_layer_4": "at"})
+    """The generated part of README.md: one table, and what the tables say in words."""
+    best = _answer().query("batch == 1").assign(label=lambda rows: rows.rule.map(label))
+    fastest, trained = best.drop_duplicates(TASK), _models().rename(columns={"final_after_layer_4": "at"})
     calm, vanilla = (trained[trained.model == model] for model in ("calm", "vanilla"))
-    hard = difficulty().query("selected_by == 'loss'")
+    columns = [*TASK, "metric", "score", "best_baseline", "rule", "mean_exit_layer", "flops_share"]
+    hard = _difficulty().query("selected_by == 'loss'")
     one = bench("one decision").query("shape == 't5-large'").set_index("what")["median"]
-    area = contrast().groupby("rule").roc_area.mean()
+    area = _contrast().groupby("rule").roc_area.mean()
     rates = read("06_results", "violation_rates").groupby("bound").violated.max()
-    wrong = bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
+    wrong = _bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
     statements = read("06_results", "ledger", profile="small")
-    text = (Path(__file__).parent / "findings.md").read_text(encoding="utf-8")
-    text = text.format(
+    return filled(
+        "findings",
+        table=markdown(fastest.merge(calm, on=TASK)[[*columns, "tokens_per_second"]]),
         fastest=each(fastest, "{r.speed:.2f} with {r.label}"),
         several=each(best[best.family == "several layers"], "{r.speed:.2f} with {r.label}"),
         tested=rates.drop("no_test").max(),
-        untested=rates["no_test"],
+        rates=rates,
         settled=each(calm.merge(vanilla, on=TASK), "{r.at_x:.0%} against {r.at_y:.0%}"),
         later=each(hard, "{r.settled_from:+.1f}"),
         similar=each(hard, "{r.first_similar:+.1f}"),
-        all_ids=one["softmax_margin"],
-        few_ids=one["margin, 64 ids kept"],
-        changed=each(pruning().query("reduction == 'fixed'"), "{r.other_token:.2%}"),
-        weighted=area["weighted"],
-        jsd=area["jsd"],
-        plain=area["unpruned"],
+        one=one,
+        changed=each(_pruning().query("reduction == 'fixed'"), "{r.other_token:.2%}"),
+        area=area,
         wrong=each(wrong, "{r.retained_published:.0%}"),
         statements=len(statements),
         on_all=(statements.held == statements.tasks).sum(),
         on_none=(statements.held == 0).sum(),
     )
-    columns = [*TASK, "metric", "score", "best_baseline", "rule", "mean_exit_layer", "flops_share"]
-    return markdown(fastest.merge(calm, on=TASK)[[*columns, "tokens_per_second"]]) + "\n\n" + text
 
 
 def pages() -> dict[str, str]:

@@ -36,7 +36,7 @@ class Variant:
     def options(self, d_model: int) -> dict[str, int]:
         """What `new_classifier` is told besides the kind."""
         hidden = max(1, round(self.width * d_model)) if self.width else None
-        given = {"blocks": self.layers, "depth": self.depth, "hidden": hidden}
+        given = {"layers": self.layers, "depth": self.depth, "hidden": hidden}
         return {name: value for name, value in given.items() if value is not None}
 
 
