@@ -24,6 +24,7 @@ from mee_utils import Experiment, Objective, generate, layer_weights
 from mee_utils.analysis import model_quality as quality
 from mee_utils.study import figures
 from mee_utils.study.figures import label
+from mee_utils.tasks.synthetic.words import DIFFICULTIES
 
 experiment = Experiment("00_models", profile, data, limit=limit, seed=seed)
 tasks, training, layers = experiment.tasks(limit), experiment.profile.training, experiment.layers
@@ -59,7 +60,12 @@ for name, task in synthetic.items():
 # The share of each difficulty among the target tokens of a task:
 
 # %%
-shares = quality.difficulty_shares(synthetic, experiment.tokenizer())
+tokens = {name: quality.token_difficulty(task, experiment.tokenizer()) for name, task in synthetic.items()}
+shares = [
+    {"task": name, "tokens": len(found), **{kind: (found == kind).mean() for kind in DIFFICULTIES}}
+    for name, found in tokens.items()
+]
+shares = pd.DataFrame(shares)
 experiment.save_table(shares, "difficulty_shares") if synthetic else "no synthetic data in this profile"
 
 # %% [markdown]
@@ -145,12 +151,14 @@ for name, row in last.dropna().iterrows():
 models, metrics = experiment.models(names), {name: task.metric for name, task in tasks.items()}
 options = dict(max_new_tokens=training.max_target, batch_size=100)
 texts = {
-    name: {model: generate(m, task.inputs, **options).texts for model, m in models.items()}
+    name: {("model", model): generate(m, task.inputs, **options).texts for model, m in models.items()}
     for name, task in tasks.items()
 }
 train = experiment.training_tasks(limit=30_000)
-baselines = {name: task.baseline_texts(train[name]) for name, task in tasks.items()}
-scores = quality.score_table(tasks, texts, baselines, seed)
+for name, task in tasks.items():
+    trivial = task.baseline_texts(train[name])
+    texts[name] |= {("baseline", system): outputs for system, outputs in trivial.items()}
+scores = quality.score_table(tasks, texts, seed)
 experiment.save_table(scores, "scores").set_index(["task", "system", "metric"]).corpus_score.unstack(
     [0, 2]
 ).round(1)

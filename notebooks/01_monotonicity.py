@@ -34,6 +34,7 @@ import pandas as pd
 from mee_utils import ExitPolicy, Experiment, trace
 from mee_utils.analysis import monotonicity
 from mee_utils.analysis.comparison import replay_against_decoding
+from mee_utils.analysis.statistics import difference_interval, mean_interval
 from mee_utils.paper import claims
 from mee_utils.study import figures
 from mee_utils.study.figures import label
@@ -44,11 +45,7 @@ tasks, layers = experiment.tasks(limit), experiment.layers
 models = experiment.models([name for name in experiment.model_names if name != "base"])
 
 # %%
-own = {
-    (task, name): experiment.trace(name, task, limit, max_new_tokens)
-    for task in tasks
-    for name in models
-}
+own = {(task, name): experiment.trace(name, task, limit, max_new_tokens) for task in tasks for name in models}
 table = lambda function, traces: pd.concat(
     [function(t, *key) for key, t in traces.items()], ignore_index=True
 )
@@ -86,13 +83,24 @@ for task in tasks:
 # rule can go below on these tokens without changing a prediction.
 
 # %%
-depths = lambda t, task, name: monotonicity.settling_depth(t, task=task, model=name)
-experiment.save_table(table(depths, own), "settling_depth")
+settled = {key: (monotonicity.settled_from(t), t.sequence) for key, t in own.items()}
+depths = [
+    {"task": task, "model": name, "tokens": len(own[task, name])}
+    | mean_interval(*tokens).columns("mean_layer")
+    for (task, name), tokens in settled.items()
+]
+experiment.save_table(pd.DataFrame(depths), "settling_depth")
 
 # %%
-others = {key: t for key, t in own.items() if key[1] != "vanilla" and "vanilla" in models}
-against = lambda t, task, name: monotonicity.settling_gain(own[task, "vanilla"], t, task=task, model=name)
-gain = experiment.save_table(table(against, others), "settling_gain") if others else pd.DataFrame()
+against = lambda task, name: difference_interval(settled[task, "vanilla"], settled[task, name])
+gain = pd.DataFrame(
+    [
+        {"task": task, "model": name} | against(task, name).columns("layers_earlier")
+        for task, name in settled
+        if name != "vanilla" and "vanilla" in models
+    ]
+)
+gain = experiment.save_table(gain, "settling_gain") if len(gain) else gain
 for row in gain.itertuples():
     print(
         f"{label(row.task)}: {label(row.model)} settles {row.layers_earlier:.2f} layers earlier than vanilla "

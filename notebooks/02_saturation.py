@@ -33,6 +33,10 @@ share = 0.4  # share of the prefixes that is called easy, and difficult (MEE: 1,
 frequency_limit = 5000  # training targets in which token frequencies are counted
 
 # %%
+from collections import Counter
+from itertools import chain
+
+import numpy as np
 import pandas as pd
 
 from mee_utils import Experiment, trace
@@ -60,8 +64,8 @@ prefixes = {key: saturation.describe(t, threshold) for key, t in along.items()}
 
 # %%
 for (task, name), found in prefixes.items():
-    targets = tokenizer(training[task].targets).input_ids
-    found["log_frequency"] = saturation.log_frequency(along[task, name].token_id, targets)
+    frequency = Counter(chain(*tokenizer(training[task].targets).input_ids))
+    found["log_frequency"] = np.log1p([frequency[int(token)] for token in along[task, name].token_id])
     if tasks[task].spans is not None:
         found["difficulty"] = token_difficulty(tasks[task], tokenizer, max_new_tokens)
 known = [key for key, found in prefixes.items() if "difficulty" in found]

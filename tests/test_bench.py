@@ -45,7 +45,7 @@ def test_forced_exits_are_taken(tiny):
 def test_every_part_gives_its_lines(tiny, monkeypatch):
     for peer in ("compiled_peer", "ctranslate2_peer"):  # one compiles, the other need not be installed
         monkeypatch.setattr(bench, peer, lambda tiny, batch: tiny.generate(batch))
-    table = pd.concat([tiny.table(part) for part in bench.PARTS if part != "growth"])
+    table = pd.concat([tiny.table(part) for part in bench.PARTS])
     assert (table.groupby("group").size() >= 2).all() and set(table.group) == {
         "full depth",
         "exit cost",
@@ -114,7 +114,7 @@ def test_without_the_peer_the_error_says_what_to_do(tiny, monkeypatch):
 def test_every_part_has_its_code(tiny, monkeypatch):
     """Each part can be asked for by name and gives lines of that name."""
     monkeypatch.setattr(bench, "WORKLOADS", {"tiny": TINY})
-    for part in set(bench.PARTS) - {"growth", "full depth"}:
+    for part in set(bench.PARTS) - {"full depth"}:
         found = bench.run((), 1, [part], lambda line: None)
         assert set(found.group) == {part}
 
@@ -125,12 +125,6 @@ def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp
     monkeypatch.setattr("mee_utils.study.result_tables.ROOT", tmp_path)  # where committed results would be
     assert main(["bench", "--part", part]) == 2
     assert re.search("first|make reproduce", capsys.readouterr().err)
-
-
-def test_growth_is_of_t5_base_only(monkeypatch):
-    monkeypatch.setattr(bench, "WORKLOADS", {"tiny": TINY})
-    with pytest.raises(CompanionError, match="t5-base"):
-        bench.run((), 1, ["growth"], print)
 
 
 def test_progress_is_told_as_work_proceeds(monkeypatch):

@@ -103,11 +103,6 @@ def test_associations_find_what_is_there_and_nothing_else():
     assert table.low["noise"] < 0 < table.high["noise"] and (table.low <= table.spearman).all()
 
 
-def test_frequency_counts_training_targets():
-    found = saturation.log_frequency(np.array([5, 7, 9]), [[5, 5, 7], [5]])
-    assert np.allclose(found, np.log([4, 2, 1]))
-
-
 def test_depth_by_difficulty_leaves_out_what_is_too_rare():
     prefixes = pd.DataFrame(
         {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from ..common.errors import CompanionError
 from ..tasks.synthetic.words import DIFFICULTIES
-from ..traces.trace import trace
 from .statistics import mean_interval
 
 
@@ -34,26 +34,14 @@ def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarr
     return np.array(names)
 
 
-def difficulty_shares(tasks: Mapping, tokenizer) -> pd.DataFrame:
-    """Share of each difficulty among the target tokens: one row a task, one column a difficulty."""
-    rows = []
-    for name, task in tasks.items():
-        found = token_difficulty(task, tokenizer)
-        shares = {difficulty: float(np.mean(found == difficulty)) for difficulty in DIFFICULTIES}
-        rows.append({"task": name, "tokens": len(found), **shares})
-    return pd.DataFrame(rows)
-
-
-def score_table(tasks: Mapping, texts: Mapping, baselines: Mapping, seed: int = 0) -> pd.DataFrame:
+def score_table(tasks: Mapping, texts: Mapping, seed: int = 0) -> pd.DataFrame:
     """Scores of models and trivial baselines, percent: of the corpus, and mean of examples with an interval.
 
-    `texts` and `baselines` are task -> system -> outputs; `seed` is that of the bootstrap.
+    `texts` is task -> (kind, system) -> outputs; `seed` is that of the bootstrap.
     """
     rows = []
     for name, task in tasks.items():
-        outputs = [("model", *item) for item in texts[name].items()]
-        outputs += [("baseline", *item) for item in baselines[name].items()]
-        for kind, system, produced in outputs:
+        for (kind, system), produced in texts[name].items():
             corpus = task.score(produced)
             for metric, values in task.score_examples(produced).items():
                 mean = mean_interval(values, np.arange(len(values)), seed=seed).columns()
@@ -66,15 +54,29 @@ def difficulty_accuracy(tasks: Mapping, models: Mapping, max_target: int) -> pd.
     """Accuracy at full depth by difficulty, references fed in, with 95 % intervals over sequences."""
     rows = []
     for name, model in models.items() if tasks else ():
-        tables = []
-        for task in tasks.values():
-            found = trace(model, task.inputs, task.targets, max_new_tokens=max_target)
-            difficulty = token_difficulty(task, model.tokenizer, max_target)
-            columns = {"right": found.final_id == found.token_id, "sequence": found.sequence.astype(np.int64)}
-            tables.append(pd.DataFrame({**columns, "difficulty": difficulty}))
-        tokens = pd.concat(tables, keys=range(len(tables)))
-        tokens["sequence"] += 1_000_000 * tokens.index.get_level_values(0)  # no two tasks share a sequence
-        for kind, part in tokens.groupby(pd.Categorical(tokens.difficulty, DIFFICULTIES), observed=True):
-            share = mean_interval(part.right.to_numpy(), part.sequence.to_numpy()).columns("accuracy")
-            rows.append({"model": name, "difficulty": kind, **share, "tokens": len(part)})
+        of_tasks = [token_difficulty(task, model.tokenizer, max_target) for task in tasks.values()]
+        found, (right, sequence) = np.concatenate(of_tasks), _right_tokens(model, tasks, max_target)
+        for difficulty in filter(set(found).__contains__, DIFFICULTIES):
+            chosen = found == difficulty
+            share = mean_interval(right[chosen], sequence[chosen]).columns("accuracy")
+            rows.append({"model": name, "difficulty": difficulty, **share, "tokens": chosen.sum()})
     return pd.DataFrame(rows, columns=["model", "difficulty", "accuracy", "low", "high", "tokens"])
+
+
+def _right_tokens(model, tasks: Mapping, max_target: int, batch: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Whether full depth predicts each token of the references, and the number of its sequence."""
+    import torch
+
+    pairs = [pair for task in tasks.values() for pair in zip(task.inputs, task.targets, strict=True)]
+    right, sequence = [], []
+    for start in range(0, len(pairs), batch):
+        inputs, targets = map(list, zip(*pairs[start : start + batch], strict=True))
+        encode = partial(model.tokenizer, padding=True, truncation=True, return_tensors="pt")
+        source, target = encode(inputs, truncation=False), encode(targets, max_length=max_target)
+        source, target = source.to(model.device), target.to(model.device)
+        with torch.inference_mode():
+            found = model.network(**source, labels=target.input_ids).logits.argmax(-1) == target.input_ids
+        rows, places = target.attention_mask.nonzero(as_tuple=True)
+        right.append(found[rows, places].cpu().numpy())
+        sequence.append(start + rows.cpu().numpy())
+    return np.concatenate(right), np.concatenate(sequence)

@@ -11,14 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 
-from .statistics import (
-    NOTHING,
-    difference_interval,
-    mean_interval,
-    percentiles,
-    reliability,
-    resampled_tokens,
-)
+from .statistics import NOTHING, by_layer, mean_interval, percentiles, reliability, resampled_tokens
 
 RELIABILITY_RESAMPLES = 100
 
@@ -52,13 +45,9 @@ def never_falling(values: np.ndarray, after: int = 0, tolerance: float = 0.01) -
 
 
 def curve(values: np.ndarray, trace, name: str, **labels) -> pd.DataFrame:
-    """Mean per layer of `values` `[token, layer]`, in the column `name`, with its interval and the standard
-    deviation over tokens.
-    """
-    mean = mean_interval(values, trace.sequence).columns(name)
+    """`by_layer` of `values` `[token, layer]`, and their standard deviation over tokens."""
     spread = np.asarray(values, dtype=np.float64).std(axis=0)
-    layer = np.arange(1, trace.layers + 1)
-    return pd.DataFrame({**labels, "layer": layer, **mean, "standard_deviation": spread})
+    return by_layer(values, trace.sequence, name, **labels).assign(standard_deviation=spread)
 
 
 def monotonic_shares(trace, **labels) -> pd.DataFrame:
@@ -71,18 +60,6 @@ def monotonic_shares(trace, **labels) -> pd.DataFrame:
             share = mean_interval(test(trace.final_probability, after), trace.sequence)
             rows.append({**labels, "kind": kind, "after_layer": after, **share.columns("share")})
     return pd.DataFrame(rows)
-
-
-def settling_depth(trace, **labels) -> pd.DataFrame:
-    """Mean layer from which tokens are settled (the oracle's exit), with its interval: one row."""
-    depth = mean_interval(settled_from(trace), trace.sequence)
-    return pd.DataFrame([{**labels, "tokens": len(trace), **depth.columns("mean_layer")}])
-
-
-def settling_gain(first, second, **labels) -> pd.DataFrame:
-    """How many layers earlier `second` settles than `first` on the same inputs, with a paired interval."""
-    gain = difference_interval((settled_from(first), first.sequence), (settled_from(second), second.sequence))
-    return pd.DataFrame([{**labels, **gain.columns("layers_earlier")}])
 
 
 def reliability_bins(

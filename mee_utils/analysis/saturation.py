@@ -9,7 +9,6 @@ sequences.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +16,7 @@ import pandas as pd
 
 from ..common.errors import CompanionError
 from .monotonicity import settled_from, strictly_monotonic
-from .statistics import mean_interval, percentiles, resampled_tokens
+from .statistics import by_layer, mean_interval, percentiles, resampled_tokens
 
 RESAMPLES = 200
 EASY = ("grammatical", "copied")  # what needs no search and no computation
@@ -94,26 +93,16 @@ def compare(prefixes: pd.DataFrame, groups: pd.Series, **labels) -> pd.DataFrame
 
 def similarity_curves(trace, groups: pd.Series, **labels) -> pd.DataFrame:
     """Mean similarity with the last state at each layer: `group`, `layer`, `similarity`, `low`, `high`."""
-    tables = []
-    for group in GROUPS:
-        chosen = (groups == group).to_numpy()
-        mean = mean_interval(trace.final_similarity[chosen], trace.sequence[chosen]).columns("similarity")
-        layer = np.arange(1, trace.layers + 1)
-        tables.append(pd.DataFrame({**labels, "group": group, "layer": layer, **mean}))
+    chosen = {group: (groups == group).to_numpy() for group in GROUPS}
+    found = {group: (trace.final_similarity[rows], trace.sequence[rows]) for group, rows in chosen.items()}
+    tables = [by_layer(*part, "similarity", **labels, group=group) for group, part in found.items()]
     return pd.concat(tables, ignore_index=True)
 
 
 def reached(prefixes: pd.DataFrame, column: str, layers: int, **labels) -> pd.DataFrame:
     """Share of prefixes whose `column` (a layer) is at most l, for every layer l."""
-    layer = np.arange(1, layers + 1)
-    share = mean_interval(prefixes[column].to_numpy()[:, None] <= layer, prefixes["sequence"].to_numpy())
-    return pd.DataFrame({**labels, "layer": layer, **share.columns("share")})
-
-
-def log_frequency(token_ids: np.ndarray, training_ids: Sequence[Sequence[int]]) -> np.ndarray:
-    """`[token]`, logarithm of one more than how often each token stands in the training targets."""
-    counts = Counter(token for ids in training_ids for token in ids)
-    return np.log1p([counts[int(token)] for token in token_ids])
+    by_then = prefixes[column].to_numpy()[:, None] <= np.arange(1, layers + 1)
+    return by_layer(by_then, prefixes["sequence"].to_numpy(), "share", **labels)
 
 
 def associations(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from ..common.errors import CompanionError
 
@@ -67,6 +68,12 @@ def mean_interval(values: np.ndarray, sequence: np.ndarray, **options) -> Interv
     shape = (-1, *[1] * (values.ndim - 1))
     means = lambda weights: np.tensordot(weights, sums, 1) / (weights @ counts).reshape(shape)
     return Interval(values.mean(axis=0), *bootstrap(means, len(counts), **options))
+
+
+def by_layer(values: np.ndarray, sequence: np.ndarray, name: str, **labels) -> pd.DataFrame:
+    """Mean of `values` `[token, layer]` per layer, in the column `name`, with its interval."""
+    layer = np.arange(1, values.shape[1] + 1)
+    return pd.DataFrame({**labels, "layer": layer, **mean_interval(values, sequence).columns(name)})
 
 
 def difference_interval(first, second, **options) -> Interval:

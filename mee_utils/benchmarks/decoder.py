@@ -279,18 +279,6 @@ def spread_exits(bench: Bench, batch: int = 32) -> Iterator[Timing]:
         yield Timing(what, batch, found[name] / found["spread"], FASTER, name)
 
 
-def growth(bench: Bench) -> Iterator[Timing]:
-    """Milliseconds a step as batch, length and depth grow."""
-    usual = {"batch": 1, "length": bench.workload.tokens, "depth": bench.layers}
-    varied = {"batch": (1, 2, 4, 8, 16, 32), "length": (16, 64, 256), "depth": (6, 12, 24)}
-    for what, value in ((what, value) for what, values in varied.items() for value in values):
-        batch, tokens, layers = (usual | {what: value}).values()
-        sizes = replace(bench.workload.sizes, layers=layers)
-        other = Bench(replace(bench.workload, sizes=sizes, tokens=tokens), bench.rounds)
-        seconds = other.times({"ours": other.ours(batch)})["ours"]
-        yield Timing(f"{what} {value}", batch, seconds / tokens * 1e3, "ms a step")
-
-
 def bandwidth(bench: Bench) -> Iterator[Timing]:
     """Bytes of weights that a token needs, against what this machine reads from memory: the limit."""
     import torch
@@ -352,7 +340,6 @@ PARTS: dict[str, Callable[[Bench], Iterator[Timing]]] = {
     "one decision": decision_cost,
     "bandwidth": bandwidth,
     "spread exits": spread_exits,
-    "growth": growth,
 }
 _GENERATE = dict(group="full depth", against="transformers generate", dtype="float32", batch=1)
 TARGETS: list[tuple[dict, str]] = [  # lines with these values, and what their median should be
@@ -370,19 +357,16 @@ def run(
 ) -> pd.DataFrame:
     """The table of random models: `shapes` of `WORKLOADS` and `parts` of `PARTS`, of none given all.
 
-    In bfloat16 only full depth is timed; growth only of t5-base. The mini shape, whose times are short, takes
-    three times as many rounds. `progress` is called with a line when a part begins.
+    In bfloat16 only full depth is timed. The mini shape, whose times are short, takes three times as many
+    rounds. `progress` is called with a line when a part begins.
     """
     tables = []
     for name, dtype in product(shapes or WORKLOADS, ("float32", "bfloat16")):
         bench = Bench(replace(WORKLOADS[name], dtype=dtype), 3 * rounds if name == "mini" else rounds)
         for part in parts or PARTS:
-            everywhere = part == "full depth" or dtype == "float32"
-            if everywhere and (part != "growth" or name == "t5-base"):
+            if part == "full depth" or dtype == "float32":
                 progress(f"{name}, {dtype}: {part}")
                 tables.append(bench.table(part))
-    if not tables:
-        raise CompanionError("Nothing to time: growth is measured for shape t5-base only.")
     table = pd.concat(tables, ignore_index=True).assign(target="")
     for wanted, target in TARGETS:
         table.loc[(table[list(wanted)] == pd.Series(wanted)).all(axis=1), "target"] = target
