@@ -7,8 +7,6 @@ on one array, losses `[threshold, example]` in 0..1, from real decoding (the gua
 estimate, since a replay does not see how an exit changes later tokens).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product

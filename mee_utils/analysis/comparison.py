@@ -3,8 +3,6 @@
 `labels` are constant columns put in front; shares of FLOPs are of those of full depth, a token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

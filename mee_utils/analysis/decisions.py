@@ -6,8 +6,6 @@ predictions that stay). A token *may* exit at a layer if its prediction there is
 are constant columns put in front; `max_new_tokens` is the `N` of a decaying threshold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ Target of layer l: "consistency", is this layer's top-1 the last layer's (CALM; 
 classes count alike, mean over layers. The last layer, where nothing is decided, is left out.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
