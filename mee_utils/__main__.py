@@ -103,7 +103,7 @@ def test(options) -> int:
 def bench(options) -> int:
     """Times the decoder against its peers, and a profile's exit rules against full depth."""
     from .benchmarks import decoder, rules, tables
-    from .study.timings import missed
+    from .study.result_tables import missed
 
     shapes = [check_choice("shape", name, decoder.WORKLOADS) for name in options.shape]
     known = [*decoder.PARTS, *([] if shapes else rules.PARTS)]

@@ -42,8 +42,8 @@ from mee_utils.paper import claims
 from mee_utils.paper.published_numbers import published_reductions
 from mee_utils.study import figures
 from mee_utils.study.catalogue import PRUNED, RULES, rule_policies
+from mee_utils.study.result_tables import read_timings
 from mee_utils.study.results import round_table
-from mee_utils.study.timings import read_timings
 from mee_utils.traces.replay import replay_policy
 
 settings = dict(limit=limit, max_new_tokens=max_new_tokens, batch_size=batch_size, threshold=threshold)
@@ -74,7 +74,19 @@ def every(function):
 
 # %%
 boxes = every(pruning.rank_boxes)
-draw = lambda axis, rows: figures.rank_box(axis, rows, rows.model.iloc[0])
+ends = {"median": "med", "low": "q1", "high": "q3", "whisker_low": "whislo", "whisker_high": "whishi"}
+
+
+def draw(axis, rows):
+    drawn, colour = rows.rename(columns=ends)[list(ends.values())], figures.STYLES[rows.model.iloc[0]].colour
+    look = {part: {"color": colour} for part in ("capprops", "whiskerprops")}
+    look["boxprops"] = {"facecolor": colour, "alpha": 0.45, "edgecolor": colour}
+    look |= {"medianprops": {"color": "black", "linewidth": 1.6}, "widths": 0.65, "manage_ticks": False}
+    axis.bxp(drawn.to_dict("records"), list(rows["layer"]), showfliers=False, patch_artist=True, **look)
+    axis.set_yscale("log")
+    figures.layer_axis(axis, calm.layers)
+
+
 figure = figures.facets(boxes, draw, row="model", ylabel="rank of the final token", profile=profile)
 experiment.save_figure(figure, "rank_boxes", boxes)
 on_top = boxes[boxes.layer == min_layer].groupby("model", sort=False).on_top

@@ -54,7 +54,7 @@ from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
 from mee_utils.study import figures
 from mee_utils.study.catalogue import CONTRASTED, RULES, rule_policies
-from mee_utils.study.timings import read_timings
+from mee_utils.study.result_tables import read_timings
 from mee_utils.traces.replay import replay_policy
 
 # %%

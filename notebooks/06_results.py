@@ -30,14 +30,21 @@ splits = 50  # random calibration splits that test the guarantee
 import pandas as pd
 import seaborn
 from IPython.display import display
+from matplotlib.patches import Patch
 
 from mee_utils import Experiment
 from mee_utils.paper import claims
 from mee_utils.paper.statements import BUGS
 from mee_utils.study import figures, verdicts
 from mee_utils.study.catalogue import FAMILY_COLOURS, RULES
-from mee_utils.study.result_tables import claims_of, has_table, inputs_of, read_sweep, read_table
-from mee_utils.study.timings import read_timings
+from mee_utils.study.result_tables import (
+    claims_of,
+    inputs_of,
+    read_manifest,
+    read_sweep,
+    read_table,
+    read_timings,
+)
 from mee_utils.tasks import TASKS
 
 # %%
@@ -77,7 +84,9 @@ if len(answer):
     labels = dict(xlabel="tokens a second (1 = full depth)", empty=f"no timed setting\nkeeps {quality:.0%}")
     options = dict(row="batch", values=tasks, sharey=False, width=3.8, height=4.4, profile=profile)
     figure = figures.facets(answer, draw, **labels, **options)
-    figures.family_legend(figure, families, answer.rule)
+    drawn = {RULES[rule].family for rule in answer.rule}
+    patches = [Patch(color=s.colour, label=s.label) for family, s in families.items() if family in drawn]
+    figure.legend(handles=patches, loc="outside lower center", ncols=4)
     experiment.save_figure(figure, "answer", answer)
 else:
     print("not timed for these settings: run make bench")
@@ -96,10 +105,15 @@ for line in verdicts.answer_lines(kept, answer, tasks, quality, figures.label):
 
 # %%
 points = verdicts.fronts(stored)
+dotted = dict(color=figures.GREY, linewidth=0.8, linestyle=":")
 
 
 def draw(axis, rows):
-    figures.front(axis, rows, "flops_share", "score")
+    best = rows[rows.front].sort_values("flops_share", kind="stable")
+    look = dict(color="#bbbbbb", linewidth=5, alpha=0.6, zorder=0, label="front (oracle left out)")
+    axis.plot(best.flops_share, best.score, **look)
+    axis.axhline(rows[rows.rule == "full_depth"].score.iloc[0], **dotted)
+    axis.axvline(1.0, **dotted)
     for family, part in rows.groupby(rows.rule.map(lambda rule: RULES[rule].family), sort=False):
         part = part[part.rule != "oracle"]
         look = dict(color=families[family].colour, s=9, alpha=0.45, linewidth=0)
@@ -208,9 +222,15 @@ figure = figures.facets(
 experiment.save_figure(figure, "guaranteed_cost", shown)
 
 # %%
-demanded = shown[(shown.kind == "consistency") & (shown.delta == delta)].assign(model=main)
-ranking = verdicts.ranking_at(chosen, read_timings("results", demanded, name), delta)
-ranking = experiment.save_table(ranking, "ranking_at_guarantee")
+demanded = (chosen.kind == "consistency") & (chosen.bound == "hoeffding_bentkus") & (chosen.delta == delta)
+demanded = chosen[demanded].assign(model=main)
+keys, speeds = ["task", "rule", "threshold"], ["speed", "lowest", "highest"]
+single = read_timings("results", demanded[demanded.found], name).query("batch == 1").drop_duplicates(keys)
+ranking = demanded.merge(single[[*keys, *speeds]], on=keys, how="left")
+in_order = lambda column: column.map(tasks.index) if column.name == "task" else column
+ranking = ranking.sort_values(["task", "flops_share"], key=in_order, kind="stable")
+columns = ["found", "threshold", "mean_exit_layer", "flops_share", "retained", *speeds]
+ranking = experiment.save_table(ranking[["task", "rule", *columns]], "ranking_at_guarantee")
 for task, rows in ranking[ranking.found].groupby("task", sort=False):
     best, of = rows.iloc[0], f"{len(rows)} of {sum(ranking.task == task)} rules"
     print(
@@ -278,7 +298,8 @@ for bound, rows in rates.groupby("bound", sort=False):
 # chance, with 95 % certainty, if the true rate is `eps`.
 
 # %%
-fresh = read_table(name, "sweep", "fresh") if has_table(name, "sweep", "fresh") else None
+drawn_anew = "fresh.csv" in read_manifest(name, "sweep")["files"]
+fresh = read_table(name, "sweep", "fresh") if drawn_anew else None
 
 
 def draw_fresh(axis, rows):

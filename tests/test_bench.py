@@ -13,7 +13,7 @@ from mee_utils import CompanionError
 from mee_utils.__main__ import main
 from mee_utils.benchmarks import decoder as bench
 from mee_utils.benchmarks import rules, tables
-from mee_utils.study.timings import missed
+from mee_utils.study.result_tables import missed
 
 SIZES = replace(bench.SHAPES["mini"], layers=4, vocabulary=300)
 TINY = replace(bench.WORKLOADS["mini"], shape="tiny", sizes=SIZES, tokens=6, source=8)

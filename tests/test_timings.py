@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils.study.timings import PARTS, read_timings
+from mee_utils.study.result_tables import PARTS, read_timings
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ Decoding is timed as users run it: in single precision, alone and in batches. Po
 round, and every ratio is taken within a round; a first round warms up and is dropped.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from ..study.artifacts import train_classifiers
 from ..study.catalogue import MAIN_MODEL, PRUNED, RULES, rule_policies
 from ..study.experiment import Experiment
 from ..study.inputs import weights_digest
-from ..study.result_tables import read_sweep, read_table, stored_root
+from ..study.result_tables import read_manifest, read_sweep, read_table
 from ..study.verdicts import timed
 from ..tasks.loading import Task
 
@@ -42,8 +41,7 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
     """Every row of notebook 03's complete table, one at a time and in batches."""
     profile, notebook = experiment.profile.name, "03_pruning"
     wanted = read_table(profile, notebook, "complete_table")
-    manifest = (stored_root(profile) / notebook / "manifest.json").read_text(encoding="utf-8")
-    settings = json.loads(manifest)["parameters"]
+    settings = read_manifest(profile, notebook)["parameters"]
     forms = [form for form in ("unpruned", *PRUNED) if form in set(wanted.reduction)]
     policies = list(rule_policies(forms, settings["threshold"], settings).values())
     labels, batches = pd.DataFrame({"reduction": forms}), (1, settings["batch_size"])

@@ -14,7 +14,7 @@ import pandas as pd
 from ..common.files import ROOT, complete_file
 from ..study.catalogue import RULES
 from ..study.figures import label
-from ..study.timings import missed, read_timings
+from ..study.result_tables import missed, read_timings
 from ..tasks.kinds import TASKS
 
 FIGURES = ROOT / "figures"

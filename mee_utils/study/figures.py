@@ -152,17 +152,6 @@ def legend(figure: matplotlib.figure.Figure) -> None:
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
 
 
-def family_legend(
-    figure: matplotlib.figure.Figure, families: Mapping[str, Style], rules: Sequence[str]
-) -> None:
-    """What the colours of these rules' families mean, below all panels."""
-    from matplotlib.patches import Patch
-
-    drawn = {RULES[rule].family for rule in rules}
-    handles = [Patch(color=s.colour, label=s.label) for name, s in families.items() if name in drawn]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4)
-
-
 def layer_axis(axis, layers):
     """A horizontal axis in layers, with a tick at every sixth of the depth."""
     step = max(1, round(layers / 6))
@@ -234,42 +223,6 @@ def grouped_bars(axis, rows, category, column, by="model", rotation=0):
     align = {"ha": "right", "rotation_mode": "anchor"} if rotation else {}
     axis.set_xticks(range(len(categories)), names, rotation=rotation, fontsize=9, **align)
     axis.grid(axis="x", visible=False)
-
-
-def prediction_grid(axis, rows):
-    """The top tokens of every layer (darker: more probable); `layer`, `rank`, `token`, `probability`."""
-    top, layers = int(rows["rank"].max()), int(rows["layer"].max())
-    grid = rows.pivot(index="rank", columns="layer", values="probability").to_numpy(dtype=float)
-    axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=(0.5, layers + 0.5, top + 0.5, 0.5))
-    for row in rows.itertuples():
-        colour = "white" if row.probability > 0.55 else "black"
-        text = f"{row.token}\n{row.probability:.2f}"
-        axis.text(row.layer, row.rank, text, ha="center", va="center", fontsize=8, color=colour)
-    axis.set(yticks=range(1, top + 1), ylabel="rank", xticks=range(1, layers + 1))
-    axis.grid(visible=False)
-
-
-def rank_box(axis, rows, model):
-    """Boxes over the layers on a logarithmic axis; `whisker_low`, `low`, `median`, `high`, `whisker_high`."""
-    columns = {"median": "med", "low": "q1", "high": "q3", "whisker_low": "whislo", "whisker_high": "whishi"}
-    boxes = rows.rename(columns=columns)[list(columns.values())].to_dict("records")
-    colour = STYLES[model].colour if model in STYLES else BLUE
-    look = {"boxprops": {"facecolor": colour, "alpha": 0.45, "edgecolor": colour}}
-    look |= {part: {"color": colour} for part in ("capprops", "whiskerprops")}
-    look |= {"medianprops": {"color": "black", "linewidth": 1.6}, "widths": 0.65, "manage_ticks": False}
-    axis.bxp(boxes, positions=list(rows["layer"]), showfliers=False, patch_artist=True, **look)
-    axis.set_yscale("log")
-    layer_axis(axis, int(rows["layer"].max()))
-
-
-def front(axis, rows, x, y):
-    """The front of all rules as a wide grey line, and dotted lines through full depth."""
-    best = rows[rows["front"]].sort_values(x, kind="stable")
-    look = {"color": "#bbbbbb", "linewidth": 5, "alpha": 0.6, "zorder": 0}
-    axis.plot(best[x], best[y], label="front (oracle left out)", **look)
-    for full in rows[rows["rule"] == "full_depth"].itertuples():
-        axis.axhline(getattr(full, y), color=GREY, linewidth=0.8, linestyle=":")
-        axis.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
 
 
 def _errors(rows, column, band):

@@ -1,9 +1,10 @@
-"""Results that are stored already, read back: what notebook 06 is drawn from. No model is run."""
+"""Results that are stored already, and what `make bench` measured, read back. No model is run."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,14 @@ from .profiles import check_profile_name
 from .results import output_root
 
 SWEEP = "sweep"  # the folder of the threshold sweep, beside those of the notebooks
+BENCH = ROOT / "figures" / "bench"
+KEYS, RANGE = ["task", "model", "rule", "threshold"], ["lowest", "highest"]
+SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *RANGE]
+PARTS = {  # part of the benchmark -> file, what identifies a row, what was measured
+    "reductions": ("reductions", ["task", "model", "reduction"], SPEEDS),
+    "results": ("results", KEYS, ["batch", "speed", *RANGE, "samples_speed"]),
+    "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
+}
 
 
 def stored_root(profile: str) -> Path:
@@ -24,11 +33,6 @@ def stored_root(profile: str) -> Path:
     check_profile_name(profile)
     places = [output_root() / profile, ROOT / "figures" / profile]
     return next((place for place in places if (place / SWEEP / "manifest.json").exists()), places[0])
-
-
-def has_table(profile: str, notebook: str, name: str) -> bool:
-    """Whether a stored table is there."""
-    return (stored_root(profile) / notebook / f"{name}.csv").exists()
 
 
 def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
@@ -43,6 +47,11 @@ def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
         command = f"python -m mee_utils {part} --profile {profile}"
         raise CompanionError(f"{path} is missing: run make reproduce PROFILE={profile} (or only {command}).")
     return pd.read_csv(path)
+
+
+def read_manifest(profile: str, notebook: str) -> dict:
+    """The manifest of the stored tables of a notebook, or of the "sweep"."""
+    return json.loads((stored_root(profile) / notebook / "manifest.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -78,14 +87,14 @@ class SweepResults:
 def read_sweep(profile: str) -> SweepResults:
     """Reads what `python -m mee_utils sweep` stored for a profile."""
     settings = read_table(profile, SWEEP, "settings")
-    keys, arrays, folder = ["task", "model", "rule", "threshold"], [], stored_root(profile) / SWEEP
+    arrays = []
     for name in ("losses", "examples"):
         table = read_table(profile, SWEEP, name)
-        if not table[keys].equals(settings[keys]):
-            differ = f"{name}.csv and settings.csv in {folder} differ"
+        if not table[KEYS].equals(settings[KEYS]):
+            differ = f"{name}.csv and settings.csv in {stored_root(profile) / SWEEP} differ"
             raise CompanionError(f"{differ}: run mee_utils sweep again.")
-        arrays.append([row[~np.isnan(row)] for row in table.drop(columns=keys).to_numpy(dtype=np.float64)])
-    given = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["parameters"]
+        arrays.append([row[~np.isnan(row)] for row in table.drop(columns=KEYS).to_numpy(dtype=np.float64)])
+    given = read_manifest(profile, SWEEP)["parameters"]
     return SweepResults(settings, *arrays, given["eps"], tuple(given["deltas"]), tuple(given["risk_deltas"]))
 
 
@@ -105,9 +114,36 @@ def claims_of(profile: str) -> pd.DataFrame:
 
 def inputs_of(profile: str) -> dict[str, str]:
     """The stored results that 06 is drawn from: name -> sha256 over the hashes of their files."""
-    found = {}
-    for path in sorted(stored_root(profile).glob("*/manifest.json")):
-        if path.parent.name != "06_results":
-            files = json.dumps(json.loads(path.read_text(encoding="utf-8"))["files"], sort_keys=True)
-            found[f"results {path.parent.name}"] = hashlib.sha256(files.encode()).hexdigest()
-    return found
+    names = sorted(path.parent.name for path in stored_root(profile).glob("*/manifest.json"))
+    files = {name: json.dumps(read_manifest(profile, name)["files"], sort_keys=True) for name in names}
+    digest = lambda text: hashlib.sha256(text.encode()).hexdigest()
+    return {f"results {name}": digest(files[name]) for name in names if name != "06_results"}
+
+
+def read_timings(
+    part: str, wanted: pd.DataFrame, profile: str | None = None, complete: bool = False, folder: Path = BENCH
+) -> pd.DataFrame:
+    """The settings in `wanted` that were timed (thresholds rounded to four decimals); one row a batch size.
+
+    `speed` is tokens a second, full depth being 1; `samples_speed` samples a second; `median` is in layers.
+    The part "one decision" is timed on random weights and belongs to no profile. With `complete`, nothing is
+    returned unless every setting was timed.
+    """
+    file, keys, values = PARTS[part]
+    path = folder / f"{file}.csv"
+    if not path.exists():
+        return pd.DataFrame(columns=[*wanted, *values])
+    stored = pd.read_csv(path)
+    stored = stored[stored.profile == profile] if profile else stored[stored.group == part]
+    if "threshold" in keys:
+        rounded = lambda table: table.dropna(subset="threshold").round({"threshold": 4})
+        wanted, stored = rounded(wanted), rounded(stored)
+    found = wanted.merge(stored[[*keys, *values]], on=keys)
+    return found.iloc[:0] if complete and len(found[keys].drop_duplicates()) < len(wanted) else found
+
+
+def missed(table: pd.DataFrame) -> pd.DataFrame:
+    """The lines whose median misses the target that stands beside it."""
+    signs = {"<=": operator.le, ">=": operator.ge}
+    met = [not t or signs[t[:2]](m, float(t[2:])) for m, t in zip(table["median"], table.target)]
+    return table[~np.array(met, dtype=bool)]

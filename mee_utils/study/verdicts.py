@@ -10,9 +10,8 @@ import pandas as pd
 
 from ..analysis.calibration import TESTS, learn_then_test, violations
 from .catalogue import RULES, SEVERAL_LAYERS
-from .result_tables import SweepResults
+from .result_tables import KEYS, SweepResults
 
-SETTING = ["task", "model", "rule", "threshold"]
 BOUNDS = ("hoeffding_bentkus", "betting")
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
 FULL_DEPTH = {"found": False, "threshold": np.nan, "mean_loss": 0.0, "retained": 1.0}
@@ -24,7 +23,7 @@ Demands = Mapping[str, Sequence[float]]  # kind of loss ("consistency", "risk") 
 def sweepable(stored: SweepResults, model: str | None = None) -> list[tuple[tuple, pd.DataFrame]]:
     """Every (task, model, rule) with a threshold (static: a layer) and its settings, strictest first."""
     rows = stored.settings if model is None else stored.rows(model=model)
-    groups = rows[~rows.rule.isin(WITHOUT_THRESHOLD)].groupby(SETTING[:3], sort=False)
+    groups = rows[~rows.rule.isin(WITHOUT_THRESHOLD)].groupby(KEYS[:3], sort=False)
     return [(key, part.sort_values("threshold", ascending=False, kind="stable")) for key, part in groups]
 
 
@@ -125,7 +124,7 @@ def keeping(stored: SweepResults, model: str, quality: float) -> pd.DataFrame:
     rows = rows.assign(first_half=kept(0), second_half=kept(1))
     rows = rows[(rows[["first_half", "second_half"]] >= quality).all(axis=1)]
     first = ~rows.sort_values("flops_share", kind="stable").duplicated(["task", "rule"])
-    columns = [*SETTING, "retained", "low", "high", "first_half", "second_half", "mean_exit_layer"]
+    columns = [*KEYS, "retained", "low", "high", "first_half", "second_half", "mean_exit_layer"]
     return rows.assign(cheapest=first)[[*columns, "flops_share", "cheapest"]].reset_index(drop=True)
 
 
@@ -146,7 +145,7 @@ def timed(stored: SweepResults, model: str, quality: float) -> pd.DataFrame:
     kept = kept[kept.cheapest & (kept.rule != "oracle")]
     static = stored.rows(model=model, rule="static")
     others = [rows.iloc[[len(rows) // 2]] for (_, name, _), rows in sweepable(stored) if name != model]
-    found = pd.concat([rows[SETTING] for rows in (kept, chosen[chosen.found], static, *others)])
+    found = pd.concat([rows[KEYS] for rows in (kept, chosen[chosen.found], static, *others)])
     return found.drop_duplicates().reset_index(drop=True)
 
 
@@ -157,20 +156,23 @@ def answer_lines(
 
     `kept` is from `keeping` and `answer` the `fastest` of its timed settings; `label` says a name in words.
     """
+    first = lambda rows, text, nothing: next((text.format(r=r) for r in rows.itertuples()), nothing)
+    named = lambda rows: rows.assign(label=rows.rule.map(label), kind=rows.rule.map(_kind))
+    kept, answer = named(kept[kept.rule != "oracle"].sort_values("flops_share", kind="stable")), named(answer)
     for task in tasks:
-        safe = kept[(kept.task == task) & (kept.rule != "oracle")]
+        safe = kept[kept.task == task]
         if safe.empty:
             yield f"{label(task)}: no rule keeps {quality:.0%} on both halves of the examples."
             continue
-        several = safe[safe.rule.isin(SEVERAL_LAYERS)]
+        several, cheapest = safe[safe.kind == KINDS[0]], "{r.label} with {r.flops_share:.0%} of the FLOPs"
         yield (
             f"{label(task)}: of {safe.rule.nunique()} rules that keep {quality:.0%} on both halves "
             f"{several.rule.nunique()} see several layers; the cheapest of those: "
-            f"{_cheapest(several, label)}; of all: {_cheapest(safe, label)}."
+            f"{first(several, cheapest, 'none')}; of all: {first(safe, cheapest, 'none')}."
         )
+        speed = "{r.kind} {r.speed:.2f} ({r.lowest:.2f} to {r.highest:.2f}, {r.label})"
         for batch, rows in answer[answer.task == task].groupby("batch"):
-            kinds = rows.rule.map(_kind)
-            parts = [_fastest_of(kind, rows[kinds == kind], label) for kind in KINDS]
+            parts = [first(rows[rows.kind == kind], speed, f"{kind}: none timed") for kind in KINDS]
             yield f"   tokens a second at batch {batch}, of full depth: " + "; ".join(parts)
 
 
@@ -179,31 +181,3 @@ KINDS = ("several layers", "other rules", "a fixed layer")
 
 def _kind(rule: str) -> str:
     return KINDS[0] if rule in SEVERAL_LAYERS else KINDS[2] if rule == "static" else KINDS[1]
-
-
-def _cheapest(rows: pd.DataFrame, label: Callable) -> str:
-    for best in rows.nsmallest(1, "flops_share").itertuples():
-        return f"{label(best.rule)} with {best.flops_share:.0%} of the FLOPs"
-    return "none"
-
-
-def _fastest_of(kind: str, rows: pd.DataFrame, label: Callable) -> str:
-    for best in rows.nlargest(1, "speed").itertuples():
-        return f"{kind} {best.speed:.2f} ({best.lowest:.2f} to {best.highest:.2f}, {label(best.rule)})"
-    return f"{kind}: none timed"
-
-
-def ranking_at(chosen: pd.DataFrame, times: pd.DataFrame, delta: float) -> pd.DataFrame:
-    """Rules at the same guaranteed consistency loss (Hoeffding-Bentkus), the cheapest first.
-
-    `chosen` is from `calibrated`, `times` are of its settings. Returned is also the `speed` at batch 1 with
-    its range, `lowest` to `highest` (NaN where it was not timed).
-    """
-    keys, speeds = ["task", "rule", "threshold"], ["speed", "lowest", "highest"]
-    rows = chosen.query("kind == 'consistency' and bound == 'hoeffding_bentkus' and delta == @delta")
-    single = times[times.batch == 1].drop_duplicates(keys)[[*keys, *speeds]]
-    merged = rows.assign(threshold=rows.threshold.round(4)).merge(single, on=keys, how="left")
-    by_task = merged.groupby("task", sort=False)
-    ranked = pd.concat([part.sort_values("flops_share", kind="stable") for _, part in by_task])
-    columns = ["found", "threshold", "mean_exit_layer", "flops_share", "retained"]
-    return ranked[["task", "rule", *columns, *speeds]].reset_index(drop=True)
