@@ -7,8 +7,6 @@ on one array, losses `[threshold, example]` in 0..1, from real decoding (the gua
 estimate, since a replay does not see how an exit changes later tokens).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
@@ -27,6 +25,7 @@ from ..traces.replay import PolicyReplay, check_policy, replay_policy
 from ..traces.trace import Trace
 
 LOSSES = ("consistency", "risk")
+SOURCES = {"decoding": "guaranteed by decoding", "replay": "an estimate by replay, no guarantee"}
 
 # name -> (threshold -> policy, thresholds from the safest down; NaN for a rule without one)
 Rules = dict[str, tuple[Callable[[float], ExitPolicy], Sequence[float]]]
@@ -94,14 +93,12 @@ class Calibration:
     policy: ExitPolicy | None = None
 
     def __str__(self) -> str:
-        demand = f"a mean loss of at most {self.delta:g} with {1 - self.eps:.0%} certainty"
-        demand += f" on {self.examples} examples"
+        certainty = f"with {1 - self.eps:.0%} certainty on {self.examples} examples"
+        demand = f"a mean loss of at most {self.delta:g} {certainty}"
         if self.threshold is None:
             highest = f"the highest, {self.tested[0]:g}, has p = {self.p_values[0]:.3g}"
             return f"No threshold satisfies {demand} ({highest}): use more examples, or a larger delta."
-        decoded = self.source == "decoding"
-        kind = "guaranteed by decoding" if decoded else "an estimate by replay, no guarantee"
-        return f"Threshold {self.threshold:g} for {demand}: {kind}."
+        return f"Threshold {self.threshold:g} for {demand}: {SOURCES[self.source]}."
 
     def outcome(self, losses: np.ndarray) -> dict[str, float]:
         """What the threshold found does to other `losses` `[threshold, example]`: `threshold` (NaN if none
@@ -138,18 +135,13 @@ def learn_then_test(
 ) -> Calibration:
     """The last threshold that passes, testing from the highest down and stopping at the first that fails.
 
-    Args:
-        losses: `[threshold, example]` in 0..1, or its rows, which are only taken while tests pass.
-        thresholds: strictly descending: the safest first.
-        delta, eps: the largest mean loss that is tolerated, and the probability that the guarantee fails.
-        bound: "hoeffding_bentkus", "betting", or a p-value of your own: `(losses, delta, eps) -> number`.
-        source: of the losses, "decoding" or "replay"; what is said of the result depends on it.
-
-    Raises:
-        CompanionError: no examples, losses outside 0..1, thresholds that do not descend, a vain demand.
+    `losses` are `[threshold, example]` in 0..1, or rows that are only taken while tests pass; `bound` is one
+    of `BOUNDS` or a p-value of your own, `(losses, delta, eps) -> number`; `source`, "decoding" or "replay",
+    decides what is said of the result. `CompanionError` for no examples, losses outside 0..1, thresholds that
+    do not descend, or a vain demand.
     """
     levels = check_demand(thresholds, delta, eps)
-    check_choice("source", source, ("decoding", "replay"))
+    check_choice("source", source, SOURCES)
     p_value = bound if callable(bound) else BOUNDS[check_choice("bound", bound, BOUNDS)]
     threshold, tested, p_values, means, count = None, [], [], [], 0
     for level, row in zip(levels, losses, strict=False):
@@ -205,13 +197,11 @@ def calibrate(
     """The lowest threshold at which a policy keeps its demand, by real decoding of the calibration examples.
 
     Args:
-        model: from `load_model`.
         task: the calibration examples, from `load_task`; not those that results are reported on.
         policy: any policy with a threshold, pruned and contrasted ones too; its decay stays.
         delta, eps: the largest mean loss that is tolerated, and the probability that the guarantee fails.
         thresholds: descending; decoding stops at the first that fails.
-        kind, bound: see `consistency_losses` and `learn_then_test`.
-        settings: of `generate`.
+        kind, bound, settings: see `consistency_losses`, `learn_then_test` and `generate`.
     """
     if not isinstance(task, Task):
         raise CompanionError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
@@ -265,8 +255,8 @@ def violations(
     examples = losses.shape[1]
     calibrating = round(share * examples)
     if not 0 < calibrating < examples:
-        wrong = f"share={share} of {examples} examples leaves none to calibrate on, or none to test on."
-        raise CompanionError(wrong)
+        wrong = "leaves none to calibrate on, or none to test on."
+        raise CompanionError(f"share={share} of {examples} examples {wrong}")
     for _ in range(splits):
         chosen = random.permutation(examples)[:calibrating]
         found = learn_then_test(losses[:, chosen], thresholds, delta, eps, bound)

@@ -3,8 +3,6 @@
 `labels` are constant columns put in front; shares of FLOPs are of those of full depth, a token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -143,12 +141,9 @@ def decode_curves(model, task, rules: Rules, labels: dict, **settings) -> dict[s
         row = result_row(found, full)
         scores = {name: row.pop(name) for name in ("score", "retained", "low", "high")}
         row = {**labels, "rule": rule, "threshold": float(threshold), **scores, **means, **row}
-        for name, values in (
-            ("rows", row),
-            ("losses", losses.tolist()),
-            ("examples", found.examples.tolist()),
-        ):
-            swept[name].append(values)
+        swept["rows"].append(row)
+        swept["losses"].append(losses.tolist())
+        swept["examples"].append(found.examples.tolist())
         return losses.mean()
 
     add("full_depth", float("nan"), full)
@@ -220,8 +215,8 @@ def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict
     """
     trace, exits = replayed.trace, replayed.exit_layers(max_new_tokens)
     if trace.along != "greedy" or len(trace.source_tokens) != len(decoded.token_ids):
-        wanted = "the trace of the model's own output, trace(model, inputs), on the inputs that were decoded"
-        raise CompanionError(f"Give {wanted}.")
+        wanted = "the trace of the model's own output, trace(model, inputs)"
+        raise CompanionError(f"Give {wanted}, on the inputs that were decoded.")
     same_output, same_exit = [], []
     foretold = zip(_by_output(trace, trace.token_id), _by_output(trace, exits), strict=True)
     for (full, early), ids, layers in zip(foretold, decoded.token_ids, decoded.exit_layers, strict=True):

@@ -6,8 +6,6 @@ predictions that stay). A token *may* exit at a layer if its prediction there is
 are constant columns put in front; `max_new_tokens` is the `N` of a decaying threshold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,10 +47,8 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
     settled, rows = settled_from(replayed.trace), []
     for place, layer in enumerate(replayed.decision_layers):
         row = {**labels, "layer": layer, "above": float(above[:, place].mean())}
-        for name, values, chosen in (
-            ("precision", replayed.same_token[:, place], above[:, place]),
-            ("recall", above[:, place], settled <= layer),
-        ):
+        exits, same, oracle = above[:, place], replayed.same_token[:, place], settled <= layer
+        for name, values, chosen in (("precision", same, exits), ("recall", exits, oracle)):
             interval = mean_interval(values[chosen], sequence[chosen]) if chosen.any() else NOTHING
             row |= interval.columns(name, f"{name}_")
         rows.append(row)

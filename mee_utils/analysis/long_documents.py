@@ -3,8 +3,6 @@
 The weights are random: these functions say what decoding costs, and nothing about quality.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from itertools import islice

@@ -1,7 +1,5 @@
 """Tables of notebook 00: what the data holds, and what the models score on it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

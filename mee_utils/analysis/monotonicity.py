@@ -4,8 +4,6 @@ All functions read a `Trace`. Layers are counted from 1; column `l - 1` of an ar
 `labels` are constant columns put in front of a table; intervals are 95 % intervals over sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What pruned readouts keep ("Not all FLOPs", sections 4 and 5). `labels` are constant columns in front."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -7,8 +7,6 @@ add up to L - 1). `labels` are constant columns put in front of a table; interva
 sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

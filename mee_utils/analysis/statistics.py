@@ -5,8 +5,6 @@ With `s_i` the sum of the values of sequence i and `c_i` its number of tokens, a
 times has the mean `sum_i w_i s_i / sum_i w_i c_i`; the interval goes between percentiles of these means.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Weights are random, since cost does not depend on them, and exits are forced at 
 turns, round by round, and every ratio is taken within a round, so that a busy moment of the machine hits all.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import time

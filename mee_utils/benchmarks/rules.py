@@ -4,8 +4,6 @@ Decoding is timed as users run it: in single precision, alone and in batches. Po
 round, and every ratio is taken within a round; a first round warms up and is dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The tables of `make bench`: stored beside a description of the machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -28,8 +28,33 @@ class Step:
         self.readout_rows = np.zeros(len(self.sequence), dtype=np.int64)
 
 
+class LayerState:
+    """What a measure sees of one layer, while decoding (`ExitState`) or in a replay."""
+
+    @cached_property
+    def _kept(self) -> dict:
+        return {}
+
+    def recall(self, key, make):
+        """What a measure keeps with this layer, `make(state)`: a tuple of `[rows, ...]`, made once."""
+        if key not in self._kept:
+            self._kept[key] = make(self)
+        return self._kept[key]
+
+    def earlier(self, layers: int) -> LayerState | RowView:
+        """The same rows, `layers` layers before."""
+        state = self
+        for _ in range(layers):
+            state = state.previous
+            if state is None:
+                missing = f"There is no layer {layers} before layer {self.layer} to look at"
+                raise CompanionError(f"{missing}: raise the measure's lookback.")
+        same = len(state.rows) == len(self.rows)
+        return state if same else RowView(state, np.searchsorted(state.rows, self.rows))
+
+
 @dataclass(repr=False, eq=False)
-class ExitState:
+class ExitState(LayerState):
     """The present token of some rows at one layer; see the table in `mee_utils.exits.measures`."""
 
     step: Step
@@ -40,7 +65,6 @@ class ExitState:
     previous: ExitState | None = None  # one layer before
     confidence: np.ndarray | float = float("nan")  # set by the decoding loop once the measure has decided
     settled: np.ndarray | None = None  # set by the decoding loop for measures that look ahead
-    _kept: dict = field(default_factory=dict)
 
     def __post_init__(self):
         self.decoder, self.position = self.step.decoder, self.step.position
@@ -106,23 +130,6 @@ class ExitState:
         wide = torch.float64 if self.after.dtype == torch.float64 else torch.float32
         after, before = (states.to(wide) * self.decoder.norm.weight for states in (self.after, self.before))
         return torch.nn.functional.cosine_similarity(after, before, dim=-1).clamp_(max=1.0)
-
-    def recall(self, key, make):
-        """What a measure keeps with this layer, `make(state)`: a tuple of `[rows, ...]`, made once."""
-        if key not in self._kept:
-            self._kept[key] = make(self)
-        return self._kept[key]
-
-    def earlier(self, layers: int) -> ExitState | RowView:
-        """The same rows, `layers` layers before."""
-        state = self
-        for _ in range(layers):
-            state = state.previous
-            if state is None:
-                missing = f"There is no layer {layers} before layer {self.layer} to look at"
-                raise CompanionError(f"{missing}: raise the measure's lookback.")
-        same = len(state.rows) == len(self.rows)
-        return state if same else RowView(state, np.searchsorted(state.rows, self.rows))
 
 
 class RowView:

@@ -3,8 +3,6 @@
 Each takes prompts and the training split, and returns one text a prompt; tables call it by its name.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

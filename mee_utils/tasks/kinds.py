@@ -4,8 +4,6 @@ A corpus is recognised by its columns, so a local file, a folder and a hub id ar
 Prompts are the ones T5 was trained with (Raffel et al. 2020, appendix D).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -90,15 +90,13 @@ def load_task(
     """Loads one split of a corpus.
 
     Args:
-        name: "question_answering", "summarization", "translation" or "long_document_summarization".
+        name: one of `TASKS`.
         source: "synthetic" (seeded, offline, known difficulty); a jsonl, jsonl.gz, parquet or csv file; a
             folder with one file or folder a split; or the id of a data set on the hub. Columns are the hub's.
-        split: "train", "validation" or "test".
         limit: the number of examples to take from the beginning; required for "synthetic", which never ends.
         seed: which synthetic examples; the split of an example does not depend on it.
-        revision: a commit, tag or branch of a hub data set.
+        revision, folder: of a hub data set: a commit, tag or branch; where its splits are, such as "3.0.0".
         languages: source and target language of a translation corpus.
-        folder: the folder of a hub data set that holds the splits, such as "3.0.0" for CNN/DailyMail.
 
     Raises:
         CompanionError: unknown task or split, missing, empty or broken file, bad limit or seed.

@@ -3,8 +3,6 @@
 Papers report means over examples, but for translation: corpus BLEU is no mean of sentence scores.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

@@ -4,8 +4,6 @@ A file may be jsonl, jsonl.gz, parquet or csv. In a folder, also one on the hub,
 named after it, as `validation.jsonl.gz`, `validation-00000-of-00001.parquet` or `validation/0000.parquet`.
 """
 
-from __future__ import annotations
-
 import csv
 import glob
 import gzip

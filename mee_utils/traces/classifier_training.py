@@ -5,8 +5,6 @@ Target of layer l: "consistency", is this layer's top-1 the last layer's (CALM; 
 classes count alike, mean over layers. The last layer, where nothing is decided, is left out.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,25 +40,19 @@ def train_classifier(
     held_out: Trace | None = None,
     **options,
 ) -> tuple[ExitClassifier, list[dict]]:
-    """Trains one classifier.
+    """Trains one classifier; returns it, and of every epoch its number, the mean `loss` while it learned, and
+    the `held_out_loss`.
 
     Args:
         kind: a name of the table in `mee_utils.exits.classifiers`; `options` are those of `new_classifier`.
-        trace: of training examples, with states; for "correctness" along the references.
+        trace: of training examples, with states; for the target "correctness" along the references.
         model: the model of the trace; its final norm is applied to the states.
-        target: "consistency" or "correctness".
-        seed: of weights and order.
         epochs, batch_size: passes over the tokens (MEE: 5), and how many at a time, each with all its layers.
         learning_rate: of AdamW, falling to zero along a cosine.
         held_out: another such trace, on which the loss is measured after every epoch.
 
-    Returns:
-        The classifier, in single precision at least, and of every epoch its number, the mean `loss` while it
-            learned, and the `held_out_loss`.
-
     Raises:
-        CompanionError: a trace without states, of another model, or with no tokens; "correctness" without
-            references; settings out of range.
+        CompanionError: a trace without states or tokens, or of another model; settings out of range.
     """
     for name, value, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
         check_whole(name, value, least)

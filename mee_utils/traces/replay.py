@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..common.errors import CompanionError, check_whole
-from ..decoding.exit_state import ExitState, Step
+from ..decoding.exit_state import ExitState, LayerState, Step
 from ..decoding.generation import bind_policy
 from ..decoding.layerwise import decoder_of
 from ..decoding.token import on_host
@@ -193,20 +192,20 @@ class StoredStates:
 
 
 @dataclass(eq=False)
-class TraceState:
+class TraceState(LayerState):
     """What measures look at (see `mee_utils.exits.measures`): tokens of a trace at one layer, as arrays.
 
-    The tokens' `states` at all layers share `read_out`, the layers whose probabilities were looked at, and
+    The states of all layers share `read_out`, the layers whose probabilities were looked at, and
     `exit_states`, which makes the same of stored states.
     """
 
     trace: Trace
     tokens: slice
     layer: int
-    states: list[TraceState]
+    previous: TraceState | None
     read_out: set[int]
     exit_states: Callable[[], list[ExitState]]
-    recalled: dict = field(default_factory=dict)
+    rows = ()  # all tokens are at all layers
 
     def __getattr__(self, name: str) -> np.ndarray:
         if name in ("sequence", "position"):
@@ -234,29 +233,17 @@ class TraceState:
         same = self.trace.top1_id[self.tokens, self.layer - 1 :] == self.trace.final_id[self.tokens, None]
         return same.all(axis=1).astype(np.float64)
 
-    def recall(self, key, make) -> Any:
-        """What a measure keeps with this layer."""
-        if key not in self.recalled:
-            self.recalled[key] = make(self)
-        return self.recalled[key]
-
-    def earlier(self, layers: int) -> TraceState:
-        """The same tokens, some layers before."""
-        if layers >= self.layer:
-            missing = f"There is no layer {layers} before layer {self.layer} to look at"
-            raise CompanionError(f"{missing}: raise the measure's lookback.")
-        return self.states[self.layer - 1 - layers]
-
 
 def _look_up(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> tuple[np.ndarray, ...]:
     """Confidences, ids, rows of `W` and kept ids of some tokens whose readouts are over all ids."""
-    decisions, measure, states, read_out = bound.decision_layers, bound.measure, [], set()
-    shared = states, read_out, cache(lambda: StoredStates(trace, model).exit_states(tokens))
-    states += [TraceState(trace, tokens, layer, *shared) for layer in range(1, trace.layers + 1)]
+    decisions, measure, states, read_out = bound.decision_layers, bound.measure, [None], set()
+    exit_states = cache(lambda: StoredStates(trace, model).exit_states(tokens))
+    for layer in range(1, trace.layers + 1):
+        states.append(TraceState(trace, tokens, layer, states[-1], read_out, exit_states))
     ids = trace.top1_id[tokens][:, np.array([*decisions, trace.layers]) - 1]
     confidences, readouts = np.empty((len(ids), len(decisions))), []
     for place, layer in enumerate(decisions):
-        confidences[:, place] = np.asarray(measure.confidence(states[layer - 1]))
+        confidences[:, place] = np.asarray(measure.confidence(states[layer]))
         # the token is the top-1 of a readout that the measure has seen, or takes one of its own
         known = measure.readout and layer in read_out
         readouts.append(len(read_out) + (not known))

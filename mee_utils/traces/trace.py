@@ -157,22 +157,21 @@ def load_trace(path: str | Path) -> Trace:
     except (SafetensorError, OSError) as error:
         raise CompanionError(f"{path} is no trace, or damaged: trace again, and Trace.save.") from error
     about = json.loads(metadata["about"])
-    states, tokens = None, len(arrays["sequence"])
-    if about.pop("states"):
-        states, path = _load_states(states_path(path)), states_path(path)
-        if len(states) != tokens:
-            raise CompanionError(f"{path} holds {len(states)} tokens, its trace {tokens}: copy both again.")
+    states = _load_states(states_path(path), len(arrays["sequence"])) if about.pop("states") else None
     return Trace(**arrays, **about | {"sizes": DecoderSizes(**about["sizes"])}, states=states)
 
 
-def _load_states(path: Path) -> np.ndarray:
+def _load_states(path: Path, tokens: int) -> np.ndarray:
     """The states beside a trace, as a memory map."""
     if not path.exists():
         raise CompanionError(f"{path} is missing: copy it along with its trace.")
     try:
-        return np.load(path, mmap_mode="r")
+        states = np.load(path, mmap_mode="r")
     except (ValueError, EOFError, OSError) as error:
         raise CompanionError(f"{path} is cut short or damaged: copy it again, or trace again.") from error
+    if len(states) != tokens:
+        raise CompanionError(f"{path} holds {len(states)} tokens, its trace {tokens}: copy both again.")
+    return states
 
 
 def trace(
@@ -189,14 +188,10 @@ def trace(
     """Traces a model at full depth, along `references` or, without them, its own greedy output.
 
     Args:
-        model: from `load_model`.
-        inputs: prompts.
-        references: texts to follow.
         outputs: ids of the greedy output, if they are known already.
         top_k: how many ids to keep for each token and layer (at least 2, for the margin).
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
         max_new_tokens: longest output, end token included; longer references are cut.
-        batch_size: sequences at a time.
 
     Raises:
         CompanionError: no inputs, an empty one, a reference missing, ids that the model does not have, states

@@ -5,8 +5,6 @@ sont blanches" the article agrees with the next word ("agreement"); the particip
 agree with a noun four and seven words before them ("distant_agreement").
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from . import lexicon

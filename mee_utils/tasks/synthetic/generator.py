@@ -5,8 +5,6 @@ text states it, and the answer, the summary or the translation consists of words
 (`words.DIFFICULTIES`). The split of an example is a hash of its source, so that no source is in two splits.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from random import Random

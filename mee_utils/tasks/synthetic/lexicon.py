@@ -5,8 +5,6 @@ adjectives.tsv  the forms a rule does not give, "liaison" being the one before a
 words.tsv       names, cities (written alike in both languages), numbers, verbs in the past, phrases, wordings
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import NamedTuple

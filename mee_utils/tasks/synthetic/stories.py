@@ -1,7 +1,5 @@
 """Synthetic question answering and summarization: short stories about people, questions and summaries."""
 
-from __future__ import annotations
-
 from itertools import chain
 from random import Random
 from types import SimpleNamespace

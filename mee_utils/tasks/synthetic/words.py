@@ -13,8 +13,6 @@
 | compared | two numbers compared |
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
