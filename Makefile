@@ -33,7 +33,7 @@ reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
 
 test: $(INSTALLED)
-	@$(COMPANION) test
+	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests mee_utils -n logical --maxprocesses 4 --dist loadgroup
 
 bench: $(INSTALLED)
 	@$(PYTHON) -c 'import ctranslate2' 2>/dev/null || $(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -92,14 +91,6 @@ def carry_over(options) -> str:
     return f"carried over: {_short(carry(options.name))}"
 
 
-def test(options) -> int:
-    """Every stored notebook executed again and compared, and the unit tests beside them."""
-    workers = ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadgroup"]
-    command = [sys.executable, "-m", "pytest", "tests", "mee_utils", *workers, *options.rest]
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # a process a core: more threads would only wait
-    return subprocess.run(command, cwd=ROOT, env=one_thread, check=False).returncode
-
-
 def bench(options) -> int:
     """Times the decoder against its peers, and a profile's exit rules against full depth."""
     from .benchmarks import decoder, rules, tables
@@ -163,7 +154,6 @@ class _Parser(argparse.ArgumentParser):
 LIST = dict(action="append", default=[])
 OPTIONS = {
     "name": dict(help="of the notebook"),
-    "rest": dict(nargs="*", help="options for pytest"),
     "--profile": dict(default="small", type=_profile, help="a profile's name, or its file"),
     "--data": dict(type=_full, help="folder that holds the corpora of the profile"),
     "--cores": dict(type=int, default=min(4, os.cpu_count() or 1), help="jobs at a time"),
@@ -186,7 +176,6 @@ COMMANDS = {
     notebook: ("name", *COMMON, "--parameter"),
     carry_over: ("name",),
     status: COMMON,
-    test: ("rest",),
     bench: (*COMMON, "--shape", "--part", "--rounds"),
     results: (),
 }

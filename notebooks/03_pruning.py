@@ -87,6 +87,7 @@ def draw(axis, rows):
     figures.layer_axis(axis, calm.layers)
 
 
+# %%
 figure = figures.facets(boxes, draw, row="model", ylabel="rank of the final token", profile=profile)
 experiment.save_figure(figure, "rank_boxes", boxes)
 on_top = boxes[boxes.layer == min_layer].groupby("model", sort=False).on_top

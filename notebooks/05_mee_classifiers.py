@@ -396,7 +396,7 @@ published.pivot_table(**by_rule, sort=False).round(2)
 
 # %%
 stored = read_sweep(experiment.profile.name)
-experiment.run.uses("results sweep", inputs_of(experiment.profile.name)["results sweep"])
+experiment.run.inputs["results sweep"] = inputs_of(experiment.profile.name)["results sweep"]
 wanted = ["full_depth", *rules, "static", "oracle"]
 curve_points = stored.rows(model="calm")
 curve_points = curve_points[curve_points.rule.isin(wanted) & curve_points.task.isin(list(tasks))]

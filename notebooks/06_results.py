@@ -35,25 +35,16 @@ from matplotlib.patches import Patch
 from mee_utils import Experiment
 from mee_utils.paper import claims
 from mee_utils.paper.statements import BUGS
-from mee_utils.study import figures, verdicts
+from mee_utils.study import figures, result_tables, verdicts
 from mee_utils.study.catalogue import FAMILY_COLOURS, RULES
-from mee_utils.study.result_tables import (
-    claims_of,
-    inputs_of,
-    read_manifest,
-    read_sweep,
-    read_table,
-    read_timings,
-)
 from mee_utils.tasks import TASKS
 
 # %%
 settings = dict(main=main, quality=quality, delta=delta, splits=splits)
 experiment = Experiment("06_results", profile, data, **settings)
 name = experiment.profile.name
-for result, digest in inputs_of(name).items():
-    experiment.run.uses(result, digest)
-stored = read_sweep(name)
+experiment.run.inputs |= result_tables.inputs_of(name)
+stored = result_tables.read_sweep(name)
 tasks, models = list(stored.settings.task.unique()), list(stored.settings.model.unique())
 demands = {"consistency": stored.deltas, "risk": stored.risk_deltas}
 markers = dict(zip(FAMILY_COLOURS, "Pos^<DX", strict=True))
@@ -72,7 +63,7 @@ print(f"{counted}, up to {max(map(len, stored.losses))} examples each")
 
 # %%
 kept = experiment.save_table(verdicts.keeping(stored, main, quality), "at_99_percent")
-answer = verdicts.fastest(read_timings("results", kept, name))
+answer = verdicts.fastest(result_tables.read_timings("results", kept, name))
 
 
 def draw(axis, rows):
@@ -80,6 +71,7 @@ def draw(axis, rows):
     axis.axvline(1.0, color=figures.GREY, linewidth=0.8)
 
 
+# %%
 if len(answer):
     labels = dict(xlabel="tokens a second (1 = full depth)", empty=f"no timed setting\nkeeps {quality:.0%}")
     options = dict(row="batch", values=tasks, sharey=False, width=3.8, height=4.4, profile=profile)
@@ -106,6 +98,8 @@ for line in verdicts.answer_lines(kept, answer, tasks, quality, figures.label):
 # %%
 points = verdicts.fronts(stored)
 dotted = dict(color=figures.GREY, linewidth=0.8, linestyle=":")
+
+# %%
 
 
 def draw(axis, rows):
@@ -143,7 +137,7 @@ front.groupby("task", sort=False).rule.value_counts().unstack(0).fillna(0).astyp
 # less. The machine is named in `figures/bench`.
 
 # %%
-times = read_timings("results", points[points.rule != "full_depth"], name)
+times = result_tables.read_timings("results", points[points.rule != "full_depth"], name)
 single = times[times.batch == 1].assign(family=lambda rows: [RULES[rule].family for rule in rows.rule])
 
 
@@ -225,12 +219,15 @@ experiment.save_figure(figure, "guaranteed_cost", shown)
 demanded = (chosen.kind == "consistency") & (chosen.bound == "hoeffding_bentkus") & (chosen.delta == delta)
 demanded = chosen[demanded].assign(model=main)
 keys, speeds = ["task", "rule", "threshold"], ["speed", "lowest", "highest"]
-single = read_timings("results", demanded[demanded.found], name).query("batch == 1").drop_duplicates(keys)
+single = result_tables.read_timings("results", demanded[demanded.found], name)
+single = single[single.batch == 1].drop_duplicates(keys)
 ranking = demanded.merge(single[[*keys, *speeds]], on=keys, how="left")
 in_order = lambda column: column.map(tasks.index) if column.name == "task" else column
 ranking = ranking.sort_values(["task", "flops_share"], key=in_order, kind="stable")
 columns = ["found", "threshold", "mean_exit_layer", "flops_share", "retained", *speeds]
 ranking = experiment.save_table(ranking[["task", "rule", *columns]], "ranking_at_guarantee")
+
+# %%
 for task, rows in ranking[ranking.found].groupby("task", sort=False):
     best, of = rows.iloc[0], f"{len(rows)} of {sum(ranking.task == task)} rules"
     print(
@@ -298,8 +295,8 @@ for bound, rows in rates.groupby("bound", sort=False):
 # chance, with 95 % certainty, if the true rate is `eps`.
 
 # %%
-drawn_anew = "fresh.csv" in read_manifest(name, "sweep")["files"]
-fresh = read_table(name, "sweep", "fresh") if drawn_anew else None
+drawn_anew = "fresh.csv" in result_tables.read_manifest(name, "sweep")["files"]
+fresh = result_tables.read_table(name, "sweep", "fresh") if drawn_anew else None
 
 
 def draw_fresh(axis, rows):
@@ -333,7 +330,7 @@ if fresh is not None:
 # explain.
 
 # %%
-bugs = read_table(name, "sweep", "published_bugs")
+bugs = result_tables.read_table(name, "sweep", "published_bugs")
 several = bugs.groupby(["bug", "rule"]).batch.transform("nunique") > 1
 batches = bugs.batch.map(", batch {}".format).where(several, "")
 measured = bugs.bug + ": " + bugs.rule.map(figures.label) + ", " + bugs.model.map(figures.label) + batches
@@ -370,9 +367,9 @@ pd.DataFrame.from_dict(BUGS, orient="index")[["source", "what", "published", "ex
 
 # %%
 by_model = dict(index=["task", "model"], columns="layer")
-settled = read_table(name, "01_monotonicity", "figure_1_settled")
+settled = result_tables.read_table(name, "01_monotonicity", "figure_1_settled")
 display(settled.pivot(**by_model, values="share").loc[tasks].round(2))
-confidence = read_table(name, "01_monotonicity", "figure_2_confidence")
+confidence = result_tables.read_table(name, "01_monotonicity", "figure_2_confidence")
 confidence.pivot(**by_model, values="confidence").loc[tasks].round(2)
 
 # %% [markdown]
@@ -380,19 +377,19 @@ confidence.pivot(**by_model, values="confidence").loc[tasks].round(2)
 # ranks below).
 
 # %%
-tokens = read_table(name, "01_monotonicity", "figure_3_token_50")
+tokens = result_tables.read_table(name, "01_monotonicity", "figure_3_token_50")
 tokens[tokens["rank"] == 1].pivot(index="model", columns="layer", values="token")
 
 # %% [markdown]
 # The tables of *Not all FLOPs*: pruning (03) and contrast (04).
 
 # %%
-pruning = read_table(name, "03_pruning", "complete_table")
+pruning = result_tables.read_table(name, "03_pruning", "complete_table")
 by_reduction = dict(index=["task", "model"], columns="reduction", sort=False)
 pruning.pivot_table(**by_reduction, values=["score", "flops_share"]).round(2)
 
 # %%
-contrast = read_table(name, "04_contrastive_decoding", "pareto_verdict")
+contrast = result_tables.read_table(name, "04_contrastive_decoding", "pareto_verdict")
 contrast[["task", "rule", "score", "flops_share", "improves", "worse"]].round(2)
 
 # %% [markdown]
@@ -418,7 +415,7 @@ judged = experiment.save_table(claims.judge("06_results", about, limit=limit), "
 judged[["claim", "published", "task", "ours", "verdict"]]
 
 # %%
-ledger = experiment.save_table(claims.ledger(claims_of(name), judged), "ledger")
+ledger = experiment.save_table(claims.ledger(result_tables.claims_of(name), judged), "ledger")
 counts = ledger.verdict.value_counts()
 print(f"{len(ledger)} statements: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 ledger[["source", "statement", "published", "ours", "verdict"]]

@@ -361,7 +361,7 @@ def test_long_documents_may_come_from_the_hub(monkeypatch, tmp_path):
     from mee_utils.study.experiment import Experiment
     from mee_utils.tasks import sources
 
-    experiment, asked = Experiment.reader("small"), []
+    experiment, asked = Experiment(None, "small"), []
     hub = Hub(monkeypatch, tmp_path)
     hub.commits["refs/convert/parquet"] = C
 

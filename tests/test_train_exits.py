@@ -91,7 +91,7 @@ def test_an_interruption_keeps_what_was_finished(small, monkeypatch):
 
 
 def test_a_notebook_gets_them_by_name(small, calm):
-    experiment = Experiment.reader("small")
+    experiment = Experiment(None, "small")
     experiment.profile = small
     models = {"calm": calm}
     found = experiment.classifiers(models)

@@ -82,7 +82,7 @@ def run(
     Raises:
         CompanionError: the notebook has not been run, or the rules of this profile have not been decoded.
     """
-    experiment, tables = Experiment.reader(profile, data), []
+    experiment, tables = Experiment(None, profile, data), []
     for model, task, labels, policies, max_new_tokens, batches in PARTS[part](experiment):
         for batch in batches:
             progress(f"{profile}, {model.name}, {task.name}: {len(policies)} {part}, batch {batch}")

@@ -1,34 +1,14 @@
-"""The table of softmax results of "Not all FLOPs" (`statements/reductions.csv`), to stand beside ours."""
+"""The table of softmax results of "Not all FLOPs" (`statements/reductions.csv`), to stand beside ours.
+
+The file also says which model and task of ours is nearest to a published row, and what likely tells the two
+apart: the bugs of the published code, where they explain such a score.
+"""
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from .statements import FOLDER
-
-OUR_TASKS = {
-    "squad": "question_answering",
-    "samsum": "summarization",
-    "cnn_dailymail": "summarization",
-    "iwslt2017": "translation",
-    "multi_news": "long_document_summarization",
-    "big_patent": "long_document_summarization",
-}
-PRE_TRAINED = ("t5-large", "long-t5-tglobal-base")
-
-
-def why(reduction: str, score: float, full: float) -> str:
-    """What likely tells a published row from ours; the bugs of its code, where they explain such a score."""
-    if full < 1:
-        return "unpruned it scores as little: nothing to lose"
-    if reduction == "full_depth":
-        return "another model and corpus"
-    if score == 0:
-        return "likely positions in the kept list, emitted as token ids"
-    if reduction == "decaying" and score < 0.7 * full:
-        return "likely the kept list, sorted by id, so that the next cut kept low ids"
-    return "unexplained; few examples (samples)"
 
 
 def published_reductions(complete: pd.DataFrame, layers: int) -> pd.DataFrame:
@@ -38,24 +18,19 @@ def published_reductions(complete: pd.DataFrame, layers: int) -> pd.DataFrame:
     `mean_exit_layer`; `layers` the depth of our models. A `depth` is the mean exit layer as a share of all.
     """
     rows = pd.read_csv(FOLDER / "reductions.csv")
-    at_full = rows[rows.reduction == "full_depth"].set_index(["model", "dataset"]).score
-    our_model = np.where(rows.model.isin(PRE_TRAINED), "base", "vanilla")
-    our_task = rows.dataset.map(OUR_TASKS)
-    ours = complete.set_index(["model", "task", "reduction"])[["score", "mean_exit_layer"]]
-    same = rows.reduction.replace("full_depth", "unpruned")
-    found = ours.reindex(list(zip(our_model, our_task, same)))
-    full = ours.reindex([(model, task, "unpruned") for model, task in zip(our_model, our_task)])
+    ours = complete.assign(our_depth=complete.mean_exit_layer / layers)
+    ours = ours.rename(columns={"model": "our_model", "task": "our_task", "score": "our_score"})
+    ours = ours[["our_model", "our_task", "reduction", "our_score", "our_depth"]]
+    at_full = rows[rows.reduction == "full_depth"][["model", "dataset", "score"]]
+    our_full = ours[ours.reduction == "unpruned"].drop(columns=["reduction", "our_depth"])
     rows = rows.assign(
         depth=rows.mean_exit_layer / rows.layers,
         samples=(rows.seconds * rows.samples_per_second).round().astype(int),
-        score_at_full_depth=at_full[list(zip(rows.model, rows.dataset))].to_numpy(),
-        our_model=our_model,
-        our_task=our_task,
-        our_score=found.score.to_numpy(),
-        our_score_at_full_depth=full.score.to_numpy(),
-        our_depth=found.mean_exit_layer.to_numpy() / layers,
+        kind=rows.reduction.replace("full_depth", "unpruned"),
     )
-    reasons = map(why, rows.reduction, rows.score, rows.score_at_full_depth)
+    rows = rows.merge(at_full, on=["model", "dataset"], suffixes=("", "_at_full_depth"))
+    rows = rows.merge(ours.rename(columns={"reduction": "kind"}), "left")
+    rows = rows.merge(our_full, "left", ["our_model", "our_task"], suffixes=("", "_at_full_depth"))
     published = "model dataset reduction depth seconds samples_per_second samples score score_at_full_depth"
-    ours_beside = "our_model our_task our_score our_score_at_full_depth our_depth"
-    return rows[[*published.split(), *ours_beside.split()]].assign(why_they_differ=list(reasons))
+    beside = "our_model our_task our_score our_score_at_full_depth our_depth why_they_differ"
+    return rows[[*published.split(), *beside.split()]]

@@ -32,19 +32,15 @@ class Experiment:
 
     def __init__(self, notebook: str | None, profile: str | Profile, data: str | None = "", **parameters):
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile, data)
-        self.data, self.run = data, None
+        self.data, self.used = data, {}
         self.shape = inputs.model_shape(self.profile)
         self._scratch: tempfile.TemporaryDirectory | None = None
         if notebook:
             self.run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
+            self.used = self.run.inputs  # name -> sha256
             self.save_table, self.save_figure = self.run.save_table, self.run.save_figure
             self.finish = self.run.finish
             use_style()
-
-    @classmethod
-    def reader(cls, profile: str | Profile, data: str | None = None) -> Experiment:
-        """A view of a profile that saves nothing."""
-        return cls(None, profile, data)
 
     @property
     def layers(self) -> int:
@@ -60,7 +56,7 @@ class Experiment:
     def tasks(self, limit: int | None = None) -> dict[str, Task]:
         """The held-out examples of every corpus, at most `limit` of each."""
         tasks = {task.name: task for task in inputs.load_tasks(self.profile, limit=limit)}
-        self._use({f"corpus {name}": task.digest for name, task in tasks.items()})
+        self.used |= {f"corpus {name}": task.digest for name, task in tasks.items()}
         return tasks
 
     def training_tasks(self, limit: int | None = None) -> dict[str, Task]:
@@ -84,7 +80,7 @@ class Experiment:
         if self.shape["d_model"] < NARROW:
             torch.set_num_threads(1)
         loaded = {name: inputs.load_profile_model(self.profile, name) for name in self.manifests(names)}
-        self._use({f"model {name}": inputs.weights_digest(self.profile, name) for name in loaded})
+        self.used |= {f"model {name}": inputs.weights_digest(self.profile, name) for name in loaded}
         return loaded
 
     def trace(
@@ -107,7 +103,7 @@ class Experiment:
             found.setdefault((job.model, job.variant, job.target), []).append(classifier)
         for key, trained in found.items():
             digest = hashlib.sha256("".join(c.key() for c in trained).encode()).hexdigest()
-            self._use({" ".join(("classifiers", *key)): digest})
+            self.used |= {" ".join(("classifiers", *key)): digest}
         return found
 
     def long_documents(self, corpus: str, limit: int) -> dict[str, Task]:
@@ -129,7 +125,7 @@ class Experiment:
             )
         load = lambda commit: long_tasks(source, limit, folder, revision=commit, folder=place or None)
         tasks = at_locked_commit(self.profile.lock, "datasets", source, revision or None, load)
-        self._use({f"long documents, {layout} layout": task.digest for layout, task in tasks.items()})
+        self.used |= {f"long documents, {layout} layout": task.digest for layout, task in tasks.items()}
         return tasks
 
     def tokenizer(self):
@@ -140,7 +136,3 @@ class Experiment:
         """A file for what is too large to keep; gone when the notebook ends."""
         self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="mee-")
         return Path(self._scratch.name) / name
-
-    def _use(self, digests: dict[str, str]) -> None:
-        if self.run:
-            self.run.inputs |= digests

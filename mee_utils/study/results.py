@@ -44,7 +44,7 @@ def build_root() -> Path:
 
 
 class Run:
-    """One run of one notebook; its `parameters` are for the manifest.
+    """One run of one notebook; its `parameters`, and `inputs` by their hashes, are for the manifest.
 
     Results go to `folder`: by default where the strict runner says, else below `build/trials`.
     """
@@ -56,10 +56,6 @@ class Run:
         self.notebook, self.profile, self.parameters = notebook, profile, dict(parameters)
         self.inputs, self.files, self.started = {}, {}, time.monotonic()  # name -> sha256
         make_folder(self.folder)
-
-    def uses(self, name: str, digest: str) -> None:
-        """Records an input (a corpus, a checkpoint) by its hash in the manifest."""
-        self.inputs[name] = digest
 
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
         """Writes a table as CSV with fixed decimals; prints its digest line; returns the rounded table."""

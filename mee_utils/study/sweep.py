@@ -60,7 +60,7 @@ def run(profile: Profile, job: Job, measure_bugs: Callable) -> Path:
     if job not in jobs(profile):
         raise CompanionError(f"Profile {profile.name} has no sweep of {job.what}, {job.model}, {job.task}.")
     kinds = {"settings": _settings, "fresh": _fresh, "published_bugs": partial(_bugs, measure=measure_bugs)}
-    found = kinds[job.what](Experiment.reader(profile), job)
+    found = kinds[job.what](Experiment(None, profile), job)
     with complete_file(job.path(profile)) as path:
         path.write_text(json.dumps(found), encoding="utf-8")
     return job.path(profile)
@@ -148,8 +148,7 @@ def store(profile: Profile) -> Path:
     parameters = profile.results.model_dump() | {"device": profile.device}
     with staged(folder) as results:
         collected = Run(SWEEP, profile.name, parameters, results)
-        for name in profile.training.backbones:
-            collected.uses(name, weights_digest(profile, name))
+        collected.inputs = {name: weights_digest(profile, name) for name in profile.training.backbones}
         rows = [row for result in swept for row in result["rows"]]
         settings = collected.save_table(pd.DataFrame(rows), "settings")
         for name in ("losses", "examples"):
