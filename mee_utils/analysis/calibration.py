@@ -1,10 +1,9 @@
 """Calibrated exits: the lowest threshold with guaranteed quality (CALM, 3 and 4; Angelopoulos et al. 2021).
 
 Wanted is a threshold with `P(E[loss] <= delta) >= 1 - eps`, over the draw of the calibration examples. *Learn
-then test*: thresholds are tried from the safest down, with a p-value each for "the mean loss there exceeds
-delta"; testing stops at the first that is above `eps`, and the one *before* it is returned. All of it rests
-on one array, losses `[threshold, example]` in 0..1, from real decoding (the guarantee) or from a replay (an
-estimate, since a replay does not see how an exit changes later tokens).
+then test* tries thresholds from the safest down, with a p-value each for "the mean loss there exceeds delta",
+and returns the last before the first above `eps`. Losses `[threshold, example]` in 0..1 come from decoding
+(the guarantee) or from a replay (an estimate: it does not see how an exit changes later tokens).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -46,12 +45,11 @@ def hoeffding_bentkus(losses: np.ndarray, delta: float, eps: float = 0.05) -> fl
 
 
 def betting(losses: np.ndarray, delta: float, eps: float = 0.05) -> float:
-    """A betting p-value: one over the largest capital (Ville); tighter if losses vary little.
+    """A betting p-value, tighter if losses vary little (Waudby-Smith and Ramdas 2024).
 
-    (Waudby-Smith and Ramdas 2024.) The bet on example `i` has the stake `v_i = min(1, sqrt(2 log(1/eps) / (n
-    s_(i-1))))`, with the variance `s` of the losses before it; the capital is `prod(1 - v_i (loss_i -
-    delta))`. The order of the losses `[example]` must not depend on them; the stake aims at the level `eps`,
-    but any is valid.
+    One over the largest capital `prod(1 - v_i (loss_i - delta))` (Ville), with stakes `v_i = min(1, sqrt(2
+    log(1/eps) / (n s_(i-1))))` and the variance `s` of the losses before. The order of the losses `[example]`
+    must not depend on them; the stake aims at the level `eps`, but any is valid.
     """
     losses = np.asarray(losses, dtype=np.float64)
     number = np.arange(1, len(losses) + 1)
@@ -246,10 +244,9 @@ def violations(
 ) -> pd.DataFrame:
     """The guarantee put to the test: calibrate on a random `share` of the examples, in many `splits`.
 
-    The pool of examples stands for the population, so that "violated" is about what is guaranteed, the mean
-    loss of the population, not about a test half with noise of its own. Splits share the pool and are not
-    independent: their rate is no binomial draw; for that, draw new pools. Else as `learn_then_test`; one row
-    a split, the `Calibration.outcome` of all examples.
+    One row a split, the `Calibration.outcome` of all examples: these stand for the population, whose mean
+    loss is what is guaranteed. Splits are not independent, and their rate is no binomial draw: see
+    `fresh_samples`.
     """
     losses, random, rows = np.asarray(losses, dtype=np.float64), np.random.default_rng(0), []
     examples = losses.shape[1]
@@ -277,14 +274,11 @@ def fresh_samples(
     """Whether thresholds from independent calibration sets keep their promise to the population.
 
     The examples of the task, drawn for this purpose alone, are dealt out to `pools` disjoint sets. Losses
-    come from a replay (the trace is of the model's own output): they are the losses of another decoder, one
-    that does not see its own exits, and what is claimed of learn-then-test holds of them too.
-
-    One row a `rule`, `bound`, `delta` and `pool`: `threshold` (NaN if none passed), `loss` of the population
-    there, `violated`.
+    come from a replay of the model's own output: what is claimed of learn-then-test holds of any losses. One
+    row a `rule`, `bound`, `delta` and `pool`: `threshold` (NaN if none passed), `loss` of the population,
+    `violated`.
     """
-    size = len(task) // pools
-    if not size:
+    if not (size := len(task) // pools):
         dealt = f"{len(task)} examples cannot be dealt out to {pools} sets"
         raise CompanionError(f"{dealt}: give more examples, or fewer sets.")
     rows = []

@@ -126,10 +126,8 @@ def threshold_grid(trace: Trace, policy: ExitPolicy, shares: Sequence[float], mo
 
 def decode_curves(model, task, rules: Rules, labels: dict, **settings) -> dict[str, list]:
     """Decodes a task with every rule, strictest threshold first, until outputs are nothing like those of full
-    depth. `settings` are those of `generate`.
-
-    Returns lists, ready for JSON, of every setting, the first at full depth: `rows` of a table, and of every
-    example the consistency `losses` and the scores (`examples`, percent).
+    depth. Returns lists, ready for JSON, of every setting, the first at full depth: `rows` of a table, and of
+    every example the consistency `losses` and the scores (`examples`, percent).
     """
     settings, swept = {"encodings": EncoderCache(), **settings}, {"rows": [], "losses": [], "examples": []}
     full = decode(model, task, None, **settings)
@@ -155,11 +153,10 @@ def decode_curves(model, task, rules: Rules, labels: dict, **settings) -> dict[s
 
 
 def cheapest_keeping(decoded: dict, quality: float, **labels) -> list[dict]:
-    """The cheapest setting of each rule that keeps a share `quality` of the full score on half the examples.
+    """The cheapest setting of each rule that keeps a share `quality` of the score on examples 0, 2, 4 ...
 
-    Examples 0, 2, 4 ... choose. `decoded` is as `comparison` returns it, with labels (rule, threshold). A row
-    for each rule that has such a setting: `rule`, `threshold`, `checked` (the share kept on the other half,
-    with its interval), `not_refuted`, `mean_exit_layer`, `flops_share`.
+    `decoded` is as `comparison` returns it, with labels (rule, threshold). A row for each rule that has such
+    a setting; `checked` is the share kept on the other half, with its interval.
     """
     full, rows = decoded[None], []
     ordered = sorted(filter(None, decoded), key=lambda setting: decoded[setting].flops)
@@ -210,8 +207,7 @@ def _by_output(trace: Trace, values: np.ndarray) -> list[np.ndarray]:
 def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict[str, float]:
     """How well a replay foretells real decoding (a `Generation` or `DecodingResult`) on the same inputs.
 
-    `same_output`: share of outputs that are the full-depth ones; `same_exit`: share of tokens, up to the
-    first that differs from the full-depth output, with the same exit layer; both mean exit layers.
+    `same_exit` is the share of tokens, up to the first that differs from the full-depth output.
     """
     trace, exits = replayed.trace, replayed.exit_layers(max_new_tokens)
     if trace.along != "greedy" or len(trace.source_tokens) != len(decoded.token_ids):
@@ -242,9 +238,8 @@ def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, 
 def replay_against_decoding(
     model, task, trace: Trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64
 ) -> pd.DataFrame:
-    """Decodes for real with each policy and sets it beside its replay, and beside full depth.
+    """Decodes for real with each policy (name -> policy) and sets it beside its replay and full depth.
 
-    One row a policy (name -> policy): what `agreement` returns, `score` and `full_score`, and `flops_share`.
     The trace is of the model's own full-depth output on the inputs of the task.
     """
     settings = dict(max_new_tokens=max_new_tokens, batch_size=32)
@@ -261,9 +256,8 @@ def replay_against_decoding(
 def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None = None) -> dict[str, float]:
     """What one decision of a measure costs, counted, where pruned readouts score so many `ids` (None: all).
 
-    `share_of_layer` leaves out what depends on the length: attention, and keys and values of skipped layers.
-    `break_even` is the mean exit layer, as a share of the depth, below which a rule that decides at every
-    layer from `min_layer` on costs less than full depth.
+    `share_of_layer` leaves out what depends on the length; below the mean exit layer `break_even`, a share of
+    the depth, a rule that decides at every layer from `min_layer` on costs less than full depth.
     """
     if measure.readout:
         cost = sizes.readout / sizes.projections * ((ids or sizes.vocabulary) / sizes.vocabulary)

@@ -35,12 +35,7 @@ def _states(trace: Trace, model: Model) -> Iterator[tuple[slice, list[ExitState]
 
 def _pair(states: list[ExitState], layer: int) -> tuple[Tensor, Tensor]:
     """Logits of the expert and of its amateur under the weighted contrast."""
-    return states[layer - 1].full_logits, states[_amateur(layer) - 1].full_logits
-
-
-def _amateur(layer: int) -> int:
-    """The amateur of the weighted contrast."""
-    return max(1, layer // 2)
+    return states[layer - 1].full_logits, states[max(1, layer // 2) - 1].full_logits
 
 
 def _farthest(probabilities: list[Tensor], layer: int) -> np.ndarray:
@@ -68,7 +63,7 @@ def one_token(
     if not 2 <= layer <= trace.layers:
         raise CompanionError(f"layer={layer}: a contrast needs an earlier layer; give 2 to {trace.layers}.")
     logits = [s.full_logits for s in StoredStates(trace, model).exit_states(slice(token, token + 1))]
-    amateurs = {"weighted": _amateur(layer)}
+    amateurs = {"weighted": max(1, layer // 2)}
     amateurs["jsd"] = int(_farthest([each.softmax(-1) for each in logits], layer)[0])
     late, rows = logits[layer - 1][0].softmax(-1), []
     for kind, amateur in amateurs.items():
@@ -152,11 +147,9 @@ def chosen_amateurs(trace: Trace, model: Model, **labels) -> pd.DataFrame:
 def pareto_verdict(decoded: dict, plain: tuple[str, ...], tested: tuple[str, ...]) -> pd.DataFrame:
     """Is a `tested` rule a Pareto improvement over the `plain` ones and full depth?
 
-    It must beat the best plain setting that costs no more. `decoded` is as `comparison` returns it. The
-    intervals are Bonferroni's over the tested settings, 95 % together; scores are means over examples. One
-    row a tested setting: `rule`, `threshold`, `flops_share`, `score`, `cheapest` (no plain setting costs as
-    little, so that there is none to compare with), `best_plain` (the score to beat), `gain` with its paired
-    interval `low`, `high` (points), `improves` (that lies above 0), `worse` (below).
+    `decoded` is as `comparison` returns it; scores are means over examples. One row a tested setting, with
+    the best score among plain settings that cost no more (`cheapest`: there is none), the `gain` over it, and
+    its paired interval (Bonferroni's, 95 % over all settings): it `improves` above 0, and is `worse` below.
     """
     settings = {labels: found for labels, found in decoded.items() if labels and labels[0] in tested}
     rivals = [found for labels, found in decoded.items() if labels is None or labels[0] in plain]

@@ -62,10 +62,8 @@ def random_long_t5(tokenizer, folder: Path):
 def costs_by_part(
     model, task, policies: Mapping[str, ExitPolicy | None], max_new_tokens: int, **labels
 ) -> pd.DataFrame:
-    """FLOPs of decoding by part, a token, as shares of those of the first policy (full depth, None).
-
-    One row a policy (name -> policy): `labels`, `source_tokens`, `rule`, `mean_exit_layer`, `flops_share`,
-    and `<part>_share` of each part.
+    """FLOPs of decoding by part, a token, as shares of those of the first policy (full depth, None): one row
+    a policy (name -> policy).
     """
     source = float(np.mean([len(ids) for ids in model.tokenizer(list(task.inputs)).input_ids]))
     rows, full = [], None
@@ -83,10 +81,8 @@ def costs_by_part(
 def counted_by_length(
     sizes: DecoderSizes, lengths: Iterable[int], min_layer: int, top_k: int, tokens: int = 64
 ) -> pd.DataFrame:
-    """What deciding at every layer from `min_layer` on adds to full depth as the source grows.
-
-    One row a length of the source (in tokens) and rule ("unpruned", or "fixed" with `top_k` ids):
-    `source_tokens`, `rule`, `flops_share`. No token of the output (`tokens` long) exits.
+    """What deciding at every layer from `min_layer` on adds to full depth as the source grows: one row a
+    length (in tokens) and rule ("unpruned", or "fixed" with `top_k` ids). No token of the output exits.
     """
     decided, vocabulary = sizes.layers - min_layer, sizes.vocabulary
     readout_rows = {"unpruned": (decided + 1) * vocabulary, "fixed": vocabulary + decided * top_k}

@@ -4,8 +4,6 @@ Every mistake a user can make (a wrong file, an unknown name, a number out of ra
 the value, what was expected, and what to do about it.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from numbers import Integral

@@ -1,7 +1,5 @@
 """Places in the checkout, and files that appear only when they are complete."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator

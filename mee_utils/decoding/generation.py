@@ -3,8 +3,6 @@
 Whatever the policy, a row gets what it would get alone (in bfloat16 up to rounding, as in `transformers`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

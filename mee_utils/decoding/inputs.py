@@ -1,7 +1,5 @@
 """Texts into decoding and out of it: checks, batches, encoder states that are kept, detokenization."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

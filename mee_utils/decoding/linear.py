@@ -5,8 +5,6 @@ product; oneDNN can keep the layout. Small matrices stay in the processor's cach
 has less overhead. `make bench` measures both.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

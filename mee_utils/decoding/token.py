@@ -3,8 +3,6 @@
 embed -> layer 1 -> sure? -> layer 2 -> sure? -> ... -> layer L -> read out
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import NamedTuple
 

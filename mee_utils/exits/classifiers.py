@@ -12,8 +12,6 @@ One classifier serves all layers. Two outputs and a softmax are the sigmoid of t
 The LSTM starts anew with each token: it runs over layers, not over positions.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -10,8 +10,6 @@ scaled to the mass that `p_e` has there; elsewhere it is `p_e`. It sums to 1, an
 (Published code leaves the scale out: a set of one then gets all the mass and exits at any threshold.)
 """
 
-from __future__ import annotations
-
 from math import log
 from numbers import Real
 

@@ -17,8 +17,6 @@ The attributes are tensors while decoding and numpy arrays in a replay; a measur
 works on both. To add one: write its class here and name it in `MEASURES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 

@@ -14,8 +14,6 @@ Probabilities are exact softmaxes over the kept ids. The token is the best of th
 Every row keeps ids of its own; their rows of `W` are gathered when the ids change, not at every layer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

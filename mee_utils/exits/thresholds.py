@@ -10,8 +10,6 @@
 The two decaying forms differ unless `lam = 1`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import lgamma, log
 

@@ -4,8 +4,6 @@ Batches are made once and then shuffled, so that a batch of short translations a
 the same number of tokens and hardly any padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

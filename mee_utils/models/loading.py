@@ -1,7 +1,5 @@
 """`load_model`: any checkpoint of the T5 family, from the hub or a folder, with its tokenizer."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

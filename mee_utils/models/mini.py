@@ -1,7 +1,5 @@
 """Mini T5s, with the depth of the papers' models at a width that trains on a laptop, and their tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -12,8 +12,6 @@ An intermediate term costs a readout. `intermediate="one"` draws one intermediat
 to the weights: the gradient is the same in expectation, for two readouts instead of twelve.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ Trap: the last of the L+1 `decoder_hidden_states` of `transformers` is `n(h^L)`,
 again would shift every curve at the last layer. Forward hooks on the layers collect the states instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 

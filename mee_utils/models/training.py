@@ -4,8 +4,6 @@ The Trainer gives checkpoints, resumption, logs and the progress bar. What is ad
 evaluation that logs the cross-entropy of every layer on held-out pairs.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

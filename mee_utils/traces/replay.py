@@ -88,11 +88,9 @@ def replay(
 ) -> np.ndarray:
     """The layer at which each token of a trace would exit, `[token]`, 1 to L.
 
-    `max_new_tokens` is the `N` of decaying thresholds, as in `generate`; `model` that of the trace, needed if
-    the policy looks at states (trained, pruned and contrasted rules).
-
-    Raises:
-        CompanionError: an adaptive threshold, or a measure that looks at what a trace does not keep.
+    `max_new_tokens` is the `N` of decaying thresholds, as in `generate`; the `model` of the trace is needed
+    if the policy looks at states (trained, pruned and contrasted rules). `CompanionError` for an adaptive
+    threshold, or a measure that looks at what a trace does not keep.
     """
     return replay_policy(trace, policy, model).exit_layers(max_new_tokens)
 
@@ -139,10 +137,7 @@ def chunks(trace: Trace, size: int = CHUNK) -> Iterator[slice]:
 class StoredStates:
     """The states of a trace (from `trace(..., states=file)`) beside the model that was traced.
 
-    `tokens` is a slice of the tokens, or their numbers.
-
-    Raises:
-        CompanionError: no states, states of another model or shape, no tokens.
+    `tokens` is a slice of the tokens, or their numbers. `CompanionError` if model and states do not fit.
     """
 
     def __init__(self, trace: Trace, model: Model | None):
