@@ -154,7 +154,7 @@ texts = {
     name: {("model", model): generate(m, task.inputs, **options).texts for model, m in models.items()}
     for name, task in tasks.items()
 }
-train = experiment.training_tasks(limit=30_000)
+train = experiment.tasks(30_000, held_out=False)
 for name, task in tasks.items():
     trivial = task.baseline_texts(train[name])
     texts[name] |= {("baseline", system): outputs for system, outputs in trivial.items()}

@@ -352,7 +352,7 @@ def test_notebook_06_is_drawn_without_a_model(monkeypatch, tmp_path):
     def refuse(*arguments, **options):
         raise AssertionError("06 must not load a model")
 
-    for name in ("models", "classifiers", "tasks", "training_tasks"):
+    for name in ("models", "classifiers", "tasks"):
         monkeypatch.setattr(companion.Experiment, name, refuse)
     names = {}
     for cell in read_source("06_results").cells:

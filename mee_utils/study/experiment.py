@@ -25,6 +25,7 @@ class Experiment:
 
     `notebook` is its name, such as "01_monotonicity" (None where nothing is saved), `data` the folder that
     stands for `{data}`, or ""; `parameters`, what else the notebook was run with, are for the manifest.
+    `layers` is the number L of decoder layers; `model_names` are the models that are there.
 
     Raises:
         CompanionError: no such profile, its models are not there yet, or the output folder is read-only.
@@ -34,6 +35,9 @@ class Experiment:
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile, data)
         self.data, self.used = data, {}
         self.shape = inputs.model_shape(self.profile)
+        self.layers = self.shape["num_decoder_layers"]
+        base = ["base"] if inputs.is_trained(self.profile, "base") else []  # backbones do not need it
+        self.model_names = [*base, *self.profile.training.backbones]
         self._scratch: tempfile.TemporaryDirectory | None = None
         if notebook:
             self.run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
@@ -42,32 +46,16 @@ class Experiment:
             self.finish = self.run.finish
             use_style()
 
-    @property
-    def layers(self) -> int:
-        """Number L of decoder layers of the profile's models."""
-        return self.shape["num_decoder_layers"]
-
-    @property
-    def model_names(self) -> list[str]:
-        """The models of the profile; `base` only where it is there: trained backbones do not need it."""
-        base = ["base"] if inputs.is_trained(self.profile, "base") else []
-        return [*base, *self.profile.training.backbones]
-
-    def tasks(self, limit: int | None = None) -> dict[str, Task]:
-        """The held-out examples of every corpus, at most `limit` of each."""
-        tasks = {task.name: task for task in inputs.load_tasks(self.profile, limit=limit)}
-        self.used |= {f"corpus {name}": task.digest for name, task in tasks.items()}
+    def tasks(self, limit: int | None = None, held_out: bool = True) -> dict[str, Task]:
+        """The held-out examples of every corpus, or those for training; at most `limit` of each."""
+        tasks = {task.name: task for task in inputs.load_tasks(self.profile, held_out, limit)}
+        self.used |= {f"corpus {name}": task.digest for name, task in tasks.items() if held_out}
         return tasks
-
-    def training_tasks(self, limit: int | None = None) -> dict[str, Task]:
-        """The training examples of every corpus, at most `limit` of each."""
-        found = inputs.load_tasks(self.profile, held_out=False, limit=limit)
-        return {task.name: task for task in found}
 
     def manifests(self, names: Sequence[str]) -> dict[str, dict]:
         """The training manifests of some models."""
-        known = self.model_names
-        return {name: inputs.manifest(self.profile, check_choice("model", name, known)) for name in names}
+        checked = [check_choice("model", name, self.model_names) for name in names]
+        return {name: inputs.manifest(self.profile, name) for name in checked}
 
     def models(self, names: Sequence[str]) -> dict[str, Model]:
         """Loads some of the profile's models, in the profile's precision.
