@@ -30,13 +30,8 @@ def judge(
 ) -> pd.DataFrame:
     """Judges every statement of a notebook on every task; one row a claim and task.
 
-    Args:
-        notebook: its name.
-        tables: task -> name of a table -> its rows of this task; each has a column `model`.
-        parameters: what the statements leave open; the notebook's YAML file says which.
-
-    Raises:
-        CompanionError: a table has no row, or several, where a statement needs one.
+    `tables` are task -> name of a table -> its rows of this task, with a column `model`; `parameters` what
+    the statements leave open. A table without the one row that a statement needs is a `CompanionError`.
     """
     rows = []
     for claim in read_claims(notebook):
@@ -128,9 +123,7 @@ class _Template(string.Formatter):
 def ledger(stored: pd.DataFrame, latest: pd.DataFrame) -> pd.DataFrame:
     """One row a statement of all notebooks: on how many `tasks` it can be tested, and on how many it `held`.
 
-    Args:
-        stored: claims of all notebooks, one row a claim and task, with `notebook`.
-        latest: the claims of notebook 06 itself, in place of those stored.
+    `stored` has the claims of all notebooks, one row a claim and task; `latest` those of 06 in their place.
     """
     here = "06_results"
     rows = pd.concat([stored[stored.notebook != here], latest.assign(notebook=here)], ignore_index=True)

@@ -1,19 +1,8 @@
 """Bugs of published code, switched on around the decoder: their effect beside the number it may explain.
 
 A bug is a wrapped measure, a readout or a threshold that does what the published code does; all else, and the
-correct version of every pair, is plain `generate`.
-
-| bug | what is switched | correct counterpart |
-|---|---|---|
-| depth collapse | `CollapsingDepth` around a measure | the measure |
-| logits for probabilities | `RisingLogit` | `RisingTop1` |
-| positions for ids | `PositionReadout` | `Readout`, fixed pruning |
-| list sorted by id | `SortedReadout` | `Readout`, decaying pruning |
-| plausible set without its mass | `MasslessReadout` | `Readout`, a contrast |
-| mixture without weights | `UnweightedThreshold` | `AdaptiveThreshold` |
-
-Sources: the public code of "Monotonic Early Exiting" (MEE), "Not all FLOPs are created equally" and FREE (Bae
-et al. 2023); what it does was read and run, none of it is used here.
+correct version of every pair (`pairs`), is plain `generate`. The public code of "Monotonic Early Exiting"
+(MEE), "Not all FLOPs are created equally" and FREE (Bae et al. 2023) was read and run; none is used here.
 """
 
 from __future__ import annotations
@@ -218,18 +207,10 @@ def measure_bugs(
     batch_size: int = 100,
     bugs: Sequence[str] = tuple(BUGS),
 ) -> pd.DataFrame:
-    """Decodes every task with each bug and without it.
+    """Decodes every task with each of `BUGS`, and without it, on the models that it concerns.
 
-    A row of a batch does not depend on the others in the correct decoder, so that full depth, and the correct
-    version of a rule that is shown at several batch sizes, are decoded once.
-
-    Args:
-        models: name -> model; each is used for the bugs that concern it.
-        tasks: name -> task.
-        exit_layer: the layer that FREE was trained to exit at; None without FREE.
-        max_new_tokens: the longest output.
-        batch_size: rows at a time; depth collapse has its own, 1 and 32.
-        bugs: names in `BUGS`.
+    `exit_layer` is where FREE was trained to exit; depth collapse has its own batch sizes. The correct
+    version of a rule is decoded once: in our decoder a row does not depend on the others of its batch.
 
     Returns:
         One row a bug, model, task, rule, batch and `version` ("published", "correct"), as `result_row`.

@@ -76,15 +76,16 @@ def markdown(table: pd.DataFrame) -> str:
     return shown.to_markdown(index=False, disable_numparse=True)
 
 
-def _in_order(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+def _best(rows: pd.DataFrame, number: str, ascending: bool, column: str) -> pd.DataFrame:
+    """The first row by a number of each family of rules, for every task and value of a column."""
+    rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
+    rows = rows.sort_values(number, ascending=ascending, kind="stable")
+    rows = rows.drop_duplicates([*TASK, column, "family"])
     return rows.sort_values([*TASK, column], ascending=[False, True, True], kind="stable")
 
 
 def _answer() -> pd.DataFrame:
-    times = timed(read("06_results", "at_99_percent"))
-    times = times.assign(family=[RULES[rule].family for rule in times.rule])
-    best = times.sort_values("speed", ascending=False, kind="stable")
-    best = _in_order(best.drop_duplicates([*TASK, "batch", "family"]), "batch")
+    best = _best(timed(read("06_results", "at_99_percent")), "speed", False, "batch")
     columns = ["batch", "family", "rule", "mean_exit_layer", "flops_share", "retained", "tokens_per_second"]
     return best[[*TASK, *columns, "speed"]]
 
@@ -92,11 +93,9 @@ def _answer() -> pd.DataFrame:
 def _guaranteed() -> pd.DataFrame:
     rows = read("06_results", "calibrated", kind="consistency", bound="hoeffding_bentkus", found=True)
     rows = rows[rows.delta.isin([0.1, 0.25]) & (rows.flops_share < 1)].assign(model="calm")
-    rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
-    rows = rows.sort_values("flops_share", kind="stable").drop_duplicates([*TASK, "delta", "family"])
+    rows = _best(rows, "flops_share", True, "delta")
     single = timed(rows).query("batch == 1")[[*TASK, "delta", "rule", "tokens_per_second"]]
     rows = rows.merge(single, on=[*TASK, "delta", "rule"], how="left")
-    rows = _in_order(rows, "delta")
     columns = ["delta", "family", "rule", "mean_exit_layer", "flops_share", "tokens_per_second"]
     return rows[[*TASK, *columns]]
 

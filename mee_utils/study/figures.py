@@ -85,16 +85,13 @@ def facets(
     """A whole figure: a panel for each value of `column`, from left to right, and of `row`, downwards.
 
     Args:
-        table: what is drawn.
         draw: called with an axis and the rows of its panel, and with the quantity where there are several.
-        column, values: what the panels of one row stand for, and which of them; `columns` at most in a row.
-        row: what rows of panels stand for.
+        values, columns: which values of `column` have panels, and how many at most in a row.
         quantities: in place of `row`: columns of the table, one a row of panels -> the name of their axis.
         named: the axis, "x" or "y", that shows a quantity.
         empty: what a panel without rows says.
         xlabel, ylabel: of every axis; shown at the edges where axes are shared, as `sharex` and `sharey` say.
         width, height: of a panel, in inches.
-        profile: its name is written in the corner.
     """
     import matplotlib.pyplot as plt
 

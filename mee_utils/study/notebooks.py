@@ -1,9 +1,7 @@
 """Runs notebooks strictly: what papermill only warns of is an error here.
 
-Sources are py:percent files; the executed notebook is a product. A run checks its parameters against the
-source's own `parameters` cell (a flat literal a line, a comment each), executes with papermill aside, and
-puts notebook and results in their place only if every cell succeeded. A failed notebook is kept under
-`build/failed`, and the error names the cell.
+Sources are py:percent files; the executed notebook is a product. Parameters are checked against the source's
+own `parameters` cell; notebook and results come to their place only if every cell succeeded.
 """
 
 from __future__ import annotations
@@ -100,21 +98,12 @@ def parse_assignments(assignments: list[str]) -> dict:
     return values
 
 
-def destination(name: str, profile: str, trial: bool) -> Path:
-    """Where the executed notebook belongs: for `small` beside its source, else with its figures."""
-    if trial:
-        return build_root() / "trials" / profile / f"{name}.ipynb"
-    beside = profile == "small" and not os.environ.get("MEE_OUTPUT")
-    return SOURCES / f"{name}.ipynb" if beside else output_root() / profile / f"{name}.ipynb"
-
-
 def run_notebook(
     name: str, profile: str = "small", data: str | None = None, parameters: dict | None = None
 ) -> Path:
     """Executes a notebook, stores it with its results, and returns the path of the executed notebook.
 
-    `parameters` are values for names of its parameters cell. A run with other values than the profile's is a
-    trial: its notebook and results stay under `build/trials`.
+    A run with other `parameters` than the profile's is a trial: all of it stays under `build/trials`.
 
     Raises:
         CompanionError: unknown notebook, profile or parameter, models that are not there, edits that would be
@@ -129,10 +118,12 @@ def run_notebook(
     chosen = own | check_parameters(parameters or {}, declared)
     trial = chosen != own
     model_shape(settings)  # where models are not there yet, that is said before a kernel is started
-    target = destination(name, settings.name, trial)
+    folder = (build_root() / "trials" if trial else output_root()) / settings.name
+    beside_source = settings.name == "small" and not trial and not os.environ.get("MEE_OUTPUT")
+    target = (SOURCES if beside_source else folder) / f"{name}.ipynb"
     check_unedited(target, notebook)
     changed = {key: value for key, value in chosen.items() if value != declared[key]}
-    with staged((target.parent if trial else output_root() / settings.name) / name) as results:
+    with staged(folder / name) as results:
         executed = _execute(notebook, name, changed, results)
         if any(results.iterdir()) and not (results / "manifest.json").exists():
             raise CompanionError(f"{name} saved results but never called finish: add it as the last cell.")

@@ -1,9 +1,8 @@
 """The only ways out of a notebook: tables, figures with the data that was drawn, and a manifest.
 
-Results go to `build/trials`. Only the strict runner, executing a whole notebook with its profile's own
-parameters, puts them in their place (`figures/<profile>/<notebook>`), all at once and after the last cell.
-Each saved thing prints one line with its size, range and hash, so that comparing stored outputs checks a
-figure. Times and machine names go to the manifest alone: all else is the same bytes on every run.
+Only the strict runner puts results in their place (`figures/<profile>/<notebook>`), all at once. Each prints
+one line with its size, range and hash, so that comparing stored outputs checks a figure. Times and machine
+names go to the manifest alone: all else is the same bytes on every run.
 """
 
 from __future__ import annotations

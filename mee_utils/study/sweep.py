@@ -74,10 +74,8 @@ def _settings(experiment, job: Job) -> dict:
     model = experiment.models([job.model])[job.model]
     rules = _rules(experiment, model, job, SHARES if main else SHARES[1::2])
     step, options = max(1, model.layers // 6), settings.model_dump()
-    fixed = [
-        *([model.layers - 1] if main else []),
-        *range(model.layers - step, settings.min_layer - 1, -step),
-    ]
+    fixed = [model.layers - 1] if main else []
+    fixed += range(model.layers - step, settings.min_layer - 1, -step)
     thresholds = {"static": [float(layer) for layer in fixed], "oracle": [np.nan]}
     if job.model == "free":
         thresholds["free_adaptive"] = [np.nan]

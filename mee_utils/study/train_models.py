@@ -1,9 +1,8 @@
 """`make train`: makes the models of a profile, each with a manifest that says how and how well.
 
-The order is fixed: a tokenizer from the training split, the pre-trained `base`, then every backbone from
-`base`. A model whose folder is complete is left alone; one that was interrupted goes on from its last
-checkpoint. Weights are stored in half precision, and scores are measured after rounding. A ready checkpoint
-(a hub id or a folder) is only measured: its folder holds the manifest alone, which names source and commit.
+A tokenizer from the training split, the pre-trained `base`, then every backbone from `base`; one that was
+interrupted goes on from its last checkpoint. Weights are stored in half precision, and scores measured after
+rounding. A ready checkpoint is only measured: its folder holds the manifest alone.
 """
 
 from __future__ import annotations

@@ -15,27 +15,17 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Claim:
-    """One testable statement of a paper; judged by `mee_utils.paper.claims`.
+    """One testable statement of a paper; judged by `mee_utils.paper.claims`."""
 
-    Attributes:
-        claim: a short name, for tables.
-        source: paper and place.
-        values: name -> where to look it up: `[table, column, {column: value, ...}, reduction]`.
-        ours: template of our value.
-        holds: a comparison of values, parameters and numbers.
-        models: the models it speaks of; without one of them it cannot be tested.
-        nothing: our value where no row is found, and the statement does not hold; None: there has to be one.
-    """
-
-    claim: str
-    source: str
+    claim: str  # a short name, for tables
+    source: str  # paper and place
     statement: str
     published: str
-    values: dict[str, list]
-    ours: str
-    holds: str
-    models: tuple[str, ...] = ("calm",)
-    nothing: str | None = None
+    values: dict[str, list]  # name -> where to look it up: table, column, {column: value, ...}, reduction
+    ours: str  # template of our value
+    holds: str  # a comparison of values, parameters and numbers
+    models: tuple[str, ...] = ("calm",)  # it speaks of; without one of them it cannot be tested
+    nothing: str | None = None  # our value where no row is found; the statement does not hold then
 
 
 @dataclass(frozen=True)
