@@ -1,7 +1,5 @@
 """The command line behind the Makefile: `python -m mee_utils reproduce --profile small`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

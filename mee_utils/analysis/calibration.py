@@ -221,10 +221,8 @@ def replayed_losses(
     The trace must be of the model's own output on the inputs of the task; the policy's threshold is replaced.
     """
     trace, end = replayed.trace, model.network.config.eos_token_id
-    if trace.along != "greedy" or len(trace.source_tokens) != len(task):
-        raise CompanionError("Give the trace of the model's own output here, trace(model, task.inputs).")
-    starts = np.flatnonzero(np.diff(trace.sequence)) + 1
-    outputs = lambda tokens: [cut_at_end(ids.tolist(), end) for ids in np.split(tokens, starts)]
+    trace.check_own(len(task))
+    outputs = lambda tokens: [cut_at_end(ids.tolist(), end) for ids in trace.by_output(tokens)]
     full, rows = detokenize(model, outputs(trace.final_id)), []
     for threshold in thresholds:
         exits = replayed.at_threshold(threshold).exits(max_new_tokens)

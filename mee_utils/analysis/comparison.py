@@ -186,22 +186,15 @@ def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) 
     """What a rule costs where these shares of predictions at the exits stay, by replay: one row a share,
     `wanted`, `threshold` and what `at_threshold` returns.
     """
-    rows = []
-    for wanted, level in zip(shares, thresholds_for(replayed, shares).threshold.tolist(), strict=True):
-        at_level = at_threshold(replayed.at_threshold(level))
-        rows.append({**labels, "wanted": wanted, "threshold": level, **at_level})
-    return pd.DataFrame(rows)
+    levels = thresholds_for(replayed, shares).threshold.tolist()
+    rows = pd.DataFrame([at_threshold(replayed.at_threshold(level)) for level in levels])
+    return pd.DataFrame({**labels, "wanted": shares, "threshold": levels, **rows})
 
 
 def _flops(trace: Trace, bound: BoundPolicy, exit_layers: np.ndarray, readout_rows: np.ndarray) -> float:
     """Decoder FLOPs of all tokens of a trace that leave and are read out so, `[token]` each."""
-    outputs = (_by_output(trace, values) for values in (exit_layers, readout_rows))
+    outputs = map(trace.by_output, (exit_layers, readout_rows))
     return float(sum(map(np.sum, bound.flops(trace.sizes, *outputs, trace.source_tokens).values())))
-
-
-def _by_output(trace: Trace, values: np.ndarray) -> list[np.ndarray]:
-    """`[token]` as one array an output."""
-    return np.split(values, np.flatnonzero(np.diff(trace.sequence)) + 1)
 
 
 def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict[str, float]:
@@ -210,11 +203,9 @@ def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict
     `same_exit` is the share of tokens, up to the first that differs from the full-depth output.
     """
     trace, exits = replayed.trace, replayed.exit_layers(max_new_tokens)
-    if trace.along != "greedy" or len(trace.source_tokens) != len(decoded.token_ids):
-        wanted = "the trace of the model's own output, trace(model, inputs)"
-        raise CompanionError(f"Give {wanted}, on the inputs that were decoded.")
+    trace.check_own(len(decoded.token_ids))
     same_output, same_exit = [], []
-    foretold = zip(_by_output(trace, trace.token_id), _by_output(trace, exits), strict=True)
+    foretold = zip(trace.by_output(trace.token_id), trace.by_output(exits), strict=True)
     for (full, early), ids, layers in zip(foretold, decoded.token_ids, decoded.exit_layers, strict=True):
         same, upto = until_different(full, ids)
         same_output.append(same)

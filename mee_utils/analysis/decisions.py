@@ -31,9 +31,8 @@ def roc_area(score: np.ndarray, label: np.ndarray) -> float:
 
 def ranking(replayed: PolicyReplay, **labels) -> pd.DataFrame:
     """How well a measure ranks tokens, at each layer at which it decides: `layer`, `roc_area`."""
-    areas = map(roc_area, replayed.confidences.T, replayed.same_token.T)
-    rows = zip(replayed.decision_layers, areas, strict=True)
-    return pd.DataFrame([{**labels, "layer": layer, "roc_area": area} for layer, area in rows])
+    areas = [*map(roc_area, replayed.confidences.T, replayed.same_token.T)]
+    return pd.DataFrame({**labels, "layer": replayed.decision_layers, "roc_area": areas})
 
 
 def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd.DataFrame:

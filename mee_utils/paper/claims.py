@@ -6,8 +6,6 @@ values, reduced to one number ("each": to several, in the order listed). `ours` 
 papers' scale.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -5,8 +5,6 @@ correct version of every pair (`pairs`), is plain `generate`. The public code of
 (MEE), "Not all FLOPs are created equally" and FREE (Bae et al. 2023) was read and run; none is used here.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The file also says which model and task of ours is nearest to a published row, a
 apart: the bugs of the published code, where they explain such a score.
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from .statements import FOLDER

@@ -3,8 +3,6 @@
 Their texts are results.md and findings.md in this folder, with a slot for each table or number.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

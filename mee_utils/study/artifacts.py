@@ -5,8 +5,6 @@ other weights, data, settings or code. A trace is of a model's own greedy output
 task that the sweep decodes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

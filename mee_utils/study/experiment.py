@@ -1,7 +1,5 @@
 """`Experiment`: what every notebook begins with. It loads a profile's inputs and saves results."""
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ What a hub id names changes. The first load that succeeds writes the commit to
 meant to be committed; delete an entry to take a newer commit.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

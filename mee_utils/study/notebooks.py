@@ -4,8 +4,6 @@ Sources are py:percent files; the executed notebook is a product. Parameters are
 own `parameters` cell; notebook and results come to their place only if every cell succeeded.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

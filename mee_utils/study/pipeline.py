@@ -1,7 +1,5 @@
 """Runs `notebooks/Snakefile`, which says what depends on what; no job outlives the process that asked."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Results that are stored already, and what `make bench` measured, read back. No model is run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import operator

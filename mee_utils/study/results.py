@@ -5,8 +5,6 @@ one line with its size, range and hash, so that comparing stored outputs checks 
 names go to the manifest alone: all else is the same bytes on every run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -5,8 +5,6 @@ bugs of published code switched on ("published_bugs"). Snakemake says which have
 below `build/sweep`, and `store` makes tables of them that notebooks 05 and 06 are drawn from.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -5,8 +5,6 @@ interrupted goes on from its last checkpoint. Weights are stored in half precisi
 rounding. A ready checkpoint is only measured: its folder holds the manifest alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

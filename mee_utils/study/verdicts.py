@@ -1,7 +1,5 @@
 """What follows from a stored threshold sweep: calibration, the guarantee, fronts, what keeps the score."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 

@@ -104,6 +104,16 @@ class Trace:
         """`[token]`, the prediction of the last layer."""
         return self.top_ids[:, -1, 0]
 
+    def by_output(self, values: np.ndarray) -> list[np.ndarray]:
+        """`[token]` as one array an output."""
+        return np.split(values, np.flatnonzero(np.diff(self.sequence)) + 1)
+
+    def check_own(self, inputs: int) -> None:
+        """Raises `CompanionError` unless these are the model's own outputs for so many inputs."""
+        if self.along != "greedy" or len(self.source_tokens) != inputs:
+            wanted = "the trace of the model's own output, trace(model, inputs)"
+            raise CompanionError(f"Give {wanted}, on the inputs that were decoded.")
+
     def first(self, limit: int) -> Trace:
         """The trace of the first `limit` inputs; states stay on disk."""
         check_whole("limit", limit)

@@ -1,7 +1,5 @@
 """What the papers state, and the bugs of their published code: the YAML files of this folder, read."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -5,6 +5,8 @@ sont blanches" the article agrees with the next word ("agreement"); the particip
 agree with a noun four and seven words before them ("distant_agreement").
 """
 
+from collections.abc import Sequence
+from functools import partial
 from random import Random
 
 from . import lexicon
@@ -87,13 +89,11 @@ def _name(random: Random) -> str:
     return _person(random)[0]
 
 
-def _thing(random: Random) -> Noun:
-    return random.choice(lexicon.THINGS if random.random() < 0.8 else lexicon.ANIMALS)
+def _thing(random: Random, things: Sequence[Noun] = lexicon.THINGS) -> Noun:
+    return random.choice(things if random.random() < 0.8 else lexicon.ANIMALS)
 
 
-def _belonging(random: Random) -> Noun:
-    """What a person can buy, have or lose; nobody owns a church."""
-    return random.choice(lexicon.PORTABLE if random.random() < 0.8 else lexicon.ANIMALS)
+_belonging = partial(_thing, things=lexicon.PORTABLE)  # what a person can buy, have or lose; no church
 
 
 def _maybe_adjective(random: Random) -> Adjective | None:
