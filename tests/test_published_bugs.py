@@ -400,10 +400,10 @@ def test_the_table_is_the_same_each_time_and_follows_what_is_asked(eight, small)
 
 
 def test_bugs_say_what_they_are():
-    assert len(BUGS) == 6 and {model for bug in BUGS.values() for model in bug.models} == {
+    assert len(BUGS) == 6 and {model for bug in BUGS.values() for model in bug["models"]} == {
         "calm",
         "vanilla",
         "free",
     }
     for bug in BUGS.values():
-        assert bug.source and all(text.endswith(".") for text in (bug.what, bug.published, bug.explains))
+        assert bug["source"] and all(bug[k].endswith(".") for k in ("what", "published", "explains"))

@@ -218,7 +218,7 @@ def measure_bugs(
     """
     bugs, rows = [check_choice("bug", bug, BUGS) for bug in bugs], []
     for name, model in models.items():
-        chosen = [bug for bug in bugs if name in BUGS[bug].models]
+        chosen = [bug for bug in bugs if name in BUGS[bug]["models"]]
         for task_name, task in tasks.items() if chosen else ():
             run = partial(decode, model, task, max_new_tokens=max_new_tokens, encodings=EncoderCache())
             full, correct = run(None, batch_size=batch_size), {}

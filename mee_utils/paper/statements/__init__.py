@@ -26,17 +26,6 @@ class Claim:
     nothing: str | None = None  # our value where no row is found; the statement does not hold then
 
 
-@dataclass(frozen=True)
-class Bug:
-    """A bug of published code, as the YAML file says; measured by `mee_utils.paper.published_bugs`."""
-
-    source: str
-    what: str
-    published: str
-    explains: str
-    models: tuple[str, ...]
-
-
 def _read(name: str) -> Any:
     return yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 
@@ -47,4 +36,4 @@ def read_claims(notebook: str) -> list[Claim]:
     return [Claim(**row) for row in _read(check_choice("notebook", notebook, known))]
 
 
-BUGS: dict[str, Bug] = {name: Bug(**row) for name, row in _read("published_bugs").items()}
+BUGS: dict[str, dict[str, Any]] = _read("published_bugs")  # measured by `mee_utils.paper.published_bugs`
