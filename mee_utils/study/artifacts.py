@@ -31,7 +31,7 @@ def trace_path(profile: Profile, model: str, task: str) -> Path:
 def code_files(*names: str) -> list[Path]:
     """Modules and tables of some folders of the package."""
     found = [path for name in names for path in sorted((PACKAGE / name).rglob("*.*"))]
-    return [path for path in found if path.suffix in (".py", ".tsv", ".txt", ".yaml")]
+    return [path for path in found if path.suffix in (".py", ".tsv", ".csv", ".txt", ".yaml")]
 
 
 def digest_of(*parts) -> str:
