@@ -48,6 +48,7 @@ from mee_utils.study import figures
 from mee_utils.study.figures import label
 from mee_utils.tasks.synthetic.words import DIFFICULTIES
 
+# %%
 settings = dict(limit=limit, max_new_tokens=max_new_tokens, threshold=threshold, share=share)
 experiment = Experiment("02_saturation", profile, data, **settings, frequency_limit=frequency_limit)
 tasks, training = experiment.tasks(limit), experiment.tasks(frequency_limit, held_out=False)
