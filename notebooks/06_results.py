@@ -223,7 +223,7 @@ single = result_tables.read_timings("results", demanded[demanded.found], name)
 single = single[single.batch == 1].drop_duplicates(keys)
 ranking = demanded.merge(single[[*keys, *speeds]], on=keys, how="left")
 in_order = lambda column: column.map(tasks.index) if column.name == "task" else column
-ranking = ranking.sort_values(["task", "flops_share"], key=in_order, kind="stable")
+ranking = ranking.sort_values(["task", "flops_share"], key=in_order, kind="stable", ignore_index=True)
 columns = ["found", "threshold", "mean_exit_layer", "flops_share", "retained", *speeds]
 ranking = experiment.save_table(ranking[["task", "rule", *columns]], "ranking_at_guarantee")
 
