@@ -2,9 +2,14 @@
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import GenerationConfig
 
+from mee_utils.decoding.generation import bind_policy, decode_batch
 from mee_utils.decoding.inputs import batches_by_length
+from mee_utils.decoding.layerwise import LayerwiseDecoder
+from mee_utils.models.costs import DecoderSizes
 
 
 def greedy(model, inputs, max_new_tokens=64, batch_size=32):
@@ -82,3 +87,21 @@ def uncached(model, text, exits, parallel=False):
             break
         fed.append(found[-1])
     return found
+
+
+def counted_and_profiled(model, text, policy, max_new_tokens):
+    """Decodes one input: its output, its FLOPs by part as the policy counts them, and their sum by torch.
+
+    Attention is done as products of matrices: the profiler does not count the fused kernel of processors.
+    """
+    decoder, encoded = LayerwiseDecoder(model.network, pack=False), model.tokenizer(text, return_tensors="pt")
+    policy = bind_policy(policy, decoder)
+    with sdpa_kernel(SDPBackend.MATH):
+        with FlopCounterMode(display=False) as encoding, torch.inference_mode():
+            model.network.get_encoder()(**encoded)
+        with FlopCounterMode(display=False) as counter:
+            row = decode_batch(decoder, dict(encoded), policy, max_new_tokens, np.array([0]))[0]
+    source, sizes = [encoded.input_ids.shape[1]], DecoderSizes.of(model.network.config)
+    counted = policy.flops(sizes, [row.exit_layers], [row.readout_rows], source)
+    profiled = counter.get_total_flops() - encoding.get_total_flops()
+    return row, {part: flops[0] for part, flops in counted.items()}, profiled

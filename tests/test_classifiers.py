@@ -4,17 +4,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import INPUTS, LENGTH, build_lively, confidences
-from test_policies import plain_attention  # noqa: F401 (a fixture)
-from torch.utils.flop_counter import FlopCounterMode
+from reference import counted_and_profiled
 
 from mee_utils import CompanionError, ExitPolicy, generate, replay, trace
-from mee_utils.decoding import generation
-from mee_utils.decoding.generation import bind_policy
-from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.decoding.token import on_host
 from mee_utils.exits.classifiers import load_classifier, new_classifier, save_classifier
 from mee_utils.exits.measures import TRAINED
-from mee_utils.models.costs import DecoderSizes
 from mee_utils.traces.classifier_training import targets, train_classifier
 from mee_utils.traces.replay import StoredStates
 
@@ -218,25 +213,11 @@ def test_mistakes_are_one_clear_line(traced, tokenizer):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TRAINED if kind != "lstm_classifier"])
-def test_operations_of_a_classifier_are_counted_as_a_profiler_counts_them(
-    tokenizer,
-    kind,
-    plain_attention,  # noqa: F811
-):
+def test_operations_of_a_classifier_are_counted_as_a_profiler_counts_them(tokenizer, kind):
     model = build_lively("t5", tokenizer, dtype=torch.float32)
-    decoder, sizes = LayerwiseDecoder(model.network, pack=False), DecoderSizes.of(model.network.config)
-    policy, encoded = (
-        ExitPolicy(untrained(kind), threshold=0.5, min_layer=1),
-        model.tokenizer(INPUTS[0], return_tensors="pt"),
-    )
-    policy = bind_policy(policy, decoder)
-    with FlopCounterMode(display=False) as encoding, torch.inference_mode():
-        model.network.get_encoder()(**encoded)
-    with FlopCounterMode(display=False) as counter:
-        row = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
-    counted = policy.flops(sizes, [row.exit_layers], [row.readout_rows], [encoded.input_ids.shape[1]])
-    assert counted["measure"][0] > 0
-    assert sum(part[0] for part in counted.values()) == counter.get_total_flops() - encoding.get_total_flops()
+    policy = ExitPolicy(untrained(kind), threshold=0.5, min_layer=1)
+    _, counted, profiled = counted_and_profiled(model, INPUTS[0], policy, LENGTH)
+    assert counted["measure"] > 0 and sum(counted.values()) == profiled
 
 
 def test_an_lstm_costs_its_gates_at_every_layer():

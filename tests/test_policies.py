@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import FAMILIES, INPUTS, LENGTH, build_lively, confidences
+from reference import counted_and_profiled
 from test_decoder import forced, random_exits
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from mee_utils import CompanionError, ExitPolicy, ForcedExits, Measure, generate, load_trace, replay, trace
 from mee_utils.analysis.comparison import agreement
@@ -286,13 +285,6 @@ def test_exits_that_are_no_layers_are_refused(layers):
         ForcedExits(layers)
 
 
-@pytest.fixture
-def plain_attention():
-    """Attention as products of matrices: torch's profiler does not count the fused kernel for processors."""
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
-
-
 def masked_away(sizes, exits):
     """Products of waiting queries with later keys, which a causal pass throws away and nobody counts."""
     extra = 0
@@ -307,47 +299,28 @@ def masked_away(sizes, exits):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("parallel", [False, True])
-def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, family, parallel, plain_attention):
+def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, family, parallel):
     model = build_lively(family, tokenizer, dtype=torch.float32)
-    decoder, sizes = LayerwiseDecoder(model.network, pack=False), DecoderSizes.of(model.network.config)
     for seed in range(4):
         exits = random_exits(seed, model.layers, 1)
         policy = forced(exits, propagation="parallel" if parallel else "copy") if seed else None
-        policy = bind_policy(policy, decoder)
-        encoded = model.tokenizer(INPUTS[seed], return_tensors="pt")
-        with FlopCounterMode(display=False) as encoding, torch.inference_mode():
-            model.network.get_encoder()(**encoded)
-        with FlopCounterMode(display=False) as counter:
-            row = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
-        counted = policy.flops(sizes, [row.exit_layers], [row.readout_rows], [encoded.input_ids.shape[1]])
-        done = (
-            counter.get_total_flops()
-            - encoding.get_total_flops()
-            - (masked_away(sizes, row[1]) if parallel else 0)
-        )
-        assert sum(part[0] for part in counted.values()) == done
+        row, counted, profiled = counted_and_profiled(model, INPUTS[seed], policy, LENGTH)
+        if parallel:
+            profiled -= masked_away(DecoderSizes.of(model.network.config), row.exit_layers)
+        assert sum(counted.values()) == profiled
 
 
 @pytest.mark.parametrize("name", ["softmax_margin", "rising_top1", "hidden_similarity"])
-def test_readouts_of_a_measure_are_counted_as_a_profiler_counts_them(tokenizer, name, plain_attention):
+def test_readouts_of_a_measure_are_counted_as_a_profiler_counts_them(tokenizer, name):
     model = build_lively("t5", tokenizer, dtype=torch.float32)
-    decoder, sizes = LayerwiseDecoder(model.network, pack=False), DecoderSizes.of(model.network.config)
     found = confidences(trace(model, INPUTS, max_new_tokens=LENGTH), ExitPolicy(name))
     level = float(np.quantile(found[found > 0], 0.6))
-    policy = bind_policy(ExitPolicy(name, threshold=level, min_layer=1), decoder)
     exited = set()
     for text in INPUTS:
-        encoded = model.tokenizer(text, return_tensors="pt")
-        with FlopCounterMode(display=False) as encoding, torch.inference_mode():
-            model.network.get_encoder()(**encoded)
-        with FlopCounterMode(display=False) as counter:
-            row = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
-        exited |= set(row[1])
-        counted = policy.flops(sizes, [row.exit_layers], [row.readout_rows], [encoded.input_ids.shape[1]])
-        assert (
-            sum(part[0] for part in counted.values())
-            == counter.get_total_flops() - encoding.get_total_flops()
-        )
+        policy = ExitPolicy(name, threshold=level, min_layer=1)
+        row, counted, profiled = counted_and_profiled(model, text, policy, LENGTH)
+        exited |= set(row.exit_layers)
+        assert sum(counted.values()) == profiled
     assert len(exited) > 1
 
 

@@ -8,17 +8,12 @@ import torch
 from conftest import INPUTS, LENGTH, build_lively
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_policies import plain_attention  # noqa: F401 (a fixture)
-from torch.utils.flop_counter import FlopCounterMode
+from reference import counted_and_profiled
 
 from mee_utils import CompanionError, ExitPolicy, generate, replay, trace
-from mee_utils.decoding import generation
-from mee_utils.decoding.generation import bind_policy
-from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.decoding.token import on_host
 from mee_utils.exits.contrast import jensen_shannon, jsd_contrast, weighted_contrast
 from mee_utils.exits.measures import MaxProbability, SoftmaxMargin
-from mee_utils.models.costs import DecoderSizes
 from mee_utils.models.states import output_scale
 from mee_utils.traces.replay import replay_policy
 
@@ -248,20 +243,11 @@ def test_keeping_every_id_changes_nothing_bit_for_bit(eight, measure, options):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=named)
-def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, options, plain_attention):  # noqa: F811
+def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, options):
     model = build_lively("t5", tokenizer, dtype=torch.float32, layers=6)
-    decoder, sizes = LayerwiseDecoder(model.network, pack=False), DecoderSizes.of(model.network.config)
-    policy, encoded = (
-        ExitPolicy("max_probability", threshold=0.4, min_layer=2, **options),
-        model.tokenizer(INPUTS[0], return_tensors="pt"),
-    )
-    policy = bind_policy(policy, decoder)
-    with FlopCounterMode(display=False) as encoding, torch.inference_mode():
-        model.network.get_encoder()(**encoded)
-    with FlopCounterMode(display=False) as counter:
-        row = generation.decode_batch(decoder, dict(encoded), policy, LENGTH, np.array([0]))[0]
-    counted = policy.flops(sizes, [row.exit_layers], [row.readout_rows], [encoded.input_ids.shape[1]])
-    assert sum(part[0] for part in counted.values()) == counter.get_total_flops() - encoding.get_total_flops()
+    policy = ExitPolicy("max_probability", threshold=0.4, min_layer=2, **options)
+    _, counted, profiled = counted_and_profiled(model, INPUTS[0], policy, LENGTH)
+    assert sum(counted.values()) == profiled
 
 
 def test_a_pruned_readout_costs_in_proportion_to_what_it_keeps(eight):

@@ -133,28 +133,13 @@ def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, monkeypatch):
 
 
 def test_training_sets_its_own_seed(tmp_path):
-    torch.manual_seed(1)
-    first = build_network("t5", 40)
-    train_backbone(
-        first,
-        Objective("calm", intermediate="one"),
-        PAIRS,
-        PAIRS[:20],
-        Schedule(1, 5e-3, 60),
-        tmp_path / "a",
-        progress=False,
-    )
-    torch.manual_seed(2)
-    second = build_network("t5", 40)
-    train_backbone(
-        second,
-        Objective("calm", intermediate="one"),
-        PAIRS,
-        PAIRS[:20],
-        Schedule(1, 5e-3, 60),
-        tmp_path / "b",
-        progress=False,
-    )
+    objective, networks = Objective("calm", intermediate="one"), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        networks.append(network := build_network("t5", 40))
+        folder, schedule = tmp_path / str(seed), Schedule(1, 5e-3, 60)
+        train_backbone(network, objective, PAIRS, PAIRS[:20], schedule, folder, progress=False)
+    first, second = networks
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
