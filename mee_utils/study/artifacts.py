@@ -1,8 +1,8 @@
 """What is made once and read by all notebooks: traces and exit classifiers.
 
-Neither is shipped: each is a file below `build` that says what it belongs to, and is made anew where that is
-other weights, data, settings or code. A trace is of a model's own greedy output on the held-out examples of a
-task that the sweep decodes.
+Neither is shipped. Each is stored below `build` with a key of the weights, data, settings and code behind it,
+and made again once one of them changes. A trace follows a model's own greedy output on the held-out examples
+that the sweep decodes.
 """
 
 import hashlib
