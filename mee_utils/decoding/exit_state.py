@@ -21,7 +21,7 @@ class Step:
     decoder: LayerwiseDecoder
     readout: Readout
     sequence: np.ndarray  # `[row]`, index of each row's input
-    position: int | np.ndarray  # how many tokens the rows have emitted; a number, or `[row]` in a replay
+    position: int | np.ndarray  # how many tokens the rows have emitted; a number for all, or `[row]`
 
     def __post_init__(self):
         # `[row]`, rows of `W` multiplied so far: the one place where readouts are counted
@@ -67,8 +67,11 @@ class ExitState(LayerState):
     settled: np.ndarray | None = None  # set by the decoding loop for measures that look ahead
 
     def __post_init__(self):
-        self.decoder, self.position = self.step.decoder, self.step.position
-        self.layers = self.decoder.layers
+        self.decoder, position = self.step.decoder, self.step.position
+        self.layers, self.position = (
+            self.decoder.layers,
+            position[self.rows] if np.ndim(position) else position,
+        )
 
     @property
     def sequence(self) -> np.ndarray:

@@ -6,7 +6,6 @@ Whatever the policy, a row gets what it would get alone (in bfloat16 up to round
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +18,8 @@ from ..models.costs import DecoderSizes
 from ..models.loading import Model
 from .inputs import EncoderCache, batches_by_length, check_inputs, check_lengths, detokenize
 from .layerwise import LayerwiseDecoder, Rows, decoder_of
-from .token import Token, TokenDecoder, pick
-
-COMPACT_AT = 0.5  # finished rows leave memory once this share of the batch is left
+from .token import COMPACT_AT, Drafts, Output, Token, TokenDecoder, pick
+from .verify import DraftDecoder
 
 
 @dataclass(repr=False)
@@ -29,6 +27,8 @@ class Generation:
     """What `generate` returns; lists and arrays are in the order of the inputs.
 
     Where FREE's threshold learns, waiting tokens are read out again: counted for the one that goes deep.
+    Where exits are verified, a token has the layer of the draft that was kept, L if the last layer made it,
+    and FLOPs count drafts that were thrown away too.
     FLOPs are the decoder's (see `mee_utils.models.costs`), seconds those of decoding, with the encoder unless
     `encodings` are given, without tokenization.
     """
@@ -43,6 +43,13 @@ class Generation:
     flops: np.ndarray  # `[input]`
     flops_by_part: dict[str, np.ndarray]  # "layers", "skipped", "source", "readout", "measure"
     seconds: float
+    drafts: list[Drafts] | None = None  # of each output, where exits are verified
+
+    @property
+    def acceptance(self) -> float:
+        """Which share of the judged drafts the last layer kept; NaN if there were none."""
+        judged = sum(output.judged for output in self.drafts or ())
+        return sum(output.kept for output in self.drafts) / judged if judged else float("nan")
 
     @property
     def tokens(self) -> int:
@@ -111,10 +118,14 @@ def generate(
             outputs[index] = row
         bar.update(len(chosen))
     bar.close()
-    ids, exits, confidences, readout_rows = map(list, zip(*outputs, strict=True))
-    parts = bound.flops(DecoderSizes.of(model.network.config), exits, readout_rows, lengths)
-    texts = detokenize(model, ids)
-    return Generation(texts, ids, exits, confidences, readout_rows, sum(parts.values()), parts, seconds)
+    ids, exits, confidences, readout_rows, drafts = map(list, zip(*outputs, strict=True))
+    work, drafts = (exits, readout_rows, lengths), None if drafts[0] is None else drafts
+    if drafts:
+        positions, layers, rows = zip(*(draft[3:] for draft in drafts), strict=True)
+        work = layers, rows, lengths, positions
+    parts = bound.flops(DecoderSizes.of(model.network.config), *work)
+    total, texts = sum(parts.values()), detokenize(model, ids)
+    return Generation(texts, ids, exits, confidences, readout_rows, total, parts, seconds, drafts)
 
 
 def bind_policy(
@@ -123,15 +134,6 @@ def bind_policy(
     """The policy bound to a decoder; without one, no token exits before the last layer."""
     policy = policy or ExitPolicy("static", min_layer=decoder.layers)
     return policy.bind(decoder.layers, decoder.config.vocab_size, min_exit_layer)
-
-
-class Output(NamedTuple):
-    """One decoded output; the arrays are `[token]`, see `Generation`."""
-
-    token_ids: list[int]
-    exit_layers: np.ndarray
-    confidences: np.ndarray
-    readout_rows: np.ndarray
 
 
 @torch.inference_mode()
@@ -149,10 +151,10 @@ def decode_batch(
     """
     config, parallel = decoder.config, bound.policy.propagation == "parallel"
     cache = decoder.begin(batch, max_new_tokens, parallel, encoded)
+    if bound.policy.propagation == "verify":
+        return DraftDecoder(decoder, cache, bound, sequence).decode()
     decode = TokenDecoder(decoder, cache, bound).decode
-    start = config.decoder_start_token_id
-    start = config.pad_token_id if start is None else start
-    ids = torch.full((len(sequence),), start, device=cache.encoded.device)
+    ids = torch.full((len(sequence),), decoder.start, device=cache.encoded.device)
     going = alive = np.arange(len(sequence))  # rows of the batch, and where they are in the cache
     steps: list[tuple[np.ndarray, Token]] = []
     for position in range(max_new_tokens):

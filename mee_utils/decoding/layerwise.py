@@ -10,6 +10,7 @@ A token that exits at layer l has state `h^l`. Layer j > l sees it through its k
   together with that token's own, so that the matrices are read from memory once.
 - "parallel" (FREE): when a later token of the row reaches layer j, all waiting tokens run through it in one
   causal pass.
+- "verify": the same, and the rows stand at positions of their own; see `mee_utils.decoding.verify`.
 
 For each layer and row the positions with keys and values are a prefix (`Cache.filled`), because a token that
 reaches a layer brings all earlier positions up to it.
@@ -171,6 +172,67 @@ class Rows:
         self.cache.filled[:, self.slots] -= deeper
 
 
+class Span:
+    """The tokens that go through a layer together: of each row, all those that have not seen it yet.
+
+    Rows stand at positions of their own ("verify"). States are flat, row by row, `[token, d_model]`;
+    attention takes them as `[row, places]`, each row's last token at the right.
+
+    Attributes:
+        ends: `[row]`, one beyond the position of each row's last token.
+        until: the next layer at which more tokens join; L + 1 if there is none.
+        counts: `[row]`, how many tokens each row has here; rows without any are left out.
+    """
+
+    def __init__(self, cache: Cache, slots: np.ndarray, ends: np.ndarray, layer: int):
+        self.cache, self.given = cache, (slots, ends)
+        filled = cache.filled[:, slots]
+        first = filled[layer - 1]
+        self.until = len(filled) + 1 - int((filled == first).all(axis=1)[::-1].argmax())
+        waits = first < ends
+        if not waits.all():
+            slots, first, ends = slots[waits], first[waits], ends[waits]
+        self.rows, self.first, self.ends, self.counts = Rows(cache, slots), first, ends, ends - first
+        self.places, self.keys = int(self.counts.max()), int(ends.max())
+        self.bias: Tensor | None = None  # made by the first layer
+        begin = self.keys - self.places
+        # all rows of the cache, at the same positions, as one row alone always is: slices do
+        self.together = self.rows.all and bool((first == begin).all() and (ends == self.keys).all())
+        self.place = None  # where the tokens stand among `[row * places]`, unless they fill it
+        if self.together:
+            self.where = (slice(None), slice(begin, self.keys))
+            return
+        row, positions = waiting_places(first, ends, np.arange(len(slots)))
+        self.where = tuple(self.rows.on_device(np.stack([slots[row], positions])))
+        if len(row) < len(slots) * self.places:
+            places = row * self.places + positions - (ends - self.places)[row]
+            self.place = self.rows.on_device(places)
+
+    def joined_at(self, layer: int) -> Span:
+        """The same rows at a later layer, where more tokens join."""
+        return Span(self.cache, *self.given, layer)
+
+    def load(self) -> Tensor:
+        """The states with which the tokens wait, `[token, d_model]`."""
+        return self.cache.states[self.where].flatten(0, -2)
+
+    def store(self, x: Tensor) -> None:
+        """Leaves the tokens waiting with these states."""
+        self.cache.states[self.where] = x.view(*self.counts.shape, -1, x.shape[-1]) if self.together else x
+
+    def last(self, x: Tensor) -> Tensor:
+        """Of each row its last token, `[row, d_model]`."""
+        if self.places == 1:
+            return x
+        if self.together:
+            return x[self.places - 1 :: self.places]
+        return x[self.rows.on_device(self.counts.cumsum() - 1)]
+
+    def queries(self) -> np.ndarray:
+        """Positions `[row, places]`; those left of a row's first token are in no use."""
+        return (self.ends[:, None] + np.arange(-self.places, 0)).clip(0)
+
+
 class LayerwiseDecoder:
     """Runs the decoder of a T5, T5 v1.1, Flan-T5, mT5 or LongT5 model layer by layer.
 
@@ -188,7 +250,8 @@ class LayerwiseDecoder:
             exceeded = "T5's states exceed the range of float16"
             raise CompanionError(f"{exceeded}: load the model with dtype bfloat16 or float32.")
         self.config, self.encoder = config, network.get_encoder()
-        self.heads, self.d_kv = config.num_heads, config.d_kv
+        self.heads, self.d_kv, start = config.num_heads, config.d_kv, config.decoder_start_token_id
+        self.start = config.pad_token_id if start is None else start  # the id that outputs begin after
         self.weights = [LayerWeights(layer, pack) for layer in decoder.block]
         self.layers = len(self.weights)
         self.norm, self.scale = Norm(decoder.final_layer_norm), output_scale(network)
@@ -240,6 +303,41 @@ class LayerwiseDecoder:
             x = self._attend_and_feed(layer, x, self._store_keys_values(layer, x, rows, first), rows)
         cache.filled[layer - 1, rows.slots] = cache.position + 1
         return x
+
+    def run_span(self, layer: int, x: Tensor, span: Span) -> Tensor:
+        """Runs layer `layer` (1 to L) for the tokens of a span, `[token, d_model]` before and after it."""
+        cache, weights = span.cache, self.weights[layer - 1]
+        if cache.own[layer - 1] is None:
+            self._reserve(layer, cache)
+        if span.bias is None:
+            alone = span.together or len(span.rows) == 1
+            bias = self._bias(span.keys - 1, span.places) if alone else self._bias_of(span)
+            span.bias = bias
+        own = cache.own[layer - 1]
+        made = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
+        if span.together:
+            own[:, :, :, span.where[1]] = made[1:].unflatten(1, (-1, span.places)).transpose(2, 3)
+        else:
+            own[:, span.where[0], :, span.where[1]] = made[1:].transpose(0, 1)
+        x = weights.out.add_to(x, self._attend_span(made[0], own[:, :, :, : span.keys], span.bias, span))
+        query = weights.cross_query(weights.norms[1](x)).view(-1, self.heads, self.d_kv)
+        mask = cache.mask if cache.mask is None or span.rows.all else cache.mask[span.rows.index]
+        mixed = self._attend_span(query, cache.cross[layer - 1], mask, span)
+        return weights.feed_forward(weights.cross_out.add_to(x, mixed))
+
+    def _attend_span(self, query: Tensor, keys_values: Tensor, mask: Tensor | None, span: Span) -> Tensor:
+        """From queries `[token, head, d_kv]` to their rows' keys; `[token, inner]`."""
+        if not span.rows.all:
+            keys_values = keys_values.index_select(1, span.rows.index)
+        if span.places == 1:
+            return attention(query[:, :, None], keys_values, mask).flatten(1)
+        if span.place is not None:
+            spread = query.new_zeros(len(span.rows) * span.places, *query.shape[1:])
+            spread[span.place] = query
+            query = spread
+        query = query.unflatten(0, (-1, span.places)).transpose(1, 2)
+        mixed = attention(query, keys_values, mask).transpose(1, 2).flatten(2).flatten(0, 1)
+        return mixed if span.place is None else mixed[span.place]
 
     def _reserve(self, layer: int, cache: Cache) -> None:
         """Room for the layer's keys and values, and those of the source."""
@@ -323,13 +421,23 @@ class LayerwiseDecoder:
 
     def _bias(self, position: int, places: int) -> Tensor:
         """The bias of queries that end at `position` on keys 0 to `position`, `[1, head, places, key]`."""
-        if position > self._relative_bias.shape[-1] // 2:
-            self._relative_bias = self._make_relative_bias(2 * position)
-        middle, table = self._relative_bias.shape[-1] // 2, self._relative_bias
+        table, middle = self._table(position)
         if places == 1:  # a view
             return table[None, :, None, middle - position : middle + 1]
         keys = torch.arange(position + 1, device=table.device)
         return table[:, middle - keys[position + 1 - places :, None] + keys][None]
+
+    def _bias_of(self, span: Span) -> Tensor:
+        """The bias of a span's queries on keys from 0 on, `[row, head, places, key]`."""
+        table, middle = self._table(span.keys - 1)
+        index = span.rows.on_device(middle - span.queries()[..., None] + np.arange(span.keys))
+        return table[:, index].transpose(0, 1)
+
+    def _table(self, position: int) -> tuple[Tensor, int]:
+        """The position bias for positions up to this one, and its middle; see `_make_relative_bias`."""
+        if position > self._relative_bias.shape[-1] // 2:
+            self._relative_bias = self._make_relative_bias(2 * position)
+        return self._relative_bias, self._relative_bias.shape[-1] // 2
 
     def _make_relative_bias(self, length: int) -> Tensor:
         """Position bias `[head, 2 * length - 1]`; entry `length - 1 + k - q` is for query q, key k <= q."""

@@ -15,6 +15,8 @@ from ..exits.policy import BoundPolicy
 from .exit_state import ExitState, Step
 from .layerwise import Cache, LayerwiseDecoder, Rows, waiting_places
 
+COMPACT_AT = 0.5  # finished rows leave memory once this share of the batch is left
+
 
 class Token(NamedTuple):
     """One emitted token of several rows; all `[row]`, on the host but for `device_ids`."""
@@ -24,6 +26,27 @@ class Token(NamedTuple):
     confidences: np.ndarray
     readout_rows: np.ndarray
     device_ids: Tensor
+
+
+class Output(NamedTuple):
+    """One decoded output; the arrays are `[token]`, see `Generation`."""
+
+    token_ids: list[int]
+    exit_layers: np.ndarray
+    confidences: np.ndarray
+    readout_rows: np.ndarray
+    drafts: "Drafts | None" = None  # where exits were verified
+
+
+class Drafts(NamedTuple):
+    """What verified exits took for one output. `tokens`: all that were run, thrown away ones among them."""
+
+    rounds: int  # how often the last layer judged
+    judged: int  # drafts; those after a wrong one are dropped unjudged
+    kept: int
+    positions: np.ndarray  # `[tokens]`
+    exit_layers: np.ndarray  # `[tokens]`, L where the policy was not sure
+    readout_rows: np.ndarray  # `[tokens]`
 
 
 class TokenDecoder:
@@ -158,13 +181,16 @@ class _Exited:
         if (np.diff(order) < 0).any():
             ids = ids[torch.from_numpy(np.argsort(order)).to(ids.device, non_blocking=True)]
         host = on_host(ids)
-        if (host < 0).any():
-            row = int(np.flatnonzero(host < 0)[0])
-            states = (
-                f"The states of input {self.step.sequence[row]} are not finite at layer {self.layers[row]}"
-            )
-            raise CompanionError(f"{states}: load the model with dtype float32, or look for damaged weights.")
+        check_finite(host, self.step.sequence, self.layers)
         return Token(host, self.layers, self.confidences, self.readout_rows, ids)
+
+
+def check_finite(ids: np.ndarray, sequence: np.ndarray, layers: np.ndarray) -> None:
+    """Raises `CompanionError` where an id is -1: the token of input `sequence` has no finite logits."""
+    if (ids < 0).any():
+        row = int(np.flatnonzero(ids < 0)[0])
+        states = f"The states of input {sequence[row]} are not finite at layer {layers[row]}"
+        raise CompanionError(f"{states}: load the model with dtype float32, or look for damaged weights.")
 
 
 def pick(values: Tensor, which: np.ndarray) -> Tensor:

@@ -22,9 +22,10 @@ from .readout import Readout
 from .thresholds import AdaptiveThreshold, Threshold
 
 DEFAULT_THRESHOLD = 0.9
+MAX_DRAFT = 8
 CHOICES = {
     "decay_form": ("scaled", "calm"),
-    "propagation": ("copy", "parallel"),
+    "propagation": ("copy", "parallel", "verify"),
     "pruning": ("fixed", "decaying", "adaptive"),
     "pruning_form": ("recursion", "closed"),
     "contrast": ("weighted", "jsd"),
@@ -44,8 +45,10 @@ class ExitPolicy:
         decay_form: "scaled" (all public code) or "calm" (CALM, Eq. 5).
         min_layer: first layer at which a token may exit, from 1 on; by default the model's `min_exit_layer`.
         exit_layers: the only layers at which a token may exit (FREE: one), in place of `min_layer`.
-        propagation: where keys and values of skipped layers come from, "copy" (CALM, MEE: the exit state) or
-            "parallel" (FREE: waiting tokens run through a layer together once a later one needs it).
+        propagation: where keys and values of skipped layers come from, "copy" (CALM, MEE: the exit state),
+            "parallel" (FREE: waiting tokens run through a layer together once a later one needs it) or
+            "verify" (exits are drafts that the last layer judges: the output is that of full depth).
+        max_draft: how many tokens may wait for the last layer ("verify"; default 8).
         pruning: "fixed", "decaying" or "adaptive" vocabulary pruning; see `mee_utils.exits.readout`.
         top_k, least_k: ids that are kept at first (fixed, decaying) and at least (decaying).
         pruning_form: of decaying pruning, "recursion" (the paper) or "closed" (its code).
@@ -64,6 +67,7 @@ class ExitPolicy:
     min_layer: int | None = None
     exit_layers: Sequence[int] | None = None
     propagation: str = "copy"
+    max_draft: int | None = None
     pruning: str | None = None
     top_k: int | None = None
     least_k: int | None = None
@@ -80,10 +84,14 @@ class ExitPolicy:
                 check_choice(name, getattr(self, name), choices)
         check_alpha(self.contrast_alpha)
         object.__setattr__(self, "schedule", self._schedule())
-        for mistake in chain(self._wrong_readout(), self._contradictions(), self._wrong_layers()):
+        for mistake in self._mistakes():
             raise CompanionError(mistake)
         if self.exit_layers is not None:
             object.__setattr__(self, "exit_layers", tuple(map(int, self.exit_layers)))
+
+    def _mistakes(self) -> Iterator[str]:
+        readout, layers = self._wrong_readout(), self._wrong_layers()
+        return chain(readout, self._contradictions(), self._wrong_drafts(), layers)
 
     def _schedule(self) -> Threshold:
         level, decay, (low, high) = self.threshold, self.decay, self.measure.range
@@ -133,6 +141,16 @@ class ExitPolicy:
             yield f'pruning_form="{self.pruning_form}" belongs to pruning="decaying": leave it out.'
         if self.contrast is None and (self.contrast_token or self.contrast_alpha != ALPHA):
             yield 'contrast_token and contrast_alpha need contrast="weighted" or "jsd".'
+
+    def _wrong_drafts(self) -> Iterator[str]:
+        verifies, most = self.propagation == "verify", self.max_draft
+        if most is not None and (not _is(most, Integral) or most < 1):
+            yield f"max_draft={most!r}: give a whole number of tokens from 1 on."
+        if most is not None and not verifies:
+            yield f'max_draft={most} means nothing without propagation="verify": leave it out.'
+        if verifies and self.measure.looks_ahead:
+            ahead = f'"{self.measure.name}" runs all layers to decide and cannot draft'
+            yield f'{ahead}: leave out propagation="verify" (replay_drafts foretells its drafts).'
 
     def _contradictions(self) -> Iterator[str]:
         measure, learns, layers = self.measure, self.schedule.learns, self.exit_layers
@@ -194,6 +212,7 @@ class BoundPolicy:
     def __init__(self, policy: ExitPolicy, layers: int, vocabulary: int, min_exit_layer: int | None = None):
         self.policy, self.measure, self.layers = policy, policy.measure, layers
         self.schedule = copy.deepcopy(policy.schedule)  # one that learns begins anew
+        self.max_draft = policy.max_draft or MAX_DRAFT
         self.decision_layers = decisions = self._decision_layers(min_exit_layer)  # at layer L all tokens exit
         self.readout = policy.reads(policy, decisions, layers, vocabulary)
         self.first_layer = layers + 1  # the first that the measure looks at; L + 1 if nothing is decided
@@ -223,15 +242,21 @@ class BoundPolicy:
         before = max(self.measure.lookback, self.policy.contrast is not None)  # layers that it has to look at
         return tuple(layer for layer in given or range(first, layers) if before < layer < layers)
 
-    def flops(self, sizes: DecoderSizes, exit_layers, readout_rows, source) -> dict[str, np.ndarray]:
+    def flops(
+        self, sizes: DecoderSizes, exit_layers, readout_rows, source, positions=None
+    ) -> dict[str, np.ndarray]:
         """FLOPs by part, each `[output]`; see `mee_utils.models.costs`.
 
-        Takes layers and rows of `W`, `[token]` for each output, and the number of tokens of each input.
+        Takes layers and rows of `W`, `[token]` for each output, and the number of tokens of each input; where
+        exits are verified, those of all tokens that were drafted, and their positions.
         """
         parallel, per_decision = self.policy.propagation == "parallel", self.measure.flops(sizes.d_model)
+        positions = positions or [None] * len(exit_layers)
         rows = [
-            generation_flops(sizes, exits, length, read, self.decisions[exits], per_decision, parallel)
-            for exits, read, length in zip(exit_layers, readout_rows, source, strict=True)
+            generation_flops(
+                sizes, exits, length, read, self.decisions[exits], per_decision, parallel, places
+            )
+            for exits, read, length, places in zip(exit_layers, readout_rows, source, positions, strict=True)
         ]
         return {part: np.array([row[part] for row in rows], dtype=np.int64) for part in rows[0]}
 

@@ -63,6 +63,7 @@ def generation_flops(
     decisions: np.ndarray | int = 0,
     per_decision: int = 0,
     parallel: bool = False,
+    positions: np.ndarray | None = None,
 ) -> dict[str, int]:
     """FLOPs of one generated sequence by part; "skipped" is done later for layers that tokens skipped.
 
@@ -74,11 +75,16 @@ def generation_flops(
         decisions: `[token]`, how many decisions each token took.
         per_decision: FLOPs of the measure itself in each decision.
         parallel: skipped layers are run in full for waiting tokens (FREE); else they get keys and values.
+        positions: `[token]`, where tokens stood that were verified, those that were thrown away among them:
+            all of them run through all layers.
     """
-    exits, positions = np.asarray(exit_layers, dtype=np.int64), np.arange(len(exit_layers))
+    exits, verified = np.asarray(exit_layers, dtype=np.int64), positions is not None
+    positions = positions if verified else np.arange(len(exits))
     attention = 4 * sizes.inner * (positions + 1 + source)
     layers, skipped = int((exits * (sizes.projections + attention)).sum()), 0
-    if len(exits):
+    if verified:
+        skipped = int(((sizes.layers - exits) * (sizes.projections + attention)).sum())
+    elif len(exits):
         reached = exits[:, None] >= np.arange(1, exits.max() + 1)
         # the last token that reaches each layer takes those before it along
         last = len(exits) - 1 - reached[::-1].argmax(axis=0)
@@ -90,7 +96,7 @@ def generation_flops(
     return {
         "layers": layers,
         "skipped": skipped,
-        "source": int(exits.max(initial=0)) * sizes.key_value * source,
+        "source": (sizes.layers if verified else int(exits.max(initial=0))) * sizes.key_value * source,
         "readout": round(2 * sizes.d_model * float(np.sum(readout_rows))),
         "measure": int(np.sum(decisions)) * per_decision,
     }
