@@ -30,6 +30,7 @@ _HOME = {
     "Measure": "exits.measures",
     "ForcedExits": "exits.measures",
     "replay": "traces.replay",
+    "replay_drafts": "traces.drafts",
     "calibrate": "analysis.calibration",
     "ExitClassifier": "exits.classifiers",
     "load_classifier": "exits.classifiers",

@@ -119,12 +119,10 @@ def generate(
         bar.update(len(chosen))
     bar.close()
     ids, exits, confidences, readout_rows, drafts = map(list, zip(*outputs, strict=True))
-    work, drafts = (exits, readout_rows, lengths), None if drafts[0] is None else drafts
-    if drafts:
-        positions, layers, rows = zip(*(draft[3:] for draft in drafts), strict=True)
-        work = layers, rows, lengths, positions
-    parts = bound.flops(DecoderSizes.of(model.network.config), *work)
+    layers, rows, positions = zip(*(output.work for output in outputs), strict=True)
+    parts = bound.flops(DecoderSizes.of(model.network.config), layers, rows, lengths, positions)
     total, texts = sum(parts.values()), detokenize(model, ids)
+    drafts = None if drafts[0] is None else drafts
     return Generation(texts, ids, exits, confidences, readout_rows, total, parts, seconds, drafts)
 
 

@@ -37,6 +37,13 @@ class Output(NamedTuple):
     readout_rows: np.ndarray
     drafts: "Drafts | None" = None  # where exits were verified
 
+    @property
+    def work(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """What `BoundPolicy.flops` counts: layers and rows of `W` of all tokens, and positions (verified)."""
+        if self.drafts is None:
+            return self.exit_layers, self.readout_rows, None
+        return self.drafts.exit_layers, self.drafts.readout_rows, self.drafts.positions
+
 
 class Drafts(NamedTuple):
     """What verified exits took for one output. `tokens`: all that were run, thrown away ones among them."""

@@ -248,7 +248,7 @@ class BoundPolicy:
         """FLOPs by part, each `[output]`; see `mee_utils.models.costs`.
 
         Takes layers and rows of `W`, `[token]` for each output, and the number of tokens of each input; where
-        exits are verified, those of all tokens that were drafted, and their positions.
+        exits are verified, those of all tokens that were run, and their positions (see `Output.work`).
         """
         parallel, per_decision = self.policy.propagation == "parallel", self.measure.flops(sizes.d_model)
         positions = positions or [None] * len(exit_layers)
