@@ -208,9 +208,13 @@ class Span:
             places = row * self.places + positions - (ends - self.places)[row]
             self.place = self.rows.on_device(places)
 
-    def joined_at(self, layer: int) -> Span:
-        """The same rows at a later layer, where more tokens join."""
-        return Span(self.cache, *self.given, layer)
+    def joined(self, layer: int, x: Tensor) -> tuple[Span, Tensor]:
+        """What goes through a later layer: these tokens, and those that join there."""
+        if layer != self.until:
+            return self, x
+        self.store(x)
+        span = Span(self.cache, *self.given, layer)
+        return span, span.load()
 
     def load(self) -> Tensor:
         """The states with which the tokens wait, `[token, d_model]`."""
@@ -228,9 +232,12 @@ class Span:
             return x[self.places - 1 :: self.places]
         return x[self.rows.on_device(self.counts.cumsum() - 1)]
 
-    def queries(self) -> np.ndarray:
-        """Positions `[row, places]`; those left of a row's first token are in no use."""
-        return (self.ends[:, None] + np.arange(-self.places, 0)).clip(0)
+    def queries(self) -> np.ndarray | None:
+        """Positions `[row, places]`, as few as tell; those left of a row's first token are in no use."""
+        ends = self.ends[:1] if self.together else self.ends
+        if len(ends) == self.places == 1:
+            return None
+        return (ends[:, None] + np.arange(-self.places, 0)).clip(0)
 
 
 class LayerwiseDecoder:
@@ -298,7 +305,7 @@ class LayerwiseDecoder:
         if cache.own[layer - 1] is None:
             self._reserve(layer, cache)
         if first is not None and cache.parallel:
-            x = self._run_with_waiting(layer, x, rows, first)
+            x = self._run_with_waiting(layer, x, rows)
         else:
             x = self._attend_and_feed(layer, x, self._store_keys_values(layer, x, rows, first), rows)
         cache.filled[layer - 1, rows.slots] = cache.position + 1
@@ -310,9 +317,7 @@ class LayerwiseDecoder:
         if cache.own[layer - 1] is None:
             self._reserve(layer, cache)
         if span.bias is None:
-            alone = span.together or len(span.rows) == 1
-            bias = self._bias(span.keys - 1, span.places) if alone else self._bias_of(span)
-            span.bias = bias
+            span.bias = self._bias(span.keys - 1, span.queries())
         own = cache.own[layer - 1]
         made = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
         if span.together:
@@ -367,77 +372,57 @@ class LayerwiseDecoder:
         own[:, torch.cat([rows.index, slots]), :, torch.cat([present, positions])] = made.transpose(0, 1)
         return self._heads(weights.query(normed[: len(x)]))
 
-    def _run_with_waiting(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray) -> Tensor:
-        """One causal pass of waiting tokens and the present one, right-aligned `[rows * places, d_model]`."""
-        weights, cache = self.weights[layer - 1], rows.cache
-        begin, end = int(first.min()), cache.position + 1
-        places = end - begin
+    def _run_with_waiting(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
+        """One causal pass of waiting tokens and the present one."""
         rows.store_exit_state(x)
-        x = cache.states[rows.index, begin:end].flatten(0, 1)
-        made = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
-        row, positions = rows.on_device(waiting_places(first, end, np.arange(len(rows))))
-        slots, place = rows.index[row], row * places + positions - begin
-        cache.own[layer - 1][:, slots, :, positions] = made[1:, place].transpose(0, 1)
-        query = made[0].unflatten(0, (len(rows), places)).transpose(1, 2)
-        x = self._attend_and_feed(layer, x, query, rows)
-        cache.states[slots, positions] = x[place]
-        return x[places - 1 :: places]
+        span = Span(rows.cache, rows.slots, np.full(len(rows), rows.cache.position + 1), layer)
+        x = self.run_span(layer, span.load(), span)
+        span.store(x)
+        return span.last(x)
 
     def _attend_and_feed(self, layer: int, x: Tensor, query: Tensor, rows: Rows) -> Tensor:
-        """The layer from its queries `[rows, head, places, d_kv]` on; `x` is `[rows * places, d_model]`.
-
-        A row has one place, the present token, or several, which end with it.
-        """
-        weights, cache, places = self.weights[layer - 1], rows.cache, query.shape[2]
-        own, bias = cache.own[layer - 1][:, :, :, : cache.position + 1], self._bias(cache.position, places)
+        """The layer from its queries `[rows, head, 1, d_kv]` on; `x` is `[rows, d_model]`."""
+        weights, cache = self.weights[layer - 1], rows.cache
+        own, bias = cache.own[layer - 1][:, :, :, : cache.position + 1], self._bias(cache.position)
         x = weights.out.add_to(x, self._attend(query, own, bias, rows))
-        query = self._heads(weights.cross_query(weights.norms[1](x)), places)
+        query = self._heads(weights.cross_query(weights.norms[1](x)))
         mixed = self._attend(query, cache.cross[layer - 1], cache.mask, rows)
         return weights.feed_forward(weights.cross_out.add_to(x, mixed))
 
     def _attend(self, query: Tensor, keys_values: Tensor, mask: Tensor | None, rows: Rows) -> Tensor:
-        """From queries `[rows, head, places, d_kv]` to the rows' own keys; `[rows * places, inner]`."""
-        places, batch = query.shape[2], rows.cache.batch
+        """From queries `[rows, head, 1, d_kv]` to the rows' own keys; `[rows, inner]`."""
+        batch = rows.cache.batch
         if rows.all:
             mixed = attention(query, keys_values, mask)
-        elif places > 1 or len(rows) < GATHER_BELOW * batch:
+        elif len(rows) < GATHER_BELOW * batch:
             mask = mask if mask is None or len(mask) == 1 else mask[rows.index]
             mixed = attention(query, keys_values.index_select(1, rows.index), mask)
         else:
             spread = query.new_zeros(batch, *query.shape[1:])
             spread[rows.index] = query
             mixed = attention(spread, keys_values, mask)[rows.index]
-        return mixed.flatten(1) if places == 1 else mixed.transpose(1, 2).reshape(len(query) * places, -1)
+        return mixed.flatten(1)
 
     def _split(self, joined: Tensor, parts: int) -> Tensor:
         """`[rows, parts * inner]` to `[parts, rows, head, d_kv]`."""
         return joined.view(-1, parts, self.heads, self.d_kv).transpose(0, 1)
 
-    def _heads(self, query: Tensor, places: int = 1) -> Tensor:
-        """`[rows * places, inner]` to `[rows, head, places, d_kv]`."""
-        if places == 1:
-            return query.view(-1, self.heads, 1, self.d_kv)
-        return query.view(-1, places, self.heads, self.d_kv).transpose(1, 2)
+    def _heads(self, query: Tensor) -> Tensor:
+        """`[rows, inner]` to `[rows, head, 1, d_kv]`."""
+        return query.view(-1, self.heads, 1, self.d_kv)
 
-    def _bias(self, position: int, places: int) -> Tensor:
-        """The bias of queries that end at `position` on keys 0 to `position`, `[1, head, places, key]`."""
-        table, middle = self._table(position)
-        if places == 1:  # a view
-            return table[None, :, None, middle - position : middle + 1]
-        keys = torch.arange(position + 1, device=table.device)
-        return table[:, middle - keys[position + 1 - places :, None] + keys][None]
+    def _bias(self, position: int, queries: np.ndarray | None = None) -> Tensor:
+        """The bias of queries on keys 0 to `position`, `[row, head, places, key]`.
 
-    def _bias_of(self, span: Span) -> Tensor:
-        """The bias of a span's queries on keys from 0 on, `[row, head, places, key]`."""
-        table, middle = self._table(span.keys - 1)
-        index = span.rows.on_device(middle - span.queries()[..., None] + np.arange(span.keys))
-        return table[:, index].transpose(0, 1)
-
-    def _table(self, position: int) -> tuple[Tensor, int]:
-        """The position bias for positions up to this one, and its middle; see `_make_relative_bias`."""
+        `queries`, `[row, places]`, are their positions; without them there is one row with one at `position`.
+        """
         if position > self._relative_bias.shape[-1] // 2:
             self._relative_bias = self._make_relative_bias(2 * position)
-        return self._relative_bias, self._relative_bias.shape[-1] // 2
+        middle, table = self._relative_bias.shape[-1] // 2, self._relative_bias
+        if queries is None:  # a view
+            return table[None, :, None, middle - position : middle + 1]
+        index = torch.from_numpy(middle - queries[..., None] + np.arange(position + 1))
+        return table[:, index.to(table.device, non_blocking=True)].transpose(0, 1)
 
     def _make_relative_bias(self, length: int) -> Tensor:
         """Position bias `[head, 2 * length - 1]`; entry `length - 1 + k - q` is for query q, key k <= q."""
@@ -451,7 +436,9 @@ def attention(query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor
     return functional.scaled_dot_product_attention(query, *keys_values, attn_mask=bias, scale=1.0)
 
 
-def waiting_places(first: np.ndarray, end: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def waiting_places(
+    first: np.ndarray, end: int | np.ndarray, slots: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Slots and positions of everything from `first` (one a row) to before `end`, flat.
 
     >>> waiting_places(np.array([1, 3, 0]), 3, np.array([4, 5, 6]))

@@ -100,11 +100,11 @@ class DraftDecoder:
             waiting = [row for row in going if row.waits]
             if len(waiting) >= VERIFY_AT * len(going):
                 self._verify(waiting)
-                going = self._keep([row for row in going if not self._done(row)])
+                going = self._keep([row for row in going if row.waits or not self._ended(row)])
         return [row.output() for row in self.rows]
 
-    def _done(self, row: Row) -> bool:
-        return bool(row.ids) and (row.last in self.ends or len(row.ids) == self.cache.length)
+    def _ended(self, row: Row) -> bool:
+        return row.last in self.ends or row.position == self.cache.length
 
     def _keep(self, going: list[Row]) -> list[Row]:
         """Takes finished rows out of memory once they are many."""
@@ -123,7 +123,7 @@ class DraftDecoder:
         present = x = decoder.embed(torch.tensor([row.last for row in rows], device=cache.encoded.device))
         span, state, here = Span(cache, slots, position + 1, 1), None, np.arange(len(rows))
         for layer in range(1, self.deepest + 1):
-            x, span = self._joined(layer, x, span)
+            span, x = span.joined(layer, x)
             before, x = present, decoder.run_span(layer, x, span)
             present = span.last(x)
             if layer >= bound.first_layer:
@@ -158,8 +158,8 @@ class DraftDecoder:
         for place, token, confidence in found:
             row, counted = rows[place], int(state.step.readout_rows[place]) + read
             row.drafts.append(Draft(token, state.layer, confidence, counted))
-            full = len(row.drafts) == self.bound.max_draft or row.position == self.cache.length
-            row.last, row.waits = token, full or token in self.ends
+            row.last = token
+            row.waits = len(row.drafts) == self.bound.max_draft or self._ended(row)
 
     def _verify(self, rows: list[Row]) -> None:
         """Runs what waits in these rows through all layers, and settles it."""
@@ -169,7 +169,7 @@ class DraftDecoder:
         span = Span(cache, slots, ends, first)
         x = span.load()
         for layer in range(first, layers + 1):
-            x, span = self._joined(layer, x, span)
+            span, x = span.joined(layer, x)
             x = decoder.run_span(layer, x, span)
         best = decoder.readout(decoder.norm(x)).max(dim=-1)
         ids = on_host(torch.where(torch.isfinite(best.values), best.indices, -1))
@@ -178,14 +178,6 @@ class DraftDecoder:
             row.accept(found.tolist(), layers, self.bound.readout.vocabulary)
         # what comes after has no keys and values any more
         cache.filled[:, slots] = [row.position for row in rows]
-
-    def _joined(self, layer: int, x: Tensor, span: Span) -> tuple[Tensor, Span]:
-        """The states before a layer, with those of the tokens that join there."""
-        if layer != span.until:
-            return x, span
-        span.store(x)
-        span = span.joined_at(layer)
-        return span.load(), span
 
     def _wait(self, layer: int, x: Tensor, span: Span) -> None:
         """Leaves all tokens of a span waiting after a layer."""
