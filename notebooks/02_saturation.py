@@ -51,8 +51,8 @@ from mee_utils.tasks.synthetic.words import DIFFICULTIES
 # %%
 settings = dict(limit=limit, max_new_tokens=max_new_tokens, threshold=threshold, share=share)
 experiment = Experiment("02_saturation", profile, data, **settings, frequency_limit=frequency_limit)
-tasks, training = experiment.tasks(limit), experiment.tasks(frequency_limit, held_out=False)
-models = experiment.models([name for name in experiment.model_names if name != "base"])
+tasks, training = experiment.tasks(limit), experiment.tasks(frequency_limit, "train")
+models = experiment.models(experiment.backbones)
 layers, tokenizer = experiment.layers, experiment.tokenizer()
 
 # %%

@@ -52,7 +52,8 @@ settings |= dict(precision=precision, quality=quality)
 experiment = Experiment("03_pruning", profile, data, **settings)
 
 # %%
-names = [name for name in ("base", "vanilla", "calm") if name in experiment.model_names]
+pre_trained = experiment.profile.training.models[0]
+names = [name for name in (pre_trained, "vanilla", "calm") if name in experiment.model_names]
 tasks, models = experiment.tasks(limit), experiment.models(names)
 pairs = [(name, task) for name in models for task in tasks]
 traces = {pair: experiment.trace(*pair, limit, max_new_tokens) for pair in pairs}
@@ -69,8 +70,8 @@ def every(function):
 # ## Where does the final token rank?
 #
 # The rank that each layer gives to the token that the *last* layer will choose (1 is the top): boxes from the
-# first to the third quartile, the median in black, whiskers from the 5th to the 95th percentile. `base` is
-# pre-trained only, the others are fine-tuned from it.
+# first to the third quartile, the median in black, whiskers from the 5th to the 95th percentile. The first
+# model is pre-trained only (by span corruption, it has seen no task); the others were trained on the tasks.
 
 # %%
 boxes = every(pruning.rank_boxes)
@@ -144,10 +145,10 @@ print(f"The best {top_k} ids of layer {min_layer} hold at least:", ", ".join(lea
 
 # %% [markdown]
 # From layer to layer: how many rows of the vocabulary matrix each way of pruning multiplies if nobody exits,
-# and, in the line below, how many final tokens it still holds at the end. Decaying pruning shrinks the list
-# down to $k^*$:
+# and, in the line below, how many final tokens it still holds at the end. Decaying pruning keeps $k$ ids at
+# the first pruned layer and shrinks the list from there on, down to $k^*$:
 #
-# $$k_l = \max\left(k^*, \left\lfloor \frac{k_{l-1}}{1 + \frac{k_{l-1} - k^*}{k^*} \cdot \frac{l}{L}} \right\rfloor\right)$$
+# $$k_l = \max\left(k^*, \left\lfloor \frac{k_{l-1}}{1 + \frac{k_{l-1} - k^*}{k^*} \cdot \frac{l-1}{L}} \right\rfloor\right)$$
 #
 # Adaptive pruning keeps $\lfloor V(1 - 0.9\,c)\rfloor$ ids at a confidence of $c$: a tenth of the vocabulary
 # even where it is certain. A readout of more than half of the ids is done in full.
@@ -261,7 +262,7 @@ times.set_index(["model", "task", "batch", "reduction"]).speed.unstack(sort=Fals
 # and corpora; what pruning does to them is.
 
 # %%
-beside = published_reductions(complete, calm.layers)
+beside = published_reductions(complete.replace({"model": {pre_trained: "pretrained"}}), calm.layers)
 experiment.save_table(beside, "published_rows")
 theirs, ours = ["score", "score_at_full_depth"], ["our_task", "our_score", "our_score_at_full_depth"]
 beside[["model", "dataset", "reduction", *theirs, *ours, "why_they_differ"]].round(1)

@@ -33,6 +33,7 @@ from IPython.display import display
 from matplotlib.patches import Patch
 
 from mee_utils import Experiment
+from mee_utils.analysis.model_quality import seed_spread
 from mee_utils.paper import claims
 from mee_utils.paper.statements import BUGS
 from mee_utils.study import figures, result_tables, verdicts
@@ -128,6 +129,20 @@ experiment.save_figure(figure, "score_against_flops", points)
 # %%
 front = points[points.front & (points.model == main) & (points.rule != "full_depth")]
 front.groupby("task", sort=False).rule.value_counts().unstack(0).fillna(0).astype(int).rename(figures.label)
+
+# %% [markdown]
+# Between objectives the luck of a training counts too. One rule, the margin over pruned ids at 0.9, on models
+# trained again with other seeds (00):
+
+# %%
+seeds = result_tables.read_retrained(name, "seeds")
+if len(seeds):
+    spread = experiment.save_table(seed_spread(seeds, "flops_share"), "flops_by_seed")
+    for row in spread.itertuples():
+        means = f"{row.mean:.2f} ({row.low:.2f} to {row.high:.2f})"
+        print(
+            f"{figures.label(row.task)}, {figures.label(row.model)}: {means} of the FLOPs, {row.seeds} seeds"
+        )
 
 # %% [markdown]
 # ## Score against speed

@@ -31,14 +31,23 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
     return PreTrainedTokenizerFast(**options, **special)
 
 
-def new_network(tokenizer, **sizes):
-    """A mini T5 with random weights; `sizes` as in `T5Config`, the vocabulary as the tokenizer has it."""
+LOCAL = 0.7  # how much a local head's bias falls a token of distance
+ELSEWHERE = -8.0  # the bias of a one-sided head on the other side
+
+
+def new_network(tokenizer, local: bool = True, **sizes):
+    """A mini T5 with random weights; `sizes` as in `T5Config`, the vocabulary as the tokenizer has it.
+
+    Attention begins as a look-up of equal tokens, and with `local` some heads as views of the neighbours.
+    """
     from transformers import T5Config, T5ForConditionalGeneration
 
     ids = dict(pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
     sizes["vocab_size"] = len(tokenizer)
     network = T5ForConditionalGeneration(T5Config(**sizes, **ids, decoder_start_token_id=0))
     begin_as_look_up(network)
+    if local:
+        begin_local(network)
     return network
 
 
@@ -56,3 +65,32 @@ def begin_as_look_up(network) -> None:
             attention.q.weight.copy_(attention.k.weight * network.config.d_kv**-0.5)
             torch.nn.init.orthogonal_(attention.v.weight)
             attention.o.weight.copy_(attention.v.weight.T)
+
+
+@torch.no_grad()
+def begin_local(network) -> None:
+    """Makes heads 1 to 3 of the encoder, and 1 and 2 of the decoder, prefer near tokens from the start.
+
+    T5 draws its table of position biases near 0, and Adam moves a weight by its rate at most: without a start
+    like this a head needs thousands of steps before it prefers neighbours, and names are bound to no facts.
+    In the encoder head 1 looks both ways, head 2 backwards and head 3 forwards, in the decoder head 2 further
+    than head 1. The queries of these heads begin ten times smaller. Head 0 stays a look-up of equal tokens.
+    """
+    for stack, heads in ((network.encoder, range(1, 4)), (network.decoder, range(1, 3))):
+        table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight  # [bucket, head]
+        biases = _local_biases(len(table), stack.is_decoder)
+        for head in filter(range(network.config.num_heads).__contains__, heads):
+            table[:, head] = biases[head - 1]
+            for block in stack.block:
+                size = network.config.d_kv
+                block.layer[0].SelfAttention.q.weight[head * size : (head + 1) * size] *= 0.1
+
+
+def _local_biases(buckets: int, causal: bool) -> list[torch.Tensor]:
+    """A bias for each bucket of distance, head by head; the encoder's second half are keys further on."""
+    if causal:
+        distance = torch.arange(buckets)
+        return [-LOCAL * distance, -LOCAL * distance / 3]
+    near = -LOCAL * torch.arange(buckets // 2)
+    away = torch.full_like(near, ELSEWHERE)
+    return [torch.cat(sides) for sides in ((near, near), (near, away), (away, near))]

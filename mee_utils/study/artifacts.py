@@ -101,14 +101,14 @@ def train_classifiers(
     """
     asked = lambda job: (not models or job.model in models) and (not seeds or job.seed in seeds)
     wanted = list(filter(asked, classifier_jobs(profile)))
-    tasks = _first_tokens(profile, held_out=False) if wanted else []
+    tasks = _first_tokens(profile, "train") if wanted else []
     digests = [task.digest for task in tasks]
     settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
     weights = {name: weights_digest(profile, name) for name in dict.fromkeys(job.model for job in wanted)}
     common = {name: digest_of(digest, digests, settings) for name, digest in weights.items()}
     keys = {job: f"{common[job.model]} {asdict(job)} {asdict(VARIANTS[job.variant])}" for job in wanted}
     missing = [job for job, key in keys.items() if stored_key(job.path(profile)) != key]
-    held_out = _first_tokens(profile, held_out=True) if missing else []
+    held_out = _first_tokens(profile, "held_out") if missing else []
     for name in dict.fromkeys(job.model for job in missing):
         _train_all(profile, name, {job: keys[job] for job in missing if job.model == name}, tasks, held_out)
     return {job: job.path(profile) for job in wanted}
@@ -125,11 +125,11 @@ def stored_key(path: Path) -> str | None:
         return None
 
 
-def _first_tokens(profile: Profile, held_out: bool) -> list:
+def _first_tokens(profile: Profile, part: str) -> list:
     """The first examples of each corpus with about `classifiers.tokens` target tokens (held out: half)."""
-    wanted = profile.classifiers.tokens // (2 if held_out else 1)
+    wanted = profile.classifiers.tokens // (2 if part == "held_out" else 1)
     tokenizer, found = load_profile_tokenizer(profile, next(iter(profile.training.backbones))), []
-    for task in load_tasks(profile, held_out=held_out, limit=wanted):
+    for task in load_tasks(profile, part, wanted):
         counts = [min(len(ids), profile.training.max_target) for ids in tokenizer(task.targets).input_ids]
         enough = int(np.searchsorted(np.cumsum(counts), wanted)) + 1
         found.append(replace(task, inputs=task.inputs[:enough], references=task.references[:enough]))

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Discriminator, Field, PositiveFloat, PositiveInt
 from ..common.errors import CompanionError, check_choice, nearest, one_line
 from ..common.files import ROOT
 from ..tasks import TASKS
+from ..tasks.synthetic.questions import LESSONS
 
 FOLDER = ROOT / "notebooks" / "profiles"
 READY, TRAINED = "[ready]", "[trained]"  # mark two kinds of settings inside an error; never shown
@@ -34,15 +35,27 @@ class Strict(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class Corpus(Strict):
-    """Where one task's examples come from; `{data}` stands for the DATA folder of the command line."""
+    """Where one task's examples come from; `{data}` stands for the DATA folder of the command line.
+
+    Learning curves and the best checkpoint are judged on `choices` examples, which are neither trained on nor
+    scored: of the validation split where scores come from the test split, else the first ones for training.
+    """
 
     source: str
     train: PositiveInt | None = None
     held_out: PositiveInt | None = None
+    choices: PositiveInt = 100
     held_out_split: Literal["validation", "test"] = "validation"
     languages: Annotated[list[str], Field(min_length=2, max_length=2)] = ["en", "fr"]
     revision: str | None = None
     folder: str | None = None  # of a hub data set; it holds one file or folder a split
+
+
+class Extra(Strict):
+    """Further examples of a task for pre-training, from a corpus that is not scored; see `Corpus.source`."""
+
+    task: Literal[*TASKS]
+    source: str
 
 
 class ShapeSettings(Strict):
@@ -59,11 +72,16 @@ class ShapeSettings(Strict):
 
 
 class Stage(Strict):
-    """One stage of pre-training: span corruption mixed with a share of the tasks, as in T5's."""
+    """One stage of training: how many examples of what, and how the rate goes (`models.training.Schedule`).
 
-    passes: PositiveFloat
+    `examples` are counted for each task of the profile; while pre-training also for each of its `extra`
+    corpora, for each lesson of synthetic questions (`tasks.synthetic.questions.LESSONS`), and for "spans":
+    texts of the tasks, spans corrupted.
+    """
+
+    examples: Annotated[dict[str, PositiveInt], Field(min_length=1)]
     learning_rate: PositiveFloat
-    task_share: Annotated[float, Field(ge=0, le=1)]
+    decay: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
 class BaseSettings(Strict):
@@ -72,15 +90,14 @@ class BaseSettings(Strict):
     stages: Annotated[list[Stage], Field(min_length=1)]
 
 
-class BackboneSettings(Strict):
-    """One training objective; see `mee_utils.models.objectives.Objective`."""
+class BackboneSettings(Stage):
+    """One training objective; see `mee_utils.models.objectives.Objective`. `seeds`: how many trainings."""
 
     objective: Literal["vanilla", "calm", "free", "late_weighted"]
-    passes: PositiveFloat
-    learning_rate: PositiveFloat
     exit_layer: PositiveInt | None = None
     kd_map: Literal["last", "uniform", "dynamic"] = "dynamic"
     intermediate: Literal["all", "one"] = "all"
+    seeds: PositiveInt = 1
 
 
 class Checkpoint(Strict):
@@ -125,13 +142,34 @@ class Training(Strict):
             raise ValueError(f"{missing}; add it, or name a checkpoint as base")
         if self.shape is not None and isinstance(self.base, Checkpoint):
             raise ValueError("shape contradicts the checkpoint of base; leave one of them out")
-        if "base" in self.backbones:
-            raise ValueError('"base" is the name of the pre-trained model; give the backbone another one')
+        for name in {"pretrained", "base"} & set(self.backbones):
+            raise ValueError(f'"{name}" is the name of the pre-trained model; give the backbone another one')
         return self
 
+    @property
+    def models(self) -> list[str]:
+        """Every model, each after the one it starts from."""
+        return [*(["pretrained"] if self._span_stages else []), "base", *self.backbones]
+
+    def start(self, name: str) -> str | None:
+        """The model that a model starts from; None where that has random weights or is ready."""
+        before = {"pretrained": None, "base": "pretrained" if self._span_stages else None}
+        return before.get(name, "base")
+
+    @property
+    def _span_stages(self) -> int:
+        """How many stages come first that see no task: `pretrained` is what they make."""
+        stages = getattr(self.base, "stages", [])
+        return next((k for k, stage in enumerate(stages) if set(stage.examples) != {"spans"}), len(stages))
+
     def recipe(self, name: str) -> BaseSettings | BackboneSettings | Checkpoint:
-        """The settings of `base` or of a backbone."""
-        return self.base if name == "base" else self.backbones[name]
+        """The settings of `pretrained`, `base` or a backbone."""
+        if name in self.backbones or isinstance(self.base, Checkpoint):
+            return self.backbones.get(name, self.base)
+        first = self._span_stages
+        return BaseSettings(
+            stages=self.base.stages[:first] if name == "pretrained" else self.base.stages[first:]
+        )
 
     @property
     def objectives(self) -> dict[str, BackboneSettings]:
@@ -142,6 +180,22 @@ class Training(Strict):
         """The layer that a FREE backbone was trained to exit at: the recipe's, else a third of the depth."""
         given = getattr(self.recipe(name), "exit_layer", None)
         return given or max(1, layers // 3)
+
+
+class Ablation(Strict):
+    """A short training from random weights; `rates` and `muon` as in `models.training.Schedule`."""
+
+    stages: Annotated[list[Stage], Field(min_length=1)]
+    local: bool = True  # heads that begin local
+    rates: dict[Literal["embedding", "table", "norm"], PositiveFloat] = {}
+    muon: bool = True
+
+
+class AblationSettings(Strict):
+    """Short trainings of a model with fewer layers, judged on the questions for choices."""
+
+    layers: PositiveInt
+    runs: Annotated[dict[Name, Ablation], Field(min_length=1)]
 
 
 class ClassifierSettings(Strict):
@@ -184,11 +238,32 @@ class Profile(Strict):
     device: str
     dtype: Literal["float64", "float32", "bfloat16"]
     corpora: Annotated[dict[TaskName, Corpus], Field(min_length=1)]
+    extra: dict[Name, Extra] = {}
     training: Training
+    ablations: AblationSettings | None = None
     classifiers: ClassifierSettings = ClassifierSettings()
     results: ResultSettings = ResultSettings()
     notebooks: dict[str, dict[str, int | float | str | bool]] = {}
     _data: str | None = None  # the DATA folder of the command line
+
+    @model_validator(mode="after")
+    def _known_examples(self) -> Profile:
+        stages = {f"backbones.{name}": [b] for name, b in self.training.objectives.items()}
+        stages["base.stages"] = getattr(self.training.base, "stages", [])
+        stages |= {f"ablations.{name}": run.stages for name, run in self.ablation_runs.items()}
+        for place, chosen in stages.items():
+            more = [] if place.startswith("backbones") else ["spans", *self.extra, *LESSONS]
+            known = [*self.corpora, *more]
+            for name in {name for stage in chosen for name in stage.examples} - set(known):
+                raise ValueError(
+                    f'training.{place}: there are no examples of "{name}": {nearest(name, known)}'
+                )
+        return self
+
+    @property
+    def ablation_runs(self) -> dict[str, Ablation]:
+        """The ablations of the recipe, by name."""
+        return self.ablations.runs if self.ablations else {}
 
     @property
     def lock(self) -> Path:
@@ -197,7 +272,7 @@ class Profile(Strict):
 
     def source(self, task: str) -> str:
         """The source of a task's corpus, with DATA filled in."""
-        source, data = self.corpora[task].source, self._data
+        source, data = (self.corpora | self.extra)[task].source, self._data
         if "{data}" not in source:
             return source
         if not data:
