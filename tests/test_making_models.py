@@ -2,16 +2,19 @@
 
 import copy
 import json
+import re
 from random import Random
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import T5Config, T5ForConditionalGeneration
 
 from mee_utils import CompanionError, load_task
 from mee_utils.models import training
 from mee_utils.models.batches import pad_pairs
+from mee_utils.models.mini import grow
 from mee_utils.study import inputs, train_models
 from mee_utils.study.profiles import Profile, load_profile
 from mee_utils.tasks.loading import load_lesson
@@ -20,6 +23,7 @@ from mee_utils.tasks.synthetic.questions import LESSONS
 SHAPE = dict(vocab_size=500, d_model=32, d_kv=8, num_heads=4, d_ff=32, num_layers=2, num_decoder_layers=3)
 EXAMPLES = {"question_answering": 70, "translation": 50}
 BUDGET = {"examples": EXAMPLES, "learning_rate": 0.02, "decay": 0.5}
+SPANS = {"examples": {"spans": 100}, "learning_rate": 0.02, "layers": 1}
 CONTENT = {
     "name": "tiny",
     "device": "cpu",
@@ -40,9 +44,10 @@ CONTENT = {
         "max_source": 120,
         "max_target": 30,
         "tokens_per_batch": 2000,
+        "pretrained": {"stages": [SPANS, {"examples": {"spans": 40}, "learning_rate": 0.01, "decay": 0.5}]},
         "base": {
             "stages": [
-                {"examples": {"spans": 100}, "learning_rate": 0.02},
+                SPANS,
                 {"examples": {"pairs": 60, "owners": 20, "translation": 30}, "learning_rate": 0.02},
                 {"examples": {"question_answering": 60, "spans": 20}, "learning_rate": 0.01},
             ]
@@ -97,17 +102,19 @@ def test_pretrained_comes_first_then_base_then_the_backbones(made):
     stages = [(place[0], place[2]) for place, *_ in made[1]]
     assert stages == [
         ("pretrained", "stage-1"),
+        ("pretrained", "stage-2"),
         ("base", "stage-1"),
         ("base", "stage-2"),
+        ("base", "stage-3"),
         ("vanilla", "stage-1"),
         ("calm", "stage-1"),
     ]
     objectives = [(objective.name, objective.intermediate) for *_, objective in made[1]]
-    assert objectives == [("vanilla", "all")] * 4 + [("calm", "one")]
+    assert objectives == [("vanilla", "all")] * 6 + [("calm", "one")]
     schedules = [schedule for *_, schedule, _ in made[1]]
-    assert [s.seed for s in schedules] == [3, 3, 4, 3, 3]
-    assert [s.decay for s in schedules] == [0, 0, 0, 0.5, 0.5]
-    assert all(s.muon and not s.half and s.tokens_per_batch == 2000 for s in schedules)
+    assert [s.seed for s in schedules] == [3, 4, 3, 4, 5, 3, 3]
+    assert [s.decay for s in schedules] == [0, 0.5, 0, 0, 0, 0.5, 0.5]
+    assert all(s.muon and s.half and s.tokens_per_batch == 2000 for s in schedules)
     assert not list((made[0] / "build").rglob("checkpoint-*")), "unfinished work is gone"
 
 
@@ -122,7 +129,8 @@ def test_a_manifest_says_how_a_model_was_made_and_how_well_it_does(made, name):
     assert about["parameters"] == sum(weight.numel() for weight in weights.values())
     steps = [row["step"] for row in about["layer_cross_entropy"]]
     assert steps[0] == 0 and steps == sorted(set(steps)) and steps[-1] == about["steps"] > 0
-    assert all(len(row["cross_entropy"]) == 3 for row in about["layer_cross_entropy"])
+    depths = [len(row["cross_entropy"]) for row in about["layer_cross_entropy"]]
+    assert set(depths) == ({3} if name in ("vanilla", "calm") else {1, 3}) and depths == sorted(depths)
     assert {task: one["examples"] for task, one in about["data"].items()} == {
         "question_answering": 60,
         "translation": 40,
@@ -162,8 +170,15 @@ def test_exact_match_is_counted_by_form():
     assert train_models.by_form(task, wrong)["counted"] == round(100 * (count - 1) / count, 2)
 
 
-@pytest.mark.parametrize(("name", "start"), [("base", "pretrained"), ("vanilla", "base"), ("calm", "base")])
-def test_a_model_starts_from_the_one_before_it(made, name, start):
+def test_base_begins_as_pretrained_did(made):
+    (first, *_), (other, *_) = (manifest(name)["layer_cross_entropy"] for name in ("pretrained", "base"))
+    assert first == other
+    vocabularies = [inputs.load_profile_tokenizer(tiny(), name).get_vocab() for name in ("pretrained", "base")]
+    assert vocabularies[0] == vocabularies[1]
+
+
+@pytest.mark.parametrize("name", ["vanilla", "calm"])
+def test_a_backbone_starts_from_base(made, name, start="base"):
     network = inputs.load_profile_model(tiny(), start, "float32").network
     pad = network.config.pad_token_id
     losses = training.layer_losses(network, [pad_pairs(curve_pairs(), pad)])
@@ -234,7 +249,7 @@ def test_no_stage_is_trained_on_a_choice_or_a_held_out_example_and_each_is_judge
         if place[0] in ("vanilla", "calm"):
             assert plain == trained and len(pairs) == 120 and not corrupted
         if place[0] == "pretrained":
-            assert not plain and len(corrupted) == 100
+            assert not plain and len(corrupted) in (100, 40)
 
 
 def restored(corrupted, target, sentinels):
@@ -309,8 +324,9 @@ def test_what_is_there_is_not_made_again(made, monkeypatch):
     assert [path.name for path in train_models.train(tiny())] == ["vanilla", "calm"]
     with pytest.raises(AssertionError, match="nothing is missing"):
         train_models.train(tiny(), ["pretrained"])
-    with pytest.raises(CompanionError, match='"base" starts from "pretrained", which is not trained yet'):
-        train_models.train(tiny(), ["base"])
+    monkeypatch.setattr(train_models, "is_trained", lambda profile, name: name == "pretrained")
+    with pytest.raises(CompanionError, match='"calm" starts from "base", which is not trained yet'):
+        train_models.train(tiny(), ["calm"])
     with pytest.raises(CompanionError, match='Unknown model "pretraind": did you mean "pretrained"'):
         train_models.train(tiny(), ["pretraind"])
 
@@ -325,7 +341,7 @@ def test_what_is_there_is_not_made_again(made, monkeypatch):
             "tiny/vanilla was trained with another recipe",
         ),
         (
-            lambda t: t["base"]["stages"][0]["examples"].update(spans=99),
+            lambda t: t["pretrained"]["stages"][0]["examples"].update(spans=99),
             "tiny/pretrained was trained with another recipe",
         ),
         (
@@ -343,26 +359,65 @@ def test_a_model_of_another_recipe_is_refused(made, change, message):
     assert "\n" not in str(error.value)
 
 
-def test_stages_without_tasks_come_first_and_make_pretrained():
+def test_backbones_start_from_base_and_the_others_from_random_weights():
     settings = tiny().training
     assert settings.models == MODELS
-    assert [settings.start(name) for name in MODELS] == [None, "pretrained", "base", "base"]
-    stages = settings.base.stages
-    assert settings.recipe("pretrained").stages == stages[:1] and settings.recipe("base").stages == stages[1:]
-    alone = tiny(lambda c: c["training"]["base"]["stages"].pop(0)).training
+    assert [settings.start(name) for name in MODELS] == [None, None, "base", "base"]
+    assert settings.recipe("pretrained") == settings.pretrained and settings.recipe("base") == settings.base
+    alone = tiny(lambda c: c["training"].pop("pretrained")).training
     assert alone.models == MODELS[1:] and alone.start("base") is None and alone.start("calm") == "base"
-    assert alone.recipe("base") == alone.base
-    spans = {"examples": {"spans": 5}, "learning_rate": 0.1}
-    twice = tiny(lambda c: c["training"]["base"]["stages"].insert(0, spans)).training
-    assert len(twice.recipe("pretrained").stages) == 2 and len(twice.recipe("base").stages) == 2
     paper = load_profile("paper").training
     assert paper.models[0] == "base" and paper.start("base") is None and paper.start("calm") == "base"
-    assert paper.recipe("base") == paper.base
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([2, None], "the stages of base have .2, 3. layers: each must be a multiple"),
+        ([None, 1], "the stages of base have .2, 1. layers"),
+        ([1, 2, None], "have .1, 2, 3. layers"),
+    ],
+)
+def test_layers_of_stages_grow_to_those_of_the_shape(layers, message):
+    stages = [{**SPANS, "layers": count} for count in layers]
+    with pytest.raises(ValueError, match=message):
+        tiny(lambda c: c["training"]["base"].update(stages=stages))
+
+
+def test_a_grown_network_has_its_layers_in_order_and_adds_their_parts():
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=40, d_model=16, d_kv=4, num_heads=4, d_ff=24, pad_token_id=0)
+    small = T5ForConditionalGeneration(T5Config(num_layers=1, num_decoder_layers=2, **sizes)).eval()
+    with torch.no_grad():
+        for weight in small.parameters():
+            weight.normal_()
+    grown = grow(small, 3, 4).eval()
+    assert (grown.config.num_layers, grown.config.num_decoder_layers) == (3, 4)
+    assert grow(small, 1, 2) is small and small.config.num_layers == 1
+    for stack, times in (("encoder", 3), ("decoder", 2)):
+        old, new = getattr(small, stack).state_dict(), getattr(grown, stack).state_dict()
+        for name, weight in new.items():
+            place = re.match(r"block.(\d+)", name)
+            source = name.replace(place[0], f"block.{int(place[1]) // times}") if place else name
+            part = times if re.search(r"\.(o|wo)\.weight", name) else 1
+            assert torch.equal(weight, old[source] / part), name
+    with torch.no_grad():  # of one layer whose input hardly changes, the parts add up
+        for network in (small, grown):
+            for name, weight in network.named_parameters():
+                if name.endswith((".o.weight", ".wo.weight")):
+                    weight *= 1e-4
+    source, target = torch.randint(3, 40, (2, 7)), torch.randint(3, 40, (2, 5))
+    with torch.no_grad():
+        first, second = (n(input_ids=source, decoder_input_ids=target).logits for n in (small, grown))
+    assert torch.allclose(first, second, rtol=1e-2, atol=1e-2 * float(first.std()))
 
 
 def test_examples_of_a_stage_are_those_that_there_are():
     with pytest.raises(ValueError, match='training.backbones.calm: there are no examples of "pairs": '):
         tiny(lambda c: c["training"]["backbones"]["calm"].update(examples={"pairs": 5}))
+    with pytest.raises(ValueError, match='ablations.runs.odd.stages: there are no examples of "spins": '):
+        runs = {"odd": {"stages": [{"examples": {"spins": 5}, "learning_rate": 0.1}]}}
+        tiny(lambda c: c.update(ablations={"layers": 1, "runs": runs}))
     with pytest.raises(ValueError, match='training.base.stages: there are no examples of "summarization": '):
         tiny(lambda c: c["training"]["base"]["stages"][2]["examples"].update(summarization=5))
     every = {"spans": 1, "more": 1, "translation": 1} | dict.fromkeys(LESSONS, 1)

@@ -10,7 +10,7 @@ from conftest import build_network
 from mee_utils.models.muon import MuonAdam, orthogonalize, parameter_groups
 
 SHAPES = [(12, 12), (20, 8), (8, 20), (12, 12), (20, 8)]
-RATES = dict(embedding=20.0, table=5.0, norm=2.0)
+RATES = dict(query=0.5, embedding=20.0, table=5.0, norm=2.0)
 
 
 def weights(shapes, seed=0):
@@ -92,11 +92,12 @@ def test_every_parameter_is_in_exactly_one_group(family):
     groups = parameter_groups(network, RATES, 1e-3, 0.1)
     seen = [id(weight) for group in groups for weight in group["params"]]
     assert sorted(seen) == sorted(id(weight) for weight in network.parameters())
-    assert [group["lr"] for group in groups] == pytest.approx([1e-3, 2e-2, 5e-3, 2e-3])
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.0, 0.0, 0.0]
-    assert [group["muon"] for group in groups] == [True, False, False, False]
+    assert [group["lr"] for group in groups] == pytest.approx([1e-3, 5e-4, 2e-2, 5e-3, 2e-3])
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.0, 0.0, 0.0]
+    assert [group["muon"] for group in groups] == [True, True, False, False, False]
     names = {id(weight): name for name, weight in network.named_parameters()}
-    matrices, embedding, tables, norms = ([names[id(w)] for w in group["params"]] for group in groups)
-    assert all(name.split(".")[-2] in ("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo") for name in matrices)
+    matrices, queries, embedding, tables, norms = ([names[id(w)] for w in group["params"]] for group in groups)
+    assert queries and all(name.split(".")[-2] == "q" for name in queries)
+    assert all(name.split(".")[-2] in ("k", "v", "o", "wi", "wi_0", "wi_1", "wo") for name in matrices)
     assert set(embedding) <= {"shared.weight", "lm_head.weight"} and len(tables) >= 2
     assert all(name.split(".")[-2].endswith("layer_norm") for name in norms)

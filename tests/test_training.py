@@ -13,7 +13,7 @@ from mee_utils.models import batches, training
 from mee_utils.models.batches import Batches, corrupt_spans, group_by_length, pad_pairs, repeated
 from mee_utils.models.mini import new_network
 from mee_utils.models.muon import FROM_SCRATCH, PRE_TRAINED
-from mee_utils.models.objectives import Objective
+from mee_utils.models.objectives import Objective, cross_entropy
 from mee_utils.models.training import Schedule, layer_losses, train_backbone
 
 SENTINELS = list(range(1000, 1032))
@@ -243,12 +243,28 @@ def test_the_rate_rises_stays_and_falls(plan):
         assert rates[-1] == pytest.approx(0, abs=1e-5) if decay else rates[-1] == 0.02
         half = 200 + full + (4000 - 200 - full) // 2
         assert not decay or rates[half] == pytest.approx(0.01, rel=1e-2)
-        assert asked.load_best_model_at_end == (decay > 0)
+        assert asked.load_best_model_at_end == (decay > 0) == (asked.metric_for_best_model is not None)
 
 
-def test_half_precision_is_for_a_gpu(plan):
-    asked = plan(100, Schedule(0.02, 0.0, 100, half=True))
-    assert asked.use_cpu and not asked.bf16
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("flags", [{}, {"avx512_bf16": False, "avx2": True}, {"amx_bf16": True}])
+def test_half_precision_is_for_processors_that_multiply_it(plan, monkeypatch, flags, half):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
+    asked = plan(100, Schedule(0.02, 0.0, 100, half=half))
+    assert asked.use_cpu and asked.bf16 == (half and "amx_bf16" in flags)
+    assert training.fast_bfloat16("cuda")
+
+
+def test_in_half_precision_the_losses_are_nearly_those_of_single(tmp_path):
+    batch = pad_pairs(PAIRS[:8], 0)
+    network = build_network("t5", 40)
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            states, logits = training.forward(network, batch)
+            found.append(cross_entropy(logits, batch["labels"]))
+        assert states[-1].dtype == torch.float32  # the residual stream keeps its precision
+    assert found[0] == pytest.approx(float(found[1]), rel=2e-2) and found[0] != found[1]
 
 
 def test_every_evaluation_prints_one_line_of_how_far_a_run_is(tmp_path, capsys):
@@ -361,14 +377,14 @@ def test_narrow_networks_have_as_many_local_heads_as_heads():
     assert table.shape[1] == 2 and table[3, 1] == pytest.approx(-2.1)
 
 
-OWN = {name: FROM_SCRATCH[name] for name in ("embedding", "table", "norm")}
+OWN = {name: FROM_SCRATCH[name] for name in ("query", "embedding", "table", "norm")}
 
 
 @pytest.mark.parametrize(
     ("given", "rates", "muon"),
     [
         ({}, [1, *OWN.values()], True),
-        (dict(rates=PRE_TRAINED, muon=False), [1, 1, 1, 1], False),
+        (dict(rates=PRE_TRAINED, muon=False), [1, 1, 1, 1, 1], False),
         (dict(rates=FROM_SCRATCH | {"table": 5.5}), [1, *(OWN | {"table": 5.5}).values()], True),
     ],
 )
@@ -383,9 +399,9 @@ def test_matrices_embedding_tables_and_norms_learn_at_rates_of_their_own(tmp_pat
     )
     groups = trainer.create_optimizer().param_groups
     assert [group["lr"] for group in groups] == pytest.approx([1e-3 * rate for rate in rates])
-    assert [group["weight_decay"] for group in groups] == [0.01, 0, 0, 0]
-    assert [group["muon"] for group in groups] == [muon, False, False, False]
-    assert [id(p) for p in groups[1]["params"]] == [id(network.shared.weight)]
+    assert [group["weight_decay"] for group in groups] == [0.01, 0.01, 0, 0, 0]
+    assert [group["muon"] for group in groups] == [muon, muon, False, False, False]
+    assert [id(p) for p in groups[2]["params"]] == [id(network.shared.weight)]
     assert sum(len(group["params"]) for group in groups) == len(list(network.parameters()))
 
 

@@ -1,5 +1,6 @@
 """Mini T5s, with the depth of the papers' models at a width that trains on a laptop, and their tokenizer."""
 
+import copy
 from collections.abc import Iterable
 
 import torch
@@ -49,6 +50,30 @@ def new_network(tokenizer, local: bool = True, **sizes):
     if local:
         begin_local(network)
     return network
+
+
+@torch.no_grad()
+def grow(network, layers: int, decoder_layers: int):
+    """A deeper T5 that begins as nearly the same function: each layer several times in a row, in equal parts.
+
+    What a copy adds to the state is divided by the number of copies. Depth is cheap to grow (Gong et al.
+    2019, "Efficient training of BERT by progressively stacking"); copies in place keep the order in which a
+    model works, and divided outputs leave something to do for every layer.
+    """
+    if (network.config.num_layers, network.config.num_decoder_layers) == (layers, decoder_layers):
+        return network
+    config = copy.deepcopy(network.config)
+    config.num_layers, config.num_decoder_layers = layers, decoder_layers
+    grown = type(network)(config)
+    grown.load_state_dict({k: v for k, v in network.state_dict().items() if ".block." not in k}, strict=False)
+    for old, new in ((network.encoder.block, grown.encoder.block), (network.decoder.block, grown.decoder.block)):
+        copies = len(new) // len(old)
+        for number, block in enumerate(new):
+            block.load_state_dict(old[number // copies].state_dict(), strict=False)  # only block 0 has a table
+            for name, weight in block.named_parameters():
+                if name.endswith((".o.weight", ".wo.weight")):
+                    weight /= copies
+    return grown
 
 
 @torch.no_grad()

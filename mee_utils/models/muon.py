@@ -17,8 +17,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, as in torch.optim.Mu
 ITERATIONS = 5
 MOMENTUM = 0.95
 BETAS, EPSILON = (0.9, 0.98), 1e-8
-FROM_SCRATCH = dict(embedding=6.0, table=4.0, norm=0.6)  # rates as multiples of that of the matrices
-PRE_TRAINED = dict(embedding=1.0, table=1.0, norm=1.0)
+FROM_SCRATCH = dict(query=0.2, embedding=2.0, table=1.0, norm=0.1)  # rates as multiples of that of the matrices
+PRE_TRAINED = dict(query=1.0, embedding=1.0, table=1.0, norm=1.0)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -95,15 +95,17 @@ def parameter_groups(
     The matrices of the blocks are updated by Muon (or AdamW), at `rate` and with `weight_decay`; the others
     by AdamW without decay, at `rate` times `rates["embedding"]`, `rates["table"]` and `rates["norm"]`.
     """
-    kinds = {"matrix": [], "embedding": [], "table": [], "norm": []}
+    kinds = {"matrix": [], "query": [], "embedding": [], "table": [], "norm": []}
     for name, weight in network.named_parameters():
         if name.startswith(("shared", "lm_head")):
             kind = "embedding"
         elif "relative_attention_bias" in name:
             kind = "table"
+        elif name.endswith(".q.weight"):
+            kind = "query"
         else:
             kind = "norm" if "layer_norm" in name else "matrix"
         kinds[kind].append(weight)
-    matrices = dict(params=kinds.pop("matrix"), lr=rate, weight_decay=weight_decay, muon=muon)
-    others = [dict(params=kinds[k], lr=rates[k] * rate, weight_decay=0.0, muon=False) for k in kinds]
-    return [matrices, *others]
+    rates, matrices = {"matrix": 1.0, **rates}, ("matrix", "query")
+    decays = lambda kind: dict(weight_decay=weight_decay * (kind in matrices), muon=muon and kind in matrices)
+    return [dict(params=kinds[kind], lr=rates[kind] * rate, **decays(kind)) for kind in kinds]

@@ -29,7 +29,8 @@ class Schedule:
 
     `decay` is the share of the steps, the last ones, over which the rate falls to zero in a line; 0 keeps
     it. `rates` are those of `muon.parameter_groups`; without `muon` the matrices are updated by AdamW too.
-    `half`: bfloat16 on a GPU; weights and optimizer stay in single precision.
+    `half`: layers compute in bfloat16 where that is faster (`fast_bfloat16`); weights and optimizer stay in
+    single precision.
     """
 
     learning_rate: float
@@ -98,6 +99,12 @@ def _hooked_forward(network: nn.Module, batch: dict[str, torch.Tensor]):
         return states, network(**inputs, decoder_input_ids=shifted, use_cache=False).logits
 
 
+def fast_bfloat16(device: str) -> bool:
+    """Whether a device multiplies bfloat16 faster than single precision: GPUs, and CPUs that say so."""
+    known = getattr(torch.cpu, "get_capabilities", dict)()
+    return device == "cuda" or any(known.get(name) for name in ("avx512_bf16", "amx_bf16"))
+
+
 @torch.no_grad()
 def layer_losses(network: nn.Module, batches: Sequence[dict[str, torch.Tensor]]) -> list[float]:
     """Cross-entropy in nats a token at every layer (the unweighted mean over the batches)."""
@@ -147,8 +154,9 @@ def train_backbone(
         eval_strategy="steps", eval_steps=every, eval_on_start=True, logging_steps=max(1, every // 4)
     )
     watch |= dict(save_steps=every, save_total_limit=1, report_to=[], disable_tqdm=True)
-    watch |= dict(load_best_model_at_end=schedule.decay > 0, metric_for_best_model="loss")
-    machine = dict(use_cpu=device == "cpu", bf16=schedule.half and device == "cuda")
+    if schedule.decay > 0:
+        watch |= dict(load_best_model_at_end=True, metric_for_best_model="loss")
+    machine = dict(use_cpu=device == "cpu", bf16=schedule.half and fast_bfloat16(device))
     arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
     held_out_batches = [pad_pairs(held_out[i : i + 64], pad) for i in range(0, len(held_out), 64)]
     inputs = dict(train_dataset=data, eval_dataset=held_out_batches, data_collator=lambda items: items[0])

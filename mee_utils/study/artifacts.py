@@ -132,7 +132,7 @@ def _first_tokens(profile: Profile, part: str) -> list:
     for task in load_tasks(profile, part, wanted):
         counts = [min(len(ids), profile.training.max_target) for ids in tokenizer(task.targets).input_ids]
         enough = int(np.searchsorted(np.cumsum(counts), wanted)) + 1
-        found.append(replace(task, inputs=task.inputs[:enough], references=task.references[:enough]))
+        found.append(task[:enough])
     return found
 
 

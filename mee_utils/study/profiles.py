@@ -84,10 +84,16 @@ class Stage(Strict):
     decay: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
-class BaseSettings(Strict):
-    """Pre-training, stage by stage; stage k draws with seed + k."""
+class BaseStage(Stage):
+    """A stage of pre-training; with `layers` encoder and decoder have so many, and grow before the next."""
 
-    stages: Annotated[list[Stage], Field(min_length=1)]
+    layers: PositiveInt | None = None
+
+
+class BaseSettings(Strict):
+    """Pre-training from random weights, stage by stage; stage k draws with seed + k."""
+
+    stages: Annotated[list[BaseStage], Field(min_length=1)]
 
 
 class BackboneSettings(Stage):
@@ -132,6 +138,7 @@ class Training(Strict):
     max_source: PositiveInt
     max_target: PositiveInt
     tokens_per_batch: PositiveInt = 2500
+    pretrained: BaseSettings | None = None  # a model by span corruption alone, to compare with
     base: _or_checkpoint(BaseSettings)
     backbones: Annotated[dict[Name, _or_checkpoint(BackboneSettings)], Field(min_length=1)]
 
@@ -142,34 +149,33 @@ class Training(Strict):
             raise ValueError(f"{missing}; add it, or name a checkpoint as base")
         if self.shape is not None and isinstance(self.base, Checkpoint):
             raise ValueError("shape contradicts the checkpoint of base; leave one of them out")
+        for name in ("pretrained", "base"):
+            self._check_depth(name)
         for name in {"pretrained", "base"} & set(self.backbones):
             raise ValueError(f'"{name}" is the name of the pre-trained model; give the backbone another one')
         return self
 
+    def _check_depth(self, name: str) -> None:
+        """Each stage has as many layers as the one before it or a multiple, and the last has all."""
+        stages = getattr(getattr(self, name), "stages", [])
+        for full in (self.shape.num_layers, self.shape.num_decoder_layers) if stages else ():
+            depths = [stage.layers or full for stage in stages]
+            if depths[-1] != full or any(later % earlier for earlier, later in zip(depths, depths[1:])):
+                rule = "each must be a multiple of the one before, and the last stage has all"
+                raise ValueError(f"the stages of {name} have {depths} layers: {rule} ({full})")
+
     @property
     def models(self) -> list[str]:
         """Every model, each after the one it starts from."""
-        return [*(["pretrained"] if self._span_stages else []), "base", *self.backbones]
+        return [*(["pretrained"] if self.pretrained else []), "base", *self.backbones]
 
     def start(self, name: str) -> str | None:
         """The model that a model starts from; None where that has random weights or is ready."""
-        before = {"pretrained": None, "base": "pretrained" if self._span_stages else None}
-        return before.get(name, "base")
-
-    @property
-    def _span_stages(self) -> int:
-        """How many stages come first that see no task: `pretrained` is what they make."""
-        stages = getattr(self.base, "stages", [])
-        return next((k for k, stage in enumerate(stages) if set(stage.examples) != {"spans"}), len(stages))
+        return "base" if name in self.backbones else None
 
     def recipe(self, name: str) -> BaseSettings | BackboneSettings | Checkpoint:
         """The settings of `pretrained`, `base` or a backbone."""
-        if name in self.backbones or isinstance(self.base, Checkpoint):
-            return self.backbones.get(name, self.base)
-        first = self._span_stages
-        return BaseSettings(
-            stages=self.base.stages[:first] if name == "pretrained" else self.base.stages[first:]
-        )
+        return self.backbones[name] if name in self.backbones else getattr(self, name)
 
     @property
     def objectives(self) -> dict[str, BackboneSettings]:
@@ -187,7 +193,7 @@ class Ablation(Strict):
 
     stages: Annotated[list[Stage], Field(min_length=1)]
     local: bool = True  # heads that begin local
-    rates: dict[Literal["embedding", "table", "norm"], PositiveFloat] = {}
+    rates: dict[Literal["query", "embedding", "table", "norm"], PositiveFloat] = {}
     muon: bool = True
 
 
@@ -248,16 +254,14 @@ class Profile(Strict):
 
     @model_validator(mode="after")
     def _known_examples(self) -> Profile:
-        stages = {f"backbones.{name}": [b] for name, b in self.training.objectives.items()}
-        stages["base.stages"] = getattr(self.training.base, "stages", [])
-        stages |= {f"ablations.{name}": run.stages for name, run in self.ablation_runs.items()}
-        for place, chosen in stages.items():
-            more = [] if place.startswith("backbones") else ["spans", *self.extra, *LESSONS]
-            known = [*self.corpora, *more]
-            for name in {name for stage in chosen for name in stage.examples} - set(known):
-                raise ValueError(
-                    f'training.{place}: there are no examples of "{name}": {nearest(name, known)}'
-                )
+        recipes = {f"training.backbones.{name}": [b] for name, b in self.training.objectives.items()}
+        for name in ("pretrained", "base"):
+            recipes[f"training.{name}.stages"] = getattr(getattr(self.training, name), "stages", [])
+        recipes |= {f"ablations.runs.{name}.stages": run.stages for name, run in self.ablation_runs.items()}
+        for place, stages in recipes.items():
+            known = [*self.corpora] + ([] if "backbones" in place else ["spans", *self.extra, *LESSONS])
+            for name in {name for stage in stages for name in stage.examples} - set(known):
+                raise ValueError(f'{place}: there are no examples of "{name}": {nearest(name, known)}')
         return self
 
     @property

@@ -125,8 +125,10 @@ def _ablation(profile: Profile, job: Retraining) -> list[dict]:
     shape = profile.training.shape.model_dump() | depth
     network = new_network(maker.tokenizer, local=about.local, **shape)
     folder = build_root() / RETRAINED / profile.name / job.name
-    how = dict(rates=FROM_SCRATCH | about.rates, muon=about.muon)
-    curve = maker.run(network, about.stages, job.seed, folder / "training", **how)
+    how, steps = dict(rates=FROM_SCRATCH | about.rates, muon=about.muon), 0
+    for number, stage in enumerate(about.stages):
+        place = folder / "training" / f"stage-{number + 1}"
+        steps += maker.run(network, stage, job.seed + number, place, **how)["steps"]
     with staged(folder / "model") as partial:
         maker.save_weights(network, partial)
     model = inputs.load_model_folder(profile, folder / "model", job.name)
@@ -136,7 +138,7 @@ def _ablation(profile: Profile, job: Retraining) -> list[dict]:
             found = generate(model, task.inputs, max_new_tokens=profile.training.max_target, batch_size=64)
             for form, score in by_form(task, found.texts).items():
                 row = {"run": job.name, "form": form, "exact_match": score}
-                rows.append(row | {"questions": task.forms.count(form), "steps": curve["steps"]})
+                rows.append(row | {"questions": task.forms.count(form), "steps": steps})
     tokens = _tokens(maker, about, job.seed)
     return [row | {"tokens": tokens} for row in rows]
 

@@ -27,7 +27,7 @@ from ..common.errors import check_choice
 from ..common.files import ROOT
 from ..decoding.inputs import UNLIMITED
 from ..models.batches import corrupt_spans, pad_pairs, repeated
-from ..models.mini import SENTINELS, new_network, train_tokenizer
+from ..models.mini import SENTINELS, grow, new_network, train_tokenizer
 from ..tasks.loading import load_lesson, load_task
 from ..traces.replay import replay_policy
 from . import inputs
@@ -37,6 +37,7 @@ from .results import processor, staged
 
 SAFE_MARGIN, SAFE_EXAMPLES = 0.9, 200  # for the first safe layer; examples of each task
 SPANS, CURVE = "spans", 192
+DEPTH = ("num_layers", "num_decoder_layers")
 VANILLA = Objective("vanilla")
 
 
@@ -53,26 +54,42 @@ def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
         start = settings.start(name)
         if start and start not in missing and not is_trained(profile, start):
             raise CompanionError(f'"{name}" starts from "{start}", which is not trained yet: train it first.')
-    ready = [name for name in settings.models if isinstance(settings.recipe(name), Checkpoint)]
-    for name in ready:
-        load_profile_tokenizer(profile, name)  # a wrong id is an error before any corpus is loaded
-    for name in wanted:
-        if is_trained(profile, name):
-            inputs.check_recipe(profile, name)
+    check(profile, wanted)
     if missing:
         maker = new_maker(profile)
         for name in missing:
-            maker.register(name) if name in ready else maker.train(name)
+            ready = isinstance(settings.recipe(name), Checkpoint)
+            maker.register(name) if ready else maker.train(name)
     return [checkpoint_folder(profile, name) for name in wanted if is_trained(profile, name)]
 
 
+def check(profile: Profile, wanted: Sequence[str]) -> None:
+    """Refuses ready checkpoints that cannot be loaded, and `wanted` models made from other settings or data."""
+    for name in profile.training.models:
+        if isinstance(profile.training.recipe(name), Checkpoint):
+            load_profile_tokenizer(profile, name)
+    for name in wanted:
+        if is_trained(profile, name):
+            inputs.check_recipe(profile, name)
+
+
 def new_maker(profile: Profile) -> Maker:
-    """Loads a profile's corpora, and its tokenizer or makes it."""
+    """Loads a profile's corpora, and its tokenizer or makes it.
+
+    Raises:
+        CompanionError: training and held-out data are the same, or nothing is left to train on.
+    """
     parts = {part: inputs.load_tasks(profile, part) for part in ("train", "choices", "held_out")}
     for first, second in zip(parts["train"], parts["held_out"], strict=True):
         if first.digest == second.digest:
             advice = "give a folder with one file a split"
             raise CompanionError(f"{first.source} is training and held-out data at once: {advice}.")
+        if not first.inputs:
+            aside = profile.corpora[first.name].choices
+            raise CompanionError(
+                f"{first.source} has no more than {aside} examples for training, which are all kept for "
+                f"choices: give more, or set choices of {first.name} lower in the profile."
+            )
     return Maker(profile, *parts.values(), profile_tokenizer(profile, parts["train"]))
 
 
@@ -80,7 +97,7 @@ def work_folder(profile: Profile, name: str, seed: int, tasks: Sequence[Task]) -
     """Where an unfinished run keeps its checkpoints: one folder a recipe, seed, start and training data."""
     settings = profile.training
     start = settings.start(name)
-    parts = [settings.recipe(name).model_dump(), settings.model_dump(exclude={"base", "backbones"}), seed]
+    parts = [settings.recipe(name).model_dump(), settings.model_dump(exclude={"pretrained", "base", "backbones"}), seed]
     parts += [[task.digest for task in tasks], start and weights_digest(profile, start)]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return ROOT / "build" / "training" / profile.name / name / key
@@ -120,37 +137,37 @@ class Maker:
         import torch
 
         settings, recipe = self.profile.training, self.profile.training.recipe(name)
+        if not isinstance(recipe, BaseSettings):
+            network = inputs.load_profile_model(self.profile, settings.start(name), "float32").network
+            objective = Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
+            return network, self.run(network, recipe, seed, folder / "stage-1", objective)
         torch.manual_seed(seed)
-        if start := settings.start(name):
-            network = inputs.load_profile_model(self.profile, start, "float32").network
-        else:
-            network = new_network(self.tokenizer, **settings.shape.model_dump())
-        if isinstance(recipe, BaseSettings):
-            return network, self.run(network, recipe.stages, seed, folder)
-        objective = Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
-        return network, self.run(network, [recipe], seed, folder, objective)
+        network, curves = None, []
+        for number, stage in enumerate(recipe.stages):
+            sizes = settings.shape.model_dump()
+            sizes |= dict.fromkeys(DEPTH, stage.layers) if stage.layers else {}
+            if network is None:
+                network = new_network(self.tokenizer, **sizes)
+            network = grow(network, *(sizes[key] for key in DEPTH))
+            curves.append(self.run(network, stage, seed + number, folder / f"stage-{number + 1}"))
+        return network, joined(curves)
 
-    def run(
-        self, network, stages: Sequence[Stage], seed: int, folder: Path, objective=VANILLA, **how
-    ) -> dict:
-        """Trains a network in place, stage by stage; returns its learning curve. `how` as in `Schedule`."""
+    def run(self, network, stage: Stage, seed: int, folder: Path, objective=VANILLA, **how) -> dict:
+        """Trains a network in place for one stage; returns its learning curve. `how` as in `Schedule`."""
         import torch
 
         from ..models.muon import PRE_TRAINED
         from ..models.training import Schedule, train_backbone
 
-        settings, curves = self.profile.training, []
+        settings = self.profile.training
         if settings.shape:
             torch.set_num_threads(1)  # the fastest for mini models: train another one on the next core
-        how |= dict(tokens_per_batch=settings.tokens_per_batch, half=self.profile.dtype == "bfloat16")
+        how |= dict(learning_rate=stage.learning_rate, decay=stage.decay, seed=seed)
+        half = settings.shape is not None or self.profile.dtype == "bfloat16"
+        how |= dict(tokens_per_batch=settings.tokens_per_batch, half=half)
         how |= {} if settings.shape else dict(rates=PRE_TRAINED, muon=False)
-        for number, stage in enumerate(stages):
-            rates = dict(learning_rate=stage.learning_rate, decay=stage.decay, seed=seed + number)
-            pairs, place = self.stage_pairs(stage, seed + number), folder / f"stage-{number + 1}"
-            schedule = Schedule(**rates, **how)
-            about = (objective, pairs, self.curve_pairs(), schedule, place)
-            curves.append(train_backbone(network, *about, name=folder.parent.name))
-        return joined(curves)
+        about = (objective, self.stage_pairs(stage, seed), self.curve_pairs(), Schedule(**how), folder)
+        return train_backbone(network, *about, name=folder.parents[1].name)
 
     def save_weights(self, network, folder: Path):
         """Stores a network in half precision, and loads it again as it will be measured."""

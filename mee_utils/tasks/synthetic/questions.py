@@ -4,13 +4,15 @@ A form of question is answered in a sentence that begins with what it looks up a
 fifth of the questions, by the bare value ("In one word: ..."):
 
     one fact    Where does Bella live?                   Bella lives in Oslo.
-    two facts   Where does the sister of Otto live?      The sister of Otto: Bella; Bella lives in Oslo.
-    counted     How many people live in Oslo?            Anna, Ben and Bella: three people.
-    compared    Who owns more bells, Otto or Bella?      Otto owns nine, Bella seven: Otto.
+    two facts   Where does the sister of Otto live?      The sister of Otto is Bella and Bella lives in Oslo.
+    counted     How many people live in Oslo?            Oslo is home to Anna, Ben and Bella: three people.
+    compared    Who owns more bells, Otto or Bella?      Otto owns nine and Bella owns seven, so the nine bells of
+                                                         Otto are more.
 
 `LESSONS` ask several questions of one context, one for each kind of hop. They are for pre-training only.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
@@ -32,6 +34,7 @@ FACTS = {  # what is asked, the question, and what stands between the name and t
     "goods": ("What does {} own?", "owns"),
 }
 TOLD_BY = {"transport": "trip", "month": "trip", "destination": "trip"}  # else the fact's own name
+RELATED = ("{who.name} is the {relation} of {of.name}.", "The {relation} of {of.name} is {who.name}.")
 OF_ANOTHER = ("city", "job", "dish")  # facts that two-fact questions ask for
 
 
@@ -69,19 +72,23 @@ def _fact(person: Person, what: str) -> Asked:
 
 
 def _who(person: Person) -> Asked:
-    sentence = one_fact(person.name) + grammatical("lives in") + copied(person.city) + grammatical(".")
+    sentence = _home(person.city) + one_fact(person.name) + grammatical(".")
     return Asked(f"Who lives in {person.city}?", sentence, one_fact(person.name))
+
+
+def _home(city: str) -> list[Word]:
+    return copied(city) + grammatical("is home to")
 
 
 def _relation(relation: str, of: Person, who: Person, what: str | None = None) -> Asked:
     """Who somebody's sister is, or with `what` where she lives, ..."""
     key = f"the {relation} of {of.name}"
-    hop = [*grammatical("The"), *copied(f"{relation} of {of.name}"), *grammatical(":"), *one_fact(who.name)]
+    hop = grammatical("The") + copied(f"{relation} of {of.name}") + grammatical("is") + one_fact(who.name)
     if what is None:
         return Asked(f"Who is {key}?", hop + grammatical("."), one_fact(who.name))
     asked, verb = FACTS[what]
     value = _value(who, what)
-    sentence = hop + grammatical(";") + copied(who.name) + grammatical(verb) + value + grammatical(".")
+    sentence = hop + grammatical("and") + copied(who.name) + grammatical(verb) + value + grammatical(".")
     return Asked(asked.format(key), sentence, two_facts(value[-1].text))
 
 
@@ -89,7 +96,8 @@ def _inhabitants(city: str, sentences: Sequence[str], everybody: Sequence[Person
     living = {person.name for person in everybody if person.city == city}
     names = [name for name in (_subject(sentence) for sentence in sentences) if name in living]
     noun = "person" if len(names) == 1 else "people"
-    sentence = [*_listed(names), *grammatical(":"), *counted(NUMBERS[len(names)]), *grammatical(f"{noun} .")]
+    sentence = _home(city) + _listed(names) + grammatical(":") + counted(NUMBERS[len(names)])
+    sentence += grammatical(f"{noun} .")
     return Asked(f"How many people live in {city}?", sentence, counted(NUMBERS[len(names)]))
 
 
@@ -101,11 +109,12 @@ def _subject(sentence: str) -> str:
 def _comparison(random: Random, first: Person, second: Person) -> Asked:
     more = random.random() < 0.5
     winner = first if (first.count > second.count) == more else second
-    things = first.thing.in_english(True)
-    sentence = copied(first.name) + grammatical("owns") + one_fact(NUMBERS[first.count]) + grammatical(",")
-    sentence += copied(second.name) + one_fact(NUMBERS[second.count]) + grammatical(":")
-    sentence += compared(winner.name) + grammatical(".")
-    asked = f"Who owns {'more' if more else 'fewer'} {things}, {first.name} or {second.name}?"
+    things, word = first.thing.in_english(True), "more" if more else "fewer"
+    sentence = copied(first.name) + grammatical("owns") + one_fact(NUMBERS[first.count]) + grammatical("and")
+    sentence += copied(second.name) + grammatical("owns") + one_fact(NUMBERS[second.count])
+    sentence += grammatical(", so the") + compared(NUMBERS[winner.count]) + copied(things) + grammatical("of")
+    sentence += copied(winner.name) + grammatical(f"are {word} .")
+    asked = f"Who owns {word} {things}, {first.name} or {second.name}?"
     return Asked(asked, sentence, compared(winner.name))
 
 
@@ -136,7 +145,8 @@ def _related(random: Random, pairs: int) -> tuple[list[str], list[tuple[str, Per
     if random.random() < 0.5:  # the same relation twice, so that it does not tell whom
         relation = found[0][0]
         found = [(relation if relation in (*OTHERS, sibling(w)) else r, of, w) for r, of, w in found]
-    return [f"{who.name} is the {relation} of {of.name}." for relation, of, who in found], found
+    sentences = [random.choice(RELATED).format(relation=relation, of=of, who=who) for relation, of, who in found]
+    return sentences, found
 
 
 def _two_facts(random: Random) -> Case:
@@ -199,7 +209,8 @@ def question(random: Random, bare: float = BARE) -> SyntheticExample:
 
 def _example(sentences: Sequence[str], asked: str, answer: Sequence[Word], form: str) -> SyntheticExample:
     context, (target, spans) = " ".join(sentences), write(answer)
-    answers = {"text": [target], "answer_start": [context.find(target)]}
+    place = re.search(rf"(?<!\w){re.escape(target)}(?!\w)", context)
+    answers = {"text": [target], "answer_start": [place.start() if place else -1]}
     columns = {"title": "", "context": context, "question": asked, "answers": answers}
     return SyntheticExample(columns, context, target, spans, form)
 
@@ -244,8 +255,21 @@ def _comparisons(random: Random) -> Case:
     return sentences, [_comparison(random, *random.sample(owners, 2)) for _ in range(3)]
 
 
+def _holders(random: Random) -> Case:
+    owners = _owners(random, 4)
+    sentences = _shuffled(random, [tell(random, person, "goods") for person in owners])
+    return sentences, [_holder(person) for person in _shuffled(random, owners)[:3]]
+
+
+def _holder(person: Person) -> Asked:
+    """The way back from a number to a name, which a comparison ends with."""
+    things = f"{NUMBERS[person.count]} {person.thing.in_english(True)}"
+    sentence = grammatical("The") + copied(things) + grammatical("of") + one_fact(person.name) + grammatical(".")
+    return Asked(f"Who owns {things}?", sentence, one_fact(person.name))
+
+
 _CASES = dict(pairs=_pairs, same_fact=_same_fact, several_facts=_several_facts, relations=_relations)
-_CASES |= dict(cities=_cities, owners=_comparisons)
+_CASES |= dict(cities=_cities, owners=_comparisons, holders=_holders)
 
 
 def _lesson(random: Random, case: Callable[[Random], Case]) -> SyntheticExample:
