@@ -173,7 +173,9 @@ def test_exact_match_is_counted_by_form():
 def test_base_begins_as_pretrained_did(made):
     (first, *_), (other, *_) = (manifest(name)["layer_cross_entropy"] for name in ("pretrained", "base"))
     assert first == other
-    vocabularies = [inputs.load_profile_tokenizer(tiny(), name).get_vocab() for name in ("pretrained", "base")]
+    vocabularies = [
+        inputs.load_profile_tokenizer(tiny(), name).get_vocab() for name in ("pretrained", "base")
+    ]
     assert vocabularies[0] == vocabularies[1]
 
 

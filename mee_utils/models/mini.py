@@ -66,10 +66,15 @@ def grow(network, layers: int, decoder_layers: int):
     config.num_layers, config.num_decoder_layers = layers, decoder_layers
     grown = type(network)(config)
     grown.load_state_dict({k: v for k, v in network.state_dict().items() if ".block." not in k}, strict=False)
-    for old, new in ((network.encoder.block, grown.encoder.block), (network.decoder.block, grown.decoder.block)):
+    for old, new in (
+        (network.encoder.block, grown.encoder.block),
+        (network.decoder.block, grown.decoder.block),
+    ):
         copies = len(new) // len(old)
         for number, block in enumerate(new):
-            block.load_state_dict(old[number // copies].state_dict(), strict=False)  # only block 0 has a table
+            block.load_state_dict(
+                old[number // copies].state_dict(), strict=False
+            )  # only block 0 has a table
             for name, weight in block.named_parameters():
                 if name.endswith((".o.weight", ".wo.weight")):
                     weight /= copies

@@ -17,7 +17,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, as in torch.optim.Mu
 ITERATIONS = 5
 MOMENTUM = 0.95
 BETAS, EPSILON = (0.9, 0.98), 1e-8
-FROM_SCRATCH = dict(query=0.2, embedding=2.0, table=1.0, norm=0.1)  # rates as multiples of that of the matrices
+FROM_SCRATCH = dict(
+    query=0.2, embedding=2.0, table=1.0, norm=0.1
+)  # rates as multiples of that of the matrices
 PRE_TRAINED = dict(query=1.0, embedding=1.0, table=1.0, norm=1.0)
 
 

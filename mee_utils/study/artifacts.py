@@ -9,7 +9,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np

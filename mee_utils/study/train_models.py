@@ -24,7 +24,7 @@ import numpy as np
 from .. import CompanionError, ExitPolicy, Objective, Task, generate, load_model, trace
 from ..analysis.pruning import minimum_layer
 from ..common.errors import check_choice
-from ..common.files import ROOT
+from ..common.files import ROOT, complete_file
 from ..decoding.inputs import UNLIMITED
 from ..models.batches import corrupt_spans, pad_pairs, repeated
 from ..models.mini import SENTINELS, grow, new_network, train_tokenizer
@@ -64,7 +64,7 @@ def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
 
 
 def check(profile: Profile, wanted: Sequence[str]) -> None:
-    """Refuses ready checkpoints that cannot be loaded, and `wanted` models made from other settings or data."""
+    """Refuses ready checkpoints that cannot be loaded, and `wanted` models of another recipe or data."""
     for name in profile.training.models:
         if isinstance(profile.training.recipe(name), Checkpoint):
             load_profile_tokenizer(profile, name)
@@ -97,7 +97,11 @@ def work_folder(profile: Profile, name: str, seed: int, tasks: Sequence[Task]) -
     """Where an unfinished run keeps its checkpoints: one folder a recipe, seed, start and training data."""
     settings = profile.training
     start = settings.start(name)
-    parts = [settings.recipe(name).model_dump(), settings.model_dump(exclude={"pretrained", "base", "backbones"}), seed]
+    parts = [
+        settings.recipe(name).model_dump(),
+        settings.model_dump(exclude={"pretrained", "base", "backbones"}),
+        seed,
+    ]
     parts += [[task.digest for task in tasks], start and weights_digest(profile, start)]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return ROOT / "build" / "training" / profile.name / name / key
@@ -153,7 +157,10 @@ class Maker:
         return network, joined(curves)
 
     def run(self, network, stage: Stage, seed: int, folder: Path, objective=VANILLA, **how) -> dict:
-        """Trains a network in place for one stage; returns its learning curve. `how` as in `Schedule`."""
+        """Trains a network in place for one stage; returns its learning curve. `how` as in `Schedule`.
+
+        A stage that has finished is kept beside its `folder`, and not repeated.
+        """
         import torch
 
         from ..models.muon import PRE_TRAINED
@@ -166,8 +173,16 @@ class Maker:
         half = settings.shape is not None or self.profile.dtype == "bfloat16"
         how |= dict(tokens_per_batch=settings.tokens_per_batch, half=half)
         how |= {} if settings.shape else dict(rates=PRE_TRAINED, muon=False)
+        finished = folder.with_suffix(".pt")
+        if finished.exists():
+            stored = torch.load(finished, weights_only=True)
+            network.load_state_dict(stored["weights"])
+            return stored["curve"]
         about = (objective, self.stage_pairs(stage, seed), self.curve_pairs(), Schedule(**how), folder)
-        return train_backbone(network, *about, name=folder.parents[1].name)
+        curve = train_backbone(network, *about, name=folder.parents[1].name)
+        with complete_file(finished) as partial:
+            torch.save(dict(weights=network.state_dict(), curve=curve), partial)
+        return curve
 
     def save_weights(self, network, folder: Path):
         """Stores a network in half precision, and loads it again as it will be measured."""
