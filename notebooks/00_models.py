@@ -306,9 +306,10 @@ experiment.save_table(spread, "seed_spread") if len(spread) else "no further see
 # ## Ablations
 #
 # Short trainings with fewer layers, one part of the recipe changed at a time, on about as many tokens. *Flat
-# start*: all heads begin as T5 draws them. *Slow table*: position biases learn at a tenth of their rate.
-# *Adam*: in place of Muon, at the best rate we found for it. *One question*: one question a context in the
-# lessons. *No curriculum*: questions alone, from the start. *Bare value*: nothing is ever said aloud.
+# start*: all heads begin as T5 draws them. *Slow table*: position biases learn at a tenth of their rate. *One
+# rate*: queries, embedding, position biases and norms learn at the rate of all other matrices. *Adam*: in
+# place of Muon, at the best rate we found for it. *One question*: one question a context in the lessons. *No
+# curriculum*: questions alone, from the start. *Bare value*: nothing is ever said aloud.
 
 # %%
 ablations = read_retrained(profile, "ablations")
@@ -325,9 +326,10 @@ if len(ablations):
 #
 # The models of profile `small` have two million parameters, and twelve encoder and twelve decoder layers as
 # in the papers' figures. They are real models of the same architecture, trained for the same objectives,
-# and they stand well above the trivial baselines (`scores_against_baselines`). What they have not learned
-# is to count, compare and join facts (`accuracy_by_difficulty`). And they cannot show scale: no number of
-# this profile is a number of the papers. Each model's `manifest.json` holds the recipe that made it and the
+# and they stand well above the trivial baselines (`scores_against_baselines`). Aloud they find, join and
+# compare facts almost without error; what they have not learned is to count as surely, and to do in silence,
+# inside one token, what they do aloud (`exact_match_by_form`). And they cannot show scale: no number of this
+# profile is a number of the papers. Each model's `manifest.json` holds the recipe that made it and the
 # time it took; `make train` makes the models again.
 #
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?

@@ -15,6 +15,7 @@ import platform
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
@@ -133,7 +134,9 @@ class Maker:
         network, curve = self.trained(name, seed, folder)
         with staged(checkpoint_folder(self.profile, name)) as partial:
             model = self.save_weights(network, partial)
-            self.write_manifest(name, partial, model, curve, self.tasks)
+            seen = {task.name: task for task in self.tasks}
+            seen |= {extra: self.extra[extra] for extra in inputs.extra_corpora(self.profile, name)}
+            self.write_manifest(name, partial, model, curve, seen)
         shutil.rmtree(folder.parent)
 
     def trained(self, name: str, seed: int, folder: Path) -> tuple:
@@ -213,7 +216,7 @@ class Maker:
         place = lambda source, commit: {"checkpoint": source, "commit": commit}
         curve |= {"source": inputs.from_source(profile, name, place), "weights": ready_digest(profile, name)}
         with staged(checkpoint_folder(profile, name)) as partial:
-            self.write_manifest(name, partial, model, curve, [])
+            self.write_manifest(name, partial, model, curve, {})
 
     def pairs(self, tasks: Sequence[Task]) -> list:
         """Token ids of the input and the target of every example, cut to the lengths that are trained on."""
@@ -222,6 +225,12 @@ class Maker:
             texts = [text for task in tasks for text in getattr(task, column)]
             ids.append(self.tokenizer(texts, truncation=True, max_length=longest).input_ids)
         return list(zip(*ids, strict=True))
+
+    @cached_property
+    def extra(self) -> dict[str, Task]:
+        """The further corpora of pre-training."""
+        load = lambda name, corpus: load_task(corpus.task, self.profile.source(name), "train")
+        return {name: load(name, corpus) for name, corpus in self.profile.extra.items()}
 
     def stage_pairs(self, stage: Stage, seed: int) -> list:
         """The examples that a stage asks for; tasks that are smaller than that are repeated."""
@@ -233,8 +242,7 @@ class Maker:
             elif name in tasks:
                 found += repeated(self.pairs([tasks[name]]), count, random)
             elif name in self.profile.extra:
-                extra = load_task(self.profile.extra[name].task, self.profile.source(name), "train")
-                found += repeated(self.pairs([extra]), count, random)
+                found += repeated(self.pairs([self.extra[name]]), count, random)
             else:
                 found += self.pairs([load_lesson(name, "train", count, seed)])
         return found
@@ -250,7 +258,7 @@ class Maker:
         pairs = self.pairs(self.choices)
         return Random(self.profile.training.seed).sample(pairs, min(CURVE, len(pairs)))
 
-    def write_manifest(self, name: str, folder: Path, model, curve: dict, tasks: Sequence[Task]) -> None:
+    def write_manifest(self, name: str, folder: Path, model, curve: dict, seen: dict[str, Task]) -> None:
         """Measures a model and writes what is known of it: recipe, data, scores, learning curve."""
         settings = self.profile.training
         scores, min_exit_layer = measure(model, self.held_out, settings.max_target)
@@ -264,13 +272,13 @@ class Maker:
             "parameters": sum(p.numel() for p in model.network.parameters()),
             "seed": settings.seed,
             "machine": machine(),
-            "data": {task.name: source(task) for task in tasks},
+            "data": {corpus: source(task) for corpus, task in seen.items()},
             "scores": scores,
             "min_exit_layer": min_exit_layer,
             **curve,
         }
-        if isinstance(settings.base, Checkpoint) and name != "base":
-            about["base"] = ready_digest(self.profile, "base")
+        if start := settings.start(name):
+            about["base"] = weights_digest(self.profile, start)
         (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
