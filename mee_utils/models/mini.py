@@ -52,6 +52,16 @@ def new_network(tokenizer, local: bool = True, **sizes):
     return network
 
 
+def set_dropout(network, rate: float) -> None:
+    """Changes the dropout rate of a T5, wherever it keeps it."""
+    network.config.dropout_rate = rate
+    for module in network.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = rate
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = rate
+
+
 @torch.no_grad()
 def grow(network, layers: int, decoder_layers: int):
     """A deeper T5 that begins as nearly the same function: each layer several times in a row, in equal parts.

@@ -86,9 +86,13 @@ class Stage(Strict):
 
 
 class BaseStage(Stage):
-    """A stage of pre-training; with `layers` encoder and decoder have so many, and grow before the next."""
+    """A stage of pre-training; with `layers` encoder and decoder have so many, and grow before the next.
+
+    `dropout_rate` is the shape's where none is given.
+    """
 
     layers: PositiveInt | None = None
+    dropout_rate: Annotated[float, Field(ge=0, lt=1)] | None = None
 
 
 class BaseSettings(Strict):

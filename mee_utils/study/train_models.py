@@ -27,8 +27,8 @@ from ..analysis.pruning import minimum_layer
 from ..common.errors import check_choice
 from ..common.files import ROOT, complete_file
 from ..decoding.inputs import UNLIMITED
-from ..models.batches import corrupt_spans, pad_pairs, repeated
-from ..models.mini import SENTINELS, grow, new_network, train_tokenizer
+from ..models.batches import corrupt_spans, padded, repeated
+from ..models.mini import SENTINELS, grow, new_network, set_dropout, train_tokenizer
 from ..tasks.loading import load_lesson, load_task
 from ..traces.replay import replay_policy
 from . import inputs
@@ -169,8 +169,9 @@ class Maker:
         from ..models.muon import PRE_TRAINED
         from ..models.training import Schedule, train_backbone
 
-        settings = self.profile.training
+        settings, dropout = self.profile.training, getattr(stage, "dropout_rate", None)
         if settings.shape:
+            set_dropout(network, settings.shape.dropout_rate if dropout is None else dropout)
             torch.set_num_threads(1)  # the fastest for mini models: train another one on the next core
         how |= dict(learning_rate=stage.learning_rate, decay=stage.decay, seed=seed)
         half = settings.shape is not None or self.profile.dtype == "bfloat16"
@@ -210,8 +211,7 @@ class Maker:
                 "token by token; give it another profile."
             )
         pairs, pad = self.curve_pairs(), model.network.config.pad_token_id
-        batches = [pad_pairs(pairs[i : i + 64], pad) for i in range(0, len(pairs), 64)]
-        losses = [{"step": 0, "cross_entropy": layer_losses(model.network, batches)}]
+        losses = [{"step": 0, "cross_entropy": layer_losses(model.network, padded(pairs, pad))}]
         curve = {"steps": 0, "minutes": 0.0, "loss": [], "layer_cross_entropy": losses}
         place = lambda source, commit: {"checkpoint": source, "commit": commit}
         curve |= {"source": inputs.from_source(profile, name, place), "weights": ready_digest(profile, name)}
