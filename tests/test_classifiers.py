@@ -191,7 +191,7 @@ def test_a_classifier_in_memory_is_refused_on_another_model(traced, learnable, t
     other = build_lively("t5", tokenizer, seed=9)
     for classifier, where, message in (
         (trained, other, "trained on the states of other weights"),
-        (loaded, model, "reads states of width 16, .* have 32"),
+        (loaded, model, "is for d_model=16, .* has 32"),
     ):
         with pytest.raises(CompanionError, match=message) as caught:
             generate(where, INPUTS[:1], ExitPolicy(classifier), max_new_tokens=2)

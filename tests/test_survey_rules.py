@@ -1,6 +1,5 @@
 """The survey's exit rules: a plain numpy reference, replay, batches and verified drafts agree on each."""
 
-from itertools import pairwise
 from math import log
 
 import numpy as np
@@ -27,6 +26,7 @@ from mee_utils.analysis.decisions import thresholds_for
 from mee_utils.exits.classifiers import SIZED, new_classifier
 from mee_utils.exits.measures import ConfidenceWindow, PatientEntropy
 from mee_utils.exits.thresholds import BanditThreshold, Threshold
+from mee_utils.study import catalogue
 from mee_utils.traces.replay import StoredStates, replay_policy
 
 LAYERS = 6
@@ -468,7 +468,7 @@ def test_rules_that_count_are_calibrated_over_numbers_of_exits(tokenizer):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(measure="patience", threshold=2.5), "threshold=2.5 for patience: give a whole number of exits"),
+        (dict(measure="patience", threshold=2.5), "threshold=2.5 for patience: give a whole number"),
         (dict(measure="patience", threshold=-1), "from 0 to inf"),
         (
             dict(measure="patience", decay=4.0),
@@ -521,4 +521,18 @@ def test_mistakes_are_one_clear_line(traced):
             call()
         assert "\n" not in str(caught.value)
     assert len(replay(found, policies["token_hash"])) == len(found), "a table needs no states"
-    assert all(a >= b for a, b in pairwise(sorted(ARMS)[::-1]))
+
+
+def test_the_catalogue_knows_every_rule_and_neither_trains_nor_sweeps_it_yet(traced):
+    model, found, _, policies = traced
+    swept = {*catalogue.VARIANTS, *catalogue.MAIN_SWEEP, *catalogue.SEVERAL_LAYERS, *catalogue.ABLATED}
+    assert set(catalogue.SURVEY) == set(RULES) and not swept & set(RULES)
+    settings = {"min_layer": 2, "top_k": 12}
+    measures = {name: policies[name].measure for name in TRAINED}
+    for name in catalogue.SURVEY:
+        rule = catalogue.RULES[name]
+        assert rule.label.endswith(")") and rule.family in catalogue.FAMILY_COLOURS
+        policy = rule.policy(1.0, settings, measures)
+        assert len(replay(found, policy, LENGTH, model)) == len(found)
+    assert catalogue.RULES["mue"].policy(0.9, settings).decay == 4.0
+    assert catalogue.RULES["bandit"].policy(None, settings).threshold == "bandit"

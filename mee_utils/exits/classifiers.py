@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from ..common.errors import CompanionError, check_choice
 from ..common.files import complete_file
-from .measures import Measure
+from .measures import MaxProbability, Measure
 
 FORMAT = "mee_utils.classifier.1"
 TARGETS = ("consistency", "correctness")
@@ -95,18 +95,15 @@ class ExitClassifier(nn.Module, Measure):
 
     def check_model(self, model) -> None:
         """Refuses other sizes, or states of other weights than those it was trained on."""
-        config = model.network.config
-        sizes = {"decoder_layers": model.layers, "vocabulary": config.vocab_size}
-        others = [size for size, value in sizes.items() if self.settings.get(size, value) != value]
-        if self.d_model != config.d_model:
-            other = f"reads states of width {self.d_model}, {model.name}'s have {config.d_model}"
-        elif others:
-            other = f"has {others[0]}={self.settings[others[0]]}, {model.name} has {sizes[others[0]]}"
-        elif self.trained_on not in (None, model.fingerprint):
+        sizes = {"d_model": model.network.config.d_model, "decoder_layers": model.layers}
+        sizes |= {"vocabulary": model.network.config.vocab_size}
+        for name, size in sizes.items():
+            if (own := self.settings.get(name, size)) != size:
+                other = f"is for {name}={own}, {model.name} has {size}"
+                raise CompanionError(f"{self!r} {other}: train one for this model.")
+        if self.trained_on not in (None, model.fingerprint):
             other = f"was trained on the states of other weights than {model.name}'s"
-        else:
-            return
-        raise CompanionError(f"{self!r} {other}: train one for this model.")
+            raise CompanionError(f"{self!r} {other}: train one for this model.")
 
     def key(self) -> str:
         """Settings and a hash of the weights."""
@@ -186,7 +183,7 @@ class PastFuture(ExitClassifier):
     al. 2023), trained here by the squared error of the state. Untrained, it is `max_probability`.
     """
 
-    readout = True
+    readout, confidence = True, MaxProbability.confidence
 
     def build(self, decoder_layers: int) -> None:
         width, before = self.d_model, decoder_layers - 1
@@ -205,9 +202,6 @@ class PastFuture(ExitClassifier):
             before.dtype
         )
 
-    def confidence(self, state) -> Tensor:
-        return state.top1_probability
-
     def flops(self, d_model: int) -> int:
         return 2 * d_model**2
 
@@ -219,7 +213,7 @@ class Ensemble(ExitClassifier):
     the cross-entropy of `q` at every layer from `min_exit_layer` on.
     """
 
-    readout = counts_exits = True
+    readout, counts_exits, confidence = True, True, MaxProbability.confidence
 
     def build(self, decoder_layers: int, vocabulary: int) -> None:
         self.log_weights = nn.Parameter(torch.zeros(decoder_layers - 1))
@@ -237,9 +231,6 @@ class Ensemble(ExitClassifier):
         experts = zip(layers, logits, strict=True)
         scores = sum(self.log_weights[layer - 1].exp() * each.log_softmax(dim=-1) for layer, each in experts)
         return scores + (self.bias if ids is None else self.bias[ids])
-
-    def confidence(self, state) -> Tensor:
-        return state.top1_probability
 
 
 class TokenHash(ExitClassifier):

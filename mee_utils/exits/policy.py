@@ -101,10 +101,8 @@ class ExitPolicy:
         if isinstance(level, str) and level in ONLINE:
             return ONLINE[level]()
         level = self.measure.default_threshold if level is None else level
-        if self.measure.whole and _is(level, Real) and level % 1:
-            raise CompanionError(
-                f"threshold={level!r} for {self.measure.name}: give a whole number of exits."
-            )
+        if self.measure.whole and _is(level, Real) and level % 1 > 0:
+            raise CompanionError(f"threshold={level!r} for {self.measure.name}: give a whole number.")
         if not _is(level, Real) or not low <= level <= high:
             allowed = f"give a number from {low:g} to {high:g} (constant {high:g}: no exit)."
             raise CompanionError(f"threshold={level!r} for {self.measure.name}: {allowed}")
@@ -181,11 +179,10 @@ class ExitPolicy:
             yield 'threshold="adaptive" (FREE) needs propagation="parallel" and one layer in exit_layers.'
         if learns and (not probability or measure.lookback or measure.counts_exits):
             yield 'threshold="adaptive" needs a probability: "max_probability" or "softmax_margin".'
-        if measure.range[1] > 1 and (
-            self.schedule.online or self.schedule.decay or self.pruning == "adaptive"
-        ):
-            option = given if self.schedule.online else "decay" if self.schedule.decay else reduced
-            yield f'{option} needs a confidence of at most 1, not that of "{measure.name}": leave it out.'
+        probabilities = (self.schedule.online, given), (self.schedule.decay, "decay")
+        for wanted, option in (*probabilities, (self.pruning == "adaptive", reduced)):
+            if wanted and measure.range[1] > 1:
+                yield f'{option} needs a confidence of at most 1, not that of "{measure.name}": leave it out.'
 
     @property
     def plain(self) -> bool:

@@ -41,7 +41,7 @@ class CollapsingDepth(Measure):
     """
 
     def __init__(self, measure: Measure, schedule: Threshold, length: int):
-        if not measure.has_threshold or measure.looks_ahead or schedule.learns:
+        if not measure.has_threshold or measure.looks_ahead or schedule.online:
             needed = "a measure with a constant or decaying threshold"
             raise CompanionError(f'"{measure.name}" cannot collapse: give {needed}.')
         self.measure, self.schedule, self.length = measure, schedule, length
