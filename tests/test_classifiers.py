@@ -118,7 +118,7 @@ def balanced_accuracy(classifier, found, model, labels):
     return (said[labels].mean() + (~said)[~labels].mean()) / 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("classifier")])
 def test_what_one_layer_shows_is_learned_though_classes_are_unbalanced(learnable, kind):
     model, found = learnable
     labels = found.states[:, :-1, 0] > 1.2  # an eighth

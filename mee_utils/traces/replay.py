@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import torch
@@ -76,12 +77,11 @@ class PolicyReplay:
         if not schedule.online:
             return schedule.exceeded(self.confidences, position[:, None], max_new_tokens)
         schedule, found = deepcopy(schedule), np.zeros(self.confidences.shape, dtype=bool)
-        for place in range(position.max() + 1):  # it learns from token to token
+        columns = [*enumerate(self.decision_layers)]
+        for place, (column, layer) in product(range(position.max() + 1), columns):  # from token to token
             tokens = np.flatnonzero(position == place)
-            for column, layer in enumerate(self.decision_layers):
-                read, depth = self.confidences[tokens, column], layer / self.trace.layers
-                which = place, max_new_tokens, self.trace.sequence[tokens], depth
-                found[tokens, column] = schedule.exceeded(read, *which)
+            which = place, max_new_tokens, self.trace.sequence[tokens], layer / self.trace.layers
+            found[tokens, column] = schedule.exceeded(self.confidences[tokens, column], *which)
         return found
 
     def exits(self, max_new_tokens: int = 64) -> np.ndarray:
