@@ -3,6 +3,7 @@
 # make results      RESULTS.md, and the numbers of README.md, from the stored tables
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
+# make retrain      further seeds and ablations, for the tables of spread    PROFILE=small|real  DATA=folder
 # make status       which models and results are there
 # Set-up (virtual environment, pinned packages) is part of each of them and is done once.
 
@@ -27,7 +28,7 @@ endif
 COMPANION = $(PYTHON) -m mee_utils
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce test bench train status results setup clean
+.PHONY: reproduce test bench train retrain status results setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
@@ -41,6 +42,9 @@ bench: $(INSTALLED)
 
 train: $(INSTALLED)
 	@$(COMPANION) train $(OPTIONS) $(if $(MODEL),--model $(MODEL))
+
+retrain: $(INSTALLED)
+	@$(COMPANION) retrain $(OPTIONS)
 
 status: $(INSTALLED)
 	@$(COMPANION) status $(OPTIONS)

@@ -23,11 +23,14 @@ def reproduce(options) -> str:
 
 def train(options) -> str:
     """Makes the missing models and exit classifiers of a profile."""
-    from .study.train_models import train as train_models
+    from .study import artifacts, train_models
 
-    folders = train_models(load_profile(options.profile, options.data), options.model)
+    profile = load_profile(options.profile, options.data)
     if not options.model:
+        train_models.check(profile, profile.training.models)
         pipeline.make("classifiers", options.profile, options.data, options.cores)
+        artifacts.ship_classifiers(profile)
+    folders = train_models.train(profile, options.model)
     return f"trained: {', '.join(map(_short, folders))} (scores in manifest.json)"
 
 
@@ -63,6 +66,20 @@ def sweep(options) -> str:
     job = sweeps.Job(options.model[0], options.task, options.part)
     sweeps.run(_alone(options), job, measure_bugs)
     return f"swept {job.what}: {job.model}, {job.task}"
+
+
+def retrain(options) -> str:
+    """Trains further seeds and ablations of a profile, for tables."""
+    from .study import retraining
+
+    if options.part == "tables":
+        return f"tables: {_short(retraining.store(load_profile(options.profile)))}"
+    if not options.model:
+        pipeline.make("retrained", options.profile, options.data, options.cores)
+        return "seeds and ablations are up to date"
+    profile, (name,) = _alone(options), options.model
+    kind = "ablations" if name in profile.ablation_runs else "seeds"
+    return f"rows: {_short(retraining.run(profile, retraining.Retraining(kind, name, *options.seed)))}"
 
 
 def _alone(options):
@@ -124,7 +141,7 @@ def status(options) -> int:
     from .study.notebooks import notebook_names
 
     profile = load_profile(options.profile)
-    found = {f"model {name}": is_trained(profile, name) for name in ["base", *profile.training.backbones]}
+    found = {f"model {name}": is_trained(profile, name) for name in profile.training.models}
     for name in ["sweep", *notebook_names()]:
         found[f"results {name}"] = (output_root() / profile.name / name / "manifest.json").exists()
     for name, there in found.items():
@@ -171,6 +188,7 @@ COMMANDS = {
     trace: (*COMMON, "--model"),
     classifiers: (*COMMON, "--model", "--seed"),
     sweep: (*COMMON, "--cores", "--model", "--task", "--part"),
+    retrain: (*COMMON, "--cores", "--model", "--seed", "--part"),
     notebook: ("name", *COMMON, "--parameter"),
     carry_over: ("name",),
     status: COMMON,

@@ -34,15 +34,17 @@ import pandas as pd
 from mee_utils import ExitPolicy, Experiment, trace
 from mee_utils.analysis import monotonicity
 from mee_utils.analysis.comparison import replay_against_decoding
+from mee_utils.analysis.model_quality import seed_spread
 from mee_utils.analysis.statistics import difference_interval, mean_interval
 from mee_utils.paper import claims
 from mee_utils.study import figures
 from mee_utils.study.figures import label
+from mee_utils.study.result_tables import read_retrained
 
 settings = dict(limit=limit, max_new_tokens=max_new_tokens, bins=bins, seed=seed)
 experiment = Experiment("01_monotonicity", profile, data, **settings)
 tasks, layers = experiment.tasks(limit), experiment.layers
-models = experiment.models([name for name in experiment.model_names if name != "base"])
+models = experiment.models(experiment.backbones)
 
 # %%
 own = {(task, name): experiment.trace(name, task, limit, max_new_tokens) for task in tasks for name in models}
@@ -106,6 +108,18 @@ for row in gain.itertuples():
         f"{label(row.task)}: {label(row.model)} settles {row.layers_earlier:.2f} layers earlier than vanilla "
         f"({row.low:.2f} to {row.high:.2f})"
     )
+
+# %% [markdown]
+# Intervals over sequences say nothing of the luck of a training. Trained again with other seeds, from the
+# same base (00), the models settle here:
+
+# %%
+seeds = read_retrained(profile, "seeds")
+if len(seeds):
+    spread = experiment.save_table(seed_spread(seeds, "settled_from"), "settling_by_seed")
+    for row in spread.itertuples():
+        means = f"{row.mean:.2f} ({row.low:.2f} to {row.high:.2f})"
+        print(f"{label(row.task)}, {label(row.model)}: layer {means} over {row.seeds} seeds")
 
 # %% [markdown]
 # ## Figure 2: confidence in the final prediction

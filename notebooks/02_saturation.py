@@ -21,7 +21,7 @@
 #
 # **Expectation, before running:** the published contrast in depth will reappear, because it is built in,
 # and shrink once tokens are selected by something else; depth will follow true difficulty, but less closely
-# than it follows loss. (The second half held. The first was wrong in an instructive way; see below.)
+# than it follows loss. (Both held.)
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -51,8 +51,8 @@ from mee_utils.tasks.synthetic.words import DIFFICULTIES
 # %%
 settings = dict(limit=limit, max_new_tokens=max_new_tokens, threshold=threshold, share=share)
 experiment = Experiment("02_saturation", profile, data, **settings, frequency_limit=frequency_limit)
-tasks, training = experiment.tasks(limit), experiment.tasks(frequency_limit, held_out=False)
-models = experiment.models([name for name in experiment.model_names if name != "base"])
+tasks, training = experiment.tasks(limit), experiment.tasks(frequency_limit, "train")
+models = experiment.models(experiment.backbones)
 layers, tokenizer = experiment.layers, experiment.tokenizer()
 
 # %%
@@ -270,17 +270,16 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # %% [markdown]
 # ## What this shows, and what it does not
 #
-# Similarity ranks tokens by how early their states stop moving, and that is not the same as easy. Where the
-# two contrasts of `circularity` have opposite signs (question answering and summarization of profile
-# `small`), it is the reverse of easy: a token that is certain has its prediction settled in the first
-# layers, and the later ones go on sharpening it, which moves the state; a token that the model cannot
-# decide comes to rest early, undecided. MEE's "easy sequences" are then the hard ones, and a rule that
-# exits on similarity exits on the wrong tokens first. A similar state is not a safe exit either: in
-# `reached_by_layer` the shares of similar states and of final predictions are different curves. What does
-# predict depth is the model's own loss (`what_foretells_depth`) and, on synthetic data, the true difficulty
-# (`depth_by_difficulty`): whatever joins, counts or compares goes deep. These models have not *learned* to
-# join, count and compare well (00), so depth there is the depth of giving up, not of success. Everything
-# here is at full depth along references; no token exits.
+# Similarity ranks tokens by how early their states stop moving, and that is not the same as easy. Select by
+# something else (`circularity`), by loss or by known difficulty, and most of MEE's contrast is gone: difficult
+# tokens have their final prediction later, but their states become similar no later than those of easy ones,
+# mostly a little earlier. A token that is certain has its prediction in the first layers, and the later ones go
+# on sharpening it, which moves the state. So a rule that exits on similarity does not let the easy tokens go
+# first. A similar state is not a late exit either: in `reached_by_layer` nearly all predictions of CALM are
+# final long before any state is similar to the last. What does foretell depth is the model's own loss
+# (`what_foretells_depth`) and, on synthetic data, the true difficulty (`depth_by_difficulty`): whatever finds,
+# counts or compares goes deeper than grammar. These models answer nearly all of it (00), so depth here is that
+# of success. Everything here is at full depth along references; no token exits.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/02_saturation`. **Next:** [03, pruning](03_pruning.ipynb).

@@ -205,12 +205,13 @@ def shrink(content, checkpoint, corpora):
     for task, corpus in content["corpora"].items():
         for key in ("folder", "revision"):
             corpus.pop(key, None)
-        corpus.update(source=str(corpora[task]), train=30, held_out=6)
+        corpus.update(source=str(corpora[task]), train=30, held_out=6, choices=5)
     training = content["training"]
     training.update(base={"checkpoint": str(checkpoint)}, max_source=48, max_target=12, tokens_per_batch=1500)
     training["backbones"]["vanilla"] = {"checkpoint": str(checkpoint)}  # ready, as in the profile for SAMSum
     for backbone in training["backbones"].values():
-        backbone |= {"passes": 0.5} if "passes" in backbone else {}
+        if "examples" in backbone:
+            backbone["examples"] = dict.fromkeys(corpora, 15)
     content["classifiers"] = {"tokens": 40, "seeds": 2, "epochs": 1}
     content["results"] = {
         "examples": 6,

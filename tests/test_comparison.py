@@ -106,8 +106,10 @@ def test_what_is_kept_is_a_ratio_with_a_paired_interval():
     assert comparison.retained(full, full) == (1.0, 1.0, 1.0)
     share, low, high = comparison.retained(made_decoded([50.0] * 30 + [0.0] * 10), full)
     assert share == pytest.approx(0.75) and 0.5 < low < 0.75 < high < 0.95
+    none = made_decoded([0.0] * 40)
+    assert np.isnan(comparison.retained(full, none)).all() and comparison.check_score(full) is full
     with pytest.raises(CompanionError, match="scores 0"):
-        comparison.retained(full, made_decoded([0.0] * 40))
+        comparison.check_score(none)
 
 
 def test_settings_are_chosen_on_one_half_and_checked_on_the_other():

@@ -104,8 +104,8 @@ def test_the_lock_is_meant_to_be_committed_and_weights_are_not():
         ),
         (
             "paper",
-            lambda c: c["training"]["backbones"]["calm"].pop("passes"),
-            "training.backbones.calm.passes: Field required",
+            lambda c: c["training"]["backbones"]["calm"].pop("examples"),
+            "training.backbones.calm.examples: Field required",
         ),
         (
             "paper",
@@ -288,16 +288,19 @@ for lock in json.loads(sys.argv[1]):
 def from_a_hub(content):
     """The profile `paper` on the stand-in's repositories; one has the layout of refs/convert/parquet."""
     content["corpora"] = {
-        "translation": {"source": "someone/pairs", "train": 20, "held_out": 4},
+        "translation": {"source": "someone/pairs", "train": 20, "held_out": 4, "choices": 1},
         "summarization": {
             "source": "someone/news",
             "revision": "refs/convert/parquet",
             "folder": "3.0.0",
             "train": 20,
             "held_out": 4,
+            "choices": 1,
         },
     }
     content["training"].update(base={"checkpoint": "someone/mini"}, max_source=48, max_target=12)
+    for backbone in content["training"]["backbones"].values():
+        backbone["examples"] = dict.fromkeys(content["corpora"], 20)
 
 
 def publish(folder, commit, tokenizer, seed, word):
@@ -309,14 +312,13 @@ def publish(folder, commit, tokenizer, seed, word):
     pairs.mkdir(parents=True)
     for split in ("train", "validation"):
         (pairs / f"{split}.jsonl").write_text(
-            json.dumps({"translation": {"en": f"Bob {split}.", "fr": word}}) + "\n"
+            (json.dumps({"translation": {"en": f"Bob {split}.", "fr": word}}) + "\n") * 2
         )
         for config in ("1.0.0", "3.0.0"):
             news = folder / "datasets/someone/news" / commit / config / split
             news.mkdir(parents=True)
-            pd.DataFrame({"article": [f"It rains. {split}"], "highlights": [f"{word} {config}"]}).to_parquet(
-                news / "0000.parquet"
-            )
+            rows = {"article": [f"It rains. {split}"] * 2, "highlights": [f"{word} {config}"] * 2}
+            pd.DataFrame(rows).to_parquet(news / "0000.parquet")
 
 
 def test_a_moved_branch_does_not_move_results(tmp_path):
@@ -494,13 +496,16 @@ def executed(trained):
     (first, *rest), data = notebook.notebook_names(), str(trained.root.parent / "corpora")
     start = trained.python("-c", EVERY, data, first)
     spared = {"corpora": ("question_answering", "summarization"), "backbones": ("free", "late_weighted")}
-    trained.edit(
-        lambda content: [
-            (content | content["training"])[part].pop(name)
-            for part, names in spared.items()
-            for name in names
-        ]
-    )
+
+    def spare(content):
+        for part, names in spared.items():
+            for name in names:
+                (content | content["training"])[part].pop(name)
+        for backbone in content["training"]["backbones"].values():
+            if "examples" in backbone:
+                backbone["examples"] = {"translation": 15}
+
+    trained.edit(spare)
     others = trained.python("-c", EVERY, data, "sweep", *rest)
     assert trained.files() == before  # results are in their own folder
     return start.stdout + start.stderr + others.stdout + others.stderr

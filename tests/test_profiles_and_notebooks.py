@@ -38,7 +38,39 @@ def edited(tmp_path, change):
             lambda c: c["training"]["backbones"]["calm"].update(objective="clam"),
             "calm.objective: Input should be 'vanilla', 'calm'.*it is 'clam'",
         ),
-        (lambda c: c["training"]["backbones"]["calm"].update(passes=-1), "greater than 0 .it is -1"),
+        (lambda c: c["training"]["backbones"]["calm"].update(decay=-1), "equal to 0 .it is -1"),
+        (
+            lambda c: c["training"]["backbones"]["calm"].update(examples={"translation": 0}),
+            "calm.examples.translation: .*greater than 0 .it is 0",
+        ),
+        (
+            lambda c: c["training"]["backbones"]["calm"].update(examples={}),
+            "calm.examples: .* at least 1 item",
+        ),
+        (lambda c: c["training"]["backbones"]["calm"].update(passes=1.0), 'calm: Unknown key "passes"'),
+        (
+            lambda c: c["training"]["backbones"]["calm"].update(examples={"translations": 5}),
+            'training.backbones.calm: there are no examples of "translations": did you mean "translation"',
+        ),
+        (
+            lambda c: c["training"]["backbones"]["calm"].update(examples={"spans": 5}),
+            'training.backbones.calm: there are no examples of "spans": ',
+        ),
+        (
+            lambda c: c["training"]["base"]["stages"][1]["examples"].update(owner=5),
+            'training.base.stages: there are no examples of "owner": did you mean "owners"',
+        ),
+        (lambda c: c["corpora"].pop("summarization"), 'there are no examples of "summarization"'),
+        (
+            lambda c: c["training"]["backbones"].update(pretrained={"checkpoint": "x/y"}),
+            '"pretrained" is the name of the pre-trained model',
+        ),
+        (lambda c: c["corpora"]["translation"].update(choices=0), "choices: .*greater than 0 .it is 0"),
+        (
+            lambda c: c.update(extra={"more": {"task": "translating", "source": "synthetic"}}),
+            "extra.more.task: Input should be .*it is 'translating'",
+        ),
+        (lambda c: c["training"]["base"].update(stages=[]), "stages: .* at least 1 item"),
         (lambda c: c["training"].update(seed="zero"), "training.seed: .*valid integer"),
         (lambda c: c.pop("corpora"), "corpora: Field required"),
         (lambda c: c["corpora"].update(translating={"source": "synthetic"}), "translating"),
@@ -125,7 +157,7 @@ def test_a_profile_is_named_after_its_file(monkeypatch, tmp_path):
 
 
 def trained(monkeypatch, tmp_path, **changes):
-    """A profile on a local corpus, and the manifest of a model trained on it."""
+    """A profile of translation on a local corpus, and the manifest of a model trained on it."""
     from mee_utils.study import train_models as train
     from mee_utils.study.profiles import Profile
     from mee_utils.tasks.sources import local_files
@@ -135,7 +167,11 @@ def trained(monkeypatch, tmp_path, **changes):
     for split in ("train", "test"):
         (corpus / f"{split}.jsonl").write_text(json.dumps({"translation": {"en": split, "fr": "x"}}) + "\n")
     content = yaml.safe_load((ROOT / "notebooks/profiles/real.yaml").read_text())
-    content["corpora"]["translation"]["source"] = str(corpus)
+    content["corpora"] = {"translation": content["corpora"]["translation"] | {"source": str(corpus)}}
+    content["extra"] = {}
+    content["training"]["base"]["stages"] = [{"examples": {"translation": 9}, "learning_rate": 0.02}]
+    for backbone in content["training"]["backbones"].values():
+        backbone["examples"] = {"translation": 9}
     profile = Profile.model_validate(content)
     about = {
         "recipe": profile.training.backbones["calm"].model_dump(),
@@ -160,12 +196,11 @@ def test_a_model_trained_on_other_data_or_by_another_recipe_is_not_taken_for_thi
 
 
 def test_training_and_measuring_on_the_same_file_is_refused(monkeypatch, tmp_path):
-    from mee_utils import load_task
-
-    _, corpus, train = trained(monkeypatch, tmp_path)
-    task = load_task("translation", corpus / "train.jsonl")
-    with pytest.raises(CompanionError, match="one file a split"):
-        train.check_splits([task], [task])
+    profile, corpus, train = trained(monkeypatch, tmp_path)
+    one_file = profile.corpora["translation"].model_copy(update={"source": str(corpus / "train.jsonl")})
+    profile = profile.model_copy(update={"corpora": {"translation": one_file}})
+    with pytest.raises(CompanionError, match="training and held-out data at once: give .* one file a split"):
+        train.new_maker(profile)
 
 
 def test_a_run_with_another_recipe_does_not_resume_an_old_one(monkeypatch, tmp_path):
@@ -174,9 +209,14 @@ def test_a_run_with_another_recipe_does_not_resume_an_old_one(monkeypatch, tmp_p
     profile, _, train = trained(monkeypatch, tmp_path)
     monkeypatch.setattr(train, "weights_digest", lambda profile, name: "base")
     first, second = ([SimpleNamespace(digest=digest)] for digest in "ab")
-    folder = train.work_folder(profile, "calm", first)
-    assert folder == train.work_folder(profile, "calm", first) != train.work_folder(profile, "calm", second)
-    assert folder != train.work_folder(profile, "free", first)
+    folder = train.work_folder(profile, "calm", 0, first)
+    assert folder == train.work_folder(profile, "calm", 0, first)
+    others = [("calm", 0, second), ("calm", 1, first), ("free", 0, first)]
+    assert len({folder, *(train.work_folder(profile, *other) for other in others)}) == 4
+    changed = profile.training.model_copy(update={"max_source": 9})
+    assert folder != train.work_folder(profile.model_copy(update={"training": changed}), "calm", 0, first)
+    monkeypatch.setattr(train, "weights_digest", lambda profile, name: "another base")
+    assert folder != train.work_folder(profile, "calm", 0, first)
 
 
 def test_a_corpus_that_is_new_in_a_trained_profile_is_one_line(monkeypatch, tmp_path):

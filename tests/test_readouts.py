@@ -79,11 +79,14 @@ def test_sizes_shrink_as_the_paper_says():
     fixed = kept_ids(4, 12, pruning="fixed", top_k=50)
     assert fixed == {4: 1000} | dict.fromkeys(range(5, 13), 50)
     found, k = kept_ids(4, 12, **decaying), 400
-    for layer in range(5, 13):
-        k = min(k, max(50, int(k / (1 + (k - 50) / 50 * layer / 12))))
+    assert found[5] == k  # the paper prunes for layer l + 1 with l / L, so that layer 5 reads all k ids
+    for layer in range(6, 13):
+        k = min(k, max(50, int(k / (1 + (k - 50) / 50 * (layer - 1) / 12))))
         assert found[layer] == k
+    sizes = kept_ids(4, 12, pruning="decaying", top_k=256, least_k=16)
+    assert (sizes[5], sizes[6]) == (256, 35)
     closed = kept_ids(4, 12, **decaying, pruning_form="closed")
-    assert closed[5] == found[5] and closed[12] == max(50, int(400 / 8))
+    assert closed[5] == int(400 / (1 + 7 * 5 / 12)) and closed[12] == max(50, int(400 / 8))
     assert kept_ids(1, 3, pruning="fixed", top_k=5000) == {1: 1000, 2: 1000, 3: 1000}
 
 

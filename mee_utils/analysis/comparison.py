@@ -65,17 +65,22 @@ def decode(
     )
 
 
+def check_score(full: DecodingResult) -> DecodingResult:
+    """Full depth on a task, or an error if it scores 0 there: then there is no quality to keep."""
+    if full.examples.sum() == 0:
+        nothing = "Full depth scores 0 on these examples: there is no quality to keep"
+        raise CompanionError(f"{nothing}; give more examples.")
+    return full
+
+
 def retained(
     found: DecodingResult, full: DecodingResult, chosen: slice = slice(None)
 ) -> tuple[float, float, float]:
     """The share of the full score kept on the `chosen` examples, with a paired 95 % bootstrap interval.
 
-    Resamples on which full depth scores 0 do not count. If it scores 0 on all chosen examples, the share is
-    NaN, which keeps nothing; on all examples, a `CompanionError`.
+    Resamples on which full depth scores 0 do not count. If it scores 0 on all chosen examples, there is no
+    quality to keep, and the share is NaN.
     """
-    if full.examples.sum() == 0:
-        nothing = "Full depth scores 0 on these examples: there is no quality to keep"
-        raise CompanionError(f"{nothing}; give more examples.")
     kept, total = found.examples[chosen], full.examples[chosen]
     if total.sum() == 0:
         return float("nan"), float("nan"), float("nan")
@@ -130,7 +135,7 @@ def decode_curves(model, task, rules: Rules, labels: dict, **settings) -> dict[s
     every example the consistency `losses` and the scores (`examples`, percent).
     """
     settings, swept = {"encodings": EncoderCache(), **settings}, {"rows": [], "losses": [], "examples": []}
-    full = decode(model, task, None, **settings)
+    full = check_score(decode(model, task, None, **settings))
 
     def add(rule: str, threshold: float, found: DecodingResult) -> float:
         losses = consistency_losses(task, found.texts, full.texts)

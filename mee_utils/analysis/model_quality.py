@@ -78,3 +78,21 @@ def _right_tokens(model, tasks: Mapping, max_target: int, batch: int = 32) -> tu
         right.append(found[rows, places].cpu().numpy())
         sequence.append(start + rows.cpu().numpy())
     return np.concatenate(right), np.concatenate(sequence)
+
+
+def form_table(manifests: Mapping[str, dict]) -> pd.DataFrame:
+    """Exact match on each form of synthetic question, percent, as `make train` measured it."""
+    rows = [
+        {"model": name, "form": form, "exact_match": score}
+        for name, about in manifests.items()
+        for scores in about["scores"].values()
+        for form, score in scores.get("exact_match_by_form", {}).items()
+    ]
+    return pd.DataFrame(rows, columns=["model", "form", "exact_match"])
+
+
+def seed_spread(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Mean, lowest and highest over the seeds of a model's training, for each task and model."""
+    of_model = rows.groupby(["task", "model"], sort=False)
+    found = of_model[column].agg(["mean", "min", "max"]).set_axis(["mean", "low", "high"], axis=1)
+    return found.assign(seeds=of_model.size()).reset_index()

@@ -45,7 +45,8 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
     forms = [form for form in ("unpruned", *PRUNED) if form in set(wanted.reduction)]
     policies = list(rule_policies(forms, settings["threshold"], settings).values())
     labels, batches = pd.DataFrame({"reduction": forms}), (1, settings["batch_size"])
-    for model in experiment.models(wanted.model.unique()).values():
+    names = [name for name in experiment.backbones if name in set(wanted.model)]
+    for model in experiment.models(names).values():
         for task in experiment.tasks(settings["limit"]).values():
             yield Setting(model, task, labels, policies, settings["max_new_tokens"], batches)
 

@@ -6,8 +6,8 @@ The first layer that a policy reads out scores all `V` ids. Later layers score o
 |---|---|---|
 | none | `V` | |
 | fixed | `k` | the paper |
-| decaying | `max(k*, floor(k' / (1 + (k' - k*) / k* . l / L)))`, `k'` of layer l - 1, first `k` | the paper |
-| decaying, "closed" | the same with `k` in place of `k'` | its code |
+| decaying | `k`, then `max(k*, floor(k' / (1 + (k' - k*) / k* . (l - 1) / L)))`, `k'` at l - 1 | the paper |
+| decaying, "closed" | the same with `k` and `l` in place of `k'` and `l - 1`, from the first | its code |
 | adaptive | `floor(V (1 - 0.9 c))`, `c` the confidence at the layer before | the paper |
 
 Probabilities are exact softmaxes over the kept ids. The token is the best of them, at the last layer too.
@@ -88,9 +88,11 @@ class Readout:
             if policy.pruning == "fixed":
                 kept = start
             elif policy.pruning == "decaying":
-                before = start if layer == self.first + 1 or policy.pruning_form == "closed" else kept
-                share = 1 + (before - policy.least_k) / policy.least_k * layer / self.layers
-                kept = min(kept, max(least, int(before / share)))
+                closed = policy.pruning_form == "closed"
+                before, left = (start, layer) if closed else (kept, layer - 1)
+                share = 1 + (before - policy.least_k) / policy.least_k * left / self.layers
+                first = layer == self.first + 1 and not closed
+                kept = start if first else min(kept, max(least, int(before / share)))
             sizes[layer] = kept
         return sizes
 

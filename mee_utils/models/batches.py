@@ -1,7 +1,7 @@
 """Training batches: pairs of token ids, grouped by length to about equal cost; T5's span corruption.
 
-Batches are made once and then shuffled, so that a batch of short translations and one of long questions cost
-the same number of tokens and hardly any padding.
+A batch of short translations and one of long questions cost the same number of tokens, and hardly any
+padding.
 """
 
 from collections.abc import Sequence
@@ -40,29 +40,41 @@ def _parts(total: int, count: int, random: Random) -> list[int]:
     return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
 
 
+POOL = 6000  # pairs that are grouped by length together
+
+
 class Batches(Dataset):
     """Ready batches of pairs; one item is one batch of tensors, padded (labels by -100).
 
-    A batch holds at most `tokens_per_batch` source plus target tokens, padding included. Each pair is seen
-    `passes` times; every pass groups and orders them anew.
+    A batch holds at most `tokens_per_batch` source plus target tokens, padding included. The pairs are drawn
+    in an order that `seed` decides, and pairs that follow each other are grouped by length.
     """
 
-    def __init__(self, pairs: Sequence[Pair], tokens_per_batch: int, pad: int, passes: float, seed: int):
+    def __init__(self, pairs: Sequence[Pair], tokens_per_batch: int, pad: int, seed: int):
         self.pairs, self.pad, self.batches = pairs, pad, []
         random = Random(seed)
-        while passes > 0:
-            chosen = random.sample(range(len(pairs)), round(len(pairs) * min(1.0, passes)))
-            groups = group_by_length([tuple(map(len, pairs[i])) for i in chosen], tokens_per_batch)
-            grouped = [[chosen[k] for k in group] for group in groups]
-            random.shuffle(grouped)
-            self.batches += grouped
-            passes -= 1
+        order = random.sample(range(len(pairs)), len(pairs))
+        for start in range(0, len(order), POOL):
+            pool = order[start : start + POOL]
+            groups = group_by_length([tuple(map(len, pairs[i])) for i in pool], tokens_per_batch)
+            grouped = [[pool[k] for k in group] for group in groups]
+            self.batches += random.sample(grouped, len(grouped))
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return pad_pairs([self.pairs[i] for i in self.batches[index]], self.pad)
+
+
+def repeated(pairs: Sequence[Pair], count: int, random: Random) -> list[Pair]:
+    """`count` of the pairs: whole rounds of them, and a part of the last one that is drawn.
+
+    >>> len(repeated([([1], [2]), ([3], [4])], 5, Random(0)))
+    5
+    """
+    rounds, rest = divmod(count, len(pairs))
+    return [*pairs] * rounds + random.sample(list(pairs), rest)
 
 
 def group_by_length(lengths: Sequence[tuple[int, int]], tokens_per_batch: int) -> list[list[int]]:
@@ -89,3 +101,9 @@ def pad_pairs(pairs: Sequence[Pair], pad: int) -> dict[str, torch.Tensor]:
     inputs = pad_sequence(sources, batch_first=True, padding_value=pad)
     labels = pad_sequence(targets, batch_first=True, padding_value=-100)
     return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
+
+
+def padded(pairs: Sequence[Pair], pad: int, rows: int = 64) -> list[dict[str, torch.Tensor]]:
+    """All pairs in batches as `pad_pairs` makes them, those of about one length together."""
+    ordered = sorted(pairs, key=lambda pair: (len(pair[0]), len(pair[1])))
+    return [pad_pairs(ordered[i : i + rows], pad) for i in range(0, len(ordered), rows)]

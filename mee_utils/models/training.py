@@ -5,58 +5,57 @@ evaluation that logs the cross-entropy of every layer on held-out pairs.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
-from .batches import Batches, Pair, pad_pairs
+from . import fused
+from .batches import Batches, Pair, padded
+from .muon import FROM_SCRATCH, MuonAdam, fast_bfloat16, parameter_groups
 from .objectives import Objective, cross_entropy, objective_loss
 from .states import compute_logits, decoder_inputs, layer_states
 
-# T5 draws its embedding with deviation 1, the other matrices with about 0.1, and was trained with Adafactor,
-# whose steps are in proportion to a matrix's own scale: one rate of AdamW for both starves the embedding.
-EMBEDDING_RATE = 20.0
 WARMUP_STEPS = 200
+EVALUATIONS, SAVED_EVERY = 20, 200  # at least so many evaluations, and at most so many steps between two
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to train: passes over the pairs, peak learning rate, tokens in a batch, seed.
+    """How fast to train: peak learning rate, tokens in a batch, seed.
 
-    `embedding_rate` is the embedding's learning rate as a multiple of the others'; 1 where it is pre-trained.
-    `half`: bfloat16 on a GPU; weights and optimizer stay in single precision.
+    `decay` is the share of the steps, the last ones, over which the rate falls to zero in a line; 0 keeps
+    it. `rates` are those of `muon.parameter_groups`; without `muon` the matrices are updated by AdamW too.
+    `half`: layers compute in bfloat16 where that is faster (`fast_bfloat16`); weights and optimizer stay in
+    single precision.
     """
 
-    passes: float
     learning_rate: float
+    decay: float
     tokens_per_batch: int
     seed: int = 0
-    embedding_rate: float = EMBEDDING_RATE
+    rates: Mapping[str, float] = field(default_factory=FROM_SCRATCH.copy)
+    muon: bool = True
     half: bool = False
 
 
 class ObjectiveTrainer(Trainer):
     """The Trainer with an `Objective` as its loss and the loss of every layer as its evaluation."""
 
-    def __init__(self, *args, objective: Objective, embedding_rate: float = EMBEDDING_RATE, **kwargs):
+    def __init__(self, *args, objective: Objective, schedule: Schedule, name: str | None = None, **kwargs):
         super().__init__(*args, **kwargs)
-        self.objective, self.embedding_rate, self.started = objective, embedding_rate, None
+        self.objective, self.schedule, self.name, self.started = objective, schedule, name, None
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
 
     def create_optimizer(self, *args, **kwargs):
-        """AdamW with a rate of its own for the embedding (`Schedule.embedding_rate`)."""
-        wide, rest = [], []
-        for name, weight in self.model.named_parameters():
-            (wide if name.startswith(("shared", "lm_head")) else rest).append(weight)
+        """Groups of parameters with rates of their own (`Schedule.rates`)."""
         rate, decay = self.args.learning_rate, self.args.weight_decay
-        embedding = dict(params=wide, lr=self.embedding_rate * rate, weight_decay=0.0)
-        groups = [embedding, dict(params=rest, lr=rate, weight_decay=decay)]
-        self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, self.args.adam_beta2))
+        groups = parameter_groups(self.model, self.schedule.rates, rate, decay, self.schedule.muon)
+        self.optimizer = MuonAdam(groups, lr=rate)
         return self.optimizer
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -71,12 +70,29 @@ class ObjectiveTrainer(Trainer):
             earlier = [row["minutes"] for row in self.state.log_history if "minutes" in row]
             self.started = time.monotonic() - 60 * max(earlier, default=0)
         losses = layer_losses(self.model, self.eval_dataset)
-        self.log({"cross_entropy": losses, "minutes": (time.monotonic() - self.started) / 60})
-        return {}
+        minutes = (time.monotonic() - self.started) / 60
+        self.log({"cross_entropy": losses, "minutes": minutes})
+        done, steps = self.state.global_step, self.state.max_steps
+        if self.name is not None:
+            left = f"{minutes * (steps / done - 1):.0f} minutes left" if done else "begun"
+            held_out = f"held out {losses[-1]:.3f} nats a token"
+            print(f"step {done} of {steps}: {held_out}, {left}{self.name}", flush=True)
+        self.control.should_evaluate = False  # else the Trainer evaluates the last step twice
+        return {"eval_loss": losses[-1]}
 
 
 def forward(network: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """One teacher-forced pass. Returns the raw states of all layers and the logits of the last."""
+    """One teacher-forced pass. Returns the raw states of all layers and the logits of the last.
+
+    A plain T5 on a CPU is run by `fused.forward`, which is faster and gives the same.
+    """
+    if network.device.type == "cpu" and fused.is_plain(network):
+        return fused.forward(network, batch)
+    return _hooked_forward(network, batch)
+
+
+def _hooked_forward(network: nn.Module, batch: dict[str, torch.Tensor]):
+    """The pass of `transformers`, as `forward`."""
     with layer_states(network) as states:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
         shifted = decoder_inputs(network, batch["labels"])
@@ -85,17 +101,18 @@ def forward(network: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[list[to
 
 @torch.no_grad()
 def layer_losses(network: nn.Module, batches: Sequence[dict[str, torch.Tensor]]) -> list[float]:
-    """Cross-entropy in nats a token at every layer (the unweighted mean over the batches)."""
+    """Cross-entropy in nats a token at every layer."""
     device, was_training = next(network.parameters()).device, network.training
     network.eval()
-    sums = torch.zeros(len(network.get_decoder().block))
+    sums, tokens = torch.zeros(len(network.get_decoder().block)), 0
     for batch in batches:
         batch = {name: tensor.to(device) for name, tensor in batch.items()}
         states, _ = forward(network, batch)
         losses = [cross_entropy(compute_logits(network, state), batch["labels"]) for state in states]
-        sums += torch.stack(losses).cpu()
+        count = int((batch["labels"] >= 0).sum())
+        sums, tokens = sums + count * torch.stack(losses).cpu(), tokens + count
     network.train(was_training)
-    return [round(float(value), 5) for value in sums / len(batches)]
+    return [round(float(value), 5) for value in sums / tokens]
 
 
 def train_backbone(
@@ -106,8 +123,12 @@ def train_backbone(
     schedule: Schedule,
     folder: Path,
     progress: bool = True,
+    name: str = "",
 ) -> dict:
     """Trains a network in place on pairs of token ids; picks up where a run in the same folder stopped.
+
+    With a `decay` the network ends as it was where it did best on the `held_out` pairs. With `progress` every
+    evaluation prints a line, which ends with the `name`.
 
     Returns:
         `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`
@@ -115,25 +136,30 @@ def train_backbone(
     """
     torch.set_flush_denormal(True)  # gradients fade into denormal numbers, which multiply ten times slower
     pad, device = network.config.pad_token_id, next(network.parameters()).device.type
-    data = Batches(pairs, schedule.tokens_per_batch, pad, schedule.passes, schedule.seed)
-    every = max(1, len(data) // 20)
-    rates = dict(learning_rate=schedule.learning_rate, lr_scheduler_type="cosine", adam_beta2=0.98)
-    rates |= dict(warmup_steps=min(WARMUP_STEPS, len(data) // 4), weight_decay=0.01, max_grad_norm=1.0)
-    batches = dict(per_device_train_batch_size=1, train_sampling_strategy="sequential", max_steps=len(data))
+    data = Batches(pairs, schedule.tokens_per_batch, pad, schedule.seed)
+    every = max(1, len(data) // max(EVALUATIONS, -(-len(data) // SAVED_EVERY)))
+    steps = len(data) - len(data) % every  # so that the last step is evaluated
+    warmup = min(WARMUP_STEPS, steps // 4)
+    falling = dict(num_decay_steps=round(schedule.decay * (steps - warmup)), decay_type="linear")
+    rates = dict(learning_rate=schedule.learning_rate, weight_decay=0.01, max_grad_norm=1.0)
+    rates |= dict(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=falling, warmup_steps=warmup)
+    batches = dict(per_device_train_batch_size=1, train_sampling_strategy="sequential", max_steps=steps)
     batches |= dict(remove_unused_columns=False, dataloader_pin_memory=False, seed=schedule.seed)
     watch = dict(
         eval_strategy="steps", eval_steps=every, eval_on_start=True, logging_steps=max(1, every // 4)
     )
-    watch |= dict(save_steps=every, save_total_limit=1, report_to=[], disable_tqdm=not progress)
-    machine = dict(use_cpu=device == "cpu", bf16=schedule.half and device == "cuda")
+    watch |= dict(save_steps=every, save_total_limit=1, report_to=[], disable_tqdm=True)
+    if schedule.decay > 0:
+        watch |= dict(load_best_model_at_end=True, metric_for_best_model="loss")
+    machine = dict(use_cpu=device == "cpu", bf16=schedule.half and fast_bfloat16(device))
     arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
-    held_out_batches = [pad_pairs(held_out[i : i + 64], pad) for i in range(0, len(held_out), 64)]
-    inputs = dict(train_dataset=data, eval_dataset=held_out_batches, data_collator=lambda items: items[0])
-    aim = dict(objective=objective, embedding_rate=schedule.embedding_rate)
+    inputs = dict(
+        train_dataset=data, eval_dataset=padded(held_out, pad), data_collator=lambda items: items[0]
+    )
+    aim = dict(objective=objective, schedule=schedule)
+    aim |= dict(name=f" ({name})" if name else "") if progress else {}
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)
     trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
-    if trainer.state.global_step % every:
-        trainer.evaluate()
     history = trainer.state.log_history
     layers = {row["step"]: row["cross_entropy"] for row in history if "cross_entropy" in row}
     return {

@@ -14,7 +14,7 @@ from math import inf, log
 import numpy as np
 import pandas as pd
 
-from ..analysis.comparison import decode, result_row
+from ..analysis.comparison import check_score, decode, result_row
 from ..common.errors import CompanionError, check_choice
 from ..decoding.inputs import EncoderCache
 from ..decoding.token import on_host
@@ -221,7 +221,7 @@ def measure_bugs(
         chosen = [bug for bug in bugs if name in BUGS[bug]["models"]]
         for task_name, task in tasks.items() if chosen else ():
             run = partial(decode, model, task, max_new_tokens=max_new_tokens, encodings=EncoderCache())
-            full, correct = run(None, batch_size=batch_size), {}
+            full, correct = check_score(run(None, batch_size=batch_size)), {}
             for bug in chosen:
                 for pair in pairs(bug, name, model.layers, exit_layer, max_new_tokens):
                     batch, key = pair.batch or batch_size, (bug, pair.rule)

@@ -32,3 +32,16 @@ def published_reductions(complete: pd.DataFrame, layers: int) -> pd.DataFrame:
     published = "model dataset reduction depth seconds samples_per_second samples score score_at_full_depth"
     beside = "our_model our_task our_score our_score_at_full_depth our_depth why_they_differ"
     return rows[[*published.split(), *beside.split()]]
+
+
+def published_scores(scores: pd.DataFrame, sources: dict[str, str]) -> pd.DataFrame:
+    """Scores that others published for models of about this size (`statements/scores.csv`) beside ours.
+
+    `scores` is ours: `task`, `system`, `metric`, `corpus_score`; `sources` says which corpus a task reads,
+    since a published score stands beside ours only where the corpus is the same.
+    """
+    rows = pd.read_csv(FOLDER / "scores.csv")
+    known = rows.corpus.str.split().str[0].str.lower()
+    same = [name in sources.get(task, "").lower() for name, task in zip(known, rows.task, strict=True)]
+    ours = scores[scores.system == "vanilla"].rename(columns={"corpus_score": "ours"})
+    return rows[same].merge(ours[["task", "metric", "ours"]], "left", ["task", "metric"])

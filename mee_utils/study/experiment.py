@@ -23,7 +23,8 @@ class Experiment:
 
     `notebook` is its name, such as "01_monotonicity" (None where nothing is saved), `data` the folder that
     stands for `{data}`, or ""; `parameters`, what else the notebook was run with, are for the manifest.
-    `layers` is the number L of decoder layers; `model_names` are the models that are there.
+    `layers` is the number L of decoder layers; `model_names` are the models that are there, `backbones` those
+    that were trained on the tasks.
 
     Raises:
         CompanionError: no such profile, its models are not there yet, or the output folder is read-only.
@@ -34,8 +35,9 @@ class Experiment:
         self.data, self.used = data, {}
         self.shape = inputs.model_shape(self.profile)
         self.layers = self.shape["num_decoder_layers"]
-        base = ["base"] if inputs.is_trained(self.profile, "base") else []  # backbones do not need it
-        self.model_names = [*base, *self.profile.training.backbones]
+        self.backbones = list(self.profile.training.backbones)  # they do not need what they started from
+        there = lambda name: name in self.backbones or inputs.is_trained(self.profile, name)
+        self.model_names = list(filter(there, self.profile.training.models))
         self._scratch: tempfile.TemporaryDirectory | None = None
         if notebook:
             self.run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
@@ -44,10 +46,11 @@ class Experiment:
             self.finish = self.run.finish
             use_style()
 
-    def tasks(self, limit: int | None = None, held_out: bool = True) -> dict[str, Task]:
-        """The held-out examples of every corpus, or those for training; at most `limit` of each."""
-        tasks = {task.name: task for task in inputs.load_tasks(self.profile, held_out, limit)}
-        self.used |= {f"corpus {name}": task.digest for name, task in tasks.items() if held_out}
+    def tasks(self, limit: int | None = None, part: str = "held_out") -> dict[str, Task]:
+        """The held-out examples of every corpus, or another part (`inputs.load_tasks`); at most `limit`."""
+        tasks = {task.name: task for task in inputs.load_tasks(self.profile, part, limit)}
+        if part == "held_out":
+            self.used |= {f"corpus {name}": task.digest for name, task in tasks.items()}
         return tasks
 
     def manifests(self, names: Sequence[str]) -> dict[str, dict]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -78,6 +78,12 @@ def ready_digest(profile: Profile, name: str) -> str:
     return digest.hexdigest()
 
 
+def extra_corpora(profile: Profile, name: str) -> list[str]:
+    """The further corpora that a model is pre-trained on."""
+    stages = getattr(profile.training.recipe(name), "stages", [])
+    return [corpus for corpus in profile.extra if any(corpus in stage.examples for stage in stages)]
+
+
 def check_recipe(profile: Profile, name: str) -> None:
     """Refuses a trained model that is not what the profile and the data now ask for."""
     found, settings = manifest(profile, name), profile.training
@@ -87,10 +93,11 @@ def check_recipe(profile: Profile, name: str) -> None:
         wanted["shape"] = settings.shape.model_dump()
     if isinstance(recipe, Checkpoint):
         wanted["weights"] = ready_digest(profile, name)
-    elif isinstance(settings.base, Checkpoint):
-        wanted["base"] = ready_digest(profile, "base")
+    elif (start := settings.start(name)) and is_trained(profile, start):
+        wanted["base"] = weights_digest(profile, start)
     changed = [key for key, value in wanted.items() if found.get(key) != value]
-    for task in profile.corpora if not isinstance(recipe, Checkpoint) else []:
+    read = [] if isinstance(recipe, Checkpoint) else [*profile.corpora, *extra_corpora(profile, name)]
+    for task in read:
         source, seen = Path(profile.source(task)), found["data"].get(task)
         local = str(source) != "synthetic" and source.exists()
         if seen is None or (local and local_files(source, "train")[1] != seen["sha256"]):
@@ -121,6 +128,13 @@ def load_profile_model(profile: Profile, name: str, dtype: str | None = None) ->
     return replace(model, min_exit_layer=measured.get("min_exit_layer", model.min_exit_layer))
 
 
+def load_model_folder(profile: Profile, folder: Path, name: str) -> Model:
+    """Loads a model of a profile's recipe from a folder that is none of the profile's own."""
+    from ..models import load_model
+
+    return load_model(str(folder), dtype=profile.dtype, device=profile.device, name=name)
+
+
 def load_profile_tokenizer(profile: Profile, name: str):
     """The tokenizer of a model of a profile."""
     from ..models.loading import load_tokenizer
@@ -129,24 +143,33 @@ def load_profile_tokenizer(profile: Profile, name: str):
 
 
 def load_tasks(
-    profile: Profile, held_out: bool = True, limit: int | None = None, only: str | None = None
+    profile: Profile, part: str = "held_out", limit: int | None = None, only: Collection[str] | str = ()
 ) -> list[Task]:
-    """Every corpus of a profile (or `only` one): at most `limit` examples of its held-out or training split.
+    """Every corpus of a profile (or `only` some): at most `limit` examples of one part of it.
 
-    Models that start from a ready checkpoint get their inputs cut to `max_source` tokens, as they were
-    trained; no input of a model trained from scratch is cut.
+    Parts are "train", "held_out" (what is scored) and "choices" (see `profiles.Corpus`). Models that start
+    from a ready checkpoint get their inputs cut to `max_source` tokens, as they were trained; no input of a
+    model trained from scratch is cut.
     """
-
-    def load(name: str) -> Task:
-        corpus, source = profile.corpora[name], profile.source(name)
-        split, size = (corpus.held_out_split, corpus.held_out) if held_out else ("train", corpus.train)
-        size = size if limit is None else min(limit, size or limit)
-        options = dict(seed=profile.training.seed, languages=tuple(corpus.languages), folder=corpus.folder)
-        at_commit = lambda commit: load_task(name, source, split, size, revision=commit, **options)
-        return at_locked_commit(profile.lock, "datasets", source, corpus.revision, at_commit)
-
-    tasks = [load(name) for name in profile.corpora if only in (None, name)]
+    chosen = [only] if isinstance(only, str) else only or profile.corpora
+    tasks = [_load(profile, name, part, limit) for name in profile.corpora if name in chosen]
     if isinstance(profile.training.base, Checkpoint):
         tokenizer = load_profile_tokenizer(profile, "base")
         tasks = [shortened(task, tokenizer, profile.training.max_source) for task in tasks]
     return tasks
+
+
+def _load(profile: Profile, name: str, part: str, limit: int | None) -> Task:
+    corpus, source = profile.corpora[name], profile.source(name)
+    own_split = corpus.held_out_split == "test"  # the validation split is free for choices
+    aside = 0 if own_split else corpus.choices  # else the first examples for training are kept for them
+    split, size, skipped = {
+        "train": ("train", corpus.train, aside),
+        "choices": ("validation" if own_split else "train", corpus.choices, 0),
+        "held_out": (corpus.held_out_split, corpus.held_out, 0),
+    }[part]
+    size = size if limit is None else min(limit, size or limit)
+    options = dict(seed=profile.training.seed, languages=tuple(corpus.languages), folder=corpus.folder)
+    wanted = None if size is None else size + skipped
+    at_commit = lambda commit: load_task(name, source, split, wanted, revision=commit, **options)
+    return at_locked_commit(profile.lock, "datasets", source, corpus.revision, at_commit)[skipped:]

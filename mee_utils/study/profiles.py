@@ -6,6 +6,7 @@ An unknown key, a wrong type or an impossible value is an error in one line that
 from __future__ import annotations
 
 import difflib
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +17,7 @@ from pydantic import BaseModel, Discriminator, Field, PositiveFloat, PositiveInt
 from ..common.errors import CompanionError, check_choice, nearest, one_line
 from ..common.files import ROOT
 from ..tasks import TASKS
+from ..tasks.synthetic.questions import LESSONS
 
 FOLDER = ROOT / "notebooks" / "profiles"
 READY, TRAINED = "[ready]", "[trained]"  # mark two kinds of settings inside an error; never shown
@@ -34,15 +36,27 @@ class Strict(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class Corpus(Strict):
-    """Where one task's examples come from; `{data}` stands for the DATA folder of the command line."""
+    """Where one task's examples come from; `{data}` stands for the DATA folder of the command line.
+
+    Learning curves and the best checkpoint are judged on `choices` examples, which are neither trained on nor
+    scored: of the validation split where scores come from the test split, else the first ones for training.
+    """
 
     source: str
     train: PositiveInt | None = None
     held_out: PositiveInt | None = None
+    choices: PositiveInt = 100
     held_out_split: Literal["validation", "test"] = "validation"
     languages: Annotated[list[str], Field(min_length=2, max_length=2)] = ["en", "fr"]
     revision: str | None = None
     folder: str | None = None  # of a hub data set; it holds one file or folder a split
+
+
+class Extra(Strict):
+    """Further examples of a task for pre-training, from a corpus that is not scored; see `Corpus.source`."""
+
+    task: Literal[*TASKS]
+    source: str
 
 
 class ShapeSettings(Strict):
@@ -59,28 +73,42 @@ class ShapeSettings(Strict):
 
 
 class Stage(Strict):
-    """One stage of pre-training: span corruption mixed with a share of the tasks, as in T5's."""
+    """One stage of training: how many examples of what, and how the rate goes (`models.training.Schedule`).
 
-    passes: PositiveFloat
+    `examples` are counted for each task of the profile; while pre-training also for each of its `extra`
+    corpora, for each lesson of synthetic questions (`tasks.synthetic.questions.LESSONS`), and for "spans":
+    texts of the tasks, spans corrupted.
+    """
+
+    examples: Annotated[dict[str, PositiveInt], Field(min_length=1)]
     learning_rate: PositiveFloat
-    task_share: Annotated[float, Field(ge=0, le=1)]
+    decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class BaseStage(Stage):
+    """A stage of pre-training; with `layers` encoder and decoder have so many, and grow before the next.
+
+    `dropout_rate` is the shape's where none is given.
+    """
+
+    layers: PositiveInt | None = None
+    dropout_rate: Annotated[float, Field(ge=0, lt=1)] | None = None
 
 
 class BaseSettings(Strict):
-    """Pre-training, stage by stage; stage k draws with seed + k."""
+    """Pre-training from random weights, stage by stage; stage k draws with seed + k."""
 
-    stages: Annotated[list[Stage], Field(min_length=1)]
+    stages: Annotated[list[BaseStage], Field(min_length=1)]
 
 
-class BackboneSettings(Strict):
-    """One training objective; see `mee_utils.models.objectives.Objective`."""
+class BackboneSettings(Stage):
+    """One training objective; see `mee_utils.models.objectives.Objective`. `seeds`: how many trainings."""
 
     objective: Literal["vanilla", "calm", "free", "late_weighted"]
-    passes: PositiveFloat
-    learning_rate: PositiveFloat
     exit_layer: PositiveInt | None = None
     kd_map: Literal["last", "uniform", "dynamic"] = "dynamic"
     intermediate: Literal["all", "one"] = "all"
+    seeds: PositiveInt = 1
 
 
 class Checkpoint(Strict):
@@ -115,6 +143,7 @@ class Training(Strict):
     max_source: PositiveInt
     max_target: PositiveInt
     tokens_per_batch: PositiveInt = 2500
+    pretrained: BaseSettings | None = None  # a model by span corruption alone, to compare with
     base: _or_checkpoint(BaseSettings)
     backbones: Annotated[dict[Name, _or_checkpoint(BackboneSettings)], Field(min_length=1)]
 
@@ -125,13 +154,33 @@ class Training(Strict):
             raise ValueError(f"{missing}; add it, or name a checkpoint as base")
         if self.shape is not None and isinstance(self.base, Checkpoint):
             raise ValueError("shape contradicts the checkpoint of base; leave one of them out")
-        if "base" in self.backbones:
-            raise ValueError('"base" is the name of the pre-trained model; give the backbone another one')
+        for name in ("pretrained", "base"):
+            self._check_depth(name)
+        for name in {"pretrained", "base"} & set(self.backbones):
+            raise ValueError(f'"{name}" is the name of the pre-trained model; give the backbone another one')
         return self
 
+    def _check_depth(self, name: str) -> None:
+        """Each stage has as many layers as the one before it or a multiple, and the last has all."""
+        stages = getattr(getattr(self, name), "stages", [])
+        for full in (self.shape.num_layers, self.shape.num_decoder_layers) if stages else ():
+            depths = [stage.layers or full for stage in stages]
+            if depths[-1] != full or any(later % earlier for earlier, later in pairwise(depths)):
+                rule = "each must be a multiple of the one before, and the last stage has all"
+                raise ValueError(f"the stages of {name} have {depths} layers: {rule} ({full})")
+
+    @property
+    def models(self) -> list[str]:
+        """Every model, each after the one it starts from."""
+        return [*(["pretrained"] if self.pretrained else []), "base", *self.backbones]
+
+    def start(self, name: str) -> str | None:
+        """The model that a model starts from; None where that has random weights or is ready."""
+        return "base" if name in self.backbones else None
+
     def recipe(self, name: str) -> BaseSettings | BackboneSettings | Checkpoint:
-        """The settings of `base` or of a backbone."""
-        return self.base if name == "base" else self.backbones[name]
+        """The settings of `pretrained`, `base` or a backbone."""
+        return self.backbones[name] if name in self.backbones else getattr(self, name)
 
     @property
     def objectives(self) -> dict[str, BackboneSettings]:
@@ -142,6 +191,22 @@ class Training(Strict):
         """The layer that a FREE backbone was trained to exit at: the recipe's, else a third of the depth."""
         given = getattr(self.recipe(name), "exit_layer", None)
         return given or max(1, layers // 3)
+
+
+class Ablation(Strict):
+    """A short training from random weights; `rates` and `muon` as in `models.training.Schedule`."""
+
+    stages: Annotated[list[Stage], Field(min_length=1)]
+    local: bool = True  # heads that begin local
+    rates: dict[Literal["query", "embedding", "table", "norm"], PositiveFloat] = {}
+    muon: bool = True
+
+
+class AblationSettings(Strict):
+    """Short trainings of a model with fewer layers, judged on the questions for choices."""
+
+    layers: PositiveInt
+    runs: Annotated[dict[Name, Ablation], Field(min_length=1)]
 
 
 class ClassifierSettings(Strict):
@@ -184,11 +249,30 @@ class Profile(Strict):
     device: str
     dtype: Literal["float64", "float32", "bfloat16"]
     corpora: Annotated[dict[TaskName, Corpus], Field(min_length=1)]
+    extra: dict[Name, Extra] = {}
     training: Training
+    ablations: AblationSettings | None = None
     classifiers: ClassifierSettings = ClassifierSettings()
     results: ResultSettings = ResultSettings()
     notebooks: dict[str, dict[str, int | float | str | bool]] = {}
     _data: str | None = None  # the DATA folder of the command line
+
+    @model_validator(mode="after")
+    def _known_examples(self) -> Profile:
+        recipes = {f"training.backbones.{name}": [b] for name, b in self.training.objectives.items()}
+        for name in ("pretrained", "base"):
+            recipes[f"training.{name}.stages"] = getattr(getattr(self.training, name), "stages", [])
+        recipes |= {f"ablations.runs.{name}.stages": run.stages for name, run in self.ablation_runs.items()}
+        for place, stages in recipes.items():
+            known = [*self.corpora] + ([] if "backbones" in place else ["spans", *self.extra, *LESSONS])
+            for name in {name for stage in stages for name in stage.examples} - set(known):
+                raise ValueError(f'{place}: there are no examples of "{name}": {nearest(name, known)}')
+        return self
+
+    @property
+    def ablation_runs(self) -> dict[str, Ablation]:
+        """The ablations of the recipe, by name."""
+        return self.ablations.runs if self.ablations else {}
 
     @property
     def lock(self) -> Path:
@@ -197,7 +281,7 @@ class Profile(Strict):
 
     def source(self, task: str) -> str:
         """The source of a task's corpus, with DATA filled in."""
-        source, data = self.corpora[task].source, self._data
+        source, data = (self.corpora | self.extra)[task].source, self._data
         if "{data}" not in source:
             return source
         if not data:

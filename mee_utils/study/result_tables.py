@@ -15,7 +15,7 @@ from .notebooks import SOURCES, notebook_names
 from .profiles import check_profile_name
 from .results import output_root
 
-SWEEP = "sweep"  # the folder of the threshold sweep, beside those of the notebooks
+SWEEP, RETRAINED = "sweep", "retrained"  # folders of tables, beside those of the notebooks
 BENCH = ROOT / "figures" / "bench"
 KEYS, RANGE = ["task", "model", "rule", "threshold"], ["lowest", "highest"]
 SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *RANGE]
@@ -45,6 +45,12 @@ def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
         command = f"python -m mee_utils {part} --profile {profile}"
         raise CompanionError(f"{path} is missing: run make reproduce PROFILE={profile} (or only {command}).")
     return pd.read_csv(path)
+
+
+def read_retrained(profile: str, kind: str) -> pd.DataFrame:
+    """The "seeds" or "ablations" of a profile (`make retrain`); no rows where it has none."""
+    places = [root / profile / RETRAINED / f"{kind}.csv" for root in (output_root(), ROOT / "figures")]
+    return next((pd.read_csv(path) for path in places if path.exists()), pd.DataFrame())
 
 
 def read_manifest(profile: str, notebook: str) -> dict:

@@ -96,7 +96,7 @@ def _rules(experiment, model, job: Job, shares) -> dict:
     classifiers = {rule: one for (_, rule, target), (one,) in trained.items() if target == "consistency"}
     names = MAIN_SWEEP if job.model == MAIN_MODEL else (*OTHER_SWEEP, *ABLATED[:2])
     limit, states = settings.training_examples, experiment.scratch("states.npy")
-    (training,) = load_tasks(profile, held_out=False, limit=limit, only=job.task)
+    (training,) = load_tasks(profile, "train", limit, job.task)
     seen = trace(model, training.inputs, max_new_tokens=settings.max_new_tokens, states=states)
     rules = {}
     for name in names:

@@ -1,9 +1,12 @@
 """`make train`: makes the models of a profile, each with a manifest that says how and how well.
 
-A tokenizer from the training split, the pre-trained `base`, then every backbone from `base`; one that was
-interrupted goes on from its last checkpoint. Weights are stored in half precision, and scores measured after
-rounding. A ready checkpoint is only measured: its folder holds the manifest alone.
+A tokenizer from the training split; `pretrained`, by span corruption alone; `base`, from it; then every
+backbone from `base`. One that was interrupted goes on from its last checkpoint. Weights are stored in half
+precision, and scores measured after rounding. A ready checkpoint is only measured: its folder holds the
+manifest alone.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -12,121 +15,188 @@ import platform
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
 
+import numpy as np
+
 from .. import CompanionError, ExitPolicy, Objective, Task, generate, load_model, trace
 from ..analysis.pruning import minimum_layer
 from ..common.errors import check_choice
-from ..common.files import ROOT
+from ..common.files import ROOT, complete_file
 from ..decoding.inputs import UNLIMITED
-from ..models.batches import corrupt_spans, pad_pairs
-from ..models.mini import new_network, train_tokenizer
+from ..models.batches import corrupt_spans, padded, repeated
+from ..models.mini import SENTINELS, grow, new_network, set_dropout, train_tokenizer
+from ..tasks.loading import load_lesson, load_task
 from ..traces.replay import replay_policy
 from . import inputs
 from .inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
-from .profiles import Checkpoint, Profile, ShapeSettings
+from .profiles import BaseSettings, Checkpoint, Profile, ShapeSettings, Stage
 from .results import processor, staged
 
-HELD_OUT_CURVE = 192
 SAFE_MARGIN, SAFE_EXAMPLES = 0.9, 200  # for the first safe layer; examples of each task
+SPANS, CURVE = "spans", 192
+DEPTH = ("num_layers", "num_decoder_layers")
+VANILLA = Objective("vanilla")
 
 
 def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
     """Trains what is missing of a profile's models, or of `only` some; returns the folders of these."""
-    names, settings = ["base", *profile.training.backbones], profile.training
+    settings = profile.training
     for name in only:
-        check_choice("model", name, names)
-    wanted = [name for name in names if not only or name in only]
+        check_choice("model", name, settings.models)
+    wanted = [name for name in settings.models if not only or name in only]
     missing = [name for name in wanted if not is_trained(profile, name)]
-    if missing == ["base"] and not only:
-        missing = []  # every backbone is there, and nothing else needs the base
-    if missing and missing[0] != "base" and not is_trained(profile, "base"):
-        raise CompanionError(f'"{missing[0]}" starts from "base", which is not trained yet: train it first.')
-    ready = [name for name in names if isinstance(settings.recipe(name), Checkpoint)]
-    for name in ready:
-        load_profile_tokenizer(profile, name)  # a wrong id is an error before any corpus is loaded
-    for name in wanted:
-        if is_trained(profile, name):
-            inputs.check_recipe(profile, name)
+    if not only and all(is_trained(profile, name) for name in settings.backbones):
+        missing = []  # nothing else needs the models that they start from
+    for name in missing:
+        start = settings.start(name)
+        if start and start not in missing and not is_trained(profile, start):
+            raise CompanionError(f'"{name}" starts from "{start}", which is not trained yet: train it first.')
+    check(profile, wanted)
     if missing:
-        tasks, held_out = inputs.load_tasks(profile, held_out=False), inputs.load_tasks(profile)
-        check_splits(tasks, held_out)
-        maker = Maker(profile, tasks, held_out, profile_tokenizer(profile, tasks))
+        maker = new_maker(profile)
         for name in missing:
-            maker.register(name) if name in ready else maker.train(name)
+            ready = isinstance(settings.recipe(name), Checkpoint)
+            maker.register(name) if ready else maker.train(name)
     return [checkpoint_folder(profile, name) for name in wanted if is_trained(profile, name)]
 
 
-def check_splits(train_tasks: Sequence[Task], held_out: Sequence[Task]) -> None:
-    """Refuses to measure on what was trained on."""
-    for first, second in zip(train_tasks, held_out, strict=True):
+def check(profile: Profile, wanted: Sequence[str]) -> None:
+    """Refuses ready checkpoints that cannot be loaded, and `wanted` models of another recipe or data."""
+    for name in profile.training.models:
+        if isinstance(profile.training.recipe(name), Checkpoint):
+            load_profile_tokenizer(profile, name)
+    for name in wanted:
+        if is_trained(profile, name):
+            inputs.check_recipe(profile, name)
+
+
+def new_maker(profile: Profile) -> Maker:
+    """Loads a profile's corpora, and its tokenizer or makes it.
+
+    Raises:
+        CompanionError: training and held-out data are the same, or nothing is left to train on.
+    """
+    parts = {part: inputs.load_tasks(profile, part) for part in ("train", "choices", "held_out")}
+    for first, second in zip(parts["train"], parts["held_out"], strict=True):
         if first.digest == second.digest:
             advice = "give a folder with one file a split"
             raise CompanionError(f"{first.source} is training and held-out data at once: {advice}.")
+        if not first.inputs:
+            aside = profile.corpora[first.name].choices
+            raise CompanionError(
+                f"{first.source} has no more than {aside} examples for training, which are all kept for "
+                f"choices: give more, or set choices of {first.name} lower in the profile."
+            )
+    return Maker(profile, *parts.values(), profile_tokenizer(profile, parts["train"]))
 
 
-def work_folder(profile: Profile, name: str, tasks: Sequence[Task]) -> Path:
-    """Where an unfinished run keeps its checkpoints: one folder a recipe, seed, base and training data."""
+def work_folder(profile: Profile, name: str, seed: int, tasks: Sequence[Task]) -> Path:
+    """Where an unfinished run keeps its checkpoints: one folder a recipe, seed, start and training data."""
     settings = profile.training
-    parts = [settings.recipe(name).model_dump(), settings.model_dump(exclude={"base", "backbones"})]
-    parts += [[task.digest for task in tasks], None if name == "base" else weights_digest(profile, "base")]
+    start = settings.start(name)
+    parts = [
+        settings.recipe(name).model_dump(),
+        settings.model_dump(exclude={"pretrained", "base", "backbones"}),
+        seed,
+    ]
+    parts += [[task.digest for task in tasks], start and weights_digest(profile, start)]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return ROOT / "build" / "training" / profile.name / name / key
 
 
 def profile_tokenizer(profile: Profile, tasks: Sequence[Task]):
-    """The tokenizer of the base model if there is one, else one trained on the training split."""
-    if isinstance(profile.training.base, Checkpoint) or is_trained(profile, "base"):
-        return load_profile_tokenizer(profile, "base")
+    """The tokenizer of a model that is there, else one trained on the training split."""
+    first = profile.training.models[0]
+    if isinstance(profile.training.base, Checkpoint) or is_trained(profile, first):
+        return load_profile_tokenizer(profile, first)
     texts = [text for task in tasks for pair in zip(task.inputs, task.targets, strict=True) for text in pair]
     return train_tokenizer(texts, profile.training.shape.vocab_size)
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes the models of one profile from its training split; learning curves and scores are held out."""
+    """Makes the models of one profile: `tasks` to train on, `choices` for the curves, `held_out` to score."""
 
     profile: Profile
     tasks: Sequence[Task]
+    choices: Sequence[Task]
     held_out: Sequence[Task]
     tokenizer: object
 
     def train(self, name: str) -> None:
         """Trains one model, stores it and measures it."""
+        seed = self.profile.training.seed
+        folder = work_folder(self.profile, name, seed, self.tasks)
+        network, curve = self.trained(name, seed, folder)
+        with staged(checkpoint_folder(self.profile, name)) as partial:
+            model = self.save_weights(network, partial)
+            seen = {task.name: task for task in self.tasks}
+            seen |= {extra: self.extra[extra] for extra in inputs.extra_corpora(self.profile, name)}
+            self.write_manifest(name, partial, model, curve, seen)
+        shutil.rmtree(folder.parent)
+
+    def trained(self, name: str, seed: int, folder: Path) -> tuple:
+        """Trains a model with a seed, checkpoints in `folder`; returns the network and its learning curve."""
         import torch
 
+        settings, recipe = self.profile.training, self.profile.training.recipe(name)
+        if not isinstance(recipe, BaseSettings):
+            network = inputs.load_profile_model(self.profile, settings.start(name), "float32").network
+            objective = Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
+            return network, self.run(network, recipe, seed, folder / "stage-1", objective)
+        torch.manual_seed(seed)
+        network, curves = None, []
+        for number, stage in enumerate(recipe.stages):
+            sizes = settings.shape.model_dump()
+            sizes |= dict.fromkeys(DEPTH, stage.layers) if stage.layers else {}
+            if network is None:
+                network = new_network(self.tokenizer, **sizes)
+            network = grow(network, *(sizes[key] for key in DEPTH))
+            curves.append(self.run(network, stage, seed + number, folder / f"stage-{number + 1}"))
+        return network, joined(curves)
+
+    def run(self, network, stage: Stage, seed: int, folder: Path, objective=VANILLA, **how) -> dict:
+        """Trains a network in place for one stage; returns its learning curve. `how` as in `Schedule`.
+
+        A stage that has finished is kept beside its `folder`, and not repeated.
+        """
+        import torch
+
+        from ..models.muon import PRE_TRAINED
         from ..models.training import Schedule, train_backbone
 
-        profile, settings, recipe = self.profile, self.profile.training, self.profile.training.recipe(name)
-        folder, half = work_folder(profile, name, self.tasks), profile.dtype == "bfloat16"
-        torch.manual_seed(settings.seed)
-        pairs, curve_pairs = self.pairs(self.tasks), self.curve_pairs()
+        settings, dropout = self.profile.training, getattr(stage, "dropout_rate", None)
+        if settings.shape:
+            set_dropout(network, settings.shape.dropout_rate if dropout is None else dropout)
+            torch.set_num_threads(1)  # the fastest for mini models: train another one on the next core
+        how |= dict(learning_rate=stage.learning_rate, decay=stage.decay, seed=seed)
+        half = settings.shape is not None or self.profile.dtype == "bfloat16"
+        how |= dict(tokens_per_batch=settings.tokens_per_batch, half=half)
+        how |= {} if settings.shape else dict(rates=PRE_TRAINED, muon=False)
+        finished = folder.with_suffix(".pt")
+        if finished.exists():
+            stored = torch.load(finished, weights_only=True)
+            network.load_state_dict(stored["weights"])
+            return stored["curve"]
+        about = (objective, self.stage_pairs(stage, seed), self.curve_pairs(), Schedule(**how), folder)
+        curve = train_backbone(network, *about, name=folder.parents[1].name)
+        with complete_file(finished) as partial:
+            torch.save(dict(weights=network.state_dict(), curve=curve), partial)
+        return curve
 
-        def run(objective, stage, pairs, seed, place, **changes):
-            rates = dict(passes=stage.passes, learning_rate=stage.learning_rate, seed=seed, **changes)
-            schedule = Schedule(tokens_per_batch=settings.tokens_per_batch, **rates)
-            return train_backbone(network, objective, pairs, curve_pairs, schedule, place, progress=True)
+    def save_weights(self, network, folder: Path):
+        """Stores a network in half precision, and loads it again as it will be measured."""
+        import torch
 
-        if name == "base":
-            network, curves = new_network(self.tokenizer, **settings.shape.model_dump()), []
-            for number, stage in enumerate(recipe.stages):
-                seed, place = settings.seed + number, folder / f"stage-{number + 1}"
-                mixed = base_pairs(self.tokenizer, pairs, stage.task_share, seed)
-                curves.append(run(Objective("vanilla"), stage, mixed, seed, place))
-        else:
-            network = inputs.load_profile_model(profile, "base", "float32").network
-            changes = {} if settings.shape else dict(embedding_rate=1.0, half=half)
-            objective = Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
-            curves = [run(objective, recipe, pairs, settings.seed, folder, **changes)]
-        with staged(checkpoint_folder(profile, name)) as partial:
-            # T5-large exceeds the range of float16; the mini models keep three more bits of each weight in it
-            network.to(torch.bfloat16 if half else torch.float16).save_pretrained(partial)
-            self.tokenizer.save_pretrained(partial)
-            model = load_model(partial, dtype=measured_in(profile), device=profile.device)
-            self.write_manifest(name, partial, model, joined(curves), self.tasks)
-        shutil.rmtree(folder.parent)
+        # T5-large exceeds the range of float16; the mini models keep three more bits of each weight in it
+        half = torch.bfloat16 if self.profile.dtype == "bfloat16" else torch.float16
+        network.to(half).save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        return load_model(folder, dtype=measured_in(self.profile), device=self.profile.device)
 
     def register(self, name: str) -> None:
         """Measures a ready checkpoint and writes its manifest; its weights stay where they are."""
@@ -141,13 +211,12 @@ class Maker:
                 "token by token; give it another profile."
             )
         pairs, pad = self.curve_pairs(), model.network.config.pad_token_id
-        batches = [pad_pairs(pairs[i : i + 64], pad) for i in range(0, len(pairs), 64)]
-        losses = [{"step": 0, "cross_entropy": layer_losses(model.network, batches)}]
+        losses = [{"step": 0, "cross_entropy": layer_losses(model.network, padded(pairs, pad))}]
         curve = {"steps": 0, "minutes": 0.0, "loss": [], "layer_cross_entropy": losses}
         place = lambda source, commit: {"checkpoint": source, "commit": commit}
         curve |= {"source": inputs.from_source(profile, name, place), "weights": ready_digest(profile, name)}
         with staged(checkpoint_folder(profile, name)) as partial:
-            self.write_manifest(name, partial, model, curve, [])
+            self.write_manifest(name, partial, model, curve, {})
 
     def pairs(self, tasks: Sequence[Task]) -> list:
         """Token ids of the input and the target of every example, cut to the lengths that are trained on."""
@@ -157,12 +226,39 @@ class Maker:
             ids.append(self.tokenizer(texts, truncation=True, max_length=longest).input_ids)
         return list(zip(*ids, strict=True))
 
-    def curve_pairs(self) -> list:
-        """The held-out pairs of the learning curves, drawn from all tasks."""
-        pairs = self.pairs(self.held_out)
-        return Random(self.profile.training.seed).sample(pairs, min(HELD_OUT_CURVE, len(pairs)))
+    @cached_property
+    def extra(self) -> dict[str, Task]:
+        """The further corpora of pre-training."""
+        load = lambda name, corpus: load_task(corpus.task, self.profile.source(name), "train")
+        return {name: load(name, corpus) for name, corpus in self.profile.extra.items()}
 
-    def write_manifest(self, name: str, folder: Path, model, curve: dict, tasks: Sequence[Task]) -> None:
+    def stage_pairs(self, stage: Stage, seed: int) -> list:
+        """The examples that a stage asks for; tasks that are smaller than that are repeated."""
+        random, found = Random(seed), []
+        tasks = {task.name: task for task in self.tasks}
+        for name, count in stage.examples.items():
+            if name == SPANS:
+                found += self.corrupted(repeated(self.pairs(self.tasks), count, random), random)
+            elif name in tasks:
+                found += repeated(self.pairs([tasks[name]]), count, random)
+            elif name in self.profile.extra:
+                found += repeated(self.pairs([self.extra[name]]), count, random)
+            else:
+                found += self.pairs([load_lesson(name, "train", count, seed)])
+        return found
+
+    def corrupted(self, pairs: Sequence, random: Random) -> list:
+        """Source and target of pairs, as one text with its spans corrupted."""
+        sentinels = self.tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(SENTINELS)])
+        end = self.tokenizer.eos_token_id
+        return [corrupt_spans([*pair[0][:-1], *pair[1][:-1]], sentinels, end, random) for pair in pairs]
+
+    def curve_pairs(self) -> list:
+        """The pairs of the learning curves, drawn from the choices of all tasks."""
+        pairs = self.pairs(self.choices)
+        return Random(self.profile.training.seed).sample(pairs, min(CURVE, len(pairs)))
+
+    def write_manifest(self, name: str, folder: Path, model, curve: dict, seen: dict[str, Task]) -> None:
         """Measures a model and writes what is known of it: recipe, data, scores, learning curve."""
         settings = self.profile.training
         scores, min_exit_layer = measure(model, self.held_out, settings.max_target)
@@ -176,25 +272,14 @@ class Maker:
             "parameters": sum(p.numel() for p in model.network.parameters()),
             "seed": settings.seed,
             "machine": machine(),
-            "data": {task.name: source(task) for task in tasks},
+            "data": {corpus: source(task) for corpus, task in seen.items()},
             "scores": scores,
             "min_exit_layer": min_exit_layer,
             **curve,
         }
-        if isinstance(settings.base, Checkpoint) and name != "base":
-            about["base"] = ready_digest(self.profile, "base")
+        if start := settings.start(name):
+            about["base"] = weights_digest(self.profile, start)
         (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-
-
-def base_pairs(tokenizer, pairs: Sequence, task_share: float, seed: int) -> list:
-    """Pre-training pairs: a share of the tasks as they are; of the others source and target corrupted."""
-    random = Random(seed)
-    sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(32)])
-    corrupted = lambda tokens: corrupt_spans(tokens, sentinels, tokenizer.eos_token_id, random)
-    return [
-        (source, target) if random.random() < task_share else corrupted([*source[:-1], *target[:-1]])
-        for source, target in pairs
-    ]
 
 
 def joined(curves: Sequence[dict]) -> dict:
@@ -227,10 +312,18 @@ def measure(model, held_out: Sequence[Task], max_target: int) -> tuple[dict[str,
         found = generate(model, task.inputs, max_source_tokens=UNLIMITED, **options)
         values = {metric: round(value, 2) for metric, value in task.score(found.texts).items()}
         scores[task.name] = {"split": task.split, "examples": len(task), "sha256": task.digest, **values}
+        if task.forms:
+            scores[task.name]["exact_match_by_form"] = by_form(task, found.texts)
         outputs = found.token_ids[:SAFE_EXAMPLES]
         seen = trace(model, task.inputs[:SAFE_EXAMPLES], outputs=outputs, **options)
         layers.append(minimum_layer(replay_policy(seen, margin))["minimum_layer"])
     return scores, max(layers)
+
+
+def by_form(task: Task, texts: Sequence[str]) -> dict[str, float]:
+    """Exact match in percent for each form of question."""
+    right, forms = task.score_examples(texts)["exact_match"], np.array(task.forms)
+    return {form: round(float(right[forms == form].mean()), 2) for form in sorted(set(task.forms))}
 
 
 def machine() -> dict:

@@ -126,7 +126,7 @@ SENTENCES = (baselines.source_copied, baselines.nearest_training_sentence)
 BLEU = ("bleu", scores.translation_scores, SENTENCES, scores.corpus_translation)
 ROUGE = ("rougeL", scores.rouge_scores, SUMMARIES)
 TASKS: dict[str, TaskKind] = {
-    "question_answering": TaskKind((SQUAD,), "f1", scores.answer_scores, ANSWERS),
+    "question_answering": TaskKind((SQUAD,), "exact_match", scores.answer_scores, ANSWERS),
     "summarization": TaskKind((CNN_DAILYMAIL, DIALOGUES), *ROUGE),
     "translation": TaskKind((TRANSLATIONS,), *BLEU),
     "long_document_summarization": TaskKind((MULTI_NEWS, BIG_PATENT), *ROUGE),

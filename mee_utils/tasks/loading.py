@@ -25,7 +25,7 @@ class Task:
 
     `inputs` are prompts, `references` the accepted outputs of each, the first being the training target.
     `digest` is the sha256 of what was read. Synthetic tasks have `spans`: for each example the difficulty of
-    every word of its target.
+    every word of its target; synthetic questions have `forms`, as in `synthetic.questions.FORMS`.
     """
 
     name: str
@@ -35,9 +35,15 @@ class Task:
     references: list[list[str]]
     digest: str
     spans: list[tuple[Span, ...]] | None = field(default=None, repr=False)
+    forms: list[str] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def __getitem__(self, part: slice) -> Task:
+        """Some of the examples; the digest stays that of what was read."""
+        lists = ("inputs", "references", "spans", "forms")
+        return replace(self, **{name: getattr(self, name) and getattr(self, name)[part] for name in lists})
 
     @property
     def kind(self) -> TaskKind:
@@ -129,8 +135,17 @@ def shortened(task: Task, tokenizer, tokens: int) -> Task:
 def _synthetic(name: str, split: str, limit: int | None, seed: int) -> Task:
     if limit is None:
         raise CompanionError('source="synthetic" never ends: set limit to the number of examples you want.')
-    drawn = list(islice(generator.examples(name, split, seed), limit))
+    return _drawn(name, name, split, limit, seed)
+
+
+def load_lesson(name: str, split: str, limit: int, seed: int = 0) -> Task:
+    """Synthetic questions of one lesson (`synthetic.questions.LESSONS`), for pre-training."""
+    return _drawn(name, "question_answering", split, limit, seed)
+
+
+def _drawn(drawn_as: str, name: str, split: str, limit: int, seed: int) -> Task:
+    drawn = list(islice(generator.examples(drawn_as, split, seed), limit))
     inputs = [TASKS[name].read(example.columns, "synthetic", ("en", "fr"))[0] for example in drawn]
     digest = hashlib.sha256(json.dumps([e.columns for e in drawn], sort_keys=True).encode()).hexdigest()
-    references, spans = [[e.target] for e in drawn], [e.spans for e in drawn]
-    return Task(name, "synthetic", split, inputs, references, digest, spans)
+    references, spans, forms = [[e.target] for e in drawn], [e.spans for e in drawn], [e.form for e in drawn]
+    return Task(name, "synthetic", split, inputs, references, digest, spans, forms if any(forms) else None)

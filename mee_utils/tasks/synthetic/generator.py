@@ -2,7 +2,8 @@
 
 No real corpus says how hard a token *should* be. Here people live somewhere, work, travel and own things; a
 text states it, and the answer, the summary or the translation consists of words whose origin is known
-(`words.DIFFICULTIES`). The split of an example is a hash of its source, so that no source is in two splits.
+(`words.DIFFICULTIES`). The split of an example is a hash of its source (of a question: its context), so that
+no source is in two splits.
 """
 
 import hashlib
@@ -11,7 +12,8 @@ from random import Random
 
 from ...common.errors import check_choice
 from .french import translation
-from .stories import question, report
+from .questions import LESSONS, question
+from .stories import report
 from .words import SyntheticExample
 
 GENERATORS: dict[str, Callable[[Random], SyntheticExample]] = {
@@ -30,7 +32,8 @@ def split_of(example: SyntheticExample) -> str:
 
 def examples(task: str, split: str, seed: int = 0) -> Iterator[SyntheticExample]:
     """Yields examples of a split without end, all with distinct sources; the seed decides their order."""
-    draw = GENERATORS[check_choice("synthetic task", task, GENERATORS)]
+    known = GENERATORS | LESSONS
+    draw = known[check_choice("synthetic task", task, known)]
     random, seen = Random(f"{task}/{seed}"), set()
     while True:
         example = draw(random)

@@ -73,3 +73,4 @@ def english(kind: str) -> list[str]:
 
 FEMALE_NAMES, MALE_NAMES, CITIES = map(english, ("female_name", "male_name", "city"))
 NUMBERS, TRANSITIVE, MOTION, TIMES, WHERE = map(pairs, ("number", "transitive", "motion", "time", "where"))
+NAMES = FEMALE_NAMES + MALE_NAMES

@@ -54,7 +54,7 @@ def write(words: Sequence[Word]) -> tuple[str, tuple[Span, ...]]:
     """
     text, spans = "", []
     for word in words:
-        if text and not text.endswith("'") and word.text not in (".", ","):
+        if text and not text.endswith("'") and word.text not in (".", ",", ";", ":"):
             text += " "
         spans.append(Span(len(text), len(text) + len(word.text), word.difficulty))
         text += word.text
@@ -62,9 +62,13 @@ def write(words: Sequence[Word]) -> tuple[str, tuple[Span, ...]]:
 
 
 class SyntheticExample(NamedTuple):
-    """One example in the columns of a hub corpus of its task; its `source` decides its split."""
+    """One example in the columns of a hub corpus of its task; its `source` decides its split.
+
+    `form` is the form of a question, as in `questions.FORMS`; empty for other tasks.
+    """
 
     columns: dict
     source: str
     target: str
     spans: tuple[Span, ...]
+    form: str = ""

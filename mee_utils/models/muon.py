@@ -1,0 +1,122 @@
+"""Muon for the matrices of a network and AdamW for the rest, as one optimizer.
+
+Muon replaces the momentum of a matrix by the nearest orthogonal matrix, found by Newton-Schulz iterations
+(Jordan et al. 2024, https://kellerjordan.github.io/posts/muon). `torch.optim.Muon` takes one matrix at a time
+and iterates in bfloat16, which not every CPU computes fast; here all matrices of one shape are iterated at
+once, and in bfloat16 only where the processor multiplies it fast.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, as in torch.optim.Muon
+ITERATIONS = 5
+MOMENTUM = 0.95
+BETAS, EPSILON = (0.9, 0.98), 1e-8
+# rates as multiples of that of the other matrices
+FROM_SCRATCH = dict(query=0.2, embedding=2.0, table=1.0, norm=0.1)
+PRE_TRAINED = dict(query=1.0, embedding=1.0, table=1.0, norm=1.0)
+
+
+@cache
+def fast_bfloat16(device: str) -> bool:
+    """Whether a device multiplies bfloat16 faster than single precision: GPUs, and CPUs that say so."""
+    known = getattr(torch.cpu, "get_capabilities", dict)()
+    return device == "cuda" or any(known.get(name) for name in ("avx512_bf16", "amx_bf16"))
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Newton-Schulz iterations on a stack of matrices `[matrix, row, column]`, in the precision they have.
+
+    Singular values become about 1 (0.7 to 1.2); singular vectors stay.
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)
+    for _ in range(ITERATIONS):
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class MuonAdam(torch.optim.Optimizer):
+    """Updates groups with `muon=True` by Muon, and the others by AdamW.
+
+    Muon has Nesterov momentum 0.95, and a rate multiplied by `sqrt(max(1, rows / columns))`, as in Jordan et
+    al.; AdamW has betas 0.9 and 0.98. Weight decay is decoupled in both.
+    """
+
+    def __init__(self, groups, lr: float = 1e-3, weight_decay: float = 0.0):
+        super().__init__(groups, dict(lr=lr, weight_decay=weight_decay, muon=False))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Updates every weight that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if group["muon"]:
+                self._muon(weights, group["lr"], group["weight_decay"])
+            elif weights:
+                self._adamw(weights, group["lr"], group["weight_decay"])
+        return loss
+
+    def _buffers(self, weights: list[Tensor], name: str) -> list[Tensor]:
+        """One state of each weight, zeros at first."""
+        for weight in weights:
+            if name not in self.state[weight]:
+                self.state[weight][name] = torch.tensor(0.0) if name == "step" else torch.zeros_like(weight)
+        return [self.state[weight][name] for weight in weights]
+
+    def _muon(self, weights: list[Tensor], rate: float, decay: float) -> None:
+        for shape, same in groupby(sorted(weights, key=lambda w: w.shape), key=lambda w: w.shape):
+            same = list(same)
+            grads, momenta = [weight.grad for weight in same], self._buffers(same, "momentum_buffer")
+            torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
+            updates = torch.stack(torch._foreach_lerp(grads, momenta, MOMENTUM))  # Nesterov
+            rounded = updates.bfloat16() if fast_bfloat16(updates.device.type) else updates
+            torch._foreach_mul_(same, 1 - rate * decay)
+            adjusted = rate * max(1, shape[0] / shape[1]) ** 0.5
+            torch._foreach_add_(same, orthogonalize(rounded).to(updates.dtype).unbind(), alpha=-adjusted)
+
+    def _adamw(self, weights: list[Tensor], rate: float, decay: float) -> None:
+        means, squares, steps = (self._buffers(weights, name) for name in ("exp_avg", "exp_avg_sq", "step"))
+        numbers = dict(beta1=BETAS[0], beta2=BETAS[1], lr=rate, weight_decay=decay, eps=EPSILON)
+        grads = [weight.grad for weight in weights]
+        adamw(
+            weights, grads, means, squares, [], steps, foreach=True, amsgrad=False, maximize=False, **numbers
+        )
+
+
+def parameter_groups(
+    network: nn.Module, rates: Mapping[str, float], rate: float, weight_decay: float, muon: bool = True
+) -> list[dict]:
+    """Groups the parameters of a T5: matrices, queries, embedding, tables of relative positions, norms.
+
+    The matrices of the blocks, queries among them, are updated by Muon (or AdamW) and with `weight_decay`,
+    the others by AdamW without. All have rates of their own, `rate` times what `rates` says of "query",
+    "embedding", "table" and "norm"; other matrices have `rate`.
+    """
+    kinds = {"matrix": [], "query": [], "embedding": [], "table": [], "norm": []}
+    for name, weight in network.named_parameters():
+        if name.startswith(("shared", "lm_head")):
+            kind = "embedding"
+        elif "relative_attention_bias" in name:
+            kind = "table"
+        elif name.endswith(".q.weight"):
+            kind = "query"
+        else:
+            kind = "norm" if "layer_norm" in name else "matrix"
+        kinds[kind].append(weight)
+    rates, matrices = {"matrix": 1.0, **rates}, ("matrix", "query")
+    decays = lambda kind: dict(weight_decay=weight_decay * (kind in matrices), muon=muon and kind in matrices)
+    return [dict(params=kinds[kind], lr=rates[kind] * rate, **decays(kind)) for kind in kinds]

@@ -1,0 +1,155 @@
+"""Trainings beside the shipped models: backbones with further seeds, and short runs with one part changed.
+
+Their weights are not shipped; what is committed are rows of two tables and the recipe behind each
+(`make retrain`). Snakemake says which have to run; each leaves a file below `build`.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from .. import CompanionError, generate
+from ..analysis.comparison import decode
+from ..analysis.monotonicity import settled_from
+from ..common.files import complete_file
+from ..decoding.inputs import UNLIMITED
+from ..traces.trace import trace
+from . import inputs
+from .catalogue import RULES
+from .profiles import Profile
+from .result_tables import RETRAINED
+from .results import Run, build_root, output_root, staged
+from .train_models import Maker, by_form, new_maker, work_folder
+
+RULE, THRESHOLD, EXAMPLES = "fixed", 0.9, 200  # what seeds are compared at, and on how many examples
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """A backbone with a seed, or (`kind` "ablations") a run of `profiles.AblationSettings`."""
+
+    kind: str
+    name: str
+    seed: int
+
+    def path(self, profile: Profile) -> Path:
+        """Where its rows are kept."""
+        return build_root() / RETRAINED / profile.name / f"{self.kind}-{self.name}-{self.seed}.json"
+
+
+def retrainings(profile: Profile) -> list[Retraining]:
+    """Every seed of every backbone, the shipped ones too, and every ablation; in the order of the tables."""
+    seed = profile.training.seed
+    trained = {name: b.seeds for name, b in profile.training.objectives.items() if b.seeds > 1}
+    seeds = [Retraining("seeds", name, seed + k) for name, count in trained.items() for k in range(count)]
+    return seeds + [Retraining("ablations", name, seed) for name in profile.ablation_runs]
+
+
+def run(profile: Profile, job: Retraining) -> Path:
+    """Trains and measures one; keeps its rows."""
+    if job not in retrainings(profile):
+        raise CompanionError(f'Profile {profile.name} retrains no {job.kind} "{job.name}", seed {job.seed}.')
+    rows = _seed(profile, job) if job.kind == "seeds" else _ablation(profile, job)
+    with complete_file(job.path(profile)) as path:
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    return job.path(profile)
+
+
+def store(profile: Profile) -> Path:
+    """Makes the tables of all retrainings, with a manifest of their recipes; returns their folder."""
+    folder, jobs = output_root() / profile.name / RETRAINED, retrainings(profile)
+    recipes = {name: profile.training.recipe(name).model_dump() for name in profile.training.objectives}
+    recipes |= {name: about.model_dump() for name, about in profile.ablation_runs.items()}
+    with staged(folder) as results:
+        made = Run(
+            RETRAINED, profile.name, {"recipes": {job.name: recipes[job.name] for job in jobs}}, results
+        )
+        made.inputs = {name: inputs.weights_digest(profile, name) for name in profile.training.models}
+        for kind in ("seeds", "ablations"):
+            files = [job.path(profile) for job in jobs if job.kind == kind]
+            if rows := [row for path in files for row in json.loads(path.read_text(encoding="utf-8"))]:
+                made.save_table(pd.DataFrame(rows), kind)
+        made.finish()
+    return folder
+
+
+def _seed(profile: Profile, job: Retraining) -> list[dict]:
+    """One row a task: score at full depth, where tokens settle, and what one exit rule makes of it."""
+    if job.seed == profile.training.seed:
+        return _seed_rows(profile, job, inputs.load_profile_model(profile, job.name), profile.training.seed)
+    maker = new_maker(profile)
+    folder = work_folder(profile, job.name, job.seed, maker.tasks)
+    network, _ = maker.trained(job.name, job.seed, folder)
+    with staged(folder / "model") as partial:
+        maker.save_weights(network, partial)
+    model = inputs.load_model_folder(profile, folder / "model", job.name)
+    return _seed_rows(profile, job, model, job.seed)
+
+
+def _seed_rows(profile: Profile, job: Retraining, model, seed: int) -> list[dict]:
+    settings, rows = profile.results, []
+    policy = RULES[RULE].policy(THRESHOLD, settings.model_dump())
+    options = dict(max_new_tokens=profile.training.max_target, batch_size=settings.batch_size)
+    for task in inputs.load_tasks(profile):
+        texts = generate(model, task.inputs, max_source_tokens=UNLIMITED, **options).texts
+        few = task[:EXAMPLES]
+        seen = trace(model, few.inputs, **options)
+        full = decode(model, few, None, **options)
+        early = decode(model, few, policy, full, **options)
+        rows.append(
+            {
+                "task": task.name,
+                "model": job.name,
+                "seed": seed,
+                "metric": task.metric,
+                "examples": len(task),
+                "score": task.score(texts)[task.metric],
+                "settled_from": float(settled_from(seen).mean()),
+                "rule": RULE,
+                "threshold": THRESHOLD,
+                "retained": 100 * early.score / full.score if full.score else float("nan"),
+                "flops_share": early.flops / full.flops,
+                "mean_exit_layer": early.mean_exit_layer,
+            }
+        )
+    return rows
+
+
+def _ablation(profile: Profile, job: Retraining) -> list[dict]:
+    """One row a form of question: exact match after the run."""
+    import torch
+
+    from ..models.mini import new_network
+    from ..models.muon import FROM_SCRATCH
+
+    settings, about = profile.ablations, profile.ablation_runs[job.name]
+    maker = new_maker(profile)
+    depth = dict(num_layers=settings.layers, num_decoder_layers=settings.layers)
+    torch.manual_seed(job.seed)
+    shape = profile.training.shape.model_dump() | depth
+    network = new_network(maker.tokenizer, local=about.local, **shape)
+    folder = build_root() / RETRAINED / profile.name / job.name
+    how, steps = dict(rates=FROM_SCRATCH | about.rates, muon=about.muon), 0
+    for number, stage in enumerate(about.stages):
+        place = folder / "training" / f"stage-{number + 1}"
+        steps += maker.run(network, stage, job.seed + number, place, **how)["steps"]
+    with staged(folder / "model") as partial:
+        maker.save_weights(network, partial)
+    model = inputs.load_model_folder(profile, folder / "model", job.name)
+    rows = []
+    for task in maker.choices:
+        if task.forms:
+            found = generate(model, task.inputs, max_new_tokens=profile.training.max_target, batch_size=64)
+            for form, score in by_form(task, found.texts).items():
+                row = {"run": job.name, "form": form, "exact_match": score}
+                rows.append(row | {"questions": task.forms.count(form), "steps": steps})
+    tokens = _tokens(maker, about, job.seed)
+    return [row | {"tokens": tokens} for row in rows]
+
+
+def _tokens(maker: Maker, about, seed: int) -> int:
+    """How many tokens a run has seen."""
+    stages = enumerate(about.stages)
+    return sum(len(a) + len(b) for k, stage in stages for a, b in maker.stage_pairs(stage, seed + k))

@@ -1,0 +1,45 @@
+"""The people of the synthetic world: what is drawn of each, and sentences that state it."""
+
+from random import Random
+from types import SimpleNamespace
+
+from . import lexicon
+
+KINDS = ("job", "transport", "month", "dish")
+JOBS, TRANSPORTS, MONTHS, DISHES = map(lexicon.english, KINDS)
+JOBS = [("an " if job[0] in "aeiou" else "a ") + job for job in JOBS]
+QUALITIES = [adjective.english for adjective in lexicon.ADJECTIVES]
+GOODS = lexicon.PORTABLE + lexicon.ANIMALS
+TRAVEL = dict(transport=TRANSPORTS, month=MONTHS, destination=lexicon.CITIES)
+OWNED = dict(count=range(2, 13), adjective=QUALITIES, thing=GOODS)
+DRAWN = {"city": lexicon.CITIES, "job": JOBS, **TRAVEL, "dish": DISHES, **OWNED}  # of a person, in this order
+NUMBERS = ["none", *(english for english, _ in lexicon.NUMBERS)]
+OTHERS = ("friend", "boss", "neighbour")
+TOLD = ("city", "job", "trip", "goods", "dish")
+WORDINGS = {what: lexicon.english(f"tells_{what}") for what in TOLD}
+
+
+class Person(SimpleNamespace):
+    """A name and what is drawn of a person; only what the context states (`told`) can be asked."""
+
+    @property
+    def goods(self) -> str:
+        """ "three red bells"."""
+        return f"{NUMBERS[self.count]} {self.adjective} {self.thing.in_english(self.count > 1)}"
+
+
+def people(random: Random, count: int) -> list[Person]:
+    """Draws people of different names."""
+    drawn = lambda: {fact: random.choice(values) for fact, values in DRAWN.items()}
+    return [Person(name=name, told=set(), **drawn()) for name in random.sample(lexicon.NAMES, count)]
+
+
+def tell(random: Random, person: Person, what: str) -> str:
+    """States one fact about a person, in one of two wordings."""
+    person.told.add(what)
+    return random.choice(WORDINGS[what]).format(person)
+
+
+def sibling(person: Person) -> str:
+    """ "sister" or "brother"."""
+    return "sister" if person.name in lexicon.FEMALE_NAMES else "brother"
