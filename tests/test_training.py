@@ -1,6 +1,7 @@
 """Batches keep to their budget, span corruption loses nothing, interrupted runs end as whole ones do."""
 
 import itertools
+from functools import partial
 from random import Random
 
 import pytest
@@ -450,10 +451,12 @@ def test_the_first_safe_layer_is_where_confident_tokens_keep_full_depths_predict
 
 
 def test_shipped_models_begin_to_exit_where_it_was_measured_to_be_safe():
-    from mee_utils.study.inputs import load_profile_model, manifest
+    from mee_utils.study.inputs import is_trained, load_profile_model, manifest
     from mee_utils.study.profiles import load_profile
 
+    assert is_trained(load_profile("small"), "calm")
     for name in ("small", "real"):
-        for model in load_profile(name).training.backbones:
+        profile = load_profile(name)
+        for model in filter(partial(is_trained, profile), profile.training.backbones):
             layer = load_profile_model(load_profile(name), model).min_exit_layer
             assert layer == manifest(load_profile(name), model)["min_exit_layer"] and 4 <= layer < 12

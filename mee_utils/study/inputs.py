@@ -94,7 +94,8 @@ def check_recipe(profile: Profile, name: str) -> None:
     if isinstance(recipe, Checkpoint):
         wanted["weights"] = ready_digest(profile, name)
     elif (start := settings.start(name)) and is_trained(profile, start):
-        wanted["base"] = weights_digest(profile, start)
+        ready = isinstance(settings.recipe(start), Checkpoint)
+        wanted["base"] = (ready_digest if ready else weights_digest)(profile, start)
     changed = [key for key, value in wanted.items() if found.get(key) != value]
     read = [] if isinstance(recipe, Checkpoint) else [*profile.corpora, *extra_corpora(profile, name)]
     for task in read:

@@ -29,6 +29,8 @@ def make(target: str, profile: str, data: str | None, cores: int) -> None:
     if cores < 1:
         raise CompanionError(f"--cores {cores}: give 1 or more.")
     settings, build = load_profile(profile, data), build_root()
+    for task in settings.corpora:
+        settings.source(task)  # says what is missing
     for name in settings.training.backbones:
         if is_trained(settings, name):
             check_recipe(settings, name)
