@@ -195,8 +195,8 @@ def _spent(
         waits += drafting[..., None]
         total += block[(waits * runs).sum(axis=2)].sum(axis=(1, 2))
         waits[runs] = 0
-        decided = decision * replayed.bound.decisions[depth.max(axis=2)]
-        total += (decided + costs.token * drafting.any(axis=2)).sum(axis=1)
+        left = (depth[..., None] == layers).any(axis=2).sum(axis=-1)  # at how many layers rows leave
+        total += (decision * replayed.bound.decisions[depth.max(axis=2)] + costs.token * left).sum(axis=1)
         drafts += drafting
         ready = going & (drafts == many)
         ready &= (ready.sum(axis=2) >= VERIFY_AT * going.sum(axis=2))[..., None]
