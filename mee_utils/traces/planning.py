@@ -224,6 +224,7 @@ def quick_plan(model: Model, inputs: Sequence[str], policy: ExitPolicy, **option
 
 @wraps(generation.generate)
 def generate(model: Model, inputs: Sequence[str], policy: ExitPolicy | None = None, **options):
+    """The decoder's `generate`; drafts that are "auto" are planned first (not counted in `seconds`)."""
     drafts = isinstance(policy, ExitPolicy) and policy.propagation == "verify"
     if drafts and policy.max_draft == "auto" and isinstance(model, Model):
         policy = quick_plan(model, inputs, policy, **options).policy
