@@ -33,7 +33,7 @@ class DraftCosts:
         block: of a layer on 1, 2, .. tokens at once, those of all rows together.
         readout: the same of the last layer's readout, with all that verifying costs besides the layers.
         decision: of one decision of all rows, or a list with one for each policy.
-        token: of drafting a token of all rows that leave at a layer, besides layers and decisions.
+        token: of drafting a token besides layers and decisions, wherever rows leave, or waiting ones join.
         plain: of a token of 1, 2, .. rows at full depth without drafts; by default all layers and a readout.
 
     Raises `CompanionError` for costs that are not finite, negative or missing.

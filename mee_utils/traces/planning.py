@@ -25,7 +25,7 @@ from .drafts import Rounds, rounds_of
 from .replay import PolicyReplay, check_policy, replay_policy
 from .trace import Trace, trace
 
-WORTH = 1.03  # drafts are expected to be so many times as fast, or not used
+WORTH = 1.1  # drafts are expected to be so many times as fast, or not used: plans err by about as much
 QUICK = 8  # inputs that are traced where no trace is given
 LEVELS = 24  # thresholds that are tried where none is given
 MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
@@ -193,18 +193,26 @@ def _spent(
         depth = np.where(drafting, rounds.depth[setting, np.minimum(token + drafts, last)], 0)
         runs = depth[..., None] >= layers
         waits += drafting[..., None]
-        total += block[(waits * runs).sum(axis=2)].sum(axis=(1, 2))
+        passes = (waits * runs).sum(axis=2)
+        total += block[passes].sum(axis=(1, 2)) + costs.token * _joins(passes)
         waits[runs] = 0
         left = (depth[..., None] == layers).any(axis=2).sum(axis=-1)  # at how many layers rows leave
         total += (decision * replayed.bound.decisions[depth.max(axis=2)] + costs.token * left).sum(axis=1)
         drafts += drafting
         ready = going & (drafts == many)
         ready &= (ready.sum(axis=2) >= VERIFY_AT * going.sum(axis=2))[..., None]
-        total += block[(waits * ready[..., None]).sum(axis=2)].sum(axis=(1, 2))
+        passes = (waits * ready[..., None]).sum(axis=2)
+        total += block[passes].sum(axis=(1, 2)) + costs.token * _joins(passes)
         total += readout[(drafts * ready).sum(axis=2)].sum(axis=1)
         token = np.where(ready, rounds.settled_to[setting, start], token)
         drafts[ready], waits[ready] = 0, 0
     return total
+
+
+def _joins(passes: np.ndarray) -> np.ndarray:
+    """`[setting]`, how often tokens join others on their way; `passes` is `[setting, batch, layer]`."""
+    before, after = passes[..., :-1], passes[..., 1:]
+    return ((after > before) & (before > 0)).sum(axis=(1, 2))
 
 
 def quick_plan(model: Model, inputs: Sequence[str], policy: ExitPolicy, **options) -> DraftPlan:
