@@ -1,6 +1,8 @@
 """Verified exits give full depth's output, token for token; a trace foretells what becomes of every draft."""
 
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -307,20 +309,33 @@ def test_plans_choose_rules_thresholds_and_layers_and_keep_what_is_given(tokeniz
 
 
 @pytest.mark.parametrize("name", ["margin", "own class", "pruned", "all at layer 3", "none", "classifier"])
-@pytest.mark.parametrize("speed", [0.5, 2.0])
-def test_auto_is_the_default_and_decodes_plainly_if_it_loses(tokenizer, name, speed, monkeypatch):
+@pytest.mark.parametrize("speed, gain", [(0.5, 2.0), (2.0, 0.9), (2.0, 1.2)])
+def test_auto_is_the_default_and_decodes_plainly_if_it_loses(tokenizer, name, speed, gain, monkeypatch):
     model, options = agreeing("t5", tokenizer), dict(POLICIES[name])
     options.pop("max_draft", None)
     policy = ExitPolicy(**options, propagation="verify")
     full = generate(model, INPUTS, max_new_tokens=LENGTH)
     draft = DraftCosts([1.0] * 64, plain=[speed * 4] * 8)
     monkeypatch.setattr(planning, "measure_costs", lambda *_: draft)
+    monkeypatch.setattr(planning, "gain", lambda *_, **__: gain)
     out = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
     assert policy.max_draft == "auto" and out.token_ids == full.token_ids
-    if speed < 1 or name == "none":
+    if min(speed, gain) < 1 or name == "none":
         assert out.drafts is None and out.flops.tolist() == full.flops.tolist()
-    if speed > 1 and name == "margin":
+    elif name == "margin":
         assert out.drafts
+
+
+def test_gain_is_that_of_the_clock(tokenizer, monkeypatch):
+    seconds = iter([3.0, 1.0, 4.0, 1.0, 9.0, 1.0])  # full depth and drafts in turns
+
+    def clocked(model, inputs, policy, **options):
+        assert (policy is None) == (next(turns) == "full") and options["batch_size"] == 2
+        return SimpleNamespace(seconds=next(seconds))
+
+    turns = itertools.cycle(["full", "drafts"])
+    monkeypatch.setattr(planning.generation, "generate", clocked)
+    assert planning.gain(None, INPUTS, ExitPolicy(), batch_size=2) == 4.0
 
 
 def test_costs_are_measured_once(t5):

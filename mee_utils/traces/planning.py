@@ -17,7 +17,7 @@ import numpy as np
 from ..common.errors import CompanionError, check_whole
 from ..decoding import generation
 from ..decoding.costs import DraftCosts, measure_costs
-from ..decoding.inputs import check_inputs, check_lengths
+from ..decoding.inputs import EncoderCache, check_inputs, check_lengths
 from ..decoding.verify import VERIFY_AT
 from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..models.loading import Model
@@ -25,8 +25,8 @@ from .drafts import Rounds, rounds_of
 from .replay import PolicyReplay, check_policy, replay_policy
 from .trace import Trace, trace
 
-WORTH = 1.1  # drafts are expected to be so many times as fast, or not used: plans err by about as much
-QUICK = 8  # inputs that are traced where no trace is given
+WORTH = 1.05  # drafts are so many times as fast as full depth, expected and in a trial, or not used
+QUICK, TRIALS = 8, 3  # inputs that are traced where no trace is given, and rounds of the trial on them
 LEVELS = 24  # thresholds that are tried where none is given
 MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
 
@@ -215,25 +215,37 @@ def _joins(passes: np.ndarray) -> np.ndarray:
     return ((after > before) & (before > 0)).sum(axis=(1, 2))
 
 
-def quick_plan(model: Model, inputs: Sequence[str], policy: ExitPolicy, **options) -> DraftPlan:
-    """A plan for these inputs, from a trace of a few of them; `options` are those of `generate`."""
+def planned(model: Model, inputs: Sequence[str], policy: ExitPolicy, **options) -> ExitPolicy | None:
+    """The fastest drafts for these inputs, planned on a few of them; None if a trial there finds no gain.
+
+    A plan takes rows to be alike and the machine to be idle; the trial, drafts and full depth in turns, does
+    not. `options` are those of `generate`.
+    """
     texts = check_inputs(inputs)
     check_lengths(model, texts, options.get("max_source_tokens"))
-    few = texts[:: -(-len(texts) // QUICK)]
     longest = check_whole("max_new_tokens", options.get("max_new_tokens", 64))
     rows = min(check_whole("batch_size", options.get("batch_size", 8)), len(texts))
+    few = texts[:: max(1, len(texts) // max(QUICK, rows))]
     costs = measure_costs(model, policy, rows)
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        found = trace(
-            model, few, states=Path(folder) / "states.npy", max_new_tokens=longest, batch_size=len(few)
-        )
-        return plan_drafts(found, costs, policy, batch_size=rows, max_new_tokens=longest, model=model)
+        states = Path(folder) / "states.npy"
+        found = trace(model, few, states=states, max_new_tokens=longest, batch_size=len(few))
+        plan = plan_drafts(found, costs, policy, batch_size=rows, max_new_tokens=longest, model=model)
+    wins = plan.policy and gain(model, few, plan.policy, max_new_tokens=longest, batch_size=rows) >= WORTH
+    return plan.policy if wins else None
+
+
+def gain(model: Model, inputs: Sequence[str], policy: ExitPolicy, **options) -> float:
+    """How many times as fast as full depth a policy decodes, the two in turns: the median of `TRIALS`."""
+    options |= {"encodings": EncoderCache()}
+    seconds = lambda tried: generation.generate(model, inputs, tried, **options).seconds
+    return float(np.median([seconds(None) / seconds(policy) for _ in range(TRIALS)]))
 
 
 @wraps(generation.generate)
 def generate(model: Model, inputs: Sequence[str], policy: ExitPolicy | None = None, **options):
-    """The decoder's `generate`; drafts that are "auto" are planned first (not counted in `seconds`)."""
+    """The decoder's `generate`; drafts that are "auto" are planned and tried first (not in `seconds`)."""
     drafts = isinstance(policy, ExitPolicy) and policy.propagation == "verify"
     if drafts and policy.max_draft == "auto" and isinstance(model, Model):
-        policy = quick_plan(model, inputs, policy, **options).policy
+        policy = planned(model, inputs, policy, **options)
     return generation.generate(model, inputs, policy, **options)
