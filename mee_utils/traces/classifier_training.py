@@ -80,6 +80,7 @@ def train_classifier(
         if other is not None:
             curve[-1]["held_out_loss"] = _mean_loss(loss_of, other, target)
     classifier.trained_on = model.fingerprint
+    classifier.float().to(stored.working_dtype)  # as it is stored
     return classifier.eval().requires_grad_(False), curve
 
 
