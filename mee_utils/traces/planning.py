@@ -29,6 +29,7 @@ WORTH = 1.05  # drafts are so many times as fast as full depth, expected and in 
 QUICK, TRIALS = 8, 3  # inputs that are traced where no trace is given, and rounds of the trial on them
 LEVELS = 24  # thresholds that are tried where none is given
 MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
+TOP_K = 64  # ids of the margin over few
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,19 @@ class DraftPlan:
     Attributes:
         best: the fastest setting; None if the decoder has no layer to draft at.
         speedup: how many times as fast as full depth it is expected to be.
-        settings: how many were tried.
+        settings: how many were compared.
+        gain: how many times as fast it was in a trial, if there was one.
     """
 
     best: ExitPolicy | None
     speedup: float
     settings: int
+    gain: float = np.inf
 
     @property
     def policy(self) -> ExitPolicy | None:
-        """What to give to `generate`: the best setting, or None (full depth) if it is expected to lose."""
-        return self.best if self.speedup >= WORTH else None
+        """What to give to `generate`: the best setting, or None (full depth) if it loses."""
+        return self.best if min(self.speedup, self.gain) >= WORTH else None
 
 
 def plan_drafts(
@@ -66,7 +69,7 @@ def plan_drafts(
     Args:
         trace: of the model's own output.
         costs: from `measure_costs`, for this batch size, or by hand.
-        policies: to choose from; by default four rules that need no training. What they name is kept: the
+        policies: to choose from; by default some that need no training. What they name is kept: the
             threshold, `exit_layers`, an earliest layer (`min_layer`) and a `max_draft` that is a number.
         thresholds: to be tried in place of those of the policies.
         batch_size, max_new_tokens: as in `generate`.
@@ -78,7 +81,7 @@ def plan_drafts(
     if not isinstance(costs, DraftCosts):
         raise CompanionError(f"costs={costs!r:.60}: give DraftCosts(...), or what measure_costs returns.")
     if policies is None:
-        policies = [ExitPolicy(name, propagation="verify") for name in MEASURES]
+        policies = default_policies(model)
     policies = [policies] if isinstance(policies, ExitPolicy) else list(policies)
     if not policies or np.size(costs.decision) not in (1, len(policies)):
         given = f"{len(policies)} policies, {np.size(costs.decision)} costs of a decision"
@@ -97,6 +100,13 @@ def plan_drafts(
                 best = replace(_at(candidate, level), max_draft=many)
                 speed = float(speeds[place])
     return DraftPlan(best, speed, tried)
+
+
+def default_policies(model: Model | None) -> list[ExitPolicy]:
+    """Rules that need no training, and with a model the margin over few ids."""
+    found = [ExitPolicy(name, propagation="verify") for name in MEASURES]
+    few = dict(pruning="fixed", top_k=TOP_K, propagation="verify")
+    return found if model is None else [*found, ExitPolicy(**few)]
 
 
 def _first_layers(policy: ExitPolicy, trace: Trace) -> Iterator[ExitPolicy]:
@@ -215,24 +225,29 @@ def _joins(passes: np.ndarray) -> np.ndarray:
     return ((after > before) & (before > 0)).sum(axis=(1, 2))
 
 
-def planned(model: Model, inputs: Sequence[str], policy: ExitPolicy, **options) -> ExitPolicy | None:
-    """The fastest drafts for these inputs, planned on a few of them; None if a trial there finds no gain.
+def plan_for(
+    model: Model, inputs: Sequence[str], policies: ExitPolicy | Sequence[ExitPolicy] | None = None, **options
+) -> DraftPlan:
+    """The fastest drafts for these inputs: planned on a few of them, then tried there against full depth.
 
-    A plan takes rows to be alike and the machine to be idle; the trial, drafts and full depth in turns, does
-    not. `options` are those of `generate`.
+    A plan takes the machine to be idle and knows the steps alone; the trial does not. `policies` are those of
+    `plan_drafts`, `options` those of `generate`.
     """
+    if policies is None:
+        policies = default_policies(model)
     texts = check_inputs(inputs)
     check_lengths(model, texts, options.get("max_source_tokens"))
     longest = check_whole("max_new_tokens", options.get("max_new_tokens", 64))
     rows = min(check_whole("batch_size", options.get("batch_size", 8)), len(texts))
     few = texts[:: max(1, len(texts) // max(QUICK, rows))]
-    costs = measure_costs(model, policy, rows)
+    costs = measure_costs(model, policies, rows)
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         states = Path(folder) / "states.npy"
         found = trace(model, few, states=states, max_new_tokens=longest, batch_size=len(few))
-        plan = plan_drafts(found, costs, policy, batch_size=rows, max_new_tokens=longest, model=model)
-    wins = plan.policy and gain(model, few, plan.policy, max_new_tokens=longest, batch_size=rows) >= WORTH
-    return plan.policy if wins else None
+        plan = plan_drafts(found, costs, policies, batch_size=rows, max_new_tokens=longest, model=model)
+    if plan.policy is None:
+        return plan
+    return replace(plan, gain=gain(model, few, plan.policy, max_new_tokens=longest, batch_size=rows))
 
 
 def gain(model: Model, inputs: Sequence[str], policy: ExitPolicy, **options) -> float:
@@ -247,5 +262,5 @@ def generate(model: Model, inputs: Sequence[str], policy: ExitPolicy | None = No
     """The decoder's `generate`; drafts that are "auto" are planned and tried first (not in `seconds`)."""
     drafts = isinstance(policy, ExitPolicy) and policy.propagation == "verify"
     if drafts and policy.max_draft == "auto" and isinstance(model, Model):
-        policy = planned(model, inputs, policy, **options)
+        policy = plan_for(model, inputs, policy, **options).policy
     return generation.generate(model, inputs, policy, **options)
