@@ -23,12 +23,13 @@ def reproduce(options) -> str:
 
 def train(options) -> str:
     """Makes the missing models and exit classifiers of a profile."""
-    from .study import train_models
+    from .study import artifacts, train_models
 
     profile = load_profile(options.profile, options.data)
     if not options.model:
         train_models.check(profile, profile.training.models)
         pipeline.make("classifiers", options.profile, options.data, options.cores)
+        artifacts.ship_classifiers(profile)
     folders = train_models.train(profile, options.model)
     return f"trained: {', '.join(map(_short, folders))} (scores in manifest.json)"
 

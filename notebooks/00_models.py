@@ -113,8 +113,8 @@ if "calm" in chosen:
 # %% [markdown]
 # ## How the models were made
 #
-# *Pre-trained only* has seen span corruption and no task. *Base* began in the same way and went on: in `small`
-# through lessons, each with several questions about one context and one kind of hop (lists of who lives where,
+# *Pre-trained only* has seen span corruption and no task. *Base* began in the same way and went on: in
+# `small` through lessons, each with several questions about one context and one kind of hop (who lives where,
 # facts of one kind and of several, relations, who lives in a city, who owns more), then the tasks. Most of
 # this is done with four layers, in a third of the time; then each layer stands three times in a row, adds a
 # third each time, and all twelve are trained together. All others start from base and see the same number of
@@ -144,9 +144,9 @@ made.set_index("model")
 # ## Learning curves
 #
 # Each line is the cross-entropy of one layer on target tokens of the tasks, on examples that are neither
-# trained on nor scored, once a model has all its layers, from dark (first layer) to light (last layer), on a logarithmic axis.
-# **Expectation:** under CALM the layers fan out in order of depth and all of them improve; under vanilla only
-# the last ones do.
+# trained on nor scored, from dark (first layer) to light (last layer), on a logarithmic axis. Curves begin
+# where a model has all its layers. **Expectation:** under CALM the layers fan out in order of depth and all
+# of them improve; under vanilla only the last ones do.
 
 # %%
 points = [
@@ -306,9 +306,10 @@ experiment.save_table(spread, "seed_spread") if len(spread) else "no further see
 # ## Ablations
 #
 # Short trainings with fewer layers, one part of the recipe changed at a time, on about as many tokens. *Flat
-# start*: all heads begin as T5 draws them. *Slow table*: position biases learn at a tenth of their rate.
-# *Adam*: in place of Muon, at the best rate we found for it. *One question*: one question a context in the
-# lessons. *No curriculum*: questions alone, from the start. *Bare value*: nothing is ever said aloud.
+# start*: all heads begin as T5 draws them. *Slow table*: position biases learn at a tenth of their rate. *One
+# rate*: queries, embedding, position biases and norms learn at the rate of all other matrices. *Adam*: in
+# place of Muon, at the best rate we found for it. *One question*: one question a context in the lessons. *No
+# curriculum*: questions alone, from the start. *Bare value*: nothing is ever said aloud.
 
 # %%
 ablations = read_retrained(profile, "ablations")
@@ -325,10 +326,11 @@ if len(ablations):
 #
 # The models of profile `small` have two million parameters, and twelve encoder and twelve decoder layers as
 # in the papers' figures. They are real models of the same architecture, trained for the same objectives,
-# and they stand well above the trivial baselines (`scores_against_baselines`). What they have not learned
-# is to count, compare and join facts (`accuracy_by_difficulty`). And they cannot show scale: no number of
-# this profile is a number of the papers. Each model's `manifest.json` holds the recipe that made it and the
-# time it took; `make train` makes the models again.
+# and they stand well above the trivial baselines (`scores_against_baselines`). Aloud they find, join and
+# compare facts almost without error, and count a little less surely. In silence, inside one token, they find
+# a single fact; what they have not learned is to join, count or compare there (`exact_match_by_form`). And
+# they cannot show scale: no number of this profile is a number of the papers. Each model's `manifest.json`
+# holds the recipe that made it and the time it took; `make train` makes the models again.
 #
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?
 

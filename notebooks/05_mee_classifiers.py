@@ -11,7 +11,7 @@
 # cut itself short in the baseline runs (METHODS: whenever a whole batch exits, all later tokens stay that
 # shallow), so the comparison has to be made again. Can both be had?
 #
-# **What we do.** Train every classifier on the same frozen model, five seeds each; ask first how well each
+# **What we do.** Train every classifier on the same frozen model, three seeds each; ask first how well each
 # one *ranks* tokens, then what it costs, then decode for real. Rules are compared at equal quality or at
 # equal cost, never at equal threshold, since a threshold of 0.9 means something else for each of them.
 #

@@ -16,6 +16,7 @@ import yaml
 from mee_utils.study import notebooks as notebook
 from mee_utils.study.inputs import manifest
 from mee_utils.study.profiles import load_profile
+from mee_utils.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
 NAMES = notebook.notebook_names()
@@ -196,12 +197,42 @@ def test_the_shipped_models_are_far_above_the_floors():
             assert row.corpus_score > floor + 20, (task, metric, row.system)
 
 
+AIMS = {  # of vanilla at full depth, in percent, by task and metric or form of question
+    "small": {
+        "question_answering": {"one fact": 95, "two facts": 85, "compared": 85, "counted": 80},
+        "summarization": {"rouge2": 85},
+        "translation": {"bleu": 95},
+    },
+    "real": {
+        "question_answering": {"exact_match": 92},
+        "summarization": {"rouge1": 33, "rouge2": 7.5, "rougeL": 31},
+        "translation": {"bleu": 58},
+    },
+}
+
+
+@pytest.mark.parametrize("profile", AIMS)
+def test_models_have_learned_and_other_objectives_are_within_three_points_of_vanilla(profile):
+    settings = load_profile(profile)
+    scores = {name: manifest(settings, name)["scores"] for name in settings.training.backbones}
+    for task, aims in AIMS[profile].items():
+        found = {
+            name: about[task] | about[task].get("exact_match_by_form", {}) for name, about in scores.items()
+        }
+        for measured, aim in aims.items():
+            assert found["vanilla"][measured] >= aim, (task, measured)
+        metric = TASKS[task].metric
+        for name in ("calm", "free", "late_weighted"):
+            assert found[name][metric] > found["vanilla"][metric] - 3, (task, name)
+
+
 @pytest.mark.parametrize("name", ["base", *load_profile("small").training.backbones])
 def test_manifests_say_how_a_model_was_made(name):
     found = manifest(load_profile("small"), name)
     assert (
         found["seed"] == load_profile("small").training.seed and found["steps"] > 300 and found["minutes"] > 0
     )
-    assert all(len(point["cross_entropy"]) == 12 for point in found["layer_cross_entropy"])
+    depths = [len(point["cross_entropy"]) for point in found["layer_cross_entropy"]]
+    assert set(depths) == ({12} if "base" in found else {4, 12}) and depths == sorted(depths)
     assert all(len(data["sha256"]) == 64 for data in found["data"].values())
     assert found["machine"]["processor"] and 2e6 <= found["parameters"] <= 4e6

@@ -402,7 +402,11 @@ def test_the_reader_reads():
     reader = Reader(context)
     assert reader.people == {"Bella", "Otto", "Anna", "Emma"}
     for question, sentence, bare in (
-        ("Where does the sister of Otto live?", "The sister of Otto is Bella and Bella lives in Oslo.", "Oslo"),
+        (
+            "Where does the sister of Otto live?",
+            "The sister of Otto is Bella and Bella lives in Oslo.",
+            "Oslo",
+        ),
         ("How many people live in Oslo?", "Oslo is home to Bella and Anna: two people.", "two"),
         (
             "Who owns fewer bells, Anna or Otto?",

@@ -3,6 +3,8 @@ something else is made anew.
 """
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from mee_utils.exits.classifiers import load_classifier
 from mee_utils.models import load_model
@@ -65,6 +67,37 @@ def test_what_is_there_is_kept_and_what_is_missing_or_foreign_is_made(small, cal
     longer = small.model_copy(update={"classifiers": small.classifiers.model_copy(update={"epochs": 2})})
     again = learned(train_exits.train_classifiers(longer), calm)
     assert not {one[0] for one in again.values()} & {one[0] for one in first.values()}
+
+
+def test_shipped_ones_are_taken_unless_they_belong_to_something_else(small, calm, monkeypatch, tmp_path):
+    monkeypatch.setattr(Job, "shipped", lambda job, profile: tmp_path / "shipped" / job.file)
+    made = train_exits.train_classifiers(small)
+    first = learned(made, calm)
+    train_exits.ship_classifiers(small)
+    for path in made.values():
+        path.unlink()
+    monkeypatch.setattr(train_exits, "_train_all", lambda *_: pytest.fail("trained in spite of all"))
+    assert learned(train_exits.train_classifiers(small), calm) == first
+    longer = small.model_copy(update={"classifiers": small.classifiers.model_copy(update={"epochs": 2})})
+    with pytest.raises(pytest.fail.Exception, match="in spite of all"):
+        train_exits.train_classifiers(longer)
+
+
+def test_the_package_ships_every_classifier_of_small_as_training_makes_it(monkeypatch, tmp_path):
+    small = load_profile("small")
+    jobs, tasks = train_exits.classifier_jobs(small), train_exits._first_tokens(small, "train")
+    keys = train_exits.classifier_keys(small, jobs, tasks)
+    assert {job: train_exits.stored_key(job.shipped(small)) for job in jobs} == keys
+    folder = jobs[0].shipped(small).parent
+    assert {path.name for path in folder.iterdir()} == {job.file for job in jobs}
+    one = Job("calm", "linear", "consistency", 0)
+    shipped = load_file(one.shipped(small))
+    monkeypatch.setattr(train_exits, "classifier_jobs", lambda profile: [one])
+    monkeypatch.setattr(Job, "shipped", lambda job, profile: tmp_path / "nowhere" / job.file)
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    again = load_file(train_exits.train_classifiers(small)[one])
+    for name, weight in shipped.items():
+        assert torch.allclose(weight, again[name], rtol=1e-4, atol=1e-5), name
 
 
 def test_jobs_of_one_seed_or_model_are_trained_alone(small):

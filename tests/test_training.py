@@ -9,9 +9,9 @@ from conftest import build_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mee_utils.models import batches, training
+from mee_utils.models import batches, muon, training
 from mee_utils.models.batches import Batches, corrupt_spans, group_by_length, pad_pairs, repeated
-from mee_utils.models.mini import new_network
+from mee_utils.models.mini import new_network, set_dropout
 from mee_utils.models.muon import FROM_SCRATCH, PRE_TRAINED
 from mee_utils.models.objectives import Objective, cross_entropy
 from mee_utils.models.training import Schedule, layer_losses, train_backbone
@@ -246,13 +246,37 @@ def test_the_rate_rises_stays_and_falls(plan):
         assert asked.load_best_model_at_end == (decay > 0) == (asked.metric_for_best_model is not None)
 
 
+def test_the_loss_of_a_layer_is_a_mean_over_tokens_however_they_are_batched():
+    network, long = build_network("t5", 40), [([5, 6, 7, 1], [8, 1]), ([9, 1], [10, 11, 12, 13, 14, 15, 1])]
+    together = layer_losses(network, [pad_pairs(long, 0)])
+    assert layer_losses(network, [pad_pairs([pair], 0) for pair in long]) == pytest.approx(together, abs=1e-4)
+    batched = batches.padded(PAIRS, 0, rows=16)
+    assert [len(batch["labels"]) for batch in batched] == [16] * 3 + [12]
+    assert sum(int((batch["labels"] >= 0).sum()) for batch in batched) == sum(len(b) for _, b in PAIRS)
+    lengths = [int(mask.sum()) for batch in batched for mask in batch["attention_mask"]]
+    assert lengths == sorted(lengths)
+
+
+def test_dropout_is_changed_wherever_it_is_kept():
+    network = build_network("t5", 40).train()
+    batch = pad_pairs(PAIRS[:8], 0)
+    losses = {}
+    for rate in (0.5, 0.0):
+        set_dropout(network, rate)
+        for forward in (training.forward, training._hooked_forward):
+            losses[rate, forward.__name__] = {forward(network, batch)[1].sum().item() for _ in range(3)}
+    assert all(len(found) == (3 if rate else 1) for (rate, _), found in losses.items())
+
+
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize("flags", [{}, {"avx512_bf16": False, "avx2": True}, {"amx_bf16": True}])
 def test_half_precision_is_for_processors_that_multiply_it(plan, monkeypatch, flags, half):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
+    muon.fast_bfloat16.cache_clear()
     asked = plan(100, Schedule(0.02, 0.0, 100, half=half))
     assert asked.use_cpu and asked.bf16 == (half and "amx_bf16" in flags)
-    assert training.fast_bfloat16("cuda")
+    assert muon.fast_bfloat16("cuda")
+    muon.fast_bfloat16.cache_clear()
 
 
 def test_in_half_precision_the_losses_are_nearly_those_of_single(tmp_path):
@@ -262,9 +286,9 @@ def test_in_half_precision_the_losses_are_nearly_those_of_single(tmp_path):
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             states, logits = training.forward(network, batch)
-            found.append(cross_entropy(logits, batch["labels"]))
+            found.append(float(cross_entropy(logits, batch["labels"]).detach()))
         assert states[-1].dtype == torch.float32  # the residual stream keeps its precision
-    assert found[0] == pytest.approx(float(found[1]), rel=2e-2) and found[0] != found[1]
+    assert found[0] == pytest.approx(found[1], rel=2e-2) and found[0] != found[1]
 
 
 def test_every_evaluation_prints_one_line_of_how_far_a_run_is(tmp_path, capsys):

@@ -297,13 +297,14 @@ def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> Ex
 def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: str, **about) -> Path:
     """Writes a classifier trained on the states of the model with this fingerprint, and `about` with it.
 
-    The safetensors file appears only when complete. Raises `CompanionError` if it cannot be written.
+    In single precision, as a safetensors file that appears only when complete. Raises `CompanionError` if it
+    cannot be written.
     """
     from safetensors.torch import save_file
 
     settings, about = json.dumps(classifier.settings), json.dumps(about)
     metadata = {"format": FORMAT, "model": fingerprint, "settings": settings, "about": about}
-    weights = {name: weight.contiguous() for name, weight in classifier.state_dict().items()}
+    weights = {name: weight.float().contiguous() for name, weight in classifier.state_dict().items()}
     with complete_file(path) as partial:
         save_file(weights, partial, metadata)
     return Path(path)
@@ -327,7 +328,7 @@ def load_classifier(path: str | Path, model) -> ExitClassifier:
         raise CompanionError(f'{path} is no classifier of this version ("{FORMAT}"): train it anew.')
     settings = json.loads(metadata["settings"])
     classifier = new_classifier(settings.pop("kind"), settings.pop("d_model"), **settings)
-    classifier.to(next(iter(weights.values())).dtype).load_state_dict(weights)
+    classifier.to(torch.promote_types(model.network.dtype, torch.float32)).load_state_dict(weights)
     classifier.about, classifier.trained_on = json.loads(metadata["about"]), metadata["model"]
     classifier.check_model(model)
     return classifier.to(model.device)

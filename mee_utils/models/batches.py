@@ -101,3 +101,9 @@ def pad_pairs(pairs: Sequence[Pair], pad: int) -> dict[str, torch.Tensor]:
     inputs = pad_sequence(sources, batch_first=True, padding_value=pad)
     labels = pad_sequence(targets, batch_first=True, padding_value=-100)
     return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
+
+
+def padded(pairs: Sequence[Pair], pad: int, rows: int = 64) -> list[dict[str, torch.Tensor]]:
+    """All pairs in batches as `pad_pairs` makes them, those of about one length together."""
+    ordered = sorted(pairs, key=lambda pair: (len(pair[0]), len(pair[1])))
+    return [pad_pairs(ordered[i : i + rows], pad) for i in range(0, len(ordered), rows)]

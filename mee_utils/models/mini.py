@@ -52,6 +52,16 @@ def new_network(tokenizer, local: bool = True, **sizes):
     return network
 
 
+def set_dropout(network, rate: float) -> None:
+    """Changes the dropout rate of a T5, wherever it keeps it."""
+    network.config.dropout_rate = rate
+    for module in network.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = rate
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = rate
+
+
 @torch.no_grad()
 def grow(network, layers: int, decoder_layers: int):
     """A deeper T5 that begins as nearly the same function: each layer several times in a row, in equal parts.
@@ -66,10 +76,12 @@ def grow(network, layers: int, decoder_layers: int):
     config.num_layers, config.num_decoder_layers = layers, decoder_layers
     grown = type(network)(config)
     grown.load_state_dict({k: v for k, v in network.state_dict().items() if ".block." not in k}, strict=False)
-    for old, new in ((network.encoder.block, grown.encoder.block), (network.decoder.block, grown.decoder.block)):
+    for stack in ("encoder", "decoder"):
+        old, new = getattr(network, stack).block, getattr(grown, stack).block
         copies = len(new) // len(old)
         for number, block in enumerate(new):
-            block.load_state_dict(old[number // copies].state_dict(), strict=False)  # only block 0 has a table
+            source = old[number // copies].state_dict()
+            block.load_state_dict(source, strict=False)  # only the first has a table of positions
             for name, weight in block.named_parameters():
                 if name.endswith((".o.weight", ".wo.weight")):
                     weight /= copies

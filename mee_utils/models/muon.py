@@ -3,10 +3,11 @@
 Muon replaces the momentum of a matrix by the nearest orthogonal matrix, found by Newton-Schulz iterations
 (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon). `torch.optim.Muon` takes one matrix at a time
 and iterates in bfloat16, which not every CPU computes fast; here all matrices of one shape are iterated at
-once, in their own precision.
+once, and in bfloat16 only where the processor multiplies it fast.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from itertools import groupby
 
 import torch
@@ -17,12 +18,20 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, as in torch.optim.Mu
 ITERATIONS = 5
 MOMENTUM = 0.95
 BETAS, EPSILON = (0.9, 0.98), 1e-8
-FROM_SCRATCH = dict(query=0.2, embedding=2.0, table=1.0, norm=0.1)  # rates as multiples of that of the matrices
+# rates as multiples of that of the other matrices
+FROM_SCRATCH = dict(query=0.2, embedding=2.0, table=1.0, norm=0.1)
 PRE_TRAINED = dict(query=1.0, embedding=1.0, table=1.0, norm=1.0)
 
 
+@cache
+def fast_bfloat16(device: str) -> bool:
+    """Whether a device multiplies bfloat16 faster than single precision: GPUs, and CPUs that say so."""
+    known = getattr(torch.cpu, "get_capabilities", dict)()
+    return device == "cuda" or any(known.get(name) for name in ("avx512_bf16", "amx_bf16"))
+
+
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Newton-Schulz iterations on a stack of matrices `[matrix, row, column]`, in their own precision.
+    """Newton-Schulz iterations on a stack of matrices `[matrix, row, column]`, in the precision they have.
 
     Singular values become about 1 (0.7 to 1.2); singular vectors stay.
     """
@@ -74,9 +83,10 @@ class MuonAdam(torch.optim.Optimizer):
             grads, momenta = [weight.grad for weight in same], self._buffers(same, "momentum_buffer")
             torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
             updates = torch.stack(torch._foreach_lerp(grads, momenta, MOMENTUM))  # Nesterov
+            rounded = updates.bfloat16() if fast_bfloat16(updates.device.type) else updates
             torch._foreach_mul_(same, 1 - rate * decay)
             adjusted = rate * max(1, shape[0] / shape[1]) ** 0.5
-            torch._foreach_add_(same, orthogonalize(updates).unbind(), alpha=-adjusted)
+            torch._foreach_add_(same, orthogonalize(rounded).to(updates.dtype).unbind(), alpha=-adjusted)
 
     def _adamw(self, weights: list[Tensor], rate: float, decay: float) -> None:
         means, squares, steps = (self._buffers(weights, name) for name in ("exp_avg", "exp_avg_sq", "step"))
@@ -90,10 +100,11 @@ class MuonAdam(torch.optim.Optimizer):
 def parameter_groups(
     network: nn.Module, rates: Mapping[str, float], rate: float, weight_decay: float, muon: bool = True
 ) -> list[dict]:
-    """Groups the parameters of a T5: matrices, embedding, tables of relative positions, norms.
+    """Groups the parameters of a T5: matrices, queries, embedding, tables of relative positions, norms.
 
-    The matrices of the blocks are updated by Muon (or AdamW), at `rate` and with `weight_decay`; the others
-    by AdamW without decay, at `rate` times `rates["embedding"]`, `rates["table"]` and `rates["norm"]`.
+    The matrices of the blocks, queries among them, are updated by Muon (or AdamW) and with `weight_decay`,
+    the others by AdamW without. All have rates of their own, `rate` times what `rates` says of "query",
+    "embedding", "table" and "norm"; other matrices have `rate`.
     """
     kinds = {"matrix": [], "query": [], "embedding": [], "table": [], "norm": []}
     for name, weight in network.named_parameters():

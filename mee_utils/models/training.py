@@ -14,8 +14,8 @@ from torch import nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from . import fused
-from .batches import Batches, Pair, pad_pairs
-from .muon import FROM_SCRATCH, MuonAdam, parameter_groups
+from .batches import Batches, Pair, padded
+from .muon import FROM_SCRATCH, MuonAdam, fast_bfloat16, parameter_groups
 from .objectives import Objective, cross_entropy, objective_loss
 from .states import compute_logits, decoder_inputs, layer_states
 
@@ -99,25 +99,20 @@ def _hooked_forward(network: nn.Module, batch: dict[str, torch.Tensor]):
         return states, network(**inputs, decoder_input_ids=shifted, use_cache=False).logits
 
 
-def fast_bfloat16(device: str) -> bool:
-    """Whether a device multiplies bfloat16 faster than single precision: GPUs, and CPUs that say so."""
-    known = getattr(torch.cpu, "get_capabilities", dict)()
-    return device == "cuda" or any(known.get(name) for name in ("avx512_bf16", "amx_bf16"))
-
-
 @torch.no_grad()
 def layer_losses(network: nn.Module, batches: Sequence[dict[str, torch.Tensor]]) -> list[float]:
-    """Cross-entropy in nats a token at every layer (the unweighted mean over the batches)."""
+    """Cross-entropy in nats a token at every layer."""
     device, was_training = next(network.parameters()).device, network.training
     network.eval()
-    sums = torch.zeros(len(network.get_decoder().block))
+    sums, tokens = torch.zeros(len(network.get_decoder().block)), 0
     for batch in batches:
         batch = {name: tensor.to(device) for name, tensor in batch.items()}
         states, _ = forward(network, batch)
         losses = [cross_entropy(compute_logits(network, state), batch["labels"]) for state in states]
-        sums += torch.stack(losses).cpu()
+        count = int((batch["labels"] >= 0).sum())
+        sums, tokens = sums + count * torch.stack(losses).cpu(), tokens + count
     network.train(was_training)
-    return [round(float(value), 5) for value in sums / len(batches)]
+    return [round(float(value), 5) for value in sums / tokens]
 
 
 def train_backbone(
@@ -158,8 +153,9 @@ def train_backbone(
         watch |= dict(load_best_model_at_end=True, metric_for_best_model="loss")
     machine = dict(use_cpu=device == "cpu", bf16=schedule.half and fast_bfloat16(device))
     arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
-    held_out_batches = [pad_pairs(held_out[i : i + 64], pad) for i in range(0, len(held_out), 64)]
-    inputs = dict(train_dataset=data, eval_dataset=held_out_batches, data_collator=lambda items: items[0])
+    inputs = dict(
+        train_dataset=data, eval_dataset=padded(held_out, pad), data_collator=lambda items: items[0]
+    )
     aim = dict(objective=objective, schedule=schedule)
     aim |= dict(name=f" ({name})" if name else "") if progress else {}
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)

@@ -1,22 +1,23 @@
 """What is made once and read by all notebooks: traces and exit classifiers.
 
-Neither is shipped. Each is stored below `build` with a key of the weights, data, settings and code behind it,
-and made again once one of them changes. A trace follows a model's own greedy output on the held-out examples
-that the sweep decodes.
+Both are stored below `build` with a key of what is behind them: weights, data, settings and, of a trace,
+code. Once one of these changes they are made again. Classifiers are shipped beside the models (`make train`).
+A trace follows a model's own greedy output on the held-out examples that the sweep decodes.
 """
 
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ..common.files import PACKAGE, complete_file
 from .catalogue import ABLATED, MAIN_MODEL, VARIANTS
-from .inputs import load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
+from .inputs import checkpoint_folder, load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
 from .profiles import Profile
 from .results import build_root
 
@@ -35,9 +36,8 @@ def code_files(*names: str) -> list[Path]:
 
 
 def digest_of(*parts) -> str:
-    """sha256 of what something was made from: these parts (for JSON), and the code that made it."""
-    code = [path.read_text(encoding="utf-8") for path in code_files(*CODE)]
-    return hashlib.sha256(json.dumps([code, *parts], sort_keys=True).encode()).hexdigest()
+    """sha256 of what something was made from (for JSON)."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def stored_trace(
@@ -55,7 +55,8 @@ def stored_trace(
     if needed != (settings.examples, settings.max_new_tokens):
         path = path.with_stem(f"{path.stem}-{needed[0]}-{needed[1]}")
     (chosen,) = load_tasks(profile, limit=needed[0], only=task)
-    key = digest_of(weights_digest(profile, model), chosen.digest, chosen.inputs, needed, profile.dtype)
+    code = [file.read_text(encoding="utf-8") for file in code_files(*CODE)]
+    key = digest_of(code, weights_digest(profile, model), chosen.digest, chosen.inputs, needed, profile.dtype)
     about = path.with_suffix(".key")
     if not about.exists() or about.read_text() != key:
         loaded = load_profile_model(profile, model)
@@ -74,10 +75,18 @@ class ClassifierJob:
     target: str
     seed: int
 
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{self.model}-{self.variant}-{self.target}-{self.seed}.safetensors"
+
     def path(self, profile: Profile) -> Path:
-        """Its file."""
-        name = f"{self.model}-{self.variant}-{self.target}-{self.seed}.safetensors"
-        return build_root() / "classifiers" / profile.name / name
+        """Where it is made."""
+        return build_root() / "classifiers" / profile.name / self.file
+
+    def shipped(self, profile: Profile) -> Path:
+        """Where it comes with the package, if it does."""
+        return checkpoint_folder(profile, "classifiers") / self.file
 
 
 def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
@@ -95,23 +104,44 @@ def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
 def train_classifiers(
     profile: Profile, models: Collection[str] = (), seeds: Collection[int] = ()
 ) -> dict[ClassifierJob, Path]:
-    """Trains what is missing of a profile's classifiers; returns the file of each that was asked for.
+    """Takes or trains what is missing of a profile's classifiers; returns the files of those asked for.
 
     All `models` (names of backbones) and `seeds` are asked for by default.
     """
     asked = lambda job: (not models or job.model in models) and (not seeds or job.seed in seeds)
     wanted = list(filter(asked, classifier_jobs(profile)))
     tasks = _first_tokens(profile, "train") if wanted else []
-    digests = [task.digest for task in tasks]
-    settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
-    weights = {name: weights_digest(profile, name) for name in dict.fromkeys(job.model for job in wanted)}
-    common = {name: digest_of(digest, digests, settings) for name, digest in weights.items()}
-    keys = {job: f"{common[job.model]} {asdict(job)} {asdict(VARIANTS[job.variant])}" for job in wanted}
-    missing = [job for job, key in keys.items() if stored_key(job.path(profile)) != key]
+    keys, missing = classifier_keys(profile, wanted, tasks), []
+    for job, key in keys.items():
+        if stored_key(job.path(profile)) != key:
+            if stored_key(job.shipped(profile)) == key:
+                copy_file(job.shipped(profile), job.path(profile))
+            else:
+                missing.append(job)
     held_out = _first_tokens(profile, "held_out") if missing else []
     for name in dict.fromkeys(job.model for job in missing):
         _train_all(profile, name, {job: keys[job] for job in missing if job.model == name}, tasks, held_out)
     return {job: job.path(profile) for job in wanted}
+
+
+def classifier_keys(profile: Profile, jobs: Sequence[ClassifierJob], tasks: Sequence) -> dict:
+    """What each of some classifiers belongs to: weights, settings, and the `tasks` that it is trained on."""
+    settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
+    about = [[task.digest for task in tasks], settings]
+    common = {name: digest_of(weights_digest(profile, name), *about) for name in {job.model for job in jobs}}
+    return {job: f"{common[job.model]} {asdict(job)} {asdict(VARIANTS[job.variant])}" for job in jobs}
+
+
+def ship_classifiers(profile: Profile) -> None:
+    """Puts all classifiers of a profile beside its models."""
+    for job in classifier_jobs(profile):
+        copy_file(job.path(profile), job.shipped(profile))
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a file, which appears only when it is complete."""
+    with complete_file(target) as partial:
+        shutil.copyfile(source, partial)
 
 
 def stored_key(path: Path) -> str | None:

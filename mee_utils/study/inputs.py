@@ -78,6 +78,12 @@ def ready_digest(profile: Profile, name: str) -> str:
     return digest.hexdigest()
 
 
+def extra_corpora(profile: Profile, name: str) -> list[str]:
+    """The further corpora that a model is pre-trained on."""
+    stages = getattr(profile.training.recipe(name), "stages", [])
+    return [corpus for corpus in profile.extra if any(corpus in stage.examples for stage in stages)]
+
+
 def check_recipe(profile: Profile, name: str) -> None:
     """Refuses a trained model that is not what the profile and the data now ask for."""
     found, settings = manifest(profile, name), profile.training
@@ -87,10 +93,11 @@ def check_recipe(profile: Profile, name: str) -> None:
         wanted["shape"] = settings.shape.model_dump()
     if isinstance(recipe, Checkpoint):
         wanted["weights"] = ready_digest(profile, name)
-    elif isinstance(settings.base, Checkpoint):
-        wanted["base"] = ready_digest(profile, "base")
+    elif (start := settings.start(name)) and is_trained(profile, start):
+        wanted["base"] = weights_digest(profile, start)
     changed = [key for key, value in wanted.items() if found.get(key) != value]
-    for task in profile.corpora if not isinstance(recipe, Checkpoint) else []:
+    read = [] if isinstance(recipe, Checkpoint) else [*profile.corpora, *extra_corpora(profile, name)]
+    for task in read:
         source, seen = Path(profile.source(task)), found["data"].get(task)
         local = str(source) != "synthetic" and source.exists()
         if seen is None or (local and local_files(source, "train")[1] != seen["sha256"]):

@@ -6,6 +6,7 @@ An unknown key, a wrong type or an impossible value is an error in one line that
 from __future__ import annotations
 
 import difflib
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -85,9 +86,13 @@ class Stage(Strict):
 
 
 class BaseStage(Stage):
-    """A stage of pre-training; with `layers` encoder and decoder have so many, and grow before the next."""
+    """A stage of pre-training; with `layers` encoder and decoder have so many, and grow before the next.
+
+    `dropout_rate` is the shape's where none is given.
+    """
 
     layers: PositiveInt | None = None
+    dropout_rate: Annotated[float, Field(ge=0, lt=1)] | None = None
 
 
 class BaseSettings(Strict):
@@ -160,7 +165,7 @@ class Training(Strict):
         stages = getattr(getattr(self, name), "stages", [])
         for full in (self.shape.num_layers, self.shape.num_decoder_layers) if stages else ():
             depths = [stage.layers or full for stage in stages]
-            if depths[-1] != full or any(later % earlier for earlier, later in zip(depths, depths[1:])):
+            if depths[-1] != full or any(later % earlier for earlier, later in pairwise(depths)):
                 rule = "each must be a multiple of the one before, and the last stage has all"
                 raise ValueError(f"the stages of {name} have {depths} layers: {rule} ({full})")
 

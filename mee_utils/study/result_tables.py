@@ -49,8 +49,8 @@ def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
 
 def read_retrained(profile: str, kind: str) -> pd.DataFrame:
     """The "seeds" or "ablations" of a profile (`make retrain`); no rows where it has none."""
-    path = ROOT / "figures" / profile / RETRAINED / f"{kind}.csv"
-    return pd.read_csv(path) if path.exists() else pd.DataFrame()
+    places = [root / profile / RETRAINED / f"{kind}.csv" for root in (output_root(), ROOT / "figures")]
+    return next((pd.read_csv(path) for path in places if path.exists()), pd.DataFrame())
 
 
 def read_manifest(profile: str, notebook: str) -> dict:

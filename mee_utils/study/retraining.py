@@ -20,7 +20,7 @@ from . import inputs
 from .catalogue import RULES
 from .profiles import Profile
 from .result_tables import RETRAINED
-from .results import Run, build_root, staged
+from .results import Run, build_root, output_root, staged
 from .train_models import Maker, by_form, new_maker, work_folder
 
 RULE, THRESHOLD, EXAMPLES = "fixed", 0.9, 200  # what seeds are compared at, and on how many examples
@@ -58,15 +58,21 @@ def run(profile: Profile, job: Retraining) -> Path:
 
 
 def store(profile: Profile) -> Path:
-    """Makes the tables of all retrainings."""
-    made = Run(RETRAINED, profile.name, {})
-    for kind in ("seeds", "ablations"):
-        jobs = [job for job in retrainings(profile) if job.kind == kind]
-        rows = [row for job in jobs for row in json.loads(job.path(profile).read_text(encoding="utf-8"))]
-        if rows:
-            made.save_table(pd.DataFrame(rows), kind)
-    made.finish()
-    return made.folder
+    """Makes the tables of all retrainings, with a manifest of their recipes; returns their folder."""
+    folder, jobs = output_root() / profile.name / RETRAINED, retrainings(profile)
+    recipes = {name: profile.training.recipe(name).model_dump() for name in profile.training.objectives}
+    recipes |= {name: about.model_dump() for name, about in profile.ablation_runs.items()}
+    with staged(folder) as results:
+        made = Run(
+            RETRAINED, profile.name, {"recipes": {job.name: recipes[job.name] for job in jobs}}, results
+        )
+        made.inputs = {name: inputs.weights_digest(profile, name) for name in profile.training.models}
+        for kind in ("seeds", "ablations"):
+            files = [job.path(profile) for job in jobs if job.kind == kind]
+            if rows := [row for path in files for row in json.loads(path.read_text(encoding="utf-8"))]:
+                made.save_table(pd.DataFrame(rows), kind)
+        made.finish()
+    return folder
 
 
 def _seed(profile: Profile, job: Retraining) -> list[dict]:

@@ -15,6 +15,7 @@ import platform
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
@@ -24,10 +25,10 @@ import numpy as np
 from .. import CompanionError, ExitPolicy, Objective, Task, generate, load_model, trace
 from ..analysis.pruning import minimum_layer
 from ..common.errors import check_choice
-from ..common.files import ROOT
+from ..common.files import ROOT, complete_file
 from ..decoding.inputs import UNLIMITED
-from ..models.batches import corrupt_spans, pad_pairs, repeated
-from ..models.mini import SENTINELS, grow, new_network, train_tokenizer
+from ..models.batches import corrupt_spans, padded, repeated
+from ..models.mini import SENTINELS, grow, new_network, set_dropout, train_tokenizer
 from ..tasks.loading import load_lesson, load_task
 from ..traces.replay import replay_policy
 from . import inputs
@@ -64,7 +65,7 @@ def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
 
 
 def check(profile: Profile, wanted: Sequence[str]) -> None:
-    """Refuses ready checkpoints that cannot be loaded, and `wanted` models made from other settings or data."""
+    """Refuses ready checkpoints that cannot be loaded, and `wanted` models of another recipe or data."""
     for name in profile.training.models:
         if isinstance(profile.training.recipe(name), Checkpoint):
             load_profile_tokenizer(profile, name)
@@ -97,7 +98,11 @@ def work_folder(profile: Profile, name: str, seed: int, tasks: Sequence[Task]) -
     """Where an unfinished run keeps its checkpoints: one folder a recipe, seed, start and training data."""
     settings = profile.training
     start = settings.start(name)
-    parts = [settings.recipe(name).model_dump(), settings.model_dump(exclude={"pretrained", "base", "backbones"}), seed]
+    parts = [
+        settings.recipe(name).model_dump(),
+        settings.model_dump(exclude={"pretrained", "base", "backbones"}),
+        seed,
+    ]
     parts += [[task.digest for task in tasks], start and weights_digest(profile, start)]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return ROOT / "build" / "training" / profile.name / name / key
@@ -129,7 +134,9 @@ class Maker:
         network, curve = self.trained(name, seed, folder)
         with staged(checkpoint_folder(self.profile, name)) as partial:
             model = self.save_weights(network, partial)
-            self.write_manifest(name, partial, model, curve, self.tasks)
+            seen = {task.name: task for task in self.tasks}
+            seen |= {extra: self.extra[extra] for extra in inputs.extra_corpora(self.profile, name)}
+            self.write_manifest(name, partial, model, curve, seen)
         shutil.rmtree(folder.parent)
 
     def trained(self, name: str, seed: int, folder: Path) -> tuple:
@@ -153,21 +160,33 @@ class Maker:
         return network, joined(curves)
 
     def run(self, network, stage: Stage, seed: int, folder: Path, objective=VANILLA, **how) -> dict:
-        """Trains a network in place for one stage; returns its learning curve. `how` as in `Schedule`."""
+        """Trains a network in place for one stage; returns its learning curve. `how` as in `Schedule`.
+
+        A stage that has finished is kept beside its `folder`, and not repeated.
+        """
         import torch
 
         from ..models.muon import PRE_TRAINED
         from ..models.training import Schedule, train_backbone
 
-        settings = self.profile.training
+        settings, dropout = self.profile.training, getattr(stage, "dropout_rate", None)
         if settings.shape:
+            set_dropout(network, settings.shape.dropout_rate if dropout is None else dropout)
             torch.set_num_threads(1)  # the fastest for mini models: train another one on the next core
         how |= dict(learning_rate=stage.learning_rate, decay=stage.decay, seed=seed)
         half = settings.shape is not None or self.profile.dtype == "bfloat16"
         how |= dict(tokens_per_batch=settings.tokens_per_batch, half=half)
         how |= {} if settings.shape else dict(rates=PRE_TRAINED, muon=False)
+        finished = folder.with_suffix(".pt")
+        if finished.exists():
+            stored = torch.load(finished, weights_only=True)
+            network.load_state_dict(stored["weights"])
+            return stored["curve"]
         about = (objective, self.stage_pairs(stage, seed), self.curve_pairs(), Schedule(**how), folder)
-        return train_backbone(network, *about, name=folder.parents[1].name)
+        curve = train_backbone(network, *about, name=folder.parents[1].name)
+        with complete_file(finished) as partial:
+            torch.save(dict(weights=network.state_dict(), curve=curve), partial)
+        return curve
 
     def save_weights(self, network, folder: Path):
         """Stores a network in half precision, and loads it again as it will be measured."""
@@ -192,13 +211,12 @@ class Maker:
                 "token by token; give it another profile."
             )
         pairs, pad = self.curve_pairs(), model.network.config.pad_token_id
-        batches = [pad_pairs(pairs[i : i + 64], pad) for i in range(0, len(pairs), 64)]
-        losses = [{"step": 0, "cross_entropy": layer_losses(model.network, batches)}]
+        losses = [{"step": 0, "cross_entropy": layer_losses(model.network, padded(pairs, pad))}]
         curve = {"steps": 0, "minutes": 0.0, "loss": [], "layer_cross_entropy": losses}
         place = lambda source, commit: {"checkpoint": source, "commit": commit}
         curve |= {"source": inputs.from_source(profile, name, place), "weights": ready_digest(profile, name)}
         with staged(checkpoint_folder(profile, name)) as partial:
-            self.write_manifest(name, partial, model, curve, [])
+            self.write_manifest(name, partial, model, curve, {})
 
     def pairs(self, tasks: Sequence[Task]) -> list:
         """Token ids of the input and the target of every example, cut to the lengths that are trained on."""
@@ -207,6 +225,12 @@ class Maker:
             texts = [text for task in tasks for text in getattr(task, column)]
             ids.append(self.tokenizer(texts, truncation=True, max_length=longest).input_ids)
         return list(zip(*ids, strict=True))
+
+    @cached_property
+    def extra(self) -> dict[str, Task]:
+        """The further corpora of pre-training."""
+        load = lambda name, corpus: load_task(corpus.task, self.profile.source(name), "train")
+        return {name: load(name, corpus) for name, corpus in self.profile.extra.items()}
 
     def stage_pairs(self, stage: Stage, seed: int) -> list:
         """The examples that a stage asks for; tasks that are smaller than that are repeated."""
@@ -218,8 +242,7 @@ class Maker:
             elif name in tasks:
                 found += repeated(self.pairs([tasks[name]]), count, random)
             elif name in self.profile.extra:
-                extra = load_task(self.profile.extra[name].task, self.profile.source(name), "train")
-                found += repeated(self.pairs([extra]), count, random)
+                found += repeated(self.pairs([self.extra[name]]), count, random)
             else:
                 found += self.pairs([load_lesson(name, "train", count, seed)])
         return found
@@ -235,7 +258,7 @@ class Maker:
         pairs = self.pairs(self.choices)
         return Random(self.profile.training.seed).sample(pairs, min(CURVE, len(pairs)))
 
-    def write_manifest(self, name: str, folder: Path, model, curve: dict, tasks: Sequence[Task]) -> None:
+    def write_manifest(self, name: str, folder: Path, model, curve: dict, seen: dict[str, Task]) -> None:
         """Measures a model and writes what is known of it: recipe, data, scores, learning curve."""
         settings = self.profile.training
         scores, min_exit_layer = measure(model, self.held_out, settings.max_target)
@@ -249,13 +272,13 @@ class Maker:
             "parameters": sum(p.numel() for p in model.network.parameters()),
             "seed": settings.seed,
             "machine": machine(),
-            "data": {task.name: source(task) for task in tasks},
+            "data": {corpus: source(task) for corpus, task in seen.items()},
             "scores": scores,
             "min_exit_layer": min_exit_layer,
             **curve,
         }
-        if isinstance(settings.base, Checkpoint) and name != "base":
-            about["base"] = ready_digest(self.profile, "base")
+        if start := settings.start(name):
+            about["base"] = weights_digest(self.profile, start)
         (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 

@@ -92,6 +92,7 @@ def train_classifier(
         curve.append({"epoch": epoch, "loss": float(np.mean(losses))})
         if other is not None:
             curve[-1]["held_out_loss"] = _mean_loss(loss_of, other)
+    classifier.float().to(stored.working_dtype)  # as it is stored
     return classifier.eval().requires_grad_(False), curve
 
 

@@ -6,8 +6,8 @@ fifth of the questions, by the bare value ("In one word: ..."):
     one fact    Where does Bella live?                   Bella lives in Oslo.
     two facts   Where does the sister of Otto live?      The sister of Otto is Bella and Bella lives in Oslo.
     counted     How many people live in Oslo?            Oslo is home to Anna, Ben and Bella: three people.
-    compared    Who owns more bells, Otto or Bella?      Otto owns nine and Bella owns seven, so the nine bells of
-                                                         Otto are more.
+    compared    Who owns more bells, Otto or Bella?      Otto owns nine and Bella owns seven,
+                                                         so the nine bells of Otto are more.
 
 `LESSONS` ask several questions of one context, one for each kind of hop. They are for pre-training only.
 """
@@ -145,7 +145,9 @@ def _related(random: Random, pairs: int) -> tuple[list[str], list[tuple[str, Per
     if random.random() < 0.5:  # the same relation twice, so that it does not tell whom
         relation = found[0][0]
         found = [(relation if relation in (*OTHERS, sibling(w)) else r, of, w) for r, of, w in found]
-    sentences = [random.choice(RELATED).format(relation=relation, of=of, who=who) for relation, of, who in found]
+    sentences = [
+        random.choice(RELATED).format(relation=relation, of=of, who=who) for relation, of, who in found
+    ]
     return sentences, found
 
 
@@ -264,7 +266,9 @@ def _holders(random: Random) -> Case:
 def _holder(person: Person) -> Asked:
     """The way back from a number to a name, which a comparison ends with."""
     things = f"{NUMBERS[person.count]} {person.thing.in_english(True)}"
-    sentence = grammatical("The") + copied(things) + grammatical("of") + one_fact(person.name) + grammatical(".")
+    sentence = (
+        grammatical("The") + copied(things) + grammatical("of") + one_fact(person.name) + grammatical(".")
+    )
     return Asked(f"Who owns {things}?", sentence, one_fact(person.name))
 
 
