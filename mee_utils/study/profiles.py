@@ -104,7 +104,7 @@ class BaseSettings(Strict):
 class BackboneSettings(Stage):
     """One training objective; see `mee_utils.models.objectives.Objective`. `seeds`: how many trainings."""
 
-    objective: Literal["vanilla", "calm", "free", "late_weighted"]
+    objective: Literal["vanilla", "calm", "free", "late_weighted", "alternating"]
     exit_layer: PositiveInt | None = None
     kd_map: Literal["last", "uniform", "dynamic"] = "dynamic"
     intermediate: Literal["all", "one"] = "all"
