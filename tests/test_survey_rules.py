@@ -1,6 +1,7 @@
 """The survey's exit rules: a plain numpy reference, replay, batches and verified drafts agree on each."""
 
 from math import log
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from mee_utils.exits.classifiers import SIZED, new_classifier
 from mee_utils.exits.measures import ConfidenceWindow, PatientEntropy
 from mee_utils.exits.thresholds import BanditThreshold, Threshold
 from mee_utils.study import catalogue
+from mee_utils.traces.classifier_training import _Loss, targets
 from mee_utils.traces.replay import StoredStates, replay_policy
 
 LAYERS = 6
@@ -432,6 +434,33 @@ def test_learning_to_exit_is_the_linear_classifier_with_another_loss(traced):
     assert mse[1] < mse[0]
 
 
+def test_distilled_targets_are_what_the_last_layer_says(traced):
+    model, found, _, _ = traced
+    hard = torch.from_numpy(targets(found, "distilled"))
+    assert np.array_equal(hard, targets(found, "consistency"))
+    silent = SimpleNamespace(parameters=lambda: iter([torch.zeros(1).double()]), loss=lambda lesson: lesson)
+    lesson = _Loss(silent, hard, "distilled")(StoredStates(found, model), slice(0, len(found)))
+    said = np.zeros((len(found), model.network.config.vocab_size))
+    np.put_along_axis(said, found.top_ids[:, -1].astype(int), found.top_probabilities[:, -1], axis=1)
+    soft = np.take_along_axis(said, found.top1_id[:, :-1].astype(int), axis=1)
+    assert np.allclose(lesson.labels.numpy(), soft, atol=1e-5) and 0 < soft.min() < soft.max() < 1
+    assert np.allclose(lesson.teacher.exp().numpy()[:, 0], said, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["past_future", "ztw"])
+def test_distilled_exits_say_more_of_what_the_last_layer_says(traced, kind, tokenizer):
+    model, found, _, _ = traced
+    options = dict(epochs=30, learning_rate=1e-2)
+    plain, distilled = (
+        train_classifier(kind, found, model, target=target, **options)[0]
+        for target in ("consistency", "distilled")
+    )
+    labels = torch.from_numpy(targets(found))
+    apart = lambda one: float(_Loss(one, labels, "distilled")(StoredStates(found, model), slice(None)))
+    with torch.no_grad():
+        assert apart(distilled) < min(apart(plain), apart(new(kind, tokenizer)))
+
+
 def test_q_exit_never_becomes_less_likely_with_depth(traced):
     model, found, _, policies = traced
     assert (np.diff(confidences(found, policies["q_exit"], model), axis=1) > 0).all()
@@ -514,6 +543,10 @@ def test_mistakes_are_one_clear_line(traced):
         (lambda: ConfidenceWindow(1), "window=1: give a whole number from 2 on"),
         (lambda: new_classifier("ztw", 32), '"ztw" needs decoder_layers'),
         (lambda: new_classifier("q_exit", 32, hidden=3), "Unknown option of q_exit"),
+        (
+            lambda: train_classifier("token_hash", found, model, target="distilled"),
+            "nothing can be distilled",
+        ),
         (lambda: replay(found, policies["q_exit"]), "give the model of the trace"),
         (lambda: replay(found, policies["past_future"]), "give the model of the trace"),
     ):

@@ -33,18 +33,19 @@ from ..common.files import complete_file
 from .measures import MaxProbability, Measure
 
 FORMAT = "mee_utils.classifier.1"
-TARGETS = ("consistency", "correctness")
+TARGETS = ("consistency", "correctness", "distilled")
 
 
 class Lesson(NamedTuple):
     """Some tokens that a classifier learns from."""
 
     states: Tensor  # normalised, `[token, layer, d_model]`
-    labels: Tensor  # whether it may exit, `[token, layer - 1]`
+    labels: Tensor  # whether it may exit, or how likely that is, `[token, layer - 1]`
     weights: Tensor  # of the labels, `[token, layer - 1]`: in each layer both classes count alike
     ids: Tensor  # `[token]`, what it should have predicted
     first: int  # the first layer at which the model may exit
     readout: Callable[[Tensor], Tensor]  # states to logits
+    teacher: Tensor | None = None  # log-probabilities of the last layer, `[token, 1, id]`, to be "distilled"
 
 
 class ExitClassifier(nn.Module, Measure):
@@ -143,6 +144,12 @@ class RecurrentClassifier(ExitClassifier):
         return tuple(part.transpose(0, 1) for part in after)
 
 
+def divergence(teacher: Tensor, logits: Tensor) -> Tensor:
+    """Mean KL divergence, in nats, of `[token, layer, id]` logits from log-probabilities `[token, 1, id]`."""
+    student = logits.log_softmax(dim=-1)
+    return (teacher.exp() * (teacher - student)).sum(dim=-1).mean()
+
+
 class LearningToExit(ExitClassifier):
     """Certainty `sigmoid(w h + b)`, trained by squared error to "this top-1 is right" (BERxiT, section 3.3).
 
@@ -180,7 +187,8 @@ class PastFuture(ExitClassifier):
     """Reads out `A_l n(h^l) + b_l`, which foretells `n(h^L)`: token and confidence, the largest probability.
 
     PF-BERxiT and DeeCap foretell the last state by a small network; this map is the "tuned lens" (Belrose et
-    al. 2023), trained here by the squared error of the state. Untrained, it is `max_probability`.
+    al. 2023), trained by the squared error of the state, or "distilled": by what it says in place of the last
+    layer's distribution (as FastBERT's exits are). Untrained, it is `max_probability`.
     """
 
     readout, confidence = True, MaxProbability.confidence
@@ -193,7 +201,9 @@ class PastFuture(ExitClassifier):
     def loss(self, lesson: Lesson) -> Tensor:
         states = lesson.states.to(self._dtype)
         foretold = torch.einsum("tld,led->tle", states[:, :-1], self.maps) + self.shifts
-        return functional.mse_loss(foretold, states[:, -1:].expand_as(foretold))
+        if lesson.teacher is None:
+            return functional.mse_loss(foretold, states[:, -1:].expand_as(foretold))
+        return divergence(lesson.teacher, lesson.readout(foretold))
 
     def lens(self, state) -> Tensor:
         """The foretold state, `[rows, d_model]`."""
@@ -224,6 +234,8 @@ class Ensemble(ExitClassifier):
         with torch.no_grad():
             experts = lesson.readout(lesson.states[:, layers]).log_softmax(dim=-1)
         scores = (self.log_weights[layers, None].exp() * experts).cumsum(dim=1) + self.bias
+        if lesson.teacher is not None:
+            return divergence(lesson.teacher, scores)
         return functional.cross_entropy(scores.flatten(0, 1), lesson.ids.repeat_interleave(scores.shape[1]))
 
     def ensemble(self, layers: list[int], logits: list[Tensor], ids: Tensor | None) -> Tensor:

@@ -1,9 +1,10 @@
 """Training exit classifiers on the stored states of a trace; the backbone is frozen.
 
-Target of layer l: "consistency", is this layer's top-1 the last layer's (CALM; MEE's report), or
-"correctness", is it the reference's (MEE's blog). Loss: cross-entropy, in each layer weighted so that both
-classes count alike, mean over layers; some kinds have another (`ExitClassifier.loss`), a table only counts.
-The last layer, where nothing is decided, is left out.
+Target of layer l: "consistency", is this layer's top-1 the last layer's (CALM; MEE's report); "correctness",
+is it the reference's (MEE's blog); or "distilled", how probable does the last layer find it (FastBERT's exits
+learn all of the last layer's distribution; kinds that read out do so here). Loss: cross-entropy, in each layer
+weighted so that both classes count alike, mean over layers; some kinds have another (`ExitClassifier.loss`), a
+table only counts. The last layer, where nothing is decided, is left out.
 """
 
 import numpy as np
@@ -71,8 +72,10 @@ def train_classifier(
     classifier.to(model.device, stored.working_dtype)
     classifier.trained_on = model.fingerprint
     if isinstance(classifier, TokenHash):
+        if target == "distilled":
+            raise CompanionError(f'"{kind}" counts, and nothing can be distilled: give another target.')
         classifier.count(torch.from_numpy(trace.token_before), labels)
-        return classifier, []
+        return classifier.float().to(stored.working_dtype), []  # as it is stored
     classifier.train().requires_grad_(True)
     loss_of = _Loss(classifier, labels, target)
     steps = epochs * -(-len(labels) // batch_size)
@@ -108,11 +111,16 @@ class _Loss:
         """Mean loss of some tokens, a slice or their numbers."""
         trace, decoder = stored.trace, decoder_of(stored.model.network)
         states, wanted = stored.normalized(tokens), wanted_ids(trace, self.target)[tokens]
-        labels = torch.from_numpy(trace.top1_id[tokens, :-1] == wanted[:, None]).to(states.device)
-        weights = torch.where(labels, self.weights[1], self.weights[0])
-        ids = torch.from_numpy(wanted.astype(np.int64)).to(states.device)
+        on_device = lambda ids: torch.from_numpy(ids.astype(np.int64)).to(states.device)
+        top, ids, teacher = on_device(trace.top1_id[tokens, :-1]), on_device(wanted), None
+        labels = (top == ids[:, None]).to(self.weights)
         readout = lambda states: single(decoder.readout(states.to(stored.dtype)))
-        return self.classifier.loss(Lesson(states, labels, weights, ids, trace.min_exit_layer, readout))
+        if self.target == "distilled":
+            teacher = readout(states[:, -1:]).log_softmax(dim=-1)
+            labels = teacher[:, 0].gather(1, top).exp().to(self.weights)
+        weights = labels * self.weights[1] + (1 - labels) * self.weights[0]
+        first = trace.min_exit_layer
+        return self.classifier.loss(Lesson(states, labels, weights, ids, first, readout, teacher))
 
 
 @torch.no_grad()
