@@ -2,9 +2,9 @@
 
 Target of layer l: "consistency", is this layer's top-1 the last layer's (CALM; MEE's report); "correctness",
 is it the reference's (MEE's blog); or "distilled", how probable does the last layer find it (FastBERT's exits
-learn all of the last layer's distribution; kinds that read out do so here). Loss: cross-entropy, in each layer
-weighted so that both classes count alike, mean over layers; some kinds have another (`ExitClassifier.loss`), a
-table only counts. The last layer, where nothing is decided, is left out.
+learn all of the last layer's distribution; kinds that read out do so here). Loss: cross-entropy, in each
+layer weighted so that both classes count alike, mean over layers; some kinds have another
+(`ExitClassifier.loss`), a table only counts. The last layer, where nothing is decided, is left out.
 """
 
 import numpy as np
