@@ -190,6 +190,7 @@ def test_with_a_decay_the_state_that_did_best_on_the_held_out_pairs_is_kept(
     network, schedule = build_network("t5", 40), Schedule(0.02, decay, 60)
     curve = train_backbone(network, Objective("vanilla"), many(2), PAIRS[:20], schedule, tmp_path, False)
     assert len(seen) == len(curve["layer_cross_entropy"]) > 5
+    assert torch.tensor([1e-40]).mul(1.5) > 0, "numbers near zero are flushed during training only"
     same = [all(map(torch.equal, state, network.parameters())) for state in seen]
     assert [index for index, one in enumerate(same) if one] == [range(len(seen))[kept]]
 

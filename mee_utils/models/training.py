@@ -134,7 +134,6 @@ def train_backbone(
         `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`
         (rows of `step` and `cross_entropy`, one number a layer) on the `held_out` pairs.
     """
-    torch.set_flush_denormal(True)  # gradients fade into denormal numbers, which multiply ten times slower
     pad, device = network.config.pad_token_id, next(network.parameters()).device.type
     data = Batches(pairs, schedule.tokens_per_batch, pad, schedule.seed)
     every = max(1, len(data) // max(EVALUATIONS, -(-len(data) // SAVED_EVERY)))
@@ -159,7 +158,11 @@ def train_backbone(
     aim = dict(objective=objective, schedule=schedule)
     aim |= dict(name=f" ({name})" if name else "") if progress else {}
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)
-    trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
+    torch.set_flush_denormal(True)  # gradients fade into denormal numbers, which multiply ten times slower
+    try:
+        trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
+    finally:
+        torch.set_flush_denormal(False)
     history = trainer.state.log_history
     layers = {row["step"]: row["cross_entropy"] for row in history if "cross_entropy" in row}
     return {
