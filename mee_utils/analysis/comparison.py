@@ -231,6 +231,15 @@ def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, 
     return len(first) == len(second), len(differs)
 
 
+def first_differences(full: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Each output that is not that of full depth (rounding, near-ties): its number and first other token."""
+    found = []
+    for number, (first, second) in enumerate(zip(full, other, strict=True)):
+        same, upto = until_different([*first, -1], [*second, -1])
+        found += [] if same else [(number, upto - 1)]
+    return found
+
+
 def replay_against_decoding(
     model, task, trace: Trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64
 ) -> pd.DataFrame:

@@ -21,9 +21,11 @@ from ..study.inputs import weights_digest
 from ..study.result_tables import read_manifest, read_sweep, read_table
 from ..study.verdicts import timed
 from ..tasks.loading import Task
+from ..traces.planning import plan_for
 
 QUALITY = 0.99  # of the full score: notebook 06's question
 FEW = 16  # examples that are decoded one at a time
+BATCHES = (1, 8, 32)  # of lossless exits
 
 
 class Setting(NamedTuple):
@@ -32,7 +34,7 @@ class Setting(NamedTuple):
     model: Model
     task: Task
     labels: pd.DataFrame
-    policies: list[ExitPolicy]
+    policies: list[ExitPolicy | None]
     max_new_tokens: int
     batches: tuple[int, ...]
 
@@ -72,7 +74,29 @@ def results(experiment: Experiment) -> Iterator[Setting]:
             yield Setting(model, task, labels, policies, settings.max_new_tokens, batches)
 
 
-PARTS: dict[str, Callable[[Experiment], Iterator[Setting]]] = {"reductions": reductions, "results": results}
+def lossless(experiment: Experiment) -> Iterator[Setting]:
+    """Drafts planned for each model, task and batch (`traces.planning`); full depth where they lose."""
+    settings = experiment.profile.results
+    for model in experiment.models(experiment.backbones).values():
+        model.network.float()
+        for task in experiment.tasks(settings.examples).values():
+            for batch in BATCHES:
+                options = dict(max_new_tokens=settings.max_new_tokens, batch_size=batch)
+                plan = plan_for(model, task.inputs, **options)
+                chosen = {"rule": None, "min_layer": None, "threshold": None, "max_draft": None}
+                if plan.policy:
+                    named = plan.policy.measure.name + (" over few ids" if plan.policy.pruning else "")
+                    found = (getattr(plan.policy, name) for name in list(chosen)[1:])
+                    chosen = dict(zip(chosen, (named, *found), strict=True))
+                labels = pd.DataFrame([chosen | {"expected": plan.speedup}])
+                yield Setting(model, task, labels, [plan.policy], settings.max_new_tokens, (batch,))
+
+
+PARTS: dict[str, Callable[[Experiment], Iterator[Setting]]] = {
+    "reductions": reductions,
+    "results": results,
+    "lossless": lossless,
+}
 
 
 def run(

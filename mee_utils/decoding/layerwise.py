@@ -18,7 +18,6 @@ reaches a layer brings all earlier positions up to it.
 
 from __future__ import annotations
 
-import math
 import weakref
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +29,7 @@ from torch.nn import functional
 
 from ..common.errors import CompanionError
 from ..models.states import output_scale
-from .linear import Linear
+from .linear import Linear, Norm
 
 # `LayerwiseDecoder.compact_below` of wide and narrow models; measured at the mini shape and t5-base
 COMPACT_WIDE, COMPACT_NARROW, NARROW = 0.9, 0.0, 256
@@ -54,7 +53,8 @@ class LayerWeights:
         self.cross_key_value = Linear(torch.cat([cross.k.weight, cross.v.weight]), pack)
         self.gated = hasattr(feed, "wi_0")
         wide = torch.cat([feed.wi_0.weight, feed.wi_1.weight]) if self.gated else feed.wi.weight
-        self.wide, self.narrow, self.activation = Linear(wide, pack), Linear(feed.wo.weight, pack), feed.act
+        self.wide, self.narrow = Linear(wide, pack), Linear(feed.wo.weight, pack)
+        self.activation = torch.relu if isinstance(feed.act, nn.ReLU) else feed.act.forward
 
     def queries_keys_values(self, normed: Tensor) -> Tensor:
         """`[rows, d]` to `[rows, 3 * inner]`."""
@@ -69,27 +69,6 @@ class LayerWeights:
             return self.narrow.add_to(x, self.activation(wide))
         gate, linear = wide.chunk(2, dim=-1)
         return self.narrow.add_to(x, self.activation(gate) * linear)
-
-
-class Norm:
-    """T5's layer norm, `w x / sqrt(mean(x^2) + eps)`, in four small operations.
-
-    `sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(d eps)) / sqrt(d)`. Half precision is left to torch, which
-    computes it in single precision as `transformers` does.
-    """
-
-    def __init__(self, module: nn.Module):
-        self.weight, self.eps = module.weight.detach(), module.variance_epsilon
-        self.half, size = self.weight.dtype in (torch.bfloat16, torch.float16), self.weight.shape[0]
-        self.scaled = self.weight * math.sqrt(size)
-        self.smallest = self.weight.new_tensor([math.sqrt(size * self.eps)])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """`[..., d]` to `[..., d]`."""
-        if self.half:
-            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.smallest)
-        return (x / length).mul_(self.scaled)
 
 
 class Cache:
@@ -139,6 +118,7 @@ class Rows:
 
     def __post_init__(self):
         self.all = len(self.slots) == self.cache.batch
+        self.bias: Tensor | None = None  # made by the first layer
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -356,9 +336,9 @@ class LayerwiseDecoder:
         weights, cache, position = self.weights[layer - 1], rows.cache, rows.cache.position
         own, norm = cache.own[layer - 1], weights.norms[0]
         if first is None:
-            query, *_ = made = self._split(weights.queries_keys_values(norm(x)), 3)
+            made = self._split(weights.queries_keys_values(norm(x)), 3)
             own[:, slice(None) if rows.all else rows.index, :, position] = made[1:]
-            return query[:, :, None]
+            return made[0][:, :, None]
         begin = int(first[0])
         if rows.all and (first == begin).all():  # all catch up from the same place, as one row always does
             normed = norm(torch.cat([cache.states[:, begin:position], x[:, None]], dim=1))
@@ -383,8 +363,10 @@ class LayerwiseDecoder:
     def _attend_and_feed(self, layer: int, x: Tensor, query: Tensor, rows: Rows) -> Tensor:
         """The layer from its queries `[rows, head, 1, d_kv]` on; `x` is `[rows, d_model]`."""
         weights, cache = self.weights[layer - 1], rows.cache
-        own, bias = cache.own[layer - 1][:, :, :, : cache.position + 1], self._bias(cache.position)
-        x = weights.out.add_to(x, self._attend(query, own, bias, rows))
+        own = cache.own[layer - 1][:, :, :, : cache.position + 1]
+        if rows.bias is None:
+            rows.bias = self._bias(cache.position)
+        x = weights.out.add_to(x, self._attend(query, own, rows.bias, rows))
         query = self._heads(weights.cross_query(weights.norms[1](x)))
         mixed = self._attend(query, cache.cross[layer - 1], cache.mask, rows)
         return weights.feed_forward(weights.cross_out.add_to(x, mixed))
@@ -433,7 +415,8 @@ class LayerwiseDecoder:
 
 def attention(query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
     """T5's attention (no scale) of `[rows, head, query, d_kv]` to `[2, rows, head, key, d_kv]`."""
-    return functional.scaled_dot_product_attention(query, *keys_values, attn_mask=bias, scale=1.0)
+    keys, values = keys_values.unbind()  # iterating a tensor costs twice as much
+    return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=1.0)
 
 
 def waiting_places(

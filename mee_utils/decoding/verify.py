@@ -97,10 +97,10 @@ class DraftDecoder:
         while going:
             drafting = [row for row in going if not row.waits]
             if drafting:
-                self._draft(drafting)
+                self.draft(drafting)
             waiting = [row for row in going if row.waits]
             if len(waiting) >= VERIFY_AT * len(going):
-                self._verify(waiting)
+                self.verify(waiting)
                 going = self._keep([row for row in going if row.waits or not self._ended(row)])
         return [row.output() for row in self.rows]
 
@@ -115,7 +115,7 @@ class DraftDecoder:
                 row.slot = slot
         return going
 
-    def _draft(self, rows: list[Row]) -> None:
+    def draft(self, rows: list[Row]) -> None:
         """Drafts one token of each row, as deep as the policy looks."""
         decoder, cache, bound = self.decoder, self.cache, self.bound
         slots, sequence, position = np.array([(row.slot, row.sequence, row.position) for row in rows]).T
@@ -162,7 +162,7 @@ class DraftDecoder:
             row.last = token
             row.waits = len(row.drafts) == self.bound.max_draft or self._ended(row)
 
-    def _verify(self, rows: list[Row]) -> None:
+    def verify(self, rows: list[Row]) -> None:
         """Runs what waits in these rows through all layers, and settles it."""
         decoder, cache, layers = self.decoder, self.cache, self.bound.layers
         slots, ends = np.array([(row.slot, row.position) for row in rows]).T

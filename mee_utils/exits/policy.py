@@ -22,7 +22,7 @@ from .readout import Readout
 from .thresholds import AdaptiveThreshold, Threshold
 
 DEFAULT_THRESHOLD = 0.9
-MAX_DRAFT = 8
+MAX_DRAFT = 8  # the longest that is planned
 CHOICES = {
     "decay_form": ("scaled", "calm"),
     "propagation": ("copy", "parallel", "verify"),
@@ -48,7 +48,8 @@ class ExitPolicy:
         propagation: where keys and values of skipped layers come from, "copy" (CALM, MEE: the exit state),
             "parallel" (FREE: waiting tokens run through a layer together once a later one needs it) or
             "verify" (exits are drafts that the last layer judges: the output is that of full depth).
-        max_draft: how many tokens may wait for the last layer ("verify"; default 8).
+        max_draft: how many tokens may wait for the last layer ("verify"); by default "auto": planned, with
+            the first layer and a threshold that is not given (see `mee_utils.traces.planning`).
         pruning: "fixed", "decaying" or "adaptive" vocabulary pruning; see `mee_utils.exits.readout`.
         top_k, least_k: ids that are kept at first (fixed, decaying) and at least (decaying).
         pruning_form: of decaying pruning, "recursion" (the paper) or "closed" (its code).
@@ -67,7 +68,7 @@ class ExitPolicy:
     min_layer: int | None = None
     exit_layers: Sequence[int] | None = None
     propagation: str = "copy"
-    max_draft: int | None = None
+    max_draft: int | str = "auto"
     pruning: str | None = None
     top_k: int | None = None
     least_k: int | None = None
@@ -144,9 +145,9 @@ class ExitPolicy:
 
     def _wrong_drafts(self) -> Iterator[str]:
         verifies, most = self.propagation == "verify", self.max_draft
-        if most is not None and (not _is(most, Integral) or most < 1):
-            yield f"max_draft={most!r}: give a whole number of tokens from 1 on."
-        if most is not None and not verifies:
+        if most != "auto" and (not _is(most, Integral) or most < 1):
+            yield f'max_draft={most!r}: give a whole number of tokens from 1 on, or "auto".'
+        if most != "auto" and not verifies:
             yield f'max_draft={most} means nothing without propagation="verify": leave it out.'
         if verifies and self.measure.looks_ahead:
             ahead = f'"{self.measure.name}" runs all layers to decide and cannot draft'
@@ -212,7 +213,7 @@ class BoundPolicy:
     def __init__(self, policy: ExitPolicy, layers: int, vocabulary: int, min_exit_layer: int | None = None):
         self.policy, self.measure, self.layers = policy, policy.measure, layers
         self.schedule = copy.deepcopy(policy.schedule)  # one that learns begins anew
-        self.max_draft = policy.max_draft or MAX_DRAFT
+        self.max_draft = MAX_DRAFT if policy.max_draft == "auto" else policy.max_draft
         self.decision_layers = decisions = self._decision_layers(min_exit_layer)  # at layer L all tokens exit
         self.readout = policy.reads(policy, decisions, layers, vocabulary)
         self.first_layer = layers + 1  # the first that the measure looks at; L + 1 if nothing is decided

@@ -22,6 +22,7 @@ SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed"
 PARTS = {  # part of the benchmark -> file, what identifies a row, what was measured
     "reductions": ("reductions", ["task", "model", "reduction"], SPEEDS),
     "results": ("results", KEYS, ["batch", "speed", *RANGE, "samples_speed"]),
+    "lossless": ("lossless", ["task", "model"], ["batch", "rule", "max_draft", "expected", "speed", *RANGE]),
     "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
 }
 

@@ -207,7 +207,9 @@ class TraceState(LayerState):
             return getattr(self.trace, name)[self.tokens]
         if name not in TRACED:
             missing = f'A trace does not keep "{name}"'
-            raise CompanionError(f"{missing}: this measure cannot be replayed, decode with it instead.")
+            raise CompanionError(
+                f"{missing}: this measure cannot be replayed, decode with it (drafts: give max_draft)."
+            )
         if name != "similarity":
             self.read_out.add(self.layer)
         return getattr(self.trace, name)[self.tokens, self.layer - 1]

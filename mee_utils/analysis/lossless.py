@@ -1,0 +1,65 @@
+"""What verified exits do (`propagation="verify"`): the work of one sentence, and which drafts are kept."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from ..common.errors import CompanionError
+from ..decoding.generation import Generation
+from ..traces.drafts import drafts_of
+from ..traces.replay import PolicyReplay
+from .statistics import NOTHING, mean_interval
+
+KEPT, REPLACED, DROPPED, LAST = "kept", "replaced", "dropped", "from the last layer"
+
+
+def one_output(found: Generation, number: int, max_draft: int, layers: int, decode: Callable) -> pd.DataFrame:
+    """Every token that was run for one output, in order.
+
+    `round`, from 1; `position`; `layer` at which it was drafted (L: the policy was not sure); `fate`: of a
+    draft "kept", "replaced" by the last layer's token or "dropped" since one before it was, else "from the
+    last layer"; `token`, what `decode` makes of the id that stands there in the end.
+    """
+    if found.drafts is None:
+        raise CompanionError('These exits were not verified: decode with propagation="verify".')
+    ids, exits, drafts = found.token_ids[number], found.exit_layers[number], found.drafts[number]
+    rows, run = [], list(zip(drafts.positions.tolist(), drafts.exit_layers.tolist(), strict=True))
+    begins = [0]  # where rounds begin among the tokens that were run
+    for place in range(1, len(run)):
+        before, layer = run[place - 1]
+        full = place - begins[-1] == max_draft
+        if full or layer == layers or run[place][0] != before + 1:
+            begins.append(place)
+    settled = [run[begin][0] for begin in begins[1:]] + [len(ids)]
+    for number_of, (begin, end, until) in enumerate(zip(begins, [*begins[1:], len(run)], settled), start=1):
+        for position, layer in run[begin:end]:
+            fate = DROPPED if position >= until else LAST if layer == layers else KEPT
+            if fate == KEPT and exits[position] == layers:
+                fate = REPLACED
+            row = {"round": number_of, "position": position, "layer": layer, "fate": fate}
+            rows.append(row | {"token": decode(ids[position])})
+    return pd.DataFrame(rows)
+
+
+def acceptance(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd.DataFrame:
+    """How many tokens are drafted at each layer, and which share of these drafts is right: one row a layer.
+
+    `drafted` is a share of all tokens; `kept` of those drafted there, with a 95 % interval over sequences.
+    A draft is judged, and counted, with the right words before it.
+    """
+    place, rows = replayed.exits(max_new_tokens), []
+    right = replayed.same_token[np.arange(len(place)), place]
+    for number, layer in enumerate(replayed.decision_layers):
+        here = place == number
+        sequence = replayed.trace.sequence[here]
+        interval = mean_interval(right[here], sequence) if here.any() else NOTHING
+        rows.append({**labels, "layer": layer, "drafted": here.mean(), **interval.columns("kept")})
+    return pd.DataFrame(rows)
+
+
+def summary(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) -> dict[str, float]:
+    """Drafts of all outputs together: share of tokens `drafted`, `acceptance`, tokens settled a round."""
+    foretold, tokens = drafts_of(replayed, max_draft, max_new_tokens), len(replayed.trace)
+    drafted = {"drafted": foretold.judged.sum() / tokens, "acceptance": foretold.acceptance}
+    return drafted | {"tokens_a_round": tokens / foretold.rounds.sum()}

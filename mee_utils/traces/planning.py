@@ -1,0 +1,266 @@
+"""Planned drafts: which rule, threshold, first layer and draft length make verified exits fastest, if any do.
+
+A full-depth trace says what becomes of every draft (see `drafts`), measured costs what each step takes
+(`measure_costs`), and the rounds of a batch are run through on paper, rows waiting for each other as in
+`mee_utils.decoding.verify`. Thousands of settings take a second. If the best is not expected to win, tokens
+are decoded plainly: the output is that of full depth either way.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from ..common.errors import CompanionError, check_whole
+from ..decoding import generation
+from ..decoding.costs import DraftCosts, measure_costs
+from ..decoding.inputs import EncoderCache, check_inputs, check_lengths
+from ..decoding.verify import VERIFY_AT
+from ..exits.policy import MAX_DRAFT, ExitPolicy
+from ..models.loading import Model
+from .drafts import Rounds, rounds_of
+from .replay import PolicyReplay, check_policy, replay_policy
+from .trace import Trace, trace
+
+WORTH = 1.05  # drafts are so many times as fast as full depth, expected and in a trial, or not used
+QUICK, TRIALS = 8, 3  # inputs that are traced where no trace is given, and rounds of the trial on them
+LEVELS = 24  # thresholds that are tried where none is given
+MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
+TOP_K = 64  # ids of the margin over few
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """What `plan_drafts` chose.
+
+    Attributes:
+        best: the fastest setting; None if the decoder has no layer to draft at.
+        speedup: how many times as fast as full depth it is expected to be.
+        settings: how many were compared.
+        gain: how many times as fast it was in a trial, if there was one.
+    """
+
+    best: ExitPolicy | None
+    speedup: float
+    settings: int
+    gain: float = np.inf
+
+    @property
+    def policy(self) -> ExitPolicy | None:
+        """What to give to `generate`: the best setting, or None (full depth) if it loses."""
+        return self.best if min(self.speedup, self.gain) >= WORTH else None
+
+
+def plan_drafts(
+    trace: Trace,
+    costs: DraftCosts,
+    policies: ExitPolicy | Sequence[ExitPolicy] | None = None,
+    *,
+    thresholds: Sequence[float] | None = None,
+    batch_size: int = 1,
+    max_new_tokens: int = 64,
+    model: Model | None = None,
+) -> DraftPlan:
+    """Chooses among policies, thresholds, first layers and draft lengths by expected speed.
+
+    Args:
+        trace: of the model's own output.
+        costs: from `measure_costs`, for this batch size, or by hand.
+        policies: to choose from; by default some that need no training. What they name is kept: the
+            threshold, `exit_layers`, an earliest layer (`min_layer`) and a `max_draft` that is a number.
+        thresholds: to be tried in place of those of the policies.
+        batch_size, max_new_tokens: as in `generate`.
+        model: the one that was traced, if a policy looks at states.
+
+    Raises:
+        CompanionError: a trace along references or of nothing, no policies, costs of too few tokens.
+    """
+    if not isinstance(costs, DraftCosts):
+        raise CompanionError(f"costs={costs!r:.60}: give DraftCosts(...), or what measure_costs returns.")
+    if policies is None:
+        policies = default_policies(model)
+    policies = [policies] if isinstance(policies, ExitPolicy) else list(policies)
+    if not policies or np.size(costs.decision) not in (1, len(policies)):
+        given = f"{len(policies)} policies, {np.size(costs.decision)} costs of a decision"
+        raise CompanionError(f"{given}: give at least one policy, and a cost for each or one for all.")
+    batches = _batches(trace, check_whole("batch_size", batch_size))
+    best, speed, tried = None, 1.0 if len(trace) else np.nan, 0
+    for policy, decision in zip(policies, np.broadcast_to(costs.decision, len(policies)), strict=True):
+        lengths = _lengths(check_policy(policy), costs, batches.shape[1])
+        for candidate in _first_layers(replace(policy, propagation="verify"), trace):
+            replayed = replay_policy(trace, candidate, model)
+            settings = [(level, many) for level in _levels(replayed, thresholds) for many in lengths.tolist()]
+            speeds = expected_speeds(replayed, settings, costs, decision, batches, max_new_tokens)
+            place, tried = int(speeds.argmax()), tried + len(settings)
+            if best is None or speeds[place] > speed:
+                level, many = settings[place]
+                best = replace(_at(candidate, level), max_draft=many)
+                speed = float(speeds[place])
+    return DraftPlan(best, speed, tried)
+
+
+def default_policies(model: Model | None) -> list[ExitPolicy]:
+    """Rules that need no training, and with a model the margin over few ids."""
+    found = [ExitPolicy(name, propagation="verify") for name in MEASURES]
+    few = dict(pruning="fixed", top_k=TOP_K, propagation="verify")
+    return found if model is None else [*found, ExitPolicy(**few)]
+
+
+def _first_layers(policy: ExitPolicy, trace: Trace) -> Iterator[ExitPolicy]:
+    """The policy from each layer on at which it may begin."""
+    if policy.exit_layers is not None:
+        yield policy
+        return
+    before = max(policy.measure.lookback, policy.contrast is not None)
+    earliest = policy.min_layer or policy.measure.min_layer or before + 1
+    for layer in range(max(earliest, before + 1), trace.layers):
+        yield replace(policy, min_layer=layer)
+
+
+def _lengths(policy: ExitPolicy, costs: DraftCosts, rows: int) -> np.ndarray:
+    """Draft lengths to try: the policy's own, or as many as there are costs of."""
+    if policy.max_draft != "auto":
+        return np.array([policy.max_draft])
+    most = len(costs.block) // rows
+    if len(costs.readout):
+        most = min(most, len(costs.readout) // rows)
+    return np.arange(1, max(1, min(MAX_DRAFT, most)) + 1)
+
+
+def _levels(replayed: PolicyReplay, thresholds: Sequence[float] | None) -> list[float | None]:
+    """Thresholds to try; None stands for the policy's own."""
+    policy = replayed.bound.policy
+    if not policy.measure.has_threshold or (thresholds is None and policy.threshold is not None):
+        return [None]
+    if thresholds is not None:
+        return list(thresholds)
+    seen = replayed.confidences[np.isfinite(replayed.confidences)].clip(*policy.measure.range)
+    return np.unique(np.quantile(seen, np.linspace(0, 1, LEVELS))).tolist() if seen.size else [None]
+
+
+def _at(policy: ExitPolicy, level: float | None) -> ExitPolicy:
+    return policy if level is None else policy.at_threshold(level)
+
+
+def _batches(trace: Trace, batch_size: int) -> np.ndarray:
+    """The outputs that are decoded together, long inputs first as in `generate`: `[batch, row]`, -1: none."""
+    trace.check_own(len(trace.source_tokens))
+    order = np.argsort(-np.array(trace.source_tokens), kind="stable")
+    order = np.resize(order, max(len(order), batch_size))  # a few stand for more like them
+    return np.pad(order, (0, -len(order) % batch_size), constant_values=-1).reshape(-1, batch_size)
+
+
+def expected_speeds(
+    replayed: PolicyReplay,
+    settings: Sequence[tuple[float | None, int]],
+    costs: DraftCosts,
+    decision: float,
+    batches: np.ndarray,
+    max_new_tokens: int = 64,
+) -> np.ndarray:
+    """How many times as fast as full depth drafts are, `[setting]`: each a threshold (None: the policy's) and
+    a draft length; `batches`, `[batch, row]`, are the outputs that are decoded together."""
+    levels, chosen = list(dict.fromkeys(level for level, _ in settings)), [level for level, _ in settings]
+    at = lambda level: replayed if level is None else replayed.at_threshold(level)
+    places = {level: at(level).exits(max_new_tokens) for level in levels}
+    lengths = np.array([many for _, many in settings])
+    rounds = rounds_of(replayed, np.stack([places[level] for level in chosen]), lengths)
+    counts = np.bincount(replayed.trace.sequence, minlength=len(replayed.trace.source_tokens))
+    ends = np.append(counts.cumsum(), 0)[batches]
+    begins = ends - np.append(counts, 0)[batches]
+    spent = _spent(replayed, rounds, costs, decision, begins, ends, int(lengths.max()))
+    going = ((ends - begins)[..., None] > np.arange(counts.max())).sum(axis=1)
+    block, readout = (costs.table(name, batches.shape[1]) for name in ("block", "readout"))
+    plain = replayed.trace.layers * block + readout
+    if len(costs.plain):
+        plain = costs.table("plain", batches.shape[1])
+    return plain[going].sum() / spent
+
+
+def _spent(
+    replayed: PolicyReplay,
+    rounds: Rounds,
+    costs: DraftCosts,
+    decision: float,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    most: int,
+) -> np.ndarray:
+    """What decoding costs, `[setting]`; a step drafts a token of each row, and verifies once enough wait."""
+    layers, setting = np.arange(1, replayed.trace.layers + 1), np.arange(len(rounds.depth))[:, None, None]
+    block, readout = (costs.table(name, most * begins.shape[1]) for name in ("block", "readout"))
+    token = np.broadcast_to(begins, (len(setting), *begins.shape)).copy()  # the first of each row's round
+    drafts, total = np.zeros_like(token), np.zeros(len(setting))
+    waits = np.zeros((*token.shape, len(layers)), dtype=np.int32)  # tokens that have not seen each layer
+    last = replayed.trace.sequence.size - 1
+    while (going := token < ends).any():
+        start = np.minimum(token, last)
+        many = rounds.run_to[setting, start] - token
+        drafting = going & (drafts < many)
+        depth = np.where(drafting, rounds.depth[setting, np.minimum(token + drafts, last)], 0)
+        runs = depth[..., None] >= layers
+        waits += drafting[..., None]
+        passes = (waits * runs).sum(axis=2)
+        total += block[passes].sum(axis=(1, 2)) + costs.token * _joins(passes)
+        waits[runs] = 0
+        left = (depth[..., None] == layers).any(axis=2).sum(axis=-1)  # at how many layers rows leave
+        total += (decision * replayed.bound.decisions[depth.max(axis=2)] + costs.token * left).sum(axis=1)
+        drafts += drafting
+        ready = going & (drafts == many)
+        ready &= (ready.sum(axis=2) >= VERIFY_AT * going.sum(axis=2))[..., None]
+        passes = (waits * ready[..., None]).sum(axis=2)
+        total += block[passes].sum(axis=(1, 2)) + costs.token * _joins(passes)
+        total += readout[(drafts * ready).sum(axis=2)].sum(axis=1)
+        token = np.where(ready, rounds.settled_to[setting, start], token)
+        drafts[ready], waits[ready] = 0, 0
+    return total
+
+
+def _joins(passes: np.ndarray) -> np.ndarray:
+    """`[setting]`, how often tokens join others on their way; `passes` is `[setting, batch, layer]`."""
+    before, after = passes[..., :-1], passes[..., 1:]
+    return ((after > before) & (before > 0)).sum(axis=(1, 2))
+
+
+def plan_for(
+    model: Model, inputs: Sequence[str], policies: ExitPolicy | Sequence[ExitPolicy] | None = None, **options
+) -> DraftPlan:
+    """The fastest drafts for these inputs: planned on a few of them, then tried there against full depth.
+
+    A plan takes the machine to be idle and knows the steps alone; the trial does not. `policies` are those of
+    `plan_drafts`, `options` those of `generate`.
+    """
+    if policies is None:
+        policies = default_policies(model)
+    texts = check_inputs(inputs)
+    check_lengths(model, texts, options.get("max_source_tokens"))
+    longest = check_whole("max_new_tokens", options.get("max_new_tokens", 64))
+    rows = min(check_whole("batch_size", options.get("batch_size", 8)), len(texts))
+    few = texts[:: max(1, len(texts) // max(QUICK, rows))]
+    costs = measure_costs(model, policies, rows)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        states = Path(folder) / "states.npy"
+        found = trace(model, few, states=states, max_new_tokens=longest, batch_size=len(few))
+        plan = plan_drafts(found, costs, policies, batch_size=rows, max_new_tokens=longest, model=model)
+    if plan.policy is None:
+        return plan
+    return replace(plan, gain=gain(model, few, plan.policy, max_new_tokens=longest, batch_size=rows))
+
+
+def gain(model: Model, inputs: Sequence[str], policy: ExitPolicy, **options) -> float:
+    """How many times as fast as full depth a policy decodes, the two in turns: the median of `TRIALS`."""
+    options |= {"encodings": EncoderCache()}
+    seconds = lambda tried: generation.generate(model, inputs, tried, **options).seconds
+    return float(np.median([seconds(None) / seconds(policy) for _ in range(TRIALS)]))
+
+
+@wraps(generation.generate)
+def generate(model: Model, inputs: Sequence[str], policy: ExitPolicy | None = None, **options):
+    """The decoder's `generate`; drafts that are "auto" are planned and tried first (not in `seconds`)."""
+    drafts = isinstance(policy, ExitPolicy) and policy.propagation == "verify"
+    if drafts and policy.max_draft == "auto" and isinstance(model, Model):
+        policy = plan_for(model, inputs, policy, **options).policy
+    return generation.generate(model, inputs, policy, **options)
