@@ -54,7 +54,7 @@ def classifiers(options) -> str:
 
 
 def sweep(options) -> str:
-    """Decodes every rule, threshold by threshold, and stores what notebooks 05 and 06 are drawn from."""
+    """Decodes every rule, threshold by threshold, and stores what notebooks 05 and 08 are drawn from."""
     from .paper.published_bugs import measure_bugs
     from .study import sweep as sweeps
 

@@ -330,7 +330,7 @@ for claim, rows in verdicts.groupby("claim", sort=False):
 # that can be trusted, layer by layer. Nor do they show speed: everything but `replay_against_decoding` is
 # full depth. That table shows what else an exit does: it leaves other keys and values behind, and a wrong
 # token is fed back. How thresholds trade quality for speed is the subject of [05](05_mee_classifiers.ipynb)
-# and [06](06_results.ipynb).
+# and [08](08_results.ipynb).
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/01_monotonicity`. **Next:** [02, saturation](02_saturation.ipynb).

@@ -402,14 +402,14 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # *A minimum exit layer.* The rule gives layer 1 for the model trained to exit, and a late one for vanilla, where
 # it decides between a broken output and a better one. It is a rule on single tokens: 95 % right at each exit is
 # not enough for a whole output, since errors add up. From layer 1 on CALM's translations lose what they keep
-# from layer 4 on. What an output keeps has to be calibrated on outputs (06).
+# from layer 4 on. What an output keeps has to be calibrated on outputs (08).
 #
 # *A fixed exit is the rival.* On translation the cheapest setting of this notebook that is not refuted is a
-# static exit. Settings were proposed on all examples and checked on half of them: no guarantee (06).
+# static exit. Settings were proposed on all examples and checked on half of them: no guarantee (08).
 #
 # *Pruning does not make a rule safer.* Whether a setting keeps 99 % of the score is a matter of the exits, not
 # of the readout. On question answering no setting does, pruned or not: an answer is right only if each of its
-# tokens is, and the states that exits leave behind are not those that the later words were trained on (06: even
+# tokens is, and the states that exits leave behind are not those that the later words were trained on (08: even
 # the oracle's exits lose there).
 #
 # All of this is about mini models with a vocabulary of 1,600 ids; that ranks are as good in T5-large is what

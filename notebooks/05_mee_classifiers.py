@@ -391,7 +391,7 @@ published.pivot_table(**by_rule, sort=False).round(2)
 #
 # Every rule from careful to careless at constant thresholds read off training examples, first seed; a row of
 # panels for each family of rules, with static exits at fixed layers and the oracle (star) in all of them. Replay foretold the predictions at single tokens; here exits change what
-# follows, and the score says what of it mattered. These are the stored decodings that 06 is drawn from too
+# follows, and the score says what of it mattered. These are the stored decodings that 08 is drawn from too
 # (`python -m mee_utils sweep`, a part of `make reproduce`).
 
 # %%
@@ -424,7 +424,7 @@ experiment.save_figure(figure, "score_against_cost", curve_points)
 #
 # For each rule the cheapest of its settings that keeps 99 % of the full score (mean score of single outputs)
 # on both halves of the examples, and what it keeps of all of them. A rule without a line has no such setting
-# among those decoded. FLOPs are not seconds: 06 has such settings by the clock.
+# among those decoded. FLOPs are not seconds: 08 has such settings by the clock.
 
 # %%
 kept = keeping(stored, "calm", quality)
@@ -483,11 +483,11 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # values behind. Exits that are verified (`propagation="verify"`) do not have this problem.
 #
 # A setting that keeps 99 % on both halves of some examples is still chosen by looking, and carries no
-# guarantee; 06 calibrates. Everything here is about mini models.
+# guarantee; 08 calibrates. Everything here is about mini models.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/05_mee_classifiers`.
-# **Next:** what all rules cost at the same guaranteed quality, and by the clock (06).
+# **Next:** what all rules cost at the same guaranteed quality, and by the clock (08).
 
 # %%
 experiment.finish()

@@ -2,7 +2,7 @@
 # # 07 · Lossless exits: can an exit keep all of the quality and still be faster?
 #
 # **Question.** MEE asks whether rules over several layers can keep their quality *and* be faster than no exit
-# at all. An exit that nobody checks is a trade: some quality for some speed (06). What if every exit were
+# at all. An exit that nobody checks is a trade: some quality for some speed (08). What if every exit were
 # checked?
 #
 # **The idea.** An early exit is a guess at what the last layer would say. Here it is a *draft*: the token

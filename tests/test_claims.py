@@ -16,7 +16,7 @@ NUMBERS = {
     "03_pruning": 8,
     "04_contrastive_decoding": 9,
     "05_mee_classifiers": 9,
-    "06_results": 13,
+    "08_results": 13,
 }
 
 
@@ -92,7 +92,7 @@ def claim(notebook, name):
 def test_the_guarantee_can_hold_and_can_fail():
     rates = pd.DataFrame([{"model": "calm", "bound": "betting", "violated": v} for v in (0.0, 0.2)])
     judge = claims.judge_one
-    found = claim("06_results", "the guarantee holds")
+    found = claim("08_results", "the guarantee holds")
     assert judge(found, {"rates": rates[:1]}, {"limit": 0.05}) == ("at worst 0% of the splits", "holds")
     assert judge(found, {"rates": rates}, {"limit": 0.05}) == ("at worst 20% of the splits", "does not hold")
 
@@ -101,7 +101,7 @@ def test_what_is_listed_keeps_its_order_and_what_is_missing_is_none():
     rows = pd.DataFrame({"model": "calm", "rule": ["linear", "softmax_margin", "hidden_similarity"]}).assign(
         kind="consistency", bound="hoeffding_bentkus", delta=0.1, mean_exit_layer=[9.0, 7.0, float("nan")]
     )
-    found = claim("06_results", "softmax exits earliest when calibrated")
+    found = claim("08_results", "softmax exits earliest when calibrated")
     assert claims.judge_one(found, {"calibrated": rows}, {}) == ("7.0, 9.0, none", "holds")
     nobody = rows.assign(mean_exit_layer=float("nan"))
     assert claims.judge_one(found, {"calibrated": nobody}, {}) == ("none, none, none", "does not hold")
@@ -146,17 +146,17 @@ def test_the_ledger_counts_tasks():
     ).set_index("claim")
     assert list(found.verdict) == ["holds", "holds on some tasks", "cannot be tested", "does not hold"]
     assert (
-        list(found.held) == [2, 1, 0, 0] and found.notebook["d"] == "06_results" and found.ours["a"] == "1; 1"
+        list(found.held) == [2, 1, 0, 0] and found.notebook["d"] == "08_results" and found.ours["a"] == "1; 1"
     )
     assert found.ours["c"] == "" and list(found.tasks) == [2, 2, 0, 2]
 
 
 def test_at_least_24_statements_are_in_the_ledger():
-    stored = list(ROOT.glob("figures/*/06_results/ledger.csv"))
-    assert ROOT / "figures/small/06_results/ledger.csv" in stored
+    stored = list(ROOT.glob("figures/*/08_results/ledger.csv"))
+    assert ROOT / "figures/small/08_results/ledger.csv" in stored
     for path in stored:
         found = pd.read_csv(path)
         assert len(found) >= 24 and found.claim.is_unique and found.statement.str.len().min() > 20
         assert set(found.verdict) <= {claims.HOLDS, claims.FAILS, claims.MIXED, claims.UNTESTABLE}
-        assert {name[:2] for name in found.notebook} == {"01", "02", "03", "04", "05", "06"}
+        assert {name[:2] for name in found.notebook} == {"01", "02", "03", "04", "05", "08"}
     assert re.search(r"\d", " ".join(found.ours.dropna()))

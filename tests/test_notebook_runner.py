@@ -285,7 +285,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
 
 
 def test_a_table_that_is_missing_names_its_notebook(tmp_path, monkeypatch):
-    """Before, 06 judged fewer statements where the tables of a notebook were missing, without a word."""
+    """Before, 08 judged fewer statements where the tables of a notebook were missing, without a word."""
     monkeypatch.setattr(result_tables, "stored_root", lambda profile: tmp_path)
     claims = pd.DataFrame({"claim": ["a"], "task": ["x"]})
     names = [name for name in notebook.notebook_names() if name[:2] in ("01", "02", "03", "04")]

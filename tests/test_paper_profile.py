@@ -56,7 +56,7 @@ def test_every_notebook_takes_the_parameters_of_the_papers_profiles(name):
     for source, given in load_profile(name).notebooks.items():
         notebook.check_parameters(given, notebook.declared_parameters(notebook.read_source(source)))
     assert set(load_profile(name).notebooks) == set(notebook.notebook_names()) - {
-        "06_results"
+        "08_results"
     }  # which runs nothing
 
 
@@ -518,7 +518,7 @@ def test_every_notebook_runs_with_the_profile(trained, executed, name):
     assert (results / f"{name}.ipynb").exists(), executed[-3000:]
     manifest = json.loads((results / name / "manifest.json").read_text())
     assert manifest["profile"] == "paper" and manifest["parameters"].get("limit", 5) == 5
-    read = {"00_models": 3, "06_results": 0}.get(name, 1)
+    read = {"00_models": 3, "08_results": 0}.get(name, 1)
     assert len([key for key in manifest["inputs"] if key.startswith("corpus")]) == read
 
 

@@ -342,6 +342,15 @@ def test_a_bound_policy_keeps_the_published_threshold_and_exits_where_free_was_t
     assert set(np.concatenate(found.exit_layers)) <= {3, LAYERS}
 
 
+def test_without_its_entropy_pcee_counts_equal_predictions(eight):
+    (pair,) = pairs("entropy never asked")
+    run = lambda policy: generate(eight, INPUTS, policy, max_new_tokens=LENGTH).exit_layers
+    pabee = run(ExitPolicy("patience", threshold=2, min_layer=pair.correct.min_layer))
+    assert [layers.tolist() for layers in run(pair.published)] == [layers.tolist() for layers in pabee]
+    sure = replace(pair.correct, threshold=0.0)  # random models never are: here any entropy will do
+    assert np.concatenate(run(pair.correct)).min() == LAYERS > np.concatenate(run(sure)).max()
+
+
 @pytest.fixture(scope="module")
 def small(eight, synthetic_tasks):
     """Tasks of which the model's own output is the right answer, so that no exit scores 100."""
@@ -364,7 +373,7 @@ def test_the_table_holds_every_bug_twice_and_the_correct_version_is_plain_decodi
         "published",
         "correct",
     ]
-    rows = {bug: 2 * 2 * rules for bug, rules in zip(BUGS, (4, 1, 1, 1, 2, 1), strict=True)}
+    rows = {bug: 2 * 2 * rules for bug, rules in zip(BUGS, (4, 1, 1, 1, 2, 1, 1), strict=True)}
     assert table.groupby("bug").size().to_dict() == rows and table.notna().all().all()
     assert set(table.model) == {"calm", "free"} and (table.full_score == 100).all()
     assert set(table[table.bug == "depth collapse"].batch) == {1, 32}
@@ -400,7 +409,7 @@ def test_the_table_is_the_same_each_time_and_follows_what_is_asked(eight, small)
 
 
 def test_bugs_say_what_they_are():
-    assert len(BUGS) == 6 and {model for bug in BUGS.values() for model in bug["models"]} == {
+    assert len(BUGS) == 7 and {model for bug in BUGS.values() for model in bug["models"]} == {
         "calm",
         "vanilla",
         "free",

@@ -1,5 +1,5 @@
 """Stored decodings and what follows from them: grids, curves, calibration, the guarantee, fronts, the
-ledger; and 06 without a model.
+ledger; and 08 without a model.
 """
 
 import json
@@ -350,16 +350,16 @@ def test_notebook_06_is_drawn_without_a_model(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT / "notebooks")
 
     def refuse(*arguments, **options):
-        raise AssertionError("06 must not load a model")
+        raise AssertionError("08 must not load a model")
 
     for name in ("models", "classifiers", "tasks"):
         monkeypatch.setattr(companion.Experiment, name, refuse)
     names = {}
-    for cell in read_source("06_results").cells:
+    for cell in read_source("08_results").cells:
         if cell.cell_type == "code":
-            exec(compile(cell.source, "06_results", "exec"), names)
+            exec(compile(cell.source, "08_results", "exec"), names)
     assert results.output_root() == tmp_path
-    committed, again = ROOT / "figures/small/06_results", tmp_path / "build/trials/small/06_results"
+    committed, again = ROOT / "figures/small/08_results", tmp_path / "build/trials/small/08_results"
     files = {path.name for path in committed.glob("*.*") if path.suffix != ".json"}
     assert files == {path.name for path in again.glob("*.*") if path.suffix != ".json"} and len(files) > 20
     assert [

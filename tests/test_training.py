@@ -312,6 +312,15 @@ def test_every_evaluation_prints_one_line_of_how_far_a_run_is(tmp_path, capsys):
     assert not capsys.readouterr().out
 
 
+def test_objectives_are_told_the_step(tmp_path, monkeypatch):
+    told, true = [], training.objective_loss
+    monkeypatch.setattr(training, "objective_loss", lambda *given: told.append(given[5]) or true(*given))
+    schedule = Schedule(0.003, 0.0, 100)
+    objective, network = Objective("alternating"), build_network("t5", 40)
+    curve = train_backbone(network, objective, many(4), PAIRS[:20], schedule, tmp_path, False)
+    assert told == list(range(curve["steps"])) and len(told) > 2
+
+
 def test_training_sets_its_own_seed(tmp_path):
     objective, networks = Objective("calm", intermediate="one"), []
     for seed in (1, 2):

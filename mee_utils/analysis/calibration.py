@@ -187,7 +187,7 @@ def calibrate(
     delta: float,
     eps: float = 0.05,
     *,
-    thresholds: Sequence[float] = tuple(np.round(np.arange(1.0, 0.0, -0.05), 2)),
+    thresholds: Sequence[float] | None = None,
     kind: str = "consistency",
     bound: str = "hoeffding_bentkus",
     **settings,
@@ -198,11 +198,15 @@ def calibrate(
         task: the calibration examples, from `load_task`; not those that results are reported on.
         policy: any policy with a threshold, pruned and contrasted ones too; its decay stays.
         delta, eps: the largest mean loss that is tolerated, and the probability that the guarantee fails.
-        thresholds: descending; decoding stops at the first that fails.
+        thresholds: descending; decoding stops at the first that fails. By default 1, 0.95, .. 0.05, or of
+            rules that count exits all numbers from the depth down.
         kind, bound, settings: see `consistency_losses`, `learn_then_test` and `generate`.
     """
     if not isinstance(task, Task):
         raise CompanionError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
+    if thresholds is None:
+        counts = check_policy(policy).measure.range[1] > 1
+        thresholds = range(model.layers, -1, -1) if counts else np.round(np.arange(1.0, 0.0, -0.05), 2)
     check_policy(policy)
     policies = [policy.at_threshold(level) for level in check_demand(thresholds, delta, eps)]
     settings = {"encodings": EncoderCache(), **settings}

@@ -23,7 +23,7 @@ from ..decoding.generation import bind_policy, decode_batch
 from ..decoding.layerwise import LayerwiseDecoder
 from ..decoding.token import on_host
 from ..exits.classifiers import new_classifier
-from ..exits.measures import MEASURES, ForcedExits
+from ..exits.measures import ForcedExits
 from ..exits.policy import ExitPolicy
 from ..models.costs import SHAPES, DecoderSizes
 from ..models.mini import train_tokenizer
@@ -201,6 +201,7 @@ def exit_cost(bench: Bench) -> Iterator[Timing]:
 
 
 undecided = partial(ExitPolicy, threshold=1.0, min_layer=1)  # decides at every layer, and never exits
+UNTRAINED = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
 READOUTS = {  # adaptive: a random model is never sure, so that nearly all ids are kept
     "margin, 64 ids kept": undecided(pruning="fixed", top_k=64),
     "margin, 256 ids kept": undecided(pruning="fixed", top_k=256),
@@ -218,7 +219,7 @@ def measure_cost(bench: Bench) -> Iterator[Timing]:
     layers, tokens, width = bench.layers, bench.workload.tokens, bench.workload.sizes.d_model
     never = ForcedExits(np.full((1, tokens), layers))
     policies = {"no measure": ExitPolicy(never, min_layer=1)}
-    policies |= {name: undecided(name) for name, kind in MEASURES.items() if kind.has_threshold}
+    policies |= {name: undecided(name) for name in UNTRAINED}
     for name, variant in VARIANTS.items():
         classifier = new_classifier(variant.kind, width, **variant.options(width))
         policies[name] = undecided(classifier.to(bench.network.dtype))

@@ -23,7 +23,7 @@ from ..study.verdicts import timed
 from ..tasks.loading import Task
 from ..traces.planning import plan_for
 
-QUALITY = 0.99  # of the full score: notebook 06's question
+QUALITY = 0.99  # of the full score: notebook 08's question
 FEW = 16  # examples that are decoded one at a time
 BATCHES = (1, 8, 32)  # of lossless exits
 
@@ -54,7 +54,7 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
 
 
 def results(experiment: Experiment) -> Iterator[Setting]:
-    """The settings that notebook 06 speaks of (`study.verdicts.timed`); only the main model in batches."""
+    """The settings that notebook 08 speaks of (`study.verdicts.timed`); only the main model in batches."""
     profile = experiment.profile
     wanted = timed(read_sweep(profile.name), MAIN_MODEL, QUALITY)
     settings, files = profile.results, train_classifiers(profile)

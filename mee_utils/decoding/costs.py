@@ -151,7 +151,7 @@ def _decision(model: Model, decoder: LayerwiseDecoder, policy: ExitPolicy, rows:
             state = ExitState(step, layer, x, x, here, state)
             if layer in bound.decision_layers:
                 state.confidence = on_host(bound.measure.confidence(state))
-                bound.schedule.exceeded(state.confidence, step.position, MAX_DRAFT).any()
+                bound.exceeded(state.confidence, state, MAX_DRAFT).any()
 
     return float(_fastest(lambda: _seconds(decide))) / max(1, len(bound.decision_layers))
 

@@ -22,6 +22,7 @@ class Step:
     readout: Readout
     sequence: np.ndarray  # `[row]`, index of each row's input
     position: int | np.ndarray  # how many tokens the rows have emitted; a number for all, or `[row]`
+    fed: Tensor | None = None  # `[row]`, the token before, at the start the decoder's start token
 
     def __post_init__(self):
         # `[row]`, rows of `W` multiplied so far: the one place where readouts are counted
@@ -40,6 +41,16 @@ class LayerState:
         if key not in self._kept:
             self._kept[key] = make(self)
         return self._kept[key]
+
+    def so_far(self, name: str) -> tuple:
+        """An attribute at every exit so far, this one last: `[rows]` each."""
+
+        def gather(state):
+            before = [layer for layer in state.decisions if layer < state.layer]
+            known = state.earlier(state.layer - before[-1]).recall(name, gather) if before else ()
+            return *known, getattr(state, name)
+
+        return self.recall(name, gather)
 
     def earlier(self, layers: int) -> LayerState | RowView:
         """The same rows, `layers` layers before."""
@@ -77,15 +88,32 @@ class ExitState(LayerState):
     def sequence(self) -> np.ndarray:
         return self.step.sequence[self.rows]
 
+    @property
+    def decisions(self) -> tuple[int, ...]:
+        """The layers at which the policy decides."""
+        return self.step.readout.decisions
+
+    @property
+    def token_before(self) -> Tensor:
+        """`[rows]`, -1 at the start."""
+        ids = self.step.fed[torch.from_numpy(self.rows).to(self.step.fed.device)]
+        return torch.where(torch.as_tensor(self.position == 0, device=ids.device), -1, ids)
+
     @cached_property
     def state(self) -> Tensor:
         """`n(h)`, `[rows, d_model]`."""
         return self.decoder.norm(self.after)
 
     @cached_property
+    def read_state(self) -> Tensor:
+        """What is read out, `[rows, d_model]`: `n(h)`, before the last layer through the measure's lens."""
+        lens = self.step.readout.lens
+        return lens(self) if lens and self.layer < self.layers else self.state
+
+    @cached_property
     def full_logits(self) -> Tensor:
         """Of all ids, `[rows, vocabulary]`, in single precision at least."""
-        return single(self.decoder.readout(self.state))
+        return single(self.decoder.readout(self.read_state))
 
     @cached_property
     def readout_logits(self) -> ReadoutLogits:
@@ -112,7 +140,7 @@ class ExitState(LayerState):
     @cached_property
     def top1_id(self) -> Tensor:
         """`[rows]`; of equal logits the first, as everywhere (`topk` picks another)."""
-        return self.readout_logits.tokens(self.step.readout.policy.contrast_token)
+        return self.readout_logits.tokens(self.step.readout.scored)
 
     @cached_property
     def top1_probability(self) -> Tensor:

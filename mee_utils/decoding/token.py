@@ -79,7 +79,7 @@ class TokenDecoder:
         if self.bound.measure.looks_ahead:
             return self._decode_looking_ahead(rows, ids, sequence)
         decoder, cache, bound = self.decoder, self.cache, self.bound
-        step = Step(decoder, bound.readout, sequence, cache.position)
+        step = Step(decoder, bound.readout, sequence, cache.position, ids)
         exited, state, here = _Exited(step), None, np.arange(len(rows))
         look_from, look_to = bound.first_layer, bound.layers - bound.readout.plain
         x, active, mask = decoder.embed(ids), np.ones(len(rows), dtype=bool), None
@@ -92,7 +92,7 @@ class TokenDecoder:
             if layer not in self.deciding:
                 continue
             state.confidence = confidence = on_host(bound.measure.confidence(state))
-            exits = bound.schedule.exceeded(confidence, cache.position, cache.length) & active
+            exits = bound.exceeded(confidence, state, cache.length) & active
             if bound.schedule.learns:
                 self._note(sequence, confidence, on_host(state.top1_id))
             if not exits.any():
@@ -128,7 +128,7 @@ class TokenDecoder:
         for layer in bound.decision_layers[::-1]:
             states[layer - 1].settled = settled[layer - 1].astype(np.float64)
             found = on_host(bound.measure.confidence(states[layer - 1]))
-            leaves = bound.schedule.exceeded(found, cache.position, cache.length)
+            leaves = bound.exceeded(found, states[layer - 1], cache.length)
             exits[leaves], confidence[leaves] = layer, found[leaves]
         step.readout_rows[:] = 0  # as if it had known
         chosen = torch.stack([state.after for state in states])

@@ -120,8 +120,9 @@ class DraftDecoder:
         decoder, cache, bound = self.decoder, self.cache, self.bound
         slots, sequence, position = np.array([(row.slot, row.sequence, row.position) for row in rows]).T
         cache.move_to(int(position.max()))
-        step = Step(decoder, bound.readout, sequence, position)
-        present = x = decoder.embed(torch.tensor([row.last for row in rows], device=cache.encoded.device))
+        fed = torch.tensor([row.last for row in rows], device=cache.encoded.device)
+        step = Step(decoder, bound.readout, sequence, position, fed)
+        present = x = decoder.embed(fed)
         span, state, here = Span(cache, slots, position + 1, 1), None, np.arange(len(rows))
         for layer in range(1, self.deepest + 1):
             span, x = span.joined(layer, x)
@@ -132,7 +133,7 @@ class DraftDecoder:
             if layer not in self.deciding:
                 continue
             state.confidence = confidence = on_host(bound.measure.confidence(state))
-            exits = bound.schedule.exceeded(confidence, position[here], cache.length)
+            exits = bound.exceeded(confidence, state, cache.length)
             if not exits.any():
                 continue
             self._note(rows, here[exits], state, exits)

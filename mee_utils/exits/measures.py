@@ -10,19 +10,26 @@ at once. It offers, each computed on first use:
 | `similarity` | cosine of this layer's normalised state with the layer before's (layer 1: the embedding) |
 | `state` | the normalised state `n(h)`, `[rows, d_model]` |
 | `sequence`, `position` | index of the input, and how many tokens it has emitted |
+| `token_before` | the token emitted before this one, -1 at the start |
 | `earlier(k)` | the same rows k layers before |
 | `recall(key, make)` | what a measure keeps with this layer: `make(state)`, a tuple of `[rows, ...]` |
+| `so_far(name)` | an attribute at every exit so far, this one last: a tuple of `[rows]` |
+
+An *exit* is a layer at which the policy decides. The token that leaves is always this layer's own top-1, so
+that rules which count exits ask how many of them support that token.
 
 The attributes are tensors while decoding and numpy arrays in a replay; a measure that keeps to operators
 works on both. To add one: write its class here and name it in `MEASURES`.
 """
 
 from collections.abc import Sequence
-from itertools import zip_longest
+from functools import reduce
+from itertools import pairwise, zip_longest
+from math import e, inf
 
 import numpy as np
 
-from ..common.errors import CompanionError, check_choice
+from ..common.errors import CompanionError, check_choice, check_whole
 
 NEVER = np.iinfo(np.int64).max  # a layer that no decoder has
 
@@ -32,12 +39,17 @@ class Measure:
 
     name = ""  # as in `ExitPolicy(measure=...)`
     range = (0.0, 1.0)  # the values that thresholds may take
+    default_threshold = 0.9
+    whole = False  # whether thresholds are whole numbers
     readout = False  # whether it looks at probabilities, that is, multiplies by the vocabulary
     lookback = 0  # how many earlier layers it looks at
     min_layer: int | None = None  # where it begins to decide by default; None: the model's `min_exit_layer`
     from_first = False  # whether it must have seen every layer from the first on (recurrent measures)
     looks_ahead = False  # whether it needs later layers too (the oracle): decoding then runs all of them
     has_threshold = True  # whether a threshold means anything to it
+    counts_exits = False  # whether it joins the exits so far
+    lens = None  # `lens(state)`: what is read out in place of `n(h)` before the last layer, `[rows, d_model]`
+    ensemble = None  # `ensemble(layers, logits, ids)`: scores `[rows, ids]`, from the logits of exits so far
 
     def confidence(self, state):
         """One number per row, `[rows]`; the token exits if it exceeds the threshold."""
@@ -95,6 +107,92 @@ class RisingTop1(Measure):
         return third * ((third > second) & (second > first))
 
 
+class Entropy(Measure):
+    """`exp(-H)`, one over the perplexity: exceeds t where `H < -log t` (BranchyNet, DeeBERT)."""
+
+    name, readout = "entropy", True
+
+    def confidence(self, state):
+        return e**-state.entropy
+
+
+class Patience(Measure):
+    """At how many exits in a row, this one included, the top-1 was the same (PABEE, LeeBERT).
+
+    The patience p is the threshold: a token leaves after p + 1 equal predictions. PABEE's best p is 6.
+    """
+
+    name, readout, counts_exits = "patience", True, True
+    range, default_threshold, whole = (0.0, inf), 6.0, True
+
+    def confidence(self, state):
+        ids = state.so_far("top1_id")
+        same = ids[-1] == ids[-1]
+        run = same * 1.0
+        for before in ids[-2::-1]:
+            same = same & (before == ids[-1])
+            run = run + same
+        return run
+
+
+class Vote(Patience):
+    """How many of the exits so far predict what this one does, in a row or not (Sun et al. 2021)."""
+
+    name = "vote"
+
+    def confidence(self, state):
+        ids = state.so_far("top1_id")
+        return sum((before == ids[-1]) * 1.0 for before in ids)
+
+
+class WeightedVote(Vote):
+    """The same, a vote weighing as much as the probability that its exit gives it."""
+
+    name, whole = "weighted_vote", False
+
+    def confidence(self, state):
+        ids, votes = state.so_far("top1_id"), state.so_far("top1_probability")
+        return sum((before == ids[-1]) * vote for before, vote in zip(ids, votes, strict=True))
+
+
+class PatientEntropy(Measure):
+    """The least `exp(-H)` of the last `patience` exits, 0 until there are so many (PCEE-BERT, as written).
+
+    A token leaves once so many exits in a row were sure, whatever they predicted. (The public code computes
+    `H` and never uses it: it is `Patience`.)
+    """
+
+    name, readout, counts_exits = "pcee", True, True
+
+    def __init__(self, patience: int = 2):
+        self.patience = check_whole("patience", patience)
+
+    def confidence(self, state):
+        entropies = state.so_far("entropy")[-self.patience :]
+        highest = reduce(lambda a, b: a * (a >= b) + b * (b > a), entropies)
+        return e**-highest * (len(entropies) == self.patience)
+
+
+class ConfidenceWindow(Measure):
+    """`exp(-H)`, or 1 where the top-1 probability has risen to far above one half (ELBERT).
+
+    Risen: strictly over the last `window` exits; far: by `distance` (0.4 is MEE's 0.9). The forerunner of
+    MEE's rising top-1, which has no first half.
+    """
+
+    name, readout, counts_exits = "elbert", True, True
+
+    def __init__(self, window: int = 3, distance: float = 0.4):
+        self.window, self.distance = check_whole("window", window, 2), distance
+
+    def confidence(self, state):
+        window, sure = state.so_far("top1_probability")[-self.window :], e**-state.entropy
+        risen = (window[-1] > 0.5 + self.distance) & (len(window) == self.window)
+        for before, after in pairwise(window):
+            risen = risen & (after > before)
+        return sure * ~risen + risen
+
+
 class Static(Measure):
     """Exits at one fixed layer, the policy's `min_layer`, whatever the token."""
 
@@ -141,8 +239,10 @@ class ForcedExits(Measure):
 
 
 _NAMED = (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
-MEASURES: dict[str, type[Measure]] = {measure.name: measure for measure in _NAMED}
+_SURVEY = (Entropy, Patience, Vote, WeightedVote, PatientEntropy, ConfidenceWindow)
+MEASURES: dict[str, type[Measure]] = {measure.name: measure for measure in (*_NAMED, *_SURVEY)}
 TRAINED = [f"{kind}_classifier" for kind in ("linear", "hidden", "low_rank", "three_hidden", "lstm")]
+TRAINED += ["learning_to_exit", "q_exit", "ztw", "past_future", "token_hash"]
 
 
 def find_measure(measure: str | Measure) -> Measure:

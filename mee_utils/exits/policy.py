@@ -19,10 +19,10 @@ from ..models.costs import DecoderSizes, generation_flops
 from .contrast import ALPHA, check_alpha
 from .measures import Measure, find_measure
 from .readout import Readout
-from .thresholds import AdaptiveThreshold, Threshold
+from .thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 
-DEFAULT_THRESHOLD = 0.9
 MAX_DRAFT = 8  # the longest that is planned
+ONLINE = {"adaptive": AdaptiveThreshold, "bandit": BanditThreshold}
 CHOICES = {
     "decay_form": ("scaled", "calm"),
     "propagation": ("copy", "parallel", "verify"),
@@ -40,7 +40,8 @@ class ExitPolicy:
     Attributes:
         measure: its name (see `mee_utils.exits.measures`), or a `Measure` of your own.
         threshold: the token exits at the first allowed layer whose confidence exceeds it (default 0.9;
-            nothing exceeds a constant 1); "adaptive" for FREE's, or a `Threshold` of your own.
+            nothing exceeds a constant 1); of "patience" and "vote" a number of exits (default 6); "adaptive"
+            for FREE's, "bandit" for UCBEE's and CeeBERT's, or a `Threshold` of your own.
         decay: temperature `tau` of a threshold that falls with the position (CALM: 4); None: it is constant.
         decay_form: "scaled" (all public code) or "calm" (CALM, Eq. 5).
         min_layer: first layer at which a token may exit, from 1 on; by default the model's `min_exit_layer`.
@@ -98,9 +99,11 @@ class ExitPolicy:
         level, decay, (low, high) = self.threshold, self.decay, self.measure.range
         if isinstance(level, Threshold):
             return copy.deepcopy(level)
-        if isinstance(level, str) and level == "adaptive":
-            return AdaptiveThreshold()
-        level = DEFAULT_THRESHOLD if level is None else level
+        if isinstance(level, str) and level in ONLINE:
+            return ONLINE[level]()
+        level = self.measure.default_threshold if level is None else level
+        if self.measure.whole and _is(level, Real) and level % 1 > 0:
+            raise CompanionError(f"threshold={level!r} for {self.measure.name}: give a whole number.")
         if not _is(level, Real) or not low <= level <= high:
             allowed = f"give a number from {low:g} to {high:g} (constant {high:g}: no exit)."
             raise CompanionError(f"threshold={level!r} for {self.measure.name}: {allowed}")
@@ -156,6 +159,7 @@ class ExitPolicy:
     def _contradictions(self) -> Iterator[str]:
         measure, learns, layers = self.measure, self.schedule.learns, self.exit_layers
         reduced = f'pruning="{self.pruning}"' if self.pruning else f'contrast="{self.contrast}"'
+        given = f'threshold="{self.threshold}"' if isinstance(self.threshold, str) else "this threshold"
         probability = measure.readout and not measure.looks_ahead
         if not measure.has_threshold and (self.threshold is not None or self.decay is not None):
             yield f'"{measure.name}" has no threshold: leave out threshold and decay.'
@@ -166,15 +170,20 @@ class ExitPolicy:
             yield f"{reduced} needs a measure that looks at probabilities before it exits, {blind}."
         if not self.plain and learns:
             yield f'{reduced} and threshold="adaptive" contradict each other: give a number.'
-        if self.contrast and measure.lookback:
-            looks = f'contrast="{self.contrast}" and "{measure.name}", which looks back,'
+        if self.contrast and (measure.lookback or measure.lens or measure.ensemble):
+            does = "looks back" if measure.lookback else "reads layers in its own way"
+            looks = f'contrast="{self.contrast}" and "{measure.name}", which {does},'
             yield f"{looks} contradict each other: use another measure."
-        if learns and self.decay is not None:
-            yield 'threshold="adaptive" and decay contradict each other: leave out decay.'
+        if self.schedule.online and self.decay is not None:
+            yield f"{given} and decay contradict each other: leave out decay."
         if learns and (self.propagation != "parallel" or layers is None or np.size(layers) != 1):
             yield 'threshold="adaptive" (FREE) needs propagation="parallel" and one layer in exit_layers.'
-        if learns and (not probability or measure.lookback):
+        if learns and (not probability or measure.lookback or measure.counts_exits):
             yield 'threshold="adaptive" needs a probability: "max_probability" or "softmax_margin".'
+        probabilities = (self.schedule.online, given), (self.schedule.decay, "decay")
+        for wanted, option in (*probabilities, (self.pruning == "adaptive", reduced)):
+            if wanted and measure.range[1] > 1:
+                yield f'{option} needs a confidence of at most 1, not that of "{measure.name}": leave it out.'
 
     @property
     def plain(self) -> bool:
@@ -191,7 +200,7 @@ class ExitPolicy:
 
     def at_threshold(self, level: float) -> ExitPolicy:
         """This policy at another level of its threshold; the rest stays, the decay of a `Threshold` too."""
-        if self.schedule.learns or not self.measure.has_threshold:
+        if self.schedule.online or not self.measure.has_threshold:
             none = f'"{self.measure.name}" with threshold={self.threshold!r} has no threshold to choose'
             raise CompanionError(f"{none}: give a measure with one.")
         if not isinstance(self.threshold, Threshold):
@@ -242,6 +251,11 @@ class BoundPolicy:
             raise CompanionError(f"{nothing}: the decoder has {layers} layers.")
         before = max(self.measure.lookback, self.policy.contrast is not None)  # layers that it has to look at
         return tuple(layer for layer in given or range(first, layers) if before < layer < layers)
+
+    def exceeded(self, confidence: np.ndarray, state, length: int) -> np.ndarray:
+        """Which rows of a state exit, `[rows]`; `length` is that of the longest output."""
+        depth = state.layer / self.layers
+        return self.schedule.exceeded(confidence, state.position, length, state.sequence, depth)
 
     def flops(
         self, sizes: DecoderSizes, exit_layers, readout_rows, source, positions=None

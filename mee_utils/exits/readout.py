@@ -59,15 +59,18 @@ class Readout:
 
     A row alone gathers the rows of `W` of its kept ids. A batch that would gather more than `V` rows computes
     all logits once and indexes them: more FLOPs in less time. What is counted is what a row needs alone. A
-    contrast with pruning scores its amateurs anew at every layer, over the ids kept there.
+    contrast with pruning scores its amateurs anew at every layer, over the ids kept there; an ensemble too.
 
     It is made from an `ExitPolicy`, the layers at which it decides, and depth and vocabulary of the decoder,
-    whose last layer is read out too.
+    whose last layer is read out too. A measure's `lens` and `ensemble` change what is read before that.
     """
 
     def __init__(self, policy, decisions: tuple[int, ...], layers: int, vocabulary: int):
-        self.policy, self.layers, self.vocabulary = policy, layers, vocabulary
-        self.plain = policy.plain or not decisions  # all ids are read out and nothing is contrasted
+        self.policy, self.layers, self.vocabulary, self.decisions = policy, layers, vocabulary, decisions
+        self.lens, self.ensemble = policy.measure.lens, policy.measure.ensemble
+        own = self.lens or self.ensemble or not policy.plain
+        self.plain = not (own and decisions)  # all ids are read out, and nothing is changed
+        self.scored = policy.contrast_token or self.ensemble is not None  # whether tokens come from `scores`
         self.first = decisions[0] if decisions else layers  # the first layer that is read out
         self.sizes = self._sizes()
         self.amateurs: dict[int, list[int]] = {}  # the earlier layers that a layer is contrasted with
@@ -78,6 +81,8 @@ class Readout:
             amateurs = [layer // 2] if policy.contrast == "weighted" else list(range(1, layer))
             self.amateurs[layer], self._unseen[layer] = amateurs, len(set(amateurs) - seen)
             seen |= set(amateurs)
+        for place, layer in enumerate(decisions if self.ensemble else ()):
+            self.amateurs[layer], self._unseen[layer] = list(decisions[:place]), 0
 
     def _sizes(self) -> dict[int, int]:
         """How many ids each layer from the first on scores, if that does not depend on the confidence."""
@@ -115,7 +120,7 @@ class Readout:
         if kept.weights is None:
             logits = state.full_logits.gather(1, kept.ids)
         else:
-            logits = single(torch.bmm(kept.weights, state.state.unsqueeze(-1)).squeeze(-1))
+            logits = single(torch.bmm(kept.weights, state.read_state.unsqueeze(-1)).squeeze(-1))
         if self.policy.pruning == "adaptive":
             beyond = np.arange(kept.ids.shape[1])[None] >= kept.count[:, None]
             if beyond.any():
@@ -153,13 +158,16 @@ class Readout:
         return count <= GATHER_UP_TO * self.vocabulary
 
     def _contrast(self, state, read: ReadoutLogits, kept: Kept | None) -> None:
-        """Puts the contrast into `read.scores`, and what its amateurs cost into `read.readout_rows`."""
+        """Puts contrast or ensemble into `read.scores`, what earlier layers cost into `read.readout_rows`."""
         amateurs, logits = self.amateurs[state.layer], read.logits
         over = [self._logits(state.earlier(state.layer - layer), kept) for layer in amateurs]
         if kept is not None:  # ids that do not count are left out of both distributions
             gone = torch.isinf(logits)
             logits, *over = (scores.masked_fill(gone, LOWEST) for scores in (logits, *over))
-        if self.policy.contrast == "weighted":
+        if self.ensemble:
+            ids = None if kept is None else kept.ids
+            read.scores = self.ensemble([*amateurs, state.layer], [*over, logits], ids)
+        elif self.policy.contrast == "weighted":
             read.scores = weighted_contrast(logits, over[0], self.policy.contrast_alpha)
         else:
             read.scores, _ = jsd_contrast(logits, torch.stack(over), self.policy.contrast_alpha)

@@ -7,6 +7,7 @@ With `CE_i` the cross-entropy of the shared readout at layer `i` of `L`, padding
     late_weighted    the same over the last 70 % of the layers         (MEE, closing section; untested there)
     free             (L_S CE_S + L CE_L)/(L_S + L) + 0.5 KD            (FREE, Bae et al. 2023, eqs. 1 and 2)
                      KD = mean over shallow layers i of MSE(H^i, stopgrad H^m(i))
+    alternating      CE_L in the first, third, .. step, mean_i CE_i in the others   (BERxiT, Xin et al. 2021)
 
 An intermediate term costs a readout. `intermediate="one"` draws one intermediate layer a step, in proportion
 to the weights: the gradient is the same in expectation, for two readouts instead of twelve.
@@ -22,7 +23,7 @@ from torch.nn import functional
 from ..common.errors import CompanionError, check_choice
 from .states import compute_logits
 
-OBJECTIVES = ("vanilla", "calm", "free", "late_weighted")
+OBJECTIVES = ("vanilla", "calm", "free", "late_weighted", "alternating")
 KD_MAPS = ("last", "uniform", "dynamic")
 LATE_SHARE = 0.7
 KD_WEIGHT = 0.5
@@ -54,12 +55,18 @@ class Objective:
         return exit_layer
 
 
-def layer_weights(objective: Objective, layers: int) -> list[float]:
-    """The weight of `CE_i` for i = 1..L; they sum to 1.
+def layer_weights(objective: Objective, layers: int, step: int | None = None) -> list[float]:
+    """The weight of `CE_i` for i = 1..L in a `step` (from 0), or on average; they sum to 1.
 
     >>> layer_weights(Objective("calm"), 3)
     [0.16666666666666666, 0.3333333333333333, 0.5]
+    >>> [layer_weights(Objective("alternating"), 2, step) for step in (0, 1, None)]
+    [[0.0, 1.0], [0.5, 0.5], [0.25, 0.75]]
     """
+    if objective.name == "alternating":
+        steps = [[0.0] * (layers - 1) + [1.0], [1 / layers] * layers]
+        chosen = steps if step is None else [steps[step % 2]]
+        return [sum(weights) / len(chosen) for weights in zip(*chosen)]
     match objective.name:
         case "vanilla":
             trained = [layers]
@@ -139,11 +146,16 @@ def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map
 
 
 def objective_loss(
-    objective: Objective, network: nn.Module, states: Sequence[Tensor], last_logits: Tensor, labels: Tensor
+    objective: Objective,
+    network: nn.Module,
+    states: Sequence[Tensor],
+    last_logits: Tensor,
+    labels: Tensor,
+    step: int = 0,
 ) -> Tensor:
     """The loss of one batch, of its raw states `[batch, position, d_model]` at all layers, and last logits.
 
-    Labels `[batch, position]` are -100 at padding.
+    Labels `[batch, position]` are -100 at padding; `step` counts the steps of training, from 0.
     """
     layers, mask = len(states), labels != -100
 
@@ -151,7 +163,8 @@ def objective_loss(
         logits = last_logits if layer == layers else compute_logits(network, states[layer - 1])
         return cross_entropy(logits, labels)
 
-    loss = weighted_cross_entropy(layer_weights(objective, layers), entropy_at, objective.intermediate)
+    weights = layer_weights(objective, layers, step)
+    loss = weighted_cross_entropy(weights, entropy_at, objective.intermediate)
     if objective.name == "free":
         loss = loss + KD_WEIGHT * distillation(states, mask, objective.shallow(layers), objective.kd_map)
     return loss

@@ -61,7 +61,8 @@ class ObjectiveTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Runs the decoder once and computes the loss from its layer states."""
         states, logits = forward(model, inputs)
-        loss = objective_loss(self.objective, model, states, logits, inputs["labels"])
+        step = self.state.global_step
+        loss = objective_loss(self.objective, model, states, logits, inputs["labels"], step)
         return (loss, logits) if return_outputs else loss
 
     def evaluate(self, *args, **kwargs) -> dict:

@@ -121,9 +121,9 @@ class _Template(string.Formatter):
 def ledger(stored: pd.DataFrame, latest: pd.DataFrame) -> pd.DataFrame:
     """One row a statement of all notebooks: on how many `tasks` it can be tested, and on how many it `held`.
 
-    `stored` has the claims of all notebooks, one row a claim and task; `latest` those of 06 in their place.
+    `stored` has the claims of all notebooks, one row a claim and task; `latest` those of 08 in their place.
     """
-    here = "06_results"
+    here = "08_results"
     rows = pd.concat([stored[stored.notebook != here], latest.assign(notebook=here)], ignore_index=True)
     tested = rows.verdict != UNTESTABLE
     rows = rows.assign(tasks=tested, held=rows.verdict == HOLDS, ours=rows.ours.where(tested))

@@ -2,7 +2,8 @@
 
 A bug is a wrapped measure, a readout or a threshold that does what the published code does; all else, and the
 correct version of every pair (`pairs`), is plain `generate`. The public code of "Monotonic Early Exiting"
-(MEE), "Not all FLOPs are created equally" and FREE (Bae et al. 2023) was read and run; none is used here.
+(MEE), "Not all FLOPs are created equally", FREE (Bae et al. 2023) and PCEE-BERT (Zhang et al. 2022) was read;
+none is used here.
 """
 
 import copy
@@ -41,7 +42,7 @@ class CollapsingDepth(Measure):
     """
 
     def __init__(self, measure: Measure, schedule: Threshold, length: int):
-        if not measure.has_threshold or measure.looks_ahead or schedule.learns:
+        if not measure.has_threshold or measure.looks_ahead or schedule.online:
             needed = "a measure with a constant or decaying threshold"
             raise CompanionError(f'"{measure.name}" cannot collapse: give {needed}.')
         self.measure, self.schedule, self.length = measure, schedule, length
@@ -189,6 +190,9 @@ def pairs(bug: str, model: str, layers: int, exit_layer: int | None, max_new_tok
             options = {"propagation": "parallel", "exit_layers": [exit_layer]}
             plain = ExitPolicy("max_probability", threshold=AdaptiveThreshold(), **options)
             yield Pair("max_probability", plain, replace(plain, threshold=UnweightedThreshold()))
+        case "entropy never asked":
+            plain = ExitPolicy("pcee", threshold=THRESHOLD, min_layer=CALM_FROM)
+            yield Pair("pcee", plain, replace(plain, measure="patience", threshold=plain.measure.patience))
         case _:
             first = round(VANILLA_FROM * layers) if model == "vanilla" else CALM_FROM
             wrong, rules = SWAPPED[bug]

@@ -83,13 +83,13 @@ def _best(rows: pd.DataFrame, number: str, ascending: bool, column: str) -> pd.D
 
 
 def _answer() -> pd.DataFrame:
-    best = _best(timed(read("06_results", "at_99_percent")), "speed", False, "batch")
+    best = _best(timed(read("08_results", "at_99_percent")), "speed", False, "batch")
     columns = ["batch", "family", "rule", "mean_exit_layer", "flops_share", "retained", "tokens_per_second"]
     return best[[*TASK, *columns, "speed"]]
 
 
 def _guaranteed() -> pd.DataFrame:
-    rows = read("06_results", "calibrated", kind="consistency", bound="hoeffding_bentkus", found=True)
+    rows = read("08_results", "calibrated", kind="consistency", bound="hoeffding_bentkus", found=True)
     rows = rows[rows.delta.isin([0.1, 0.25]) & (rows.flops_share < 1)].assign(model="calm")
     rows = _best(rows, "flops_share", True, "delta")
     single = timed(rows).query("batch == 1")[[*TASK, "delta", "rule", "tokens_per_second"]]
@@ -148,7 +148,7 @@ def _bugs() -> pd.DataFrame:
 
 
 def _ledger() -> pd.DataFrame:
-    rows = read("06_results", "ledger")
+    rows = read("08_results", "ledger")
     rows = rows.assign(holds=rows.held.astype(str) + " of " + rows.tasks.astype(str))
     rows.loc[rows.tasks == 0, "holds"] = "cannot be tested"
     return wide(rows, ["source", "statement", "published"], "profile", "holds")
@@ -214,9 +214,9 @@ def findings() -> str:
     hard = _difficulty().query("selected_by == 'loss'")
     one = bench("one decision").query("shape == 't5-large'").set_index("what")["median"]
     area = _contrast().groupby("rule").roc_area.mean()
-    rates = read("06_results", "violation_rates").groupby("bound").violated.max()
+    rates = read("08_results", "violation_rates").groupby("bound").violated.max()
     wrong = _bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
-    statements = read("06_results", "ledger", profile="small")
+    statements = read("08_results", "ledger", profile="small")
     return filled(
         "findings",
         table=markdown(fastest.merge(calm, on=TASK)[[*columns, "tokens_per_second"]]),

@@ -57,6 +57,9 @@ class Rule:
     contrast_token: bool = False
     classifier: Variant | None = None  # has to be trained, and is the measure
     thresholded: bool = True  # whether there is a threshold to sweep ("static": its layer)
+    threshold: str | None = None  # "bandit", in place of a number
+    decay: float | None = None  # of the threshold, unless `policy` is told another
+    survey: bool = False  # known and drawn, but not trained or swept yet
 
     def policy(
         self,
@@ -65,7 +68,7 @@ class Rule:
         classifiers: Mapping[str, Any] | None = None,
         decay: float | None = None,
     ) -> ExitPolicy:
-        """The policy of this rule at a threshold, for "static" a layer; the oracle and FREE's rule have none.
+        """The policy at a threshold ("static": a layer); the oracle, FREE and a bandit have none.
 
         `settings` holds `min_layer`; `top_k`, `first_k`, `least_k` of pruned rules; `exit_layer` of FREE's;
         `alpha` of a contrast. `classifiers` are trained ones by rule; `decay` is that of the threshold.
@@ -80,12 +83,13 @@ class Rule:
             layers = [settings["exit_layer"]]
             return ExitPolicy(self.measure, threshold="adaptive", propagation="parallel", exit_layers=layers)
         own = ("pruning", "pruning_form", "contrast", "contrast_token")
-        options = {"decay": decay, "min_layer": settings["min_layer"]} | {o: getattr(self, o) for o in own}
+        options = {"decay": self.decay if decay is None else decay, "min_layer": settings["min_layer"]}
+        options |= {option: getattr(self, option) for option in own}
         options |= {option: settings[name] for option, name in PRUNED_SIZES.get(self.pruning, {}).items()}
         if self.contrast and "alpha" in settings:
             options["contrast_alpha"] = settings["alpha"]
         measure = classifiers[self.name] if self.classifier else self.measure
-        return ExitPolicy(measure, threshold=float(threshold), **options)
+        return ExitPolicy(measure, threshold=self.threshold or float(threshold), **options)
 
 
 def _rule(name: str, dashes: str = "solid", classifier: dict | None = None, **row) -> Rule:
@@ -95,7 +99,8 @@ def _rule(name: str, dashes: str = "solid", classifier: dict | None = None, **ro
 _TABLES = yaml.safe_load((PACKAGE / "study" / "rules.yaml").read_text(encoding="utf-8"))
 FAMILY_COLOURS: dict[str, str] = _TABLES["families"]
 RULES = {name: _rule(name, **row) for name, row in _TABLES["rules"].items()}
-VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classifier}
+SURVEY = tuple(name for name, rule in RULES.items() if rule.survey)
+VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classifier and not rule.survey}
 
 # groups, in the order of tables and figures
 MAIN_SWEEP = (
@@ -104,7 +109,9 @@ MAIN_SWEEP = (
 )
 OTHER_SWEEP = ("softmax_margin", "fixed", "weighted_fixed", "rising_top1", "hidden_similarity")
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
-SEVERAL_LAYERS = tuple(name for name, rule in RULES.items() if rule.family == "several layers")
+SEVERAL_LAYERS = tuple(
+    name for name, rule in RULES.items() if rule.family == "several layers" and not rule.survey
+)
 PRUNED = ("fixed", "decaying", "decaying_closed", "adaptive")
 CONTRASTED = ("weighted", "jsd", "weighted_fixed", "jsd_fixed", "weighted_token", "jsd_token")
 CALM_RULES = ("softmax_margin", "hidden_similarity", "hidden")

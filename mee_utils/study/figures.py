@@ -50,7 +50,7 @@ _TABLES = yaml.safe_load((PACKAGE / "study" / "styles.yaml").read_text(encoding=
 MODELS, LABELS = _styles(_TABLES["models"]), _TABLES["labels"]
 _RULES = {name: Style(rule.label, rule.colour, rule.marker, rule.dashes) for name, rule in RULES.items()}
 STYLES: dict[object, Style] = MODELS | _RULES | _styles(_TABLES["others"])
-# where rules of all kinds meet (06), colours are families
+# where rules of all kinds meet (08), colours are families
 FAMILIES = {name: STYLES[name]._replace(colour=FAMILY_COLOURS[rule.family]) for name, rule in RULES.items()}
 
 

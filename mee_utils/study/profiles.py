@@ -104,7 +104,7 @@ class BaseSettings(Strict):
 class BackboneSettings(Stage):
     """One training objective; see `mee_utils.models.objectives.Objective`. `seeds`: how many trainings."""
 
-    objective: Literal["vanilla", "calm", "free", "late_weighted"]
+    objective: Literal["vanilla", "calm", "free", "late_weighted", "alternating"]
     exit_layer: PositiveInt | None = None
     kd_map: Literal["last", "uniform", "dynamic"] = "dynamic"
     intermediate: Literal["all", "one"] = "all"
@@ -220,7 +220,7 @@ class ClassifierSettings(Strict):
 
 
 class ResultSettings(Strict):
-    """What the threshold sweep decodes for notebook 06: every rule on the main model, fewer on the others."""
+    """What the threshold sweep decodes for notebook 08: every rule on the main model, fewer on the others."""
 
     examples: PositiveInt = 150
     other_examples: PositiveInt = 50

@@ -104,13 +104,13 @@ def read_sweep(profile: str) -> SweepResults:
 
 
 def claims_of(profile: str) -> pd.DataFrame:
-    """The claims of all notebooks before 06, one row a claim and task, in their order; `notebook` in front.
+    """The claims of all notebooks before 08, one row a claim and task, in their order; `notebook` in front.
 
     Raises:
         CompanionError: a notebook that stores claims has not been run.
     """
     stores_claims = lambda name: '"claims")' in (SOURCES / f"{name}.py").read_text(encoding="utf-8")
-    names = [name for name in notebook_names() if not name.startswith("06") and stores_claims(name)]
+    names = [name for name in notebook_names() if not name.startswith("08") and stores_claims(name)]
     tables = [read_table(profile, name, "claims") for name in names]
     for name, table in zip(names, tables, strict=True):
         table.insert(0, "notebook", name)
@@ -118,11 +118,11 @@ def claims_of(profile: str) -> pd.DataFrame:
 
 
 def inputs_of(profile: str) -> dict[str, str]:
-    """The stored results that 06 is drawn from: name -> sha256 over the hashes of their files."""
+    """The stored results that 08 is drawn from: name -> sha256 over the hashes of their files."""
     names = sorted(path.parent.name for path in stored_root(profile).glob("*/manifest.json"))
     files = {name: json.dumps(read_manifest(profile, name)["files"], sort_keys=True) for name in names}
     digest = lambda text: hashlib.sha256(text.encode()).hexdigest()
-    return {f"results {name}": digest(files[name]) for name in names if name != "06_results"}
+    return {f"results {name}": digest(files[name]) for name in names if name != "08_results"}
 
 
 def read_timings(

@@ -2,7 +2,7 @@
 
 One job a model and task, and two more on the main model: independent samples for the guarantee ("fresh") and
 bugs of published code switched on ("published_bugs"). Snakemake says which have to run; each leaves a file
-below `build/sweep`, and `store` makes tables of them that notebooks 05 and 06 are drawn from.
+below `build/sweep`, and `store` makes tables of them that notebooks 05 and 08 are drawn from.
 """
 
 import json

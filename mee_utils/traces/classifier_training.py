@@ -1,17 +1,20 @@
 """Training exit classifiers on the stored states of a trace; the backbone is frozen.
 
-Target of layer l: "consistency", is this layer's top-1 the last layer's (CALM; MEE's report), or
-"correctness", is it the reference's (MEE's blog). Loss: cross-entropy, in each layer weighted so that both
-classes count alike, mean over layers. The last layer, where nothing is decided, is left out.
+Target of layer l: "consistency", is this layer's top-1 the last layer's (CALM; MEE's report); "correctness",
+is it the reference's (MEE's blog); or "distilled", how probable does the last layer find it (FastBERT's exits
+learn all of the last layer's distribution; kinds that read out do so here). Loss: cross-entropy, in each
+layer weighted so that both classes count alike, mean over layers; some kinds have another
+(`ExitClassifier.loss`), a table only counts. The last layer, where nothing is decided, is left out.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..common.errors import CompanionError, check_choice, check_whole
-from ..exits.classifiers import TARGETS, ExitClassifier, new_classifier
+from ..decoding.layerwise import decoder_of
+from ..exits.classifiers import SIZED, TARGETS, ExitClassifier, Lesson, TokenHash, new_classifier
+from ..exits.readout import single
 from ..models.loading import Model
 from .replay import StoredStates, chunks
 from .trace import Trace
@@ -19,12 +22,16 @@ from .trace import Trace
 
 def targets(trace: Trace, target: str = "consistency") -> np.ndarray:
     """Whether each token may exit at each layer before the last, `[token, layer - 1]`."""
+    return trace.top1_id[:, :-1] == wanted_ids(trace, target)[:, None]
+
+
+def wanted_ids(trace: Trace, target: str) -> np.ndarray:
+    """What each token should be, `[token]`; a `CompanionError` where "correctness" has no references."""
     check_choice("target", target, TARGETS)
     if target == "correctness" and trace.along != "reference":
         call = "trace(model, inputs, references)"
         raise CompanionError(f'target="correctness" needs a trace along references, made with {call}.')
-    right = trace.token_id if target == "correctness" else trace.final_id
-    return trace.top1_id[:, :-1] == right[:, None]
+    return trace.token_id if target == "correctness" else trace.final_id
 
 
 def train_classifier(
@@ -59,9 +66,18 @@ def train_classifier(
     stored = StoredStates(trace, model)
     other = None if held_out is None else StoredStates(held_out, model)
     labels = torch.from_numpy(targets(trace, target))
+    sizes = {"decoder_layers": model.layers, "vocabulary": model.network.config.vocab_size}
+    options = {name: sizes[name] for name in SIZED.get(kind, ())} | options
     classifier = new_classifier(kind, trace.states.shape[-1], seed, **options)
-    classifier.to(model.device, stored.working_dtype).train().requires_grad_(True)
-    loss_of = _BalancedLoss(classifier, labels[:, classifier.lookback :])
+    classifier.to(model.device, stored.working_dtype)
+    classifier.trained_on = model.fingerprint
+    if isinstance(classifier, TokenHash):
+        if target == "distilled":
+            raise CompanionError(f'"{kind}" counts, and nothing can be distilled: give another target.')
+        classifier.count(torch.from_numpy(trace.token_before), labels)
+        return classifier.float().to(stored.working_dtype), []  # as it is stored
+    classifier.train().requires_grad_(True)
+    loss_of = _Loss(classifier, labels, target)
     steps = epochs * -(-len(labels) // batch_size)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -70,7 +86,7 @@ def train_classifier(
         losses, order = [], random.permutation(len(labels))
         for start in range(0, len(order), batch_size):
             chosen = np.sort(order[start : start + batch_size])
-            loss = loss_of(stored.normalized(chosen), labels[torch.from_numpy(chosen)])
+            loss = loss_of(stored, chosen)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -78,31 +94,38 @@ def train_classifier(
             losses.append(float(loss.detach()))
         curve.append({"epoch": epoch, "loss": float(np.mean(losses))})
         if other is not None:
-            curve[-1]["held_out_loss"] = _mean_loss(loss_of, other, target)
-    classifier.trained_on = model.fingerprint
+            curve[-1]["held_out_loss"] = _mean_loss(loss_of, other)
     classifier.float().to(stored.working_dtype)  # as it is stored
     return classifier.eval().requires_grad_(False), curve
 
 
-class _BalancedLoss:
-    """Cross-entropy in which both classes of `labels`, `[token, decision]`, count alike in every layer."""
+class _Loss:
+    """The loss of a classifier; both classes of the labels, `[token, layer - 1]`, count alike in a layer."""
 
-    def __init__(self, classifier: ExitClassifier, labels: Tensor):
+    def __init__(self, classifier: ExitClassifier, labels: Tensor, target: str):
         share = labels.double().mean(0).clamp(1e-3, 1 - 1e-3)
-        self.classifier, parameter = classifier, next(classifier.parameters())
+        self.classifier, self.target, parameter = classifier, target, next(classifier.parameters())
         self.weights = torch.stack([0.5 / (1 - share), 0.5 / share]).to(parameter.device, parameter.dtype)
 
-    def __call__(self, states: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss of some tokens: states `[token, layer, d_model]`, labels `[token, layer - 1]`."""
-        odds = self.classifier.log_odds(states[:, :-1])
-        wanted = labels[:, self.classifier.lookback :].to(odds.device)
-        weight = torch.where(wanted, self.weights[1], self.weights[0])
-        return functional.binary_cross_entropy_with_logits(odds, wanted.to(odds.dtype), weight)
+    def __call__(self, stored: StoredStates, tokens) -> Tensor:
+        """Mean loss of some tokens, a slice or their numbers."""
+        trace, decoder = stored.trace, decoder_of(stored.model.network)
+        states, wanted = stored.normalized(tokens), wanted_ids(trace, self.target)[tokens]
+        on_device = lambda ids: torch.from_numpy(ids.astype(np.int64)).to(states.device)
+        top, ids, teacher = on_device(trace.top1_id[tokens, :-1]), on_device(wanted), None
+        labels = (top == ids[:, None]).to(self.weights)
+        readout = lambda states: single(decoder.readout(states.to(stored.dtype)))
+        if self.target == "distilled":
+            teacher = readout(states[:, -1:]).log_softmax(dim=-1)
+            labels = teacher[:, 0].gather(1, top).exp().to(self.weights)
+        weights = labels * self.weights[1] + (1 - labels) * self.weights[0]
+        first = trace.min_exit_layer
+        return self.classifier.loss(Lesson(states, labels, weights, ids, first, readout, teacher))
 
 
 @torch.no_grad()
-def _mean_loss(loss_of: _BalancedLoss, stored: StoredStates, target: str) -> float:
-    labels, total = torch.from_numpy(targets(stored.trace, target)), 0.0
+def _mean_loss(loss_of: _Loss, stored: StoredStates) -> float:
+    total = 0.0
     for tokens in chunks(stored.trace, 2048):
-        total += float(loss_of(stored.normalized(tokens), labels[tokens])) * len(labels[tokens])
-    return total / len(labels)
+        total += float(loss_of(stored, tokens)) * len(stored.trace.position[tokens])
+    return total / len(stored.trace)

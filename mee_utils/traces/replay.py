@@ -9,8 +9,10 @@ values behind ("copy"), or is another token, and both change what follows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import torch
@@ -71,7 +73,16 @@ class PolicyReplay:
     def exceeded(self, max_new_tokens: int = 64) -> np.ndarray:
         """`[token, decision]`: does the confidence exceed the threshold? The length counts if that decays."""
         check_whole("max_new_tokens", max_new_tokens)
-        return self.bound.schedule.exceeded(self.confidences, self.trace.position[:, None], max_new_tokens)
+        schedule, position = self.bound.schedule, self.trace.position
+        if not schedule.online:
+            return schedule.exceeded(self.confidences, position[:, None], max_new_tokens)
+        schedule, found = deepcopy(schedule), np.zeros(self.confidences.shape, dtype=bool)
+        columns = [*enumerate(self.decision_layers)]
+        for place, (column, layer) in product(range(position.max() + 1), columns):  # from token to token
+            tokens = np.flatnonzero(position == place)
+            which = place, max_new_tokens, self.trace.sequence[tokens], layer / self.trace.layers
+            found[tokens, column] = schedule.exceeded(self.confidences[tokens, column], *which)
+        return found
 
     def exits(self, max_new_tokens: int = 64) -> np.ndarray:
         """`[token]`, at which place of `layers` each token leaves."""
@@ -200,10 +211,11 @@ class TraceState(LayerState):
     previous: TraceState | None
     read_out: set[int]
     exit_states: Callable[[], list[ExitState]]
+    decisions: tuple[int, ...]
     rows = ()  # all tokens are at all layers
 
     def __getattr__(self, name: str) -> np.ndarray:
-        if name in ("sequence", "position"):
+        if name in ("sequence", "position", "token_before"):
             return getattr(self.trace, name)[self.tokens]
         if name not in TRACED:
             missing = f'A trace does not keep "{name}"'
@@ -236,11 +248,11 @@ def _look_up(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | Non
     decisions, measure, states, read_out = bound.decision_layers, bound.measure, [None], set()
     exit_states = cache(lambda: StoredStates(trace, model).exit_states(tokens))
     for layer in range(1, trace.layers + 1):
-        states.append(TraceState(trace, tokens, layer, states[-1], read_out, exit_states))
+        states.append(TraceState(trace, tokens, layer, states[-1], read_out, exit_states, decisions))
     ids = trace.top1_id[tokens][:, np.array([*decisions, trace.layers]) - 1]
     confidences, readouts = np.empty((len(ids), len(decisions))), []
     for place, layer in enumerate(decisions):
-        confidences[:, place] = np.asarray(measure.confidence(states[layer]))
+        confidences[:, place] = on_host(measure.confidence(states[layer]))
         # the token is the top-1 of a readout that the measure has seen, or takes one of its own
         known = measure.readout and layer in read_out
         readouts.append(len(read_out) + (not known))

@@ -104,6 +104,11 @@ class Trace:
         """`[token]`, the prediction of the last layer."""
         return self.top_ids[:, -1, 0]
 
+    @property
+    def token_before(self) -> np.ndarray:
+        """`[token]`, what was emitted before, -1 at the start."""
+        return np.where(self.position == 0, -1, np.roll(self.token_id, 1))
+
     def by_output(self, values: np.ndarray) -> list[np.ndarray]:
         """`[token]` as one array an output."""
         return np.split(values, np.flatnonzero(np.diff(self.sequence)) + 1)

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 06 · Results: what is guaranteed, and what is faster
+# # 08 · Results: what is guaranteed, and what is faster
 #
 # **Question.** A threshold of 0.9 means something else for every rule. What does each rule cost at the same
 # *guaranteed* quality? Which is faster than full depth, and can a rule over several layers keep its quality
@@ -42,7 +42,7 @@ from mee_utils.tasks import TASKS
 
 # %%
 settings = dict(main=main, quality=quality, delta=delta, splits=splits)
-experiment = Experiment("06_results", profile, data, **settings)
+experiment = Experiment("08_results", profile, data, **settings)
 name = experiment.profile.name
 experiment.run.inputs |= result_tables.inputs_of(name)
 stored = result_tables.read_sweep(name)
@@ -426,7 +426,7 @@ about = {
     for task in tasks
 }
 limit = verdicts.binomial_limit(splits, stored.eps)
-judged = experiment.save_table(claims.judge("06_results", about, limit=limit), "claims")
+judged = experiment.save_table(claims.judge("08_results", about, limit=limit), "claims")
 judged[["claim", "published", "task", "ours", "verdict"]]
 
 # %%
@@ -470,7 +470,7 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # there to find out.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
-# `figures/<profile>/06_results`.
+# `figures/<profile>/08_results`.
 
 # %%
 experiment.finish()
