@@ -108,19 +108,22 @@ def carry_over(options) -> str:
 
 def bench(options) -> int:
     """Times the decoder against its peers, and a profile's exit rules against full depth."""
-    from .benchmarks import decoder, rules, tables
+    from .benchmarks import decoder, rules, shapes, tables
     from .study.result_tables import missed
 
-    shapes = [check_choice("shape", name, decoder.WORKLOADS) for name in options.shape]
-    known = [*decoder.PARTS, *([] if shapes else rules.PARTS)]
+    sizes = [check_choice("shape", name, decoder.WORKLOADS) for name in options.shape]
+    known = [*decoder.PARTS, *shapes.PARTS, *([] if sizes else rules.PARTS)]
     parts = [check_choice("part", name, known) for name in options.part] or known
     progress = lambda line: print(line, flush=True)
     if of_decoder := [part for part in parts if part in decoder.PARTS]:
-        table = decoder.run(shapes, options.rounds, of_decoder, progress)
+        table = decoder.run(sizes, options.rounds, of_decoder, progress)
         print(f"table: {_short(tables.save(table))}")
         for row in missed(table).itertuples():
             measured = f"{row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})"
             print(f"missed: {row.shape}, {row.group}, {measured}")
+    for part in [part for part in parts if part in shapes.PARTS]:
+        table = shapes.run(part, options.profile, options.data, sizes, options.rounds, progress)
+        print(f"table: {_short(tables.save(table, 'shapes', keys=('profile', 'part', 'shape')))}")
     for part in [part for part in parts if part in rules.PARTS]:
         table = rules.run(part, options.profile, options.data, options.rounds, progress)
         print(f"table: {_short(tables.save(table, part, keys=('profile', 'task', 'model', 'batch')))}")

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from mee_utils import CompanionError
 from mee_utils.__main__ import main
 from mee_utils.benchmarks import decoder as bench
-from mee_utils.benchmarks import rules, tables
+from mee_utils.benchmarks import rules, shapes, tables
 from mee_utils.study.result_tables import missed
 
 SIZES = replace(bench.SHAPES["mini"], layers=4, vocabulary=300)
@@ -145,3 +146,73 @@ def test_speeds_are_ratios_within_a_round(monkeypatch):
     found = rules.speeds(model, SimpleNamespace(inputs=["a"] * 4), ["policy"], 8, 1, 2).iloc[0]
     assert found.speed == found.lowest == found.highest == found.samples_speed == 2
     assert found.seconds == 0.75 and found.tokens_per_second == 15
+
+
+# ---- exits of the trained models in decoders of other sizes
+
+
+def script_of(tiny, batch, seed=0):
+    draw, size = np.random.default_rng(seed), (batch, TINY.tokens)
+    ends = draw.random(size) < 0.2
+    return shapes.Script(draw.integers(1, 5, size), draw.random(size) < 0.7, ends)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("most", [1, 2, 8])
+def test_drafts_are_made_and_kept_as_the_script_says(tiny, batch, most):
+    script = script_of(tiny, batch)
+    policy = shapes.ExitPolicy(min_layer=1, propagation="verify", max_draft=most)
+    rows = shapes.verified(tiny, shapes.played(policy, script, tiny, 4), script)()
+    kept = script.right & (script.layers < 4)
+    assert np.array_equal([row.exit_layers for row in rows], np.where(kept, script.layers, 4))
+    for number, row in enumerate(rows):
+        assert row.drafts.kept == kept[number].sum()
+        rounds, length = 0, 0
+        for right, layer, end in zip(kept[number], script.layers[number], script.ends[number], strict=True):
+            rounds, length = rounds + (length == 0), length + 1
+            if layer == 4 or not right or end or length == most:
+                length = 0
+        assert row.drafts.rounds == rounds
+
+
+def test_a_played_policy_decides_at_the_layers_that_stand_for_its_own_and_listens_to_the_script(tiny):
+    seen = []
+
+    class Watched(shapes.ExitPolicy("max_probability").measure.__class__):
+        def confidence(self, state):
+            seen.append(state.layer)
+            return super().confidence(state)
+
+    exits = np.full((1, TINY.tokens), 4)
+    script = shapes.Script(exits, exits > 0, exits == 0)
+    rows = tiny.ours(1, shapes.played(shapes.ExitPolicy(Watched(), min_layer=1), script, tiny, 2))()
+    assert seen == [2] * TINY.tokens and np.array_equal(rows[0].exit_layers, exits[0])
+
+
+def test_outputs_are_played_at_the_same_relative_depth():
+    bench = SimpleNamespace(layers=24, workload=SimpleNamespace(tokens=5))
+    layers, right = [np.array([1, 12]), np.array([7])], [np.array([True, False]), np.array([False])]
+    script = shapes.Script.of(bench, 2, layers, right, 12)
+    played = list(zip(script.layers.ravel(), script.right.ravel(), script.ends.ravel(), strict=True))
+    assert sorted(set(played)) == [(2, True, False), (14, False, True), (24, False, True)]
+    assert all(after[0] == 24 for before, after in pairwise(played) if before[0] == 2)
+
+
+@pytest.mark.parametrize("part", list(shapes.PARTS))
+def test_shapes_are_timed_with_what_the_trained_models_did(monkeypatch, part):
+    sizes = replace(SIZES, layers=12)
+    monkeypatch.setattr(shapes, "WORKLOADS", {"tiny": replace(TINY, sizes=sizes)})
+    monkeypatch.setattr(shapes, "EXAMPLES", 3)
+    monkeypatch.setattr(shapes, "BATCHES", (1,))
+    monkeypatch.setattr(shapes, "ctranslate2_peer", lambda bench, batch: bench.generate(batch))
+    found = shapes.run(part, "small", None, [], 1, lambda line: None)
+    assert {"speed", "lowest", "highest", "shape", "weights"} <= set(found) and (found.speed > 0).all()
+    assert set(found.task.dropna()) == {"question_answering", "summarization", "translation"}
+    if part == "lossless shapes":
+        assert list(found.rule[3:]) == ["transformers generate", "CTranslate2", "transformers, assistant"]
+
+
+def test_shallow_shapes_are_refused(monkeypatch):
+    monkeypatch.setattr(shapes, "WORKLOADS", {"tiny": TINY})
+    with pytest.raises(CompanionError, match="tiny has fewer layers"):
+        shapes.run("lossy shapes", "small", None, ["tiny"], 1, print)

@@ -1,0 +1,255 @@
+"""`make bench`, third part: what the exits of the trained models would cost in decoders of other sizes.
+
+A decoder of T5's sizes with random weights plays what a trained mini model did: its tokens leave at the same
+relative depth, and the same drafts are right and wrong. Every decision is computed as there, and then not
+listened to. Exits are decided at those layers alone that stand for one of the mini model's. Cost does not
+depend on what the weights are, so this is what a model of that size with such exits would cost.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from ..common.errors import CompanionError
+from ..decoding.costs import measure_costs
+from ..decoding.generation import bind_policy, generate
+from ..decoding.token import on_host
+from ..decoding.verify import UNSURE, DraftDecoder, Row
+from ..exits.classifiers import load_classifier, new_classifier
+from ..exits.measures import ForcedExits
+from ..exits.policy import ExitPolicy
+from ..models.loading import Model
+from ..study.artifacts import train_classifiers
+from ..study.catalogue import MAIN_MODEL, RULES
+from ..study.experiment import Experiment
+from ..study.inputs import weights_digest
+from ..study.result_tables import read_sweep
+from ..study.verdicts import keeping
+from ..traces.drafts import rounds_of
+from ..traces.planning import default_policies, plan_drafts
+from ..traces.replay import replay_policy
+from .decoder import PAUSE, SEED, WORKLOADS, Bench, Run, ctranslate2_peer
+
+QUALITY = 0.99  # of the full score, as in `rules`
+BATCHES = (1, 8, 32)
+EXAMPLES = 64  # outputs of each task that are played
+
+
+class Script(NamedTuple):
+    """What each row of a batch does, `[row, token]`: outputs of the mini model, one after the other."""
+
+    layers: np.ndarray  # of the larger decoder, at which the token leaves or is drafted
+    right: np.ndarray  # whether the last layer says the same
+    ends: np.ndarray  # whether an output ends here, and with it a round
+
+    @classmethod
+    def of(cls, bench: Bench, batch: int, layers: list, right: list, depth: int) -> "Script":
+        """From `[token]` of each output, with layers of a decoder of this depth."""
+        order, size = np.random.default_rng(SEED).permutation(len(layers)), (batch, bench.workload.tokens)
+        ends = [np.arange(len(output)) == len(output) - 1 for output in layers]
+        played = lambda of: np.resize(np.concatenate([of[number] for number in order]), size)
+        return cls(deeper(played(layers), bench, depth), played(right), played(ends))
+
+
+def deeper(layers, bench: Bench, depth: int) -> np.ndarray:
+    """Layers of a decoder of some depth as layers of the benchmark's."""
+    return np.ceil(np.asarray(layers) * bench.layers / depth).astype(int)
+
+
+def played(policy: ExitPolicy, script: Script, bench: Bench, depth: int) -> ExitPolicy:
+    """The policy with all that it computes; where its tokens leave, the script says."""
+    if policy.measure.name == "static":
+        return replace(policy, min_layer=int(deeper(policy.min_layer, bench, depth)))
+    measure, forced = copy.copy(policy.measure), ForcedExits(script.layers)
+    decide = measure.confidence
+
+    def confidence(state):
+        on_host(decide(state))
+        return forced.confidence(state)
+
+    measure.confidence = confidence
+    layers = deeper(policy.bind(depth, bench.workload.sizes.vocabulary).decision_layers, bench, depth)
+    how = dict(threshold=0.5, decay=None, decay_form="scaled", min_layer=None, exit_layers=layers.tolist())
+    return replace(policy, measure=measure, **how)
+
+
+class Actor(Row):
+    """A row whose drafts are right where the script says so."""
+
+    right: np.ndarray  # `[token]`
+    vocabulary: int
+
+    def accept(self, found: list[int], layers: int, vocabulary: int) -> None:
+        begin = len(self.ids)
+        said = [
+            token if draft.token_id == UNSURE else (draft.token_id + (not right)) % vocabulary
+            for draft, token, right in zip(self.drafts, found, self.right[begin:], strict=False)
+        ]
+        super().accept(said, layers, vocabulary)
+
+
+class Actors(DraftDecoder):
+    """Verified exits by a script: rounds end where its outputs do."""
+
+    def __init__(self, decoder, cache, bound, script: Script):
+        super().__init__(decoder, cache, bound, np.arange(len(script.right)))
+        self.rows = [Actor(row.sequence, row.slot, row.last) for row in self.rows]
+        for row, right in zip(self.rows, script.right, strict=True):
+            row.right = right
+        self.ends_at = script.ends
+
+    def _note(self, rows, places, state, exits) -> None:
+        super()._note(rows, places, state, exits)
+        for row in (rows[place] for place in places):
+            row.waits = row.waits or bool(self.ends_at[row.sequence, row.position - 1])
+
+
+def verified(bench: Bench, policy: ExitPolicy, script: Script) -> Run:
+    """Decoding with verified exits by a script; a call gives the outputs."""
+    import torch
+
+    inputs, bound = bench.inputs(len(script.right)), bind_policy(policy, bench.decoder)
+
+    @torch.inference_mode()
+    def run():
+        cache = bench.decoder.begin(inputs, bench.workload.tokens)
+        return Actors(bench.decoder, cache, bound, script).decode()
+
+    return run
+
+
+def assisted_peer(bench: Bench, layers: int) -> Run:
+    """`generate` with its first layers as `assistant_model`, all weights shared. Every draft is right.
+
+    What later layers add to the states is set to zero, at no less work: the most that drafting gains there.
+    """
+    import torch
+    from transformers import T5ForConditionalGeneration
+
+    peer = copy.copy(bench)
+    peer.network = copy.deepcopy(bench.network)
+    blocks = peer.network.decoder.block
+    with torch.no_grad():
+        for block in blocks[layers:]:
+            for weight in (block.layer[0].SelfAttention.o, block.layer[1].EncDecAttention.o):
+                weight.weight.zero_()
+            block.layer[2].DenseReluDense.wo.weight.zero_()
+    config = copy.deepcopy(peer.network.config)
+    config.num_decoder_layers = layers
+    with torch.device("meta"):
+        assistant = T5ForConditionalGeneration(config)
+    for name in ("shared", "encoder", "lm_head"):
+        setattr(assistant, name, getattr(peer.network, name))
+    assistant.decoder = copy.copy(peer.network.decoder)
+    assistant.decoder._modules = {**peer.network.decoder._modules, "block": blocks[:layers]}
+    assistant.decoder.config, assistant.generation_config.eos_token_id = config, None
+    peer.network.generate = partial(peer.network.generate, assistant_model=assistant.eval())
+    return peer.generate(1)
+
+
+def lossy(experiment: Experiment, bench: Bench) -> Iterator[dict]:
+    """The cheapest setting of each rule that keeps the score, decoded by the trained model, and played."""
+    profile, task = experiment.profile, None
+    kept = keeping(read_sweep(profile.name), MAIN_MODEL, QUALITY)
+    kept = kept[kept.cheapest & (kept.rule != "oracle")]
+    (model,) = experiment.models([MAIN_MODEL]).values()
+    model.network.float()
+    options, files = profile.results.model_dump(), train_classifiers(profile)
+    trained = {
+        job.variant: load_classifier(path, model).float()
+        for job, path in files.items()
+        if (job.model, job.target, job.seed) == (MAIN_MODEL, "consistency", 0)
+    }
+    tasks, width, runs = experiment.tasks(EXAMPLES), bench.workload.sizes.d_model, {}
+    untrained = {}
+    for name in trained:
+        variant = RULES[name].classifier
+        untrained[name] = new_classifier(variant.kind, width, **variant.options(width))
+    for row in kept.itertuples():
+        rule, task = RULES[row.rule], tasks[row.task]
+        policy = rule.policy(row.threshold, options, trained)
+        found = generate(model, task.inputs, policy, max_new_tokens=profile.results.max_new_tokens)
+        exits = found.exit_layers
+        script = Script.of(bench, 1, exits, [np.ones(len(output)) for output in exits], model.layers)
+        policy = rule.policy(row.threshold, options, untrained)
+        about = dict(task=row.task, rule=row.rule, threshold=row.threshold)
+        about |= dict(depth=float(np.concatenate(exits).mean() / model.layers))
+        runs[tuple(about.items())] = bench.ours(1, played(policy, script, bench, model.layers))
+    found = bench.times({"full depth": bench.ours(1)} | runs)
+    for about in runs:
+        yield dict(about) | dict(batch=1, against="full depth", values=found["full depth"] / found[about])
+
+
+def lossless(experiment: Experiment, bench: Bench) -> Iterator[dict]:
+    """Drafts planned for this size from what it costs here and what the trained models say, and peers."""
+    settings = experiment.profile.results
+    scale, limit = bench.layers / experiment.layers, dict(max_new_tokens=settings.max_new_tokens)
+    here = Model(bench.network, None, bench.workload.shape)
+    models = experiment.models([MAIN_MODEL])
+    for batch in BATCHES:
+        runs = {"full depth": bench.ours(batch), "transformers generate": bench.generate(batch)}
+        runs["CTranslate2"] = ctranslate2_peer(bench, batch)
+        peers, rows = [name for name in runs if name != "full depth"], []
+        if batch == 1:
+            runs["transformers, assistant"] = assisted_peer(bench, max(1, bench.layers // 3))
+            peers.append("transformers, assistant")
+        for name, task in ((name, task) for name in models for task in experiment.tasks(EXAMPLES)):
+            trace, model = experiment.trace(name, task, EXAMPLES, settings.max_new_tokens), models[name]
+            policies = default_policies(model)
+            costs = measure_costs(here, policies, batch)
+            costs = replace(costs, block=np.array(costs.block) * scale)
+            plan = plan_drafts(trace, costs, policies, batch_size=batch, model=model, **limit)
+            about = dict(task=task, model=name, expected=plan.speedup)
+            rows.append(about)
+            if (policy := plan.policy) is None:
+                continue
+            replayed = replay_policy(trace, policy, model)
+            exits = replayed.exits(settings.max_new_tokens)
+            right = rounds_of(replayed, exits[None], np.array([policy.max_draft])).right[0]
+            begins = np.flatnonzero(np.diff(trace.sequence)) + 1
+            outputs = (np.split(of, begins) for of in (replayed.layers[exits], right))
+            script = Script.of(bench, batch, *outputs, model.layers)
+            measure = policy.measure.name + (" over few ids" if policy.pruning else "")
+            about |= dict(rule=measure, threshold=policy.threshold, max_draft=policy.max_draft)
+            about |= dict(depth=policy.min_layer / model.layers, right=float(right.mean()))
+            runs[name, task] = verified(bench, played(policy, script, bench, model.layers), script)
+        found = bench.times(runs, pause=PAUSE)
+        for about in rows:
+            key = about["model"], about["task"]
+            speed = found["full depth"] / found[key] if key in found else [1.0]
+            yield about | dict(batch=batch, against="full depth", values=speed)
+        for peer in peers:
+            yield dict(rule=peer, batch=batch, against="full depth", values=found["full depth"] / found[peer])
+
+
+PARTS: dict[str, Callable] = {"lossy shapes": lossy, "lossless shapes": lossless}
+
+
+def run(
+    part: str, profile: str, data: str | None, shapes: list[str], rounds: int, progress: Callable
+) -> pd.DataFrame:
+    """A row a setting, task, shape and batch: `median`, `lowest` and `highest` speed, full depth being 1.
+
+    Raises:
+        CompanionError: the sweep of this profile has not been run.
+    """
+    tables = []
+    for shape in shapes or WORKLOADS:
+        experiment = Experiment(None, profile, data)
+        if experiment.layers > WORKLOADS[shape].sizes.layers:
+            few = f"{shape} has fewer layers than the models of {profile}"
+            raise CompanionError(f"{few}: time another shape.")
+        progress(f"{shape}: {part}")
+        bench = Bench(WORKLOADS[shape], 3 * rounds if shape == "mini" else rounds)
+        table = pd.DataFrame(PARTS[part](experiment, bench))
+        spread = {"speed": np.median, "lowest": np.min, "highest": np.max}
+        table = table.assign(**{name: table["values"].map(f) for name, f in spread.items()})
+        labels = dict(profile=experiment.profile.name, part=part, shape=shape)
+        labels["weights"] = weights_digest(experiment.profile, MAIN_MODEL)[:12]
+        tables.append(table.drop(columns="values").assign(**labels))
+    return pd.concat(tables, ignore_index=True)
