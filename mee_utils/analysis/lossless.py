@@ -1,14 +1,17 @@
 """What verified exits do (`propagation="verify"`): the work of one sentence, and which drafts are kept."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from ..common.errors import CompanionError
-from ..decoding.generation import Generation
+from ..decoding.generation import Generation, generate
+from ..exits.policy import ExitPolicy
 from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay
+from .comparison import decode, first_differences, retained
 from .statistics import NOTHING, mean_interval
 
 KEPT, REPLACED, DROPPED, LAST = "kept", "replaced", "dropped", "from the last layer"
@@ -63,3 +66,22 @@ def summary(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) ->
     foretold, tokens = drafts_of(replayed, max_draft, max_new_tokens), len(replayed.trace)
     drafted = {"drafted": foretold.judged.sum() / tokens, "acceptance": foretold.acceptance}
     return drafted | {"tokens_a_round": tokens / foretold.rounds.sum()}
+
+
+def verified_and_not(model, task, policies: dict[str, ExitPolicy], max_draft: int, **options) -> pd.DataFrame:
+    """Each policy with its exits verified (drafts of at most `max_draft`) and unverified, on one task.
+
+    One row a policy (`rule`): `other_outputs`, how many are not those of full depth, token for token;
+    `acceptance`; `flops_share`, with all that is thrown away; and of the same policy unverified
+    `flops_unverified` and `kept_unverified`, the share of the score at full depth.
+    """
+    full, rows = decode(model, task, None, **options), []
+    for rule, policy in policies.items():
+        verified = replace(policy, propagation="verify", max_draft=max_draft)
+        found = generate(model, task.inputs, verified, **options)
+        plain = decode(model, task, replace(policy, propagation="copy", max_draft="auto"), full, **options)
+        row = {"rule": rule, "other_outputs": len(first_differences(full.token_ids, found.token_ids))}
+        row |= {"acceptance": found.acceptance, "flops_share": found.flops.sum() / full.tokens / full.flops}
+        row |= {"flops_unverified": plain.flops / full.flops, "kept_unverified": retained(plain, full)[0]}
+        rows.append(row)
+    return pd.DataFrame(rows)

@@ -12,7 +12,7 @@ import pandas as pd
 from ..common.files import ROOT, complete_file
 from ..study.catalogue import RULES
 from ..study.figures import label
-from ..study.result_tables import missed, read_timings
+from ..study.result_tables import fastest_by_shape, missed, read_timings
 from ..tasks.kinds import TASKS
 
 FIGURES = ROOT / "figures"
@@ -164,6 +164,19 @@ def _exits() -> pd.DataFrame:
     return rows[["shape", "batch", "what", "measured", "unit", "against"]]
 
 
+def _lossless() -> pd.DataFrame:
+    rows = pd.read_csv(FIGURES / "bench" / "lossless.csv")
+    rows["measured"] = spread(rows, "speed", "lowest", "highest")
+    rows.loc[rows.rule.isna(), "measured"] += ", no drafts"
+    return wide(rows, [*TASK, "model"], "batch", "measured")
+
+
+def _shapes() -> pd.DataFrame:
+    best = fastest_by_shape(FIGURES / "bench")
+    best["measured"] = spread(best, "speed", "lowest", "highest")
+    return wide(best, ["batch", "task", "kind"], "shape", "measured")
+
+
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where its caption is -> table
     "answer": _answer,
     "guaranteed": _guaranteed,
@@ -178,6 +191,8 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where i
     "deciding": lambda: wide(bench("measure cost"), ["what"], "shape", "measured"),
     "one_decision": lambda: wide(bench("one decision"), ["what"], "shape", "measured"),
     "bandwidth": lambda: bench("bandwidth")[["shape", "what", "measured", "unit"]],
+    "lossless": _lossless,
+    "shapes": _shapes,
     "missed": lambda: missed(bench())[["shape", "group", "what", "batch", "measured", "unit", "target"]],
 }
 

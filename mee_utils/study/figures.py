@@ -23,12 +23,12 @@ from .catalogue import DASHES, FAMILY_COLOURS, RULES
 
 GREY, DARK, PALE = "#666666", "#333333", "#cccccc"
 BLUE, ORANGE = "#0173b2", "#de8f05"
-FATES = (
-    "#029e73",
-    "#0173b2",
-    "#d55e00",
-    "#cccccc",
-)  # of drafts: kept, from the last layer, replaced, dropped
+FATES = {  # of drafts
+    "kept": "#029e73",
+    "from the last layer": BLUE,
+    "replaced": "#d55e00",
+    "dropped": PALE,
+}
 BAND = ("low", "high")
 
 

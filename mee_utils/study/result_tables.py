@@ -11,6 +11,7 @@ import pandas as pd
 
 from ..common.errors import CompanionError
 from ..common.files import ROOT
+from .catalogue import SEVERAL_LAYERS
 from .notebooks import SOURCES, notebook_names
 from .profiles import check_profile_name
 from .results import output_root
@@ -145,6 +146,21 @@ def read_timings(
         wanted, stored = rounded(wanted), rounded(stored)
     found = wanted.merge(stored[[*keys, *values]], on=keys)
     return found.iloc[:0] if complete and len(found[keys].drop_duplicates()) < len(wanted) else found
+
+
+def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:
+    """What exits cost in decoders of other sizes: the fastest `kind` for each profile, task, shape and batch.
+
+    A kind is "verified", or unverified exits whose rule sees several layers, or one. No rows: not timed.
+    """
+    path, by = folder / "shapes.csv", ["profile", "task", "shape", "batch", "kind"]
+    if not path.exists():
+        return pd.DataFrame(columns=[*by, "speed"])
+    own = pd.read_csv(path).dropna(subset="task")
+    several = own.rule.isin(SEVERAL_LAYERS).map({True: "several layers", False: "one layer"})
+    own = own.assign(kind=("unverified, " + several).where(own.part == "lossy shapes", "verified"))
+    chosen = own.groupby(by, sort=False).speed.idxmax()
+    return own.loc[chosen.sort_values()].assign(low=own.lowest, high=own.highest).reset_index(drop=True)
 
 
 def missed(table: pd.DataFrame) -> pd.DataFrame:
