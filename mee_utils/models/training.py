@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers.utils import logging
 
 from . import fused
 from .batches import Batches, Pair, padded
@@ -159,6 +160,8 @@ def train_backbone(
     aim = dict(objective=objective, schedule=schedule)
     aim |= dict(name=f" ({name})" if name else "") if progress else {}
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)
+    logging.disable_progress_bar()  # of every checkpoint that is written
+    logging.set_verbosity_error()  # about tied weights, which checkpoints hold once
     torch.set_flush_denormal(True)  # gradients fade into denormal numbers, which multiply ten times slower
     try:
         trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)

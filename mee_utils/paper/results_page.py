@@ -232,11 +232,13 @@ def findings() -> str:
     rates = read("08_results", "violation_rates").groupby("bound").violated.max()
     wrong = _bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
     statements = read("08_results", "ledger", profile="small")
+    bench_lossless = pd.read_csv(FIGURES / "bench" / "lossless.csv").query("model == 'calm'")
     return filled(
         "findings",
         table=markdown(fastest.merge(calm, on=TASK)[[*columns, "tokens_per_second"]]),
         fastest=each(fastest, "{r.speed:.2f} with {r.label}"),
         several=each(best[best.family == "several layers"], "{r.speed:.2f} with {r.label}"),
+        verified=each(bench_lossless.query("batch == 1"), "{r.speed:.2f}"),
         tested=rates.drop("no_test").max(),
         rates=rates,
         settled=each(calm.merge(vanilla, on=TASK), "{r.at_x:.0%} against {r.at_y:.0%}"),
