@@ -75,7 +75,7 @@ def draw(axis, rows):
 # %%
 if len(answer):
     labels = dict(xlabel="tokens a second (1 = full depth)", empty=f"no timed setting\nkeeps {quality:.0%}")
-    options = dict(row="batch", values=tasks, sharey=False, width=3.8, height=4.4, profile=profile)
+    options = dict(row="batch", values=tasks, sharey=False, width=3.8, height=5.2, profile=profile)
     figure = figures.facets(answer, draw, **labels, **options)
     drawn = {RULES[rule].family for rule in answer.rule}
     patches = [Patch(color=s.colour, label=s.label) for family, s in families.items() if family in drawn]

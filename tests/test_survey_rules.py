@@ -26,7 +26,7 @@ from mee_utils import (
 from mee_utils.analysis.decisions import thresholds_for
 from mee_utils.exits.classifiers import SIZED, new_classifier
 from mee_utils.exits.measures import ConfidenceWindow, PatientEntropy
-from mee_utils.exits.thresholds import BanditThreshold, Threshold
+from mee_utils.exits.thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 from mee_utils.study import catalogue
 from mee_utils.traces.classifier_training import _Loss, targets
 from mee_utils.traces.replay import StoredStates, replay_policy
@@ -345,6 +345,12 @@ def test_the_bandit_is_ucb_in_plain_numpy_and_each_output_plays_by_itself(traced
     for arm in ARMS:
         constant = replay(found, ExitPolicy("max_probability", threshold=arm), LENGTH, model)
         assert constant.tolist() != expected
+
+
+def test_thresholds_with_other_settings_are_not_equal():
+    assert BanditThreshold((0.3, 0.8)) == BanditThreshold((0.3, 0.8)) != BanditThreshold((0.4, 0.8))
+    assert Threshold(0.5) == Threshold(0.5) != Threshold(0.5, 4.0)
+    assert AdaptiveThreshold() == AdaptiveThreshold() != AdaptiveThreshold(zeta=0.5)
 
 
 def test_a_bandit_finds_the_arm_that_pays():

@@ -21,7 +21,7 @@ import numpy as np
 from ..common.errors import CompanionError
 
 
-@dataclass
+@dataclass(eq=False)
 class Threshold:
     """A threshold `level`, constant (`decay` None) or decaying with the position (`decay` is `tau`)."""
 
@@ -30,6 +30,9 @@ class Threshold:
     form: str = "scaled"
     learns = False  # whether the tokens of deep layers teach it
     online = False  # whether its level is found while decoding
+
+    def __eq__(self, other) -> bool:
+        return type(self) is type(other) and repr(vars(self)) == repr(vars(other))
 
     def at(self, position, length: int):
         """The threshold at `position` (from 0; a number or an array) of an output of at most `length` tokens.

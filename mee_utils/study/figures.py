@@ -208,7 +208,7 @@ def bars(axis, rows, column, by="rule", band=None, styles=STYLES, other=BLUE):
     whiskers = {"xerr": _errors(rows, column, band), "error_kw": {"linewidth": 1, "ecolor": GREY}}
     axis.barh(range(len(rows)), rows[column], color=colours, **whiskers)
     axis.set_yticks(range(len(rows)), names, fontsize=9)
-    axis.set_ylim(len(rows) - 0.4, -0.6)  # in panels that share this axis too
+    axis.set_ylim(max(len(rows), 5) - 0.4, -0.6)  # in panels that share this axis too; few bars stay thin
     axis.grid(axis="y", visible=False)
 
 
