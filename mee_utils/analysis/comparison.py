@@ -68,8 +68,7 @@ def decode(
 def check_score(full: DecodingResult) -> DecodingResult:
     """Full depth on a task, or an error if it scores 0 there: then there is no quality to keep."""
     if full.examples.sum() == 0:
-        nothing = "Full depth scores 0 on these examples: there is no quality to keep"
-        raise CompanionError(f"{nothing}; give more examples.")
+        raise CompanionError("Full depth scores 0 here: there is no quality to keep; give more examples.")
     return full
 
 

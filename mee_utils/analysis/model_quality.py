@@ -18,9 +18,7 @@ def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarr
     trace cut its references (`max_new_tokens`).
     """
     if task.spans is None:
-        raise CompanionError(
-            f'Difficulty of tokens is known for synthetic data only, not for "{task.source}".'
-        )
+        raise CompanionError(f'Difficulty is known for synthetic data only, not for "{task.source}".')
     cut = dict(truncation=max_length is not None, max_length=max_length)
     encoded, names = tokenizer(task.targets, return_offsets_mapping=True, **cut), []
     for target, offsets, spans in zip(task.targets, encoded["offset_mapping"], task.spans, strict=True):

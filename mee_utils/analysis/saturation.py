@@ -32,8 +32,7 @@ def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
     if not 0 < threshold < 1:
         raise CompanionError(f"threshold={threshold}: give a cosine between 0 and 1 (MEE: 0.9).")
     if trace.along != "reference":
-        call = "trace(model, inputs, references)"
-        raise CompanionError(f"Saturation is described on references: make the trace with {call}.")
+        raise CompanionError("Saturation is described on references: trace(model, inputs, references).")
     similarity = trace.final_similarity[:, :-1].astype(np.float64)
     similar = similarity >= threshold
     rises = {f"rises_after_{a}": strictly_monotonic(trace.final_similarity, a) for a in starts(trace.layers)}
@@ -66,8 +65,7 @@ def select(prefixes: pd.DataFrame, by: str = "mean_similarity", share: float = 0
         known = np.where(prefixes["difficulty"].isin(EASY), *GROUPS)
         return pd.Series(known, index=prefixes.index)
     if not 0 < share <= 0.5:
-        wanted = "give a share of the prefixes for each end, at most 0.5 (MEE: 0.4)."
-        raise CompanionError(f"share={share}: {wanted}")
+        raise CompanionError(f"share={share}: give a share for each end, at most 0.5 (MEE: 0.4).")
     count = max(1, round(share * len(prefixes)))
     order = prefixes[by].sort_values(ascending=by == "loss", kind="stable").index
     groups = pd.Series("", index=prefixes.index)

@@ -39,10 +39,8 @@ def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> li
     lengths = [len(ids) for ids in model.tokenizer(list(texts)).input_ids]
     for number, length in enumerate(lengths):
         if length > limit:
-            raise CompanionError(
-                f"Input {number} has {length} tokens, more than {limit}: shorten it, or raise "
-                "max_source_tokens (T5 runs on longer inputs, but was not trained on them)."
-            )
+            many = f"Input {number} has {length} tokens, more than {limit}"
+            raise CompanionError(f"{many}: shorten it, or raise max_source_tokens.")
     return lengths
 
 
@@ -88,8 +86,7 @@ class EncoderCache:
         Raises `CompanionError` for another model, or if its weights have changed.
         """
         if self._decoder not in (None, decoder):
-            others = "These encodings belong to another model, or to other weights of this one"
-            raise CompanionError(f"{others}: use a new EncoderCache().")
+            raise CompanionError("Encodings belong to another model, or other weights: make new ones.")
         self._decoder = decoder
         key = tuple(tuple(row) for tensor in batch.values() for row in tensor.tolist())
         if key not in self._states:

@@ -234,8 +234,7 @@ class LayerwiseDecoder:
         decoder, config, head = network.get_decoder(), network.config, network.lm_head.weight
         self.embedding = decoder.embed_tokens.weight.detach()
         if self.embedding.dtype == torch.float16:
-            exceeded = "T5's states exceed the range of float16"
-            raise CompanionError(f"{exceeded}: load the model with dtype bfloat16 or float32.")
+            raise CompanionError("T5's states exceed the range of float16: load it in bfloat16 or float32.")
         self.config, self.encoder = config, network.get_encoder()
         self.heads, self.d_kv, start = config.num_heads, config.d_kv, config.decoder_start_token_id
         self.start = config.pad_token_id if start is None else start  # the id that outputs begin after

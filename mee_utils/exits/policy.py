@@ -108,8 +108,7 @@ class ExitPolicy:
             allowed = f"give a number from {low:g} to {high:g} (constant {high:g}: no exit)."
             raise CompanionError(f"threshold={level!r} for {self.measure.name}: {allowed}")
         if decay is not None and (not _is(decay, Real) or not 0 < decay < float("inf")):
-            allowed = "give a temperature above 0 (CALM: 4), or None for a constant threshold."
-            raise CompanionError(f"decay={decay!r}: {allowed}")
+            raise CompanionError(f"decay={decay!r}: give a temperature above 0 (CALM: 4), or None for none.")
         if not self.measure.has_threshold:
             return Threshold(0.5)
         return Threshold(float(level), decay, self.decay_form)
@@ -247,8 +246,7 @@ class BoundPolicy:
             named = f"The policy names layer {last}, but the decoder has {layers}"
             raise CompanionError(f"{named}: lower min_layer or exit_layers.")
         if given == (layers,):
-            nothing = f"exit_layers={list(given)} leaves nothing to decide"
-            raise CompanionError(f"{nothing}: the decoder has {layers} layers.")
+            raise CompanionError(f"exit_layers={list(given)}: nothing is left to decide in {layers} layers.")
         before = max(self.measure.lookback, self.policy.contrast is not None)  # layers that it has to look at
         return tuple(layer for layer in given or range(first, layers) if before < layer < layers)
 

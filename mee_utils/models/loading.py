@@ -36,8 +36,7 @@ class Model:
         if self.min_exit_layer is None:
             self.min_exit_layer = max(1, self.layers // 2)
         if type(self.min_exit_layer) is not int or not 1 <= self.min_exit_layer <= self.layers:
-            given = f"min_exit_layer={self.min_exit_layer!r} of {self.name}"
-            raise CompanionError(f"{given}: give a layer from 1 to {self.layers}.")
+            raise CompanionError(f"min_exit_layer={self.min_exit_layer!r}: give one from 1 to {self.layers}.")
 
     def __repr__(self) -> str:
         size = sum(weight.numel() for weight in self.network.parameters())
@@ -155,9 +154,7 @@ def _refuse_remote_code(where: str, revision: str | None) -> None:
     }
     for file, load in loaders.items():
         if "auto_map" in _read(file, where, load):
-            asks = (
-                f"{file} of {where} asks to run code of its own (auto_map), which this companion never does"
-            )
+            asks = f"{file} of {where} asks to run code of its own (auto_map), which is never done here"
             raise CompanionError(f"{asks}: use a checkpoint of the T5 family as transformers ships it.")
 
 

@@ -43,8 +43,7 @@ class CollapsingDepth(Measure):
 
     def __init__(self, measure: Measure, schedule: Threshold, length: int):
         if not measure.has_threshold or measure.looks_ahead or schedule.online:
-            needed = "a measure with a constant or decaying threshold"
-            raise CompanionError(f'"{measure.name}" cannot collapse: give {needed}.')
+            raise CompanionError(f'"{measure.name}" cannot collapse: give a constant or decaying threshold.')
         self.measure, self.schedule, self.length = measure, schedule, length
         self.name, self.range, self.readout = measure.name, measure.range, measure.readout
         self.lookback, self.from_first = measure.lookback, measure.from_first
@@ -74,8 +73,7 @@ class CollapsingDepth(Measure):
 def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
     """The same policy under depth collapse, if it has a constant or decaying threshold and copies states."""
     if policy.propagation != "copy":
-        fills = 'propagation="parallel" fills the keys and values later'
-        raise CompanionError(f'{fills}: depth collapse needs propagation="copy".')
+        raise CompanionError(f'Depth collapse needs propagation="copy", not "{policy.propagation}".')
     return replace(policy, measure=CollapsingDepth(policy.measure, policy.schedule, max_new_tokens))
 
 
@@ -134,8 +132,7 @@ class SortedPolicy(ExitPolicy):
     def __post_init__(self):
         super().__post_init__()
         if self.pruning != "decaying":
-            given = f"pruning={self.pruning!r}: only a list that is cut again can be cut wrongly"
-            raise CompanionError(f'{given}; give pruning="decaying".')
+            raise CompanionError('Only a list that is cut again can be cut wrongly: give pruning="decaying".')
 
 
 class MasslessPolicy(ExitPolicy):

@@ -40,10 +40,8 @@ def manifest(profile: Profile, name: str) -> dict:
     if not is_trained(profile, name):
         base = profile.training.base
         source = f" (from {base.checkpoint})" if isinstance(base, Checkpoint) else ""
-        raise CompanionError(
-            f'Profile "{profile.name}" has no trained model "{name}"{source}: run "make train '
-            f'PROFILE={profile.name}" (with DATA=... where the profile reads local corpora).'
-        )
+        missing = f'Profile "{profile.name}" has no trained model "{name}"{source}'
+        raise CompanionError(f'{missing}: run "make train PROFILE={profile.name}", if need be with DATA=...')
     return json.loads((checkpoint_folder(profile, name) / "manifest.json").read_text(encoding="utf-8"))
 
 
@@ -104,10 +102,8 @@ def check_recipe(profile: Profile, name: str) -> None:
         if seen is None or (local and local_files(source, "train")[1] != seen["sha256"]):
             changed.append(f"training data of {task}")
     if changed:
-        raise CompanionError(
-            f"{profile.name}/{name} was trained with another {' and '.join(changed)}: delete "
-            f"mee_utils/checkpoints/{profile.name}/{name} to train it anew, or give the profile another name."
-        )
+        folder, other = checkpoint_folder(profile, name), " and ".join(changed)
+        raise CompanionError(f"{folder} was trained with another {other}: delete it, or rename the profile.")
 
 
 def from_source(profile: Profile, name: str, load: Callable):

@@ -36,8 +36,7 @@ def make(target: str, profile: str, data: str | None, cores: int) -> None:
             check_recipe(settings, name)
     locks = build / ".snakemake" / "locks"
     if any(locks.glob("*")):
-        advice = f"wait for it (if none is, delete {locks})"
-        raise CompanionError(f"Another make reproduce is running here: {advice}.")
+        raise CompanionError(f"Another make reproduce is running here: wait (if none is, delete {locks}).")
     places = ["--snakefile", str(ROOT / "notebooks" / "Snakefile"), "--directory", str(build)]
     command = [sys.executable, "-m", "snakemake", target, *places, "--cores", str(cores), "--quiet", "all"]
     command += ["--rerun-incomplete", "--scheduler", "greedy"]

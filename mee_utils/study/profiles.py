@@ -285,8 +285,7 @@ class Profile(Strict):
         if "{data}" not in source:
             return source
         if not data:
-            wanted = "give their folder, as in DATA=path/to/corpora"
-            raise CompanionError(f'Profile "{self.name}" reads local corpora: {wanted}.')
+            raise CompanionError(f'Profile "{self.name}" reads local corpora: give DATA=path/to/corpora.')
         folder = Path(data).expanduser()
         if not folder.is_dir():
             raise CompanionError(f"DATA={data} is no folder: give the folder that holds the corpora.")
@@ -294,8 +293,7 @@ class Profile(Strict):
         if found.exists():
             return str(found)
         if folder.name != found.name:
-            wanted = f"DATA must hold a folder {found.name} (profile {self.name}, {task})"
-            raise CompanionError(f"{found} does not exist: {wanted}.")
+            raise CompanionError(f"{found} does not exist: DATA must hold a folder {found.name} ({task}).")
         return str(folder)  # DATA is the corpus itself
 
 
@@ -320,15 +318,13 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CompanionError(f"{path} is no YAML in UTF-8: {one_line(error)}") from error
     if not isinstance(content, dict):
-        holds = "is empty" if content is None else f"holds a {type(content).__name__}"
-        raise CompanionError(f"{path} {holds}: a profile has keys, such as name, corpora and training.")
+        raise CompanionError(f"{path} is empty or no mapping: a profile has keys, such as name and corpora.")
     try:
         profile = Profile.model_validate(content)
     except pydantic.ValidationError as error:
         raise CompanionError(f"{path}: {_first_mistake(error)}") from error
     if path.parent == FOLDER and profile.name != path.stem:
-        wanted = f'its name must be "{path.stem}", after the file'
-        raise CompanionError(f'{path} calls itself "{profile.name}": {wanted}.')
+        raise CompanionError(f'{path} calls itself "{profile.name}": its name must be "{path.stem}".')
     profile._data = data or None
     return profile
 

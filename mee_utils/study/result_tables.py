@@ -96,8 +96,7 @@ def read_sweep(profile: str) -> SweepResults:
     for name in ("losses", "examples"):
         table = read_table(profile, SWEEP, name)
         if not table[KEYS].equals(settings[KEYS]):
-            differ = f"{name}.csv and settings.csv in {stored_root(profile) / SWEEP} differ"
-            raise CompanionError(f"{differ}: run mee_utils sweep again.")
+            raise CompanionError(f"{name}.csv and settings.csv in {profile}/{SWEEP} differ: sweep again.")
         arrays.append([row[~np.isnan(row)] for row in table.drop(columns=KEYS).to_numpy(dtype=np.float64)])
     given = read_manifest(profile, SWEEP)["parameters"]
     return SweepResults(settings, *arrays, given["eps"], tuple(given["deltas"]), tuple(given["risk_deltas"]))

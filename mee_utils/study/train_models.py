@@ -86,11 +86,8 @@ def new_maker(profile: Profile) -> Maker:
             advice = "give a folder with one file a split"
             raise CompanionError(f"{first.source} is training and held-out data at once: {advice}.")
         if not first.inputs:
-            aside = profile.corpora[first.name].choices
-            raise CompanionError(
-                f"{first.source} has no more than {aside} examples for training, which are all kept for "
-                f"choices: give more, or set choices of {first.name} lower in the profile."
-            )
+            aside = f"{profile.corpora[first.name].choices} examples, all kept for choices"
+            raise CompanionError(f"{first.source} has no more than {aside}: give more, or lower choices.")
     return Maker(profile, *parts.values(), profile_tokenizer(profile, parts["train"]))
 
 
@@ -205,11 +202,8 @@ class Maker:
         profile = self.profile
         model = inputs.load_profile_model(profile, name, measured_in(profile))
         if model.tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            other = f'another tokenizer than the base of profile "{profile.name}"'
-            raise CompanionError(
-                f"{profile.training.recipe(name).checkpoint} has {other}: models of one profile are compared "
-                "token by token; give it another profile."
-            )
+            other = f"{profile.training.recipe(name).checkpoint} has another tokenizer than the base"
+            raise CompanionError(f"{other}, and cannot be compared token by token: give it another profile.")
         pairs, pad = self.curve_pairs(), model.network.config.pad_token_id
         losses = [{"step": 0, "cross_entropy": layer_losses(model.network, padded(pairs, pad))}]
         curve = {"steps": 0, "minutes": 0.0, "loss": [], "layer_cross_entropy": losses}

@@ -78,8 +78,7 @@ class Task:
             if not listed or not isinstance(text, str):
                 raise CompanionError(f"Cannot score {str(text)[:60]!r}: give a list of texts.")
         if len(texts) != len(self):
-            count = f"{len(texts)} texts for {len(self)} examples"
-            raise CompanionError(f"{count}: score one output for each input.")
+            raise CompanionError(f"{len(texts)} texts for {len(self)} examples: score one output for each.")
         return texts
 
 

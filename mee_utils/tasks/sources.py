@@ -103,8 +103,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
                 reason = f"{error.msg} at character {error.pos + 1}"
                 raise CompanionError(f"{path}, line {number} is not JSON ({reason}): correct it.") from error
             if not isinstance(row, dict):
-                what = f"{path}, line {number} is {line.strip()[:40]!r}"
-                raise CompanionError(f"{what}, no object: write {{...}}.")
+                raise CompanionError(f"{path}, line {number} is {line.strip()[:40]!r}: write {{...}}.")
             yield number, row
 
 
@@ -123,8 +122,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
             if None in row or None in row.values():
-                cells = "more or fewer cells than the header"
-                raise CompanionError(f"{path}, row {number} has {cells}: correct it.")
+                raise CompanionError(f"{path}, row {number} has more or fewer cells than the header.")
             yield number, row
 
 
