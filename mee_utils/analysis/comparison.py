@@ -187,9 +187,7 @@ def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, 
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
-    """What a rule costs where these shares of predictions at the exits stay, by replay: one row a share,
-    `wanted`, `threshold` and what `at_threshold` returns.
-    """
+    """What a rule costs where these shares of predictions stay: `wanted`, `threshold`, `at_threshold`."""
     levels = thresholds_for(replayed, shares).threshold.tolist()
     rows = pd.DataFrame([at_threshold(replayed.at_threshold(level)) for level in levels])
     return pd.DataFrame({**labels, "wanted": shares, "threshold": levels, **rows})
@@ -275,9 +273,7 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
 
 
 def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
-    """Mean of `columns` over seeds, by group, with the 95 % interval of a t distribution: `<name>_low`,
-    `<name>_high`. A single seed has no interval.
-    """
+    """Mean of `columns` over seeds, by group, with `<name>_low` and `<name>_high` (95 %, t distribution)."""
     rows = []
     for key, part in table.groupby(list(by), sort=False):
         row, seeds = dict(zip(by, key, strict=True)), len(part)

@@ -49,9 +49,7 @@ def curve(values: np.ndarray, trace, name: str, **labels) -> pd.DataFrame:
 
 
 def monotonic_shares(trace, **labels) -> pd.DataFrame:
-    """Share of tokens whose probability of the final prediction rises strictly, or never falls by over 0.01,
-    from layer 1 on and after a third of the layers.
-    """
+    """Share of tokens whose final prediction grows in probability, from layer 1 on and after a third of L."""
     rows = []
     for kind, test in (("strictly rising", strictly_monotonic), ("never falling", never_falling)):
         for after in (0, trace.layers // 3):
@@ -81,9 +79,7 @@ def reliability_bins(
 
 
 def layer_reliability(trace, correct: np.ndarray, bins: int = 10, **labels) -> pd.DataFrame:
-    """Per layer: mean top-1 probability, accuracy (mean of `correct`, as in `reliability_bins`) and expected
-    calibration error, each with its interval.
-    """
+    """Per layer: mean top-1 probability, mean of `correct` and expected calibration error, with intervals."""
     confidence = trace.top1_probability.astype(np.float64)
 
     def errors(rows) -> list[float]:
@@ -119,7 +115,5 @@ def percentile_tokens(trace, shares: tuple[float, ...], seed: int = 0) -> dict[i
 
 
 def token_text(tokenizer) -> Callable[[int], str]:
-    """`id -> text` for figures: a word boundary is a low line, an id beyond the tokenizer's vocabulary (T5's
-    matrix has more rows) its number.
-    """
+    """`id -> text` for figures: a word boundary is a low line; ids beyond the vocabulary are numbers."""
     return lambda token: (tokenizer.convert_ids_to_tokens(token) or f"<id {token}>").replace("▁", "_")

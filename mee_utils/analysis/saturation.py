@@ -104,9 +104,7 @@ def reached(prefixes: pd.DataFrame, column: str, layers: int, **labels) -> pd.Da
 def associations(
     prefixes: pd.DataFrame, measures: Sequence[str], outcomes: Sequence[str], **labels
 ) -> pd.DataFrame:
-    """Spearman's rank correlation of columns of the prefixes: measures of difficulty (such as "loss") with
-    outcomes that are a depth (such as "settled_from").
-    """
+    """Spearman's correlation of measures of difficulty ("loss", ..) with depths ("settled_from", ..)."""
     columns = prefixes[[*measures, *outcomes]]
     found = columns.corr("spearman")
     samples = resampled_tokens(prefixes["sequence"].to_numpy(), RESAMPLES)
@@ -122,9 +120,7 @@ def associations(
 def depth_by_difficulty(
     prefixes: pd.DataFrame, order: Sequence[str], least: int = 20, **labels
 ) -> pd.DataFrame:
-    """Mean exit of the oracle and mean first similar layer for each known difficulty of the `order` that has
-    at least `least` prefixes.
-    """
+    """Mean exit of the oracle and first similar layer by known difficulty, of those with `least` prefixes."""
     rows = []
     for difficulty in order:
         found = prefixes[prefixes["difficulty"] == difficulty]
@@ -136,9 +132,7 @@ def depth_by_difficulty(
 
 
 def examples(trace, prefixes: pd.DataFrame, decode, count: int = 3, **labels) -> pd.DataFrame:
-    """Similarity curves of single prefixes (MEE, Appendix A), evenly spaced in the easy and the difficult
-    fifth; the column `token` holds what `decode` makes of the id to predict.
-    """
+    """Similarity curves of prefixes evenly spaced in the easy and the difficult fifth (MEE, Appendix A)."""
     order = prefixes["mean_similarity"].sort_values(ascending=False, kind="stable").index.to_numpy()
     fifth, tables = max(count, len(order) // 5), []
     for group, ranked in zip(GROUPS, (order[:fifth], order[::-1][:fifth]), strict=True):

@@ -111,9 +111,7 @@ class Reliability(NamedTuple):
 
 
 def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = 10) -> Reliability:
-    """Confidence (0..1) against accuracy in bins of equal width, both `[token]`, and the expected calibration
-    error (Guo et al. 2017, eq. 3).
-    """
+    """Confidence against accuracy `[token]` in equal bins; `error` as in Guo et al. 2017, eq. 3."""
     edges = np.linspace(0, 1, bins + 1)
     index = np.clip(np.digitize(confidence, edges[1:-1], right=True), 0, bins - 1)
     count = np.bincount(index, minlength=bins)

@@ -1,6 +1,5 @@
 """Places in the checkout, and files that appear only when they are complete."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -62,9 +61,3 @@ def _is_about(error: Exception, partial: Path) -> bool:
         return True
     places = (None, str(partial), *map(str, partial.parents))
     return isinstance(error, OSError) and error.filename in places
-
-
-def file_sha256(path: str | Path) -> str:
-    """sha256 of a file's bytes, in hexadecimal, read a piece at a time."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -57,18 +57,13 @@ class MuonAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Updates every weight that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        """Updates every weight that has a gradient; a closure is not called."""
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if group["muon"]:
                 self._muon(weights, group["lr"], group["weight_decay"])
             elif weights:
                 self._adamw(weights, group["lr"], group["weight_decay"])
-        return loss
 
     def _buffers(self, weights: list[Tensor], name: str) -> list[Tensor]:
         """One state of each weight, zeros at first."""

@@ -51,8 +51,10 @@ def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None =
     """
     entry, wanted = _read(lock).get(kind, {}).get(identifier), revision or "main"
     if entry and wanted not in (entry.revision, entry.commit):
-        pinned = f'{lock} pins "{identifier}" at {entry.commit} for the revision "{entry.revision}"'
-        raise CompanionError(f'{pinned}, not "{wanted}": delete this entry, or ask for its revision.')
+        raise CompanionError(
+            f'{lock} pins "{identifier}" at {entry.commit} for the revision "{entry.revision}", but '
+            f'the profile asks for "{wanted}": delete this entry, or ask for "{entry.revision}" again.'
+        )
     return entry and entry.commit
 
 
@@ -72,8 +74,10 @@ def at_locked_commit(lock: Path, kind: str, identifier: str, revision: str | Non
         except CompanionError as error:
             if not _is_gone(kind, identifier, commit):
                 raise
-            gone = f'The hub no longer has the commit {commit} of "{identifier}" that {lock} pins'
-            raise CompanionError(f"{gone}: delete this entry, or copy a cache that has it.") from error
+            raise CompanionError(
+                f'The hub no longer has the commit {commit} of "{identifier}" that {lock} pins: delete this '
+                "entry to take the present commit (numbers may differ), or copy a hub cache that has it."
+            ) from error
     with complete_file(lock) as partial:
         partial.touch()  # a lock that cannot be written is said before anything large is downloaded
         commit = _present_commit(kind, identifier, revision)
@@ -82,7 +86,8 @@ def at_locked_commit(lock: Path, kind: str, identifier: str, revision: str | Non
         entry = Entry(revision=revision or "main", commit=commit)
         found = content.setdefault(kind, {}).setdefault(identifier, entry)
         if found.commit != commit:
-            raise CompanionError(f'Another run has just pinned another commit of "{identifier}": run again.')
+            pinned = f'"{identifier}" at {found.commit} in {lock}'
+            raise CompanionError(f"Another run has just pinned {pinned}: run again.")
         text = json.dumps(LOCK.dump_python(content), indent=1, sort_keys=True)
         partial.write_text(text + "\n", encoding="utf-8")
     return loaded
@@ -100,9 +105,11 @@ def _present_commit(kind: str, identifier: str, revision: str | None) -> str:
     try:
         return _info(kind, identifier, revision).sha
     except Exception as error:  # the hub's client raises a dozen kinds
-        failed = f'The hub could not be asked for "{identifier}" ({one_line(error)})'
-        advice = "Check the id and the network, or copy the hub's cache and the lock from another machine"
-        raise CompanionError(f"{failed}. {advice}.") from error
+        reason = f"revision {revision or 'main'}; {one_line(error)}"
+        raise CompanionError(
+            f'The hub could not be asked for "{identifier}" ({reason}). '
+            "Check the id and the network, or copy the hub's cache and the lock from a machine that has them."
+        ) from error
 
 
 def _is_gone(kind: str, identifier: str, commit: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..common.errors import CompanionError
-from ..common.files import PACKAGE, file_sha256
+from ..common.files import PACKAGE
 from ..tasks.loading import Task, load_task, shortened
 from ..tasks.sources import local_files
 from .hub_lock import at_locked_commit, locked_commit
@@ -60,7 +60,8 @@ def weights_digest(profile: Profile, name: str) -> str:
 
 @lru_cache
 def _sha256(path: Path, modified: int) -> str:
-    return file_sha256(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def ready_digest(profile: Profile, name: str) -> str:
