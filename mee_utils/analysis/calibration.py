@@ -219,10 +219,7 @@ def calibrate(
 def replayed_losses(
     replayed: PolicyReplay, model, task, thresholds: Sequence[float], max_new_tokens: int = 64
 ) -> np.ndarray:
-    """Consistency losses `[threshold, example]` of the outputs that a replay foretells: quick, an estimate.
-
-    The trace must be of the model's own output on the inputs of the task; the policy's threshold is replaced.
-    """
+    """Losses `[threshold, example]` that a replay of the model's own output foretells: quick, an estimate."""
     trace, end = replayed.trace, model.network.config.eos_token_id
     trace.check_own(len(task))
     outputs = lambda tokens: [cut_at_end(ids.tolist(), end) for ids in trace.by_output(tokens)]

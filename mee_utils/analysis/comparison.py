@@ -77,8 +77,7 @@ def retained(
 ) -> tuple[float, float, float]:
     """The share of the full score kept on the `chosen` examples, with a paired 95 % bootstrap interval.
 
-    Resamples on which full depth scores 0 do not count. If it scores 0 on all chosen examples, there is no
-    quality to keep, and the share is NaN.
+    Resamples on which full depth scores 0 do not count; NaN if it scores 0 on all chosen examples.
     """
     kept, total = found.examples[chosen], full.examples[chosen]
     if total.sum() == 0:
@@ -119,11 +118,7 @@ def comparison(
 
 
 def threshold_grid(trace: Trace, policy: ExitPolicy, shares: Sequence[float], model) -> list[float]:
-    """Thresholds to try, highest first: those that leave these shares of predictions as they are.
-
-    The trace must be of training examples, so that thresholds do not depend on the examples that calibrate,
-    as learn-then-test demands.
-    """
+    """Thresholds to try, highest first, that leave these shares of the predictions on *training* examples."""
     found = thresholds_for(replay_policy(trace, policy, model), shares)
     return sorted(set(found.threshold.tolist()), reverse=True)
 
@@ -240,10 +235,7 @@ def first_differences(full: Sequence[Sequence[int]], other: Sequence[Sequence[in
 def replay_against_decoding(
     model, task, trace: Trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64
 ) -> pd.DataFrame:
-    """Decodes for real with each policy (name -> policy) and sets it beside its replay and full depth.
-
-    The trace is of the model's own full-depth output on the inputs of the task.
-    """
+    """Decodes with each policy (name -> policy) and sets it beside its replay (of the model's own output)."""
     settings = dict(max_new_tokens=max_new_tokens, batch_size=32)
     full, rows = decode(model, task, None, **settings), []
     for name, policy in policies.items():

@@ -31,10 +31,7 @@ def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarr
 
 
 def score_table(tasks: Mapping, texts: Mapping, seed: int = 0) -> pd.DataFrame:
-    """Scores of models and trivial baselines, percent: of the corpus, and mean of examples with an interval.
-
-    `texts` is task -> (kind, system) -> outputs; `seed` is that of the bootstrap.
-    """
+    """Scores of systems on `texts[task][kind, system]`, percent: of the corpus, and mean of examples."""
     rows = []
     for name, task in tasks.items():
         for (kind, system), produced in texts[name].items():

@@ -335,8 +335,7 @@ def run(
 ) -> pd.DataFrame:
     """The table of random models: `shapes` of `WORKLOADS` and `parts` of `PARTS`, of none given all.
 
-    In bfloat16 only full depth is timed. The mini shape, whose times are short, takes three times as many
-    rounds. `progress` is called with a line when a part begins.
+    In bfloat16 only full depth is timed; the mini shape, whose times are short, takes thrice the rounds.
     """
     tables = []
     for name, dtype in product(shapes or WORKLOADS, ("float32", "bfloat16")):

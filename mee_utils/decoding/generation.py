@@ -143,10 +143,7 @@ def decode_batch(
     sequence: np.ndarray,
     encoded: Tensor | None = None,
 ) -> list[Output]:
-    """Decodes one batch, `input_ids` and `attention_mask` `[row, source]`.
-
-    `sequence` are the numbers of the rows' inputs, `encoded` the encoder's states if they are known.
-    """
+    """Decodes one batch of the inputs number `sequence`; `encoded` are the encoder's states if known."""
     config, parallel = decoder.config, bound.policy.propagation == "parallel"
     cache = decoder.begin(batch, max_new_tokens, parallel, encoded)
     if bound.policy.propagation == "verify":

@@ -71,8 +71,7 @@ def detokenize(model: Model, outputs: Sequence[Sequence[int]]) -> list[str]:
 class EncoderCache:
     """Encoder states of one model, kept from call to call: for the same inputs under many policies.
 
-    They are found again by the token ids of their batch. The first use decides which model, and which weights
-    of it, a cache belongs to.
+    The first use decides which model, and which weights of it, a cache belongs to.
     """
 
     def __init__(self) -> None:
@@ -81,10 +80,7 @@ class EncoderCache:
 
     @torch.inference_mode()
     def states(self, decoder: LayerwiseDecoder, batch: dict[str, Tensor]) -> Tensor:
-        """The encoder's states of a batch, `[batch, source, d_model]`, computed if they are not there.
-
-        Raises `CompanionError` for another model, or if its weights have changed.
-        """
+        """The encoder's states of a batch, `[batch, source, d_model]`, computed if they are not there."""
         if self._decoder not in (None, decoder):
             raise CompanionError("Encodings belong to another model, or other weights: make new ones.")
         self._decoder = decoder

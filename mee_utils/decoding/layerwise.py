@@ -276,10 +276,7 @@ class LayerwiseDecoder:
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
     def run_layer(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
-        """Runs layer `layer` (1 to L) for the present token of some rows, and for what waits before it.
-
-        `x` are the states of those rows before the layer, `[rows, d_model]`; returns those after it.
-        """
+        """Runs layer `layer` (1 to L) for the present token of some rows, `[rows, d_model]` states to states."""
         cache, first = rows.cache, rows.waiting(layer)
         if cache.own[layer - 1] is None:
             self._reserve(layer, cache)

@@ -153,10 +153,7 @@ def objective_loss(
     labels: Tensor,
     step: int = 0,
 ) -> Tensor:
-    """The loss of one batch, of its raw states `[batch, position, d_model]` at all layers, and last logits.
-
-    Labels `[batch, position]` are -100 at padding; `step` counts the steps of training, from 0.
-    """
+    """The loss of a batch in a `step` (from 0), of its raw states at all layers and its last logits."""
     layers, mask = len(states), labels != -100
 
     def entropy_at(layer: int) -> Tensor:

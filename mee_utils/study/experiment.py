@@ -75,10 +75,7 @@ class Experiment:
     def trace(
         self, model: str, task: str, limit: int | None = None, max_new_tokens: int | None = None
     ) -> Trace:
-        """The trace of a model's own greedy output on the first held-out examples of a task, with states.
-
-        It is made once and stored; all notebooks share it. See `mee_utils.study.artifacts`.
-        """
+        """The model's own output on the first held-out examples, traced with states; notebooks share it."""
         found = stored_trace(self.profile, model, task, limit, max_new_tokens)
         return found.first(limit) if limit else found
 

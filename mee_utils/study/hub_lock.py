@@ -44,11 +44,7 @@ def _read(lock: Path) -> dict[str, dict[str, Entry]]:
 
 
 def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None = None) -> str | None:
-    """The commit that a lock names for one of its "models" or "datasets"; None if there is none yet.
-
-    Raises:
-        CompanionError: the lock cannot be read, or was written for another revision.
-    """
+    """The commit that a lock names for one of its "models" or "datasets"; None if there is none yet."""
     entry, wanted = _read(lock).get(kind, {}).get(identifier), revision or "main"
     if entry and wanted not in (entry.revision, entry.commit):
         raise CompanionError(

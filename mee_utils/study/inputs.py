@@ -32,11 +32,7 @@ def is_trained(profile: Profile, name: str) -> bool:
 
 
 def manifest(profile: Profile, name: str) -> dict:
-    """How a model was made and how well it does, as `make train` recorded it.
-
-    Raises:
-        CompanionError: the model is not there yet.
-    """
+    """How a model was made and how well it does, as `make train` recorded it; an error if it is not there."""
     if not is_trained(profile, name):
         base = profile.training.base
         source = f" (from {base.checkpoint})" if isinstance(base, Checkpoint) else ""
@@ -146,8 +142,7 @@ def load_tasks(
     """Every corpus of a profile (or `only` some): at most `limit` examples of one part of it.
 
     Parts are "train", "held_out" (what is scored) and "choices" (see `profiles.Corpus`). Models that start
-    from a ready checkpoint get their inputs cut to `max_source` tokens, as they were trained; no input of a
-    model trained from scratch is cut.
+    from a ready checkpoint get their inputs cut to `max_source` tokens, as they were trained.
     """
     chosen = [only] if isinstance(only, str) else only or profile.corpora
     tasks = [_load(profile, name, part, limit) for name in profile.corpora if name in chosen]

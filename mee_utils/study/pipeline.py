@@ -21,11 +21,7 @@ KEPT = "What had finished is kept: run the same command again."
 
 
 def make(target: str, profile: str, data: str | None, cores: int) -> None:
-    """Makes a rule of the Snakefile up to date, with at most `cores` jobs at a time (one on a GPU).
-
-    Raises:
-        CompanionError: models that do not fit the profile, another run in this folder, or a job that failed.
-    """
+    """Makes a rule of the Snakefile up to date, with at most `cores` jobs at a time (one on a GPU)."""
     if cores < 1:
         raise CompanionError(f"--cores {cores}: give 1 or more.")
     settings, build = load_profile(profile, data), build_root()

@@ -86,10 +86,7 @@ class Stage(Strict):
 
 
 class BaseStage(Stage):
-    """A stage of pre-training; with `layers` encoder and decoder have so many, and grow before the next.
-
-    `dropout_rate` is the shape's where none is given.
-    """
+    """A stage of pre-training with so many `layers`; `dropout_rate` is by default that of the shape."""
 
     layers: PositiveInt | None = None
     dropout_rate: Annotated[float, Field(ge=0, lt=1)] | None = None

@@ -75,11 +75,7 @@ def check(profile: Profile, wanted: Sequence[str]) -> None:
 
 
 def new_maker(profile: Profile) -> Maker:
-    """Loads a profile's corpora, and its tokenizer or makes it.
-
-    Raises:
-        CompanionError: training and held-out data are the same, or nothing is left to train on.
-    """
+    """Loads a profile's corpora, and its tokenizer or makes it; an error if nothing is left to train on."""
     parts = {part: inputs.load_tasks(profile, part) for part in ("train", "choices", "held_out")}
     for first, second in zip(parts["train"], parts["held_out"], strict=True):
         if first.digest == second.digest:

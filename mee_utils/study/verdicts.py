@@ -78,10 +78,7 @@ def binomial_limit(draws: int, eps: float, level: float = 0.95) -> float:
 
 
 def fresh_rates(fresh: pd.DataFrame, eps: float) -> pd.DataFrame:
-    """Violation rates over the independent calibration sets of `analysis.calibration.fresh_samples`.
-
-    Returns one row a `rule`, `bound` and `delta`: `violated`, `passed`, `sets` and the binomial `limit`.
-    """
+    """Violation rates of `fresh_samples`: a row a `rule`, `bound` and `delta`, with the binomial `limit`."""
     groups = fresh.assign(passed=fresh.threshold.notna()).groupby(["rule", "bound", "delta"], sort=False)
     rates = groups.agg(violated=("violated", "mean"), passed=("passed", "mean"), sets=("passed", "size"))
     return rates.assign(limit=[binomial_limit(sets, eps) for sets in rates.sets]).reset_index()
@@ -152,7 +149,7 @@ def answer_lines(
 ) -> Iterator[str]:
     """MEE's question answered in words: a line a task and a line a batch size.
 
-    `kept` is from `keeping` and `answer` the `fastest` of its timed settings; `label` says a name in words.
+    `kept` is from `keeping`, `answer` the `fastest` of its timed settings; `label` says a name in words.
     """
     first = lambda rows, text, nothing: next((text.format(r=r) for r in rows.itertuples()), nothing)
     named = lambda rows: rows.assign(label=rows.rule.map(label), kind=rows.rule.map(_kind))

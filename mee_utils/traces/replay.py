@@ -107,11 +107,7 @@ def replay(
 
 
 def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) -> PolicyReplay:
-    """Reads a trace as a policy would, at every layer at which it decides; see `replay`.
-
-    Rules over all ids are read off the arrays of the trace; measures that look at states, and pruned or
-    contrasted readouts, are computed from its states by what decoding uses.
-    """
+    """Reads a trace as a policy would, at every layer at which it decides; see `replay`."""
     if not isinstance(trace, Trace):
         raise CompanionError(f"trace={trace!r:.60}: give a Trace, from trace(...) or load_trace(...).")
     if check_policy(policy).schedule.learns:
