@@ -36,9 +36,7 @@ class Generation:
     texts: list[str]  # without special tokens
     token_ids: list[list[int]]  # up to and with the end token
     exit_layers: list[np.ndarray]  # for each output `[token]`; L: all layers were run
-    confidences: list[
-        np.ndarray
-    ]  # for each output `[token]`, at its exit; NaN at layer L, where nothing decides
+    confidences: list[np.ndarray]  # for each output `[token]`, at its exit; NaN at layer L
     readout_rows: list[np.ndarray]  # for each output `[token]`, rows of `W` multiplied for it; plain: V
     flops: np.ndarray  # `[input]`
     flops_by_part: dict[str, np.ndarray]  # "layers", "skipped", "source", "readout", "measure"

@@ -86,14 +86,11 @@ class ExitPolicy:
                 check_choice(name, getattr(self, name), choices)
         check_alpha(self.contrast_alpha)
         object.__setattr__(self, "schedule", self._schedule())
-        for mistake in self._mistakes():
+        checks = self._wrong_readout, self._contradictions, self._wrong_drafts, self._wrong_layers
+        for mistake in chain.from_iterable(check() for check in checks):
             raise CompanionError(mistake)
         if self.exit_layers is not None:
             object.__setattr__(self, "exit_layers", tuple(map(int, self.exit_layers)))
-
-    def _mistakes(self) -> Iterator[str]:
-        readout, layers = self._wrong_readout(), self._wrong_layers()
-        return chain(readout, self._contradictions(), self._wrong_drafts(), layers)
 
     def _schedule(self) -> Threshold:
         level, decay, (low, high) = self.threshold, self.decay, self.measure.range
@@ -265,12 +262,10 @@ class BoundPolicy:
         """
         parallel, per_decision = self.policy.propagation == "parallel", self.measure.flops(sizes.d_model)
         positions = positions or [None] * len(exit_layers)
-        rows = [
-            generation_flops(
-                sizes, exits, length, read, self.decisions[exits], per_decision, parallel, places
-            )
-            for exits, read, length, places in zip(exit_layers, readout_rows, source, positions, strict=True)
-        ]
+        rows = []
+        for exits, read, length, places in zip(exit_layers, readout_rows, source, positions, strict=True):
+            decisions = self.decisions[exits], per_decision
+            rows.append(generation_flops(sizes, exits, length, read, *decisions, parallel, places))
         return {part: np.array([row[part] for row in rows], dtype=np.int64) for part in rows[0]}
 
 

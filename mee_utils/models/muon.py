@@ -86,10 +86,8 @@ class MuonAdam(torch.optim.Optimizer):
     def _adamw(self, weights: list[Tensor], rate: float, decay: float) -> None:
         means, squares, steps = (self._buffers(weights, name) for name in ("exp_avg", "exp_avg_sq", "step"))
         numbers = dict(beta1=BETAS[0], beta2=BETAS[1], lr=rate, weight_decay=decay, eps=EPSILON)
-        grads = [weight.grad for weight in weights]
-        adamw(
-            weights, grads, means, squares, [], steps, foreach=True, amsgrad=False, maximize=False, **numbers
-        )
+        numbers |= dict(foreach=True, amsgrad=False, maximize=False)
+        adamw(weights, [weight.grad for weight in weights], means, squares, [], steps, **numbers)
 
 
 def parameter_groups(

@@ -145,17 +145,13 @@ def train_backbone(
     rates |= dict(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=falling, warmup_steps=warmup)
     batches = dict(per_device_train_batch_size=1, train_sampling_strategy="sequential", max_steps=steps)
     batches |= dict(remove_unused_columns=False, dataloader_pin_memory=False, seed=schedule.seed)
-    watch = dict(
-        eval_strategy="steps", eval_steps=every, eval_on_start=True, logging_steps=max(1, every // 4)
-    )
-    watch |= dict(save_steps=every, save_total_limit=1, report_to=[], disable_tqdm=True)
+    watch = dict(eval_strategy="steps", eval_steps=every, eval_on_start=True, save_steps=every)
+    watch |= dict(logging_steps=max(1, every // 4), save_total_limit=1, report_to=[], disable_tqdm=True)
     if schedule.decay > 0:
         watch |= dict(load_best_model_at_end=True, metric_for_best_model="loss")
     machine = dict(use_cpu=device == "cpu", bf16=schedule.half and fast_bfloat16(device))
     arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
-    inputs = dict(
-        train_dataset=data, eval_dataset=padded(held_out, pad), data_collator=lambda items: items[0]
-    )
+    inputs = dict(train_dataset=data, eval_dataset=padded(held_out, pad), data_collator=lambda one: one[0])
     aim = dict(objective=objective, schedule=schedule)
     aim |= dict(name=f" ({name})" if name else "") if progress else {}
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)

@@ -122,13 +122,6 @@ def load_profile_model(profile: Profile, name: str, dtype: str | None = None) ->
     return replace(model, min_exit_layer=measured.get("min_exit_layer", model.min_exit_layer))
 
 
-def load_model_folder(profile: Profile, folder: Path, name: str) -> Model:
-    """Loads a model of a profile's recipe from a folder that is none of the profile's own."""
-    from ..models import load_model
-
-    return load_model(str(folder), dtype=profile.dtype, device=profile.device, name=name)
-
-
 def load_profile_tokenizer(profile: Profile, name: str):
     """The tokenizer of a model of a profile."""
     from ..models.loading import load_tokenizer

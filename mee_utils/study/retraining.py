@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import CompanionError, generate
+from .. import CompanionError, generate, load_model
 from ..analysis.comparison import decode
 from ..analysis.monotonicity import settled_from
 from ..common.files import complete_file
@@ -105,7 +105,7 @@ def _stored(maker: Maker, network, folder: Path, name: str):
     """A network as a shipped one is measured: stored in half precision, and loaded again."""
     with staged(folder / "model") as partial:
         maker.save_weights(network, partial)
-    return inputs.load_model_folder(maker.profile, folder / "model", name)
+    return load_model(folder / "model", dtype=maker.profile.dtype, device=maker.profile.device, name=name)
 
 
 def _ablation(profile: Profile, job: Retraining) -> list[dict]:

@@ -91,11 +91,8 @@ def work_folder(profile: Profile, name: str, seed: int, tasks: Sequence[Task]) -
     """Where an unfinished run keeps its checkpoints: one folder a recipe, seed, start and training data."""
     settings = profile.training
     start = settings.start(name)
-    parts = [
-        settings.recipe(name).model_dump(),
-        settings.model_dump(exclude={"pretrained", "base", "backbones"}),
-        seed,
-    ]
+    parts = [settings.recipe(name).model_dump()]
+    parts += [settings.model_dump(exclude={"pretrained", "base", "backbones"}), seed]
     parts += [[task.digest for task in tasks], start and weights_digest(profile, start)]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return ROOT / "build" / "training" / profile.name / name / key
