@@ -29,10 +29,9 @@ ENOUGH = 0.3  # a curve ends where the mean consistency loss exceeds this: nobod
 class DecodingResult:
     """One task decoded with one policy; what is not listed is as in `Generation`.
 
-    Attributes:
-        score, examples: the task's primary score, percent, of the corpus and of every example.
-        flops: of the decoder, a token; `readout` is the share of them that are readouts.
-        same_output: share of outputs that are those of full depth.
+    `score` and `examples` are the primary score, percent, of the corpus and of each example; `flops` those of
+    the decoder, a token, `readout` the share of readouts in them; `same_output` the share of outputs that are
+    those of full depth.
     """
 
     score: float

@@ -34,8 +34,7 @@ def find_local(source: str | Path, wanted: str) -> Path | None:
 def complete_file(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; it becomes `path` when the block ends without an error.
 
-    Raises:
-        CompanionError: the folder cannot be written to, or the disk is full; nothing half-written is left.
+    A `CompanionError` says that the folder cannot be written to, or the disk is full; nothing half stays.
     """
     path = Path(path)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")

@@ -124,15 +124,9 @@ def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) ->
 def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map: str) -> Tensor:
     """FREE's layer-wise distillation: shallow states drawn to deep ones without gradient (Bae et al., eq. 2).
 
-    States are compared at unit scale. Layers add to the residual stream, so a deep state *contains* the
-    shallow one: drawing the raw shallow state towards it moves the target as well, both grow without end, and
-    training diverges.
-
-    Args:
-        states: raw states `h^1 .. h^L`, each `[batch, position, d_model]`.
-        mask: true at the target positions that are no padding.
-        exit_layer: the number of shallow layers `L_S`.
-        kd_map: one of `KD_MAPS`; "dynamic" takes the closest deep state, `argmin_j MSE`.
+    Raw states are `[batch, position, d_model]`, the mask is true where there is no padding; the map "dynamic"
+    takes the closest deep state, `argmin_j MSE`. States are compared at unit scale: a deep state *contains*
+    the shallow one, so that drawing the raw one to it moves the target too, and training diverges.
     """
     layers, losses = len(states), []
     kept = [_unit_scale(state)[mask] for state in states]  # [token, d_model]

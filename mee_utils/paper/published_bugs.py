@@ -35,10 +35,9 @@ VANILLA_FROM = 14 / 24  # of vanilla, a share of the depth: the published runs e
 class CollapsingDepth(Measure):
     """A measure under depth collapse (MEE): once a whole batch has exited at layer l, l is the last layer.
 
-    "A whole batch" is every row that is still being decoded (the published code goes on with rows that have
-    ended, so that it collapses somewhat later). Depth only falls, and is whole again at the first token of
-    the next batch. The decoder still fills the keys and values above, which nothing reads: outputs are those
-    of a model that is cut off, FLOPs are a little too high. `length` is that of the longest output.
+    "A whole batch" is every row that is still being decoded (the published code collapses somewhat later).
+    Depth only falls, and is whole again at the first token of the next batch. The decoder still fills the
+    keys and values above, which nothing reads: FLOPs are a little too high. `length` is the longest output's.
     """
 
     def __init__(self, measure: Measure, schedule: Threshold, length: int):
@@ -210,12 +209,7 @@ def measure_bugs(
 
     `exit_layer` is where FREE was trained to exit; depth collapse has its own batch sizes. The correct
     version of a rule is decoded once: in our decoder a row does not depend on the others of its batch.
-
-    Returns:
-        One row a bug, model, task, rule, batch and `version` ("published", "correct"), as `result_row`.
-
-    Raises:
-        CompanionError: an unknown bug, a task on which full depth scores 0.
+    Returns one row a bug, model, task, rule, batch and `version` ("published", "correct"), as `result_row`.
     """
     bugs, rows = [check_choice("bug", bug, BUGS) for bug in bugs], []
     for name, model in models.items():

@@ -25,9 +25,6 @@ class Experiment:
     stands for `{data}`, or ""; `parameters`, what else the notebook was run with, are for the manifest.
     `layers` is the number L of decoder layers; `model_names` are the models that are there, `backbones` those
     that were trained on the tasks.
-
-    Raises:
-        CompanionError: no such profile, its models are not there yet, or the output folder is read-only.
     """
 
     def __init__(self, notebook: str | None, profile: str | Profile, data: str | None = "", **parameters):

@@ -102,10 +102,6 @@ def run_notebook(
     """Executes a notebook, stores it with its results, and returns the path of the executed notebook.
 
     A run with other `parameters` than the profile's is a trial: all of it stays under `build/trials`.
-
-    Raises:
-        CompanionError: unknown notebook, profile or parameter, models that are not there, edits that would be
-            lost, or a cell that failed (named, with its error).
     """
     from .inputs import model_shape
 
