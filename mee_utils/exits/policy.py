@@ -243,7 +243,7 @@ class BoundPolicy:
             named = f"The policy names layer {last}, but the decoder has {layers}"
             raise CompanionError(f"{named}: lower min_layer or exit_layers.")
         if given == (layers,):
-            raise CompanionError(f"exit_layers={list(given)}: nothing is left to decide in {layers} layers.")
+            raise CompanionError(f"exit_layers={list(given)} leaves nothing to decide in {layers} layers.")
         before = max(self.measure.lookback, self.policy.contrast is not None)  # layers that it has to look at
         return tuple(layer for layer in given or range(first, layers) if before < layer < layers)
 

@@ -36,7 +36,8 @@ class Model:
         if self.min_exit_layer is None:
             self.min_exit_layer = max(1, self.layers // 2)
         if type(self.min_exit_layer) is not int or not 1 <= self.min_exit_layer <= self.layers:
-            raise CompanionError(f"min_exit_layer={self.min_exit_layer!r}: give one from 1 to {self.layers}.")
+            given = f"min_exit_layer={self.min_exit_layer!r} of {self.name}"
+            raise CompanionError(f"{given}: give a layer from 1 to {self.layers}.")
 
     def __repr__(self) -> str:
         size = sum(weight.numel() for weight in self.network.parameters())

@@ -282,7 +282,8 @@ class Profile(Strict):
         if "{data}" not in source:
             return source
         if not data:
-            raise CompanionError(f'Profile "{self.name}" reads local corpora: give DATA=path/to/corpora.')
+            wanted = "give their folder, as in DATA=path/to/corpora"
+            raise CompanionError(f'Profile "{self.name}" reads local corpora: {wanted}.')
         folder = Path(data).expanduser()
         if not folder.is_dir():
             raise CompanionError(f"DATA={data} is no folder: give the folder that holds the corpora.")
@@ -315,7 +316,8 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CompanionError(f"{path} is no YAML in UTF-8: {one_line(error)}") from error
     if not isinstance(content, dict):
-        raise CompanionError(f"{path} is empty or no mapping: a profile has keys, such as name and corpora.")
+        holds = "is empty" if content is None else f"holds a {type(content).__name__}"
+        raise CompanionError(f"{path} {holds}: a profile has keys, such as name, corpora and training.")
     try:
         profile = Profile.model_validate(content)
     except pydantic.ValidationError as error:

@@ -103,7 +103,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
                 reason = f"{error.msg} at character {error.pos + 1}"
                 raise CompanionError(f"{path}, line {number} is not JSON ({reason}): correct it.") from error
             if not isinstance(row, dict):
-                raise CompanionError(f"{path}, line {number} is {line.strip()[:40]!r}: write {{...}}.")
+                raise CompanionError(f"{path}, line {number} is {line.strip()[:40]!r}, no object.")
             yield number, row
 
 

@@ -124,7 +124,8 @@ def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) 
 def check_policy(policy: object) -> ExitPolicy:
     """The policy, or an error if it is none."""
     if not isinstance(policy, ExitPolicy):
-        raise CompanionError(f"policy={policy!r:.60}: give an ExitPolicy(...).")
+        example = 'ExitPolicy("softmax_margin")'
+        raise CompanionError(f"policy={policy!r:.60}: give an ExitPolicy, such as {example}.")
     return policy
 
 
@@ -155,7 +156,9 @@ class StoredStates:
             raise CompanionError("The trace holds no tokens: give at least one input.")
         found, wanted = trace.states.shape, (len(trace), model.layers, model.network.config.d_model)
         if found != wanted:
-            raise CompanionError(f"The states have the shape {found}, {wanted} is needed: trace again.")
+            raise CompanionError(
+                f"States have the shape {found}, trace and model need {wanted}: trace again."
+            )
         dtype = model.network.lm_head.weight.dtype
         self.trace, self.model, self.dtype = trace, model, dtype
         self.working_dtype = torch.promote_types(dtype, torch.float32)  # what classifiers compute in
