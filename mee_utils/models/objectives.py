@@ -67,15 +67,12 @@ def layer_weights(objective: Objective, layers: int, step: int | None = None) ->
         steps = [[0.0] * (layers - 1) + [1.0], [1 / layers] * layers]
         chosen = steps if step is None else [steps[step % 2]]
         return [sum(weights) / len(chosen) for weights in zip(*chosen)]
-    match objective.name:
-        case "vanilla":
-            trained = [layers]
-        case "calm":
-            trained = range(1, layers + 1)
-        case "late_weighted":
-            trained = range(layers - round(LATE_SHARE * layers) + 1, layers + 1)
-        case _:
-            trained = [objective.shallow(layers), layers]
+    if objective.name == "free":
+        trained = [objective.shallow(layers), layers]
+    else:
+        late = round(LATE_SHARE * layers)
+        lowest = {"vanilla": layers, "calm": 1, "late_weighted": layers - late + 1}[objective.name]
+        trained = range(lowest, layers + 1)
     return [i / sum(trained) if i in trained else 0.0 for i in range(1, layers + 1)]
 
 

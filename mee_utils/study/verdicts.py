@@ -52,10 +52,8 @@ def calibrated(stored: SweepResults, model: str, demands: Demands, bounds=BOUNDS
     return pd.DataFrame(rows)
 
 
-def guarantee(
-    stored: SweepResults, model: str, demands: Demands, splits: int = 50, share: float = 0.5
-) -> pd.DataFrame:
-    """How often thresholds calibrated on a random `share` of the examples break their promise, rule by rule.
+def guarantee(stored: SweepResults, model: str, demands: Demands, splits: int = 50) -> pd.DataFrame:
+    """How often thresholds calibrated on half of the examples break their promise, over random splits.
 
     Returns one row a task, rule, `kind`, `delta` and `bound` ("no_test": the mean is taken at its word):
     `violated`, the share of splits whose threshold exceeds delta on all examples; `passed`, the share of
@@ -64,7 +62,7 @@ def guarantee(
     rows = []
     for labels, settings, losses in _losses(stored, model, demands):
         for delta, (bound, test) in product(demands[labels["kind"]], TESTS.items()):
-            found = violations(losses, settings.threshold.tolist(), delta, stored.eps, test, splits, share)
+            found = violations(losses, settings.threshold.tolist(), delta, stored.eps, test, splits)
             found = found.assign(passed=found.threshold.notna())[["violated", "passed", "mean_loss"]]
             rows.append({**labels, "delta": delta, "bound": bound, **found.mean()})
     return pd.DataFrame(rows)

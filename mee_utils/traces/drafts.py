@@ -21,9 +21,7 @@ from .trace import Trace
 class DraftReplay:
     """What verified exits do, exactly.
 
-    Attributes:
-        rounds, judged, kept: `[output]`, as in `Generation.drafts`.
-        exit_layers: `[token]`, as in `Generation.exit_layers`.
+    `rounds`, `judged` and `kept` are `[output]` as in `Generation.drafts`; `exit_layers` is `[token]`.
     """
 
     rounds: np.ndarray = field(repr=False)
