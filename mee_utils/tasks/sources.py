@@ -5,14 +5,12 @@ named after it, as `validation.jsonl.gz`, `validation-00000-of-00001.parquet` or
 """
 
 import csv
-import glob
 import gzip
 import hashlib
 import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from ..common.errors import CompanionError, one_line
 from ..common.files import ENDINGS
@@ -108,12 +106,10 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
-    import datasets  # takes seconds to import
+    from pyarrow.parquet import ParquetFile
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    with TemporaryDirectory() as cache:  # even a stream locks its cache
-        options = dict(data_files=glob.escape(str(path)), split="train", streaming=True, cache_dir=cache)
-        batches = datasets.load_dataset("parquet", **options).with_format("arrow").iter(batch_size=1000)
+    with ParquetFile(path) as file:
+        batches = file.iter_batches(batch_size=1000)
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
