@@ -77,7 +77,7 @@ class ObjectiveTrainer(Trainer):
         if self.name is not None:
             left = f"{minutes * (steps / done - 1):.0f} minutes left" if done else "begun"
             held_out = f"held out {losses[-1]:.3f} nats a token"
-            print(f"step {done} of {steps}: {held_out}, {left}{self.name}", flush=True)
+            print(f"step {done} of {steps}: {held_out}, {left} ({self.name})", flush=True)
         self.control.should_evaluate = False  # else the Trainer evaluates the last step twice
         return {"eval_loss": losses[-1]}
 
@@ -123,13 +123,12 @@ def train_backbone(
     held_out: Sequence[Pair],
     schedule: Schedule,
     folder: Path,
-    progress: bool = True,
-    name: str = "",
+    name: str | None = None,
 ) -> dict:
     """Trains a network in place on pairs of token ids; picks up where a run in the same folder stopped.
 
-    With a `decay` the network ends as it was where it did best on the `held_out` pairs. With `progress` every
-    evaluation prints a line, which ends with the `name`.
+    With a `decay` the network ends as it was where it did best on the `held_out` pairs. With a `name`
+    every evaluation prints a line that ends with it.
 
     Returns:
         `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`
@@ -152,8 +151,7 @@ def train_backbone(
     machine = dict(use_cpu=device == "cpu", bf16=schedule.half and fast_bfloat16(device))
     arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
     inputs = dict(train_dataset=data, eval_dataset=padded(held_out, pad), data_collator=lambda one: one[0])
-    aim = dict(objective=objective, schedule=schedule)
-    aim |= dict(name=f" ({name})" if name else "") if progress else {}
+    aim = dict(objective=objective, schedule=schedule, name=name)
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)
     torch.set_flush_denormal(True)  # gradients fade into denormal numbers, which multiply ten times slower
     try:
