@@ -264,7 +264,7 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
 
 
 def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
-    """Mean of `columns` over seeds, with `<name>_low` and `<name>_high` (95 %, by t; of one seed the mean)."""
+    """Mean of `columns` over seeds, with `<name>_low` and `<name>_high` (95 %, by t; one seed: the mean)."""
     rows = []
     for key, part in table.groupby(list(by), sort=False):
         row, seeds = dict(zip(by, key, strict=True)), len(part)
