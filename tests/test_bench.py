@@ -16,7 +16,7 @@ from mee_utils.benchmarks import decoder as bench
 from mee_utils.benchmarks import rules, shapes, tables
 from mee_utils.study.result_tables import missed
 
-SIZES = replace(bench.SHAPES["mini"], layers=4, vocabulary=300)
+SIZES = replace(bench.SHAPES["mini"], layers=6, vocabulary=300)
 TINY = replace(bench.WORKLOADS["mini"], shape="tiny", sizes=SIZES, tokens=6, source=8)
 
 
@@ -50,7 +50,6 @@ def test_every_part_gives_its_lines(tiny, monkeypatch):
     assert (table.groupby("group").size() >= 2).all() and set(table.group) == {
         "full depth",
         "exit cost",
-        "measure cost",
         "one decision",
         "spread exits",
         "bandwidth",
@@ -58,7 +57,7 @@ def test_every_part_gives_its_lines(tiny, monkeypatch):
     assert np.isfinite(table[["median", "lowest", "highest"]]).all().all()
     assert (table.lowest <= table["median"]).all() and (table["median"] <= table.highest).all()
     assert {"softmax_margin", "max_probability", "hidden_similarity", "rising_top1"} <= set(
-        table[table.group == "measure cost"].what
+        table[table.group == "one decision"].what
     )
     weights = table[table.what == "weights a token"]["median"].iloc[0]
     d, inner, heads = SIZES.d_model, SIZES.inner, SIZES.inner // TINY.d_kv

@@ -75,7 +75,7 @@ def made(tmp_path_factory):
     def recorded(network, objective, pairs, held_out, schedule, place, name):
         assert name == place.parts[-3]
         calls.append((place.parts[-3:], pairs, held_out, schedule, objective))
-        return original(network, objective, pairs, held_out, schedule, place, progress=False)
+        return original(network, objective, pairs, held_out, schedule, place)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs, "PACKAGE", folder)

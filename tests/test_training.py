@@ -122,7 +122,7 @@ def test_a_run_learns_and_logs_every_layer(tmp_path, muon, rate):
     network = build_network("t5", 40)
     before = layer_losses(network, [pad_pairs(PAIRS[:20], 0)])
     schedule = Schedule(rate, 0.0, 100, muon=muon)
-    curve = train_backbone(network, Objective("calm"), many(6), PAIRS[:20], schedule, tmp_path, False)
+    curve = train_backbone(network, Objective("calm"), many(6), PAIRS[:20], schedule, tmp_path)
     after = layer_losses(network, [pad_pairs(PAIRS[:20], 0)])
     assert all(a < b - 0.5 for a, b in zip(after, before, strict=True))
     assert curve["layer_cross_entropy"][0]["cross_entropy"] == before
@@ -140,7 +140,7 @@ def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, monkeypatch, d
     def run(folder, seed=3):
         network = build_network("t5", 40, seed)
         objective, schedule = Objective("calm", intermediate="one"), Schedule(0.02, decay, 60)
-        curve = train_backbone(network, objective, many(4), PAIRS[:20], schedule, folder, False)
+        curve = train_backbone(network, objective, many(4), PAIRS[:20], schedule, folder)
         return network, curve
 
     torch.manual_seed(0)
@@ -188,7 +188,7 @@ def test_with_a_decay_the_state_that_did_best_on_the_held_out_pairs_is_kept(
 
     monkeypatch.setattr(training, "layer_losses", scripted)
     network, schedule = build_network("t5", 40), Schedule(0.02, decay, 60)
-    curve = train_backbone(network, Objective("vanilla"), many(2), PAIRS[:20], schedule, tmp_path, False)
+    curve = train_backbone(network, Objective("vanilla"), many(2), PAIRS[:20], schedule, tmp_path)
     assert len(seen) == len(curve["layer_cross_entropy"]) > 5
     assert torch.tensor([1e-40]).mul(1.5) > 0, "numbers near zero are flushed during training only"
     same = [all(map(torch.equal, state, network.parameters())) for state in seen]
@@ -210,7 +210,7 @@ def plan(monkeypatch, tmp_path):
         monkeypatch.setattr(training, "Batches", lambda *given: range(count))
         monkeypatch.setattr(training, "ObjectiveTrainer", trainer)
         with pytest.raises(Planned) as found:
-            train_backbone(build_network("t5", 40), Objective("vanilla"), [], [], schedule, tmp_path, False)
+            train_backbone(build_network("t5", 40), Objective("vanilla"), [], [], schedule, tmp_path)
         return found.value.args[0]
 
     return planned
@@ -295,7 +295,7 @@ def test_in_half_precision_the_losses_are_nearly_those_of_single(tmp_path):
 
 def test_every_evaluation_prints_one_line_of_how_far_a_run_is(tmp_path, capsys):
     network, schedule = build_network("t5", 40), Schedule(0.02, 0.0, 100)
-    options = dict(progress=True, name="calm")
+    options = dict(name="calm")
     curve = train_backbone(
         network, Objective("vanilla"), many(2), PAIRS[:20], schedule, tmp_path / "a", **options
     )
@@ -306,9 +306,7 @@ def test_every_evaluation_prints_one_line_of_how_far_a_run_is(tmp_path, capsys):
         held_out = f"step {row['step']} of {steps}: held out {row['cross_entropy'][-1]:.3f} nats a token, "
         left = "0 minutes left" if row["step"] else "begun"
         assert line.removeprefix(held_out) == f"{left} (calm)", line
-    train_backbone(
-        build_network("t5", 40), Objective("vanilla"), many(1), PAIRS, schedule, tmp_path / "b", False
-    )
+    train_backbone(build_network("t5", 40), Objective("vanilla"), many(1), PAIRS, schedule, tmp_path / "b")
     assert not capsys.readouterr().out
 
 
@@ -317,7 +315,7 @@ def test_objectives_are_told_the_step(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "objective_loss", lambda *given: told.append(given[5]) or true(*given))
     schedule = Schedule(0.003, 0.0, 100)
     objective, network = Objective("alternating"), build_network("t5", 40)
-    curve = train_backbone(network, objective, many(4), PAIRS[:20], schedule, tmp_path, False)
+    curve = train_backbone(network, objective, many(4), PAIRS[:20], schedule, tmp_path)
     assert told == list(range(curve["steps"])) and len(told) > 2
 
 
@@ -327,7 +325,7 @@ def test_training_sets_its_own_seed(tmp_path):
         torch.manual_seed(seed)
         networks.append(network := build_network("t5", 40))
         folder, schedule = tmp_path / str(seed), Schedule(5e-3, 0.0, 60)
-        train_backbone(network, objective, PAIRS, PAIRS[:20], schedule, folder, progress=False)
+        train_backbone(network, objective, PAIRS, PAIRS[:20], schedule, folder)
     first, second = networks
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 

@@ -146,8 +146,7 @@ def learn_then_test(
         row = np.asarray(row, dtype=np.float64)
         count = len(row)
         if row.ndim != 1 or not count:
-            few = "give at least one (and some hundred for a small delta)"
-            raise CompanionError(f"There are no calibration examples: {few}.")
+            raise CompanionError("There are no calibration examples: give some hundred for a small delta.")
         if not (np.isfinite(row).all() and row.min() >= 0 and row.max() <= 1):
             raise CompanionError("Losses must lie between 0 and 1: divide percentages by 100.")
         tested.append(level)
@@ -220,10 +219,7 @@ def calibrate(
 def replayed_losses(
     replayed: PolicyReplay, model, task, thresholds: Sequence[float], max_new_tokens: int = 64
 ) -> np.ndarray:
-    """Consistency losses `[threshold, example]` of the outputs that a replay foretells: quick, an estimate.
-
-    The trace must be of the model's own output on the inputs of the task; the policy's threshold is replaced.
-    """
+    """Losses `[threshold, example]` that a replay of the model's own output foretells: quick, an estimate."""
     trace, end = replayed.trace, model.network.config.eos_token_id
     trace.check_own(len(task))
     outputs = lambda tokens: [cut_at_end(ids.tolist(), end) for ids in trace.by_output(tokens)]
@@ -254,8 +250,7 @@ def violations(
     examples = losses.shape[1]
     calibrating = round(share * examples)
     if not 0 < calibrating < examples:
-        wrong = "leaves none to calibrate on, or none to test on."
-        raise CompanionError(f"share={share} of {examples} examples {wrong}")
+        raise CompanionError(f"share={share} of {examples} examples leaves none to calibrate or to test on.")
     for _ in range(splits):
         chosen = random.permutation(examples)[:calibrating]
         found = learn_then_test(losses[:, chosen], thresholds, delta, eps, bound)
@@ -281,8 +276,7 @@ def fresh_samples(
     `violated`.
     """
     if not (size := len(task) // pools):
-        dealt = f"{len(task)} examples cannot be dealt out to {pools} sets"
-        raise CompanionError(f"{dealt}: give more examples, or fewer sets.")
+        raise CompanionError(f"{len(task)} examples cannot be dealt out to {pools} sets: give fewer sets.")
     rows = []
     for rule, (policy, thresholds) in rules.items():
         replayed = replay_policy(trace, policy(thresholds[0]), model)

@@ -29,10 +29,9 @@ ENOUGH = 0.3  # a curve ends where the mean consistency loss exceeds this: nobod
 class DecodingResult:
     """One task decoded with one policy; what is not listed is as in `Generation`.
 
-    Attributes:
-        score, examples: the task's primary score, percent, of the corpus and of every example.
-        flops: of the decoder, a token; `readout` is the share of them that are readouts.
-        same_output: share of outputs that are those of full depth.
+    `score` and `examples` are the primary score, percent, of the corpus and of each example; `flops` those of
+    the decoder, a token, `readout` the share of readouts in them; `same_output` the share of outputs that are
+    those of full depth.
     """
 
     score: float
@@ -68,8 +67,7 @@ def decode(
 def check_score(full: DecodingResult) -> DecodingResult:
     """Full depth on a task, or an error if it scores 0 there: then there is no quality to keep."""
     if full.examples.sum() == 0:
-        nothing = "Full depth scores 0 on these examples: there is no quality to keep"
-        raise CompanionError(f"{nothing}; give more examples.")
+        raise CompanionError("Full depth scores 0 here: there is no quality to keep; give more examples.")
     return full
 
 
@@ -78,8 +76,7 @@ def retained(
 ) -> tuple[float, float, float]:
     """The share of the full score kept on the `chosen` examples, with a paired 95 % bootstrap interval.
 
-    Resamples on which full depth scores 0 do not count. If it scores 0 on all chosen examples, there is no
-    quality to keep, and the share is NaN.
+    Resamples on which full depth scores 0 do not count; NaN if it scores 0 on all chosen examples.
     """
     kept, total = found.examples[chosen], full.examples[chosen]
     if total.sum() == 0:
@@ -120,11 +117,7 @@ def comparison(
 
 
 def threshold_grid(trace: Trace, policy: ExitPolicy, shares: Sequence[float], model) -> list[float]:
-    """Thresholds to try, highest first: those that leave these shares of predictions as they are.
-
-    The trace must be of training examples, so that thresholds do not depend on the examples that calibrate,
-    as learn-then-test demands.
-    """
+    """Thresholds to try, highest first, that leave these shares of the predictions on *training* examples."""
     found = thresholds_for(replay_policy(trace, policy, model), shares)
     return sorted(set(found.threshold.tolist()), reverse=True)
 
@@ -188,9 +181,7 @@ def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, 
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
-    """What a rule costs where these shares of predictions at the exits stay, by replay: one row a share,
-    `wanted`, `threshold` and what `at_threshold` returns.
-    """
+    """What a rule costs where these shares of predictions stay: `wanted`, `threshold`, `at_threshold`."""
     levels = thresholds_for(replayed, shares).threshold.tolist()
     rows = pd.DataFrame([at_threshold(replayed.at_threshold(level)) for level in levels])
     return pd.DataFrame({**labels, "wanted": shares, "threshold": levels, **rows})
@@ -243,10 +234,7 @@ def first_differences(full: Sequence[Sequence[int]], other: Sequence[Sequence[in
 def replay_against_decoding(
     model, task, trace: Trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64
 ) -> pd.DataFrame:
-    """Decodes for real with each policy (name -> policy) and sets it beside its replay and full depth.
-
-    The trace is of the model's own full-depth output on the inputs of the task.
-    """
+    """Decodes with each policy (name -> policy) and sets it beside its replay (of the model's own output)."""
     settings = dict(max_new_tokens=max_new_tokens, batch_size=32)
     full, rows = decode(model, task, None, **settings), []
     for name, policy in policies.items():
@@ -276,9 +264,7 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
 
 
 def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
-    """Mean of `columns` over seeds, by group, with the 95 % interval of a t distribution: `<name>_low`,
-    `<name>_high`. A single seed has no interval.
-    """
+    """Mean of `columns` over seeds, with `<name>_low` and `<name>_high` (95 %, by t; one seed: the mean)."""
     rows = []
     for key, part in table.groupby(list(by), sort=False):
         row, seeds = dict(zip(by, key, strict=True)), len(part)

@@ -55,9 +55,7 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
 
 
 def reliability_diagram(replayed: PolicyReplay, bins: int = 10, **labels) -> pd.DataFrame:
-    """Confidence against how often the token may exit, all deciding layers together: one row a bin that is
-    not empty, with the expected calibration `error` of all.
-    """
+    """Confidence against how often the token may exit, a row a bin that is not empty, all layers together."""
     right = replayed.same_token[:, : len(replayed.decision_layers)]
     found = reliability(replayed.confidences.ravel(), right.ravel(), bins)
     columns = {"confidence": found.confidence, "accuracy": found.accuracy, "count": found.count}
@@ -66,9 +64,7 @@ def reliability_diagram(replayed: PolicyReplay, bins: int = 10, **labels) -> pd.
 
 
 def at_exits(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
-    """`mean_exit_layer`, and `same_token`, the share of predictions at the exits that stay those of full
-    depth.
-    """
+    """`mean_exit_layer`, and `same_token`, the share of predictions at the exits that are full depth's."""
     exits = replayed.exits(max_new_tokens)
     same = replayed.same_token[np.arange(len(exits)), exits]
     return {"mean_exit_layer": replayed.layers[exits].mean(), "same_token": same.mean()}

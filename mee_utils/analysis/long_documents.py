@@ -62,9 +62,7 @@ def random_long_t5(tokenizer, folder: Path):
 def costs_by_part(
     model, task, policies: Mapping[str, ExitPolicy | None], max_new_tokens: int, **labels
 ) -> pd.DataFrame:
-    """FLOPs of decoding by part, a token, as shares of those of the first policy (full depth, None): one row
-    a policy (name -> policy).
-    """
+    """FLOPs a token by part, a row a policy (name -> policy), in shares of the first (full depth)."""
     source = float(np.mean([len(ids) for ids in model.tokenizer(list(task.inputs)).input_ids]))
     rows, full = [], None
     for name, policy in policies.items():

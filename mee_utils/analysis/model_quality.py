@@ -18,9 +18,7 @@ def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarr
     trace cut its references (`max_new_tokens`).
     """
     if task.spans is None:
-        raise CompanionError(
-            f'Difficulty of tokens is known for synthetic data only, not for "{task.source}".'
-        )
+        raise CompanionError(f'Difficulty is known for synthetic data only, not for "{task.source}".')
     cut = dict(truncation=max_length is not None, max_length=max_length)
     encoded, names = tokenizer(task.targets, return_offsets_mapping=True, **cut), []
     for target, offsets, spans in zip(task.targets, encoded["offset_mapping"], task.spans, strict=True):
@@ -33,10 +31,7 @@ def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarr
 
 
 def score_table(tasks: Mapping, texts: Mapping, seed: int = 0) -> pd.DataFrame:
-    """Scores of models and trivial baselines, percent: of the corpus, and mean of examples with an interval.
-
-    `texts` is task -> (kind, system) -> outputs; `seed` is that of the bootstrap.
-    """
+    """Scores of systems on `texts[task][kind, system]`, percent: of the corpus, and mean of examples."""
     rows = []
     for name, task in tasks.items():
         for (kind, system), produced in texts[name].items():

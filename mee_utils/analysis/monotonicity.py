@@ -15,10 +15,7 @@ RELIABILITY_RESAMPLES = 100
 
 
 def settled_from(trace) -> np.ndarray:
-    """`[token]`, the first layer from which the top-1 equals the last layer's for good: the oracle's exit.
-
-    A token settled from layer 3 of 12 has the same top-1 at layers 3 to 12, and another at layer 2.
-    """
+    """`[token]`, the first layer from which the top-1 equals the last layer's for good: the oracle's exit."""
     changed = trace.top1_id != trace.final_id[:, None]
     return np.where(changed.any(axis=1), trace.layers - np.argmax(changed[:, ::-1], axis=1), 0) + 1
 
@@ -34,11 +31,7 @@ def strictly_monotonic(values: np.ndarray, after: int = 0) -> np.ndarray:
 
 
 def never_falling(values: np.ndarray, after: int = 0, tolerance: float = 0.01) -> np.ndarray:
-    """`[token]`, whether `values` never fall by more than `tolerance` from one layer to the next.
-
-    A probability near 1 cannot keep rising: 0.99999 followed by 0.99998 breaks strict monotonicity and means
-    nothing.
-    """
+    """`[token]`, whether `values` never fall by more than `tolerance`: near 1, strict rises mean nothing."""
     return (np.diff(values[:, after:].astype(np.float64), axis=1) >= -tolerance).all(axis=1)
 
 
@@ -49,9 +42,7 @@ def curve(values: np.ndarray, trace, name: str, **labels) -> pd.DataFrame:
 
 
 def monotonic_shares(trace, **labels) -> pd.DataFrame:
-    """Share of tokens whose probability of the final prediction rises strictly, or never falls by over 0.01,
-    from layer 1 on and after a third of the layers.
-    """
+    """Share of tokens whose final prediction grows in probability, from layer 1 on and after a third of L."""
     rows = []
     for kind, test in (("strictly rising", strictly_monotonic), ("never falling", never_falling)):
         for after in (0, trace.layers // 3):
@@ -81,9 +72,7 @@ def reliability_bins(
 
 
 def layer_reliability(trace, correct: np.ndarray, bins: int = 10, **labels) -> pd.DataFrame:
-    """Per layer: mean top-1 probability, accuracy (mean of `correct`, as in `reliability_bins`) and expected
-    calibration error, each with its interval.
-    """
+    """Per layer: mean top-1 probability, mean of `correct` and expected calibration error, with intervals."""
     confidence = trace.top1_probability.astype(np.float64)
 
     def errors(rows) -> list[float]:
@@ -108,10 +97,7 @@ def predictions(trace, token: int, decode: Callable[[int], str], top: int = 3, *
 
 
 def percentile_tokens(trace, shares: tuple[float, ...], seed: int = 0) -> dict[int, int]:
-    """Tokens at given percentiles of the settling layer: percent -> row of the trace.
-
-    Among tokens that settle at the same layer the seed decides; the last of each sequence is left out.
-    """
+    """Tokens at percentiles of the settling layer: percent -> row. Ties by seed, without last tokens."""
     last = np.append(trace.sequence[1:] != trace.sequence[:-1], True)
     rows = np.random.default_rng(seed).permutation(np.flatnonzero(~last))
     ordered = rows[np.argsort(settled_from(trace)[rows], kind="stable")]
@@ -119,7 +105,5 @@ def percentile_tokens(trace, shares: tuple[float, ...], seed: int = 0) -> dict[i
 
 
 def token_text(tokenizer) -> Callable[[int], str]:
-    """`id -> text` for figures: a word boundary is a low line, an id beyond the tokenizer's vocabulary (T5's
-    matrix has more rows) its number.
-    """
+    """`id -> text` for figures: a word boundary is a low line; ids beyond the vocabulary are numbers."""
     return lambda token: (tokenizer.convert_ids_to_tokens(token) or f"<id {token}>").replace("▁", "_")

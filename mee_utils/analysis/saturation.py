@@ -32,8 +32,7 @@ def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
     if not 0 < threshold < 1:
         raise CompanionError(f"threshold={threshold}: give a cosine between 0 and 1 (MEE: 0.9).")
     if trace.along != "reference":
-        call = "trace(model, inputs, references)"
-        raise CompanionError(f"Saturation is described on references: make the trace with {call}.")
+        raise CompanionError("Saturation is described on references: trace(model, inputs, references).")
     similarity = trace.final_similarity[:, :-1].astype(np.float64)
     similar = similarity >= threshold
     rises = {f"rises_after_{a}": strictly_monotonic(trace.final_similarity, a) for a in starts(trace.layers)}
@@ -66,8 +65,7 @@ def select(prefixes: pd.DataFrame, by: str = "mean_similarity", share: float = 0
         known = np.where(prefixes["difficulty"].isin(EASY), *GROUPS)
         return pd.Series(known, index=prefixes.index)
     if not 0 < share <= 0.5:
-        wanted = "give a share of the prefixes for each end, at most 0.5 (MEE: 0.4)."
-        raise CompanionError(f"share={share}: {wanted}")
+        raise CompanionError(f"share={share}: give a share for each end, at most 0.5 (MEE: 0.4).")
     count = max(1, round(share * len(prefixes)))
     order = prefixes[by].sort_values(ascending=by == "loss", kind="stable").index
     groups = pd.Series("", index=prefixes.index)
@@ -106,9 +104,7 @@ def reached(prefixes: pd.DataFrame, column: str, layers: int, **labels) -> pd.Da
 def associations(
     prefixes: pd.DataFrame, measures: Sequence[str], outcomes: Sequence[str], **labels
 ) -> pd.DataFrame:
-    """Spearman's rank correlation of columns of the prefixes: measures of difficulty (such as "loss") with
-    outcomes that are a depth (such as "settled_from").
-    """
+    """Spearman's correlation of measures of difficulty ("loss", ..) with depths ("settled_from", ..)."""
     columns = prefixes[[*measures, *outcomes]]
     found = columns.corr("spearman")
     samples = resampled_tokens(prefixes["sequence"].to_numpy(), RESAMPLES)
@@ -124,9 +120,7 @@ def associations(
 def depth_by_difficulty(
     prefixes: pd.DataFrame, order: Sequence[str], least: int = 20, **labels
 ) -> pd.DataFrame:
-    """Mean exit of the oracle and mean first similar layer for each known difficulty of the `order` that has
-    at least `least` prefixes.
-    """
+    """Mean exit of the oracle and first similar layer by known difficulty, of those with `least` prefixes."""
     rows = []
     for difficulty in order:
         found = prefixes[prefixes["difficulty"] == difficulty]
@@ -138,9 +132,7 @@ def depth_by_difficulty(
 
 
 def examples(trace, prefixes: pd.DataFrame, decode, count: int = 3, **labels) -> pd.DataFrame:
-    """Similarity curves of single prefixes (MEE, Appendix A), evenly spaced in the easy and the difficult
-    fifth; the column `token` holds what `decode` makes of the id to predict.
-    """
+    """Similarity curves of prefixes evenly spaced in the easy and the difficult fifth (MEE, Appendix A)."""
     order = prefixes["mean_similarity"].sort_values(ascending=False, kind="stable").index.to_numpy()
     fifth, tables = max(count, len(order) // 5), []
     for group, ranked in zip(GROUPS, (order[:fifth], order[::-1][:fifth]), strict=True):

@@ -52,10 +52,7 @@ def bootstrap(
 
 
 def mean_interval(values: np.ndarray, sequence: np.ndarray, **options) -> Interval:
-    """Mean over tokens of `values` `[token]` or `[token, layer]`, with a percentile interval over sequences.
-
-    `sequence` `[token]` is the one each token belongs to; `options` are those of `bootstrap`.
-    """
+    """Mean over tokens of `values` `[token]` or `[token, layer]`, with its interval over the `sequence`s."""
     values = np.asarray(values, dtype=np.float64)
     if len(values) == 0:
         raise CompanionError("There are no tokens to average over: the selection is empty.")
@@ -75,10 +72,7 @@ def by_layer(values: np.ndarray, sequence: np.ndarray, name: str, **labels) -> p
 
 
 def difference_interval(first, second, **options) -> Interval:
-    """Difference of two means over tokens, `first - second`, with a paired interval over sequences.
-
-    Each is `(values [token], sequence [token])`, of the same sequences; `options` as in `mean_interval`.
-    """
+    """Difference of two means, each of `(values [token], sequence [token])`, with a paired interval."""
     number = int(max(first[1].max(), second[1].max())) + 1
     sums = [np.bincount(sequence, weights=values, minlength=number) for values, sequence in (first, second)]
     counts = [np.bincount(sequence, minlength=number) for _, sequence in (first, second)]
@@ -111,9 +105,7 @@ class Reliability(NamedTuple):
 
 
 def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = 10) -> Reliability:
-    """Confidence (0..1) against accuracy in bins of equal width, both `[token]`, and the expected calibration
-    error (Guo et al. 2017, eq. 3).
-    """
+    """Confidence against accuracy `[token]` in equal bins; `error` as in Guo et al. 2017, eq. 3."""
     edges = np.linspace(0, 1, bins + 1)
     index = np.clip(np.digitize(confidence, edges[1:-1], right=True), 0, bins - 1)
     count = np.bincount(index, minlength=bins)

@@ -13,7 +13,9 @@ from ..common.files import complete_file
 from ..study.results import output_root, processor
 from .decoder import PARTS, WORKLOADS
 
-ORDERS = {"shape": list(WORKLOADS), "group": list(PARTS)}
+ORDERS = {
+    name: {x: place for place, x in enumerate(xs)} for name, xs in (("shape", WORKLOADS), ("group", PARTS))
+}
 
 
 def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("shape", "group")) -> Path:
@@ -28,7 +30,7 @@ def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("sha
     if path.exists() and before == about:
         stored = pd.read_csv(path, keep_default_na=False)
         new = stored.set_index(keys).index.isin(table.set_index(keys).index)
-        place = lambda column: column.map(ORDERS[column.name].index) if column.name in ORDERS else column
+        place = lambda column: column.map(ORDERS[column.name]) if column.name in ORDERS else column
         table = pd.concat([table, stored[~new]], ignore_index=True)
         table = table.sort_values(keys, key=place, kind="stable")
     with complete_file(path) as csv, complete_file(machine) as description:

@@ -1,6 +1,5 @@
 """Places in the checkout, and files that appear only when they are complete."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,8 +34,7 @@ def find_local(source: str | Path, wanted: str) -> Path | None:
 def complete_file(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; it becomes `path` when the block ends without an error.
 
-    Raises:
-        CompanionError: the folder cannot be written to, or the disk is full; nothing half-written is left.
+    A `CompanionError` says that the folder cannot be written to, or the disk is full; nothing half stays.
     """
     path = Path(path)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
@@ -62,9 +60,3 @@ def _is_about(error: Exception, partial: Path) -> bool:
         return True
     places = (None, str(partial), *map(str, partial.parents))
     return isinstance(error, OSError) and error.filename in places
-
-
-def file_sha256(path: str | Path) -> str:
-    """sha256 of a file's bytes, in hexadecimal, read a piece at a time."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

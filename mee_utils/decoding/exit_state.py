@@ -78,11 +78,9 @@ class ExitState(LayerState):
     settled: np.ndarray | None = None  # set by the decoding loop for measures that look ahead
 
     def __post_init__(self):
-        self.decoder, position = self.step.decoder, self.step.position
-        self.layers, self.position = (
-            self.decoder.layers,
-            position[self.rows] if np.ndim(position) else position,
-        )
+        self.decoder, self.layers = self.step.decoder, self.step.decoder.layers
+        position = self.step.position
+        self.position = position[self.rows] if np.ndim(position) else position
 
     @property
     def sequence(self) -> np.ndarray:

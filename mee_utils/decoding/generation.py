@@ -36,9 +36,7 @@ class Generation:
     texts: list[str]  # without special tokens
     token_ids: list[list[int]]  # up to and with the end token
     exit_layers: list[np.ndarray]  # for each output `[token]`; L: all layers were run
-    confidences: list[
-        np.ndarray
-    ]  # for each output `[token]`, at its exit; NaN at layer L, where nothing decides
+    confidences: list[np.ndarray]  # for each output `[token]`, at its exit; NaN at layer L
     readout_rows: list[np.ndarray]  # for each output `[token]`, rows of `W` multiplied for it; plain: V
     flops: np.ndarray  # `[input]`
     flops_by_part: dict[str, np.ndarray]  # "layers", "skipped", "source", "readout", "measure"
@@ -143,10 +141,7 @@ def decode_batch(
     sequence: np.ndarray,
     encoded: Tensor | None = None,
 ) -> list[Output]:
-    """Decodes one batch, `input_ids` and `attention_mask` `[row, source]`.
-
-    `sequence` are the numbers of the rows' inputs, `encoded` the encoder's states if they are known.
-    """
+    """Decodes one batch of the inputs number `sequence`; `encoded` are the encoder's states if known."""
     config, parallel = decoder.config, bound.policy.propagation == "parallel"
     cache = decoder.begin(batch, max_new_tokens, parallel, encoded)
     if bound.policy.propagation == "verify":

@@ -39,10 +39,8 @@ def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> li
     lengths = [len(ids) for ids in model.tokenizer(list(texts)).input_ids]
     for number, length in enumerate(lengths):
         if length > limit:
-            raise CompanionError(
-                f"Input {number} has {length} tokens, more than {limit}: shorten it, or raise "
-                "max_source_tokens (T5 runs on longer inputs, but was not trained on them)."
-            )
+            many = f"Input {number} has {length} tokens, more than {limit}"
+            raise CompanionError(f"{many}: shorten it, or raise max_source_tokens.")
     return lengths
 
 
@@ -73,8 +71,7 @@ def detokenize(model: Model, outputs: Sequence[Sequence[int]]) -> list[str]:
 class EncoderCache:
     """Encoder states of one model, kept from call to call: for the same inputs under many policies.
 
-    They are found again by the token ids of their batch. The first use decides which model, and which weights
-    of it, a cache belongs to.
+    The first use decides which model, and which weights of it, a cache belongs to.
     """
 
     def __init__(self) -> None:
@@ -83,13 +80,9 @@ class EncoderCache:
 
     @torch.inference_mode()
     def states(self, decoder: LayerwiseDecoder, batch: dict[str, Tensor]) -> Tensor:
-        """The encoder's states of a batch, `[batch, source, d_model]`, computed if they are not there.
-
-        Raises `CompanionError` for another model, or if its weights have changed.
-        """
+        """The encoder's states of a batch, `[batch, source, d_model]`, computed if they are not there."""
         if self._decoder not in (None, decoder):
-            others = "These encodings belong to another model, or to other weights of this one"
-            raise CompanionError(f"{others}: use a new EncoderCache().")
+            raise CompanionError("Encodings belong to another model, or other weights: make new ones.")
         self._decoder = decoder
         key = tuple(tuple(row) for tensor in batch.values() for row in tensor.tolist())
         if key not in self._states:

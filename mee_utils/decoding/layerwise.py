@@ -234,8 +234,7 @@ class LayerwiseDecoder:
         decoder, config, head = network.get_decoder(), network.config, network.lm_head.weight
         self.embedding = decoder.embed_tokens.weight.detach()
         if self.embedding.dtype == torch.float16:
-            exceeded = "T5's states exceed the range of float16"
-            raise CompanionError(f"{exceeded}: load the model with dtype bfloat16 or float32.")
+            raise CompanionError("T5's states exceed the range of float16: load it in bfloat16 or float32.")
         self.config, self.encoder = config, network.get_encoder()
         self.heads, self.d_kv, start = config.num_heads, config.d_kv, config.decoder_start_token_id
         self.start = config.pad_token_id if start is None else start  # the id that outputs begin after
@@ -277,13 +276,9 @@ class LayerwiseDecoder:
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
     def run_layer(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
-        """Runs layer `layer` (1 to L) for the present token of some rows, and for what waits before it.
-
-        `x` are the states of those rows before the layer, `[rows, d_model]`; returns those after it.
-        """
+        """Runs layer `layer` (1 to L) for the present token of some rows, `[rows, d_model]` to the same."""
         cache, first = rows.cache, rows.waiting(layer)
-        if cache.own[layer - 1] is None:
-            self._reserve(layer, cache)
+        self._reserve(layer, cache)
         if first is not None and cache.parallel:
             x = self._run_with_waiting(layer, x, rows)
         else:
@@ -294,8 +289,7 @@ class LayerwiseDecoder:
     def run_span(self, layer: int, x: Tensor, span: Span) -> Tensor:
         """Runs layer `layer` (1 to L) for the tokens of a span, `[token, d_model]` before and after it."""
         cache, weights = span.cache, self.weights[layer - 1]
-        if cache.own[layer - 1] is None:
-            self._reserve(layer, cache)
+        self._reserve(layer, cache)
         if span.bias is None:
             span.bias = self._bias(span.keys - 1, span.queries())
         own = cache.own[layer - 1]
@@ -325,7 +319,9 @@ class LayerwiseDecoder:
         return mixed if span.place is None else mixed[span.place]
 
     def _reserve(self, layer: int, cache: Cache) -> None:
-        """Room for the layer's keys and values, and those of the source."""
+        """Room for the layer's keys and values, and those of the source; once a batch."""
+        if cache.own[layer - 1] is not None:
+            return
         cache.own[layer - 1] = cache.encoded.new_zeros(2, cache.batch, self.heads, cache.capacity, self.d_kv)
         made = self.weights[layer - 1].cross_key_value(cache.encoded)
         shaped = made.view(*made.shape[:2], 2, self.heads, self.d_kv).permute(2, 0, 3, 1, 4)

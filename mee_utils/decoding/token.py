@@ -68,13 +68,8 @@ class TokenDecoder:
     def decode(self, rows: Rows, ids: Tensor, sequence: np.ndarray) -> Token:
         """Brings one token of each row to its exit and reads it out.
 
-        Args:
-            rows: the rows that are still going; `cache.position` is that of the token.
-            ids: the token before, `[row]`.
-            sequence: index of each row's input, `[row]`.
-
-        Raises:
-            CompanionError: states that are not finite.
+        `ids` are the tokens before, `sequence` the indices of the rows' inputs, both `[row]`;
+        `cache.position` is that of the token. Raises `CompanionError` for states that are not finite.
         """
         if self.bound.measure.looks_ahead:
             return self._decode_looking_ahead(rows, ids, sequence)

@@ -86,14 +86,11 @@ class ExitPolicy:
                 check_choice(name, getattr(self, name), choices)
         check_alpha(self.contrast_alpha)
         object.__setattr__(self, "schedule", self._schedule())
-        for mistake in self._mistakes():
+        checks = self._wrong_readout, self._contradictions, self._wrong_drafts, self._wrong_layers
+        for mistake in chain.from_iterable(check() for check in checks):
             raise CompanionError(mistake)
         if self.exit_layers is not None:
             object.__setattr__(self, "exit_layers", tuple(map(int, self.exit_layers)))
-
-    def _mistakes(self) -> Iterator[str]:
-        readout, layers = self._wrong_readout(), self._wrong_layers()
-        return chain(readout, self._contradictions(), self._wrong_drafts(), layers)
 
     def _schedule(self) -> Threshold:
         level, decay, (low, high) = self.threshold, self.decay, self.measure.range
@@ -108,8 +105,7 @@ class ExitPolicy:
             allowed = f"give a number from {low:g} to {high:g} (constant {high:g}: no exit)."
             raise CompanionError(f"threshold={level!r} for {self.measure.name}: {allowed}")
         if decay is not None and (not _is(decay, Real) or not 0 < decay < float("inf")):
-            allowed = "give a temperature above 0 (CALM: 4), or None for a constant threshold."
-            raise CompanionError(f"decay={decay!r}: {allowed}")
+            raise CompanionError(f"decay={decay!r}: give a temperature above 0 (CALM: 4), or None for none.")
         if not self.measure.has_threshold:
             return Threshold(0.5)
         return Threshold(float(level), decay, self.decay_form)
@@ -247,8 +243,7 @@ class BoundPolicy:
             named = f"The policy names layer {last}, but the decoder has {layers}"
             raise CompanionError(f"{named}: lower min_layer or exit_layers.")
         if given == (layers,):
-            nothing = f"exit_layers={list(given)} leaves nothing to decide"
-            raise CompanionError(f"{nothing}: the decoder has {layers} layers.")
+            raise CompanionError(f"exit_layers={list(given)} leaves nothing to decide in {layers} layers.")
         before = max(self.measure.lookback, self.policy.contrast is not None)  # layers that it has to look at
         return tuple(layer for layer in given or range(first, layers) if before < layer < layers)
 
@@ -267,12 +262,10 @@ class BoundPolicy:
         """
         parallel, per_decision = self.policy.propagation == "parallel", self.measure.flops(sizes.d_model)
         positions = positions or [None] * len(exit_layers)
-        rows = [
-            generation_flops(
-                sizes, exits, length, read, self.decisions[exits], per_decision, parallel, places
-            )
-            for exits, read, length, places in zip(exit_layers, readout_rows, source, positions, strict=True)
-        ]
+        rows = []
+        for exits, read, length, places in zip(exit_layers, readout_rows, source, positions, strict=True):
+            decisions = self.decisions[exits], per_decision
+            rows.append(generation_flops(sizes, exits, length, read, *decisions, parallel, places))
         return {part: np.array([row[part] for row in rows], dtype=np.int64) for part in rows[0]}
 
 

@@ -148,8 +148,8 @@ class Readout:
     def _best(self, state, size: int) -> Tensor:
         """Ids of the `size` best of what `state` reads out (adaptive: the first layer), best first."""
         if self.policy.pruning == "adaptive":
-            (order,) = state.earlier(state.layer - self.first).recall("order", _ranking)
-            return order[:, :size]
+            ranking = lambda first: (first.full_logits.argsort(dim=-1, descending=True, stable=True),)
+            return state.earlier(state.layer - self.first).recall("order", ranking)[0][:, :size]
         read = state.readout_logits
         order = read.logits.topk(size, dim=-1).indices
         return order if read.ids is None else read.ids.gather(1, order)
@@ -180,7 +180,3 @@ class Readout:
 def single(logits: Tensor) -> Tensor:
     """The same in single precision at least."""
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def _ranking(state) -> tuple[Tensor]:
-    return (state.full_logits.argsort(dim=-1, descending=True, stable=True),)

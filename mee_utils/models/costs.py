@@ -67,16 +67,10 @@ def generation_flops(
 ) -> dict[str, int]:
     """FLOPs of one generated sequence by part; "skipped" is done later for layers that tokens skipped.
 
-    Args:
-        sizes: of the decoder.
-        exit_layers: `[token]`, the layer each token exited at.
-        source: tokens of the input.
-        readout_rows: `[token]`, how many rows of `W` were multiplied for each token.
-        decisions: `[token]`, how many decisions each token took.
-        per_decision: FLOPs of the measure itself in each decision.
-        parallel: skipped layers are run in full for waiting tokens (FREE); else they get keys and values.
-        positions: `[token]`, where tokens stood that were verified, those that were thrown away among them:
-            all of them run through all layers.
+    `exit_layers`, `readout_rows` (of `W`) and `decisions` are `[token]`, `source` is the length of the input,
+    `per_decision` what the measure itself takes. `parallel`: skipped layers are run in full for waiting
+    tokens (FREE); else they get keys and values. `positions` `[token]`: where tokens stood that were verified
+    (those that were thrown away among them): all of them run through all layers.
     """
     exits, verified = np.asarray(exit_layers, dtype=np.int64), positions is not None
     positions = positions if verified else np.arange(len(exits))

@@ -30,17 +30,11 @@ def is_plain(network: nn.Module) -> bool:
 
 
 def forward(network: nn.Module, batch: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
-    """One teacher-forced pass of a network of which `is_plain` holds.
+    """One teacher-forced pass of a network of which `is_plain` holds; dropout only in training.
 
-    Dropout is where `transformers` has it, and only in training.
-
-    Args:
-        batch: `input_ids` and `attention_mask` `[batch, source]`, `labels` `[batch, position]` (-100 at
-            padding).
-
-    Returns:
-        The raw states `h^1 .. h^L` of the decoder, each `[batch, position, d_model]`, and the logits
-        `[batch, position, vocabulary]` of the last.
+    The batch holds `input_ids` and `attention_mask` `[batch, source]`, `labels` `[batch, position]` (-100 at
+    padding). Returns the raw states `h^1 .. h^L` of the decoder, each `[batch, position, d_model]`, and the
+    logits `[batch, position, vocabulary]` of the last.
     """
     encoder, decoder, embedding = network.encoder, network.decoder, network.shared.weight
     dropout = Dropout(network.config.dropout_rate if network.training else 0.0)

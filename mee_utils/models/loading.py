@@ -155,9 +155,7 @@ def _refuse_remote_code(where: str, revision: str | None) -> None:
     }
     for file, load in loaders.items():
         if "auto_map" in _read(file, where, load):
-            asks = (
-                f"{file} of {where} asks to run code of its own (auto_map), which this companion never does"
-            )
+            asks = f"{file} of {where} asks to run code of its own (auto_map), which is never done here"
             raise CompanionError(f"{asks}: use a checkpoint of the T5 family as transformers ships it.")
 
 

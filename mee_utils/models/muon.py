@@ -57,18 +57,13 @@ class MuonAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Updates every weight that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        """Updates every weight that has a gradient; a closure is not called."""
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if group["muon"]:
                 self._muon(weights, group["lr"], group["weight_decay"])
             elif weights:
                 self._adamw(weights, group["lr"], group["weight_decay"])
-        return loss
 
     def _buffers(self, weights: list[Tensor], name: str) -> list[Tensor]:
         """One state of each weight, zeros at first."""
@@ -91,10 +86,8 @@ class MuonAdam(torch.optim.Optimizer):
     def _adamw(self, weights: list[Tensor], rate: float, decay: float) -> None:
         means, squares, steps = (self._buffers(weights, name) for name in ("exp_avg", "exp_avg_sq", "step"))
         numbers = dict(beta1=BETAS[0], beta2=BETAS[1], lr=rate, weight_decay=decay, eps=EPSILON)
-        grads = [weight.grad for weight in weights]
-        adamw(
-            weights, grads, means, squares, [], steps, foreach=True, amsgrad=False, maximize=False, **numbers
-        )
+        numbers |= dict(foreach=True, amsgrad=False, maximize=False)
+        adamw(weights, [weight.grad for weight in weights], means, squares, [], steps, **numbers)
 
 
 def parameter_groups(

@@ -67,15 +67,12 @@ def layer_weights(objective: Objective, layers: int, step: int | None = None) ->
         steps = [[0.0] * (layers - 1) + [1.0], [1 / layers] * layers]
         chosen = steps if step is None else [steps[step % 2]]
         return [sum(weights) / len(chosen) for weights in zip(*chosen)]
-    match objective.name:
-        case "vanilla":
-            trained = [layers]
-        case "calm":
-            trained = range(1, layers + 1)
-        case "late_weighted":
-            trained = range(layers - round(LATE_SHARE * layers) + 1, layers + 1)
-        case _:
-            trained = [objective.shallow(layers), layers]
+    if objective.name == "free":
+        trained = [objective.shallow(layers), layers]
+    else:
+        late = round(LATE_SHARE * layers)
+        lowest = {"vanilla": layers, "calm": 1, "late_weighted": layers - late + 1}[objective.name]
+        trained = range(lowest, layers + 1)
     return [i / sum(trained) if i in trained else 0.0 for i in range(1, layers + 1)]
 
 
@@ -124,15 +121,9 @@ def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) ->
 def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map: str) -> Tensor:
     """FREE's layer-wise distillation: shallow states drawn to deep ones without gradient (Bae et al., eq. 2).
 
-    States are compared at unit scale. Layers add to the residual stream, so a deep state *contains* the
-    shallow one: drawing the raw shallow state towards it moves the target as well, both grow without end, and
-    training diverges.
-
-    Args:
-        states: raw states `h^1 .. h^L`, each `[batch, position, d_model]`.
-        mask: true at the target positions that are no padding.
-        exit_layer: the number of shallow layers `L_S`.
-        kd_map: one of `KD_MAPS`; "dynamic" takes the closest deep state, `argmin_j MSE`.
+    Raw states are `[batch, position, d_model]`, the mask is true where there is no padding; the map "dynamic"
+    takes the closest deep state, `argmin_j MSE`. States are compared at unit scale: a deep state *contains*
+    the shallow one, so that drawing the raw one to it moves the target too, and training diverges.
     """
     layers, losses = len(states), []
     kept = [_unit_scale(state)[mask] for state in states]  # [token, d_model]
@@ -153,10 +144,7 @@ def objective_loss(
     labels: Tensor,
     step: int = 0,
 ) -> Tensor:
-    """The loss of one batch, of its raw states `[batch, position, d_model]` at all layers, and last logits.
-
-    Labels `[batch, position]` are -100 at padding; `step` counts the steps of training, from 0.
-    """
+    """The loss of a batch in a `step` (from 0), of its raw states at all layers and its last logits."""
     layers, mask = len(states), labels != -100
 
     def entropy_at(layer: int) -> Tensor:

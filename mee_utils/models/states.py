@@ -34,15 +34,10 @@ def output_scale(network: nn.Module) -> float:
     return config.d_model**-0.5 if scaled else 1.0
 
 
-def normalize(network: nn.Module, states: Tensor) -> Tensor:
-    """Applies the decoder's final norm (and its dropout in training) to raw layer states `[..., d_model]`."""
-    decoder = network.get_decoder()
-    return decoder.dropout(decoder.final_layer_norm(states))
-
-
 def compute_logits(network: nn.Module, states: Tensor) -> Tensor:
-    """Returns the logits `[..., vocabulary]` of raw layer states `[..., d_model]`, at any layer."""
-    return network.lm_head(normalize(network, states) * output_scale(network))
+    """Logits `[..., vocabulary]` of raw states `[..., d_model]` at any layer (in training with dropout)."""
+    decoder = network.get_decoder()
+    return network.lm_head(decoder.dropout(decoder.final_layer_norm(states)) * output_scale(network))
 
 
 def decoder_inputs(network: nn.Module, labels: Tensor) -> Tensor:

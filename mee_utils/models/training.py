@@ -78,7 +78,7 @@ class ObjectiveTrainer(Trainer):
         if self.name is not None:
             left = f"{minutes * (steps / done - 1):.0f} minutes left" if done else "begun"
             held_out = f"held out {losses[-1]:.3f} nats a token"
-            print(f"step {done} of {steps}: {held_out}, {left}{self.name}", flush=True)
+            print(f"step {done} of {steps}: {held_out}, {left} ({self.name})", flush=True)
         self.control.should_evaluate = False  # else the Trainer evaluates the last step twice
         return {"eval_loss": losses[-1]}
 
@@ -124,13 +124,12 @@ def train_backbone(
     held_out: Sequence[Pair],
     schedule: Schedule,
     folder: Path,
-    progress: bool = True,
-    name: str = "",
+    name: str | None = None,
 ) -> dict:
     """Trains a network in place on pairs of token ids; picks up where a run in the same folder stopped.
 
-    With a `decay` the network ends as it was where it did best on the `held_out` pairs. With `progress` every
-    evaluation prints a line, which ends with the `name`.
+    With a `decay` the network ends as it was where it did best on the `held_out` pairs. With a `name`
+    every evaluation prints a line that ends with it.
 
     Returns:
         `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`
@@ -146,19 +145,14 @@ def train_backbone(
     rates |= dict(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=falling, warmup_steps=warmup)
     batches = dict(per_device_train_batch_size=1, train_sampling_strategy="sequential", max_steps=steps)
     batches |= dict(remove_unused_columns=False, dataloader_pin_memory=False, seed=schedule.seed)
-    watch = dict(
-        eval_strategy="steps", eval_steps=every, eval_on_start=True, logging_steps=max(1, every // 4)
-    )
-    watch |= dict(save_steps=every, save_total_limit=1, report_to=[], disable_tqdm=True)
+    watch = dict(eval_strategy="steps", eval_steps=every, eval_on_start=True, save_steps=every)
+    watch |= dict(logging_steps=max(1, every // 4), save_total_limit=1, report_to=[], disable_tqdm=True)
     if schedule.decay > 0:
         watch |= dict(load_best_model_at_end=True, metric_for_best_model="loss")
     machine = dict(use_cpu=device == "cpu", bf16=schedule.half and fast_bfloat16(device))
     arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
-    inputs = dict(
-        train_dataset=data, eval_dataset=padded(held_out, pad), data_collator=lambda items: items[0]
-    )
-    aim = dict(objective=objective, schedule=schedule)
-    aim |= dict(name=f" ({name})" if name else "") if progress else {}
+    inputs = dict(train_dataset=data, eval_dataset=padded(held_out, pad), data_collator=lambda one: one[0])
+    aim = dict(objective=objective, schedule=schedule, name=name)
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)
     logging.disable_progress_bar()  # of every checkpoint that is written
     logging.set_verbosity_error()  # about tied weights, which checkpoints hold once

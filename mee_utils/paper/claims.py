@@ -121,7 +121,7 @@ class _Template(string.Formatter):
 def ledger(stored: pd.DataFrame, latest: pd.DataFrame) -> pd.DataFrame:
     """One row a statement of all notebooks: on how many `tasks` it can be tested, and on how many it `held`.
 
-    `stored` has the claims of all notebooks, one row a claim and task; `latest` those of 08 in their place.
+    `stored` has one row a claim and task; `latest` those of 08, in place of what is stored of it.
     """
     here = "08_results"
     rows = pd.concat([stored[stored.notebook != here], latest.assign(notebook=here)], ignore_index=True)

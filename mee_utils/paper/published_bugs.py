@@ -35,16 +35,14 @@ VANILLA_FROM = 14 / 24  # of vanilla, a share of the depth: the published runs e
 class CollapsingDepth(Measure):
     """A measure under depth collapse (MEE): once a whole batch has exited at layer l, l is the last layer.
 
-    "A whole batch" is every row that is still being decoded (the published code goes on with rows that have
-    ended, so that it collapses somewhat later). Depth only falls, and is whole again at the first token of
-    the next batch. The decoder still fills the keys and values above, which nothing reads: outputs are those
-    of a model that is cut off, FLOPs are a little too high. `length` is that of the longest output.
+    "A whole batch" is every row that is still being decoded (the published code collapses somewhat later).
+    Depth only falls, and is whole again at the first token of the next batch. The decoder still fills the
+    keys and values above, which nothing reads: FLOPs are a little too high. `length` is the longest output's.
     """
 
     def __init__(self, measure: Measure, schedule: Threshold, length: int):
         if not measure.has_threshold or measure.looks_ahead or schedule.online:
-            needed = "a measure with a constant or decaying threshold"
-            raise CompanionError(f'"{measure.name}" cannot collapse: give {needed}.')
+            raise CompanionError(f'"{measure.name}" cannot collapse: give a constant or decaying threshold.')
         self.measure, self.schedule, self.length = measure, schedule, length
         self.name, self.range, self.readout = measure.name, measure.range, measure.readout
         self.lookback, self.from_first = measure.lookback, measure.from_first
@@ -74,8 +72,7 @@ class CollapsingDepth(Measure):
 def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
     """The same policy under depth collapse, if it has a constant or decaying threshold and copies states."""
     if policy.propagation != "copy":
-        fills = 'propagation="parallel" fills the keys and values later'
-        raise CompanionError(f'{fills}: depth collapse needs propagation="copy".')
+        raise CompanionError(f'Depth collapse needs propagation="copy", not "{policy.propagation}".')
     return replace(policy, measure=CollapsingDepth(policy.measure, policy.schedule, max_new_tokens))
 
 
@@ -134,8 +131,7 @@ class SortedPolicy(ExitPolicy):
     def __post_init__(self):
         super().__post_init__()
         if self.pruning != "decaying":
-            given = f"pruning={self.pruning!r}: only a list that is cut again can be cut wrongly"
-            raise CompanionError(f'{given}; give pruning="decaying".')
+            raise CompanionError('Only a list that is cut again can be cut wrongly: give pruning="decaying".')
 
 
 class MasslessPolicy(ExitPolicy):
@@ -213,12 +209,7 @@ def measure_bugs(
 
     `exit_layer` is where FREE was trained to exit; depth collapse has its own batch sizes. The correct
     version of a rule is decoded once: in our decoder a row does not depend on the others of its batch.
-
-    Returns:
-        One row a bug, model, task, rule, batch and `version` ("published", "correct"), as `result_row`.
-
-    Raises:
-        CompanionError: an unknown bug, a task on which full depth scores 0.
+    Returns one row a bug, model, task, rule, batch and `version` ("published", "correct"), as `result_row`.
     """
     bugs, rows = [check_choice("bug", bug, BUGS) for bug in bugs], []
     for name, model in models.items():

@@ -45,8 +45,7 @@ def stored_trace(
 ):
     """The `Trace` of a model of a profile on a task; made and stored where it is missing.
 
-    At least `limit` examples are traced, and as many as the sweep decodes; outputs have at most `longest`
-    tokens. What differs from the profile's own is kept apart.
+    At least `limit` examples are traced, and as many as the sweep decodes, `longest` tokens at most.
     """
     from ..traces.trace import load_trace, states_path, trace
 
@@ -104,10 +103,7 @@ def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
 def train_classifiers(
     profile: Profile, models: Collection[str] = (), seeds: Collection[int] = ()
 ) -> dict[ClassifierJob, Path]:
-    """Takes or trains what is missing of a profile's classifiers; returns the files of those asked for.
-
-    All `models` (names of backbones) and `seeds` are asked for by default.
-    """
+    """Takes or trains what is missing of a profile's classifiers, of all or some `models` and `seeds`."""
     asked = lambda job: (not models or job.model in models) and (not seeds or job.seed in seeds)
     wanted = list(filter(asked, classifier_jobs(profile)))
     tasks = _first_tokens(profile, "train") if wanted else []

@@ -25,9 +25,6 @@ class Experiment:
     stands for `{data}`, or ""; `parameters`, what else the notebook was run with, are for the manifest.
     `layers` is the number L of decoder layers; `model_names` are the models that are there, `backbones` those
     that were trained on the tasks.
-
-    Raises:
-        CompanionError: no such profile, its models are not there yet, or the output folder is read-only.
     """
 
     def __init__(self, notebook: str | None, profile: str | Profile, data: str | None = "", **parameters):
@@ -75,10 +72,7 @@ class Experiment:
     def trace(
         self, model: str, task: str, limit: int | None = None, max_new_tokens: int | None = None
     ) -> Trace:
-        """The trace of a model's own greedy output on the first held-out examples of a task, with states.
-
-        It is made once and stored; all notebooks share it. See `mee_utils.study.artifacts`.
-        """
+        """The model's own output on the first held-out examples, traced with states; notebooks share it."""
         found = stored_trace(self.profile, model, task, limit, max_new_tokens)
         return found.first(limit) if limit else found
 

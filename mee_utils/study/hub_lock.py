@@ -44,11 +44,7 @@ def _read(lock: Path) -> dict[str, dict[str, Entry]]:
 
 
 def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None = None) -> str | None:
-    """The commit that a lock names for one of its "models" or "datasets"; None if there is none yet.
-
-    Raises:
-        CompanionError: the lock cannot be read, or was written for another revision.
-    """
+    """The commit that a lock names for one of its "models" or "datasets"; None if there is none yet."""
     entry, wanted = _read(lock).get(kind, {}).get(identifier), revision or "main"
     if entry and wanted not in (entry.revision, entry.commit):
         raise CompanionError(
@@ -61,10 +57,7 @@ def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None =
 def at_locked_commit(lock: Path, kind: str, identifier: str, revision: str | None, load: Callable):
     """Returns `load(commit)` at the commit that the lock names, else at the present one, which it then pins.
 
-    What is no hub id has no commit: `load(None)`.
-
-    Raises:
-        CompanionError: as `load` raises; the lock cannot be read or written, or names a commit that is gone.
+    What is no hub id has no commit: `load(None)`. A commit that is gone is an error that says so.
     """
     if not is_hub_id(identifier):
         return load(None)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..common.errors import CompanionError
-from ..common.files import PACKAGE, file_sha256
+from ..common.files import PACKAGE
 from ..tasks.loading import Task, load_task, shortened
 from ..tasks.sources import local_files
 from .hub_lock import at_locked_commit, locked_commit
@@ -32,18 +32,12 @@ def is_trained(profile: Profile, name: str) -> bool:
 
 
 def manifest(profile: Profile, name: str) -> dict:
-    """How a model was made and how well it does, as `make train` recorded it.
-
-    Raises:
-        CompanionError: the model is not there yet.
-    """
+    """How a model was made and how well it does, as `make train` recorded it; an error if it is not there."""
     if not is_trained(profile, name):
         base = profile.training.base
         source = f" (from {base.checkpoint})" if isinstance(base, Checkpoint) else ""
-        raise CompanionError(
-            f'Profile "{profile.name}" has no trained model "{name}"{source}: run "make train '
-            f'PROFILE={profile.name}" (with DATA=... where the profile reads local corpora).'
-        )
+        missing = f'Profile "{profile.name}" has no trained model "{name}"{source}'
+        raise CompanionError(f'{missing}: run "make train PROFILE={profile.name}", if need be with DATA=...')
     return json.loads((checkpoint_folder(profile, name) / "manifest.json").read_text(encoding="utf-8"))
 
 
@@ -62,7 +56,8 @@ def weights_digest(profile: Profile, name: str) -> str:
 
 @lru_cache
 def _sha256(path: Path, modified: int) -> str:
-    return file_sha256(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def ready_digest(profile: Profile, name: str) -> str:
@@ -104,10 +99,8 @@ def check_recipe(profile: Profile, name: str) -> None:
         if seen is None or (local and local_files(source, "train")[1] != seen["sha256"]):
             changed.append(f"training data of {task}")
     if changed:
-        raise CompanionError(
-            f"{profile.name}/{name} was trained with another {' and '.join(changed)}: delete "
-            f"mee_utils/checkpoints/{profile.name}/{name} to train it anew, or give the profile another name."
-        )
+        folder, other = checkpoint_folder(profile, name), " and ".join(changed)
+        raise CompanionError(f"{folder} was trained with another {other}: delete it, or rename the profile.")
 
 
 def from_source(profile: Profile, name: str, load: Callable):
@@ -129,13 +122,6 @@ def load_profile_model(profile: Profile, name: str, dtype: str | None = None) ->
     return replace(model, min_exit_layer=measured.get("min_exit_layer", model.min_exit_layer))
 
 
-def load_model_folder(profile: Profile, folder: Path, name: str) -> Model:
-    """Loads a model of a profile's recipe from a folder that is none of the profile's own."""
-    from ..models import load_model
-
-    return load_model(str(folder), dtype=profile.dtype, device=profile.device, name=name)
-
-
 def load_profile_tokenizer(profile: Profile, name: str):
     """The tokenizer of a model of a profile."""
     from ..models.loading import load_tokenizer
@@ -149,8 +135,7 @@ def load_tasks(
     """Every corpus of a profile (or `only` some): at most `limit` examples of one part of it.
 
     Parts are "train", "held_out" (what is scored) and "choices" (see `profiles.Corpus`). Models that start
-    from a ready checkpoint get their inputs cut to `max_source` tokens, as they were trained; no input of a
-    model trained from scratch is cut.
+    from a ready checkpoint get their inputs cut to `max_source` tokens, as they were trained.
     """
     chosen = [only] if isinstance(only, str) else only or profile.corpora
     tasks = [_load(profile, name, part, limit) for name in profile.corpora if name in chosen]

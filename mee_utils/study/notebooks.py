@@ -52,8 +52,8 @@ def declared_parameters(notebook) -> dict:
             (target,) = statement.targets
             declared[target.id] = ast.literal_eval(statement.value)
         except (AttributeError, ValueError) as error:
-            message = f"Line {statement.lineno} of the parameters cell is no assignment of a literal."
-            raise CompanionError(message) from error
+            line = f"Line {statement.lineno} of the parameters cell"
+            raise CompanionError(f"{line} is no assignment of a literal.") from error
     return declared
 
 
@@ -102,10 +102,6 @@ def run_notebook(
     """Executes a notebook, stores it with its results, and returns the path of the executed notebook.
 
     A run with other `parameters` than the profile's is a trial: all of it stays under `build/trials`.
-
-    Raises:
-        CompanionError: unknown notebook, profile or parameter, models that are not there, edits that would be
-            lost, or a cell that failed (named, with its error).
     """
     from .inputs import model_shape
 
@@ -195,10 +191,8 @@ def check_unedited(path: Path, source) -> None:
     stored = nbformat.read(path, as_version=4)
     executed = stored.metadata.get("source_sha256")
     if executed and source_digest(stored) not in (executed, source_digest(source)):
-        raise CompanionError(
-            f"{path} was edited and differs from its source: python -m mee_utils carry-over {path.stem} "
-            "takes the edits into the source; deleting the file gives them up."
-        )
+        take = f"python -m mee_utils carry-over {path.stem} takes the edits into the source"
+        raise CompanionError(f"{path} was edited: {take}; deleting the file gives them up.")
 
 
 def carry_over(name: str) -> Path:

@@ -21,11 +21,7 @@ KEPT = "What had finished is kept: run the same command again."
 
 
 def make(target: str, profile: str, data: str | None, cores: int) -> None:
-    """Makes a rule of the Snakefile up to date, with at most `cores` jobs at a time (one on a GPU).
-
-    Raises:
-        CompanionError: models that do not fit the profile, another run in this folder, or a job that failed.
-    """
+    """Makes a rule of the Snakefile up to date, with at most `cores` jobs at a time (one on a GPU)."""
     if cores < 1:
         raise CompanionError(f"--cores {cores}: give 1 or more.")
     settings, build = load_profile(profile, data), build_root()
@@ -36,8 +32,7 @@ def make(target: str, profile: str, data: str | None, cores: int) -> None:
             check_recipe(settings, name)
     locks = build / ".snakemake" / "locks"
     if any(locks.glob("*")):
-        advice = f"wait for it (if none is, delete {locks})"
-        raise CompanionError(f"Another make reproduce is running here: {advice}.")
+        raise CompanionError(f"Another make reproduce is running here: wait (if none is, delete {locks}).")
     places = ["--snakefile", str(ROOT / "notebooks" / "Snakefile"), "--directory", str(build)]
     command = [sys.executable, "-m", "snakemake", target, *places, "--cores", str(cores), "--quiet", "all"]
     command += ["--rerun-incomplete", "--scheduler", "greedy"]

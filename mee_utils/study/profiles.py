@@ -6,7 +6,7 @@ An unknown key, a wrong type or an impossible value is an error in one line that
 from __future__ import annotations
 
 import difflib
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -86,10 +86,7 @@ class Stage(Strict):
 
 
 class BaseStage(Stage):
-    """A stage of pre-training; with `layers` encoder and decoder have so many, and grow before the next.
-
-    `dropout_rate` is the shape's where none is given.
-    """
+    """A stage of pre-training with so many `layers`; `dropout_rate` is by default that of the shape."""
 
     layers: PositiveInt | None = None
     dropout_rate: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -154,20 +151,21 @@ class Training(Strict):
             raise ValueError(f"{missing}; add it, or name a checkpoint as base")
         if self.shape is not None and isinstance(self.base, Checkpoint):
             raise ValueError("shape contradicts the checkpoint of base; leave one of them out")
-        for name in ("pretrained", "base"):
-            self._check_depth(name)
         for name in {"pretrained", "base"} & set(self.backbones):
             raise ValueError(f'"{name}" is the name of the pre-trained model; give the backbone another one')
-        return self
-
-    def _check_depth(self, name: str) -> None:
-        """Each stage has as many layers as the one before it or a multiple, and the last has all."""
-        stages = getattr(getattr(self, name), "stages", [])
-        for full in (self.shape.num_layers, self.shape.num_decoder_layers) if stages else ():
-            depths = [stage.layers or full for stage in stages]
+        sizes = ("num_layers", "num_decoder_layers")
+        for (name, stages), size in product(self.pre_training.items(), sizes if self.shape else ()):
+            full = getattr(self.shape, size)
+            depths = [stage.layers or full for stage in stages] or [full]
             if depths[-1] != full or any(later % earlier for earlier, later in pairwise(depths)):
                 rule = "each must be a multiple of the one before, and the last stage has all"
                 raise ValueError(f"the stages of {name} have {depths} layers: {rule} ({full})")
+        return self
+
+    @property
+    def pre_training(self) -> dict[str, list[BaseStage]]:
+        """The stages of `pretrained` and `base`; none of what is ready or not asked for."""
+        return {name: getattr(getattr(self, name), "stages", []) for name in ("pretrained", "base")}
 
     @property
     def models(self) -> list[str]:
@@ -260,8 +258,7 @@ class Profile(Strict):
     @model_validator(mode="after")
     def _known_examples(self) -> Profile:
         recipes = {f"training.backbones.{name}": [b] for name, b in self.training.objectives.items()}
-        for name in ("pretrained", "base"):
-            recipes[f"training.{name}.stages"] = getattr(getattr(self.training, name), "stages", [])
+        recipes |= {f"training.{name}.stages": s for name, s in self.training.pre_training.items()}
         recipes |= {f"ablations.runs.{name}.stages": run.stages for name, run in self.ablation_runs.items()}
         for place, stages in recipes.items():
             known = [*self.corpora] + ([] if "backbones" in place else ["spans", *self.extra, *LESSONS])
@@ -294,8 +291,7 @@ class Profile(Strict):
         if found.exists():
             return str(found)
         if folder.name != found.name:
-            wanted = f"DATA must hold a folder {found.name} (profile {self.name}, {task})"
-            raise CompanionError(f"{found} does not exist: {wanted}.")
+            raise CompanionError(f"{found} does not exist: DATA must hold a folder {found.name} ({task}).")
         return str(folder)  # DATA is the corpus itself
 
 
@@ -327,8 +323,7 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
     except pydantic.ValidationError as error:
         raise CompanionError(f"{path}: {_first_mistake(error)}") from error
     if path.parent == FOLDER and profile.name != path.stem:
-        wanted = f'its name must be "{path.stem}", after the file'
-        raise CompanionError(f'{path} calls itself "{profile.name}": {wanted}.')
+        raise CompanionError(f'{path} calls itself "{profile.name}": its name must be "{path.stem}".')
     profile._data = data or None
     return profile
 

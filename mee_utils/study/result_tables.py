@@ -36,11 +36,7 @@ def stored_root(profile: str) -> Path:
 
 
 def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
-    """A stored table of a notebook, or of the "sweep"; `name` without ending.
-
-    Raises:
-        CompanionError: it is not there.
-    """
+    """A stored table of a notebook, or of the "sweep"; `name` without ending. An error if it is missing."""
     path = stored_root(profile) / notebook / f"{name}.csv"
     if not path.exists():
         part = SWEEP if notebook == SWEEP else f"notebook {notebook}"
@@ -97,19 +93,14 @@ def read_sweep(profile: str) -> SweepResults:
     for name in ("losses", "examples"):
         table = read_table(profile, SWEEP, name)
         if not table[KEYS].equals(settings[KEYS]):
-            differ = f"{name}.csv and settings.csv in {stored_root(profile) / SWEEP} differ"
-            raise CompanionError(f"{differ}: run mee_utils sweep again.")
+            raise CompanionError(f"{name}.csv and settings.csv in {profile}/{SWEEP} differ: sweep again.")
         arrays.append([row[~np.isnan(row)] for row in table.drop(columns=KEYS).to_numpy(dtype=np.float64)])
     given = read_manifest(profile, SWEEP)["parameters"]
     return SweepResults(settings, *arrays, given["eps"], tuple(given["deltas"]), tuple(given["risk_deltas"]))
 
 
 def claims_of(profile: str) -> pd.DataFrame:
-    """The claims of all notebooks before 08, one row a claim and task, in their order; `notebook` in front.
-
-    Raises:
-        CompanionError: a notebook that stores claims has not been run.
-    """
+    """The claims of all notebooks before 08, a row a claim and task, in their order; `notebook` in front."""
     stores_claims = lambda name: '"claims")' in (SOURCES / f"{name}.py").read_text(encoding="utf-8")
     names = [name for name in notebook_names() if not name.startswith("08") and stores_claims(name)]
     tables = [read_table(profile, name, "claims") for name in names]

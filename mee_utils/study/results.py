@@ -105,7 +105,7 @@ class Run:
 def staged(folder: Path) -> Iterator[Path]:
     """Yields an empty folder; it takes the place of `folder` when the block ends without an error.
 
-    What was in `folder` goes only then. Two runs at once do not meet: the later one stays.
+    Two runs at once do not meet: the later one stays.
     """
     make_folder(folder.parent)
     beside = dict(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import CompanionError, generate
+from .. import CompanionError, generate, load_model
 from ..analysis.comparison import decode
 from ..analysis.monotonicity import settled_from
 from ..common.files import complete_file
@@ -63,9 +63,8 @@ def store(profile: Profile) -> Path:
     recipes = {name: profile.training.recipe(name).model_dump() for name in profile.training.objectives}
     recipes |= {name: about.model_dump() for name, about in profile.ablation_runs.items()}
     with staged(folder) as results:
-        made = Run(
-            RETRAINED, profile.name, {"recipes": {job.name: recipes[job.name] for job in jobs}}, results
-        )
+        parameters = {"recipes": {job.name: recipes[job.name] for job in jobs}}
+        made = Run(RETRAINED, profile.name, parameters, results)
         made.inputs = {name: inputs.weights_digest(profile, name) for name in profile.training.models}
         for kind in ("seeds", "ablations"):
             files = [job.path(profile) for job in jobs if job.kind == kind]
@@ -78,43 +77,35 @@ def store(profile: Profile) -> Path:
 def _seed(profile: Profile, job: Retraining) -> list[dict]:
     """One row a task: score at full depth, where tokens settle, and what one exit rule makes of it."""
     if job.seed == profile.training.seed:
-        return _seed_rows(profile, job, inputs.load_profile_model(profile, job.name), profile.training.seed)
-    maker = new_maker(profile)
-    folder = work_folder(profile, job.name, job.seed, maker.tasks)
-    network, _ = maker.trained(job.name, job.seed, folder)
-    with staged(folder / "model") as partial:
-        maker.save_weights(network, partial)
-    model = inputs.load_model_folder(profile, folder / "model", job.name)
-    return _seed_rows(profile, job, model, job.seed)
-
-
-def _seed_rows(profile: Profile, job: Retraining, model, seed: int) -> list[dict]:
+        model = inputs.load_profile_model(profile, job.name)
+    else:
+        maker = new_maker(profile)
+        folder = work_folder(profile, job.name, job.seed, maker.tasks)
+        network, _ = maker.trained(job.name, job.seed, folder)
+        model = _stored(maker, network, folder, job.name)
     settings, rows = profile.results, []
     policy = RULES[RULE].policy(THRESHOLD, settings.model_dump())
     options = dict(max_new_tokens=profile.training.max_target, batch_size=settings.batch_size)
     for task in inputs.load_tasks(profile):
         texts = generate(model, task.inputs, max_source_tokens=UNLIMITED, **options).texts
         few = task[:EXAMPLES]
-        seen = trace(model, few.inputs, **options)
         full = decode(model, few, None, **options)
         early = decode(model, few, policy, full, **options)
-        rows.append(
-            {
-                "task": task.name,
-                "model": job.name,
-                "seed": seed,
-                "metric": task.metric,
-                "examples": len(task),
-                "score": task.score(texts)[task.metric],
-                "settled_from": float(settled_from(seen).mean()),
-                "rule": RULE,
-                "threshold": THRESHOLD,
-                "retained": 100 * early.score / full.score if full.score else float("nan"),
-                "flops_share": early.flops / full.flops,
-                "mean_exit_layer": early.mean_exit_layer,
-            }
-        )
+        row = {"task": task.name, "model": job.name, "seed": job.seed, "metric": task.metric}
+        row |= {"examples": len(task), "score": task.score(texts)[task.metric]}
+        row |= {"settled_from": float(settled_from(trace(model, few.inputs, **options)).mean())}
+        row |= {"rule": RULE, "threshold": THRESHOLD}
+        row |= {"retained": 100 * early.score / full.score if full.score else float("nan")}
+        row |= {"flops_share": early.flops / full.flops, "mean_exit_layer": early.mean_exit_layer}
+        rows.append(row)
     return rows
+
+
+def _stored(maker: Maker, network, folder: Path, name: str):
+    """A network as a shipped one is measured: stored in half precision, and loaded again."""
+    with staged(folder / "model") as partial:
+        maker.save_weights(network, partial)
+    return load_model(folder / "model", dtype=maker.profile.dtype, device=maker.profile.device, name=name)
 
 
 def _ablation(profile: Profile, job: Retraining) -> list[dict]:
@@ -131,25 +122,17 @@ def _ablation(profile: Profile, job: Retraining) -> list[dict]:
     shape = profile.training.shape.model_dump() | depth
     network = new_network(maker.tokenizer, local=about.local, **shape)
     folder = build_root() / RETRAINED / profile.name / job.name
-    how, steps = dict(rates=FROM_SCRATCH | about.rates, muon=about.muon), 0
+    how, steps, tokens, rows = dict(rates=FROM_SCRATCH | about.rates, muon=about.muon), 0, 0, []
     for number, stage in enumerate(about.stages):
         place = folder / "training" / f"stage-{number + 1}"
         steps += maker.run(network, stage, job.seed + number, place, **how)["steps"]
-    with staged(folder / "model") as partial:
-        maker.save_weights(network, partial)
-    model = inputs.load_model_folder(profile, folder / "model", job.name)
-    rows = []
+        tokens += sum(len(a) + len(b) for a, b in maker.stage_pairs(stage, job.seed + number))
+    model = _stored(maker, network, folder, job.name)
     for task in maker.choices:
         if task.forms:
             found = generate(model, task.inputs, max_new_tokens=profile.training.max_target, batch_size=64)
             for form, score in by_form(task, found.texts).items():
                 row = {"run": job.name, "form": form, "exact_match": score}
-                rows.append(row | {"questions": task.forms.count(form), "steps": steps})
-    tokens = _tokens(maker, about, job.seed)
-    return [row | {"tokens": tokens} for row in rows]
-
-
-def _tokens(maker: Maker, about, seed: int) -> int:
-    """How many tokens a run has seen."""
-    stages = enumerate(about.stages)
-    return sum(len(a) + len(b) for k, stage in stages for a, b in maker.stage_pairs(stage, seed + k))
+                row |= {"questions": task.forms.count(form), "steps": steps, "tokens": tokens}
+                rows.append(row)
+    return rows

@@ -75,22 +75,15 @@ def check(profile: Profile, wanted: Sequence[str]) -> None:
 
 
 def new_maker(profile: Profile) -> Maker:
-    """Loads a profile's corpora, and its tokenizer or makes it.
-
-    Raises:
-        CompanionError: training and held-out data are the same, or nothing is left to train on.
-    """
+    """Loads a profile's corpora, and its tokenizer or makes it; an error if nothing is left to train on."""
     parts = {part: inputs.load_tasks(profile, part) for part in ("train", "choices", "held_out")}
     for first, second in zip(parts["train"], parts["held_out"], strict=True):
         if first.digest == second.digest:
             advice = "give a folder with one file a split"
             raise CompanionError(f"{first.source} is training and held-out data at once: {advice}.")
         if not first.inputs:
-            aside = profile.corpora[first.name].choices
-            raise CompanionError(
-                f"{first.source} has no more than {aside} examples for training, which are all kept for "
-                f"choices: give more, or set choices of {first.name} lower in the profile."
-            )
+            aside = f"{profile.corpora[first.name].choices} examples, all kept for choices"
+            raise CompanionError(f"{first.source} has no more than {aside}: give more, or lower choices.")
     return Maker(profile, *parts.values(), profile_tokenizer(profile, parts["train"]))
 
 
@@ -98,11 +91,8 @@ def work_folder(profile: Profile, name: str, seed: int, tasks: Sequence[Task]) -
     """Where an unfinished run keeps its checkpoints: one folder a recipe, seed, start and training data."""
     settings = profile.training
     start = settings.start(name)
-    parts = [
-        settings.recipe(name).model_dump(),
-        settings.model_dump(exclude={"pretrained", "base", "backbones"}),
-        seed,
-    ]
+    parts = [settings.recipe(name).model_dump()]
+    parts += [settings.model_dump(exclude={"pretrained", "base", "backbones"}), seed]
     parts += [[task.digest for task in tasks], start and weights_digest(profile, start)]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return ROOT / "build" / "training" / profile.name / name / key
@@ -205,11 +195,8 @@ class Maker:
         profile = self.profile
         model = inputs.load_profile_model(profile, name, measured_in(profile))
         if model.tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            other = f'another tokenizer than the base of profile "{profile.name}"'
-            raise CompanionError(
-                f"{profile.training.recipe(name).checkpoint} has {other}: models of one profile are compared "
-                "token by token; give it another profile."
-            )
+            other = f"{profile.training.recipe(name).checkpoint} has another tokenizer than the base"
+            raise CompanionError(f"{other}, and cannot be compared token by token: give it another profile.")
         pairs, pad = self.curve_pairs(), model.network.config.pad_token_id
         losses = [{"step": 0, "cross_entropy": layer_losses(model.network, padded(pairs, pad))}]
         curve = {"steps": 0, "minutes": 0.0, "loss": [], "layer_cross_entropy": losses}

@@ -52,10 +52,8 @@ def calibrated(stored: SweepResults, model: str, demands: Demands, bounds=BOUNDS
     return pd.DataFrame(rows)
 
 
-def guarantee(
-    stored: SweepResults, model: str, demands: Demands, splits: int = 50, share: float = 0.5
-) -> pd.DataFrame:
-    """How often thresholds calibrated on a random `share` of the examples break their promise, rule by rule.
+def guarantee(stored: SweepResults, model: str, demands: Demands, splits: int = 50) -> pd.DataFrame:
+    """How often thresholds calibrated on half of the examples break their promise, over random splits.
 
     Returns one row a task, rule, `kind`, `delta` and `bound` ("no_test": the mean is taken at its word):
     `violated`, the share of splits whose threshold exceeds delta on all examples; `passed`, the share of
@@ -64,7 +62,7 @@ def guarantee(
     rows = []
     for labels, settings, losses in _losses(stored, model, demands):
         for delta, (bound, test) in product(demands[labels["kind"]], TESTS.items()):
-            found = violations(losses, settings.threshold.tolist(), delta, stored.eps, test, splits, share)
+            found = violations(losses, settings.threshold.tolist(), delta, stored.eps, test, splits)
             found = found.assign(passed=found.threshold.notna())[["violated", "passed", "mean_loss"]]
             rows.append({**labels, "delta": delta, "bound": bound, **found.mean()})
     return pd.DataFrame(rows)
@@ -78,10 +76,7 @@ def binomial_limit(draws: int, eps: float, level: float = 0.95) -> float:
 
 
 def fresh_rates(fresh: pd.DataFrame, eps: float) -> pd.DataFrame:
-    """Violation rates over the independent calibration sets of `analysis.calibration.fresh_samples`.
-
-    Returns one row a `rule`, `bound` and `delta`: `violated`, `passed`, `sets` and the binomial `limit`.
-    """
+    """Violation rates of `fresh_samples`: a row a `rule`, `bound` and `delta`, with the binomial `limit`."""
     groups = fresh.assign(passed=fresh.threshold.notna()).groupby(["rule", "bound", "delta"], sort=False)
     rates = groups.agg(violated=("violated", "mean"), passed=("passed", "mean"), sets=("passed", "size"))
     return rates.assign(limit=[binomial_limit(sets, eps) for sets in rates.sets]).reset_index()
@@ -152,7 +147,7 @@ def answer_lines(
 ) -> Iterator[str]:
     """MEE's question answered in words: a line a task and a line a batch size.
 
-    `kept` is from `keeping` and `answer` the `fastest` of its timed settings; `label` says a name in words.
+    `kept` is from `keeping`, `answer` the `fastest` of its timed settings; `label` says a name in words.
     """
     first = lambda rows, text, nothing: next((text.format(r=r) for r in rows.itertuples()), nothing)
     named = lambda rows: rows.assign(label=rows.rule.map(label), kind=rows.rule.map(_kind))

@@ -78,8 +78,7 @@ class Task:
             if not listed or not isinstance(text, str):
                 raise CompanionError(f"Cannot score {str(text)[:60]!r}: give a list of texts.")
         if len(texts) != len(self):
-            count = f"{len(texts)} texts for {len(self)} examples"
-            raise CompanionError(f"{count}: score one output for each input.")
+            raise CompanionError(f"{len(texts)} texts for {len(self)} examples: score one output for each.")
         return texts
 
 
@@ -114,7 +113,9 @@ def load_task(
     if len(pair) != 2 or not all(isinstance(language, str) and language for language in pair):
         raise CompanionError(f'languages={languages!r}: give source and target, as in ("en", "fr").')
     if str(source) == "synthetic":
-        return _synthetic(name, split, limit, seed)
+        if limit is None:
+            raise CompanionError('source="synthetic" never ends: set limit to the number of examples.')
+        return _drawn(name, name, split, limit, seed)
     if path := find_local(source, 'a file, a folder, a hub id, or "synthetic"'):
         files, digest = sources.local_files(path, split)
     else:
@@ -130,12 +131,6 @@ def shortened(task: Task, tokenizer, tokens: int) -> Task:
     cut = lambda ids: tokenizer.decode(ids[: tokens - 1], skip_special_tokens=True)
     fits = [text if len(ids) <= tokens else cut(ids) for text, ids in zip(task.inputs, whole, strict=True)]
     return replace(task, inputs=fits)
-
-
-def _synthetic(name: str, split: str, limit: int | None, seed: int) -> Task:
-    if limit is None:
-        raise CompanionError('source="synthetic" never ends: set limit to the number of examples you want.')
-    return _drawn(name, name, split, limit, seed)
 
 
 def load_lesson(name: str, split: str, limit: int, seed: int = 0) -> Task:

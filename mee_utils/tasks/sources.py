@@ -5,14 +5,12 @@ named after it, as `validation.jsonl.gz`, `validation-00000-of-00001.parquet` or
 """
 
 import csv
-import glob
 import gzip
 import hashlib
 import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from ..common.errors import CompanionError, one_line
 from ..common.files import ENDINGS
@@ -103,18 +101,15 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
                 reason = f"{error.msg} at character {error.pos + 1}"
                 raise CompanionError(f"{path}, line {number} is not JSON ({reason}): correct it.") from error
             if not isinstance(row, dict):
-                what = f"{path}, line {number} is {line.strip()[:40]!r}"
-                raise CompanionError(f"{what}, no object: write {{...}}.")
+                raise CompanionError(f"{path}, line {number} is {line.strip()[:40]!r}, no object.")
             yield number, row
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
-    import datasets  # takes seconds to import
+    from pyarrow.parquet import ParquetFile
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    with TemporaryDirectory() as cache:  # even a stream locks its cache
-        options = dict(data_files=glob.escape(str(path)), split="train", streaming=True, cache_dir=cache)
-        batches = datasets.load_dataset("parquet", **options).with_format("arrow").iter(batch_size=1000)
+    with ParquetFile(path) as file:
+        batches = file.iter_batches(batch_size=1000)
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
@@ -123,8 +118,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
             if None in row or None in row.values():
-                cells = "more or fewer cells than the header"
-                raise CompanionError(f"{path}, row {number} has {cells}: correct it.")
+                raise CompanionError(f"{path}, row {number} has more or fewer cells than the header.")
             yield number, row
 
 

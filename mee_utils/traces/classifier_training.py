@@ -29,8 +29,7 @@ def wanted_ids(trace: Trace, target: str) -> np.ndarray:
     """What each token should be, `[token]`; a `CompanionError` where "correctness" has no references."""
     check_choice("target", target, TARGETS)
     if target == "correctness" and trace.along != "reference":
-        call = "trace(model, inputs, references)"
-        raise CompanionError(f'target="correctness" needs a trace along references, made with {call}.')
+        raise CompanionError('target="correctness" needs one made with trace(model, inputs, references).')
     return trace.token_id if target == "correctness" else trace.final_id
 
 

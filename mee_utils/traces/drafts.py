@@ -21,9 +21,7 @@ from .trace import Trace
 class DraftReplay:
     """What verified exits do, exactly.
 
-    Attributes:
-        rounds, judged, kept: `[output]`, as in `Generation.drafts`.
-        exit_layers: `[token]`, as in `Generation.exit_layers`.
+    `rounds`, `judged` and `kept` are `[output]` as in `Generation.drafts`; `exit_layers` is `[token]`.
     """
 
     rounds: np.ndarray = field(repr=False)
@@ -45,11 +43,7 @@ def replay_drafts(
     max_new_tokens: int = 64,
     model: Model | None = None,
 ) -> DraftReplay:
-    """What decoding with this policy and `propagation="verify"` does, from a trace of the model's own output.
-
-    `max_draft` is the policy's by default; `max_new_tokens` and `model` are those of `replay`, and so are the
-    errors. A trace along references is refused.
-    """
+    """What decoding with `propagation="verify"` does, from a trace of the model's own output (`replay`)."""
     replayed = replay_policy(trace, policy, model)
     trace.check_own(len(trace.source_tokens))
     return drafts_of(replayed, replayed.bound.max_draft if max_draft is None else max_draft, max_new_tokens)

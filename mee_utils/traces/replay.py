@@ -107,17 +107,11 @@ def replay(
 
 
 def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) -> PolicyReplay:
-    """Reads a trace as a policy would, at every layer at which it decides; see `replay`.
-
-    Rules over all ids are read off the arrays of the trace; measures that look at states, and pruned or
-    contrasted readouts, are computed from its states by what decoding uses.
-    """
+    """Reads a trace as a policy would, at every layer at which it decides; see `replay`."""
     if not isinstance(trace, Trace):
         raise CompanionError(f"trace={trace!r:.60}: give a Trace, from trace(...) or load_trace(...).")
     if check_policy(policy).schedule.learns:
-        raise CompanionError(
-            "An adaptive threshold learns while decoding and cannot be replayed: use generate."
-        )
+        raise CompanionError("A threshold that learns while decoding cannot be replayed: use generate.")
     bound = _bind(trace, policy)
     if model is not None:
         bound.measure.check_model(model)
@@ -153,19 +147,18 @@ class StoredStates:
 
     def __init__(self, trace: Trace, model: Model | None):
         if model is None:
-            call = "replay(trace, policy, model=model)"
-            raise CompanionError(f"This rule looks at states: give the model of the trace too, as in {call}.")
+            raise CompanionError("This rule looks at states: give the model of the trace too, model=...")
         if trace.states is None:
             raise CompanionError("This trace was made without states: make it with trace(..., states=file).")
         if trace.model != model.name:
-            name = f'The trace is of "{trace.model}", the model is "{model.name}"'
-            raise CompanionError(f"{name}: give the model that was traced.")
+            raise CompanionError(f'The trace is of "{trace.model}": give this model, not "{model.name}".')
         if not len(trace):
             raise CompanionError("The trace holds no tokens: give at least one input.")
         found, wanted = trace.states.shape, (len(trace), model.layers, model.network.config.d_model)
         if found != wanted:
-            shapes = f"The states have the shape {found}, trace and model need {wanted}"
-            raise CompanionError(f"{shapes}: trace again.")
+            raise CompanionError(
+                f"States have the shape {found}, trace and model need {wanted}: trace again."
+            )
         dtype = model.network.lm_head.weight.dtype
         self.trace, self.model, self.dtype = trace, model, dtype
         self.working_dtype = torch.promote_types(dtype, torch.float32)  # what classifiers compute in
@@ -218,10 +211,8 @@ class TraceState(LayerState):
         if name in ("sequence", "position", "token_before"):
             return getattr(self.trace, name)[self.tokens]
         if name not in TRACED:
-            missing = f'A trace does not keep "{name}"'
-            raise CompanionError(
-                f"{missing}: this measure cannot be replayed, decode with it (drafts: give max_draft)."
-            )
+            missing = f'A trace does not keep "{name}", which this measure looks at'
+            raise CompanionError(f"{missing}: decode with it (drafts: give max_draft).")
         if name != "similarity":
             self.read_out.add(self.layer)
         return getattr(self.trace, name)[self.tokens, self.layer - 1]

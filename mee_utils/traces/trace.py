@@ -116,8 +116,7 @@ class Trace:
     def check_own(self, inputs: int) -> None:
         """Raises `CompanionError` unless these are the model's own outputs for so many inputs."""
         if self.along != "greedy" or len(self.source_tokens) != inputs:
-            wanted = "the trace of the model's own output, trace(model, inputs)"
-            raise CompanionError(f"Give {wanted}, on the inputs that were decoded.")
+            raise CompanionError("Give a trace of the model's own output, on the inputs that were decoded.")
 
     def first(self, limit: int) -> Trace:
         """The trace of the first `limit` inputs; states stay on disk."""
@@ -133,8 +132,7 @@ class Trace:
 
         path = Path(path)
         if path.is_dir():
-            example = path / "trace.safetensors"
-            raise CompanionError(f"{path} is a folder: give a file in it, such as {example}.")
+            raise CompanionError(f"{path} is a folder: give a file in it, such as trace.safetensors.")
         about = {name: getattr(self, name) for name in ("along", "model", "min_exit_layer", "source_tokens")}
         about |= {"sizes": asdict(self.sizes), "states": self.states is not None}
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
@@ -262,8 +260,7 @@ def trace(
 def _check_outputs(outputs: Sequence[Sequence[int]], inputs: int, vocabulary: int) -> list[np.ndarray]:
     """Ids of every output as an array, or an error that says which one is none."""
     if len(outputs) != inputs or not all(map(len, outputs)):
-        given = f"{len(outputs)} outputs for {inputs} inputs"
-        raise CompanionError(f"{given}, or one of no tokens: give ids for each input.")
+        raise CompanionError(f"{len(outputs)} outputs for {inputs} inputs, or one of no tokens: give ids.")
     arrays = [np.asarray(ids) for ids in outputs]
     for number, ids in enumerate(arrays):
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= vocabulary:

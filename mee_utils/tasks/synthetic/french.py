@@ -85,10 +85,6 @@ def _person(random: Random) -> tuple[str, str]:
     return random.choice(lexicon.FEMALE_NAMES if gender == "f" else lexicon.MALE_NAMES), gender
 
 
-def _name(random: Random) -> str:
-    return _person(random)[0]
-
-
 def _thing(random: Random, things: Sequence[Noun] = lexicon.THINGS) -> Noun:
     return random.choice(things if random.random() < 0.8 else lexicon.ANIMALS)
 
@@ -102,7 +98,7 @@ def _maybe_adjective(random: Random) -> Adjective | None:
 
 def transitive(random: Random) -> Pair:
     """Paul found three small keys yesterday."""
-    name, verb, noun = _name(random), random.choice(lexicon.TRANSITIVE), _belonging(random)
+    name, verb, noun = _person(random)[0], random.choice(lexicon.TRANSITIVE), _belonging(random)
     kind = random.choice(["definite", "indefinite", "number"])
     plural = kind == "number" or random.random() < 0.4
     english, french = noun_phrase(kind, noun, plural, _maybe_adjective(random), random.randint(2, 12))
@@ -123,7 +119,7 @@ def located(random: Random) -> Pair:
 
 def relative(random: Random) -> Pair:
     """The houses that Paul saw yesterday are white: participle and adjective agree across the clause."""
-    name, verb, noun = _name(random), random.choice(lexicon.TRANSITIVE), _belonging(random)
+    name, verb, noun = _person(random)[0], random.choice(lexicon.TRANSITIVE), _belonging(random)
     plural, time = random.random() < 0.5, random.choice(lexicon.TIMES)
     english, french = noun_phrase("definite", noun, plural)
     end = _is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
@@ -158,7 +154,7 @@ def predicate(random: Random) -> Pair:
 
 def mood(random: Random) -> Pair:
     """The sisters of Paul are tired."""
-    noun, plural, name = random.choice(lexicon.PEOPLE), random.random() < 0.5, _name(random)
+    noun, plural, name = random.choice(lexicon.PEOPLE), random.random() < 0.5, _person(random)[0]
     english, french = noun_phrase("definite", noun, plural)
     end = _is_so(noun, plural, random.choice(lexicon.MOODS))
     return f"{english} of {name} {end[0]}", french + _of(name) + copied(name) + end[1]
@@ -166,7 +162,7 @@ def mood(random: Random) -> Pair:
 
 def possession(random: Random) -> Pair:
     """Vera has a big grey horse and two cats."""
-    name, first, second = _name(random), _belonging(random), _belonging(random)
+    name, first, second = _person(random)[0], _belonging(random), _belonging(random)
     one = noun_phrase("indefinite", first, False, _maybe_adjective(random))
     many = noun_phrase("number", second, True, None, random.randint(2, 12))
     french = copied(name) + grammatical("a") + one[1] + grammatical("et") + many[1]
@@ -175,14 +171,14 @@ def possession(random: Random) -> Pair:
 
 def negation(random: Random) -> Pair:
     """Oscar does not have a ladder: "n'a pas d'échelle"."""
-    name, noun = _name(random), _belonging(random)
+    name, noun = _person(random)[0], _belonging(random)
     french = copied(name) + grammatical("n'a pas") + _of(noun.french) + translated(noun.french)
     return f"{name} does not have {noun_phrase('indefinite', noun)[0]}", french
 
 
 def question(random: Random) -> Pair:
     """Where are the new keys of Irene?"""
-    noun, plural, name = _belonging(random), random.random() < 0.5, _name(random)
+    noun, plural, name = _belonging(random), random.random() < 0.5, _person(random)[0]
     english, french = noun_phrase("definite", noun, plural, _maybe_adjective(random))
     is_, est = _be(plural)
     french = translated("où") + agreement(est) + french + _of(name) + copied(name) + grammatical("?")

@@ -94,11 +94,10 @@ def _relation(relation: str, of: Person, who: Person, what: str | None = None) -
 
 def _inhabitants(city: str, sentences: Sequence[str], everybody: Sequence[Person]) -> Asked:
     living = {person.name for person in everybody if person.city == city}
-    names = [name for name in (_subject(sentence) for sentence in sentences) if name in living]
+    names = [name for name in map(_subject, sentences) if name in living]
     noun = "person" if len(names) == 1 else "people"
-    sentence = _home(city) + _listed(names) + grammatical(":") + counted(NUMBERS[len(names)])
-    sentence += grammatical(f"{noun} .")
-    return Asked(f"How many people live in {city}?", sentence, counted(NUMBERS[len(names)]))
+    sentence, count = _home(city) + _listed(names) + grammatical(":"), counted(NUMBERS[len(names)])
+    return Asked(f"How many people live in {city}?", sentence + count + grammatical(f"{noun} ."), count)
 
 
 def _subject(sentence: str) -> str:
@@ -139,16 +138,12 @@ def _one_fact(random: Random) -> Case:
 def _related(random: Random, pairs: int) -> tuple[list[str], list[tuple[str, Person, Person]]]:
     """Pairs of people, one the sister, friend, ... of the other: sentences and (relation, of whom, who)."""
     everybody = people(random, 2 * pairs)
-    found = []
-    for of, who in zip(everybody[::2], everybody[1::2], strict=True):
-        found.append((random.choice([sibling(who), *OTHERS]), of, who))
+    couples = zip(everybody[::2], everybody[1::2], strict=True)
+    found = [(random.choice([sibling(who), *OTHERS]), of, who) for of, who in couples]
     if random.random() < 0.5:  # the same relation twice, so that it does not tell whom
         relation = found[0][0]
         found = [(relation if relation in (*OTHERS, sibling(w)) else r, of, w) for r, of, w in found]
-    sentences = [
-        random.choice(RELATED).format(relation=relation, of=of, who=who) for relation, of, who in found
-    ]
-    return sentences, found
+    return [random.choice(RELATED).format(relation=r, of=of, who=who) for r, of, who in found], found
 
 
 def _two_facts(random: Random) -> Case:
@@ -247,62 +242,44 @@ def _relations(random: Random) -> Case:
     return _shuffled(random, sentences), [_relation(*one, what) for one in _shuffled(random, related)]
 
 
-def _cities(random: Random) -> Case:
-    return _counted(random, cities=2)
-
-
 def _comparisons(random: Random) -> Case:
-    owners = _owners(random, 4)
-    sentences = _shuffled(random, [tell(random, person, "goods") for person in owners])
+    owners, sentences = _goods(random)
     return sentences, [_comparison(random, *random.sample(owners, 2)) for _ in range(3)]
 
 
 def _holders(random: Random) -> Case:
-    owners = _owners(random, 4)
-    sentences = _shuffled(random, [tell(random, person, "goods") for person in owners])
+    """The way back from a number to a name, which a comparison ends with."""
+    owners, sentences = _goods(random)
     return sentences, [_holder(person) for person in _shuffled(random, owners)[:3]]
 
 
+def _goods(random: Random) -> tuple[list[Person], list[str]]:
+    owners = _owners(random, 4)
+    return owners, _shuffled(random, [tell(random, person, "goods") for person in owners])
+
+
 def _holder(person: Person) -> Asked:
-    """The way back from a number to a name, which a comparison ends with."""
     things = f"{NUMBERS[person.count]} {person.thing.in_english(True)}"
-    sentence = (
-        grammatical("The") + copied(things) + grammatical("of") + one_fact(person.name) + grammatical(".")
-    )
-    return Asked(f"Who owns {things}?", sentence, one_fact(person.name))
+    sentence = grammatical("The") + copied(things) + grammatical("of") + one_fact(person.name)
+    return Asked(f"Who owns {things}?", sentence + grammatical("."), one_fact(person.name))
 
 
 _CASES = dict(pairs=_pairs, same_fact=_same_fact, several_facts=_several_facts, relations=_relations)
-_CASES |= dict(cities=_cities, owners=_comparisons, holders=_holders)
+_CASES |= dict(cities=partial(_counted, cities=2), owners=_comparisons, holders=_holders)
 
 
-def _lesson(random: Random, case: Callable[[Random], Case]) -> SyntheticExample:
+def _lesson(random: Random, case: Callable[[Random], Case], alone: bool = False, silent: bool = False):
+    """All questions of a context, or the first `alone`; `silent`: the bare value where a question has one."""
     sentences, asked = case(random)
-    together = " ".join(one.question for one in asked)
-    return _example(sentences, together, [word for one in asked for word in one.sentence], "")
-
-
-def _alone(random: Random, case: Callable[[Random], Case]) -> SyntheticExample:
-    """The first question of a lesson alone."""
-    sentences, (asked, *_) = case(random)
-    return _example(sentences, asked.question, asked.sentence, "")
-
-
-def _silent(random: Random, case: Callable[[Random], Case]) -> SyntheticExample:
-    """A lesson answered by the bare values, where a question has one."""
-    sentences, asked = case(random)
-    together = " ".join(one.question for one in asked)
-    return _example(sentences, together, [word for one in asked for word in one.bare or one.sentence], "")
-
-
-def _silent_question(random: Random) -> SyntheticExample:
-    return question(random, bare=1)
+    asked = asked[:1] if alone else asked
+    words = [word for one in asked for word in (silent and one.bare) or one.sentence]
+    return _example(sentences, " ".join(one.question for one in asked), words, "")
 
 
 # the lessons of pre-training, and what they are compared with: one question a context, bare values
 LESSONS: dict[str, Callable[[Random], SyntheticExample]] = {
-    **{name: partial(_lesson, case=case) for name, case in _CASES.items()},
-    **{f"{name}, alone": partial(_alone, case=case) for name, case in _CASES.items()},
-    **{f"{name}, silent": partial(_silent, case=case) for name, case in _CASES.items()},
-    "questions, silent": _silent_question,
+    f"{name}{way}": partial(_lesson, case=case, **options)
+    for way, options in {"": {}, ", alone": dict(alone=True), ", silent": dict(silent=True)}.items()
+    for name, case in _CASES.items()
 }
+LESSONS["questions, silent"] = partial(question, bare=1)
