@@ -153,7 +153,7 @@ def test_speeds_are_ratios_within_a_round(monkeypatch):
 def script_of(tiny, batch, seed=0):
     draw, size = np.random.default_rng(seed), (batch, TINY.tokens)
     ends = draw.random(size) < 0.2
-    return shapes.Script(draw.integers(1, 5, size), draw.random(size) < 0.7, ends)
+    return shapes.Script(draw.integers(1, SIZES.layers + 1, size), draw.random(size) < 0.7, ends)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -161,15 +161,15 @@ def script_of(tiny, batch, seed=0):
 def test_drafts_are_made_and_kept_as_the_script_says(tiny, batch, most):
     script = script_of(tiny, batch)
     policy = shapes.ExitPolicy(min_layer=1, propagation="verify", max_draft=most)
-    rows = shapes.verified(tiny, shapes.played(policy, script, tiny, 4), script)()
-    kept = script.right & (script.layers < 4)
-    assert np.array_equal([row.exit_layers for row in rows], np.where(kept, script.layers, 4))
+    rows = shapes.verified(tiny, shapes.played(policy, script, tiny, SIZES.layers), script)()
+    kept = script.right & (script.layers < SIZES.layers)
+    assert np.array_equal([row.exit_layers for row in rows], np.where(kept, script.layers, SIZES.layers))
     for number, row in enumerate(rows):
         assert row.drafts.kept == kept[number].sum()
         rounds, length = 0, 0
         for right, layer, end in zip(kept[number], script.layers[number], script.ends[number], strict=True):
             rounds, length = rounds + (length == 0), length + 1
-            if layer == 4 or not right or end or length == most:
+            if layer == SIZES.layers or not right or end or length == most:
                 length = 0
         assert row.drafts.rounds == rounds
 
@@ -182,10 +182,10 @@ def test_a_played_policy_decides_at_the_layers_that_stand_for_its_own_and_listen
             seen.append(state.layer)
             return super().confidence(state)
 
-    exits = np.full((1, TINY.tokens), 4)
+    exits = np.full((1, TINY.tokens), SIZES.layers)
     script = shapes.Script(exits, exits > 0, exits == 0)
     rows = tiny.ours(1, shapes.played(shapes.ExitPolicy(Watched(), min_layer=1), script, tiny, 2))()
-    assert seen == [2] * TINY.tokens and np.array_equal(rows[0].exit_layers, exits[0])
+    assert seen == [SIZES.layers // 2] * TINY.tokens and np.array_equal(rows[0].exit_layers, exits[0])
 
 
 def test_outputs_are_played_at_the_same_relative_depth():
