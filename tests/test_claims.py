@@ -16,6 +16,7 @@ NUMBERS = {
     "03_pruning": 8,
     "04_contrastive_decoding": 9,
     "05_mee_classifiers": 9,
+    "06_survey_rules": 15,
     "08_results": 13,
 }
 

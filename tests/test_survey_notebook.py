@@ -176,11 +176,6 @@ def test_a_bandit_has_regret_and_a_calibrated_threshold_seldom_breaks_its_promis
     assert (table[table.who.str.startswith("bandit")].regret > 0).all()
 
 
-def test_the_mean_loss_has_an_interval():
-    found = survey.mean_loss(np.array([0.0, 0.0, 1.0, 1.0]))
-    assert found["loss"] == 0.5 and 0 <= found["loss_low"] < 0.5 < found["loss_high"] <= 1
-
-
 def test_every_rule_of_the_survey_is_on_the_bench():
     from mee_utils.study.notebooks import SOURCES
 

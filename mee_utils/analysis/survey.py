@@ -19,7 +19,7 @@ from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .calibration import consistency_losses, violations
 from .comparison import at_threshold
-from .statistics import NOTHING, bootstrap, mean_interval
+from .statistics import NOTHING, mean_interval
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
 SEEN = {"hidden_similarity": "2", "pcee": "2", "elbert": "3", "token_hash": "none"}  # layers, by default
@@ -69,9 +69,8 @@ def levels_of(replayed: PolicyReplay, steps: int = 25) -> list[float]:
     if measure.whole:
         return [float(level) for level in range(depth, -1, -1)]
     found = np.quantile(replayed.confidences, np.linspace(0, 1, steps), method="lower")
-    near = [level for level in NEAR_ONE if high == 1]
-    levels = np.unique(np.round([*found, *near, min(high, depth)], 4))
-    return np.clip(levels, low, high)[::-1].tolist()
+    found = np.round([*found, *(NEAR_ONE if high == 1 else ()), min(high, depth)], 4)
+    return np.unique(np.clip(found, low, high))[::-1].tolist()
 
 
 def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict[str, float]:
@@ -99,13 +98,9 @@ def lowest_level(
     """The last of descending thresholds before the first whose mean loss exceeds `demand`; the first if none
     is within it.
     """
-    chosen = levels[0]
-    for level in levels:
-        found = replayed.at_threshold(level)
-        if losses(emitted(found, found.exits(max_new_tokens))).mean() > demand:
-            break
-        chosen = level
-    return chosen
+    curve = loss_curve(replayed, losses, levels, max_new_tokens, most=demand)
+    kept = curve[curve.loss <= demand].threshold
+    return float(kept.iloc[-1]) if len(kept) else levels[0]
 
 
 def draft_columns(replayed: PolicyReplay, max_draft: int, max_new_tokens: int) -> dict[str, float]:
@@ -122,8 +117,7 @@ def describe(measure, sizes: Mapping, ids: int | None = None) -> dict:
     seen = "all so far" if measure.from_first or measure.counts_exits else str(1 + measure.lookback)
     weights = getattr(measure, "state_dict", dict)().values()
     row = {"readouts": int(measure.readout), "layers": SEEN.get(measure.name, seen)}
-    row["trained"] = len(weights) > 0
-    row["parameters"] = sum(weight.numel() for weight in weights)
+    row |= {"trained": len(weights) > 0, "parameters": sum(weight.numel() for weight in weights)}
     for name, size in sizes.items():
         flops = size.readout * (ids or size.vocabulary) / size.vocabulary if measure.readout else 0
         row[name] = (flops + measure.flops(size.d_model)) / size.projections
@@ -141,11 +135,6 @@ def rank_correlations(replays: Mapping[str, PolicyReplay], layer: int) -> pd.Dat
             raise CompanionError(f'"{name}" does not decide at layer {layer}: choose another layer.')
         columns[name] = rankdata(replayed.confidences[:, replayed.decision_layers.index(layer)])
     return pd.DataFrame(columns).corr()
-
-
-def same_exits(first: np.ndarray, second: np.ndarray) -> float:
-    """The share of tokens that leave at the same layer; both `[token]`."""
-    return float(np.mean(first == second))
 
 
 def overthinking(trace: Trace, **labels) -> dict:
@@ -220,12 +209,7 @@ def play(rewards: np.ndarray, streams: Sequence[np.ndarray], exploration: float 
 
 
 def bandit_or_calibrated(
-    replayed: PolicyReplay,
-    losses: Losses,
-    arms: Sequence[float],
-    levels: Sequence[float],
-    delta: float,
-    splits: int,
+    replayed: PolicyReplay, losses: Losses, arms: Sequence[float], levels: list, delta: float, splits: int
 ) -> pd.DataFrame:
     """Who keeps the threshold: a fixed arm, a bandit (over each output, or over all in one stream), or
     learn-then-test on a random half of the outputs, at `delta`, which tries `levels` from the highest down.
@@ -243,20 +227,11 @@ def bandit_or_calibrated(
     found = [(f"always {arm:g}", np.full(len(rewards), number)) for number, arm in enumerate(arms)]
     found += [("bandit, each output", play(rewards[:, :count], outputs))]
     found += [("bandit, one stream", play(rewards[:, :count], order)) for order in orders]
-    columns = {level: count + number for number, level in enumerate(levels)}
-    passed = [columns.get(level, len(columns) + count) for level in halves]
-    found += [("calibrated", np.full(len(rewards), column)) for column in passed]
-    rows = []
+    passed = [levels.index(level) if level in levels else len(levels) for level in halves]  # or nobody exits
+    found += [("calibrated", np.full(len(rewards), count + column)) for column in passed]
+    best, rows = rewards[:, :count].mean(axis=0).max(), []
     for who, column in found:
-        place, earned = places[tokens, column], rewards[tokens, column].mean()
-        loss = float(losses(emitted(replayed, place)).mean())
-        row = {"who": who, "regret": rewards[:, :count].mean(axis=0).max() - earned, "loss": loss}
-        row |= {"mean_exit_layer": replayed.layers[place].mean(), "broken": loss > delta}
-        rows.append(row)
+        place, loss = places[tokens, column], losses(emitted(replayed, places[tokens, column])).mean()
+        row = {"who": who, "regret": best - rewards[tokens, column].mean(), "loss": loss}
+        rows.append(row | {"mean_exit_layer": replayed.layers[place].mean(), "broken": loss > delta})
     return pd.DataFrame(rows)
-
-
-def mean_loss(losses: np.ndarray) -> dict[str, float]:
-    """The mean of losses `[output]`, with its 95 % bootstrap interval: `loss`, `loss_low`, `loss_high`."""
-    low, high = bootstrap(lambda weights: weights @ losses / len(losses), len(losses))
-    return {"loss": float(losses.mean()), "loss_low": float(low), "loss_high": float(high)}
