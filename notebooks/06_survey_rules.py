@@ -408,18 +408,16 @@ for who, rows in keepers[keepers.who.isin(marks)].groupby("who", sort=False):
 # %% [markdown]
 # ## How a rule is trained
 #
-# Three comparisons at the area under the ROC curve, mean over layers. BERxiT's unit and CALM's linear
-# classifier are the same unit with another loss: squared error, or cross-entropy in which both classes count
-# alike. The foretold state learns the last state by squared error, or what it *says* (distilled, as FastBERT's
-# exits do); so do the weights of the ensemble, in place of the last token. `right` is how often the token
-# that the rule would emit is the last layer's, over all layers at which it decides.
+# Two comparisons, means over the layers at which a rule decides. BERxiT's unit and CALM's linear classifier
+# are the same unit with another loss: squared error, or cross-entropy in which both classes count alike. The
+# foretold state and the ensemble emit tokens of their own. `right` is how often that token is the last
+# layer's; beside them stands the layer's own token, which needs no training.
 
 # %%
 variants = {("linear", "balanced cross-entropy"): classifiers["linear"]}
 variants["learning_to_exit", "squared error"] = classifiers["learning_to_exit"]
-for rule, first in {"past_future": "squared error of the state", "ztw": "cross-entropy of the token"}.items():
-    variants[rule, first] = classifiers[rule]
-    variants[rule, "distilled"] = trained["calm", rule, "distilled"][0]
+variants["past_future", "squared error of the state"] = classifiers["past_future"]
+variants["ztw", "cross-entropy of the token"] = classifiers["ztw"]
 variants["max_probability", "untrained"] = "max_probability"
 rows = []
 for (task, found), ((rule, loss), measure) in [(t, v) for t in traces.items() for v in variants.items()]:

@@ -10,7 +10,7 @@ from mee_utils.exits.classifiers import load_classifier
 from mee_utils.models import load_model
 from mee_utils.study import artifacts as train_exits
 from mee_utils.study.artifacts import ClassifierJob as Job
-from mee_utils.study.catalogue import ABLATED, DISTILLED, SURVEY_VARIANTS, VARIANTS
+from mee_utils.study.catalogue import ABLATED, SURVEY_VARIANTS, VARIANTS
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import checkpoint_folder
 from mee_utils.study.profiles import load_profile
@@ -45,11 +45,11 @@ def learned(found, model):
 def test_every_job_of_a_profile_is_named_once():
     profile = load_profile("small")
     found = train_exits.classifier_jobs(profile)
-    swept, survey = len(VARIANTS) + 2 * len(ABLATED), len(SURVEY_VARIANTS) + len(DISTILLED)
+    swept, survey = len(VARIANTS) + 2 * len(ABLATED), len(SURVEY_VARIANTS)
     assert len(found) == len(set(found)) == profile.classifiers.seeds * swept + survey
     last = found[-survey:]
-    assert {(job.model, job.seed) for job in last} == {("calm", 0)} and set(DISTILLED) < set(SURVEY_VARIANTS)
-    assert {job.variant for job in last} == set(SURVEY_VARIANTS) and survey == 7
+    assert {(job.model, job.seed) for job in last} == {("calm", 0)}
+    assert {job.variant for job in last} == set(SURVEY_VARIANTS) and survey == 5
     assert len({job.path(profile) for job in found}) == len(found)
     options = [VARIANTS[name].options(96) for name in ("wide_hidden", "lstm")]
     assert options == [{"hidden": 288}, {"hidden": 48}]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..common.files import PACKAGE, complete_file
-from .catalogue import ABLATED, DISTILLED, MAIN_MODEL, RULES, SURVEY_VARIANTS, VARIANTS
+from .catalogue import ABLATED, MAIN_MODEL, RULES, SURVEY_VARIANTS, VARIANTS
 from .inputs import checkpoint_folder, load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
 from .profiles import Profile
 from .results import build_root
@@ -99,7 +99,7 @@ def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
     groups += [("vanilla", "consistency", ABLATED, seeds), (MAIN_MODEL, "consistency", SURVEY_VARIANTS, 1)]
     return [
         ClassifierJob(model, variant, target, seed)
-        for model, target, variants, seeds in [*groups, (MAIN_MODEL, "distilled", DISTILLED, 1)]
+        for model, target, variants, seeds in groups
         if model in profile.training.backbones
         for variant in variants
         for seed in range(seeds)

@@ -103,7 +103,6 @@ SURVEY = tuple(name for name, rule in RULES.items() if rule.survey)
 VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classifier and not rule.survey}
 
 SURVEY_VARIANTS = {name: RULES[name].classifier for name in SURVEY if RULES[name].classifier}
-DISTILLED = ("ztw", "past_future")  # those that can also learn the last layer's distribution
 
 # groups, in the order of tables and figures
 MAIN_SWEEP = (
