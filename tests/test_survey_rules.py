@@ -562,7 +562,7 @@ def test_mistakes_are_one_clear_line(traced):
     assert len(replay(found, policies["token_hash"])) == len(found), "a table needs no states"
 
 
-def test_the_catalogue_knows_every_rule_and_neither_trains_nor_sweeps_it_yet(traced):
+def test_the_catalogue_knows_every_rule_and_does_not_sweep_it(traced):
     model, found, _, policies = traced
     swept = {*catalogue.VARIANTS, *catalogue.MAIN_SWEEP, *catalogue.SEVERAL_LAYERS, *catalogue.ABLATED}
     assert set(catalogue.SURVEY) == set(RULES) and not swept & set(RULES)

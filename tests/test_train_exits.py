@@ -10,7 +10,7 @@ from mee_utils.exits.classifiers import load_classifier
 from mee_utils.models import load_model
 from mee_utils.study import artifacts as train_exits
 from mee_utils.study.artifacts import ClassifierJob as Job
-from mee_utils.study.catalogue import ABLATED, VARIANTS
+from mee_utils.study.catalogue import ABLATED, SURVEY_VARIANTS, VARIANTS
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import checkpoint_folder
 from mee_utils.study.profiles import load_profile
@@ -45,8 +45,11 @@ def learned(found, model):
 def test_every_job_of_a_profile_is_named_once():
     profile = load_profile("small")
     found = train_exits.classifier_jobs(profile)
-    kinds = len(VARIANTS) + 2 * len(ABLATED)
-    assert len(found) == len(set(found)) == profile.classifiers.seeds * kinds
+    swept, survey = len(VARIANTS) + 2 * len(ABLATED), len(SURVEY_VARIANTS)
+    assert len(found) == len(set(found)) == profile.classifiers.seeds * swept + survey
+    last = found[-survey:]
+    assert {(job.model, job.seed) for job in last} == {("calm", 0)}
+    assert {job.variant for job in last} == set(SURVEY_VARIANTS) and survey == 5
     assert len({job.path(profile) for job in found}) == len(found)
     options = [VARIANTS[name].options(96) for name in ("wide_hidden", "lstm")]
     assert options == [{"hidden": 288}, {"hidden": 48}]
@@ -123,7 +126,7 @@ def test_an_interruption_keeps_what_was_finished(small, monkeypatch):
     assert len(calls) == 2 + 2 and all(path.exists() for path in found.values())
 
 
-def test_a_notebook_gets_them_by_name(small, calm):
+def test_a_notebook_gets_them_by_name(small, calm, monkeypatch):
     experiment = Experiment(None, "small")
     experiment.profile = small
     models = {"calm": calm}
@@ -139,5 +142,9 @@ def test_a_notebook_gets_them_by_name(small, calm):
         and [point["epoch"] for point in one.about["curve"]] == [1]
     )
     assert {"loss", "held_out_loss"} < set(one.about["curve"][0])
+    table = Job("calm", "token_hash", "consistency", 0)
+    monkeypatch.setattr(train_exits, "classifier_jobs", lambda profile: [table])
+    assert not experiment.classifiers(models), "the survey's are only there for who asks for them"
+    assert list(experiment.classifiers(models, survey=True)) == [("calm", "token_hash", "consistency")]
     path = Job("calm", "linear", "consistency", 0).path(small)
     assert load_classifier(path, models["calm"]).key() == found["calm", "linear", "consistency"][0].key()

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..common.files import PACKAGE, complete_file
-from .catalogue import ABLATED, MAIN_MODEL, VARIANTS
+from .catalogue import ABLATED, MAIN_MODEL, RULES, SURVEY_VARIANTS, VARIANTS
 from .inputs import checkpoint_folder, load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
 from .profiles import Profile
 from .results import build_root
@@ -89,14 +89,19 @@ class ClassifierJob:
 
 
 def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
-    """All variants on the main model; those that are ablated also for the other target, and on vanilla."""
-    groups = [(MAIN_MODEL, "consistency", VARIANTS), (MAIN_MODEL, "correctness", ABLATED)]
+    """All variants on the main model; those that are ablated also for the other target, and on vanilla.
+
+    The survey's come last, with one seed each.
+    """
+    seeds = profile.classifiers.seeds
+    groups = [(MAIN_MODEL, "consistency", VARIANTS, seeds), (MAIN_MODEL, "correctness", ABLATED, seeds)]
+    groups += [("vanilla", "consistency", ABLATED, seeds), (MAIN_MODEL, "consistency", SURVEY_VARIANTS, 1)]
     return [
         ClassifierJob(model, variant, target, seed)
-        for model, target, variants in [*groups, ("vanilla", "consistency", ABLATED)]
+        for model, target, variants, seeds in groups
         if model in profile.training.backbones
         for variant in variants
-        for seed in range(profile.classifiers.seeds)
+        for seed in range(seeds)
     ]
 
 
@@ -125,7 +130,7 @@ def classifier_keys(profile: Profile, jobs: Sequence[ClassifierJob], tasks: Sequ
     settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
     about = [[task.digest for task in tasks], settings]
     common = {name: digest_of(weights_digest(profile, name), *about) for name in {job.model for job in jobs}}
-    return {job: f"{common[job.model]} {asdict(job)} {asdict(VARIANTS[job.variant])}" for job in jobs}
+    return {job: f"{common[job.model]} {asdict(job)} {asdict(RULES[job.variant].classifier)}" for job in jobs}
 
 
 def ship_classifiers(profile: Profile) -> None:
@@ -177,7 +182,7 @@ def _train_all(profile: Profile, name: str, keys: dict[ClassifierJob, str], *spl
             traces.append(trace(model, inputs, targets, states=states, max_new_tokens=longest))
         seen, held_out = traces
         for job, key in keys.items():
-            variant = VARIANTS[job.variant]
+            variant = RULES[job.variant].classifier
             options = variant.options(width) | learning | {"target": job.target, "seed": job.seed}
             classifier, curve = train_classifier(variant.kind, seen, model, held_out=held_out, **options)
             about = dict(key=key, curve=curve, tokens=len(seen), **asdict(job))

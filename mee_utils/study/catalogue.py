@@ -59,7 +59,7 @@ class Rule:
     thresholded: bool = True  # whether there is a threshold to sweep ("static": its layer)
     threshold: str | None = None  # "bandit", in place of a number
     decay: float | None = None  # of the threshold, unless `policy` is told another
-    survey: bool = False  # known and drawn, but not trained or swept yet
+    survey: bool = False  # of the survey: measured in 06 on the main model, one seed, and not swept
 
     def policy(
         self,
@@ -101,6 +101,8 @@ FAMILY_COLOURS: dict[str, str] = _TABLES["families"]
 RULES = {name: _rule(name, **row) for name, row in _TABLES["rules"].items()}
 SURVEY = tuple(name for name, rule in RULES.items() if rule.survey)
 VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classifier and not rule.survey}
+
+SURVEY_VARIANTS = {name: RULES[name].classifier for name in SURVEY if RULES[name].classifier}
 
 # groups, in the order of tables and figures
 MAIN_SWEEP = (

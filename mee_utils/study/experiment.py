@@ -10,6 +10,7 @@ from ..analysis.long_documents import long_tasks
 from ..common.errors import check_choice
 from . import inputs
 from .artifacts import stored_trace, train_classifiers
+from .catalogue import SURVEY_VARIANTS
 from .figures import use_style
 from .hub_lock import at_locked_commit
 from .profiles import Profile, load_profile
@@ -77,11 +78,16 @@ class Experiment:
         return found.first(limit) if limit else found
 
     def classifiers(
-        self, models: dict[str, Model], seeds: Sequence[int] = ()
+        self, models: dict[str, Model], seeds: Sequence[int] = (), survey: bool = False
     ) -> dict[tuple, list[ExitClassifier]]:
-        """Exit classifiers of loaded models: (model, variant, target) -> one a seed; trains missing ones."""
+        """Exit classifiers of loaded models: (model, variant, target) -> one a seed; trains missing ones.
+
+        Those of the `survey` are left out unless asked for.
+        """
         found: dict = {}
         for job, path in train_classifiers(self.profile, models, seeds).items():
+            if job.variant in SURVEY_VARIANTS and not survey:
+                continue
             classifier = load_classifier(path, models[job.model])
             found.setdefault((job.model, job.variant, job.target), []).append(classifier)
         for key, trained in found.items():

@@ -1,0 +1,237 @@
+"""The survey's rules on one bench: what each costs at the same loss, and which of them say the same.
+
+Losses are consistency losses of whole outputs, foretold by replay of the model's own output: what exits
+change in later tokens is not seen. A threshold is chosen on some outputs and reported on others. The
+statements that need a truth (overthinking, fake confidence) read a trace along the references.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from scipy.stats import rankdata
+
+from ..common.errors import CompanionError
+from ..decoding.inputs import cut_at_end, detokenize
+from ..traces.drafts import drafts_of
+from ..traces.replay import PolicyReplay
+from ..traces.trace import Trace
+from .calibration import consistency_losses, violations
+from .comparison import at_threshold
+from .statistics import NOTHING, mean_interval
+
+Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
+SEEN = {"hidden_similarity": "2", "pcee": "2", "elbert": "3", "token_hash": "none"}  # layers, by default
+NEAR_ONE = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999)
+
+
+def part(replayed: PolicyReplay, first: int, last: int) -> PolicyReplay:
+    """The replay of the outputs `first` to `last - 1` alone; nothing is computed anew."""
+    whole = replayed.trace
+    tokens = slice(*np.searchsorted(whole.sequence, [first, last]))
+    arrays = {name: each[tokens] for name, each in vars(whole).items() if isinstance(each, np.ndarray)}
+    arrays["sequence"] = arrays["sequence"] - first
+    trace = replace(whole, **arrays, source_tokens=whole.source_tokens[first:last])
+    names = ("confidences", "token_ids", "readout_rows", "kept")
+    return replace(replayed, trace=trace, **{name: getattr(replayed, name)[tokens] for name in names})
+
+
+def output_losses(trace: Trace, model, task) -> Losses:
+    """The consistency loss of every output of a trace, by the ids that its tokens would get.
+
+    Only outputs that differ from those of full depth are scored, and each of them once.
+    """
+    trace.check_own(len(task))
+    end, known = model.network.config.eos_token_id, {}
+    outputs = lambda ids: [tuple(cut_at_end(each.tolist(), end)) for each in trace.by_output(ids)]
+    full = outputs(trace.final_id)
+
+    def losses(ids: np.ndarray) -> np.ndarray:
+        pairs = list(zip(outputs(ids), full, strict=True))
+        if new := list({pair for pair in pairs if pair[0] != pair[1]} - known.keys()):
+            texts = [detokenize(model, side) for side in zip(*new, strict=True)]
+            known.update(zip(new, consistency_losses(task, *texts).tolist(), strict=True))
+        return np.array([known.get(pair, 0.0) for pair in pairs])
+
+    return losses
+
+
+def emitted(replayed: PolicyReplay, places: np.ndarray) -> np.ndarray:
+    """The ids `[token]` where tokens leave at these places of `layers`."""
+    return replayed.token_ids[np.arange(len(places)), places]
+
+
+def levels_of(replayed: PolicyReplay, steps: int = 25) -> list[float]:
+    """Thresholds to try, highest first: numbers of exits, or quantiles of the confidences and `NEAR_ONE`."""
+    measure, depth = replayed.bound.measure, replayed.trace.layers
+    low, high = measure.range
+    if measure.whole:
+        return [float(level) for level in range(depth, -1, -1)]
+    found = np.quantile(replayed.confidences, np.linspace(0, 1, steps), method="lower")
+    found = np.round([*found, *(NEAR_ONE if high == 1 else ()), min(high, depth)], 4)
+    return np.unique(np.clip(found, low, high))[::-1].tolist()
+
+
+def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict[str, float]:
+    """A rule at its own threshold: the mean `loss`, and what `comparison.at_threshold` returns."""
+    loss = float(losses(emitted(replayed, replayed.exits(max_new_tokens))).mean())
+    return {"loss": loss, **at_threshold(replayed, max_new_tokens)}
+
+
+def loss_curve(
+    replayed: PolicyReplay, losses: Losses, levels: Sequence[float], max_new_tokens: int, most: float = 1.0
+) -> pd.DataFrame:
+    """A rule at several thresholds, until the mean loss exceeds `most`: `threshold` and `at_loss`."""
+    rows = []
+    for level in levels:
+        row = at_loss(replayed.at_threshold(level), losses, max_new_tokens)
+        rows.append({"threshold": level, **row})
+        if row["loss"] > most:
+            break
+    return pd.DataFrame(rows)
+
+
+def lowest_level(
+    replayed: PolicyReplay, losses: Losses, levels: Sequence[float], demand: float, max_new_tokens: int
+) -> float:
+    """The last of descending thresholds before the first whose mean loss exceeds `demand`; the first if none
+    is within it.
+    """
+    curve = loss_curve(replayed, losses, levels, max_new_tokens, most=demand)
+    kept = curve[curve.loss <= demand].threshold
+    return float(kept.iloc[-1]) if len(kept) else levels[0]
+
+
+def draft_columns(replayed: PolicyReplay, max_draft: int, max_new_tokens: int) -> dict[str, float]:
+    """Exits of a replay as drafts: the share that the last layer keeps, and tokens settled in a round."""
+    drafts = drafts_of(replayed, max_draft, max_new_tokens)
+    rounds = len(replayed.trace) / int(drafts.rounds.sum())
+    return {"acceptance": drafts.acceptance, "tokens_a_round": rounds}
+
+
+def describe(measure, sizes: Mapping, ids: int | None = None) -> dict:
+    """What a rule looks at and costs: `readouts` a decision, the `layers` it sees, `trained`, `parameters`,
+    and for each of `sizes` (name -> `DecoderSizes`) a decision as a share of a layer (`ids`: pruned to).
+    """
+    seen = "all so far" if measure.from_first or measure.counts_exits else str(1 + measure.lookback)
+    weights = getattr(measure, "state_dict", dict)().values()
+    row = {"readouts": int(measure.readout), "layers": SEEN.get(measure.name, seen)}
+    row |= {"trained": len(weights) > 0, "parameters": sum(weight.numel() for weight in weights)}
+    for name, size in sizes.items():
+        flops = size.readout * (ids or size.vocabulary) / size.vocabulary if measure.readout else 0
+        row[name] = (flops + measure.flops(size.d_model)) / size.projections
+    return row
+
+
+def rank_correlations(replays: Mapping[str, PolicyReplay], layer: int) -> pd.DataFrame:
+    """How far rules order tokens alike at a layer: rank correlations of their confidences, rule by rule.
+
+    Ties share their mean rank. NaN where a rule says the same of all tokens.
+    """
+    columns = {}
+    for name, replayed in replays.items():
+        if layer not in replayed.decision_layers:
+            raise CompanionError(f'"{name}" does not decide at layer {layer}: choose another layer.')
+        columns[name] = rankdata(replayed.confidences[:, replayed.decision_layers.index(layer)])
+    return pd.DataFrame(columns).corr()
+
+
+def overthinking(trace: Trace, **labels) -> dict:
+    """Shares of the tokens of a trace along references, with intervals: `overthought`, right at some layer
+    and wrong at the last; `right`, at the last; `right_somewhere`, what an oracle of the truth could have.
+    """
+    right = trace.top1_id == trace.token_id[:, None]
+    shares = {"overthought": right.any(1) & ~right[:, -1], "right": right[:, -1]}
+    row = {**labels}
+    for name, values in (shares | {"right_somewhere": right.any(1)}).items():
+        row |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
+    return row
+
+
+def fake_confidence(trace: Trace, sure: float = 0.9, **labels) -> pd.DataFrame:
+    """Layer by layer, along references: the share of tokens whose top-1 probability exceeds `sure`, and of
+    these the share that is `wrong`, with a 95 % interval over sequences.
+    """
+    wrong, rows = trace.top1_id != trace.token_id[:, None], []
+    for place in range(trace.layers):
+        chosen = trace.top1_probability[:, place] > sure
+        found = mean_interval(wrong[chosen, place], trace.sequence[chosen]) if chosen.any() else NOTHING
+        rows.append({**labels, "layer": place + 1, "sure": chosen.mean(), **found.columns("wrong")})
+    return pd.DataFrame(rows)
+
+
+def by_place(wrong: np.ndarray, trace: Trace, parts: int = 3, **labels) -> pd.DataFrame:
+    """How often tokens are `wrong` `[token]` in each of some equal parts of their outputs, in order, with a
+    95 % interval over sequences; outputs shorter than `parts` are left out.
+    """
+    length = np.bincount(trace.sequence)[trace.sequence]
+    third = trace.position * parts // length
+    rows = []
+    for number in range(parts):
+        chosen = (third == number) & (length >= parts)
+        found = mean_interval(wrong[chosen], trace.sequence[chosen]) if chosen.any() else NOTHING
+        rows.append({**labels, "part": number + 1, **found.columns("wrong")})
+    return pd.DataFrame(rows)
+
+
+def arm_rewards(
+    replayed: PolicyReplay, arms: Sequence[float], cost: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """What each threshold of a bandit would have earned: rewards and places of exits, both `[token, arm]`.
+
+    As in `BanditThreshold`: the gain in confidence from the first decision to the last, minus `cost` times
+    the share of the depth that was run.
+    """
+    seen, tokens = replayed.confidences, np.arange(len(replayed.trace))[:, None]
+    above = seen[:, :, None] > np.asarray(arms)
+    places = np.where(above.any(1), above.argmax(1), len(replayed.decision_layers))
+    last = seen[tokens, np.minimum(places, seen.shape[1] - 1)]
+    return last - seen[:, :1] - cost * replayed.layers[places] / replayed.trace.layers, places
+
+
+def play(rewards: np.ndarray, streams: Sequence[np.ndarray], exploration: float = 1.0) -> np.ndarray:
+    """The arm of each token, `[token]`, if UCB plays each stream (numbers of tokens, in order) by itself.
+
+    Arms are tried in their order, then the one with the largest `mean + exploration sqrt(ln t / n)`.
+    """
+    chosen, count = np.zeros(len(rewards), dtype=np.int64), rewards.shape[1]
+    for stream in streams:
+        earned, times = np.zeros(count), np.zeros(count)
+        for played, token in enumerate(stream):
+            arm = played
+            if played >= count:
+                arm = int((earned / times + exploration * np.sqrt(np.log(played) / times)).argmax())
+            chosen[token] = arm
+            earned[arm] += rewards[token, arm]
+            times[arm] += 1
+    return chosen
+
+
+def bandit_or_calibrated(
+    replayed: PolicyReplay, losses: Losses, arms: Sequence[float], levels: list, delta: float, splits: int
+) -> pd.DataFrame:
+    """Who keeps the threshold: a fixed arm, a bandit (over each output, or over all in one stream), or
+    learn-then-test on a random half of the outputs, at `delta`, which tries `levels` from the highest down.
+
+    One row for each of `splits` orders or halves: `who`, `regret` (what the best fixed arm earns a token
+    minus what this one did), `mean_exit_layer`, `loss` of all outputs and `broken`, whether that exceeds
+    `delta`.
+    """
+    rewards, places = arm_rewards(replayed, [*arms, *levels, np.inf])
+    tokens, count = np.arange(len(rewards)), len(arms)
+    lost = [losses(emitted(replayed, places[:, column])) for column in range(rewards.shape[1])]
+    outputs, random = replayed.trace.by_output(tokens), np.random.default_rng(0)
+    orders = [[np.concatenate([outputs[i] for i in random.permutation(len(outputs))])] for _ in range(splits)]
+    halves = violations(np.stack(lost[count:-1]), levels, delta, splits=splits).threshold
+    found = [(f"always {arm:g}", np.full(len(rewards), number)) for number, arm in enumerate(arms)]
+    found += [("bandit, each output", play(rewards[:, :count], outputs))]
+    found += [("bandit, one stream", play(rewards[:, :count], order)) for order in orders]
+    passed = [levels.index(level) if level in levels else len(levels) for level in halves]  # or nobody exits
+    found += [("calibrated", np.full(len(rewards), count + column)) for column in passed]
+    best, rows = rewards[:, :count].mean(axis=0).max(), []
+    for who, column in found:
+        place, loss = places[tokens, column], losses(emitted(replayed, places[tokens, column])).mean()
+        row = {"who": who, "regret": best - rewards[tokens, column].mean(), "loss": loss}
+        rows.append(row | {"mean_exit_layer": replayed.layers[place].mean(), "broken": loss > delta})
+    return pd.DataFrame(rows)
