@@ -25,9 +25,9 @@
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
-limit = 100  # held-out examples of each task
+limit = 60  # held-out examples of each task
 max_new_tokens = 48  # longest output, in tokens
-batch_size = 100  # rows decoded at a time
+batch_size = 60  # rows decoded at a time
 threshold = 0.9  # of every rule
 min_layer = 1  # first layer at which a token may be drafted
 max_draft = 8  # tokens that wait at most

@@ -167,7 +167,7 @@ def lossy(experiment: Experiment, bench: Bench) -> Iterator[dict]:
     }
     tasks, width, runs = experiment.tasks(EXAMPLES), bench.workload.sizes.d_model, {}
     untrained = {}
-    for name in trained:
+    for name in set(kept.rule) & trained.keys():
         variant = RULES[name].classifier
         untrained[name] = new_classifier(variant.kind, width, **variant.options(width))
     for row in kept.itertuples():
