@@ -25,6 +25,8 @@ def test_every_token_that_was_run_has_one_fate(model, threshold, max_draft):
     for number, drafts in enumerate(found.drafts):
         table = lossless.one_output(found, number, max_draft, model.layers, str)
         assert len(table) == len(drafts.positions) and table["round"].iloc[-1] == drafts.rounds
+        past = table.position >= len(found.token_ids[number])  # drafted after an end that came sooner
+        assert ((table.token == "") == past).all()
         fates = table.fate.value_counts()
         assert fates.get("kept", 0) == drafts.kept
         assert fates.get("kept", 0) + fates.get("replaced", 0) == drafts.judged

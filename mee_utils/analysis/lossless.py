@@ -22,7 +22,7 @@ def one_output(found: Generation, number: int, max_draft: int, layers: int, deco
 
     `round`, from 1; `position`; `layer` at which it was drafted (L: the policy was not sure); `fate`: of a
     draft "kept", "replaced" by the last layer's token or "dropped" since one before it was, else "from the
-    last layer"; `token`, what `decode` makes of the id that stands there in the end.
+    last layer"; `token`, what `decode` makes of the id that stands there in the end, "" past the end.
     """
     if found.drafts is None:
         raise CompanionError('These exits were not verified: decode with propagation="verify".')
@@ -41,7 +41,7 @@ def one_output(found: Generation, number: int, max_draft: int, layers: int, deco
             if fate == KEPT and exits[position] == layers:
                 fate = REPLACED
             row = {"round": number_of, "position": position, "layer": layer, "fate": fate}
-            rows.append(row | {"token": decode(ids[position])})
+            rows.append(row | {"token": decode(ids[position]) if position < len(ids) else ""})
     return pd.DataFrame(rows)
 
 
