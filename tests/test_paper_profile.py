@@ -548,5 +548,5 @@ def test_another_checkpoint_under_the_same_name_is_noticed(trained, tmp_path):
     assert (
         done.returncode == 2
         and "paper/calm was trained with another" in done.stderr
-        and "base: delete mee_utils/checkpoints/paper/calm" in done.stderr
+        and "base: delete it" in done.stderr
     )

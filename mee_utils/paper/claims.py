@@ -46,7 +46,7 @@ def judge_one(claim: Claim, tables: Mapping[str, pd.DataFrame], parameters: Mapp
     for name, (table, column, where, *reduction) in claim.values.items():
         rows = select(tables[table], where, parameters)
         if rows.empty and claim.nothing is not None:
-            return claim.nothing, FAILS
+            return claim.nothing, FAILS if claim.nothing else UNTESTABLE
         if rows.empty or not (reduction or len(rows) == 1):
             found = f'The claim "{claim.claim}" finds {len(rows)} rows with {where} in table "{table}"'
             needed = "some" if reduction else "one"

@@ -23,7 +23,7 @@ class Claim:
     ours: str  # template of our value
     holds: str  # a comparison of values, parameters and numbers
     models: tuple[str, ...] = ("calm",)  # it speaks of; without one of them it cannot be tested
-    nothing: str | None = None  # our value where no row is found; the statement does not hold then
+    nothing: str | None = None  # our value where no row is found: it does not hold; "": it cannot be tested
 
 
 def _read(name: str) -> Any:
