@@ -145,7 +145,7 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
             _write(nbformat.read(end, as_version=4), kept)
             raise CompanionError(
                 f"{name} failed in cell {error.cell_index} (In [{error.exec_count}]): {error.ename}: "
-                f"{error.evalue.rstrip('.')}. The notebook is kept in {kept}; finished results were not touched."
+                f"{error.evalue.rstrip('.')}. The notebook is kept in {kept}; finished results are untouched."
             ) from None
         return nbformat.read(end, as_version=4)
 
