@@ -18,8 +18,8 @@ from ..models.costs import DecoderSizes
 from ..traces.replay import PolicyReplay, replay_policy
 from ..traces.trace import Trace
 from .calibration import Rules, consistency_losses
-from .decisions import at_exits, thresholds_for
-from .statistics import bootstrap
+from .decisions import exit_values, thresholds_for
+from .statistics import NOTHING, Interval, interval, mean_interval
 
 SHARES = (1.0, 0.995, 0.985, 0.96, 0.9)
 ENOUGH = 0.3  # a curve ends where the mean consistency loss exceeds this: nobody asks for less
@@ -71,28 +71,25 @@ def check_score(full: DecodingResult) -> DecodingResult:
     return full
 
 
-def retained(
-    found: DecodingResult, full: DecodingResult, chosen: slice = slice(None)
-) -> tuple[float, float, float]:
+def retained(found: DecodingResult, full: DecodingResult, chosen: slice = slice(None)) -> Interval:
     """The share of the full score kept on the `chosen` examples, with a paired 95 % bootstrap interval.
 
     Resamples on which full depth scores 0 do not count; NaN if it scores 0 on all chosen examples.
     """
     kept, total = found.examples[chosen], full.examples[chosen]
     if total.sum() == 0:
-        return float("nan"), float("nan"), float("nan")
+        return NOTHING
 
     def share(weights: np.ndarray) -> np.ndarray:
         drawn = weights @ total
         return (weights @ kept) / np.where(drawn > 0, drawn, np.nan)
 
-    low, high = bootstrap(share, len(kept))
-    return float(kept.sum() / total.sum()), float(low), float(high)
+    return interval(share, len(kept))
 
 
 def result_row(found: DecodingResult, full: DecodingResult) -> dict[str, float]:
     """A decoding beside full depth, for a table; `length_share` is of the tokens emitted."""
-    row = {"score": found.score, **dict(zip(("retained", "low", "high"), retained(found, full), strict=True))}
+    row = {"score": found.score, **retained(found, full).columns("retained")}
     row |= {"mean_exit_layer": found.mean_exit_layer, "flops_share": found.flops / full.flops}
     row |= {"readout_share": found.readout, "same_output": found.same_output}
     return row | {"length_share": found.tokens / full.tokens}
@@ -161,8 +158,8 @@ def cheapest_keeping(decoded: dict, quality: float, **labels) -> list[dict]:
     for rule in dict.fromkeys(rule for rule, _ in ordered):
         for threshold, found in ((level, decoded[name, level]) for name, level in ordered if name == rule):
             if retained(found, full, slice(0, None, 2))[0] >= quality:
-                share, low, high = retained(found, full, slice(1, None, 2))
-                checked = dict(checked=share, checked_low=low, checked_high=high, not_refuted=high >= quality)
+                share = retained(found, full, slice(1, None, 2))
+                checked = share.columns("checked", "checked_") | dict(not_refuted=share.high >= quality)
                 cost = dict(mean_exit_layer=found.mean_exit_layer, flops_share=found.flops / full.flops)
                 rows.append({**labels, "rule": rule, "threshold": threshold, **checked, **cost})
                 break
@@ -170,14 +167,19 @@ def cheapest_keeping(decoded: dict, quality: float, **labels) -> list[dict]:
 
 
 def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
-    """A replay at its own threshold: what `at_exits` returns, and `flops_share`."""
+    """A replay at its own threshold, with intervals: what `at_exits` returns, and `flops_share`."""
     trace, exits = replayed.trace, replayed.exits(max_new_tokens)
     rows = replayed.readout_rows[np.arange(len(exits)), exits]
     spent = _flops(trace, replayed.bound, replayed.layers[exits], rows)
     depth, vocabulary = trace.layers, trace.sizes.vocabulary
     no_exit = ExitPolicy("static", min_layer=depth).bind(depth, vocabulary)
     full = _flops(trace, no_exit, np.full(len(trace), depth), np.full(len(trace), vocabulary))
-    return {**at_exits(replayed, max_new_tokens), "flops_share": spent / full}
+    found = interval(lambda weights: (weights @ spent) / (weights @ full), len(spent)).columns(
+        "flops_share", "flops_share_"
+    )
+    for name, values in exit_values(replayed, max_new_tokens).items():
+        found |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
+    return found
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
@@ -187,10 +189,10 @@ def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) 
     return pd.DataFrame({**labels, "wanted": shares, "threshold": levels, **rows})
 
 
-def _flops(trace: Trace, bound: BoundPolicy, exit_layers: np.ndarray, readout_rows: np.ndarray) -> float:
-    """Decoder FLOPs of all tokens of a trace that leave and are read out so, `[token]` each."""
+def _flops(trace: Trace, bound: BoundPolicy, exit_layers: np.ndarray, readout_rows: np.ndarray) -> np.ndarray:
+    """Decoder FLOPs `[output]` of a trace whose tokens leave and are read out so, `[token]` each."""
     outputs = map(trace.by_output, (exit_layers, readout_rows))
-    return float(sum(map(np.sum, bound.flops(trace.sizes, *outputs, trace.source_tokens).values())))
+    return sum(bound.flops(trace.sizes, *outputs, trace.source_tokens).values()).astype(np.float64)
 
 
 def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict[str, float]:

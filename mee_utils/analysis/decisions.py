@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from ..common.errors import CompanionError
 from ..traces.replay import PolicyReplay
 from .monotonicity import settled_from
-from .statistics import NOTHING, mean_interval, reliability
+from .statistics import NOTHING, Interval, interval, mean_interval, reliability
 
 
 def roc_area(score: np.ndarray, label: np.ndarray) -> float:
@@ -29,10 +29,31 @@ def roc_area(score: np.ndarray, label: np.ndarray) -> float:
     return float(roc_auc_score(label, score)) if 0 < np.sum(label) < len(label) else float("nan")
 
 
+def area_interval(score: np.ndarray, label: np.ndarray, sequence: np.ndarray) -> Interval:
+    """`roc_area` of tokens with its interval over sequences.
+
+    With `M_ij` how many tokens of sequence i that may exit are scored above how many of j that may not (ties:
+    half), and `A_ij` the number of such pairs, resamples that draw sequence i `w_i` times have the area
+    `w M w / w A w`.
+    """
+    units, label = int(sequence.max()) + 1, np.asarray(label, dtype=bool)
+    order = np.argsort(score, kind="stable")
+    _, first, count = np.unique(np.asarray(score)[order], return_index=True, return_counts=True)
+    may, may_not = (np.eye(units)[sequence[order]] * of[order, None] for of in (label, ~label))
+    begun = np.vstack([np.zeros(units), np.cumsum(may_not, axis=0)])  # of each sequence, below each place
+    below = np.repeat((begun[first] + begun[first + count]) / 2, count, axis=0)
+    wins, pairs = may.T @ below, np.outer(may.sum(axis=0), may_not.sum(axis=0))
+    form = lambda weights, matrix: ((weights @ matrix) * weights).sum(axis=1)
+    return interval(lambda weights: form(weights, wins) / form(weights, pairs), units)
+
+
 def ranking(replayed: PolicyReplay, **labels) -> pd.DataFrame:
     """How well a measure ranks tokens, at each layer at which it decides: `layer`, `roc_area`."""
-    areas = [*map(roc_area, replayed.confidences.T, replayed.same_token.T)]
-    return pd.DataFrame({**labels, "layer": replayed.decision_layers, "roc_area": areas})
+    rows, sequence = [], replayed.trace.sequence
+    for place, layer in enumerate(replayed.decision_layers):
+        area = area_interval(replayed.confidences[:, place], replayed.same_token[:, place], sequence)
+        rows.append({**labels, "layer": layer, **area.columns("roc_area", "roc_area_")})
+    return pd.DataFrame(rows)
 
 
 def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd.DataFrame:
@@ -65,9 +86,14 @@ def reliability_diagram(replayed: PolicyReplay, bins: int = 10, **labels) -> pd.
 
 def at_exits(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
     """`mean_exit_layer`, and `same_token`, the share of predictions at the exits that are full depth's."""
+    return {name: values.mean() for name, values in exit_values(replayed, max_new_tokens).items()}
+
+
+def exit_values(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, np.ndarray]:
+    """`[token]` each: the layer of the exit, and whether its prediction is that of full depth."""
     exits = replayed.exits(max_new_tokens)
     same = replayed.same_token[np.arange(len(exits)), exits]
-    return {"mean_exit_layer": replayed.layers[exits].mean(), "same_token": same.mean()}
+    return {"mean_exit_layer": replayed.layers[exits], "same_token": same}
 
 
 def sweep(replayed: PolicyReplay, thresholds: Sequence[float], max_new_tokens: int = 64) -> pd.DataFrame:

@@ -14,9 +14,8 @@ import pandas as pd
 
 from ..common.errors import CompanionError
 from .monotonicity import settled_from, strictly_monotonic
-from .statistics import by_layer, mean_interval, percentiles, resampled_tokens
+from .statistics import Interval, by_layer, mean_interval, percentiles, resampled_tokens
 
-RESAMPLES = 200
 EASY = ("grammatical", "copied")  # what needs no search and no computation
 GROUPS = ("easy", "difficult")
 
@@ -107,13 +106,15 @@ def associations(
     """Spearman's correlation of measures of difficulty ("loss", ..) with depths ("settled_from", ..)."""
     columns = prefixes[[*measures, *outcomes]]
     found = columns.corr("spearman")
-    samples = resampled_tokens(prefixes["sequence"].to_numpy(), RESAMPLES)
-    low, high = percentiles([columns.iloc[rows].corr("spearman") for rows in samples])
+    samples = resampled_tokens(prefixes["sequence"].to_numpy(), 200)
+    drawn = np.array([columns.iloc[rows].corr("spearman") for rows in samples])
+    low, high = percentiles(drawn)
     rows = []
     for place in np.ndindex(len(measures), len(outcomes)):
         i, j = place[0], len(measures) + place[1]
-        row = {"measure": columns.columns[i], "depth": columns.columns[j], "spearman": found.iloc[i, j]}
-        rows.append({**labels, **row, "low": low[i, j], "high": high[i, j]})
+        row = {"measure": columns.columns[i], "depth": columns.columns[j]}
+        row |= Interval(found.iloc[i, j], low[i, j], high[i, j], drawn[:, i, j]).columns("spearman")
+        rows.append({**labels, **row})
     return pd.DataFrame(rows)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..analysis.statistics import DRAWS
 from ..common.errors import CompanionError
 from ..common.files import ROOT, complete_file
 
@@ -142,8 +143,9 @@ def png(figure) -> bytes:
 
 
 def round_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Rounds every float to `DECIMALS`, so that display, file and hash agree; -0.0 becomes 0.0."""
-    rounded, floats = table.copy(), table.select_dtypes("float").columns
+    """Rounds every float to `DECIMALS`, so that display, file and hash agree; -0.0 becomes 0.0. No draws."""
+    rounded = table.drop(columns=[name for name in table if str(name).endswith(DRAWS)])
+    floats = rounded.select_dtypes("float").columns
     rounded[floats] = rounded[floats].astype("float64").round(DECIMALS) + 0.0
     return rounded
 
