@@ -57,6 +57,7 @@ rules = ["fixed", "hidden_similarity", "rising_top1", "linear", "three_hidden", 
 options = dict(max_new_tokens=max_new_tokens, batch_size=batch_size)
 
 
+# %%
 def policies_of(model):
     """The rules that there are for a model, at the threshold of this notebook, their exits verified."""
     known = {
