@@ -18,8 +18,11 @@ from mee_utils.study.notebooks import notebook_names
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = [f"notebooks/{name}.html" for name in notebook_names()]
+OTHERS = [path.relative_to(ROOT).with_suffix(".html") for path in sorted(ROOT.glob("figures/*/*.ipynb"))]
+NOTEBOOKS += map(str, OTHERS)  # those of other profiles lie beside their figures
 PAGES = ["index.html", "RESULTS.html", "notebooks/site/ledger.html", "mee_utils/README.html", *NOTEBOOKS]
 LOADED = {"img": "src", "script": "src", "iframe": "src", "link": "href", "source": "srcset"}
+HOST = r"(url\(|@import )['\"]?(https?:)?//"
 in_a_browser = pytest.mark.skipif(not chromium.PROGRAM, reason="there is no Chromium here")
 pytestmark = pytest.mark.xdist_group("site")  # built once
 
@@ -82,9 +85,9 @@ def test_nothing_is_loaded_from_another_host(built, pages):
     for path, page in pages.items():
         for tag in page.find_all(list(LOADED)):
             assert not re.match(r"(https?:)?//", tag.get(LOADED[tag.name], "")), f"{path}: {tag}"
-        assert not re.search(r"url\(['\"]?(https?:)?//|@import", str(page)), path
+        assert not re.search(HOST, str(page)), path
     for style in built[0].rglob("*.css"):
-        assert not re.search(r"url\(['\"]?(https?:)?//|@import", style.read_text("utf-8")), style
+        assert not re.search(HOST, style.read_text("utf-8")), style
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -109,10 +112,12 @@ def test_formulas_are_written_out(pages):
 
 def test_the_ledger_and_the_results_are_tables_that_can_be_sorted(built, pages):
     site = built[0]
-    ledger = pd.read_csv(ROOT / "figures/small/08_results/ledger.csv")
-    table = pages[site / "notebooks/site/ledger.html"].select_one("article table")
-    assert [head.text.strip() for head in table.select("thead th")] == list(ledger.columns)
-    assert len(table.select("tbody tr")) == len(ledger)
+    tables = pages[site / "notebooks/site/ledger.html"].select("article table")
+    stored = sorted(ROOT.glob("figures/*/08_results/ledger.csv"))
+    assert stored and len(tables) == len(stored)
+    for table, ledger in zip(tables, map(pd.read_csv, stored)):
+        assert [head.text.strip() for head in table.select("thead th")] == list(ledger.columns)
+        assert len(table.select("tbody tr")) == len(ledger)
     results = pages[site / "RESULTS.html"]
     assert len(results.select("article table thead")) == (ROOT / "RESULTS.md").read_text("utf-8").count(
         "\n|:-"
