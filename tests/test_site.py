@@ -159,7 +159,7 @@ LOOK = r"""(() => {
   const words = (node) => [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
   const read = "article :not(.headerlink), .bd-links *, .page-toc *";
   const shown = [...document.querySelectorAll(read)].filter(words).filter((node) => node.checkVisibility());
-  const pictures = all(".cell_output img, p > img");
+  const pictures = all(".cell_output img, p img");
   const boxed = (node) => node.closest("pre, .pst-scrollable-table-container, .output.text_html, math");
   return {
     dark: document.documentElement.dataset.theme === "dark",
@@ -202,7 +202,7 @@ def test_the_search_finds_a_chapter_in_pages_opened_as_files(built, tab):
 
 
 @in_a_browser
-def test_code_unfolds(built, tab):
+def test_code_unfolds_and_figures_open(built, tab):
     tab.open((built[0] / NOTEBOOKS[0]).as_uri())
     seen = "document.querySelector('.cell_input').checkVisibility()"
     assert tab.run(f"[{seen}, document.querySelector('.cell summary').click(), {seen}]") == [

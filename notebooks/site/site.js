@@ -22,6 +22,12 @@ document.addEventListener("DOMContentLoaded", () => {
       head.addEventListener("keydown", (event) => event.key === "Enter" && sort(head));
     }
   for (const link of document.querySelectorAll("article a[download]")) link.removeAttribute("download");
+  for (const image of document.querySelectorAll("article .cell_output img, article p > img")) {
+    const link = document.createElement("a");  // a touch opens a figure by itself, to be enlarged
+    link.href = image.src;
+    image.replaceWith(link);
+    link.append(image);
+  }
 });
 
 // A page that was opened as a file may not read others: its search shows titles alone.
