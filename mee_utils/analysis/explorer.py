@@ -30,63 +30,55 @@ from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..tasks.loading import Task
 from ..traces.replay import check_policy
 from ..traces.trace import trace
-from .lossless import KEPT, LAST, REPLACED, one_output
 from .monotonicity import token_text
 
 MOST, WIDE = 16, 110  # sentences at a time; characters in a line
 RULES = ("softmax_margin", "hidden_similarity", "rising_top1")
 AGREES, DIFFERS, ALL = "the last layer agrees", "the last layer differs", "no exit"
-OF_DRAFTS = {KEPT: AGREES, REPLACED: DIFFERS, LAST: ALL}
 CHOICES = ("task", "model", "rule", "sentence", "exits")
-FILES = {name: PACKAGE / "analysis" / f"explorer.{name}" for name in ("yaml", "html")}
+LARGE = ("input", "text", "full", "said", "confidence")  # the page has these in a shorter form
+VIEWS, PAGE = (PACKAGE / "analysis" / f"explorer.{kind}" for kind in ("yaml", "html"))
 
 
 @dataclass(frozen=True)
 class Explorer:
-    """A page of `runs`, as the function of this name returns them. JupyterLab shows it, `save` writes it."""
+    """A page; JupyterLab shows it, `save` writes it.
+
+    A run is a decoding, at one or more `levels` of the slider, and has `CHOICES`, the `thresholds` of its
+    levels, `text`, `flops` as a share of full depth's, `same` (are the tokens full depth's?), and of every
+    token its `layer`, its `fate`, and what is `said` at every layer, with which `confidence` (None: nothing
+    was decided there).
+    """
 
     runs: list[dict] = field(repr=False)
 
     @property
     def spec(self) -> dict:
         """The page in Vega-Lite: explorer.yaml with its data and parameters."""
-        rows: dict[str, int] = {}  # what a token says at every layer -> its number
+        rows: dict[str, int] = {}  # what a token says at every layer, which runs share -> its number
         number = lambda *said: rows.setdefault(json.dumps(said), len(rows))
-        kept = (
-            "model",
-            "rule",
-            "exits",
-            "task",
-            "sentence",
-            "layers",
-            "levels",
-            "thresholds",
-            "flops",
-            "same",
-        )
-        runs = [
-            {name: run[name] for name in (*kept, "token", "layer", "fate")}
-            | {"about": _about(run), "row": [*map(number, run["said"], run["confidence"])]}
-            for run in self.runs
-        ]
-        inputs = {(run["task"], run["sentence"]): wrap(f"Input: {run['input']}", WIDE) for run in self.runs}
-        sets = {
-            "inputs": [{"task": task, "sentence": n, "lines": text} for (task, n), text in inputs.items()]
-        }
-        cells = [json.loads(said) for said in rows]
-        sets |= {
-            "runs": runs,
-            "rows": [{"row": i, "said": a, "confidence": b} for i, (a, b) in enumerate(cells)],
-        }
-        params, last = [], max(run["levels"][-1] for run in runs)
+        runs, inputs, params = [], {}, []
+        for run in self.runs:
+            inputs[run["task"], run["sentence"]] = wrap(f"Input: {run['input']}", WIDE)
+            same = f"With exits: {run['text']} ({'' if run['same'] else 'not '}as at full depth)"
+            lines = [*wrap(f"Full depth: {run['full']}", WIDE), *wrap(same, WIDE)]
+            said = map(number, run["said"], run["confidence"])
+            lean = {name: value for name, value in run.items() if name not in LARGE}
+            runs.append(lean | {"lines": "\n".join(lines), "row": [*said]})
         for name in CHOICES:
             options = list(dict.fromkeys(run[name] for run in runs))
             bind = {"bind": {"input": "select", "options": options, "name": f"{name} "}}
             params.append({"name": name, "value": options[0]} | (bind if len(options) > 1 else {}))
+        last = max(run["levels"][-1] for run in runs)
         slider = {"input": "range", "min": 0, "max": last, "step": 1, "name": "threshold, low to high "}
         params.append({"name": "level", "value": last // 3, "bind": slider})
-        views = yaml.safe_load(FILES["yaml"].read_text(encoding="utf-8"))
-        return {**views, "datasets": sets, "params": params}
+        cells = [json.loads(row) for row in rows]
+        sets = {
+            "runs": runs,
+            "rows": [{"row": n, "said": said, "confidence": sure} for n, (said, sure) in enumerate(cells)],
+            "inputs": [{"task": task, "sentence": n, "lines": text} for (task, n), text in inputs.items()],
+        }
+        return yaml.safe_load(VIEWS.read_text(encoding="utf-8")) | {"datasets": sets, "params": params}
 
     @property
     def html(self) -> str:
@@ -94,7 +86,7 @@ class Explorer:
         from vl_convert import javascript_bundle
 
         spec = json.dumps(self.spec, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-        page = Template(FILES["html"].read_text(encoding="utf-8"))
+        page = Template(PAGE.read_text(encoding="utf-8"))
         return page.substitute(library=javascript_bundle(), spec=spec)
 
     def save(self, path: str | Path) -> Path:
@@ -108,24 +100,6 @@ class Explorer:
 
 
 def explore(
-    model, inputs: str | Sequence[str] | Task | Mapping[str, Task], policies=None, **options
-) -> Explorer:
-    """Shows what exits do to some sentences: `explore(model, "translate English to French: ...")`.
-
-    Args:
-        model: from `load_model`.
-        inputs: a prompt, up to 16 of them, a task of as many, or name -> task.
-        policies: an `ExitPolicy`, or name -> `ExitPolicy`, at the thresholds of the slider; by default three
-            rules that need no training and may exit from the first layer on.
-        options: `levels` of the slider, `max_new_tokens`, and `max_draft` where exits are verified.
-
-    Raises:
-        CompanionError: too many inputs, a policy that has no threshold to move, and what `generate` raises.
-    """
-    return Explorer(runs(model, inputs, policies, **options))
-
-
-def runs(
     model,
     inputs: str | Sequence[str] | Task | Mapping[str, Task],
     policies: ExitPolicy | Mapping[str, ExitPolicy] | None = None,
@@ -133,21 +107,24 @@ def runs(
     levels: int = 16,
     max_new_tokens: int = 64,
     max_draft: int = MAX_DRAFT,
-) -> list[dict]:
-    """Decodes every sentence at every level of the slider; neighbours that decode alike are one run.
+) -> Explorer:
+    """Shows what exits do to some sentences: `explore(model, "translate English to French: ...")`.
 
-    Levels are quantiles of the confidences at full depth; at the last one nothing exits. A run has `CHOICES`,
-    its `levels` and their `thresholds`, `text`, `flops` as a share of full depth's, `same` (are the tokens
-    full depth's?), and of every token its `layer`, its `fate`, and what is `said` at every layer, with which
-    `confidence` (None: nothing was decided there).
+    Args:
+        model: from `load_model`.
+        inputs: a prompt, up to 16 of them, a task of as many, or name -> task.
+        policies: an `ExitPolicy`, or name -> `ExitPolicy`; by default three rules that need no training and
+            may exit from the first layer on. Their thresholds are the slider's.
+        levels: how many thresholds: quantiles of the confidences at full depth; at the last nothing exits.
+        max_new_tokens, max_draft: as in `generate` and `ExitPolicy`.
+
+    Raises:
+        CompanionError: too many inputs, a policy that has no threshold to move, and what `generate` raises.
     """
-    if isinstance(inputs, Task):
-        inputs = {inputs.name: inputs}
-    if not isinstance(inputs, Mapping):
-        inputs = {"": inputs}
+    given = inputs if isinstance(inputs, Mapping) else {getattr(inputs, "name", ""): inputs}
     labels = [
         {"task": name.replace("_", " "), "sentence": number, "input": text}
-        for name, task in inputs.items()
+        for name, task in given.items()
         for number, text in enumerate(check_inputs(getattr(task, "inputs", task)), start=1)
     ]
     texts = [label["input"] for label in labels]
@@ -159,7 +136,7 @@ def runs(
     if not isinstance(policies, Mapping):
         policies = {check_policy(policies).measure.name.replace("_", " "): policies}
     settings = dict(max_new_tokens=max_new_tokens, batch_size=len(texts), encodings=EncoderCache())
-    full, found = generate(model, texts, **settings), []
+    full, runs = generate(model, texts, **settings), []
     final, decode = _traced(model, texts, full), token_text(model.tokenizer)
     for rule, policy in policies.items():
         if check_policy(policy).propagation == "verify":  # done below
@@ -168,22 +145,25 @@ def runs(
         thresholds, latest = _thresholds(policy, sure, levels), {}
         for threshold in sorted(set(thresholds)):
             at = policy.at_threshold(threshold)
-            taken, seen = _decided(model, texts, at, settings)
-            traced = final if taken.token_ids == full.token_ids else _traced(model, texts, taken)
+            taken = _decided(model, texts, at, settings)
             drafts = replace(at, propagation="verify", max_draft=max_draft)
-            verified = generate(model, texts, drafts, **settings), sure, final
+            verified = *_decided(model, texts, drafts, settings), final
+            same = taken[0].token_ids == full.token_ids
+            ways = {
+                "taken": (*taken, final if same else _traced(model, texts, taken[0])),
+                "verified": verified,
+            }
             here = [level for level, other in enumerate(thresholds) if other == threshold]
-            ways = {"taken": (taken, seen, traced), "verified": verified}
             for (exits, way), (number, label) in product(ways.items(), enumerate(labels)):
-                run = {**label, "model": model.name, "rule": rule, "exits": exits, "layers": model.layers}
-                run |= _run(*way, full, number, max_draft, decode)
+                run = {**label, "model": model.name, "rule": rule, "exits": exits}
+                run |= _run(*way, full, number, decode)
                 before = latest.get((exits, number), {})
                 if any(before.get(name) != value for name, value in run.items()):
                     before = latest[exits, number] = {**run, "levels": [], "thresholds": []}
-                    found.append(before)
+                    runs.append(before)
                 before["levels"] += here
                 before["thresholds"] += [threshold] * len(here)
-    return found
+    return Explorer(runs)
 
 
 def _decided(model, texts: list[str], policy: ExitPolicy, settings: dict) -> tuple[Generation, dict]:
@@ -200,8 +180,7 @@ def _decided(model, texts: list[str], policy: ExitPolicy, settings: dict) -> tup
 
     measure.confidence = confidence
     out = generate(model, texts, replace(policy, measure=measure), **settings)
-    left = lambda row, place, layer, *_: layer > out.exit_layers[row][place]  # and goes along until others do
-    return out, {decision[:3]: decision[3:] for decision in seen if not left(*decision)}
+    return out, {decision[:3]: decision[3:] for decision in seen}
 
 
 def _thresholds(policy: ExitPolicy, sure: dict, levels: int) -> list[float]:
@@ -218,42 +197,25 @@ def _traced(model, texts: list[str], out: Generation) -> list[np.ndarray]:
     return found.by_output(found.top1_id)
 
 
-def _run(out, decisions: dict, traced: list, full: Generation, number: int, most: int, decode) -> dict:
-    """What became of one input; see `runs`."""
-    ids, layers, said = out.token_ids[number], out.exit_layers[number].tolist(), traced[number].copy()
-    depth, drafts = said.shape[1], out.drafts and out.drafts[number]
-    if drafts:
-        judged = one_output(out, number, most, depth, decode).query("fate != 'dropped'")
-        layers, fates = judged.layer.tolist(), [OF_DRAFTS[fate] for fate in judged.fate]
+def _run(out, decisions: dict, traced: list, full: Generation, number: int, decode) -> dict:
+    """What became of one input; see `Explorer`."""
+    ids, exits, said = out.token_ids[number], out.exit_layers[number].tolist(), traced[number].copy()
+    layers, depth, drafts = exits, said.shape[1], out.drafts and out.drafts[number]
+    if drafts:  # of a token drafted again the last
+        last = dict(zip(drafts.positions.tolist(), drafts.exit_layers.tolist()))
+        layers = [last[place] for place in range(len(ids))]
+        agrees = [at == settled for at, settled in zip(layers, exits)]
     else:
-        agrees = [AGREES if token == last else DIFFERS for token, last in zip(ids, said[:, -1])]
-        fates = [ALL if layer == depth else fate for layer, fate in zip(layers, agrees)]
+        agrees = [token == final for token, final in zip(ids, said[:, -1])]
         said[range(len(ids)), np.array(layers) - 1] = ids
+    fates = [ALL if at == depth else AGREES if same else DIFFERS for at, same in zip(layers, agrees)]
     confidence = np.full(said.shape, None)
     for place, layer in np.ndindex(said.shape):
-        if decision := decisions.get((number, place, layer + 1)):
+        if layer < layers[place] and (decision := decisions.get((number, place, layer + 1))):
             confidence[place, layer], said[place, layer] = round(decision[0], 4), decision[1]
-    return {
-        "text": out.texts[number],
-        "full": full.texts[number],
-        "same": ids == full.token_ids[number],
-        "flops": round(float(out.flops[number] / full.flops[number]), 4),
-        "mean_exit_layer": round(float(out.exit_layers[number].mean()), 2),
-        "drafts": drafts and [drafts.judged, drafts.kept],
-        "token": [decode(token) for token in ids],
-        "layer": layers,
-        "fate": fates,
-        "said": [[decode(int(token)) for token in row] for row in said],
-        "confidence": confidence.tolist(),
-    }
-
-
-def _about(run: dict) -> str:
-    """What a run costs and says, as the reader is told; in lines."""
-    cost = f" · mean exit layer {run['mean_exit_layer']:.1f} of {run['layers']}"
-    cost += f" · {run['flops']:.0%} of full depth's FLOPs"
-    if run["drafts"]:
-        cost += " · {1} of {0} drafts kept".format(*run["drafts"])
-    same = "as at full depth" if run["same"] else "not as at full depth"
-    says = f"Full depth: {run['full']}", f"With exits: {run['text']} ({same})"
-    return "\n".join([cost, *(line for said in says for line in wrap(said, WIDE))])
+    run = {"text": out.texts[number], "full": full.texts[number], "same": ids == full.token_ids[number]}
+    run |= {"flops": round(float(out.flops[number] / full.flops[number]), 4), "layers": depth}
+    run |= {"mean_exit_layer": round(float(out.exit_layers[number].mean()), 2)}
+    run |= {"drafts": drafts and [drafts.judged, drafts.kept], "layer": layers, "fate": fates}
+    texts = [[decode(int(token)) for token in row] for row in said]
+    return run | {"token": [*map(decode, ids)], "said": texts, "confidence": confidence.tolist()}

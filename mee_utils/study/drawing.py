@@ -45,39 +45,34 @@ def draw_predictions(traces: Trace | Sequence[Trace], model, percentiles: Sequen
 
 
 def draw_reliability(traces: Trace | Sequence[Trace], layers: Sequence[int] | None = None, bins: int = 10):
-    """Accuracy by confidence, at some layers: against the references, or else the last layer's predictions."""
+    """Accuracy by confidence at some layers; right is the reference, or else what the last layer predicts."""
 
     def binned(t: Trace, **of) -> pd.DataFrame:
         right = t.top1_id == (t.token_id if t.along == "reference" else t.final_id)[:, None]
-        shown = layers or (t.layers // 3, 2 * t.layers // 3, t.layers)
+        shown = layers or sorted({-(-t.layers // 3), -(-2 * t.layers // 3), t.layers})
         return monotonicity.reliability_bins(t, right, shown, bins, **of)
 
     def draw(axis, rows):
-        axis.plot(
-            [0, 1], [0, 1], color=figures.GREY, linewidth=1, dashes=(1, 1), label="perfectly calibrated"
-        )
+        axis.plot([0, 1], [0, 1], color=figures.GREY, dashes=(1, 1), label="perfectly calibrated")
         figures.lines(axis, rows, "confidence", "accuracy", "model")
         figures.dots(axis, rows, "confidence", "accuracy", "model", yband=figures.BAND, label=None)
 
-    rows = _rows(traces, binned)
-    return _figure(
-        rows[rows.tokens > 0], draw, "layer", xlabel="confidence (top-1 probability)", ylabel="accuracy"
-    )
+    rows, labels = _rows(traces, binned), dict(xlabel="confidence (top-1 probability)", ylabel="accuracy")
+    return _figure(rows[rows.tokens > 0], draw, "layer", **labels)
 
 
 def draw_front(model, task, policies: Mapping[str, object], **settings):
-    """Score by cost: every policy (name -> `ExitPolicy`) decoded at thresholds that keep fewer and fewer tokens.
+    """Score by cost: every policy (name -> `ExitPolicy`), decoded at thresholds that change more and more.
 
-    `settings` are those of `generate`. Policies have to look at probabilities or similarities.
+    `settings` are those of `generate`. The policies have to look at probabilities or similarities.
     """
     found = trace(model, task.inputs, max_new_tokens=settings.get("max_new_tokens", 64))
     levels = {name: threshold_grid(found, policy, SHARES, model) for name, policy in policies.items()}
     tried = {(name, at): policies[name].at_threshold(at) for name in levels for at in levels[name]}
     rows, _ = comparison(model, task, tried, ("rule", "threshold"), **settings)
     draw = lambda axis, rows: figures.lines(axis, rows, "flops_share", "score")
-    return _figure(
-        rows, draw, "task", xlabel="FLOPs (1: full depth)", ylabel=figures.label(task.metric), width=5
-    )
+    labels = dict(xlabel="FLOPs (1: full depth)", ylabel=figures.label(task.metric))
+    return _figure(rows, draw, "task", width=5, **labels)
 
 
 def _listed(traces: Trace | Sequence[Trace]) -> list[Trace]:

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from ..analysis.explorer import Explorer, runs
+from ..analysis.explorer import Explorer, explore
 from ..common.files import ROOT
 from .catalogue import RULES
 from .experiment import Experiment
 
-MODELS, SENTENCES = ("calm", "vanilla"), 3
+MODELS, SENTENCES, LONGEST = ("calm", "vanilla"), 3, 48
 EXPLORED = ("softmax_margin", "hidden_similarity", "rising_top1", "three_hidden")
 
 
@@ -21,6 +21,6 @@ def write(profile: str, data: str | None = "") -> Path:
             rule: one for (of, rule, goal), (one,) in trained.items() if (of, goal) == (name, "consistency")
         }
         policies = {RULES[rule].label: RULES[rule].policy(0.9, {"min_layer": 1}, known) for rule in EXPLORED}
-        found += runs(model, tasks, policies, max_new_tokens=experiment.profile.training.max_target)
+        found += explore(model, tasks, policies, max_new_tokens=LONGEST).runs
     build = ROOT / "build"
     return Explorer(found).save((build / "site" if (build / "site").is_dir() else build) / "explorer.html")
