@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import product
 from math import isfinite
@@ -40,7 +40,7 @@ LARGE = ("input", "text", "full", "said", "confidence")  # the page has these in
 VIEWS, PAGE = (PACKAGE / "analysis" / f"explorer.{kind}" for kind in ("yaml", "html"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explorer:
     """A page; JupyterLab shows it, `save` writes it.
 
@@ -50,7 +50,7 @@ class Explorer:
     was decided there).
     """
 
-    runs: list[dict] = field(repr=False)
+    runs: list[dict]
 
     @property
     def spec(self) -> dict:
@@ -71,7 +71,7 @@ class Explorer:
             params.append({"name": name, "value": options[0]} | (bind if len(options) > 1 else {}))
         last = max(run["levels"][-1] for run in runs)
         slider = {"input": "range", "min": 0, "max": last, "step": 1, "name": "threshold, low to high "}
-        params.append({"name": "level", "value": last // 3, "bind": slider})
+        params.append({"name": "level", "value": last // 2, "bind": slider})
         cells = [json.loads(row) for row in rows]
         sets = {
             "runs": runs,
@@ -95,6 +95,9 @@ class Explorer:
             partial.write_text(self.html, encoding="utf-8")
         return Path(path)
 
+    def __repr__(self) -> str:
+        return f"Explorer({len(self.runs)} runs; JupyterLab shows them, save(path) writes a page)"
+
     def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{escape(self.html)}" style="width: 100%; height: 900px; border: 0"></iframe>'
 
@@ -115,7 +118,7 @@ def explore(
         inputs: a prompt, up to 16 of them, a task of as many, or name -> task.
         policies: an `ExitPolicy`, or name -> `ExitPolicy`; by default three rules that need no training and
             may exit from the first layer on. Their thresholds are the slider's.
-        levels: how many thresholds: quantiles of the confidences at full depth; at the last nothing exits.
+        levels: how many thresholds: quantiles of what is seen at full depth; at the last nothing exits.
         max_new_tokens, max_draft: as in `generate` and `ExitPolicy`.
 
     Raises:
@@ -184,9 +187,9 @@ def _decided(model, texts: list[str], policy: ExitPolicy, settings: dict) -> tup
 
 
 def _thresholds(policy: ExitPolicy, sure: dict, levels: int) -> list[float]:
-    """Quantiles of the confidences of full depth, and as the last one a threshold that nothing exceeds."""
+    """Quantiles of the confidences of full depth (equal ones once), and last what nothing exceeds."""
     low, high = policy.measure.range
-    values = [value for value, _ in sure.values()] or [low]
+    values = np.unique([value for value, _ in sure.values()] or [low])
     found = np.quantile(values, np.linspace(0, 1, levels), method="lower").clip(low, high)
     return [*found[:-1].round(4).tolist(), high if isfinite(high) else float(found[-1])]
 
