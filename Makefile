@@ -2,6 +2,7 @@
 # make test         unit tests, exactness tests, stored notebooks re-run and compared
 # make results      RESULTS.md, and the numbers of README.md, from the stored tables
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet
+# make measure      decodes every rule anew; hours (05 and 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
 # make retrain      further seeds and ablations, for the tables of spread    PROFILE=small|real  DATA=folder
 # make status       which models and results are there
@@ -28,10 +29,13 @@ endif
 COMPANION = $(PYTHON) -m mee_utils
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce test bench train retrain status results setup clean
+.PHONY: reproduce measure test bench train retrain status results setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
+
+measure: $(INSTALLED)
+	@$(COMPANION) measure $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
 
 test: $(INSTALLED)
 	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests mee_utils -n logical --maxprocesses 4 --dist loadgroup

@@ -16,7 +16,7 @@ from .study.results import output_root
 
 
 def reproduce(options) -> str:
-    """Runs everything stale of a profile: models, traces, classifiers, threshold sweep, notebooks."""
+    """Runs everything stale of a profile: models, traces, classifiers, notebooks."""
     folder = pipeline.reproduce(options.profile, options.data, options.cores, options.force)
     return f"profile {options.profile} is up to date; figures and tables: {_short(folder)}"
 
@@ -53,19 +53,18 @@ def classifiers(options) -> str:
     return f"trained {len(found)} exit classifiers of {' and '.join(options.model)}"
 
 
-def sweep(options) -> str:
-    """Decodes every rule, threshold by threshold, and stores what notebooks 05 and 08 are drawn from."""
+def measure(options) -> str:
+    """Decodes every rule at thresholds that are searched for; stores what 05 and 08 are drawn from."""
     from .paper.published_bugs import measure_bugs
-    from .study import sweep as sweeps
+    from .study import measure as measuring
 
     if options.part == "tables":
-        return f"tables: {_short(sweeps.store(load_profile(options.profile)))}"
+        return f"tables: {_short(measuring.store(load_profile(options.profile)))}"
     if not options.model:
-        pipeline.make("swept", options.profile, options.data, options.cores)
-        return "the threshold sweep is up to date"
-    job = sweeps.Job(options.model[0], options.task, options.part)
-    sweeps.run(_alone(options), job, measure_bugs)
-    return f"swept {job.what}: {job.model}, {job.task}"
+        folder = pipeline.measure(options.profile, options.data, options.cores, options.force)
+        return f"measured: {_short(folder)}"
+    job = measuring.Job(options.model[0], options.task, options.part)
+    return f"measured: {_short(measuring.run(_alone(options), job, measure_bugs, options.force))}"
 
 
 def retrain(options) -> str:
@@ -145,7 +144,7 @@ def status(options) -> int:
 
     profile = load_profile(options.profile)
     found = {f"model {name}": is_trained(profile, name) for name in profile.training.models}
-    for name in ["sweep", *notebook_names()]:
+    for name in ["measured", *notebook_names()]:
         found[f"results {name}"] = (output_root() / profile.name / name / "manifest.json").exists()
     for name, there in found.items():
         print(f"{name}: {'there' if there else 'missing'}")
@@ -190,7 +189,7 @@ COMMANDS = {
     train: (*COMMON, "--cores", "--model"),
     trace: (*COMMON, "--model"),
     classifiers: (*COMMON, "--model", "--seed"),
-    sweep: (*COMMON, "--cores", "--model", "--task", "--part"),
+    measure: (*COMMON, "--cores", "--force", "--model", "--task", "--part"),
     retrain: (*COMMON, "--cores", "--model", "--seed", "--part"),
     notebook: ("name", *COMMON, "--parameter"),
     carry_over: ("name",),

@@ -315,11 +315,11 @@ tables = {task: {"stable": of_task(stable, task), "confidence": of_task(confiden
 training = experiment.profile.training
 exit_layer = training.exit_layer("free", layers) if "free" in training.backbones else 0
 verdicts = claims.judge("01_monotonicity", tables, exit_layer=exit_layer)
-experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours", "verdict"]]
+experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours", "alone"]]
 
 # %%
 for claim, rows in verdicts.groupby("claim", sort=False):
-    print(f"{claim}: holds on {(rows.verdict == 'holds').sum()} of {len(rows)} tasks")
+    print(f"{claim}: holds on {(rows.alone == 'holds').sum()} of {len(rows)} tasks, by itself")
 
 # %% [markdown]
 # ## What this shows, and what it does not

@@ -172,7 +172,7 @@ for task in tasks:
     bare = contrasting.without_mass(replays[task, "unpruned"], model, alpha)
     compared = {rule: replays[task, rule] for rule in ("unpruned", "weighted", "jsd")}
     for rule, replayed in (compared | {"weighted, without the mass": bare}).items():
-        at_level.append({"task": task, "rule": rule, "threshold": threshold, **decisions.at_exits(replayed)})
+        at_level.append({"task": task, "rule": rule, "threshold": threshold, **comparison.at_threshold(replayed)})
 at_level = experiment.save_table(pd.DataFrame(at_level), "at_equal_threshold")
 at_level.pivot(index="task", columns="rule", values=["mean_exit_layer", "same_token"]).round(3)
 
@@ -357,7 +357,7 @@ found |= {"decoder": tokens_too, "head": plausible}
 found = {name: table if "model" in table else table.assign(model="calm") for name, table in found.items()}
 tables = {task: {name: table[table.task == task] for name, table in found.items()} for task in tasks}
 verdict_table = claims.judge("04_contrastive_decoding", tables)
-experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "ours", "verdict"]]
+experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "ours", "alone"]]
 
 # %% [markdown]
 # ## What this shows, and what it does not

@@ -158,7 +158,8 @@ def draw(axis, rows):
 options = dict(row="group", values=list(tasks), height=2.2, profile=profile)
 figure = figures.facets(ranks, draw, ylabel="area under\nthe ROC curve", **options)
 experiment.save_figure(figure, "ranking", ranks)
-mean_rank = ranks.groupby(["task", "rule"], sort=False, as_index=False).roc_area.mean()
+overall = [decisions.overall_ranking(found, task=task, rule=rule) for (task, rule), found in plain.items()]
+mean_rank = pd.concat(overall, ignore_index=True)
 for task, rows in mean_rank.groupby("task", sort=False):
     best, worst = rows.loc[rows.roc_area.idxmax()], rows.loc[rows.roc_area.idxmin()]
     ends = [f"{figures.label(row.rule)} ({row.roc_area:.2f})" for row in (best, worst)]
@@ -201,7 +202,8 @@ for task, found in traces.items():
     beside["ELBERT, entropy alone"] = exits_of(task, "elbert", sure), exits_of(task, "entropy", sure)
     beside["vote, patience"] = exits_of(task, "vote", two), patient
     for name, (first, second) in beside.items():
-        same.append({"task": task, "model": "calm", "pair": name, "same_exit": np.mean(first == second)})
+        shares = mean_interval(first == second, found.sequence).columns("same_exit")
+        same.append({"task": task, "model": "calm", "pair": name, **shares})
 same = experiment.save_table(pd.DataFrame(same), "same_rule")
 same.pivot(index="pair", columns="task", values="same_exit").map("{:.1%}".format)
 
@@ -250,7 +252,7 @@ replays = {
     for task, found in traces.items()
     for rule in group_of
 }
-upto = lambda found, first, last: survey.part(found, first, last)
+upto = lambda found, first, last: found.part(first, last)
 reported = {key: upto(found, 0, held[key[0]]) for key, found in replays.items()}
 chosen_on = {key: upto(found, held[key[0]], examples) for key, found in replays.items()}
 any_rule = next(iter(group_of))
@@ -394,7 +396,8 @@ for task in tasks:
     table = survey.bandit_or_calibrated(found, lost, arms, tried, delta, splits)
     draws.append(table.assign(task=task, model="calm"))
 draws = pd.concat(draws, ignore_index=True)
-keepers = draws.groupby(["task", "model", "who"], sort=False, as_index=False).mean()
+of_all = ["regret", "loss", "mean_exit_layer", "broken"]
+keepers = comparison.seed_interval(draws, ["task", "model", "who"], of_all)
 experiment.save_table(keepers, "bandit_or_calibrated")
 
 # %%
@@ -497,7 +500,8 @@ for task, found in traces.items():
     wrong["the first exit"] = ~exits.same_token[:, 0], found
     for what, (values, of) in wrong.items():
         thirds.append(survey.by_place(values, of, task=task, model="calm", what=what))
-thirds = experiment.save_table(pd.concat(thirds, ignore_index=True), "errors_by_place")
+thirds = pd.concat(thirds, ignore_index=True).rename(columns={"mean": "wrong", "mean_draws": "wrong_draws"})
+thirds = experiment.save_table(thirds, "errors_by_place")
 thirds.pivot(index=["what", "task"], columns="part", values="wrong").map("{:.1%}".format)
 
 # %% [markdown]
@@ -547,7 +551,7 @@ tables = {task: {name: table[table.task == task] for name, table in known.items(
 judged = claims.judge(
     "06_survey_rules", tables, demand=demand, delta=delta, last=calm.layers, first=min_layer
 )
-experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "verdict"]]
+experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "alone"]]
 
 # %% [markdown]
 # ## What this shows, and what it does not

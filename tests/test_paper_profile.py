@@ -476,14 +476,14 @@ print([task.inputs[0][:10] for task in load_tasks(profile)])
 EVERY = """
 import sys
 from mee_utils.__main__ import main
-from mee_utils.study import sweep
+from mee_utils.study import measure
 from mee_utils.study.profiles import load_profile
 where = ["--profile", "paper", "--data", sys.argv[1]]
 for name in sys.argv[2:]:
-    if name == "sweep":
-        for job in sweep.jobs(load_profile("paper")):
-            main(["sweep", "--model", job.model, "--task", job.task, "--part", job.what, *where])
-        main(["sweep", "--part", "tables", *where])
+    if name == "measure":
+        for job in measure.jobs(load_profile("paper")):
+            main(["measure", "--model", job.model, "--task", job.task, "--part", job.what, *where])
+        main(["measure", "--part", "tables", *where])
     else:
         main(["notebook", name, *where])
 """
@@ -506,7 +506,7 @@ def executed(trained):
                 backbone["examples"] = {"translation": 15}
 
     trained.edit(spare)
-    others = trained.python("-c", EVERY, data, "sweep", *rest)
+    others = trained.python("-c", EVERY, data, "measure", *rest)
     assert trained.files() == before  # results are in their own folder
     return start.stdout + start.stderr + others.stdout + others.stderr
 

@@ -20,7 +20,7 @@ from ..exits.contrast import ALPHA, check_alpha, jensen_shannon, weighted_contra
 from ..models.loading import Model
 from ..traces.replay import PolicyReplay, StoredStates, chunks
 from ..traces.trace import Trace
-from .statistics import bootstrap
+from .statistics import interval
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,8 +160,8 @@ def pareto_verdict(decoded: dict, plain: tuple[str, ...], tested: tuple[str, ...
         if as_cheap:
             rival = max(as_cheap, key=lambda each: each.examples.mean())
             gain, best = found.examples - rival.examples, rival.examples.mean()
-            mean_gain = lambda weights, gain=gain: weights @ gain / len(gain)
-            low, high = bootstrap(mean_gain, len(gain), 1 - 0.05 / len(settings), 10_000)
+            mean_gain = lambda weights, gain=gain: weights @ gain / weights.sum(axis=1)
+            _, low, high, _ = interval(mean_gain, len(gain), 1 - 0.05 / len(settings), 10_000)
         row = {"rule": rule, "threshold": threshold, "flops_share": found.flops / decoded[None].flops}
         row |= {"score": found.examples.mean(), "cheapest": not as_cheap, "best_plain": best}
         row |= {"gain": gain.mean(), "low": low, "high": high}

@@ -18,7 +18,7 @@ from ..study.artifacts import train_classifiers
 from ..study.catalogue import MAIN_MODEL, PRUNED, RULES, rule_policies
 from ..study.experiment import Experiment
 from ..study.inputs import weights_digest
-from ..study.result_tables import read_manifest, read_sweep, read_table
+from ..study.result_tables import read_manifest, read_measured, read_table
 from ..study.verdicts import timed
 from ..tasks.loading import Task
 from ..traces.planning import plan_for
@@ -56,7 +56,7 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
 def results(experiment: Experiment) -> Iterator[Setting]:
     """The settings that notebook 08 speaks of (`study.verdicts.timed`); only the main model in batches."""
     profile = experiment.profile
-    wanted = timed(read_sweep(profile.name), MAIN_MODEL, QUALITY)
+    wanted = timed(read_measured(profile.name), MAIN_MODEL, QUALITY)
     settings, files = profile.results, train_classifiers(profile)
     for name, model in experiment.models(wanted.model.unique()).items():
         classifiers = {
@@ -67,7 +67,7 @@ def results(experiment: Experiment) -> Iterator[Setting]:
         options = settings.model_dump() | {"exit_layer": profile.training.exit_layer(name, model.layers)}
         main = name == MAIN_MODEL
         batches = (1, settings.batch_size) if main else (1,)
-        for task in experiment.tasks(settings.examples if main else settings.other_examples).values():
+        for task in experiment.tasks(settings.examples).values():
             labels = wanted[(wanted.model == name) & (wanted.task == task.name)][["rule", "threshold"]]
             rows = labels.itertuples(index=False)
             policies = [RULES[row.rule].policy(row.threshold, options, classifiers) for row in rows]

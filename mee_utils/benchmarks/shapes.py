@@ -28,7 +28,7 @@ from ..study.artifacts import train_classifiers
 from ..study.catalogue import MAIN_MODEL, RULES
 from ..study.experiment import Experiment
 from ..study.inputs import weights_digest
-from ..study.result_tables import read_sweep
+from ..study.result_tables import read_measured
 from ..study.verdicts import keeping
 from ..traces.drafts import rounds_of
 from ..traces.planning import default_policies, plan_drafts
@@ -155,8 +155,7 @@ def assisted_peer(bench: Bench, layers: int) -> Run:
 def lossy(experiment: Experiment, bench: Bench) -> Iterator[dict]:
     """The cheapest setting of each rule that keeps the score, decoded by the trained model, and played."""
     profile, task = experiment.profile, None
-    kept = keeping(read_sweep(profile.name), MAIN_MODEL, QUALITY)
-    kept = kept[kept.cheapest & (kept.rule != "oracle")]
+    kept = keeping(read_measured(profile.name), MAIN_MODEL, QUALITY)
     (model,) = experiment.models([MAIN_MODEL]).values()
     model.network.float()
     options, files = profile.results.model_dump(), train_classifiers(profile)
@@ -236,7 +235,7 @@ def run(
     """A row a setting, task, shape and batch: `median`, `lowest` and `highest` speed, full depth being 1.
 
     Raises:
-        CompanionError: the sweep of this profile has not been run.
+        CompanionError: nothing was measured for this profile.
     """
     tables = []
     for shape in shapes or WORKLOADS:

@@ -12,8 +12,10 @@ import pandas as pd
 from ..common.files import ROOT, complete_file
 from ..study.catalogue import RULES
 from ..study.figures import label
-from ..study.result_tables import fastest_by_shape, missed, read_timings
+from ..study.result_tables import KEPT, fastest_by_shape, missed, read_timings
 from ..tasks.kinds import TASKS
+from .claims import MIXED, VERDICTS
+from .statements import BELIEFS
 
 FIGURES = ROOT / "figures"
 BEGIN, END = "<!-- numbers: python -m mee_utils results -->", "<!-- end of numbers -->"
@@ -83,7 +85,7 @@ def _best(rows: pd.DataFrame, number: str, ascending: bool, column: str) -> pd.D
 
 
 def _answer() -> pd.DataFrame:
-    best = _best(timed(read("08_results", "at_99_percent")), "speed", False, "batch")
+    best = _best(timed(read("08_results", "at_99_percent", verdict=KEPT[0])), "speed", False, "batch")
     columns = ["batch", "family", "rule", "mean_exit_layer", "flops_share", "retained", "tokens_per_second"]
     return best[[*TASK, *columns, "speed"]]
 
@@ -140,18 +142,38 @@ def _contrast() -> pd.DataFrame:
 
 
 def _bugs() -> pd.DataFrame:
-    found = read("sweep", "published_bugs", task="translation")
+    found = read("measured", "published_bugs", task="translation")
     keys, values = ["profile", "bug", "model", "rule", "batch"], ["retained", "mean_exit_layer"]
     table = found.pivot(index=keys, columns="version", values=values)
     table.columns = [f"{value}_{version}" for value, version in table.columns]
     return table.reset_index().sort_values("profile", ascending=False, kind="stable")
 
 
+def _equal_loss() -> pd.DataFrame:
+    rows = read("08_results", "at_equal_loss").query("wanted in (0.01, 0.05)")
+    rows = _best(rows, "flops_share", True, "wanted")
+    rows["flops"] = spread(rows, "flops_share", "flops_low", "flops_high", ".1%")
+    return rows[[*TASK, "wanted", "family", "rule", "flops"]]
+
+
 def _ledger() -> pd.DataFrame:
     rows = read("08_results", "ledger")
-    rows = rows.assign(holds=rows.held.astype(str) + " of " + rows.tasks.astype(str))
-    rows.loc[rows.tasks == 0, "holds"] = "cannot be tested"
-    return wide(rows, ["source", "statement", "published"], "profile", "holds")
+    some = rows.verdict == MIXED
+    rows.loc[some, "verdict"] = "holds on " + rows.held.astype(str) + " of " + rows.tasks.astype(str)
+    return wide(rows, ["source", "statement", "published"], "profile", "verdict")
+
+
+def _beliefs() -> pd.DataFrame:
+    ledger, rows = read("08_results", "ledger"), []
+    for about in BELIEFS:
+        speaks_for, against = (ledger[ledger.claim.isin(about.get(side, []))] for side in ("for", "against"))
+        evidence = dict.fromkeys(name[:2] for name in pd.concat([speaks_for, against]).notebook)
+        rows.append({"belief": about["belief"], "evidence": ", ".join(evidence)})
+        rows[-1] |= {"supported": speaks_for.held.sum() + against.failed.sum()}
+        rows[-1] |= {"contradicted": speaks_for.failed.sum() + against.held.sum()}
+        rows[-1] |= {"undecided": speaks_for.undecided.sum() + against.undecided.sum()}
+        rows[-1]["where it would fail"] = about["fails"]
+    return pd.DataFrame(rows)
 
 
 def _full_depth() -> pd.DataFrame:
@@ -179,6 +201,7 @@ def _shapes() -> pd.DataFrame:
 
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where its caption is -> table
     "answer": _answer,
+    "equal_loss": _equal_loss,
     "guaranteed": _guaranteed,
     "models": _models,
     "difficulty": _difficulty,
@@ -186,6 +209,7 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where i
     "contrast": _contrast,
     "bugs": _bugs,
     "ledger": _ledger,
+    "beliefs": _beliefs,
     "full_depth": _full_depth,
     "exits": _exits,
     "deciding": lambda: wide(bench("measure cost"), ["what"], "shape", "measured"),
@@ -229,7 +253,7 @@ def findings() -> str:
     hard = _difficulty().query("selected_by == 'loss'")
     one = bench("one decision").query("shape == 't5-large'").set_index("what")["median"]
     area = _contrast().groupby("rule").roc_area.mean()
-    rates = read("08_results", "violation_rates").groupby("bound").violated.max()
+    rates = read("08_results", "fresh_sets").groupby("bound").violated.max()
     wrong = _bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
     statements = read("08_results", "ledger", profile="small")
     bench_lossless = pd.read_csv(FIGURES / "bench" / "lossless.csv").query("model == 'calm'")
@@ -249,8 +273,7 @@ def findings() -> str:
         area=area,
         wrong=each(wrong, "{r.retained_published:.0%}"),
         statements=len(statements),
-        on_all=(statements.held == statements.tasks).sum(),
-        on_none=(statements.held == 0).sum(),
+        verdicts=statements.verdict.value_counts().reindex(VERDICTS, fill_value=0),
     )
 
 

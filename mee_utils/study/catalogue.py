@@ -1,7 +1,7 @@
 """The exit rules of the study: what each is called, how it is drawn, what it needs and how it is made.
 
-The table is `rules.yaml`, the only place to add a rule: sweeps, notebooks, figures, claims and benchmarks
-look it up here.
+The table is `rules.yaml`, the only place to add a rule: measurements, notebooks, figures, claims and
+benchmarks look it up here.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Rule:
     thresholded: bool = True  # whether there is a threshold to sweep ("static": its layer)
     threshold: str | None = None  # "bandit", in place of a number
     decay: float | None = None  # of the threshold, unless `policy` is told another
-    survey: bool = False  # of the survey: measured in 06 on the main model, one seed, and not swept
+    survey: bool = False  # of the survey: measured in 06 on the main model, one seed, and not in `measure`
 
     def policy(
         self,
@@ -106,10 +106,11 @@ SURVEY_VARIANTS = {name: RULES[name].classifier for name in SURVEY if RULES[name
 
 # groups, in the order of tables and figures
 MAIN_SWEEP = (
-    *("softmax_margin", "fixed", "decaying", "weighted_fixed", "jsd_fixed", "max_probability", "rising_top1"),
+    *("softmax_margin", "fixed", "decaying", "adaptive", "weighted_fixed", "jsd_fixed", "max_probability"),
+    *("rising_top1", "rising_fixed"),
     *("hidden_similarity", "linear", "low_rank_three", "hidden", "three_hidden", "lstm"),
 )
-OTHER_SWEEP = ("softmax_margin", "fixed", "weighted_fixed", "rising_top1", "hidden_similarity")
+OTHER_SWEEP = ("softmax_margin", "fixed", "decaying", "adaptive", "rising_top1", "hidden_similarity")
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
 SEVERAL_LAYERS = tuple(
     name for name, rule in RULES.items() if rule.family == "several layers" and not rule.survey

@@ -134,8 +134,9 @@ def load_tasks(
 ) -> list[Task]:
     """Every corpus of a profile (or `only` some): at most `limit` examples of one part of it.
 
-    Parts are "train", "held_out" (what is scored) and "choices" (see `profiles.Corpus`). Models that start
-    from a ready checkpoint get their inputs cut to `max_source` tokens, as they were trained.
+    Parts are "train", "held_out" (what is scored), "choices" (see `profiles.Corpus`), and for measurements
+    "test" (as held out, but as many as asked for) and "validation" (apart from choices where there are more).
+    Models that start from a ready checkpoint get inputs cut to `max_source` tokens, as they were trained.
     """
     chosen = [only] if isinstance(only, str) else only or profile.corpora
     tasks = [_load(profile, name, part, limit) for name in profile.corpora if name in chosen]
@@ -153,6 +154,8 @@ def _load(profile: Profile, name: str, part: str, limit: int | None) -> Task:
         "train": ("train", corpus.train, aside),
         "choices": ("validation" if own_split else "train", corpus.choices, 0),
         "held_out": (corpus.held_out_split, corpus.held_out, 0),
+        "test": (corpus.held_out_split, None, 0),
+        "validation": ("validation", None, corpus.choices) if own_split else ("train", corpus.choices, 0),
     }[part]
     size = size if limit is None else min(limit, size or limit)
     options = dict(seed=profile.training.seed, languages=tuple(corpus.languages), folder=corpus.folder)

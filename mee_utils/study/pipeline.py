@@ -14,13 +14,14 @@ from ..common.files import ROOT
 from .inputs import check_recipe, is_trained
 from .notebooks import notebook_names
 from .profiles import load_profile
+from .result_tables import MEASURED
 from .results import build_root, output_root
 
 STARTED_BY = "MEE_PIPELINE"  # tells a job the process that started the pipeline
 KEPT = "What had finished is kept: run the same command again."
 
 
-def make(target: str, profile: str, data: str | None, cores: int) -> None:
+def make(target: str, profile: str, data: str | None, cores: int, *config: str) -> None:
     """Makes a rule of the Snakefile up to date, with at most `cores` jobs at a time (one on a GPU)."""
     if cores < 1:
         raise CompanionError(f"--cores {cores}: give 1 or more.")
@@ -36,7 +37,7 @@ def make(target: str, profile: str, data: str | None, cores: int) -> None:
     places = ["--snakefile", str(ROOT / "notebooks" / "Snakefile"), "--directory", str(build)]
     command = [sys.executable, "-m", "snakemake", target, *places, "--cores", str(cores), "--quiet", "all"]
     command += ["--rerun-incomplete", "--scheduler", "greedy"]
-    command += ["--config", f"profile={profile}", f"data={data or ''}"]
+    command += ["--config", f"profile={profile}", f"data={data or ''}", *config]
     if settings.device != "cpu" and Path("/dev/nvidiactl").exists():
         command += ["--resources", "gpu=1"]
     build.mkdir(parents=True, exist_ok=True)
@@ -59,15 +60,23 @@ def make(target: str, profile: str, data: str | None, cores: int) -> None:
 def reproduce(profile: str, data: str | None, cores: int, force: bool) -> Path:
     """Makes everything stale of a profile, or with `force` everything; returns the folder of the results."""
     name = load_profile(profile).name
-    folders = {part: build_root() / part / name for part in ("traces", "classifiers", "sweep", "notebooks")}
-    done = {notebook: folders["notebooks"] / f"{notebook}.ipynb" for notebook in notebook_names()}
-    for part, path in {"sweep": folders["sweep"] / "manifest.json", **done}.items():
-        if not (output_root() / name / part / "manifest.json").exists():
-            path.unlink(missing_ok=True)  # results that are gone are made again
+    folders = {part: build_root() / part / name for part in ("traces", "classifiers", "notebooks")}
+    for notebook in notebook_names():
+        if not (output_root() / name / notebook / "manifest.json").exists():  # what is gone is made again
+            (folders["notebooks"] / f"{notebook}.ipynb").unlink(missing_ok=True)
     for folder in folders.values() if force else ():
         shutil.rmtree(folder, ignore_errors=True)
     make("all", profile, data, cores)
     return output_root() / name
+
+
+def measure(profile: str, data: str | None, cores: int, force: bool) -> Path:
+    """Measures what is not stored of a profile, or with `force` everything; returns the tables' folder."""
+    name = load_profile(profile).name
+    if force:
+        shutil.rmtree(build_root() / MEASURED / name, ignore_errors=True)
+    make("measured", profile, data, cores, "force=1" if force else "force=")
+    return output_root() / name / MEASURED
 
 
 def end_with_pipeline() -> None:

@@ -218,11 +218,13 @@ class ClassifierSettings(Strict):
 
 
 class ResultSettings(Strict):
-    """What the threshold sweep decodes for notebook 08: every rule on the main model, fewer on the others."""
+    """What is measured: every rule on the main model, fewer on the others."""
 
-    examples: PositiveInt = 150
-    other_examples: PositiveInt = 50
-    training_examples: PositiveInt = 60  # thresholds to try are read off these
+    validation: PositiveInt = 500  # examples on which thresholds are searched for, and chosen
+    test: PositiveInt = 1000  # examples on which what was chosen is reported
+    candidates: PositiveInt = 64  # thresholds of a rule among which decoding searches; on the other models
+    other_candidates: PositiveInt = 24
+    examples: PositiveInt = 150  # that notebooks trace, and make bench times
     bug_examples: PositiveInt = 30
     max_new_tokens: PositiveInt = 48
     batch_size: PositiveInt = 100
@@ -230,8 +232,10 @@ class ResultSettings(Strict):
     top_k: PositiveInt = 64  # as in notebook 03
     first_k: PositiveInt = 256
     least_k: PositiveInt = 16
-    fresh_pools: PositiveInt = 20  # on synthetic data: independent calibration sets, and examples in each
-    fresh_size: PositiveInt = 40
+    fresh_sets: PositiveInt = 200  # on synthetic data: independent calibration sets, and examples in each
+    fresh_size: PositiveInt = 500
+    learning_tokens: list[PositiveInt] = [2000, 6000, 20000, 60000, 200000]  # of all tasks, for classifiers
+    fresh_rules: list[Name] = ["softmax_margin", "low_rank_three"]
     deltas: Annotated[list[float], Field(min_length=1)] = [0.05, 0.1, 0.25]
     risk_deltas: Annotated[list[float], Field(min_length=1)] = [0.02, 0.05, 0.1]
     eps: Annotated[float, Field(gt=0, lt=1)] = 0.05

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..analysis.statistics import DRAWS
 from ..common.errors import CompanionError
 from ..common.files import ROOT, complete_file
 
@@ -55,11 +56,15 @@ class Run:
         make_folder(self.folder)
 
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
-        """Writes a table as CSV with fixed decimals; prints its digest line; returns the rounded table."""
+        """Writes a table as CSV with fixed decimals; prints its digest line; returns the rounded table.
+
+        Bootstrap draws (`statistics.DRAWS`) are returned, and not written.
+        """
         rounded = round_table(table)
-        text = rounded.to_csv(index=False, float_format=f"%.{DECIMALS}f", lineterminator="\n")
+        written = rounded.drop(columns=[column for column in table if str(column).endswith(DRAWS)])
+        text = written.to_csv(index=False, float_format=f"%.{DECIMALS}f", lineterminator="\n")
         self._write(f"{_checked(name)}.csv", text.encode())
-        print(digest_line(name, rounded, text))
+        print(digest_line(name, written, text))
         return rounded
 
     def save_figure(self, figure, name: str, drawn: pd.DataFrame) -> None:
@@ -70,6 +75,10 @@ class Run:
             nothing = dict.fromkeys(("CreationDate", "ModDate", "Producer", "Creator"))
             with complete_file(self.folder / f"{name}.pdf") as path:
                 figure.savefig(path, format="pdf", bbox_inches="tight", metadata=nothing)
+
+    def save_file(self, path: Path) -> None:
+        """Copies a file that is a result."""
+        self._write(_checked(path.stem) + path.suffix, path.read_bytes())
 
     def finish(self) -> None:
         """Writes the manifest. Prints which files were written."""

@@ -70,6 +70,17 @@ class PolicyReplay:
         """The same policy at another threshold; nothing is computed anew."""
         return replace(self, bound=_bind(self.trace, self.bound.policy.at_threshold(threshold)))
 
+    def part(self, first: int, last: int) -> PolicyReplay:
+        """The replay of the outputs `first` to `last - 1` alone; nothing is computed anew."""
+        tokens = slice(*np.searchsorted(self.trace.sequence, [first, last]))
+        cut = lambda of: {
+            name: each[tokens] for name, each in vars(of).items() if isinstance(each, np.ndarray)
+        }
+        arrays = cut(self.trace)
+        arrays["sequence"] = arrays["sequence"] - first
+        trace = replace(self.trace, **arrays, source_tokens=self.trace.source_tokens[first:last])
+        return replace(self, trace=trace, **cut(self))
+
     def exceeded(self, max_new_tokens: int = 64) -> np.ndarray:
         """`[token, decision]`: does the confidence exceed the threshold? The length counts if that decays."""
         check_whole("max_new_tokens", max_new_tokens)
