@@ -1,6 +1,7 @@
 # make reproduce    every notebook, figure and table of a profile        PROFILE=small|real|paper  DATA=folder  FORCE=1
 # make test         unit tests, exactness tests, stored notebooks re-run and compared
 # make results      RESULTS.md, and the numbers of README.md, from the stored tables
+# make explorer     one page on which thresholds move and outputs follow    PROFILE=small|real  DATA=folder
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet
 # make measure      decodes every rule anew; hours (05 and 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
@@ -31,7 +32,7 @@ endif
 COMPANION = $(PYTHON) -m mee_utils
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce measure test bench train retrain status results site setup clean
+.PHONY: reproduce measure test explorer bench train retrain status results site setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
@@ -41,6 +42,9 @@ measure: $(INSTALLED)
 
 test: $(INSTALLED)
 	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests mee_utils -n logical --maxprocesses 4 --dist loadgroup
+
+explorer: $(INSTALLED)
+	@$(COMPANION) explorer $(OPTIONS)
 
 bench: $(INSTALLED)
 	@$(PYTHON) -c 'import ctranslate2' 2>/dev/null || $(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
