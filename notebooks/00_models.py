@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 00 · The data, the objectives and the models
 #
+# [all notebooks](../README.md#the-notebooks) · [01 monotonicity ›](01_monotonicity.ipynb)
+#
 # **Question.** On what data and models are all later figures made, and have these models learned anything
 # that is worth exiting early from?
 #

@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 01 · Monotonicity: does a prediction, once made, stay?
 #
+# [‹ 00 models](00_models.ipynb) · [all notebooks](../README.md#the-notebooks) · [02 saturation ›](02_saturation.ipynb)
+#
 # **Question.** Early exiting stops at a layer and hopes that the later ones would not have changed the
 # answer. When is that hope justified, and does it depend on how the model was trained?
 #

@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 02 · Saturation: which tokens are easy?
 #
+# [‹ 01 monotonicity](01_monotonicity.ipynb) · [all notebooks](../README.md#the-notebooks) · [03 pruning ›](03_pruning.ipynb)
+#
 # **Question.** A state that has stopped changing gains nothing from further layers. For which tokens does
 # that happen early, and are those the *easy* ones in any sense that does not already contain the answer?
 #

@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 03 · Pruning: must a layer look at the whole vocabulary to be sure?
 #
+# [‹ 02 saturation](02_saturation.ipynb) · [all notebooks](../README.md#the-notebooks) · [04 contrastive decoding ›](04_contrastive_decoding.ipynb)
+#
 # **Question.** A rule on probabilities multiplies the state by the whole vocabulary at every layer, which can
 # cost more than the exit saves. How many token ids does it have to look at, what is lost with the others, and
 # does the rule become cheaper than full depth?
@@ -415,7 +417,7 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/03_pruning`.
-# **Next:** 04 asks whether contrast between layers improves the confidence itself.
+# **Next:** [04](04_contrastive_decoding.ipynb) asks whether contrast between layers improves the confidence itself.
 
 # %%
 experiment.finish()

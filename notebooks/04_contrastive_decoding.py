@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 04 · Contrastive decoding: does a layer decide better by what an earlier layer did not know?
 #
+# [‹ 03 pruning](03_pruning.ipynb) · [all notebooks](../README.md#the-notebooks) · [05 mee classifiers ›](05_mee_classifiers.ipynb)
+#
 # **Question.** Contrast takes the distribution of a late layer (the expert) and favours what it says more
 # strongly than an early one (the amateur). Is that a better confidence, a better token, or neither; and is it
 # a *Pareto improvement*, better at equal cost or cheaper at equal quality?
@@ -390,7 +392,7 @@ experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "o
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/04_contrastive_decoding`.
-# **Next:** 05 asks whether several layers decide better than one.
+# **Next:** [05](05_mee_classifiers.ipynb) asks whether several layers decide better than one.
 
 # %%
 experiment.finish()

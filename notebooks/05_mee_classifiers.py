@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 05 · MEE classifiers: who should decide?
 #
+# [‹ 04 contrastive decoding](04_contrastive_decoding.ipynb) · [all notebooks](../README.md#the-notebooks) · [06 survey rules ›](06_survey_rules.ipynb)
+#
 # **Question.** An exit rule may look at the current layer only, or at several layers in a row. Do several
 # layers decide *better*? And is any rule that looks at several of them *faster* than full depth, at (nearly)
 # full quality?
@@ -170,6 +172,40 @@ for task, rows in shown.groupby("task", sort=False):
     best = rows.loc[rows.roc_area.idxmax()]
     print(f"{figures.label(task)}: {figures.label(best.rule)} ranks best, area {best.roc_area:.3f}")
 shown.pivot(index="rule", columns="task", values="roc_area").rename(figures.label).round(3)
+
+# %% [markdown]
+# ## How many tokens does a classifier need?
+#
+# MEE trained each classifier once, on one amount of data; more layers could need more of it. The same area,
+# for classifiers trained on more and more tokens of all tasks together (each with at least as many steps as
+# those above). The wide one looks at one layer and has as many parameters as the one over three. Bands are
+# 95 % intervals over seeds; what is printed resamples seeds and sequences.
+
+# %%
+learned = read_measurements(experiment.profile.name, "learning")
+learned = comparison.seed_interval(learned, ["task", "rule", "tokens"], ["roc_area"])
+
+
+def draw(axis, rows):
+    figures.lines(axis, rows, "tokens", "roc_area", band=("roc_area_low", "roc_area_high"), clip=(0, 1))
+    axis.set(xscale="log")
+
+
+labels = dict(xlabel="training tokens", ylabel="area under\nthe ROC curve", height=2.8, profile=profile)
+figure = figures.facets(learned, draw, values=list(tasks), **labels)
+experiment.save_figure(figure, "tokens_needed", learned)
+
+# %%
+most = learned[learned.tokens == learned.tokens.max()]
+for task, rows in most.groupby("task", sort=False):
+    area = rows.set_index("rule")
+    for other in ("hidden", "wide_hidden", "lstm"):
+        gain = area.roc_area["three_hidden"] - area.roc_area[other]
+        low, high = percentiles(area.roc_area_draws["three_hidden"] - area.roc_area_draws[other])
+        print(
+            f"{figures.label(task)}, {learned.tokens.max():,} tokens: three layers {gain:+.4f} "
+            f"({low:+.4f} to {high:+.4f}) against {figures.label(other)}"
+        )
 
 # %% [markdown]
 # ## What they do at a threshold of 0.9
@@ -451,6 +487,7 @@ kept[columns].round(3)
 tables = {
     task: {
         "ranking": mean_rank[mean_rank.task == task],
+        "learned": most[most.task == task].assign(model="calm"),
         "published": published[published.task == task].assign(model="calm"),
         "decisions": quality_of[quality_of.task == task].assign(model="calm"),
         "kept": kept[(kept.task == task) & (kept.verdict == KEPT[0])],
@@ -494,7 +531,7 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/05_mee_classifiers`.
-# **Next:** what all rules cost at the same guaranteed quality, and by the clock (08).
+# **Next:** [06](06_survey_rules.ipynb) puts the rules of other papers beside these.
 
 # %%
 experiment.finish()

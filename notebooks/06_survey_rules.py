@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 06 · Survey rules: which ideas survive in generation?
 #
+# [‹ 05 mee classifiers](05_mee_classifiers.ipynb) · [all notebooks](../README.md#the-notebooks) · [07 lossless ›](07_lossless.ipynb)
+#
 # **Question.** The survey of Bajpai and Hanawal (2025) lists a dozen exit rules. Most were made for
 # classifiers of a few classes, and each was tested on its own model. Which of them are good for *generation*,
 # where a decision is made for every token and the vocabulary is large? Which are the same rule under two
@@ -602,7 +604,7 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/06_survey_rules`.
-# **Next:** exits that keep all of the quality (07), and what all rules of the papers cost at a guarantee (08).
+# **Next:** [07](07_lossless.ipynb), exits that keep all of the quality.
 
 # %%
 experiment.finish()

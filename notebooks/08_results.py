@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 08 · Results: what is guaranteed, and what is faster
 #
+# [‹ 07 lossless](07_lossless.ipynb) · [all notebooks](../README.md#the-notebooks)
+#
 # **Question.** A threshold of 0.9 means something else for every rule. What does each rule cost at the same
 # *guaranteed* quality? Which is faster than full depth, and can a rule over several layers keep its quality
 # *and* be faster, which MEE left open? And which published statements hold?

@@ -47,7 +47,7 @@ def measured(settings=SETTINGS, change=lambda part, rule, threshold, examples: e
             kept.append(change(part, rule, threshold, examples_of(loss, share)))
             full = kept[-1] if rule == "full_depth" else full
             labels = dict(part=part, task="translation", model="calm", rule=rule, threshold=threshold)
-            rows.append(labels | stored.described(kept[-1], full))
+            rows.append(labels | stored.described(kept[-1:], full)[0])
     return stored.Measured(pd.DataFrame(rows), kept, 0.05, (0.1,), (0.05,))
 
 

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from ..analysis.statistics import interval
+from ..analysis.statistics import Interval, interval
 from ..common.errors import CompanionError
 from ..common.files import ROOT
 from .catalogue import SEVERAL_LAYERS
@@ -96,29 +97,33 @@ class Measured:
         return np.stack([(full - examples.score).clip(0) / 100 for examples in found])
 
 
-def described(examples: pd.DataFrame, full: pd.DataFrame) -> dict[str, float]:
-    """A setting beside full depth on the same examples, with intervals (`statistics.Interval.columns`).
+def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict[str, float]]:
+    """Settings beside full depth on the same examples, with intervals (`statistics.Interval.columns`).
 
     `retained`: the share of the score, a mean over outputs, that is kept; `consistency_loss` and `risk_loss`;
     `flops_share`, a token; `mean_exit_layer`; `length_share`, of the tokens emitted.
     """
-    values = {name: examples[name].to_numpy(np.float64) for name in examples}
-    whole = {name: full[name].to_numpy(np.float64) for name in ("score", "flops", "tokens")}
-    risk = np.clip(whole["score"] - values["score"], 0, None) / 100
-    ratio = lambda over, under: interval(lambda weights: (weights @ over) / (weights @ under), len(over))
-    a_token = lambda weights: (weights @ values["flops"]) / (weights @ values["tokens"])
-    a_full_token = lambda weights: (weights @ whole["flops"]) / (weights @ whole["tokens"])
-    saved = interval(lambda weights: a_token(weights) / a_full_token(weights), len(examples))
-    ones = np.ones(len(examples))
-    return {
-        "score": values["score"].mean(),
-        **ratio(values["score"], whole["score"]).columns("retained"),
-        **ratio(values["loss"], ones).columns("consistency_loss", "consistency_"),
-        **ratio(risk, ones).columns("risk_loss", "risk_"),
-        **saved.columns("flops_share", "flops_"),
-        **ratio(values["layers"], values["tokens"]).columns("mean_exit_layer", "layer_"),
-        "length_share": values["tokens"].sum() / whole["tokens"].sum(),
-    }
+    values = np.stack([examples[VALUES].to_numpy(np.float64) for examples in settings], axis=1)
+    whole = full[VALUES].to_numpy(np.float64)  # [example, value]; values: [example, setting, value]
+    risk = np.clip(whole[:, None, 1] - values[..., 1], 0, None) / 100
+
+    def shares(weights: np.ndarray) -> np.ndarray:
+        loss, score, flops, tokens, layers = np.moveaxis(np.tensordot(weights, values, 1), -1, 0)
+        _, score_of_full, flops_of_full, tokens_of_full, _ = (weights @ whole).T[..., None]
+        drawn = weights.sum(axis=1, keepdims=True)
+        spent = (flops / tokens) / (flops_of_full / tokens_of_full)
+        return np.stack([score / score_of_full, loss / drawn, weights @ risk / drawn, spent, layers / tokens])
+
+    found = interval(lambda weights: np.moveaxis(shares(weights), 0, -1), len(whole))
+    names = ["retained", "consistency_loss", "risk_loss", "flops_share", "mean_exit_layer"]
+    prefixes = ["", "consistency_", "risk_", "flops_", "layer_"]
+    rows = []
+    for place, (_, score, _, tokens, _) in enumerate(values.sum(axis=0)):
+        row = {"score": score / len(whole)}
+        for number, labels in enumerate(zip(names, prefixes, strict=True)):
+            row |= Interval(*(part[..., place, number][()] for part in found)).columns(*labels)
+        rows.append(row | {"length_share": tokens / whole[:, 3].sum()})
+    return rows
 
 
 def read_measured(profile: str) -> Measured:
@@ -128,13 +133,13 @@ def read_measured(profile: str) -> Measured:
         model, task = name.split("-")
         table = read_measurements(profile, name)
         for part, settings in table.groupby("part", sort=False):
-            full = None
-            for (rule, threshold), found in settings.groupby(["rule", "threshold"], sort=False, dropna=False):
-                labels = {"part": part, "task": task, "model": model, "rule": rule, "threshold": threshold}
-                found = found[VALUES].reset_index(drop=True)
-                full = found if full is None else full  # the first rule is full depth
-                rows.append(labels | described(found, full))
-                examples.append(found)
+            groups = list(settings.groupby(["rule", "threshold"], sort=False, dropna=False))
+            found = [rows[VALUES].reset_index(drop=True) for _, rows in groups]
+            for (key, _), about in zip(groups, described(found, found[0]), strict=True):  # first full depth
+                rows.append(
+                    dict(zip(["part", "task", "model", *KEYS[2:]], (part, task, model, *key))) | about
+                )
+            examples += found
     given = given["parameters"]
     deltas = map(tuple, (given["deltas"], given["risk_deltas"]))
     return Measured(pd.DataFrame(rows), examples, given["eps"], *deltas)

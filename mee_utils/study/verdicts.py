@@ -88,6 +88,7 @@ def calibrated(stored: Measured, model: str, demands: Demands, bounds=BOUNDS) ->
     rows = []
     for (task, _, rule), settings in searched(stored, "test", model):
         thresholds, full = settings.threshold.tolist(), stored.full("test", task, model)
+        reported = described([stored.examples[place][1::2] for place in settings.index], full[1::2])
         for kind, bound in product(demands, bounds):
             losses = stored.losses(settings, kind)
             for delta in demands[kind]:
@@ -95,7 +96,7 @@ def calibrated(stored: Measured, model: str, demands: Demands, bounds=BOUNDS) ->
                 chosen = learn_then_test(losses[:, ::2], thresholds, delta, stored.eps, bound).threshold
                 if chosen is not None:
                     place = thresholds.index(chosen)
-                    row |= described(stored.examples[settings.index[place]][1::2], full[1::2])
+                    row |= reported[place]
                     row |= {"found": True, "threshold": chosen, "mean_loss": losses[place, 1::2].mean()}
                 rows.append(row)
     return pd.DataFrame(rows)
