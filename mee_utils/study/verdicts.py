@@ -105,13 +105,17 @@ def calibrated(stored: Measured, model: str, demands: Demands, bounds=BOUNDS) ->
 def fresh_rates(fresh: pd.DataFrame, deltas: Sequence[float], eps: float, sets: int) -> pd.DataFrame:
     """How often promises were broken on fresh sets: a row a `rule`, `bound` and `delta`.
 
-    `fresh` has a row a rule, threshold and example. `violated` and `passed` are shares of the sets, `limit`
+    `fresh` has a row a rule, threshold and example. To `deltas` are added the hardest demands: a hundredth
+    below the mean loss of each threshold, so that this threshold must just not pass. `violated` and `passed` are shares of the sets, `limit`
     is what chance allows, `p_value` that of so many violations if the promise is kept.
     """
     tables = []
     for rule, found in fresh.groupby("rule", sort=False):
         losses = {threshold: rows.loss for threshold, rows in found.groupby("threshold", sort=False)}
-        table = broken_promises(np.stack(list(losses.values())), list(losses), deltas, eps, sets)
+        stacked = np.stack(list(losses.values()))
+        hardest = 0.99 * stacked.mean(axis=1, dtype=np.float64)
+        demands = sorted({*deltas, *hardest[hardest > 0].round(4)})
+        table = broken_promises(stacked, list(losses), demands, eps, sets)
         tables.append(table.assign(rule=rule, passed=table.threshold.notna()))
     groups = pd.concat(tables).groupby(["rule", "bound", "delta"], sort=False)
     rates = groups.agg(violated=("violated", "mean"), passed=("passed", "mean"), sets=("passed", "size"))
