@@ -185,7 +185,7 @@ OPTIONS = {
     "--model": LIST | {"help": "only this model (may be given again)"},
     "--task": dict(help="only this task"),
     "--seed": LIST | {"type": int},
-    "--part": dict(default="settings", choices=("settings", "fresh", "published_bugs", "tables")),
+    "--part": dict(default="settings", choices=("settings", "fresh", "learning", "published_bugs", "tables")),
     "--parameter": LIST | {"metavar": "NAME=VALUE", "help": "of the notebook"},
     "--shape": LIST,
     "--rounds": dict(type=int, default=3),
