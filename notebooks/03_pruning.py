@@ -342,9 +342,10 @@ equal.pivot(index=["task", "rule"], columns="wanted", values=["mean_exit_layer",
 # %% [markdown]
 # ## What keeps 99 % of the full score
 #
-# From the stored measurements (`make measure`), for each rule and model: the cheapest setting that keeps 99 %
-# of the score on validation examples, with 97.5 % certainty, and what it keeps of the test examples. Bars are
-# rules that keep 99 % of these too (the lower end of a 95 % interval); the line is full depth.
+# From the stored measurements (`make measure`). The thresholds of a rule, found on validation examples, are
+# tested on the test examples from the strictest down, as long as 99 % of the score is kept for certain (the
+# lower end of a paired 95 % interval). Bars are what the last of them costs; the line is full depth. A rule
+# without a bar fails at its strictest threshold.
 
 # %%
 stored = read_measured(experiment.profile.name)
