@@ -12,7 +12,6 @@ from .common.errors import CompanionError, check_choice, one_line
 from .common.files import ROOT
 from .study import pipeline
 from .study.profiles import load_profile
-from .study.results import output_root
 
 
 def reproduce(options) -> str:
@@ -145,16 +144,15 @@ def results(options) -> int:
 
 
 def status(options) -> int:
-    """Which models and results of a profile are there."""
+    """Which models of a profile are there, and whether its results are fresh, stale or missing."""
     from .study.inputs import is_trained
-    from .study.notebooks import notebook_names
+    from .study.status import states
 
     profile = load_profile(options.profile)
-    found = {f"model {name}": is_trained(profile, name) for name in profile.training.models}
-    for name in ["measured", *notebook_names()]:
-        found[f"results {name}"] = (output_root() / profile.name / name / "manifest.json").exists()
-    for name, there in found.items():
-        print(f"{name}: {'there' if there else 'missing'}")
+    for name in profile.training.models:
+        print(f"model {name}: {'there' if is_trained(profile, name) else 'missing'}")
+    for name, state in states(profile):
+        print(f"results {name}: {state}")
     return 0
 
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 · Contrastive decoding: does a layer decide better by what an earlier layer did not know?
 #
-# [‹ 03 pruning](03_pruning.ipynb) · [all notebooks](../README.md#the-notebooks) · [05 mee classifiers ›](05_mee_classifiers.ipynb)
+# [‹ 03 pruning](03_pruning.ipynb) · [all notebooks](../README.md#the-notebooks) · [05 MEE classifiers ›](05_mee_classifiers.ipynb)
 #
 # **Question.** Contrast takes the distribution of a late layer (the expert) and favours what it says more
 # strongly than an early one (the amateur). Is that a better confidence, a better token, or neither; and is it

@@ -10,7 +10,7 @@
 # **What the paper says** (MEE, sections 5 to 7, and the closing questions of its blog). Three measures over
 # several layers, an MLP on three states, an LSTM over all of them and a rule on three rising probabilities,
 # keep far more quality than CALM's three at the same threshold, and are slower than full depth. Its decoder
-# cut itself short in the baseline runs (METHODS: whenever a whole batch exits, all later tokens stay that
+# cut itself short in the baseline runs (whenever a whole batch exits, all later tokens stay that
 # shallow), so the comparison has to be made again. Can both be had?
 #
 # **What we do.** Train every classifier on the same frozen model, three seeds each; ask first how well each

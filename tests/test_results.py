@@ -252,3 +252,32 @@ def test_notebook_06_is_drawn_without_a_model(monkeypatch, tmp_path):
     assert [
         name for name in sorted(files) if (committed / name).read_bytes() != (again / name).read_bytes()
     ] == []
+
+
+def test_status_says_what_has_changed_since(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    profile, folder = load_profile("small"), tmp_path / "small" / "measured"
+    assert status.changes(profile, "measured") is None
+    run = results.Run("measured", "small", {}, folder)
+    run.inputs["model calm"] = weights_digest(profile, "calm")
+    run.save_table(pd.DataFrame({"a": [1.0]}), "table")
+    run.finish()
+    assert status.changes(profile, "measured") == [] and dict(status.states(profile))["measured"] == "fresh"
+    made = json.loads((folder / "manifest.json").read_text())
+    assert "study/rules.yaml" in made["code"] and "study/results.py" in made["code"]
+    made["code"]["study/results.py"] = made["inputs"]["model calm"] = "another"
+    (folder / "manifest.json").write_text(json.dumps(made))
+    (folder / "table.csv").write_text("a\n2.0\n")
+    found = ["table.csv", "mee_utils/study/results.py", "model calm"]
+    assert status.changes(profile, "measured") == found
+    assert dict(status.states(profile))["measured"] == f"stale, changed since: {', '.join(found)}"
+
+
+def test_words_about_code_are_not_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "PACKAGE", tmp_path)
+    module = tmp_path / "module.py"
+    digests = []
+    for text in ("x = 1\n", '"""Says more."""\n\nx = 1  # so\n', "x = 2\n"):
+        module.write_text(text)
+        digests.append(results.code_digests([module])["module.py"])
+    assert digests[0] == digests[1] != digests[2]

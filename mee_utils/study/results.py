@@ -5,6 +5,7 @@ one line with its size, range and hash, so that comparing stored outputs checks 
 names go to the manifest alone: all else is the same bytes on every run.
 """
 
+import ast
 import hashlib
 import io
 import json
@@ -14,7 +15,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +24,7 @@ import pandas as pd
 
 from ..analysis.statistics import DRAWS
 from ..common.errors import CompanionError
-from ..common.files import ROOT, complete_file
+from ..common.files import PACKAGE, ROOT, complete_file
 
 DECIMALS = 4
 COLOURS = 128  # of a figure's palette: a third of the size, and no difference to be seen
@@ -91,6 +92,7 @@ class Run:
             "profile": self.profile,
             "parameters": self.parameters,
             "inputs": dict(sorted(self.inputs.items())),
+            "code": code_digests(),
             "files": dict(sorted(self.files.items())),
             "versions": versions | {"python": platform.python_version()},
             "machine": {"processor": processor(), "cores": os.cpu_count(), "device": device},
@@ -108,6 +110,29 @@ class Run:
         with complete_file(self.folder / name) as path:
             path.write_bytes(content)
         self.files[name] = hashlib.sha256(content).hexdigest()
+
+
+def code_digests(paths: Iterable[Path] | None = None) -> dict[str, str]:
+    """What files of the package do, by name: modules without comments and docstrings, tables as they are.
+
+    By default of all modules that are loaded, and of the tables beside them.
+    """
+    if paths is None:
+        files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        modules = {Path(file) for file in files if file and Path(file).is_relative_to(PACKAGE)}
+        paths = modules | {table for module in modules for table in module.parent.glob("*.yaml")}
+    return {str(path.relative_to(PACKAGE)): _digest(path) for path in sorted(paths)}
+
+
+def _digest(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+                node.body = node.body[1:]
+        text = ast.unparse(tree)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @contextmanager

@@ -105,8 +105,8 @@ def fresh_rates(fresh: pd.DataFrame, deltas: Sequence[float], eps: float, sets: 
     """How often promises were broken on fresh sets: a row a `rule`, `bound` and `delta`.
 
     `fresh` has a row a rule, threshold and example. To `deltas` are added the hardest demands: a hundredth
-    below the mean loss of each threshold, so that this threshold must just not pass. `violated` and `passed` are shares of the sets, `limit`
-    is what chance allows, `p_value` that of so many violations if the promise is kept.
+    below the mean loss of each threshold, which must then just not pass. `violated` and `passed` are shares
+    of the sets, `limit` is what chance allows, `p_value` that of so many violations if the promise is kept.
     """
     tables = []
     for rule, found in fresh.groupby("rule", sort=False):
