@@ -1,5 +1,6 @@
 """What follows from stored measurements: calibration, the guarantee, fronts; and 08 without a model."""
 
+import json
 from itertools import product
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from mee_utils import CompanionError, ExitPolicy
 from mee_utils.analysis import calibration, statistics
 from mee_utils.paper import claims
 from mee_utils.study import result_tables as stored
-from mee_utils.study import verdicts
+from mee_utils.study import results, status, verdicts
 from mee_utils.study.catalogue import RULES
+from mee_utils.study.inputs import weights_digest
 from mee_utils.study.notebooks import read_source
 from mee_utils.study.profiles import load_profile
 
