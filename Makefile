@@ -6,6 +6,7 @@
 # make measure      decodes every rule anew; hours (05 and 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
 # make retrain      further seeds and ablations, for the tables of spread    PROFILE=small|real  DATA=folder
+# make lab          JupyterLab, on a list of the notebooks
 # make site         all notebooks and results as web pages, in build/site; nothing is run, no network is used
 # make status       which models and results are there
 # Set-up (virtual environment, pinned packages) is part of each of them and is done once.
@@ -32,7 +33,7 @@ endif
 COMPANION = $(PYTHON) -m mee_utils
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce measure test explorer bench train retrain status results site setup clean
+.PHONY: reproduce measure test explorer bench train retrain status results site lab setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
@@ -65,6 +66,9 @@ results: $(INSTALLED)
 site: $(INSTALLED)
 	@$(PYTHON) -m sphinx --quiet --fresh-env -c notebooks/site -d "$(SITE)-cache" . "$(SITE)"
 	@echo "$(SITE)/index.html"
+
+lab: $(INSTALLED)
+	@$(PYTHON) -m jupyterlab notebooks/index.ipynb
 
 setup: $(INSTALLED)
 

@@ -21,7 +21,7 @@ DIGEST = re.compile(
 project = html_title = "Early exiting in T5 generation"
 extensions = ["myst_nb"]
 root_doc = "README"
-pages = ["notebooks/*.ipynb", "notebooks/site/ledger.md", "figures/*/*.ipynb"]
+pages = ["notebooks/[0-9]*.ipynb", "notebooks/site/ledger.md", "figures/*/*.ipynb"]
 include_patterns = ["README.md", "RESULTS.md", "mee_utils/README.md", *pages]
 exclude_patterns = [".*", "build", "tests", "mee_utils/*/**"]
 
@@ -43,7 +43,7 @@ mathml = LatexToMathML()
 def navigation():
     """The chapters of every profile, and what else there is, as hidden lists on the first page."""
     folders = {"Chapters": "notebooks"} | {f"Chapters, profile {name}": f"figures/{name}" for name in LEDGERS}
-    parts = {caption: sorted((ROOT / folder).glob("*.ipynb")) for caption, folder in folders.items()}
+    parts = {caption: sorted((ROOT / folder).glob("[0-9]*.ipynb")) for caption, folder in folders.items()}
     parts["Reference"] = [ROOT / page for page in ("RESULTS", "notebooks/site/ledger", "mee_utils/README")]
     for caption, paths in parts.items():
         names = [str(path.relative_to(ROOT).with_suffix("")) for path in paths]
