@@ -23,9 +23,19 @@ class Person(SimpleNamespace):
     """A name and what is drawn of a person; only what the context states (`told`) can be asked."""
 
     @property
+    def number(self) -> str:
+        """How many things they own, in words."""
+        return NUMBERS[self.count]
+
+    @property
+    def things(self) -> str:
+        """ "bells"."""
+        return self.thing.in_english(True)
+
+    @property
     def goods(self) -> str:
         """ "three red bells"."""
-        return f"{NUMBERS[self.count]} {self.adjective} {self.thing.in_english(self.count > 1)}"
+        return f"{self.number} {self.adjective} {self.things}"
 
 
 def people(random: Random, count: int) -> list[Person]:
