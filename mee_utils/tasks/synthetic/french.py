@@ -49,9 +49,8 @@ def _be(plural: bool) -> tuple[str, str]:
 
 def _is_so(noun: Noun, plural: bool, adjective: Adjective) -> Pair:
     """ "is white" and "est blanche", where the subject stands further before."""
-    return say(
-        "is_so", are=_be(plural), adjective=(adjective.english, adjective.in_french(noun.gender, plural))
-    )
+    white = adjective.english, adjective.in_french(noun.gender, plural)
+    return say("is_so", are=_be(plural), white=white)
 
 
 def noun_phrase(
@@ -135,9 +134,8 @@ def motion(random: Random) -> Pair:
     plural, gender = len(names) > 1, "f" if set(names) <= set(lexicon.FEMALE_NAMES) else "m"
     participle, to = in_french.split()
     who = words("{0:copied} et {1:copied}" if plural else "{0:copied}", *names)
-    agrees = words(
-        "{0:distant_agreement}" if plural else "{0:agreement}", inflect(participle, gender, plural)
-    )
+    how = "{0:distant_agreement}" if plural else "{0:agreement}"
+    agrees = words(how, inflect(participle, gender, plural))
     parts = dict(who=(" and ".join(names), who), verb=(arrived, agrees), to=to, city=city, time=time)
     return say("motion", are=_be(plural), **parts)
 

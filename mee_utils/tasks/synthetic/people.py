@@ -5,13 +5,11 @@ from types import SimpleNamespace
 
 from . import lexicon
 
-KINDS = ("job", "transport", "month", "dish")
-JOBS, TRANSPORTS, MONTHS, DISHES = map(lexicon.english, KINDS)
-JOBS = [("an " if job[0] in "aeiou" else "a ") + job for job in JOBS]
+TRANSPORTS, MONTHS, DISHES = map(lexicon.english, ("transport", "month", "dish"))
+JOBS = [("an " if job[0] in "aeiou" else "a ") + job for job in lexicon.english("job")]
 QUALITIES = [adjective.english for adjective in lexicon.ADJECTIVES]
-GOODS = lexicon.PORTABLE + lexicon.ANIMALS
 TRAVEL = dict(transport=TRANSPORTS, month=MONTHS, destination=lexicon.CITIES)
-OWNED = dict(count=range(2, 13), adjective=QUALITIES, thing=GOODS)
+OWNED = dict(count=range(2, 13), adjective=QUALITIES, thing=lexicon.PORTABLE + lexicon.ANIMALS)
 DRAWN = {"city": lexicon.CITIES, "job": JOBS, **TRAVEL, "dish": DISHES, **OWNED}  # of a person, in this order
 NUMBERS = ["none", *(english for english, _ in lexicon.NUMBERS)]
 OTHERS = ("friend", "boss", "neighbour")

@@ -175,9 +175,7 @@ def question(random: Random, bare: float = BARE) -> SyntheticExample:
     return _example(sentences, one_word, asked.bare, f"{form}, bare")
 
 
-def _example(
-    sentences: Sequence[str], asked: str, answer: Sequence[Word], form: str = ""
-) -> SyntheticExample:
+def _example(sentences: list[str], asked: str, answer: list[Word], form: str = "") -> SyntheticExample:
     context, (target, spans) = " ".join(sentences), write(answer)
     place = re.search(rf"(?<!\w){re.escape(target)}(?!\w)", context)
     answers = {"text": [target], "answer_start": [place.start() if place else -1]}

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from string import Formatter
 from typing import NamedTuple
 
-DIFFICULTIES = tuple(
-    "grammatical copied translated agreement distant_agreement one_fact two_facts counted compared".split()
-)
+_NAMES = "grammatical copied translated agreement distant_agreement one_fact two_facts counted compared"
+DIFFICULTIES = tuple(_NAMES.split())
 
 
 class Word(NamedTuple):
@@ -74,13 +73,10 @@ def write(words: Sequence[Word]) -> tuple[str, tuple[Span, ...]]:
 
 
 class SyntheticExample(NamedTuple):
-    """One example in the columns of a hub corpus of its task; its `source` decides its split.
-
-    `form` is the form of a question, as in `questions.FORMS`; empty for other tasks.
-    """
+    """One example in the columns of a hub corpus of its task."""
 
     columns: dict
-    source: str
+    source: str  # decides the split
     target: str
     spans: tuple[Span, ...]
-    form: str = ""
+    form: str = ""  # of a question, as in `questions.FORMS`
