@@ -13,11 +13,11 @@ from scipy.stats import rankdata
 
 from ..common.errors import CompanionError
 from ..decoding.inputs import cut_at_end, detokenize
-from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .calibration import consistency_losses, violations
 from .comparison import at_threshold
+from .lossless import summary
 from .statistics import NOTHING, mean_interval
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
@@ -92,9 +92,8 @@ def lowest_level(
 
 def draft_columns(replayed: PolicyReplay, max_draft: int, max_new_tokens: int) -> dict[str, float]:
     """Exits of a replay as drafts: the share that the last layer keeps, and tokens settled in a round."""
-    drafts = drafts_of(replayed, max_draft, max_new_tokens)
-    rounds = len(replayed.trace) / int(drafts.rounds.sum())
-    return {"acceptance": drafts.acceptance, "tokens_a_round": rounds}
+    columns = summary(replayed, max_draft, max_new_tokens)
+    return {name: columns[name] for name in ("acceptance", "tokens_a_round")}
 
 
 def describe(measure, sizes: Mapping, ids: int | None = None) -> dict:
