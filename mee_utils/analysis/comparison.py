@@ -1,6 +1,6 @@
 """Exit rules side by side: decoded for real, at equal quality and at equal cost.
 
-`labels` are constant columns put in front; shares of FLOPs are of those of full depth, a token.
+Shares of FLOPs are of those of full depth, a token.
 """
 
 from collections.abc import Sequence
@@ -23,23 +23,18 @@ from .statistics import DRAWS, NOTHING, Interval, interval, mean_interval
 
 @dataclass(frozen=True)
 class DecodingResult:
-    """One task decoded with one policy; what is not listed is as in `Generation`.
+    """One task decoded with one policy; what is not explained is as in `Generation`."""
 
-    `score` and `examples` are the primary score, percent, of the corpus and of each example; `flops` those of
-    the decoder, a token, `output_flops` of each example, `readout` the share of readouts in them;
-    `same_output` the share of outputs that are those of full depth.
-    """
-
-    score: float
-    examples: np.ndarray
+    score: float  # the primary one of the corpus, percent
+    examples: np.ndarray  # that of each example
     mean_exit_layer: float
-    flops: float
-    same_output: float
+    flops: float  # of the decoder, a token
+    same_output: float  # the share of outputs that are those of full depth
     tokens: int
     token_ids: Sequence[list[int]] = field(default=(), repr=False)
     texts: Sequence[str] = field(default=(), repr=False)
-    readout: float = float("nan")
-    output_flops: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+    readout: float = float("nan")  # the share of readouts in `flops`
+    output_flops: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)  # of each example
     exit_layers: Sequence[np.ndarray] = field(default=(), repr=False)
 
 
@@ -77,12 +72,8 @@ def retained(found: DecodingResult, full: DecodingResult) -> Interval:
     kept, total = found.examples, full.examples
     if total.sum() == 0:
         return NOTHING
-
-    def share(weights: np.ndarray) -> np.ndarray:
-        drawn = weights @ total
-        return (weights @ kept) / np.where(drawn > 0, drawn, np.nan)
-
-    return interval(share, len(kept))
+    drawn = lambda weights: np.where(weights @ total > 0, weights @ total, np.nan)
+    return interval(lambda weights: (weights @ kept) / drawn(weights), len(kept))
 
 
 def flops_share(found: DecodingResult, full: DecodingResult) -> Interval:
@@ -127,9 +118,8 @@ def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, 
     depth, vocabulary = trace.layers, trace.sizes.vocabulary
     no_exit = ExitPolicy("static", min_layer=depth).bind(depth, vocabulary)
     full = _flops(trace, no_exit, np.full(len(trace), depth), np.full(len(trace), vocabulary))
-    found = interval(lambda weights: (weights @ spent) / (weights @ full), len(spent)).columns(
-        "flops_share", "flops_share_"
-    )
+    share = interval(lambda weights: (weights @ spent) / (weights @ full), len(spent))
+    found = share.columns("flops_share", "flops_share_")
     for name, values in exit_values(replayed, max_new_tokens).items():
         found |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
     return found
@@ -180,15 +170,6 @@ def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, 
     if any(differs):
         return False, differs.index(True) + 1
     return len(first) == len(second), len(differs)
-
-
-def first_differences(full: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Each output that is not that of full depth (rounding, near-ties): its number and first other token."""
-    found = []
-    for number, (first, second) in enumerate(zip(full, other, strict=True)):
-        same, upto = until_different([*first, -1], [*second, -1])
-        found += [] if same else [(number, upto - 1)]
-    return found
 
 
 def replay_against_decoding(

@@ -1,4 +1,4 @@
-"""What pruned readouts keep ("Not all FLOPs", sections 4 and 5). `labels` are constant columns in front."""
+"""What pruned readouts keep ("Not all FLOPs", sections 4 and 5)."""
 
 from collections.abc import Sequence
 

@@ -3,8 +3,7 @@
 A *prefix* is one token of a trace along references: the source and everything before the token are given, and
 we watch the state that predicts it. Its similarity at layer l is the cosine of `n(h^l)` with `n(h^L)`. Layers
 are counted from 1; the published table counts from 0 (its first similar state and number of similar states
-add up to L - 1). `labels` are constant columns put in front of a table; intervals are 95 % intervals over
-sequences.
+add up to L - 1).
 """
 
 from collections.abc import Sequence

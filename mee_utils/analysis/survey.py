@@ -13,11 +13,11 @@ from scipy.stats import rankdata
 
 from ..common.errors import CompanionError
 from ..decoding.inputs import cut_at_end, detokenize
-from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .calibration import consistency_losses, violations
 from .comparison import at_threshold
+from .lossless import summary
 from .statistics import NOTHING, mean_interval
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
@@ -84,9 +84,7 @@ def loss_curve(
 def lowest_level(
     replayed: PolicyReplay, losses: Losses, levels: Sequence[float], demand: float, max_new_tokens: int
 ) -> float:
-    """The last of descending thresholds before the first whose mean loss exceeds `demand`; the first if none
-    is within it.
-    """
+    """The last of descending thresholds before the mean loss exceeds `demand`; else the first."""
     curve = loss_curve(replayed, losses, levels, max_new_tokens, most=demand)
     kept = curve[curve.loss <= demand].threshold
     return float(kept.iloc[-1]) if len(kept) else levels[0]
@@ -94,9 +92,8 @@ def lowest_level(
 
 def draft_columns(replayed: PolicyReplay, max_draft: int, max_new_tokens: int) -> dict[str, float]:
     """Exits of a replay as drafts: the share that the last layer keeps, and tokens settled in a round."""
-    drafts = drafts_of(replayed, max_draft, max_new_tokens)
-    rounds = len(replayed.trace) / int(drafts.rounds.sum())
-    return {"acceptance": drafts.acceptance, "tokens_a_round": rounds}
+    columns = summary(replayed, max_draft, max_new_tokens)
+    return {name: columns[name] for name in ("acceptance", "tokens_a_round")}
 
 
 def describe(measure, sizes: Mapping, ids: int | None = None) -> dict:
@@ -139,9 +136,7 @@ def overthinking(trace: Trace, **labels) -> dict:
 
 
 def fake_confidence(trace: Trace, sure: float = 0.9, **labels) -> pd.DataFrame:
-    """Layer by layer, along references: the share of tokens whose top-1 probability exceeds `sure`, and of
-    these the share that is `wrong`, with a 95 % interval over sequences.
-    """
+    """Along references, by layer: the share of tokens surer than `sure`, and of these the share `wrong`."""
     wrong, rows = trace.top1_id != trace.token_id[:, None], []
     for place in range(trace.layers):
         chosen = trace.top1_probability[:, place] > sure
@@ -151,9 +146,7 @@ def fake_confidence(trace: Trace, sure: float = 0.9, **labels) -> pd.DataFrame:
 
 
 def by_place(values: np.ndarray, trace: Trace, parts: int = 3, **labels) -> pd.DataFrame:
-    """Mean of `values` `[token]` in each of some equal parts of their outputs, in order, with a 95 % interval
-    over sequences; outputs shorter than `parts` are left out.
-    """
+    """Mean of `values` `[token]` in equal parts of their outputs, in order; shorter outputs are left out."""
     length = np.bincount(trace.sequence)[trace.sequence]
     third, rows = trace.position * parts // length, []
     for number in range(parts):
@@ -163,9 +156,7 @@ def by_place(values: np.ndarray, trace: Trace, parts: int = 3, **labels) -> pd.D
     return pd.DataFrame(rows)
 
 
-def arm_rewards(
-    replayed: PolicyReplay, arms: Sequence[float], cost: float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
+def arm_rewards(replayed: PolicyReplay, arms: Sequence[float], cost: float = 1.0) -> tuple[np.ndarray, ...]:
     """What each threshold of a bandit would have earned: rewards and places of exits, both `[token, arm]`.
 
     As in `BanditThreshold`: the gain in confidence from the first decision to the last, minus `cost` times

@@ -22,19 +22,15 @@ from .synthetic.words import Span
 
 @dataclass(frozen=True)
 class Task:
-    """One split of one corpus, ready to run.
-
-    `inputs` are prompts, `references` the accepted outputs of each, the first being the training target.
-    `digest` is the sha256 of what was read. Synthetic tasks have `spans`: for each example the difficulty of
-    every word of its target; synthetic questions have `forms`, as in `synthetic.questions.FORMS`.
-    """
+    """One split of one corpus, ready to run."""
 
     name: str
     source: str
     split: str
-    inputs: list[str]
-    references: list[list[str]]
-    digest: str
+    inputs: list[str]  # prompts
+    references: list[list[str]]  # the accepted outputs of each, the first being the training target
+    digest: str  # sha256 of what was read
+    # of synthetic data: the difficulty of every word of a target; the form of a question (`questions.FORMS`)
     spans: list[tuple[Span, ...]] | None = field(default=None, repr=False)
     forms: list[str] | None = field(default=None, repr=False)
 
