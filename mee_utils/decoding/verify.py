@@ -185,4 +185,4 @@ class DraftDecoder:
     def _wait(self, layer: int, x: Tensor, span: Span) -> None:
         """Leaves all tokens of a span waiting after a layer."""
         span.store(x)
-        self.cache.filled[:layer, span.rows.slots] = span.ends
+        self.cache.filled[:layer, span.slots] = span.ends

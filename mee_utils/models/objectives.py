@@ -98,11 +98,6 @@ def weighted_cross_entropy(
     return total + float(share.sum()) * entropy_at(drawn)
 
 
-def _unit_scale(states: Tensor) -> Tensor:
-    """States `[..., d_model]` divided by their root mean square, as the layers see them."""
-    return states * torch.rsqrt(states.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(states.dtype)
-
-
 def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) -> int:
     """The deep layer (1-based) that a shallow layer is distilled from, for maps that do not look at states.
 
@@ -126,7 +121,8 @@ def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map
     the shallow one, so that drawing the raw one to it moves the target too, and training diverges.
     """
     layers, losses = len(states), []
-    kept = [_unit_scale(state)[mask] for state in states]  # [token, d_model]
+    unit_scale = lambda state: functional.rms_norm(state, state.shape[-1:], eps=1e-6)
+    kept = [unit_scale(state)[mask] for state in states]  # [token, d_model]
     for i in range(1, exit_layer + 1):
         targets = kept[exit_layer:]
         if kd_map != "dynamic":

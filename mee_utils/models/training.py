@@ -15,7 +15,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from . import fused
-from .batches import Batches, Pair, padded
+from .batches import Pair, batches_of, pad_pairs, padded
 from .muon import FROM_SCRATCH, MuonAdam, fast_bfloat16, parameter_groups
 from .objectives import Objective, cross_entropy, objective_loss
 from .states import compute_logits, decoder_inputs, layer_states
@@ -136,7 +136,7 @@ def train_backbone(
         (rows of `step` and `cross_entropy`, one number a layer) on the `held_out` pairs.
     """
     pad, device = network.config.pad_token_id, next(network.parameters()).device.type
-    data = Batches(pairs, schedule.tokens_per_batch, pad, schedule.seed)
+    data = batches_of(pairs, schedule.tokens_per_batch, schedule.seed)
     every = max(1, len(data) // max(EVALUATIONS, -(-len(data) // SAVED_EVERY)))
     steps = len(data) - len(data) % every  # so that the last step is evaluated
     warmup = min(WARMUP_STEPS, steps // 4)
@@ -151,7 +151,8 @@ def train_backbone(
         watch |= dict(load_best_model_at_end=True, metric_for_best_model="loss")
     machine = dict(use_cpu=device == "cpu", bf16=schedule.half and fast_bfloat16(device))
     arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
-    inputs = dict(train_dataset=data, eval_dataset=padded(held_out, pad), data_collator=lambda one: one[0])
+    inputs = dict(train_dataset=data, data_collator=lambda one: pad_pairs(one[0], pad))
+    inputs |= dict(eval_dataset=padded(held_out, pad))
     aim = dict(objective=objective, schedule=schedule, name=name)
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)
     logging.disable_progress_bar()  # of every checkpoint that is written
