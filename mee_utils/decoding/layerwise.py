@@ -269,9 +269,7 @@ class LayerwiseDecoder:
         """The encoder's states `[batch, source, d_model]` of `input_ids` and `attention_mask`."""
         return self.encoder(**batch)[0]
 
-    def begin(
-        self, batch: dict[str, Tensor], length: int, parallel: bool = False, encoded: Tensor | None = None
-    ) -> Cache:
+    def begin(self, batch: dict, length: int, parallel: bool = False, encoded: Tensor | None = None) -> Cache:
         """Encodes a batch, unless that is done, for outputs of at most `length` tokens."""
         encoded, there = self.encode(batch) if encoded is None else encoded, batch["attention_mask"]
         mask = None
@@ -393,10 +391,8 @@ def attention(query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor
     return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=1.0)
 
 
-def waiting_places(
-    first: np.ndarray, end: int | np.ndarray, slots: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Slots and positions of everything from `first` (one a row) to before `end`, flat.
+def waiting_places(first: np.ndarray, end, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Slots and positions of everything from `first` (one a row) to before `end` (a number or `[row]`), flat.
 
     >>> waiting_places(np.array([1, 3, 0]), 3, np.array([4, 5, 6]))
     (array([4, 4, 6, 6, 6]), array([1, 2, 0, 1, 2]))

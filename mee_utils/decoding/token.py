@@ -90,7 +90,9 @@ class TokenDecoder:
             state.confidence = confidence = on_host(bound.measure.confidence(state))
             exits = bound.exceeded(confidence, state, cache.length) & active
             if bound.schedule.learns:
-                self._note(sequence, confidence, on_host(state.top1_id))
+                shallow = zip(sequence.tolist(), confidence.tolist(), on_host(state.top1_id).tolist())
+                for row, *label in shallow:
+                    self.shallow[row].append(label)
             if not exits.any():
                 continue
             seen = bound.measure.readout
@@ -134,11 +136,6 @@ class TokenDecoder:
         exited = _Exited(step)
         exited.add(here, exits, confidence, chosen, seen=False)
         return exited.read_out()
-
-    def _note(self, sequence: np.ndarray, confidence: np.ndarray, ids: np.ndarray) -> None:
-        """Remembers the shallow predictions of the present token."""
-        for row, *label in zip(sequence.tolist(), confidence.tolist(), ids.tolist(), strict=True):
-            self.shallow[row].append(label)
 
     def _learn(self, rows: Rows, here: np.ndarray, sequence: np.ndarray, token: Token) -> None:
         """Labels of rows that went deep: were shallow predictions, waiting tokens' too, the deep ones?"""

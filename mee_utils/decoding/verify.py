@@ -61,10 +61,10 @@ class Row:
     def accept(self, found: list[int], layers: int, vocabulary: int) -> None:
         """Settles drafts while they are what was `found` at the last layer, and the first that is not."""
         self.rounds, self.waits = self.rounds + 1, False
-        begin, drafts, self.drafts = len(self.ids), self.drafts, []
+        drafts, self.drafts = self.drafts, []
         read = [draft._replace(readout_rows=draft.readout_rows + vocabulary) for draft in drafts]
-        places = range(begin, begin + len(read))
-        self.run += [(self.rounds, at, draft.layer, draft.readout_rows) for at, draft in zip(places, read)]
+        run = enumerate(read, len(self.ids))
+        self.run += [(self.rounds, at, draft.layer, draft.readout_rows) for at, draft in run]
         for draft, token in zip(read, found, strict=True):
             kept = draft.token_id == token
             self.judged, self.kept = self.judged + (draft.token_id != UNSURE), self.kept + kept

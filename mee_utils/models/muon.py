@@ -74,9 +74,9 @@ class MuonAdam(torch.optim.AdamW):
         for shape, same in groupby(sorted(weights, key=lambda w: w.shape), key=lambda w: w.shape):
             same = list(same)
             for weight in same:
-                if not self.state[weight]:
-                    self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-            grads, momenta = zip(*((weight.grad, self.state[weight]["momentum_buffer"]) for weight in same))
+                if not self.state[weight]:  # AdamW expects a step of every weight
+                    self.state[weight] = dict(step=torch.tensor(0.0), momentum=torch.zeros_like(weight))
+            grads, momenta = zip(*((weight.grad, self.state[weight]["momentum"]) for weight in same))
             torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
             updates = torch.stack(torch._foreach_lerp(grads, momenta, MOMENTUM))  # Nesterov
             rounded = updates.bfloat16() if fast_bfloat16(updates.device.type) else updates
