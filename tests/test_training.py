@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mee_utils.models import batches, muon, training
 from mee_utils.models.batches import batches_of, corrupt_spans, group_by_length, pad_pairs, repeated
 from mee_utils.models.mini import new_network, set_dropout
-from mee_utils.models.muon import FROM_SCRATCH
+from mee_utils.models.muon import FROM_SCRATCH, parameter_groups
 from mee_utils.models.objectives import Objective, cross_entropy
 from mee_utils.models.training import Schedule, layer_losses, train_backbone
 
@@ -421,16 +421,10 @@ OWN = {name: FROM_SCRATCH[name] for name in ("query", "embedding", "table", "nor
         (dict(rates=FROM_SCRATCH | {"table": 5.5}), [1, *(OWN | {"table": 5.5}).values()], True),
     ],
 )
-def test_matrices_embedding_tables_and_norms_learn_at_rates_of_their_own(tmp_path, given, rates, muon):
+def test_matrices_embedding_tables_and_norms_learn_at_rates_of_their_own(given, rates, muon):
     """From scratch; what was pre-trained well already is updated by AdamW, at one rate."""
-    network = build_network("t5", 40)
-    arguments = training.TrainingArguments(
-        str(tmp_path), learning_rate=1e-3, weight_decay=0.01, report_to=[], use_cpu=True
-    )
-    trainer = training.ObjectiveTrainer(
-        network, arguments, objective=Objective("vanilla"), schedule=Schedule(1e-3, 0.0, 100, **given)
-    )
-    groups = trainer.create_optimizer().param_groups
+    network, schedule = build_network("t5", 40), Schedule(1e-3, 0.0, 100, **given)
+    groups = parameter_groups(network, schedule.rates, 1e-3, 0.01, schedule.muon)
     assert [group["lr"] for group in groups] == pytest.approx([1e-3 * rate for rate in rates])
     assert [group["weight_decay"] for group in groups] == [0.01, 0.01, 0, 0, 0]
     assert [group["muon"] for group in groups] == [muon, muon, False, False, False]

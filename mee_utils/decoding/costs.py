@@ -47,20 +47,14 @@ class DraftCosts:
     plain: Sequence[float] = ()
 
     def __post_init__(self):
-        for name, dimensions in {
-            "block": [1],
-            "readout": [1],
-            "decision": [0, 1],
-            "token": [0],
-            "plain": [1],
-        }.items():
+        for name, dimensions in {"block": 1, "readout": 1, "decision": None, "token": 0, "plain": 1}.items():
             given = getattr(self, name)
             try:
                 costs = np.asarray(given, dtype=np.float64)
             except (TypeError, ValueError):
                 costs = np.array(np.nan)
-            right = costs.ndim in dimensions and np.isfinite(costs).all() and (costs >= 0).all()
-            if not right or not np.any(self.block):
+            shaped = costs.ndim < 2 if dimensions is None else costs.ndim == dimensions
+            if not (shaped and (costs >= 0).all() and np.isfinite(costs).all()) or not np.any(self.block):
                 raise CompanionError(f"{name}={given!r:.60}: costs are numbers from 0 on; see DraftCosts.")
 
     def table(self, name: str, tokens: int) -> np.ndarray:

@@ -163,6 +163,6 @@ def decode_batch(
             alive = np.arange(len(alive))
     rows = np.concatenate([going for going, _ in steps])
     order, ends = np.argsort(rows, kind="stable"), np.bincount(rows, minlength=len(sequence)).cumsum()[:-1]
-    columns = zip(*(token[:4] for _, token in steps), strict=True)
+    columns = zip(*((t.ids, t.exit_layers, t.confidences, t.readout_rows) for _, t in steps), strict=True)
     by_row = [np.split(np.concatenate(column)[order], ends) for column in columns]
     return [Output(ids.tolist(), *arrays) for ids, *arrays in zip(*by_row, strict=True)]

@@ -112,28 +112,7 @@ def _feed_forward(layer: nn.Module, x: Tensor, dropout: "Dropout") -> Tensor:
 
 def _norm(norm: nn.Module, x: Tensor) -> Tensor:
     """T5's norm without its weight."""
-    return Norm.apply(x, norm.variance_epsilon)
-
-
-class Norm(torch.autograd.Function):
-    """`y = x / sqrt(mean(x^2) + epsilon)` over the last dimension.
-
-    The gradient `(g - y mean(g y)) / sqrt(mean(x^2) + epsilon)` is written out: autograd takes more passes.
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, epsilon: float) -> Tensor:
-        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]
-        scale = torch.rsqrt(mean_square + epsilon)
-        y = x * scale
-        ctx.save_for_backward(y, scale)
-        return y
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        y, scale = ctx.saved_tensors
-        along = (gradient * y).mean(-1, keepdim=True)
-        return torch.addcmul(gradient, y, along, value=-1).mul_(scale), None
+    return functional.rms_norm(x, x.shape[-1:], eps=norm.variance_epsilon)
 
 
 class Dropout:

@@ -20,7 +20,7 @@ from .muon import FROM_SCRATCH, MuonAdam, fast_bfloat16, parameter_groups
 from .objectives import Objective, cross_entropy, objective_loss
 from .states import compute_logits, decoder_inputs, layer_states
 
-WARMUP_STEPS = 200
+WARMUP_STEPS, WEIGHT_DECAY = 200, 0.01
 EVALUATIONS, SAVED_EVERY = 20, 200  # at least so many evaluations, and at most so many steps between two
 
 
@@ -46,25 +46,16 @@ class Schedule:
 class ObjectiveTrainer(Trainer):
     """The Trainer with an `Objective` as its loss and the loss of every layer as its evaluation."""
 
-    def __init__(self, *args, objective: Objective, schedule: Schedule, name: str | None = None, **kwargs):
+    def __init__(self, *args, objective: Objective, name: str | None = None, **kwargs):
         super().__init__(*args, **kwargs)
-        self.objective, self.schedule, self.name, self.started = objective, schedule, name, None
+        self.objective, self.name, self.started = objective, name, None
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
-
-    def create_optimizer(self, *args, **kwargs):
-        """Groups of parameters with rates of their own (`Schedule.rates`)."""
-        rate, decay = self.args.learning_rate, self.args.weight_decay
-        groups = parameter_groups(self.model, self.schedule.rates, rate, decay, self.schedule.muon)
-        self.optimizer = MuonAdam(groups, lr=rate)
-        return self.optimizer
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Runs the decoder once and computes the loss from its layer states."""
         states, logits = forward(model, inputs)
-        step = self.state.global_step
-        loss = objective_loss(self.objective, model, states, logits, inputs["labels"], step)
-        return (loss, logits) if return_outputs else loss
+        return objective_loss(self.objective, model, states, logits, inputs["labels"], self.state.global_step)
 
     def evaluate(self, *args, **kwargs) -> dict:
         """Logs every layer's cross-entropy on held-out batches, and the minutes of all sessions so far."""
@@ -141,8 +132,8 @@ def train_backbone(
     steps = len(data) - len(data) % every  # so that the last step is evaluated
     warmup = min(WARMUP_STEPS, steps // 4)
     falling = dict(num_decay_steps=round(schedule.decay * (steps - warmup)), decay_type="linear")
-    rates = dict(learning_rate=schedule.learning_rate, weight_decay=0.01, max_grad_norm=1.0)
-    rates |= dict(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=falling, warmup_steps=warmup)
+    rates = dict(learning_rate=schedule.learning_rate, max_grad_norm=1.0, warmup_steps=warmup)
+    rates |= dict(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=falling)
     batches = dict(per_device_train_batch_size=1, train_sampling_strategy="sequential", max_steps=steps)
     batches |= dict(remove_unused_columns=False, dataloader_pin_memory=False, seed=schedule.seed)
     watch = dict(eval_strategy="steps", eval_steps=every, eval_on_start=True, save_steps=every)
@@ -153,7 +144,8 @@ def train_backbone(
     arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
     inputs = dict(train_dataset=data, data_collator=lambda one: pad_pairs(one[0], pad))
     inputs |= dict(eval_dataset=padded(held_out, pad))
-    aim = dict(objective=objective, schedule=schedule, name=name)
+    groups = parameter_groups(network, schedule.rates, schedule.learning_rate, WEIGHT_DECAY, schedule.muon)
+    aim = dict(objective=objective, name=name, optimizers=(MuonAdam(groups, schedule.learning_rate), None))
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)
     logging.disable_progress_bar()  # of every checkpoint that is written
     logging.set_verbosity_error()  # about tied weights, which checkpoints hold once
