@@ -306,8 +306,6 @@ def test_every_evaluation_prints_one_line_of_how_far_a_run_is(tmp_path, capsys):
         held_out = f"step {row['step']} of {steps}: held out {row['cross_entropy'][-1]:.3f} nats a token, "
         left = "0 minutes left" if row["step"] else "begun"
         assert line.removeprefix(held_out) == f"{left} (calm)", line
-    train_backbone(build_network("t5", 40), Objective("vanilla"), many(1), PAIRS, schedule, tmp_path / "b")
-    assert not capsys.readouterr().out
 
 
 def test_objectives_are_told_the_step(tmp_path, monkeypatch):

@@ -73,7 +73,6 @@ def generate(
     batch_size: int = 8,
     max_source_tokens: int | None = None,
     encodings: EncoderCache | None = None,
-    progress: bool | None = None,
 ) -> Generation:
     """Decodes greedily with early exits.
 
@@ -85,7 +84,6 @@ def generate(
         batch_size: rows at a time; changes speed, not results (but for an adaptive threshold, which learns).
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
         encodings: keeps encoder states from call to call, where inputs are decoded with many policies.
-        progress: a bar on the terminal; by default if it takes longer than five seconds.
 
     Raises:
         CompanionError: no inputs, an empty or over-long one, a policy or encodings that do not fit the model,
@@ -106,7 +104,7 @@ def generate(
     lengths = check_lengths(model, texts, max_source_tokens)
     outputs: list[Output] = [None] * len(texts)
     seconds = 0.0
-    bar = tqdm(total=len(texts), desc="generate", delay=5, disable=None if progress is None else not progress)
+    bar = tqdm(total=len(texts), desc="generate", delay=5, disable=None)
     for chosen, batch in batches_by_length(model, texts, batch_size):
         encoded = encodings.states(decoder, batch) if encodings else None
         started = time.perf_counter()

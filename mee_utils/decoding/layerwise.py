@@ -190,8 +190,9 @@ class Span(Rows):
         begin = self.keys - self.places
         # all rows of the cache, at the same positions, as one row alone always is: slices do
         self.together = self.all and bool((first == begin).all() and (ends == self.keys).all())
-        if len(slots) > 1 or self.places > 1:  # as few as tell; left of a row's first token none is in use
-            self.queries = (ends[: 1 if self.together else None, None] + np.arange(-self.places, 0)).clip(0)
+        if self.places > 1 or not self.together:  # as few as tell; left of a row's first token none is in use
+            asked = ends[:1] if self.together else ends
+            self.queries = (asked[:, None] + np.arange(-self.places, 0)).clip(0)
         self.place = None  # where the tokens stand among `[row * places]`, unless they fill it
         if self.together:
             self.where = (slice(None), slice(begin, self.keys))

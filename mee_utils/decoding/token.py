@@ -88,7 +88,6 @@ class TokenDecoder:
 
     def __init__(self, decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy):
         self.decoder, self.cache, self.bound = decoder, cache, bound
-        self.deciding = frozenset(bound.decision_layers)
         # for thresholds that learn: confidence and id of each input's tokens since it last went deep
         self.shallow: dict[int, list[tuple[float, int]]] = defaultdict(list)
 
@@ -111,7 +110,7 @@ class TokenDecoder:
                 x = torch.where(mask, x, before)
             if look_from <= layer <= look_to:
                 state = ExitState(step, layer, x, before, here, state)
-            if layer not in self.deciding:
+            if layer not in bound.decision_layers:
                 continue
             state.confidence = confidence = on_host(bound.measure.confidence(state))
             exits = bound.exceeded(confidence, state, cache.length) & active

@@ -87,7 +87,6 @@ class DraftDecoder:
 
     def __init__(self, decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy, sequence: np.ndarray):
         self.decoder, self.cache, self.bound = decoder, cache, bound
-        self.deciding = frozenset(bound.decision_layers)
         self.deepest = max(bound.decision_layers, default=0)  # no token is drafted beyond
         self.ends = frozenset(np.atleast_1d(decoder.config.eos_token_id).tolist())
         self.rows = [Row(index, slot, decoder.start) for slot, index in enumerate(sequence.tolist())]
@@ -131,7 +130,7 @@ class DraftDecoder:
             present = span.last(x)
             if layer >= bound.first_layer:
                 state = ExitState(step, layer, present, before, here, state)
-            if layer not in self.deciding:
+            if layer not in bound.decision_layers:
                 continue
             state.confidence = confidence = on_host(bound.measure.confidence(state))
             exits = bound.exceeded(confidence, state, cache.length)

@@ -151,10 +151,7 @@ def divergence(teacher: Tensor, logits: Tensor) -> Tensor:
 
 
 class LearningToExit(ExitClassifier):
-    """The linear classifier, trained by squared error to "this top-1 is right" (BERxiT, section 3.3).
-
-    In this loss classes count by how frequent they are.
-    """
+    """The linear classifier, trained by squared error (BERxiT, 3.3): frequent classes count more."""
 
     def loss(self, lesson: Lesson) -> Tensor:
         odds = self.log_odds(lesson.states[:, :-1])

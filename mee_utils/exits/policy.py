@@ -124,8 +124,7 @@ class ExitPolicy:
         if first is not None:
             yield "exit_layers and min_layer contradict each other: give one of them."
         if given[0] <= measure.lookback:
-            back = f'"{measure.name}" looks {measure.lookback} layers back'
-            yield f"{back} and cannot decide at layer {given[0]}."
+            yield f'"{measure.name}" looks {measure.lookback} layers back, too far for layer {given[0]}.'
 
     def _wrong_readout(self) -> Iterator[str]:
         for name, kinds in SIZES.items():
@@ -249,9 +248,7 @@ class BoundPolicy:
         depth = state.layer / self.layers
         return self.schedule.exceeded(confidence, state.position, length, state.sequence, depth)
 
-    def flops(
-        self, sizes: DecoderSizes, exit_layers, readout_rows, source, positions=None
-    ) -> dict[str, np.ndarray]:
+    def flops(self, sizes: DecoderSizes, exit_layers, readout_rows, source, positions=None) -> dict:
         """FLOPs by part, each `[output]`; see `mee_utils.models.costs`.
 
         Takes layers and rows of `W`, `[token]` for each output, and the number of tokens of each input; where

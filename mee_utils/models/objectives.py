@@ -81,9 +81,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 
-def weighted_cross_entropy(
-    weights: Sequence[float], entropy_at: Callable[[int], Tensor], intermediate: str = "all"
-) -> Tensor:
+def weighted_cross_entropy(weights: Sequence[float], entropy_at: Callable, intermediate="all") -> Tensor:
     """`sum_i a_i CE_i` over the layers with a weight, or its unbiased estimate from one intermediate layer.
 
     `entropy_at` gives `CE_i` for the 1-based layer `i`; it is called only for the layers that are needed.

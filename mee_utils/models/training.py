@@ -18,7 +18,7 @@ from . import fused
 from .batches import Pair, batches_of, pad_pairs, padded
 from .muon import FROM_SCRATCH, MuonAdam, fast_bfloat16, parameter_groups
 from .objectives import Objective, cross_entropy, objective_loss
-from .states import compute_logits, decoder_inputs, layer_states
+from .states import compute_logits, layer_states
 
 WARMUP_STEPS, WEIGHT_DECAY = 200, 0.01
 EVALUATIONS, SAVED_EVERY = 20, 200  # at least so many evaluations, and at most so many steps between two
@@ -46,7 +46,7 @@ class Schedule:
 class ObjectiveTrainer(Trainer):
     """The Trainer with an `Objective` as its loss and the loss of every layer as its evaluation."""
 
-    def __init__(self, *args, objective: Objective, name: str | None = None, **kwargs):
+    def __init__(self, *args, objective: Objective, name: str, **kwargs):
         super().__init__(*args, **kwargs)
         self.objective, self.name, self.started = objective, name, None
         self.model_accepts_loss_kwargs = False
@@ -66,10 +66,9 @@ class ObjectiveTrainer(Trainer):
         minutes = (time.monotonic() - self.started) / 60
         self.log({"cross_entropy": losses, "minutes": minutes})
         done, steps = self.state.global_step, self.state.max_steps
-        if self.name is not None:
-            left = f"{minutes * (steps / done - 1):.0f} minutes left" if done else "begun"
-            held_out = f"held out {losses[-1]:.3f} nats a token"
-            print(f"step {done} of {steps}: {held_out}, {left} ({self.name})", flush=True)
+        left = f"{minutes * (steps / done - 1):.0f} minutes left" if done else "begun"
+        held_out = f"held out {losses[-1]:.3f} nats a token"
+        print(f"step {done} of {steps}: {held_out}, {left} ({self.name})", flush=True)
         self.control.should_evaluate = False  # else the Trainer evaluates the last step twice
         return {"eval_loss": losses[-1]}
 
@@ -88,7 +87,7 @@ def _hooked_forward(network: nn.Module, batch: dict[str, torch.Tensor]):
     """The pass of `transformers`, as `forward`."""
     with layer_states(network) as states:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        shifted = decoder_inputs(network, batch["labels"])
+        shifted = network.prepare_decoder_input_ids_from_labels(batch["labels"])
         return states, network(**inputs, decoder_input_ids=shifted, use_cache=False).logits
 
 
@@ -115,12 +114,12 @@ def train_backbone(
     held_out: Sequence[Pair],
     schedule: Schedule,
     folder: Path,
-    name: str | None = None,
+    name: str = "network",
 ) -> dict:
     """Trains a network in place on pairs of token ids; picks up where a run in the same folder stopped.
 
-    With a `decay` the network ends as it was where it did best on the `held_out` pairs. With a `name`
-    every evaluation prints a line that ends with it.
+    With a `decay` the network ends as it was where it did best on the `held_out` pairs. Evaluations print
+    a line with its `name`.
 
     Returns:
         `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`
