@@ -99,13 +99,14 @@ def load_model(
     where, place, dtype = str(find_local(source, WANTED) or source), _device(device), str(dtype)
     if (precision := dtype.removeprefix("torch.")) not in DTYPES:
         raise CompanionError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
-    tokenizer = load_tokenizer(where, revision)
+    _refuse_remote_code(where, revision)
     options = dict(revision=revision, trust_remote_code=False)
     config = _read("config.json", where, lambda: AutoConfig.from_pretrained(where, **options))
     if config.model_type not in FAMILIES:
         kind = f'{source} is a "{config.model_type}" checkpoint'
         raise CompanionError(f"{kind}; this companion reads the T5 family only: {', '.join(FAMILIES)}.")
     network = _read("weights", where, lambda: _network(where, config=config, dtype=precision, **options))
+    tokenizer = load_tokenizer(where, revision)
     if len(tokenizer) > config.vocab_size:
         sizes = f"The tokenizer of {source} has {len(tokenizer)} ids, the model {config.vocab_size}"
         raise CompanionError(f"{sizes}: it belongs to another model.")
