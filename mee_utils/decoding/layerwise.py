@@ -147,7 +147,7 @@ class Rows:
 
     def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
         """From queries `[token, head, d_kv]` to the keys of their own rows; `[token, inner]`."""
-        query = query[:, :, None]
+        query = query.unsqueeze(2)
         if self.all or self.gathered:
             own = keys_values if self.all else keys_values.index_select(1, self.index)
             return attention(query, own, bias).flatten(1)
