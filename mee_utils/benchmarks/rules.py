@@ -130,7 +130,7 @@ def speeds(
     """
     model.network.float()
     inputs = task.inputs[:FEW] if batch == 1 else task.inputs
-    options = dict(max_new_tokens=max_new_tokens, batch_size=batch, progress=False)
+    options = dict(max_new_tokens=max_new_tokens, batch_size=batch)
     times = np.empty((rounds + 1, 1 + len(policies), 2))  # [round, policy, (seconds, tokens)]
     for row in times:
         for place, policy in enumerate([None, *policies]):

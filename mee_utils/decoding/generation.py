@@ -92,7 +92,6 @@ def generate(
     batch_size: int = 8,
     max_source_tokens: int | None = None,
     encodings: EncoderCache | None = None,
-    progress: bool | None = None,
 ) -> Generation:
     """Decodes greedily with early exits.
 
@@ -104,7 +103,6 @@ def generate(
         batch_size: rows at a time; changes speed, not results (but for an adaptive threshold, which learns).
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
         encodings: keeps encoder states from call to call, where inputs are decoded with many policies.
-        progress: a bar on the terminal; by default if it takes longer than five seconds.
 
     Raises:
         CompanionError: no inputs, an empty or over-long one, a policy or encodings that do not fit the model,
@@ -125,7 +123,7 @@ def generate(
     lengths = check_lengths(model, texts, max_source_tokens)
     outputs: list[Output] = [None] * len(texts)
     seconds = 0.0
-    bar = tqdm(total=len(texts), desc="generate", delay=5, disable=None if progress is None else not progress)
+    bar = tqdm(total=len(texts), desc="generate", delay=5, disable=None)
     for chosen, batch in batches_by_length(model, texts, batch_size):
         encoded = encodings.states(decoder, batch) if encodings else None
         started = time.perf_counter()
@@ -182,6 +180,6 @@ def decode_batch(
             alive = np.arange(len(alive))
     rows = np.concatenate([going for going, _ in steps])
     order, ends = np.argsort(rows, kind="stable"), np.bincount(rows, minlength=len(sequence)).cumsum()[:-1]
-    columns = zip(*(token[:4] for _, token in steps), strict=True)
+    columns = zip(*((t.ids, t.exit_layers, t.confidences, t.readout_rows) for _, t in steps), strict=True)
     by_row = [np.split(np.concatenate(column)[order], ends) for column in columns]
     return [Output(ids.tolist(), *arrays) for ids, *arrays in zip(*by_row, strict=True)]

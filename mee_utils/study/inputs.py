@@ -114,7 +114,7 @@ def from_source(profile: Profile, name: str, load: Callable):
 
 def load_profile_model(profile: Profile, name: str, dtype: str | None = None) -> Model:
     """Loads a model on the profile's device, in `dtype` or the profile's precision."""
-    from ..models import load_model
+    from ..models.loading import load_model
 
     options = dict(dtype=dtype or profile.dtype, device=profile.device, name=name)
     model = from_source(profile, name, lambda source, commit: load_model(source, commit, **options))

@@ -156,7 +156,6 @@ class Maker:
         """
         import torch
 
-        from ..models.muon import PRE_TRAINED
         from ..models.training import Schedule, train_backbone
 
         settings, dropout = self.profile.training, getattr(stage, "dropout_rate", None)
@@ -166,7 +165,7 @@ class Maker:
         how |= dict(learning_rate=stage.learning_rate, decay=stage.decay, seed=seed)
         half = settings.shape is not None or self.profile.dtype == "bfloat16"
         how |= dict(tokens_per_batch=settings.tokens_per_batch, half=half)
-        how |= {} if settings.shape else dict(rates=PRE_TRAINED, muon=False)
+        how |= {} if settings.shape else dict(rates={}, muon=False)
         finished = folder.with_suffix(".pt")
         if finished.exists():
             stored = torch.load(finished, weights_only=True)

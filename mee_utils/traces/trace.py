@@ -28,7 +28,7 @@ from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED, batches_by_length, check_inputs
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
-from ..models.states import decoder_inputs, layer_states, output_scale
+from ..models.states import layer_states, output_scale
 
 READ_OUT_ELEMENTS = 8_000_000
 FORMAT = "mee_utils.trace.2"
@@ -291,7 +291,7 @@ def _trace_batch(
     """Runs a batch, fills the rows of its tokens, and returns their raw states `[token, layer, d_model]`."""
     network, outputs = model.network, [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
     labels = pad_sequence(outputs, batch_first=True, padding_value=-100).to(model.device)
-    fed, real = decoder_inputs(network, labels), labels != -100
+    fed, real = network.prepare_decoder_input_ids_from_labels(labels), labels != -100
     with layer_states(network) as states:
         network.get_decoder()(
             input_ids=fed,
