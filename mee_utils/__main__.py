@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from .common.errors import CompanionError, check_choice, one_line
@@ -108,24 +109,18 @@ def carry_over(options) -> str:
 def bench(options) -> int:
     """Times the decoder against its peers, and a profile's exit rules against full depth."""
     from .benchmarks import decoder, rules, shapes, tables
-    from .study.result_tables import missed
 
     sizes = [check_choice("shape", name, decoder.WORKLOADS) for name in options.shape]
     known = [*decoder.PARTS, *shapes.PARTS, *([] if sizes else rules.PARTS)]
-    parts = [check_choice("part", name, known) for name in options.part] or known
-    progress = lambda line: print(line, flush=True)
-    if of_decoder := [part for part in parts if part in decoder.PARTS]:
-        table = decoder.run(sizes, options.rounds, of_decoder, progress)
-        print(f"table: {_short(tables.save(table))}")
-        for row in missed(table).itertuples():
-            measured = f"{row.what}: {row.median:.2f} {row.unit} {row.against} (target {row.target})"
-            print(f"missed: {row.shape}, {row.group}, {measured}")
-    for part in [part for part in parts if part in shapes.PARTS]:
-        table = shapes.run(part, options.profile, options.data, sizes, options.rounds, progress)
-        print(f"table: {_short(tables.save(table, 'shapes', keys=('profile', 'part', 'shape')))}")
-    for part in [part for part in parts if part in rules.PARTS]:
-        table = rules.run(part, options.profile, options.data, options.rounds, progress)
-        print(f"table: {_short(tables.save(table, part, keys=('profile', 'task', 'model', 'batch')))}")
+    of_profile, timing = (options.profile, options.data), (options.rounds, partial(print, flush=True))
+    for part in [check_choice("part", name, known) for name in options.part] or known:
+        if part in decoder.PARTS:
+            path = tables.save(decoder.run(part, sizes, *timing))
+        elif part in shapes.PARTS:
+            path = tables.save(shapes.run(part, *of_profile, sizes, *timing), "shapes", shapes.KEYS)
+        else:
+            path = tables.save(rules.run(part, *of_profile, *timing), part, rules.KEYS)
+        print(f"table: {_short(path)}")
     return 0
 
 

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ..common.errors import check_choice
-from ..common.files import PACKAGE
+from ..common.files import read_yaml
 
 if TYPE_CHECKING:
     from ..exits.policy import ExitPolicy
@@ -96,7 +94,7 @@ def _rule(name: str, dashes: str = "solid", classifier: dict | None = None, **ro
     return Rule(name, dashes=DASHES[dashes], classifier=classifier and Variant(**classifier), **row)
 
 
-_TABLES = yaml.safe_load((PACKAGE / "study" / "rules.yaml").read_text(encoding="utf-8"))
+_TABLES = read_yaml("study/rules.yaml")
 FAMILY_COLOURS: dict[str, str] = _TABLES["families"]
 RULES = {name: _rule(name, **row) for name, row in _TABLES["rules"].items()}
 SURVEY = tuple(name for name, rule in RULES.items() if rule.survey)

@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 import matplotlib
 import pandas as pd
-import yaml
 
 from ..common.errors import CompanionError
-from ..common.files import PACKAGE
+from ..common.files import read_yaml
 from .catalogue import DASHES, FAMILY_COLOURS, RULES
 
 GREY, DARK, PALE = "#666666", "#333333", "#cccccc"
@@ -46,7 +45,7 @@ def _styles(table: Mapping[str, Mapping]) -> dict[str, Style]:
     return {name: Style(**row | {"dashes": dashes(row)}) for name, row in table.items()}
 
 
-_TABLES = yaml.safe_load((PACKAGE / "study" / "styles.yaml").read_text(encoding="utf-8"))
+_TABLES = read_yaml("study/styles.yaml")
 MODELS, LABELS = _styles(_TABLES["models"]), _TABLES["labels"]
 _RULES = {name: Style(rule.label, rule.colour, rule.marker, rule.dashes) for name, rule in RULES.items()}
 STYLES: dict[object, Style] = MODELS | _RULES | _styles(_TABLES["others"])
