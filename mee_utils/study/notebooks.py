@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import sys
 import tempfile
 from itertools import groupby
@@ -171,14 +172,10 @@ def _kernels(folder: str, results: Path) -> type:
     return Kernels
 
 
-def own_cells(notebook) -> list:
-    """The cells that somebody wrote, without what papermill puts in."""
-    return [cell for cell in notebook.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
-
-
 def source_digest(notebook) -> str:
-    """sha256 over kinds and sources of the cells that somebody wrote."""
-    cells = [(cell.cell_type, cell.source) for cell in own_cells(notebook)]
+    """sha256 over kinds and sources of the cells that somebody wrote, without what papermill puts in."""
+    injected = lambda cell: "injected-parameters" in cell.metadata.get("tags", [])
+    cells = [(cell.cell_type, cell.source) for cell in notebook.cells if not injected(cell)]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
@@ -191,24 +188,9 @@ def check_unedited(path: Path, source) -> None:
     stored = nbformat.read(path, as_version=4)
     executed = stored.metadata.get("source_sha256")
     if executed and source_digest(stored) not in (executed, source_digest(source)):
-        take = f"python -m mee_utils carry-over {path.stem} takes the edits into the source"
-        raise CompanionError(f"{path} was edited: {take}; deleting the file gives them up.")
-
-
-def carry_over(name: str) -> Path:
-    """Takes the edits in `notebooks/<name>.ipynb` over into the source, and returns its path."""
-    import jupytext
-    import nbformat
-
-    source, path = read_source(name), SOURCES / f"{name}.ipynb"
-    if not path.exists():
-        raise CompanionError(f"{path} is not there: nothing to carry over.")
-    edited = nbformat.read(path, as_version=4)
-    declared_parameters(edited)
-    source.metadata, source.cells = {"jupytext": {"notebook_metadata_filter": "-all"}}, own_cells(edited)
-    with complete_file(SOURCES / f"{name}.py") as partial:
-        partial.write_text(jupytext.writes(source, fmt="py:percent"), encoding="utf-8")
-    return SOURCES / f"{name}.py"
+        place = shlex.join(["-o", str(SOURCES / f"{path.stem}.py"), str(path)])
+        take = f"jupytext --opt notebook_metadata_filter=-all --to py:percent {place}"
+        raise CompanionError(f"{path} was edited: {take} saves the edits; deleting the file gives them up.")
 
 
 def _normalize(notebook, data: str | None) -> None:
