@@ -61,16 +61,17 @@ def sources(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"limt": 3}, 'Unknown parameter "limt": did you mean "limit"'),
-        ({"limit": "three"}, "limit='three' is a str; a int like 3 is expected"),
-        ({"limit": True}, "limit=True is a bool"),
-        ({"limit": 2.5}, "is a float"),
-        ({"names": "b"}, "is a str; a list"),
-        ({"limit": 0}, "limit=0: a number at least 1 is expected"),
-        ({"seed": -1}, "seed=-1: a number at least 0"),
-        ({"share": 1.5}, "share=1.5: a number between 0 and 1"),
-        ({"decay": float("nan")}, "decay=nan"),
-        ({"decay": -1}, "decay=-1.0: a number at least 0"),
+        ({"limt": 3}, 'Parameters: Unknown key "limt": did you mean "limit"'),
+        ({"limit": "three"}, "limit: Input should be a valid integer .it is 'three'"),
+        ({"limit": True}, "limit: Input should be a valid integer .it is True"),
+        ({"limit": 2.5}, "limit: Input should be a valid integer .it is 2.5"),
+        ({"names": "b"}, "names: Input should be a valid list"),
+        ({"limit": 0}, "limit: Input should be greater than or equal to 1 .it is 0"),
+        ({"seed": -1}, "seed: Input should be greater than or equal to 0 .it is -1"),
+        ({"share": 1.5}, "share: Input should be less than or equal to 1 .it is 1.5"),
+        ({"share": True}, "share: Input should be a valid number .it is True"),
+        ({"decay": float("nan")}, "decay: Input should be .* .it is nan"),
+        ({"decay": -1}, "decay: Input should be greater than or equal to 0 .it is -1"),
     ],
 )
 def test_a_wrong_parameter_is_refused_before_anything_runs(sources, given, message):
@@ -326,8 +327,11 @@ def test_committed_results_are_those_of_their_manifest(path):
         (["reproduce", "--cores", "two"], "invalid int value: 'two'"),
         (["reproduc"], "invalid choice: 'reproduc'"),
         (["notebook", "01"], 'did you mean "01_monotonicity"'),
-        (["notebook", "01_monotonicity", "-p", "limt=3"], 'error: Unknown parameter "limt"'),
-        (["notebook", "01_monotonicity", "-p", "limit=0"], "error: Parameter limit=0: a number at least 1"),
+        (["notebook", "01_monotonicity", "-p", "limt=3"], 'error: Parameters: Unknown key "limt"'),
+        (
+            ["notebook", "01_monotonicity", "-p", "limit=0"],
+            "Parameters: limit: Input should be greater than or equal to 1",
+        ),
         (["train", "--model", "clam"], 'error: Unknown model "clam": did you mean "calm"'),
     ],
 )

@@ -144,7 +144,6 @@ def test_a_profile_of_local_corpora_asks_for_their_folder(tmp_path):
     corpus = tmp_path / "multi30k_en_fr"
     corpus.mkdir()
     assert load_profile("real", str(tmp_path)).source("translation") == str(corpus)
-    assert load_profile("real", str(corpus)).source("translation") == str(corpus)
 
 
 def test_a_profile_is_named_after_its_file(monkeypatch, tmp_path):

@@ -7,17 +7,19 @@ own `parameters` cell; notebook and results come to their place only if every ce
 import ast
 import hashlib
 import json
-import math
 import os
 import shlex
 import sys
 import tempfile
 from itertools import groupby
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError, create_model
 
 from ..common.errors import CompanionError, nearest
 from ..common.files import ROOT, complete_file
-from .profiles import load_profile
+from .profiles import Strict, first_mistake, load_profile
 from .results import STAGED, build_root, output_root, staged
 
 SOURCES = ROOT / "notebooks"
@@ -63,24 +65,18 @@ def check_parameters(given: dict, declared: dict) -> dict:
 
     What is declared positive stays positive, and what is declared as a share stays between 0 and 1.
     """
-    checked = {}
-    for name, value in given.items():
-        if name not in declared:
-            raise CompanionError(f'Unknown parameter "{name}": {nearest(name, declared)}')
-        default = declared[name]
-        if isinstance(default, float) and type(value) is int:
-            value = float(value)
-        if default is not None and type(value) is not type(default):
-            kinds = f"is a {type(value).__name__}; a {type(default).__name__} like {default!r} is expected"
-            raise CompanionError(f"Parameter {name}={value!r} {kinds}.")
-        if type(value) in (int, float):
-            lowest = min(default, 1) if type(value) is int else 0
-            highest = 1 if type(value) is float and default <= 1 else math.inf
-            if not (lowest <= value <= highest and math.isfinite(value)):
-                span = f"at least {lowest}" if highest == math.inf else f"between {lowest} and {highest}"
-                raise CompanionError(f"Parameter {name}={value!r}: a number {span} is expected.")
-        checked[name] = value
-    return checked
+    fields = {}
+    for name, default in declared.items():
+        span = Field()
+        if type(default) is int:
+            span = Field(ge=min(default, 1))
+        elif type(default) is float:
+            span = Field(ge=0, le=1 if default <= 1 else None, allow_inf_nan=False)
+        fields[name] = (Annotated[type(default), span], default)
+    try:
+        return create_model("Parameters", __base__=Strict, **fields)(**given).model_dump(include=given.keys())
+    except ValidationError as error:
+        raise CompanionError(f"Parameters: {first_mistake(error)}") from error
 
 
 def parse_assignments(assignments: list[str]) -> dict:
