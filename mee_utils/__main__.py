@@ -39,7 +39,7 @@ def trace(options) -> str:
     """Traces models of a profile on its tasks, for all notebooks."""
     from .study.artifacts import stored_trace
 
-    profile = _alone(options)
+    profile = load_profile(options.profile, options.data)
     for name in options.model:
         for task in profile.corpora:
             stored_trace(profile, name, task)
@@ -50,7 +50,7 @@ def classifiers(options) -> str:
     """Trains exit classifiers of a profile."""
     from .study.artifacts import train_classifiers
 
-    found = train_classifiers(_alone(options), options.model, options.seed)
+    found = train_classifiers(load_profile(options.profile, options.data), options.model, options.seed)
     return f"trained {len(found)} exit classifiers of {' and '.join(options.model)}"
 
 
@@ -59,34 +59,28 @@ def measure(options) -> str:
     from .paper.published_bugs import measure_bugs
     from .study import measure as measuring
 
+    profile = load_profile(options.profile, options.data)
     if options.part == TABLES:
-        return f"tables: {measuring.store(load_profile(options.profile))}"
+        return f"tables: {measuring.store(profile)}"
     if not options.model:
         return f"measured: {pipeline.measure(options.profile, options.data, options.cores, options.force)}"
     job = measuring.Job(options.model[0], options.task, *options.part[:1])
-    return f"measured: {measuring.run(_alone(options), job, measure_bugs, options.force)}"
+    return f"measured: {measuring.run(profile, job, measure_bugs, options.force)}"
 
 
 def retrain(options) -> str:
     """Trains further seeds and ablations of a profile, for tables."""
     from .study import retraining
 
+    profile = load_profile(options.profile, options.data)
     if options.part == TABLES:
-        return f"tables: {retraining.store(load_profile(options.profile))}"
+        return f"tables: {retraining.store(profile)}"
     if not options.model:
         pipeline.make("retrained", options.profile, options.data, options.cores)
         return "seeds and ablations are up to date"
-    profile, (name,) = _alone(options), options.model
+    (name,) = options.model
     kind = "ablations" if name in profile.ablation_runs else "seeds"
     return f"rows: {retraining.run(profile, retraining.Retraining(kind, name, *options.seed))}"
-
-
-def _alone(options):
-    """The profile of a job that others run beside, one a core."""
-    import torch
-
-    torch.set_num_threads(1)
-    return load_profile(options.profile, options.data)
 
 
 def notebook(options) -> str:

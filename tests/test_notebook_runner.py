@@ -175,7 +175,7 @@ def test_parameters_are_flat_literals(sources, cell):
 
 def test_unknown_notebooks_and_assignments():
     for wrong in ("01_monotonic", "01", "../notebooks/01_monotonicity", ""):
-        with pytest.raises(CompanionError, match="There is no notebook") as error:
+        with pytest.raises(CompanionError, match="Unknown notebook") as error:
             notebook.read_source(wrong)
         assert not wrong.startswith("01") or 'did you mean "01_monotonicity"' in str(error.value)
     assert notebook.parse_assignments(["limit=20", "names=['a']", "profile=real"]) == {
@@ -320,7 +320,7 @@ def test_committed_results_are_those_of_their_manifest(path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["reproduce", "--profile", "smal"], 'error: There is no profile "smal"'),
+        (["reproduce", "--profile", "smal"], 'error: Unknown profile "smal"'),
         (["reproduce", "--profile", "real"], "give their folder, as in DATA="),
         (["reproduce", "--cores", "0"], "--cores 0: give 1 or more"),
         (["reproduce", "--cores", "-3"], "--cores -3: give 1 or more"),

@@ -15,8 +15,6 @@ from .figures import use_style
 from .profiles import Profile, load_profile
 from .results import Run
 
-NARROW = 256  # models below this width are fastest on one thread
-
 
 class Experiment:
     """One notebook's view of a profile. `save_table`, `save_figure` and `finish` are those of its `Run`.
@@ -30,8 +28,7 @@ class Experiment:
     def __init__(self, notebook: str | None, profile: str | Profile, data: str | None = "", **parameters):
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile, data)
         self.data, self.used = data, {}
-        shape = inputs.model_shape(self.profile)
-        self.layers, self.narrow = shape["num_decoder_layers"], shape["d_model"] < NARROW
+        self.layers = inputs.model_shape(self.profile)["num_decoder_layers"]
         self.backbones = list(self.profile.training.backbones)  # they do not need what they started from
         there = lambda name: name in self.backbones or inputs.is_trained(self.profile, name)
         self.model_names = list(filter(there, self.profile.training.models))
@@ -56,15 +53,7 @@ class Experiment:
         return {name: inputs.manifest(self.profile, name) for name in checked}
 
     def models(self, names: Sequence[str]) -> dict[str, Model]:
-        """Loads some of the profile's models, in the profile's precision.
-
-        Narrow models run on one thread from here on: it is the fastest for them, leaves the other cores to
-        other notebooks, and sums in the same order on every machine.
-        """
-        import torch
-
-        if self.narrow:
-            torch.set_num_threads(1)
+        """Loads some of the profile's models, in the profile's precision."""
         loaded = {name: inputs.load_profile_model(self.profile, name) for name in self.manifests(names)}
         self.used |= {f"model {name}": inputs.weights_digest(self.profile, name) for name in loaded}
         return loaded

@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, create_model
 
-from ..common.errors import CompanionError, nearest
+from ..common.errors import CompanionError, check_choice
 from ..common.files import ROOT, complete_file
 from .profiles import Strict, first_mistake, load_profile
 from .results import STAGED, build_root, output_root, staged
@@ -35,8 +35,7 @@ def read_source(name: str):
     """Reads a notebook's source as a notebook with stable cell ids."""
     import jupytext
 
-    if name not in notebook_names():
-        raise CompanionError(f'There is no notebook "{name}": {nearest(name, notebook_names())}')
+    check_choice("notebook", name, notebook_names())
     notebook = jupytext.read(SOURCES / f"{name}.py", fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"

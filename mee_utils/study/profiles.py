@@ -304,9 +304,7 @@ def profile_names() -> list[str]:
 
 def check_profile_name(name: str) -> str:
     """Refuses a profile that is not there."""
-    if name not in profile_names():
-        raise CompanionError(f'There is no profile "{name}": {nearest(str(name), profile_names())}')
-    return name
+    return check_choice("profile", name, profile_names())
 
 
 def load_profile(name: str | Path, data: str | None = None) -> Profile:
