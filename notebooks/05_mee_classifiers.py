@@ -37,13 +37,14 @@ import pandas as pd
 
 from mee_utils import Experiment
 from mee_utils.analysis import comparison, decisions
+from mee_utils.analysis.statistics import percentiles
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
 from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
 from mee_utils.study import figures
 from mee_utils.study.catalogue import RULES, VARIANTS
-from mee_utils.study.result_tables import KEPT, inputs_of, read_measured
+from mee_utils.study.result_tables import KEPT, inputs_of, read_measured, read_measurements
 from mee_utils.study.verdicts import keeping
 from mee_utils.tasks import TASKS
 from mee_utils.traces.replay import replay_policy

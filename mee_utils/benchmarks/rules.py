@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 
 from ..decoding.generation import generate
-from ..exits.classifiers import load_classifier
+from ..exits.classifiers import ExitClassifier
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
-from ..study.artifacts import train_classifiers
 from ..study.catalogue import MAIN_MODEL, PRUNED, RULES, rule_policies
 from ..study.experiment import Experiment
 from ..study.inputs import weights_digest
@@ -24,8 +23,10 @@ from ..tasks.loading import Task
 from ..traces.planning import plan_for
 
 QUALITY = 0.99  # of the full score: notebook 08's question
+KEYS = ("profile", "task", "model", "batch")  # what identifies lines of a table
 FEW = 16  # examples that are decoded one at a time
 BATCHES = (1, 8, 32)  # of lossless exits
+PLANNED = ("min_layer", "threshold", "max_draft")
 
 
 class Setting(NamedTuple):
@@ -57,16 +58,11 @@ def results(experiment: Experiment) -> Iterator[Setting]:
     """The settings that notebook 08 speaks of (`study.verdicts.timed`); only the main model in batches."""
     profile = experiment.profile
     wanted = timed(read_measured(profile.name), MAIN_MODEL, QUALITY)
-    settings, files = profile.results, train_classifiers(profile)
+    settings = profile.results
     for name, model in experiment.models(wanted.model.unique()).items():
-        classifiers = {
-            job.variant: load_classifier(path, model).float()
-            for job, path in files.items()
-            if (job.model, job.target, job.seed) == (name, "consistency", 0)
-        }
+        classifiers = trained(experiment, model)
         options = settings.model_dump() | {"exit_layer": profile.training.exit_layer(name, model.layers)}
-        main = name == MAIN_MODEL
-        batches = (1, settings.batch_size) if main else (1,)
+        batches = (1, settings.batch_size) if name == MAIN_MODEL else (1,)
         for task in experiment.tasks(settings.examples).values():
             labels = wanted[(wanted.model == name) & (wanted.task == task.name)][["rule", "threshold"]]
             rows = labels.itertuples(index=False)
@@ -83,13 +79,21 @@ def lossless(experiment: Experiment) -> Iterator[Setting]:
             for batch in BATCHES:
                 options = dict(max_new_tokens=settings.max_new_tokens, batch_size=batch)
                 plan = plan_for(model, task.inputs, **options)
-                chosen = {"rule": None, "min_layer": None, "threshold": None, "max_draft": None}
-                if plan.policy:
-                    named = plan.policy.measure.name + (" over few ids" if plan.policy.pruning else "")
-                    found = (getattr(plan.policy, name) for name in list(chosen)[1:])
-                    chosen = dict(zip(chosen, (named, *found), strict=True))
+                chosen = {"rule": plan.policy and drafts_by(plan.policy)}
+                chosen |= {name: getattr(plan.policy, name, None) for name in PLANNED}
                 labels = pd.DataFrame([chosen | {"expected": plan.speedup}])
                 yield Setting(model, task, labels, [plan.policy], settings.max_new_tokens, (batch,))
+
+
+def trained(experiment: Experiment, model: Model) -> dict[str, ExitClassifier]:
+    """The first of a model's exit classifiers for each rule, as published and in single precision."""
+    found = experiment.classifiers({model.name: model}, seeds=[0])
+    return {rule: one.float() for (_, rule, target), (one,) in found.items() if target == "consistency"}
+
+
+def drafts_by(policy: ExitPolicy) -> str:
+    """What a table calls the rule of planned drafts."""
+    return policy.measure.name + (" over few ids" if policy.pruning else "")
 
 
 PARTS: dict[str, Callable[[Experiment], Iterator[Setting]]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..common.files import ROOT, complete_file
+from ..common.files import ROOT, complete_file, read_yaml
 from ..study.catalogue import RULES
 from ..study.figures import label
 from ..study.result_tables import KEPT, fastest_by_shape, missed, read_timings
@@ -21,13 +21,7 @@ FIGURES = ROOT / "figures"
 BEGIN, END = "<!-- numbers: python -m mee_utils results -->", "<!-- end of numbers -->"
 PROFILES = {"small": "", "real": " (real)"}  # name -> how the text marks a task of it
 TASK = ["profile", "task"]
-FORMATS = {
-    **dict.fromkeys(["flops_share", "retained", "retained_published", "retained_correct"], ".0%"),
-    **dict.fromkeys(["mean_exit_layer", "mean_exit_layer_published", "mean_exit_layer_correct"], ".1f"),
-    **dict.fromkeys(["score", "best_baseline"], ".1f"),
-    **dict.fromkeys(["first_similar", "settled_from"], "+.2f"),
-    **{"delta": "g", "final_after_layer_4": ".1%", "other_token": ".2%", "roc_area": ".3f"},
-}
+FORMATS = read_yaml("study/styles.yaml")["formats"]
 
 
 def read(notebook: str, table: str, **wanted) -> pd.DataFrame:
@@ -44,17 +38,17 @@ def bench(group: str | None = None) -> pd.DataFrame:
     """Lines of one group of the decoder's benchmark, or all, with the spread over rounds as text."""
     table = pd.read_csv(FIGURES / "bench" / "decoder.csv", keep_default_na=False)
     table = table[table.group == group] if group else table
-    return table.assign(measured=spread(table, "median", "lowest", "highest"))
+    return table.assign(measured=spread(table, "median"))
 
 
 def timed(rows: pd.DataFrame, part: str = "results") -> pd.DataFrame:
     """Settings of several profiles with their timings; `speed` as text is `tokens_per_second`."""
-    found = [read_timings(part, own, profile) for profile, own in rows.groupby("profile", sort=False)]
-    table = pd.concat(found)
-    return table.assign(tokens_per_second=spread(table, "speed", "lowest", "highest"))
+    by_profile = rows.groupby("profile", sort=False)
+    table = pd.concat([read_timings(part, own, profile) for profile, own in by_profile])
+    return table.assign(tokens_per_second=spread(table))
 
 
-def spread(rows: pd.DataFrame, middle: str, low: str, high: str, form: str = ".2f") -> list[str]:
+def spread(rows: pd.DataFrame, middle: str = "speed", low="lowest", high="highest", form=".2f") -> list[str]:
     """ "1.26 (1.12 to 1.32)" for every row."""
     numbers = zip(rows[middle], rows[low], rows[high])
     return [f"{m:{form}} ({a:{form}} to {b:{form}})" for m, a, b in numbers]
@@ -168,11 +162,11 @@ def _beliefs() -> pd.DataFrame:
     for about in BELIEFS:
         speaks_for, against = (ledger[ledger.claim.isin(about.get(side, []))] for side in ("for", "against"))
         evidence = dict.fromkeys(name[:2] for name in pd.concat([speaks_for, against]).notebook)
-        rows.append({"belief": about["belief"], "evidence": ", ".join(evidence)})
-        rows[-1] |= {"supported": speaks_for.held.sum() + against.failed.sum()}
-        rows[-1] |= {"contradicted": speaks_for.failed.sum() + against.held.sum()}
-        rows[-1] |= {"undecided": speaks_for.undecided.sum() + against.undecided.sum()}
-        rows[-1]["where it would fail"] = about["fails"]
+        row = {"belief": about["belief"], "evidence": ", ".join(evidence)}
+        row["supported"] = speaks_for.held.sum() + against.failed.sum()
+        row["contradicted"] = speaks_for.failed.sum() + against.held.sum()
+        row["undecided"] = speaks_for.undecided.sum() + against.undecided.sum()
+        rows.append(row | {"where it would fail": about["fails"]})
     return pd.DataFrame(rows)
 
 
@@ -181,24 +175,18 @@ def _full_depth() -> pd.DataFrame:
     return wide(found, ["shape", "dtype", "batch"], "against", "measured")
 
 
-def _exits() -> pd.DataFrame:
-    rows = pd.concat([bench("exit cost"), bench("spread exits")])
-    return rows[["shape", "batch", "what", "measured", "unit", "against"]]
-
-
 def _lossless() -> pd.DataFrame:
     rows = pd.read_csv(FIGURES / "bench" / "lossless.csv")
-    rows["measured"] = spread(rows, "speed", "lowest", "highest")
-    rows.loc[rows.rule.isna(), "measured"] += ", no drafts"
-    return wide(rows, [*TASK, "model"], "batch", "measured")
+    drafts = rows.rule.isna().map({True: ", no drafts", False: ""})
+    return wide(rows.assign(measured=spread(rows) + drafts), [*TASK, "model"], "batch", "measured")
 
 
 def _shapes() -> pd.DataFrame:
     best = fastest_by_shape(FIGURES / "bench")
-    best["measured"] = spread(best, "speed", "lowest", "highest")
-    return wide(best, ["batch", "task", "kind"], "shape", "measured")
+    return wide(best.assign(measured=spread(best)), ["batch", "task", "kind"], "shape", "measured")
 
 
+EXIT_COLUMNS = ["shape", "batch", "what", "measured", "unit", "against"]
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where its caption is -> table
     "answer": _answer,
     "equal_loss": _equal_loss,
@@ -211,7 +199,7 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where i
     "ledger": _ledger,
     "beliefs": _beliefs,
     "full_depth": _full_depth,
-    "exits": _exits,
+    "exits": lambda: pd.concat([bench("exit cost"), bench("spread exits")])[EXIT_COLUMNS],
     "deciding": lambda: wide(bench("measure cost"), ["what"], "shape", "measured"),
     "one_decision": lambda: wide(bench("one decision"), ["what"], "shape", "measured"),
     "bandwidth": lambda: bench("bandwidth")[["shape", "what", "measured", "unit"]],

@@ -292,11 +292,9 @@ class Profile(Strict):
         if not folder.is_dir():
             raise CompanionError(f"DATA={data} is no folder: give the folder that holds the corpora.")
         found = Path(source.replace("{data}", str(folder)))
-        if found.exists():
-            return str(found)
-        if folder.name != found.name:
+        if not found.exists():
             raise CompanionError(f"{found} does not exist: DATA must hold a folder {found.name} ({task}).")
-        return str(folder)  # DATA is the corpus itself
+        return str(found)
 
 
 def profile_names() -> list[str]:
@@ -306,9 +304,7 @@ def profile_names() -> list[str]:
 
 def check_profile_name(name: str) -> str:
     """Refuses a profile that is not there."""
-    if name not in profile_names():
-        raise CompanionError(f'There is no profile "{name}": {nearest(str(name), profile_names())}')
-    return name
+    return check_choice("profile", name, profile_names())
 
 
 def load_profile(name: str | Path, data: str | None = None) -> Profile:
@@ -325,15 +321,15 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
     try:
         profile = Profile.model_validate(content)
     except pydantic.ValidationError as error:
-        raise CompanionError(f"{path}: {_first_mistake(error)}") from error
+        raise CompanionError(f"{path}: {first_mistake(error)}") from error
     if path.parent == FOLDER and profile.name != path.stem:
         raise CompanionError(f'{path} calls itself "{profile.name}": its name must be "{path.stem}".')
     profile._data = data or None
     return profile
 
 
-def _first_mistake(error: pydantic.ValidationError) -> str:
-    """The place in the profile, and what pydantic says of it."""
+def first_mistake(error: pydantic.ValidationError) -> str:
+    """The place of the first mistake, and what pydantic says of it."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part not in ("[key]", READY, TRAINED))
     said = first["msg"].removeprefix("Value error, ").removesuffix(".")
