@@ -134,6 +134,13 @@ def status(options) -> None:
         print(f"results {name}: {state}")
 
 
+def origin(options) -> None:
+    """Says where a stored table or figure comes from: cell, parameters, inputs, machine, commit."""
+    from .study.status import origin as lines
+
+    print(*lines(options.file), sep="\n")
+
+
 def _full(path: str) -> str:
     return str(Path(path).expanduser().resolve()) if path else path
 
@@ -151,6 +158,7 @@ TABLES = ["tables"]  # the part that puts what all jobs have made in its place
 LIST = dict(action="append", default=[])
 OPTIONS = {
     "name": dict(help="of the notebook"),
+    "file": dict(help="below figures"),
     "--profile": dict(default="small", type=_profile, help="a profile's name, or its file"),
     "--data": dict(type=_full, help="folder that holds the corpora of the profile"),
     "--cores": dict(type=int, default=min(4, os.cpu_count() or 1), help="jobs at a time"),
@@ -172,6 +180,7 @@ COMMANDS = {
     retrain: ["--profile", "--data", "--cores", "--model", "--seed", "--part"],
     notebook: ["name", "--profile", "--data", "-p --parameter"],
     status: ["--profile", "--data"],
+    origin: ["file"],
     bench: ["--profile", "--data", "--shape", "--part", "--rounds"],
     explorer: ["--profile", "--data"],
     results: [],

@@ -12,7 +12,7 @@ import pandas as pd
 from ..common.files import ROOT, complete_file, read_yaml
 from ..study.catalogue import RULES
 from ..study.figures import label
-from ..study.result_tables import KEPT, fastest_by_shape, missed, read_timings
+from ..study.result_tables import KEPT, PARTS, fastest_by_shape, missed, read_timings
 from ..tasks.kinds import TASKS
 from .claims import MIXED, VERDICTS
 from .statements import BELIEFS
@@ -22,12 +22,19 @@ BEGIN, END = "<!-- numbers: python -m mee_utils results -->", "<!-- end of numbe
 PROFILES = {"small": "", "real": " (real)"}  # name -> how the text marks a task of it
 TASK = ["profile", "task"]
 FORMATS = read_yaml("study/styles.yaml")["formats"]
+SEEN: list[Path] = []  # the stored tables that have been read for what is being written
+
+
+def seen(path: Path) -> Path:
+    """Notes a table that is read."""
+    SEEN.append(path)
+    return path
 
 
 def read(notebook: str, table: str, **wanted) -> pd.DataFrame:
     """One stored table of all committed profiles that have it, `profile` in front; rows with these values."""
     paths = {name: FIGURES / name / notebook / f"{table}.csv" for name in PROFILES}
-    tables = {name: pd.read_csv(path) for name, path in paths.items() if path.exists()}
+    tables = {name: pd.read_csv(seen(path)) for name, path in paths.items() if path.exists()}
     found = pd.concat(tables, names=["profile"]).reset_index("profile").reset_index(drop=True)
     for column, value in wanted.items():
         found = found[found[column] == value]
@@ -36,13 +43,14 @@ def read(notebook: str, table: str, **wanted) -> pd.DataFrame:
 
 def bench(group: str | None = None) -> pd.DataFrame:
     """Lines of one group of the decoder's benchmark, or all, with the spread over rounds as text."""
-    table = pd.read_csv(FIGURES / "bench" / "decoder.csv", keep_default_na=False)
+    table = pd.read_csv(seen(FIGURES / "bench" / "decoder.csv"), keep_default_na=False)
     table = table[table.group == group] if group else table
     return table.assign(measured=spread(table, "median"))
 
 
 def timed(rows: pd.DataFrame, part: str = "results") -> pd.DataFrame:
     """Settings of several profiles with their timings; `speed` as text is `tokens_per_second`."""
+    seen(FIGURES / "bench" / f"{PARTS[part][0]}.csv")
     by_profile = rows.groupby("profile", sort=False)
     table = pd.concat([read_timings(part, own, profile) for profile, own in by_profile])
     return table.assign(tokens_per_second=spread(table))
@@ -176,13 +184,13 @@ def _full_depth() -> pd.DataFrame:
 
 
 def _lossless() -> pd.DataFrame:
-    rows = pd.read_csv(FIGURES / "bench" / "lossless.csv")
+    rows = pd.read_csv(seen(FIGURES / "bench" / "lossless.csv"))
     drafts = rows.rule.isna().map({True: ", no drafts", False: ""})
     return wide(rows.assign(measured=spread(rows) + drafts), [*TASK, "model"], "batch", "measured")
 
 
 def _shapes() -> pd.DataFrame:
-    best = fastest_by_shape(FIGURES / "bench")
+    best = fastest_by_shape(seen(FIGURES / "bench" / "shapes.csv").parent)
     return wide(best.assign(measured=spread(best)), ["batch", "task", "kind"], "shape", "measured")
 
 
@@ -222,8 +230,17 @@ def results() -> str:
         links = [f"[{p.stem} ({p.parts[-3]})]({p.relative_to(ROOT).as_posix()})" for p in found]
         figures.append(f"- [{notebook}](notebooks/{notebook}.ipynb): " + ", ".join(links))
     machine = f"{about['processor']}, {about['cores']} cores, torch {about['torch']}"
-    tables = {slot: markdown(table()) for slot, table in TABLES.items()}
+    tables = {slot: sourced(table) for slot, table in TABLES.items()}
     return filled("results", machine=machine, figures="\n\n".join(figures), **tables)
+
+
+def sourced(table: Callable[[], pd.DataFrame]) -> str:
+    """A table, and links to the stored ones that it comes from."""
+    SEEN.clear()
+    text = markdown(table())
+    names = {path.relative_to(FIGURES).with_suffix("").as_posix(): path for path in SEEN}
+    links = [f"[{name}]({path.relative_to(ROOT).as_posix()})" for name, path in names.items()]
+    return f"{text}\n\nFrom {', '.join(links)}."
 
 
 def each(rows: pd.DataFrame, text: str) -> str:

@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
-from ..common.files import PACKAGE
+from ..common.errors import CompanionError
+from ..common.files import PACKAGE, ROOT
 from .inputs import weights_digest
 from .notebooks import SOURCES, notebook_names, read_source, source_digest
 from .profiles import Profile
@@ -43,3 +46,22 @@ def states(profile: Profile) -> Iterator[tuple[str, str]]:
         found = changes(profile, name)
         stale = f"stale, changed since: {', '.join(found or [])}"
         yield name, "missing" if found is None else stale if found else "fresh"
+
+
+def origin(file: str) -> Iterator[str]:
+    """Where a stored table or figure comes from, in lines: cell, parameters, inputs, machine, commit."""
+    path = Path(file).resolve()
+    about = next((p for p in map(path.with_name, ("manifest.json", "machine.json")) if p.exists()), None)
+    made = json.loads(about.read_text(encoding="utf-8")) if about else {}
+    if not path.exists() or path.name not in made.get("files", [path.name] if made else []):
+        raise CompanionError(f"{file} is no stored result: give a file that a manifest below figures lists.")
+    if (name := made.get("notebook")) in notebook_names():
+        cells = [n for n, cell in enumerate(read_source(name).cells) if f'"{path.stem}"' in cell.source]
+        yield f"saved by notebooks/{name}.ipynb, cell {', '.join(map(str, cells)) or 'unknown'}"
+    else:
+        yield f"saved by make {'measure' if name == MEASURED else 'retrain' if name else 'bench'}"
+    for key, value in made.items():
+        if key not in ("notebook", "files", "code"):
+            yield f"{key}: {value if isinstance(value, str | int | float) else json.dumps(value, indent=1)}"
+    command = ["git", "log", "-1", "--format=%h of %as, %s", "--", str(path)]
+    yield f"commit: {subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()}"
