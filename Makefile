@@ -4,6 +4,7 @@
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
 # make retrain      further seeds and ablations, for the tables of spread    PROFILE=small|real  DATA=folder
+# make site         all notebooks and results as web pages, in build/site; nothing is run, no network is used
 # make status       which models and results are there
 # Set-up (virtual environment, pinned packages) is part of each of them and is done once.
 
@@ -12,6 +13,7 @@ DATA ?=
 MODEL ?=
 FORCE ?=
 CORES ?=
+SITE ?= build/site
 
 export HF_HUB_DISABLE_PROGRESS_BARS = 1
 export TOKENIZERS_PARALLELISM = false
@@ -28,7 +30,7 @@ endif
 COMPANION = $(PYTHON) -m mee_utils
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce test bench train retrain status results setup clean
+.PHONY: reproduce test bench train retrain status results site setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
@@ -51,6 +53,10 @@ status: $(INSTALLED)
 
 results: $(INSTALLED)
 	@$(COMPANION) results
+
+site: $(INSTALLED)
+	@$(PYTHON) -m sphinx --quiet --fresh-env -c notebooks/site -d "$(SITE)-cache" . "$(SITE)"
+	@echo "$(SITE)/index.html"
 
 setup: $(INSTALLED)
 
