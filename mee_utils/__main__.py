@@ -130,6 +130,13 @@ def bench(options) -> int:
     return 0
 
 
+def explorer(options) -> str:
+    """Writes the explorer: one page on which thresholds move, exits follow and outputs change."""
+    from .study.explorer_page import write
+
+    return f"explorer: {_short(write(options.profile, options.data))}"
+
+
 def results(options) -> int:
     """Writes RESULTS.md, and the generated lines of README.md, from the stored tables."""
     from .paper.results_page import update
@@ -196,6 +203,7 @@ COMMANDS = {
     carry_over: ("name",),
     status: COMMON,
     bench: (*COMMON, "--shape", "--part", "--rounds"),
+    explorer: COMMON,
     results: (),
 }
 

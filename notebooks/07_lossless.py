@@ -84,7 +84,7 @@ runs = []
 for name, model in models.items():
     found = generate(model, sentence, policies_of(name)["hidden_similarity"], max_new_tokens=max_new_tokens)
     decode = lambda token, model=model: model.tokenizer.decode([token])
-    run = lossless.one_output(found, 0, max_draft, layers, decode).assign(model=name)
+    run = lossless.one_output(found, 0, layers, decode).assign(model=name)
     runs.append(run.assign(place=run.index + 0.7 * run["round"]))
     counts = ", ".join(f"{count} {fate}" for fate, count in run.fate.value_counts().items())
     rounds = f"{len(found.token_ids[0])} tokens in {run['round'].max()} rounds"

@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..common.errors import CompanionError, check_whole
+from ..common.html import Markup, shaded, table
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
@@ -41,6 +42,7 @@ class Generation:
     flops: np.ndarray  # `[input]`
     flops_by_part: dict[str, np.ndarray]  # "layers", "skipped", "source", "readout", "measure"
     seconds: float
+    model: Model  # that made it
     drafts: list[Drafts] | None = None  # of each output, where exits are verified
 
     @property
@@ -62,6 +64,23 @@ class Generation:
     def __repr__(self) -> str:
         depth = f"mean exit layer {self.mean_exit_layer:.2f}"
         return f"Generation({len(self.texts)} outputs, {self.tokens} tokens, {depth}, {self.seconds:.2f} s)"
+
+    def _repr_html_(self) -> str:
+        """The first outputs, each token on the colour of its exit layer."""
+        depth, pieces = self.model.layers, self.model.tokenizer.convert_ids_to_tokens
+
+        def shown(ids, layers):
+            words = [(piece or "?").replace("▁", " ") for piece in pieces(ids)]
+            marked = zip(words, layers.tolist())
+            return Markup("".join(shaded(word, at / depth, f"layer {at}") for word, at in marked))
+
+        rows = [
+            (number, shown(ids, layers), f"{layers.mean():.1f}", f"{flops / 1e6:.1f}")
+            for number, (ids, layers, flops) in enumerate(zip(self.token_ids, self.exit_layers, self.flops))
+        ]
+        scale = "".join(shaded(f" {layer} ", layer / depth) for layer in range(1, depth + 1))
+        header = ("", Markup(f"output, coloured by exit layer {scale}"), "mean exit layer", "MFLOPs")
+        return table(rows, header, repr(self))
 
 
 def generate(
@@ -121,7 +140,7 @@ def generate(
     parts = bound.flops(DecoderSizes.of(model.network.config), layers, rows, lengths, positions)
     total, texts = sum(parts.values()), detokenize(model, ids)
     drafts = None if drafts[0] is None else drafts
-    return Generation(texts, ids, exits, confidences, readout_rows, total, parts, seconds, drafts)
+    return Generation(texts, ids, exits, confidences, readout_rows, total, parts, seconds, model, drafts)
 
 
 def bind_policy(

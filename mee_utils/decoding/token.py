@@ -51,6 +51,7 @@ class Drafts(NamedTuple):
     rounds: int  # how often the last layer judged
     judged: int  # drafts; those after a wrong one are dropped unjudged
     kept: int
+    in_round: np.ndarray  # `[tokens]`, from 1: the round that each was run in
     positions: np.ndarray  # `[tokens]`
     exit_layers: np.ndarray  # `[tokens]`, L where the policy was not sure
     readout_rows: np.ndarray  # `[tokens]`

@@ -63,7 +63,8 @@ class Row:
         self.rounds, self.waits = self.rounds + 1, False
         begin, drafts, self.drafts = len(self.ids), self.drafts, []
         read = [draft._replace(readout_rows=draft.readout_rows + vocabulary) for draft in drafts]
-        self.run += [(begin + place, draft.layer, draft.readout_rows) for place, draft in enumerate(read)]
+        places = range(begin, begin + len(read))
+        self.run += [(self.rounds, at, draft.layer, draft.readout_rows) for at, draft in zip(places, read)]
         for draft, token in zip(read, found, strict=True):
             kept = draft.token_id == token
             self.judged, self.kept = self.judged + (draft.token_id != UNSURE), self.kept + kept

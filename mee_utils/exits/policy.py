@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..common.errors import CompanionError, check_choice
+from ..common.html import table
 from ..models.costs import DecoderSizes, generation_flops
 from .contrast import ALPHA, check_alpha
 from .measures import Measure, find_measure
@@ -210,6 +211,17 @@ class ExitPolicy:
         given = [name for name in options if getattr(self, name) != getattr(type(self), name)]
         shown = [f'"{self.measure.name}"', *(f"{name}={getattr(self, name)!r}" for name in given)]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        where = (
+            f"from layer {self.min_layer} on" if self.min_layer else "from the model's first safe layer on"
+        )
+        where = f"at the layers {list(self.exit_layers)}" if self.exit_layers else where
+        rows = [("exits", where), ("skipped layers", self.propagation)]
+        if self.measure.has_threshold:
+            rows += [("confidence", (self.measure.__doc__ or self.measure.name).splitlines()[0])]
+            rows += [("must exceed", self.threshold if self.schedule.online else self.schedule.level)]
+        return table(rows, caption=repr(self))
 
 
 class BoundPolicy:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..common.errors import CompanionError, one_line
 from ..common.files import find_local
+from ..common.html import table
 
 FAMILIES = ("t5", "mt5", "longt5")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -44,6 +45,11 @@ class Model:
         kind, dtype = self.network.config.model_type, str(self.network.dtype).removeprefix("torch.")
         about = f"{kind}, {self.layers} layers, {size:,} parameters, {dtype}, {self.device}"
         return f'Model("{self.name}": {about})'
+
+    def _repr_html_(self) -> str:
+        names = "d_model d_kv num_heads d_ff num_layers num_decoder_layers vocab_size tie_word_embeddings"
+        config = [(name.replace("_", " "), getattr(self.network.config, name)) for name in names.split()]
+        return table([*config, ("first safe exit layer", self.min_exit_layer)], caption=repr(self))
 
     @property
     def layers(self) -> int:

@@ -192,6 +192,19 @@ def column_lines(axis, rows, x, columns, styles=STYLES):
         lines(axis, rows.assign(quantity=name), x, name, "quantity", band, styles)
 
 
+def predictions(axis, rows):
+    """The top tokens of every layer (`analysis.monotonicity.predictions`), darker where more probable."""
+    top, depth = int(rows["rank"].max()), int(rows["layer"].max())
+    grid = rows.pivot(index="rank", columns="layer", values="probability").to_numpy(dtype=float)
+    axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=(0.5, depth + 0.5, top + 0.5, 0.5))
+    for row in rows.itertuples():
+        look = {"color": "white" if row.probability > 0.55 else "black", "fontsize": 8}
+        text = f"{row.token}\n{row.probability:.2f}"
+        axis.text(row.layer, row.rank, text, ha="center", va="center", **look)
+    axis.set(yticks=range(1, top + 1), ylabel="rank", xticks=range(1, depth + 1))
+    axis.grid(visible=False)
+
+
 def dots(axis, rows, x, y, by="rule", xband=None, yband=None, styles=STYLES, **options):
     """A marker for each row, with whiskers between the columns of the bands; otherwise as `lines`."""
     for name, part in rows.groupby(by, sort=False):

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..common.errors import CompanionError, check_choice, check_whole
 from ..common.files import find_local
+from ..common.html import table
 from . import sources
 from .kinds import TASKS, TaskKind
 from .synthetic import generator
@@ -39,6 +40,13 @@ class Task:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def __repr__(self) -> str:
+        where = f'source="{self.source}", split="{self.split}"'
+        return f'Task("{self.name}", {where}: {len(self)} examples, digest {self.digest[:8]})'
+
+    def _repr_html_(self) -> str:
+        return table([*zip(self.inputs, self.targets)], ("input", "reference"), repr(self))
 
     def __getitem__(self, part: slice) -> Task:
         """Some of the examples; the digest stays that of what was read."""

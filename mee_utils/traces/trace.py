@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from ..common.errors import CompanionError, check_whole
 from ..common.files import complete_file
+from ..common.html import shaded, table
 from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED, batches_by_length, check_inputs
 from ..models.costs import DecoderSizes
@@ -78,6 +79,17 @@ class Trace:
         states = "no states" if self.states is None else "with states"
         inputs = f"{len(self)} tokens of {len(self.source_tokens)} inputs"
         return f'Trace("{self.model}", along="{self.along}": {inputs}, {self.layers} layers, {states})'
+
+    def _repr_html_(self) -> str:
+        """What each layer predicts and how surely, means over tokens."""
+        means = {"says what the last layer says": self.top1_id == self.final_id[:, None]}
+        means |= {"probability of the final prediction": self.final_probability, "margin": self.margin}
+        means |= {"similarity to the layer before": self.similarity}
+        shown = lambda values: [
+            shaded(f"{mean:.2f}", max(0.0, mean)) for mean in values.mean(axis=0).tolist()
+        ]
+        rows = [(name, *shown(values)) for name, values in means.items()]
+        return table(rows, ("layer", *range(1, self.layers + 1)), repr(self))
 
     @property
     def layers(self) -> int:
