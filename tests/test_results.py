@@ -283,3 +283,30 @@ def test_words_about_code_are_not_code(tmp_path, monkeypatch):
         module.write_text(text)
         digests.append(results.code_digests([module])["module.py"])
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_stored_table_says_where_it_comes_from():
+    lines = list(status.origin(str(ROOT / "figures/small/03_pruning/complete_table.csv")))
+    cells = read_source("03_pruning").cells
+    saves = 'experiment.save_figure(figure, "complete_table", complete)'
+    (place,) = [n for n, cell in enumerate(cells) if saves in cell.source]
+    assert lines[0] == f"saved by notebooks/03_pruning.ipynb, cell {place}"
+    said = dict(line.split(": ", 1) for line in lines[1:])
+    assert {"profile", "parameters", "inputs"} <= set(said) and said["profile"] == "small"
+    measured = list(status.origin(str(ROOT / "figures/small/measured/learning.csv")))
+    assert measured[0] == "saved by make measure"
+    for file in ("figures/small/03_pruning/none.csv", "README.md"):
+        with pytest.raises(CompanionError, match="no stored result"):
+            list(status.origin(str(ROOT / file)))
+
+
+def test_tables_of_results_name_the_stored_ones_behind_them():
+    from mee_utils.paper import results_page
+
+    def table():
+        results_page.read("measured", "learning")
+        return results_page.read("00_models", "scores")
+
+    *shown, last = results_page.sourced(table).splitlines()
+    assert last.startswith("From [small/measured/learning](figures/small/measured/learning.csv), [")
+    assert shown[0].startswith("|") and results_page.sourced(table).count("learning.csv") == 1
