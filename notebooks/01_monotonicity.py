@@ -93,7 +93,7 @@ depths = [
     | mean_interval(*tokens).columns("mean_layer")
     for (task, name), tokens in settled.items()
 ]
-experiment.save_table(pd.DataFrame(depths), "settling_depth")
+experiment.save_table(pd.DataFrame(depths), "settling_depth").drop(columns="mean_layer_draws")
 
 # %%
 against = lambda task, name: difference_interval(settled[task, "vanilla"], settled[task, name])
@@ -211,7 +211,7 @@ for percentile, token in shown.items():
 # %%
 rising = lambda t, task, name: monotonicity.monotonic_shares(t, task=task, model=name)
 strict = table(rising, own)
-experiment.save_table(strict, "strictly_monotonic")
+experiment.save_table(strict, "strictly_monotonic").drop(columns="share_draws")
 
 # %%
 span = strict.kind.str.replace(" ", "\n") + "\n(layer " + (strict.after_layer + 1).astype(str) + "+)"

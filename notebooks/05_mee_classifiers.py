@@ -501,22 +501,23 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # %% [markdown]
 # ## What this shows, and what it does not
 #
-# *Do several layers decide better?* On translation three layers, or all of them (LSTM), rank tokens better than
-# one, but so does one layer with as many parameters as three, and the intervals over seeds overlap: the lead is
-# that of the parameters, if there is one. Elsewhere there is none. And no classifier on states, of any number of
-# layers, ranks tokens as well as the plain softmax margin: whether a prediction will stay is best read off the
-# prediction. Hidden similarity ranks like a coin, or worse; 02 says why.
+# *Do several layers decide better?* No. With the training that all classifiers get here, three layers and all of
+# them (LSTM) rank the tokens of translations better than one, but so does one layer with as many parameters as
+# three; and with more tokens to learn from one layer catches up, and nothing is left of the lead
+# (`tokens_needed`). What several layers do need is data: the LSTM starts far below the others. And no classifier
+# on states, of any number of layers, ranks tokens as well as the plain softmax margin: whether a prediction will
+# stay is best read off the prediction. Hidden similarity ranks like a coin, or worse; 02 says why.
 #
 # *What is left to decide?* Little, in a model that was trained well for exits. At 98 % of predictions kept every
 # rule but those that look back leaves at the first layer it may, whichever it is: the model has mostly made up
 # its mind by then. On the vanilla model the same classifiers wait for twice as many layers.
 #
-# *Is a rule over several layers faster than full depth at 99 % of the score?* On summarization, yes: several of
-# them keep it for about half of the FLOPs, as do rules over one layer and the margin. On translation rising
-# top-1 does, and no classifier; on question answering no rule does. What MEE left as an engineering problem can
-# be solved: a classifier of low rank on three layers costs a few hundredths of a layer, at the shape of T5-large
-# too. But cost is not what holds these rules back. The better decision is the margin's, and what it costs is
-# the readout, which can be mended (03).
+# *Is a rule over several layers cheaper than full depth at 99 % of the score?* On summarization, yes: several of
+# them keep it for about half of the FLOPs, as do rules over one layer and the margin. On translation, a little:
+# they save a tenth, and the margin much more. On question answering what keeps the score saves next to nothing.
+# What MEE left as an engineering problem can be solved: a classifier of low rank on three layers costs a few
+# hundredths of a layer, at the shape of T5-large too. But cost is not what holds these rules back. The better
+# decision is the margin's, and what it costs is the readout, which can be mended (03).
 #
 # *What remains of the published contrast at a threshold of 0.9?* Nothing. With the published decaying threshold
 # the margin keeps as much as MEE's rules on summarization and translation, and on question answering all of them
@@ -527,8 +528,8 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # full depth, but an answer of ten words is right only if each of them is, and every exit leaves other keys and
 # values behind. Exits that are verified (`propagation="verify"`) do not have this problem.
 #
-# A setting that keeps 99 % on both halves of some examples is still chosen by looking, and carries no
-# guarantee; 08 calibrates. Everything here is about mini models.
+# "For certain" is meant for one rule on one task, and for the mean over inputs like these; 08 has promises that
+# are chosen on some outputs and kept on others. Everything here is about mini models.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/05_mee_classifiers`.

@@ -400,7 +400,7 @@ for task in tasks:
 draws = pd.concat(draws, ignore_index=True)
 of_all = ["regret", "loss", "mean_exit_layer", "broken"]
 keepers = comparison.seed_interval(draws, ["task", "model", "who"], of_all)
-experiment.save_table(keepers, "bandit_or_calibrated")
+experiment.save_table(keepers, "bandit_or_calibrated")[["task", "who", *of_all]]
 
 # %%
 marks = {"bandit, each output": "^", "bandit, one stream": "v", "calibrated": "s"}

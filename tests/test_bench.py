@@ -124,7 +124,7 @@ def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr("mee_utils.study.result_tables.ROOT", tmp_path)  # where committed results would be
     assert main(["bench", "--part", part]) == 2
-    assert re.search("first|make reproduce", capsys.readouterr().err)
+    assert re.search("run make (reproduce|measure)", capsys.readouterr().err)
 
 
 def test_progress_is_told_as_work_proceeds(monkeypatch):

@@ -39,6 +39,7 @@ def test_every_cell_was_executed_in_order_and_without_a_word_on_stderr(name):
     for cell in code:
         for output in cell.outputs:
             assert output.output_type != "error" and output.get("name") != "stderr", cell.source[:80]
+            assert "_draws" not in output.get("data", {}).get("text/html", ""), cell.source[:80]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,6 +10,7 @@ measured on the same examples is resampled alike: differences between any two su
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
+from warnings import catch_warnings
 
 import numpy as np
 import pandas as pd
@@ -43,7 +44,8 @@ NOTHING = Interval(np.nan, np.nan, np.nan, np.full(RESAMPLES, np.nan))
 def percentiles(drawn, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper bound of a statistic `[resample, ...]`; resamples that are NaN do not count."""
     tail = 50 * (1 - level)
-    low, high = np.nanpercentile(drawn, [tail, 100 - tail], axis=0)
+    with catch_warnings(action="ignore", category=RuntimeWarning):  # where all are NaN so are the bounds
+        low, high = np.nanpercentile(drawn, [tail, 100 - tail], axis=0)
     return low, high
 
 

@@ -76,7 +76,7 @@ class Bench:
         from transformers import T5Config, T5ForConditionalGeneration
 
         self.workload, self.rounds = workload, check_whole("rounds", rounds)
-        torch.set_num_threads(workload.threads or os.cpu_count() or 1)
+        self.take_threads()
         torch.manual_seed(SEED)
         s, self.layers = workload.sizes, workload.sizes.layers
         width = dict(d_model=s.d_model, d_kv=workload.d_kv, num_heads=s.inner // workload.d_kv, d_ff=s.d_ff)
@@ -85,6 +85,12 @@ class Bench:
         self.network = network.eval().to(getattr(torch, workload.dtype))
         self.decoder = LayerwiseDecoder(self.network)
         self.network.config.eos_token_id = -1  # every output has full length
+
+    def take_threads(self) -> None:
+        """Computes with the workload's threads; after a narrow model is loaded there is but one."""
+        import torch
+
+        torch.set_num_threads(self.workload.threads or os.cpu_count() or 1)
 
     def inputs(self, batch: int) -> dict:
         """Random inputs `[batch, source]` without padding."""

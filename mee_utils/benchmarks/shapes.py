@@ -165,6 +165,7 @@ def lossy(experiment: Experiment, bench: Bench) -> Iterator[dict]:
         about = dict(task=row.task, rule=row.rule, threshold=row.threshold)
         about |= dict(depth=float(np.concatenate(exits).mean() / model.layers))
         runs[tuple(about.items())] = bench.ours(1, played(policies[1], script, bench, model.layers))
+    bench.take_threads()
     found = bench.times({"full depth": bench.ours(1)} | runs)
     for about in runs:
         yield dict(about) | dict(batch=1, against="full depth", values=found["full depth"] / found[about])
@@ -176,15 +177,17 @@ def lossless(experiment: Experiment, bench: Bench) -> Iterator[dict]:
     scale, limit = bench.layers / experiment.layers, dict(max_new_tokens=settings.max_new_tokens)
     here = Model(bench.network, None, bench.workload.shape)
     (model,) = experiment.models([MAIN_MODEL]).values()
-    policies = default_policies(model)
+    policies, traces = default_policies(model), {}
+    for task in experiment.tasks(EXAMPLES):
+        traces[task] = experiment.trace(MAIN_MODEL, task, EXAMPLES, settings.max_new_tokens)
+    bench.take_threads()
     for batch in BATCHES:
         runs = {"full depth": bench.ours(batch), "transformers generate": bench.generate(batch)}
         runs["CTranslate2"] = ctranslate2_peer(bench, batch)
         if batch == 1:
             runs["transformers, assistant"] = assisted_peer(bench, max(1, bench.layers // 3))
         (_, *peers), rows = runs, []
-        for task in experiment.tasks(EXAMPLES):
-            trace = experiment.trace(MAIN_MODEL, task, EXAMPLES, settings.max_new_tokens)
+        for task, trace in traces.items():
             costs = measure_costs(here, policies, batch)
             costs = replace(costs, block=np.array(costs.block) * scale)
             plan = plan_drafts(trace, costs, policies, batch_size=batch, model=model, **limit)

@@ -14,6 +14,7 @@ import string
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 import pandas as pd
@@ -135,7 +136,10 @@ def select(rows: pd.DataFrame, where: Mapping[str, Any], parameters: Mapping[str
 
 def reduce(rows: pd.DataFrame, values: np.ndarray, how: str = "max") -> Any:
     """Values of some rows, `[row]` or `[row, resample]`, as one: a reduction of this module, or of numpy."""
-    found = REDUCTIONS[how](rows, values) if how in REDUCTIONS else getattr(np, f"nan{how}")(values, axis=0)
+    with catch_warnings(action="ignore", category=RuntimeWarning):  # of nothing but NaN it is NaN
+        found = (
+            REDUCTIONS[how](rows, values) if how in REDUCTIONS else getattr(np, f"nan{how}")(values, axis=0)
+        )
     return found.item() if isinstance(found, np.generic) else found
 
 

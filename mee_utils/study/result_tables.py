@@ -39,13 +39,18 @@ def stored_root(profile: str) -> Path:
     return next((place for place in places if (place / MEASURED / "manifest.json").exists()), places[0])
 
 
-def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
-    """A stored table of a notebook, or of the measurements; `name` without ending; else an error."""
-    path = stored_root(profile) / notebook / f"{name}.csv"
+def _stored(profile: str, notebook: str, file: str) -> Path:
+    """A stored file of a notebook, or of the measurements; else an error that says what makes it."""
+    path = stored_root(profile) / notebook / file
     if not path.exists():
         command = "make measure" if notebook == MEASURED else "make reproduce"
         raise CompanionError(f"{path} is missing: run {command} PROFILE={profile}.")
-    return pd.read_csv(path)
+    return path
+
+
+def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
+    """A stored table; `name` without ending."""
+    return pd.read_csv(_stored(profile, notebook, f"{name}.csv"))
 
 
 def read_retrained(profile: str, kind: str) -> pd.DataFrame:
@@ -62,7 +67,7 @@ def read_measurements(profile: str, name: str) -> pd.DataFrame | None:
 
 def read_manifest(profile: str, notebook: str) -> dict:
     """The manifest of the stored tables of a notebook, or of the measurements."""
-    return json.loads((stored_root(profile) / notebook / "manifest.json").read_text(encoding="utf-8"))
+    return json.loads(_stored(profile, notebook, "manifest.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
