@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mee_utils import CompanionError, ExitPolicy, replay, trace
 from mee_utils.analysis.decisions import candidates
+from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.study import measure
 from mee_utils.study.catalogue import RULES
 from mee_utils.study.profiles import load_profile
@@ -137,7 +138,7 @@ SAMPLE = 3  # settings of each stored table
 @pytest.mark.parametrize(
     "job", [job for job in measure.jobs(load_profile("small")) if job.what == "settings"]
 )
-def test_a_sample_of_what_is_stored_is_decoded_again(job, request):
+def test_a_sample_of_what_is_stored_is_decoded_again(job):
     """Settings and examples drawn anew for each commit of the tables: every number is the same."""
     stored = read_measurements("small", job.name)
     if stored is None:
@@ -146,13 +147,13 @@ def test_a_sample_of_what_is_stored_is_decoded_again(job, request):
 
     bench = measure._Bench(Experiment(None, load_profile("small")), job)
     assert stored.attrs["keys"] == {rule: bench.key(rule) for rule in bench.rules}
-    random = np.random.default_rng(len(stored))
+    random, tasks = np.random.default_rng(len(stored)), dict(bench.tasks)
     settings = stored[["part", "rule", "threshold"]].drop_duplicates()
     for part, rule, threshold in settings.sample(SAMPLE, random_state=random).itertuples(index=False):
-        chosen = slice(int(random.integers(20)), None, len(bench.tasks[part]) // 20)
-        again = measure._Bench(Experiment(None, load_profile("small")), job)
-        again.tasks[part] = bench.tasks[part][chosen]
-        found = again.decode(part, rule, threshold) if rule != "full_depth" else again.full(part)[1]
+        chosen = slice(int(random.integers(20)), None, len(tasks[part]) // 20)
+        bench.tasks[part], bench.encodings[part] = tasks[part][chosen], EncoderCache()
+        bench._full.clear()
+        found = bench.decode(part, rule, threshold) if rule != "full_depth" else bench.full(part)[1]
         same = (stored.part == part) & (stored.rule == rule)
         same &= stored.threshold.eq(threshold) | (stored.threshold.isna() & np.isnan(threshold))
         before = stored[same].iloc[chosen].reset_index(drop=True)

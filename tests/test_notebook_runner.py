@@ -120,6 +120,10 @@ def test_a_failed_notebook_is_kept_aside_and_the_last_good_one_stays(sources):
         notebook.run_notebook(NAME)
     assert good == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
     assert "the reason" in (folder / f"build/failed/{NAME}.ipynb").read_text()
+    sources(SAVES + "\nimport os\nos.kill(os.getpid(), 9)")
+    with pytest.raises(CompanionError, match="its kernel was killed, .* Finished results are untouched"):
+        notebook.run_notebook(NAME)
+    assert good == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
     sources(SAVES.replace("run.finish()", ""))
     with pytest.raises(CompanionError, match="never called finish"):
         notebook.run_notebook(NAME)

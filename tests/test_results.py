@@ -143,8 +143,8 @@ def test_where_it_is_not_certain_the_verdict_is_undecided():
     assert verdicts.keeping(found, "calm", share).set_index("rule").verdict["margin"] == "undecided"
 
 
-def test_what_is_timed_keeps_the_score_or_was_calibrated():
-    timed = verdicts.timed(measured(), "calm", 0.98)
+def test_what_is_timed_was_calibrated_or_is_static():
+    timed = verdicts.timed(measured(), "calm")
     assert set(map(tuple, timed[["rule", "threshold"]].to_numpy())) == {
         ("margin", 0.9),
         ("margin", 0.7),
@@ -164,6 +164,7 @@ def test_the_answer_names_the_fastest_of_each_kind():
         }
     )
     times = kept.assign(batch=1, speed=[1.2, 1.4, 1.1], lowest=[1.1, 1.3, 1.0], highest=[1.3, 1.5, 1.2])
+    times["ranked"] = times.speed
     answer = verdicts.fastest(times)
     assert list(answer.threshold) == [0.5, 0.8]
     text = "\n".join(verdicts.answer_lines(kept, answer, ["translation", "summarization"], 0.99, str))

@@ -48,7 +48,7 @@ def bench(group: str | None = None) -> pd.DataFrame:
     return table.assign(measured=spread(table, "median"))
 
 
-def timed(rows: pd.DataFrame, part: str = "results") -> pd.DataFrame:
+def timed(rows: pd.DataFrame, part: str) -> pd.DataFrame:
     """Settings of several profiles with their timings; `speed` as text is `tokens_per_second`."""
     seen(FIGURES / "bench" / f"{PARTS[part][0]}.csv")
     by_profile = rows.groupby("profile", sort=False)
@@ -87,7 +87,8 @@ def _best(rows: pd.DataFrame, number: str, ascending: bool, column: str) -> pd.D
 
 
 def _answer() -> pd.DataFrame:
-    best = _best(timed(read("08_results", "at_99_percent", verdict=KEPT[0])), "speed", False, "batch")
+    safe = read("08_results", "at_99_percent", verdict=KEPT[0])
+    best = _best(timed(safe, "kept"), "ranked", False, "batch")
     columns = ["batch", "family", "rule", "mean_exit_layer", "flops_share", "retained", "tokens_per_second"]
     return best[[*TASK, *columns, "speed"]]
 
@@ -96,7 +97,7 @@ def _guaranteed() -> pd.DataFrame:
     rows = read("08_results", "calibrated", kind="consistency", bound="hoeffding_bentkus", found=True)
     rows = rows[rows.delta.isin([0.1, 0.25]) & (rows.flops_share < 1)].assign(model="calm")
     rows = _best(rows, "flops_share", True, "delta")
-    single = timed(rows).query("batch == 1")[[*TASK, "delta", "rule", "tokens_per_second"]]
+    single = timed(rows, "results").query("batch == 1")[[*TASK, "delta", "rule", "tokens_per_second"]]
     rows = rows.merge(single, on=[*TASK, "delta", "rule"], how="left")
     columns = ["delta", "family", "rule", "mean_exit_layer", "flops_share", "tokens_per_second"]
     return rows[[*TASK, *columns]]
@@ -224,22 +225,26 @@ def filled(page: str, **slots) -> str:
 
 def results() -> str:
     """The text of RESULTS.md: every table with a caption, and the list of figures."""
-    about, figures = json.loads((FIGURES / "bench" / "machine.json").read_text(encoding="utf-8")), []
+    figures = []
     for notebook in sorted({path.parent.name for path in FIGURES.glob("*/[0-9]*/*.png")}):
         found = [path for name in PROFILES for path in sorted((FIGURES / name / notebook).glob("*.png"))]
         links = [f"[{p.stem} ({p.parts[-3]})]({p.relative_to(ROOT).as_posix()})" for p in found]
         figures.append(f"- [{notebook}](notebooks/{notebook}.ipynb): " + ", ".join(links))
-    machine = f"{about['processor']}, {about['cores']} cores, torch {about['torch']}"
     tables = {slot: sourced(table) for slot, table in TABLES.items()}
-    return filled("results", machine=machine, figures="\n\n".join(figures), **tables)
+    return filled("results", figures="\n\n".join(figures), **tables)
 
 
 def sourced(table: Callable[[], pd.DataFrame]) -> str:
-    """A table, and links to the stored ones that it comes from."""
+    """A table, and links to the stored ones that it comes from, with the machine of what was timed."""
     SEEN.clear()
-    text = markdown(table())
-    names = {path.relative_to(FIGURES).with_suffix("").as_posix(): path for path in SEEN}
-    links = [f"[{name}]({path.relative_to(ROOT).as_posix()})" for name, path in names.items()]
+    text, links = markdown(table()), []
+    for path in dict.fromkeys(SEEN):
+        name = path.relative_to(FIGURES).with_suffix("").as_posix()
+        links.append(f"[{name}]({path.relative_to(ROOT).as_posix()})")
+        if path.parent == FIGURES / "bench":
+            machine = "machine" if path.stem == "decoder" else f"{path.stem}_machine"
+            about = json.loads(path.with_name(f"{machine}.json").read_text(encoding="utf-8"))
+            links[-1] += f" ({about['processor']}, {about['cores']} cores, torch {about['torch']})"
     return f"{text}\n\nFrom {', '.join(links)}."
 
 
@@ -258,7 +263,8 @@ def findings() -> str:
     hard = _difficulty().query("selected_by == 'loss'")
     one = bench("one decision").query("shape == 't5-large'").set_index("what")["median"]
     area = _contrast().groupby("rule").roc_area.mean()
-    rates = read("08_results", "fresh_sets").groupby("bound").violated.max()
+    fresh = read("08_results", "fresh_sets")
+    rates = fresh.groupby("bound").violated.max()
     wrong = _bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
     statements = read("08_results", "ledger", profile="small")
     bench_lossless = pd.read_csv(FIGURES / "bench" / "lossless.csv").query("model == 'calm'")
@@ -269,6 +275,7 @@ def findings() -> str:
         several=each(best[best.family == "several layers"], "{r.speed:.2f} with {r.label}"),
         verified=each(bench_lossless.query("batch == 1"), "{r.speed:.2f}"),
         tested=rates.drop("no_test").max(),
+        chance=fresh.limit.max(),
         rates=rates,
         settled=each(calm.merge(vanilla, on=TASK), "{r.at_x:.0%} against {r.at_y:.0%}"),
         later=each(hard, "{r.settled_from:+.1f}"),

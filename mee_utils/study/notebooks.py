@@ -128,6 +128,7 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
     """Runs with papermill in the folder of the sources, and names the cell if one fails."""
     import nbformat
     import papermill
+    from nbclient.exceptions import DeadKernelError
 
     with tempfile.TemporaryDirectory(prefix="mee-") as folder:
         start, end = Path(folder) / "source.ipynb", Path(folder) / "executed.ipynb"
@@ -142,6 +143,11 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
             raise CompanionError(
                 f"{name} failed in cell {error.cell_index} (In [{error.exec_count}]): {error.ename}: "
                 f"{error.evalue.rstrip('.')}. The notebook is kept in {kept}; finished results are untouched."
+            ) from None
+        except DeadKernelError:
+            raise CompanionError(
+                f"{name}: its kernel was killed, for want of memory perhaps: try a smaller batch_size "
+                "or limit. Finished results are untouched."
             ) from None
         return nbformat.read(end, as_version=4)
 

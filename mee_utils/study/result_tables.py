@@ -24,9 +24,11 @@ KEPT = ("keeps it", "does not keep it", "undecided")  # verdicts on a share of t
 VALUES = ["loss", "score", "flops", "tokens", "layers"]  # of an example
 KEYS, RANGE = ["task", "model", "rule", "threshold"], ["lowest", "highest"]
 SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *RANGE]
+OF_RULES = ["batch", "speed", *RANGE, "ranked", "samples_speed"]
 PARTS = {  # part of the benchmark -> file, what identifies a row, what was measured
     "reductions": ("reductions", ["task", "model", "reduction"], SPEEDS),
-    "results": ("results", KEYS, ["batch", "speed", *RANGE, "samples_speed"]),
+    "kept": ("kept", KEYS, OF_RULES),
+    "results": ("results", KEYS, OF_RULES),
     "lossless": ("lossless", ["task", "model"], ["batch", "rule", "max_draft", "expected", "speed", *RANGE]),
     "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
 }
@@ -40,11 +42,15 @@ def stored_root(profile: str) -> Path:
 
 
 def _stored(profile: str, notebook: str, file: str) -> Path:
-    """A stored file of a notebook, or of the measurements; else an error that says what makes it."""
+    """A stored file of a notebook, or of the measurements, as its manifest knows it; else an error."""
     path = stored_root(profile) / notebook / file
+    command = f"run make {'measure' if notebook == MEASURED else 'reproduce'} PROFILE={profile}"
     if not path.exists():
-        command = "make measure" if notebook == MEASURED else "make reproduce"
-        raise CompanionError(f"{path} is missing: run {command} PROFILE={profile}.")
+        raise CompanionError(f"{path} is missing: {command}.")
+    known = path.with_name("manifest.json")
+    made = json.loads(known.read_text(encoding="utf-8"))["files"] if known.exists() else {}
+    if file in made and hashlib.sha256(path.read_bytes()).hexdigest() != made[file]:
+        raise CompanionError(f"{path} was changed after it was made: restore it, or {command} FORCE=1.")
     return path
 
 

@@ -139,21 +139,21 @@ def fronts(stored: Measured) -> pd.DataFrame:
 
 
 def fastest(times: pd.DataFrame) -> pd.DataFrame:
-    """Of timed settings the fastest of each task, rule and batch size, the fastest rule first."""
-    ordered = times.sort_values("speed", ascending=False, kind="stable")
+    """Of timed settings the fastest of each task, rule and batch size, the fastest rule first (`ranked`)."""
+    ordered = times.sort_values("ranked", ascending=False, kind="stable")
     return ordered.drop_duplicates(["task", "rule", "batch"]).reset_index(drop=True)
 
 
-def timed(stored: Measured, model: str, quality: float) -> pd.DataFrame:
-    """The settings that `make bench` times: `task`, `model`, `rule`, `threshold`.
+def timed(stored: Measured, model: str) -> pd.DataFrame:
+    """The settings that `make bench` times besides those of `keeping`: `task`, `model`, `rule`, `threshold`.
 
-    On the main model those of `keeping`, what was calibrated (consistency, Hoeffding-Bentkus), static exits;
-    on the other models the middle setting of each rule.
+    On the main model what was calibrated (consistency, Hoeffding-Bentkus) and static exits; on the other
+    models the middle setting of each rule.
     """
     chosen = calibrated(stored, model, {"consistency": stored.deltas}, BOUNDS[:1]).assign(model=model)
     static = stored.rows(model=model, rule="static")
     others = [rows.iloc[[len(rows) // 2]] for (_, name, _), rows in searched(stored, "test") if name != model]
-    several = (keeping(stored, model, quality), chosen[chosen.found], static, *others)
+    several = (chosen[chosen.found], static, *others)
     return pd.concat([rows[KEYS] for rows in several]).drop_duplicates().reset_index(drop=True)
 
 
