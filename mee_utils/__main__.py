@@ -209,7 +209,9 @@ def run(arguments: list[str] | None) -> None:
     if os.environ.get("MEE_OUTPUT"):
         os.environ["MEE_OUTPUT"] = _full(os.environ["MEE_OUTPUT"])
     pipeline.end_with_pipeline()
-    if answer := options.run(options):
+    with pipeline.announced(arguments or sys.argv[1:]):
+        answer = options.run(options)
+    if answer:
         print(f"{answer} ({time.monotonic() - started:.0f} seconds)", flush=True)
 
 

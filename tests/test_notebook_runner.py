@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from mee_utils import CompanionError
 from mee_utils.__main__ import main
 from mee_utils.study import notebooks as notebook
-from mee_utils.study import result_tables
+from mee_utils.study import pipeline, result_tables
 from mee_utils.study.results import STAGED, Run, staged
 
 ROOT = Path(__file__).parent.parent
@@ -402,3 +404,24 @@ def test_an_interrupted_pipeline_leaves_no_process_and_says_one_line(tmp_path, s
 def _sessions_of(parent):
     """The children of a process, each the leader of a session."""
     return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+
+
+def test_a_pipeline_says_how_far_it_is(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(pipeline, "SILENCE", 1)
+    monkeypatch.setenv(notebook.STARTED_BY, "1")
+    folder, ended = tmp_path / "small/00_models", threading.Event()
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text('{"seconds": 600}')
+    planned = "rule notebook_00_models:\n  input\nrule trace_calm:\nlocalrule all:"
+    teller = threading.Thread(target=pipeline._tell, args=("small", planned, 2, ended))
+    with pipeline.announced(["trace", "--model", "calm", "--profile", "small"]):
+        teller.start()
+        time.sleep(2.5)
+    with pipeline.announced(["notebook", "00_models", "--profile", "small"]):
+        time.sleep(2.5)
+    ended.set()
+    teller.join()
+    said = capsys.readouterr().out
+    assert re.search(r"0 of 2 done; now trace calm \(\d s\); about 5 min left", said)
+    assert re.search(r"1 of 2 done; now notebook 00_models \(\d s\); about 5 min left", said)

@@ -22,6 +22,7 @@ from ..common.files import ROOT, complete_file
 from .profiles import Strict, first_mistake, load_profile
 from .results import STAGED, build_root, output_root, staged
 
+STARTED_BY = "MEE_PIPELINE"  # tells a job the process that started the pipeline
 SOURCES = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 
@@ -130,10 +131,11 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
     import papermill
     from nbclient.exceptions import DeadKernelError
 
+    alone = sys.stderr.isatty() and STARTED_BY not in os.environ
     with tempfile.TemporaryDirectory(prefix="mee-") as folder:
         start, end = Path(folder) / "source.ipynb", Path(folder) / "executed.ipynb"
         nbformat.write(notebook, start)
-        options = dict(cwd=str(SOURCES), progress_bar=sys.stderr.isatty(), log_output=False)
+        options = dict(cwd=str(SOURCES), progress_bar=alone, log_output=False)
         options |= dict(kernel_name="python3", kernel_manager_class=_kernels(folder, results))
         try:
             papermill.execute_notebook(start, end, parameters, **options)
