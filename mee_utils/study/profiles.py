@@ -143,6 +143,7 @@ class Training(Strict):
     pretrained: BaseSettings | None = None  # a model by span corruption alone, to compare with
     base: _or_checkpoint(BaseSettings)
     backbones: Annotated[dict[Name, _or_checkpoint(BackboneSettings)], Field(min_length=1)]
+    compared: dict[Name, BackboneSettings] = {}  # trained and measured by `make retrain`, and not kept
 
     @model_validator(mode="after")
     def _one_origin(self) -> Training:
@@ -151,7 +152,7 @@ class Training(Strict):
             raise ValueError(f"{missing}; add it, or name a checkpoint as base")
         if self.shape is not None and isinstance(self.base, Checkpoint):
             raise ValueError("shape contradicts the checkpoint of base; leave one of them out")
-        for name in {"pretrained", "base"} & set(self.backbones):
+        for name in {"pretrained", "base"} & {*self.backbones, *self.compared}:
             raise ValueError(f'"{name}" is the name of the pre-trained model; give the backbone another one')
         sizes = ("num_layers", "num_decoder_layers")
         for (name, stages), size in product(self.pre_training.items(), sizes if self.shape else ()):
@@ -174,16 +175,18 @@ class Training(Strict):
 
     def start(self, name: str) -> str | None:
         """The model that a model starts from; None where that has random weights or is ready."""
-        return "base" if name in self.backbones else None
+        return "base" if name in self.backbones or name in self.compared else None
 
     def recipe(self, name: str) -> BaseSettings | BackboneSettings | Checkpoint:
         """The settings of `pretrained`, `base` or a backbone."""
-        return self.backbones[name] if name in self.backbones else getattr(self, name)
+        backbones = self.backbones | self.compared
+        return backbones[name] if name in backbones else getattr(self, name)
 
     @property
     def objectives(self) -> dict[str, BackboneSettings]:
         """The backbones that are trained here; of a ready checkpoint nobody knows the objective."""
-        return {name: b for name, b in self.backbones.items() if isinstance(b, BackboneSettings)}
+        backbones = self.backbones | self.compared
+        return {name: b for name, b in backbones.items() if isinstance(b, BackboneSettings)}
 
     def exit_layer(self, name: str, layers: int) -> int:
         """The layer that a FREE backbone was trained to exit at: the recipe's, else a third of the depth."""

@@ -42,7 +42,8 @@ class Retraining:
 def retrainings(profile: Profile) -> list[Retraining]:
     """Every seed of every backbone, the shipped ones too, and every ablation; in the order of the tables."""
     seed = profile.training.seed
-    trained = {name: b.seeds for name, b in profile.training.objectives.items() if b.seeds > 1}
+    objectives, kept = profile.training.objectives, profile.training.backbones
+    trained = {name: b.seeds for name, b in objectives.items() if b.seeds > 1 or name not in kept}
     seeds = [Retraining("seeds", name, seed + k) for name, count in trained.items() for k in range(count)]
     return seeds + [Retraining("ablations", name, seed) for name in profile.ablation_runs]
 
@@ -76,7 +77,7 @@ def store(profile: Profile) -> Path:
 
 def _seed(profile: Profile, job: Retraining) -> list[dict]:
     """One row a task: score at full depth, where tokens settle, and what one exit rule makes of it."""
-    if job.seed == profile.training.seed:
+    if job.seed == profile.training.seed and job.name in profile.training.backbones:
         model = inputs.load_profile_model(profile, job.name)
     else:
         maker = new_maker(profile)

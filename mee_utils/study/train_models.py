@@ -91,7 +91,7 @@ def work_folder(profile: Profile, name: str, seed: int, tasks: Sequence[Task]) -
     settings = profile.training
     start = settings.start(name)
     parts = [settings.recipe(name).model_dump()]
-    parts += [settings.model_dump(exclude={"pretrained", "base", "backbones"}), seed]
+    parts += [settings.model_dump(exclude={"pretrained", "base", "backbones", "compared"}), seed]
     parts += [[task.digest for task in tasks], start and weights_digest(profile, start)]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return ROOT / "build" / "training" / profile.name / name / key
