@@ -112,7 +112,7 @@ for row in gain.itertuples():
     )
 
 # %% [markdown]
-# Intervals over sequences say nothing of the luck of a training. Trained again with other seeds, from the
+# Intervals over sequences say nothing about the luck of one training run. Trained again with other seeds, from the
 # same base (00), the models settle here:
 
 # %%
@@ -327,7 +327,8 @@ for claim, rows in verdicts.groupby("claim", sort=False):
 # ## What this shows, and what it does not
 #
 # How early a token settles depends on the *objective*, and `figure_1_settled` and `settling_gain` show how
-# much each objective buys. They do not show that exiting early is safe: a rule does not know the last
+# much each objective buys. We expected late-weighted before FREE; it is the other way round, on every task and
+# with every seed: FREE is the one that asks an earlier layer. They do not show that exiting early is safe: a rule does not know the last
 # layer's answer, it sees a confidence, and `confidence_against_accuracy` and `reliability` show how far
 # that can be trusted, layer by layer. Nor do they show speed: everything but `replay_against_decoding` is
 # full depth. That table shows what else an exit does: it leaves other keys and values behind, and a wrong

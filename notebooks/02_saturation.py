@@ -23,7 +23,8 @@
 #
 # **Expectation, before running:** the published contrast in depth will reappear, because it is built in,
 # and shrink once tokens are selected by something else; depth will follow true difficulty, but less closely
-# than it follows loss. (Both held.)
+# than it follows loss. (On CALM the first more than held: the contrast mostly turned round. The second held
+# only narrowly.)
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -298,12 +299,12 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 #
 # Similarity ranks tokens by how early their states stop moving, and that is not the same as easy. Select by
 # something else (`circularity`), by loss or by known difficulty, and most of MEE's contrast is gone: difficult
-# tokens have their final prediction later, but their states become similar no later than those of easy ones,
-# mostly a little earlier. A token that is certain has its prediction in the first layers, and the later ones go
+# tokens have their final prediction later, but in CALM their states become similar hardly later, mostly a
+# little earlier (in vanilla mostly later). A token that is certain has its prediction in the first layers, and the later ones go
 # on sharpening it, which moves the state. So a rule that exits on similarity does not let the easy tokens go
-# first. A similar state is not a late exit either: in `reached_by_layer` nearly all predictions of CALM are
-# final long before any state is similar to the last. What does foretell depth is the model's own loss
-# (`what_foretells_depth`) and, on synthetic data, the true difficulty (`depth_by_difficulty`): whatever finds,
+# first. Nor does an exit have to wait for a similar state: in `reached_by_layer` nearly all predictions of CALM are
+# final long before any state is similar to the last. What does foretell depth is the model's own loss, and about
+# as well how rare a token is (`what_foretells_depth`), and, on synthetic data, the true difficulty (`depth_by_difficulty`): whatever finds,
 # counts or compares goes deeper than grammar. These models answer nearly all of it (00), so depth here is that
 # of success. Everything here is at full depth along references; no token exits.
 #

@@ -387,16 +387,16 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 #
 # *How many ids?* A few dozen. After layer 4 of an exit-trained model the best 64 ids hold all but a handful
 # of the final tokens, and the pruned run emits another token than the unpruned one almost never. A model
-# trained at its last layer only ranks worse early on, and there decaying to a few ids does cost tokens: see
-# `vanilla` in the exactness report. The scores of 0 in the published table are not what pruning does; they
-# are positions taken for ids, and its rows rest on ten examples each (seconds times samples a second; see the
-# column `samples`), not a hundred.
+# trained at its last layer only ranks worse early on: there fixed and decaying lists change a large part of the
+# tokens and most of the score, adaptive ones hardly any (`vanilla` in the exactness report). Scores of exactly 0,
+# as in the published table, come from positions taken for ids (08), and its rows rest on ten examples each
+# (seconds times samples a second; see the column `samples`), not a hundred.
 #
-# *Is deciding then cheaper than not exiting?* Yes. Readouts over a few dozen ids cost a small share of a layer;
+# *Is deciding then cheaper than not exiting?* Yes, where tokens may leave early. Readouts over a few dozen ids cost a small share of a layer;
 # at the vocabulary of T5-large the margin over all ids pays only for exits in the first half of the depth, the
-# pruned one at nearly any depth. Adaptive pruning saves least: it keeps a tenth of the vocabulary where it is
-# certain and all of it where it is not, and must sort the whole vocabulary once. By the clock it takes a model
-# of size: at the width of the mini models a layer takes so little that choosing ids and gathering their rows
+# pruned one at nearly any depth. At one threshold adaptive pruning saves least: it keeps a tenth of the vocabulary where it is
+# certain and all of it where it is not, and must sort the whole vocabulary once. By the clock only a large model
+# gains: at the width of the mini models a layer takes so little that choosing ids and gathering their rows
 # eats what 1,600 ids cost (the table above); at the shape of T5-large `make bench` times one decision over 256
 # ids at a few hundredths of a layer, and over all ids at more than a layer.
 #
@@ -407,12 +407,12 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 #
 # *At 99 % of the score for certain.* On summaries and translations of the CALM model the pruned margins are the
 # cheapest rules of this notebook, below the margin over all ids and well below a fixed exit layer. On the vanilla
-# model a fixed layer near the top is all there is: what keeps the score there leaves so late that deciding costs
-# more than it saves.
+# model a fixed layer near the top is all there is, and on question answering not even that: the margin that keeps
+# the score there leaves so late that deciding costs more than it saves, and pruned margins do not keep it.
 #
-# *Pruning does not make a rule safer.* Whether a setting keeps 99 % of the score is a matter of the exits, not
-# of the readout. On question answering the only settings that do hardly ever exit, so that pruning just makes
-# the wasted decisions cheap: an answer is right only if each of its tokens is, and the states that exits leave
+# *Pruning does not make a rule safer.* Whether a setting of CALM keeps 99 % of the score is a matter of the exits,
+# not of the readout. On question answering the only settings that do never exit, so that pruning just makes the
+# wasted decisions cheap: an answer is right only if each of its tokens is, and the states that exits leave
 # behind are not those that the later words were trained on (08: even the oracle's exits lose there).
 #
 # All of this is about mini models with a vocabulary of 1,600 ids; that ranks are as good in T5-large is what

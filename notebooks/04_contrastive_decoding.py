@@ -297,7 +297,7 @@ counts.assign(settings=verdicts.task.value_counts())
 # %% [markdown]
 # ## By the clock
 #
-# What a decision costs where nobody exits, in layers, measured by `make bench` at the shapes of T5-base and
+# What one decision costs by itself, in layers, measured by `make bench` at the shapes of T5-base and
 # T5-large (random weights; cost does not depend on them).
 
 # %%
@@ -365,24 +365,24 @@ experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "o
 # ## What this shows, and what it does not
 #
 # *As confidence*, contrast ranks tokens worse than the plain margin on every task here, whichever the
-# amateur; at equal quality tokens exit no earlier, and each decision costs at least one readout more. In an
+# amateur; at equal quality tokens do not exit earlier for certain, and the amateurs' readouts come on top. In an
 # exit-trained model the earlier layer already knows most of what the later one knows; subtracting it takes
 # signal away, not noise.
 #
-# *As decoder*, it changes few outputs of models this sure, and improves none of the scores clearly. With the
+# *As decoder*, it changes at most a fifth of the outputs of models this sure, and improves none of the scores clearly. With the
 # paper's plausible set (a tenth of the best) the weighted contrast costs CALM score on question answering and
 # summarization; with a narrower set next to nothing is contrasted.
 #
-# *Without the mass of the plausible set* contrast is a looser threshold: at the same 0.9 it exits earlier and
-# keeps fewer predictions; with the mass restored most of the difference is gone. Most sets have one member, of
-# which the public form is sure by construction. These are seldom wrong here (`wrong_single` in the table of
-# the figure), so that they make it early; what makes it wrong is more often a set of several, scaled up to
-# one. Whether the published speed of contrast comes from this cannot be told from its tables.
+# *Without the mass of the plausible set* contrast is a looser threshold: at the same 0.9 it exits earlier, and
+# perhaps keeps fewer predictions; with the mass restored most of the difference is gone. Most sets have one
+# member, of which the public form is sure by construction. These are seldom wrong here (`wrong_single` in the
+# table of the figure), so they only make it exit early. Whether the published speed of contrast comes from this
+# cannot be told from its tables.
 #
 # *Verdict on the Pareto improvement*: `pareto_verdict` counts, for every task, the settings that beat plain
-# margins at no more cost. Pruning makes contrast cheaper, but makes the plain margin cheaper still. JSD
-# nearly always picks layer 1, so that it is a contrast with the first layer under another name, at the price
-# of reading out all of them.
+# margins at no more cost. On no task is there one. Pruning makes contrast cheaper, but makes the plain margin
+# cheaper still. JSD mostly picks layer 1, so that it is a contrast with the first layer under another name, at
+# the price of reading out all of them.
 #
 # *Long inputs*: as the source grows, attention to it outweighs the readouts, and both pruning and the cost of
 # deciding fade.

@@ -559,15 +559,15 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # ## What this shows, and what it does not
 #
 # *Which ideas survive?* The oldest one. Margin, largest probability and entropy put tokens in the same order,
-# and nothing ranks them better: not several exits, not a trained unit, not a foretold state. The survey's first
+# and nothing ranks them clearly better: not several exits, not a trained unit, not a foretold state. The survey's first
 # family is one rule. Read out over a few ids it also costs least at equal loss (replay) on question answering
 # and translation. On summarization there is little to decide: a fixed layer is nearly as cheap.
 #
 # *Several exits.* Vote is patience here: a prediction that was dropped hardly ever comes back. PCEE-BERT's
 # code is patience too, token by token; as written it is another rule. ELBERT's window is the entropy rule plus
 # MEE's rising top-1. The weighted vote and ZTW's ensemble order tokens almost as one probability does. Where
-# early layers already agree with the last one there is nothing to average away, and every exit that is waited
-# for is a layer that is run. But waiting has one merit that replay does not see, see below.
+# early layers already agree with the last one there is nothing to average away, and waiting for one more
+# exit means running one more layer. But waiting has one merit that replay does not see, see below.
 #
 # *Rules on states* cost next to nothing and decide worse. On translation a fixed layer is as good as any of
 # them. MuE's threshold falls to nine tenths of a number that is at most one, and consecutive layers are often
@@ -577,7 +577,7 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # learn more.
 #
 # *Another token.* The tokens of the foretold state are a little better than the layer's own on translation and
-# worse elsewhere, for a product with a matrix a layer. This model was trained so that each layer *is* read out;
+# worse elsewhere, and each layer costs one more matrix product. This model was trained so that each layer *is* read out;
 # on a model that was not, the map has more to do. A table of tokens decides for nothing, and pays on
 # summarization alone, where leaving at a fixed layer nearly does as well.
 #
@@ -592,10 +592,10 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 #
 # *The survey's statements.* Overthinking is rare in these models, and no rule turns it into a better score.
 # Confidence is fake where layers were never trained to be read out (vanilla), and hardly where they were.
-# Exits at intervals cost a little more, not less, once decisions are cheap. Full depth makes too few errors
-# for them to become fewer; the first exit disagrees with it less often at the end of an output than at its
-# beginning, on two of three tasks. A threshold from another task breaks its demand on question answering and on
-# translation.
+# Exits at intervals cost a little more, not less, once decisions are cheap. At full depth there are too
+# few errors to see them fall; the first exit disagrees with it less often at the end of an output than at its
+# beginning, on two of three tasks. A threshold from another task breaks its demand far more than
+# one from home, which on question answering breaks it too.
 #
 # **Limits.** Mini models that solve their synthetic tasks almost perfectly; one backbone, trained jointly
 # (alternating training is implemented, but no such backbone is trained here); one seed of each trained rule,

@@ -22,7 +22,7 @@
 # decisions; a wrong draft costs what was run after it.
 #
 # **Expectation.** Where training makes early layers agree with the last one (CALM), most drafts are kept and
-# rounds are long; with the vanilla model few tokens leave early. Answers of one or two tokens cannot gain.
+# rounds are long; with the vanilla model many drafts are wrong. Answers of one or two tokens cannot gain.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -241,10 +241,10 @@ else:
 #
 # Verified, an exit costs no quality, for any rule and any threshold. What is left of the question is speed,
 # and it depends on the model: where the early layers already say what the last one will (CALM), most drafts
-# are kept. A rule over several layers has no advantage here: what counts is how early it is sure, and how
-# much that costs. Outputs of one or two tokens cannot gain, since nothing waits; and where the last layer
-# disagrees often, drafts are thrown away. Operations are hardly saved (every token still goes through every
-# layer): the gain is that layers run on several tokens at once, so it exists where weights are read from
+# are kept. There a rule over several layers has hardly an advantage: what counts is how early it is sure, and how
+# much that costs. On the vanilla model such rules keep many more drafts than the pruned margin does. Outputs of one or two tokens cannot gain, since nothing waits; and where the last layer
+# disagrees often, drafts are thrown away. Operations are not saved, they grow (every token still goes through
+# every layer, and drafts come on top): the gain is that layers run on several tokens at once, so it exists where weights are read from
 # memory token by token, in small batches most of all.
 
 # %%

@@ -62,7 +62,7 @@ for part, count in counted.items():
 #
 # The thresholds of a rule, found on validation examples, are tested on the test examples from the strictest
 # down, as long as 99 % of the full score (the mean over outputs) is kept for certain: the lower end of a
-# paired 95 % interval. In a fixed sequence so many tests cost no certainty. The last that passed stands for
+# paired 95 % interval. Since the order is fixed beforehand, many tests do not weaken the certainty. The last that passed stands for
 # the rule; one that fails at once is not in the figure. Bars are tokens a second as a multiple of full
 # depth, with the range over rounds; the line at 1 is full depth. All test inputs are timed, a tenth of them a
 # round, rule after rule; bars are ordered by one half of the rounds and drawn from the other, so that the
@@ -429,23 +429,29 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # %% [markdown]
 # ## What this shows, and what it does not
 #
-# *Can a rule over several layers keep its quality and be faster than full depth?* Yes, on summarization and
-# translation of `small` (first figure). But it is not faster *because* it sees several layers: rules that look at
-# one distribution are faster still, and a fixed exit layer is not far behind. On question answering no rule is.
-# There even the oracle's exits cost score: each word that leaves early was right, but it leaves other keys and
-# values behind, and an answer counts only as a whole.
+# *Can a rule over several layers keep its quality and be faster than full depth?* On summaries, yes: by nearly a
+# half, one output at a time and in batches (first figure). But it is not faster *because* it sees several layers:
+# rules that look at one distribution are as fast or faster, and so is, in batches, a fixed exit layer. On
+# translations, a little, one output at a time, if rising probabilities are read over a few ids; the largest
+# probability alone gains several times as much, and in batches nothing but a fixed layer gains. On questions no
+# rule is faster: what keeps the score there hardly ever exits, and deciding takes time. Even the oracle's exits
+# cost score there: each word that leaves early was right, but it leaves other keys and values behind, and an
+# answer counts only as a whole. If the last layer checks what exits say, the answer is yes on all three tasks, and
+# nothing is lost at all (07).
 #
-# *At the same guaranteed quality* the order of rules is not the published order at 0.9. What decides is the
-# price of a decision and how early it may be taken safely. Pruned readouts take most of the price away in
-# FLOPs; on models this narrow the clock sees little of it, because a layer costs less than the bookkeeping of
-# a decision (03 has the costs at the shapes of T5-base and T5-large). (Grids of thresholds begin where all
-# predictions of the training examples stay; a pruned rule, of which some change even at full depth, begins at
-# its highest threshold.)
+# *FLOPs are not seconds.* What decides in FLOPs is the price of a decision and how early it may be taken safely;
+# readouts over a few ids take most of that price away. On models this narrow the clock sees little of it, because
+# a layer costs hardly more than the bookkeeping of a decision: classifiers that save FLOPs on translations lose
+# time there. (03 has the costs at the shapes of T5-base and T5-large.)
 #
-# *No calibrated threshold broke its promise* more often than it may, with either bound; often none was found,
-# since small demands need more examples than these. Choosing without a test breaks some promises again and
-# again. Guarantees are about the *mean* loss against the model's own full output, one rule at a
-# time, over inputs like those that calibrated, and say nothing of single outputs.
+# *At the same guaranteed quality* the order of rules is not the published order at 0.9. On summaries all families
+# but contrast end at the first layer they may; on questions a fixed layer is as cheap as any rule; on translations
+# rules on probabilities lead.
+#
+# *No bound broke its promise* on fresh sets more often than chance allows. Betting comes close to what it may
+# spend, Hoeffding-Bentkus never broke a promise and finds a threshold less often. Without a test about half of the
+# sets break a demand that is hard. Guarantees are about the *mean* loss against the model's own full output, one
+# rule at a time, over inputs like those that calibrated, and say nothing of single outputs.
 #
 # *Which published conclusions survive?* Those about training (which layers settle), and that a few ids are
 # enough for a model trained to exit. The contrast between MEE's rules and CALM's at 0.9 does not: the depth
@@ -457,7 +463,7 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # losses of decaying pruning. The plausible set without its mass exits earlier at the same threshold. Leaving the
 # weights out of FREE's mixture changes nothing here, since shallow and deep layers nearly always agree.
 #
-# Mini models, a few hundred examples, two cores: orders may change at T5's size, which profile `paper` is
+# Mini models, synthetic examples, two cores: orders may change at T5's size, which profile `paper` is
 # there to find out.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
