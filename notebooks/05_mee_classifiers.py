@@ -517,10 +517,11 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # *Is a rule over several layers cheaper than full depth at 99 % of the score?* On summarization, yes: several of
 # them keep it for about half of the FLOPs, as do rules over one layer and the margin. On translation the
 # classifiers save about a tenth, rising top-1 a little more if it is read over a few ids (over all ids it costs
-# more than full depth), and the margin much more. On question answering a classifier over three layers saves a little, and the margin never exits. What MEE left as an
-# engineering problem can be solved: a classifier of low rank on three layers costs a few hundredths of a layer,
-# at the shape of T5-large too. But cost is not what holds these rules back. The better decision is mostly the
-# margin's, and what it costs is the readout, which can be mended (03).
+# more than full depth), and the margin much more. On question answering a classifier over three layers saves a
+# little, and the margin never exits. What MEE left as an engineering problem can be solved: a classifier of low
+# rank on three layers costs a few hundredths of a layer, at the shape of T5-large too. But cost is not what holds
+# these rules back. The better decision is mostly the margin's, and what it costs is the readout, which can be
+# mended (03).
 #
 # *What remains of the published contrast at a threshold of 0.9?* Nothing. With the published decaying threshold
 # the margin keeps as much as MEE's rules on summarization and translation, and on question answering all of them
