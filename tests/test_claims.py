@@ -20,7 +20,7 @@ NUMBERS = {
     "02_saturation": 9,
     "03_pruning": 14,
     "04_contrastive_decoding": 9,
-    "05_mee_classifiers": 10,
+    "05_mee_classifiers": 11,
     "06_survey_rules": 15,
     "08_results": 13,
 }

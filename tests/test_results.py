@@ -146,7 +146,6 @@ def test_where_it_is_not_certain_the_verdict_is_undecided():
 def test_what_is_timed_was_calibrated_or_is_static():
     timed = verdicts.timed(measured(), "calm")
     assert set(map(tuple, timed[["rule", "threshold"]].to_numpy())) == {
-        ("margin", 0.9),
         ("margin", 0.7),
         ("static", 8.0),
         ("static", 4.0),
