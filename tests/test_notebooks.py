@@ -130,6 +130,7 @@ FEW = {
         "max_new_tokens": 24,
         "fresh_sets": 2,
         "fresh_size": 3,
+        "learning_tokens": [50, 100],
     },
     "notebooks": {"01_monotonicity": {"limit": 12, "max_new_tokens": 24}},
 }
