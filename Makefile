@@ -1,9 +1,13 @@
 # make reproduce    every notebook, figure and table of a profile        PROFILE=small|real|paper  DATA=folder  FORCE=1
 # make test         unit tests, exactness tests, stored notebooks re-run and compared
 # make results      RESULTS.md, and the numbers of README.md, from the stored tables
+# make explorer     one page on which thresholds move and outputs follow    PROFILE=small|real  DATA=folder
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet
+# make measure      decodes every rule anew; hours (03, 05 and 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
 # make retrain      further seeds and ablations, for the tables of spread    PROFILE=small|real  DATA=folder
+# make lab          JupyterLab, on a list of the notebooks
+# make site         all notebooks and results as web pages, in build/site; nothing is run, no network is used
 # make status       which models and results are there
 # Set-up (virtual environment, pinned packages) is part of each of them and is done once.
 
@@ -12,6 +16,7 @@ DATA ?=
 MODEL ?=
 FORCE ?=
 CORES ?=
+SITE ?= build/site
 
 export HF_HUB_DISABLE_PROGRESS_BARS = 1
 export TOKENIZERS_PARALLELISM = false
@@ -28,13 +33,19 @@ endif
 COMPANION = $(PYTHON) -m mee_utils
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce test bench train retrain status results setup clean
+.PHONY: reproduce measure test explorer bench train retrain status results site lab setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
 
+measure: $(INSTALLED)
+	@$(COMPANION) measure $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
+
 test: $(INSTALLED)
 	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests mee_utils -n logical --maxprocesses 4 --dist loadgroup
+
+explorer: $(INSTALLED)
+	@$(COMPANION) explorer $(OPTIONS)
 
 bench: $(INSTALLED)
 	@$(PYTHON) -c 'import ctranslate2' 2>/dev/null || $(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
@@ -51,6 +62,13 @@ status: $(INSTALLED)
 
 results: $(INSTALLED)
 	@$(COMPANION) results
+
+site: $(INSTALLED)
+	@$(PYTHON) -m sphinx --quiet --fresh-env -c notebooks/site -d "$(SITE)-cache" . "$(SITE)"
+	@echo "$(SITE)/index.html"
+
+lab: $(INSTALLED)
+	@$(PYTHON) -m jupyterlab notebooks/index.ipynb
 
 setup: $(INSTALLED)
 

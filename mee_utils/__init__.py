@@ -38,6 +38,12 @@ _HOME = {
     "ExitClassifier": "exits.classifiers",
     "load_classifier": "exits.classifiers",
     "save_classifier": "exits.classifiers",
+    "explore": "analysis.explorer",
+    "draw_settled": "study.drawing",
+    "draw_confidence": "study.drawing",
+    "draw_predictions": "study.drawing",
+    "draw_reliability": "study.drawing",
+    "draw_front": "study.drawing",
     "train_classifier": "traces.classifier_training",
 }
 

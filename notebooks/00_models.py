@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 00 · The data, the objectives and the models
 #
+# [all notebooks](../README.md#the-notebooks) · [01 monotonicity ›](01_monotonicity.ipynb)
+#
 # **Question.** On what data and models are all later figures made, and have these models learned anything
 # that is worth exiting early from?
 #
@@ -117,11 +119,11 @@ if "calm" in chosen:
 # *Pre-trained only* has seen span corruption and no task. *Base* began in the same way and went on: in
 # `small` through lessons, each with several questions about one context and one kind of hop (who lives where,
 # facts of one kind and of several, relations, who lives in a city, who owns more), then the tasks. Most of
-# this is done with four layers, in a third of the time; then each layer stands three times in a row, adds a
-# third each time, and all twelve are trained together. All others start from base and see the same number of
+# this is done with four layers, in a third of the time; then every layer is repeated three times, each copy
+# adds a third, and all twelve are trained together. All others start from base and see the same number of
 # examples at the same rate; objectives that ask intermediate layers draw one of them a step.
 #
-# Three more things make models this small learn quickly. Three of the four heads in the encoder, and two in
+# Three more things are meant to make models this small learn quickly. Three of the four heads in the encoder, and two in
 # the decoder, begin with a preference for neighbours. The matrices are updated by Muon. And answers say what
 # they look up. What each is worth stands below, under *Ablations*.
 
@@ -352,10 +354,12 @@ if len(ablations):
 #
 # The models of profile `small` have two million parameters, and twelve encoder and twelve decoder layers as
 # in the papers' figures. They are real models of the same architecture, trained for the same objectives,
-# and they stand well above the trivial baselines (`scores_against_baselines`). Aloud they find, join and
-# compare facts almost without error, and count a little less surely. In silence, inside one token, they find
-# a single fact; what they have not learned is to join, count or compare there (`exact_match_by_form`). And
-# they cannot show scale: no number of this profile is a number of the papers. Each model's `manifest.json`
+# and all but the one that never saw a task stand well above the trivial baselines (`scores_against_baselines`).
+# Aloud they find, join and compare facts almost without error, and count a little less surely. In silence,
+# inside one token, they find a single fact; joining, counting or comparing there they get wrong about half of
+# the time, or more often (`exact_match_by_form`). Of the recipe, heads that begin local and answers that are
+# spoken clearly help; for the rest these short runs show no certain difference (`ablations`). And small models
+# cannot show scale: no number of this profile is a number of the papers. Each model's `manifest.json`
 # holds the recipe that made it and the time it took; `make train` makes the models again.
 #
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?

@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 01 · Monotonicity: does a prediction, once made, stay?
 #
+# [‹ 00 models](00_models.ipynb) · [all notebooks](../README.md#the-notebooks) · [02 saturation ›](02_saturation.ipynb)
+#
 # **Question.** Early exiting stops at a layer and hopes that the later ones would not have changed the
 # answer. When is that hope justified, and does it depend on how the model was trained?
 #
@@ -91,7 +93,7 @@ depths = [
     | mean_interval(*tokens).columns("mean_layer")
     for (task, name), tokens in settled.items()
 ]
-experiment.save_table(pd.DataFrame(depths), "settling_depth")
+experiment.save_table(pd.DataFrame(depths), "settling_depth").drop(columns="mean_layer_draws")
 
 # %%
 against = lambda task, name: difference_interval(settled[task, "vanilla"], settled[task, name])
@@ -110,7 +112,7 @@ for row in gain.itertuples():
     )
 
 # %% [markdown]
-# Intervals over sequences say nothing of the luck of a training. Trained again with other seeds, from the
+# Intervals over sequences say nothing about the luck of one training run. Trained again with other seeds, from the
 # same base (00), the models settle here:
 
 # %%
@@ -209,7 +211,7 @@ for percentile, token in shown.items():
 # %%
 rising = lambda t, task, name: monotonicity.monotonic_shares(t, task=task, model=name)
 strict = table(rising, own)
-experiment.save_table(strict, "strictly_monotonic")
+experiment.save_table(strict, "strictly_monotonic").drop(columns="share_draws")
 
 # %%
 span = strict.kind.str.replace(" ", "\n") + "\n(layer " + (strict.after_layer + 1).astype(str) + "+)"
@@ -315,17 +317,18 @@ tables = {task: {"stable": of_task(stable, task), "confidence": of_task(confiden
 training = experiment.profile.training
 exit_layer = training.exit_layer("free", layers) if "free" in training.backbones else 0
 verdicts = claims.judge("01_monotonicity", tables, exit_layer=exit_layer)
-experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours", "verdict"]]
+experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours", "alone"]]
 
 # %%
 for claim, rows in verdicts.groupby("claim", sort=False):
-    print(f"{claim}: holds on {(rows.verdict == 'holds').sum()} of {len(rows)} tasks")
+    print(f"{claim}: holds on {(rows.alone == 'holds').sum()} of {len(rows)} tasks, by itself")
 
 # %% [markdown]
 # ## What this shows, and what it does not
 #
 # How early a token settles depends on the *objective*, and `figure_1_settled` and `settling_gain` show how
-# much each objective buys. They do not show that exiting early is safe: a rule does not know the last
+# much each objective buys. We expected late-weighted before FREE; it is the other way round, on every task and
+# with every seed: FREE is the one that asks an earlier layer. They do not show that exiting early is safe: a rule does not know the last
 # layer's answer, it sees a confidence, and `confidence_against_accuracy` and `reliability` show how far
 # that can be trusted, layer by layer. Nor do they show speed: everything but `replay_against_decoding` is
 # full depth. That table shows what else an exit does: it leaves other keys and values behind, and a wrong

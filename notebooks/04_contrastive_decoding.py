@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 04 · Contrastive decoding: does a layer decide better by what an earlier layer did not know?
 #
+# [‹ 03 pruning](03_pruning.ipynb) · [all notebooks](../README.md#the-notebooks) · [05 MEE classifiers ›](05_mee_classifiers.ipynb)
+#
 # **Question.** Contrast takes the distribution of a late layer (the expert) and favours what it says more
 # strongly than an early one (the amateur). Is that a better confidence, a better token, or neither; and is it
 # a *Pareto improvement*, better at equal cost or cheaper at equal quality?
@@ -172,7 +174,7 @@ for task in tasks:
     bare = contrasting.without_mass(replays[task, "unpruned"], model, alpha)
     compared = {rule: replays[task, rule] for rule in ("unpruned", "weighted", "jsd")}
     for rule, replayed in (compared | {"weighted, without the mass": bare}).items():
-        at_level.append({"task": task, "rule": rule, "threshold": threshold, **decisions.at_exits(replayed)})
+        at_level.append({"task": task, "rule": rule, "threshold": threshold, **comparison.at_threshold(replayed)})
 at_level = experiment.save_table(pd.DataFrame(at_level), "at_equal_threshold")
 at_level.pivot(index="task", columns="rule", values=["mean_exit_layer", "same_token"]).round(3)
 
@@ -295,7 +297,7 @@ counts.assign(settings=verdicts.task.value_counts())
 # %% [markdown]
 # ## By the clock
 #
-# What a decision costs where nobody exits, in layers, measured by `make bench` at the shapes of T5-base and
+# What one decision costs by itself, in layers, measured by `make bench` at the shapes of T5-base and
 # T5-large (random weights; cost does not depend on them).
 
 # %%
@@ -357,30 +359,30 @@ found |= {"decoder": tokens_too, "head": plausible}
 found = {name: table if "model" in table else table.assign(model="calm") for name, table in found.items()}
 tables = {task: {name: table[table.task == task] for name, table in found.items()} for task in tasks}
 verdict_table = claims.judge("04_contrastive_decoding", tables)
-experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "ours", "verdict"]]
+experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "ours", "alone"]]
 
 # %% [markdown]
 # ## What this shows, and what it does not
 #
 # *As confidence*, contrast ranks tokens worse than the plain margin on every task here, whichever the
-# amateur; at equal quality tokens exit no earlier, and each decision costs at least one readout more. In an
+# amateur; at equal quality tokens do not exit earlier for certain, and the amateurs' readouts come on top. In an
 # exit-trained model the earlier layer already knows most of what the later one knows; subtracting it takes
 # signal away, not noise.
 #
-# *As decoder*, it changes few outputs of models this sure, and improves none of the scores clearly. With the
+# *As decoder*, it changes at most a fifth of the outputs of models this sure, and improves none of the scores clearly. With the
 # paper's plausible set (a tenth of the best) the weighted contrast costs CALM score on question answering and
 # summarization; with a narrower set next to nothing is contrasted.
 #
-# *Without the mass of the plausible set* contrast is a looser threshold: at the same 0.9 it exits earlier and
-# keeps fewer predictions; with the mass restored most of the difference is gone. Most sets have one member, of
-# which the public form is sure by construction. These are seldom wrong here (`wrong_single` in the table of
-# the figure), so that they make it early; what makes it wrong is more often a set of several, scaled up to
-# one. Whether the published speed of contrast comes from this cannot be told from its tables.
+# *Without the mass of the plausible set* contrast is a looser threshold: at the same 0.9 it exits earlier, and
+# perhaps keeps fewer predictions; with the mass restored most of the difference is gone. Most sets have one
+# member, of which the public form is sure by construction. These are seldom wrong here (`wrong_single` in the
+# table of the figure), so they only make it exit early. Whether the published speed of contrast comes from this
+# cannot be told from its tables.
 #
 # *Verdict on the Pareto improvement*: `pareto_verdict` counts, for every task, the settings that beat plain
-# margins at no more cost. Pruning makes contrast cheaper, but makes the plain margin cheaper still. JSD
-# nearly always picks layer 1, so that it is a contrast with the first layer under another name, at the price
-# of reading out all of them.
+# margins at no more cost. On no task is there one. Pruning makes contrast cheaper, but makes the plain margin
+# cheaper still. JSD mostly picks layer 1, so that it is a contrast with the first layer under another name, at
+# the price of reading out all of them.
 #
 # *Long inputs*: as the source grows, attention to it outweighs the readouts, and both pruning and the cost of
 # deciding fade.
@@ -390,7 +392,7 @@ experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "o
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/04_contrastive_decoding`.
-# **Next:** 05 asks whether several layers decide better than one.
+# **Next:** [05](05_mee_classifiers.ipynb) asks whether several layers decide better than one.
 
 # %%
 experiment.finish()

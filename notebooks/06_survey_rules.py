@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 06 · Survey rules: which ideas survive in generation?
 #
+# [‹ 05 MEE classifiers](05_mee_classifiers.ipynb) · [all notebooks](../README.md#the-notebooks) · [07 lossless ›](07_lossless.ipynb)
+#
 # **Question.** The survey of Bajpai and Hanawal (2025) lists a dozen exit rules. Most were made for
 # classifiers of a few classes, and each was tested on its own model. Which of them are good for *generation*,
 # where a decision is made for every token and the vocabulary is large? Which are the same rule under two
@@ -158,7 +160,8 @@ def draw(axis, rows):
 options = dict(row="group", values=list(tasks), height=2.2, profile=profile)
 figure = figures.facets(ranks, draw, ylabel="area under\nthe ROC curve", **options)
 experiment.save_figure(figure, "ranking", ranks)
-mean_rank = ranks.groupby(["task", "rule"], sort=False, as_index=False).roc_area.mean()
+overall = [decisions.overall_ranking(found, task=task, rule=rule) for (task, rule), found in plain.items()]
+mean_rank = pd.concat(overall, ignore_index=True)
 for task, rows in mean_rank.groupby("task", sort=False):
     best, worst = rows.loc[rows.roc_area.idxmax()], rows.loc[rows.roc_area.idxmin()]
     ends = [f"{figures.label(row.rule)} ({row.roc_area:.2f})" for row in (best, worst)]
@@ -201,7 +204,8 @@ for task, found in traces.items():
     beside["ELBERT, entropy alone"] = exits_of(task, "elbert", sure), exits_of(task, "entropy", sure)
     beside["vote, patience"] = exits_of(task, "vote", two), patient
     for name, (first, second) in beside.items():
-        same.append({"task": task, "model": "calm", "pair": name, "same_exit": np.mean(first == second)})
+        shares = mean_interval(first == second, found.sequence).columns("same_exit")
+        same.append({"task": task, "model": "calm", "pair": name, **shares})
 same = experiment.save_table(pd.DataFrame(same), "same_rule")
 same.pivot(index="pair", columns="task", values="same_exit").map("{:.1%}".format)
 
@@ -250,7 +254,7 @@ replays = {
     for task, found in traces.items()
     for rule in group_of
 }
-upto = lambda found, first, last: survey.part(found, first, last)
+upto = lambda found, first, last: found.part(first, last)
 reported = {key: upto(found, 0, held[key[0]]) for key, found in replays.items()}
 chosen_on = {key: upto(found, held[key[0]], examples) for key, found in replays.items()}
 any_rule = next(iter(group_of))
@@ -394,8 +398,9 @@ for task in tasks:
     table = survey.bandit_or_calibrated(found, lost, arms, tried, delta, splits)
     draws.append(table.assign(task=task, model="calm"))
 draws = pd.concat(draws, ignore_index=True)
-keepers = draws.groupby(["task", "model", "who"], sort=False, as_index=False).mean()
-experiment.save_table(keepers, "bandit_or_calibrated")
+of_all = ["regret", "loss", "mean_exit_layer", "broken"]
+keepers = comparison.seed_interval(draws, ["task", "model", "who"], of_all)
+experiment.save_table(keepers, "bandit_or_calibrated")[["task", "who", *of_all]]
 
 # %%
 marks = {"bandit, each output": "^", "bandit, one stream": "v", "calibrated": "s"}
@@ -497,7 +502,8 @@ for task, found in traces.items():
     wrong["the first exit"] = ~exits.same_token[:, 0], found
     for what, (values, of) in wrong.items():
         thirds.append(survey.by_place(values, of, task=task, model="calm", what=what))
-thirds = experiment.save_table(pd.concat(thirds, ignore_index=True), "errors_by_place")
+thirds = pd.concat(thirds, ignore_index=True).rename(columns={"mean": "wrong", "mean_draws": "wrong_draws"})
+thirds = experiment.save_table(thirds, "errors_by_place")
 thirds.pivot(index=["what", "task"], columns="part", values="wrong").map("{:.1%}".format)
 
 # %% [markdown]
@@ -547,21 +553,21 @@ tables = {task: {name: table[table.task == task] for name, table in known.items(
 judged = claims.judge(
     "06_survey_rules", tables, demand=demand, delta=delta, last=calm.layers, first=min_layer
 )
-experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "verdict"]]
+experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "alone"]]
 
 # %% [markdown]
 # ## What this shows, and what it does not
 #
 # *Which ideas survive?* The oldest one. Margin, largest probability and entropy put tokens in the same order,
-# and nothing ranks them better: not several exits, not a trained unit, not a foretold state. The survey's first
+# and nothing ranks them clearly better: not several exits, not a trained unit, not a foretold state. The survey's first
 # family is one rule. Read out over a few ids it also costs least at equal loss (replay) on question answering
 # and translation. On summarization there is little to decide: a fixed layer is nearly as cheap.
 #
 # *Several exits.* Vote is patience here: a prediction that was dropped hardly ever comes back. PCEE-BERT's
 # code is patience too, token by token; as written it is another rule. ELBERT's window is the entropy rule plus
 # MEE's rising top-1. The weighted vote and ZTW's ensemble order tokens almost as one probability does. Where
-# early layers already agree with the last one there is nothing to average away, and every exit that is waited
-# for is a layer that is run. But waiting has one merit that replay does not see, see below.
+# early layers already agree with the last one there is nothing to average away, and waiting for one more
+# exit means running one more layer. But waiting has one merit that replay does not see, see below.
 #
 # *Rules on states* cost next to nothing and decide worse. On translation a fixed layer is as good as any of
 # them. MuE's threshold falls to nine tenths of a number that is at most one, and consecutive layers are often
@@ -571,7 +577,7 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # learn more.
 #
 # *Another token.* The tokens of the foretold state are a little better than the layer's own on translation and
-# worse elsewhere, for a product with a matrix a layer. This model was trained so that each layer *is* read out;
+# worse elsewhere, and each layer costs one more matrix product. This model was trained so that each layer *is* read out;
 # on a model that was not, the map has more to do. A table of tokens decides for nothing, and pays on
 # summarization alone, where leaving at a fixed layer nearly does as well.
 #
@@ -586,10 +592,10 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 #
 # *The survey's statements.* Overthinking is rare in these models, and no rule turns it into a better score.
 # Confidence is fake where layers were never trained to be read out (vanilla), and hardly where they were.
-# Exits at intervals cost a little more, not less, once decisions are cheap. Full depth makes too few errors
-# for them to become fewer; the first exit disagrees with it less often at the end of an output than at its
-# beginning, on two of three tasks. A threshold from another task breaks its demand on question answering and on
-# translation.
+# Exits at intervals cost a little more, not less, once decisions are cheap. At full depth there are too
+# few errors to see them fall; the first exit disagrees with it less often at the end of an output than at its
+# beginning, on two of three tasks. A threshold from another task breaks its demand far more than
+# one from home, which on question answering breaks it too.
 #
 # **Limits.** Mini models that solve their synthetic tasks almost perfectly; one backbone, trained jointly
 # (alternating training is implemented, but no such backbone is trained here); one seed of each trained rule,
@@ -598,7 +604,7 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/06_survey_rules`.
-# **Next:** exits that keep all of the quality (07), and what all rules of the papers cost at a guarantee (08).
+# **Next:** [07](07_lossless.ipynb), exits that keep all of the quality.
 
 # %%
 experiment.finish()

@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 07 · Lossless exits: can an exit keep all of the quality and still be faster?
 #
+# [‹ 06 survey rules](06_survey_rules.ipynb) · [all notebooks](../README.md#the-notebooks) · [08 results ›](08_results.ipynb)
+#
 # **Question.** MEE asks whether rules over several layers can keep their quality *and* be faster than no exit
 # at all. An exit that nobody checks is a trade: some quality for some speed (08). What if every exit were
 # checked?
@@ -20,7 +22,7 @@
 # decisions; a wrong draft costs what was run after it.
 #
 # **Expectation.** Where training makes early layers agree with the last one (CALM), most drafts are kept and
-# rounds are long; with the vanilla model few tokens leave early. Answers of one or two tokens cannot gain.
+# rounds are long; with the vanilla model many drafts are wrong. Answers of one or two tokens cannot gain.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -84,7 +86,7 @@ runs = []
 for name, model in models.items():
     found = generate(model, sentence, policies_of(name)["hidden_similarity"], max_new_tokens=max_new_tokens)
     decode = lambda token, model=model: model.tokenizer.decode([token])
-    run = lossless.one_output(found, 0, max_draft, layers, decode).assign(model=name)
+    run = lossless.one_output(found, 0, layers, decode).assign(model=name)
     runs.append(run.assign(place=run.index + 0.7 * run["round"]))
     counts = ", ".join(f"{count} {fate}" for fate, count in run.fate.value_counts().items())
     rounds = f"{len(found.token_ids[0])} tokens in {run['round'].max()} rounds"
@@ -239,10 +241,10 @@ else:
 #
 # Verified, an exit costs no quality, for any rule and any threshold. What is left of the question is speed,
 # and it depends on the model: where the early layers already say what the last one will (CALM), most drafts
-# are kept. A rule over several layers has no advantage here: what counts is how early it is sure, and how
-# much that costs. Outputs of one or two tokens cannot gain, since nothing waits; and where the last layer
-# disagrees often, drafts are thrown away. Operations are hardly saved (every token still goes through every
-# layer): the gain is that layers run on several tokens at once, so it exists where weights are read from
+# are kept. There a rule over several layers has hardly an advantage: what counts is how early it is sure, and how
+# much that costs. On the vanilla model such rules keep many more drafts than the pruned margin does. Outputs of one or two tokens cannot gain, since nothing waits; and where the last layer
+# disagrees often, drafts are thrown away. Operations are not saved, they grow (every token still goes through
+# every layer, and drafts come on top): the gain is that layers run on several tokens at once, so it exists where weights are read from
 # memory token by token, in small batches most of all.
 
 # %%

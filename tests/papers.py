@@ -215,8 +215,10 @@ def shrink(content, checkpoint, corpora):
     content["classifiers"] = {"tokens": 40, "seeds": 2, "epochs": 1}
     content["results"] = {
         "examples": 6,
-        "other_examples": 5,
-        "training_examples": 5,
+        "validation": 5,
+        "test": 5,
+        "candidates": 3,
+        "other_candidates": 3,
         "bug_examples": 4,
         "max_new_tokens": 8,
         "batch_size": 4,

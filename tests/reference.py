@@ -94,7 +94,7 @@ def counted_and_profiled(model, text, policy, max_new_tokens):
 
     Attention is done as products of matrices: the profiler does not count the fused kernel of processors.
     """
-    decoder, encoded = LayerwiseDecoder(model.network, pack=False), model.tokenizer(text, return_tensors="pt")
+    decoder, encoded = LayerwiseDecoder(model.network), model.tokenizer(text, return_tensors="pt")
     policy = bind_policy(policy, decoder)
     with sdpa_kernel(SDPBackend.MATH):
         with FlopCounterMode(display=False) as encoding, torch.inference_mode():

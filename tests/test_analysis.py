@@ -9,8 +9,9 @@ from mee_utils import CompanionError, load_task
 from mee_utils.analysis import monotonicity
 from mee_utils.analysis.model_quality import token_difficulty
 from mee_utils.analysis.statistics import (
-    bootstrap,
+    DRAWS,
     difference_interval,
+    interval,
     mean_interval,
     reliability,
     resampled_tokens,
@@ -66,17 +67,27 @@ def test_interval_covers_the_mean_and_resamples_sequences_not_tokens():
 def test_the_same_draws_serve_means_differences_and_other_ratios():
     rng = np.random.default_rng(2)
     first, second, sequence = rng.random(90), rng.random(90), np.repeat(np.arange(30), 3)
-    mean = mean_interval(first, sequence)
-    assert bootstrap(lambda w: w @ np.add.reduceat(first, np.arange(0, 90, 3)) / 90, 30) == pytest.approx(
-        mean[1:]
-    )
-    assert difference_interval((first, sequence), (first - 0.5, sequence)) == pytest.approx((0.5, 0.5, 0.5))
+    mean, sums = mean_interval(first, sequence), np.add.reduceat(first, np.arange(0, 90, 3))
+    ratio = interval(lambda w: (w @ sums) / (3 * w.sum(axis=1)), 30)
+    assert ratio[:3] == pytest.approx(mean[:3]) and np.allclose(ratio.draws, mean.draws)
+    constant = difference_interval((first, sequence), (first - 0.5, sequence))
+    assert constant[:3] == pytest.approx((0.5, 0.5, 0.5))
     paired = difference_interval((first, sequence), (second, sequence))
-    assert paired.columns("gain", "gain_") == {
-        "gain": paired[0],
-        "gain_low": paired[1],
-        "gain_high": paired[2],
-    }
+    assert np.allclose(paired.draws, mean.draws - mean_interval(second, sequence).draws)
+    columns = paired.columns("gain", "gain_")
+    assert columns.pop("gain" + DRAWS) is paired.draws
+    assert columns == {"gain": paired.mean, "gain_low": paired.low, "gain_high": paired.high}
+
+
+def test_a_sequence_is_drawn_alike_whatever_else_is_measured():
+    """So that a mean over some sequences and one over all can be compared draw by draw."""
+    rng = np.random.default_rng(3)
+    values, sequence = rng.random(300), np.repeat(np.arange(100), 3)
+    chosen = (sequence % 2 == 0) & (sequence < 60)
+    whole = np.where(chosen, values, 0.0)
+    share = difference_interval((whole, sequence), (values * 0, sequence)).draws
+    weight = mean_interval(chosen, sequence).draws
+    assert np.allclose(share / weight, mean_interval(values[chosen], sequence[chosen]).draws)
 
 
 def test_interval_has_its_coverage():

@@ -115,7 +115,7 @@ def test_every_part_has_its_code(tiny, monkeypatch):
     """Each part can be asked for by name and gives lines of that name."""
     monkeypatch.setattr(bench, "WORKLOADS", {"tiny": TINY})
     for part in set(bench.PARTS) - {"full depth"}:
-        found = bench.run((), 1, [part], lambda line: None)
+        found = bench.run(part, (), 1, lambda line: None)
         assert set(found.group) == {part}
 
 
@@ -124,7 +124,7 @@ def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr("mee_utils.study.result_tables.ROOT", tmp_path)  # where committed results would be
     assert main(["bench", "--part", part]) == 2
-    assert re.search("first|make reproduce", capsys.readouterr().err)
+    assert re.search("run make (reproduce|measure)", capsys.readouterr().err)
 
 
 def test_progress_is_told_as_work_proceeds(monkeypatch):
@@ -132,7 +132,8 @@ def test_progress_is_told_as_work_proceeds(monkeypatch):
     events = []
     part = lambda name: lambda self: events.append(name) or [bench.Timing("x", 1, [1.0], "s")]
     monkeypatch.setattr(bench, "PARTS", {name: part(name) for name in ("exit cost", "bandwidth")})
-    bench.run((), 1, (), lambda line: events.append(line.split(": ")[1] + " begins"))
+    for name in bench.PARTS:
+        bench.run(name, (), 1, lambda line: events.append(line.split(": ")[1] + " begins"))
     assert events == ["exit cost begins", "exit cost", "bandwidth begins", "bandwidth"]
 
 
@@ -142,9 +143,26 @@ def test_speeds_are_ratios_within_a_round(monkeypatch):
     out = lambda *_, **__: SimpleNamespace(seconds=next(seconds), tokens=10)
     monkeypatch.setattr(rules, "generate", out)
     model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
-    found = rules.speeds(model, SimpleNamespace(inputs=["a"] * 4), ["policy"], 8, 1, 2).iloc[0]
-    assert found.speed == found.lowest == found.highest == found.samples_speed == 2
+    setting = rules.Setting(model, SimpleNamespace(inputs=["a"] * 4), None, ["policy"], 8, (1,))
+    found = rules.speeds(setting, 1, 2).iloc[0]
+    assert found.speed == found.ranked == found.lowest == found.highest == found.samples_speed == 2
     assert found.seconds == 0.75 and found.tokens_per_second == 15
+
+
+def test_the_fastest_is_told_by_inputs_on_which_it_was_not_chosen(monkeypatch):
+    """Each round has inputs of its own; rules are ranked by one half of the rounds and told by the other."""
+    given, seconds = [], iter([1.0, 1.0] + 5 * [1.0, 0.25, 1.0, 0.5])
+
+    def out(_, inputs, policy, **__):
+        given.extend(inputs if policy is None else [])
+        return SimpleNamespace(seconds=next(seconds), tokens=10)
+
+    monkeypatch.setattr(rules, "generate", out)
+    model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
+    setting = rules.Setting(model, SimpleNamespace(inputs=list(range(30))), None, ["policy"], 8, (1,), True)
+    found = rules.speeds(setting, 1, 3).iloc[0]
+    assert sorted(given[3:]) == list(range(30)) and given[:3] == given[3:6] == [0, 10, 20]  # a warm-up first
+    assert (found.ranked, found.speed, found.lowest, found.highest) == (4, 2, 2, 2)
 
 
 # ---- exits of the trained models in decoders of other sizes

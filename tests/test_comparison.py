@@ -7,7 +7,7 @@ from conftest import INPUTS, LENGTH, build_lively
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mee_utils import CompanionError, ExitPolicy, generate, replay, trace
+from mee_utils import CompanionError, ExitPolicy, generate, trace
 from mee_utils.analysis import comparison, decisions
 from mee_utils.analysis.comparison import DecodingResult
 from mee_utils.exits.classifiers import new_classifier
@@ -103,48 +103,20 @@ def made_decoded(examples, flops=1.0):
 
 def test_what_is_kept_is_a_ratio_with_a_paired_interval():
     full = made_decoded([50.0] * 40)
-    assert comparison.retained(full, full) == (1.0, 1.0, 1.0)
-    share, low, high = comparison.retained(made_decoded([50.0] * 30 + [0.0] * 10), full)
+    assert comparison.retained(full, full)[:3] == (1.0, 1.0, 1.0)
+    share, low, high, _ = comparison.retained(made_decoded([50.0] * 30 + [0.0] * 10), full)
     assert share == pytest.approx(0.75) and 0.5 < low < 0.75 < high < 0.95
     none = made_decoded([0.0] * 40)
-    assert np.isnan(comparison.retained(full, none)).all() and comparison.check_score(full) is full
+    assert np.isnan(comparison.retained(full, none)[0]) and comparison.check_score(full) is full
     with pytest.raises(CompanionError, match="scores 0"):
         comparison.check_score(none)
 
 
-def test_settings_are_chosen_on_one_half_and_checked_on_the_other():
-    full = made_decoded([10.0] * 8)
-    lucky = made_decoded([10.0, 5.0] * 4, flops=0.2)  # keeps all on the choosing half, half on the other
-    good, dear, bad = (
-        made_decoded([10.0] * 8, flops=0.5),
-        made_decoded([10.0] * 8, flops=0.9),
-        made_decoded([1.0] * 8, flops=0.1),
-    )
-    found = comparison.cheapest_keeping(
-        {
-            None: full,
-            ("a", 0.1): bad,
-            ("a", 0.5): lucky,
-            ("a", 0.9): dear,
-            ("b", 0.9): dear,
-            ("b", 0.8): good,
-            ("c", 0.3): bad,
-        },
-        0.99,
-    )
-    assert [(row["rule"], row["threshold"]) for row in found] == [("a", 0.5), ("b", 0.8)]
-    assert [row["checked"] for row in found] == [pytest.approx(0.5), 1.0]
-    assert [row["not_refuted"] for row in found] == [False, True] and found[1]["flops_share"] == 0.5
-
-
-def test_a_half_on_which_full_depth_scores_nothing_keeps_nothing():
-    """Its share would be infinite, and more than any quality."""
-    full, other = made_decoded([0.0, 10.0] * 4), made_decoded([5.0, 1.0] * 4, flops=0.1)
-    assert np.isnan(comparison.retained(other, full, slice(0, None, 2))).all()
-    assert comparison.cheapest_keeping({None: full, ("a", 0.5): other}, 0.99) == []
+def test_resamples_without_a_score_do_not_count():
+    """Their share would be infinite, and more than any quality."""
     rare, lucky = made_decoded([10.0] + [0.0] * 3), made_decoded([10.0] + [5.0] * 3)
-    share, low, high = comparison.retained(lucky, rare)
-    assert share == 2.5 and np.isfinite(high), "resamples without a score do not count"
+    share, _, high, _ = comparison.retained(lucky, rare)
+    assert share == 2.5 and np.isfinite(high)
 
 
 def test_a_threshold_of_ones_own_keeps_its_decay_in_every_function():
@@ -153,7 +125,7 @@ def test_a_threshold_of_ones_own_keeps_its_decay_in_every_function():
     for function in (
         lambda policy: decisions.sweep(by_hand(policy), [0.95, 0.6, 0.3], 3).to_numpy(),
         lambda policy: decisions.thresholds_for(by_hand(policy), [0.5, 0.9]).to_numpy(),
-        lambda policy: comparison.at_equal_quality(by_hand(policy), [0.5, 0.9]).to_numpy(),
+        lambda policy: comparison.at_equal_quality(by_hand(policy), [0.5]).filter(regex="[^s]$").to_numpy(),
         lambda policy: policy.at_threshold(0.6).schedule.at(np.arange(5), 5),
     ):
         assert (function(own) == function(as_options)).all()
@@ -186,14 +158,17 @@ def test_operations_of_a_replay_are_those_of_decoding(traced, rule):
     assert decoded.flops.sum() > full.flops.sum()
 
 
-def test_equal_quality_says_what_its_threshold_does(traced):
-    model, found = traced
-    replayed = replay_policy(found, ExitPolicy("max_probability"))
+def test_equal_quality_is_chosen_on_one_half_of_the_outputs_and_reported_on_the_other(traced):
+    replayed = replay_policy(traced[1], ExitPolicy("max_probability"))
+    half, outputs = len(INPUTS) // 2, len(INPUTS)
     table = comparison.at_equal_quality(replayed, [0.3, 1.0], rule="p")
-    assert list(table.wanted) == [0.3, 1.0] and (table.same_token >= table.wanted).all()
     for row in table.itertuples():
-        exits = replay(found, ExitPolicy("max_probability", threshold=row.threshold))
-        assert exits.mean() == pytest.approx(row.mean_exit_layer)
+        chosen, told = (
+            replayed.part(*ends).at_threshold(row.threshold) for ends in ((half, outputs), (0, half))
+        )
+        assert decisions.at_exits(chosen)["same_token"] >= row.wanted
+        assert told.exit_layers().mean() == pytest.approx(row.mean_exit_layer)
+        assert decisions.at_exits(told)["same_token"] == pytest.approx(row.same_token)
 
 
 def test_a_comparison_begins_with_all_layers(traced, synthetic_tasks):

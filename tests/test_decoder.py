@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference import greedy, uncached
 
 from mee_utils import CompanionError, ExitPolicy, ForcedExits, generate, replay, trace
-from mee_utils.decoding import generation, layerwise
+from mee_utils.decoding import generation, layerwise, linear
 from mee_utils.decoding import token as token_module
 from mee_utils.decoding.exit_state import ExitState, Step
 from mee_utils.decoding.generation import bind_policy
@@ -229,9 +229,11 @@ def test_parallel_exits_are_those_of_a_replay_up_to_the_first_other_token(lively
 
 
 @pytest.mark.parametrize("family", ["t5", "t5-v1.1"])
-def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, family):
+def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, family, monkeypatch):
     model = build_lively(family, tokenizer, dtype=torch.float32)
-    plain, packed = LayerwiseDecoder(model.network, pack=False), LayerwiseDecoder(model.network, pack=True)
+    plain = LayerwiseDecoder(model.network)  # too small to be packed
+    monkeypatch.setattr(linear, "PACKED_FROM", 0)
+    packed = LayerwiseDecoder(model.network)
     if not packed.head.packed:
         pytest.fail("this build of torch has no packed product; decoder and benchmark then run unpacked")
     batch = model.tokenizer(INPUTS, padding=True, return_tensors="pt")

@@ -46,8 +46,8 @@ def test_lines_and_bands_are_those_of_the_rows_in_one_colour():
         for line, band, model in zip(axis.lines, axis.collections, models, strict=True):
             assert np.allclose(line.get_ydata(), np.arange(1, 13) / 12)
             assert np.allclose(band.get_facecolor()[0][:3], matplotlib.colors.to_rgb(line.get_color()))
-            if model in figures.MODELS:
-                assert line.get_color() == figures.MODELS[model].colour
+            if model in figures.STYLES:
+                assert line.get_color() == figures.STYLES[model].colour
     assert figure.axes[0].get_xlabel() == "layer" and list(figure.axes[0].get_xticks()) == [
         2,
         4,

@@ -23,7 +23,7 @@ def test_every_token_that_was_run_has_one_fate(model, threshold, max_draft):
     policy = ExitPolicy(threshold=threshold, min_layer=1, propagation="verify", max_draft=max_draft)
     found = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
     for number, drafts in enumerate(found.drafts):
-        table = lossless.one_output(found, number, max_draft, model.layers, str)
+        table = lossless.one_output(found, number, model.layers, str)
         assert len(table) == len(drafts.positions) and table["round"].iloc[-1] == drafts.rounds
         past = table.position >= len(found.token_ids[number])  # drafted after an end that came sooner
         assert ((table.token == "") == past).all()
@@ -58,7 +58,7 @@ def test_acceptance_by_layer_adds_up_to_what_decoding_keeps(model):
 def test_exits_that_were_not_verified_have_no_drafts(model):
     found = generate(model, INPUTS[:1], ExitPolicy(min_layer=1), max_new_tokens=3)
     with pytest.raises(CompanionError, match="not verified"):
-        lossless.one_output(found, 0, 4, model.layers, str)
+        lossless.one_output(found, 0, model.layers, str)
 
 
 def test_a_policy_is_compared_with_itself_unverified(model):

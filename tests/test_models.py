@@ -8,7 +8,7 @@ from conftest import FAMILIES, build_network
 
 from mee_utils import CompanionError, load_model
 from mee_utils.models.loading import load_tokenizer
-from mee_utils.models.states import compute_logits, decoder_inputs, layer_states
+from mee_utils.models.states import compute_logits, layer_states
 
 
 def run(network, **options):
@@ -52,11 +52,6 @@ def test_hidden_states_of_transformers_end_after_the_final_norm_and_ours_before(
 def test_hooks_are_gone_afterwards(t5):
     run(t5.network)
     assert all(not block._forward_hooks for block in t5.network.get_decoder().block)
-
-
-def test_targets_are_shifted_as_the_library_shifts_them(t5):
-    labels = torch.tensor([[5, 6, 1, -100], [7, 1, -100, -100]])
-    assert torch.equal(decoder_inputs(t5.network, labels), t5.network._shift_right(labels))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

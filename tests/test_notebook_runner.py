@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +19,7 @@ import pytest
 from mee_utils import CompanionError
 from mee_utils.__main__ import main
 from mee_utils.study import notebooks as notebook
-from mee_utils.study import result_tables
+from mee_utils.study import pipeline, result_tables
 from mee_utils.study.results import STAGED, Run, staged
 
 ROOT = Path(__file__).parent.parent
@@ -60,16 +63,17 @@ def sources(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"limt": 3}, 'Unknown parameter "limt": did you mean "limit"'),
-        ({"limit": "three"}, "limit='three' is a str; a int like 3 is expected"),
-        ({"limit": True}, "limit=True is a bool"),
-        ({"limit": 2.5}, "is a float"),
-        ({"names": "b"}, "is a str; a list"),
-        ({"limit": 0}, "limit=0: a number at least 1 is expected"),
-        ({"seed": -1}, "seed=-1: a number at least 0"),
-        ({"share": 1.5}, "share=1.5: a number between 0 and 1"),
-        ({"decay": float("nan")}, "decay=nan"),
-        ({"decay": -1}, "decay=-1.0: a number at least 0"),
+        ({"limt": 3}, 'Parameters: Unknown key "limt": did you mean "limit"'),
+        ({"limit": "three"}, "limit: Input should be a valid integer .it is 'three'"),
+        ({"limit": True}, "limit: Input should be a valid integer .it is True"),
+        ({"limit": 2.5}, "limit: Input should be a valid integer .it is 2.5"),
+        ({"names": "b"}, "names: Input should be a valid list"),
+        ({"limit": 0}, "limit: Input should be greater than or equal to 1 .it is 0"),
+        ({"seed": -1}, "seed: Input should be greater than or equal to 0 .it is -1"),
+        ({"share": 1.5}, "share: Input should be less than or equal to 1 .it is 1.5"),
+        ({"share": True}, "share: Input should be a valid number .it is True"),
+        ({"decay": float("nan")}, "decay: Input should be .* .it is nan"),
+        ({"decay": -1}, "decay: Input should be greater than or equal to 0 .it is -1"),
     ],
 )
 def test_a_wrong_parameter_is_refused_before_anything_runs(sources, given, message):
@@ -118,6 +122,10 @@ def test_a_failed_notebook_is_kept_aside_and_the_last_good_one_stays(sources):
         notebook.run_notebook(NAME)
     assert good == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
     assert "the reason" in (folder / f"build/failed/{NAME}.ipynb").read_text()
+    sources(SAVES + "\nimport os\nos.kill(os.getpid(), 9)")
+    with pytest.raises(CompanionError, match="its kernel was killed, .* Finished results are untouched"):
+        notebook.run_notebook(NAME)
+    assert good == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
     sources(SAVES.replace("run.finish()", ""))
     with pytest.raises(CompanionError, match="never called finish"):
         notebook.run_notebook(NAME)
@@ -137,27 +145,30 @@ def test_edits_made_in_jupyterlab_are_not_lost(sources):
     edited.cells[-1].source = "print('edited')"
     nbformat.write(edited, path)
     before = path.read_bytes()
-    with pytest.raises(CompanionError, match=f"was edited.*mee_utils carry-over {NAME}"):
+    with pytest.raises(CompanionError, match="was edited") as error:
         notebook.run_notebook(NAME)
     assert path.read_bytes() == before
-    path.rename(notebook.SOURCES / path.name)
-    source = notebook.carry_over(NAME).read_text()
+    carry_over(str(error.value).split("jupytext ")[1].split(" saves")[0])
+    source = (notebook.SOURCES / f"{NAME}.py").read_text()
     assert "print('edited')" in source and source.startswith("# %% [markdown]\n# # A notebook\n")
-    (notebook.SOURCES / path.name).rename(path)
     notebook.run_notebook(NAME)  # nothing is lost any more
     sources("print('a later change of the source')")
     notebook.run_notebook(NAME)
     assert folder.exists()
 
 
+def carry_over(arguments):
+    """The command that the runner names."""
+    from jupytext.cli import jupytext
+
+    jupytext(["--quiet", *shlex.split(arguments)])
+
+
 @pytest.mark.parametrize("name", notebook.notebook_names())
-def test_carrying_over_what_nobody_edited_changes_nothing(name, tmp_path, monkeypatch):
-    source = (notebook.SOURCES / f"{name}.py").read_text()
-    book = notebook.read_source(name)
-    monkeypatch.setattr(notebook, "SOURCES", tmp_path)
-    (tmp_path / f"{name}.py").write_text(source)
-    nbformat.write(book, tmp_path / f"{name}.ipynb")
-    assert notebook.carry_over(name).read_text() == source
+def test_carrying_over_what_nobody_edited_changes_nothing(name, tmp_path):
+    nbformat.write(notebook.read_source(name), tmp_path / "a.ipynb")
+    carry_over(f"--opt notebook_metadata_filter=-all --to py:percent {tmp_path / 'a.ipynb'}")
+    assert (tmp_path / "a.py").read_text() == (notebook.SOURCES / f"{name}.py").read_text()
 
 
 @pytest.mark.parametrize("cell", ["limit = 3 * 2", "import os", "limit += 1"])
@@ -170,7 +181,7 @@ def test_parameters_are_flat_literals(sources, cell):
 
 def test_unknown_notebooks_and_assignments():
     for wrong in ("01_monotonic", "01", "../notebooks/01_monotonicity", ""):
-        with pytest.raises(CompanionError, match="There is no notebook") as error:
+        with pytest.raises(CompanionError, match="Unknown notebook") as error:
             notebook.read_source(wrong)
         assert not wrong.startswith("01") or 'did you mean "01_monotonicity"' in str(error.value)
     assert notebook.parse_assignments(["limit=20", "names=['a']", "profile=real"]) == {
@@ -315,15 +326,18 @@ def test_committed_results_are_those_of_their_manifest(path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["reproduce", "--profile", "smal"], 'error: There is no profile "smal"'),
+        (["reproduce", "--profile", "smal"], 'error: Unknown profile "smal"'),
         (["reproduce", "--profile", "real"], "give their folder, as in DATA="),
         (["reproduce", "--cores", "0"], "--cores 0: give 1 or more"),
         (["reproduce", "--cores", "-3"], "--cores -3: give 1 or more"),
         (["reproduce", "--cores", "two"], "invalid int value: 'two'"),
         (["reproduc"], "invalid choice: 'reproduc'"),
         (["notebook", "01"], 'did you mean "01_monotonicity"'),
-        (["notebook", "01_monotonicity", "-p", "limt=3"], 'error: Unknown parameter "limt"'),
-        (["notebook", "01_monotonicity", "-p", "limit=0"], "error: Parameter limit=0: a number at least 1"),
+        (["notebook", "01_monotonicity", "-p", "limt=3"], 'error: Parameters: Unknown key "limt"'),
+        (
+            ["notebook", "01_monotonicity", "-p", "limit=0"],
+            "Parameters: limit: Input should be greater than or equal to 1",
+        ),
         (["train", "--model", "clam"], 'error: Unknown model "clam": did you mean "calm"'),
     ],
 )
@@ -390,3 +404,24 @@ def test_an_interrupted_pipeline_leaves_no_process_and_says_one_line(tmp_path, s
 def _sessions_of(parent):
     """The children of a process, each the leader of a session."""
     return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+
+
+def test_a_pipeline_says_how_far_it_is(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(pipeline, "SILENCE", 1)
+    monkeypatch.setenv(notebook.STARTED_BY, "1")
+    folder, ended = tmp_path / "small/00_models", threading.Event()
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text('{"seconds": 600}')
+    planned = "rule notebook_00_models:\n  input\nrule trace_calm:\nlocalrule all:"
+    teller = threading.Thread(target=pipeline._tell, args=("small", planned, 2, ended))
+    with pipeline.announced(["trace", "--model", "calm", "--profile", "small"]):
+        teller.start()
+        time.sleep(2.5)
+    with pipeline.announced(["notebook", "00_models", "--profile", "small"]):
+        time.sleep(2.5)
+    ended.set()
+    teller.join()
+    said = capsys.readouterr().out
+    assert re.search(r"0 of 2 done; now trace calm \(\d s\); about 5 min left", said)
+    assert re.search(r"1 of 2 done; now notebook 00_models \(\d s\); about 5 min left", said)

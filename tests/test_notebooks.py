@@ -39,6 +39,7 @@ def test_every_cell_was_executed_in_order_and_without_a_word_on_stderr(name):
     for cell in code:
         for output in cell.outputs:
             assert output.output_type != "error" and output.get("name") != "stderr", cell.source[:80]
+            assert "_draws" not in output.get("data", {}).get("text/html", ""), cell.source[:80]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,12 +122,15 @@ FEW = {
     "classifiers": {"tokens": 60, "epochs": 1, "seeds": 2},
     "results": {
         "examples": 12,
-        "other_examples": 6,
-        "training_examples": 6,
+        "validation": 6,
+        "test": 5,
+        "candidates": 4,
+        "other_candidates": 3,
         "bug_examples": 4,
         "max_new_tokens": 24,
-        "fresh_pools": 2,
+        "fresh_sets": 2,
         "fresh_size": 3,
+        "learning_tokens": [50, 100],
     },
     "notebooks": {"01_monotonicity": {"limit": 12, "max_new_tokens": 24}},
 }
@@ -134,7 +138,7 @@ FEW = {
 
 @pytest.mark.xdist_group("pipeline")
 def test_the_pipeline_without_a_network_on_a_few_examples(tmp_path):
-    """Traces, classifiers, sweep, a notebook; then nothing again; then what a change asks for."""
+    """Traces, classifiers, measurements, a notebook; then nothing again; then what a change asks for."""
     content = yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text()) | FEW
     for name in content["training"]["backbones"].keys() - {"vanilla", "calm"}:
         del content["training"]["backbones"][name]
@@ -150,16 +154,16 @@ def test_the_pipeline_without_a_network_on_a_few_examples(tmp_path):
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout
 
-    targets = ("swept", "notebook_01_monotonicity")
+    targets = ("measured", "notebook_01_monotonicity")
     first = run(*targets)
-    assert [first.count(word) for word in ("executed", "swept ", "traced ")] == [1, 8, 3]
-    for name in ("sweep", "01_monotonicity"):
+    assert [first.count(word) for word in ("executed", "measured: ", "traced ")] == [1, 8, 3]
+    for name in ("measured", "01_monotonicity"):
         assert (tmp_path / "figures/small" / name / "manifest.json").exists()
     assert run(*targets) == ""  # everything is up to date
     trace = build / "traces/small/calm-translation.states.npy"
     trace.write_bytes(trace.read_bytes() + b"changed")
     again = run(*targets)
-    assert again.count("executed") == 1 and again.count("swept") == 0  # the notebook alone reads traces
+    assert again.count("executed") == 1 and again.count("measured") == 0  # the notebook alone reads traces
 
 
 @pytest.fixture(scope="session")

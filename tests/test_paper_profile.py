@@ -208,10 +208,10 @@ def test_a_revision_of_the_profile_that_the_lock_contradicts_is_refused(told):
         ("{", "cannot be read .*Invalid JSON.*: restore it from version control, or delete it"),
         ("[]", "should be an object"),
         ('{"model": {}}', "model: .*'datasets' or 'models'"),
-        ('{"models": {"some/thing": "aaa"}}', "models: some/thing: .*should be an object"),
+        ('{"models": {"some/thing": "aaa"}}', "models.some/thing: .*should be an object"),
         (
             '{"models": {"some/thing": {"revision": "main", "commit": "abc"}}}',
-            "models: some/thing: commit: String should match pattern",
+            "models.some/thing.commit: String should match pattern",
         ),
         (b"\xff\xfe", "Invalid JSON"),
     ],
@@ -359,36 +359,11 @@ def test_a_moved_branch_does_not_move_results(tmp_path):
         assert read(lock, offline="1") == [pinned] and asked == []
 
 
-def test_long_documents_may_come_from_the_hub(monkeypatch, tmp_path):
+def test_long_documents_lie_in_data():
     from mee_utils.study.experiment import Experiment
-    from mee_utils.tasks import sources
 
-    experiment, asked = Experiment(None, "small"), []
-    hub = Hub(monkeypatch, tmp_path)
-    hub.commits["refs/convert/parquet"] = C
-
-    def hub_files(identifier, split, revision, folder):
-        asked.append((identifier, split, revision, folder))
-        return [path], "digest"
-
-    path = tmp_path / "rows.jsonl"
-    texts = {"It rains. It rains.": "Rain.", "Bob.": "Bob."}
-    rows = [{"document": document, "summary": summary} for document, summary in texts.items()]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(sources, "hub_files", hub_files)
-    found = experiment.long_documents("some/news@refs/convert/parquet:default", 2)
-    assert set(found) == {"Multi-News", "BigPatent"} and found["BigPatent"].targets == ["Rain.", "Bob."]
-    experiment.long_documents("other/news", 1)
-    assert asked == [("some/news", "validation", C, "default"), ("other/news", "validation", A, None)]
-    assert set(json.loads((tmp_path / "small.lock.json").read_text())["datasets"]) == {
-        "some/news",
-        "other/news",
-    }
-    with pytest.raises(
-        CompanionError,
-        match='DATA holds no folder "nothing": give DATA=.*, a hub id such as owner/name, or long_corpus',
-    ):
-        experiment.long_documents("nothing", 1)
+    with pytest.raises(CompanionError, match='DATA holds no folder "nothing": give DATA=.*, or long_corpus'):
+        Experiment(None, "small").long_documents("nothing", 1)
 
 
 # Up to the download
@@ -476,14 +451,14 @@ print([task.inputs[0][:10] for task in load_tasks(profile)])
 EVERY = """
 import sys
 from mee_utils.__main__ import main
-from mee_utils.study import sweep
+from mee_utils.study import measure
 from mee_utils.study.profiles import load_profile
 where = ["--profile", "paper", "--data", sys.argv[1]]
 for name in sys.argv[2:]:
-    if name == "sweep":
-        for job in sweep.jobs(load_profile("paper")):
-            main(["sweep", "--model", job.model, "--task", job.task, "--part", job.what, *where])
-        main(["sweep", "--part", "tables", *where])
+    if name == "measure":
+        for job in measure.jobs(load_profile("paper")):
+            main(["measure", "--model", job.model, "--task", job.task, "--part", job.what, *where])
+        main(["measure", "--part", "tables", *where])
     else:
         main(["notebook", name, *where])
 """
@@ -506,7 +481,7 @@ def executed(trained):
                 backbone["examples"] = {"translation": 15}
 
     trained.edit(spare)
-    others = trained.python("-c", EVERY, data, "sweep", *rest)
+    others = trained.python("-c", EVERY, data, "measure", *rest)
     assert trained.files() == before  # results are in their own folder
     return start.stdout + start.stderr + others.stdout + others.stderr
 

@@ -111,7 +111,7 @@ def test_a_byte_order_mark_is_no_part_of_a_profile(tmp_path):
 
 @pytest.mark.parametrize("name", ["../profiles/small", "", None, "nowhere.yaml", "."])
 def test_a_profile_is_found_by_name_and_not_by_path(name):
-    with pytest.raises(CompanionError, match=f'no profile "{name}": .*Valid: paper'):
+    with pytest.raises(CompanionError, match=f'Unknown profile "{name}": .*Valid: paper'):
         load_profile(name)
 
 
@@ -130,7 +130,7 @@ def test_notebook_00_weighs_the_objectives_of_models_that_are_trained_here_only(
 
 
 def test_a_misspelt_profile_names_the_nearest():
-    with pytest.raises(CompanionError, match='no profile "smal": did you mean "small"'):
+    with pytest.raises(CompanionError, match='Unknown profile "smal": did you mean "small"'):
         load_profile("smal")
 
 
@@ -144,7 +144,6 @@ def test_a_profile_of_local_corpora_asks_for_their_folder(tmp_path):
     corpus = tmp_path / "multi30k_en_fr"
     corpus.mkdir()
     assert load_profile("real", str(tmp_path)).source("translation") == str(corpus)
-    assert load_profile("real", str(corpus)).source("translation") == str(corpus)
 
 
 def test_a_profile_is_named_after_its_file(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """README.md and RESULTS.md say what the stored tables say and name what is there; their code runs."""
 
+import json
 import re
 import subprocess
 import sys
@@ -25,6 +26,17 @@ def test_numbers_are_those_of_the_stored_tables(name):
 
 def test_it_is_short():
     assert len(README.splitlines()) <= 200
+
+
+def test_notebooks_are_linked_to_their_neighbours_and_listed():
+    names = notebook_names()
+    index = json.loads((ROOT / "notebooks" / "index.ipynb").read_text(encoding="utf-8"))
+    listed = "".join(index["cells"][0]["source"])
+    assert re.findall(r"\((\d\w+)\.ipynb\)", listed) == re.findall(r"\(notebooks/(\w+)\.ipynb\) \|", README)
+    for number, name in enumerate(names):
+        neighbours = names[max(0, number - 1) : number] + names[number + 1 : number + 2]
+        line = (ROOT / "notebooks" / f"{name}.py").read_text(encoding="utf-8").splitlines()[3]
+        assert re.findall(r"\((\w+)\.ipynb\)", line) == neighbours and f"({name}.ipynb)" in listed
 
 
 @pytest.mark.parametrize("page", PAGES)

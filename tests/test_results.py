@@ -1,226 +1,155 @@
-"""Stored decodings and what follows from them: grids, curves, calibration, the guarantee, fronts, the
-ledger; and 08 without a model.
-"""
+"""What follows from stored measurements: calibration, the guarantee, fronts; and 08 without a model."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import INPUTS, LENGTH, build_lively
 
-from mee_utils import CompanionError, ExitPolicy, generate, replay, trace
-from mee_utils.analysis import calibration
-from mee_utils.analysis import comparison as curves
+from mee_utils import CompanionError, ExitPolicy
+from mee_utils.analysis import calibration, statistics
+from mee_utils.paper import claims
 from mee_utils.study import result_tables as stored
-from mee_utils.study import sweep as sweeps
-from mee_utils.study import verdicts
+from mee_utils.study import results, status, verdicts
 from mee_utils.study.catalogue import RULES
+from mee_utils.study.inputs import weights_digest
 from mee_utils.study.notebooks import read_source
 from mee_utils.study.profiles import load_profile
-from mee_utils.tasks.loading import Task
 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def lively_t5(tokenizer):
-    return build_lively("t5", tokenizer)
+def examples_of(loss, share, scores=None):
+    """Examples of a made-up setting: consistency losses, scores, FLOPs as a share of full depth."""
+    tokens = np.full(len(loss), 10)
+    score = 100 * (1 - loss / 2) if scores is None else scores
+    flops, layers = (1000 * share * tokens).astype(int), (12 * share * tokens).astype(int)
+    return pd.DataFrame({"loss": loss, "score": score, "flops": flops, "tokens": tokens, "layers": layers})
 
 
-@pytest.fixture(scope="module")
-def task(lively_t5):
-    full = generate(lively_t5, INPUTS, max_new_tokens=LENGTH).texts
-    return Task("translation", "test", "test", INPUTS, [[text or "nothing"] for text in full], "digest")
+SETTINGS = [
+    ("full_depth", np.nan, 0.0, 1.0),
+    ("margin", 0.9, 0.0, 0.9),
+    ("margin", 0.7, 0.05, 0.7),
+    ("margin", 0.5, 0.4, 0.5),
+    ("static", 8.0, 0.02, 0.8),
+    ("static", 4.0, 0.6, 0.3),
+    ("oracle", np.nan, 0.0, 0.2),
+]
 
 
-def margin(threshold):
-    return ExitPolicy("softmax_margin", threshold=threshold)
+def measured(settings=SETTINGS, change=lambda part, rule, threshold, examples: examples):
+    """Made-up measurements of one model and task; n = 400."""
+    rows, kept, full = [], [], None
+    for part in ("validation", "test"):
+        for rule, threshold, mean, share in settings:
+            loss = np.array([mean * (0.5 if i % 4 < 2 else 1.5) for i in range(400)])
+            kept.append(change(part, rule, threshold, examples_of(loss, share)))
+            full = kept[-1] if rule == "full_depth" else full
+            labels = dict(part=part, task="translation", model="calm", rule=rule, threshold=threshold)
+            rows.append(labels | stored.described(kept[-1:], full)[0])
+    return stored.Measured(pd.DataFrame(rows), kept, 0.05, (0.1,), (0.05,))
 
 
-def test_a_grid_descends_and_keeps_the_shares_asked_for(lively_t5):
-    seen = trace(lively_t5, INPUTS, max_new_tokens=LENGTH)
-    grid = curves.threshold_grid(seen, margin(0.9), (1.0, 0.9, 0.5), lively_t5)
-    assert grid == sorted(set(grid), reverse=True) and len(grid) >= 2
-    exits = replay(seen, margin(grid[0]), LENGTH)
-    assert (seen.top1_id[np.arange(len(seen)), exits - 1] == seen.final_id).all()
-    assert replay(seen, margin(grid[-1]), LENGTH).mean() < exits.mean()
+def test_a_setting_is_described_beside_full_depth():
+    found = measured().rows(rule="margin").set_index("threshold").loc[0.5]
+    assert found.retained == pytest.approx(0.8) and found.consistency_loss == pytest.approx(0.4)
+    assert found.risk_loss == pytest.approx(0.2) and found.flops_share == pytest.approx(0.5)
+    assert found.mean_exit_layer == pytest.approx(6) and found.length_share == 1
+    assert found.low < 0.8 < found.high and found.flops_low == found.flops_high  # all examples cost alike
 
 
-def test_a_curve_is_what_generate_gives_and_ends_when_little_is_left(lively_t5, task):
-    found = curves.decode_curves(
-        lively_t5,
-        task,
-        {"margin": (margin, [1.0, 0.2, 0.0, 0.0])},
-        {"task": "translation", "model": "t5"},
-        max_new_tokens=LENGTH,
+def test_each_rule_gets_the_last_threshold_that_passed_and_is_reported_on_other_examples():
+    demands = {"consistency": (0.001, 0.1), "risk": (0.1,)}
+    lucky = lambda part, rule, threshold, examples: (
+        examples.assign(loss=np.where(np.arange(400) % 2, 0.3, 0.0)) if threshold == 0.7 else examples
     )
-    rows = pd.DataFrame(found["rows"])
-    assert (
-        list(rows.rule)[:2] == ["full_depth", "margin"]
-        and rows.consistency_loss[0] == 0
-        and rows.retained[0] == rows.flops_share[0] == 1
-    )
-    assert (
-        rows.consistency_loss[1] == 0 and rows.mean_exit_layer[1] == 4
-    )  # a threshold of 1 is never exceeded
-    assert (
-        (rows.consistency_loss[:-1] <= curves.ENOUGH).all()
-        and rows.consistency_loss.iloc[-1] > curves.ENOUGH
-        and len(rows) < 5
-    )
-    settings = list(zip(found["rows"], found["losses"], found["examples"], strict=True))
-    for row, losses, examples in settings[1:]:
-        out = generate(lively_t5, INPUTS, margin(row["threshold"]), max_new_tokens=LENGTH)
-        assert examples == pytest.approx(task.score_examples(out.texts)[task.metric])
-        assert row["mean_exit_layer"] == out.mean_exit_layer and np.mean(losses) == row["consistency_loss"]
-
-
-def made_decodings():
-    """Two tasks' worth of a rule whose losses are known; n = 400, so that the mean alone decides."""
-    rows, losses, examples = [], [], []
-    settings = [
-        ("full_depth", np.nan, 0.0, 1.0),
-        ("margin", 0.9, 0.01, 0.9),
-        ("margin", 0.7, 0.05, 0.7),
-        ("margin", 0.5, 0.4, 0.5),
-        ("static", 8.0, 0.02, 0.8),
-        ("static", 4.0, 0.6, 0.3),
-        ("oracle", np.nan, 0.0, 0.2),
-    ]
-    for rule, threshold, mean, share in settings:
-        loss = np.array([mean * (0.5 if i % 2 else 1.5) for i in range(400)])
-        rows.append(
-            {
-                "task": "translation",
-                "model": "calm",
-                "rule": rule,
-                "threshold": threshold,
-                "score": 100 * (1 - mean),
-                "retained": 1 - mean,
-                "low": 0.0,
-                "high": 1.0,
-                "mean_exit_layer": 12 * share,
-                "flops_share": share,
-                "same_output": 1.0,
-            }
-        )
-        losses.append(loss)
-        examples.append(100 * (1 - loss / 2))
-    return stored.SweepResults(pd.DataFrame(rows), losses, examples, 0.05, (0.1,), (0.05,))
-
-
-def test_each_rule_gets_the_last_threshold_that_passed():
-    found = verdicts.calibrated(
-        made_decodings(), "calm", {"consistency": (0.001, 0.1), "risk": (0.1,)}
-    ).set_index(["rule", "kind", "delta", "bound"])
+    keys = ["rule", "kind", "delta", "bound"]
+    found = verdicts.calibrated(measured(), "calm", demands).set_index(keys)
     at = found.loc[("margin", "consistency", 0.1, "hoeffding_bentkus")]
     assert at.threshold == 0.7 and at.flops_share == 0.7 and at.found and at.mean_loss == pytest.approx(0.05)
     assert found.loc[("static", "consistency", 0.1, "betting")].threshold == 8
-    nothing = found.loc[("margin", "consistency", 0.001, "hoeffding_bentkus")]
-    assert (
-        not nothing.found
-        and np.isnan(nothing.threshold)
-        and nothing.flops_share == 1
-        and nothing.mean_loss == 0
-    )
-    assert found.loc[("margin", "risk", 0.1, "hoeffding_bentkus")].mean_loss == pytest.approx(
-        0.025
-    )  # half of the textual loss, by construction
+    nothing = found.loc[("static", "consistency", 0.001, "hoeffding_bentkus")]
+    assert not nothing.found and np.isnan(nothing.threshold) and nothing.flops_share == 1
+    assert found.loc[("margin", "risk", 0.1, "hoeffding_bentkus")].mean_loss == pytest.approx(0.025)
+    changed = verdicts.calibrated(measured(change=lucky), "calm", demands).set_index(keys)
+    at = changed.loc[("margin", "consistency", 0.1, "hoeffding_bentkus")]
+    assert at.threshold == 0.7 and at.mean_loss == pytest.approx(0.3)  # the lucky half has calibrated
 
 
-def test_the_guarantee_holds_where_taking_the_mean_at_its_word_does_not():
-    pool = [(np.arange(200) < bad).astype(float) for bad in (0, 4, 21, 100)]
-    rows = pd.DataFrame(
-        {
-            "task": "translation",
-            "model": "calm",
-            "rule": ["full_depth", *["margin"] * 3],
-            "threshold": [np.nan, 0.9, 0.8, 0.7],
-        }
-    )
-    found = verdicts.guarantee(
-        stored.SweepResults(rows, pool, pool, 0.05, (0.1,), ()), "calm", {"consistency": (0.1,)}, splits=200
-    ).set_index("bound")
-    assert pool[2].mean() > 0.1  # the second threshold is just not good enough
-    assert (
-        found.violated["no_test"] > 0.2
-        and found.violated["hoeffding_bentkus"] <= 0.05
-        and found.violated["betting"] <= 0.05
-    )
-    assert found.passed["hoeffding_bentkus"] > 0.8
-
-
-def test_a_binomial_limit_by_simulation():
-    draws = np.random.default_rng(0).binomial(30, 0.05, 20000) / 30
-    limit = verdicts.binomial_limit(30, 0.05)
-    assert (draws <= limit).mean() >= 0.95 and (draws < limit).mean() < 0.95
-
-
-def test_fresh_samples_are_disjoint_sets_judged_by_the_population(lively_t5, task):
-    seen = trace(lively_t5, INPUTS, max_new_tokens=LENGTH)
-    found = calibration.fresh_samples(
-        seen, lively_t5, task, {"margin": (margin, [1.0, 0.0])}, (0.5,), 0.05, 7, LENGTH
-    )
-    assert len(found) == 3 * 7 and set(found.bound) == {"hoeffding_bentkus", "betting", "no_test"}
-    population = calibration.replayed_losses(
-        calibration.replay_policy(seen, margin(1.0)), lively_t5, task, [1.0, 0.0], max_new_tokens=LENGTH
-    )
-    careless = found[(found.bound == "no_test") & (found.threshold == 0.0)]
-    assert (
-        len(careless) == (population[1] <= 0.5).sum()
-        and (careless.violated == (population[1].mean() > 0.5)).all()
-    )
-    assert found[found.bound == "hoeffding_bentkus"].threshold.isna().all()  # one example proves nothing
-    rates = verdicts.fresh_rates(found, 0.05)
-    assert list(rates.sets) == [7, 7, 7] and rates.limit[0] == verdicts.binomial_limit(7, 0.05)
+def test_promises_are_broken_as_often_as_they_may_and_without_a_test_more_often():
+    random, means = np.random.default_rng(0), (0.0, 0.04, 0.11, 0.5)
+    losses = np.stack([random.random(50_000) < mean for mean in means]).astype(float)
+    found = calibration.broken_promises(losses, [0.9, 0.8, 0.7, 0.6], (0.1,), 0.05, 200)
+    assert len(found) == 3 * 200 and not found[found.threshold == 0.8].violated.any()
+    assert found[found.threshold == 0.7].violated.all()  # the third is just not good enough
+    parts = [pd.DataFrame({"threshold": level, "loss": row}) for level, row in zip("abcd", losses)]
+    fresh = pd.concat(parts).assign(rule="margin", threshold=lambda rows: rows.threshold.map(ord) * -1.0)
+    rates = verdicts.fresh_rates(fresh, (0.1,), 0.05, 200)
+    just_below = pytest.approx([0.99 * 0.04, 0.1, 0.99 * 0.11, 0.99 * 0.5], rel=0.05)
+    assert sorted(rates.delta.unique()) == just_below
+    untested, tested = rates[rates.bound == "no_test"], rates[rates.bound != "no_test"]
+    assert untested.violated.max() > 0.2 and untested.p_value.min() < 1e-6
+    assert (tested.violated <= tested.limit).all() and (tested.p_value > 0.05).all()
+    assert (rates.sets == 200).all() and (tested[tested.delta == 0.1].passed > 0.9).all()
     with pytest.raises(CompanionError, match="fewer sets"):
-        calibration.fresh_samples(seen, lively_t5, task, {}, (0.5,), 0.05, 8, LENGTH)
+        calibration.broken_promises(losses[:, :7], [0.9, 0.8, 0.7, 0.6], (0.5,), 0.05, 8)
+
+
+def test_costs_at_equal_loss_lie_between_the_settings():
+    found = verdicts.at_equal_loss(measured(), "calm", (0.025, 0.225, 0.5)).set_index(["rule", "wanted"])
+    assert found.flops_share["margin", 0.025] == pytest.approx(0.8)
+    assert found.flops_share["margin", 0.225] == pytest.approx(0.6)
+    assert found.flops_low["margin", 0.225] < 0.6 < found.flops_high["margin", 0.225]
+    assert ("margin", 0.5) not in found.index and found.flops_share["static", 0.5] < 0.5
 
 
 def test_the_front_by_hand():
     assert list(verdicts.on_front([1, 2, 3, 2], [10, 20, 15, 20])) == [True, True, False, True]
     assert list(verdicts.on_front([1, 1, 2], [10, 11, 11])) == [False, True, False]
-    found = verdicts.fronts(made_decodings())
-    assert list(found[found.front].rule) == [
-        "full_depth",
-        "margin",
-        "margin",
-        "margin",
-        "static",
-        "static",
-    ]  # the oracle, cheapest and best, does not count
+    front = verdicts.fronts(measured()).query("front")
+    assert list(front.rule) == ["margin", "margin", "margin", "static", "static"]
+    assert set(front.part) == {"test"}  # the oracle, cheapest and best, does not count
 
 
-def test_what_is_timed_keeps_the_score_or_was_calibrated():
-    timed = verdicts.timed(made_decodings(), "calm", 0.97)
+def test_what_keeps_the_score_is_the_last_in_a_sequence_of_tests():
+    kept = verdicts.keeping(measured(), "calm", 0.965).set_index("rule")
+    assert kept.threshold.to_dict() == {"margin": 0.7, "static": 8.0} and set(kept.verdict) == {"keeps it"}
+    assert set(kept.part) == {"test"} and kept.flops_share["margin"] == pytest.approx(0.7)
+    barely = verdicts.keeping(measured(), "calm", measured().rows(threshold=0.7).low.item()).set_index("rule")
+    assert barely.threshold["margin"] == 0.7
+
+    def worse(*levels):
+        change = lambda part, rule, threshold, examples: examples.assign(
+            score=examples.score - 10 * (part == "test" and threshold in levels)
+        )
+        return verdicts.keeping(measured(change=change), "calm", 0.965).set_index("rule")
+
+    assert worse(0.7).threshold["margin"] == 0.9 and worse(0.7).verdict["margin"] == "keeps it"
+    assert worse(0.9).threshold["margin"] == 0.9  # nothing behind it is tested
+    assert worse(0.9).verdict["margin"] == "does not keep it"
+    assert verdicts.keeping(measured(), "calm", 0.999).set_index("rule").threshold["margin"] == 0.9
+
+
+def test_where_it_is_not_certain_the_verdict_is_undecided():
+    noise = np.random.default_rng(0).normal(0, 20, 400)
+    noisy = lambda part, rule, threshold, examples: (
+        examples.assign(score=examples.score + noise * (part == "test")) if threshold == 0.9 else examples
+    )
+    found = measured(change=noisy)
+    share = found.rows(threshold=0.9).retained.item()
+    assert verdicts.keeping(found, "calm", share).set_index("rule").verdict["margin"] == "undecided"
+
+
+def test_what_is_timed_was_calibrated_or_is_static():
+    timed = verdicts.timed(measured(), "calm")
     assert set(map(tuple, timed[["rule", "threshold"]].to_numpy())) == {
-        ("margin", 0.9),
         ("margin", 0.7),
         ("static", 8.0),
         ("static", 4.0),
     }
-
-
-def test_what_keeps_the_score_on_both_halves():
-    found = made_decodings()
-    found.examples[1][1::2] *= 0.95  # the careful margin: good on the first half alone
-    kept = verdicts.keeping(found, "calm", 0.961).set_index(["rule", "threshold"])
-    assert (
-        ("margin", 0.9) not in kept.index and ("margin", 0.7) in kept.index and ("static", 8.0) in kept.index
-    )
-    assert (kept[["first_half", "second_half"]] >= 0.961).all(axis=None) and kept.cheapest.all()
-    assert verdicts.keeping(found, "calm", 1.1).empty
-
-
-def test_a_half_on_which_full_depth_scores_nothing_keeps_nothing():
-    found = made_decodings()
-    for scores in found.examples:
-        scores[1::2] = 0.0
-    assert verdicts.keeping(found, "calm", 0.5).empty  # 0 of 0 is not 99 %
-    found.examples[1][1::2] = 1.0  # and more than 0 is not infinitely good
-    assert verdicts.keeping(found, "calm", 0.5).empty
 
 
 def test_the_answer_names_the_fastest_of_each_kind():
@@ -230,9 +159,11 @@ def test_the_answer_names_the_fastest_of_each_kind():
             "rule": ["three_hidden", "three_hidden", "softmax_margin"],
             "threshold": [0.9, 0.5, 0.8],
             "flops_share": [0.8, 0.9, 0.7],
+            "verdict": "keeps it",
         }
     )
     times = kept.assign(batch=1, speed=[1.2, 1.4, 1.1], lowest=[1.1, 1.3, 1.0], highest=[1.3, 1.5, 1.2])
+    times["ranked"] = times.speed
     answer = verdicts.fastest(times)
     assert list(answer.threshold) == [0.5, 0.8]
     text = "\n".join(verdicts.answer_lines(kept, answer, ["translation", "summarization"], 0.99, str))
@@ -240,68 +171,10 @@ def test_the_answer_names_the_fastest_of_each_kind():
         "several layers 1.40 (1.30 to 1.50, three_hidden); other rules 1.10 (1.00 to 1.20, softmax_margin); "
         "a fixed layer: none timed" in text
     )
-    assert "softmax_margin with 70%" in text and "summarization: no rule keeps 99%" in text
-
-
-def write(folder, settings, losses, examples):
-    folder.mkdir(parents=True)
-    for name, table in (("settings", settings), ("losses", losses), ("examples", examples)):
-        table.to_csv(folder / f"{name}.csv", index=False)
-    (folder / "manifest.json").write_text(
-        json.dumps({"parameters": {"eps": 0.05, "deltas": [0.1], "risk_deltas": [0.05]}, "files": {}})
+    assert (
+        "softmax_margin with 70%" in text
+        and "summarization: of no rule it is certain that it keeps 99%" in text
     )
-
-
-def test_decodings_are_read_back_and_must_belong_together(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    keys = pd.DataFrame(
-        {"task": "translation", "model": "calm", "rule": ["full_depth", "margin"], "threshold": [np.nan, 0.5]}
-    )
-    wide = pd.concat([keys, pd.DataFrame([[0.0, 0.0, np.nan], [0.1, 0.2, 0.3]])], axis=1)
-    write(tmp_path / "small" / "sweep", keys.assign(score=1.0), wide, wide.assign(**{"0": 100.0}))
-    found = stored.read_sweep("small")
-    assert [list(row) for row in found.losses] == [[0, 0], [0.1, 0.2, 0.3]] and found.deltas == (0.1,)
-    wide.iloc[::-1].to_csv(tmp_path / "small" / "sweep" / "losses.csv", index=False)
-    with pytest.raises(CompanionError, match="losses.csv and settings.csv in .* differ"):
-        stored.read_sweep("small")
-    with pytest.raises(CompanionError, match="make reproduce PROFILE=small"):
-        stored.read_table("small", "01_monotonicity", "nothing_like_it")
-    with pytest.raises(CompanionError, match='no profile "smal"'):
-        stored.read_sweep("smal")
-
-
-def kept(profile, job):
-    """What a job of the sweep leaves behind, made up."""
-    rows = [{"task": job.task, "model": job.model, "rule": "full_depth", "threshold": None, "score": 1 / 3}]
-    examples = len(job.task)  # tasks have different numbers of examples
-    found = {"rows": rows, "losses": [[0.0] * examples], "examples": [[50.0] * examples]}
-    path = job.path(profile)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found if job.what == "settings" else {"rows": rows}))
-
-
-def test_the_tables_of_the_sweep_hold_every_job_in_order(monkeypatch, tmp_path):
-    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    profile = load_profile("small")
-    found = sweeps.jobs(profile)
-    assert len(found) == len(set(found)) == 2 + 3 * len(profile.training.backbones)
-    for job in found[:-1]:
-        kept(profile, job)
-    with pytest.raises(FileNotFoundError):
-        sweeps.store(profile)
-    assert not (tmp_path / "small/sweep").exists()
-    kept(profile, found[-1])
-    folder = sweeps.store(profile)
-    names = {"settings.csv", "losses.csv", "examples.csv", "fresh.csv", "published_bugs.csv"}
-    assert {path.name for path in folder.glob("*.csv")} == names
-    table = pd.read_csv(folder / "settings.csv")
-    assert list(table.task.unique()) == list(profile.corpora) and table.score[0] == 0.3333
-    assert list(table.model[:4]) == list(profile.training.backbones)
-    monkeypatch.setattr(stored, "stored_root", lambda profile: tmp_path / profile)
-    swept = stored.read_sweep("small")
-    assert [len(losses) for losses in swept.losses] == [len(task) for task in table.task]
-    with pytest.raises(CompanionError, match="has no sweep of settings, calm, all"):
-        sweeps.run(profile, sweeps.Job("calm", "all"), None)
 
 
 @pytest.mark.parametrize(
@@ -338,6 +211,22 @@ def test_rules_are_what_their_names_say(rule, threshold, expected):
     assert repr(found) == repr(expected)
 
 
+def test_no_single_example_turns_a_verdict(monkeypatch):
+    """Each example left out in turn, in place of resamples: what holds still holds, and so for what fails."""
+    monkeypatch.setattr(statistics, "resampled", lambda units, *_: 1.0 - np.eye(units))
+    measured, weighed = stored.read_measured("small"), 0
+    equal = verdicts.at_equal_loss(measured, "calm", (0.05,))
+    ledger = pd.read_csv(ROOT / "figures/small/08_results/claims.csv").set_index(["claim", "task"])
+    for claim, task in product(claims.read_claims("08_results"), measured.settings.task.unique()):
+        tables = {"settings": measured.rows(task=task), "equal": equal[equal.task == task]}
+        sure = ledger.alone[claim.claim, task] in (claims.HOLDS, claims.FAILS)
+        if sure and {table for table, *_ in claim.values.values()} <= tables.keys():
+            for margin, left_out, _ in claims.weigh(claim, tables, {})[1]:
+                assert (np.sign(left_out) == np.sign(margin)).all(), (claim.claim, task)
+                weighed += 1
+    assert weighed >= 6
+
+
 def test_notebook_06_is_drawn_without_a_model(monkeypatch, tmp_path):
     """Its code run in this process where no model can be loaded: every file comes out as it is stored."""
     import matplotlib
@@ -365,3 +254,59 @@ def test_notebook_06_is_drawn_without_a_model(monkeypatch, tmp_path):
     assert [
         name for name in sorted(files) if (committed / name).read_bytes() != (again / name).read_bytes()
     ] == []
+
+
+def test_status_says_what_has_changed_since(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    profile, folder = load_profile("small"), tmp_path / "small" / "measured"
+    assert status.changes(profile, "measured") is None
+    run = results.Run("measured", "small", {}, folder)
+    run.inputs["model calm"] = weights_digest(profile, "calm")
+    run.save_table(pd.DataFrame({"a": [1.0]}), "table")
+    run.finish()
+    assert status.changes(profile, "measured") == [] and dict(status.states(profile))["measured"] == "fresh"
+    made = json.loads((folder / "manifest.json").read_text())
+    assert "study/rules.yaml" in made["code"] and "study/results.py" in made["code"]
+    made["code"]["study/results.py"] = made["inputs"]["model calm"] = "another"
+    (folder / "manifest.json").write_text(json.dumps(made))
+    (folder / "table.csv").write_text("a\n2.0\n")
+    found = ["table.csv", "mee_utils/study/results.py", "model calm"]
+    assert status.changes(profile, "measured") == found
+    assert dict(status.states(profile))["measured"] == f"stale, changed since: {', '.join(found)}"
+
+
+def test_words_about_code_are_not_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "PACKAGE", tmp_path)
+    module = tmp_path / "module.py"
+    digests = []
+    for text in ("x = 1\n", '"""Says more."""\n\nx = 1  # so\n', "x = 2\n"):
+        module.write_text(text)
+        digests.append(results.code_digests([module])["module.py"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_stored_table_says_where_it_comes_from():
+    lines = list(status.origin(str(ROOT / "figures/small/03_pruning/complete_table.csv")))
+    cells = read_source("03_pruning").cells
+    saves = 'experiment.save_figure(figure, "complete_table", complete)'
+    (place,) = [n for n, cell in enumerate(cells) if saves in cell.source]
+    assert lines[0] == f"saved by notebooks/03_pruning.ipynb, cell {place}"
+    said = dict(line.split(": ", 1) for line in lines[1:])
+    assert {"profile", "parameters", "inputs"} <= set(said) and said["profile"] == "small"
+    measured = list(status.origin(str(ROOT / "figures/small/measured/learning.csv")))
+    assert measured[0] == "saved by make measure"
+    for file in ("figures/small/03_pruning/none.csv", "README.md"):
+        with pytest.raises(CompanionError, match="no stored result"):
+            list(status.origin(str(ROOT / file)))
+
+
+def test_tables_of_results_name_the_stored_ones_behind_them():
+    from mee_utils.paper import results_page
+
+    def table():
+        results_page.read("measured", "learning")
+        return results_page.read("00_models", "scores")
+
+    *shown, last = results_page.sourced(table).splitlines()
+    assert last.startswith("From [small/measured/learning](figures/small/measured/learning.csv), [")
+    assert shown[0].startswith("|") and results_page.sourced(table).count("learning.csv") == 1

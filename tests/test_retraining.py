@@ -25,7 +25,9 @@ def change(content):
     content["ablations"] = {"layers": 1, "runs": RUNS}
     content["training"]["base"]["stages"] = [{"examples": {"translation": 40}, "learning_rate": 0.02}]
     content["training"].pop("pretrained")
-    content["training"]["backbones"]["calm"]["seeds"] = 2
+    calm = content["training"]["backbones"]["calm"]
+    content["training"]["compared"] = {"alternating": calm | {"objective": "alternating"}}
+    calm["seeds"] = 2
 
 
 PROFILE = tiny(change)
@@ -53,6 +55,8 @@ def done(tmp_path_factory):
 
 def test_every_seed_of_a_backbone_and_every_ablation_is_one_job(done):
     seeds = [Retraining("seeds", "calm", seed) for seed in (3, 4)]
+    seeds += [Retraining("seeds", "alternating", 3)]  # it is not kept as a model
+    assert not inputs.is_trained(PROFILE, "alternating") and "alternating" not in PROFILE.training.models
     assert list(done[1]) == seeds + [Retraining("ablations", name, 3) for name in RUNS]
     with pytest.raises(CompanionError, match='Profile tiny retrains no seeds "vanilla", seed 4'):
         retraining.run(PROFILE, Retraining("seeds", "vanilla", 4))
@@ -102,7 +106,7 @@ def test_tables_carry_the_recipes(done):
     folder = retraining.store(PROFILE)
     assert folder == root / "tiny" / "retrained"
     about = json.loads((folder / "manifest.json").read_text())["parameters"]["recipes"]
-    assert set(about) == {"calm", *RUNS} and about["adam"]["rates"] == {"table": 9.0}
+    assert set(about) == {"calm", "alternating", *RUNS} and about["adam"]["rates"] == {"table": 9.0}
     assert about["calm"] == PROFILE.training.recipe("calm").model_dump()
     for kind in ("seeds", "ablations"):
         table = result_tables.read_retrained("tiny", kind)

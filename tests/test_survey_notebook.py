@@ -54,12 +54,12 @@ def test_losses_are_those_of_calibration_and_each_output_is_scored_once(traced, 
 def test_a_part_of_a_replay_is_the_replay_of_a_part(traced):
     model, found, full, _ = traced
     some = trace(model, INPUTS[FIRST:], outputs=full.token_ids[FIRST:])
-    ours = survey.part(margin(found, model), FIRST, len(INPUTS))
+    ours = margin(found, model).part(FIRST, len(INPUTS))
     theirs = margin(some, model)
     assert (ours.trace.token_id == some.token_id).all() and (ours.trace.sequence == some.sequence).all()
     assert np.allclose(ours.confidences, theirs.confidences) and (ours.token_ids == theirs.token_ids).all()
     assert ours.trace.source_tokens == some.source_tokens
-    both = [survey.part(margin(found, model), *ends) for ends in ((0, FIRST), (FIRST, len(INPUTS)))]
+    both = [margin(found, model).part(*ends) for ends in ((0, FIRST), (FIRST, len(INPUTS)))]
     weights = [len(each.trace) for each in both]
     means = [comparison.at_threshold(each, LENGTH)["mean_exit_layer"] for each in both]
     whole = comparison.at_threshold(margin(found, model), LENGTH)["mean_exit_layer"]
@@ -140,8 +140,8 @@ def test_overthinking_fake_confidence_and_errors_by_place_are_counted():
     assert fake.sure.tolist() == [1, 0.5, 1] and fake.wrong.tolist() == [3 / 6, 1 / 3, 3 / 6]
     assert survey.fake_confidence(found, 0.99).wrong.isna().all()
     wrong = found.top1_id[:, -1] != 1
-    assert survey.by_place(wrong, found).wrong.tolist() == [0, 1, 0.5]
-    assert survey.by_place(wrong, found, parts=4).wrong.isna().all(), "all outputs are shorter"
+    assert survey.by_place(wrong, found)["mean"].tolist() == [0, 1, 0.5]
+    assert survey.by_place(wrong, found, parts=4)["mean"].isna().all(), "all outputs are shorter"
 
 
 def test_the_bandit_that_is_played_is_the_bandit_that_decodes(traced):

@@ -15,7 +15,6 @@ import torch
 from reference import greedy
 
 from mee_utils import CompanionError, ExitPolicy, load_trace, replay, trace, train_classifier
-from mee_utils.models.states import decoder_inputs
 from mee_utils.traces import trace as traces
 from mee_utils.traces.trace import states_path
 
@@ -45,7 +44,7 @@ def logits_of(model, text, ids):
     with torch.inference_mode():
         return model.network(
             **{k: encoded[k] for k in ("input_ids", "attention_mask")},
-            decoder_input_ids=decoder_inputs(model.network, labels),
+            decoder_input_ids=model.network.prepare_decoder_input_ids_from_labels(labels),
         ).logits[0]
 
 

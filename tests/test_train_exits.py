@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from mee_utils.exits.classifiers import load_classifier
-from mee_utils.models import load_model
+from mee_utils.models.loading import load_model
 from mee_utils.study import artifacts as train_exits
 from mee_utils.study.artifacts import ClassifierJob as Job
 from mee_utils.study.catalogue import ABLATED, SURVEY_VARIANTS, VARIANTS

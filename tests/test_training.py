@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mee_utils.models import batches, muon, training
-from mee_utils.models.batches import Batches, corrupt_spans, group_by_length, pad_pairs, repeated
+from mee_utils.models.batches import batches_of, corrupt_spans, group_by_length, pad_pairs, repeated
 from mee_utils.models.mini import new_network, set_dropout
-from mee_utils.models.muon import FROM_SCRATCH, PRE_TRAINED
+from mee_utils.models.muon import FROM_SCRATCH, parameter_groups
 from mee_utils.models.objectives import Objective, cross_entropy
 from mee_utils.models.training import Schedule, layer_losses, train_backbone
 
@@ -52,39 +52,39 @@ def test_span_corruption_can_be_undone_and_hides_about_fifteen_percent(length, s
     budget=st.integers(60, 300),
 )
 def test_groups_hold_every_pair_once_and_keep_to_the_budget(lengths, budget):
-    groups = group_by_length(lengths, budget)
-    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    pairs = [([n] * source, [n] * target) for n, (source, target) in enumerate(lengths)]
+    groups = group_by_length(pairs, budget)
+    assert sorted(pair for group in groups for pair in group) == sorted(pairs)
     for group in groups:
-        widest = max(lengths[i][0] for i in group) + max(lengths[i][1] for i in group)
+        widest = max(len(source) for source, _ in group) + max(len(target) for _, target in group)
         assert widest * len(group) <= budget
 
 
 def test_every_pair_is_in_one_batch_in_an_order_that_the_seed_decides():
     pairs = [([5] * n, [6] * 3) for n in range(2, 42)]
-    found = Batches(pairs, 200, 0, seed=0)
-    assert sorted(i for group in found.batches for i in group) == list(range(40))
-    assert found.batches == Batches(pairs, 200, 0, seed=0).batches != Batches(pairs, 200, 0, seed=1).batches
-    assert found.batches != sorted(found.batches, key=lambda group: len(pairs[group[0]][0]))
-    for index, group in enumerate(found.batches):
-        batch = found[index]
+    found = batches_of(pairs, 200, seed=0)
+    assert sorted(pair for group in found for pair in group) == pairs
+    assert found == batches_of(pairs, 200, seed=0) != batches_of(pairs, 200, seed=1)
+    assert found != sorted(found, key=lambda group: len(group[0][0]))
+    for group in found:
+        batch = pad_pairs(group, 0)
         rows, longest = batch["input_ids"].shape
         assert rows == len(group) and rows * (longest + batch["labels"].shape[1]) <= 200
-        assert longest == max(len(pairs[i][0]) for i in group)
-    assert index + 1 == len(found)
+        assert longest == max(len(source) for source, _ in group)
 
 
 def test_lengths_are_grouped_among_pairs_that_follow_each_other(monkeypatch):
     monkeypatch.setattr(batches, "POOL", 10)
-    pairs = [([5] * (2 + i % 7), [6]) for i in range(40)]
+    pairs = [([i] * (2 + i % 7), [6]) for i in range(40)]
     order = Random(4).sample(range(40), 40)
-    found = Batches(pairs, 30, 0, seed=4).batches
+    found = batches_of(pairs, 30, seed=4)
     for start in range(0, 40, 10):
         size = 0
         pool = []
         while size < 10:
             pool.append(found.pop(0))
             size += len(pool[-1])
-        assert sorted(i for group in pool for i in group) == sorted(order[start : start + 10])
+        assert sorted(pair[0][0] for group in pool for pair in group) == sorted(order[start : start + 10])
     assert not found
 
 
@@ -207,7 +207,7 @@ def plan(monkeypatch, tmp_path):
         def trainer(network, arguments, **inputs):
             raise Planned(arguments)
 
-        monkeypatch.setattr(training, "Batches", lambda *given: range(count))
+        monkeypatch.setattr(training, "batches_of", lambda *given: range(count))
         monkeypatch.setattr(training, "ObjectiveTrainer", trainer)
         with pytest.raises(Planned) as found:
             train_backbone(build_network("t5", 40), Objective("vanilla"), [], [], schedule, tmp_path)
@@ -306,8 +306,6 @@ def test_every_evaluation_prints_one_line_of_how_far_a_run_is(tmp_path, capsys):
         held_out = f"step {row['step']} of {steps}: held out {row['cross_entropy'][-1]:.3f} nats a token, "
         left = "0 minutes left" if row["step"] else "begun"
         assert line.removeprefix(held_out) == f"{left} (calm)", line
-    train_backbone(build_network("t5", 40), Objective("vanilla"), many(1), PAIRS, schedule, tmp_path / "b")
-    assert not capsys.readouterr().out
 
 
 def test_objectives_are_told_the_step(tmp_path, monkeypatch):
@@ -417,20 +415,14 @@ OWN = {name: FROM_SCRATCH[name] for name in ("query", "embedding", "table", "nor
     ("given", "rates", "muon"),
     [
         ({}, [1, *OWN.values()], True),
-        (dict(rates=PRE_TRAINED, muon=False), [1, 1, 1, 1, 1], False),
+        (dict(rates={}, muon=False), [1, 1, 1, 1, 1], False),
         (dict(rates=FROM_SCRATCH | {"table": 5.5}), [1, *(OWN | {"table": 5.5}).values()], True),
     ],
 )
-def test_matrices_embedding_tables_and_norms_learn_at_rates_of_their_own(tmp_path, given, rates, muon):
+def test_matrices_embedding_tables_and_norms_learn_at_rates_of_their_own(given, rates, muon):
     """From scratch; what was pre-trained well already is updated by AdamW, at one rate."""
-    network = build_network("t5", 40)
-    arguments = training.TrainingArguments(
-        str(tmp_path), learning_rate=1e-3, weight_decay=0.01, report_to=[], use_cpu=True
-    )
-    trainer = training.ObjectiveTrainer(
-        network, arguments, objective=Objective("vanilla"), schedule=Schedule(1e-3, 0.0, 100, **given)
-    )
-    groups = trainer.create_optimizer().param_groups
+    network, schedule = build_network("t5", 40), Schedule(1e-3, 0.0, 100, **given)
+    groups = parameter_groups(network, schedule.rates, 1e-3, 0.01, schedule.muon)
     assert [group["lr"] for group in groups] == pytest.approx([1e-3 * rate for rate in rates])
     assert [group["weight_decay"] for group in groups] == [0.01, 0.01, 0, 0, 0]
     assert [group["muon"] for group in groups] == [muon, muon, False, False, False]

@@ -22,7 +22,6 @@ from mee_utils import (
     replay_drafts,
     trace,
 )
-from mee_utils.analysis.comparison import first_differences
 from mee_utils.decoding import layerwise, verify
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.exits.classifiers import new_classifier
@@ -301,8 +300,6 @@ def test_plans_choose_rules_thresholds_and_layers_and_keep_what_is_given(tokeniz
     )
     assert (kept.best.threshold, kept.best.max_draft) == (0.02, 3) and kept.best.min_layer >= 2
     assert kept.settings == 2 and kept.speedup <= many.speedup
-    levels = plan_drafts(found, costs, ExitPolicy(), thresholds=[0.0, 0.01])
-    assert levels.best.threshold in (0.0, 0.01) and levels.settings == 3 * 2 * 8
     for batch_size in (1, 7):
         out = generate(model, INPUTS, many.best, max_new_tokens=LENGTH, batch_size=batch_size)
         assert out.token_ids == generate(model, INPUTS, max_new_tokens=LENGTH).token_ids
@@ -378,21 +375,7 @@ def test_no_token_differs_whatever_the_rule_the_threshold_and_the_batch(family, 
             policy = ExitPolicy(**POLICIES[name] | {"max_draft": many}, threshold=level, propagation="verify")
             options = dict(max_new_tokens=LENGTH, batch_size=batch_size)
             out = generate(model, inputs[:count], policy, **options)
-            assert first_differences(full[:count], out.token_ids) == [], (policy, batch_size)
-
-
-def test_first_differences_in_single_precision_are_counted(tokenizer):
-    model = build_lively("t5", tokenizer, dtype=torch.float32)
-    full = generate(model, INPUTS, max_new_tokens=LENGTH).token_ids
-    out = generate(
-        model,
-        INPUTS,
-        ExitPolicy(threshold=0.01, max_draft=4, propagation="verify"),
-        max_new_tokens=LENGTH,
-        batch_size=1,
-    )
-    assert len(first_differences(full, out.token_ids)) <= len(INPUTS)
-    assert first_differences([[1, 2], [3], [4]], [[1, 5], [3], [4, 6]]) == [(0, 1), (2, 1)]
+            assert out.token_ids == full[:count], (policy, batch_size)
 
 
 def test_thresholds_are_swept_without_reading_the_trace_again(tokenizer):

@@ -20,14 +20,10 @@ from ..decoding.generation import generate
 from ..decoding.inputs import EncoderCache, cut_at_end, detokenize
 from ..exits.policy import ExitPolicy
 from ..tasks.loading import Task
-from ..traces.replay import PolicyReplay, check_policy, replay_policy
-from ..traces.trace import Trace
+from ..traces.replay import PolicyReplay, check_policy
 
 LOSSES = ("consistency", "risk")
 SOURCES = {"decoding": "guaranteed by decoding", "replay": "an estimate by replay, no guarantee"}
-
-# name -> (threshold -> policy, thresholds from the safest down; NaN for a rule without one)
-Rules = dict[str, tuple[Callable[[float], ExitPolicy], Sequence[float]]]
 
 
 def hoeffding_bentkus(losses: np.ndarray, delta: float, eps: float = 0.05) -> float:
@@ -176,7 +172,7 @@ def consistency_losses(
     # an output without a word scores 0 against itself
     same = np.array([text == full for text, full in zip(texts, full_texts, strict=True)])
     scores = task.kind.score_examples(texts, [[text] for text in full_texts])[metric]
-    return np.where(same, 0.0, 1 - scores / 100)
+    return np.where(same, 0.0, np.clip(1 - scores / 100, 0, 1))  # a BLEU can be 100 and a rounding
 
 
 def calibrate(
@@ -244,7 +240,7 @@ def violations(
 
     One row a split, the `Calibration.outcome` of all examples: these stand for the population, whose mean
     loss is what is guaranteed. Splits are not independent, and their rate is no binomial draw: see
-    `fresh_samples`.
+    `broken_promises`.
     """
     losses, random, rows = np.asarray(losses, dtype=np.float64), np.random.default_rng(0), []
     examples = losses.shape[1]
@@ -258,32 +254,22 @@ def violations(
     return pd.DataFrame(rows)
 
 
-def fresh_samples(
-    trace: Trace,
-    model,
-    task,
-    rules: Rules,
-    deltas: Iterable[float],
-    eps: float,
-    pools: int,
-    max_new_tokens: int,
+def broken_promises(
+    losses: np.ndarray, thresholds: Sequence[float], deltas: Iterable[float], eps: float, sets: int
 ) -> pd.DataFrame:
     """Whether thresholds from independent calibration sets keep their promise to the population.
 
-    The examples of the task, drawn for this purpose alone, are dealt out to `pools` disjoint sets. Losses
-    come from a replay of the model's own output: what is claimed of learn-then-test holds of any losses. One
-    row a `rule`, `bound`, `delta` and `pool`: `threshold` (NaN if none passed), `loss` of the population,
-    `violated`.
+    The examples of `losses` `[threshold, example]`, decoded for this purpose alone, are dealt out to `sets`
+    disjoint sets, and stand together for the population. One row a `bound`, `delta` and `set`: `threshold`
+    (NaN if none passed), `mean_loss` of the population, `violated`.
     """
-    if not (size := len(task) // pools):
-        raise CompanionError(f"{len(task)} examples cannot be dealt out to {pools} sets: give fewer sets.")
+    if not (size := losses.shape[1] // sets):
+        raise CompanionError(
+            f"{losses.shape[1]} examples cannot be dealt out to {sets} sets: give fewer sets."
+        )
     rows = []
-    for rule, (policy, thresholds) in rules.items():
-        replayed = replay_policy(trace, policy(thresholds[0]), model)
-        losses = replayed_losses(replayed, model, task, thresholds, max_new_tokens)
-        for (bound, test), delta, pool in product(TESTS.items(), deltas, range(pools)):
-            part = losses[:, pool * size : (pool + 1) * size]
-            found = learn_then_test(part, thresholds, delta, eps, test, source="replay")
-            row = {"rule": rule, "bound": bound, "delta": delta, "pool": pool}
-            rows.append(row | found.outcome(losses))
-    return pd.DataFrame(rows).rename(columns={"mean_loss": "loss"})
+    for (bound, test), delta, number in product(TESTS.items(), deltas, range(sets)):
+        part = losses[:, number * size : (number + 1) * size]
+        found = learn_then_test(part, thresholds, delta, eps, test)
+        rows.append({"bound": bound, "delta": delta, "set": number, **found.outcome(losses)})
+    return pd.DataFrame(rows)

@@ -1,6 +1,6 @@
 """Exit rules side by side: decoded for real, at equal quality and at equal cost.
 
-`labels` are constant columns put in front; shares of FLOPs are of those of full depth, a token.
+Shares of FLOPs are of those of full depth, a token.
 """
 
 from collections.abc import Sequence
@@ -17,32 +17,24 @@ from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..traces.replay import PolicyReplay, replay_policy
 from ..traces.trace import Trace
-from .calibration import Rules, consistency_losses
-from .decisions import at_exits, thresholds_for
-from .statistics import bootstrap
-
-SHARES = (1.0, 0.995, 0.985, 0.96, 0.9)
-ENOUGH = 0.3  # a curve ends where the mean consistency loss exceeds this: nobody asks for less
+from .decisions import exit_values, thresholds_for
+from .statistics import DRAWS, NOTHING, Interval, interval, mean_interval
 
 
 @dataclass(frozen=True)
 class DecodingResult:
-    """One task decoded with one policy; what is not listed is as in `Generation`.
+    """One task decoded with one policy; what is not explained is as in `Generation`."""
 
-    `score` and `examples` are the primary score, percent, of the corpus and of each example; `flops` those of
-    the decoder, a token, `readout` the share of readouts in them; `same_output` the share of outputs that are
-    those of full depth.
-    """
-
-    score: float
-    examples: np.ndarray
+    score: float  # the primary one of the corpus, percent
+    examples: np.ndarray  # that of each example
     mean_exit_layer: float
-    flops: float
-    same_output: float
+    flops: float  # of the decoder, a token
+    same_output: float  # the share of outputs that are those of full depth
     tokens: int
     token_ids: Sequence[list[int]] = field(default=(), repr=False)
     texts: Sequence[str] = field(default=(), repr=False)
-    readout: float = float("nan")
+    readout: float = float("nan")  # the share of readouts in `flops`
+    output_flops: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)  # of each example
     exit_layers: Sequence[np.ndarray] = field(default=(), repr=False)
 
 
@@ -58,6 +50,7 @@ def decode(
         score=task.score(found.texts, examples)[metric],
         examples=examples[metric],
         flops=flops / found.tokens,
+        output_flops=found.flops.astype(np.float64),
         readout=found.flops_by_part["readout"].sum() / flops,
         same_output=float(np.mean(same)),
         **{name: getattr(found, name) for name in kept},
@@ -71,29 +64,30 @@ def check_score(full: DecodingResult) -> DecodingResult:
     return full
 
 
-def retained(
-    found: DecodingResult, full: DecodingResult, chosen: slice = slice(None)
-) -> tuple[float, float, float]:
-    """The share of the full score kept on the `chosen` examples, with a paired 95 % bootstrap interval.
+def retained(found: DecodingResult, full: DecodingResult) -> Interval:
+    """The share of the full score that is kept, with a paired 95 % bootstrap interval.
 
-    Resamples on which full depth scores 0 do not count; NaN if it scores 0 on all chosen examples.
+    Resamples on which full depth scores 0 do not count; NaN if it scores 0 on all examples.
     """
-    kept, total = found.examples[chosen], full.examples[chosen]
+    kept, total = found.examples, full.examples
     if total.sum() == 0:
-        return float("nan"), float("nan"), float("nan")
+        return NOTHING
+    drawn = lambda weights: np.where(weights @ total > 0, weights @ total, np.nan)
+    return interval(lambda weights: (weights @ kept) / drawn(weights), len(kept))
 
-    def share(weights: np.ndarray) -> np.ndarray:
-        drawn = weights @ total
-        return (weights @ kept) / np.where(drawn > 0, drawn, np.nan)
 
-    low, high = bootstrap(share, len(kept))
-    return float(kept.sum() / total.sum()), float(low), float(high)
+def flops_share(found: DecodingResult, full: DecodingResult) -> Interval:
+    """FLOPs, a token, of a decoding as a share of those of full depth."""
+    parts = [(each.output_flops, np.array([*map(len, each.token_ids)], float)) for each in (found, full)]
+    a_token = lambda weights, part: (weights @ part[0]) / (weights @ part[1])
+    return interval(lambda weights: a_token(weights, parts[0]) / a_token(weights, parts[1]), len(parts[0][0]))
 
 
 def result_row(found: DecodingResult, full: DecodingResult) -> dict[str, float]:
     """A decoding beside full depth, for a table; `length_share` is of the tokens emitted."""
-    row = {"score": found.score, **dict(zip(("retained", "low", "high"), retained(found, full), strict=True))}
-    row |= {"mean_exit_layer": found.mean_exit_layer, "flops_share": found.flops / full.flops}
+    row = {"score": found.score, **retained(found, full).columns("retained")}
+    row |= flops_share(found, full).columns("flops_share", "flops_")
+    row |= {"mean_exit_layer": found.mean_exit_layer}
     row |= {"readout_share": found.readout, "same_output": found.same_output}
     return row | {"length_share": found.tokens / full.tokens}
 
@@ -116,81 +110,37 @@ def comparison(
     return pd.DataFrame(rows), decoded
 
 
-def threshold_grid(trace: Trace, policy: ExitPolicy, shares: Sequence[float], model) -> list[float]:
-    """Thresholds to try, highest first, that leave these shares of the predictions on *training* examples."""
-    found = thresholds_for(replay_policy(trace, policy, model), shares)
-    return sorted(set(found.threshold.tolist()), reverse=True)
-
-
-def decode_curves(model, task, rules: Rules, labels: dict, **settings) -> dict[str, list]:
-    """Decodes a task with every rule, strictest threshold first, until outputs are nothing like those of full
-    depth. Returns lists, ready for JSON, of every setting, the first at full depth: `rows` of a table, and of
-    every example the consistency `losses` and the scores (`examples`, percent).
-    """
-    settings, swept = {"encodings": EncoderCache(), **settings}, {"rows": [], "losses": [], "examples": []}
-    full = check_score(decode(model, task, None, **settings))
-
-    def add(rule: str, threshold: float, found: DecodingResult) -> float:
-        losses = consistency_losses(task, found.texts, full.texts)
-        risk = np.clip(full.examples - found.examples, 0, None).mean() / 100
-        means = {"consistency_loss": float(losses.mean()), "risk_loss": float(risk)}
-        row = result_row(found, full)
-        scores = {name: row.pop(name) for name in ("score", "retained", "low", "high")}
-        row = {**labels, "rule": rule, "threshold": float(threshold), **scores, **means, **row}
-        swept["rows"].append(row)
-        swept["losses"].append(losses.tolist())
-        swept["examples"].append(found.examples.tolist())
-        return losses.mean()
-
-    add("full_depth", float("nan"), full)
-    for rule, (policy, thresholds) in rules.items():
-        for threshold in thresholds:
-            if add(rule, threshold, decode(model, task, policy(threshold), full, **settings)) > ENOUGH:
-                break
-    return swept
-
-
-def cheapest_keeping(decoded: dict, quality: float, **labels) -> list[dict]:
-    """The cheapest setting of each rule that keeps a share `quality` of the score on examples 0, 2, 4 ...
-
-    `decoded` is as `comparison` returns it, with labels (rule, threshold). A row for each rule that has such
-    a setting; `checked` is the share kept on the other half, with its interval.
-    """
-    full, rows = decoded[None], []
-    ordered = sorted(filter(None, decoded), key=lambda setting: decoded[setting].flops)
-    for rule in dict.fromkeys(rule for rule, _ in ordered):
-        for threshold, found in ((level, decoded[name, level]) for name, level in ordered if name == rule):
-            if retained(found, full, slice(0, None, 2))[0] >= quality:
-                share, low, high = retained(found, full, slice(1, None, 2))
-                checked = dict(checked=share, checked_low=low, checked_high=high, not_refuted=high >= quality)
-                cost = dict(mean_exit_layer=found.mean_exit_layer, flops_share=found.flops / full.flops)
-                rows.append({**labels, "rule": rule, "threshold": threshold, **checked, **cost})
-                break
-    return rows
-
-
 def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
-    """A replay at its own threshold: what `at_exits` returns, and `flops_share`."""
+    """A replay at its own threshold, with intervals: what `at_exits` returns, and `flops_share`."""
     trace, exits = replayed.trace, replayed.exits(max_new_tokens)
     rows = replayed.readout_rows[np.arange(len(exits)), exits]
     spent = _flops(trace, replayed.bound, replayed.layers[exits], rows)
     depth, vocabulary = trace.layers, trace.sizes.vocabulary
     no_exit = ExitPolicy("static", min_layer=depth).bind(depth, vocabulary)
     full = _flops(trace, no_exit, np.full(len(trace), depth), np.full(len(trace), vocabulary))
-    return {**at_exits(replayed, max_new_tokens), "flops_share": spent / full}
+    share = interval(lambda weights: (weights @ spent) / (weights @ full), len(spent))
+    found = share.columns("flops_share", "flops_share_")
+    for name, values in exit_values(replayed, max_new_tokens).items():
+        found |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
+    return found
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
-    """What a rule costs where these shares of predictions stay: `wanted`, `threshold`, `at_threshold`."""
-    levels = thresholds_for(replayed, shares).threshold.tolist()
-    rows = pd.DataFrame([at_threshold(replayed.at_threshold(level)) for level in levels])
+    """What a rule costs where these shares of predictions stay: `wanted`, `threshold`, `at_threshold`.
+
+    Thresholds are chosen on the second half of the outputs, and the first half reports.
+    """
+    outputs = len(replayed.trace.source_tokens)
+    levels = thresholds_for(replayed.part(outputs // 2, outputs), shares).threshold.tolist()
+    told = replayed.part(0, outputs // 2)
+    rows = pd.DataFrame([at_threshold(told.at_threshold(level)) for level in levels])
     return pd.DataFrame({**labels, "wanted": shares, "threshold": levels, **rows})
 
 
-def _flops(trace: Trace, bound: BoundPolicy, exit_layers: np.ndarray, readout_rows: np.ndarray) -> float:
-    """Decoder FLOPs of all tokens of a trace that leave and are read out so, `[token]` each."""
+def _flops(trace: Trace, bound: BoundPolicy, exit_layers: np.ndarray, readout_rows: np.ndarray) -> np.ndarray:
+    """Decoder FLOPs `[output]` of a trace whose tokens leave and are read out so, `[token]` each."""
     outputs = map(trace.by_output, (exit_layers, readout_rows))
-    return float(sum(map(np.sum, bound.flops(trace.sizes, *outputs, trace.source_tokens).values())))
+    return sum(bound.flops(trace.sizes, *outputs, trace.source_tokens).values()).astype(np.float64)
 
 
 def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict[str, float]:
@@ -220,15 +170,6 @@ def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, 
     if any(differs):
         return False, differs.index(True) + 1
     return len(first) == len(second), len(differs)
-
-
-def first_differences(full: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Each output that is not that of full depth (rounding, near-ties): its number and first other token."""
-    found = []
-    for number, (first, second) in enumerate(zip(full, other, strict=True)):
-        same, upto = until_different([*first, -1], [*second, -1])
-        found += [] if same else [(number, upto - 1)]
-    return found
 
 
 def replay_against_decoding(
@@ -264,9 +205,12 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
 
 
 def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
-    """Mean of `columns` over seeds, with `<name>_low` and `<name>_high` (95 %, by t; one seed: the mean)."""
+    """Mean of `columns` over seeds, with `<name>_low` and `<name>_high` (95 %, by t; one seed: the mean).
+
+    Where a column has draws, those of the mean resample the seeds too, those of each group by themselves.
+    """
     rows = []
-    for key, part in table.groupby(list(by), sort=False):
+    for number, (key, part) in enumerate(table.groupby(list(by), sort=False)):
         row, seeds = dict(zip(by, key, strict=True)), len(part)
         quantile = round(float(t.ppf(0.975, seeds - 1)), 3) if seeds > 1 else 0.0  # as tables print it
         for column in columns:
@@ -274,5 +218,9 @@ def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]
             margin = quantile * values.std(ddof=1) / np.sqrt(seeds) if seeds > 1 else 0.0
             low, high = values.mean() - margin, values.mean() + margin
             row |= {column: values.mean(), f"{column}_low": low, f"{column}_high": high}
+            if column + DRAWS in part:
+                draws = np.stack(part[column + DRAWS].to_list())  # [seed, resample]
+                chosen = np.random.default_rng(number).integers(seeds, size=draws.shape)
+                row[column + DRAWS] = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
         rows.append(row | {"seeds": seeds})
     return pd.DataFrame(rows)

@@ -1,7 +1,6 @@
 """What contrasting a layer with an earlier one does to predictions and confidence ("Not all FLOPs").
 
-All functions read the stored states of a trace, a chunk of tokens and a few layers at a time. `labels` are
-constant columns put in front.
+All functions read the stored states of a trace, a chunk of tokens and a few layers at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ..exits.contrast import ALPHA, check_alpha, jensen_shannon, weighted_contra
 from ..models.loading import Model
 from ..traces.replay import PolicyReplay, StoredStates, chunks
 from ..traces.trace import Trace
-from .statistics import bootstrap
+from .statistics import mean_interval
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,12 +102,11 @@ def plausible_sets(trace: Trace, model: Model, alpha: float = ALPHA, **labels) -
             parts.append(_margins(*_pair(states, layer), alpha))
     rows = []
     for layer, parts in found.items():
-        single, *margins = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        wrong = trace.top1_id[:, layer - 1] != trace.final_id
-        means = zip(("plain", "contrast", "without_mass"), (values.mean() for values in margins), strict=True)
-        of_single = wrong[single].mean() if single.any() else float("nan")
-        row = {**labels, "layer": layer, "single": single.mean(), **dict(means)}
-        rows.append({**row, "wrong_single": of_single})
+        single, plain, contrast, bare = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        wrong = (trace.top1_id[:, layer - 1] != trace.final_id)[single]
+        row = {"layer": layer, "single": single.mean(), "plain": plain.mean(), "contrast": contrast.mean()}
+        row |= {"without_mass": bare.mean(), "wrong_single": wrong.mean() if len(wrong) else np.nan}
+        rows.append({**labels, **row})
     return pd.DataFrame(rows)
 
 
@@ -160,8 +158,8 @@ def pareto_verdict(decoded: dict, plain: tuple[str, ...], tested: tuple[str, ...
         if as_cheap:
             rival = max(as_cheap, key=lambda each: each.examples.mean())
             gain, best = found.examples - rival.examples, rival.examples.mean()
-            mean_gain = lambda weights, gain=gain: weights @ gain / len(gain)
-            low, high = bootstrap(mean_gain, len(gain), 1 - 0.05 / len(settings), 10_000)
+            shares = dict(level=1 - 0.05 / len(settings), resamples=10_000)
+            _, low, high, _ = mean_interval(gain, np.arange(len(gain)), **shares)
         row = {"rule": rule, "threshold": threshold, "flops_share": found.flops / decoded[None].flops}
         row |= {"score": found.examples.mean(), "cheapest": not as_cheap, "best_plain": best}
         row |= {"gain": gain.mean(), "low": low, "high": high}

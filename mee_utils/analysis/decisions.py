@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from ..common.errors import CompanionError
 from ..traces.replay import PolicyReplay
 from .monotonicity import settled_from
-from .statistics import NOTHING, mean_interval, reliability
+from .statistics import NOTHING, Interval, interval, mean_interval, reliability
 
 
 def roc_area(score: np.ndarray, label: np.ndarray) -> float:
@@ -29,10 +29,41 @@ def roc_area(score: np.ndarray, label: np.ndarray) -> float:
     return float(roc_auc_score(label, score)) if 0 < np.sum(label) < len(label) else float("nan")
 
 
+def area_interval(scores: np.ndarray, labels: np.ndarray, sequence: np.ndarray) -> Interval:
+    """`roc_area` of tokens with its interval over sequences; `scores` and `labels` are `[token, layer]`.
+
+    Tokens are compared within a layer, and layers count by their pairs. With `M_ij` how many tokens of
+    sequence i that may exit are scored above how many of j that may not (ties: half), and `A_ij` the number
+    of such pairs, resamples that draw sequence i `w_i` times have the area `w M w / w A w`.
+    """
+    units = int(sequence.max()) + 1
+    wins, pairs = np.zeros((2, units, units))
+    for score, label in zip(scores.T, np.asarray(labels, dtype=bool).T, strict=True):
+        order = np.argsort(score, kind="stable")
+        _, first, count = np.unique(score[order], return_index=True, return_counts=True)
+        may, may_not = (np.eye(units)[sequence[order]] * of[order, None] for of in (label, ~label))
+        begun = np.vstack([np.zeros(units), np.cumsum(may_not, axis=0)])  # of each sequence, below a place
+        below = np.repeat((begun[first] + begun[first + count]) / 2, count, axis=0)
+        wins += may.T @ below
+        pairs += np.outer(may.sum(axis=0), may_not.sum(axis=0))
+    form = lambda weights, matrix: ((weights @ matrix) * weights).sum(axis=1)
+    return interval(lambda weights: form(weights, wins) / form(weights, pairs), units)
+
+
 def ranking(replayed: PolicyReplay, **labels) -> pd.DataFrame:
     """How well a measure ranks tokens, at each layer at which it decides: `layer`, `roc_area`."""
-    areas = [*map(roc_area, replayed.confidences.T, replayed.same_token.T)]
-    return pd.DataFrame({**labels, "layer": replayed.decision_layers, "roc_area": areas})
+    rows, sequence = [], replayed.trace.sequence
+    for place, layer in enumerate(replayed.decision_layers):
+        one = slice(place, place + 1)
+        area = area_interval(replayed.confidences[:, one], replayed.same_token[:, one], sequence)
+        rows.append({**labels, "layer": layer, **area.columns("roc_area", "roc_area_")})
+    return pd.DataFrame(rows)
+
+
+def overall_ranking(replayed: PolicyReplay, **labels) -> pd.DataFrame:
+    """How well a measure ranks tokens of a layer, over all layers at which it decides: one row."""
+    area = area_interval(replayed.confidences, replayed.same_token[:, :-1], replayed.trace.sequence)
+    return pd.DataFrame([{**labels, **area.columns("roc_area", "roc_area_")}])
 
 
 def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd.DataFrame:
@@ -65,9 +96,14 @@ def reliability_diagram(replayed: PolicyReplay, bins: int = 10, **labels) -> pd.
 
 def at_exits(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
     """`mean_exit_layer`, and `same_token`, the share of predictions at the exits that are full depth's."""
+    return {name: values.mean() for name, values in exit_values(replayed, max_new_tokens).items()}
+
+
+def exit_values(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, np.ndarray]:
+    """`[token]` each: the layer of the exit, and whether its prediction is that of full depth."""
     exits = replayed.exits(max_new_tokens)
     same = replayed.same_token[np.arange(len(exits)), exits]
-    return {"mean_exit_layer": replayed.layers[exits].mean(), "same_token": same.mean()}
+    return {"mean_exit_layer": replayed.layers[exits], "same_token": same}
 
 
 def sweep(replayed: PolicyReplay, thresholds: Sequence[float], max_new_tokens: int = 64) -> pd.DataFrame:
@@ -86,10 +122,27 @@ def thresholds_for(replayed: PolicyReplay, shares: Sequence[float], steps: int =
     for share in shares:
         if not 0 <= share <= 1:
             raise CompanionError(f"same_token={share}: give a share from 0 to 1.")
-    quantiles = np.quantile(replayed.confidences, np.linspace(0, 1, steps), method="lower")
-    low, high = replayed.bound.measure.range
-    levels = np.clip([*np.unique(np.round(quantiles, 4)), high], low, high)
-    table = sweep(replayed, levels)
+    table = sweep(replayed, _levels(replayed, steps))
     worst_from = np.minimum.accumulate(table["same_token"].to_numpy()[::-1])[::-1]
     places = [int(np.argmax([*(worst_from >= share), True])) for share in shares]
     return table.iloc[np.minimum(places, len(table) - 1)].reset_index(drop=True)
+
+
+def candidates(replayed: PolicyReplay, count: int, max_new_tokens: int = 64) -> list[float]:
+    """At most `count` thresholds, strictest first, from one to the next of which a replay foretells as much
+    change: in the mean exit layer, and in the logarithm of the share of predictions that are others.
+    """
+    table = sweep(replayed, _levels(replayed, 400)[::-1], max_new_tokens)
+    changes = np.log(1e-3 + 1 - np.minimum.accumulate(table.same_token))
+    depth = -np.minimum.accumulate(table.mean_exit_layer)
+    share = lambda values: (values - values.iloc[0]) / max(values.iloc[-1] - values.iloc[0], 1e-9)
+    way = share(changes) + share(depth)
+    places = np.searchsorted(way, np.linspace(0, way.iloc[-1], count))
+    return table.threshold.iloc[np.unique(places)].tolist()
+
+
+def _levels(replayed: PolicyReplay, steps: int) -> np.ndarray:
+    """Thresholds at quantiles of the confidences, lowest first, with four decimals; at last the highest."""
+    quantiles = np.quantile(replayed.confidences, np.linspace(0, 1, steps), method="lower")
+    low, high = replayed.bound.measure.range
+    return np.unique(np.clip([*np.round(quantiles, 4), high], low, high))

@@ -24,16 +24,16 @@ LONG_T5 |= dict(local_radius=127, global_block_size=16, encoder_attention_type="
 LONG_T5 |= dict(decoder_start_token_id=0, dropout_rate=0.0)
 
 
-def long_tasks(source: str, limit: int, place: Path, **options) -> dict:
+def long_tasks(source: str, limit: int, place: Path) -> dict:
     """The same long documents in both layouts of the papers, read by the same code: layout -> `Task`.
 
-    `source` is "synthetic" (stories joined), or a file, folder or hub id (with `options` of `load_task`) that
-    has the columns `document` and `summary`; files in both layouts are written into the folder `place`.
+    `source` is "synthetic" (stories joined), or a file, folder or hub id that has the columns `document` and
+    `summary`; files in both layouts are written into the folder `place`.
     """
     if source == "synthetic":
         size, stories = STORIES, load_task("summarization", limit=STORIES * limit)
     else:
-        size, stories = 1, load_task("long_document_summarization", source, limit=limit, **options)
+        size, stories = 1, load_task("long_document_summarization", source, limit=limit)
     targets, tasks = stories.targets[: size * limit : size], {}
     texts = iter([text.removeprefix("summarize: ") for text in stories.inputs])
     documents = [" ".join(islice(texts, size)) for _ in targets]

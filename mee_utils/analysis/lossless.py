@@ -11,13 +11,13 @@ from ..decoding.generation import Generation, generate
 from ..exits.policy import ExitPolicy
 from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay
-from .comparison import decode, first_differences, retained
+from .comparison import decode, retained
 from .statistics import NOTHING, mean_interval
 
 KEPT, REPLACED, DROPPED, LAST = "kept", "replaced", "dropped", "from the last layer"
 
 
-def one_output(found: Generation, number: int, max_draft: int, layers: int, decode: Callable) -> pd.DataFrame:
+def one_output(found: Generation, number: int, layers: int, decode: Callable) -> pd.DataFrame:
     """Every token that was run for one output, in order.
 
     `round`, from 1; `position`; `layer` at which it was drafted (L: the policy was not sure); `fate`: of a
@@ -27,22 +27,15 @@ def one_output(found: Generation, number: int, max_draft: int, layers: int, deco
     if found.drafts is None:
         raise CompanionError('These exits were not verified: decode with propagation="verify".')
     ids, exits, drafts = found.token_ids[number], found.exit_layers[number], found.drafts[number]
-    rows, run = [], list(zip(drafts.positions.tolist(), drafts.exit_layers.tolist(), strict=True))
-    begins = [0]  # where rounds begin among the tokens that were run
-    for place in range(1, len(run)):
-        before, layer = run[place - 1]
-        full = place - begins[-1] == max_draft
-        if full or layer == layers or run[place][0] != before + 1:
-            begins.append(place)
-    settled = [run[begin][0] for begin in begins[1:]] + [len(ids)]
-    for number_of, (begin, end, until) in enumerate(zip(begins, [*begins[1:], len(run)], settled), start=1):
-        for position, layer in run[begin:end]:
-            fate = DROPPED if position >= until else LAST if layer == layers else KEPT
-            if fate == KEPT and exits[position] == layers:
-                fate = REPLACED
-            row = {"round": number_of, "position": position, "layer": layer, "fate": fate}
-            rows.append(row | {"token": decode(ids[position]) if position < len(ids) else ""})
-    return pd.DataFrame(rows)
+    position, layer = drafts.positions, drafts.exit_layers
+    begins = position[np.append(True, np.diff(drafts.in_round) > 0)]
+    until = np.append(begins[1:], len(ids))[drafts.in_round - 1]  # what the round has settled
+    there = np.minimum(position, len(ids) - 1)
+    fates = [position >= until, layer == layers, exits[there] == layers]
+    fate = np.select(fates, [DROPPED, LAST, REPLACED], KEPT)
+    tokens = [decode(ids[place]) if place < len(ids) else "" for place in position]
+    columns = {"round": drafts.in_round, "position": position, "layer": layer, "fate": fate}
+    return pd.DataFrame(columns | {"token": tokens})
 
 
 def acceptance(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd.DataFrame:
@@ -80,8 +73,9 @@ def verified_and_not(model, task, policies: dict[str, ExitPolicy], max_draft: in
         verified = replace(policy, propagation="verify", max_draft=max_draft)
         found = generate(model, task.inputs, verified, **options)
         plain = decode(model, task, replace(policy, propagation="copy", max_draft="auto"), full, **options)
-        row = {"rule": rule, "other_outputs": len(first_differences(full.token_ids, found.token_ids))}
-        row |= {"acceptance": found.acceptance, "flops_share": found.flops.sum() / full.tokens / full.flops}
+        others = sum(a != b for a, b in zip(full.token_ids, found.token_ids, strict=True))
+        row = {"rule": rule, "other_outputs": others, "acceptance": found.acceptance}
+        row |= {"flops_share": found.flops.sum() / full.tokens / full.flops}
         row |= {"flops_unverified": plain.flops / full.flops, "kept_unverified": retained(plain, full)[0]}
         rows.append(row)
     return pd.DataFrame(rows)

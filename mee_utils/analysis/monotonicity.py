@@ -1,8 +1,4 @@
-"""Does a prediction, once made, stay? Does confidence in it grow with every layer? (MEE, section 3)
-
-All functions read a `Trace`. Layers are counted from 1; column `l - 1` of an array belongs to layer `l`.
-`labels` are constant columns put in front of a table; intervals are 95 % intervals over sequences.
-"""
+"""Does a prediction, once made, stay? Does confidence in it grow with every layer? (MEE, section 3)"""
 
 from collections.abc import Callable, Iterable
 

@@ -1,4 +1,4 @@
-"""What pruned readouts keep ("Not all FLOPs", sections 4 and 5). `labels` are constant columns in front."""
+"""What pruned readouts keep ("Not all FLOPs", sections 4 and 5)."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .comparison import until_different
 from .decisions import precision_and_recall
-from .statistics import mean_interval
+from .statistics import interval, mean_interval
 
 QUANTILES = {"whisker_low": 0.05, "low": 0.25, "median": 0.5, "high": 0.75, "whisker_high": 0.95}
 
@@ -63,14 +63,14 @@ def _from_where_on(right: np.ndarray, layers: Sequence[int]) -> int:
     return layers[min(int(wrong[-1]) + 1, len(layers) - 1)] if len(wrong) else layers[0]
 
 
-def exactness(pruned: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -> dict[str, float]:
+def exactness(pruned: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -> dict:
     """How often a pruned run emits something else than the same run unpruned; both are ids of every output.
 
     `other_output` is the share of outputs that differ; `other_token`, of the tokens up to the first that
-    differs, the share that does (what follows a different token differs for that reason alone).
+    differs, the share that does (what follows a different token differs for that reason alone), with an
+    interval over outputs.
     """
-    differ, compared = 0, 0
-    for ours, theirs in zip(pruned, plain, strict=True):
-        same, upto = until_different(ours, theirs)
-        differ, compared = differ + (not same), compared + upto
-    return {"other_output": differ / len(plain), "other_token": differ / max(1, compared)}
+    found = [until_different(*both) for both in zip(pruned, plain, strict=True)]
+    differ, compared = (np.array(each, dtype=np.float64) for each in zip(*((not a, b) for a, b in found)))
+    share = interval(lambda weights: (weights @ differ) / (weights @ compared), len(found))
+    return {"other_output": differ.mean(), **share.columns("other_token", "other_token_")}

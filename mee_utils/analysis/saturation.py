@@ -3,20 +3,19 @@
 A *prefix* is one token of a trace along references: the source and everything before the token are given, and
 we watch the state that predicts it. Its similarity at layer l is the cosine of `n(h^l)` with `n(h^L)`. Layers
 are counted from 1; the published table counts from 0 (its first similar state and number of similar states
-add up to L - 1). `labels` are constant columns put in front of a table; intervals are 95 % intervals over
-sequences.
+add up to L - 1).
 """
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pandas as pd
 
 from ..common.errors import CompanionError
 from .monotonicity import settled_from, strictly_monotonic
-from .statistics import by_layer, mean_interval, percentiles, resampled_tokens
+from .statistics import by_layer, by_sequence, interval, mean_interval
 
-RESAMPLES = 200
 EASY = ("grammatical", "copied")  # what needs no search and no computation
 GROUPS = ("easy", "difficult")
 
@@ -104,17 +103,23 @@ def reached(prefixes: pd.DataFrame, column: str, layers: int, **labels) -> pd.Da
 def associations(
     prefixes: pd.DataFrame, measures: Sequence[str], outcomes: Sequence[str], **labels
 ) -> pd.DataFrame:
-    """Spearman's correlation of measures of difficulty ("loss", ..) with depths ("settled_from", ..)."""
-    columns = prefixes[[*measures, *outcomes]]
-    found = columns.corr("spearman")
-    samples = resampled_tokens(prefixes["sequence"].to_numpy(), RESAMPLES)
-    low, high = percentiles([columns.iloc[rows].corr("spearman") for rows in samples])
-    rows = []
-    for place in np.ndindex(len(measures), len(outcomes)):
-        i, j = place[0], len(measures) + place[1]
-        row = {"measure": columns.columns[i], "depth": columns.columns[j], "spearman": found.iloc[i, j]}
-        rows.append({**labels, **row, "low": low[i, j], "high": high[i, j]})
+    """Spearman's correlation of measures of difficulty ("loss", ..) with depths ("settled_from", ..).
+
+    Resamples draw sequences, and keep the ranks that tokens have among all.
+    """
+    ranks, sequence, rows = prefixes[[*measures, *outcomes]].rank(), prefixes["sequence"].to_numpy(), []
+    for measure, depth in product(measures, outcomes):
+        x, y = ranks[measure].to_numpy(), ranks[depth].to_numpy()
+        moments = by_sequence(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1), sequence)
+        found = interval(lambda weights, moments=moments: _correlation(weights @ moments), len(moments))
+        rows.append({**labels, "measure": measure, "depth": depth, **found.columns("spearman")})
     return pd.DataFrame(rows)
+
+
+def _correlation(moments: np.ndarray) -> np.ndarray:
+    """Pearson's, from sums `[..., (1, x, y, xx, yy, xy)]`."""
+    count, x, y, xx, yy, xy = np.moveaxis(moments, -1, 0)
+    return (count * xy - x * y) / np.sqrt((count * xx - x * x) * (count * yy - y * y))
 
 
 def depth_by_difficulty(

@@ -1,68 +1,88 @@
 """Means with intervals, and reliability diagrams.
 
 Tokens of one sequence are not independent, so every interval resamples *sequences* (a cluster bootstrap).
-With `s_i` the sum of the values of sequence i and `c_i` its number of tokens, a resample that draws it `w_i`
-times has the mean `sum_i w_i s_i / sum_i w_i c_i`; the interval goes between percentiles of these means.
+With `s_i` the sum of the values of sequence i and `c_i` its number of tokens, a resample that draws it
+`w_i` times has the mean `sum_i w_i s_i / sum_i w_i c_i`; the interval goes between percentiles of these
+means. The `w_i` are Poisson draws that depend on i alone (Hanley and MacGibbon 2006), so that whatever is
+measured on the same examples is resampled alike: differences between any two such draws are paired.
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
+from warnings import catch_warnings
 
 import numpy as np
 import pandas as pd
 
 from ..common.errors import CompanionError
 
-RESAMPLES = 1000
+RESAMPLES = 2000
+DRAWS = "_draws"  # ending of the columns that hold them
 
 
 class Interval(NamedTuple):
-    """A mean with its bootstrap interval; all three have the shape of one value (a scalar or `[layer]`)."""
+    """A mean with its bootstrap interval, of the shape of one value (a scalar or `[layer]`).
+
+    `draws` `[resample, ...]` are the means that the interval comes from.
+    """
 
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    draws: np.ndarray
 
     def columns(self, name: str = "mean", prefix: str = "") -> dict[str, np.ndarray]:
-        """For a table: the mean under its `name`, the bounds as `low` and `high` behind a `prefix`."""
-        return {name: self.mean, f"{prefix}low": self.low, f"{prefix}high": self.high}
+        """For a table: the mean under its `name`, the bounds as `low` and `high` behind a `prefix`, draws."""
+        draws = self.draws if self.draws.ndim == 1 else list(self.draws.T)
+        return {name: self.mean, f"{prefix}low": self.low, f"{prefix}high": self.high, name + DRAWS: draws}
 
 
-NOTHING = Interval(np.nan, np.nan, np.nan)
+NOTHING = Interval(np.nan, np.nan, np.nan, np.full(RESAMPLES, np.nan))
 
 
 def percentiles(drawn, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper bound of a statistic `[resample, ...]`; resamples that are NaN do not count."""
     tail = 50 * (1 - level)
-    low, high = np.nanpercentile(drawn, [tail, 100 - tail], axis=0)
+    with catch_warnings(action="ignore", category=RuntimeWarning):  # where all are NaN so are the bounds
+        low, high = np.nanpercentile(drawn, [tail, 100 - tail], axis=0)
     return low, high
 
 
-def bootstrap(
-    statistic: Callable, units: int, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile interval of a statistic over resampled units (sequences or examples).
+@lru_cache(maxsize=4)
+def resampled(units: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+    """How often each unit (sequence or example) is drawn, `[resample, unit]`; unit i always alike."""
+    return np.random.default_rng(seed).poisson(1.0, (units, resamples)).T.astype(np.float64)
 
-    `statistic` maps `weights [resample, unit]`, how often each unit was drawn, to values `[resample, ...]`.
-    The same seed and number of units give the same weights, which makes comparisons paired.
+
+def interval(
+    statistic: Callable, units: int, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """A statistic with its percentile interval over resampled units (sequences or examples).
+
+    `statistic` maps `weights [resample, unit]` to values `[resample, ...]`.
     """
-    weights = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), resamples)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return percentiles(statistic(weights), level)
+        drawn = statistic(resampled(units, resamples, seed))
+        return Interval(statistic(np.ones((1, units)))[0], *percentiles(drawn, level), drawn)
+
+
+def by_sequence(values: np.ndarray, sequence: np.ndarray, units: int | None = None) -> np.ndarray:
+    """Sums of `values` `[token, ...]` over each sequence, of which there are `units`."""
+    sums = np.zeros((units or int(sequence.max()) + 1, *values.shape[1:]))
+    np.add.at(sums, sequence, values)
+    return sums
 
 
 def mean_interval(values: np.ndarray, sequence: np.ndarray, **options) -> Interval:
     """Mean over tokens of `values` `[token]` or `[token, layer]`, with its interval over the `sequence`s."""
-    values = np.asarray(values, dtype=np.float64)
+    values, sequence = np.asarray(values, dtype=np.float64), np.asarray(sequence)
     if len(values) == 0:
         raise CompanionError("There are no tokens to average over: the selection is empty.")
-    _, index = np.unique(sequence, return_inverse=True)
-    counts = np.bincount(index).astype(np.float64)
-    sums = np.zeros((len(counts), *values.shape[1:]))
-    np.add.at(sums, index, values)
+    sums, counts = by_sequence(values, sequence), by_sequence(np.ones(len(values)), sequence)
     shape = (-1, *[1] * (values.ndim - 1))
     means = lambda weights: np.tensordot(weights, sums, 1) / (weights @ counts).reshape(shape)
-    return Interval(values.mean(axis=0), *bootstrap(means, len(counts), **options))
+    return interval(means, len(counts), **options)._replace(mean=values.mean(axis=0))
 
 
 def by_layer(values: np.ndarray, sequence: np.ndarray, name: str, **labels) -> pd.DataFrame:
@@ -73,24 +93,21 @@ def by_layer(values: np.ndarray, sequence: np.ndarray, name: str, **labels) -> p
 
 def difference_interval(first, second, **options) -> Interval:
     """Difference of two means, each of `(values [token], sequence [token])`, with a paired interval."""
-    number = int(max(first[1].max(), second[1].max())) + 1
-    sums = [np.bincount(sequence, weights=values, minlength=number) for values, sequence in (first, second)]
-    counts = [np.bincount(sequence, minlength=number) for _, sequence in (first, second)]
+    units = int(max(first[1].max(), second[1].max())) + 1
+    a, b = (
+        by_sequence(
+            np.stack([np.asarray(values, dtype=np.float64), np.ones(len(values))], 1), sequence, units
+        )
+        for values, sequence in (first, second)
+    )
+    share = lambda weights, part: np.divide(*np.moveaxis(weights @ part, -1, 0))
+    return interval(lambda weights: share(weights, a) - share(weights, b), units, **options)
 
-    def difference(weights: np.ndarray) -> np.ndarray:
-        a, b = ((weights @ s) / (weights @ c) for s, c in zip(sums, counts, strict=True))
-        return a - b
 
-    return Interval(difference(np.ones(number)), *bootstrap(difference, number, **options))
-
-
-def resampled_tokens(sequence: np.ndarray, resamples: int, seed: int = 0) -> Iterator[np.ndarray]:
+def resampled_tokens(sequence: np.ndarray, resamples: int) -> Iterator[np.ndarray]:
     """Token rows of bootstrap samples of whole sequences, for statistics that are no ratio of sums."""
-    _, index = np.unique(sequence, return_inverse=True)
-    rows = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index))[:-1])
-    random = np.random.default_rng(seed)
-    for _ in range(resamples):
-        yield np.concatenate([rows[i] for i in random.integers(0, len(rows), len(rows))])
+    for weights in resampled(int(np.max(sequence)) + 1)[:resamples].astype(int):
+        yield np.repeat(np.arange(len(sequence)), weights[sequence])
 
 
 class Reliability(NamedTuple):

@@ -6,7 +6,6 @@ statements that need a truth (overthinking, fake confidence) read a trace along 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,27 +13,16 @@ from scipy.stats import rankdata
 
 from ..common.errors import CompanionError
 from ..decoding.inputs import cut_at_end, detokenize
-from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .calibration import consistency_losses, violations
 from .comparison import at_threshold
+from .lossless import summary
 from .statistics import NOTHING, mean_interval
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
 SEEN = {"hidden_similarity": "2", "pcee": "2", "elbert": "3", "token_hash": "none"}  # layers, by default
 NEAR_ONE = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999)
-
-
-def part(replayed: PolicyReplay, first: int, last: int) -> PolicyReplay:
-    """The replay of the outputs `first` to `last - 1` alone; nothing is computed anew."""
-    whole = replayed.trace
-    tokens = slice(*np.searchsorted(whole.sequence, [first, last]))
-    arrays = {name: each[tokens] for name, each in vars(whole).items() if isinstance(each, np.ndarray)}
-    arrays["sequence"] = arrays["sequence"] - first
-    trace = replace(whole, **arrays, source_tokens=whole.source_tokens[first:last])
-    names = ("confidences", "token_ids", "readout_rows", "kept")
-    return replace(replayed, trace=trace, **{name: getattr(replayed, name)[tokens] for name in names})
 
 
 def output_losses(trace: Trace, model, task) -> Losses:
@@ -75,8 +63,9 @@ def levels_of(replayed: PolicyReplay, steps: int = 25) -> list[float]:
 
 def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict[str, float]:
     """A rule at its own threshold: the mean `loss`, and what `comparison.at_threshold` returns."""
-    loss = float(losses(emitted(replayed, replayed.exits(max_new_tokens))).mean())
-    return {"loss": loss, **at_threshold(replayed, max_new_tokens)}
+    lost = losses(emitted(replayed, replayed.exits(max_new_tokens)))
+    loss = mean_interval(lost, np.arange(len(lost))).columns("loss", "loss_")
+    return {**loss, **at_threshold(replayed, max_new_tokens)}
 
 
 def loss_curve(
@@ -95,9 +84,7 @@ def loss_curve(
 def lowest_level(
     replayed: PolicyReplay, losses: Losses, levels: Sequence[float], demand: float, max_new_tokens: int
 ) -> float:
-    """The last of descending thresholds before the first whose mean loss exceeds `demand`; the first if none
-    is within it.
-    """
+    """The last of descending thresholds before the mean loss exceeds `demand`; else the first."""
     curve = loss_curve(replayed, losses, levels, max_new_tokens, most=demand)
     kept = curve[curve.loss <= demand].threshold
     return float(kept.iloc[-1]) if len(kept) else levels[0]
@@ -105,9 +92,8 @@ def lowest_level(
 
 def draft_columns(replayed: PolicyReplay, max_draft: int, max_new_tokens: int) -> dict[str, float]:
     """Exits of a replay as drafts: the share that the last layer keeps, and tokens settled in a round."""
-    drafts = drafts_of(replayed, max_draft, max_new_tokens)
-    rounds = len(replayed.trace) / int(drafts.rounds.sum())
-    return {"acceptance": drafts.acceptance, "tokens_a_round": rounds}
+    columns = summary(replayed, max_draft, max_new_tokens)
+    return {name: columns[name] for name in ("acceptance", "tokens_a_round")}
 
 
 def describe(measure, sizes: Mapping, ids: int | None = None) -> dict:
@@ -150,9 +136,7 @@ def overthinking(trace: Trace, **labels) -> dict:
 
 
 def fake_confidence(trace: Trace, sure: float = 0.9, **labels) -> pd.DataFrame:
-    """Layer by layer, along references: the share of tokens whose top-1 probability exceeds `sure`, and of
-    these the share that is `wrong`, with a 95 % interval over sequences.
-    """
+    """Along references, by layer: the share of tokens surer than `sure`, and of these the share `wrong`."""
     wrong, rows = trace.top1_id != trace.token_id[:, None], []
     for place in range(trace.layers):
         chosen = trace.top1_probability[:, place] > sure
@@ -161,23 +145,18 @@ def fake_confidence(trace: Trace, sure: float = 0.9, **labels) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def by_place(wrong: np.ndarray, trace: Trace, parts: int = 3, **labels) -> pd.DataFrame:
-    """How often tokens are `wrong` `[token]` in each of some equal parts of their outputs, in order, with a
-    95 % interval over sequences; outputs shorter than `parts` are left out.
-    """
+def by_place(values: np.ndarray, trace: Trace, parts: int = 3, **labels) -> pd.DataFrame:
+    """Mean of `values` `[token]` in equal parts of their outputs, in order; shorter outputs are left out."""
     length = np.bincount(trace.sequence)[trace.sequence]
-    third = trace.position * parts // length
-    rows = []
+    third, rows = trace.position * parts // length, []
     for number in range(parts):
         chosen = (third == number) & (length >= parts)
-        found = mean_interval(wrong[chosen], trace.sequence[chosen]) if chosen.any() else NOTHING
-        rows.append({**labels, "part": number + 1, **found.columns("wrong")})
+        found = mean_interval(values[chosen], trace.sequence[chosen]) if chosen.any() else NOTHING
+        rows.append({**labels, "part": number + 1, **found.columns()})
     return pd.DataFrame(rows)
 
 
-def arm_rewards(
-    replayed: PolicyReplay, arms: Sequence[float], cost: float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
+def arm_rewards(replayed: PolicyReplay, arms: Sequence[float], cost: float = 1.0) -> tuple[np.ndarray, ...]:
     """What each threshold of a bandit would have earned: rewards and places of exits, both `[token, arm]`.
 
     As in `BanditThreshold`: the gain in confidence from the first decision to the last, minus `cost` times
@@ -231,7 +210,10 @@ def bandit_or_calibrated(
     found += [("calibrated", np.full(len(rewards), count + column)) for column in passed]
     best, rows = rewards[:, :count].mean(axis=0).max(), []
     for who, column in found:
-        place, loss = places[tokens, column], losses(emitted(replayed, places[tokens, column])).mean()
-        row = {"who": who, "regret": best - rewards[tokens, column].mean(), "loss": loss}
-        rows.append(row | {"mean_exit_layer": replayed.layers[place].mean(), "broken": loss > delta})
+        place, sequence = places[tokens, column], replayed.trace.sequence
+        lost, short = losses(emitted(replayed, place)), best - rewards[tokens, column]
+        row = {"who": who, **mean_interval(short, sequence).columns("regret", "regret_")}
+        row |= mean_interval(lost, np.arange(len(lost))).columns("loss", "loss_")
+        row |= {"mean_exit_layer": replayed.layers[place].mean(), "broken": lost.mean() > delta}
+        rows.append(row)
     return pd.DataFrame(rows)

@@ -11,21 +11,23 @@ import numpy as np
 import pandas as pd
 
 from ..decoding.generation import generate
-from ..exits.classifiers import load_classifier
+from ..exits.classifiers import ExitClassifier
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
-from ..study.artifacts import train_classifiers
 from ..study.catalogue import MAIN_MODEL, PRUNED, RULES, rule_policies
 from ..study.experiment import Experiment
-from ..study.inputs import weights_digest
-from ..study.result_tables import read_manifest, read_sweep, read_table
-from ..study.verdicts import timed
+from ..study.inputs import load_tasks, weights_digest
+from ..study.result_tables import KEPT, read_manifest, read_measured, read_table
+from ..study.verdicts import keeping, timed
 from ..tasks.loading import Task
 from ..traces.planning import plan_for
 
 QUALITY = 0.99  # of the full score: notebook 08's question
+KEYS = ("profile", "task", "model", "batch")  # what identifies lines of a table
 FEW = 16  # examples that are decoded one at a time
+PORTIONS = 10  # rounds of what is timed on all inputs
 BATCHES = (1, 8, 32)  # of lossless exits
+PLANNED = ("min_layer", "threshold", "max_draft")
 
 
 class Setting(NamedTuple):
@@ -37,6 +39,7 @@ class Setting(NamedTuple):
     policies: list[ExitPolicy | None]
     max_new_tokens: int
     batches: tuple[int, ...]
+    all_inputs: bool = False  # of the task, each in one of `PORTIONS` rounds; else the same in every round
 
 
 def reductions(experiment: Experiment) -> Iterator[Setting]:
@@ -53,21 +56,32 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
             yield Setting(model, task, labels, policies, settings["max_new_tokens"], batches)
 
 
+def kept(experiment: Experiment) -> Iterator[Setting]:
+    """The setting of each rule that keeps the score for certain, on all test inputs: notebook 08's answer."""
+    profile, settings = experiment.profile, experiment.profile.results
+    found = keeping(read_measured(profile.name), MAIN_MODEL, QUALITY)
+    found = found[found.verdict == KEPT[0]]
+    (model,) = experiment.models([MAIN_MODEL]).values()
+    classifiers, batches = trained(experiment, model), (1, settings.batch_size)
+    for task in load_tasks(profile, "test", settings.test):
+        labels = found[found.task == task.name][["rule", "threshold"]]
+        policies = [
+            RULES[row.rule].policy(row.threshold, settings.model_dump(), classifiers)
+            for row in labels.itertuples()
+        ]
+        yield Setting(model, task, labels, policies, settings.max_new_tokens, batches, all_inputs=True)
+
+
 def results(experiment: Experiment) -> Iterator[Setting]:
-    """The settings that notebook 08 speaks of (`study.verdicts.timed`); only the main model in batches."""
+    """What else notebook 08 speaks of (`study.verdicts.timed`); only the main model in batches."""
     profile = experiment.profile
-    wanted = timed(read_sweep(profile.name), MAIN_MODEL, QUALITY)
-    settings, files = profile.results, train_classifiers(profile)
+    wanted = timed(read_measured(profile.name), MAIN_MODEL)
+    settings = profile.results
     for name, model in experiment.models(wanted.model.unique()).items():
-        classifiers = {
-            job.variant: load_classifier(path, model).float()
-            for job, path in files.items()
-            if (job.model, job.target, job.seed) == (name, "consistency", 0)
-        }
+        classifiers = trained(experiment, model)
         options = settings.model_dump() | {"exit_layer": profile.training.exit_layer(name, model.layers)}
-        main = name == MAIN_MODEL
-        batches = (1, settings.batch_size) if main else (1,)
-        for task in experiment.tasks(settings.examples if main else settings.other_examples).values():
+        batches = (1, settings.batch_size) if name == MAIN_MODEL else (1,)
+        for task in experiment.tasks(settings.examples).values():
             labels = wanted[(wanted.model == name) & (wanted.task == task.name)][["rule", "threshold"]]
             rows = labels.itertuples(index=False)
             policies = [RULES[row.rule].policy(row.threshold, options, classifiers) for row in rows]
@@ -83,17 +97,26 @@ def lossless(experiment: Experiment) -> Iterator[Setting]:
             for batch in BATCHES:
                 options = dict(max_new_tokens=settings.max_new_tokens, batch_size=batch)
                 plan = plan_for(model, task.inputs, **options)
-                chosen = {"rule": None, "min_layer": None, "threshold": None, "max_draft": None}
-                if plan.policy:
-                    named = plan.policy.measure.name + (" over few ids" if plan.policy.pruning else "")
-                    found = (getattr(plan.policy, name) for name in list(chosen)[1:])
-                    chosen = dict(zip(chosen, (named, *found), strict=True))
+                chosen = {"rule": plan.policy and drafts_by(plan.policy)}
+                chosen |= {name: getattr(plan.policy, name, None) for name in PLANNED}
                 labels = pd.DataFrame([chosen | {"expected": plan.speedup}])
                 yield Setting(model, task, labels, [plan.policy], settings.max_new_tokens, (batch,))
 
 
+def trained(experiment: Experiment, model: Model) -> dict[str, ExitClassifier]:
+    """The first of a model's exit classifiers for each rule, as published and in single precision."""
+    found = experiment.classifiers({model.name: model}, seeds=[0])
+    return {rule: one.float() for (_, rule, target), (one,) in found.items() if target == "consistency"}
+
+
+def drafts_by(policy: ExitPolicy) -> str:
+    """What a table calls the rule of planned drafts."""
+    return policy.measure.name + (" over few ids" if policy.pruning else "")
+
+
 PARTS: dict[str, Callable[[Experiment], Iterator[Setting]]] = {
     "reductions": reductions,
+    "kept": kept,
     "results": results,
     "lossless": lossless,
 }
@@ -108,44 +131,50 @@ def run(
         CompanionError: the notebook has not been run, or the rules of this profile have not been decoded.
     """
     experiment, tables = Experiment(None, profile, data), []
-    for model, task, labels, policies, max_new_tokens, batches in PARTS[part](experiment):
-        for batch in batches:
-            progress(f"{profile}, {model.name}, {task.name}: {len(policies)} {part}, batch {batch}")
-            found = speeds(model, task, policies, max_new_tokens, batch, rounds)
+    for setting in PARTS[part](experiment):
+        model, task, labels = setting.model, setting.task, setting.labels
+        for batch in setting.batches:
+            progress(f"{profile}, {model.name}, {task.name}: {len(labels)} {part}, batch {batch}")
+            found = speeds(setting, batch, rounds)
             where = dict(profile=experiment.profile.name, task=task.name, model=model.name, batch=[batch])
             table = pd.DataFrame(where).merge(labels, how="cross").join(found)
             tables.append(table.assign(weights=weights_digest(experiment.profile, model.name)[:12]))
     return pd.concat(tables, ignore_index=True)
 
 
-def speeds(
-    model: Model, task: Task, policies: list[ExitPolicy], max_new_tokens: int, batch: int, rounds: int
-) -> pd.DataFrame:
-    """Policies against full depth on one task (at batch 1 its first 16 inputs), in single precision.
+def speeds(setting: Setting, batch: int, rounds: int) -> pd.DataFrame:
+    """The policies of a setting against full depth, in single precision; at batch 1 on its first 16 inputs.
+
+    With all inputs each round has its own, and the policies are ranked by one half of the rounds and reported
+    by the other: the fastest of many is told by inputs on which it was not chosen.
 
     Returns:
         One row a policy, medians over rounds: `seconds`, `samples_per_second`, `tokens_per_second`, `speed`
-        (tokens a second, full depth being 1) with `lowest` and `highest`, and `samples_speed` (samples a
-        second likewise: what longer or shorter outputs do to it included).
+        (tokens a second, full depth being 1) with `lowest` and `highest`, `ranked` (the speed that they are
+        ordered by), and `samples_speed` (samples a second likewise: what longer or shorter outputs do to it
+        included).
     """
-    model.network.float()
-    inputs = task.inputs[:FEW] if batch == 1 else task.inputs
-    options = dict(max_new_tokens=max_new_tokens, batch_size=batch, progress=False)
-    times = np.empty((rounds + 1, 1 + len(policies), 2))  # [round, policy, (seconds, tokens)]
-    for row in times:
-        for place, policy in enumerate([None, *policies]):
-            out = generate(model, inputs, policy, **options)
+    setting.model.network.float()
+    inputs = setting.task.inputs[: FEW if batch == 1 and not setting.all_inputs else None]
+    portions = [inputs[n::PORTIONS] for n in range(PORTIONS)] if setting.all_inputs else [inputs] * rounds
+    options = dict(max_new_tokens=setting.max_new_tokens, batch_size=batch)
+    times = np.empty((len(portions), 1 + len(setting.policies), 2))  # [round, policy, (seconds, tokens)]
+    for row, given in [(times[0], portions[0]), *zip(times, portions, strict=True)]:  # once to warm up
+        for place, policy in enumerate([None, *setting.policies]):
+            out = generate(setting.model, given, policy, **options)
             row[place] = out.seconds, out.tokens
-    seconds = times[1:, :, 0]
-    rate, median = times[1:, :, 1] / seconds, np.median(seconds, axis=0)[1:]
+    seconds, rate = times[..., 0], times[..., 1] / times[..., 0]
+    samples = np.array(list(map(len, portions)))[:, None] / seconds[:, 1:]
     speed = rate[:, 1:] / rate[:, :1]
+    ranked, told = (speed[::2], speed[1::2]) if setting.all_inputs else (speed, speed)
     found = {
-        "seconds": median,
-        "samples_per_second": len(inputs) / median,
+        "seconds": np.median(seconds, axis=0)[1:],
+        "samples_per_second": np.median(samples, axis=0),
         "tokens_per_second": np.median(rate, axis=0)[1:],
-        "speed": np.median(speed, axis=0),
-        "lowest": speed.min(axis=0),
-        "highest": speed.max(axis=0),
+        "speed": np.median(told, axis=0),
+        "lowest": told.min(axis=0),
+        "highest": told.max(axis=0),
+        "ranked": np.median(ranked, axis=0),
         "samples_speed": np.median(seconds[:, :1] / seconds[:, 1:], axis=0),
     }
     return pd.DataFrame(found)

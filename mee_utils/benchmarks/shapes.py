@@ -20,23 +20,22 @@ from ..decoding.costs import measure_costs
 from ..decoding.generation import bind_policy, generate
 from ..decoding.token import on_host
 from ..decoding.verify import UNSURE, DraftDecoder, Row
-from ..exits.classifiers import load_classifier, new_classifier
+from ..exits.classifiers import new_classifier
 from ..exits.measures import ForcedExits
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
-from ..study.artifacts import train_classifiers
 from ..study.catalogue import MAIN_MODEL, RULES
 from ..study.experiment import Experiment
 from ..study.inputs import weights_digest
-from ..study.result_tables import read_sweep
+from ..study.result_tables import read_measured
 from ..study.verdicts import keeping
 from ..traces.drafts import rounds_of
 from ..traces.planning import default_policies, plan_drafts
 from ..traces.replay import replay_policy
-from .decoder import PAUSE, SEED, WORKLOADS, Bench, Run, ctranslate2_peer
+from .decoder import PAUSE, SEED, WORKLOADS, Bench, Run, around, ctranslate2_peer, summary
+from .rules import BATCHES, QUALITY, drafts_by, trained
 
-QUALITY = 0.99  # of the full score, as in `rules`
-BATCHES = (1, 8, 32)
+KEYS = ("profile", "part", "shape")
 EXAMPLES = 64  # outputs of each task that are played
 
 
@@ -65,17 +64,15 @@ def played(policy: ExitPolicy, script: Script, bench: Bench, depth: int) -> Exit
     """The policy with all that it computes; where its tokens leave, the script says."""
     if policy.measure.name == "static":
         return replace(policy, min_layer=int(deeper(policy.min_layer, bench, depth)))
-    measure, forced = copy.copy(policy.measure), ForcedExits(script.layers)
-    decide = measure.confidence
+    forced = ForcedExits(script.layers)
 
-    def confidence(state):
+    def confidence(decide, state):
         on_host(decide(state))
         return forced.confidence(state)
 
-    measure.confidence = confidence
     layers = deeper(policy.bind(depth, bench.workload.sizes.vocabulary).decision_layers, bench, depth)
     how = dict(threshold=0.5, decay=None, decay_form="scaled", min_layer=None, exit_layers=layers.tolist())
-    return replace(policy, measure=measure, **how)
+    return around(policy, confidence, **how)
 
 
 class Actor(Row):
@@ -129,57 +126,46 @@ def assisted_peer(bench: Bench, layers: int) -> Run:
     What later layers add to the states is set to zero, at no less work: the most that drafting gains there.
     """
     import torch
-    from transformers import T5ForConditionalGeneration
 
     peer = copy.copy(bench)
     peer.network = copy.deepcopy(bench.network)
-    blocks = peer.network.decoder.block
+    decoder = peer.network.decoder
     with torch.no_grad():
-        for block in blocks[layers:]:
-            for weight in (block.layer[0].SelfAttention.o, block.layer[1].EncDecAttention.o):
-                weight.weight.zero_()
-            block.layer[2].DenseReluDense.wo.weight.zero_()
-    config = copy.deepcopy(peer.network.config)
-    config.num_decoder_layers = layers
-    with torch.device("meta"):
-        assistant = T5ForConditionalGeneration(config)
-    for name in ("shared", "encoder", "lm_head"):
-        setattr(assistant, name, getattr(peer.network, name))
-    assistant.decoder = copy.copy(peer.network.decoder)
-    assistant.decoder._modules = {**peer.network.decoder._modules, "block": blocks[:layers]}
-    assistant.decoder.config, assistant.generation_config.eos_token_id = config, None
-    peer.network.generate = partial(peer.network.generate, assistant_model=assistant.eval())
+        for attention, cross, feed_forward in (block.layer for block in decoder.block[layers:]):
+            outputs = attention.SelfAttention.o, cross.EncDecAttention.o, feed_forward.DenseReluDense.wo
+            for linear in outputs:
+                linear.weight.zero_()
+    first, assistant = copy.copy(decoder), copy.copy(peer.network)
+    first._modules = {**decoder._modules, "block": decoder.block[:layers]}
+    assistant._modules = {**assistant._modules, "decoder": first}
+    first.config = assistant.config = copy.deepcopy(decoder.config)
+    first.config.num_decoder_layers = layers
+    assistant.generation_config = copy.deepcopy(assistant.generation_config)
+    assistant.generation_config.eos_token_id = None
+    peer.network.generate = partial(peer.network.generate, assistant_model=assistant)
     return peer.generate(1)
 
 
 def lossy(experiment: Experiment, bench: Bench) -> Iterator[dict]:
     """The cheapest setting of each rule that keeps the score, decoded by the trained model, and played."""
-    profile, task = experiment.profile, None
-    kept = keeping(read_sweep(profile.name), MAIN_MODEL, QUALITY)
-    kept = kept[kept.cheapest & (kept.rule != "oracle")]
+    settings, width = experiment.profile.results, bench.workload.sizes.d_model
+    kept = keeping(read_measured(experiment.profile.name), MAIN_MODEL, QUALITY)
     (model,) = experiment.models([MAIN_MODEL]).values()
     model.network.float()
-    options, files = profile.results.model_dump(), train_classifiers(profile)
-    trained = {
-        job.variant: load_classifier(path, model).float()
-        for job, path in files.items()
-        if (job.model, job.target, job.seed) == (MAIN_MODEL, "consistency", 0)
-    }
-    tasks, width, runs = experiment.tasks(EXAMPLES), bench.workload.sizes.d_model, {}
-    untrained = {}
-    for name in set(kept.rule) & trained.keys():
+    classifiers, untrained = trained(experiment, model), {}
+    for name in set(kept.rule) & classifiers.keys():
         variant = RULES[name].classifier
         untrained[name] = new_classifier(variant.kind, width, **variant.options(width))
+    tasks, options, runs = experiment.tasks(EXAMPLES), settings.model_dump(), {}
     for row in kept.itertuples():
-        rule, task = RULES[row.rule], tasks[row.task]
-        policy = rule.policy(row.threshold, options, trained)
-        found = generate(model, task.inputs, policy, max_new_tokens=profile.results.max_new_tokens)
-        exits = found.exit_layers
+        policies = [RULES[row.rule].policy(row.threshold, options, own) for own in (classifiers, untrained)]
+        inputs = tasks[row.task].inputs
+        exits = generate(model, inputs, policies[0], max_new_tokens=settings.max_new_tokens).exit_layers
         script = Script.of(bench, 1, exits, [np.ones(len(output)) for output in exits], model.layers)
-        policy = rule.policy(row.threshold, options, untrained)
         about = dict(task=row.task, rule=row.rule, threshold=row.threshold)
         about |= dict(depth=float(np.concatenate(exits).mean() / model.layers))
-        runs[tuple(about.items())] = bench.ours(1, played(policy, script, bench, model.layers))
+        runs[tuple(about.items())] = bench.ours(1, played(policies[1], script, bench, model.layers))
+    bench.take_threads()
     found = bench.times({"full depth": bench.ours(1)} | runs)
     for about in runs:
         yield dict(about) | dict(batch=1, against="full depth", values=found["full depth"] / found[about])
@@ -190,21 +176,22 @@ def lossless(experiment: Experiment, bench: Bench) -> Iterator[dict]:
     settings = experiment.profile.results
     scale, limit = bench.layers / experiment.layers, dict(max_new_tokens=settings.max_new_tokens)
     here = Model(bench.network, None, bench.workload.shape)
-    models = experiment.models([MAIN_MODEL])
+    (model,) = experiment.models([MAIN_MODEL]).values()
+    policies, traces = default_policies(model), {}
+    for task in experiment.tasks(EXAMPLES):
+        traces[task] = experiment.trace(MAIN_MODEL, task, EXAMPLES, settings.max_new_tokens)
+    bench.take_threads()
     for batch in BATCHES:
         runs = {"full depth": bench.ours(batch), "transformers generate": bench.generate(batch)}
         runs["CTranslate2"] = ctranslate2_peer(bench, batch)
-        peers, rows = [name for name in runs if name != "full depth"], []
         if batch == 1:
             runs["transformers, assistant"] = assisted_peer(bench, max(1, bench.layers // 3))
-            peers.append("transformers, assistant")
-        for name, task in ((name, task) for name in models for task in experiment.tasks(EXAMPLES)):
-            trace, model = experiment.trace(name, task, EXAMPLES, settings.max_new_tokens), models[name]
-            policies = default_policies(model)
+        (_, *peers), rows = runs, []
+        for task, trace in traces.items():
             costs = measure_costs(here, policies, batch)
             costs = replace(costs, block=np.array(costs.block) * scale)
             plan = plan_drafts(trace, costs, policies, batch_size=batch, model=model, **limit)
-            about = dict(task=task, model=name, expected=plan.speedup)
+            about = dict(task=task, model=MAIN_MODEL, expected=plan.speedup)
             rows.append(about)
             if (policy := plan.policy) is None:
                 continue
@@ -214,14 +201,12 @@ def lossless(experiment: Experiment, bench: Bench) -> Iterator[dict]:
             begins = np.flatnonzero(np.diff(trace.sequence)) + 1
             outputs = (np.split(of, begins) for of in (replayed.layers[exits], right))
             script = Script.of(bench, batch, *outputs, model.layers)
-            measure = policy.measure.name + (" over few ids" if policy.pruning else "")
-            about |= dict(rule=measure, threshold=policy.threshold, max_draft=policy.max_draft)
+            about |= dict(rule=drafts_by(policy), threshold=policy.threshold, max_draft=policy.max_draft)
             about |= dict(depth=policy.min_layer / model.layers, right=float(right.mean()))
-            runs[name, task] = verified(bench, played(policy, script, bench, model.layers), script)
+            runs[task] = verified(bench, played(policy, script, bench, model.layers), script)
         found = bench.times(runs, pause=PAUSE)
         for about in rows:
-            key = about["model"], about["task"]
-            speed = found["full depth"] / found[key] if key in found else [1.0]
+            speed = found["full depth"] / found[about["task"]] if about["task"] in found else [1.0]
             yield about | dict(batch=batch, against="full depth", values=speed)
         for peer in peers:
             yield dict(rule=peer, batch=batch, against="full depth", values=found["full depth"] / found[peer])
@@ -233,10 +218,10 @@ PARTS: dict[str, Callable] = {"lossy shapes": lossy, "lossless shapes": lossless
 def run(
     part: str, profile: str, data: str | None, shapes: list[str], rounds: int, progress: Callable
 ) -> pd.DataFrame:
-    """A row a setting, task, shape and batch: `median`, `lowest` and `highest` speed, full depth being 1.
+    """A row a setting, task, shape and batch: `speed`, `lowest` and `highest`, full depth being 1.
 
     Raises:
-        CompanionError: the sweep of this profile has not been run.
+        CompanionError: nothing was measured for this profile.
     """
     tables = []
     for shape in shapes or WORKLOADS:
@@ -246,10 +231,7 @@ def run(
             raise CompanionError(f"{few}: time another shape.")
         progress(f"{shape}: {part}")
         bench = Bench(WORKLOADS[shape], 3 * rounds if shape == "mini" else rounds)
-        table = pd.DataFrame(PARTS[part](experiment, bench))
-        spread = {"speed": np.median, "lowest": np.min, "highest": np.max}
-        table = table.assign(**{name: table["values"].map(f) for name, f in spread.items()})
         labels = dict(profile=experiment.profile.name, part=part, shape=shape)
         labels["weights"] = weights_digest(experiment.profile, MAIN_MODEL)[:12]
-        tables.append(table.drop(columns="values").assign(**labels))
+        tables.append(summary(PARTS[part](experiment, bench), "speed").assign(**labels))
     return pd.concat(tables, ignore_index=True)

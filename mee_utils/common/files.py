@@ -5,11 +5,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import yaml
+
 from .errors import CompanionError, one_line
 
 PACKAGE = Path(__file__).parents[1]
 ROOT = PACKAGE.parent
 ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv")  # of corpora, the longer one first
+
+
+def read_yaml(name: str):
+    """A table of the package, such as "study/rules.yaml"."""
+    return yaml.safe_load((PACKAGE / name).read_text(encoding="utf-8"))
 
 
 def is_hub_id(source: str) -> bool:

@@ -13,6 +13,7 @@ from ..common.errors import CompanionError, check_whole
 from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..models.loading import Model
 from .exit_state import ExitState, Step
+from .generation import bind_policy
 from .layerwise import LayerwiseDecoder, Rows, Span, decoder_of
 from .token import TokenDecoder, on_host
 from .verify import DraftDecoder
@@ -113,9 +114,7 @@ def _run(decoder: LayerwiseDecoder, rows: int) -> np.ndarray:
     ids = torch.full((rows, SOURCE), decoder.start, device=decoder.embedding.device)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     caches = [decoder.begin(batch, 8 * MAX_DRAFT) for _ in range(2)]
-    first, last = (
-        ExitPolicy("static", min_layer=layer).bind(layers, decoder.config.vocab_size) for layer in (1, layers)
-    )
+    first, last = (bind_policy(ExitPolicy("static", min_layer=layer), decoder) for layer in (1, layers))
     drafting, plain = DraftDecoder(decoder, caches[0], first, numbers), TokenDecoder(decoder, caches[1], last)
     if rows > 1:  # rows are hardly ever in step, which costs something
         drafting.draft(drafting.rows[: rows // 2])
@@ -141,7 +140,7 @@ def _run_layers(decoder: LayerwiseDecoder, span: Span) -> None:
 
 def _decision(model: Model, decoder: LayerwiseDecoder, policy: ExitPolicy, rows: int) -> float:
     """Seconds of one decision, on average over the layers that decide."""
-    bound = policy.bind(decoder.layers, decoder.config.vocab_size, model.min_exit_layer)
+    bound = bind_policy(policy, decoder, model.min_exit_layer)
     bound.measure.check_model(model)
     x, here = decoder.embed(torch.arange(rows, device=model.device)), np.arange(rows)
 

@@ -32,15 +32,12 @@ class Step:
 class LayerState:
     """What a measure sees of one layer, while decoding (`ExitState`) or in a replay."""
 
-    @cached_property
-    def _kept(self) -> dict:
-        return {}
-
     def recall(self, key, make):
         """What a measure keeps with this layer, `make(state)`: a tuple of `[rows, ...]`, made once."""
-        if key not in self._kept:
-            self._kept[key] = make(self)
-        return self._kept[key]
+        kept = vars(self).setdefault("_kept", {})
+        if key not in kept:
+            kept[key] = make(self)
+        return kept[key]
 
     def so_far(self, name: str) -> tuple:
         """An attribute at every exit so far, this one last: `[rows]` each."""
@@ -79,17 +76,13 @@ class ExitState(LayerState):
 
     def __post_init__(self):
         self.decoder, self.layers = self.step.decoder, self.step.decoder.layers
+        self.decisions = self.step.readout.decisions  # the layers at which the policy decides
         position = self.step.position
         self.position = position[self.rows] if np.ndim(position) else position
 
     @property
     def sequence(self) -> np.ndarray:
         return self.step.sequence[self.rows]
-
-    @property
-    def decisions(self) -> tuple[int, ...]:
-        """The layers at which the policy decides."""
-        return self.step.readout.decisions
 
     @property
     def token_before(self) -> Tensor:
@@ -146,8 +139,7 @@ class ExitState(LayerState):
 
     @cached_property
     def margin(self) -> Tensor:
-        first, second = self._top.unbind(-1)
-        return first - second
+        return self._top[:, 0] - self._top[:, 1]
 
     @cached_property
     def entropy(self) -> Tensor:
@@ -161,28 +153,22 @@ class ExitState(LayerState):
         return torch.nn.functional.cosine_similarity(after, before, dim=-1).clamp_(max=1.0)
 
 
-class RowView:
-    """An `ExitState` (or such a view of one) restricted to the rows that are still there."""
+class RowView(LayerState):
+    """An `ExitState` restricted to the rows that are still there."""
 
-    def __init__(self, state: ExitState | RowView, index: np.ndarray):
+    def __init__(self, state: ExitState, index: np.ndarray):
         self._state, self._index = state, index
 
     def _pick(self, values):
+        if isinstance(values, tuple):  # of whatever kind
+            return tuple.__new__(type(values), map(self._pick, values))
         if isinstance(values, Tensor):
             return values[torch.from_numpy(self._index).to(values.device)]
         return values[self._index] if isinstance(values, np.ndarray) else values
 
     def recall(self, key, make):
         """What a measure kept with that layer, for the rows that are still there."""
-        values = self._state.recall(key, make)
-        if not isinstance(values, tuple):
-            return values
-        picked = map(self._pick, values)
-        return type(values)._make(picked) if hasattr(values, "_make") else tuple(picked)
-
-    def earlier(self, layers: int) -> RowView:
-        """The same rows, further back."""
-        return RowView(self._state.earlier(layers), self._index)
+        return self._pick(self._state.recall(key, make))
 
     def __getattr__(self, name: str):
         return self._pick(getattr(self._state, name))

@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..common.errors import CompanionError, check_whole
+from ..common.html import Markup, shaded, table
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
@@ -41,6 +42,7 @@ class Generation:
     flops: np.ndarray  # `[input]`
     flops_by_part: dict[str, np.ndarray]  # "layers", "skipped", "source", "readout", "measure"
     seconds: float
+    model: Model  # that made it
     drafts: list[Drafts] | None = None  # of each output, where exits are verified
 
     @property
@@ -63,6 +65,23 @@ class Generation:
         depth = f"mean exit layer {self.mean_exit_layer:.2f}"
         return f"Generation({len(self.texts)} outputs, {self.tokens} tokens, {depth}, {self.seconds:.2f} s)"
 
+    def _repr_html_(self) -> str:
+        """The first outputs, each token on the colour of its exit layer."""
+        depth, pieces = self.model.layers, self.model.tokenizer.convert_ids_to_tokens
+
+        def shown(ids, layers):
+            words = [(piece or "?").replace("▁", " ") for piece in pieces(ids)]
+            marked = zip(words, layers.tolist())
+            return Markup("".join(shaded(word, at / depth, f"layer {at}") for word, at in marked))
+
+        rows = [
+            (number, shown(ids, layers), f"{layers.mean():.1f}", f"{flops / 1e6:.1f}")
+            for number, (ids, layers, flops) in enumerate(zip(self.token_ids, self.exit_layers, self.flops))
+        ]
+        scale = "".join(shaded(f" {layer} ", layer / depth) for layer in range(1, depth + 1))
+        header = ("", Markup(f"output, coloured by exit layer {scale}"), "mean exit layer", "MFLOPs")
+        return table(rows, header, repr(self))
+
 
 def generate(
     model: Model,
@@ -73,7 +92,6 @@ def generate(
     batch_size: int = 8,
     max_source_tokens: int | None = None,
     encodings: EncoderCache | None = None,
-    progress: bool | None = None,
 ) -> Generation:
     """Decodes greedily with early exits.
 
@@ -85,7 +103,6 @@ def generate(
         batch_size: rows at a time; changes speed, not results (but for an adaptive threshold, which learns).
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
         encodings: keeps encoder states from call to call, where inputs are decoded with many policies.
-        progress: a bar on the terminal; by default if it takes longer than five seconds.
 
     Raises:
         CompanionError: no inputs, an empty or over-long one, a policy or encodings that do not fit the model,
@@ -106,7 +123,7 @@ def generate(
     lengths = check_lengths(model, texts, max_source_tokens)
     outputs: list[Output] = [None] * len(texts)
     seconds = 0.0
-    bar = tqdm(total=len(texts), desc="generate", delay=5, disable=None if progress is None else not progress)
+    bar = tqdm(total=len(texts), desc="generate", delay=5, disable=None)
     for chosen, batch in batches_by_length(model, texts, batch_size):
         encoded = encodings.states(decoder, batch) if encodings else None
         started = time.perf_counter()
@@ -121,7 +138,7 @@ def generate(
     parts = bound.flops(DecoderSizes.of(model.network.config), layers, rows, lengths, positions)
     total, texts = sum(parts.values()), detokenize(model, ids)
     drafts = None if drafts[0] is None else drafts
-    return Generation(texts, ids, exits, confidences, readout_rows, total, parts, seconds, drafts)
+    return Generation(texts, ids, exits, confidences, readout_rows, total, parts, seconds, model, drafts)
 
 
 def bind_policy(
@@ -163,6 +180,6 @@ def decode_batch(
             alive = np.arange(len(alive))
     rows = np.concatenate([going for going, _ in steps])
     order, ends = np.argsort(rows, kind="stable"), np.bincount(rows, minlength=len(sequence)).cumsum()[:-1]
-    columns = zip(*(token[:4] for _, token in steps), strict=True)
+    columns = zip(*((t.ids, t.exit_layers, t.confidences, t.readout_rows) for _, t in steps), strict=True)
     by_row = [np.split(np.concatenate(column)[order], ends) for column in columns]
     return [Output(ids.tolist(), *arrays) for ids, *arrays in zip(*by_row, strict=True)]

@@ -44,9 +44,7 @@ def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> li
     return lengths
 
 
-def batches_by_length(
-    model: Model, inputs: Sequence[str], batch_size: int
-) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+def batches_by_length(model: Model, inputs: Sequence[str], batch_size: int) -> Iterator[tuple[list, dict]]:
     """Yields (indices, encoded batch), long inputs first, so that a batch hardly holds padding."""
     ids = model.tokenizer(list(inputs)).input_ids
     order = sorted(range(len(inputs)), key=lambda i: (-len(ids[i]), i))

@@ -19,7 +19,6 @@ reaches a layer brings all earlier positions up to it.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -40,20 +39,20 @@ PIECE = 128  # positions that a cache has room for at first; it doubles when the
 class LayerWeights:
     """The weights of one decoder layer, projections with the same input joined."""
 
-    def __init__(self, layer: nn.Module, pack: bool | None):
+    def __init__(self, layer: nn.Module):
         own, cross = layer.layer[0].SelfAttention, layer.layer[1].EncDecAttention
         feed = layer.layer[-1].DenseReluDense
         self.norms = [Norm(sublayer.layer_norm) for sublayer in layer.layer]
         joined = torch.cat([own.q.weight, own.k.weight, own.v.weight]).detach()
         inner = own.q.weight.shape[0]
-        self.query, self.key_value = Linear(joined[:inner], pack), Linear(joined[inner:], pack)
-        self.joined = None if self.key_value.packed else Linear(joined, pack)
-        self.out = Linear(own.o.weight, pack)
-        self.cross_query, self.cross_out = Linear(cross.q.weight, pack), Linear(cross.o.weight, pack)
-        self.cross_key_value = Linear(torch.cat([cross.k.weight, cross.v.weight]), pack)
+        self.query, self.key_value = Linear(joined[:inner]), Linear(joined[inner:])
+        self.joined = None if self.key_value.packed else Linear(joined)
+        self.out = Linear(own.o.weight)
+        self.cross_query, self.cross_out = Linear(cross.q.weight), Linear(cross.o.weight)
+        self.cross_key_value = Linear(torch.cat([cross.k.weight, cross.v.weight]))
         self.gated = hasattr(feed, "wi_0")
         wide = torch.cat([feed.wi_0.weight, feed.wi_1.weight]) if self.gated else feed.wi.weight
-        self.wide, self.narrow = Linear(wide, pack), Linear(feed.wo.weight, pack)
+        self.wide, self.narrow = Linear(wide), Linear(feed.wo.weight)
         self.activation = torch.relu if isinstance(feed.act, nn.ReLU) else feed.act.forward
 
     def queries_keys_values(self, normed: Tensor) -> Tensor:
@@ -109,15 +108,14 @@ class Cache:
             self.own = [None if made is None else functional.pad(made, room) for made in self.own]
 
 
-@dataclass(eq=False)
 class Rows:
-    """Some rows of a batch: their slots in the cache, on the host and, when needed, on the device."""
+    """Some rows of a batch, all at its present token: their slots in the cache."""
 
-    cache: Cache
-    slots: np.ndarray
-
-    def __post_init__(self):
-        self.all = len(self.slots) == self.cache.batch
+    def __init__(self, cache: Cache, slots: np.ndarray):
+        self.cache, self.slots, self.keys = cache, slots, cache.position + 1
+        self.all = len(slots) == cache.batch
+        self.gathered = not self.all and len(slots) < GATHER_BELOW * cache.batch
+        self.queries: np.ndarray | None = None  # positions `[row, places]`; None: one, at the last key
         self.bias: Tensor | None = None  # made by the first layer
 
     def __len__(self) -> int:
@@ -128,8 +126,13 @@ class Rows:
         """The slots on the device, `[rows]`."""
         return self.on_device(self.slots)
 
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """The source's padding, as `attend` wants it."""
+        mask = self.cache.mask
+        return mask[self.index] if self.gathered and mask is not None else mask
+
     def on_device(self, numbers) -> Tensor:
-        """Numbers that are known on the host."""
         return torch.from_numpy(np.asarray(numbers)).to(self.cache.encoded.device, non_blocking=True)
 
     def keep(self, which: np.ndarray) -> Rows:
@@ -142,6 +145,16 @@ class Rows:
         first = filled if self.all else filled[self.slots]
         return None if first.min() == self.cache.position else first
 
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        """From queries `[token, head, d_kv]` to the keys of their own rows; `[token, inner]`."""
+        query = query.unsqueeze(2)
+        if self.all or self.gathered:
+            own = keys_values if self.all else keys_values.index_select(1, self.index)
+            return attention(query, own, bias).flatten(1)
+        spread = query.new_zeros(self.cache.batch, *query.shape[1:])
+        spread[self.index] = query
+        return attention(spread, keys_values, bias)[self.index].flatten(1)
+
     def store_exit_state(self, x: Tensor) -> None:
         """Stores the states `[rows, d_model]` with which the present token exits."""
         self.cache.states[self.index, self.cache.position] = x
@@ -152,7 +165,7 @@ class Rows:
         self.cache.filled[:, self.slots] -= deeper
 
 
-class Span:
+class Span(Rows):
     """The tokens that go through a layer together: of each row, all those that have not seen it yet.
 
     Rows stand at positions of their own ("verify"). States are flat, row by row, `[token, d_model]`;
@@ -165,28 +178,29 @@ class Span:
     """
 
     def __init__(self, cache: Cache, slots: np.ndarray, ends: np.ndarray, layer: int):
-        self.cache, self.given = cache, (slots, ends)
-        filled = cache.filled[:, slots]
+        self.given, filled = (slots, ends), cache.filled[:, slots]
         first = filled[layer - 1]
         self.until = len(filled) + 1 - int((filled == first).all(axis=1)[::-1].argmax())
         waits = first < ends
         if not waits.all():
             slots, first, ends = slots[waits], first[waits], ends[waits]
-        self.rows, self.first, self.ends, self.counts = Rows(cache, slots), first, ends, ends - first
+        super().__init__(cache, slots)
+        self.gathered, self.ends, self.counts = not self.all, ends, ends - first
         self.places, self.keys = int(self.counts.max()), int(ends.max())
-        self.bias: Tensor | None = None  # made by the first layer
         begin = self.keys - self.places
         # all rows of the cache, at the same positions, as one row alone always is: slices do
-        self.together = self.rows.all and bool((first == begin).all() and (ends == self.keys).all())
+        self.together = self.all and bool((first == begin).all() and (ends == self.keys).all())
+        if self.places > 1 or not self.together:  # as few as tell; left of a row's first token none is in use
+            asked = ends[:1] if self.together else ends
+            self.queries = (asked[:, None] + np.arange(-self.places, 0)).clip(0)
         self.place = None  # where the tokens stand among `[row * places]`, unless they fill it
         if self.together:
             self.where = (slice(None), slice(begin, self.keys))
             return
         row, positions = waiting_places(first, ends, np.arange(len(slots)))
-        self.where = tuple(self.rows.on_device(np.stack([slots[row], positions])))
+        self.where = tuple(self.on_device(np.stack([slots[row], positions])))
         if len(row) < len(slots) * self.places:
-            places = row * self.places + positions - (ends - self.places)[row]
-            self.place = self.rows.on_device(places)
+            self.place = self.on_device(row * self.places + positions - (ends - self.places)[row])
 
     def joined(self, layer: int, x: Tensor) -> tuple[Span, Tensor]:
         """What goes through a later layer: these tokens, and those that join there."""
@@ -210,14 +224,19 @@ class Span:
             return x
         if self.together:
             return x[self.places - 1 :: self.places]
-        return x[self.rows.on_device(self.counts.cumsum() - 1)]
+        return x[self.on_device(self.counts.cumsum() - 1)]
 
-    def queries(self) -> np.ndarray | None:
-        """Positions `[row, places]`, as few as tell; those left of a row's first token are in no use."""
-        ends = self.ends[:1] if self.together else self.ends
-        if len(ends) == self.places == 1:
-            return None
-        return (ends[:, None] + np.arange(-self.places, 0)).clip(0)
+    def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        if self.places == 1:
+            return super().attend(query, keys_values, bias)
+        if self.place is not None:
+            spread = query.new_zeros(len(self) * self.places, *query.shape[1:])
+            spread[self.place] = query
+            query = spread
+        query = query.unflatten(0, (-1, self.places)).transpose(1, 2)
+        own = keys_values if self.all else keys_values.index_select(1, self.index)
+        mixed = attention(query, own, bias).transpose(1, 2).flatten(2).flatten(0, 1)
+        return mixed if self.place is None else mixed[self.place]
 
 
 class LayerwiseDecoder:
@@ -226,11 +245,10 @@ class LayerwiseDecoder:
     The weights are copied into layouts made for decoding (as much memory again as the decoder has); after
     further training, make a new one. `decoder_of` keeps one per model.
 
-    `network` is the `transformers` model, in evaluation mode; `pack` says whether to pack its weights for the
-    CPU, by default those that get faster by it. Raises `CompanionError` for a model in float16.
+    `network` is the `transformers` model, in evaluation mode. Raises `CompanionError` for one in float16.
     """
 
-    def __init__(self, network: nn.Module, pack: bool | None = None):
+    def __init__(self, network: nn.Module):
         decoder, config, head = network.get_decoder(), network.config, network.lm_head.weight
         self.embedding = decoder.embed_tokens.weight.detach()
         if self.embedding.dtype == torch.float16:
@@ -238,13 +256,13 @@ class LayerwiseDecoder:
         self.config, self.encoder = config, network.get_encoder()
         self.heads, self.d_kv, start = config.num_heads, config.d_kv, config.decoder_start_token_id
         self.start = config.pad_token_id if start is None else start  # the id that outputs begin after
-        self.weights = [LayerWeights(layer, pack) for layer in decoder.block]
+        self.weights = [LayerWeights(layer) for layer in decoder.block]
         self.layers = len(self.weights)
         self.norm, self.scale = Norm(decoder.final_layer_norm), output_scale(network)
         # exited rows stay in the batch until no more than this share of it is active: taking rows out costs
         # time, in a narrow model more than running them for nothing
         self.compact_below = COMPACT_NARROW if config.d_model < NARROW else COMPACT_WIDE
-        self.head, self._head_weight = Linear(head, pack), head.detach()
+        self.head, self._head_weight = Linear(head), head.detach()
         self._bias_module = decoder.block[0].layer[0].SelfAttention
         self._relative_bias = self._make_relative_bias(PIECE)
 
@@ -252,9 +270,7 @@ class LayerwiseDecoder:
         """The encoder's states `[batch, source, d_model]` of `input_ids` and `attention_mask`."""
         return self.encoder(**batch)[0]
 
-    def begin(
-        self, batch: dict[str, Tensor], length: int, parallel: bool = False, encoded: Tensor | None = None
-    ) -> Cache:
+    def begin(self, batch: dict, length: int, parallel: bool = False, encoded: Tensor | None = None) -> Cache:
         """Encodes a batch, unless that is done, for outputs of at most `length` tokens."""
         encoded, there = self.encode(batch) if encoded is None else encoded, batch["attention_mask"]
         mask = None
@@ -278,63 +294,41 @@ class LayerwiseDecoder:
     def run_layer(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
         """Runs layer `layer` (1 to L) for the present token of some rows, `[rows, d_model]` to the same."""
         cache, first = rows.cache, rows.waiting(layer)
-        self._reserve(layer, cache)
         if first is not None and cache.parallel:
             x = self._run_with_waiting(layer, x, rows)
         else:
             x = self._attend_and_feed(layer, x, self._store_keys_values(layer, x, rows, first), rows)
-        cache.filled[layer - 1, rows.slots] = cache.position + 1
+        cache.filled[layer - 1, rows.slots] = rows.keys
         return x
 
     def run_span(self, layer: int, x: Tensor, span: Span) -> Tensor:
         """Runs layer `layer` (1 to L) for the tokens of a span, `[token, d_model]` before and after it."""
-        cache, weights = span.cache, self.weights[layer - 1]
-        self._reserve(layer, cache)
-        if span.bias is None:
-            span.bias = self._bias(span.keys - 1, span.queries())
-        own = cache.own[layer - 1]
+        weights, own = self.weights[layer - 1], self._reserve(layer, span.cache)
         made = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
         if span.together:
             own[:, :, :, span.where[1]] = made[1:].unflatten(1, (-1, span.places)).transpose(2, 3)
         else:
             own[:, span.where[0], :, span.where[1]] = made[1:].transpose(0, 1)
-        x = weights.out.add_to(x, self._attend_span(made[0], own[:, :, :, : span.keys], span.bias, span))
-        query = weights.cross_query(weights.norms[1](x)).view(-1, self.heads, self.d_kv)
-        mask = cache.mask if cache.mask is None or span.rows.all else cache.mask[span.rows.index]
-        mixed = self._attend_span(query, cache.cross[layer - 1], mask, span)
-        return weights.feed_forward(weights.cross_out.add_to(x, mixed))
+        return self._attend_and_feed(layer, x, made[0], span)
 
-    def _attend_span(self, query: Tensor, keys_values: Tensor, mask: Tensor | None, span: Span) -> Tensor:
-        """From queries `[token, head, d_kv]` to their rows' keys; `[token, inner]`."""
-        if not span.rows.all:
-            keys_values = keys_values.index_select(1, span.rows.index)
-        if span.places == 1:
-            return attention(query[:, :, None], keys_values, mask).flatten(1)
-        if span.place is not None:
-            spread = query.new_zeros(len(span.rows) * span.places, *query.shape[1:])
-            spread[span.place] = query
-            query = spread
-        query = query.unflatten(0, (-1, span.places)).transpose(1, 2)
-        mixed = attention(query, keys_values, mask).transpose(1, 2).flatten(2).flatten(0, 1)
-        return mixed if span.place is None else mixed[span.place]
-
-    def _reserve(self, layer: int, cache: Cache) -> None:
-        """Room for the layer's keys and values, and those of the source; once a batch."""
-        if cache.own[layer - 1] is not None:
-            return
-        cache.own[layer - 1] = cache.encoded.new_zeros(2, cache.batch, self.heads, cache.capacity, self.d_kv)
-        made = self.weights[layer - 1].cross_key_value(cache.encoded)
-        shaped = made.view(*made.shape[:2], 2, self.heads, self.d_kv).permute(2, 0, 3, 1, 4)
-        cache.cross[layer - 1] = shaped.contiguous()
+    def _reserve(self, layer: int, cache: Cache) -> Tensor:
+        """The layer's keys and values; at first makes room for them, and makes those of the source."""
+        if cache.own[layer - 1] is None:
+            size = (2, cache.batch, self.heads, cache.capacity, self.d_kv)
+            cache.own[layer - 1] = cache.encoded.new_zeros(size)
+            made = self.weights[layer - 1].cross_key_value(cache.encoded)
+            shaped = made.view(*made.shape[:2], 2, self.heads, self.d_kv).permute(2, 0, 3, 1, 4)
+            cache.cross[layer - 1] = shaped.contiguous()
+        return cache.own[layer - 1]
 
     def _store_keys_values(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray | None) -> Tensor:
         """Stores keys and values of the present token and of those that waited; returns the query."""
         weights, cache, position = self.weights[layer - 1], rows.cache, rows.cache.position
-        own, norm = cache.own[layer - 1], weights.norms[0]
+        own, norm = self._reserve(layer, cache), weights.norms[0]
         if first is None:
             made = self._split(weights.queries_keys_values(norm(x)), 3)
             own[:, slice(None) if rows.all else rows.index, :, position] = made[1:]
-            return made[0][:, :, None]
+            return made[0]
         begin = int(first[0])
         if rows.all and (first == begin).all():  # all catch up from the same place, as one row always does
             normed = norm(torch.cat([cache.states[:, begin:position], x[:, None]], dim=1))
@@ -357,49 +351,32 @@ class LayerwiseDecoder:
         return span.last(x)
 
     def _attend_and_feed(self, layer: int, x: Tensor, query: Tensor, rows: Rows) -> Tensor:
-        """The layer from its queries `[rows, head, 1, d_kv]` on; `x` is `[rows, d_model]`."""
+        """The layer from its queries `[token, head, d_kv]` on; `x` is `[token, d_model]`."""
         weights, cache = self.weights[layer - 1], rows.cache
-        own = cache.own[layer - 1][:, :, :, : cache.position + 1]
         if rows.bias is None:
-            rows.bias = self._bias(cache.position)
-        x = weights.out.add_to(x, self._attend(query, own, rows.bias, rows))
+            rows.bias = self._bias(rows)
+        own = cache.own[layer - 1][:, :, :, : rows.keys]
+        x = weights.out.add_to(x, rows.attend(query, own, rows.bias))
         query = self._heads(weights.cross_query(weights.norms[1](x)))
-        mixed = self._attend(query, cache.cross[layer - 1], cache.mask, rows)
+        mixed = rows.attend(query, cache.cross[layer - 1], rows.mask)
         return weights.feed_forward(weights.cross_out.add_to(x, mixed))
-
-    def _attend(self, query: Tensor, keys_values: Tensor, mask: Tensor | None, rows: Rows) -> Tensor:
-        """From queries `[rows, head, 1, d_kv]` to the rows' own keys; `[rows, inner]`."""
-        batch = rows.cache.batch
-        if rows.all:
-            mixed = attention(query, keys_values, mask)
-        elif len(rows) < GATHER_BELOW * batch:
-            mask = mask if mask is None or len(mask) == 1 else mask[rows.index]
-            mixed = attention(query, keys_values.index_select(1, rows.index), mask)
-        else:
-            spread = query.new_zeros(batch, *query.shape[1:])
-            spread[rows.index] = query
-            mixed = attention(spread, keys_values, mask)[rows.index]
-        return mixed.flatten(1)
 
     def _split(self, joined: Tensor, parts: int) -> Tensor:
         """`[rows, parts * inner]` to `[parts, rows, head, d_kv]`."""
         return joined.view(-1, parts, self.heads, self.d_kv).transpose(0, 1)
 
     def _heads(self, query: Tensor) -> Tensor:
-        """`[rows, inner]` to `[rows, head, 1, d_kv]`."""
-        return query.view(-1, self.heads, 1, self.d_kv)
+        """`[rows, inner]` to `[rows, head, d_kv]`."""
+        return query.view(-1, self.heads, self.d_kv)
 
-    def _bias(self, position: int, queries: np.ndarray | None = None) -> Tensor:
-        """The bias of queries on keys 0 to `position`, `[row, head, places, key]`.
-
-        `queries`, `[row, places]`, are their positions; without them there is one row with one at `position`.
-        """
-        if position > self._relative_bias.shape[-1] // 2:
-            self._relative_bias = self._make_relative_bias(2 * position)
+    def _bias(self, rows: Rows) -> Tensor:
+        """The bias of queries on keys, `[row, head, places, key]`; one row may stand for all."""
+        if rows.keys > self._relative_bias.shape[-1] // 2 + 1:
+            self._relative_bias = self._make_relative_bias(2 * (rows.keys - 1))
         middle, table = self._relative_bias.shape[-1] // 2, self._relative_bias
-        if queries is None:  # a view
-            return table[None, :, None, middle - position : middle + 1]
-        index = torch.from_numpy(middle - queries[..., None] + np.arange(position + 1))
+        if rows.queries is None:  # a view
+            return table[None, :, None, middle + 1 - rows.keys : middle + 1]
+        index = torch.from_numpy(middle - rows.queries[..., None] + np.arange(rows.keys))
         return table[:, index.to(table.device, non_blocking=True)].transpose(0, 1)
 
     def _make_relative_bias(self, length: int) -> Tensor:
@@ -415,10 +392,8 @@ def attention(query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor
     return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=1.0)
 
 
-def waiting_places(
-    first: np.ndarray, end: int | np.ndarray, slots: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Slots and positions of everything from `first` (one a row) to before `end`, flat.
+def waiting_places(first: np.ndarray, end, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Slots and positions of everything from `first` (one a row) to before `end` (a number or `[row]`), flat.
 
     >>> waiting_places(np.array([1, 3, 0]), 3, np.array([4, 5, 6]))
     (array([4, 4, 6, 6, 6]), array([1, 2, 0, 1, 2]))

@@ -25,12 +25,11 @@ def can_pack(weight: Tensor) -> bool:
 
 
 class Linear:
-    """`x W^T` for rows `x`; `W`, `[outputs, inputs]`, is packed if `pack` says so, by default if large."""
+    """`x W^T` for rows `x`; `W`, `[outputs, inputs]`, is packed if it is large."""
 
-    def __init__(self, weight: Tensor, pack: bool | None = None):
+    def __init__(self, weight: Tensor):
         self.weight = weight.detach()
-        worth = weight.numel() >= PACKED_FROM if pack is None else pack
-        self.packed = worth and can_pack(weight)
+        self.packed = weight.numel() >= PACKED_FROM and can_pack(weight)
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS_HINT)
         else:

@@ -18,16 +18,6 @@ from .layerwise import Cache, LayerwiseDecoder, Rows, waiting_places
 COMPACT_AT = 0.5  # finished rows leave memory once this share of the batch is left
 
 
-class Token(NamedTuple):
-    """One emitted token of several rows; all `[row]`, on the host but for `device_ids`."""
-
-    ids: np.ndarray
-    exit_layers: np.ndarray
-    confidences: np.ndarray
-    readout_rows: np.ndarray
-    device_ids: Tensor
-
-
 class Output(NamedTuple):
     """One decoded output; the arrays are `[token]`, see `Generation`."""
 
@@ -51,9 +41,46 @@ class Drafts(NamedTuple):
     rounds: int  # how often the last layer judged
     judged: int  # drafts; those after a wrong one are dropped unjudged
     kept: int
+    in_round: np.ndarray  # `[tokens]`, from 1: the round that each was run in
     positions: np.ndarray  # `[tokens]`
     exit_layers: np.ndarray  # `[tokens]`, L where the policy was not sure
     readout_rows: np.ndarray  # `[tokens]`
+
+
+class Token:
+    """One token of several rows. They exit one after the other; then what is unknown is read out together.
+
+    `ids`, `exit_layers`, `confidences`, `readout_rows`: `[row]`, on the host; `device_ids`: not there.
+    """
+
+    def __init__(self, step: Step):
+        rows = len(step.sequence)
+        self.step, self.exit_layers = step, np.zeros(rows, dtype=np.int32)
+        self.confidences, self.readout_rows = np.zeros(rows, np.float32), np.zeros(rows, np.int64)
+        self.known: list[tuple[np.ndarray, Tensor]] = []  # some rows, and their tokens
+        self.states: list[tuple[np.ndarray, Tensor]] = []
+
+    def add(self, rows: np.ndarray, layers, confidences, found: Tensor, seen: bool) -> None:
+        """Takes rows in: with their token if a readout has shown it already, else with their state."""
+        self.exit_layers[rows], self.confidences[rows] = layers, confidences
+        self.readout_rows[rows] = self.step.readout_rows[rows]
+        (self.known if seen else self.states).append((rows, found))
+
+    def read_out(self) -> "Token":
+        """Itself, with all ids. Raises `CompanionError` where a state is not finite."""
+        if self.states:
+            decoder, rows = self.step.decoder, np.concatenate([rows for rows, _ in self.states])
+            states = torch.cat([states for _, states in self.states])
+            best = decoder.readout(decoder.norm(states)).max(dim=-1)
+            self.readout_rows[rows] += self.step.readout.vocabulary
+            self.known.append((rows, torch.where(torch.isfinite(best.values), best.indices, -1)))
+        order = np.concatenate([rows for rows, _ in self.known])
+        ids = torch.cat([ids for _, ids in self.known])
+        if (np.diff(order) < 0).any():
+            ids = ids[torch.from_numpy(np.argsort(order)).to(ids.device, non_blocking=True)]
+        self.ids, self.device_ids = on_host(ids), ids
+        check_finite(self.ids, self.step.sequence, self.exit_layers)
+        return self
 
 
 class TokenDecoder:
@@ -61,7 +88,6 @@ class TokenDecoder:
 
     def __init__(self, decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy):
         self.decoder, self.cache, self.bound = decoder, cache, bound
-        self.deciding = frozenset(bound.decision_layers)
         # for thresholds that learn: confidence and id of each input's tokens since it last went deep
         self.shallow: dict[int, list[tuple[float, int]]] = defaultdict(list)
 
@@ -75,7 +101,7 @@ class TokenDecoder:
             return self._decode_looking_ahead(rows, ids, sequence)
         decoder, cache, bound = self.decoder, self.cache, self.bound
         step = Step(decoder, bound.readout, sequence, cache.position, ids)
-        exited, state, here = _Exited(step), None, np.arange(len(rows))
+        token, state, here = Token(step), None, np.arange(len(rows))
         look_from, look_to = bound.first_layer, bound.layers - bound.readout.plain
         x, active, mask = decoder.embed(ids), np.ones(len(rows), dtype=bool), None
         for layer in range(1, bound.layers + 1):
@@ -84,27 +110,29 @@ class TokenDecoder:
                 x = torch.where(mask, x, before)
             if look_from <= layer <= look_to:
                 state = ExitState(step, layer, x, before, here, state)
-            if layer not in self.deciding:
+            if layer not in bound.decision_layers:
                 continue
             state.confidence = confidence = on_host(bound.measure.confidence(state))
             exits = bound.exceeded(confidence, state, cache.length) & active
             if bound.schedule.learns:
-                self._note(sequence, confidence, on_host(state.top1_id))
+                shallow = zip(sequence.tolist(), confidence.tolist(), on_host(state.top1_id).tolist())
+                for row, *label in shallow:
+                    self.shallow[row].append(label)
             if not exits.any():
                 continue
             seen = bound.measure.readout
-            exited.add(here[exits], layer, confidence[exits], pick(state.top1_id if seen else x, exits), seen)
+            token.add(here[exits], layer, confidence[exits], pick(state.top1_id if seen else x, exits), seen)
             active &= ~exits
             if active.sum() <= decoder.compact_below * len(rows) or cache.parallel:
                 rows.keep(~active).store_exit_state(pick(x, ~active))
                 if not active.any():
-                    return exited.read_out()
+                    return token.read_out()
                 x, rows, here, active = pick(x, active), rows.keep(active), here[active], active[active]
             mask = None if active.all() else torch.from_numpy(active)[:, None].to(x.device, non_blocking=True)
         seen = not bound.readout.plain
         last = torch.where(torch.isfinite(state.logits.amax(-1)), state.top1_id, -1) if seen else x
-        exited.add(here[active], bound.layers, np.nan, pick(last, active), seen)
-        token = exited.read_out()
+        token.add(here[active], bound.layers, np.nan, pick(last, active), seen)
+        token.read_out()
         if bound.schedule.learns:
             self._learn(rows, here, sequence, token)
         return token
@@ -130,14 +158,9 @@ class TokenDecoder:
         chosen = chosen[torch.from_numpy(exits - 1).to(x.device), torch.arange(len(rows), device=x.device)]
         rows.store_exit_state(chosen)
         rows.truncate_cache(exits)
-        exited = _Exited(step)
-        exited.add(here, exits, confidence, chosen, seen=False)
-        return exited.read_out()
-
-    def _note(self, sequence: np.ndarray, confidence: np.ndarray, ids: np.ndarray) -> None:
-        """Remembers the shallow predictions of the present token."""
-        for row, *label in zip(sequence.tolist(), confidence.tolist(), ids.tolist(), strict=True):
-            self.shallow[row].append(label)
+        token = Token(step)
+        token.add(here, exits, confidence, chosen, seen=False)
+        return token.read_out()
 
     def _learn(self, rows: Rows, here: np.ndarray, sequence: np.ndarray, token: Token) -> None:
         """Labels of rows that went deep: were shallow predictions, waiting tokens' too, the deep ones?"""
@@ -152,39 +175,6 @@ class TokenDecoder:
         labels = [label for row in shallow for label in row[:-1]] + [row[-1] for row in shallow]
         confidence, ids = map(np.array, zip(*labels, strict=True))
         self.bound.schedule.learn(confidence, ids == deep)
-
-
-class _Exited:
-    """The rows that have exited, until all have; then unknown tokens are read out together."""
-
-    def __init__(self, step: Step):
-        rows = len(step.sequence)
-        self.step, self.layers = step, np.zeros(rows, dtype=np.int32)
-        self.confidences, self.readout_rows = np.zeros(rows, np.float32), np.zeros(rows, np.int64)
-        self.tokens: list[tuple[np.ndarray, Tensor]] = []
-        self.states: list[tuple[np.ndarray, Tensor]] = []
-
-    def add(self, rows: np.ndarray, layers, confidences, found: Tensor, seen: bool) -> None:
-        """Takes rows in: with their token if a readout has shown it already, else with their state."""
-        self.layers[rows], self.confidences[rows] = layers, confidences
-        self.readout_rows[rows] = self.step.readout_rows[rows]
-        (self.tokens if seen else self.states).append((rows, found))
-
-    def read_out(self) -> Token:
-        """The token of every row. Raises `CompanionError` where a state is not finite."""
-        if self.states:
-            decoder, rows = self.step.decoder, np.concatenate([rows for rows, _ in self.states])
-            states = torch.cat([states for _, states in self.states])
-            best = decoder.readout(decoder.norm(states)).max(dim=-1)
-            self.readout_rows[rows] += self.step.readout.vocabulary
-            self.tokens.append((rows, torch.where(torch.isfinite(best.values), best.indices, -1)))
-        order = np.concatenate([rows for rows, _ in self.tokens])
-        ids = torch.cat([ids for _, ids in self.tokens])
-        if (np.diff(order) < 0).any():
-            ids = ids[torch.from_numpy(np.argsort(order)).to(ids.device, non_blocking=True)]
-        host = on_host(ids)
-        check_finite(host, self.step.sequence, self.layers)
-        return Token(host, self.layers, self.confidences, self.readout_rows, ids)
 
 
 def check_finite(ids: np.ndarray, sequence: np.ndarray, layers: np.ndarray) -> None:

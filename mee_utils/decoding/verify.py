@@ -61,9 +61,10 @@ class Row:
     def accept(self, found: list[int], layers: int, vocabulary: int) -> None:
         """Settles drafts while they are what was `found` at the last layer, and the first that is not."""
         self.rounds, self.waits = self.rounds + 1, False
-        begin, drafts, self.drafts = len(self.ids), self.drafts, []
+        drafts, self.drafts = self.drafts, []
         read = [draft._replace(readout_rows=draft.readout_rows + vocabulary) for draft in drafts]
-        self.run += [(begin + place, draft.layer, draft.readout_rows) for place, draft in enumerate(read)]
+        run = enumerate(read, len(self.ids))
+        self.run += [(self.rounds, at, draft.layer, draft.readout_rows) for at, draft in run]
         for draft, token in zip(read, found, strict=True):
             kept = draft.token_id == token
             self.judged, self.kept = self.judged + (draft.token_id != UNSURE), self.kept + kept
@@ -86,7 +87,6 @@ class DraftDecoder:
 
     def __init__(self, decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy, sequence: np.ndarray):
         self.decoder, self.cache, self.bound = decoder, cache, bound
-        self.deciding = frozenset(bound.decision_layers)
         self.deepest = max(bound.decision_layers, default=0)  # no token is drafted beyond
         self.ends = frozenset(np.atleast_1d(decoder.config.eos_token_id).tolist())
         self.rows = [Row(index, slot, decoder.start) for slot, index in enumerate(sequence.tolist())]
@@ -130,7 +130,7 @@ class DraftDecoder:
             present = span.last(x)
             if layer >= bound.first_layer:
                 state = ExitState(step, layer, present, before, here, state)
-            if layer not in self.deciding:
+            if layer not in bound.decision_layers:
                 continue
             state.confidence = confidence = on_host(bound.measure.confidence(state))
             exits = bound.exceeded(confidence, state, cache.length)
@@ -184,4 +184,4 @@ class DraftDecoder:
     def _wait(self, layer: int, x: Tensor, span: Span) -> None:
         """Leaves all tokens of a span waiting after a layer."""
         span.store(x)
-        self.cache.filled[:layer, span.rows.slots] = span.ends
+        self.cache.filled[:layer, span.slots] = span.ends

@@ -151,10 +151,7 @@ def divergence(teacher: Tensor, logits: Tensor) -> Tensor:
 
 
 class LearningToExit(ExitClassifier):
-    """Certainty `sigmoid(w h + b)`, trained by squared error to "this top-1 is right" (BERxiT, section 3.3).
-
-    The linear classifier with another loss, in which classes count by how frequent they are.
-    """
+    """The linear classifier, trained by squared error (BERxiT, 3.3): frequent classes count more."""
 
     def loss(self, lesson: Lesson) -> Tensor:
         odds = self.log_odds(lesson.states[:, :-1])
@@ -162,10 +159,10 @@ class LearningToExit(ExitClassifier):
 
 
 class QExit(ExitClassifier):
-    """`1 - prod_(i<=l) (1 - lambda_i)`: how likely a token is to have left by layer l (PALBERT's Q-exit).
+    """`1 - prod_(i<=l) (1 - lambda_i)`, `lambda_i` a sigmoid of one unit: has a token left by now? (PALBERT)
 
-    PALBERT leaves where it passes one half. `lambda_i` is a sigmoid of one unit. Here the probability learns
-    what classifiers learn; PALBERT trains the expected loss of the exit distribution.
+    PALBERT leaves where it passes one half, and trains the expected loss of the exit distribution; here the
+    probability learns what classifiers learn.
     """
 
     from_first, default_threshold = True, 0.5
@@ -207,10 +204,9 @@ class PastFuture(ExitClassifier):
 
     def lens(self, state) -> Tensor:
         """The foretold state, `[rows, d_model]`."""
-        place, before = state.layer - 1, state.state
-        return functional.linear(before.to(self._dtype), self.maps[place], self.shifts[place]).to(
-            before.dtype
-        )
+        place, seen = state.layer - 1, state.state
+        foretold = functional.linear(seen.to(self._dtype), self.maps[place], self.shifts[place])
+        return foretold.to(seen.dtype)
 
     def flops(self, d_model: int) -> int:
         return 2 * d_model**2
@@ -253,9 +249,7 @@ class TokenHash(ExitClassifier):
     """
 
     def build(self, decoder_layers: int, vocabulary: int) -> None:
-        drawn = torch.randint(
-            1, decoder_layers, (vocabulary + 1, 1)
-        )  # the last row is the start of an output
+        drawn = torch.randint(1, decoder_layers, (vocabulary + 1, 1))  # the last row: the start of an output
         self.register_buffer("shares", (torch.arange(1, decoder_layers) >= drawn).float())
 
     def count(self, before: Tensor, labels: Tensor) -> None:
@@ -328,9 +322,7 @@ def load_classifier(path: str | Path, model) -> ExitClassifier:
     from safetensors.torch import load_file
 
     if not Path(path).exists():
-        raise CompanionError(
-            f"{path} does not exist: make it with train_classifier and save_classifier first."
-        )
+        raise CompanionError(f"{path} does not exist: make it with train_classifier and save_classifier.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata, weights = file.metadata() or {}, load_file(path)

@@ -232,8 +232,7 @@ class ForcedExits(Measure):
     def confidence(self, state):
         tokens, inputs = self.table.shape
         if state.sequence.max() >= inputs:
-            lists = f"ForcedExits has lists for {inputs} inputs"
-            raise CompanionError(f"{lists}, but there are more: give one for each.")
+            raise CompanionError(f"ForcedExits has lists for {inputs} inputs: give one for each.")
         place = np.minimum(state.position, tokens - 1)
         return (self.table[place, state.sequence] <= state.layer).astype(np.float64)
 
@@ -250,7 +249,6 @@ def find_measure(measure: str | Measure) -> Measure:
     if isinstance(measure, Measure):
         return measure
     if measure in TRAINED:
-        trained = f'"{measure}" needs a trained classifier'
-        raise CompanionError(f"{trained}: give the classifier itself as the measure.")
+        raise CompanionError(f'"{measure}" needs a trained classifier: give the classifier as the measure.')
     check_choice("measure", measure, [*MEASURES, *TRAINED])
     return MEASURES[measure]()

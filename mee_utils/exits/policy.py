@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..common.errors import CompanionError, check_choice
+from ..common.html import table
 from ..models.costs import DecoderSizes, generation_flops
 from .contrast import ALPHA, check_alpha
 from .measures import Measure, find_measure
@@ -86,8 +87,7 @@ class ExitPolicy:
                 check_choice(name, getattr(self, name), choices)
         check_alpha(self.contrast_alpha)
         object.__setattr__(self, "schedule", self._schedule())
-        checks = self._wrong_readout, self._contradictions, self._wrong_drafts, self._wrong_layers
-        for mistake in chain.from_iterable(check() for check in checks):
+        for mistake in chain(self._wrong_readout(), self._contradictions(), self._wrong_layers()):
             raise CompanionError(mistake)
         if self.exit_layers is not None:
             object.__setattr__(self, "exit_layers", tuple(map(int, self.exit_layers)))
@@ -125,8 +125,7 @@ class ExitPolicy:
         if first is not None:
             yield "exit_layers and min_layer contradict each other: give one of them."
         if given[0] <= measure.lookback:
-            back = f'"{measure.name}" looks {measure.lookback} layers back'
-            yield f"{back} and cannot decide at layer {given[0]}."
+            yield f'"{measure.name}" looks {measure.lookback} layers back, too far for layer {given[0]}.'
 
     def _wrong_readout(self) -> Iterator[str]:
         for name, kinds in SIZES.items():
@@ -142,18 +141,9 @@ class ExitPolicy:
         if self.contrast is None and (self.contrast_token or self.contrast_alpha != ALPHA):
             yield 'contrast_token and contrast_alpha need contrast="weighted" or "jsd".'
 
-    def _wrong_drafts(self) -> Iterator[str]:
-        verifies, most = self.propagation == "verify", self.max_draft
-        if most != "auto" and (not _is(most, Integral) or most < 1):
-            yield f'max_draft={most!r}: give a whole number of tokens from 1 on, or "auto".'
-        if most != "auto" and not verifies:
-            yield f'max_draft={most} means nothing without propagation="verify": leave it out.'
-        if verifies and self.measure.looks_ahead:
-            ahead = f'"{self.measure.name}" runs all layers to decide and cannot draft'
-            yield f'{ahead}: leave out propagation="verify" (replay_drafts foretells its drafts).'
-
     def _contradictions(self) -> Iterator[str]:
         measure, learns, layers = self.measure, self.schedule.learns, self.exit_layers
+        verifies, most = self.propagation == "verify", self.max_draft
         reduced = f'pruning="{self.pruning}"' if self.pruning else f'contrast="{self.contrast}"'
         given = f'threshold="{self.threshold}"' if isinstance(self.threshold, str) else "this threshold"
         probability = measure.readout and not measure.looks_ahead
@@ -180,6 +170,13 @@ class ExitPolicy:
         for wanted, option in (*probabilities, (self.pruning == "adaptive", reduced)):
             if wanted and measure.range[1] > 1:
                 yield f'{option} needs a confidence of at most 1, not that of "{measure.name}": leave it out.'
+        if most != "auto" and (not _is(most, Integral) or most < 1):
+            yield f'max_draft={most!r}: give a whole number of tokens from 1 on, or "auto".'
+        if most != "auto" and not verifies:
+            yield f'max_draft={most} means nothing without propagation="verify": leave it out.'
+        if verifies and self.measure.looks_ahead:
+            ahead = f'"{self.measure.name}" runs all layers to decide and cannot draft'
+            yield f'{ahead}: leave out propagation="verify" (replay_drafts foretells its drafts).'
 
     @property
     def plain(self) -> bool:
@@ -210,6 +207,17 @@ class ExitPolicy:
         given = [name for name in options if getattr(self, name) != getattr(type(self), name)]
         shown = [f'"{self.measure.name}"', *(f"{name}={getattr(self, name)!r}" for name in given)]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        where = (
+            f"from layer {self.min_layer} on" if self.min_layer else "from the model's first safe layer on"
+        )
+        where = f"at the layers {list(self.exit_layers)}" if self.exit_layers else where
+        rows = [("exits", where), ("skipped layers", self.propagation)]
+        if self.measure.has_threshold:
+            rows += [("confidence", (self.measure.__doc__ or self.measure.name).splitlines()[0])]
+            rows += [("must exceed", self.threshold if self.schedule.online else self.schedule.level)]
+        return table(rows, caption=repr(self))
 
 
 class BoundPolicy:
@@ -252,9 +260,7 @@ class BoundPolicy:
         depth = state.layer / self.layers
         return self.schedule.exceeded(confidence, state.position, length, state.sequence, depth)
 
-    def flops(
-        self, sizes: DecoderSizes, exit_layers, readout_rows, source, positions=None
-    ) -> dict[str, np.ndarray]:
+    def flops(self, sizes: DecoderSizes, exit_layers, readout_rows, source, positions=None) -> dict:
         """FLOPs by part, each `[output]`; see `mee_utils.models.costs`.
 
         Takes layers and rows of `W`, `[token]` for each output, and the number of tokens of each input; where

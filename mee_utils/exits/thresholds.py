@@ -136,9 +136,7 @@ class BanditThreshold(Threshold):
 
     online = True
 
-    def __init__(
-        self, arms: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.9), exploration: float = 1.0, cost: float = 1.0
-    ):
+    def __init__(self, arms: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.9), exploration=1.0, cost=1.0):
         if len(arms) < 2 or not all(0 <= arm <= 1 for arm in arms):
             raise CompanionError(f"arms={arms!r}: give at least two thresholds from 0 to 1.")
         super().__init__(max(arms))

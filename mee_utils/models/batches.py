@@ -9,7 +9,6 @@ from random import Random
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 NOISE_DENSITY = 0.15
 MEAN_SPAN = 3.0
@@ -43,28 +42,17 @@ def _parts(total: int, count: int, random: Random) -> list[int]:
 POOL = 6000  # pairs that are grouped by length together
 
 
-class Batches(Dataset):
-    """Ready batches of pairs; one item is one batch of tensors, padded (labels by -100).
+def batches_of(pairs: Sequence[Pair], tokens_per_batch: int, seed: int) -> list[list[Pair]]:
+    """Batches of at most `tokens_per_batch` source plus target tokens, padding included.
 
-    A batch holds at most `tokens_per_batch` source plus target tokens, padding included. The pairs are drawn
-    in an order that `seed` decides, and pairs that follow each other are grouped by length.
+    `seed` decides in which order pairs are drawn; those that follow each other are grouped by length.
     """
-
-    def __init__(self, pairs: Sequence[Pair], tokens_per_batch: int, pad: int, seed: int):
-        self.pairs, self.pad, self.batches = pairs, pad, []
-        random = Random(seed)
-        order = random.sample(range(len(pairs)), len(pairs))
-        for start in range(0, len(order), POOL):
-            pool = order[start : start + POOL]
-            groups = group_by_length([tuple(map(len, pairs[i])) for i in pool], tokens_per_batch)
-            grouped = [[pool[k] for k in group] for group in groups]
-            self.batches += random.sample(grouped, len(grouped))
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return pad_pairs([self.pairs[i] for i in self.batches[index]], self.pad)
+    random, batches = Random(seed), []
+    drawn = random.sample(pairs, len(pairs))
+    for start in range(0, len(drawn), POOL):
+        groups = group_by_length(drawn[start : start + POOL], tokens_per_batch)
+        batches += random.sample(groups, len(groups))
+    return batches
 
 
 def repeated(pairs: Sequence[Pair], count: int, random: Random) -> list[Pair]:
@@ -77,21 +65,20 @@ def repeated(pairs: Sequence[Pair], count: int, random: Random) -> list[Pair]:
     return [*pairs] * rounds + random.sample(list(pairs), rest)
 
 
-def group_by_length(lengths: Sequence[tuple[int, int]], tokens_per_batch: int) -> list[list[int]]:
-    """Groups neighbours in length so that rows x (longest source + longest target) stays within the budget.
+def group_by_length(pairs: Sequence[Pair], tokens_per_batch: int) -> list[list[Pair]]:
+    """Groups neighbours in length; rows x (longest source + longest target) stays within the budget."""
+    groups, widest = [[]], (0, 0)
+    for pair in sorted(pairs, key=_lengths):
+        widest = tuple(map(max, widest, _lengths(pair)))
+        if groups[-1] and sum(widest) * (len(groups[-1]) + 1) > tokens_per_batch:
+            groups.append([])
+            widest = _lengths(pair)
+        groups[-1].append(pair)
+    return groups
 
-    >>> group_by_length([(9, 1), (2, 2), (2, 3), (9, 1)], 20)
-    [[1, 2], [0, 3]]
-    """
-    groups, current, widest = [], [], (0, 0)
-    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        wider = tuple(map(max, widest, lengths[index]))
-        if current and sum(wider) * (len(current) + 1) > tokens_per_batch:
-            groups.append(current)
-            current, wider = [], lengths[index]
-        current.append(index)
-        widest = wider
-    return [*groups, current] if current else groups
+
+def _lengths(pair: Pair) -> tuple[int, int]:
+    return len(pair[0]), len(pair[1])
 
 
 def pad_pairs(pairs: Sequence[Pair], pad: int) -> dict[str, torch.Tensor]:
@@ -105,5 +92,5 @@ def pad_pairs(pairs: Sequence[Pair], pad: int) -> dict[str, torch.Tensor]:
 
 def padded(pairs: Sequence[Pair], pad: int, rows: int = 64) -> list[dict[str, torch.Tensor]]:
     """All pairs in batches as `pad_pairs` makes them, those of about one length together."""
-    ordered = sorted(pairs, key=lambda pair: (len(pair[0]), len(pair[1])))
+    ordered = sorted(pairs, key=_lengths)
     return [pad_pairs(ordered[i : i + rows], pad) for i in range(0, len(ordered), rows)]

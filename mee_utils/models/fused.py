@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .states import decoder_inputs, output_scale
+from .states import output_scale
 
 MASKED = -1e9
 
@@ -38,7 +38,8 @@ def forward(network: nn.Module, batch: dict[str, Tensor]) -> tuple[list[Tensor],
     """
     encoder, decoder, embedding = network.encoder, network.decoder, network.shared.weight
     dropout = Dropout(network.config.dropout_rate if network.training else 0.0)
-    source, target = batch["input_ids"].T, decoder_inputs(network, batch["labels"]).T
+    source = batch["input_ids"].T
+    target = network.prepare_decoder_input_ids_from_labels(batch["labels"]).T
     rows, length = batch["labels"].shape
     padding = (MASKED * (batch["attention_mask"] == 0)).to(embedding.dtype)[:, None, None]
     causal = torch.full((rows, 1, length, length), MASKED, dtype=embedding.dtype).triu(1)
@@ -95,9 +96,7 @@ def _heads(attention: nn.Module, x: Tensor, parts: int) -> tuple[Tensor, ...]:
     return tuple(part.transpose(0, 1) for part in split.unbind(2))
 
 
-def _attend(
-    attention: nn.Module, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: "Dropout"
-) -> Tensor:
+def _attend(attention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: "Dropout") -> Tensor:
     """Attention of all heads `[batch x head, position, d_kv]`, projected to `[position, batch, d_model]`."""
     shares = dropout(torch.baddbmm(bias, q, k.mT).softmax(-1))
     read = torch.bmm(shares, v).transpose(0, 1).reshape(q.shape[1], -1, attention.inner_dim)
@@ -112,28 +111,7 @@ def _feed_forward(layer: nn.Module, x: Tensor, dropout: "Dropout") -> Tensor:
 
 def _norm(norm: nn.Module, x: Tensor) -> Tensor:
     """T5's norm without its weight."""
-    return Norm.apply(x, norm.variance_epsilon)
-
-
-class Norm(torch.autograd.Function):
-    """`y = x / sqrt(mean(x^2) + epsilon)` over the last dimension.
-
-    The gradient `(g - y mean(g y)) / sqrt(mean(x^2) + epsilon)` is written out: autograd takes more passes.
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, epsilon: float) -> Tensor:
-        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]
-        scale = torch.rsqrt(mean_square + epsilon)
-        y = x * scale
-        ctx.save_for_backward(y, scale)
-        return y
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        y, scale = ctx.saved_tensors
-        along = (gradient * y).mean(-1, keepdim=True)
-        return torch.addcmul(gradient, y, along, value=-1).mul_(scale), None
+    return functional.rms_norm(x, x.shape[-1:], eps=norm.variance_epsilon)
 
 
 class Dropout:

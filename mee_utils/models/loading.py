@@ -11,6 +11,7 @@ from torch import nn
 
 from ..common.errors import CompanionError, one_line
 from ..common.files import find_local
+from ..common.html import table
 
 FAMILIES = ("t5", "mt5", "longt5")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -44,6 +45,11 @@ class Model:
         kind, dtype = self.network.config.model_type, str(self.network.dtype).removeprefix("torch.")
         about = f"{kind}, {self.layers} layers, {size:,} parameters, {dtype}, {self.device}"
         return f'Model("{self.name}": {about})'
+
+    def _repr_html_(self) -> str:
+        names = "d_model d_kv num_heads d_ff num_layers num_decoder_layers vocab_size tie_word_embeddings"
+        config = [(name.replace("_", " "), getattr(self.network.config, name)) for name in names.split()]
+        return table([*config, ("first safe exit layer", self.min_exit_layer)], caption=repr(self))
 
     @property
     def layers(self) -> int:
@@ -96,14 +102,16 @@ def load_model(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    where, dtype, place = str(find_local(source, WANTED) or source), _checked_dtype(dtype), _device(device)
+    where, place, dtype = str(find_local(source, WANTED) or source), _device(device), str(dtype)
+    if (precision := dtype.removeprefix("torch.")) not in DTYPES:
+        raise CompanionError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
     _refuse_remote_code(where, revision)
     options = dict(revision=revision, trust_remote_code=False)
     config = _read("config.json", where, lambda: AutoConfig.from_pretrained(where, **options))
     if config.model_type not in FAMILIES:
         kind = f'{source} is a "{config.model_type}" checkpoint'
         raise CompanionError(f"{kind}; this companion reads the T5 family only: {', '.join(FAMILIES)}.")
-    network = _read("weights", where, lambda: _network(where, config=config, dtype=dtype, **options))
+    network = _read("weights", where, lambda: _network(where, config=config, dtype=precision, **options))
     tokenizer = load_tokenizer(where, revision)
     if len(tokenizer) > config.vocab_size:
         sizes = f"The tokenizer of {source} has {len(tokenizer)} ids, the model {config.vocab_size}"
@@ -127,13 +135,6 @@ def load_tokenizer(source: str | Path, revision: str | None = None):
         raise CompanionError(f"{where} has no tokenizer: copy one of {', '.join(TOKENIZER_FILES)} into it.")
     options = dict(revision=revision, trust_remote_code=False)
     return _read("tokenizer", where, lambda: AutoTokenizer.from_pretrained(where, **options))
-
-
-def _checked_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise CompanionError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
-    return getattr(torch, name)
 
 
 def _device(device: str) -> torch.device:

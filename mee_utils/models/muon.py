@@ -12,15 +12,19 @@ from itertools import groupby
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, as in torch.optim.Muon
 ITERATIONS = 5
 MOMENTUM = 0.95
-BETAS, EPSILON = (0.9, 0.98), 1e-8
-# rates as multiples of that of the other matrices
-FROM_SCRATCH = dict(query=0.2, embedding=2.0, table=1.0, norm=0.1)
-PRE_TRAINED = dict(query=1.0, embedding=1.0, table=1.0, norm=1.0)
+FROM_SCRATCH = dict(query=0.2, embedding=2.0, table=1.0, norm=0.1)  # rates, that of matrices being 1
+# kinds of parameters, by a part of their names; all others are matrices
+KINDS = {
+    ".q.": "query",
+    "shared": "embedding",
+    "lm_head": "embedding",
+    "relative": "table",
+    "layer_norm": "norm",
+}
 
 
 @cache
@@ -45,7 +49,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-class MuonAdam(torch.optim.Optimizer):
+class MuonAdam(torch.optim.AdamW):
     """Updates groups with `muon=True` by Muon, and the others by AdamW.
 
     Muon has Nesterov momentum 0.95, and a rate multiplied by `sqrt(max(1, rows / columns))`, as in Jordan et
@@ -53,41 +57,32 @@ class MuonAdam(torch.optim.Optimizer):
     """
 
     def __init__(self, groups, lr: float = 1e-3, weight_decay: float = 0.0):
-        super().__init__(groups, dict(lr=lr, weight_decay=weight_decay, muon=False))
+        super().__init__(groups, lr=lr, betas=(0.9, 0.98), weight_decay=weight_decay, foreach=True)
 
     @torch.no_grad()
     def step(self, closure=None):
         """Updates every weight that has a gradient; a closure is not called."""
         for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if group["muon"]:
+            if group.get("muon"):
+                weights = [weight for weight in group["params"] if weight.grad is not None]
                 self._muon(weights, group["lr"], group["weight_decay"])
-            elif weights:
-                self._adamw(weights, group["lr"], group["weight_decay"])
-
-    def _buffers(self, weights: list[Tensor], name: str) -> list[Tensor]:
-        """One state of each weight, zeros at first."""
-        for weight in weights:
-            if name not in self.state[weight]:
-                self.state[weight][name] = torch.tensor(0.0) if name == "step" else torch.zeros_like(weight)
-        return [self.state[weight][name] for weight in weights]
+                for weight in weights:
+                    weight.grad = None  # so that AdamW leaves it alone
+        super().step()
 
     def _muon(self, weights: list[Tensor], rate: float, decay: float) -> None:
         for shape, same in groupby(sorted(weights, key=lambda w: w.shape), key=lambda w: w.shape):
             same = list(same)
-            grads, momenta = [weight.grad for weight in same], self._buffers(same, "momentum_buffer")
+            for weight in same:
+                if not self.state[weight]:  # AdamW expects a step of every weight
+                    self.state[weight] = dict(step=torch.tensor(0.0), momentum=torch.zeros_like(weight))
+            grads, momenta = zip(*((weight.grad, self.state[weight]["momentum"]) for weight in same))
             torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
             updates = torch.stack(torch._foreach_lerp(grads, momenta, MOMENTUM))  # Nesterov
             rounded = updates.bfloat16() if fast_bfloat16(updates.device.type) else updates
             torch._foreach_mul_(same, 1 - rate * decay)
             adjusted = rate * max(1, shape[0] / shape[1]) ** 0.5
             torch._foreach_add_(same, orthogonalize(rounded).to(updates.dtype).unbind(), alpha=-adjusted)
-
-    def _adamw(self, weights: list[Tensor], rate: float, decay: float) -> None:
-        means, squares, steps = (self._buffers(weights, name) for name in ("exp_avg", "exp_avg_sq", "step"))
-        numbers = dict(beta1=BETAS[0], beta2=BETAS[1], lr=rate, weight_decay=decay, eps=EPSILON)
-        numbers |= dict(foreach=True, amsgrad=False, maximize=False)
-        adamw(weights, [weight.grad for weight in weights], means, squares, [], steps, **numbers)
 
 
 def parameter_groups(
@@ -96,20 +91,11 @@ def parameter_groups(
     """Groups the parameters of a T5: matrices, queries, embedding, tables of relative positions, norms.
 
     The matrices of the blocks, queries among them, are updated by Muon (or AdamW) and with `weight_decay`,
-    the others by AdamW without. All have rates of their own, `rate` times what `rates` says of "query",
-    "embedding", "table" and "norm"; other matrices have `rate`.
+    the others by AdamW without. All learn at `rate`, times what `rates` says of their kind (`KINDS`).
     """
-    kinds = {"matrix": [], "query": [], "embedding": [], "table": [], "norm": []}
+    groups = {kind: [] for kind in ("matrix", *KINDS.values())}
     for name, weight in network.named_parameters():
-        if name.startswith(("shared", "lm_head")):
-            kind = "embedding"
-        elif "relative_attention_bias" in name:
-            kind = "table"
-        elif name.endswith(".q.weight"):
-            kind = "query"
-        else:
-            kind = "norm" if "layer_norm" in name else "matrix"
-        kinds[kind].append(weight)
-    rates, matrices = {"matrix": 1.0, **rates}, ("matrix", "query")
+        groups[next((kind for part, kind in KINDS.items() if part in name), "matrix")].append(weight)
+    matrices = ("matrix", "query")
     decays = lambda kind: dict(weight_decay=weight_decay * (kind in matrices), muon=muon and kind in matrices)
-    return [dict(params=kinds[kind], lr=rates[kind] * rate, **decays(kind)) for kind in kinds]
+    return [dict(params=groups[kind], lr=rates.get(kind, 1.0) * rate, **decays(kind)) for kind in groups]

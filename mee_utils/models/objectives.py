@@ -81,9 +81,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 
-def weighted_cross_entropy(
-    weights: Sequence[float], entropy_at: Callable[[int], Tensor], intermediate: str = "all"
-) -> Tensor:
+def weighted_cross_entropy(weights: Sequence[float], entropy_at: Callable, intermediate="all") -> Tensor:
     """`sum_i a_i CE_i` over the layers with a weight, or its unbiased estimate from one intermediate layer.
 
     `entropy_at` gives `CE_i` for the 1-based layer `i`; it is called only for the layers that are needed.
@@ -96,11 +94,6 @@ def weighted_cross_entropy(
     share = torch.tensor([weights[i - 1] for i in below])
     drawn = below[int(torch.multinomial(share, 1))]
     return total + float(share.sum()) * entropy_at(drawn)
-
-
-def _unit_scale(states: Tensor) -> Tensor:
-    """States `[..., d_model]` divided by their root mean square, as the layers see them."""
-    return states * torch.rsqrt(states.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(states.dtype)
 
 
 def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) -> int:
@@ -126,7 +119,8 @@ def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map
     the shallow one, so that drawing the raw one to it moves the target too, and training diverges.
     """
     layers, losses = len(states), []
-    kept = [_unit_scale(state)[mask] for state in states]  # [token, d_model]
+    unit_scale = lambda state: functional.rms_norm(state, state.shape[-1:], eps=1e-6)
+    kept = [unit_scale(state)[mask] for state in states]  # [token, d_model]
     for i in range(1, exit_layer + 1):
         targets = kept[exit_layer:]
         if kd_map != "dynamic":

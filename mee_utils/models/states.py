@@ -11,7 +11,6 @@ again would shift every curve at the last layer. Forward hooks on the layers col
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import torch
 from torch import Tensor, nn
 
 
@@ -27,23 +26,11 @@ def layer_states(network: nn.Module) -> Iterator[list[Tensor]]:
 
 def output_scale(network: nn.Module) -> float:
     """The factor between the final norm and the LM head: `d_model^-0.5` where T5 v1.0 has it, else 1."""
-    config = network.config
-    scaled = getattr(config, "scale_decoder_outputs", None)
-    if scaled is None:  # releases of transformers before 5.20, and mT5, have no such setting
-        scaled = config.model_type in ("t5", "longt5") and config.tie_word_embeddings
-    return config.d_model**-0.5 if scaled else 1.0
+    scaled = getattr(network.config, "scale_decoder_outputs", False)  # mT5 has no such setting
+    return network.config.d_model**-0.5 if scaled else 1.0
 
 
 def compute_logits(network: nn.Module, states: Tensor) -> Tensor:
     """Logits `[..., vocabulary]` of raw states `[..., d_model]` at any layer (in training with dropout)."""
     decoder = network.get_decoder()
     return network.lm_head(decoder.dropout(decoder.final_layer_norm(states)) * output_scale(network))
-
-
-def decoder_inputs(network: nn.Module, labels: Tensor) -> Tensor:
-    """Shifts targets `[batch, position]` (-100 at padding) to the right, as T5 is fed in training."""
-    config = network.config
-    start = config.decoder_start_token_id
-    shifted = torch.full_like(labels, config.pad_token_id if start is None else start)
-    shifted[:, 1:] = labels[:, :-1]
-    return shifted.masked_fill(shifted == -100, config.pad_token_id)

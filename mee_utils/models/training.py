@@ -15,12 +15,12 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from . import fused
-from .batches import Batches, Pair, padded
+from .batches import Pair, batches_of, pad_pairs, padded
 from .muon import FROM_SCRATCH, MuonAdam, fast_bfloat16, parameter_groups
 from .objectives import Objective, cross_entropy, objective_loss
-from .states import compute_logits, decoder_inputs, layer_states
+from .states import compute_logits, layer_states
 
-WARMUP_STEPS = 200
+WARMUP_STEPS, WEIGHT_DECAY = 200, 0.01
 EVALUATIONS, SAVED_EVERY = 20, 200  # at least so many evaluations, and at most so many steps between two
 
 
@@ -46,25 +46,16 @@ class Schedule:
 class ObjectiveTrainer(Trainer):
     """The Trainer with an `Objective` as its loss and the loss of every layer as its evaluation."""
 
-    def __init__(self, *args, objective: Objective, schedule: Schedule, name: str | None = None, **kwargs):
+    def __init__(self, *args, objective: Objective, name: str, **kwargs):
         super().__init__(*args, **kwargs)
-        self.objective, self.schedule, self.name, self.started = objective, schedule, name, None
+        self.objective, self.name, self.started = objective, name, None
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
-
-    def create_optimizer(self, *args, **kwargs):
-        """Groups of parameters with rates of their own (`Schedule.rates`)."""
-        rate, decay = self.args.learning_rate, self.args.weight_decay
-        groups = parameter_groups(self.model, self.schedule.rates, rate, decay, self.schedule.muon)
-        self.optimizer = MuonAdam(groups, lr=rate)
-        return self.optimizer
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Runs the decoder once and computes the loss from its layer states."""
         states, logits = forward(model, inputs)
-        step = self.state.global_step
-        loss = objective_loss(self.objective, model, states, logits, inputs["labels"], step)
-        return (loss, logits) if return_outputs else loss
+        return objective_loss(self.objective, model, states, logits, inputs["labels"], self.state.global_step)
 
     def evaluate(self, *args, **kwargs) -> dict:
         """Logs every layer's cross-entropy on held-out batches, and the minutes of all sessions so far."""
@@ -75,10 +66,9 @@ class ObjectiveTrainer(Trainer):
         minutes = (time.monotonic() - self.started) / 60
         self.log({"cross_entropy": losses, "minutes": minutes})
         done, steps = self.state.global_step, self.state.max_steps
-        if self.name is not None:
-            left = f"{minutes * (steps / done - 1):.0f} minutes left" if done else "begun"
-            held_out = f"held out {losses[-1]:.3f} nats a token"
-            print(f"step {done} of {steps}: {held_out}, {left} ({self.name})", flush=True)
+        left = f"{minutes * (steps / done - 1):.0f} minutes left" if done else "begun"
+        held_out = f"held out {losses[-1]:.3f} nats a token"
+        print(f"step {done} of {steps}: {held_out}, {left} ({self.name})", flush=True)
         self.control.should_evaluate = False  # else the Trainer evaluates the last step twice
         return {"eval_loss": losses[-1]}
 
@@ -97,7 +87,7 @@ def _hooked_forward(network: nn.Module, batch: dict[str, torch.Tensor]):
     """The pass of `transformers`, as `forward`."""
     with layer_states(network) as states:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        shifted = decoder_inputs(network, batch["labels"])
+        shifted = network.prepare_decoder_input_ids_from_labels(batch["labels"])
         return states, network(**inputs, decoder_input_ids=shifted, use_cache=False).logits
 
 
@@ -124,25 +114,25 @@ def train_backbone(
     held_out: Sequence[Pair],
     schedule: Schedule,
     folder: Path,
-    name: str | None = None,
+    name: str = "network",
 ) -> dict:
     """Trains a network in place on pairs of token ids; picks up where a run in the same folder stopped.
 
-    With a `decay` the network ends as it was where it did best on the `held_out` pairs. With a `name`
-    every evaluation prints a line that ends with it.
+    With a `decay` the network ends as it was where it did best on the `held_out` pairs. Evaluations print
+    a line with its `name`.
 
     Returns:
         `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`
         (rows of `step` and `cross_entropy`, one number a layer) on the `held_out` pairs.
     """
     pad, device = network.config.pad_token_id, next(network.parameters()).device.type
-    data = Batches(pairs, schedule.tokens_per_batch, pad, schedule.seed)
+    data = batches_of(pairs, schedule.tokens_per_batch, schedule.seed)
     every = max(1, len(data) // max(EVALUATIONS, -(-len(data) // SAVED_EVERY)))
     steps = len(data) - len(data) % every  # so that the last step is evaluated
     warmup = min(WARMUP_STEPS, steps // 4)
     falling = dict(num_decay_steps=round(schedule.decay * (steps - warmup)), decay_type="linear")
-    rates = dict(learning_rate=schedule.learning_rate, weight_decay=0.01, max_grad_norm=1.0)
-    rates |= dict(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=falling, warmup_steps=warmup)
+    rates = dict(learning_rate=schedule.learning_rate, max_grad_norm=1.0, warmup_steps=warmup)
+    rates |= dict(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=falling)
     batches = dict(per_device_train_batch_size=1, train_sampling_strategy="sequential", max_steps=steps)
     batches |= dict(remove_unused_columns=False, dataloader_pin_memory=False, seed=schedule.seed)
     watch = dict(eval_strategy="steps", eval_steps=every, eval_on_start=True, save_steps=every)
@@ -151,8 +141,10 @@ def train_backbone(
         watch |= dict(load_best_model_at_end=True, metric_for_best_model="loss")
     machine = dict(use_cpu=device == "cpu", bf16=schedule.half and fast_bfloat16(device))
     arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
-    inputs = dict(train_dataset=data, eval_dataset=padded(held_out, pad), data_collator=lambda one: one[0])
-    aim = dict(objective=objective, schedule=schedule, name=name)
+    inputs = dict(train_dataset=data, data_collator=lambda one: pad_pairs(one[0], pad))
+    inputs |= dict(eval_dataset=padded(held_out, pad))
+    groups = parameter_groups(network, schedule.rates, schedule.learning_rate, WEIGHT_DECAY, schedule.muon)
+    aim = dict(objective=objective, name=name, optimizers=(MuonAdam(groups, schedule.learning_rate), None))
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)
     logging.disable_progress_bar()  # of every checkpoint that is written
     logging.set_verbosity_error()  # about tied weights, which checkpoints hold once

@@ -7,7 +7,7 @@ none is used here.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, log
@@ -16,13 +16,13 @@ import numpy as np
 import pandas as pd
 
 from ..analysis.comparison import check_score, decode, result_row
-from ..common.errors import CompanionError, check_choice
+from ..common.errors import CompanionError
 from ..decoding.inputs import EncoderCache
 from ..decoding.token import on_host
-from ..exits.measures import Measure, RisingTop1
+from ..exits.measures import RisingTop1
 from ..exits.policy import ExitPolicy
 from ..exits.readout import Readout, ReadoutLogits
-from ..exits.thresholds import AdaptiveThreshold, Threshold
+from ..exits.thresholds import AdaptiveThreshold
 from .statements import BUGS
 
 THRESHOLD, DECAY = 0.9, 4.0  # as published
@@ -32,48 +32,35 @@ CALM_FROM = 4  # first exit layer of CALM, as in notebooks 03 and 04
 VANILLA_FROM = 14 / 24  # of vanilla, a share of the depth: the published runs exit at layers 14 and 15 of 24
 
 
-class CollapsingDepth(Measure):
-    """A measure under depth collapse (MEE): once a whole batch has exited at layer l, l is the last layer.
+def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
+    """The policy under depth collapse (MEE): once a whole batch has exited at layer l, l is the last layer.
 
     "A whole batch" is every row that is still being decoded (the published code collapses somewhat later).
     Depth only falls, and is whole again at the first token of the next batch. The decoder still fills the
-    keys and values above, which nothing reads: FLOPs are a little too high. `length` is the longest output's.
+    keys and values above, which nothing reads: FLOPs are a little too high. Raises `CompanionError` unless
+    the policy has a constant or decaying threshold and copies states.
     """
-
-    def __init__(self, measure: Measure, schedule: Threshold, length: int):
-        if not measure.has_threshold or measure.looks_ahead or schedule.online:
-            raise CompanionError(f'"{measure.name}" cannot collapse: give a constant or decaying threshold.')
-        self.measure, self.schedule, self.length = measure, schedule, length
-        self.name, self.range, self.readout = measure.name, measure.range, measure.readout
-        self.lookback, self.from_first = measure.lookback, measure.from_first
-        self.check_model = measure.check_model
-        self.depth: int | None = None
-        self._layer, self._going = np.inf, set()
-
-    def confidence(self, state):
-        """The measure's own below the last layer that is left; there, infinite."""
-        if state.layer <= self._layer:  # the first decision about a token
-            self._going = set(state.sequence.tolist())
-            if state.position == 0:
-                self.depth = None
-        self._layer, confidences = state.layer, on_host(self.measure.confidence(state))
-        if state.layer == self.depth:
-            return np.full(len(confidences), inf)
-        exits = self.schedule.exceeded(confidences, state.position, self.length)
-        self._going -= set(state.sequence[exits].tolist())
-        if not self._going:
-            self.depth = state.layer
-        return confidences
-
-    def flops(self, d_model: int) -> int:
-        return self.measure.flops(d_model)
-
-
-def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
-    """The same policy under depth collapse, if it has a constant or decaying threshold and copies states."""
+    measure, depth, last_layer, going = copy.copy(policy.measure), None, inf, set()
     if policy.propagation != "copy":
         raise CompanionError(f'Depth collapse needs propagation="copy", not "{policy.propagation}".')
-    return replace(policy, measure=CollapsingDepth(policy.measure, policy.schedule, max_new_tokens))
+    if not measure.has_threshold or measure.looks_ahead or policy.schedule.online:
+        raise CompanionError(f'"{measure.name}" cannot collapse: give a constant or decaying threshold.')
+
+    def confidence(state):
+        """The measure's own below the last layer that is left; there, infinite."""
+        nonlocal depth, last_layer, going
+        if state.layer <= last_layer:  # the first decision about a token
+            going = set(state.sequence.tolist())
+            depth = None if state.position == 0 else depth
+        last_layer, confidences = state.layer, on_host(policy.measure.confidence(state))
+        if state.layer == depth:
+            return np.full(len(confidences), inf)
+        going -= set(state.sequence[policy.schedule.exceeded(confidences, state.position, max_new_tokens)])
+        depth = depth if going else state.layer
+        return confidences
+
+    measure.confidence = confidence
+    return replace(policy, measure=measure)
 
 
 class RisingLogit(RisingTop1):
@@ -117,27 +104,9 @@ class MasslessReadout(Readout):
         read.scores = read.scores.masked_fill(~plausible, -inf).log_softmax(dim=-1)
 
 
-class PositionPolicy(ExitPolicy):
-    """`ExitPolicy` with a `PositionReadout`."""
-
-    reads = PositionReadout
-
-
-class SortedPolicy(ExitPolicy):
-    """`ExitPolicy` with a `SortedReadout`, for decaying pruning only."""
-
-    reads = SortedReadout
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.pruning != "decaying":
-            raise CompanionError('Only a list that is cut again can be cut wrongly: give pruning="decaying".')
-
-
-class MasslessPolicy(ExitPolicy):
-    """`ExitPolicy` with a `MasslessReadout`."""
-
-    reads = MasslessReadout
+def reading(readout: type[Readout], **options) -> ExitPolicy:
+    """A policy with these options that reads out states in another way."""
+    return type("PublishedPolicy", (ExitPolicy,), {"reads": readout})(**options)
 
 
 class UnweightedThreshold(AdaptiveThreshold):
@@ -165,15 +134,15 @@ class Pair:
 
 
 SWAPPED = {  # bug -> what has it, and rule -> its options, as in notebooks 03 and 04
-    "positions for ids": (PositionPolicy, {"fixed": dict(pruning="fixed", top_k=64)}),
-    "list sorted by id": (SortedPolicy, {"decaying": dict(pruning="decaying", top_k=256, least_k=16)}),
-    "plausible set without its mass": (MasslessPolicy, {c: dict(contrast=c) for c in ("weighted", "jsd")}),
+    "positions for ids": (PositionReadout, {"fixed": dict(pruning="fixed", top_k=64)}),
+    "list sorted by id": (SortedReadout, {"decaying": dict(pruning="decaying", top_k=256, least_k=16)}),
+    "plausible set without its mass": (MasslessReadout, {c: dict(contrast=c) for c in ("weighted", "jsd")}),
 }
 
 
 def pairs(bug: str, model: str, layers: int, exit_layer: int | None, max_new_tokens: int) -> Iterator[Pair]:
     """The pairs of policies that show one of `BUGS` on a model; "vanilla" exits later than the others."""
-    match check_choice("bug", bug, BUGS):
+    match bug:
         case "depth collapse":
             for rule in ("softmax_margin", "hidden_similarity"):
                 plain = ExitPolicy(rule, threshold=THRESHOLD, decay=DECAY, min_layer=COLLAPSE_FROM)
@@ -194,16 +163,11 @@ def pairs(bug: str, model: str, layers: int, exit_layer: int | None, max_new_tok
             wrong, rules = SWAPPED[bug]
             for rule, options in rules.items():
                 options = {"threshold": THRESHOLD, "min_layer": first, **options}
-                yield Pair(rule, ExitPolicy(**options), wrong(**options))
+                yield Pair(rule, ExitPolicy(**options), reading(wrong, **options))
 
 
 def measure_bugs(
-    models: Mapping,
-    tasks: Mapping,
-    exit_layer: int | None,
-    max_new_tokens: int = 48,
-    batch_size: int = 100,
-    bugs: Sequence[str] = tuple(BUGS),
+    models: Mapping, tasks: Mapping, exit_layer: int | None, max_new_tokens: int = 48, batch_size: int = 100
 ) -> pd.DataFrame:
     """Decodes every task with each of `BUGS`, and without it, on the models that it concerns.
 
@@ -211,9 +175,9 @@ def measure_bugs(
     version of a rule is decoded once: in our decoder a row does not depend on the others of its batch.
     Returns one row a bug, model, task, rule, batch and `version` ("published", "correct"), as `result_row`.
     """
-    bugs, rows = [check_choice("bug", bug, BUGS) for bug in bugs], []
+    rows = []
     for name, model in models.items():
-        chosen = [bug for bug in bugs if name in BUGS[bug]["models"]]
+        chosen = [bug for bug in BUGS if name in BUGS[bug]["models"]]
         for task_name, task in tasks.items() if chosen else ():
             run = partial(decode, model, task, max_new_tokens=max_new_tokens, encodings=EncoderCache())
             full, correct = check_score(run(None, batch_size=batch_size)), {}
@@ -227,5 +191,5 @@ def measure_bugs(
                     for version, found in {"published": published, "correct": correct[key]}.items():
                         row = {**labels, "version": version, "threshold": pair.threshold}
                         rows.append({**row, "full_score": full.score, **result_row(found, full)})
-    rows.sort(key=lambda row: bugs.index(row["bug"]))
+    rows.sort(key=lambda row: list(BUGS).index(row["bug"]))
     return pd.DataFrame(rows)

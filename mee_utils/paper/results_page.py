@@ -9,29 +9,32 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..common.files import ROOT, complete_file
+from ..common.files import ROOT, complete_file, read_yaml
 from ..study.catalogue import RULES
 from ..study.figures import label
-from ..study.result_tables import fastest_by_shape, missed, read_timings
+from ..study.result_tables import KEPT, PARTS, fastest_by_shape, missed, read_timings
 from ..tasks.kinds import TASKS
+from .claims import MIXED, VERDICTS
+from .statements import BELIEFS
 
 FIGURES = ROOT / "figures"
 BEGIN, END = "<!-- numbers: python -m mee_utils results -->", "<!-- end of numbers -->"
 PROFILES = {"small": "", "real": " (real)"}  # name -> how the text marks a task of it
 TASK = ["profile", "task"]
-FORMATS = {
-    **dict.fromkeys(["flops_share", "retained", "retained_published", "retained_correct"], ".0%"),
-    **dict.fromkeys(["mean_exit_layer", "mean_exit_layer_published", "mean_exit_layer_correct"], ".1f"),
-    **dict.fromkeys(["score", "best_baseline"], ".1f"),
-    **dict.fromkeys(["first_similar", "settled_from"], "+.2f"),
-    **{"delta": "g", "final_after_layer_4": ".1%", "other_token": ".2%", "roc_area": ".3f"},
-}
+FORMATS = read_yaml("study/styles.yaml")["formats"]
+SEEN: list[Path] = []  # the stored tables that have been read for what is being written
+
+
+def seen(path: Path) -> Path:
+    """Notes a table that is read."""
+    SEEN.append(path)
+    return path
 
 
 def read(notebook: str, table: str, **wanted) -> pd.DataFrame:
     """One stored table of all committed profiles that have it, `profile` in front; rows with these values."""
     paths = {name: FIGURES / name / notebook / f"{table}.csv" for name in PROFILES}
-    tables = {name: pd.read_csv(path) for name, path in paths.items() if path.exists()}
+    tables = {name: pd.read_csv(seen(path)) for name, path in paths.items() if path.exists()}
     found = pd.concat(tables, names=["profile"]).reset_index("profile").reset_index(drop=True)
     for column, value in wanted.items():
         found = found[found[column] == value]
@@ -40,19 +43,20 @@ def read(notebook: str, table: str, **wanted) -> pd.DataFrame:
 
 def bench(group: str | None = None) -> pd.DataFrame:
     """Lines of one group of the decoder's benchmark, or all, with the spread over rounds as text."""
-    table = pd.read_csv(FIGURES / "bench" / "decoder.csv", keep_default_na=False)
+    table = pd.read_csv(seen(FIGURES / "bench" / "decoder.csv"), keep_default_na=False)
     table = table[table.group == group] if group else table
-    return table.assign(measured=spread(table, "median", "lowest", "highest"))
+    return table.assign(measured=spread(table, "median"))
 
 
-def timed(rows: pd.DataFrame, part: str = "results") -> pd.DataFrame:
+def timed(rows: pd.DataFrame, part: str) -> pd.DataFrame:
     """Settings of several profiles with their timings; `speed` as text is `tokens_per_second`."""
-    found = [read_timings(part, own, profile) for profile, own in rows.groupby("profile", sort=False)]
-    table = pd.concat(found)
-    return table.assign(tokens_per_second=spread(table, "speed", "lowest", "highest"))
+    seen(FIGURES / "bench" / f"{PARTS[part][0]}.csv")
+    by_profile = rows.groupby("profile", sort=False)
+    table = pd.concat([read_timings(part, own, profile) for profile, own in by_profile])
+    return table.assign(tokens_per_second=spread(table))
 
 
-def spread(rows: pd.DataFrame, middle: str, low: str, high: str, form: str = ".2f") -> list[str]:
+def spread(rows: pd.DataFrame, middle: str = "speed", low="lowest", high="highest", form=".2f") -> list[str]:
     """ "1.26 (1.12 to 1.32)" for every row."""
     numbers = zip(rows[middle], rows[low], rows[high])
     return [f"{m:{form}} ({a:{form}} to {b:{form}})" for m, a, b in numbers]
@@ -83,7 +87,8 @@ def _best(rows: pd.DataFrame, number: str, ascending: bool, column: str) -> pd.D
 
 
 def _answer() -> pd.DataFrame:
-    best = _best(timed(read("08_results", "at_99_percent")), "speed", False, "batch")
+    safe = read("08_results", "at_99_percent", verdict=KEPT[0])
+    best = _best(timed(safe, "kept"), "ranked", False, "batch")
     columns = ["batch", "family", "rule", "mean_exit_layer", "flops_share", "retained", "tokens_per_second"]
     return best[[*TASK, *columns, "speed"]]
 
@@ -92,7 +97,7 @@ def _guaranteed() -> pd.DataFrame:
     rows = read("08_results", "calibrated", kind="consistency", bound="hoeffding_bentkus", found=True)
     rows = rows[rows.delta.isin([0.1, 0.25]) & (rows.flops_share < 1)].assign(model="calm")
     rows = _best(rows, "flops_share", True, "delta")
-    single = timed(rows).query("batch == 1")[[*TASK, "delta", "rule", "tokens_per_second"]]
+    single = timed(rows, "results").query("batch == 1")[[*TASK, "delta", "rule", "tokens_per_second"]]
     rows = rows.merge(single, on=[*TASK, "delta", "rule"], how="left")
     columns = ["delta", "family", "rule", "mean_exit_layer", "flops_share", "tokens_per_second"]
     return rows[[*TASK, *columns]]
@@ -140,18 +145,38 @@ def _contrast() -> pd.DataFrame:
 
 
 def _bugs() -> pd.DataFrame:
-    found = read("sweep", "published_bugs", task="translation")
+    found = read("measured", "published_bugs", task="translation")
     keys, values = ["profile", "bug", "model", "rule", "batch"], ["retained", "mean_exit_layer"]
     table = found.pivot(index=keys, columns="version", values=values)
     table.columns = [f"{value}_{version}" for value, version in table.columns]
     return table.reset_index().sort_values("profile", ascending=False, kind="stable")
 
 
+def _equal_loss() -> pd.DataFrame:
+    rows = read("08_results", "at_equal_loss").query("wanted in (0.01, 0.05)")
+    rows = _best(rows, "flops_share", True, "wanted")
+    rows["flops"] = spread(rows, "flops_share", "flops_low", "flops_high", ".1%")
+    return rows[[*TASK, "wanted", "family", "rule", "flops"]]
+
+
 def _ledger() -> pd.DataFrame:
     rows = read("08_results", "ledger")
-    rows = rows.assign(holds=rows.held.astype(str) + " of " + rows.tasks.astype(str))
-    rows.loc[rows.tasks == 0, "holds"] = "cannot be tested"
-    return wide(rows, ["source", "statement", "published"], "profile", "holds")
+    some = rows.verdict == MIXED
+    rows.loc[some, "verdict"] = "holds on " + rows.held.astype(str) + " of " + rows.tasks.astype(str)
+    return wide(rows, ["source", "statement", "published"], "profile", "verdict")
+
+
+def _beliefs() -> pd.DataFrame:
+    ledger, rows = read("08_results", "ledger"), []
+    for about in BELIEFS:
+        speaks_for, against = (ledger[ledger.claim.isin(about.get(side, []))] for side in ("for", "against"))
+        evidence = dict.fromkeys(name[:2] for name in pd.concat([speaks_for, against]).notebook)
+        row = {"belief": about["belief"], "evidence": ", ".join(evidence)}
+        row["supported"] = speaks_for.held.sum() + against.failed.sum()
+        row["contradicted"] = speaks_for.failed.sum() + against.held.sum()
+        row["undecided"] = speaks_for.undecided.sum() + against.undecided.sum()
+        rows.append(row | {"where it would fail": about["fails"]})
+    return pd.DataFrame(rows)
 
 
 def _full_depth() -> pd.DataFrame:
@@ -159,26 +184,21 @@ def _full_depth() -> pd.DataFrame:
     return wide(found, ["shape", "dtype", "batch"], "against", "measured")
 
 
-def _exits() -> pd.DataFrame:
-    rows = pd.concat([bench("exit cost"), bench("spread exits")])
-    return rows[["shape", "batch", "what", "measured", "unit", "against"]]
-
-
 def _lossless() -> pd.DataFrame:
-    rows = pd.read_csv(FIGURES / "bench" / "lossless.csv")
-    rows["measured"] = spread(rows, "speed", "lowest", "highest")
-    rows.loc[rows.rule.isna(), "measured"] += ", no drafts"
-    return wide(rows, [*TASK, "model"], "batch", "measured")
+    rows = pd.read_csv(seen(FIGURES / "bench" / "lossless.csv"))
+    drafts = rows.rule.isna().map({True: ", no drafts", False: ""})
+    return wide(rows.assign(measured=spread(rows) + drafts), [*TASK, "model"], "batch", "measured")
 
 
 def _shapes() -> pd.DataFrame:
-    best = fastest_by_shape(FIGURES / "bench")
-    best["measured"] = spread(best, "speed", "lowest", "highest")
-    return wide(best, ["batch", "task", "kind"], "shape", "measured")
+    best = fastest_by_shape(seen(FIGURES / "bench" / "shapes.csv").parent)
+    return wide(best.assign(measured=spread(best)), ["batch", "task", "kind"], "shape", "measured")
 
 
+EXIT_COLUMNS = ["shape", "batch", "what", "measured", "unit", "against"]
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where its caption is -> table
     "answer": _answer,
+    "equal_loss": _equal_loss,
     "guaranteed": _guaranteed,
     "models": _models,
     "difficulty": _difficulty,
@@ -186,8 +206,9 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where i
     "contrast": _contrast,
     "bugs": _bugs,
     "ledger": _ledger,
+    "beliefs": _beliefs,
     "full_depth": _full_depth,
-    "exits": _exits,
+    "exits": lambda: pd.concat([bench("exit cost"), bench("spread exits")])[EXIT_COLUMNS],
     "deciding": lambda: wide(bench("measure cost"), ["what"], "shape", "measured"),
     "one_decision": lambda: wide(bench("one decision"), ["what"], "shape", "measured"),
     "bandwidth": lambda: bench("bandwidth")[["shape", "what", "measured", "unit"]],
@@ -204,14 +225,27 @@ def filled(page: str, **slots) -> str:
 
 def results() -> str:
     """The text of RESULTS.md: every table with a caption, and the list of figures."""
-    about, figures = json.loads((FIGURES / "bench" / "machine.json").read_text(encoding="utf-8")), []
+    figures = []
     for notebook in sorted({path.parent.name for path in FIGURES.glob("*/[0-9]*/*.png")}):
         found = [path for name in PROFILES for path in sorted((FIGURES / name / notebook).glob("*.png"))]
         links = [f"[{p.stem} ({p.parts[-3]})]({p.relative_to(ROOT).as_posix()})" for p in found]
         figures.append(f"- [{notebook}](notebooks/{notebook}.ipynb): " + ", ".join(links))
-    machine = f"{about['processor']}, {about['cores']} cores, torch {about['torch']}"
-    tables = {slot: markdown(table()) for slot, table in TABLES.items()}
-    return filled("results", machine=machine, figures="\n\n".join(figures), **tables)
+    tables = {slot: sourced(table) for slot, table in TABLES.items()}
+    return filled("results", figures="\n\n".join(figures), **tables)
+
+
+def sourced(table: Callable[[], pd.DataFrame]) -> str:
+    """A table, and links to the stored ones that it comes from, with the machine of what was timed."""
+    SEEN.clear()
+    text, links = markdown(table()), []
+    for path in dict.fromkeys(SEEN):
+        name = path.relative_to(FIGURES).with_suffix("").as_posix()
+        links.append(f"[{name}]({path.relative_to(ROOT).as_posix()})")
+        if path.parent == FIGURES / "bench":
+            machine = "machine" if path.stem == "decoder" else f"{path.stem}_machine"
+            about = json.loads(path.with_name(f"{machine}.json").read_text(encoding="utf-8"))
+            links[-1] += f" ({about['processor']}, {about['cores']} cores, torch {about['torch']})"
+    return f"{text}\n\nFrom {', '.join(links)}."
 
 
 def each(rows: pd.DataFrame, text: str) -> str:
@@ -229,7 +263,8 @@ def findings() -> str:
     hard = _difficulty().query("selected_by == 'loss'")
     one = bench("one decision").query("shape == 't5-large'").set_index("what")["median"]
     area = _contrast().groupby("rule").roc_area.mean()
-    rates = read("08_results", "violation_rates").groupby("bound").violated.max()
+    fresh = read("08_results", "fresh_sets")
+    rates = fresh.groupby("bound").violated.max()
     wrong = _bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
     statements = read("08_results", "ledger", profile="small")
     bench_lossless = pd.read_csv(FIGURES / "bench" / "lossless.csv").query("model == 'calm'")
@@ -240,6 +275,7 @@ def findings() -> str:
         several=each(best[best.family == "several layers"], "{r.speed:.2f} with {r.label}"),
         verified=each(bench_lossless.query("batch == 1"), "{r.speed:.2f}"),
         tested=rates.drop("no_test").max(),
+        chance=fresh.limit.max(),
         rates=rates,
         settled=each(calm.merge(vanilla, on=TASK), "{r.at_x:.0%} against {r.at_y:.0%}"),
         later=each(hard, "{r.settled_from:+.1f}"),
@@ -249,8 +285,7 @@ def findings() -> str:
         area=area,
         wrong=each(wrong, "{r.retained_published:.0%}"),
         statements=len(statements),
-        on_all=(statements.held == statements.tasks).sum(),
-        on_none=(statements.held == 0).sum(),
+        verdicts=statements.verdict.value_counts().reindex(VERDICTS, fill_value=0),
     )
 
 

@@ -1,1 +1,1 @@
-"""What this companion runs: profiles, experiments, sweeps, notebooks and the results they store."""
+"""What this companion runs: profiles, experiments, measurements, notebooks and the results they store."""

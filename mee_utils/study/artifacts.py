@@ -2,7 +2,7 @@
 
 Both are stored below `build` with a key of what is behind them: weights, data, settings and, of a trace,
 code. Once one of these changes they are made again. Classifiers are shipped beside the models (`make train`).
-A trace follows a model's own greedy output on the held-out examples that the sweep decodes.
+A trace follows a model's own greedy output on held-out examples.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ def stored_trace(
 ):
     """The `Trace` of a model of a profile on a task; made and stored where it is missing.
 
-    At least `limit` examples are traced, and as many as the sweep decodes, `longest` tokens at most.
+    At least `limit` examples are traced, and as many as the profile says, `longest` tokens at most.
     """
     from ..traces.trace import load_trace, states_path, trace
 

@@ -1,7 +1,7 @@
 """The exit rules of the study: what each is called, how it is drawn, what it needs and how it is made.
 
-The table is `rules.yaml`, the only place to add a rule: sweeps, notebooks, figures, claims and benchmarks
-look it up here.
+The table is `rules.yaml`, the only place to add a rule: measurements, notebooks, figures, claims and
+benchmarks look it up here.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ..common.errors import check_choice
-from ..common.files import PACKAGE
+from ..common.files import read_yaml
 
 if TYPE_CHECKING:
     from ..exits.policy import ExitPolicy
@@ -59,7 +57,7 @@ class Rule:
     thresholded: bool = True  # whether there is a threshold to sweep ("static": its layer)
     threshold: str | None = None  # "bandit", in place of a number
     decay: float | None = None  # of the threshold, unless `policy` is told another
-    survey: bool = False  # of the survey: measured in 06 on the main model, one seed, and not swept
+    survey: bool = False  # of the survey: measured in 06 on the main model, one seed, and not in `measure`
 
     def policy(
         self,
@@ -96,28 +94,18 @@ def _rule(name: str, dashes: str = "solid", classifier: dict | None = None, **ro
     return Rule(name, dashes=DASHES[dashes], classifier=classifier and Variant(**classifier), **row)
 
 
-_TABLES = yaml.safe_load((PACKAGE / "study" / "rules.yaml").read_text(encoding="utf-8"))
+_TABLES = read_yaml("study/rules.yaml")
 FAMILY_COLOURS: dict[str, str] = _TABLES["families"]
 RULES = {name: _rule(name, **row) for name, row in _TABLES["rules"].items()}
 SURVEY = tuple(name for name, rule in RULES.items() if rule.survey)
 VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classifier and not rule.survey}
-
 SURVEY_VARIANTS = {name: RULES[name].classifier for name in SURVEY if RULES[name].classifier}
 
-# groups, in the order of tables and figures
-MAIN_SWEEP = (
-    *("softmax_margin", "fixed", "decaying", "weighted_fixed", "jsd_fixed", "max_probability", "rising_top1"),
-    *("hidden_similarity", "linear", "low_rank_three", "hidden", "three_hidden", "lstm"),
-)
-OTHER_SWEEP = ("softmax_margin", "fixed", "weighted_fixed", "rising_top1", "hidden_similarity")
+MAIN_SWEEP, OTHER_SWEEP, PRUNED, CONTRASTED, CALM_RULES, MEE_RULES = map(tuple, _TABLES["groups"].values())
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
 SEVERAL_LAYERS = tuple(
     name for name, rule in RULES.items() if rule.family == "several layers" and not rule.survey
 )
-PRUNED = ("fixed", "decaying", "decaying_closed", "adaptive")
-CONTRASTED = ("weighted", "jsd", "weighted_fixed", "jsd_fixed", "weighted_token", "jsd_token")
-CALM_RULES = ("softmax_margin", "hidden_similarity", "hidden")
-MEE_RULES = ("three_hidden", "lstm", "rising_top1")
 
 
 def rule_policies(names: Iterable[str], threshold: float, settings: Mapping) -> dict[str, ExitPolicy]:

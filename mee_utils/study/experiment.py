@@ -12,11 +12,8 @@ from . import inputs
 from .artifacts import stored_trace, train_classifiers
 from .catalogue import SURVEY_VARIANTS
 from .figures import use_style
-from .hub_lock import at_locked_commit
 from .profiles import Profile, load_profile
 from .results import Run
-
-NARROW = 256  # models below this width are fastest on one thread
 
 
 class Experiment:
@@ -31,8 +28,7 @@ class Experiment:
     def __init__(self, notebook: str | None, profile: str | Profile, data: str | None = "", **parameters):
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile, data)
         self.data, self.used = data, {}
-        self.shape = inputs.model_shape(self.profile)
-        self.layers = self.shape["num_decoder_layers"]
+        self.layers = inputs.model_shape(self.profile)["num_decoder_layers"]
         self.backbones = list(self.profile.training.backbones)  # they do not need what they started from
         there = lambda name: name in self.backbones or inputs.is_trained(self.profile, name)
         self.model_names = list(filter(there, self.profile.training.models))
@@ -57,15 +53,7 @@ class Experiment:
         return {name: inputs.manifest(self.profile, name) for name in checked}
 
     def models(self, names: Sequence[str]) -> dict[str, Model]:
-        """Loads some of the profile's models, in the profile's precision.
-
-        Narrow models run on one thread from here on: it is the fastest for them, leaves the other cores to
-        other notebooks, and sums in the same order on every machine.
-        """
-        import torch
-
-        if self.shape["d_model"] < NARROW:
-            torch.set_num_threads(1)
+        """Loads some of the profile's models, in the profile's precision."""
         loaded = {name: inputs.load_profile_model(self.profile, name) for name in self.manifests(names)}
         self.used |= {f"model {name}": inputs.weights_digest(self.profile, name) for name in loaded}
         return loaded
@@ -98,22 +86,16 @@ class Experiment:
     def long_documents(self, corpus: str, limit: int) -> dict[str, Task]:
         """Long documents in both layouts of the papers, layout -> `Task`, at most `limit` of each.
 
-        The corpus is "synthetic"; a folder inside DATA with `document` and `summary`; or a hub id that has
-        them, with revision and folder where it needs them ("owner/name@refs/convert/parquet:default").
+        The corpus is "synthetic", or a folder inside DATA with `document` and `summary`.
         """
-        folder = self.scratch("long_documents")
+        folder, source = self.scratch("long_documents"), corpus
         folder.mkdir(exist_ok=True)
-        source, _, rest = corpus.partition("@")
-        revision, _, place = rest.partition(":")
-        if self.data and corpus != "synthetic" and (Path(self.data) / corpus).exists():
-            source = str(Path(self.data) / corpus)
-        elif corpus != "synthetic" and (source.count("/") != 1 or source.startswith((".", "/"))):
-            raise CompanionError(
-                f'DATA holds no folder "{corpus}": give DATA=path/to/corpora that holds it, a hub id such as '
-                'owner/name, or long_corpus="synthetic".'
-            )
-        load = lambda commit: long_tasks(source, limit, folder, revision=commit, folder=place or None)
-        tasks = at_locked_commit(self.profile.lock, "datasets", source, revision or None, load)
+        if corpus != "synthetic":
+            source = str(Path(self.data or "DATA") / corpus)
+            if not Path(source).exists():
+                wanted = 'give DATA=path/to/corpora that holds it, or long_corpus="synthetic"'
+                raise CompanionError(f'DATA holds no folder "{corpus}": {wanted}.')
+        tasks = long_tasks(source, limit, folder)
         self.used |= {f"long documents, {layout} layout": task.digest for layout, task in tasks.items()}
         return tasks
 

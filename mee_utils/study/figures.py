@@ -15,20 +15,13 @@ from typing import NamedTuple
 
 import matplotlib
 import pandas as pd
-import yaml
 
 from ..common.errors import CompanionError
-from ..common.files import PACKAGE
+from ..common.files import read_yaml
 from .catalogue import DASHES, FAMILY_COLOURS, RULES
 
 GREY, DARK, PALE = "#666666", "#333333", "#cccccc"
-BLUE, ORANGE = "#0173b2", "#de8f05"
-FATES = {  # of drafts
-    "kept": "#029e73",
-    "from the last layer": BLUE,
-    "replaced": "#d55e00",
-    "dropped": PALE,
-}
+BLUE = "#0173b2"
 BAND = ("low", "high")
 
 
@@ -46,10 +39,10 @@ def _styles(table: Mapping[str, Mapping]) -> dict[str, Style]:
     return {name: Style(**row | {"dashes": dashes(row)}) for name, row in table.items()}
 
 
-_TABLES = yaml.safe_load((PACKAGE / "study" / "styles.yaml").read_text(encoding="utf-8"))
-MODELS, LABELS = _styles(_TABLES["models"]), _TABLES["labels"]
+_TABLES = read_yaml("study/styles.yaml")
+LABELS, FATES = _TABLES["labels"], _TABLES["fates"]  # FATES: colours of drafts
 _RULES = {name: Style(rule.label, rule.colour, rule.marker, rule.dashes) for name, rule in RULES.items()}
-STYLES: dict[object, Style] = MODELS | _RULES | _styles(_TABLES["others"])
+STYLES: dict[object, Style] = _RULES | _styles(_TABLES["styles"])
 # where rules of all kinds meet (08), colours are families
 FAMILIES = {name: STYLES[name]._replace(colour=FAMILY_COLOURS[rule.family]) for name, rule in RULES.items()}
 
@@ -192,6 +185,19 @@ def column_lines(axis, rows, x, columns, styles=STYLES):
         lines(axis, rows.assign(quantity=name), x, name, "quantity", band, styles)
 
 
+def predictions(axis, rows):
+    """The top tokens of every layer (`analysis.monotonicity.predictions`), darker where more probable."""
+    top, depth = int(rows["rank"].max()), int(rows["layer"].max())
+    grid = rows.pivot(index="rank", columns="layer", values="probability").to_numpy(dtype=float)
+    axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=(0.5, depth + 0.5, top + 0.5, 0.5))
+    for row in rows.itertuples():
+        look = {"color": "white" if row.probability > 0.55 else "black", "fontsize": 8}
+        text = f"{row.token}\n{row.probability:.2f}"
+        axis.text(row.layer, row.rank, text, ha="center", va="center", **look)
+    axis.set(yticks=range(1, top + 1), ylabel="rank", xticks=range(1, depth + 1))
+    axis.grid(visible=False)
+
+
 def dots(axis, rows, x, y, by="rule", xband=None, yband=None, styles=STYLES, **options):
     """A marker for each row, with whiskers between the columns of the bands; otherwise as `lines`."""
     for name, part in rows.groupby(by, sort=False):
@@ -230,7 +236,6 @@ def grouped_bars(axis, rows, category, column, by="model", rotation=0):
 
 def _errors(rows, column, band):
     """Lengths of the whiskers below and above a value."""
-    return band and [
-        (rows[column] - rows[band[0]]).clip(lower=0),
-        (rows[band[1]] - rows[column]).clip(lower=0),
-    ]
+    if band:
+        ends = rows[column] - rows[band[0]], rows[band[1]] - rows[column]
+        return [length.clip(lower=0) for length in ends]

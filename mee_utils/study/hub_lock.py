@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ..common.errors import CompanionError, one_line
 from ..common.files import complete_file, is_hub_id
+from .profiles import first_mistake
 
 COMMIT = "^[0-9a-f]{40}$"
 
@@ -37,8 +38,7 @@ def _read(lock: Path) -> dict[str, dict[str, Entry]]:
     except OSError as error:
         reason = error.strerror
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = ": ".join([*map(str, first["loc"]), one_line(first["msg"], 80)])
+        reason = first_mistake(error)
     advice = "restore it from version control, or delete it so that the next download writes it anew"
     raise CompanionError(f"{lock} cannot be read ({reason}): {advice}.")
 

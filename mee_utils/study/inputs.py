@@ -20,6 +20,8 @@ from .profiles import Checkpoint, Profile
 if TYPE_CHECKING:
     from ..models.loading import Model
 
+NARROW = 256  # models below this width are fastest on one thread
+
 
 def checkpoint_folder(profile: Profile, name: str) -> Path:
     """Where a model of a profile is, or will be; of a ready checkpoint only its manifest."""
@@ -113,12 +115,20 @@ def from_source(profile: Profile, name: str, load: Callable):
 
 
 def load_profile_model(profile: Profile, name: str, dtype: str | None = None) -> Model:
-    """Loads a model on the profile's device, in `dtype` or the profile's precision."""
-    from ..models import load_model
+    """Loads a model on the profile's device, in `dtype` or the profile's precision.
 
+    Narrow models run on one thread from here on: it is the fastest for them, leaves the other cores to other
+    jobs, and sums in the same order on every machine.
+    """
+    import torch
+
+    from ..models.loading import load_model
+
+    measured = manifest(profile, name) if is_trained(profile, name) else {}
+    if measured and measured["shape"]["d_model"] < NARROW:
+        torch.set_num_threads(1)
     options = dict(dtype=dtype or profile.dtype, device=profile.device, name=name)
     model = from_source(profile, name, lambda source, commit: load_model(source, commit, **options))
-    measured = manifest(profile, name) if is_trained(profile, name) else {}
     return replace(model, min_exit_layer=measured.get("min_exit_layer", model.min_exit_layer))
 
 
@@ -134,8 +144,9 @@ def load_tasks(
 ) -> list[Task]:
     """Every corpus of a profile (or `only` some): at most `limit` examples of one part of it.
 
-    Parts are "train", "held_out" (what is scored) and "choices" (see `profiles.Corpus`). Models that start
-    from a ready checkpoint get their inputs cut to `max_source` tokens, as they were trained.
+    Parts are "train", "held_out" (what is scored), "choices" (see `profiles.Corpus`), and for measurements
+    "test" (as held out, but as many as asked for) and "validation" (apart from choices where there are more).
+    Models that start from a ready checkpoint get inputs cut to `max_source` tokens, as they were trained.
     """
     chosen = [only] if isinstance(only, str) else only or profile.corpora
     tasks = [_load(profile, name, part, limit) for name in profile.corpora if name in chosen]
@@ -153,6 +164,8 @@ def _load(profile: Profile, name: str, part: str, limit: int | None) -> Task:
         "train": ("train", corpus.train, aside),
         "choices": ("validation" if own_split else "train", corpus.choices, 0),
         "held_out": (corpus.held_out_split, corpus.held_out, 0),
+        "test": (corpus.held_out_split, None, 0),
+        "validation": ("validation", None, corpus.choices) if own_split else ("train", corpus.choices, 0),
     }[part]
     size = size if limit is None else min(limit, size or limit)
     options = dict(seed=profile.training.seed, languages=tuple(corpus.languages), folder=corpus.folder)

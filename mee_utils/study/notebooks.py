@@ -7,18 +7,22 @@ own `parameters` cell; notebook and results come to their place only if every ce
 import ast
 import hashlib
 import json
-import math
 import os
+import shlex
 import sys
 import tempfile
 from itertools import groupby
 from pathlib import Path
+from typing import Annotated
 
-from ..common.errors import CompanionError, nearest
+from pydantic import Field, ValidationError, create_model
+
+from ..common.errors import CompanionError, check_choice
 from ..common.files import ROOT, complete_file
-from .profiles import load_profile
+from .profiles import Strict, first_mistake, load_profile
 from .results import STAGED, build_root, output_root, staged
 
+STARTED_BY = "MEE_PIPELINE"  # tells a job the process that started the pipeline
 SOURCES = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 
@@ -32,8 +36,7 @@ def read_source(name: str):
     """Reads a notebook's source as a notebook with stable cell ids."""
     import jupytext
 
-    if name not in notebook_names():
-        raise CompanionError(f'There is no notebook "{name}": {nearest(name, notebook_names())}')
+    check_choice("notebook", name, notebook_names())
     notebook = jupytext.read(SOURCES / f"{name}.py", fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"
@@ -62,24 +65,18 @@ def check_parameters(given: dict, declared: dict) -> dict:
 
     What is declared positive stays positive, and what is declared as a share stays between 0 and 1.
     """
-    checked = {}
-    for name, value in given.items():
-        if name not in declared:
-            raise CompanionError(f'Unknown parameter "{name}": {nearest(name, declared)}')
-        default = declared[name]
-        if isinstance(default, float) and type(value) is int:
-            value = float(value)
-        if default is not None and type(value) is not type(default):
-            kinds = f"is a {type(value).__name__}; a {type(default).__name__} like {default!r} is expected"
-            raise CompanionError(f"Parameter {name}={value!r} {kinds}.")
-        if type(value) in (int, float):
-            lowest = min(default, 1) if type(value) is int else 0
-            highest = 1 if type(value) is float and default <= 1 else math.inf
-            if not (lowest <= value <= highest and math.isfinite(value)):
-                span = f"at least {lowest}" if highest == math.inf else f"between {lowest} and {highest}"
-                raise CompanionError(f"Parameter {name}={value!r}: a number {span} is expected.")
-        checked[name] = value
-    return checked
+    fields = {}
+    for name, default in declared.items():
+        span = Field()
+        if type(default) is int:
+            span = Field(ge=min(default, 1))
+        elif type(default) is float:
+            span = Field(ge=0, le=1 if default <= 1 else None, allow_inf_nan=False)
+        fields[name] = (Annotated[type(default), span], default)
+    try:
+        return create_model("Parameters", __base__=Strict, **fields)(**given).model_dump(include=given.keys())
+    except ValidationError as error:
+        raise CompanionError(f"Parameters: {first_mistake(error)}") from error
 
 
 def parse_assignments(assignments: list[str]) -> dict:
@@ -132,11 +129,13 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
     """Runs with papermill in the folder of the sources, and names the cell if one fails."""
     import nbformat
     import papermill
+    from nbclient.exceptions import DeadKernelError
 
+    alone = sys.stderr.isatty() and STARTED_BY not in os.environ
     with tempfile.TemporaryDirectory(prefix="mee-") as folder:
         start, end = Path(folder) / "source.ipynb", Path(folder) / "executed.ipynb"
         nbformat.write(notebook, start)
-        options = dict(cwd=str(SOURCES), progress_bar=sys.stderr.isatty(), log_output=False)
+        options = dict(cwd=str(SOURCES), progress_bar=alone, log_output=False)
         options |= dict(kernel_name="python3", kernel_manager_class=_kernels(folder, results))
         try:
             papermill.execute_notebook(start, end, parameters, **options)
@@ -146,6 +145,11 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
             raise CompanionError(
                 f"{name} failed in cell {error.cell_index} (In [{error.exec_count}]): {error.ename}: "
                 f"{error.evalue.rstrip('.')}. The notebook is kept in {kept}; finished results are untouched."
+            ) from None
+        except DeadKernelError:
+            raise CompanionError(
+                f"{name}: its kernel was killed, for want of memory perhaps: try a smaller batch_size "
+                "or limit. Finished results are untouched."
             ) from None
         return nbformat.read(end, as_version=4)
 
@@ -171,14 +175,10 @@ def _kernels(folder: str, results: Path) -> type:
     return Kernels
 
 
-def own_cells(notebook) -> list:
-    """The cells that somebody wrote, without what papermill puts in."""
-    return [cell for cell in notebook.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
-
-
 def source_digest(notebook) -> str:
-    """sha256 over kinds and sources of the cells that somebody wrote."""
-    cells = [(cell.cell_type, cell.source) for cell in own_cells(notebook)]
+    """sha256 over kinds and sources of the cells that somebody wrote, without what papermill puts in."""
+    injected = lambda cell: "injected-parameters" in cell.metadata.get("tags", [])
+    cells = [(cell.cell_type, cell.source) for cell in notebook.cells if not injected(cell)]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
@@ -191,24 +191,9 @@ def check_unedited(path: Path, source) -> None:
     stored = nbformat.read(path, as_version=4)
     executed = stored.metadata.get("source_sha256")
     if executed and source_digest(stored) not in (executed, source_digest(source)):
-        take = f"python -m mee_utils carry-over {path.stem} takes the edits into the source"
-        raise CompanionError(f"{path} was edited: {take}; deleting the file gives them up.")
-
-
-def carry_over(name: str) -> Path:
-    """Takes the edits in `notebooks/<name>.ipynb` over into the source, and returns its path."""
-    import jupytext
-    import nbformat
-
-    source, path = read_source(name), SOURCES / f"{name}.ipynb"
-    if not path.exists():
-        raise CompanionError(f"{path} is not there: nothing to carry over.")
-    edited = nbformat.read(path, as_version=4)
-    declared_parameters(edited)
-    source.metadata, source.cells = {"jupytext": {"notebook_metadata_filter": "-all"}}, own_cells(edited)
-    with complete_file(SOURCES / f"{name}.py") as partial:
-        partial.write_text(jupytext.writes(source, fmt="py:percent"), encoding="utf-8")
-    return SOURCES / f"{name}.py"
+        place = shlex.join(["-o", str(SOURCES / f"{path.stem}.py"), str(path)])
+        take = f"jupytext --opt notebook_metadata_filter=-all --to py:percent {place}"
+        raise CompanionError(f"{path} was edited: {take} saves the edits; deleting the file gives them up.")
 
 
 def _normalize(notebook, data: str | None) -> None:

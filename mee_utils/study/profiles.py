@@ -143,6 +143,7 @@ class Training(Strict):
     pretrained: BaseSettings | None = None  # a model by span corruption alone, to compare with
     base: _or_checkpoint(BaseSettings)
     backbones: Annotated[dict[Name, _or_checkpoint(BackboneSettings)], Field(min_length=1)]
+    compared: dict[Name, BackboneSettings] = {}  # trained and measured by `make retrain`, and not kept
 
     @model_validator(mode="after")
     def _one_origin(self) -> Training:
@@ -151,7 +152,7 @@ class Training(Strict):
             raise ValueError(f"{missing}; add it, or name a checkpoint as base")
         if self.shape is not None and isinstance(self.base, Checkpoint):
             raise ValueError("shape contradicts the checkpoint of base; leave one of them out")
-        for name in {"pretrained", "base"} & set(self.backbones):
+        for name in {"pretrained", "base"} & {*self.backbones, *self.compared}:
             raise ValueError(f'"{name}" is the name of the pre-trained model; give the backbone another one')
         sizes = ("num_layers", "num_decoder_layers")
         for (name, stages), size in product(self.pre_training.items(), sizes if self.shape else ()):
@@ -174,16 +175,18 @@ class Training(Strict):
 
     def start(self, name: str) -> str | None:
         """The model that a model starts from; None where that has random weights or is ready."""
-        return "base" if name in self.backbones else None
+        return "base" if name in self.backbones or name in self.compared else None
 
     def recipe(self, name: str) -> BaseSettings | BackboneSettings | Checkpoint:
         """The settings of `pretrained`, `base` or a backbone."""
-        return self.backbones[name] if name in self.backbones else getattr(self, name)
+        backbones = self.backbones | self.compared
+        return backbones[name] if name in backbones else getattr(self, name)
 
     @property
     def objectives(self) -> dict[str, BackboneSettings]:
         """The backbones that are trained here; of a ready checkpoint nobody knows the objective."""
-        return {name: b for name, b in self.backbones.items() if isinstance(b, BackboneSettings)}
+        backbones = self.backbones | self.compared
+        return {name: b for name, b in backbones.items() if isinstance(b, BackboneSettings)}
 
     def exit_layer(self, name: str, layers: int) -> int:
         """The layer that a FREE backbone was trained to exit at: the recipe's, else a third of the depth."""
@@ -218,11 +221,13 @@ class ClassifierSettings(Strict):
 
 
 class ResultSettings(Strict):
-    """What the threshold sweep decodes for notebook 08: every rule on the main model, fewer on the others."""
+    """What is measured: every rule on the main model, fewer on the others."""
 
-    examples: PositiveInt = 150
-    other_examples: PositiveInt = 50
-    training_examples: PositiveInt = 60  # thresholds to try are read off these
+    validation: PositiveInt = 500  # examples on which thresholds are searched for, and chosen
+    test: PositiveInt = 1000  # examples on which what was chosen is reported
+    candidates: PositiveInt = 64  # thresholds of a rule among which decoding searches; on the other models
+    other_candidates: PositiveInt = 24
+    examples: PositiveInt = 150  # that notebooks trace, and make bench times
     bug_examples: PositiveInt = 30
     max_new_tokens: PositiveInt = 48
     batch_size: PositiveInt = 100
@@ -230,8 +235,10 @@ class ResultSettings(Strict):
     top_k: PositiveInt = 64  # as in notebook 03
     first_k: PositiveInt = 256
     least_k: PositiveInt = 16
-    fresh_pools: PositiveInt = 20  # on synthetic data: independent calibration sets, and examples in each
-    fresh_size: PositiveInt = 40
+    fresh_sets: PositiveInt = 200  # on synthetic data: independent calibration sets, and examples in each
+    fresh_size: PositiveInt = 500
+    learning_tokens: list[PositiveInt] = [2000, 6000, 20000, 60000, 200000]  # of all tasks, for classifiers
+    fresh_rules: list[Name] = ["softmax_margin", "low_rank_three"]
     deltas: Annotated[list[float], Field(min_length=1)] = [0.05, 0.1, 0.25]
     risk_deltas: Annotated[list[float], Field(min_length=1)] = [0.02, 0.05, 0.1]
     eps: Annotated[float, Field(gt=0, lt=1)] = 0.05
@@ -288,11 +295,9 @@ class Profile(Strict):
         if not folder.is_dir():
             raise CompanionError(f"DATA={data} is no folder: give the folder that holds the corpora.")
         found = Path(source.replace("{data}", str(folder)))
-        if found.exists():
-            return str(found)
-        if folder.name != found.name:
+        if not found.exists():
             raise CompanionError(f"{found} does not exist: DATA must hold a folder {found.name} ({task}).")
-        return str(folder)  # DATA is the corpus itself
+        return str(found)
 
 
 def profile_names() -> list[str]:
@@ -302,9 +307,7 @@ def profile_names() -> list[str]:
 
 def check_profile_name(name: str) -> str:
     """Refuses a profile that is not there."""
-    if name not in profile_names():
-        raise CompanionError(f'There is no profile "{name}": {nearest(str(name), profile_names())}')
-    return name
+    return check_choice("profile", name, profile_names())
 
 
 def load_profile(name: str | Path, data: str | None = None) -> Profile:
@@ -321,15 +324,15 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
     try:
         profile = Profile.model_validate(content)
     except pydantic.ValidationError as error:
-        raise CompanionError(f"{path}: {_first_mistake(error)}") from error
+        raise CompanionError(f"{path}: {first_mistake(error)}") from error
     if path.parent == FOLDER and profile.name != path.stem:
         raise CompanionError(f'{path} calls itself "{profile.name}": its name must be "{path.stem}".')
     profile._data = data or None
     return profile
 
 
-def _first_mistake(error: pydantic.ValidationError) -> str:
-    """The place in the profile, and what pydantic says of it."""
+def first_mistake(error: pydantic.ValidationError) -> str:
+    """The place of the first mistake, and what pydantic says of it."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part not in ("[key]", READY, TRAINED))
     said = first["msg"].removeprefix("Value error, ").removesuffix(".")

@@ -3,12 +3,14 @@
 import hashlib
 import json
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from ..analysis.statistics import Interval, interval
 from ..common.errors import CompanionError
 from ..common.files import ROOT
 from .catalogue import SEVERAL_LAYERS
@@ -16,13 +18,17 @@ from .notebooks import SOURCES, notebook_names
 from .profiles import check_profile_name
 from .results import output_root
 
-SWEEP, RETRAINED = "sweep", "retrained"  # folders of tables, beside those of the notebooks
+RETRAINED, MEASURED = "retrained", "measured"  # folders of tables, beside those of the notebooks
 BENCH = ROOT / "figures" / "bench"
+KEPT = ("keeps it", "does not keep it", "undecided")  # verdicts on a share of the score
+VALUES = ["loss", "score", "flops", "tokens", "layers"]  # of an example
 KEYS, RANGE = ["task", "model", "rule", "threshold"], ["lowest", "highest"]
 SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *RANGE]
+OF_RULES = ["batch", "speed", *RANGE, "ranked", "samples_speed"]
 PARTS = {  # part of the benchmark -> file, what identifies a row, what was measured
     "reductions": ("reductions", ["task", "model", "reduction"], SPEEDS),
-    "results": ("results", KEYS, ["batch", "speed", *RANGE, "samples_speed"]),
+    "kept": ("kept", KEYS, OF_RULES),
+    "results": ("results", KEYS, OF_RULES),
     "lossless": ("lossless", ["task", "model"], ["batch", "rule", "max_draft", "expected", "speed", *RANGE]),
     "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
 }
@@ -32,17 +38,25 @@ def stored_root(profile: str) -> Path:
     """The folder of a profile's results: where this run writes if they are there, else beside the package."""
     check_profile_name(profile)
     places = [output_root() / profile, ROOT / "figures" / profile]
-    return next((place for place in places if (place / SWEEP / "manifest.json").exists()), places[0])
+    return next((place for place in places if (place / MEASURED / "manifest.json").exists()), places[0])
+
+
+def _stored(profile: str, notebook: str, file: str) -> Path:
+    """A stored file of a notebook, or of the measurements, as its manifest knows it; else an error."""
+    path = stored_root(profile) / notebook / file
+    command = f"run make {'measure' if notebook == MEASURED else 'reproduce'} PROFILE={profile}"
+    if not path.exists():
+        raise CompanionError(f"{path} is missing: {command}.")
+    known = path.with_name("manifest.json")
+    made = json.loads(known.read_text(encoding="utf-8"))["files"] if known.exists() else {}
+    if file in made and hashlib.sha256(path.read_bytes()).hexdigest() != made[file]:
+        raise CompanionError(f"{path} was changed after it was made: restore it, or {command} FORCE=1.")
+    return path
 
 
 def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
-    """A stored table of a notebook, or of the "sweep"; `name` without ending. An error if it is missing."""
-    path = stored_root(profile) / notebook / f"{name}.csv"
-    if not path.exists():
-        part = SWEEP if notebook == SWEEP else f"notebook {notebook}"
-        command = f"python -m mee_utils {part} --profile {profile}"
-        raise CompanionError(f"{path} is missing: run make reproduce PROFILE={profile} (or only {command}).")
-    return pd.read_csv(path)
+    """A stored table; `name` without ending."""
+    return pd.read_csv(_stored(profile, notebook, f"{name}.csv"))
 
 
 def read_retrained(profile: str, kind: str) -> pd.DataFrame:
@@ -51,52 +65,95 @@ def read_retrained(profile: str, kind: str) -> pd.DataFrame:
     return next((pd.read_csv(path) for path in places if path.exists()), pd.DataFrame())
 
 
+def read_measurements(profile: str, name: str) -> pd.DataFrame | None:
+    """Stored measurements of a profile, a row an example of a setting; `name` as in `measure.Job.name`."""
+    places = [root / profile / MEASURED / f"{name}.parquet" for root in (output_root(), ROOT / "figures")]
+    return next((pd.read_parquet(path) for path in places if path.exists()), None)
+
+
 def read_manifest(profile: str, notebook: str) -> dict:
-    """The manifest of the stored tables of a notebook, or of the "sweep"."""
-    return json.loads((stored_root(profile) / notebook / "manifest.json").read_text(encoding="utf-8"))
+    """The manifest of the stored tables of a notebook, or of the measurements."""
+    return json.loads(_stored(profile, notebook, "manifest.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
-class SweepResults:
-    """Every setting that was decoded for a profile.
+class Measured:
+    """Every setting that was decoded for a profile (`study.measure`), with all of its examples.
 
-    `settings` has one row a setting: `task`, `model`, `rule`, `threshold` (NaN where the rule has none),
-    `score`, `retained` with `low` and `high`, `consistency_loss` and `risk_loss` (means), `mean_exit_layer`,
-    `flops_share`, `readout_share`, `same_output`, `length_share`.
+    `settings` has one row a setting: `part` ("validation", "test"), `task`, `model`, `rule`, `threshold` (NaN
+    where the rule has none), and what `described` says of it.
     """
 
     settings: pd.DataFrame
-    losses: list[np.ndarray]  # consistency losses, `[example]` for each row of `settings`
-    examples: list[np.ndarray]  # scores of single examples in percent, likewise
+    examples: list[pd.DataFrame]  # for each row of `settings`: loss, score, flops, tokens, layers
     eps: float  # the profile's probability of failing, and its largest mean losses
     deltas: tuple[float, ...]
     risk_deltas: tuple[float, ...]
 
-    def rows(self, **wanted) -> pd.DataFrame:
-        """The settings with these values."""
-        chosen = [self.settings[column] == value for column, value in wanted.items()]
-        return self.settings[np.all(chosen, axis=0)] if chosen else self.settings
+    def rows(self, part: str = "test", **wanted) -> pd.DataFrame:
+        """The settings of a part with these values."""
+        chosen = [self.settings[column] == value for column, value in {"part": part, **wanted}.items()]
+        return self.settings[np.all(chosen, axis=0)]
 
-    def array(self, rows: pd.DataFrame, kind: str = "consistency") -> np.ndarray:
+    def full(self, part: str, task: str, model: str) -> pd.DataFrame:
+        """The examples of a model at full depth."""
+        return self.examples[self.rows(part, task=task, model=model, rule="full_depth").index[0]]
+
+    def losses(self, rows: pd.DataFrame, kind: str = "consistency") -> np.ndarray:
         """Losses `[setting, example]` ("consistency" or "risk") of rows of `settings`, one task and model."""
+        found, first = [self.examples[place] for place in rows.index], rows.iloc[0]
         if kind == "consistency":
-            return np.stack([self.losses[place] for place in rows.index])
-        first = rows.iloc[0]
-        full = self.examples[self.rows(task=first.task, model=first.model, rule="full_depth").index[0]]
-        return np.stack([np.clip(full - self.examples[place], 0, None) / 100 for place in rows.index])
+            return np.stack([examples.loss for examples in found])
+        full = self.full(first.part, first.task, first.model).score
+        return np.stack([(full - examples.score).clip(0) / 100 for examples in found])
 
 
-def read_sweep(profile: str) -> SweepResults:
-    """Reads what `python -m mee_utils sweep` stored for a profile."""
-    settings = read_table(profile, SWEEP, "settings")
-    arrays = []
-    for name in ("losses", "examples"):
-        table = read_table(profile, SWEEP, name)
-        if not table[KEYS].equals(settings[KEYS]):
-            raise CompanionError(f"{name}.csv and settings.csv in {profile}/{SWEEP} differ: sweep again.")
-        arrays.append([row[~np.isnan(row)] for row in table.drop(columns=KEYS).to_numpy(dtype=np.float64)])
-    given = read_manifest(profile, SWEEP)["parameters"]
-    return SweepResults(settings, *arrays, given["eps"], tuple(given["deltas"]), tuple(given["risk_deltas"]))
+def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict[str, float]]:
+    """Settings beside full depth on the same examples, with intervals (`statistics.Interval.columns`).
+
+    `retained`: the share of the score, a mean over outputs, that is kept; `consistency_loss` and `risk_loss`;
+    `flops_share`, a token; `mean_exit_layer`; `length_share`, of the tokens emitted.
+    """
+    values = np.stack([examples[VALUES].to_numpy(np.float64) for examples in settings], axis=1)
+    whole = full[VALUES].to_numpy(np.float64)  # [example, value]; values: [example, setting, value]
+    risk = np.clip(whole[:, None, 1] - values[..., 1], 0, None) / 100
+
+    def shares(weights: np.ndarray) -> np.ndarray:
+        loss, score, flops, tokens, layers = np.moveaxis(np.tensordot(weights, values, 1), -1, 0)
+        _, score_of_full, flops_of_full, tokens_of_full, _ = (weights @ whole).T[..., None]
+        drawn = weights.sum(axis=1, keepdims=True)
+        spent = (flops / tokens) / (flops_of_full / tokens_of_full)
+        return np.stack([score / score_of_full, loss / drawn, weights @ risk / drawn, spent, layers / tokens])
+
+    found = interval(lambda weights: np.moveaxis(shares(weights), 0, -1), len(whole))
+    names = ["retained", "consistency_loss", "risk_loss", "flops_share", "mean_exit_layer"]
+    prefixes = ["", "consistency_", "risk_", "flops_", "layer_"]
+    rows = []
+    for place, (_, score, _, tokens, _) in enumerate(values.sum(axis=0)):
+        row = {"score": score / len(whole)}
+        for number, labels in enumerate(zip(names, prefixes, strict=True)):
+            row |= Interval(*(part[..., place, number][()] for part in found)).columns(*labels)
+        rows.append(row | {"length_share": tokens / whole[:, 3].sum()})
+    return rows
+
+
+def read_measured(profile: str) -> Measured:
+    """Reads what `make measure` stored for a profile."""
+    given, rows, examples = read_manifest(profile, MEASURED), [], []
+    for name in [Path(file).stem for file in given["files"] if "-" in file]:
+        model, task = name.split("-")
+        table = read_measurements(profile, name)
+        for part, settings in table.groupby("part", sort=False):
+            groups = list(settings.groupby(["rule", "threshold"], sort=False, dropna=False))
+            found = [rows[VALUES].reset_index(drop=True) for _, rows in groups]
+            for (key, _), about in zip(groups, described(found, found[0]), strict=True):  # first full depth
+                rows.append(
+                    dict(zip(["part", "task", "model", *KEYS[2:]], (part, task, model, *key))) | about
+                )
+            examples += found
+    given = given["parameters"]
+    deltas = map(tuple, (given["deltas"], given["risk_deltas"]))
+    return Measured(pd.DataFrame(rows), examples, given["eps"], *deltas)
 
 
 def claims_of(profile: str) -> pd.DataFrame:

@@ -5,6 +5,7 @@ one line with its size, range and hash, so that comparing stored outputs checks 
 names go to the manifest alone: all else is the same bytes on every run.
 """
 
+import ast
 import hashlib
 import io
 import json
@@ -14,15 +15,16 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
 import pandas as pd
 
+from ..analysis.statistics import DRAWS
 from ..common.errors import CompanionError
-from ..common.files import ROOT, complete_file
+from ..common.files import PACKAGE, ROOT, complete_file
 
 DECIMALS = 4
 COLOURS = 128  # of a figure's palette: a third of the size, and no difference to be seen
@@ -55,11 +57,15 @@ class Run:
         make_folder(self.folder)
 
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
-        """Writes a table as CSV with fixed decimals; prints its digest line; returns the rounded table."""
+        """Writes a table as CSV with fixed decimals; prints its digest line; returns the rounded table.
+
+        Bootstrap draws (`statistics.DRAWS`) are returned, and not written.
+        """
         rounded = round_table(table)
-        text = rounded.to_csv(index=False, float_format=f"%.{DECIMALS}f", lineterminator="\n")
+        written = rounded.drop(columns=[column for column in table if str(column).endswith(DRAWS)])
+        text = written.to_csv(index=False, float_format=f"%.{DECIMALS}f", lineterminator="\n")
         self._write(f"{_checked(name)}.csv", text.encode())
-        print(digest_line(name, rounded, text))
+        print(digest_line(name, written, text))
         return rounded
 
     def save_figure(self, figure, name: str, drawn: pd.DataFrame) -> None:
@@ -70,6 +76,10 @@ class Run:
             nothing = dict.fromkeys(("CreationDate", "ModDate", "Producer", "Creator"))
             with complete_file(self.folder / f"{name}.pdf") as path:
                 figure.savefig(path, format="pdf", bbox_inches="tight", metadata=nothing)
+
+    def save_file(self, path: Path) -> None:
+        """Copies a file that is a result."""
+        self._write(_checked(path.stem) + path.suffix, path.read_bytes())
 
     def finish(self) -> None:
         """Writes the manifest. Prints which files were written."""
@@ -82,6 +92,7 @@ class Run:
             "profile": self.profile,
             "parameters": self.parameters,
             "inputs": dict(sorted(self.inputs.items())),
+            "code": code_digests(),
             "files": dict(sorted(self.files.items())),
             "versions": versions | {"python": platform.python_version()},
             "machine": {"processor": processor(), "cores": os.cpu_count(), "device": device},
@@ -99,6 +110,29 @@ class Run:
         with complete_file(self.folder / name) as path:
             path.write_bytes(content)
         self.files[name] = hashlib.sha256(content).hexdigest()
+
+
+def code_digests(paths: Iterable[Path] | None = None) -> dict[str, str]:
+    """What files of the package do, by name: modules without comments and docstrings, tables as they are.
+
+    By default of all modules that are loaded, and of the tables beside them.
+    """
+    if paths is None:
+        files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        modules = {Path(file) for file in files if file and Path(file).is_relative_to(PACKAGE)}
+        paths = modules | {table for module in modules for table in module.parent.glob("*.yaml")}
+    return {str(path.relative_to(PACKAGE)): _digest(path) for path in sorted(paths)}
+
+
+def _digest(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+                node.body = node.body[1:]
+        text = ast.unparse(tree)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import CompanionError, generate, load_model
+from .. import CompanionError, generate
 from ..analysis.comparison import decode
 from ..analysis.monotonicity import settled_from
 from ..common.files import complete_file
@@ -21,7 +21,7 @@ from .catalogue import RULES
 from .profiles import Profile
 from .result_tables import RETRAINED
 from .results import Run, build_root, output_root, staged
-from .train_models import Maker, by_form, new_maker, work_folder
+from .train_models import DEPTH, by_form, new_maker, work_folder
 
 RULE, THRESHOLD, EXAMPLES = "fixed", 0.9, 200  # what seeds are compared at, and on how many examples
 
@@ -42,7 +42,8 @@ class Retraining:
 def retrainings(profile: Profile) -> list[Retraining]:
     """Every seed of every backbone, the shipped ones too, and every ablation; in the order of the tables."""
     seed = profile.training.seed
-    trained = {name: b.seeds for name, b in profile.training.objectives.items() if b.seeds > 1}
+    objectives, kept = profile.training.objectives, profile.training.backbones
+    trained = {name: b.seeds for name, b in objectives.items() if b.seeds > 1 or name not in kept}
     seeds = [Retraining("seeds", name, seed + k) for name, count in trained.items() for k in range(count)]
     return seeds + [Retraining("ablations", name, seed) for name in profile.ablation_runs]
 
@@ -76,13 +77,13 @@ def store(profile: Profile) -> Path:
 
 def _seed(profile: Profile, job: Retraining) -> list[dict]:
     """One row a task: score at full depth, where tokens settle, and what one exit rule makes of it."""
-    if job.seed == profile.training.seed:
+    if job.seed == profile.training.seed and job.name in profile.training.backbones:
         model = inputs.load_profile_model(profile, job.name)
     else:
         maker = new_maker(profile)
         folder = work_folder(profile, job.name, job.seed, maker.tasks)
         network, _ = maker.trained(job.name, job.seed, folder)
-        model = _stored(maker, network, folder, job.name)
+        model = maker.save_weights(network, folder / "model", profile.dtype)
     settings, rows = profile.results, []
     policy = RULES[RULE].policy(THRESHOLD, settings.model_dump())
     options = dict(max_new_tokens=profile.training.max_target, batch_size=settings.batch_size)
@@ -101,38 +102,23 @@ def _seed(profile: Profile, job: Retraining) -> list[dict]:
     return rows
 
 
-def _stored(maker: Maker, network, folder: Path, name: str):
-    """A network as a shipped one is measured: stored in half precision, and loaded again."""
-    with staged(folder / "model") as partial:
-        maker.save_weights(network, partial)
-    return load_model(folder / "model", dtype=maker.profile.dtype, device=maker.profile.device, name=name)
-
-
 def _ablation(profile: Profile, job: Retraining) -> list[dict]:
     """One row a form of question: exact match after the run."""
-    import torch
-
-    from ..models.mini import new_network
     from ..models.muon import FROM_SCRATCH
 
-    settings, about = profile.ablations, profile.ablation_runs[job.name]
-    maker = new_maker(profile)
-    depth = dict(num_layers=settings.layers, num_decoder_layers=settings.layers)
-    torch.manual_seed(job.seed)
-    shape = profile.training.shape.model_dump() | depth
-    network = new_network(maker.tokenizer, local=about.local, **shape)
+    about, maker, rows = profile.ablation_runs[job.name], new_maker(profile), []
+    shape = profile.training.shape.model_dump() | dict.fromkeys(DEPTH, profile.ablations.layers)
     folder = build_root() / RETRAINED / profile.name / job.name
-    how, steps, tokens, rows = dict(rates=FROM_SCRATCH | about.rates, muon=about.muon), 0, 0, []
-    for number, stage in enumerate(about.stages):
-        place = folder / "training" / f"stage-{number + 1}"
-        steps += maker.run(network, stage, job.seed + number, place, **how)["steps"]
-        tokens += sum(len(a) + len(b) for a, b in maker.stage_pairs(stage, job.seed + number))
-    model = _stored(maker, network, folder, job.name)
+    how = dict(local=about.local, rates=FROM_SCRATCH | about.rates, muon=about.muon)
+    network, curve = maker.from_scratch(about.stages, job.seed, folder / "training", shape, **how)
+    pairs = [maker.stage_pairs(stage, job.seed + number) for number, stage in enumerate(about.stages)]
+    tokens = sum(len(source) + len(target) for stage in pairs for source, target in stage)
+    model = maker.save_weights(network, folder / "model", profile.dtype)
     for task in maker.choices:
         if task.forms:
             found = generate(model, task.inputs, max_new_tokens=profile.training.max_target, batch_size=64)
             for form, score in by_form(task, found.texts).items():
                 row = {"run": job.name, "form": form, "exact_match": score}
-                row |= {"questions": task.forms.count(form), "steps": steps, "tokens": tokens}
+                row |= {"questions": task.forms.count(form), "steps": curve["steps"], "tokens": tokens}
                 rows.append(row)
     return rows

@@ -22,7 +22,7 @@ from random import Random
 
 import numpy as np
 
-from .. import CompanionError, ExitPolicy, Objective, Task, generate, load_model, trace
+from .. import CompanionError, ExitPolicy, Model, Objective, Task, generate, load_model, trace
 from ..analysis.pruning import minimum_layer
 from ..common.errors import check_choice
 from ..common.files import ROOT, complete_file
@@ -52,8 +52,7 @@ def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
     if not only and all(is_trained(profile, name) for name in settings.backbones):
         missing = []  # nothing else needs the models that they start from
     for name in missing:
-        start = settings.start(name)
-        if start and start not in missing and not is_trained(profile, start):
+        if (start := settings.start(name)) and start not in missing and not is_trained(profile, start):
             raise CompanionError(f'"{name}" starts from "{start}", which is not trained yet: train it first.')
     check(profile, wanted)
     if missing:
@@ -92,7 +91,7 @@ def work_folder(profile: Profile, name: str, seed: int, tasks: Sequence[Task]) -
     settings = profile.training
     start = settings.start(name)
     parts = [settings.recipe(name).model_dump()]
-    parts += [settings.model_dump(exclude={"pretrained", "base", "backbones"}), seed]
+    parts += [settings.model_dump(exclude={"pretrained", "base", "backbones", "compared"}), seed]
     parts += [[task.digest for task in tasks], start and weights_digest(profile, start)]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return ROOT / "build" / "training" / profile.name / name / key
@@ -123,7 +122,7 @@ class Maker:
         folder = work_folder(self.profile, name, seed, self.tasks)
         network, curve = self.trained(name, seed, folder)
         with staged(checkpoint_folder(self.profile, name)) as partial:
-            model = self.save_weights(network, partial)
+            model = self.save_weights(network, partial, measured_in(self.profile))
             seen = {task.name: task for task in self.tasks}
             seen |= {extra: self.extra[extra] for extra in inputs.extra_corpora(self.profile, name)}
             self.write_manifest(name, partial, model, curve, seen)
@@ -131,22 +130,28 @@ class Maker:
 
     def trained(self, name: str, seed: int, folder: Path) -> tuple:
         """Trains a model with a seed, checkpoints in `folder`; returns the network and its learning curve."""
-        import torch
-
         settings, recipe = self.profile.training, self.profile.training.recipe(name)
         if not isinstance(recipe, BaseSettings):
             network = inputs.load_profile_model(self.profile, settings.start(name), "float32").network
             objective = Objective(recipe.objective, recipe.exit_layer, recipe.kd_map, recipe.intermediate)
             return network, self.run(network, recipe, seed, folder / "stage-1", objective)
+        return self.from_scratch(recipe.stages, seed, folder, settings.shape.model_dump())
+
+    def from_scratch(self, stages, seed: int, folder: Path, shape: dict, local=True, **how) -> tuple:
+        """Trains random weights stage by stage, stage k with seed + k; returns network and learning curve.
+
+        A stage may have fewer layers than the `shape`; `local` as in `new_network`, `how` as in `Schedule`.
+        """
+        import torch
+
         torch.manual_seed(seed)
         network, curves = None, []
-        for number, stage in enumerate(recipe.stages):
-            sizes = settings.shape.model_dump()
-            sizes |= dict.fromkeys(DEPTH, stage.layers) if stage.layers else {}
-            if network is None:
-                network = new_network(self.tokenizer, **sizes)
+        for number, stage in enumerate(stages):
+            layers = getattr(stage, "layers", None)
+            sizes = shape | (dict.fromkeys(DEPTH, layers) if layers else {})
+            network = network or new_network(self.tokenizer, local=local, **sizes)
             network = grow(network, *(sizes[key] for key in DEPTH))
-            curves.append(self.run(network, stage, seed + number, folder / f"stage-{number + 1}"))
+            curves.append(self.run(network, stage, seed + number, folder / f"stage-{number + 1}", **how))
         return network, joined(curves)
 
     def run(self, network, stage: Stage, seed: int, folder: Path, objective=VANILLA, **how) -> dict:
@@ -156,7 +161,6 @@ class Maker:
         """
         import torch
 
-        from ..models.muon import PRE_TRAINED
         from ..models.training import Schedule, train_backbone
 
         settings, dropout = self.profile.training, getattr(stage, "dropout_rate", None)
@@ -166,7 +170,7 @@ class Maker:
         how |= dict(learning_rate=stage.learning_rate, decay=stage.decay, seed=seed)
         half = settings.shape is not None or self.profile.dtype == "bfloat16"
         how |= dict(tokens_per_batch=settings.tokens_per_batch, half=half)
-        how |= {} if settings.shape else dict(rates=PRE_TRAINED, muon=False)
+        how |= {} if settings.shape else dict(rates={}, muon=False)
         finished = folder.with_suffix(".pt")
         if finished.exists():
             stored = torch.load(finished, weights_only=True)
@@ -178,15 +182,15 @@ class Maker:
             torch.save(dict(weights=network.state_dict(), curve=curve), partial)
         return curve
 
-    def save_weights(self, network, folder: Path):
-        """Stores a network in half precision, and loads it again as it will be measured."""
+    def save_weights(self, network, folder: Path, dtype: str) -> Model:
+        """Stores a network in half precision, and loads it again in another."""
         import torch
 
         # T5-large exceeds the range of float16; the mini models keep three more bits of each weight in it
         half = torch.bfloat16 if self.profile.dtype == "bfloat16" else torch.float16
         network.to(half).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-        return load_model(folder, dtype=measured_in(self.profile), device=self.profile.device)
+        return load_model(folder, dtype=dtype, device=self.profile.device)
 
     def register(self, name: str) -> None:
         """Measures a ready checkpoint and writes its manifest; its weights stay where they are."""
@@ -222,23 +226,19 @@ class Maker:
     def stage_pairs(self, stage: Stage, seed: int) -> list:
         """The examples that a stage asks for; tasks that are smaller than that are repeated."""
         random, found = Random(seed), []
-        tasks = {task.name: task for task in self.tasks}
+        tasks, tokenizer = {task.name: task for task in self.tasks}, self.tokenizer
         for name, count in stage.examples.items():
-            if name == SPANS:
-                found += self.corrupted(repeated(self.pairs(self.tasks), count, random), random)
-            elif name in tasks:
-                found += repeated(self.pairs([tasks[name]]), count, random)
-            elif name in self.profile.extra:
-                found += repeated(self.pairs([self.extra[name]]), count, random)
+            if name == SPANS:  # of source and target as one text
+                sentinels = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(SENTINELS)])
+                for source, target in repeated(self.pairs(self.tasks), count, random):
+                    text = [*source[:-1], *target[:-1]]
+                    found.append(corrupt_spans(text, sentinels, tokenizer.eos_token_id, random))
+            elif name in tasks or name in self.profile.extra:
+                task = tasks[name] if name in tasks else self.extra[name]
+                found += repeated(self.pairs([task]), count, random)
             else:
                 found += self.pairs([load_lesson(name, "train", count, seed)])
         return found
-
-    def corrupted(self, pairs: Sequence, random: Random) -> list:
-        """Source and target of pairs, as one text with its spans corrupted."""
-        sentinels = self.tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(SENTINELS)])
-        end = self.tokenizer.eos_token_id
-        return [corrupt_spans([*pair[0][:-1], *pair[1][:-1]], sentinels, end, random) for pair in pairs]
 
     def curve_pairs(self) -> list:
         """The pairs of the learning curves, drawn from the choices of all tasks."""

@@ -1,85 +1,125 @@
-"""What follows from a stored threshold sweep: calibration, the guarantee, fronts, what keeps the score."""
+"""What follows from stored measurements: chosen on validation examples, reported on test examples."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binom
 
-from ..analysis.calibration import TESTS, learn_then_test, violations
+from ..analysis.calibration import broken_promises, learn_then_test
+from ..analysis.statistics import DRAWS, RESAMPLES, Interval, percentiles
 from .catalogue import RULES, SEVERAL_LAYERS
-from .result_tables import KEYS, SweepResults
+from .result_tables import KEPT, KEYS, Measured, described
 
 BOUNDS = ("hoeffding_bentkus", "betting")
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
 FULL_DEPTH = {"found": False, "threshold": np.nan, "mean_loss": 0.0, "retained": 1.0}
 FULL_DEPTH |= {"mean_exit_layer": np.nan, "flops_share": 1.0}
+FULL_DEPTH |= {name + DRAWS: np.full(RESAMPLES, 1.0) for name in ("retained", "flops_share")}
+FULL_DEPTH["mean_exit_layer" + DRAWS] = np.full(RESAMPLES, np.nan)
 
 Demands = Mapping[str, Sequence[float]]  # kind of loss ("consistency", "risk") -> largest mean losses
 
 
-def sweepable(stored: SweepResults, model: str | None = None) -> list[tuple[tuple, pd.DataFrame]]:
-    """Every (task, model, rule) with a threshold (static: a layer) and its settings, strictest first."""
-    rows = stored.settings if model is None else stored.rows(model=model)
-    groups = rows[~rows.rule.isin(WITHOUT_THRESHOLD)].groupby(KEYS[:3], sort=False)
-    return [(key, part.sort_values("threshold", ascending=False, kind="stable")) for key, part in groups]
+def searched(stored: Measured, part: str, model: str | None = None) -> Iterator[tuple[tuple, pd.DataFrame]]:
+    """Every (task, model, rule) with thresholds (static: layers) and its settings, strictest first."""
+    rows = stored.rows(part) if model is None else stored.rows(part, model=model)
+    for key, found in rows[~rows.rule.isin(WITHOUT_THRESHOLD)].groupby(KEYS[:3], sort=False):
+        yield key, found.sort_values("threshold", ascending=False, kind="stable")
 
 
-def _losses(stored: SweepResults, model: str, kinds: Iterable[str]) -> Iterator[tuple]:
-    """Of every task, rule and kind of loss: these labels, the settings, losses `[setting, example]`."""
-    for (task, _, rule), settings in sweepable(stored, model):
-        for kind in kinds:
-            yield {"task": task, "rule": rule, "kind": kind}, settings, stored.array(settings, kind)
+def keeping(stored: Measured, model: str, quality: float) -> pd.DataFrame:
+    """For each rule the last setting that keeps a share `quality` of the score; a row a task and rule.
 
-
-def calibrated(stored: SweepResults, model: str, demands: Demands, bounds=BOUNDS) -> pd.DataFrame:
-    """The threshold of each rule for each demand, calibrated on all examples by learn-then-test.
-
-    Returns one row a task, rule, `kind`, `delta` and `bound`: `found` (whether a threshold passed; else the
-    rest is that of full depth), `threshold`, `mean_loss`, `retained`, `mean_exit_layer`, `flops_share`.
+    Thresholds and their order come from validation examples. On the test examples they are tested from the
+    strictest down, until the lower bound (97.5 %) of what is kept, `low`, falls below `quality`; in a fixed
+    sequence so many tests cost no certainty. A rule that fails at once has its strictest setting, with the
+    `verdict` on that.
     """
     rows = []
-    for labels, settings, losses in _losses(stored, model, demands):
-        thresholds = settings.threshold.tolist()
-        for bound, delta in product(bounds, demands[labels["kind"]]):
-            row = {**labels, "delta": delta, "bound": bound, **FULL_DEPTH}
-            chosen = learn_then_test(losses, thresholds, delta, stored.eps, bound).threshold
-            if chosen is not None:
-                place = thresholds.index(chosen)
-                row |= {"found": True, "threshold": chosen, "mean_loss": float(losses[place].mean())}
-                row |= settings.iloc[place][["retained", "mean_exit_layer", "flops_share"]].to_dict()
-            rows.append(row)
+    for _, found in searched(stored, "test", model):
+        passed = int(np.logical_and.accumulate(found.low >= quality).sum())
+        rows.append(found.iloc[[max(passed - 1, 0)]])
+    kept = pd.concat(rows, ignore_index=True) if rows else stored.rows(model=model)[:0]
+    enough = [kept.low >= quality, kept.high < quality]
+    return kept.assign(verdict=np.select(enough, KEPT[:2], KEPT[2]))
+
+
+def at_equal_loss(stored: Measured, model: str, losses: Sequence[float]) -> pd.DataFrame:
+    """What each rule spends at these mean consistency losses: one row a task, rule and `wanted`.
+
+    `flops_share` is read off the line through the rule's test settings and full depth (a loss of 0), with an
+    interval; no row where no setting loses as much.
+    """
+    rows = []
+    for (task, _, rule), found in searched(stored, "test", model):
+        loss, flops = (_with_draws(found, name) for name in ("consistency_loss", "flops_share"))
+        loss, flops = np.insert(loss, 0, 0.0, axis=1), np.insert(flops, 0, 1.0, axis=1)
+        for wanted in losses:
+            drawn = np.array([_crossing(*line, wanted) for line in zip(loss, flops, strict=True)])
+            if np.isfinite(drawn[0]):
+                spent = Interval(drawn[0], *percentiles(drawn[1:]), drawn[1:]).columns(
+                    "flops_share", "flops_"
+                )
+                rows.append({"task": task, "model": model, "rule": rule, "wanted": wanted, **spent})
     return pd.DataFrame(rows)
 
 
-def guarantee(stored: SweepResults, model: str, demands: Demands, splits: int = 50) -> pd.DataFrame:
-    """How often thresholds calibrated on half of the examples break their promise, over random splits.
+def _with_draws(rows: pd.DataFrame, name: str) -> np.ndarray:
+    """A column and its draws, `[1 + resample, setting]`."""
+    return np.vstack([rows[name], np.transpose(rows[f"{name}{DRAWS}"].to_list())])
 
-    Returns one row a task, rule, `kind`, `delta` and `bound` ("no_test": the mean is taken at its word):
-    `violated`, the share of splits whose threshold exceeds delta on all examples; `passed`, the share of
-    splits with a threshold; `mean_loss`, over splits.
+
+def _crossing(loss: np.ndarray, flops: np.ndarray, wanted: float) -> float:
+    """The FLOPs at which a line through points in the order of thresholds first exceeds a loss."""
+    loss = np.maximum.accumulate(loss)
+    return float(np.interp(wanted, loss, flops)) if loss[-1] >= wanted else np.nan
+
+
+def calibrated(stored: Measured, model: str, demands: Demands, bounds=BOUNDS) -> pd.DataFrame:
+    """The threshold of each rule for each demand by learn-then-test: one row a task, rule and demand.
+
+    Thresholds and their order come from validation examples; every other test example calibrates, and the
+    rest reports: `mean_loss`, `retained`, `mean_exit_layer`, `flops_share`. Where no threshold passed
+    (`found`) nobody exits.
     """
     rows = []
-    for labels, settings, losses in _losses(stored, model, demands):
-        for delta, (bound, test) in product(demands[labels["kind"]], TESTS.items()):
-            found = violations(losses, settings.threshold.tolist(), delta, stored.eps, test, splits)
-            found = found.assign(passed=found.threshold.notna())[["violated", "passed", "mean_loss"]]
-            rows.append({**labels, "delta": delta, "bound": bound, **found.mean()})
+    for (task, _, rule), settings in searched(stored, "test", model):
+        thresholds, full = settings.threshold.tolist(), stored.full("test", task, model)
+        reported = described([stored.examples[place][1::2] for place in settings.index], full[1::2])
+        for kind, bound in product(demands, bounds):
+            losses = stored.losses(settings, kind)
+            for delta in demands[kind]:
+                row = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound, **FULL_DEPTH}
+                chosen = learn_then_test(losses[:, ::2], thresholds, delta, stored.eps, bound).threshold
+                if chosen is not None:
+                    place = thresholds.index(chosen)
+                    row |= reported[place]
+                    row |= {"found": True, "threshold": chosen, "mean_loss": losses[place, 1::2].mean()}
+                rows.append(row)
     return pd.DataFrame(rows)
 
 
-def binomial_limit(draws: int, eps: float, level: float = 0.95) -> float:
-    """The share of independent draws that may fail, at this level, if each fails with probability `eps`."""
-    from scipy.stats import binom
+def fresh_rates(fresh: pd.DataFrame, deltas: Sequence[float], eps: float, sets: int) -> pd.DataFrame:
+    """How often promises were broken on fresh sets: a row a `rule`, `bound` and `delta`.
 
-    return float(binom.ppf(level, draws, eps) / draws)
-
-
-def fresh_rates(fresh: pd.DataFrame, eps: float) -> pd.DataFrame:
-    """Violation rates of `fresh_samples`: a row a `rule`, `bound` and `delta`, with the binomial `limit`."""
-    groups = fresh.assign(passed=fresh.threshold.notna()).groupby(["rule", "bound", "delta"], sort=False)
+    `fresh` has a row a rule, threshold and example. To `deltas` are added the hardest demands: a hundredth
+    below the mean loss of each threshold, which must then just not pass. `violated` and `passed` are shares
+    of the sets, `limit` is what chance allows, `p_value` that of so many violations if the promise is kept.
+    """
+    tables = []
+    for rule, found in fresh.groupby("rule", sort=False):
+        losses = {threshold: rows.loss for threshold, rows in found.groupby("threshold", sort=False)}
+        stacked = np.stack(list(losses.values()))
+        hardest = 0.99 * stacked.mean(axis=1, dtype=np.float64)
+        demands = sorted({*deltas, *hardest[hardest > 0].round(4)})
+        table = broken_promises(stacked, list(losses), demands, eps, sets)
+        tables.append(table.assign(rule=rule, passed=table.threshold.notna()))
+    groups = pd.concat(tables).groupby(["rule", "bound", "delta"], sort=False)
     rates = groups.agg(violated=("violated", "mean"), passed=("passed", "mean"), sets=("passed", "size"))
-    return rates.assign(limit=[binomial_limit(sets, eps) for sets in rates.sets]).reset_index()
+    by_chance = binom.sf(np.round(rates.violated * rates.sets) - 1, rates.sets, eps)
+    return rates.assign(limit=binom.ppf(0.95, rates.sets, eps) / rates.sets, p_value=by_chance).reset_index()
 
 
 def on_front(cost: Sequence[float], value: Sequence[float]) -> np.ndarray:
@@ -89,57 +129,32 @@ def on_front(cost: Sequence[float], value: Sequence[float]) -> np.ndarray:
     return ~(no_dearer & no_worse & ((cost < cost[:, None]) | (value > value[:, None]))).any(axis=1)
 
 
-def fronts(stored: SweepResults) -> pd.DataFrame:
-    """All settings; `front`: on the front of score against FLOPs of its task and model (oracle apart)."""
-    front = pd.Series(False, index=stored.settings.index)
-    real = stored.settings[stored.settings.rule != "oracle"]
-    for _, rows in real.groupby(["task", "model"], sort=False):
+def fronts(stored: Measured) -> pd.DataFrame:
+    """All test settings; `front`: on the front of score against FLOPs of task and model (oracle apart)."""
+    settings = stored.rows()
+    front = pd.Series(False, index=settings.index)
+    for _, rows in settings[settings.rule != "oracle"].groupby(["task", "model"], sort=False):
         front[rows.index] = on_front(rows.flops_share, rows.score)
-    return stored.settings.assign(front=front)
-
-
-def keeping(stored: SweepResults, model: str, quality: float) -> pd.DataFrame:
-    """Settings that keep a share (`quality`) of the full score on both halves of the examples, even and odd.
-
-    Scores are means over single outputs; where full depth scores 0 on a half, nothing can be kept. Such a
-    setting is still a lucky one among many: `low` and `high` are of all examples. Returned are also
-    `first_half`, `second_half`, and `cheapest`: whether the setting takes the fewest FLOPs of its rule.
-    """
-    rows = stored.rows(model=model)
-    full = {row.task: stored.examples[row.Index] for row in rows[rows.rule == "full_depth"].itertuples()}
-    rows = rows[rows.rule != "full_depth"]
-
-    def kept(start: int) -> list[float]:
-        totals = [full[task][start::2].sum() for task in rows.task]
-        scores = [stored.examples[place][start::2].sum() for place in rows.index]
-        return [score / total if total else np.nan for score, total in zip(scores, totals, strict=True)]
-
-    rows = rows.assign(first_half=kept(0), second_half=kept(1))
-    rows = rows[(rows[["first_half", "second_half"]] >= quality).all(axis=1)]
-    first = ~rows.sort_values("flops_share", kind="stable").duplicated(["task", "rule"])
-    columns = [*KEYS, "retained", "low", "high", "first_half", "second_half", "mean_exit_layer"]
-    return rows.assign(cheapest=first)[[*columns, "flops_share", "cheapest"]].reset_index(drop=True)
+    return settings.assign(front=front)
 
 
 def fastest(times: pd.DataFrame) -> pd.DataFrame:
-    """Of timed settings the fastest of each task, rule and batch size, the fastest rule first."""
-    ordered = times.sort_values("speed", ascending=False, kind="stable")
+    """Of timed settings the fastest of each task, rule and batch size, the fastest rule first (`ranked`)."""
+    ordered = times.sort_values("ranked", ascending=False, kind="stable")
     return ordered.drop_duplicates(["task", "rule", "batch"]).reset_index(drop=True)
 
 
-def timed(stored: SweepResults, model: str, quality: float) -> pd.DataFrame:
-    """The settings that `make bench` times: `task`, `model`, `rule`, `threshold`.
+def timed(stored: Measured, model: str) -> pd.DataFrame:
+    """The settings that `make bench` times besides those of `keeping`: `task`, `model`, `rule`, `threshold`.
 
-    On the main model the cheapest of each rule that keeps the score, what was calibrated (consistency,
-    Hoeffding-Bentkus) and static exits; on the other models the middle setting of each rule.
+    On the main model what was calibrated (consistency, Hoeffding-Bentkus) and static exits; on the other
+    models the middle setting of each rule.
     """
     chosen = calibrated(stored, model, {"consistency": stored.deltas}, BOUNDS[:1]).assign(model=model)
-    kept = keeping(stored, model, quality)
-    kept = kept[kept.cheapest & (kept.rule != "oracle")]
     static = stored.rows(model=model, rule="static")
-    others = [rows.iloc[[len(rows) // 2]] for (_, name, _), rows in sweepable(stored) if name != model]
-    found = pd.concat([rows[KEYS] for rows in (kept, chosen[chosen.found], static, *others)])
-    return found.drop_duplicates().reset_index(drop=True)
+    others = [rows.iloc[[len(rows) // 2]] for (_, name, _), rows in searched(stored, "test") if name != model]
+    several = (chosen[chosen.found], static, *others)
+    return pd.concat([rows[KEYS] for rows in several]).drop_duplicates().reset_index(drop=True)
 
 
 def answer_lines(
@@ -151,16 +166,17 @@ def answer_lines(
     """
     first = lambda rows, text, nothing: next((text.format(r=r) for r in rows.itertuples()), nothing)
     named = lambda rows: rows.assign(label=rows.rule.map(label), kind=rows.rule.map(_kind))
-    kept, answer = named(kept[kept.rule != "oracle"].sort_values("flops_share", kind="stable")), named(answer)
+    kept = named(kept[kept.verdict == KEPT[0]].sort_values("flops_share", kind="stable"))
+    answer = named(answer)
     for task in tasks:
         safe = kept[kept.task == task]
         if safe.empty:
-            yield f"{label(task)}: no rule keeps {quality:.0%} on both halves of the examples."
+            yield f"{label(task)}: of no rule it is certain that it keeps {quality:.0%}."
             continue
         several, cheapest = safe[safe.kind == KINDS[0]], "{r.label} with {r.flops_share:.0%} of the FLOPs"
         yield (
-            f"{label(task)}: of {safe.rule.nunique()} rules that keep {quality:.0%} on both halves "
-            f"{several.rule.nunique()} see several layers; the cheapest of those: "
+            f"{label(task)}: of {len(safe)} rules that keep {quality:.0%} "
+            f"{len(several)} see several layers; the cheapest of those: "
             f"{first(several, cheapest, 'none')}; of all: {first(safe, cheapest, 'none')}."
         )
         speed = "{r.kind} {r.speed:.2f} ({r.lowest:.2f} to {r.highest:.2f}, {r.label})"

@@ -28,20 +28,13 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskKind:
-    """What differs between tasks.
+    """What differs between tasks."""
 
-    Attributes:
-        layouts: the columns its corpora come in.
-        metric: the metric that figures show, one of those that `score_examples` returns.
-        score_examples: `(texts, references)` -> metric -> array `[example]`, in percent.
-        baselines: trivial baselines, `(prompts, training split)` -> texts.
-        score_corpus: `(texts, references)` -> metric -> percent, where that is no mean over examples.
-    """
-
-    layouts: tuple[Layout, ...]
-    metric: str
-    score_examples: Callable[[Texts, References], Scores]
-    baselines: tuple[Callable[[Texts, Any], list[str]], ...]
+    layouts: tuple[Layout, ...]  # the columns its corpora come in
+    metric: str  # that figures show, one of those that `score_examples` returns
+    score_examples: Callable[[Texts, References], Scores]  # metric -> array `[example]`, in percent
+    baselines: tuple[Callable[[Texts, Any], list[str]], ...]  # trivial: (prompts, training split) -> texts
+    # metric -> percent, where that is no mean over examples
     score_corpus: Callable[[Texts, References], dict[str, float]] | None = None
 
     def score(self, texts: Texts, references: References, examples: Scores | None = None) -> dict[str, float]:

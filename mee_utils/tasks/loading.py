@@ -13,6 +13,7 @@ import numpy as np
 
 from ..common.errors import CompanionError, check_choice, check_whole
 from ..common.files import find_local
+from ..common.html import table
 from . import sources
 from .kinds import TASKS, TaskKind
 from .synthetic import generator
@@ -21,24 +22,27 @@ from .synthetic.words import Span
 
 @dataclass(frozen=True)
 class Task:
-    """One split of one corpus, ready to run.
-
-    `inputs` are prompts, `references` the accepted outputs of each, the first being the training target.
-    `digest` is the sha256 of what was read. Synthetic tasks have `spans`: for each example the difficulty of
-    every word of its target; synthetic questions have `forms`, as in `synthetic.questions.FORMS`.
-    """
+    """One split of one corpus, ready to run."""
 
     name: str
     source: str
     split: str
-    inputs: list[str]
-    references: list[list[str]]
-    digest: str
+    inputs: list[str]  # prompts
+    references: list[list[str]]  # the accepted outputs of each, the first being the training target
+    digest: str  # sha256 of what was read
+    # of synthetic data: the difficulty of every word of a target; the form of a question (`questions.FORMS`)
     spans: list[tuple[Span, ...]] | None = field(default=None, repr=False)
     forms: list[str] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def __repr__(self) -> str:
+        where = f'source="{self.source}", split="{self.split}"'
+        return f'Task("{self.name}", {where}: {len(self)} examples, digest {self.digest[:8]})'
+
+    def _repr_html_(self) -> str:
+        return table([*zip(self.inputs, self.targets)], ("input", "reference"), repr(self))
 
     def __getitem__(self, part: slice) -> Task:
         """Some of the examples; the digest stays that of what was read."""

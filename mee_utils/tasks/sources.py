@@ -40,9 +40,7 @@ def _find_split(folder: Path, split: str, places: tuple[str, ...]) -> list[Path]
     return []
 
 
-def hub_files(
-    identifier: str, split: str, revision: str | None, folder: str | None
-) -> tuple[list[Path], str]:
+def hub_files(source: str, split: str, revision: str | None, folder: str | None) -> tuple[list[Path], str]:
     """The files of one split of a hub data set in the hub's cache, and a digest of what they are.
 
     What was downloaded once is read without the network, if `revision` is a commit or still known there.
@@ -55,16 +53,16 @@ def hub_files(
     places = (f"{folder.strip('/')}/",) if folder else PLACES
     wanted = [f"{place}{split}{name}" for place in places for name in NAMES]
     try:
-        found = snapshot_download(identifier, repo_type="dataset", revision=revision, allow_patterns=wanted)
+        found = snapshot_download(source, repo_type="dataset", revision=revision, allow_patterns=wanted)
     except Exception as error:  # the hub's client raises a dozen kinds
         failed = f'no local file or folder, and the hub did not give its split "{split}" ({one_line(error)})'
         advice = "Check the spelling and the network, or name a local folder"
-        raise CompanionError(f'"{identifier}" is {failed}. {advice}.') from error
+        raise CompanionError(f'"{source}" is {failed}. {advice}.') from error
     if not (files := _find_split(Path(found), split, places)):
         looked = f"({', '.join(ENDINGS)}) in {', '.join(place or './' for place in places)}"
         advice = 'name the `folder` that has it, if need be of the revision "refs/convert/parquet"'
-        raise CompanionError(f'"{identifier}" has no file of the split "{split}" {looked}: {advice}.')
-    parts = (identifier, Path(found).name, folder, split)  # a snapshot is named by its commit
+        raise CompanionError(f'"{source}" has no file of the split "{split}" {looked}: {advice}.')
+    parts = (source, Path(found).name, folder, split)  # a snapshot is named by its commit
     return files, hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 

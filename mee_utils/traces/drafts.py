@@ -19,15 +19,12 @@ from .trace import Trace
 
 @dataclass(frozen=True)
 class DraftReplay:
-    """What verified exits do, exactly.
+    """What verified exits do, exactly; see `Generation.drafts`."""
 
-    `rounds`, `judged` and `kept` are `[output]` as in `Generation.drafts`; `exit_layers` is `[token]`.
-    """
-
-    rounds: np.ndarray = field(repr=False)
-    judged: np.ndarray = field(repr=False)
-    kept: np.ndarray = field(repr=False)
-    exit_layers: np.ndarray = field(repr=False)
+    rounds: np.ndarray = field(repr=False)  # `[output]`
+    judged: np.ndarray = field(repr=False)  # `[output]`
+    kept: np.ndarray = field(repr=False)  # `[output]`
+    exit_layers: np.ndarray = field(repr=False)  # `[token]`
 
     @property
     def acceptance(self) -> float:

@@ -6,7 +6,7 @@ A full-depth trace says what becomes of every draft (see `drafts`), measured cos
 are decoded plainly: the output is that of full depth either way.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -34,19 +34,12 @@ TOP_K = 64  # ids of the margin over few
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """What `plan_drafts` chose.
+    """What `plan_drafts` chose."""
 
-    Attributes:
-        best: the fastest setting; None if the decoder has no layer to draft at.
-        speedup: how many times as fast as full depth it is expected to be.
-        settings: how many were compared.
-        gain: how many times as fast it was in a trial, if there was one.
-    """
-
-    best: ExitPolicy | None
-    speedup: float
-    settings: int
-    gain: float = np.inf
+    best: ExitPolicy | None  # the fastest setting; None if the decoder has no layer to draft at
+    speedup: float  # how many times as fast as full depth it is expected to be
+    settings: int  # how many were compared
+    gain: float = np.inf  # how many times as fast it was in a trial, if there was one
 
     @property
     def policy(self) -> ExitPolicy | None:
@@ -59,7 +52,6 @@ def plan_drafts(
     costs: DraftCosts,
     policies: ExitPolicy | Sequence[ExitPolicy] | None = None,
     *,
-    thresholds: Sequence[float] | None = None,
     batch_size: int = 1,
     max_new_tokens: int = 64,
     model: Model | None = None,
@@ -71,7 +63,6 @@ def plan_drafts(
         costs: from `measure_costs`, for this batch size, or by hand.
         policies: to choose from; by default some that need no training. What they name is kept: the
             threshold, `exit_layers`, an earliest layer (`min_layer`) and a `max_draft` that is a number.
-        thresholds: to be tried in place of those of the policies.
         batch_size, max_new_tokens: as in `generate`.
         model: the one that was traced, if a policy looks at states.
 
@@ -80,8 +71,7 @@ def plan_drafts(
     """
     if not isinstance(costs, DraftCosts):
         raise CompanionError(f"costs={costs!r:.60}: give DraftCosts(...), or what measure_costs returns.")
-    if policies is None:
-        policies = default_policies(model)
+    policies = default_policies(model) if policies is None else policies
     policies = [policies] if isinstance(policies, ExitPolicy) else list(policies)
     if not policies or np.size(costs.decision) not in (1, len(policies)):
         given = f"{len(policies)} policies, {np.size(costs.decision)} costs of a decision"
@@ -91,14 +81,13 @@ def plan_drafts(
     for policy, decision in zip(policies, np.broadcast_to(costs.decision, len(policies)), strict=True):
         lengths = _lengths(check_policy(policy), costs, batches.shape[1])
         for candidate in _first_layers(replace(policy, propagation="verify"), trace):
-            replayed = replay_policy(trace, candidate, model)
-            settings = [(level, many) for level in _levels(replayed, thresholds) for many in lengths.tolist()]
-            speeds = expected_speeds(replayed, settings, costs, decision, batches, max_new_tokens)
-            place, tried = int(speeds.argmax()), tried + len(settings)
-            if best is None or speeds[place] > speed:
-                level, many = settings[place]
-                best = replace(_at(candidate, level), max_draft=many)
-                speed = float(speeds[place])
+            replays = _at_levels(replay_policy(trace, candidate, model))
+            speeds = expected_speeds(replays, lengths, costs, decision, batches, max_new_tokens)
+            tried += speeds.size
+            if best is None or speeds.max() > speed:
+                which, length = np.unravel_index(speeds.argmax(), speeds.shape)
+                best = replace(replays[which].bound.policy, max_draft=int(lengths[length]))
+                speed = float(speeds.max())
     return DraftPlan(best, speed, tried)
 
 
@@ -109,40 +98,31 @@ def default_policies(model: Model | None) -> list[ExitPolicy]:
     return found if model is None else [*found, ExitPolicy(**few)]
 
 
-def _first_layers(policy: ExitPolicy, trace: Trace) -> Iterator[ExitPolicy]:
+def _first_layers(policy: ExitPolicy, trace: Trace) -> list[ExitPolicy]:
     """The policy from each layer on at which it may begin."""
     if policy.exit_layers is not None:
-        yield policy
-        return
+        return [policy]
     before = max(policy.measure.lookback, policy.contrast is not None)
-    earliest = policy.min_layer or policy.measure.min_layer or before + 1
-    for layer in range(max(earliest, before + 1), trace.layers):
-        yield replace(policy, min_layer=layer)
+    first = max(policy.min_layer or policy.measure.min_layer or 1, before + 1)
+    return [replace(policy, min_layer=layer) for layer in range(first, trace.layers)]
 
 
 def _lengths(policy: ExitPolicy, costs: DraftCosts, rows: int) -> np.ndarray:
     """Draft lengths to try: the policy's own, or as many as there are costs of."""
     if policy.max_draft != "auto":
         return np.array([policy.max_draft])
-    most = len(costs.block) // rows
-    if len(costs.readout):
-        most = min(most, len(costs.readout) // rows)
+    most = min(len(known) for known in (costs.block, costs.readout) if len(known)) // rows
     return np.arange(1, max(1, min(MAX_DRAFT, most)) + 1)
 
 
-def _levels(replayed: PolicyReplay, thresholds: Sequence[float] | None) -> list[float | None]:
-    """Thresholds to try; None stands for the policy's own."""
+def _at_levels(replayed: PolicyReplay) -> list[PolicyReplay]:
+    """The replay at the thresholds to try: the policy's own, or where it names none some of what is seen."""
     policy = replayed.bound.policy
-    if not policy.measure.has_threshold or (thresholds is None and policy.threshold is not None):
-        return [None]
-    if thresholds is not None:
-        return list(thresholds)
     seen = replayed.confidences[np.isfinite(replayed.confidences)].clip(*policy.measure.range)
-    return np.unique(np.quantile(seen, np.linspace(0, 1, LEVELS))).tolist() if seen.size else [None]
-
-
-def _at(policy: ExitPolicy, level: float | None) -> ExitPolicy:
-    return policy if level is None else policy.at_threshold(level)
+    if not policy.measure.has_threshold or policy.threshold is not None or not seen.size:
+        return [replayed]
+    levels = np.unique(np.quantile(seen, np.linspace(0, 1, LEVELS)))
+    return [replayed.at_threshold(level) for level in levels.tolist()]
 
 
 def _batches(trace: Trace, batch_size: int) -> np.ndarray:
@@ -154,42 +134,36 @@ def _batches(trace: Trace, batch_size: int) -> np.ndarray:
 
 
 def expected_speeds(
-    replayed: PolicyReplay,
-    settings: Sequence[tuple[float | None, int]],
+    replays: Sequence[PolicyReplay],
+    lengths: np.ndarray,
     costs: DraftCosts,
     decision: float,
     batches: np.ndarray,
     max_new_tokens: int = 64,
 ) -> np.ndarray:
-    """How many times as fast as full depth drafts are, `[setting]`: each a threshold (None: the policy's) and
-    a draft length; `batches`, `[batch, row]`, are the outputs that are decoded together."""
-    levels, chosen = list(dict.fromkeys(level for level, _ in settings)), [level for level, _ in settings]
-    at = lambda level: replayed if level is None else replayed.at_threshold(level)
-    places = {level: at(level).exits(max_new_tokens) for level in levels}
-    lengths = np.array([many for _, many in settings])
-    rounds = rounds_of(replayed, np.stack([places[level] for level in chosen]), lengths)
-    counts = np.bincount(replayed.trace.sequence, minlength=len(replayed.trace.source_tokens))
+    """How many times as fast as full depth drafts are, `[replay, length]`: of a policy at several thresholds,
+    in drafts of several lengths; `batches`, `[batch, row]`, are the outputs that are decoded together."""
+    trace, places = replays[0].trace, np.stack([each.exits(max_new_tokens) for each in replays])
+    settings = np.repeat(places, len(lengths), axis=0), np.tile(lengths, len(replays))
+    rounds = rounds_of(replays[0], *settings)
+    counts = np.bincount(trace.sequence, minlength=len(trace.source_tokens))
     ends = np.append(counts.cumsum(), 0)[batches]
     begins = ends - np.append(counts, 0)[batches]
-    spent = _spent(replayed, rounds, costs, decision, begins, ends, int(lengths.max()))
+    spent = _spent(replays[0], rounds, costs, decision, (begins, ends), int(lengths.max()))
     going = ((ends - begins)[..., None] > np.arange(counts.max())).sum(axis=1)
     block, readout = (costs.table(name, batches.shape[1]) for name in ("block", "readout"))
-    plain = replayed.trace.layers * block + readout
-    if len(costs.plain):
-        plain = costs.table("plain", batches.shape[1])
-    return plain[going].sum() / spent
+    plain = costs.table("plain", batches.shape[1]) if len(costs.plain) else trace.layers * block + readout
+    return (plain[going].sum() / spent).reshape(len(replays), len(lengths))
 
 
 def _spent(
-    replayed: PolicyReplay,
-    rounds: Rounds,
-    costs: DraftCosts,
-    decision: float,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    most: int,
+    replayed: PolicyReplay, rounds: Rounds, costs: DraftCosts, decision: float, ends: tuple, most: int
 ) -> np.ndarray:
-    """What decoding costs, `[setting]`; a step drafts a token of each row, and verifies once enough wait."""
+    """What decoding costs, `[setting]`; a step drafts a token of each row, and verifies once enough wait.
+
+    `ends` are where each row begins and ends, both `[batch, row]`, `most` is the longest draft.
+    """
+    begins, ends = ends
     layers, setting = np.arange(1, replayed.trace.layers + 1), np.arange(len(rounds.depth))[:, None, None]
     block, readout = (costs.table(name, most * begins.shape[1]) for name in ("block", "readout"))
     token = np.broadcast_to(begins, (len(setting), *begins.shape)).copy()  # the first of each row's round
@@ -233,8 +207,7 @@ def plan_for(
     A plan takes the machine to be idle and knows the steps alone; the trial does not. `policies` are those of
     `plan_drafts`, `options` those of `generate`.
     """
-    if policies is None:
-        policies = default_policies(model)
+    policies = default_policies(model) if policies is None else policies
     texts = check_inputs(inputs)
     check_lengths(model, texts, options.get("max_source_tokens"))
     longest = check_whole("max_new_tokens", options.get("max_new_tokens", 64))

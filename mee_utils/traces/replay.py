@@ -34,22 +34,18 @@ TRACED = ("top1_probability", "top1_id", "margin", "entropy", "similarity")
 
 @dataclass(frozen=True)
 class PolicyReplay:
-    """What a policy reads at each decision if nobody exits. `decision` counts the layers at which it decides.
-
-    Attributes:
-        trace, bound: what was replayed.
-        confidences: `[token, decision]`.
-        token_ids: `[token, decision + 1]`, the prediction at each of them and at the last layer.
-        readout_rows: `[token, decision + 1]`, rows of `W` multiplied for a token that exits there.
-        kept: `[token, layer]`, whether the full-depth prediction is among the ids that are read out there.
-    """
+    """What a policy reads if nobody exits; `decision` counts the layers at which it decides."""
 
     trace: Trace = field(repr=False)
     bound: BoundPolicy
-    confidences: np.ndarray = field(repr=False)
-    token_ids: np.ndarray = field(repr=False)
-    readout_rows: np.ndarray = field(repr=False)
-    kept: np.ndarray = field(repr=False)
+    confidences: np.ndarray = field(repr=False)  # `[token, decision]`
+    token_ids: np.ndarray = field(
+        repr=False
+    )  # `[token, decision + 1]`, predicted there and at the last layer
+    readout_rows: np.ndarray = field(
+        repr=False
+    )  # `[token, decision + 1]`, of `W`, for a token that exits there
+    kept: np.ndarray = field(repr=False)  # `[token, layer]`, is the full-depth prediction read out there?
 
     @property
     def decision_layers(self) -> tuple[int, ...]:
@@ -69,6 +65,12 @@ class PolicyReplay:
     def at_threshold(self, threshold: float) -> PolicyReplay:
         """The same policy at another threshold; nothing is computed anew."""
         return replace(self, bound=_bind(self.trace, self.bound.policy.at_threshold(threshold)))
+
+    def part(self, first: int, last: int) -> PolicyReplay:
+        """The replay of the outputs `first` to `last - 1` alone; nothing is computed anew."""
+        tokens = slice(*np.searchsorted(self.trace.sequence, [first, last]))
+        arrays = {name: each[tokens] for name, each in vars(self).items() if isinstance(each, np.ndarray)}
+        return replace(self, trace=self.trace.part(first, last), **arrays)
 
     def exceeded(self, max_new_tokens: int = 64) -> np.ndarray:
         """`[token, decision]`: does the confidence exceed the threshold? The length counts if that decays."""
@@ -152,13 +154,9 @@ class StoredStates:
             raise CompanionError("This trace was made without states: make it with trace(..., states=file).")
         if trace.model != model.name:
             raise CompanionError(f'The trace is of "{trace.model}": give this model, not "{model.name}".')
-        if not len(trace):
-            raise CompanionError("The trace holds no tokens: give at least one input.")
         found, wanted = trace.states.shape, (len(trace), model.layers, model.network.config.d_model)
         if found != wanted:
-            raise CompanionError(
-                f"States have the shape {found}, trace and model need {wanted}: trace again."
-            )
+            raise CompanionError(f"States are {found}, trace and model need {wanted}: trace again.")
         dtype = model.network.lm_head.weight.dtype
         self.trace, self.model, self.dtype = trace, model, dtype
         self.working_dtype = torch.promote_types(dtype, torch.float32)  # what classifiers compute in

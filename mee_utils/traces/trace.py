@@ -23,11 +23,12 @@ from tqdm import tqdm
 
 from ..common.errors import CompanionError, check_whole
 from ..common.files import complete_file
+from ..common.html import shaded, table
 from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED, batches_by_length, check_inputs
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
-from ..models.states import decoder_inputs, layer_states, output_scale
+from ..models.states import layer_states, output_scale
 
 READ_OUT_ELEMENTS = 8_000_000
 FORMAT = "mee_utils.trace.2"
@@ -35,41 +36,26 @@ FORMAT = "mee_utils.trace.2"
 
 @dataclass(repr=False)
 class Trace:
-    """What is kept of a full-depth pass; `token` counts the tokens of all outputs, in the order of inputs.
+    """What is kept of a full-depth pass; `token` counts the tokens of all outputs, in the order of inputs."""
 
-    Attributes:
-        sequence, position: `[token]`, the index of its input, and its place in the output, from 0.
-        token_id: `[token]`, what was emitted (along "greedy") or stands in the reference.
-        top_ids, top_probabilities: `[token, layer, k]`, the k most probable tokens, descending.
-        entropy: `[token, layer]`, in nats.
-        final_probability, final_rank: `[token, layer]`, of the last layer's prediction (rank 1 is the top).
-        token_probability: `[token, layer]`, of `token_id`.
-        similarity: `[token, layer]`, cosine of the normalised states of this layer and the one before (layer
-            1: the embedding).
-        final_similarity: `[token, layer]`, cosine with the normalised state of the last layer.
-        along: "greedy" or "reference".
-        model, min_exit_layer, sizes: of the model, see `Model` and `DecoderSizes`.
-        source_tokens: length of each input, in tokens.
-        states: `[token, layer, d_model]` raw states, if they were asked for; a memory map.
-    """
-
-    sequence: np.ndarray
-    position: np.ndarray
-    token_id: np.ndarray
-    top_ids: np.ndarray
-    top_probabilities: np.ndarray
-    entropy: np.ndarray
-    final_probability: np.ndarray
-    final_rank: np.ndarray
-    token_probability: np.ndarray
+    sequence: np.ndarray  # `[token]`, the index of its input
+    position: np.ndarray  # `[token]`, its place in the output, from 0
+    token_id: np.ndarray  # `[token]`, what was emitted (along "greedy") or stands in the reference
+    top_ids: np.ndarray  # `[token, layer, k]`, the k most probable tokens, descending
+    top_probabilities: np.ndarray  # `[token, layer, k]`, of these
+    entropy: np.ndarray  # `[token, layer]`, in nats
+    final_probability: np.ndarray  # `[token, layer]`, of the last layer's prediction
+    final_rank: np.ndarray  # `[token, layer]`, of the last layer's prediction (1 is the top)
+    token_probability: np.ndarray  # `[token, layer]`, of `token_id`
+    # `[token, layer]`, cosines of normalised states with the layer before (first: the embedding) and the last
     similarity: np.ndarray
     final_similarity: np.ndarray
-    along: str
-    model: str
-    min_exit_layer: int
+    along: str  # "greedy" or "reference"
+    model: str  # its name
+    min_exit_layer: int  # of the model
     sizes: DecoderSizes
-    source_tokens: list[int]
-    states: np.ndarray | None = None
+    source_tokens: list[int]  # length of each input, in tokens
+    states: np.ndarray | None = None  # `[token, layer, d_model]`, raw, if asked for; a memory map
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -78,6 +64,17 @@ class Trace:
         states = "no states" if self.states is None else "with states"
         inputs = f"{len(self)} tokens of {len(self.source_tokens)} inputs"
         return f'Trace("{self.model}", along="{self.along}": {inputs}, {self.layers} layers, {states})'
+
+    def _repr_html_(self) -> str:
+        """What each layer predicts and how surely, means over tokens."""
+        means = {"says what the last layer says": self.top1_id == self.final_id[:, None]}
+        means |= {"probability of the final prediction": self.final_probability, "margin": self.margin}
+        means |= {"similarity to the layer before": self.similarity}
+        shown = lambda values: [
+            shaded(f"{mean:.2f}", max(0.0, mean)) for mean in values.mean(axis=0).tolist()
+        ]
+        rows = [(name, *shown(values)) for name, values in means.items()]
+        return table(rows, ("layer", *range(1, self.layers + 1)), repr(self))
 
     @property
     def layers(self) -> int:
@@ -119,12 +116,15 @@ class Trace:
             raise CompanionError("Give a trace of the model's own output, on the inputs that were decoded.")
 
     def first(self, limit: int) -> Trace:
-        """The trace of the first `limit` inputs; states stay on disk."""
-        check_whole("limit", limit)
-        tokens = int(np.searchsorted(self.sequence, limit))
-        arrays = {name: getattr(self, name)[:tokens] for name in _ARRAYS}
-        states = None if self.states is None else self.states[:tokens]
-        return replace(self, **arrays, source_tokens=self.source_tokens[:limit], states=states)
+        """The trace of the first `limit` inputs."""
+        return self.part(0, check_whole("limit", limit))
+
+    def part(self, first: int, last: int) -> Trace:
+        """The trace of the inputs `first` to `last - 1`; states stay on disk."""
+        tokens = slice(*np.searchsorted(self.sequence, [first, last]))
+        arrays = {name: each[tokens] for name, each in vars(self).items() if isinstance(each, np.ndarray)}
+        arrays["sequence"] = arrays["sequence"] - first
+        return replace(self, **arrays, source_tokens=self.source_tokens[first:last])
 
     def save(self, path: str | Path) -> Path:
         """Writes the trace as safetensors, its states beside it (.npy). Files appear only when complete."""
@@ -291,7 +291,7 @@ def _trace_batch(
     """Runs a batch, fills the rows of its tokens, and returns their raw states `[token, layer, d_model]`."""
     network, outputs = model.network, [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
     labels = pad_sequence(outputs, batch_first=True, padding_value=-100).to(model.device)
-    fed, real = decoder_inputs(network, labels), labels != -100
+    fed, real = network.prepare_decoder_input_ids_from_labels(labels), labels != -100
     with layer_states(network) as states:
         network.get_decoder()(
             input_ids=fed,

@@ -36,4 +36,5 @@ def read_claims(notebook: str) -> list[Claim]:
     return [Claim(**row) for row in _read(check_choice("notebook", notebook, known))]
 
 
+BELIEFS: list[dict[str, Any]] = _read("beliefs")  # what `paper.results_page` weighs by the ledger
 BUGS: dict[str, dict[str, Any]] = _read("published_bugs")  # measured by `mee_utils.paper.published_bugs`

@@ -5,17 +5,16 @@ sont blanches" the article agrees with the next word ("agreement"); the particip
 agree with a noun four and seven words before them ("distant_agreement").
 """
 
-from collections.abc import Sequence
-from functools import partial
 from random import Random
 
 from . import lexicon
 from .lexicon import Adjective, Noun
-from .words import SyntheticExample, Word, agreement, copied, distant, grammatical, translated, write
+from .words import SyntheticExample, Word, words, write
 
 VOWELS = "aeiouàâéèêëîïôûœ"
 MUTE_H = ("homme", "horloge", "hôpital", "hôpitaux", "hôtel", "hiver")
-Pair = tuple[str, list[Word]]
+TEMPLATES = {row["kind"]: (row["english"], row["french"]) for row in lexicon.rows("sentences")}
+Pair = tuple[str, list[Word]]  # a text in English, and its French
 
 
 def elides(word: str) -> bool:
@@ -27,47 +26,55 @@ def elides(word: str) -> bool:
     return word.lower()[0] in VOWELS or word.lower().startswith(MUTE_H)
 
 
+def elided(article: str, word: str) -> str:
+    """ "le", "la", "de" or "que" as it is before a French word."""
+    return article[:-1] + "'" if elides(word) else article
+
+
 def inflect(participle: str, gender: str, plural: bool) -> str:
     """Regular agreement of a participle: vu, vue, vus, vues."""
     return participle + ("e" if gender == "f" else "") + ("s" if plural else "")
+
+
+def say(kind: str, **parts: str | tuple) -> Pair:
+    """Fills both templates of a kind of sentence; parts are (English, French), or a text for both."""
+    english, french = TEMPLATES[kind]
+    sides = [{k: p if isinstance(p, str) else p[side] for k, p in parts.items()} for side in (0, 1)]
+    return english.format(**sides[0]), words(french, **sides[1])
 
 
 def _be(plural: bool) -> tuple[str, str]:
     return ("are", "sont") if plural else ("is", "est")
 
 
-def _of(word: str) -> list[Word]:
-    return agreement("d'" if elides(word) else "de")
-
-
 def _is_so(noun: Noun, plural: bool, adjective: Adjective) -> Pair:
     """ "is white" and "est blanche", where the subject stands further before."""
-    is_, est = _be(plural)
-    return f"{is_} {adjective.english}", distant(f"{est} {adjective.in_french(noun.gender, plural)}")
+    white = adjective.english, adjective.in_french(noun.gender, plural)
+    return say("is_so", are=_be(plural), white=white)
 
 
 def noun_phrase(
     kind: str, noun: Noun, plural: bool = False, adjective: Adjective | None = None, number: int = 0
 ) -> Pair:
     """A "definite" or "indefinite" noun phrase, or one with a `number` from 2 to 12, in both languages."""
-    english, french = noun.in_english(plural), translated(noun.in_french(plural))
+    english, french = noun.in_english(plural), words("{0:translated}", noun.in_french(plural))
     before = adjective is not None and adjective.position == "before"
     if adjective:
         form = adjective.in_french(noun.gender, plural)
         if adjective.liaison and noun.gender == "m" and not plural and elides(noun.french):
             form = adjective.liaison
         english = f"{adjective.english} {english}"
-        french = agreement(form) + french if before else french + agreement(form)
+        french = words("{0:agreement} {1}" if before else "{1} {0:agreement}", form, french)
     if kind == "number":
-        in_english, in_french = lexicon.NUMBERS[number - 1]
-        return f"{in_english} {english}", translated(in_french) + french
+        three, trois = lexicon.NUMBERS[number - 1]
+        return f"{three} {english}", words("{0:translated} {1}", trois, french)
     if kind == "definite":
-        singular = "l'" if elides(french[0].text) else {"m": "le", "f": "la"}[noun.gender]
-        return f"the {english}", agreement("les" if plural else singular) + french
-    if plural:
-        return english, agreement("de" if before else "des") + french
-    article = "an" if english[0] in "aeiou" else "a"
-    return f"{article} {english}", agreement({"m": "un", "f": "une"}[noun.gender]) + french
+        the, le = "the", "les" if plural else elided({"m": "le", "f": "la"}[noun.gender], french[0].text)
+    elif plural:
+        the, le = "", "de" if before else "des"
+    else:
+        the, le = "an" if english[0] in "aeiou" else "a", {"m": "un", "f": "une"}[noun.gender]
+    return f"{the} {english}".lstrip(), words("{0:agreement} {1}", le, french)
 
 
 def _place(random: Random, of_what: Noun) -> Pair:
@@ -76,20 +83,17 @@ def _place(random: Random, of_what: Noun) -> Pair:
     place = random.choice([place for place in lexicon.PLACES if place.english != of_what.english])
     place_english, place_french = noun_phrase("definite", place)
     if french.endswith(" de") and place_french[0].text == "le":
-        french, place_french = french.removesuffix(" de"), agreement("du") + place_french[1:]
-    return f"{english} {place_english}", translated(french) + place_french
+        french, place_french = french.removesuffix(" de"), words("{0:agreement}", "du") + place_french[1:]
+    return f"{english} {place_english}", words("{0:translated} {1}", french, place_french)
 
 
-def _person(random: Random) -> tuple[str, str]:
-    gender = random.choice("mf")
-    return random.choice(lexicon.FEMALE_NAMES if gender == "f" else lexicon.MALE_NAMES), gender
+def _name(random: Random) -> str:
+    return random.choice(random.choice([lexicon.MALE_NAMES, lexicon.FEMALE_NAMES]))
 
 
-def _thing(random: Random, things: Sequence[Noun] = lexicon.THINGS) -> Noun:
+def _thing(random: Random, things: tuple[Noun, ...] = lexicon.PORTABLE) -> Noun:
+    """A thing or an animal, by default one that a person can buy, have or lose: no church."""
     return random.choice(things if random.random() < 0.8 else lexicon.ANIMALS)
-
-
-_belonging = partial(_thing, things=lexicon.PORTABLE)  # what a person can buy, have or lose; no church
 
 
 def _maybe_adjective(random: Random) -> Adjective | None:
@@ -98,91 +102,83 @@ def _maybe_adjective(random: Random) -> Adjective | None:
 
 def transitive(random: Random) -> Pair:
     """Paul found three small keys yesterday."""
-    name, verb, noun = _person(random)[0], random.choice(lexicon.TRANSITIVE), _belonging(random)
+    name, verb, noun = _name(random), random.choice(lexicon.TRANSITIVE), _thing(random)
     kind = random.choice(["definite", "indefinite", "number"])
     plural = kind == "number" or random.random() < 0.4
-    english, french = noun_phrase(kind, noun, plural, _maybe_adjective(random), random.randint(2, 12))
-    time = random.choice(lexicon.TIMES)
-    subject = copied(name) + grammatical("a") + translated(verb[1])
-    return f"{name} {verb[0]} {english} {time[0]}", subject + french + translated(time[1])
+    it = noun_phrase(kind, noun, plural, _maybe_adjective(random), random.randint(2, 12))
+    return say("transitive", name=name, verb=verb, it=it, time=random.choice(lexicon.TIMES))
 
 
 def located(random: Random) -> Pair:
     """The old boats are near the bridge."""
     plural = random.random() < 0.5
-    noun = _thing(random) if random.random() < 0.7 else random.choice(lexicon.PEOPLE)
+    noun = _thing(random, lexicon.THINGS) if random.random() < 0.7 else random.choice(lexicon.PEOPLE)
     adjective = None if noun.kind == "person" else _maybe_adjective(random)
-    english, french = noun_phrase("definite", noun, plural, adjective)
-    place, (is_, est) = _place(random, noun), _be(plural)
-    return f"{english} {is_} {place[0]}", french + agreement(est) + place[1]
+    it = noun_phrase("definite", noun, plural, adjective)
+    return say("located", it=it, are=_be(plural), there=_place(random, noun))
 
 
 def relative(random: Random) -> Pair:
     """The houses that Paul saw yesterday are white: participle and adjective agree across the clause."""
-    name, verb, noun = _person(random)[0], random.choice(lexicon.TRANSITIVE), _belonging(random)
+    name, (saw, vu), noun = _name(random), random.choice(lexicon.TRANSITIVE), _thing(random)
     plural, time = random.random() < 0.5, random.choice(lexicon.TIMES)
-    english, french = noun_phrase("definite", noun, plural)
-    end = _is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
-    clause = agreement("qu'" if elides(name) else "que") + copied(name) + grammatical("a")
-    clause += distant(inflect(verb[1], noun.gender, plural)) + translated(time[1])
-    return f"{english} that {name} {verb[0]} {time[0]} {end[0]}", french + clause + end[1]
+    it, so = noun_phrase("definite", noun, plural), _is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
+    verb = saw, inflect(vu, noun.gender, plural)
+    return say("relative", it=it, que=elided("que", name), name=name, verb=verb, time=time, so=so)
 
 
 def motion(random: Random) -> Pair:
     """Anna and Marta arrived in Lyon on Monday: the participle agrees with the subject."""
-    people = [_person(random) for _ in range(random.choice([1, 1, 2]))]
-    verb, city, time = map(random.choice, (lexicon.MOTION, lexicon.CITIES, lexicon.TIMES))
-    plural, gender = len(people) > 1, "f" if all(g == "f" for _, g in people) else "m"
-    participle, preposition = verb[1].split()
-    subject = copied(people[0][0])
-    if plural:
-        subject += grammatical("et") + copied(people[1][0])
-    agree = distant if plural else agreement
-    french = subject + agreement(_be(plural)[1]) + agree(inflect(participle, gender, plural))
-    french += translated(preposition) + copied(city) + translated(time[1])
-    return f"{' and '.join(name for name, _ in people)} {verb[0]} {city} {time[0]}", french
+    names = [_name(random) for _ in range(random.choice([1, 1, 2]))]
+    (arrived, in_french), city, time = map(random.choice, (lexicon.MOTION, lexicon.CITIES, lexicon.TIMES))
+    plural, gender = len(names) > 1, "f" if set(names) <= set(lexicon.FEMALE_NAMES) else "m"
+    participle, to = in_french.split()
+    who = words("{0:copied} et {1:copied}" if plural else "{0:copied}", *names)
+    how = "{0:distant_agreement}" if plural else "{0:agreement}"
+    agrees = words(how, inflect(participle, gender, plural))
+    parts = dict(who=(" and ".join(names), who), verb=(arrived, agrees), to=to, city=city, time=time)
+    return say("motion", are=_be(plural), **parts)
 
 
 def predicate(random: Random) -> Pair:
     """The cup behind the house is empty: the adjective agrees with the subject, past another noun."""
-    noun, plural = _thing(random), random.random() < 0.5
-    english, french = noun_phrase("definite", noun, plural)
-    place = _place(random, noun)
-    end = _is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
-    return f"{english} {place[0]} {end[0]}", french + place[1] + end[1]
+    noun, plural = _thing(random, lexicon.THINGS), random.random() < 0.5
+    it, there = noun_phrase("definite", noun, plural), _place(random, noun)
+    return say("predicate", it=it, there=there, so=_is_so(noun, plural, random.choice(lexicon.ADJECTIVES)))
 
 
 def mood(random: Random) -> Pair:
     """The sisters of Paul are tired."""
-    noun, plural, name = random.choice(lexicon.PEOPLE), random.random() < 0.5, _person(random)[0]
-    english, french = noun_phrase("definite", noun, plural)
-    end = _is_so(noun, plural, random.choice(lexicon.MOODS))
-    return f"{english} of {name} {end[0]}", french + _of(name) + copied(name) + end[1]
+    noun, plural, name = random.choice(lexicon.PEOPLE), random.random() < 0.5, _name(random)
+    it, so = noun_phrase("definite", noun, plural), _is_so(noun, plural, random.choice(lexicon.MOODS))
+    return say("mood", it=it, de=elided("de", name), name=name, so=so)
 
 
 def possession(random: Random) -> Pair:
     """Vera has a big grey horse and two cats."""
-    name, first, second = _person(random)[0], _belonging(random), _belonging(random)
+    name, first, second = _name(random), _thing(random), _thing(random)
     one = noun_phrase("indefinite", first, False, _maybe_adjective(random))
-    many = noun_phrase("number", second, True, None, random.randint(2, 12))
-    french = copied(name) + grammatical("a") + one[1] + grammatical("et") + many[1]
-    return f"{name} has {one[0]} and {many[0]}", french
+    return say(
+        "possession",
+        name=name,
+        one=one,
+        many=noun_phrase("number", second, True, None, random.randint(2, 12)),
+    )
 
 
 def negation(random: Random) -> Pair:
     """Oscar does not have a ladder: "n'a pas d'échelle"."""
-    name, noun = _person(random)[0], _belonging(random)
-    french = copied(name) + grammatical("n'a pas") + _of(noun.french) + translated(noun.french)
-    return f"{name} does not have {noun_phrase('indefinite', noun)[0]}", french
+    name, noun = _name(random), _thing(random)
+    it = noun_phrase("indefinite", noun)[0], noun.french
+    return say("negation", name=name, de=elided("de", noun.french), it=it)
 
 
 def question(random: Random) -> Pair:
     """Where are the new keys of Irene?"""
-    noun, plural, name = _belonging(random), random.random() < 0.5, _person(random)[0]
-    english, french = noun_phrase("definite", noun, plural, _maybe_adjective(random))
-    is_, est = _be(plural)
-    french = translated("où") + agreement(est) + french + _of(name) + copied(name) + grammatical("?")
-    return f"where {is_} {english} of {name}?", french
+    noun, plural, name = _thing(random), random.random() < 0.5, _name(random)
+    it = noun_phrase("definite", noun, plural, _maybe_adjective(random))
+    parts = dict(where=("where", "où"), are=_be(plural), it=it)
+    return say("question", **parts, de=elided("de", name), name=name)
 
 
 SENTENCES = (transitive, located, relative, relative, motion, predicate, mood, possession, negation, question)
@@ -194,7 +190,7 @@ def sentence_pair(random: Random) -> Pair:
     first = french[0]
     french[0] = Word(first.text[0].upper() + first.text[1:], first.difficulty)
     if english[-1] != "?":
-        english, french = english + ".", french + grammatical(".")
+        english, french = english + ".", french + words(".")
     return english[0].upper() + english[1:], french
 
 

@@ -1,8 +1,9 @@
-"""The words of the synthetic world, English and French side by side, read from three tables.
+"""The words of the synthetic world, English and French side by side, read from tables.
 
 nouns.tsv       French gender; plurals where adding "s" would be wrong; what can be carried, where people meet
 adjectives.tsv  the forms a rule does not give, "liaison" being the one before a vowel ("un vieil arbre")
 words.tsv       names, cities (written alike in both languages), numbers, verbs in the past, phrases, wordings
+facts.tsv       what can be asked of a person: the question, what stands before the value, what states it
 """
 
 import csv
@@ -45,20 +46,21 @@ class Adjective(NamedTuple):
         return (self.masculine_plural or self.masculine + "s") if plural else self.masculine
 
 
-def _rows(name: str) -> list[dict[str, str]]:
+def rows(name: str) -> list[dict[str, str]]:
+    """The rows of one of the tables."""
     with (Path(__file__).parent / f"{name}.tsv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
-NOUNS = tuple(Noun(**row) for row in _rows("nouns"))
+NOUNS = tuple(Noun(**row) for row in rows("nouns"))
 _kinds = ("thing", "animal", "person", "place")
 THINGS, ANIMALS, PEOPLE, PLACES = (tuple(noun for noun in NOUNS if noun.kind == kind) for kind in _kinds)
 PORTABLE = tuple(noun for noun in THINGS if noun.use == "portable")
 MEETING_PLACES = tuple(noun for noun in PLACES if noun.use == "meeting")
-_adjectives = [Adjective(**row) for row in _rows("adjectives")]
+_adjectives = [Adjective(**row) for row in rows("adjectives")]
 ADJECTIVES = tuple(adjective for adjective in _adjectives if adjective.kind == "quality")
 MOODS = tuple(adjective for adjective in _adjectives if adjective.kind == "mood")
-_words = _rows("words")
+_words = rows("words")
 
 
 def pairs(kind: str) -> list[tuple[str, str]]:

@@ -5,13 +5,11 @@ from types import SimpleNamespace
 
 from . import lexicon
 
-KINDS = ("job", "transport", "month", "dish")
-JOBS, TRANSPORTS, MONTHS, DISHES = map(lexicon.english, KINDS)
-JOBS = [("an " if job[0] in "aeiou" else "a ") + job for job in JOBS]
+TRANSPORTS, MONTHS, DISHES = map(lexicon.english, ("transport", "month", "dish"))
+JOBS = [("an " if job[0] in "aeiou" else "a ") + job for job in lexicon.english("job")]
 QUALITIES = [adjective.english for adjective in lexicon.ADJECTIVES]
-GOODS = lexicon.PORTABLE + lexicon.ANIMALS
 TRAVEL = dict(transport=TRANSPORTS, month=MONTHS, destination=lexicon.CITIES)
-OWNED = dict(count=range(2, 13), adjective=QUALITIES, thing=GOODS)
+OWNED = dict(count=range(2, 13), adjective=QUALITIES, thing=lexicon.PORTABLE + lexicon.ANIMALS)
 DRAWN = {"city": lexicon.CITIES, "job": JOBS, **TRAVEL, "dish": DISHES, **OWNED}  # of a person, in this order
 NUMBERS = ["none", *(english for english, _ in lexicon.NUMBERS)]
 OTHERS = ("friend", "boss", "neighbour")
@@ -23,9 +21,19 @@ class Person(SimpleNamespace):
     """A name and what is drawn of a person; only what the context states (`told`) can be asked."""
 
     @property
+    def number(self) -> str:
+        """How many things they own, in words."""
+        return NUMBERS[self.count]
+
+    @property
+    def things(self) -> str:
+        """ "bells"."""
+        return self.thing.in_english(True)
+
+    @property
     def goods(self) -> str:
         """ "three red bells"."""
-        return f"{NUMBERS[self.count]} {self.adjective} {self.thing.in_english(self.count > 1)}"
+        return f"{self.number} {self.adjective} {self.things}"
 
 
 def people(random: Random, count: int) -> list[Person]:

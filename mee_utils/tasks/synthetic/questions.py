@@ -20,22 +20,13 @@ from typing import NamedTuple
 
 from . import lexicon
 from .people import NUMBERS, OTHERS, TOLD, Person, people, sibling, tell
-from .words import SyntheticExample, Word, compared, copied, counted, grammatical, one_fact, two_facts, write
+from .words import SyntheticExample, Word, words, write
 
 BARE = 0.2  # the share of questions that ask for the bare value
 IN_ONE_WORD = "In one word: "
-FACTS = {  # what is asked, the question, and what stands between the name and the value
-    "city": ("Where does {} live?", "lives in"),
-    "job": ("What is the job of {}?", "is"),
-    "dish": ("What does {} like to eat?", "likes"),
-    "transport": ("How did {} travel?", "went by"),
-    "month": ("When did {} travel?", "went in"),
-    "destination": ("Where did {} go?", "went to"),
-    "goods": ("What does {} own?", "owns"),
-}
-TOLD_BY = {"transport": "trip", "month": "trip", "destination": "trip"}  # else the fact's own name
-RELATED = ("{who.name} is the {relation} of {of.name}.", "The {relation} of {of.name} is {who.name}.")
+FACTS = {row["fact"]: row for row in lexicon.rows("facts")}
 OF_ANOTHER = ("city", "job", "dish")  # facts that two-fact questions ask for
+RELATED, (COMPARED,) = map(lexicon.english, ("related", "comparison"))
 
 
 class Asked(NamedTuple):
@@ -51,70 +42,59 @@ Case = tuple[list[str], list[Asked]]  # the sentences of a context, and question
 
 def _listed(names: Sequence[str]) -> list[Word]:
     """ "Anna, Ben and Carla", each name a fact that was found."""
-    words = []
-    for place, name in enumerate(names):
-        between = "" if place == 0 else " and " if place == len(names) - 1 else ","
-        words += [*grammatical(between), *one_fact(name)]
-    return words
+    *before, last = (f"{{{place}:one_fact}}" for place in range(len(names)))
+    return words(f"{', '.join(before)} and {last}" if before else last, *names)
 
 
-def _value(person: Person, what: str) -> list[Word]:
+def _fact(person: Person, what: str, whose: str = "") -> Asked:
     """A person's city, job, ...; of their goods the number must be found, what follows it is copied."""
+    asked = FACTS[what]
     first, _, rest = getattr(person, what).partition(" ")
-    return [*one_fact(first), *(copied if what == "goods" else one_fact)(rest)]
-
-
-def _fact(person: Person, what: str) -> Asked:
-    asked, verb = FACTS[what]
-    value = _value(person, what)
-    sentence = copied(person.name) + grammatical(verb) + value + grammatical(".")
-    return Asked(asked.format(person.name), sentence, None if what == "goods" else value[-1:])
+    value = words("{0:one_fact} {1:copied}" if what == "goods" else "{0:one_fact} {1:one_fact}", first, rest)
+    sentence = words("{0:copied} {1:grammatical} {2}.", person.name, asked["verb"], value)
+    question = asked["question"].format(whose or person.name)
+    return Asked(question, sentence, None if what == "goods" else value[-1:])
 
 
 def _who(person: Person) -> Asked:
-    sentence = _home(person.city) + one_fact(person.name) + grammatical(".")
-    return Asked(f"Who lives in {person.city}?", sentence, one_fact(person.name))
-
-
-def _home(city: str) -> list[Word]:
-    return copied(city) + grammatical("is home to")
+    sentence = words("{0.city:copied} is home to {0.name:one_fact}.", person)
+    return Asked(f"Who lives in {person.city}?", sentence, words("{0.name:one_fact}", person))
 
 
 def _relation(relation: str, of: Person, who: Person, what: str | None = None) -> Asked:
     """Who somebody's sister is, or with `what` where she lives, ..."""
-    key = f"the {relation} of {of.name}"
-    hop = grammatical("The") + copied(f"{relation} of {of.name}") + grammatical("is") + one_fact(who.name)
+    key = f"{relation} of {of.name}"
+    hop = words("The {0:copied} is {1.name:one_fact}", key, who)
     if what is None:
-        return Asked(f"Who is {key}?", hop + grammatical("."), one_fact(who.name))
-    asked, verb = FACTS[what]
-    value = _value(who, what)
-    sentence = hop + grammatical("and") + copied(who.name) + grammatical(verb) + value + grammatical(".")
-    return Asked(asked.format(key), sentence, two_facts(value[-1].text))
+        return Asked(f"Who is the {key}?", hop + words("."), words("{0.name:one_fact}", who))
+    asked = _fact(who, what, f"the {key}")
+    value = words("{0:two_facts}", asked.bare[0].text)
+    return Asked(asked.question, words("{0} and {1}", hop, asked.sentence), value)
 
 
 def _inhabitants(city: str, sentences: Sequence[str], everybody: Sequence[Person]) -> Asked:
     living = {person.name for person in everybody if person.city == city}
-    names = [name for name in map(_subject, sentences) if name in living]
-    noun = "person" if len(names) == 1 else "people"
-    sentence, count = _home(city) + _listed(names) + grammatical(":"), counted(NUMBERS[len(names)])
-    return Asked(f"How many people live in {city}?", sentence + count + grammatical(f"{noun} ."), count)
-
-
-def _subject(sentence: str) -> str:
-    """The person a sentence is about: names alone begin with a capital in front of the verb."""
-    return next(word for word in sentence.split() if word in lexicon.NAMES)
+    names = [word for sentence in sentences for word in sentence.split() if word in living]
+    count, noun = words("{0:counted}", NUMBERS[len(names)]), "person" if len(names) == 1 else "people"
+    answer = words("{0:copied} is home to {1}: {2} {3:grammatical}.", city, _listed(names), count, noun)
+    return Asked(f"How many people live in {city}?", answer, count)
 
 
 def _comparison(random: Random, first: Person, second: Person) -> Asked:
     more = random.random() < 0.5
-    winner = first if (first.count > second.count) == more else second
-    things, word = first.thing.in_english(True), "more" if more else "fewer"
-    sentence = copied(first.name) + grammatical("owns") + one_fact(NUMBERS[first.count]) + grammatical("and")
-    sentence += copied(second.name) + grammatical("owns") + one_fact(NUMBERS[second.count])
-    sentence += grammatical(", so the") + compared(NUMBERS[winner.count]) + copied(things) + grammatical("of")
-    sentence += copied(winner.name) + grammatical(f"are {word} .")
-    asked = f"Who owns {word} {things}, {first.name} or {second.name}?"
-    return Asked(asked, sentence, compared(winner.name))
+    winner, word = first if (first.count > second.count) == more else second, "more" if more else "fewer"
+    question = f"Who owns {word} {first.things}, {first.name} or {second.name}?"
+    sentence = words(COMPARED, first, second, winner, word)
+    return Asked(question, sentence, words("{0.name:compared}", winner))
+
+
+def _holder(person: Person) -> Asked:
+    sentence = words("The {0.number:copied} {0.things:copied} of {0.name:one_fact}.", person)
+    return Asked(f"Who owns {person.number} {person.things}?", sentence, words("{0.name:one_fact}", person))
+
+
+def _shuffled(random: Random, items: Sequence) -> list:
+    return random.sample(items, len(items))
 
 
 def _filler(random: Random, everybody: Sequence[Person], count: int, avoid: set[str]) -> list[str]:
@@ -127,9 +107,9 @@ def _one_fact(random: Random) -> Case:
     everybody = people(random, 3)
     subject, other = everybody[:2]
     what = random.choice([*FACTS, "who"])
-    told = "city" if what == "who" else TOLD_BY.get(what, what)
     if what == "who" and subject.city == other.city:
         return _one_fact(random)
+    told = "city" if what == "who" else FACTS[what]["told"]
     sentences = [tell(random, subject, told), tell(random, other, told)]
     sentences += _filler(random, everybody, 3, {"city"} if what == "who" else set())
     return _shuffled(random, sentences), [_who(subject) if what == "who" else _fact(subject, what)]
@@ -158,7 +138,7 @@ def _counted(random: Random, cities: int = 1) -> Case:
     everybody = people(random, random.randint(3, 6))
     asked = random.sample(lexicon.CITIES, cities)
     elsewhere = random.choice([city for city in lexicon.CITIES if city not in asked])
-    lucky = random.sample(everybody, len(everybody))
+    lucky = _shuffled(random, everybody)
     for person in lucky:
         person.city = random.choice([*asked, random.choice(lexicon.CITIES), elsewhere])
     for person, city in zip(lucky, asked, strict=False):
@@ -167,44 +147,35 @@ def _counted(random: Random, cities: int = 1) -> Case:
     return sentences, [_inhabitants(city, sentences, everybody) for city in asked]
 
 
-def _owners(random: Random, count: int) -> list[Person]:
-    """People who own different numbers of the same thing."""
+def _owners(random: Random, count: int, fillers: int = 0) -> tuple[list[str], list[Person]]:
+    """People who own different numbers of the same thing, and the sentences that say so."""
     everybody = people(random, count)
     for person, number in zip(everybody, random.sample(range(2, 13), count), strict=True):
         person.thing, person.count = everybody[0].thing, number
-    return everybody
+    sentences = [tell(random, person, "goods") for person in everybody]
+    return _shuffled(random, sentences + _filler(random, everybody, fillers, {"goods"})), everybody
 
 
-def _compared(random: Random) -> Case:
-    owners = _owners(random, 2)
-    sentences = [tell(random, person, "goods") for person in owners]
-    sentences += _filler(random, owners, 2, {"goods"})
-    return _shuffled(random, sentences), [_comparison(random, *random.sample(owners, 2))]
+def _compared(random: Random, owners: int = 2, fillers: int = 2, questions: int = 1) -> Case:
+    sentences, everybody = _owners(random, owners, fillers)
+    return sentences, [_comparison(random, *random.sample(everybody, 2)) for _ in range(questions)]
 
 
-FORMS: dict[str, tuple[Callable[[Random], Case], int]] = {
-    "one fact": (_one_fact, 40),
-    "two facts": (_two_facts, 20),
-    "counted": (_counted, 20),
-    "compared": (_compared, 20),
-}
-
-
-def _shuffled(random: Random, items: Sequence) -> list:
-    return random.sample(items, len(items))
+FORMS = {"one fact": _one_fact, "two facts": _two_facts, "counted": _counted, "compared": _compared}
+WEIGHTS = (40, 20, 20, 20)
 
 
 def question(random: Random, bare: float = BARE) -> SyntheticExample:
     """Draws a context and a question about it, in the columns of SQuAD; a share asks for the `bare` value."""
-    form = random.choices(list(FORMS), [weight for _, weight in FORMS.values()])[0]
-    sentences, (asked,) = FORMS[form][0](random)
+    form = random.choices(list(FORMS), WEIGHTS)[0]
+    sentences, (asked,) = FORMS[form](random)
     if random.random() >= bare or asked.bare is None:
         return _example(sentences, asked.question, asked.sentence, form)
     one_word = IN_ONE_WORD + asked.question[0].lower() + asked.question[1:]
     return _example(sentences, one_word, asked.bare, f"{form}, bare")
 
 
-def _example(sentences: Sequence[str], asked: str, answer: Sequence[Word], form: str) -> SyntheticExample:
+def _example(sentences: list[str], asked: str, answer: list[Word], form: str = "") -> SyntheticExample:
     context, (target, spans) = " ".join(sentences), write(answer)
     place = re.search(rf"(?<!\w){re.escape(target)}(?!\w)", context)
     answers = {"text": [target], "answer_start": [place.start() if place else -1]}
@@ -216,14 +187,14 @@ def _pairs(random: Random) -> Case:
     everybody = people(random, random.randint(2, 5))
     sentences = [tell(random, person, "city") for person in everybody]
     order = _shuffled(random, everybody)
-    listed = [word for p in order for word in [*copied(p.name), *one_fact(p.city), *grammatical(",")]][:-1]
+    answer = [word for person in order for word in words("{0.name:copied} {0.city:one_fact},", person)][:-1]
     asked = f"Where do {', '.join(person.name for person in order)} live?"
-    return _shuffled(random, sentences), [Asked(asked, listed, _listed([p.city for p in order]))]
+    return _shuffled(random, sentences), [Asked(asked, answer, _listed([person.city for person in order]))]
 
 
 def _same_fact(random: Random) -> Case:
     everybody, what = people(random, random.randint(3, 4)), random.choice(list(FACTS))
-    sentences = [tell(random, person, TOLD_BY.get(what, what)) for person in everybody]
+    sentences = [tell(random, person, FACTS[what]["told"]) for person in everybody]
     return _shuffled(random, sentences), [_fact(person, what) for person in _shuffled(random, everybody)]
 
 
@@ -231,7 +202,7 @@ def _several_facts(random: Random) -> Case:
     everybody = people(random, 3)
     told = [(person, what) for person in everybody for what in random.sample(TOLD, 2)]
     sentences = [tell(random, person, what) for person, what in told]
-    facts = [(p, what) for p in everybody for what in FACTS if TOLD_BY.get(what, what) in p.told]
+    facts = [(person, what) for person in everybody for what in FACTS if FACTS[what]["told"] in person.told]
     return _shuffled(random, sentences), [_fact(*fact) for fact in random.sample(facts, 4)]
 
 
@@ -242,38 +213,23 @@ def _relations(random: Random) -> Case:
     return _shuffled(random, sentences), [_relation(*one, what) for one in _shuffled(random, related)]
 
 
-def _comparisons(random: Random) -> Case:
-    owners, sentences = _goods(random)
-    return sentences, [_comparison(random, *random.sample(owners, 2)) for _ in range(3)]
-
-
 def _holders(random: Random) -> Case:
     """The way back from a number to a name, which a comparison ends with."""
-    owners, sentences = _goods(random)
+    sentences, owners = _owners(random, 4)
     return sentences, [_holder(person) for person in _shuffled(random, owners)[:3]]
 
 
-def _goods(random: Random) -> tuple[list[Person], list[str]]:
-    owners = _owners(random, 4)
-    return owners, _shuffled(random, [tell(random, person, "goods") for person in owners])
-
-
-def _holder(person: Person) -> Asked:
-    things = f"{NUMBERS[person.count]} {person.thing.in_english(True)}"
-    sentence = grammatical("The") + copied(things) + grammatical("of") + one_fact(person.name)
-    return Asked(f"Who owns {things}?", sentence + grammatical("."), one_fact(person.name))
-
-
 _CASES = dict(pairs=_pairs, same_fact=_same_fact, several_facts=_several_facts, relations=_relations)
-_CASES |= dict(cities=partial(_counted, cities=2), owners=_comparisons, holders=_holders)
+_CASES |= dict(cities=partial(_counted, cities=2))
+_CASES |= dict(owners=partial(_compared, owners=4, fillers=0, questions=3), holders=_holders)
 
 
 def _lesson(random: Random, case: Callable[[Random], Case], alone: bool = False, silent: bool = False):
     """All questions of a context, or the first `alone`; `silent`: the bare value where a question has one."""
     sentences, asked = case(random)
     asked = asked[:1] if alone else asked
-    words = [word for one in asked for word in (silent and one.bare) or one.sentence]
-    return _example(sentences, " ".join(one.question for one in asked), words, "")
+    answers = [word for one in asked for word in (silent and one.bare) or one.sentence]
+    return _example(sentences, " ".join(one.question for one in asked), answers)
 
 
 # the lessons of pre-training, and what they are compared with: one question a context, bare values

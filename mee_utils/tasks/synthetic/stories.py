@@ -5,9 +5,9 @@ from random import Random
 
 from . import lexicon
 from .people import NUMBERS, people, tell
-from .words import SyntheticExample, Word, compared, copied, counted, grammatical, one_fact, two_facts, write
+from .words import SyntheticExample, Word, words, write
 
-DAYS, WEATHER, OPENINGS = map(lexicon.english, ("day", "weather", "opening"))
+DAYS, WEATHER, OPENINGS, (SUMMARY,) = map(lexicon.english, ("day", "weather", "opening", "summary"))
 DEEDS = [pair.split(" or ") for pair in lexicon.english("deed")]
 
 
@@ -28,13 +28,11 @@ def _event(random: Random) -> tuple[list[str], list[Word]]:
     if random.random() < 0.5:
         body.insert(random.randint(0, 4), tell(random, third, random.choice(["job", "dish"])))
     earlier, later = sorted(same, key=lambda name: body.index(same[name]))
-    summary = two_facts(earlier) + grammatical("and") + two_facts(later) + [Word(deed, "one_fact")]
-    summary += counted(NUMBERS[counts[0] + counts[1]]) + copied(things)
-    summary += grammatical("at the") + one_fact(place) + grammatical("in") + copied(city)
-    summary += grammatical("on") + one_fact(day) + grammatical(".")
+    facts = dict(deed=[Word(deed, "one_fact")], total=NUMBERS[sum(counts[:2])], things=things)
+    summary = words(SUMMARY, earlier, later, **facts, place=place, city=city, day=day)
     if counts[0] != counts[1]:
         most = first if counts[0] > counts[1] else second
-        summary += [*compared(most.name), Word(deed, "grammatical"), *grammatical("the most .")]
+        summary += words("{0.name:compared} {1} the most .", most, [Word(deed, "grammatical")])
     return [opening, *body], summary
 
 

@@ -14,7 +14,7 @@
 """
 
 from collections.abc import Sequence
-from functools import partial
+from string import Formatter
 from typing import NamedTuple
 
 _NAMES = "grammatical copied translated agreement distant_agreement one_fact two_facts counted compared"
@@ -36,20 +36,31 @@ class Span(NamedTuple):
     difficulty: str
 
 
-def _marked(difficulty: str, text: str) -> list[Word]:
-    """The words of a text, all of one difficulty; "l'an" is two words."""
+def words(template: str, *values, **named) -> list[Word]:
+    """The words of a template; "l'an" is two words.
+
+    `{value:difficulty}` is a text of that difficulty, `{value}` a list of words; all else is grammatical.
+
+    >>> [word.text for word in words("{0:agreement} {1:translated}.", "l'", "école")]
+    ["l'", 'école', '.']
+    """
+    found, formatter = [], Formatter()
+    for between, place, difficulty, _ in formatter.parse(template):
+        found += _marked(between, "grammatical")
+        if place is not None:
+            value, _ = formatter.get_field(place, values, named)
+            found += _marked(value, difficulty) if difficulty else value
+    return found
+
+
+def _marked(text: str, difficulty: str) -> list[Word]:
     return [Word(word, difficulty) for word in text.replace("'", "' ").split()]
-
-
-grammatical, copied, translated, agreement, distant, one_fact, two_facts, counted, compared = (
-    partial(_marked, difficulty) for difficulty in DIFFICULTIES
-)
 
 
 def write(words: Sequence[Word]) -> tuple[str, tuple[Span, ...]]:
     """Joins words to a text; returns it with the span of each word.
 
-    >>> write(agreement("l'") + translated("école") + grammatical("."))[0]
+    >>> write(words("{0:agreement} {1:translated}.", "l'", "école"))[0]
     "l'école."
     """
     text, spans = "", []
@@ -62,13 +73,10 @@ def write(words: Sequence[Word]) -> tuple[str, tuple[Span, ...]]:
 
 
 class SyntheticExample(NamedTuple):
-    """One example in the columns of a hub corpus of its task; its `source` decides its split.
-
-    `form` is the form of a question, as in `questions.FORMS`; empty for other tasks.
-    """
+    """One example in the columns of a hub corpus of its task."""
 
     columns: dict
-    source: str
+    source: str  # decides the split
     target: str
     spans: tuple[Span, ...]
-    form: str = ""
+    form: str = ""  # of a question, as in `questions.FORMS`

@@ -1,0 +1,216 @@
+"""The explorer shows what decoding does; objects show themselves; figures of the papers are one call."""
+
+import json
+import re
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from conftest import INPUTS, LENGTH, build_lively
+from vl_convert import javascript_bundle, vegalite_to_svg
+
+from mee_utils import (
+    CompanionError,
+    ExitPolicy,
+    explore,
+    generate,
+    load_classifier,
+    load_model,
+    load_task,
+    trace,
+)
+from mee_utils.analysis.explorer import ALL, DIFFERS
+from mee_utils.common.files import PACKAGE
+from mee_utils.common.html import SHOWN, shaded, table
+from mee_utils.study import drawing, explorer_page
+
+NASTY = "summarize: </script><img src=x> & $spec"
+POLICIES = {
+    "margin": ExitPolicy(min_layer=1),
+    "similarity": ExitPolicy("hidden_similarity", min_layer=1),
+    "rising": ExitPolicy("rising_top1", min_layer=1),
+    "patience": ExitPolicy("patience", min_layer=1),
+    "pruned": ExitPolicy(pruning="fixed", top_k=8, min_layer=1),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return build_lively("t5", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def explorer(model):
+    inputs = [*INPUTS[:2], NASTY]
+    return explore(model, inputs, POLICIES, levels=4, max_new_tokens=LENGTH, max_draft=3)
+
+
+def runs_of(explorer, exits):
+    return [(run, at) for run in explorer.runs if run["exits"] == exits for at in run["thresholds"]]
+
+
+def test_every_level_of_every_choice_is_one_run(explorer):
+    levels = {}
+    for run in explorer.runs:
+        key = run["rule"], run["sentence"], run["exits"]
+        levels[key] = levels.get(key, []) + run["levels"]
+    assert len(levels) == len(POLICIES) * 3 * 2 and all(found == [0, 1, 2, 3] for found in levels.values())
+
+
+@pytest.mark.parametrize("exits", ["taken", "verified"])
+def test_runs_are_what_generate_gives_at_their_thresholds(model, explorer, exits):
+    settings = {} if exits == "taken" else dict(propagation="verify", max_draft=3)
+    for run, threshold in runs_of(explorer, exits):
+        policy = replace(POLICIES[run["rule"]].at_threshold(threshold), **settings)
+        found, full = (generate(model, run["input"], p, max_new_tokens=LENGTH) for p in (policy, None))
+        assert (run["text"], run["full"]) == (found.texts[0], full.texts[0])
+        assert run["same"] == (found.token_ids == full.token_ids) and (run["same"] or exits == "taken")
+        assert run["flops"] == pytest.approx(found.flops[0] / full.flops[0], abs=1e-4)
+        assert run["mean_exit_layer"] == pytest.approx(found.mean_exit_layer, abs=0.01)
+        if exits == "taken":
+            assert run["layer"] == found.exit_layers[0].tolist() and run["drafts"] is None
+        else:
+            kept = np.where(np.array(run["fate"]) == DIFFERS, model.layers, run["layer"])
+            assert kept.tolist() == found.exit_layers[0].tolist()
+            assert run["drafts"] == [found.drafts[0].judged, found.drafts[0].kept]
+
+
+def test_some_exits_are_wrong_here_and_some_tokens_do_not_exit(explorer):
+    fates = {fate for run in explorer.runs for fate in run["fate"]}
+    assert len(fates) == 3 and any(not run["same"] for run in explorer.runs)
+
+
+@pytest.mark.parametrize("exits", ["taken", "verified"])
+def test_a_token_leaves_at_the_first_layer_that_is_sure_enough(explorer, model, exits):
+    for run, threshold in runs_of(explorer, exits):
+        for layer, fate, sure in zip(run["layer"], run["fate"], run["confidence"]):
+            assert all(value is None or value <= threshold + 1e-4 for value in sure[: layer - 1])
+            assert (layer == model.layers) == (fate == ALL)
+            assert fate == ALL or sure[layer - 1] >= threshold - 1e-4
+            assert not any(sure[layer:])  # layers behind an exit decide nothing
+
+
+def test_the_layer_that_is_left_says_the_token(explorer):
+    for run, _ in runs_of(explorer, "taken"):
+        assert [said[layer - 1] for said, layer in zip(run["said"], run["layer"])] == run["token"]
+
+
+def test_nothing_exits_at_the_last_level_of_a_confidence(explorer):
+    for run in explorer.runs:
+        if run["rule"] != "patience" and 3 in run["levels"]:
+            assert set(run["fate"]) == {ALL} and (run["same"] or run["rule"] == "pruned")
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_the_views_follow_the_slider(explorer, level):
+    spec = explorer.spec
+    given = {"level": level, "rule": "similarity", "sentence": 2}
+    spec["params"] = [p | {"value": given.get(p["name"], p["value"])} for p in spec["params"]]
+    shown = re.findall(r"<text[^>]*>([^<]*)<", vegalite_to_svg(json.dumps(spec)))
+    (run,) = (
+        run
+        for run in explorer.runs
+        if (run["rule"], run["sentence"], run["exits"]) == ("similarity", 2, "taken")
+        and level in run["levels"]
+    )
+    threshold = run["thresholds"][run["levels"].index(level)]
+    (line,) = (text for text in shown if text.startswith("threshold ") and "mean exit" in text)
+    assert (
+        f"threshold {threshold:.4f}".rstrip("0").rstrip(".") in line.replace("−", "-")
+        and f"{run['flops']:.0%}" in line
+    )
+    labels = [f"{n}  {token}" for n, token in enumerate(run["token"], 1)]
+    marked = [text.replace("  ≠", "").replace("&lt;", "<").replace("&gt;", ">") for text in shown]
+    assert [text for text in marked if text in labels] == labels
+    assert sum("≠" in text for text in shown) == run["fate"].count(DIFFERS)
+
+
+def test_the_page_asks_nobody_and_escapes_what_it_is_given(explorer, tmp_path):
+    html = explorer.save(tmp_path / "new" / "page.html").read_text(encoding="utf-8")
+    assert javascript_bundle() in html and not list(tmp_path.glob("**/*.partial*"))
+    own = html.replace(javascript_bundle(), "")
+    assert not re.search(
+        r"https?:|//\w|\bsrc=|<link|@import|<img", own.replace("\\u003c", "&lt;").replace("src=x", "")
+    )
+    assert own.count("</script>") == 2 and "\\u003cimg" in own
+    assert "<img" not in explorer._repr_html_() and explorer._repr_html_().startswith("<iframe srcdoc=")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("",), "must be a text that is not empty"),
+        ((["a"] * 17,), "17 sentences are more than a page shows: give at most 16"),
+        (("a", "margin"), "give an ExitPolicy"),
+        (("a", {"margin": "x"}), "give an ExitPolicy"),
+        (("a", ExitPolicy("static", min_layer=2)), "has no threshold to choose"),
+        (("a", ExitPolicy(min_layer=9)), "lower min_layer"),
+    ],
+)
+def test_a_mistake_is_one_line(model, arguments, says):
+    with pytest.raises(CompanionError, match=says) as raised:
+        explore(model, *arguments)
+    assert "\n" not in str(raised.value)
+
+
+def test_levels_and_model_are_checked(model):
+    for call in (lambda: explore(model, "a", levels=1), lambda: explore("calm", "a")):
+        with pytest.raises(CompanionError):
+            call()
+
+
+def test_the_page_of_a_profile_has_its_models_and_trained_rules(tmp_path, monkeypatch):
+    def shipped(self, models, seeds):  # without comparing what they were trained on, which takes long
+        path = PACKAGE / "checkpoints/small/classifiers/calm-three_hidden-consistency-0.safetensors"
+        return {("calm", "three_hidden", "consistency"): [load_classifier(path, models["calm"])]}
+
+    few = dict(ROOT=tmp_path, MODELS=("calm",), SENTENCES=1, EXPLORED=("hidden_similarity", "three_hidden"))
+    for name, value in {**few, "explore": partial(explore, levels=2)}.items():
+        monkeypatch.setattr(explorer_page, name, value)
+    monkeypatch.setattr(explorer_page.Experiment, "classifiers", shipped)
+    (tmp_path / "build" / "site").mkdir(parents=True)
+    page = explorer_page.write("small")
+    assert page == tmp_path / "build" / "site" / "explorer.html"
+    for name in ("question answering", "summarization", "translation", "hidden, three layers (MEE)"):
+        assert name in page.read_text(encoding="utf-8")
+
+
+def test_objects_show_themselves(model):
+    task = load_task("translation", limit=SHOWN + 1)
+    task.inputs[0] = NASTY
+    policy = ExitPolicy("softmax_margin", threshold=0.5, min_layer=2)
+    found = generate(model, task.inputs[:3], policy, max_new_tokens=LENGTH)
+    for thing in (model, task, policy, found, trace(model, task.inputs[:2], max_new_tokens=LENGTH)):
+        shown = thing._repr_html_()
+        assert len(repr(thing)) < 200 and "\n" not in repr(thing) and "<img" not in shown
+        assert shown.count("<table>") == shown.count("</table>") == 1
+    assert "and 1 more" in task._repr_html_() and "&lt;img src=x&gt;" in task._repr_html_()
+    assert "from layer 2 on" in policy._repr_html_() and "0.5" in policy._repr_html_()
+    titles = re.findall(r'title="layer (\d+)"', found._repr_html_())
+    assert list(map(int, titles)) == np.concatenate(found.exit_layers).tolist()
+
+
+def test_markup_in_a_text_is_escaped():
+    assert shaded("<b>", 0.0, '"') == shaded("<b>", 0).replace('title=""', 'title="&quot;"')
+    assert "<b>" not in table([("<b>", shaded("<b>", 1.0))], ("<b>",), "<b>")
+
+
+def test_the_papers_figures_are_one_call_for_an_own_model(tokenizer):
+    models, task = [load_model(PACKAGE / "checkpoints" / "small" / "calm")], load_task("translation", limit=4)
+    found = [trace(models[0], task.inputs, task.targets)]
+    axes = {
+        drawing.draw_settled: (found[0],),
+        drawing.draw_confidence: (found * 2,),
+        drawing.draw_predictions: (found, models[0]),
+        drawing.draw_reliability: (found,),
+        drawing.draw_front: (models[0], task, {"softmax_margin": ExitPolicy(min_layer=2)}),
+    }
+    panels = {draw.__name__: len(draw(*given).axes) for draw, given in axes.items()}
+    assert panels == {
+        "draw_settled": 1,
+        "draw_confidence": 1,
+        "draw_predictions": 3,
+        "draw_reliability": 3,
+        "draw_front": 1,
+    }

@@ -1,0 +1,161 @@
+"""Measurements: the search for thresholds, what is stored, and stored numbers decoded again."""
+
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import INPUTS, LENGTH, build_lively
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mee_utils import CompanionError, ExitPolicy, replay, trace
+from mee_utils.analysis.decisions import candidates
+from mee_utils.decoding.inputs import EncoderCache
+from mee_utils.study import measure
+from mee_utils.study.catalogue import RULES
+from mee_utils.study.profiles import load_profile
+from mee_utils.study.result_tables import read_measurements
+from mee_utils.traces.replay import replay_policy
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=80), st.lists(st.integers(0, 100), min_size=1))
+@settings(deadline=None)
+def test_bisection_finds_the_last_place_within_each_bound(steps, bounds):
+    curve = sorted(steps)
+    tried = measure.search(len(curve), lambda place: {"loss": curve[place]}, [("loss", b) for b in bounds])
+    assert len(tried) <= len(set(bounds)) * (np.ceil(np.log2(len(curve))) + 1)
+    for bound in bounds:
+        last = np.searchsorted(curve, bound, side="right") - 1
+        assert measure.last_within(tried, "loss", bound) == last
+
+
+def test_gaps_are_halved_until_there_are_enough_settings():
+    values = lambda place: {"loss": place / 100}
+    assert len(measure.search(64, values, [("loss", 0.5)], least=30)) == 30
+    assert sorted(measure.search(7, values, [("loss", 0.5)], least=30)) == list(range(7))
+    tried = measure.search(64, values, [("loss", 0.0)], least=9)
+    assert max(np.diff([-1, *sorted(tried), 64])) < 20
+
+
+def test_what_falls_again_counts_from_where_it_first_rose():
+    tried = {0: {"loss": 0.0}, 3: {"loss": 0.2}, 5: {"loss": 0.05}}
+    assert measure.last_within(tried, "loss", 0.1) == 0 and measure.last_within(tried, "loss", 0.3) == 5
+    assert measure.last_within({0: {"loss": 1.0}}, "loss", 0.1) == measure.last_within({}, "loss", 0.1) == -1
+
+
+def test_candidates_descend_and_change_a_little_each(tokenizer):
+    model = build_lively("t5", tokenizer)
+    replayed = replay_policy(trace(model, INPUTS, max_new_tokens=LENGTH), ExitPolicy("softmax_margin"))
+    levels = candidates(replayed, 12, LENGTH)
+    assert levels == sorted(set(levels), reverse=True) and 4 < len(levels) <= 12
+    depth = [replay(replayed.trace, ExitPolicy("softmax_margin", threshold=x), LENGTH).mean() for x in levels]
+    assert depth[0] == depth[0].max() == model.layers and depth[-1] < depth[0]
+    assert (np.diff(depth) <= 0).all() and len(candidates(replayed, 3, LENGTH)) <= 3
+
+
+def test_a_summary_says_what_is_lost_and_saved():
+    full = pd.DataFrame({"loss": 0.0, "score": [100.0] * 50, "flops": 1000, "tokens": 10, "layers": 120})
+    other = full.assign(loss=0.1, score=[100.0] * 45 + [0.0] * 5, flops=1200, tokens=20)
+    found = measure.summary(other, full)
+    assert found["loss"] == pytest.approx(0.1) and found["lost"] == pytest.approx(0.1)
+    assert 0.1 < found["lost_at_most"] < 0.3 and found["saved"] == pytest.approx(0.4)
+
+
+FEW = {"validation": 12, "test": 9, "candidates": 5, "other_candidates": 3, "max_new_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def few():
+    profile = load_profile("small")
+    return profile.model_copy(update={"results": profile.results.model_copy(update=FEW)})
+
+
+class Counted(measure._Bench):
+    """Says which rules were decoded."""
+
+    decoded: ClassVar[list[str]] = []
+
+    def measured(self, rule):
+        self.decoded.append(rule)
+        return super().measured(rule)
+
+
+JOB = measure.Job("vanilla", "translation")
+
+
+def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(measure, "_Bench", Counted)
+    monkeypatch.setattr(measure, "OTHER_SWEEP", ("softmax_margin", "fixed"))
+    monkeypatch.setattr(measure, "ABLATED", ())
+    path = measure.run(few, JOB, None)
+    rules = ["full_depth", "static", "oracle", "softmax_margin", "fixed"]
+    assert Counted.decoded == rules
+    table = pd.read_parquet(path)
+    assert list(table.rule.unique()) == rules and list(table.attrs["keys"]) == rules
+    sizes = table.groupby(["part", "rule", "threshold"], dropna=False).size()
+    assert set(sizes["validation"]) == {12} and set(sizes["test"]) == {9}
+    assert not table[table.rule == "full_depth"].loss.any() and len(set(table.attrs["keys"].values())) == 5
+    path.unlink()
+    (path.with_suffix("") / "fixed.parquet").unlink()
+    measure.run(few, JOB, None)
+    assert Counted.decoded == [*rules, "fixed"]  # the rest was there
+    stored = tmp_path / "small" / "measured"
+    stored.mkdir(parents=True)
+    path.rename(stored / path.name)
+    for part in path.with_suffix("").iterdir():
+        part.unlink()
+    measure.run(few, JOB, None)
+    assert len(Counted.decoded) == 6 and pd.read_parquet(path).equals(pd.read_parquet(stored / path.name))
+    changed = RULES["fixed"].__class__(
+        **{**vars(RULES["fixed"]), "label": "another name", "pruning": "decaying"}
+    )
+    monkeypatch.setitem(measure.RULES, "fixed", changed)
+    measure.run(few, JOB, None)
+    assert Counted.decoded[6:] == ["fixed"]
+    measure.run(few, JOB, None, anew=True)
+    assert Counted.decoded[7:] == rules[:4]  # and what this run has just measured stays
+    with pytest.raises(CompanionError, match="measures no settings of vanilla on all"):
+        measure.run(few, measure.Job("vanilla", "all"), None)
+
+
+def test_a_name_or_a_colour_is_no_reason_to_measure_again(few, monkeypatch):
+    from mee_utils.study.experiment import Experiment
+
+    bench = measure._Bench(Experiment(None, few), JOB)
+    before = bench.key("fixed")
+    rule = RULES["fixed"]
+    monkeypatch.setitem(
+        measure.RULES, "fixed", rule.__class__(**{**vars(rule), "label": "x", "colour": "#000"})
+    )
+    assert bench.key("fixed") == before != bench.key("softmax_margin")
+
+
+SAMPLE = 3  # settings of each stored table
+
+
+@pytest.mark.parametrize(
+    "job", [job for job in measure.jobs(load_profile("small")) if job.what == "settings"]
+)
+def test_a_sample_of_what_is_stored_is_decoded_again(job):
+    """Settings and examples drawn anew for each commit of the tables: every number is the same."""
+    stored = read_measurements("small", job.name)
+    if stored is None:
+        pytest.fail(f"{job.name} is not stored: run make measure")
+    from mee_utils.study.experiment import Experiment
+
+    bench = measure._Bench(Experiment(None, load_profile("small")), job)
+    assert stored.attrs["keys"] == {rule: bench.key(rule) for rule in bench.rules}
+    random, tasks = np.random.default_rng(len(stored)), dict(bench.tasks)
+    settings = stored[["part", "rule", "threshold"]].drop_duplicates()
+    for part, rule, threshold in settings.sample(SAMPLE, random_state=random).itertuples(index=False):
+        chosen = slice(int(random.integers(20)), None, len(tasks[part]) // 20)
+        bench.tasks[part], bench.encodings[part] = tasks[part][chosen], EncoderCache()
+        bench._full.clear()
+        found = bench.decode(part, rule, threshold) if rule != "full_depth" else bench.full(part)[1]
+        same = (stored.part == part) & (stored.rule == rule)
+        same &= stored.threshold.eq(threshold) | (stored.threshold.isna() & np.isnan(threshold))
+        before = stored[same].iloc[chosen].reset_index(drop=True)
+        columns = ["loss", "score", "flops", "tokens", "layers"]
+        pd.testing.assert_frame_equal(found[columns], before[columns])
