@@ -57,7 +57,7 @@ class Rule:
     thresholded: bool = True  # whether there is a threshold to sweep ("static": its layer)
     threshold: str | None = None  # "bandit", in place of a number
     decay: float | None = None  # of the threshold, unless `policy` is told another
-    survey: bool = False  # of the survey: measured in 06 on the main model, one seed, and not in `measure`
+    survey: bool = False  # of the survey: on the main model only, one seed, fewer settings
 
     def policy(
         self,

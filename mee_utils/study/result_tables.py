@@ -13,7 +13,7 @@ import pandas as pd
 from ..analysis.statistics import Interval, interval
 from ..common.errors import CompanionError
 from ..common.files import ROOT
-from .catalogue import SEVERAL_LAYERS
+from .catalogue import MAIN_MODEL, SEVERAL_LAYERS
 from .notebooks import SOURCES, notebook_names
 from .profiles import check_profile_name
 from .results import output_root
@@ -137,20 +137,22 @@ def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict
     return rows
 
 
-def read_measured(profile: str) -> Measured:
-    """Reads what `make measure` stored for a profile."""
+def read_measured(profile: str, survey: bool = False) -> Measured:
+    """Reads what `make measure` stored for a profile; the rules of the `survey` only where asked for."""
     given, rows, examples = read_manifest(profile, MEASURED), [], []
     for name in [Path(file).stem for file in given["files"] if "-" in file]:
         model, task = name.split("-")
-        table = read_measurements(profile, name)
+        if (own := model == "survey") and not survey:
+            continue
+        model, table = MAIN_MODEL if own else model, read_measurements(profile, name)
         for part, settings in table.groupby("part", sort=False):
             groups = list(settings.groupby(["rule", "threshold"], sort=False, dropna=False))
             found = [rows[VALUES].reset_index(drop=True) for _, rows in groups]
-            for (key, _), about in zip(groups, described(found, found[0]), strict=True):  # first full depth
-                rows.append(
-                    dict(zip(["part", "task", "model", *KEYS[2:]], (part, task, model, *key))) | about
-                )
-            examples += found
+            about = described(found, found[0])  # first full depth, which the model's own table has already
+            for (key, _), kept, about in list(zip(groups, found, about, strict=True))[own:]:
+                labels = dict(zip(["part", "task", "model", *KEYS[2:]], (part, task, model, *key)))
+                rows.append(labels | about)
+                examples.append(kept)
     given = given["parameters"]
     deltas = map(tuple, (given["deltas"], given["risk_deltas"]))
     return Measured(pd.DataFrame(rows), examples, given["eps"], *deltas)
