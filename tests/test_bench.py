@@ -128,7 +128,7 @@ def test_every_part_has_its_code(tiny, monkeypatch):
         assert set(found.group) == {part}
 
 
-@pytest.mark.parametrize("part", ["reductions", "results"])
+@pytest.mark.parametrize("part", ["reductions", "results", "drafts"])
 def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr("mee_utils.study.result_tables.ROOT", tmp_path)  # where committed results would be

@@ -5,6 +5,7 @@ round, and every ratio is taken within a round; a first round warms up and is dr
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,15 +15,16 @@ from ..decoding.generation import generate
 from ..exits.classifiers import ExitClassifier
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
-from ..study.catalogue import MAIN_MODEL, PRUNED, RULES, rule_policies
+from ..study.catalogue import BESIDE_SURVEY, MAIN_MODEL, PRUNED, RULES, SURVEY, rule_policies
 from ..study.experiment import Experiment
 from ..study.inputs import load_tasks, weights_digest
 from ..study.result_tables import KEPT, read_manifest, read_measured, read_table
-from ..study.verdicts import keeping, timed
+from ..study.verdicts import keeping, timed, within_loss
 from ..tasks.loading import Task
 from ..traces.planning import plan_for
 
-QUALITY = 0.99  # of the full score: notebook 08's question
+QUALITY, DEMAND = 0.99, 0.01  # of the full score: notebook 08's question; mean consistency loss: 06's
+LONGEST = 8  # tokens that wait at most, where rules are compared as drafts
 KEYS = ("profile", "task", "model", "batch")  # what identifies lines of a table
 FEW = 16  # examples that are decoded one at a time
 PORTIONS = 10  # rounds of what is timed on all inputs
@@ -103,9 +105,23 @@ def lossless(experiment: Experiment) -> Iterator[Setting]:
                 yield Setting(model, task, labels, [plan.policy], settings.max_new_tokens, (batch,))
 
 
+def drafts(experiment: Experiment) -> Iterator[Setting]:
+    """The rules of 06's table as drafts that the last layer verifies, where they lose 1 % without it."""
+    profile, settings = experiment.profile, experiment.profile.results
+    found = within_loss(read_measured(profile.name, survey=True), MAIN_MODEL, DEMAND)
+    found = found[found.rule.isin([*SURVEY, *BESIDE_SURVEY])]
+    (model,) = experiment.models([MAIN_MODEL]).values()
+    classifiers, options = trained(experiment, model), settings.model_dump()
+    for task in experiment.tasks(settings.examples).values():
+        labels = found[found.task == task.name][["rule", "threshold"]]
+        made = [RULES[row.rule].policy(row.threshold, options, classifiers) for row in labels.itertuples()]
+        policies = [replace(policy, propagation="verify", max_draft=LONGEST) for policy in made]
+        yield Setting(model, task, labels, policies, settings.max_new_tokens, (1,))
+
+
 def trained(experiment: Experiment, model: Model) -> dict[str, ExitClassifier]:
     """The first of a model's exit classifiers for each rule, as published and in single precision."""
-    found = experiment.classifiers({model.name: model}, seeds=[0])
+    found = experiment.classifiers({model.name: model}, seeds=[0], survey=True)
     return {rule: one.float() for (_, rule, target), (one,) in found.items() if target == "consistency"}
 
 
@@ -119,6 +135,7 @@ PARTS: dict[str, Callable[[Experiment], Iterator[Setting]]] = {
     "kept": kept,
     "results": results,
     "lossless": lossless,
+    "drafts": drafts,
 }
 
 

@@ -156,7 +156,7 @@ class _Bench:
             chosen = [place for place in range(len(levels)) if values(place)]
         else:
             tried = search(len(levels), values, BOUNDS, LEAST if self.main else 0)
-            chosen = sorted({last_within(tried, *bound) for bound in BOUNDS} - {-1})
+            chosen = sorted({last_within(tried, *bound) for bound in BOUNDS} - {-1}) or [0]
         found = [tables[place] for place in sorted(tables)]
         found += [self.decode("test", rule, levels[place]) for place in chosen]
         return pd.concat(found, ignore_index=True)
