@@ -1,11 +1,12 @@
 """The survey's rules on one bench: what each costs at the same loss, and which of them say the same.
 
 Losses are consistency losses of whole outputs, foretold by replay of the model's own output: what exits
-change in later tokens is not seen. A threshold is chosen on some outputs and reported on others. The
-statements that need a truth (overthinking, fake confidence) read a trace along the references.
+change in later tokens is not seen. The statements that need a truth (overthinking, fake confidence) read a
+trace along the references.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 
 import numpy as np
 import pandas as pd
@@ -68,26 +69,12 @@ def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict
     return {**loss, **at_threshold(replayed, max_new_tokens)}
 
 
-def loss_curve(
-    replayed: PolicyReplay, losses: Losses, levels: Sequence[float], max_new_tokens: int, most: float = 1.0
-) -> pd.DataFrame:
-    """A rule at several thresholds, until the mean loss exceeds `most`: `threshold` and `at_loss`."""
-    rows = []
-    for level in levels:
-        row = at_loss(replayed.at_threshold(level), losses, max_new_tokens)
-        rows.append({"threshold": level, **row})
-        if row["loss"] > most:
-            break
-    return pd.DataFrame(rows)
-
-
 def lowest_level(
     replayed: PolicyReplay, losses: Losses, levels: Sequence[float], demand: float, max_new_tokens: int
 ) -> float:
     """The last of descending thresholds before the mean loss exceeds `demand`; else the first."""
-    curve = loss_curve(replayed, losses, levels, max_new_tokens, most=demand)
-    kept = curve[curve.loss <= demand].threshold
-    return float(kept.iloc[-1]) if len(kept) else levels[0]
+    loss = lambda level: at_loss(replayed.at_threshold(level), losses, max_new_tokens)["loss"]
+    return [levels[0], *takewhile(lambda level: loss(level) <= demand, levels)][-1]
 
 
 def draft_columns(replayed: PolicyReplay, max_draft: int, max_new_tokens: int) -> dict[str, float]:

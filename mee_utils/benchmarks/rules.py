@@ -61,16 +61,11 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
 def kept(experiment: Experiment) -> Iterator[Setting]:
     """The setting of each rule that keeps the score for certain, on all test inputs: notebook 08's answer."""
     profile, settings = experiment.profile, experiment.profile.results
-    found = keeping(read_measured(profile.name), MAIN_MODEL, QUALITY)
-    found = found[found.verdict == KEPT[0]]
+    found, batches = certain(profile.name), (1, settings.batch_size)
     (model,) = experiment.models([MAIN_MODEL]).values()
-    classifiers, batches = trained(experiment, model), (1, settings.batch_size)
+    classifiers, options = trained(experiment, model), settings.model_dump()
     for task in load_tasks(profile, "test", settings.test):
-        labels = found[found.task == task.name][["rule", "threshold"]]
-        policies = [
-            RULES[row.rule].policy(row.threshold, settings.model_dump(), classifiers)
-            for row in labels.itertuples()
-        ]
+        labels, policies = made(found[found.task == task.name], options, classifiers)
         yield Setting(model, task, labels, policies, settings.max_new_tokens, batches, all_inputs=True)
 
 
@@ -84,9 +79,8 @@ def results(experiment: Experiment) -> Iterator[Setting]:
         options = settings.model_dump() | {"exit_layer": profile.training.exit_layer(name, model.layers)}
         batches = (1, settings.batch_size) if name == MAIN_MODEL else (1,)
         for task in experiment.tasks(settings.examples).values():
-            labels = wanted[(wanted.model == name) & (wanted.task == task.name)][["rule", "threshold"]]
-            rows = labels.itertuples(index=False)
-            policies = [RULES[row.rule].policy(row.threshold, options, classifiers) for row in rows]
+            own = wanted[(wanted.model == name) & (wanted.task == task.name)]
+            labels, policies = made(own, options, classifiers)
             yield Setting(model, task, labels, policies, settings.max_new_tokens, batches)
 
 
@@ -113,10 +107,22 @@ def drafts(experiment: Experiment) -> Iterator[Setting]:
     (model,) = experiment.models([MAIN_MODEL]).values()
     classifiers, options = trained(experiment, model), settings.model_dump()
     for task in experiment.tasks(settings.examples).values():
-        labels = found[found.task == task.name][["rule", "threshold"]]
-        made = [RULES[row.rule].policy(row.threshold, options, classifiers) for row in labels.itertuples()]
-        policies = [replace(policy, propagation="verify", max_draft=LONGEST) for policy in made]
+        labels, policies = made(found[found.task == task.name], options, classifiers)
+        policies = [replace(policy, propagation="verify", max_draft=LONGEST) for policy in policies]
         yield Setting(model, task, labels, policies, settings.max_new_tokens, (1,))
+
+
+def certain(profile: str) -> pd.DataFrame:
+    """The last setting of each rule that keeps `QUALITY` for certain."""
+    found = keeping(read_measured(profile), MAIN_MODEL, QUALITY)
+    return found[found.verdict == KEPT[0]]
+
+
+def made(rows: pd.DataFrame, options: dict, classifiers: dict) -> tuple[pd.DataFrame, list[ExitPolicy]]:
+    """The labels and the policies of rows with `rule` and `threshold`."""
+    labels = rows[["rule", "threshold"]]
+    each = labels.itertuples(index=False)
+    return labels, [RULES[rule].policy(threshold, options, classifiers) for rule, threshold in each]
 
 
 def trained(experiment: Experiment, model: Model) -> dict[str, ExitClassifier]:
