@@ -1,5 +1,6 @@
 """What notebook 06 computes, on small models and on tables whose answer is known."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,7 +71,8 @@ def test_a_part_of_a_replay_is_the_replay_of_a_part(traced):
 @pytest.mark.parametrize("rule", ["softmax_margin", "patience", "weighted_vote", "hidden_similarity", "mue"])
 def test_every_rule_goes_from_careful_to_careless(traced, rule):
     model, found, _, task = traced
-    replayed = replay_policy(found, RULES[rule].policy(1.0, {"min_layer": 1, "top_k": 8}), model)
+    policy = replace(RULES[rule].policy(1.0, {"min_layer": 1, "top_k": 8}), pruning=None, top_k=None)
+    replayed = replay_policy(found, policy, model)
     losses, levels = survey.output_losses(found, model, task), survey.levels_of(replayed)
     assert levels == sorted(set(levels), reverse=True)
     curve = pd.DataFrame([survey.at_loss(replayed.at_threshold(level), losses, LENGTH) for level in levels])
