@@ -346,7 +346,7 @@ delta, arms = experiment.profile.results.deltas[0], policy_of("bandit").schedule
 draws = []
 for task in tasks:
     found = plain[task, "surest"]
-    lost, tried = survey.output_losses(found.trace, calm, tasks[task]), survey.levels_of(found)
+    lost, tried = survey.output_losses(found.trace, calm, tasks[task]), decisions.candidates(found, 25, max_new_tokens)
     table = survey.bandit_or_calibrated(found, lost, arms, tried, delta, splits)
     draws.append(table.assign(task=task, model="calm"))
 draws = pd.concat(draws, ignore_index=True)
@@ -474,7 +474,7 @@ for task, every in [(task, every) for task in tasks for every in (1, 2, 3, 4)]:
     policy = replace(policy_of("fixed"), min_layer=None, exit_layers=at)
     whole = replay_policy(traces[task], policy, calm)
     learn, tell = whole.part(held[task], examples), whole.part(0, held[task])
-    tried = survey.levels_of(learn)
+    tried = decisions.candidates(learn, 25, max_new_tokens)
     level = survey.lowest_level(learn, losses_chosen[task], tried, demand, max_new_tokens)
     row = survey.at_loss(tell.at_threshold(level), losses[task], max_new_tokens)
     spaced.append({"task": task, "model": "calm", "every": every, "exits": len(at), **row})

@@ -11,6 +11,7 @@ from test_verify import agreeing
 
 from mee_utils import CompanionError, ExitPolicy, Task, generate, replay_drafts, trace
 from mee_utils.analysis import calibration, comparison, survey
+from mee_utils.analysis.decisions import candidates
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
 from mee_utils.exits.thresholds import BanditThreshold
@@ -73,7 +74,7 @@ def test_every_rule_goes_from_careful_to_careless(traced, rule):
     model, found, _, task = traced
     policy = replace(RULES[rule].policy(1.0, {"min_layer": 1, "top_k": 8}), pruning=None, top_k=None)
     replayed = replay_policy(found, policy, model)
-    losses, levels = survey.output_losses(found, model, task), survey.levels_of(replayed)
+    losses, levels = survey.output_losses(found, model, task), candidates(replayed, 25, LENGTH)
     assert levels == sorted(set(levels), reverse=True)
     curve = pd.DataFrame([survey.at_loss(replayed.at_threshold(level), losses, LENGTH) for level in levels])
     assert curve.mean_exit_layer.is_monotonic_decreasing and curve.loss[0] <= curve.loss.max()
@@ -164,7 +165,7 @@ def test_the_bandit_that_is_played_is_the_bandit_that_decodes(traced):
 def test_a_bandit_has_regret_and_a_calibrated_threshold_seldom_breaks_its_promise(traced):
     model, found, _, task = traced
     replayed = replay_policy(found, ExitPolicy("max_probability", threshold=0.5, min_layer=1), model)
-    losses, levels = survey.output_losses(found, model, task), survey.levels_of(replayed)
+    losses, levels = survey.output_losses(found, model, task), candidates(replayed, 25, LENGTH)
     arms = (0.01, 0.02, 0.5)
     table = survey.bandit_or_calibrated(replayed, losses, arms, levels, 0.3, 5)
     count = table.who.value_counts()

@@ -23,7 +23,6 @@ from .statistics import NOTHING, mean_interval
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
 SEEN = {"hidden_similarity": "2", "pcee": "2", "elbert": "3", "token_hash": "none"}  # layers, by default
-NEAR_ONE = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999)
 
 
 def output_losses(trace: Trace, model, task) -> Losses:
@@ -49,17 +48,6 @@ def output_losses(trace: Trace, model, task) -> Losses:
 def emitted(replayed: PolicyReplay, places: np.ndarray) -> np.ndarray:
     """The ids `[token]` where tokens leave at these places of `layers`."""
     return replayed.token_ids[np.arange(len(places)), places]
-
-
-def levels_of(replayed: PolicyReplay, steps: int = 25) -> list[float]:
-    """Thresholds to try, highest first: numbers of exits, or quantiles of the confidences and `NEAR_ONE`."""
-    measure, depth = replayed.bound.measure, replayed.trace.layers
-    low, high = measure.range
-    if measure.whole:
-        return [float(level) for level in range(depth, -1, -1)]
-    found = np.quantile(replayed.confidences, np.linspace(0, 1, steps), method="lower")
-    found = np.round([*found, *(NEAR_ONE if high == 1 else ()), min(high, depth)], 4)
-    return np.unique(np.clip(found, low, high))[::-1].tolist()
 
 
 def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict[str, float]:
