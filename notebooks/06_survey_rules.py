@@ -346,7 +346,8 @@ delta, arms = experiment.profile.results.deltas[0], policy_of("bandit").schedule
 draws = []
 for task in tasks:
     found = plain[task, "surest"]
-    lost, tried = survey.output_losses(found.trace, calm, tasks[task]), decisions.candidates(found, 25, max_new_tokens)
+    lost = survey.output_losses(found.trace, calm, tasks[task])
+    tried = decisions.candidates(found, 25, max_new_tokens)
     table = survey.bandit_or_calibrated(found, lost, arms, tried, delta, splits)
     draws.append(table.assign(task=task, model="calm"))
 draws = pd.concat(draws, ignore_index=True)
