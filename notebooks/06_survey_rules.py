@@ -272,7 +272,7 @@ experiment.save_figure(figure, "equal_loss", curves)
 # The table has a row a task and rule. `equal flops` is where the rule's line crosses a loss of one in a hundred
 # (the grey line; full depth is the first point of every line), with a paired 95 % interval; a rule whose last
 # setting loses less has the FLOPs of its cheapest. From `threshold` to `retained` stands one setting: the last,
-# from careful to careless, that loses no more than that on *validation* examples, as it does on test examples.
+# from careful to careless, that loses no more than that on *validation* examples, as it does on test examples (`inf`: nobody leaves).
 # `guaranteed`: what the rule spends where learn-then-test promises a mean loss of at most `promise` (08; 1 where
 # no threshold passes). `verified speed` takes the same exits as drafts that the last layer judges, so that the
 # output stays what it is (07): tokens a second, one output at a time, full depth being 1. `acceptance` and
@@ -516,33 +516,35 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # %% [markdown]
 # ## What this shows, and what it does not
 #
-# *Which ideas survive?* The oldest one. Margin, largest probability and entropy put tokens in the same order,
-# and nothing ranks them clearly better: not several exits, not a trained unit, not a foretold state. The survey's first
-# family is one rule. Read out over a few ids it also costs least at equal loss (replay) on question answering
-# and translation. On summarization there is little to decide: a fixed layer is nearly as cheap.
+# *Which ideas survive?* The oldest one, and one of the voters. Margin, largest probability and entropy put tokens
+# in the same order, and nothing ranks them clearly better: not several exits, not a trained unit, not a foretold
+# state. The survey's first family is one rule. Read out over a few ids it is also among the cheapest at equal loss
+# on summarization and translation. On question answering, where one wrong word spoils an answer, rules that count
+# exits are cheaper.
 #
 # *Several exits.* Vote is patience here: a prediction that was dropped hardly ever comes back. PCEE-BERT's
 # code is patience too, token by token; as written it is another rule. ELBERT's window is the entropy rule plus
-# MEE's rising top-1. The weighted vote and ZTW's ensemble order tokens almost as one probability does. Where
-# early layers already agree with the last one there is nothing to average away, and waiting for one more
-# exit means running one more layer. But waiting has one merit that replay does not see, see below.
+# MEE's rising top-1. ZTW's ensemble orders tokens almost as one probability does. Where early layers already agree
+# with the last one there is nothing to average away, and waiting for one more exit means running one more layer.
+# Waiting pays where an early exit is right and harms all the same: it leaves other keys and values behind, which
+# later tokens read. The weighted vote waits longest for tokens that are least sure, and is the only rule with a
+# good place on all three tasks.
 #
 # *Rules on states* cost next to nothing and decide worse. On translation a fixed layer is as good as any of
 # them. MuE's threshold falls to nine tenths of a number that is at most one, and consecutive layers are often
-# more alike than that, whether the token is right or not: it cannot be made careful. BERxiT's unit has as many
-# weights as CALM's linear classifier, but with its loss, in which classes count by their frequency, it hardly
-# ranks the tokens of a layer. (Its loss had stopped falling.) Few tokens are wrong here; where more are, it may
-# learn more.
+# more alike than that, whether the token is right or not: on two of three tasks it cannot be made careful. BERxiT's
+# unit has as many weights as CALM's linear classifier, but with its loss, in which classes count by their
+# frequency, it hardly ranks the tokens of a layer. (Its loss had stopped falling.) Few tokens are wrong here; where
+# more are, it may learn more.
 #
-# *Another token.* The tokens of the foretold state are a little better than the layer's own on translation and
-# worse elsewhere, and each layer costs one more matrix product. This model was trained so that each layer *is* read out;
-# on a model that was not, the map has more to do. A table of tokens decides for nothing, and pays on
-# summarization alone, where leaving at a fixed layer nearly does as well.
+# *Another token.* The tokens of the foretold state are as often right as the layer's own on translation, where the
+# rule is cheap, and less often elsewhere; each layer costs one more matrix product. This model was trained so that
+# each layer *is* read out; on a model that was not, the map has more to do. A table of tokens decides for nothing,
+# and is not far behind on summarization, where leaving at a fixed layer nearly does as well.
 #
-# *Replay and decoding.* On summarization and translation decoding confirms what replay foretold. On question
-# answering it does not: most rules lose several times as much, since each exit leaves other keys and values
-# behind. Patience and vote lose no more than foretold there, and they do so by going deep. As drafts that the
-# last layer judges, nearly all exits of nearly all rules are kept (07).
+# *As drafts* that the last layer judges, nearly all exits of nearly all rules are kept. What counts then is how early
+# and how cheaply a rule is sure; a threshold that is careful enough to stand alone is too careful for drafts, most
+# of all on question answering, and the careless bandit gains most there. 07 plans thresholds for drafts.
 #
 # *Bandit or calibration?* The bandit does what it was made for: over one stream it earns nearly what the best
 # arm does. But its reward is confidence minus depth, and neither is quality. It breaks the calibrated demand on
@@ -552,13 +554,13 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # Confidence is fake where layers were never trained to be read out (vanilla), and hardly where they were.
 # Exits at intervals cost a little more, not less, once decisions are cheap. At full depth there are too
 # few errors to see them fall; the first exit disagrees with it less often at the end of an output than at its
-# beginning, on two of three tasks. A threshold from another task breaks its demand far more than
-# one from home, which on question answering breaks it too.
+# beginning, on two of three tasks. A threshold from another task breaks its demand far more than one from home.
 #
 # **Limits.** Mini models that solve their synthetic tasks almost perfectly; one backbone, trained jointly
-# (alternating training is implemented, but no such backbone is trained here); one seed of each trained rule,
-# with the training that all classifiers get; patience, window and number of ids at one setting. Thresholds are
-# chosen by replay and carry no guarantee: 08 calibrates by decoding.
+# (BERxiT's alternating training is beside it in 00); one seed of each trained rule, with the training that all
+# classifiers get; patience, window and number of ids at one setting. Thresholds have four decimals: on question
+# answering many tokens are surer than the last below one, so that rules on one probability have no setting
+# between nobody and many, where the weighted vote, a sum, has some.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/06_survey_rules`.
