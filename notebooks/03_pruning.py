@@ -49,6 +49,7 @@ from mee_utils.study.results import round_table
 from mee_utils.study.verdicts import keeping
 from mee_utils.traces.replay import replay_policy
 
+# %%
 settings = dict(limit=limit, max_new_tokens=max_new_tokens, batch_size=batch_size, threshold=threshold)
 settings |= dict(min_layer=min_layer, top_k=top_k, first_k=first_k, least_k=least_k)
 settings |= dict(precision=precision, quality=quality)

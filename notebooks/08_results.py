@@ -174,6 +174,7 @@ def draw(axis, rows):
     axis.set_ylabel(figures.label(TASKS[rows.task.iloc[0]].metric))
 
 
+# %%
 if len(times):
     labels = dict(xlabel="tokens a second (1 = full depth); batch 1", sharey="col", profile=profile)
     figure = figures.facets(single, draw, row="model", values=tasks, width=3.8, height=2.6, **labels)
@@ -311,6 +312,7 @@ def draw(axis, rows):
     axis.set_xscale("log")
 
 
+# %%
 if drawn_anew:
     fresh = result_tables.read_measurements(name, "fresh")
     sets = experiment.profile.results.fresh_sets

@@ -24,7 +24,7 @@ SelectTypeParameters=CR_Core
 ReturnToService=2
 MinJobAge=600
 NodeName=$(hostname -s) CPUs=$(nproc) RealMemory=$(free -m | awk '/Mem:/ {print int($2 * 0.9)}') State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 END
 pkill -x slurmd || true; pkill -x slurmctld || true; pgrep -x munged > /dev/null || runuser -u munge -- munged
 slurmctld && slurmd && sleep 3 && sinfo
@@ -35,7 +35,7 @@ make -s setup
 .venv/bin/pip install -q 'snakemake-executor-plugin-slurm'
 mkdir -p build
 .venv/bin/snakemake --snakefile notebooks/Snakefile --directory build --executor slurm --jobs "$(nproc)" \
-  --slurm-status-command squeue --default-resources slurm_partition=all runtime=120 mem_mb=4000 cpus_per_task=1 \
+  --slurm-status-command squeue --default-resources slurm_partition=main runtime=120 mem_mb=4000 cpus_per_task=1 \
   --config profile=small --forcerun "${targets[@]}" -- "${targets[@]}"
 git status --short -- figures notebooks | grep -v manifest.json && { echo "the jobs made other bytes"; exit 1; }
 echo "the same bytes as stored: ${targets[*]}"

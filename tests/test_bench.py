@@ -14,7 +14,7 @@ from mee_utils import CompanionError
 from mee_utils.__main__ import main
 from mee_utils.benchmarks import decoder as bench
 from mee_utils.benchmarks import rules, shapes, tables
-from mee_utils.study.result_tables import missed
+from mee_utils.study.result_tables import missed, one_machine
 
 SIZES = replace(bench.SHAPES["mini"], layers=6, vocabulary=300)
 TINY = replace(bench.WORKLOADS["mini"], shape="tiny", sizes=SIZES, tokens=6, source=8)
@@ -78,26 +78,35 @@ def test_what_misses_its_target_is_named():
     assert missed(table.assign(target="")).empty
 
 
-def test_the_table_is_stored_beside_the_machine(tmp_path, monkeypatch):
+def test_a_line_belongs_to_a_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    columns = {"group": ["full depth"], "against": [""], "target": [""]}
-    path = tables.save(pd.DataFrame({"shape": ["t5-base"], "median": [1.23456], **columns}))
-    assert path.parent == tmp_path / "bench"
-    assert path.read_text() == "shape,median,group,against,target\nt5-base,1.235,full depth,,\n"
-    tables.save(pd.DataFrame({"shape": ["mini"], "median": [2.0], **columns}))
-    tables.save(pd.DataFrame({"shape": ["t5-base"], "median": [3.0], **columns}))
-    assert (
-        path.read_text() == "shape,median,group,against,target\nmini,2,full depth,,\nt5-base,3,full depth,,\n"
-    ), "other shapes keep their lines"
-    (tmp_path / "bench" / "machine.json").write_text('{"processor": "another"}')
-    tables.save(pd.DataFrame({"shape": ["mini"], "median": [2.0], **columns}))
-    assert "t5-base" not in path.read_text(), "lines of another machine are not kept"
-    about = json.loads((tmp_path / "bench" / "machine.json").read_text())
-    assert (
-        about["cores"]
-        and about["torch"]
-        and {p.name for p in path.parent.iterdir()} == {"decoder.csv", "machine.json"}
+    about = {"processor": "A", "torch": "1", "ctranslate2": None}
+    monkeypatch.setattr(tables, "_machine", lambda: dict(about))
+
+    def save(shape, speed):
+        columns = {"shape": [shape], "group": ["full depth"], "median": [speed], "against": [""]}
+        path = tables.save(pd.DataFrame(columns))
+        return [line.split(",")[:2] + line.split(",")[3:4] for line in path.read_text().splitlines()[1:]]
+
+    assert save("t5-base", 1.23456) == [["A", "t5-base", "1.235"]]
+    assert save("mini", 2.0) == [["A", "mini", "2"], ["A", "t5-base", "1.235"]], "other shapes stay"
+    assert save("t5-base", 3.0) == [["A", "mini", "2"], ["A", "t5-base", "3"]]
+    about["processor"] = "B"
+    assert save("mini", 9.0) == [["B", "mini", "9"], ["A", "mini", "2"], ["A", "t5-base", "3"]], (
+        "and machines"
     )
+    about["torch"] = "2"
+    assert save("t5-large", 4.0) == [["B", "t5-large", "4"], ["A", "mini", "2"], ["A", "t5-base", "3"]]
+    assert {path.name for path in (tmp_path / "bench").iterdir()} == {"decoder.csv", "machines.json"}
+    machines = json.loads((tmp_path / "bench" / "machines.json").read_text())["decoder"]
+    assert {name: known["torch"] for name, known in machines.items()} == {"B": "2", "A": "1"}
+    shown = one_machine(pd.read_csv(tmp_path / "bench" / "decoder.csv"))
+    assert set(shown.processor) == {"A"}, "the machine that timed most"
+
+
+def test_a_machine_is_described():
+    about = tables._machine()
+    assert about["processor"] and about["cores"] and about["torch"]
 
 
 def test_an_unknown_shape_is_one_line(capsys):
@@ -119,7 +128,7 @@ def test_every_part_has_its_code(tiny, monkeypatch):
         assert set(found.group) == {part}
 
 
-@pytest.mark.parametrize("part", ["reductions", "results"])
+@pytest.mark.parametrize("part", ["reductions", "results", "drafts"])
 def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr("mee_utils.study.result_tables.ROOT", tmp_path)  # where committed results would be

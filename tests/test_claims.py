@@ -137,7 +137,7 @@ def test_where_no_rule_keeps_the_score_the_claim_says_so():
 
 def test_with_one_task_no_threshold_can_come_from_another():
     (claim,) = (c for c in claims.read_claims("06_survey_rules") if "away" in c.values)
-    home = pd.DataFrame({"model": "calm", "rule": "max_probability", "place": ["at home"], "loss": 0.01})
+    home = pd.DataFrame({"model": "calm", "rule": "surest", "place": ["at home"], "loss": 0.01})
     away = home.assign(place="away", loss=0.05)
     judge = lambda rows: claims.judge_one(claim, {"travelled": rows}, {"demand": 0.02})
     assert judge(home)[0] == "" and np.isnan(judge(home)[1:]).all()

@@ -92,7 +92,7 @@ def test_the_fastest_of_each_kind_stands_for_it(tmp_path):
     ]
     rows += [("lossless shapes", "softmax_margin", 1.3), ("lossless shapes", "CTranslate2", 9.0)]
     table = pd.DataFrame(rows, columns=["part", "rule", "speed"])
-    table = table.assign(profile="small", batch=1, shape="mini", task="translation")
+    table = table.assign(processor="A", profile="small", batch=1, shape="mini", task="translation")
     table.loc[4, "task"] = None
     table.assign(lowest=table.speed - 0.1, highest=table.speed + 0.2).to_csv(tmp_path / "shapes.csv")
     found = result_tables.fastest_by_shape(tmp_path)

@@ -136,7 +136,7 @@ SAMPLE = 3  # settings of each stored table
 
 
 @pytest.mark.parametrize(
-    "job", [job for job in measure.jobs(load_profile("small")) if job.what == "settings"]
+    "job", [job for job in measure.jobs(load_profile("small")) if job.what in ("settings", "survey")]
 )
 def test_a_sample_of_what_is_stored_is_decoded_again(job):
     """Settings and examples drawn anew for each commit of the tables: every number is the same."""

@@ -382,7 +382,9 @@ def children(group):
 def test_an_interrupted_pipeline_leaves_no_process_and_says_one_line(tmp_path, sign):
     command = [sys.executable, "-m", "mee_utils", "reproduce", "--cores", "1"]
     known = os.environ | {"MEE_OUTPUT": str(tmp_path)}
-    process = subprocess.Popen(command, cwd=ROOT, env=known, stderr=subprocess.PIPE, text=True)
+    listening = lambda: signal.signal(sign, signal.SIG_DFL) if sign != signal.SIGKILL else None
+    options = dict(stderr=subprocess.PIPE, text=True, preexec_fn=listening)  # in the background SIGINT is off
+    process = subprocess.Popen(command, cwd=ROOT, env=known, **options)
     locks = tmp_path / "build/.snakemake/locks"
     deadline = time.monotonic() + 120
     while not any(locks.glob("*")) and process.poll() is None and time.monotonic() < deadline:

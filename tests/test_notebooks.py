@@ -156,7 +156,7 @@ def test_the_pipeline_without_a_network_on_a_few_examples(tmp_path):
 
     targets = ("measured", "notebook_01_monotonicity")
     first = run(*targets)
-    assert [first.count(word) for word in ("executed", "measured: ", "traced ")] == [1, 8, 3]
+    assert [first.count(word) for word in ("executed", "measured: ", "traced ")] == [1, 12, 3]
     for name in ("measured", "01_monotonicity"):
         assert (tmp_path / "figures/small" / name / "manifest.json").exists()
     assert run(*targets) == ""  # everything is up to date

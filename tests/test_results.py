@@ -104,6 +104,26 @@ def test_costs_at_equal_loss_lie_between_the_settings():
     assert found.flops_share["margin", 0.225] == pytest.approx(0.6)
     assert found.flops_low["margin", 0.225] < 0.6 < found.flops_high["margin", 0.225]
     assert ("margin", 0.5) not in found.index and found.flops_share["static", 0.5] < 0.5
+    all_rules = verdicts.at_equal_loss(measured(), "calm", (0.5,), within=True).set_index("rule")
+    assert all_rules.flops_share["margin"] == pytest.approx(0.5), "the cheapest where none loses as much"
+    assert all_rules.flops_share["static"] == found.flops_share["static", 0.5]
+
+
+def test_the_setting_within_a_loss_is_chosen_on_validation_examples():
+    chosen = lambda demand, found: verdicts.within_loss(found, "calm", demand).set_index("rule")
+    kept = chosen(0.06, measured())
+    assert kept.threshold.drop(["oracle", "full_depth"]).to_dict() == {"margin": 0.7, "static": 8.0}
+    assert set(kept.part) == {"test"} and np.isnan(kept.threshold["oracle"]) and len(kept) == 4
+    assert chosen(0.01, measured()).threshold["static"] == 8.0, "the strictest, where even that loses more"
+    unlucky = lambda part, rule, threshold, examples: examples.assign(
+        loss=examples.loss + 0.5 * (part == "test" and threshold == 0.7)
+    )
+    worse = chosen(0.06, measured(change=unlucky))
+    assert worse.threshold["margin"] == 0.7 and worse.consistency_loss["margin"] == pytest.approx(0.55)
+    found = measured()
+    tried = found.settings[(found.settings.part != "test") | (found.settings.threshold != 0.7)]
+    fewer = stored.Measured(tried, found.examples, 0.05, (0.1,), (0.05,))
+    assert chosen(0.06, fewer).threshold["margin"] == 0.9, "the next stricter that was decoded"
 
 
 def test_the_front_by_hand():

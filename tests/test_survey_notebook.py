@@ -1,14 +1,17 @@
 """What notebook 06 computes, on small models and on tables whose answer is known."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import INPUTS, LENGTH
 from test_verify import agreeing
 
 from mee_utils import CompanionError, ExitPolicy, Task, generate, replay_drafts, trace
 from mee_utils.analysis import calibration, comparison, survey
+from mee_utils.analysis.decisions import candidates
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
 from mee_utils.exits.thresholds import BanditThreshold
@@ -69,14 +72,13 @@ def test_a_part_of_a_replay_is_the_replay_of_a_part(traced):
 @pytest.mark.parametrize("rule", ["softmax_margin", "patience", "weighted_vote", "hidden_similarity", "mue"])
 def test_every_rule_goes_from_careful_to_careless(traced, rule):
     model, found, _, task = traced
-    replayed = replay_policy(found, RULES[rule].policy(1.0, {"min_layer": 1}), model)
-    losses, levels = survey.output_losses(found, model, task), survey.levels_of(replayed)
+    policy = replace(RULES[rule].policy(1.0, {"min_layer": 1, "top_k": 8}), pruning=None, top_k=None)
+    replayed = replay_policy(found, policy, model)
+    losses, levels = survey.output_losses(found, model, task), candidates(replayed, 25, LENGTH)
     assert levels == sorted(set(levels), reverse=True)
-    curve = survey.loss_curve(replayed, losses, levels, LENGTH)
+    curve = pd.DataFrame([survey.at_loss(replayed.at_threshold(level), losses, LENGTH) for level in levels])
     assert curve.mean_exit_layer.is_monotonic_decreasing and curve.loss[0] <= curve.loss.max()
     assert curve.mean_exit_layer.iloc[-1] < LAYERS
-    short = survey.loss_curve(replayed, losses, levels, LENGTH, most=0.0)
-    assert (short.loss[:-1] == 0).all() and len(short) <= len(curve)
     level = survey.lowest_level(replayed, losses, levels, 0.3, LENGTH)
     place = levels.index(level)
     assert (curve.loss[: place + 1] <= 0.3).all() or level == levels[0]
@@ -163,7 +165,7 @@ def test_the_bandit_that_is_played_is_the_bandit_that_decodes(traced):
 def test_a_bandit_has_regret_and_a_calibrated_threshold_seldom_breaks_its_promise(traced):
     model, found, _, task = traced
     replayed = replay_policy(found, ExitPolicy("max_probability", threshold=0.5, min_layer=1), model)
-    losses, levels = survey.output_losses(found, model, task), survey.levels_of(replayed)
+    losses, levels = survey.output_losses(found, model, task), candidates(replayed, 25, LENGTH)
     arms = (0.01, 0.02, 0.5)
     table = survey.bandit_or_calibrated(replayed, losses, arms, levels, 0.3, 5)
     count = table.who.value_counts()

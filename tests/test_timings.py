@@ -13,7 +13,7 @@ def stored(tmp_path):
 
     def write(part, **columns):
         file, _, values = PARTS[part]
-        table = pd.DataFrame({"profile": "small", "group": part, **columns})
+        table = pd.DataFrame({"processor": "A", "profile": "small", "group": part, **columns})
         table.assign(**{name: 1.0 for name in values if name not in table}).to_csv(
             tmp_path / f"{file}.csv", index=False
         )

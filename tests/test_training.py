@@ -175,20 +175,23 @@ def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, monkeypatch, d
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), again.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(("decay", "kept"), [(0.8, 2), (0.0, -1)])
+@pytest.mark.parametrize(
+    ("objective", "decay", "kept"), [("vanilla", 0.8, 2), ("vanilla", 0.0, -1), ("calm", 0.8, 3)]
+)
 def test_with_a_decay_the_state_that_did_best_on_the_held_out_pairs_is_kept(
-    tmp_path, monkeypatch, decay, kept
+    tmp_path, monkeypatch, objective, decay, kept
 ):
-    """By the last layer's cross-entropy; what came before the first step is no candidate."""
+    """By what the objective asks of each layer; what came before the first step is no candidate."""
     seen = []
 
     def scripted(network, held_out):
         seen.append([weight.detach().clone() for weight in network.parameters()])
-        return [1.0 - len(seen) / 100, 0.5 if len(seen) == 1 else 0.6 if len(seen) == 3 else 0.7 + len(seen)]
+        first_layer = 50.0 if len(seen) == 3 else 1.0 - len(seen) / 100
+        return [first_layer, {1: 0.5, 3: 0.6, 4: 0.7}.get(len(seen), 0.7 + len(seen))]
 
     monkeypatch.setattr(training, "layer_losses", scripted)
     network, schedule = build_network("t5", 40), Schedule(0.02, decay, 60)
-    curve = train_backbone(network, Objective("vanilla"), many(2), PAIRS[:20], schedule, tmp_path)
+    curve = train_backbone(network, Objective(objective), many(2), PAIRS[:20], schedule, tmp_path)
     assert len(seen) == len(curve["layer_cross_entropy"]) > 5
     assert torch.tensor([1e-40]).mul(1.5) > 0, "numbers near zero are flushed during training only"
     same = [all(map(torch.equal, state, network.parameters())) for state in seen]

@@ -1,11 +1,12 @@
 """The survey's rules on one bench: what each costs at the same loss, and which of them say the same.
 
 Losses are consistency losses of whole outputs, foretold by replay of the model's own output: what exits
-change in later tokens is not seen. A threshold is chosen on some outputs and reported on others. The
-statements that need a truth (overthinking, fake confidence) read a trace along the references.
+change in later tokens is not seen. The statements that need a truth (overthinking, fake confidence) read a
+trace along the references.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,6 @@ from .statistics import NOTHING, mean_interval
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
 SEEN = {"hidden_similarity": "2", "pcee": "2", "elbert": "3", "token_hash": "none"}  # layers, by default
-NEAR_ONE = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999)
 
 
 def output_losses(trace: Trace, model, task) -> Losses:
@@ -50,17 +50,6 @@ def emitted(replayed: PolicyReplay, places: np.ndarray) -> np.ndarray:
     return replayed.token_ids[np.arange(len(places)), places]
 
 
-def levels_of(replayed: PolicyReplay, steps: int = 25) -> list[float]:
-    """Thresholds to try, highest first: numbers of exits, or quantiles of the confidences and `NEAR_ONE`."""
-    measure, depth = replayed.bound.measure, replayed.trace.layers
-    low, high = measure.range
-    if measure.whole:
-        return [float(level) for level in range(depth, -1, -1)]
-    found = np.quantile(replayed.confidences, np.linspace(0, 1, steps), method="lower")
-    found = np.round([*found, *(NEAR_ONE if high == 1 else ()), min(high, depth)], 4)
-    return np.unique(np.clip(found, low, high))[::-1].tolist()
-
-
 def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict[str, float]:
     """A rule at its own threshold: the mean `loss`, and what `comparison.at_threshold` returns."""
     lost = losses(emitted(replayed, replayed.exits(max_new_tokens)))
@@ -68,26 +57,12 @@ def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict
     return {**loss, **at_threshold(replayed, max_new_tokens)}
 
 
-def loss_curve(
-    replayed: PolicyReplay, losses: Losses, levels: Sequence[float], max_new_tokens: int, most: float = 1.0
-) -> pd.DataFrame:
-    """A rule at several thresholds, until the mean loss exceeds `most`: `threshold` and `at_loss`."""
-    rows = []
-    for level in levels:
-        row = at_loss(replayed.at_threshold(level), losses, max_new_tokens)
-        rows.append({"threshold": level, **row})
-        if row["loss"] > most:
-            break
-    return pd.DataFrame(rows)
-
-
 def lowest_level(
     replayed: PolicyReplay, losses: Losses, levels: Sequence[float], demand: float, max_new_tokens: int
 ) -> float:
     """The last of descending thresholds before the mean loss exceeds `demand`; else the first."""
-    curve = loss_curve(replayed, losses, levels, max_new_tokens, most=demand)
-    kept = curve[curve.loss <= demand].threshold
-    return float(kept.iloc[-1]) if len(kept) else levels[0]
+    loss = lambda level: at_loss(replayed.at_threshold(level), losses, max_new_tokens)["loss"]
+    return [levels[0], *takewhile(lambda level: loss(level) <= demand, levels)][-1]
 
 
 def draft_columns(replayed: PolicyReplay, max_draft: int, max_new_tokens: int) -> dict[str, float]:

@@ -5,6 +5,7 @@ round, and every ratio is taken within a round; a first round warms up and is dr
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,15 +15,16 @@ from ..decoding.generation import generate
 from ..exits.classifiers import ExitClassifier
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
-from ..study.catalogue import MAIN_MODEL, PRUNED, RULES, rule_policies
+from ..study.catalogue import BESIDE_SURVEY, MAIN_MODEL, PRUNED, RULES, SURVEY, rule_policies
 from ..study.experiment import Experiment
 from ..study.inputs import load_tasks, weights_digest
 from ..study.result_tables import KEPT, read_manifest, read_measured, read_table
-from ..study.verdicts import keeping, timed
+from ..study.verdicts import keeping, timed, within_loss
 from ..tasks.loading import Task
 from ..traces.planning import plan_for
 
-QUALITY = 0.99  # of the full score: notebook 08's question
+QUALITY, DEMAND = 0.99, 0.01  # of the full score: notebook 08's question; mean consistency loss: 06's
+LONGEST = 8  # tokens that wait at most, where rules are compared as drafts
 KEYS = ("profile", "task", "model", "batch")  # what identifies lines of a table
 FEW = 16  # examples that are decoded one at a time
 PORTIONS = 10  # rounds of what is timed on all inputs
@@ -59,16 +61,11 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
 def kept(experiment: Experiment) -> Iterator[Setting]:
     """The setting of each rule that keeps the score for certain, on all test inputs: notebook 08's answer."""
     profile, settings = experiment.profile, experiment.profile.results
-    found = keeping(read_measured(profile.name), MAIN_MODEL, QUALITY)
-    found = found[found.verdict == KEPT[0]]
+    found, batches = certain(profile.name), (1, settings.batch_size)
     (model,) = experiment.models([MAIN_MODEL]).values()
-    classifiers, batches = trained(experiment, model), (1, settings.batch_size)
+    classifiers, options = trained(experiment, model), settings.model_dump()
     for task in load_tasks(profile, "test", settings.test):
-        labels = found[found.task == task.name][["rule", "threshold"]]
-        policies = [
-            RULES[row.rule].policy(row.threshold, settings.model_dump(), classifiers)
-            for row in labels.itertuples()
-        ]
+        labels, policies = made(found[found.task == task.name], options, classifiers)
         yield Setting(model, task, labels, policies, settings.max_new_tokens, batches, all_inputs=True)
 
 
@@ -82,9 +79,8 @@ def results(experiment: Experiment) -> Iterator[Setting]:
         options = settings.model_dump() | {"exit_layer": profile.training.exit_layer(name, model.layers)}
         batches = (1, settings.batch_size) if name == MAIN_MODEL else (1,)
         for task in experiment.tasks(settings.examples).values():
-            labels = wanted[(wanted.model == name) & (wanted.task == task.name)][["rule", "threshold"]]
-            rows = labels.itertuples(index=False)
-            policies = [RULES[row.rule].policy(row.threshold, options, classifiers) for row in rows]
+            own = wanted[(wanted.model == name) & (wanted.task == task.name)]
+            labels, policies = made(own, options, classifiers)
             yield Setting(model, task, labels, policies, settings.max_new_tokens, batches)
 
 
@@ -103,9 +99,35 @@ def lossless(experiment: Experiment) -> Iterator[Setting]:
                 yield Setting(model, task, labels, [plan.policy], settings.max_new_tokens, (batch,))
 
 
+def drafts(experiment: Experiment) -> Iterator[Setting]:
+    """The rules of 06's table as drafts that the last layer verifies, where they lose 1 % without it."""
+    profile, settings = experiment.profile, experiment.profile.results
+    found = within_loss(read_measured(profile.name, survey=True), MAIN_MODEL, DEMAND)
+    found = found[found.rule.isin([*SURVEY, *BESIDE_SURVEY])]
+    (model,) = experiment.models([MAIN_MODEL]).values()
+    classifiers, options = trained(experiment, model), settings.model_dump()
+    for task in experiment.tasks(settings.examples).values():
+        labels, policies = made(found[found.task == task.name], options, classifiers)
+        policies = [replace(policy, propagation="verify", max_draft=LONGEST) for policy in policies]
+        yield Setting(model, task, labels, policies, settings.max_new_tokens, (1,))
+
+
+def certain(profile: str) -> pd.DataFrame:
+    """The last setting of each rule that keeps `QUALITY` for certain."""
+    found = keeping(read_measured(profile), MAIN_MODEL, QUALITY)
+    return found[found.verdict == KEPT[0]]
+
+
+def made(rows: pd.DataFrame, options: dict, classifiers: dict) -> tuple[pd.DataFrame, list[ExitPolicy]]:
+    """The labels and the policies of rows with `rule` and `threshold`."""
+    labels = rows[["rule", "threshold"]]
+    each = labels.itertuples(index=False)
+    return labels, [RULES[rule].policy(threshold, options, classifiers) for rule, threshold in each]
+
+
 def trained(experiment: Experiment, model: Model) -> dict[str, ExitClassifier]:
     """The first of a model's exit classifiers for each rule, as published and in single precision."""
-    found = experiment.classifiers({model.name: model}, seeds=[0])
+    found = experiment.classifiers({model.name: model}, seeds=[0], survey=True)
     return {rule: one.float() for (_, rule, target), (one,) in found.items() if target == "consistency"}
 
 
@@ -119,6 +141,7 @@ PARTS: dict[str, Callable[[Experiment], Iterator[Setting]]] = {
     "kept": kept,
     "results": results,
     "lossless": lossless,
+    "drafts": drafts,
 }
 
 

@@ -27,13 +27,11 @@ from ..models.loading import Model
 from ..study.catalogue import MAIN_MODEL, RULES
 from ..study.experiment import Experiment
 from ..study.inputs import weights_digest
-from ..study.result_tables import read_measured
-from ..study.verdicts import keeping
 from ..traces.drafts import rounds_of
 from ..traces.planning import default_policies, plan_drafts
 from ..traces.replay import replay_policy
 from .decoder import PAUSE, SEED, WORKLOADS, Bench, Run, around, ctranslate2_peer, summary
-from .rules import BATCHES, QUALITY, drafts_by, trained
+from .rules import BATCHES, certain, drafts_by, trained
 
 KEYS = ("profile", "part", "shape")
 EXAMPLES = 64  # outputs of each task that are played
@@ -147,9 +145,9 @@ def assisted_peer(bench: Bench, layers: int) -> Run:
 
 
 def lossy(experiment: Experiment, bench: Bench) -> Iterator[dict]:
-    """The cheapest setting of each rule that keeps the score, decoded by the trained model, and played."""
+    """The last setting of each rule that keeps the score for certain, decoded by the model, and played."""
     settings, width = experiment.profile.results, bench.workload.sizes.d_model
-    kept = keeping(read_measured(experiment.profile.name), MAIN_MODEL, QUALITY)
+    kept = certain(experiment.profile.name)
     (model,) = experiment.models([MAIN_MODEL]).values()
     model.network.float()
     classifiers, untrained = trained(experiment, model), {}

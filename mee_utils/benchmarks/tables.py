@@ -1,4 +1,4 @@
-"""The tables of `make bench`: stored beside a description of the machine."""
+"""The tables of `make bench`: lines of every machine that it ran on, beside descriptions of them."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..common.files import complete_file
+from ..study.result_tables import MACHINES
 from ..study.results import output_root, processor
 from .decoder import PARTS, WORKLOADS
 
@@ -19,23 +20,29 @@ ORDERS = {
 
 
 def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("shape", "group")) -> Path:
-    """Writes a table as CSV, and a description of the machine beside it.
+    """Writes a table as CSV; its first column is the processor, and `machines.json` says more of each.
 
-    Where the stored table is of the same machine and versions, what was not timed now (by `keys`) is kept.
+    What was not timed now (by `keys`) is kept: all of other machines, and of this one with the same versions.
     """
-    path, keys = output_root() / "bench" / f"{name}.csv", list(keys)
-    machine = path.with_name("machine.json" if name == "decoder" else f"{name}_machine.json")
-    about, before = _machine(), json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else {}
+    folder, keys = output_root() / "bench", ["processor", *keys]
+    path, known = folder / f"{name}.csv", folder / MACHINES
+    machines, about = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}, _machine()
+    here, others = about.pop("processor"), machines.get(name, {})
+    before = others.pop(here, {})
     about["ctranslate2"] = about["ctranslate2"] or before.get("ctranslate2")  # its stored lines may be kept
-    if path.exists() and before == about:
+    machines[name] = {here: about} | others  # what was timed last comes first
+    table = table.assign(processor=here)[["processor", *table.columns]]
+    if path.exists():
         stored = pd.read_csv(path, keep_default_na=False)
-        new = stored.set_index(keys).index.isin(table.set_index(keys).index)
-        place = lambda column: column.map(ORDERS[column.name]) if column.name in ORDERS else column
-        table = pd.concat([table, stored[~new]], ignore_index=True)
+        own = stored.processor == here
+        timed = stored.set_index(keys).index.isin(table.set_index(keys).index)
+        table = pd.concat([table, stored[~(timed if before == about else own)]], ignore_index=True)
+        orders = ORDERS | {"processor": {each: place for place, each in enumerate(machines[name])}}
+        place = lambda column: column.map(orders[column.name]) if column.name in orders else column
         table = table.sort_values(keys, key=place, kind="stable")
-    with complete_file(path) as csv, complete_file(machine) as description:
+    with complete_file(path) as csv, complete_file(known) as description:
         table.to_csv(csv, index=False, float_format="%.4g", lineterminator="\n")
-        description.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        description.write_text(json.dumps(machines, indent=1) + "\n", encoding="utf-8")
     return path
 
 

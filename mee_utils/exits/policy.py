@@ -9,6 +9,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
+from math import isfinite
 from numbers import Integral, Real
 from typing import ClassVar
 
@@ -99,7 +100,7 @@ class ExitPolicy:
         if isinstance(level, str) and level in ONLINE:
             return ONLINE[level]()
         level = self.measure.default_threshold if level is None else level
-        if self.measure.whole and _is(level, Real) and level % 1 > 0:
+        if self.measure.whole and _is(level, Real) and isfinite(level) and level % 1 > 0:
             raise CompanionError(f"threshold={level!r} for {self.measure.name}: give a whole number.")
         if not _is(level, Real) or not low <= level <= high:
             allowed = f"give a number from {low:g} to {high:g} (constant {high:g}: no exit)."

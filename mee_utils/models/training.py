@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
@@ -17,7 +18,7 @@ from transformers.utils import logging
 from . import fused
 from .batches import Pair, batches_of, pad_pairs, padded
 from .muon import FROM_SCRATCH, MuonAdam, fast_bfloat16, parameter_groups
-from .objectives import Objective, cross_entropy, objective_loss
+from .objectives import Objective, cross_entropy, layer_weights, objective_loss
 from .states import compute_logits, layer_states
 
 WARMUP_STEPS, WEIGHT_DECAY = 200, 0.01
@@ -70,7 +71,7 @@ class ObjectiveTrainer(Trainer):
         held_out = f"held out {losses[-1]:.3f} nats a token"
         print(f"step {done} of {steps}: {held_out}, {left} ({self.name})", flush=True)
         self.control.should_evaluate = False  # else the Trainer evaluates the last step twice
-        return {"eval_loss": losses[-1]}
+        return {"eval_loss": float(np.dot(layer_weights(self.objective, len(losses)), losses))}
 
 
 def forward(network: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -118,8 +119,8 @@ def train_backbone(
 ) -> dict:
     """Trains a network in place on pairs of token ids; picks up where a run in the same folder stopped.
 
-    With a `decay` the network ends as it was where it did best on the `held_out` pairs. Evaluations print
-    a line with its `name`.
+    With a `decay` the network ends as it was where the cross-entropies that its objective asks for were least
+    on the `held_out` pairs (the last layer's alone may be least at once). Evaluations print its `name`.
 
     Returns:
         `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`

@@ -4,15 +4,16 @@ Their texts are results.md and findings.md in this folder, with a slot for each 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pandas as pd
 
 from ..common.files import ROOT, complete_file, read_yaml
+from ..study import result_tables
 from ..study.catalogue import RULES
 from ..study.figures import label
-from ..study.result_tables import KEPT, PARTS, fastest_by_shape, missed, read_timings
+from ..study.result_tables import BENCH, KEPT, PARTS, missed, one_machine, read_timings
 from ..tasks.kinds import TASKS
 from .claims import MIXED, VERDICTS
 from .statements import BELIEFS
@@ -22,12 +23,12 @@ BEGIN, END = "<!-- numbers: python -m mee_utils results -->", "<!-- end of numbe
 PROFILES = {"small": "", "real": " (real)"}  # name -> how the text marks a task of it
 TASK = ["profile", "task"]
 FORMATS = read_yaml("study/styles.yaml")["formats"]
-SEEN: list[Path] = []  # the stored tables that have been read for what is being written
+SEEN: dict[Path, set[str]] = {}  # tables that have been read for what is being written -> machines shown
 
 
-def seen(path: Path) -> Path:
-    """Notes a table that is read."""
-    SEEN.append(path)
+def seen(path: Path, machines: Iterable[str] = ()) -> Path:
+    """Notes a table that is read, and on which machines what is shown of it was timed."""
+    SEEN.setdefault(path, set()).update(machines)
     return path
 
 
@@ -41,18 +42,22 @@ def read(notebook: str, table: str, **wanted) -> pd.DataFrame:
     return found
 
 
-def bench(group: str | None = None) -> pd.DataFrame:
-    """Lines of one group of the decoder's benchmark, or all, with the spread over rounds as text."""
-    table = pd.read_csv(seen(FIGURES / "bench" / "decoder.csv"), keep_default_na=False)
+def bench(group: str | None = None, file: str = "decoder", machines: bool = False) -> pd.DataFrame:
+    """Lines of a table of the benchmark, or of one group; of one machine, or of all `machines`."""
+    path = BENCH / f"{file}.csv"
+    table = pd.read_csv(path, keep_default_na=file != "decoder")
     table = table[table.group == group] if group else table
-    return table.assign(measured=spread(table, "median"))
+    table = table if machines else one_machine(table)
+    seen(path, table.processor)
+    return table.assign(measured=spread(table, "median" if file == "decoder" else "speed"))
 
 
 def timed(rows: pd.DataFrame, part: str) -> pd.DataFrame:
     """Settings of several profiles with their timings; `speed` as text is `tokens_per_second`."""
-    seen(FIGURES / "bench" / f"{PARTS[part][0]}.csv")
     by_profile = rows.groupby("profile", sort=False)
-    table = pd.concat([read_timings(part, own, profile) for profile, own in by_profile])
+    tables = [read_timings(part, own, profile) for profile, own in by_profile]
+    seen(BENCH / f"{PARTS[part][0]}.csv", [own.attrs["processor"] for own in tables if len(own)])
+    table = pd.concat(tables)
     return table.assign(tokens_per_second=spread(table))
 
 
@@ -180,18 +185,19 @@ def _beliefs() -> pd.DataFrame:
 
 
 def _full_depth() -> pd.DataFrame:
-    found = bench("full depth").query("what == 'ours'").replace({"against": {"": "ms a step"}})
-    return wide(found, ["shape", "dtype", "batch"], "against", "measured")
+    found = bench("full depth", machines=True).query("what == 'ours'").replace({"against": {"": "ms a step"}})
+    return wide(found, ["shape", "dtype", "batch", "processor"], "against", "measured")
 
 
 def _lossless() -> pd.DataFrame:
-    rows = pd.read_csv(seen(FIGURES / "bench" / "lossless.csv"))
-    drafts = rows.rule.isna().map({True: ", no drafts", False: ""})
-    return wide(rows.assign(measured=spread(rows) + drafts), [*TASK, "model"], "batch", "measured")
+    rows = bench(file="lossless")
+    rows["measured"] += rows.rule.isna().map({True: ", no drafts", False: ""})
+    return wide(rows, [*TASK, "model"], "batch", "measured")
 
 
 def _shapes() -> pd.DataFrame:
-    best = fastest_by_shape(seen(FIGURES / "bench" / "shapes.csv").parent)
+    best = result_tables.fastest_by_shape()
+    seen(BENCH / "shapes.csv", best.processor)
     return wide(best.assign(measured=spread(best)), ["batch", "task", "kind"], "shape", "measured")
 
 
@@ -209,7 +215,6 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where i
     "beliefs": _beliefs,
     "full_depth": _full_depth,
     "exits": lambda: pd.concat([bench("exit cost"), bench("spread exits")])[EXIT_COLUMNS],
-    "deciding": lambda: wide(bench("measure cost"), ["what"], "shape", "measured"),
     "one_decision": lambda: wide(bench("one decision"), ["what"], "shape", "measured"),
     "bandwidth": lambda: bench("bandwidth")[["shape", "what", "measured", "unit"]],
     "lossless": _lossless,
@@ -238,13 +243,14 @@ def sourced(table: Callable[[], pd.DataFrame]) -> str:
     """A table, and links to the stored ones that it comes from, with the machine of what was timed."""
     SEEN.clear()
     text, links = markdown(table()), []
-    for path in dict.fromkeys(SEEN):
+    for path, machines in SEEN.items():
         name = path.relative_to(FIGURES).with_suffix("").as_posix()
         links.append(f"[{name}]({path.relative_to(ROOT).as_posix()})")
-        if path.parent == FIGURES / "bench":
-            machine = "machine" if path.stem == "decoder" else f"{path.stem}_machine"
-            about = json.loads(path.with_name(f"{machine}.json").read_text(encoding="utf-8"))
-            links[-1] += f" ({about['processor']}, {about['cores']} cores, torch {about['torch']})"
+        if machines:
+            known = json.loads((BENCH / result_tables.MACHINES).read_text(encoding="utf-8"))[path.stem]
+            shown = [(name, about) for name, about in known.items() if name in machines]
+            shown = [f"{name}, {about['cores']} cores, torch {about['torch']}" for name, about in shown]
+            links[-1] += f" ({'; '.join(shown)})"
     return f"{text}\n\nFrom {', '.join(links)}."
 
 
@@ -267,13 +273,12 @@ def findings() -> str:
     rates = fresh.groupby("bound").violated.max()
     wrong = _bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
     statements = read("08_results", "ledger", profile="small")
-    bench_lossless = pd.read_csv(FIGURES / "bench" / "lossless.csv").query("model == 'calm'")
     return filled(
         "findings",
         table=markdown(fastest.merge(calm, on=TASK)[[*columns, "tokens_per_second"]]),
         fastest=each(fastest, "{r.speed:.2f} with {r.label}"),
         several=each(best[best.family == "several layers"], "{r.speed:.2f} with {r.label}"),
-        verified=each(bench_lossless.query("batch == 1"), "{r.speed:.2f}"),
+        verified=each(bench(file="lossless").query("model == 'calm' and batch == 1"), "{r.speed:.2f}"),
         tested=rates.drop("no_test").max(),
         chance=fresh.limit.max(),
         rates=rates,

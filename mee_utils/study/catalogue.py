@@ -57,7 +57,7 @@ class Rule:
     thresholded: bool = True  # whether there is a threshold to sweep ("static": its layer)
     threshold: str | None = None  # "bandit", in place of a number
     decay: float | None = None  # of the threshold, unless `policy` is told another
-    survey: bool = False  # of the survey: measured in 06 on the main model, one seed, and not in `measure`
+    survey: bool = False  # of the survey: on the main model only, one seed, fewer settings
 
     def policy(
         self,
@@ -101,7 +101,9 @@ SURVEY = tuple(name for name, rule in RULES.items() if rule.survey)
 VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classifier and not rule.survey}
 SURVEY_VARIANTS = {name: RULES[name].classifier for name in SURVEY if RULES[name].classifier}
 
-MAIN_SWEEP, OTHER_SWEEP, PRUNED, CONTRASTED, CALM_RULES, MEE_RULES = map(tuple, _TABLES["groups"].values())
+MAIN_SWEEP, OTHER_SWEEP, BESIDE_SURVEY, PRUNED, CONTRASTED, CALM_RULES, MEE_RULES = map(
+    tuple, _TABLES["groups"].values()
+)
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
 SEVERAL_LAYERS = tuple(
     name for name, rule in RULES.items() if rule.family == "several layers" and not rule.survey

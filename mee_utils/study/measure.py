@@ -29,7 +29,7 @@ from ..traces.classifier_training import train_classifier
 from ..traces.replay import replay_policy
 from ..traces.trace import Trace, trace
 from .artifacts import digest_of
-from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES
+from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY
 from .inputs import load_tasks, weights_digest
 from .profiles import Profile
 from .result_tables import MEASURED, read_measurements
@@ -47,8 +47,8 @@ NO_THRESHOLD = float("nan")
 
 @dataclass(frozen=True)
 class Job:
-    """A model on a task, or all; `what`: "settings", "fresh", "learning" (how many tokens classifiers need)
-    or "published_bugs" (several models).
+    """A model on a task, or all; `what`: "settings", "survey" (its rules), "fresh", "learning" (how many
+    tokens classifiers need) or "published_bugs" (several models).
     """
 
     model: str
@@ -58,7 +58,8 @@ class Job:
     @property
     def name(self) -> str:
         """The name of its file, without ending."""
-        return f"{self.model}-{self.task}" if self.what == "settings" else self.what
+        first = {"settings": self.model, "survey": "survey"}.get(self.what)
+        return f"{first}-{self.task}" if first else self.what
 
     def path(self, profile: Profile) -> Path:
         """Where its table is made, beside the folder of its rules."""
@@ -69,6 +70,8 @@ def jobs(profile: Profile) -> list[Job]:
     """Every job of a profile, in the order of the tables: the main model first."""
     models = sorted(profile.training.backbones, key=lambda name: name != MAIN_MODEL)
     settings = [Job(model, task) for model in models for task in profile.corpora]
+    if MAIN_MODEL in models:
+        settings += [Job(MAIN_MODEL, task, "survey") for task in profile.corpora]
     endless = [task for task, corpus in profile.corpora.items() if corpus.source == "synthetic"]
     fresh = [Job(MAIN_MODEL, task, "fresh") for task in endless[-1:] if MAIN_MODEL in models]
     return [*settings, *fresh, *(Job(MAIN_MODEL, "all", what) for what in ("learning", "published_bugs"))]
@@ -115,11 +118,13 @@ class _Bench:
     def __init__(self, experiment, job: Job):
         self.experiment, self.job, self.profile = experiment, job, experiment.profile
         self.settings, self.model = self.profile.results, experiment.models([job.model])[job.model]
-        trained = experiment.classifiers({job.model: self.model}, seeds=[0])
+        survey = job.what == "survey"
+        trained = experiment.classifiers({job.model: self.model}, seeds=[0], survey=survey)
         self.classifiers = {rule: c for (_, rule, target), (c,) in trained.items() if target == "consistency"}
-        self.main = job.model == MAIN_MODEL
-        names = MAIN_SWEEP if self.main else (*OTHER_SWEEP, *ABLATED[:2])
-        self.rules = ["full_depth", "static", "oracle"] + (["free_adaptive"] if job.model == "free" else [])
+        self.main = job.model == MAIN_MODEL and not survey
+        names = MAIN_SWEEP if self.main else SURVEY if survey else (*OTHER_SWEEP, *ABLATED[:2])
+        self.rules = ["full_depth"] if survey else ["full_depth", "static", "oracle"]
+        self.rules += ["free_adaptive"] if job.model == "free" else []
         self.rules += [rule for rule in names if RULES[rule].classifier is None or rule in self.classifiers]
         self.candidates = self.settings.candidates if self.main else self.settings.other_candidates
         sizes = {"validation": self.settings.validation, "test": self.settings.test}
@@ -151,7 +156,7 @@ class _Bench:
             chosen = [place for place in range(len(levels)) if values(place)]
         else:
             tried = search(len(levels), values, BOUNDS, LEAST if self.main else 0)
-            chosen = sorted({last_within(tried, *bound) for bound in BOUNDS} - {-1})
+            chosen = sorted({last_within(tried, *bound) for bound in BOUNDS} - {-1}) or [0]
         found = [tables[place] for place in sorted(tables)]
         found += [self.decode("test", rule, levels[place]) for place in chosen]
         return pd.concat(found, ignore_index=True)
@@ -162,7 +167,7 @@ class _Bench:
             return [float(layer) for layer in range(self.model.layers - 1, self.settings.min_layer - 1, -1)]
         if not RULES[rule].thresholded:
             return [NO_THRESHOLD]
-        replayed = replay_policy(self.trace, self.policy(rule, 0.9), self.model)
+        replayed = replay_policy(self.trace, self.policy(rule, 1.0), self.model)
         return candidates(replayed, self.candidates, self.settings.max_new_tokens)
 
     @cached_property

@@ -13,13 +13,13 @@ import pandas as pd
 from ..analysis.statistics import Interval, interval
 from ..common.errors import CompanionError
 from ..common.files import ROOT
-from .catalogue import SEVERAL_LAYERS
+from .catalogue import MAIN_MODEL, SEVERAL_LAYERS
 from .notebooks import SOURCES, notebook_names
 from .profiles import check_profile_name
 from .results import output_root
 
 RETRAINED, MEASURED = "retrained", "measured"  # folders of tables, beside those of the notebooks
-BENCH = ROOT / "figures" / "bench"
+BENCH, MACHINES = ROOT / "figures" / "bench", "machines.json"
 KEPT = ("keeps it", "does not keep it", "undecided")  # verdicts on a share of the score
 VALUES = ["loss", "score", "flops", "tokens", "layers"]  # of an example
 KEYS, RANGE = ["task", "model", "rule", "threshold"], ["lowest", "highest"]
@@ -30,6 +30,7 @@ PARTS = {  # part of the benchmark -> file, what identifies a row, what was meas
     "kept": ("kept", KEYS, OF_RULES),
     "results": ("results", KEYS, OF_RULES),
     "lossless": ("lossless", ["task", "model"], ["batch", "rule", "max_draft", "expected", "speed", *RANGE]),
+    "drafts": ("drafts", KEYS, ["batch", "speed", *RANGE]),
     "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
 }
 
@@ -137,20 +138,22 @@ def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict
     return rows
 
 
-def read_measured(profile: str) -> Measured:
-    """Reads what `make measure` stored for a profile."""
+def read_measured(profile: str, survey: bool = False) -> Measured:
+    """Reads what `make measure` stored for a profile; the rules of the `survey` only where asked for."""
     given, rows, examples = read_manifest(profile, MEASURED), [], []
     for name in [Path(file).stem for file in given["files"] if "-" in file]:
         model, task = name.split("-")
-        table = read_measurements(profile, name)
+        if (own := model == "survey") and not survey:
+            continue
+        model, table = MAIN_MODEL if own else model, read_measurements(profile, name)
         for part, settings in table.groupby("part", sort=False):
             groups = list(settings.groupby(["rule", "threshold"], sort=False, dropna=False))
             found = [rows[VALUES].reset_index(drop=True) for _, rows in groups]
-            for (key, _), about in zip(groups, described(found, found[0]), strict=True):  # first full depth
-                rows.append(
-                    dict(zip(["part", "task", "model", *KEYS[2:]], (part, task, model, *key))) | about
-                )
-            examples += found
+            values = described(found, found[0])  # first full depth, which the model's own table has already
+            for (key, _), kept, about in list(zip(groups, found, values, strict=True))[own:]:
+                labels = dict(zip(["part", "task", "model", *KEYS[2:]], (part, task, model, *key)))
+                rows.append(labels | about)
+                examples.append(kept)
     given = given["parameters"]
     deltas = map(tuple, (given["deltas"], given["risk_deltas"]))
     return Measured(pd.DataFrame(rows), examples, given["eps"], *deltas)
@@ -180,20 +183,27 @@ def read_timings(
     """The settings in `wanted` that were timed (thresholds rounded to four decimals); one row a batch size.
 
     `speed` is tokens a second, full depth being 1; `samples_speed` samples a second; `median` is in layers.
-    The part "one decision" is timed on random weights and belongs to no profile. With `complete`, nothing is
-    returned unless every setting was timed.
+    The part "one decision" is timed on random weights and belongs to no profile. All are of one machine
+    (`attrs["processor"]`). With `complete`, nothing is returned unless every setting was timed there.
     """
     file, keys, values = PARTS[part]
     path = folder / f"{file}.csv"
     if not path.exists():
         return pd.DataFrame(columns=[*wanted, *values])
     stored = pd.read_csv(path)
-    stored = stored[stored.profile == profile] if profile else stored[stored.group == part]
+    stored = one_machine(stored[stored.profile == profile] if profile else stored[stored.group == part])
     if "threshold" in keys:
         rounded = lambda table: table.dropna(subset="threshold").round({"threshold": 4})
         wanted, stored = rounded(wanted), rounded(stored)
     found = wanted.merge(stored[[*keys, *values]], on=keys)
+    found.attrs["processor"] = "".join(stored.processor.unique())
     return found.iloc[:0] if complete and len(found[keys].drop_duplicates()) < len(wanted) else found
+
+
+def one_machine(times: pd.DataFrame) -> pd.DataFrame:
+    """The lines of the machine that timed most of them; of equals the one that comes first."""
+    counts = times.processor.value_counts(sort=False)
+    return times[times.processor == counts.idxmax()] if len(times) else times
 
 
 def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:
@@ -204,7 +214,7 @@ def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:
     path, by = folder / "shapes.csv", ["profile", "task", "shape", "batch", "kind"]
     if not path.exists():
         return pd.DataFrame(columns=[*by, "speed"])
-    own = pd.read_csv(path).dropna(subset="task")
+    own = one_machine(pd.read_csv(path).dropna(subset="task"))
     several = own.rule.isin(SEVERAL_LAYERS).map({True: "several layers", False: "one layer"})
     own = own.assign(kind=("unverified, " + several).where(own.part == "lossy shapes", "verified"))
     chosen = own.groupby(by, sort=False).speed.idxmax()

@@ -11,7 +11,7 @@ from ..common.files import PACKAGE, ROOT
 from .inputs import weights_digest
 from .notebooks import SOURCES, notebook_names, read_source, source_digest
 from .profiles import Profile
-from .result_tables import MEASURED, inputs_of
+from .result_tables import MACHINES, MEASURED, inputs_of
 from .results import code_digests, output_root
 
 
@@ -51,9 +51,11 @@ def states(profile: Profile) -> Iterator[tuple[str, str]]:
 def origin(file: str) -> Iterator[str]:
     """Where a stored table or figure comes from, in lines: cell, parameters, inputs, machine, commit."""
     path = Path(file).resolve()
-    about = next((p for p in map(path.with_name, ("manifest.json", "machine.json")) if p.exists()), None)
+    about = next((p for p in map(path.with_name, ("manifest.json", MACHINES)) if p.exists()), None)
     made = json.loads(about.read_text(encoding="utf-8")) if about else {}
-    if not path.exists() or path.name not in made.get("files", [path.name] if made else []):
+    timed = bool(about) and about.name == MACHINES
+    made = {"files": [f"{name}.csv" for name in made], **made.get(path.stem, {})} if timed else made
+    if not path.exists() or path.name not in made.get("files", []):
         raise CompanionError(f"{file} is no stored result: give a file that a manifest below figures lists.")
     if (name := made.get("notebook")) in notebook_names():
         cells = [n for n, cell in enumerate(read_source(name).cells) if f'"{path.stem}"' in cell.source]

@@ -46,18 +46,34 @@ def keeping(stored: Measured, model: str, quality: float) -> pd.DataFrame:
     return kept.assign(verdict=np.select(enough, KEPT[:2], KEPT[2]))
 
 
-def at_equal_loss(stored: Measured, model: str, losses: Sequence[float]) -> pd.DataFrame:
+def within_loss(stored: Measured, model: str, demand: float) -> pd.DataFrame:
+    """For each rule the last setting up to which none loses more than `demand` on the validation examples, or
+    its strictest, as it does on the test examples; a row a task and rule.
+    """
+    rows, strictest_first = [], dict(by="threshold", ascending=False, kind="stable")
+    test = dict(list(stored.rows(model=model).groupby(KEYS[:3], sort=False)))
+    for key, tried in stored.rows("validation", model=model).groupby(KEYS[:3], sort=False):
+        tried, own = tried.sort_values(**strictest_first), test[key].sort_values(**strictest_first)
+        kept = int(np.logical_and.accumulate(tried.consistency_loss <= demand).sum())
+        as_strict = ~(own.threshold < tried.threshold.iloc[max(kept - 1, 0)])  # NaN: there is one setting
+        rows.append(own.iloc[[max(int(as_strict.sum()) - 1, 0)]])
+    return pd.concat(rows, ignore_index=True)
+
+
+def at_equal_loss(
+    stored: Measured, model: str, losses: Sequence[float], within: bool = False
+) -> pd.DataFrame:
     """What each rule spends at these mean consistency losses: one row a task, rule and `wanted`.
 
     `flops_share` is read off the line through the rule's test settings and full depth (a loss of 0), with an
-    interval; no row where no setting loses as much.
+    interval. Where no setting loses as much there is no row, or (`within`) the cheapest of all.
     """
     rows = []
     for (task, _, rule), found in searched(stored, "test", model):
         loss, flops = (_with_draws(found, name) for name in ("consistency_loss", "flops_share"))
         loss, flops = np.insert(loss, 0, 0.0, axis=1), np.insert(flops, 0, 1.0, axis=1)
         for wanted in losses:
-            drawn = np.array([_crossing(*line, wanted) for line in zip(loss, flops, strict=True)])
+            drawn = np.array([_crossing(*line, wanted, within) for line in zip(loss, flops, strict=True)])
             if np.isfinite(drawn[0]):
                 spent = Interval(drawn[0], *percentiles(drawn[1:]), drawn[1:]).columns(
                     "flops_share", "flops_"
@@ -71,10 +87,12 @@ def _with_draws(rows: pd.DataFrame, name: str) -> np.ndarray:
     return np.vstack([rows[name], np.transpose(rows[f"{name}{DRAWS}"].to_list())])
 
 
-def _crossing(loss: np.ndarray, flops: np.ndarray, wanted: float) -> float:
+def _crossing(loss: np.ndarray, flops: np.ndarray, wanted: float, within: bool) -> float:
     """The FLOPs at which a line through points in the order of thresholds first exceeds a loss."""
     loss = np.maximum.accumulate(loss)
-    return float(np.interp(wanted, loss, flops)) if loss[-1] >= wanted else np.nan
+    if loss[-1] < wanted:
+        return float(flops.min()) if within else np.nan
+    return float(np.interp(wanted, loss, flops))
 
 
 def calibrated(stored: Measured, model: str, demands: Demands, bounds=BOUNDS) -> pd.DataFrame:
