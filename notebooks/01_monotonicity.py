@@ -176,28 +176,13 @@ for percentile, token in shown.items() if tasks[shown_task].spans else ():
     before, token_there = experiment.tokenizer().decode(ids[:position]), decode(ids[position])
     print(f"{tasks[shown_task].inputs[number]}\n   percentile {percentile}: {before} [{token_there}]")
 
-
-# %%
-def draw(axis, rows):
-    """The top tokens of every layer, darker where they are more probable."""
-    top, depth = int(rows["rank"].max()), int(rows["layer"].max())
-    grid = rows.pivot(index="rank", columns="layer", values="probability").to_numpy(dtype=float)
-    axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=(0.5, depth + 0.5, top + 0.5, 0.5))
-    for row in rows.itertuples():
-        look = {"color": "white" if row.probability > 0.55 else "black", "fontsize": 8}
-        text = f"{row.token}\n{row.probability:.2f}"
-        axis.text(row.layer, row.rank, text, ha="center", va="center", **look)
-    axis.set(yticks=range(1, top + 1), ylabel="rank", xticks=range(1, depth + 1))
-    axis.grid(visible=False)
-
-
 # %%
 trio = {key: t for key, t in along.items() if key[0] == shown_task and key[1] in ("vanilla", "calm", "free")}
 for percentile, token in shown.items():
     grid = lambda t, _, name: monotonicity.predictions(t, token, decode, model=name)
     predicted = table(grid, trio)
     options = dict(xlabel=f"layer ({label(shown_task)}, percentile {percentile})", columns=1, profile=profile)
-    figure = figures.facets(predicted, draw, "model", **options, width=10.5, height=1.75)
+    figure = figures.facets(predicted, figures.predictions, "model", **options, width=10.5, height=1.75)
     experiment.save_figure(figure, f"figure_3_token_{percentile}", predicted)
 
 # %% [markdown]

@@ -221,7 +221,7 @@ cells = alike.rename_axis("first").reset_index().melt("first", var_name="second"
 
 
 def draw(axis, rows):
-    shown = axis.imshow(alike, cmap="RdBu", vmin=-1, vmax=1)
+    shown = axis.imshow(alike, cmap="viridis", vmin=0, vmax=1)
     names = [figures.label(rule) for rule in alike]
     axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
     axis.set_yticks(range(len(names)), names, fontsize=8)
