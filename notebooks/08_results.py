@@ -157,7 +157,8 @@ if len(seeds):
 #
 # The settings that were timed: what keeps 99 % (as above), what is calibrated below, static exits; on the
 # other models the middle setting of each rule (a few inputs, the same in every round). Tokens a second are
-# corrected for length: a rule does not gain by writing less. The machine is named in `figures/bench`.
+# corrected for length: a rule does not gain by writing less. Each panel has a scale of its own. The machine is
+# named in `figures/bench`.
 
 # %%
 settings_timed = points[points.rule != "full_depth"]
@@ -176,7 +177,7 @@ def draw(axis, rows):
 
 # %%
 if len(times):
-    labels = dict(xlabel="tokens a second (1 = full depth); batch 1", sharey="col", profile=profile)
+    labels = dict(xlabel="tokens a second (1 = full depth); batch 1", sharey=False, profile=profile)
     figure = figures.facets(single, draw, row="model", values=tasks, width=3.8, height=2.6, **labels)
     experiment.save_figure(figure, "score_against_speed", times)
 else:
