@@ -142,7 +142,15 @@ def candidates(replayed: PolicyReplay, count: int, max_new_tokens: int = 64) -> 
 
 
 def _levels(replayed: PolicyReplay, steps: int) -> np.ndarray:
-    """Thresholds at quantiles of the confidences, lowest first, with four decimals; at last the highest."""
+    """Thresholds at quantiles of the confidences, lowest first; at last the highest.
+
+    They have four decimals, or more: two digits of what is missing to the next whole number (0.999983). A
+    model that knows its task is this sure: what its exits lose is decided between 0.9999 and 1.
+    """
     quantiles = np.quantile(replayed.confidences, np.linspace(0, 1, steps), method="lower")
+    missing = np.clip(np.ceil(quantiles) - quantiles, 1e-9, None)
+    decimals = np.clip(np.ceil(-np.log10(missing)) + 1, 4, None).astype(int)
+    rounded = [round(level, digits) for level, digits in zip(quantiles.tolist(), decimals.tolist())]
     low, high = replayed.bound.measure.range
-    return np.unique(np.clip([*np.round(quantiles, 4), high], low, high))
+    high = min(high, replayed.trace.layers)
+    return np.unique(np.clip([*rounded, high], low, high))

@@ -40,6 +40,9 @@ def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("sha
         orders = ORDERS | {"processor": {each: place for place, each in enumerate(machines[name])}}
         place = lambda column: column.map(orders[column.name]) if column.name in orders else column
         table = table.sort_values(keys, key=place, kind="stable")
+    if "threshold" in table:
+        exact = lambda level: f"{float(level):.10g}" if level != "" else level
+        table["threshold"] = table.threshold.map(exact, na_action="ignore")
     with complete_file(path) as csv, complete_file(known) as description:
         table.to_csv(csv, index=False, float_format="%.4g", lineterminator="\n")
         description.write_text(json.dumps(machines, indent=1) + "\n", encoding="utf-8")

@@ -193,7 +193,7 @@ def read_timings(
     stored = pd.read_csv(path)
     stored = one_machine(stored[stored.profile == profile] if profile else stored[stored.group == part])
     if "threshold" in keys:
-        rounded = lambda table: table.dropna(subset="threshold").round({"threshold": 4})
+        rounded = lambda table: table.dropna(subset="threshold").round({"threshold": 8})
         wanted, stored = rounded(wanted), rounded(stored)
     found = wanted.merge(stored[[*keys, *values]], on=keys)
     found.attrs["processor"] = "".join(stored.processor.unique())

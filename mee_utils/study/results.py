@@ -59,10 +59,13 @@ class Run:
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
         """Writes a table as CSV with fixed decimals; prints its digest line; returns the rounded table.
 
-        Bootstrap draws (`statistics.DRAWS`) are returned, and not written.
+        Thresholds have as many decimals as they need. Bootstrap draws (`statistics.DRAWS`) are returned, and
+        not written.
         """
         rounded = round_table(table)
         written = rounded.drop(columns=[column for column in table if str(column).endswith(DRAWS)])
+        if "threshold" in table and table.threshold.dtype.kind == "f":
+            written = written.assign(threshold=table.threshold.map(level_text, na_action="ignore"))
         text = written.to_csv(index=False, float_format=f"%.{DECIMALS}f", lineterminator="\n")
         self._write(f"{_checked(name)}.csv", text.encode())
         print(digest_line(name, written, text))
@@ -180,6 +183,11 @@ def round_table(table: pd.DataFrame) -> pd.DataFrame:
     rounded, floats = table.copy(), table.select_dtypes("float").columns
     rounded[floats] = rounded[floats].astype("float64").round(DECIMALS) + 0.0
     return rounded
+
+
+def level_text(level: float) -> str:
+    """A threshold as text, with at least `DECIMALS` decimals: "0.9000", "0.999983"."""
+    return max(f"{level:.{DECIMALS}f}", f"{level:.10g}", key=len)
 
 
 def digest_line(name: str, table: pd.DataFrame, text: str) -> str:
