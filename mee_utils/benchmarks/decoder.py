@@ -23,12 +23,12 @@ from ..common.files import read_yaml
 from ..decoding.generation import bind_policy, decode_batch
 from ..decoding.layerwise import LayerwiseDecoder
 from ..decoding.token import on_host
-from ..exits.classifiers import new_classifier
+from ..exits.classifiers import SIZED, new_classifier
 from ..exits.measures import ForcedExits
 from ..exits.policy import ExitPolicy
 from ..models.costs import SHAPES, DecoderSizes
 from ..models.mini import train_tokenizer
-from ..study.catalogue import VARIANTS
+from ..study.catalogue import RULES, SURVEY, SURVEY_VARIANTS, VARIANTS
 
 SEED = 0
 PAUSE = 0.3  # seconds between contenders whose threads go on spinning for a while
@@ -216,13 +216,25 @@ MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_to
 
 
 def decision_cost(bench: Bench) -> Iterator[Timing]:
-    """One decision timed by itself, in layers: over all ids, over few, without a readout, by a classifier."""
+    """One decision timed by itself, in layers: over all ids, over few, without a readout, by a classifier.
+
+    The survey's rules are timed as they are measured (few ids); MuE's decision is that of hidden similarity.
+    """
     full, width = bench.times({"full_depth": bench.ours(1)})["full_depth"], bench.workload.sizes.d_model
     layer = ((full / bench.workload.tokens - bench.parts()[0]) / bench.layers).median()
     policies = {name: undecided(name) for name in MEASURES}
-    for name, variant in VARIANTS.items():  # untrained
-        classifier = new_classifier(variant.kind, width, **variant.options(width))
-        policies[name] = undecided(classifier.to(bench.network.dtype))
+    sizes = dict(decoder_layers=bench.layers, vocabulary=bench.workload.sizes.vocabulary)
+    untrained = {}
+    for name, variant in (VARIANTS | SURVEY_VARIANTS).items():
+        own = {size: sizes[size] for size in SIZED.get(variant.kind, ())}
+        classifier = new_classifier(variant.kind, width, **variant.options(width), **own)
+        untrained[name] = classifier.to(bench.network.dtype)
+    policies |= {name: undecided(untrained[name]) for name in VARIANTS}
+    for rule in (RULES[name] for name in SURVEY):
+        if rule.thresholded and rule.decay is None:
+            policy = rule.policy(1.0, dict(min_layer=1, top_k=64), untrained)
+            never = float(min(policy.measure.range[1], bench.layers))
+            policies[rule.name] = policy.at_threshold(never)
     policies |= {name: undecided(**options) for name, options in TABLES["readouts"].items()}
     for name, policy in policies.items():
         if policy.measure.lookback < bench.layers - 3:  # else it looks back farther than this decoder is deep
