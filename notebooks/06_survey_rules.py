@@ -527,8 +527,9 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # MEE's rising top-1. ZTW's ensemble orders tokens almost as one probability does. Where early layers already agree
 # with the last one there is nothing to average away, and waiting for one more exit means running one more layer.
 # Waiting pays where an early exit is right and harms all the same: it leaves other keys and values behind, which
-# later tokens read. The weighted vote waits longest for tokens that are least sure, and is the only rule with a
-# good place on all three tasks.
+# later tokens read. No threshold on one probability sees that, however near to one: the surest tokens of question
+# answering are right at the first exit, and letting them go there costs answers. The weighted vote sends them
+# deeper, and is the only rule with a good place on all three tasks.
 #
 # *Rules on states* cost next to nothing and decide worse. On translation a fixed layer is as good as any of
 # them. MuE's threshold falls to nine tenths of a number that is at most one, and consecutive layers are often
@@ -558,9 +559,7 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 #
 # **Limits.** Mini models that solve their synthetic tasks almost perfectly; one backbone, trained jointly
 # (BERxiT's alternating training is beside it in 00); one seed of each trained rule, with the training that all
-# classifiers get; patience, window and number of ids at one setting. Thresholds have four decimals: on question
-# answering many tokens are surer than the last below one, so that rules on one probability have no setting
-# between nobody and many, where the weighted vote, a sum, has some.
+# classifiers get; patience, window and number of ids at one setting.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/06_survey_rules`.
