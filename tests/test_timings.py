@@ -1,10 +1,14 @@
 """Timings are found by setting, and only those of the same profile."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from mee_utils.analysis import decisions
 from mee_utils.study.result_tables import PARTS, read_timings
+from mee_utils.study.results import level_text
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ def test_timings_are_found_by_setting(stored, tmp_path):
         }
     )
     assert read_timings("results", wanted, "small", folder=tmp_path).empty
-    one = {"task": "translation", "model": "calm", "rule": "margin", "threshold": 0.12344}
+    one = {"task": "translation", "model": "calm", "rule": "margin", "threshold": 0.1234 + 1e-12}
     folder = stored("results", **one, batch=[1, 100], speed=[1.5, 1.2])
     found = read_timings("results", wanted, "small", folder=folder)
     assert list(found.speed) == [1.5, 1.2] and list(found.score) == [3, 3]
@@ -54,3 +58,18 @@ def test_stored_decisions_are_found_by_shape_and_name():
     wanted = pd.DataFrame({"shape": ["t5-base", "t5-large"], "what": "softmax_margin"})
     assert (read_timings("one decision", wanted, complete=True)["median"] > 1).all()
     assert read_timings("one decision", wanted.assign(what="no such rule"), complete=True).empty
+
+
+def test_thresholds_near_one_have_the_decimals_that_they_need():
+    seen = np.array([[0.12345678, 0.99987654, 0.99999987654, 1.0, 1.0]])
+    found = SimpleNamespace(confidences=seen, trace=SimpleNamespace(layers=12))
+    found.bound = SimpleNamespace(measure=SimpleNamespace(range=(0.0, 1.0)))
+    assert decisions._levels(found, 5).tolist() == [0.1235, 0.99988, 0.99999988, 1.0]
+    found.bound.measure.range = (0.0, np.inf)
+    assert decisions._levels(found, 5).max() == 12, "a count of exits has an end"
+    assert [level_text(level) for level in (0.9, 0.12345, 0.99999988, np.inf)] == [
+        "0.9000",
+        "0.12345",
+        "0.99999988",
+        "inf",
+    ]
