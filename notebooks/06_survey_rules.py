@@ -246,7 +246,7 @@ for row in beside.tail(4)[::-1].itertuples():
 # whatever the token, which needs no decision.
 
 # %%
-stored = read_measured(experiment.profile.name, survey=True)
+stored = read_measured(experiment.profile.name)
 experiment.run.inputs["results measured"] = inputs_of(experiment.profile.name)["results measured"]
 curves = stored.rows(model="calm")
 curves = curves[curves.rule.isin([*group_of, "static"]) & curves.task.isin(list(tasks))]

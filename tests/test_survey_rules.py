@@ -564,7 +564,7 @@ def test_mistakes_are_one_clear_line(traced):
 
 def test_the_catalogue_knows_every_rule_and_does_not_sweep_it(traced):
     model, found, _, policies = traced
-    swept = {*catalogue.VARIANTS, *catalogue.MAIN_SWEEP, *catalogue.SEVERAL_LAYERS, *catalogue.ABLATED}
+    swept = {*catalogue.VARIANTS, *catalogue.MAIN_SWEEP, *catalogue.ABLATED}
     own = set(catalogue.SURVEY) - {"surest"}  # CALM's measure over few ids
     assert own == set(RULES) and not swept & set(RULES)
     settings = {"min_layer": 2, "top_k": 12}

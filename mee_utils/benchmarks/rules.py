@@ -102,7 +102,7 @@ def lossless(experiment: Experiment) -> Iterator[Setting]:
 def drafts(experiment: Experiment) -> Iterator[Setting]:
     """The rules of 06's table as drafts that the last layer verifies, where they lose 1 % without it."""
     profile, settings = experiment.profile, experiment.profile.results
-    found = within_loss(read_measured(profile.name, survey=True), MAIN_MODEL, DEMAND)
+    found = within_loss(read_measured(profile.name), MAIN_MODEL, DEMAND)
     found = found[found.rule.isin([*SURVEY, *BESIDE_SURVEY])]
     (model,) = experiment.models([MAIN_MODEL]).values()
     classifiers, options = trained(experiment, model), settings.model_dump()

@@ -105,9 +105,7 @@ MAIN_SWEEP, OTHER_SWEEP, BESIDE_SURVEY, PRUNED, CONTRASTED, CALM_RULES, MEE_RULE
     tuple, _TABLES["groups"].values()
 )
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
-SEVERAL_LAYERS = tuple(
-    name for name, rule in RULES.items() if rule.family == "several layers" and not rule.survey
-)
+SEVERAL_LAYERS = tuple(name for name, rule in RULES.items() if rule.family == "several layers")
 
 
 def rule_policies(names: Iterable[str], threshold: float, settings: Mapping) -> dict[str, ExitPolicy]:

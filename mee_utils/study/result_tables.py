@@ -138,19 +138,18 @@ def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict
     return rows
 
 
-def read_measured(profile: str, survey: bool = False) -> Measured:
-    """Reads what `make measure` stored for a profile; the rules of the `survey` only where asked for."""
+def read_measured(profile: str) -> Measured:
+    """Reads what `make measure` stored for a profile."""
     given, rows, examples = read_manifest(profile, MEASURED), [], []
     for name in [Path(file).stem for file in given["files"] if "-" in file]:
         model, task = name.split("-")
-        if (own := model == "survey") and not survey:
-            continue
-        model, table = MAIN_MODEL if own else model, read_measurements(profile, name)
+        more, table = model == "survey", read_measurements(profile, name)
+        model = MAIN_MODEL if more else model
         for part, settings in table.groupby("part", sort=False):
             groups = list(settings.groupby(["rule", "threshold"], sort=False, dropna=False))
             found = [rows[VALUES].reset_index(drop=True) for _, rows in groups]
             values = described(found, found[0])  # first full depth, which the model's own table has already
-            for (key, _), kept, about in list(zip(groups, found, values, strict=True))[own:]:
+            for (key, _), kept, about in list(zip(groups, found, values, strict=True))[more:]:
                 labels = dict(zip(["part", "task", "model", *KEYS[2:]], (part, task, model, *key)))
                 rows.append(labels | about)
                 examples.append(kept)
