@@ -6,10 +6,10 @@ import signal
 import sys
 import threading
 import time
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from .common.errors import CompanionError, check_choice, one_line
+from .common.errors import CompanionError, one_line
 from .common.files import ROOT
 from .study import pipeline
 from .study.profiles import load_profile
@@ -91,23 +91,6 @@ def notebook(options) -> str:
     return f"executed {options.name}: {path}{trial}"
 
 
-def bench(options) -> None:
-    """Times the decoder against its peers, and a profile's exit rules against full depth."""
-    from .benchmarks import decoder, rules, shapes, tables
-
-    sizes = [check_choice("shape", name, decoder.WORKLOADS) for name in options.shape]
-    known = [*decoder.PARTS, *shapes.PARTS, *([] if sizes else rules.PARTS)]
-    of_profile, timing = (options.profile, options.data), (options.rounds, partial(print, flush=True))
-    for part in [check_choice("part", name, known) for name in options.part] or known:
-        if part in decoder.PARTS:
-            path = tables.save(decoder.run(part, sizes, *timing))
-        elif part in shapes.PARTS:
-            path = tables.save(shapes.run(part, *of_profile, sizes, *timing), "shapes", shapes.KEYS)
-        else:
-            path = tables.save(rules.run(part, *of_profile, *timing), part, rules.KEYS)
-        print(f"table: {path}")
-
-
 def explorer(options) -> str:
     """Writes the explorer: one page on which thresholds move, exits follow and outputs change."""
     from .study.explorer_page import write
@@ -151,7 +134,7 @@ def _profile(name: str) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        raise CompanionError(f"{message}; see python -m {self.prog} --help")
+        raise CompanionError(f"{message}; --help lists what there is.")
 
 
 TABLES = ["tables"]  # the part that puts what all jobs have made in its place
@@ -168,8 +151,6 @@ OPTIONS = {
     "--seed": LIST | {"type": int},
     "--part": LIST | {"help": "only this part"},
     "-p --parameter": LIST | {"metavar": "NAME=VALUE", "help": "of the notebook"},
-    "--shape": LIST,
-    "--rounds": dict(type=int, default=3),
 }
 COMMANDS = {
     reproduce: ["--profile", "--data", "--cores", "--force"],
@@ -181,17 +162,16 @@ COMMANDS = {
     notebook: ["name", "--profile", "--data", "-p --parameter"],
     status: ["--profile", "--data"],
     origin: ["file"],
-    bench: ["--profile", "--data", "--shape", "--part", "--rounds"],
     explorer: ["--profile", "--data"],
     results: [],
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
+def parser(known: Mapping[Callable, list[str]] = COMMANDS) -> argparse.ArgumentParser:
+    """The `known` commands with their options."""
     top = _Parser(prog="mee_utils", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for function, names in COMMANDS.items():
+    for function, names in known.items():
         command = commands.add_parser(function.__name__, help=function.__doc__)
         command.set_defaults(run=function)
         for name in names:
@@ -199,13 +179,13 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def run(arguments: list[str] | None) -> None:
+def run(arguments: list[str] | None, known: Mapping = COMMANDS) -> None:
     """Runs one command, and prints its answer if it has one."""
     if os.name != "posix":
         raise CompanionError("Linux or macOS is needed; on Windows use WSL.")
     if not (ROOT / "notebooks" / "Snakefile").exists():
         raise CompanionError(f"{ROOT} is no checkout: clone the repository and pip install -e . there.")
-    started, options = time.monotonic(), parser().parse_args(arguments)
+    started, options = time.monotonic(), parser(known).parse_args(arguments)
     if os.environ.get("MEE_OUTPUT"):
         os.environ["MEE_OUTPUT"] = _full(os.environ["MEE_OUTPUT"])
     pipeline.end_with_pipeline()
@@ -215,12 +195,12 @@ def run(arguments: list[str] | None) -> None:
         print(f"{answer} ({time.monotonic() - started:.0f} seconds)", flush=True)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, known: Mapping = COMMANDS) -> int:
     """Runs one command; a mistake in its input is one line on standard error and exit status 2."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        run(arguments)
+        run(arguments, known)
         return 0
     except CompanionError as error:
         print(f"error: {error}", file=sys.stderr)

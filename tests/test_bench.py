@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from benchmarks import decoder as bench
+from benchmarks import rules, shapes, tables
+from benchmarks.__main__ import main
 
 from mee_utils import CompanionError
-from mee_utils.__main__ import main
-from mee_utils.benchmarks import decoder as bench
-from mee_utils.benchmarks import rules, shapes, tables
 from mee_utils.study.result_tables import missed, one_machine
 
 SIZES = replace(bench.SHAPES["mini"], layers=6, vocabulary=300)
@@ -110,7 +110,7 @@ def test_a_machine_is_described():
 
 
 def test_an_unknown_shape_is_one_line(capsys):
-    assert main(["bench", "--shape", "t5-bse"]) == 2
+    assert main(["--shape", "t5-bse"]) == 2
     assert 'did you mean "t5-base"' in capsys.readouterr().err
 
 
@@ -132,7 +132,7 @@ def test_every_part_has_its_code(tiny, monkeypatch):
 def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr("mee_utils.study.result_tables.ROOT", tmp_path)  # where committed results would be
-    assert main(["bench", "--part", part]) == 2
+    assert main(["--part", part]) == 2
     assert re.search("run make (reproduce|measure)", capsys.readouterr().err)
 
 

@@ -14,8 +14,8 @@ ROOT = PACKAGE.parent
 ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv")  # of corpora, the longer one first
 
 
-def read_yaml(name: str):
-    """A table of the package, such as "study/rules.yaml"."""
+def read_yaml(name: str | Path):
+    """A table of the package, such as "study/rules.yaml", or another file by its full path."""
     return yaml.safe_load((PACKAGE / name).read_text(encoding="utf-8"))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from timeit import timeit
 from typing import NamedTuple
@@ -18,23 +19,23 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..common.errors import CompanionError, check_whole
-from ..common.files import read_yaml
-from ..decoding.generation import bind_policy, decode_batch
-from ..decoding.layerwise import LayerwiseDecoder
-from ..decoding.token import on_host
-from ..exits.classifiers import SIZED, new_classifier
-from ..exits.measures import ForcedExits
-from ..exits.policy import ExitPolicy
-from ..models.costs import SHAPES, DecoderSizes
-from ..models.mini import train_tokenizer
-from ..study.catalogue import RULES, SURVEY, SURVEY_VARIANTS, VARIANTS
+from mee_utils.common.errors import CompanionError, check_whole
+from mee_utils.common.files import read_yaml
+from mee_utils.decoding.generation import bind_policy, decode_batch
+from mee_utils.decoding.layerwise import LayerwiseDecoder
+from mee_utils.decoding.token import on_host
+from mee_utils.exits.classifiers import SIZED, new_classifier
+from mee_utils.exits.measures import ForcedExits
+from mee_utils.exits.policy import ExitPolicy
+from mee_utils.models.costs import SHAPES, DecoderSizes
+from mee_utils.models.mini import train_tokenizer
+from mee_utils.study.catalogue import RULES, SURVEY, SURVEY_VARIANTS, VARIANTS
 
 SEED = 0
 PAUSE = 0.3  # seconds between contenders whose threads go on spinning for a while
 LAYER = "of a layer"  # unit: the time of one decoder layer
 FASTER = "times faster"
-TABLES = read_yaml("benchmarks/decoder.yaml")
+TABLES = read_yaml(Path(__file__).with_name("decoder.yaml"))
 Run = Callable[[], object]
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..common.files import complete_file
-from ..study.result_tables import MACHINES
-from ..study.results import output_root, processor
+from mee_utils.common.files import complete_file
+from mee_utils.study.result_tables import MACHINES
+from mee_utils.study.results import output_root, processor
+
 from .decoder import PARTS, WORKLOADS
 
 ORDERS = {

@@ -11,17 +11,17 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..decoding.generation import generate
-from ..exits.classifiers import ExitClassifier
-from ..exits.policy import ExitPolicy
-from ..models.loading import Model
-from ..study.catalogue import BESIDE_SURVEY, MAIN_MODEL, PRUNED, RULES, SURVEY, rule_policies
-from ..study.experiment import Experiment
-from ..study.inputs import load_tasks, weights_digest
-from ..study.result_tables import KEPT, read_manifest, read_measured, read_table
-from ..study.verdicts import keeping, timed, within_loss
-from ..tasks.loading import Task
-from ..traces.planning import plan_for
+from mee_utils.decoding.generation import generate
+from mee_utils.exits.classifiers import ExitClassifier
+from mee_utils.exits.policy import ExitPolicy
+from mee_utils.models.loading import Model
+from mee_utils.study.catalogue import BESIDE_SURVEY, MAIN_MODEL, PRUNED, RULES, SURVEY, rule_policies
+from mee_utils.study.experiment import Experiment
+from mee_utils.study.inputs import load_tasks, weights_digest
+from mee_utils.study.result_tables import KEPT, read_manifest, read_measured, read_table
+from mee_utils.study.verdicts import keeping, timed, within_loss
+from mee_utils.tasks.loading import Task
+from mee_utils.traces.planning import plan_for
 
 QUALITY, DEMAND = 0.99, 0.01  # of the full score: notebook 08's question; mean consistency loss: 06's
 LONGEST = 8  # tokens that wait at most, where rules are compared as drafts

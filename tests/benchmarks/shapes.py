@@ -15,21 +15,22 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..common.errors import CompanionError
-from ..decoding.costs import measure_costs
-from ..decoding.generation import bind_policy, generate
-from ..decoding.token import on_host
-from ..decoding.verify import UNSURE, DraftDecoder, Row
-from ..exits.classifiers import new_classifier
-from ..exits.measures import ForcedExits
-from ..exits.policy import ExitPolicy
-from ..models.loading import Model
-from ..study.catalogue import MAIN_MODEL, RULES
-from ..study.experiment import Experiment
-from ..study.inputs import weights_digest
-from ..traces.drafts import rounds_of
-from ..traces.planning import default_policies, plan_drafts
-from ..traces.replay import replay_policy
+from mee_utils.common.errors import CompanionError
+from mee_utils.decoding.costs import measure_costs
+from mee_utils.decoding.generation import bind_policy, generate
+from mee_utils.decoding.token import on_host
+from mee_utils.decoding.verify import UNSURE, DraftDecoder, Row
+from mee_utils.exits.classifiers import new_classifier
+from mee_utils.exits.measures import ForcedExits
+from mee_utils.exits.policy import ExitPolicy
+from mee_utils.models.loading import Model
+from mee_utils.study.catalogue import MAIN_MODEL, RULES
+from mee_utils.study.experiment import Experiment
+from mee_utils.study.inputs import weights_digest
+from mee_utils.traces.drafts import rounds_of
+from mee_utils.traces.planning import default_policies, plan_drafts
+from mee_utils.traces.replay import replay_policy
+
 from .decoder import PAUSE, SEED, WORKLOADS, Bench, Run, around, ctranslate2_peer, summary
 from .rules import BATCHES, certain, drafts_by, trained
 
