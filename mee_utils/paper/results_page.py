@@ -11,9 +11,9 @@ import pandas as pd
 
 from ..common.files import ROOT, complete_file, read_yaml
 from ..study import result_tables
-from ..study.catalogue import RULES
 from ..study.figures import label
 from ..study.result_tables import BENCH, KEPT, PARTS, missed, one_machine, read_timings
+from ..study.verdicts import best_of_families
 from ..tasks.kinds import TASKS
 from .claims import MIXED, VERDICTS
 from .statements import BELIEFS
@@ -85,9 +85,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 def _best(rows: pd.DataFrame, number: str, ascending: bool, column: str) -> pd.DataFrame:
     """The first row by a number of each family of rules, for every task and value of a column."""
-    rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
-    rows = rows.sort_values(number, ascending=ascending, kind="stable")
-    rows = rows.drop_duplicates([*TASK, column, "family"])
+    rows = best_of_families(rows, [*TASK, column], number, ascending)
     return rows.sort_values([*TASK, column], ascending=[False, True, True], kind="stable")
 
 

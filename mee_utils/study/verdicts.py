@@ -162,16 +162,24 @@ def fastest(times: pd.DataFrame) -> pd.DataFrame:
     return ordered.drop_duplicates(["task", "rule", "batch"]).reset_index(drop=True)
 
 
+def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascending=True) -> pd.DataFrame:
+    """Of each family of rules the first row by a number, for every value of the columns `by`."""
+    rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
+    rows = rows.sort_values(number, ascending=ascending, kind="stable")
+    return rows.drop_duplicates([*by, "family"])
+
+
 def timed(stored: Measured, model: str) -> pd.DataFrame:
     """The settings that `make bench` times besides those of `keeping`: `task`, `model`, `rule`, `threshold`.
 
-    On the main model what was calibrated (consistency, Hoeffding-Bentkus) and static exits; on the other
-    models the middle setting of each rule.
+    On the main model the cheapest of each family of what was calibrated (consistency, Hoeffding-Bentkus), if
+    it saves FLOPs, and static exits; on the other models the middle setting of each rule.
     """
     chosen = calibrated(stored, model, {"consistency": stored.deltas}, BOUNDS[:1]).assign(model=model)
+    chosen = best_of_families(chosen[chosen.flops_share < 1], ["task", "delta"], "flops_share")
     static = stored.rows(model=model, rule="static")
     others = [rows.iloc[[len(rows) // 2]] for (_, name, _), rows in searched(stored, "test") if name != model]
-    several = (chosen[chosen.found], static, *others)
+    several = (chosen, static, *others)
     return pd.concat([rows[KEYS] for rows in several]).drop_duplicates().reset_index(drop=True)
 
 

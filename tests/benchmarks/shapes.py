@@ -27,6 +27,7 @@ from mee_utils.models.loading import Model
 from mee_utils.study.catalogue import MAIN_MODEL, RULES
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import weights_digest
+from mee_utils.study.verdicts import best_of_families
 from mee_utils.traces.drafts import rounds_of
 from mee_utils.traces.planning import default_policies, plan_drafts
 from mee_utils.traces.replay import replay_policy
@@ -146,9 +147,9 @@ def assisted_peer(bench: Bench, layers: int) -> Run:
 
 
 def lossy(experiment: Experiment, bench: Bench) -> Iterator[dict]:
-    """The last setting of each rule that keeps the score for certain, decoded by the model, and played."""
+    """The cheapest setting of each family of rules that keeps the score for certain, decoded, and played."""
     settings, width = experiment.profile.results, bench.workload.sizes.d_model
-    kept = certain(experiment.profile.name)
+    kept = best_of_families(certain(experiment.profile.name), ["task"], "flops_share")
     (model,) = experiment.models([MAIN_MODEL]).values()
     model.network.float()
     classifiers, untrained = trained(experiment, model), {}
