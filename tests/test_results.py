@@ -31,9 +31,9 @@ def examples_of(loss, share, scores=None):
 
 SETTINGS = [
     ("full_depth", np.nan, 0.0, 1.0),
-    ("softmax_margin", 0.9, 0.0, 0.9),
-    ("softmax_margin", 0.7, 0.05, 0.7),
-    ("softmax_margin", 0.5, 0.4, 0.5),
+    ("fixed", 0.9, 0.0, 0.9),
+    ("fixed", 0.7, 0.05, 0.7),
+    ("fixed", 0.5, 0.4, 0.5),
     ("static", 8.0, 0.02, 0.8),
     ("static", 4.0, 0.6, 0.3),
     ("oracle", np.nan, 0.0, 0.2),
@@ -54,7 +54,7 @@ def measured(settings=SETTINGS, change=lambda part, rule, threshold, examples: e
 
 
 def test_a_setting_is_described_beside_full_depth():
-    found = measured().rows(rule="softmax_margin").set_index("threshold").loc[0.5]
+    found = measured().rows(rule="fixed").set_index("threshold").loc[0.5]
     assert found.retained == pytest.approx(0.8) and found.consistency_loss == pytest.approx(0.4)
     assert found.risk_loss == pytest.approx(0.2) and found.flops_share == pytest.approx(0.5)
     assert found.mean_exit_layer == pytest.approx(6) and found.length_share == 1
@@ -68,14 +68,14 @@ def test_each_rule_gets_the_last_threshold_that_passed_and_is_reported_on_other_
     )
     keys = ["rule", "kind", "delta", "bound"]
     found = verdicts.calibrated(measured(), "calm", demands).set_index(keys)
-    at = found.loc[("softmax_margin", "consistency", 0.1, "hoeffding_bentkus")]
+    at = found.loc[("fixed", "consistency", 0.1, "hoeffding_bentkus")]
     assert at.threshold == 0.7 and at.flops_share == 0.7 and at.found and at.mean_loss == pytest.approx(0.05)
     assert found.loc[("static", "consistency", 0.1, "betting")].threshold == 8
     nothing = found.loc[("static", "consistency", 0.001, "hoeffding_bentkus")]
     assert not nothing.found and np.isnan(nothing.threshold) and nothing.flops_share == 1
-    assert found.loc[("softmax_margin", "risk", 0.1, "hoeffding_bentkus")].mean_loss == pytest.approx(0.025)
+    assert found.loc[("fixed", "risk", 0.1, "hoeffding_bentkus")].mean_loss == pytest.approx(0.025)
     changed = verdicts.calibrated(measured(change=lucky), "calm", demands).set_index(keys)
-    at = changed.loc[("softmax_margin", "consistency", 0.1, "hoeffding_bentkus")]
+    at = changed.loc[("fixed", "consistency", 0.1, "hoeffding_bentkus")]
     assert at.threshold == 0.7 and at.mean_loss == pytest.approx(0.3)  # the lucky half has calibrated
 
 
@@ -86,9 +86,7 @@ def test_promises_are_broken_as_often_as_they_may_and_without_a_test_more_often(
     assert len(found) == 3 * 200 and not found[found.threshold == 0.8].violated.any()
     assert found[found.threshold == 0.7].violated.all()  # the third is just not good enough
     parts = [pd.DataFrame({"threshold": level, "loss": row}) for level, row in zip("abcd", losses)]
-    fresh = pd.concat(parts).assign(
-        rule="softmax_margin", threshold=lambda rows: rows.threshold.map(ord) * -1.0
-    )
+    fresh = pd.concat(parts).assign(rule="fixed", threshold=lambda rows: rows.threshold.map(ord) * -1.0)
     rates = verdicts.fresh_rates(fresh, (0.1,), 0.05, 200)
     just_below = pytest.approx([0.99 * 0.04, 0.1, 0.99 * 0.11, 0.99 * 0.5], rel=0.05)
     assert sorted(rates.delta.unique()) == just_below
@@ -102,52 +100,46 @@ def test_promises_are_broken_as_often_as_they_may_and_without_a_test_more_often(
 
 def test_costs_at_equal_loss_lie_between_the_settings():
     found = verdicts.at_equal_loss(measured(), "calm", (0.025, 0.225, 0.5)).set_index(["rule", "wanted"])
-    assert found.flops_share["softmax_margin", 0.025] == pytest.approx(0.8)
-    assert found.flops_share["softmax_margin", 0.225] == pytest.approx(0.6)
-    assert found.flops_low["softmax_margin", 0.225] < 0.6 < found.flops_high["softmax_margin", 0.225]
-    assert ("softmax_margin", 0.5) not in found.index and found.flops_share["static", 0.5] < 0.5
+    assert found.flops_share["fixed", 0.025] == pytest.approx(0.8)
+    assert found.flops_share["fixed", 0.225] == pytest.approx(0.6)
+    assert found.flops_low["fixed", 0.225] < 0.6 < found.flops_high["fixed", 0.225]
+    assert ("fixed", 0.5) not in found.index and found.flops_share["static", 0.5] < 0.5
     all_rules = verdicts.at_equal_loss(measured(), "calm", (0.5,), within=True).set_index("rule")
-    assert all_rules.flops_share["softmax_margin"] == pytest.approx(0.5), (
-        "the cheapest where none loses as much"
-    )
+    assert all_rules.flops_share["fixed"] == pytest.approx(0.5), "the cheapest where none loses as much"
     assert all_rules.flops_share["static"] == found.flops_share["static", 0.5]
 
 
 def test_the_setting_within_a_loss_is_chosen_on_validation_examples():
     chosen = lambda demand, found: verdicts.within_loss(found, "calm", demand).set_index("rule")
     kept = chosen(0.06, measured())
-    assert kept.threshold.drop(["oracle", "full_depth"]).to_dict() == {"softmax_margin": 0.7, "static": 8.0}
+    assert kept.threshold.drop(["oracle", "full_depth"]).to_dict() == {"fixed": 0.7, "static": 8.0}
     assert set(kept.part) == {"test"} and np.isnan(kept.threshold["oracle"]) and len(kept) == 4
     assert chosen(0.01, measured()).threshold["static"] == 8.0, "the strictest, where even that loses more"
     unlucky = lambda part, rule, threshold, examples: examples.assign(
         loss=examples.loss + 0.5 * (part == "test" and threshold == 0.7)
     )
     worse = chosen(0.06, measured(change=unlucky))
-    assert worse.threshold["softmax_margin"] == 0.7 and worse.consistency_loss[
-        "softmax_margin"
-    ] == pytest.approx(0.55)
+    assert worse.threshold["fixed"] == 0.7 and worse.consistency_loss["fixed"] == pytest.approx(0.55)
     found = measured()
     tried = found.settings[(found.settings.part != "test") | (found.settings.threshold != 0.7)]
     fewer = stored.Measured(tried, found.examples, 0.05, (0.1,), (0.05,))
-    assert chosen(0.06, fewer).threshold["softmax_margin"] == 0.9, "the next stricter that was decoded"
+    assert chosen(0.06, fewer).threshold["fixed"] == 0.9, "the next stricter that was decoded"
 
 
 def test_the_front_by_hand():
     assert list(verdicts.on_front([1, 2, 3, 2], [10, 20, 15, 20])) == [True, True, False, True]
     assert list(verdicts.on_front([1, 1, 2], [10, 11, 11])) == [False, True, False]
     front = verdicts.fronts(measured()).query("front")
-    assert list(front.rule) == ["softmax_margin", "softmax_margin", "softmax_margin", "static", "static"]
+    assert list(front.rule) == ["fixed", "fixed", "fixed", "static", "static"]
     assert set(front.part) == {"test"}  # the oracle, cheapest and best, does not count
 
 
 def test_what_keeps_the_score_is_the_last_in_a_sequence_of_tests():
     kept = verdicts.keeping(measured(), "calm", 0.965).set_index("rule")
-    assert kept.threshold.to_dict() == {"softmax_margin": 0.7, "static": 8.0} and set(kept.verdict) == {
-        "keeps it"
-    }
-    assert set(kept.part) == {"test"} and kept.flops_share["softmax_margin"] == pytest.approx(0.7)
+    assert kept.threshold.to_dict() == {"fixed": 0.7, "static": 8.0} and set(kept.verdict) == {"keeps it"}
+    assert set(kept.part) == {"test"} and kept.flops_share["fixed"] == pytest.approx(0.7)
     barely = verdicts.keeping(measured(), "calm", measured().rows(threshold=0.7).low.item()).set_index("rule")
-    assert barely.threshold["softmax_margin"] == 0.7
+    assert barely.threshold["fixed"] == 0.7
 
     def worse(*levels):
         change = lambda part, rule, threshold, examples: examples.assign(
@@ -155,12 +147,10 @@ def test_what_keeps_the_score_is_the_last_in_a_sequence_of_tests():
         )
         return verdicts.keeping(measured(change=change), "calm", 0.965).set_index("rule")
 
-    assert (
-        worse(0.7).threshold["softmax_margin"] == 0.9 and worse(0.7).verdict["softmax_margin"] == "keeps it"
-    )
-    assert worse(0.9).threshold["softmax_margin"] == 0.9  # nothing behind it is tested
-    assert worse(0.9).verdict["softmax_margin"] == "does not keep it"
-    assert verdicts.keeping(measured(), "calm", 0.999).set_index("rule").threshold["softmax_margin"] == 0.9
+    assert worse(0.7).threshold["fixed"] == 0.9 and worse(0.7).verdict["fixed"] == "keeps it"
+    assert worse(0.9).threshold["fixed"] == 0.9  # nothing behind it is tested
+    assert worse(0.9).verdict["fixed"] == "does not keep it"
+    assert verdicts.keeping(measured(), "calm", 0.999).set_index("rule").threshold["fixed"] == 0.9
 
 
 def test_where_it_is_not_certain_the_verdict_is_undecided():

@@ -113,7 +113,7 @@ def drafts(experiment: Experiment) -> Iterator[Setting]:
 
 
 def certain(profile: str) -> pd.DataFrame:
-    """The last setting of each rule that keeps `QUALITY` for certain, if it saves FLOPs: else it is not faster."""
+    """The last setting of each rule that keeps `QUALITY` for certain, if that saves FLOPs."""
     found = keeping(read_measured(profile), MAIN_MODEL, QUALITY)
     return found[(found.verdict == KEPT[0]) & (found.flops_share < 1)]
 
