@@ -63,7 +63,7 @@ for part, count in counted.items():
 # The thresholds of a rule, found on validation examples, are tested on the test examples from the strictest
 # down, as long as 99 % of the full score (the mean over outputs) is kept for certain: the lower end of a
 # paired 95 % interval. Since the order is fixed beforehand, many tests do not weaken the certainty. The last that passed stands for
-# the rule; one that fails at once is not in the figure. Bars are tokens a second as a multiple of full
+# the rule; one that fails at once, or saves no FLOPs, is not in the figure. Bars are tokens a second as a multiple of full
 # depth, with the range over rounds; the line at 1 is full depth. All test inputs are timed, a tenth of them a
 # round, rule after rule; bars are ordered by one half of the rounds and drawn from the other, so that the
 # fastest is not told by the inputs that made it the fastest. Upper row: one output at a time; lower row: in
@@ -155,8 +155,8 @@ if len(seeds):
 # %% [markdown]
 # ## Score against speed
 #
-# The settings that were timed: what keeps 99 % (as above), what is calibrated below, static exits; on the
-# other models the middle setting of each rule (a few inputs, the same in every round). Tokens a second are
+# The settings that were timed: what keeps 99 % (as above), the cheapest of each family of what is calibrated
+# below, static exits; on the other models the middle setting of each rule (a few inputs, the same in every round). Tokens a second are
 # corrected for length: a rule does not gain by writing less. Each panel has a scale of its own. The machine is
 # named in `figures/bench`.
 

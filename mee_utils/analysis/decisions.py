@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from scipy.sparse import csr_array
 from sklearn.metrics import roc_auc_score
 
 from ..common.errors import CompanionError
@@ -41,12 +42,13 @@ def area_interval(scores: np.ndarray, labels: np.ndarray, sequence: np.ndarray) 
     for score, label in zip(scores.T, np.asarray(labels, dtype=bool).T, strict=True):
         order = np.argsort(score, kind="stable")
         _, first, count = np.unique(score[order], return_index=True, return_counts=True)
-        may, may_not = (np.eye(units)[sequence[order]] * of[order, None] for of in (label, ~label))
-        begun = np.vstack([np.zeros(units), np.cumsum(may_not, axis=0)])  # of each sequence, below a place
-        below = np.repeat((begun[first] + begun[first + count]) / 2, count, axis=0)
-        wins += may.T @ below
-        pairs += np.outer(may.sum(axis=0), may_not.sum(axis=0))
-    form = lambda weights, matrix: ((weights @ matrix) * weights).sum(axis=1)
+        places = (sequence[order], np.arange(len(order)))
+        may, may_not = (csr_array((of[order].astype(float), places)) for of in (label, ~label))
+        begun = np.vstack([np.zeros(units), np.cumsum(may_not.T.toarray(), axis=0)])  # below a place
+        wins += may @ np.repeat((begun[first] + begun[first + count]) / 2, count, axis=0)
+        pairs += np.outer(may.sum(axis=1), may_not.sum(axis=1))
+    some = pairs.any(axis=0)  # sequences with tokens that may not exit
+    form = lambda weights, matrix: ((weights @ matrix[:, some]) * weights[:, some]).sum(axis=1)
     return interval(lambda weights: form(weights, wins) / form(weights, pairs), units)
 
 
