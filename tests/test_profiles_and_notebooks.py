@@ -222,3 +222,21 @@ def test_a_corpus_that_is_new_in_a_trained_profile_is_one_line(monkeypatch, tmp_
     profile, corpus, train = trained(monkeypatch, tmp_path, data={})
     with pytest.raises(CompanionError, match="trained with another training data of translation: delete"):
         inputs.check_recipe(profile, "calm")
+
+
+def test_corpora_of_other_domains_are_loaded_by_name(tmp_path):
+    from mee_utils.study.experiment import Experiment
+
+    content = yaml.safe_load((Path(__file__).parent.parent / "notebooks/profiles/small.yaml").read_text())
+    assert Experiment(None, "small").away(3) == {}
+    content["away"] = {"shop": {"task": "translation", "source": "synthetic"}}
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(content))
+    experiment = Experiment(None, str(path))
+    ((name, task),) = experiment.away(3).items()
+    assert (name, task.name, task.split, len(task)) == ("shop", "translation", "validation", 3)
+    assert experiment.used["corpus shop"] == task.digest
+    content["away"]["shop"]["task"] = "translations"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(CompanionError, match="away"):
+        load_profile(path)

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import CompanionError, ExitClassifier, Model, Task, Trace, load_classifier
+from .. import CompanionError, ExitClassifier, Model, Task, Trace, load_classifier, load_task
 from ..analysis.long_documents import long_tasks
 from ..common.errors import check_choice
 from . import inputs
@@ -45,6 +45,13 @@ class Experiment:
         tasks = {task.name: task for task in inputs.load_tasks(self.profile, part, limit)}
         if part == "held_out":
             self.used |= {f"corpus {name}": task.digest for name, task in tasks.items()}
+        return tasks
+
+    def away(self, limit: int) -> dict[str, Task]:
+        """At most `limit` examples of each corpus of another domain; none where the profile names none."""
+        source, corpora = self.profile.source, self.profile.away.items()
+        tasks = {name: load_task(of.task, source(name), "validation", limit) for name, of in corpora}
+        self.used |= {f"corpus {name}": task.digest for name, task in tasks.items()}
         return tasks
 
     def manifests(self, names: Sequence[str]) -> dict[str, dict]:

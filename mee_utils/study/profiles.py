@@ -53,7 +53,7 @@ class Corpus(Strict):
 
 
 class Extra(Strict):
-    """Further examples of a task for pre-training, from a corpus that is not scored; see `Corpus.source`."""
+    """Another corpus of a task, not scored: to pre-train on, or to try thresholds on; see `Corpus.source`."""
 
     task: Literal[*TASKS]
     source: str
@@ -254,7 +254,8 @@ class Profile(Strict):
     device: str
     dtype: Literal["float64", "float32", "bfloat16"]
     corpora: Annotated[dict[TaskName, Corpus], Field(min_length=1)]
-    extra: dict[Name, Extra] = {}
+    extra: dict[Name, Extra] = {}  # for pre-training
+    away: dict[Name, Extra] = {}  # other domains, on whose validation examples thresholds from home are tried
     training: Training
     ablations: AblationSettings | None = None
     classifiers: ClassifierSettings = ClassifierSettings()
@@ -285,7 +286,7 @@ class Profile(Strict):
 
     def source(self, task: str) -> str:
         """The source of a task's corpus, with DATA filled in."""
-        source, data = (self.corpora | self.extra)[task].source, self._data
+        source, data = (self.corpora | self.extra | self.away)[task].source, self._data
         if "{data}" not in source:
             return source
         if not data:
