@@ -190,20 +190,21 @@ print("Final tokens still kept at the last layer, at least:", ", ".join(kept))
 # another exit, since probabilities over fewer ids are larger). The figure shows CALM, with 95 % intervals.
 
 # %%
-decoding, complete = dict(max_new_tokens=max_new_tokens, batch_size=batch_size), []
+decoding = dict(max_new_tokens=max_new_tokens, batch_size=batch_size)
 tried = {(form,): policy for form, policy in margins.items() if form != "decaying_closed"}
+safe_from, complete, aside = minimum.set_index(["model", "task"]).minimum_layer, [], []
 for name, task in pairs:
-    table, decoded = comparison.comparison(models[name], tasks[task], tried, ("reduction",), **decoding)
+    safe = RULES["unpruned"].policy(threshold, settings | {"min_layer": int(safe_from[name, task])})
+    policies = tried | {("at its minimum",): safe, ("from the first",): margin}
+    table, decoded = comparison.comparison(models[name], tasks[task], policies, ("reduction",), **decoding)
     plain = decoded["unpruned",].token_ids
-    differ = pd.DataFrame(
-        [
-            {"reduction": labels[0], **pruning.exactness(found.token_ids, plain)}
-            for labels, found in decoded.items()
-            if labels
-        ]
-    )
-    complete.append(table.assign(model=name).merge(differ, on="reduction", how="left"))
-complete = round_table(pd.concat(complete, ignore_index=True))
+    differ = [
+        {"reduction": form, **pruning.exactness(decoded[form,].token_ids, plain)} for (form,) in tried
+    ]
+    rows = table.assign(model=name).merge(pd.DataFrame(differ), on="reduction", how="left")
+    complete.append(rows[: 1 + len(tried)])
+    aside.append(rows[1 + len(tried) :])
+complete, aside = round_table(pd.concat(complete, ignore_index=True)), pd.concat(aside, ignore_index=True)
 
 
 # %%
@@ -230,20 +231,15 @@ complete.pivot_table(index=order, columns="reduction", values=values, sort=False
 # that the rule gave each model and task; beside it the margin that may exit at every layer.
 
 # %%
-by_rule, first = [], []
-columns = ["mean_exit_layer", "flops_share"]
-for row in minimum.itertuples():
-    policy = RULES["unpruned"].policy(threshold, settings | {"min_layer": row.minimum_layer})
-    model, task, tried = models[row.model], tasks[row.task], {("unpruned",): policy}
-    found = comparison.comparison(model, task, tried, ("reduction",), **decoding)[0].iloc[1]
-    same = (complete.model == row.model) & (complete.task == row.task) & (complete.reduction == "unpruned")
-    kept = {"retained": found.retained, "retained_at_min_layer": complete[same].retained.item()}
-    first.append(comparison.comparison(model, task, {("none",): margin}, ("minimum",), **decoding)[0][1:])
-    first[-1]["model"], kept["retained_from_first"] = row.model, first[-1].retained.item()
-    names = {"model": row.model, "task": row.task, "min_layer": row.minimum_layer}
-    by_rule.append({**names, **kept, **found[columns]})
-by_rule = experiment.save_table(pd.DataFrame(by_rule), "minimum_layer_decoded")
-by_rule.set_index(["model", "task"]).round(3)
+keys = ["model", "task"]
+at_safe, first = (aside[aside.reduction == form] for form in ("at its minimum", "from the first"))
+by_rule = safe_from.rename("min_layer").reset_index()
+by_rule = by_rule.merge(at_safe[[*keys, "retained", "mean_exit_layer", "flops_share"]], on=keys)
+beside = {"retained_at_min_layer": complete[complete.reduction == "unpruned"], "retained_from_first": first}
+for column, rows in beside.items():
+    by_rule = by_rule.merge(rows.rename(columns={"retained": column})[[*keys, column]], on=keys)
+by_rule = experiment.save_table(by_rule, "minimum_layer_decoded")
+by_rule.set_index(keys).round(3)
 
 # %% [markdown]
 # ## By the clock
@@ -377,7 +373,7 @@ for row in drawn.drop_duplicates(["task", "model"]).itertuples():
 
 # %%
 found = {"boxes": boxes, "recall": kept_at, "complete": complete, "minimum": minimum, "honesty": honesty}
-found |= {"equal": equal.assign(model="calm"), "first": pd.concat(first), "times": times}
+found |= {"equal": equal.assign(model="calm"), "first": first, "times": times}
 found = {name: table.replace({"model": {pre_trained: "pretrained"}}) for name, table in found.items()}
 tables = {task: {name: table[table.task == task] for name, table in found.items()} for task in tasks}
 verdicts = claims.judge("03_pruning", tables)

@@ -118,8 +118,8 @@ def sweep(replayed: PolicyReplay, thresholds: Sequence[float], max_new_tokens: i
 def thresholds_for(replayed: PolicyReplay, shares: Sequence[float], steps: int = 200) -> pd.DataFrame:
     """For each share the lowest threshold from which on so many predictions stay those of full depth.
 
-    Thresholds at `steps` quantiles of the confidences are tried, with four decimals, so that tables hold them
-    exactly. One row a share, as `sweep` gives it; with the highest threshold if no lower one will do.
+    Thresholds at `steps` quantiles of the confidences are tried, rounded so that tables hold them exactly.
+    One row a share, as `sweep` gives it; with the highest threshold if no lower one will do.
     """
     for share in shares:
         if not 0 <= share <= 1:

@@ -179,7 +179,7 @@ def inputs_of(profile: str) -> dict[str, str]:
 def read_timings(
     part: str, wanted: pd.DataFrame, profile: str | None = None, complete: bool = False, folder: Path = BENCH
 ) -> pd.DataFrame:
-    """The settings in `wanted` that were timed (thresholds rounded to four decimals); one row a batch size.
+    """The settings in `wanted` that were timed (thresholds: to eight decimals); one row a batch size.
 
     `speed` is tokens a second, full depth being 1; `samples_speed` samples a second; `median` is in layers.
     The part "one decision" is timed on random weights and belongs to no profile. All are of one machine
