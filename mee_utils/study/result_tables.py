@@ -182,20 +182,22 @@ def read_timings(
     """The settings in `wanted` that were timed (thresholds: to eight decimals); one row a batch size.
 
     `speed` is tokens a second, full depth being 1; `samples_speed` samples a second; `median` is in layers.
-    The part "one decision" is timed on random weights and belongs to no profile. All are of one machine
-    (`attrs["processor"]`). With `complete`, nothing is returned unless every setting was timed there.
+    The part "one decision" is timed on random weights and belongs to no profile. All are of one machine, the
+    one that timed most of them (`attrs["processor"]`). With `complete`, nothing is returned unless every
+    setting was timed there.
     """
     file, keys, values = PARTS[part]
     path = folder / f"{file}.csv"
     if not path.exists():
         return pd.DataFrame(columns=[*wanted, *values])
     stored = pd.read_csv(path)
-    stored = one_machine(stored[stored.profile == profile] if profile else stored[stored.group == part])
+    stored = stored[stored.profile == profile] if profile else stored[stored.group == part]
     if "threshold" in keys:
         rounded = lambda table: table.dropna(subset="threshold").round({"threshold": 8})
         wanted, stored = rounded(wanted), rounded(stored)
-    found = wanted.merge(stored[[*keys, *values]], on=keys)
-    found.attrs["processor"] = "".join(stored.processor.unique())
+    found = one_machine(wanted.merge(stored[["processor", *keys, *values]], on=keys))
+    processor, found = "".join(found.processor.unique()), found.drop(columns="processor")
+    found.attrs["processor"] = processor
     return found.iloc[:0] if complete and len(found[keys].drop_duplicates()) < len(wanted) else found
 
 
