@@ -215,9 +215,10 @@ for (name, batch), part in timed.groupby(["model", "batch"], sort=False):
 #
 # At this size a good part of a decision is Python. `make bench` lets decoders of T5's sizes with random
 # weights play what the CALM model did here: tokens leave at the same relative depth, the same drafts are
-# right and wrong, every decision is computed. *Verified* is planned for each size anew; *unverified* are the
-# fastest of the rules that keep 99 % of the score (08), by what they look at. Acceptance at T5's sizes may
-# differ: this says what such exits would cost there, not that models of that size have them.
+# right and wrong, every decision is computed. *Verified* is planned for each size anew. *Unverified*: of the
+# rules that keep 99 % of the score (08), the cheapest of each family, and of these the fastest that looks at
+# several layers, and at one. Acceptance at T5's sizes may differ: this says what such exits would cost there, not
+# that models of that size have them.
 
 # %%
 shapes = result_tables.fastest_by_shape()

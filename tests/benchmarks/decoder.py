@@ -24,7 +24,7 @@ from mee_utils.common.files import read_yaml
 from mee_utils.decoding.generation import bind_policy, decode_batch
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.decoding.token import on_host
-from mee_utils.exits.classifiers import SIZED, new_classifier
+from mee_utils.exits.classifiers import SIZED, ExitClassifier, new_classifier
 from mee_utils.exits.measures import ForcedExits
 from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.costs import SHAPES, DecoderSizes
@@ -221,15 +221,10 @@ def decision_cost(bench: Bench) -> Iterator[Timing]:
 
     The survey's rules are timed as they are measured (few ids); MuE's decision is that of hidden similarity.
     """
-    full, width = bench.times({"full_depth": bench.ours(1)})["full_depth"], bench.workload.sizes.d_model
+    full = bench.times({"full_depth": bench.ours(1)})["full_depth"]
     layer = ((full / bench.workload.tokens - bench.parts()[0]) / bench.layers).median()
+    untrained = untrained_classifiers(bench)
     policies = {name: undecided(name) for name in MEASURES}
-    sizes = dict(decoder_layers=bench.layers, vocabulary=bench.workload.sizes.vocabulary)
-    untrained = {}
-    for name, variant in (VARIANTS | SURVEY_VARIANTS).items():
-        own = {size: sizes[size] for size in SIZED.get(variant.kind, ())}
-        classifier = new_classifier(variant.kind, width, **variant.options(width), **own)
-        untrained[name] = classifier.to(bench.network.dtype)
     policies |= {name: undecided(untrained[name]) for name in VARIANTS}
     for rule in (RULES[name] for name in SURVEY):
         if rule.thresholded and rule.decay is None:
@@ -240,6 +235,17 @@ def decision_cost(bench: Bench) -> Iterator[Timing]:
     for name, policy in policies.items():
         if policy.measure.lookback < bench.layers - 3:  # else it looks back farther than this decoder is deep
             yield Timing(name, 1, _decision_seconds(bench, policy) / layer, LAYER)
+
+
+def untrained_classifiers(bench: Bench) -> dict[str, ExitClassifier]:
+    """A classifier of every variant for the benchmark's model, by rule: cost does not depend on weights."""
+    sizes = dict(decoder_layers=bench.layers, vocabulary=bench.workload.sizes.vocabulary)
+    width, found = bench.workload.sizes.d_model, {}
+    for name, variant in (VARIANTS | SURVEY_VARIANTS).items():
+        own = {size: sizes[size] for size in SIZED.get(variant.kind, ())}
+        classifier = new_classifier(variant.kind, width, **variant.options(width), **own)
+        found[name] = classifier.to(bench.network.dtype)
+    return found
 
 
 def _decision_seconds(bench: Bench, policy: ExitPolicy) -> np.ndarray:

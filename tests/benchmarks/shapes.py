@@ -20,7 +20,6 @@ from mee_utils.decoding.costs import measure_costs
 from mee_utils.decoding.generation import bind_policy, generate
 from mee_utils.decoding.token import on_host
 from mee_utils.decoding.verify import UNSURE, DraftDecoder, Row
-from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import ForcedExits
 from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.loading import Model
@@ -32,7 +31,17 @@ from mee_utils.traces.drafts import rounds_of
 from mee_utils.traces.planning import default_policies, plan_drafts
 from mee_utils.traces.replay import replay_policy
 
-from .decoder import PAUSE, SEED, WORKLOADS, Bench, Run, around, ctranslate2_peer, summary
+from .decoder import (
+    PAUSE,
+    SEED,
+    WORKLOADS,
+    Bench,
+    Run,
+    around,
+    ctranslate2_peer,
+    summary,
+    untrained_classifiers,
+)
 from .rules import BATCHES, certain, drafts_by, trained
 
 KEYS = ("profile", "part", "shape")
@@ -148,14 +157,11 @@ def assisted_peer(bench: Bench, layers: int) -> Run:
 
 def lossy(experiment: Experiment, bench: Bench) -> Iterator[dict]:
     """The cheapest setting of each family of rules that keeps the score for certain, decoded, and played."""
-    settings, width = experiment.profile.results, bench.workload.sizes.d_model
+    settings = experiment.profile.results
     kept = best_of_families(certain(experiment.profile.name), ["task"], "flops_share")
     (model,) = experiment.models([MAIN_MODEL]).values()
     model.network.float()
-    classifiers, untrained = trained(experiment, model), {}
-    for name in set(kept.rule) & classifiers.keys():
-        variant = RULES[name].classifier
-        untrained[name] = new_classifier(variant.kind, width, **variant.options(width))
+    classifiers, untrained = trained(experiment, model), untrained_classifiers(bench)
     tasks, options, runs = experiment.tasks(EXAMPLES), settings.model_dump(), {}
     for row in kept.itertuples():
         policies = [RULES[row.rule].policy(row.threshold, options, own) for own in (classifiers, untrained)]
