@@ -3,7 +3,7 @@
 # make results      RESULTS.md, and the numbers of README.md, from the stored tables
 # make explorer     one page on which thresholds move and outputs follow    PROFILE=small|real  DATA=folder
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet           PART="one decision"
-# make measure      decodes every rule anew; hours (03, 05 and 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
+# make measure      decodes every rule anew; hours (03, 05, 06, 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
 # make retrain      further seeds and ablations, for the tables of spread    PROFILE=small|real  DATA=folder
 # make lab          JupyterLab, on a list of the notebooks

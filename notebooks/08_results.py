@@ -437,11 +437,11 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # not faster *because* it sees several layers: rules that look at one distribution are as fast, and so is, nearly,
 # a fixed exit layer in batches. On translations, yes, one output at a time: patient entropy gains two fifths. The
 # largest probability alone gains more, and in batches nothing but a fixed layer gains. On questions the rules that
-# count exits need the fewest FLOPs, well ahead of all that look at one layer; but no rule is faster, since at this
-# size their decisions take longer than the layers that they save (07 has the sizes of T5). Even the oracle's exits
-# cost score there: each word that leaves early was right, but it leaves other keys and values behind, and an
-# answer counts only as a whole. If the last layer checks what exits say, the answer is yes on all three tasks, and
-# nothing is lost at all (07).
+# count exits need the fewest FLOPs, well ahead of all that look at one layer. At this size no rule is faster all the
+# same, since their decisions take longer than the layers that they save; at the sizes of T5 they gain a little, and
+# rules over one layer gain nothing (07). Even the oracle's exits cost score there: each word that leaves early was
+# right, but it leaves other keys and values behind, and an answer counts only as a whole. If the last layer checks
+# what exits say, the answer is yes on all three tasks, and nothing is lost at all (07).
 #
 # *FLOPs are not seconds.* What decides in FLOPs is the price of a decision and how early it may be taken safely;
 # readouts over a few ids take most of that price away. On models this narrow the clock sees little of it, because
