@@ -160,13 +160,13 @@ def test_where_it_is_not_certain_the_verdict_is_undecided():
     )
     found = measured(change=noisy)
     share = found.rows(threshold=0.9).retained.item()
-    assert verdicts.keeping(found, "calm", share).set_index("rule").verdict["softmax_margin"] == "undecided"
+    assert verdicts.keeping(found, "calm", share).set_index("rule").verdict["fixed"] == "undecided"
 
 
 def test_what_is_timed_was_calibrated_or_is_static():
     timed = verdicts.timed(measured(), "calm")
     assert set(map(tuple, timed[["rule", "threshold"]].to_numpy())) == {
-        ("softmax_margin", 0.7),
+        ("fixed", 0.7),
         ("static", 8.0),
         ("static", 4.0),
     }

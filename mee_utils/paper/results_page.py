@@ -12,8 +12,7 @@ import pandas as pd
 from ..common.files import ROOT, complete_file, read_yaml
 from ..study import result_tables
 from ..study.figures import label
-from ..study.result_tables import BENCH, KEPT, PARTS, missed, one_machine, read_timings
-from ..study.verdicts import best_of_families
+from ..study.result_tables import BENCH, KEPT, PARTS, best_of_families, missed, one_machine, read_timings
 from ..tasks.kinds import TASKS
 from .claims import MIXED, VERDICTS
 from .statements import BELIEFS

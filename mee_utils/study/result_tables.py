@@ -13,7 +13,7 @@ import pandas as pd
 from ..analysis.statistics import Interval, interval
 from ..common.errors import CompanionError
 from ..common.files import ROOT
-from .catalogue import MAIN_MODEL, SEVERAL_LAYERS
+from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
 from .notebooks import SOURCES, notebook_names
 from .profiles import check_profile_name
 from .results import output_root
@@ -205,6 +205,13 @@ def one_machine(times: pd.DataFrame) -> pd.DataFrame:
     """The lines of the machine that timed most of them; of equals the one that comes first."""
     counts = times.processor.value_counts(sort=False)
     return times[times.processor == counts.idxmax()] if len(times) else times
+
+
+def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascending=True) -> pd.DataFrame:
+    """Of each family of rules the first row by a number, for every value of the columns `by`."""
+    rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
+    rows = rows.sort_values(number, ascending=ascending, kind="stable")
+    return rows.drop_duplicates([*by, "family"])
 
 
 def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:

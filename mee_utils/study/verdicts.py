@@ -10,7 +10,7 @@ from scipy.stats import binom
 from ..analysis.calibration import broken_promises, learn_then_test
 from ..analysis.statistics import DRAWS, RESAMPLES, Interval, percentiles
 from .catalogue import RULES, SEVERAL_LAYERS
-from .result_tables import KEPT, KEYS, Measured, described
+from .result_tables import KEPT, KEYS, Measured, best_of_families, described
 
 BOUNDS = ("hoeffding_bentkus", "betting")
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
@@ -160,13 +160,6 @@ def fastest(times: pd.DataFrame) -> pd.DataFrame:
     """Of timed settings the fastest of each task, rule and batch size, the fastest rule first (`ranked`)."""
     ordered = times.sort_values("ranked", ascending=False, kind="stable")
     return ordered.drop_duplicates(["task", "rule", "batch"]).reset_index(drop=True)
-
-
-def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascending=True) -> pd.DataFrame:
-    """Of each family of rules the first row by a number, for every value of the columns `by`."""
-    rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
-    rows = rows.sort_values(number, ascending=ascending, kind="stable")
-    return rows.drop_duplicates([*by, "family"])
 
 
 def timed(stored: Measured, model: str) -> pd.DataFrame:

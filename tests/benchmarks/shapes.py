@@ -26,7 +26,7 @@ from mee_utils.models.loading import Model
 from mee_utils.study.catalogue import MAIN_MODEL, RULES
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import weights_digest
-from mee_utils.study.verdicts import best_of_families
+from mee_utils.study.result_tables import best_of_families
 from mee_utils.traces.drafts import rounds_of
 from mee_utils.traces.planning import default_policies, plan_drafts
 from mee_utils.traces.replay import replay_policy
