@@ -495,6 +495,8 @@ for rule, home, away in [(r, a, b) for r in group_of for a in tasks for b in tas
     row = survey.at_loss(found, losses[away], max_new_tokens)
     place = "at home" if home == away else "away"
     rows.append({"task": away, "model": "calm", "rule": rule, "home": home, "place": place, **row})
+
+# %%
 for corpus, each in experiment.away(limit).items():
     found = trace(calm, each.inputs, max_new_tokens=max_new_tokens)
     lost, labels = survey.output_losses(found, calm, each), {"task": each.name, "model": "calm"}
