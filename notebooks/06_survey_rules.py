@@ -13,8 +13,9 @@
 # beats a confidence; bandits find the threshold while running; confidences move with the domain.
 #
 # **What we do.** All rules stand on one frozen model. They are compared at the same loss, never at the same
-# threshold. One set of held-out outputs chooses the threshold, by replay of traces. Another set reports, by
-# replay and by real decoding.
+# threshold. Losses and costs come from real decoding: thresholds are chosen on validation examples, and test
+# examples report (`make measure`). How well a rule ranks tokens, which rules are the same, and what a bandit earns
+# are read off traces, without decoding.
 #
 # **Expectation.** Rules that count exits gain nothing where training makes early layers agree with the last
 # one. What a decision costs decides more than how clever it is.
@@ -272,7 +273,7 @@ experiment.save_figure(figure, "equal_loss", curves)
 # The table has a row a task and rule. `equal flops` is where the rule's line crosses a loss of one in a hundred
 # (the grey line; full depth is the first point of every line), with a paired 95 % interval; a rule whose last
 # setting loses less has the FLOPs of its cheapest. From `threshold` to `retained` stands one setting: the last,
-# from careful to careless, that loses no more than that on *validation* examples, as it does on test examples (`inf`: nobody leaves).
+# from careful to careless, that loses no more than that on *validation* examples, as it does on test examples.
 # `guaranteed`: what the rule spends where learn-then-test promises a mean loss of at most `promise` (08; 1 where
 # no threshold passes). `verified speed` takes the same exits as drafts that the last layer judges, so that the
 # output stays what it is (07): tokens a second, one output at a time, full depth being 1. `acceptance` and

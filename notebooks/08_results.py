@@ -70,8 +70,7 @@ for part, count in counted.items():
 # batches. Colours are families of rules. The ten fastest of each panel are drawn; the table beside the figure has all.
 
 # %%
-kept = verdicts.keeping(stored, main, quality)
-experiment.save_table(kept, "at_99_percent")
+kept = experiment.save_table(verdicts.keeping(stored, main, quality), "at_99_percent")
 sure = kept[kept.verdict == result_tables.KEPT[0]]
 answer = verdicts.fastest(result_tables.read_timings("kept", sure, name))
 

@@ -65,7 +65,7 @@ class Run:
         rounded = round_table(table)
         written = rounded.drop(columns=[column for column in table if str(column).endswith(DRAWS)])
         if "threshold" in table and table.threshold.dtype.kind == "f":
-            written = written.assign(threshold=table.threshold.map(level_text, na_action="ignore"))
+            written = written.assign(threshold=rounded.threshold.map(level_text, na_action="ignore"))
         text = written.to_csv(index=False, float_format=f"%.{DECIMALS}f", lineterminator="\n")
         self._write(f"{_checked(name)}.csv", text.encode())
         print(digest_line(name, written, text))
@@ -179,8 +179,11 @@ def png(figure) -> bytes:
 
 
 def round_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Rounds every float to `DECIMALS`, so that display, file and hash agree; -0.0 becomes 0.0."""
-    rounded, floats = table.copy(), table.select_dtypes("float").columns
+    """Rounds every float to `DECIMALS`, so that display, file and hash agree; -0.0 becomes 0.0.
+
+    A `threshold` stays as it is: rounded it would be another setting.
+    """
+    rounded, floats = table.copy(), table.select_dtypes("float").columns.difference(["threshold"])
     rounded[floats] = rounded[floats].astype("float64").round(DECIMALS) + 0.0
     return rounded
 
