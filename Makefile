@@ -22,6 +22,9 @@ SITE ?= build/site
 export HF_HUB_DISABLE_PROGRESS_BARS = 1
 export TOKENIZERS_PARALLELISM = false
 export PYTHONUNBUFFERED = 1
+# glibc keeps the memory of large arrays for the next ones: a tenth of the time of traces and replays
+export MALLOC_MMAP_THRESHOLD_ = 1073741824
+export MALLOC_TRIM_THRESHOLD_ = 4294967296
 
 ifeq ($(CONDA_DEFAULT_ENV),mee)
   PYTHON := python

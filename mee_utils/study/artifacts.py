@@ -128,7 +128,7 @@ def train_classifiers(
 def classifier_keys(profile: Profile, jobs: Sequence[ClassifierJob], tasks: Sequence) -> dict:
     """What each of some classifiers belongs to: weights, settings, and the `tasks` that it is trained on."""
     settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
-    about = [[task.digest for task in tasks], settings]
+    about = [digest_of([(task.inputs, task.targets) for task in tasks]), settings]
     common = {name: digest_of(weights_digest(profile, name), *about) for name in {job.model for job in jobs}}
     return {job: f"{common[job.model]} {asdict(job)} {asdict(RULES[job.variant].classifier)}" for job in jobs}
 
@@ -160,10 +160,13 @@ def _first_tokens(profile: Profile, part: str) -> list:
     """The first examples of each corpus with about `classifiers.tokens` target tokens (held out: half)."""
     wanted = profile.classifiers.tokens // (2 if part == "held_out" else 1)
     tokenizer, found = load_profile_tokenizer(profile, next(iter(profile.training.backbones))), []
-    for task in load_tasks(profile, part, wanted):
-        counts = [min(len(ids), profile.training.max_target) for ids in tokenizer(task.targets).input_ids]
-        enough = int(np.searchsorted(np.cumsum(counts), wanted)) + 1
-        found.append(task[:enough])
+    for name in profile.corpora:
+        for limit in (wanted // 16 + 1, wanted // 4 + 1, wanted):  # few tokens an example, or one
+            (task,) = load_tasks(profile, part, limit, name)
+            counts = [min(len(ids), profile.training.max_target) for ids in tokenizer(task.targets).input_ids]
+            if sum(counts) >= wanted or len(task) < limit:
+                break
+        found.append(task[: int(np.searchsorted(np.cumsum(counts), wanted)) + 1])
     return found
 
 

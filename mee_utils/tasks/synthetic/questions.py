@@ -12,7 +12,6 @@ fifth of the questions, by the bare value ("In one word: ..."):
 `LESSONS` ask several questions of one context, one for each kind of hop. They are for pre-training only.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
@@ -175,10 +174,17 @@ def question(random: Random, bare: float = BARE) -> SyntheticExample:
     return _example(sentences, one_word, asked.bare, f"{form}, bare")
 
 
+def _place(context: str, answer: str) -> int:
+    """Where an answer stands in a context as whole words; -1 if nowhere."""
+    at = context.find(answer)
+    while at >= 0 and (context[at - 1 : at].isalnum() or context[at + len(answer) :][:1].isalnum()):
+        at = context.find(answer, at + 1)
+    return at
+
+
 def _example(sentences: list[str], asked: str, answer: list[Word], form: str = "") -> SyntheticExample:
     context, (target, spans) = " ".join(sentences), write(answer)
-    place = re.search(rf"(?<!\w){re.escape(target)}(?!\w)", context)
-    answers = {"text": [target], "answer_start": [place.start() if place else -1]}
+    answers = {"text": [target], "answer_start": [_place(context, target)]}
     columns = {"title": "", "context": context, "question": asked, "answers": answers}
     return SyntheticExample(columns, context, target, spans, form)
 
