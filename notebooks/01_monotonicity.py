@@ -312,10 +312,10 @@ for claim, rows in verdicts.groupby("claim", sort=False):
 # ## What this shows, and what it does not
 #
 # How early a token settles depends on the *objective*, and `figure_1_settled` and `settling_gain` show how
-# much each objective buys. We expected late-weighted before FREE; it is the other way round, on every task and
-# with every seed: FREE is the one that asks an earlier layer. They do not show that exiting early is safe: a rule does not know the last
-# layer's answer, it sees a confidence, and `confidence_against_accuracy` and `reliability` show how far
-# that can be trusted, layer by layer. Nor do they show speed: everything but `replay_against_decoding` is
+# much each objective buys. We expected late-weighted before FREE. In profile `small` it is the other way round,
+# on every task and with every seed: FREE is the one that asks an earlier layer. The figures do not show that
+# exiting early is safe: a rule does not know the last layer's answer, it sees a confidence, and
+# `confidence_against_accuracy` and `reliability` show how far that can be trusted, layer by layer. Nor do they show speed: everything but `replay_against_decoding` is
 # full depth. That table shows what else an exit does: it leaves other keys and values behind, and a wrong
 # token is fed back. How thresholds trade quality for speed is the subject of [05](05_mee_classifiers.ipynb)
 # and [08](08_results.ipynb).

@@ -299,14 +299,15 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 #
 # Similarity ranks tokens by how early their states stop moving, and that is not the same as easy. Select by
 # something else (`circularity`), by loss or by known difficulty, and most of MEE's contrast is gone: difficult
-# tokens have their final prediction later, but in CALM their states become similar hardly later, mostly a
-# little earlier (in vanilla mostly later). A token that is certain has its prediction in the first layers, and the later ones go
-# on sharpening it, which moves the state. So a rule that exits on similarity does not let the easy tokens go
-# first. Nor does an exit have to wait for a similar state: in `reached_by_layer` nearly all predictions of CALM are
-# final long before any state is similar to the last. What does foretell depth is the model's own loss, and about
-# as well how rare a token is (`what_foretells_depth`), and, on synthetic data, the true difficulty (`depth_by_difficulty`): whatever finds,
-# counts or compares goes deeper than grammar. These models answer nearly all of it (00), so depth here is that
-# of success. Everything here is at full depth along references; no token exits.
+# tokens have their final prediction later, but in CALM their states become similar hardly later, in profile
+# `small` even a little earlier (in vanilla mostly later). A token that is certain has its prediction in the first
+# layers, and the later ones go on sharpening it, which moves the state. So a rule that exits on similarity does
+# not let the easy tokens go first. Nor does an exit have to wait for a similar state: in `reached_by_layer` most
+# predictions of CALM are final before any state is similar to the last. What does foretell depth is the model's
+# own loss, and how rare a token is (`what_foretells_depth`), and, on synthetic data, the true difficulty
+# (`depth_by_difficulty`): whatever finds, counts or compares goes deeper than grammar. The models of profile
+# `small` answer nearly all of it (00), so depth there is that of success. Everything here is at full depth along
+# references; no token exits.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/02_saturation`. **Next:** [03, pruning](03_pruning.ipynb).

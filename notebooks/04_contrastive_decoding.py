@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 04 · Contrastive decoding: does a layer decide better by what an earlier layer did not know?
+# # 04 · Contrast: does a layer decide better by what an earlier layer did not know?
 #
 # [‹ 03 pruning](03_pruning.ipynb) · [all notebooks](../README.md#the-notebooks) · [05 MEE classifiers ›](05_mee_classifiers.ipynb)
 #
@@ -364,8 +364,9 @@ experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "o
 # %% [markdown]
 # ## What this shows, and what it does not
 #
-# *As confidence*, contrast ranks tokens worse than the plain margin on every task here, whichever the
-# amateur; at equal quality tokens do not exit earlier for certain, and the amateurs' readouts come on top. In an
+# *As confidence*, contrast has a smaller area than the plain margin on every task here, whichever the amateur
+# (not every difference is certain once all statements are counted, see the ledger in RESULTS.md); at equal
+# quality tokens do not exit earlier for certain, and the amateurs' readouts come on top. In an
 # exit-trained model the earlier layer already knows most of what the later one knows; subtracting it takes
 # signal away, not noise.
 #

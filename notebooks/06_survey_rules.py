@@ -134,7 +134,7 @@ described.assign(rule=described.rule.map(figures.label)).set_index("rule").round
 #
 # The area under the ROC curve: of two tokens at one layer, one whose prediction is the last layer's and one
 # whose is not, how often is the first scored higher? One half is guessing; no threshold is involved. **How to
-# read it:** a row of panels is an idea, a line a rule. All ids are read out here.
+# read it:** a row of panels is an idea, a line a rule. All ids are read out here, by the pruned rules too.
 
 # %%
 plain = {
@@ -210,8 +210,8 @@ same.pivot(index="pair", columns="task", values="same_exit").map("{:.1%}".format
 # %% [markdown]
 # And how alike are all of them? Rank correlations of the confidences at one layer, mean over tasks. Two rules
 # at 1 order all tokens alike: for any threshold of one there is a threshold of the other that lets the same
-# tokens go. (Of similarity and MuE that is no finding: MuE changes the threshold only.) White cells: a rule
-# says the same of every token at this layer.
+# tokens go. (Of similarity and MuE that is no finding: MuE changes the threshold only.) A cell would be white
+# where a rule says the same of every token.
 
 # %%
 deep = {
@@ -340,7 +340,7 @@ shown.set_index(keys)[[*columns, "equal_low", "equal_high", "loss_low", "loss_hi
 # output plays by itself (a batch gives each row what it gets alone); the papers play one long stream, so that
 # is replayed too, in random orders. The calibrated threshold is learn-then-test's (08), on random halves.
 # `broken`: in how many of these draws the mean loss of *all* outputs exceeds the demand that was calibrated
-# for. All by replay, over all ids.
+# for. All by replay, over all ids. The grey line in the figure is the demand.
 
 # %%
 delta, arms = experiment.profile.results.deltas[0], policy_of("bandit").schedule.arms
@@ -539,7 +539,7 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # Waiting pays where an early exit is right and harms all the same: it leaves other keys and values behind, which
 # later tokens read. No threshold on one probability sees that, however near to one: the surest tokens of question
 # answering are right at the first exit, and letting them go there costs answers. The weighted vote sends them
-# deeper, and is the only rule with a good place on all three tasks.
+# deeper: it is the cheapest on questions, among the cheapest on summaries, and in the middle on translations.
 #
 # *Rules on states* cost next to nothing and decide worse. On translation a fixed layer is as good as any of
 # them. MuE's threshold falls to nine tenths of a number that is at most one, and consecutive layers are often
@@ -565,7 +565,8 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # Confidence is fake where layers were never trained to be read out (vanilla), and hardly where they were.
 # Exits at intervals cost a little more, not less, once decisions are cheap. At full depth there are too
 # few errors to see them fall; the first exit disagrees with it less often at the end of an output than at its
-# beginning, on two of three tasks. A threshold from another task breaks its demand far more than one from home.
+# beginning, on two of three tasks. A threshold from another task often breaks its demand on questions and on
+# translations, and never on summaries; at home MuE alone breaks it badly.
 #
 # **Limits.** Mini models that solve their synthetic tasks almost perfectly; one backbone, trained jointly
 # (BERxiT's alternating training is beside it in 00); one seed of each trained rule, with the training that all

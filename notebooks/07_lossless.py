@@ -183,7 +183,8 @@ for (name, task), part in by_round.groupby(["model", "task"], sort=False):
 # `max_draft="auto"` (the default) chooses rule, first layer, threshold and draft length by replay and by
 # the measured costs of a layer on one to eight tokens. The best setting is then tried on a few inputs, and
 # where it does not win, tokens are decoded plainly. Bars are the speeds that `make bench` measured, whiskers
-# its range over rounds; a bar at one means plain decoding, or a draw.
+# its range over rounds. Where nothing is drafted (the list below says where) the same code was timed against
+# itself: how far such a bar is from one is the noise of the machine.
 
 # %%
 wanted = pd.DataFrame([{"task": task, "model": name} for name in experiment.backbones for task in tasks])

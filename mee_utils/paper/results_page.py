@@ -202,7 +202,7 @@ def _shapes() -> pd.DataFrame:
 
 EXIT_COLUMNS = ["shape", "batch", "what", "measured", "unit", "against"]
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where its caption is -> table
-    "answer": _answer,
+    "answer": lambda: _answer().drop(columns="speed"),
     "equal_loss": _equal_loss,
     "guaranteed": _guaranteed,
     "models": _models,
@@ -267,28 +267,36 @@ def findings() -> str:
     columns = [*TASK, "metric", "score", "best_baseline", "rule", "mean_exit_layer", "flops_share"]
     hard = _difficulty().query("selected_by == 'loss'")
     one = bench("one decision").query("shape == 't5-large'").set_index("what")["median"]
-    area = _contrast().groupby("rule").roc_area.mean()
+    area = (
+        _contrast()
+        .groupby(["profile", "rule"], sort=False)
+        .roc_area.mean()
+        .unstack()[["unpruned", "weighted", "jsd"]]
+    )
     fresh = read("08_results", "fresh_sets")
     rates = fresh.groupby("bound").violated.max()
     wrong = _bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
     statements = read("08_results", "ledger", profile="small")
+    asked = statements.source.str.startswith("not asked")
     return filled(
         "findings",
         table=markdown(fastest.merge(calm, on=TASK)[[*columns, "tokens_per_second"]]),
         fastest=each(fastest, "{r.speed:.2f} with {r.label}"),
+        faster=(fastest.speed > 1).sum(),
+        tasks=len(fastest),
         several=each(best[best.family == "several layers"], "{r.speed:.2f} with {r.label}"),
         verified=each(bench(file="lossless").query("model == 'calm' and batch == 1"), "{r.speed:.2f}"),
         tested=rates.drop("no_test").max(),
         chance=fresh.limit.max(),
         rates=rates,
         settled=each(calm.merge(vanilla, on=TASK), "{r.at_x:.0%} against {r.at_y:.0%}"),
-        later=each(hard, "{r.settled_from:+.1f}"),
-        similar=each(hard, "{r.first_similar:+.1f}"),
+        later=each(hard, "{r.settled_from:+.1f} and {r.first_similar:+.1f}"),
         one=one,
         changed=each(_pruning().query("reduction == 'fixed'"), "{r.other_token:.2%}"),
-        area=area,
+        area="; ".join(f"{name} {', '.join(map('{:.2f}'.format, row))}" for name, row in area.iterrows()),
         wrong=each(wrong, "{r.retained_published:.0%}"),
         statements=len(statements),
+        own=asked.sum(),
         verdicts=statements.verdict.value_counts().reindex(VERDICTS, fill_value=0),
     )
 

@@ -194,8 +194,8 @@ def answer_lines(
             continue
         several, cheapest = safe[safe.kind == KINDS[0]], "{r.label} with {r.flops_share:.0%} of the FLOPs"
         yield (
-            f"{label(task)}: of {len(safe)} rules that keep {quality:.0%} "
-            f"{len(several)} see several layers; the cheapest of those: "
+            f"{label(task)}: {len(safe)} rules keep {quality:.0%}, {(safe.flops_share < 1).sum()} of them for "
+            f"fewer FLOPs than full depth; {len(several)} see several layers; the cheapest of those: "
             f"{first(several, cheapest, 'none')}; of all: {first(safe, cheapest, 'none')}."
         )
         speed = "{r.kind} {r.speed:.2f} ({r.lowest:.2f} to {r.highest:.2f}, {r.label})"
