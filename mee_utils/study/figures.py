@@ -175,7 +175,8 @@ def lines(axis, rows, x, y, by="rule", band=None, styles=STYLES, clip=(-math.inf
             low, high = (part[edge].clip(*clip) for edge in band)
             axis.fill_between(part[x], low, high, color=drawn.get_color(), alpha=0.18, linewidth=0)
     if x == "layer":
-        layer_axis(axis, max(int(rows["layer"].max()), int(axis.get_xlim()[1])))  # of panels that share it
+        together = axis.get_shared_x_axes().get_siblings(axis)  # panels that share the axis
+        layer_axis(axis, max(int(max(line.get_xdata())) for panel in together for line in panel.lines))
 
 
 def column_lines(axis, rows, x, columns, styles=STYLES):
