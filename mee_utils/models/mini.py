@@ -6,6 +6,8 @@ from collections.abc import Iterable
 import torch
 
 SENTINELS = 32
+LOCAL = 0.7  # how much a local head's bias falls a token of distance
+ELSEWHERE = -8.0  # the bias of a one-sided head on the other side
 PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"
 
 
@@ -26,14 +28,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
     tokenizer.train_from_iterator(texts, trainer)
     ends = dict(single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)])
     tokenizer.post_processor = processors.TemplateProcessing(**ends)
-    special = dict(pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN)
-    special["additional_special_tokens"] = [f"<extra_id_{i}>" for i in range(SENTINELS)]
-    options = dict(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
-    return PreTrainedTokenizerFast(**options, **special)
-
-
-LOCAL = 0.7  # how much a local head's bias falls a token of distance
-ELSEWHERE = -8.0  # the bias of a one-sided head on the other side
+    sentinels = [f"<extra_id_{i}>" for i in range(SENTINELS)]
+    special = dict(pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, additional_special_tokens=sentinels)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
 
 
 def new_network(tokenizer, local: bool = True, **sizes):

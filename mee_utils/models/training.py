@@ -1,8 +1,4 @@
-"""Training a backbone: the `transformers` Trainer with one of our objectives as its loss.
-
-The Trainer gives checkpoints, resumption, logs and the progress bar. What is added is the loss, and an
-evaluation that logs the cross-entropy of every layer on held-out pairs.
-"""
+"""Training a backbone: the `transformers` Trainer with one of our objectives as its loss."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -142,8 +138,8 @@ def train_backbone(
         watch |= dict(load_best_model_at_end=True, metric_for_best_model="loss")
     machine = dict(use_cpu=device == "cpu", bf16=schedule.half and fast_bfloat16(device))
     arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
-    inputs = dict(train_dataset=data, data_collator=lambda one: pad_pairs(one[0], pad))
-    inputs |= dict(eval_dataset=padded(held_out, pad))
+    collate = lambda one: pad_pairs(one[0], pad)
+    inputs = dict(train_dataset=data, data_collator=collate, eval_dataset=padded(held_out, pad))
     groups = parameter_groups(network, schedule.rates, schedule.learning_rate, WEIGHT_DECAY, schedule.muon)
     aim = dict(objective=objective, name=name, optimizers=(MuonAdam(groups, schedule.learning_rate), None))
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)

@@ -114,10 +114,9 @@ MULTI_NEWS = _summary("Multi-News", "document", "summary")
 BIG_PATENT = _summary("BigPatent", "description", "abstract")
 
 ANSWERS = (baselines.best_overlapping_sentence, baselines.three_random_words)
-SUMMARIES = (baselines.first_sentence, baselines.one_constant_summary)
 SENTENCES = (baselines.source_copied, baselines.nearest_training_sentence)
 BLEU = ("bleu", scores.translation_scores, SENTENCES, scores.corpus_translation)
-ROUGE = ("rougeL", scores.rouge_scores, SUMMARIES)
+ROUGE = ("rougeL", scores.rouge_scores, (baselines.first_sentence, baselines.one_constant_summary))
 TASKS: dict[str, TaskKind] = {
     "question_answering": TaskKind((SQUAD,), "exact_match", scores.answer_scores, ANSWERS),
     "summarization": TaskKind((CNN_DAILYMAIL, DIALOGUES), *ROUGE),

@@ -145,7 +145,7 @@ def load_lesson(name: str, split: str, limit: int, seed: int = 0) -> Task:
 
 @lru_cache(maxsize=16)
 def _first(drawn_as: str, split: str, seed: int, limit: int) -> list[SyntheticExample]:
-    """The first synthetic examples of a split; of fifty that are drawn one is for validation, one for test."""
+    """The first synthetic examples of a split; of fifty drawn ones one is for validation, one for test."""
     return list(islice(generator.examples(drawn_as, split, seed), limit))
 
 

@@ -158,12 +158,8 @@ def possession(random: Random) -> Pair:
     """Vera has a big grey horse and two cats."""
     name, first, second = _name(random), _thing(random), _thing(random)
     one = noun_phrase("indefinite", first, False, _maybe_adjective(random))
-    return say(
-        "possession",
-        name=name,
-        one=one,
-        many=noun_phrase("number", second, True, None, random.randint(2, 12)),
-    )
+    many = noun_phrase("number", second, True, None, random.randint(2, 12))
+    return say("possession", name=name, one=one, many=many)
 
 
 def negation(random: Random) -> Pair:
@@ -187,8 +183,8 @@ SENTENCES = (transitive, located, relative, relative, motion, predicate, mood, p
 def sentence_pair(random: Random) -> Pair:
     """Draws an English sentence and its French, with a capital at the beginning and a mark at the end."""
     english, french = random.choice(SENTENCES)(random)
-    first = french[0]
-    french[0] = Word(first.text[0].upper() + first.text[1:], first.difficulty)
+    first = french[0].text
+    french[0] = french[0]._replace(text=first[0].upper() + first[1:])
     if english[-1] != "?":
         english, french = english + ".", french + words(".")
     return english[0].upper() + english[1:], french
