@@ -67,17 +67,11 @@ class Generation:
 
     def _repr_html_(self) -> str:
         """The first outputs, each token on the colour of its exit layer."""
-        depth, pieces = self.model.layers, self.model.tokenizer.convert_ids_to_tokens
-
-        def shown(ids, layers):
-            words = [(piece or "?").replace("▁", " ") for piece in pieces(ids)]
-            marked = zip(words, layers.tolist())
-            return Markup("".join(shaded(word, at / depth, f"layer {at}") for word, at in marked))
-
-        rows = [
-            (number, shown(ids, layers), f"{layers.mean():.1f}", f"{flops / 1e6:.1f}")
-            for number, (ids, layers, flops) in enumerate(zip(self.token_ids, self.exit_layers, self.flops))
-        ]
+        depth, rows = self.model.layers, []
+        for ids, layers, flops in zip(self.token_ids, self.exit_layers, self.flops):
+            words = zip(self.model.tokenizer.convert_ids_to_tokens(ids), layers.tolist())
+            said = [shaded((word or "?").replace("▁", " "), at / depth, f"layer {at}") for word, at in words]
+            rows.append((len(rows), Markup("".join(said)), f"{layers.mean():.1f}", f"{flops / 1e6:.1f}"))
         scale = "".join(shaded(f" {layer} ", layer / depth) for layer in range(1, depth + 1))
         header = ("", Markup(f"output, coloured by exit layer {scale}"), "mean exit layer", "MFLOPs")
         return table(rows, header, repr(self))
@@ -104,14 +98,12 @@ def generate(
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
         encodings: keeps encoder states from call to call, where inputs are decoded with many policies.
 
-    Raises:
-        CompanionError: no inputs, an empty or over-long one, a policy or encodings that do not fit the model,
-            states that are not finite.
+    Raises `CompanionError` for no inputs, an empty or over-long one, a policy or encodings that do not fit
+    the model, states that are not finite.
     """
     if not isinstance(model, Model):
         raise CompanionError(f"model={model!r}: give what load_model returns.")
-    texts = check_inputs(inputs)
-    max_new_tokens = check_whole("max_new_tokens", max_new_tokens)
+    texts, max_new_tokens = check_inputs(inputs), check_whole("max_new_tokens", max_new_tokens)
     batch_size = check_whole("batch_size", batch_size)
     if policy is not None and not isinstance(policy, ExitPolicy):
         raise CompanionError(f"policy={policy!r}: give ExitPolicy(...), or None to run all layers.")
@@ -121,18 +113,17 @@ def generate(
     bound = bind_policy(policy, decoder, model.min_exit_layer)
     bound.measure.check_model(model)
     lengths = check_lengths(model, texts, max_source_tokens)
-    outputs: list[Output] = [None] * len(texts)
-    seconds = 0.0
+    outputs, seconds = {}, 0.0
     bar = tqdm(total=len(texts), desc="generate", delay=5, disable=None)
     for chosen, batch in batches_by_length(model, texts, batch_size):
         encoded = encodings.states(decoder, batch) if encodings else None
         started = time.perf_counter()
         rows = decode_batch(decoder, batch, bound, max_new_tokens, np.array(chosen), encoded)
         seconds += time.perf_counter() - started
-        for index, row in zip(chosen, rows, strict=True):
-            outputs[index] = row
+        outputs |= zip(chosen, rows, strict=True)
         bar.update(len(chosen))
     bar.close()
+    outputs = [outputs[index] for index in range(len(texts))]
     ids, exits, confidences, readout_rows, drafts = map(list, zip(*outputs, strict=True))
     layers, rows, positions = zip(*(output.work for output in outputs), strict=True)
     parts = bound.flops(DecoderSizes.of(model.network.config), layers, rows, lengths, positions)

@@ -1,8 +1,7 @@
 """`LayerwiseDecoder`: the decoder of a T5-family model, one layer at a time, for rows that go their own ways.
 
-Weights, settings and the encoder are `transformers`' own. What is made here is the way through the decoder:
-projections with the same input are one matrix, the position bias is a table, and keys and values of layers
-that a token skipped are computed only when a later token needs them.
+Weights, settings and the encoder are `transformers`' own. Here projections with the same input are one matrix
+and the position bias is a table.
 
 A token that exits at layer l has state `h^l`. Layer j > l sees it through its keys and values alone:
 
@@ -41,10 +40,9 @@ class LayerWeights:
 
     def __init__(self, layer: nn.Module):
         own, cross = layer.layer[0].SelfAttention, layer.layer[1].EncDecAttention
-        feed = layer.layer[-1].DenseReluDense
+        feed, inner = layer.layer[-1].DenseReluDense, own.q.weight.shape[0]
         self.norms = [Norm(sublayer.layer_norm) for sublayer in layer.layer]
         joined = torch.cat([own.q.weight, own.k.weight, own.v.weight]).detach()
-        inner = own.q.weight.shape[0]
         self.query, self.key_value = Linear(joined[:inner]), Linear(joined[inner:])
         self.joined = None if self.key_value.packed else Linear(joined)
         self.out = Linear(own.o.weight)
@@ -169,17 +167,14 @@ class Span(Rows):
     """The tokens that go through a layer together: of each row, all those that have not seen it yet.
 
     Rows stand at positions of their own ("verify"). States are flat, row by row, `[token, d_model]`;
-    attention takes them as `[row, places]`, each row's last token at the right.
-
-    Attributes:
-        ends: `[row]`, one beyond the position of each row's last token.
-        until: the next layer at which more tokens join; L + 1 if there is none.
-        counts: `[row]`, how many tokens each row has here; rows without any are left out.
+    attention takes them as `[row, places]`, each row's last token at the right. `ends`, `[row]`, is one
+    beyond the position of each row's last token; rows without any token are left out.
     """
 
     def __init__(self, cache: Cache, slots: np.ndarray, ends: np.ndarray, layer: int):
         self.given, filled = (slots, ends), cache.filled[:, slots]
         first = filled[layer - 1]
+        # the next layer at which more tokens join; L + 1 if there is none
         self.until = len(filled) + 1 - int((filled == first).all(axis=1)[::-1].argmax())
         waits = first < ends
         if not waits.all():
@@ -242,10 +237,8 @@ class Span(Rows):
 class LayerwiseDecoder:
     """Runs the decoder of a T5, T5 v1.1, Flan-T5, mT5 or LongT5 model layer by layer.
 
-    The weights are copied into layouts made for decoding (as much memory again as the decoder has); after
-    further training, make a new one. `decoder_of` keeps one per model.
-
-    `network` is the `transformers` model, in evaluation mode. Raises `CompanionError` for one in float16.
+    The weights of `network`, the `transformers` model in evaluation mode, are copied into layouts made for
+    decoding; after further training, make a new one. Raises `CompanionError` for one in float16.
     """
 
     def __init__(self, network: nn.Module):
