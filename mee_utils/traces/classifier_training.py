@@ -57,8 +57,7 @@ def train_classifier(
         learning_rate: of AdamW, falling to zero along a cosine.
         held_out: another such trace, on which the loss is measured after every epoch.
 
-    Raises:
-        CompanionError: a trace without states or tokens, or of another model; settings out of range.
+    Raises `CompanionError` for a trace without states or tokens, or of another model; settings out of range.
     """
     for name, value, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
         check_whole(name, value, least)
@@ -124,7 +123,5 @@ class _Loss:
 
 @torch.no_grad()
 def _mean_loss(loss_of: _Loss, stored: StoredStates) -> float:
-    total = 0.0
-    for tokens in chunks(stored.trace, 2048):
-        total += float(loss_of(stored, tokens)) * len(stored.trace.position[tokens])
-    return total / len(stored.trace)
+    parts = chunks(stored.trace, 2048)
+    return sum(float(loss_of(stored, part)) * (part.stop - part.start) for part in parts) / len(stored.trace)

@@ -66,8 +66,7 @@ def plan_drafts(
         batch_size, max_new_tokens: as in `generate`.
         model: the one that was traced, if a policy looks at states.
 
-    Raises:
-        CompanionError: a trace along references or of nothing, no policies, costs of too few tokens.
+    Raises `CompanionError` for a trace along references or of nothing, no policies, costs of too few tokens.
     """
     if not isinstance(costs, DraftCosts):
         raise CompanionError(f"costs={costs!r:.60}: give DraftCosts(...), or what measure_costs returns.")
@@ -93,9 +92,8 @@ def plan_drafts(
 
 def default_policies(model: Model | None) -> list[ExitPolicy]:
     """Rules that need no training, and with a model the margin over few ids."""
-    found = [ExitPolicy(name, propagation="verify") for name in MEASURES]
-    few = dict(pruning="fixed", top_k=TOP_K, propagation="verify")
-    return found if model is None else [*found, ExitPolicy(**few)]
+    few = [] if model is None else [ExitPolicy(propagation="verify", pruning="fixed", top_k=TOP_K)]
+    return [ExitPolicy(name, propagation="verify") for name in MEASURES] + few
 
 
 def _first_layers(policy: ExitPolicy, trace: Trace) -> list[ExitPolicy]:
@@ -134,42 +132,32 @@ def _batches(trace: Trace, batch_size: int) -> np.ndarray:
 
 
 def expected_speeds(
-    replays: Sequence[PolicyReplay],
-    lengths: np.ndarray,
-    costs: DraftCosts,
-    decision: float,
-    batches: np.ndarray,
-    max_new_tokens: int = 64,
+    replays: list[PolicyReplay], lengths: np.ndarray, costs: DraftCosts, decision, batches, longest: int
 ) -> np.ndarray:
     """How many times as fast as full depth drafts are, `[replay, length]`: of a policy at several thresholds,
     in drafts of several lengths; `batches`, `[batch, row]`, are the outputs that are decoded together."""
-    trace, places = replays[0].trace, np.stack([each.exits(max_new_tokens) for each in replays])
-    settings = np.repeat(places, len(lengths), axis=0), np.tile(lengths, len(replays))
-    rounds = rounds_of(replays[0], *settings)
+    trace, places = replays[0].trace, np.stack([each.exits(longest) for each in replays])
+    rounds = rounds_of(replays[0], places.repeat(len(lengths), axis=0), np.tile(lengths, len(replays)))
     counts = np.bincount(trace.sequence, minlength=len(trace.source_tokens))
     ends = np.append(counts.cumsum(), 0)[batches]
     begins = ends - np.append(counts, 0)[batches]
-    spent = _spent(replays[0], rounds, costs, decision, (begins, ends), int(lengths.max()))
+    spent = _spent(replays[0], rounds, costs, decision, begins, ends, int(lengths.max()))
     going = ((ends - begins)[..., None] > np.arange(counts.max())).sum(axis=1)
     block, readout = (costs.table(name, batches.shape[1]) for name in ("block", "readout"))
     plain = costs.table("plain", batches.shape[1]) if len(costs.plain) else trace.layers * block + readout
     return (plain[going].sum() / spent).reshape(len(replays), len(lengths))
 
 
-def _spent(
-    replayed: PolicyReplay, rounds: Rounds, costs: DraftCosts, decision: float, ends: tuple, most: int
-) -> np.ndarray:
+def _spent(replayed: PolicyReplay, rounds: Rounds, costs: DraftCosts, decision, begins, ends, most: int):
     """What decoding costs, `[setting]`; a step drafts a token of each row, and verifies once enough wait.
 
-    `ends` are where each row begins and ends, both `[batch, row]`, `most` is the longest draft.
+    Rows begin and end at `begins` and `ends`, both `[batch, row]`; `most` is the longest draft.
     """
-    begins, ends = ends
     layers, setting = np.arange(1, replayed.trace.layers + 1), np.arange(len(rounds.depth))[:, None, None]
     block, readout = (costs.table(name, most * begins.shape[1]) for name in ("block", "readout"))
     token = np.broadcast_to(begins, (len(setting), *begins.shape)).copy()  # the first of each row's round
-    drafts, total = np.zeros_like(token), np.zeros(len(setting))
+    drafts, total, last = np.zeros_like(token), np.zeros(len(setting)), len(replayed.trace) - 1
     waits = np.zeros((*token.shape, len(layers)), dtype=np.int32)  # tokens that have not seen each layer
-    last = replayed.trace.sequence.size - 1
     while (going := token < ends).any():
         start = np.minimum(token, last)
         many = rounds.run_to[setting, start] - token

@@ -70,10 +70,8 @@ class Trace:
         means = {"says what the last layer says": self.top1_id == self.final_id[:, None]}
         means |= {"probability of the final prediction": self.final_probability, "margin": self.margin}
         means |= {"similarity to the layer before": self.similarity}
-        shown = lambda values: [
-            shaded(f"{mean:.2f}", max(0.0, mean)) for mean in values.mean(axis=0).tolist()
-        ]
-        rows = [(name, *shown(values)) for name, values in means.items()]
+        shown = lambda means: [shaded(f"{mean:.2f}", max(0.0, mean)) for mean in means.tolist()]
+        rows = [(name, *shown(values.mean(axis=0))) for name, values in means.items()]
         return table(rows, ("layer", *range(1, self.layers + 1)), repr(self))
 
     @property
@@ -206,9 +204,8 @@ def trace(
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
         max_new_tokens: longest output, end token included; longer references are cut.
 
-    Raises:
-        CompanionError: no inputs, an empty one, a reference missing, ids that the model does not have, states
-            that are not finite, no room on the disk.
+    Raises `CompanionError` for no inputs, an empty one, a missing reference, ids that the model does not
+    have, states that are not finite, no room on the disk.
     """
     texts = check_inputs(inputs)
     for name, value in (("top_k", top_k), ("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
@@ -292,14 +289,11 @@ def _trace_batch(
     network, outputs = model.network, [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
     labels = pad_sequence(outputs, batch_first=True, padding_value=-100).to(model.device)
     fed, real = network.prepare_decoder_input_ids_from_labels(labels), labels != -100
+    decoder, source = network.get_decoder(), dict(encoder_attention_mask=batch["attention_mask"])
+    source |= dict(encoder_hidden_states=network.get_encoder()(**batch)[0])
     with layer_states(network) as states:
-        network.get_decoder()(
-            input_ids=fed,
-            encoder_hidden_states=network.get_encoder()(**batch)[0],
-            encoder_attention_mask=batch["attention_mask"],
-            use_cache=False,
-        )
-    embedding, token_ids = network.get_decoder().embed_tokens(fed)[real], labels[real]
+        decoder(input_ids=fed, **source, use_cache=False)
+    embedding, token_ids = decoder.embed_tokens(fed)[real], labels[real]
     raw = torch.stack([state[real] for state in states], dim=1)
     wrong = (~torch.isfinite(raw)).any(-1).any(0).nonzero()
     if len(wrong):
