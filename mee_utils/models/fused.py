@@ -2,13 +2,9 @@
 
 The pass is that of `T5ForConditionalGeneration` (Raffel et al. 2020), with the network's own parameters. At a
 width of 96 the operations between the matrix products, and dropout most of all, take as long as the products.
-Here
-
-- queries, keys and values of an attention are one product;
-- the norms' weights are multiplied into the matrices that follow;
-- states are `[position, batch, d_model]`, and q, k, v stand side by side for each head, so that attention
-  reads them without copies;
-- the random numbers of dropout are 16-bit integers.
+Here queries, keys and values of an attention are one product, and the norms' weights are multiplied into the
+matrices that follow. States are `[position, batch, d_model]`; q, k, v stand side by side for each head, so
+that attention reads them without copies. The random numbers of dropout are 16-bit integers.
 """
 
 import numpy as np
@@ -23,10 +19,8 @@ MASKED = -1e9
 
 def is_plain(network: nn.Module) -> bool:
     """Whether a network is a T5 v1.0: feed-forward layers with ReLU, readout tied to the embedding."""
-    config = network.config
-    if config.model_type != "t5" or config.feed_forward_proj != "relu":
-        return False
-    return output_scale(network) != 1.0 and network.lm_head.weight is network.shared.weight
+    t5 = network.config.model_type == "t5" and network.config.feed_forward_proj == "relu"
+    return t5 and output_scale(network) != 1.0 and network.lm_head.weight is network.shared.weight
 
 
 def forward(network: nn.Module, batch: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:

@@ -127,17 +127,12 @@ def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map
 
 
 def objective_loss(
-    objective: Objective,
-    network: nn.Module,
-    states: Sequence[Tensor],
-    last_logits: Tensor,
-    labels: Tensor,
-    step: int = 0,
+    objective: Objective, network: nn.Module, states: Sequence[Tensor], last: Tensor, labels: Tensor, step=0
 ) -> Tensor:
-    """The loss of a batch in a `step` (from 0), of its raw states at all layers and its last logits."""
+    """The loss of a batch in a `step` (from 0), of its raw states at all layers and its `last` logits."""
     layers, mask = len(states), labels != -100
 
-    logits = lambda layer: last_logits if layer == layers else compute_logits(network, states[layer - 1])
+    logits = lambda layer: last if layer == layers else compute_logits(network, states[layer - 1])
     entropy_at = lambda layer: cross_entropy(logits(layer), labels)
     weights = layer_weights(objective, layers, step)
     loss = weighted_cross_entropy(weights, entropy_at, objective.intermediate)

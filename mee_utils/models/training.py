@@ -62,10 +62,9 @@ class ObjectiveTrainer(Trainer):
         losses = layer_losses(self.model, self.eval_dataset)
         minutes = (time.monotonic() - self.started) / 60
         self.log({"cross_entropy": losses, "minutes": minutes})
-        done, steps = self.state.global_step, self.state.max_steps
+        done, steps, held_out = self.state.global_step, self.state.max_steps, f"held out {losses[-1]:.3f}"
         left = f"{minutes * (steps / done - 1):.0f} minutes left" if done else "begun"
-        held_out = f"held out {losses[-1]:.3f} nats a token"
-        print(f"step {done} of {steps}: {held_out}, {left} ({self.name})", flush=True)
+        print(f"step {done} of {steps}: {held_out} nats a token, {left} ({self.name})", flush=True)
         self.control.should_evaluate = False  # else the Trainer evaluates the last step twice
         return {"eval_loss": float(np.dot(layer_weights(self.objective, len(losses)), losses))}
 
@@ -75,9 +74,8 @@ def forward(network: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[list[to
 
     A plain T5 on a CPU is run by `fused.forward`, which is faster and gives the same.
     """
-    if network.device.type == "cpu" and fused.is_plain(network):
-        return fused.forward(network, batch)
-    return _hooked_forward(network, batch)
+    plain = network.device.type == "cpu" and fused.is_plain(network)
+    return fused.forward(network, batch) if plain else _hooked_forward(network, batch)
 
 
 def _hooked_forward(network: nn.Module, batch: dict[str, torch.Tensor]):

@@ -108,8 +108,7 @@ def load_task(
         revision, folder: of a hub data set: a commit, tag or branch; where its splits are, such as "3.0.0".
         languages: source and target language of a translation corpus.
 
-    Raises:
-        CompanionError: unknown task or split, missing, empty or broken file, bad limit or seed.
+    Raises `CompanionError` for an unknown task or split, a missing, empty or broken file, bad limit or seed.
     """
     kind = TASKS[check_choice("task", name, TASKS)]
     check_choice("split", split, ("train", "validation", "test"))
