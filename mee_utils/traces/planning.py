@@ -63,8 +63,7 @@ def plan_drafts(
         costs: from `measure_costs`, for this batch size, or by hand.
         policies: to choose from; by default some that need no training. What they name is kept: the
             threshold, `exit_layers`, an earliest layer (`min_layer`) and a `max_draft` that is a number.
-        batch_size, max_new_tokens: as in `generate`.
-        model: the one that was traced, if a policy looks at states.
+        batch_size, max_new_tokens: as in `generate`; `model`: what was traced, if a policy looks at states.
 
     Raises `CompanionError` for a trace along references or of nothing, no policies, costs of too few tokens.
     """
@@ -75,10 +74,18 @@ def plan_drafts(
     if not policies or np.size(costs.decision) not in (1, len(policies)):
         given = f"{len(policies)} policies, {np.size(costs.decision)} costs of a decision"
         raise CompanionError(f"{given}: give at least one policy, and a cost for each or one for all.")
-    batches = _batches(trace, check_whole("batch_size", batch_size))
+    batch_size = check_whole("batch_size", batch_size)
+    trace.check_own(len(trace.source_tokens))
+    # the outputs that are decoded together, long inputs first as in `generate`: `[batch, row]`, -1: none
+    order = np.argsort(-np.array(trace.source_tokens), kind="stable")
+    order = np.resize(order, max(len(order), batch_size))  # a few stand for more like them
+    batches = np.pad(order, (0, -len(order) % batch_size), constant_values=-1).reshape(-1, batch_size)
     best, speed, tried = None, 1.0 if len(trace) else np.nan, 0
     for policy, decision in zip(policies, np.broadcast_to(costs.decision, len(policies)), strict=True):
-        lengths = _lengths(check_policy(policy), costs, batches.shape[1])
+        lengths = np.array([check_policy(policy).max_draft])
+        if policy.max_draft == "auto":  # as many as there are costs of
+            most = min(len(known) for known in (costs.block, costs.readout) if len(known)) // batch_size
+            lengths = np.arange(1, max(1, min(MAX_DRAFT, most)) + 1)
         for candidate in _first_layers(replace(policy, propagation="verify"), trace):
             replays = _at_levels(replay_policy(trace, candidate, model))
             speeds = expected_speeds(replays, lengths, costs, decision, batches, max_new_tokens)
@@ -105,14 +112,6 @@ def _first_layers(policy: ExitPolicy, trace: Trace) -> list[ExitPolicy]:
     return [replace(policy, min_layer=layer) for layer in range(first, trace.layers)]
 
 
-def _lengths(policy: ExitPolicy, costs: DraftCosts, rows: int) -> np.ndarray:
-    """Draft lengths to try: the policy's own, or as many as there are costs of."""
-    if policy.max_draft != "auto":
-        return np.array([policy.max_draft])
-    most = min(len(known) for known in (costs.block, costs.readout) if len(known)) // rows
-    return np.arange(1, max(1, min(MAX_DRAFT, most)) + 1)
-
-
 def _at_levels(replayed: PolicyReplay) -> list[PolicyReplay]:
     """The replay at the thresholds to try: the policy's own, or where it names none some of what is seen."""
     policy = replayed.bound.policy
@@ -121,14 +120,6 @@ def _at_levels(replayed: PolicyReplay) -> list[PolicyReplay]:
         return [replayed]
     levels = np.unique(np.quantile(seen, np.linspace(0, 1, LEVELS)))
     return [replayed.at_threshold(level) for level in levels.tolist()]
-
-
-def _batches(trace: Trace, batch_size: int) -> np.ndarray:
-    """The outputs that are decoded together, long inputs first as in `generate`: `[batch, row]`, -1: none."""
-    trace.check_own(len(trace.source_tokens))
-    order = np.argsort(-np.array(trace.source_tokens), kind="stable")
-    order = np.resize(order, max(len(order), batch_size))  # a few stand for more like them
-    return np.pad(order, (0, -len(order) % batch_size), constant_values=-1).reshape(-1, batch_size)
 
 
 def expected_speeds(

@@ -92,9 +92,7 @@ class PolicyReplay:
         return self.layers[self.exits(max_new_tokens)]
 
 
-def replay(
-    trace: Trace, policy: ExitPolicy, max_new_tokens: int = 64, model: Model | None = None
-) -> np.ndarray:
+def replay(trace: Trace, policy: ExitPolicy, max_new_tokens=64, model: Model | None = None) -> np.ndarray:
     """The layer at which each token of a trace would exit, `[token]`, 1 to L.
 
     `max_new_tokens` is the `N` of decaying thresholds, as in `generate`; the `model` of the trace is needed

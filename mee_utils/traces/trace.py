@@ -168,21 +168,18 @@ def load_trace(path: str | Path) -> Trace:
     except (SafetensorError, OSError) as error:
         raise CompanionError(f"{path} is no trace, or damaged: trace again, and Trace.save.") from error
     about = json.loads(metadata["about"])
-    states = _load_states(states_path(path), len(arrays["sequence"])) if about.pop("states") else None
-    return Trace(**arrays, **about | {"sizes": DecoderSizes(**about["sizes"])}, states=states)
-
-
-def _load_states(path: Path, tokens: int) -> np.ndarray:
-    """The states beside a trace, as a memory map."""
-    if not path.exists():
-        raise CompanionError(f"{path} is missing: copy it along with its trace.")
-    try:
-        states = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError, OSError) as error:
-        raise CompanionError(f"{path} is cut short or damaged: copy it again, or trace again.") from error
-    if len(states) != tokens:
-        raise CompanionError(f"{path} holds {len(states)} tokens, its trace {tokens}: copy both again.")
-    return states
+    found = Trace(**arrays, **about | {"sizes": DecoderSizes(**about["sizes"]), "states": None})
+    if about["states"]:
+        path = states_path(path)
+        if not path.exists():
+            raise CompanionError(f"{path} is missing: copy it along with its trace.")
+        try:
+            found.states = np.load(path, mmap_mode="r")
+        except (ValueError, EOFError, OSError) as error:
+            raise CompanionError(f"{path} is cut short or damaged: copy it again, or trace again.") from error
+        if (many := len(found.states)) != len(found):
+            raise CompanionError(f"{path} holds {many} tokens, its trace {len(found)}: copy both again.")
+    return found
 
 
 def trace(
@@ -282,9 +279,7 @@ class _StatesFile:
 
 
 @torch.inference_mode()
-def _trace_batch(
-    model: Model, batch: dict, outputs: list[np.ndarray], rows: np.ndarray, arrays: dict[str, np.ndarray]
-) -> Tensor:
+def _trace_batch(model: Model, batch: dict, outputs: list, rows: np.ndarray, arrays: dict) -> Tensor:
     """Runs a batch, fills the rows of its tokens, and returns their raw states `[token, layer, d_model]`."""
     network, outputs = model.network, [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
     labels = pad_sequence(outputs, batch_first=True, padding_value=-100).to(model.device)
@@ -301,9 +296,9 @@ def _trace_batch(
         raise CompanionError(f"{found}: use dtype float32 or bfloat16, or look for damaged weights.")
     size = max(1, READ_OUT_ELEMENTS // (network.config.vocab_size * model.layers))
     for start in range(0, len(rows), size):
-        part, top_k = slice(start, start + size), arrays["top_ids"].shape[-1]
-        described = _describe(network, raw[part], embedding[part], token_ids[part], top_k)
-        for name, values in described.items():
+        part = slice(start, start + size)
+        seen = raw[part], embedding[part], token_ids[part]
+        for name, values in _describe(network, *seen, arrays["top_ids"].shape[-1]).items():
             arrays[name][rows[part]] = values.cpu().numpy()
     return raw
 
