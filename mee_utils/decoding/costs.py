@@ -65,9 +65,7 @@ _MEASURED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 @torch.inference_mode()
-def measure_costs(
-    model: Model, policies: ExitPolicy | Sequence[ExitPolicy] = (), batch_size: int = 1
-) -> DraftCosts:
+def measure_costs(model: Model, policies: ExitPolicy | Sequence[ExitPolicy] = (), batch_size=1) -> DraftCosts:
     """Times the steps of verified exits on up to `batch_size` rows, and a decision of each policy.
 
     Takes a moment; all but the decisions is kept for the model and this process.
@@ -115,8 +113,7 @@ def _run(decoder: LayerwiseDecoder, rows: int) -> np.ndarray:
     for many in range(1, MAX_DRAFT + 1):
         draft = min(_seconds(drafting.draft, drafting.rows) for _ in range(many))
         slots, ends = np.array([(row.slot, row.position) for row in drafting.rows]).T
-        span = Span(caches[0], slots, ends, min(2, layers))
-        block = _seconds(_run_layers, decoder, span)
+        block = _seconds(_run_layers, decoder, Span(caches[0], slots, ends, min(2, layers)))
         verified = _seconds(drafting.verify, drafting.rows)
         caches[1].move_to(many - 1)
         full = _seconds(plain.decode, Rows(caches[1], numbers), ids[:, 0], numbers)

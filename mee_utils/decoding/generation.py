@@ -29,9 +29,8 @@ class Generation:
 
     Where FREE's threshold learns, waiting tokens are read out again: counted for the one that goes deep.
     Where exits are verified, a token has the layer of the draft that was kept, L if the last layer made it,
-    and FLOPs count drafts that were thrown away too.
-    FLOPs are the decoder's (see `mee_utils.models.costs`), seconds those of decoding, with the encoder unless
-    `encodings` are given, without tokenization.
+    and FLOPs count drafts that were thrown away too. FLOPs are the decoder's (see `mee_utils.models.costs`),
+    seconds those of decoding, with the encoder unless `encodings` are given, without tokenization.
     """
 
     texts: list[str]  # without special tokens
@@ -87,19 +86,16 @@ def generate(
     max_source_tokens: int | None = None,
     encodings: EncoderCache | None = None,
 ) -> Generation:
-    """Decodes greedily with early exits.
+    """Decodes `inputs`, prompts for a `model` from `load_model`, greedily with early exits.
 
     Args:
-        model: from `load_model`.
-        inputs: prompts.
         policy: when to exit; None runs all layers and gives the tokens of `transformers`' own greedy search.
         max_new_tokens: the longest output, end token included; the `N` of decaying thresholds.
         batch_size: rows at a time; changes speed, not results (but for an adaptive threshold, which learns).
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
         encodings: keeps encoder states from call to call, where inputs are decoded with many policies.
 
-    Raises `CompanionError` for no inputs, an empty or over-long one, a policy or encodings that do not fit
-    the model, states that are not finite.
+    Raises `CompanionError` for no inputs or a wrong one, or what does not fit the model or is not finite.
     """
     if not isinstance(model, Model):
         raise CompanionError(f"model={model!r}: give what load_model returns.")
@@ -132,9 +128,7 @@ def generate(
     return Generation(texts, ids, exits, confidences, readout_rows, total, parts, seconds, model, drafts)
 
 
-def bind_policy(
-    policy: ExitPolicy | None, decoder: LayerwiseDecoder, min_exit_layer: int | None = None
-) -> BoundPolicy:
+def bind_policy(policy: ExitPolicy | None, decoder: LayerwiseDecoder, min_exit_layer=None) -> BoundPolicy:
     """The policy bound to a decoder; without one, no token exits before the last layer."""
     policy = policy or ExitPolicy("static", min_layer=decoder.layers)
     return policy.bind(decoder.layers, decoder.config.vocab_size, min_exit_layer)

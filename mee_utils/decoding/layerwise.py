@@ -1,7 +1,6 @@
 """`LayerwiseDecoder`: the decoder of a T5-family model, one layer at a time, for rows that go their own ways.
 
-Weights, settings and the encoder are `transformers`' own. Here projections with the same input are one matrix
-and the position bias is a table.
+Weights and encoder are `transformers`'. Projections with the same input are one matrix, biases a table.
 
 A token that exits at layer l has state `h^l`. Layer j > l sees it through its keys and values alone:
 
@@ -61,35 +60,28 @@ class LayerWeights:
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The last sublayer with its residual, `[rows, d]`."""
-        wide = self.wide(self.norms[-1](x))
-        if not self.gated:
-            return self.narrow.add_to(x, self.activation(wide))
-        gate, linear = wide.chunk(2, dim=-1)
-        return self.narrow.add_to(x, self.activation(gate) * linear)
+        gate, *linear = self.wide(self.norms[-1](x)).chunk(1 + self.gated, dim=-1)
+        inner = self.activation(gate)
+        return self.narrow.add_to(x, inner * linear[0] if linear else inner)
 
 
 class Cache:
     """Keys, values and waiting states of one batch. Made by `LayerwiseDecoder.begin`."""
 
     def __init__(self, encoded: Tensor, mask: Tensor | None, layers: int, length: int, parallel: bool):
-        batch, _, size = encoded.shape
+        self.batch, _, size = encoded.shape  # number of rows
         self.encoded, self.mask, self.length, self.parallel = encoded, mask, length, parallel
         self.position, self.capacity = 0, min(length, PIECE)  # of the present token, and room for how many
         # keys and values of tokens and of the source for each layer, `[2, row, head, position, d_kv]`
         self.own: list[Tensor | None] = [None] * layers
         self.cross: list[Tensor | None] = [None] * layers
         # how many positions have them, and each token's exit state ("parallel": brought up later)
-        self.filled = np.zeros((layers, batch), dtype=np.int64)
-        self.states = encoded.new_zeros(batch, self.capacity, size)
-
-    @property
-    def batch(self) -> int:
-        """Number of rows."""
-        return self.encoded.shape[0]
+        self.filled = np.zeros((layers, self.batch), dtype=np.int64)
+        self.states = encoded.new_zeros(self.batch, self.capacity, size)
 
     def keep(self, slots: np.ndarray) -> None:
         """Drops all other rows, and their memory."""
-        index = torch.from_numpy(slots).to(self.encoded.device)
+        index, self.batch = torch.from_numpy(slots).to(self.encoded.device), len(slots)
         self.encoded, self.states = self.encoded[index], self.states[index]
         self.mask = None if self.mask is None else self.mask[index]
         self.own = [None if made is None else made[:, index] for made in self.own]
@@ -159,8 +151,7 @@ class Rows:
 
     def truncate_cache(self, layers: np.ndarray) -> None:
         """Forgets the present token's keys and values above its exit layer `[rows]`, known only now."""
-        deeper = np.arange(1, len(self.cache.filled) + 1)[:, None] > layers[None, :]
-        self.cache.filled[:, self.slots] -= deeper
+        self.cache.filled[:, self.slots] -= np.arange(1, len(self.cache.filled) + 1)[:, None] > layers
 
 
 class Span(Rows):
@@ -287,8 +278,12 @@ class LayerwiseDecoder:
     def run_layer(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
         """Runs layer `layer` (1 to L) for the present token of some rows, `[rows, d_model]` to the same."""
         cache, first = rows.cache, rows.waiting(layer)
-        if first is not None and cache.parallel:
-            x = self._run_with_waiting(layer, x, rows)
+        if first is not None and cache.parallel:  # one causal pass of waiting tokens and the present one
+            rows.store_exit_state(x)
+            span = Span(cache, rows.slots, np.full(len(rows), rows.keys), layer)
+            x = self.run_span(layer, span.load(), span)
+            span.store(x)
+            x = span.last(x)
         else:
             x = self._attend_and_feed(layer, x, self._store_keys_values(layer, x, rows, first), rows)
         cache.filled[layer - 1, rows.slots] = rows.keys
@@ -327,21 +322,13 @@ class LayerwiseDecoder:
             normed = norm(torch.cat([cache.states[:, begin:position], x[:, None]], dim=1))
             made = self._split(weights.key_value(normed).flatten(0, 1), 2).unflatten(1, normed.shape[:2])
             own[:, :, :, begin : position + 1] = made.transpose(2, 3)
-            return self._heads(weights.query(normed[:, -1]))
+            return weights.query(normed[:, -1]).view(-1, self.heads, self.d_kv)
         slots, positions = rows.on_device(waiting_places(first, position, rows.slots))
         normed = norm(torch.cat([x, cache.states[slots, positions]]))
         present = torch.full((len(x),), position, device=x.device)
         made = self._split(weights.key_value(normed), 2)
         own[:, torch.cat([rows.index, slots]), :, torch.cat([present, positions])] = made.transpose(0, 1)
-        return self._heads(weights.query(normed[: len(x)]))
-
-    def _run_with_waiting(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
-        """One causal pass of waiting tokens and the present one."""
-        rows.store_exit_state(x)
-        span = Span(rows.cache, rows.slots, np.full(len(rows), rows.cache.position + 1), layer)
-        x = self.run_span(layer, span.load(), span)
-        span.store(x)
-        return span.last(x)
+        return weights.query(normed[: len(x)]).view(-1, self.heads, self.d_kv)
 
     def _attend_and_feed(self, layer: int, x: Tensor, query: Tensor, rows: Rows) -> Tensor:
         """The layer from its queries `[token, head, d_kv]` on; `x` is `[token, d_model]`."""
@@ -350,17 +337,13 @@ class LayerwiseDecoder:
             rows.bias = self._bias(rows)
         own = cache.own[layer - 1][:, :, :, : rows.keys]
         x = weights.out.add_to(x, rows.attend(query, own, rows.bias))
-        query = self._heads(weights.cross_query(weights.norms[1](x)))
+        query = weights.cross_query(weights.norms[1](x)).view(-1, self.heads, self.d_kv)
         mixed = rows.attend(query, cache.cross[layer - 1], rows.mask)
         return weights.feed_forward(weights.cross_out.add_to(x, mixed))
 
     def _split(self, joined: Tensor, parts: int) -> Tensor:
         """`[rows, parts * inner]` to `[parts, rows, head, d_kv]`."""
         return joined.view(-1, parts, self.heads, self.d_kv).transpose(0, 1)
-
-    def _heads(self, query: Tensor) -> Tensor:
-        """`[rows, inner]` to `[rows, head, d_kv]`."""
-        return query.view(-1, self.heads, self.d_kv)
 
     def _bias(self, rows: Rows) -> Tensor:
         """The bias of queries on keys, `[row, head, places, key]`; one row may stand for all."""
@@ -374,8 +357,7 @@ class LayerwiseDecoder:
 
     def _make_relative_bias(self, length: int) -> Tensor:
         """Position bias `[head, 2 * length - 1]`; entry `length - 1 + k - q` is for query q, key k <= q."""
-        device = self.embedding.device
-        bias = self._bias_module.compute_bias(1, length, device, length - 1)[0, :, 0].detach()
+        bias = self._bias_module.compute_bias(1, length, self.embedding.device, length - 1)[0, :, 0].detach()
         return functional.pad(bias, (0, length - 1), value=-torch.inf).contiguous()
 
 

@@ -1,8 +1,7 @@
 """T5's two operations with weights: a matrix product whose weight is laid out for it once, and the norm.
 
 For 2 to 32 rows the general routine lays a large matrix out anew in every call, which costs more than the
-product; oneDNN can keep the layout. Small matrices stay in the processor's cache, where the general routine
-has less overhead. `make bench` measures both.
+product; oneDNN can keep the layout. For small matrices it has more overhead. `make bench` measures both.
 """
 
 import math

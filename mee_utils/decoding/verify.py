@@ -55,10 +55,8 @@ class Row:
 
     def accept(self, found: list[int], layers: int, vocabulary: int) -> None:
         """Settles drafts while they are what was `found` at the last layer, and the first that is not."""
-        self.rounds, self.waits = self.rounds + 1, False
-        drafts, self.drafts = self.drafts, []
-        read = [draft._replace(readout_rows=draft.readout_rows + vocabulary) for draft in drafts]
-        run = enumerate(read, len(self.ids))
+        read = [draft._replace(readout_rows=draft.readout_rows + vocabulary) for draft in self.drafts]
+        self.rounds, self.waits, self.drafts, run = self.rounds + 1, False, [], enumerate(read, len(self.ids))
         self.run += [(self.rounds, at, draft.layer, draft.readout_rows) for at, draft in run]
         for draft, token in zip(read, found, strict=True):
             kept = draft.token_id == token
@@ -90,8 +88,7 @@ class DraftDecoder:
         """Decodes all rows. Raises `CompanionError` for states that are not finite."""
         going = self.rows
         while going:
-            drafting = [row for row in going if not row.waits]
-            if drafting:
+            if drafting := [row for row in going if not row.waits]:
                 self.draft(drafting)
             waiting = [row for row in going if row.waits]
             if len(waiting) >= VERIFY_AT * len(going):
@@ -136,8 +133,7 @@ class DraftDecoder:
             x = span.load()
         self._wait(self.deepest, x, span)
         for place in here:
-            unsure = Draft(UNSURE, bound.layers, float("nan"), int(step.readout_rows[place]))
-            rows[place].drafts.append(unsure)
+            rows[place].drafts.append(Draft(UNSURE, bound.layers, np.nan, int(step.readout_rows[place])))
             rows[place].waits = True
 
     def _note(self, rows: list[Row], places: np.ndarray, state: ExitState, exits: np.ndarray) -> None:
