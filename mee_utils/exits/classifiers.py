@@ -144,8 +144,7 @@ class RecurrentClassifier(ExitClassifier):
 
 def divergence(teacher: Tensor, logits: Tensor) -> Tensor:
     """Mean KL divergence, in nats, of `[token, layer, id]` logits from log-probabilities `[token, 1, id]`."""
-    student = logits.log_softmax(dim=-1)
-    return (teacher.exp() * (teacher - student)).sum(dim=-1).mean()
+    return (teacher.exp() * (teacher - logits.log_softmax(dim=-1))).sum(dim=-1).mean()
 
 
 class LearningToExit(ExitClassifier):
@@ -159,8 +158,7 @@ class LearningToExit(ExitClassifier):
 class QExit(ExitClassifier):
     """`1 - prod_(i<=l) (1 - lambda_i)`, `lambda_i` a sigmoid of one unit: has a token left by now? (PALBERT)
 
-    PALBERT leaves where it passes one half, and trains the expected loss of the exit distribution; here the
-    probability learns what classifiers learn.
+    PALBERT leaves where it passes one half, and trains the expected loss; here it learns what classifiers do.
     """
 
     from_first, default_threshold = True, 0.5
@@ -324,8 +322,7 @@ def load_classifier(path: str | Path, model) -> ExitClassifier:
         metadata = {}
     if metadata.get("format") != FORMAT:
         raise CompanionError(f'{path} is no classifier of this version ("{FORMAT}"): train it anew.')
-    settings = json.loads(metadata["settings"])
-    classifier = new_classifier(settings.pop("kind"), settings.pop("d_model"), **settings)
+    classifier = new_classifier(**json.loads(metadata["settings"]))
     classifier.to(torch.promote_types(model.network.dtype, torch.float32)).load_state_dict(weights)
     classifier.about, classifier.trained_on = json.loads(metadata["about"]), metadata["model"]
     classifier.check_model(model)

@@ -146,8 +146,7 @@ class WeightedVote(Vote):
 class PatientEntropy(Measure):
     """The least `exp(-H)` of the last `patience` exits, 0 until there are so many (PCEE-BERT, as written).
 
-    A token leaves once so many exits in a row were sure, whatever they predicted. (The public code computes
-    `H` and never uses it: it is `Patience`.)
+    So many exits in a row were sure, whatever they predicted. (The public code is `Patience`: `H` is unused.)
     """
 
     name, readout, counts_exits = "pcee", True, True

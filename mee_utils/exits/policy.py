@@ -22,13 +22,9 @@ from .thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 
 MAX_DRAFT = 8  # the longest that is planned
 ONLINE = {"adaptive": AdaptiveThreshold, "bandit": BanditThreshold}
-CHOICES = {
-    "decay_form": ("scaled", "calm"),
-    "propagation": ("copy", "parallel", "verify"),
-    "pruning": ("fixed", "decaying", "adaptive"),
-    "pruning_form": ("recursion", "closed"),
-    "contrast": ("weighted", "jsd"),
-}
+CHOICES = {"decay_form": ("scaled", "calm"), "propagation": ("copy", "parallel", "verify")}
+CHOICES |= {"pruning": ("fixed", "decaying", "adaptive"), "pruning_form": ("recursion", "closed")}
+CHOICES["contrast"] = ("weighted", "jsd")
 SIZES = {"top_k": ("fixed", "decaying"), "least_k": ("decaying",)}  # the prunings that need them
 
 
@@ -220,7 +216,17 @@ class BoundPolicy:
         self.policy, self.measure, self.layers = policy, policy.measure, layers
         self.schedule = copy.deepcopy(policy.schedule)  # one that learns begins anew
         self.max_draft = MAX_DRAFT if policy.max_draft == "auto" else policy.max_draft
-        self.decision_layers = decisions = self._decision_layers(min_exit_layer)  # at layer L all tokens exit
+        given, first = policy.exit_layers, policy.min_layer or self.measure.min_layer or min_exit_layer
+        if given is None and first is None:
+            raise CompanionError(f"{policy!r} names no layer and no model is known: give min_layer=...")
+        if (last := given[-1] if given else first) > layers:
+            named = f"The policy names layer {last}, but the decoder has {layers}"
+            raise CompanionError(f"{named}: lower min_layer or exit_layers.")
+        if given == (layers,):
+            raise CompanionError(f"exit_layers={list(given)} leaves nothing to decide in {layers} layers.")
+        before = max(self.measure.lookback, policy.contrast is not None)  # layers that it has to look at
+        decisions = tuple(layer for layer in given or range(first, layers) if before < layer < layers)
+        self.decision_layers = decisions  # at layer L all tokens exit
         self.readout = policy.reads(policy, decisions, layers, vocabulary)
         self.first_layer = layers + 1  # the first that the measure looks at; L + 1 if nothing is decided
         # `[layer]`, 0 to L: how often the measure is computed until an exit there (oracle: 0)
@@ -233,19 +239,6 @@ class BoundPolicy:
             self.first_layer, self.decisions = 1, np.minimum(reached, decisions[-1])
         if self.measure.looks_ahead:
             self.decisions = np.zeros_like(reached)
-
-    def _decision_layers(self, min_exit_layer: int | None) -> tuple[int, ...]:
-        given, layers = self.policy.exit_layers, self.layers
-        first = self.policy.min_layer or self.measure.min_layer or min_exit_layer
-        if given is None and first is None:
-            raise CompanionError(f"{self.policy!r} names no layer and no model is known: give min_layer=...")
-        if (last := given[-1] if given else first) > layers:
-            named = f"The policy names layer {last}, but the decoder has {layers}"
-            raise CompanionError(f"{named}: lower min_layer or exit_layers.")
-        if given == (layers,):
-            raise CompanionError(f"exit_layers={list(given)} leaves nothing to decide in {layers} layers.")
-        before = max(self.measure.lookback, self.policy.contrast is not None)  # layers that it has to look at
-        return tuple(layer for layer in given or range(first, layers) if before < layer < layers)
 
     def exceeded(self, confidence: np.ndarray, state, length: int) -> np.ndarray:
         """Which rows of a state exit, `[rows]`; `length` is that of the longest output."""
