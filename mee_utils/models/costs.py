@@ -84,8 +84,7 @@ def generation_flops(
         late = last + 1 - reached.sum(axis=0)
         skipped = int(late.sum()) * (sizes.projections if parallel else sizes.key_value)
         if parallel:
-            waited = np.cumsum(attention)[last] - (attention[:, None] * reached).sum(axis=0)
-            skipped += int(waited.sum())
+            skipped += int((np.cumsum(attention)[last] - (attention[:, None] * reached).sum(axis=0)).sum())
     return {
         "layers": layers,
         "skipped": skipped,

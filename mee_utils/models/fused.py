@@ -93,8 +93,7 @@ def _heads(attention: nn.Module, x: Tensor, parts: int) -> tuple[Tensor, ...]:
 def _attend(attention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: "Dropout") -> Tensor:
     """Attention of all heads `[batch x head, position, d_kv]`, projected to `[position, batch, d_model]`."""
     shares = dropout(torch.baddbmm(bias, q, k.mT).softmax(-1))
-    read = torch.bmm(shares, v).transpose(0, 1).reshape(q.shape[1], -1, attention.inner_dim)
-    return attention.o(read)
+    return attention.o(torch.bmm(shares, v).transpose(0, 1).reshape(q.shape[1], -1, attention.inner_dim))
 
 
 def _feed_forward(layer: nn.Module, x: Tensor, dropout: "Dropout") -> Tensor:

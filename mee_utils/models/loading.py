@@ -23,8 +23,7 @@ WANTED = "a folder written by save_pretrained, or a hub id (google-t5/t5-large)"
 class Model:
     """A loaded checkpoint: its `transformers` network in evaluation mode, and its fast tokenizer.
 
-    `name` is what figures call it, `min_exit_layer` the first exit of a policy without a `min_layer`; half of
-    the depth by default.
+    `name` is what figures call it, `min_exit_layer` (half the depth) the first of policies that name none.
     """
 
     network: nn.Module
@@ -89,8 +88,7 @@ def load_model(
     Args:
         source: a folder written by `save_pretrained`, or a hub id such as "google-t5/t5-large".
         revision: a commit or tag on the hub.
-        dtype: the precision to compute in, one of `DTYPES` or the `torch.dtype`. It does not follow the
-            checkpoint's own, because numbers of different checkpoints are compared.
+        dtype: the precision to compute in, one of `DTYPES` or the `torch.dtype`, whatever the checkpoint's.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" and so on.
         name: what figures call the model; the last part of `source` by default.
 

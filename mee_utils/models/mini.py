@@ -112,19 +112,12 @@ def begin_local(network) -> None:
     """
     for stack, heads in ((network.encoder, range(1, 4)), (network.decoder, range(1, 3))):
         table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight  # [bucket, head]
-        biases = _local_biases(len(table), stack.is_decoder)
+        near = -LOCAL * torch.arange(len(table) if stack.is_decoder else len(table) // 2)
+        away, biases = torch.full_like(near, ELSEWHERE), [near, near / 3]
+        if not stack.is_decoder:  # the second half of its table is for keys further on
+            biases = [torch.cat(sides) for sides in ((near, near), (near, away), (away, near))]
         for head in filter(range(network.config.num_heads).__contains__, heads):
             table[:, head] = biases[head - 1]
             for block in stack.block:
                 size = network.config.d_kv
                 block.layer[0].SelfAttention.q.weight[head * size : (head + 1) * size] *= 0.1
-
-
-def _local_biases(buckets: int, causal: bool) -> list[torch.Tensor]:
-    """A bias for each bucket of distance, head by head; the encoder's second half are keys further on."""
-    if causal:
-        distance = torch.arange(buckets)
-        return [-LOCAL * distance, -LOCAL * distance / 3]
-    near = -LOCAL * torch.arange(buckets // 2)
-    away = torch.full_like(near, ELSEWHERE)
-    return [torch.cat(sides) for sides in ((near, near), (near, away), (away, near))]

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, as in torch.optim.Muon
-ITERATIONS = 5
-MOMENTUM = 0.95
+ITERATIONS, MOMENTUM = 5, 0.95
 FROM_SCRATCH = dict(query=0.2, embedding=2.0, table=1.0, norm=0.1)  # rates, that of matrices being 1
 # kinds of parameters, by a part of their names; all others are matrices
 KINDS = {".q.": "query", "shared": "embedding", "lm_head": "embedding"}

@@ -89,8 +89,7 @@ def weighted_cross_entropy(weights: Sequence[float], entropy_at: Callable, inter
     if intermediate == "all" or len(below) < 2:
         return sum((weights[i - 1] * entropy_at(i) for i in below), total)
     share = torch.tensor([weights[i - 1] for i in below])
-    drawn = below[int(torch.multinomial(share, 1))]
-    return total + float(share.sum()) * entropy_at(drawn)
+    return total + float(share.sum()) * entropy_at(below[int(torch.multinomial(share, 1))])
 
 
 def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) -> int:
@@ -134,8 +133,7 @@ def objective_loss(
 
     logits = lambda layer: last if layer == layers else compute_logits(network, states[layer - 1])
     entropy_at = lambda layer: cross_entropy(logits(layer), labels)
-    weights = layer_weights(objective, layers, step)
-    loss = weighted_cross_entropy(weights, entropy_at, objective.intermediate)
+    loss = weighted_cross_entropy(layer_weights(objective, layers, step), entropy_at, objective.intermediate)
     if objective.name == "free":
         loss = loss + KD_WEIGHT * distillation(states, mask, objective.shallow(layers), objective.kd_map)
     return loss

@@ -27,8 +27,7 @@ class Schedule:
 
     `decay` is the share of the steps, the last ones, over which the rate falls to zero in a line; 0 keeps
     it. `rates` are those of `muon.parameter_groups`; without `muon` the matrices are updated by AdamW too.
-    `half`: layers compute in bfloat16 where that is faster (`fast_bfloat16`); weights and optimizer stay in
-    single precision.
+    `half`: layers compute in bfloat16 where that is faster (`fast_bfloat16`), but weights stay single.
     """
 
     learning_rate: float

@@ -1,7 +1,6 @@
 """The tasks. A new one is one entry of `TASKS`; whatever differs between tasks is asked of it.
 
-A corpus is recognised by its columns, so a local file, a folder and a hub id are read by the same code.
-Prompts are the ones T5 was trained with (Raffel et al. 2020, appendix D).
+A corpus is recognised by its columns. Prompts are those of T5 (Raffel et al. 2020, appendix D).
 """
 
 import json

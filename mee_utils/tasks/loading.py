@@ -97,10 +97,9 @@ def load_task(
     languages: tuple[str, str] = ("en", "fr"),
     folder: str | None = None,
 ) -> Task:
-    """Loads one split of a corpus.
+    """Loads one split of a corpus for a task, by its `name` one of `TASKS`.
 
     Args:
-        name: one of `TASKS`.
         source: "synthetic" (seeded, offline, known difficulty); a jsonl, jsonl.gz, parquet or csv file; a
             folder with one file or folder a split; or the id of a data set on the hub. Columns are the hub's.
         limit: the number of examples to take from the beginning; required for "synthetic", which never ends.

@@ -53,9 +53,7 @@ def _is_so(noun: Noun, plural: bool, adjective: Adjective) -> Pair:
     return say("is_so", are=_be(plural), white=white)
 
 
-def noun_phrase(
-    kind: str, noun: Noun, plural: bool = False, adjective: Adjective | None = None, number: int = 0
-) -> Pair:
+def noun_phrase(kind: str, noun: Noun, plural=False, adjective: Adjective | None = None, number=0) -> Pair:
     """A "definite" or "indefinite" noun phrase, or one with a `number` from 2 to 12, in both languages."""
     english, french = noun.in_english(plural), words("{0:translated}", noun.in_french(plural))
     before = adjective is not None and adjective.position == "before"
@@ -134,8 +132,7 @@ def motion(random: Random) -> Pair:
     plural, gender = len(names) > 1, "f" if set(names) <= set(lexicon.FEMALE_NAMES) else "m"
     participle, to = in_french.split()
     who = words("{0:copied} et {1:copied}" if plural else "{0:copied}", *names)
-    how = "{0:distant_agreement}" if plural else "{0:agreement}"
-    agrees = words(how, inflect(participle, gender, plural))
+    agrees = [Word(inflect(participle, gender, plural), "distant_agreement" if plural else "agreement")]
     parts = dict(who=(" and ".join(names), who), verb=(arrived, agrees), to=to, city=city, time=time)
     return say("motion", are=_be(plural), **parts)
 
