@@ -335,8 +335,7 @@ class LayerwiseDecoder:
         weights, cache = self.weights[layer - 1], rows.cache
         if rows.bias is None:
             rows.bias = self._bias(rows)
-        own = cache.own[layer - 1][:, :, :, : rows.keys]
-        x = weights.out.add_to(x, rows.attend(query, own, rows.bias))
+        x = weights.out.add_to(x, rows.attend(query, cache.own[layer - 1][:, :, :, : rows.keys], rows.bias))
         query = weights.cross_query(weights.norms[1](x)).view(-1, self.heads, self.d_kv)
         mixed = rows.attend(query, cache.cross[layer - 1], rows.mask)
         return weights.feed_forward(weights.cross_out.add_to(x, mixed))

@@ -79,9 +79,8 @@ class ExitClassifier(nn.Module, Measure):
 
     def confidence(self, state) -> Tensor:
         """Probability of "exit", `[rows]`."""
-        seen = [state.earlier(back).state for back in range(self.lookback, 0, -1)]
-        states = torch.cat([*seen, state.state], dim=-1)
-        return torch.sigmoid(self._odds(self.network(states.to(self._dtype))))
+        seen = torch.cat([state.earlier(back).state for back in range(self.lookback, -1, -1)], dim=-1)
+        return torch.sigmoid(self._odds(self.network(seen.to(self._dtype))))
 
     def _odds(self, outputs: Tensor) -> Tensor:
         return outputs[..., 0] if outputs.shape[-1] == 1 else outputs[..., 1] - outputs[..., 0]

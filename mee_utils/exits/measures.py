@@ -119,8 +119,7 @@ class Patience(Measure):
 
     def confidence(self, state):
         ids = state.so_far("top1_id")
-        same = [before == ids[-1] for before in ids[::-1]]
-        return sum(accumulate(same, and_)) * 1.0
+        return sum(accumulate((before == ids[-1] for before in ids[::-1]), and_)) * 1.0
 
 
 class Vote(Patience):

@@ -4,11 +4,9 @@
 |---|---|---|
 | constant | `lam` | |
 | decaying, "scaled" | `lam (0.9 + 0.1 exp(-tau t / N))` | every public implementation |
-| decaying, "calm" | `clip(0.9 lam + 0.1 exp(-tau t / N), 0, 1)` | CALM, Eq. 5 |
+| decaying, "calm" | `clip(0.9 lam + 0.1 exp(-tau t / N), 0, 1)`, the same if `lam = 1` | CALM, Eq. 5 |
 | adaptive | exit where the posterior of "shallow agrees with deep" exceeds `zeta` | FREE (Bae et al., 2023) |
 | bandit | the arm with the largest upper confidence bound of its reward | UCBEE, CeeBERT |
-
-The two decaying forms differ unless `lam = 1`.
 """
 
 from collections import defaultdict

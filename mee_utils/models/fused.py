@@ -32,13 +32,12 @@ def forward(network: nn.Module, batch: dict[str, Tensor]) -> tuple[list[Tensor],
     """
     encoder, decoder, embedding = network.encoder, network.decoder, network.shared.weight
     dropout = Dropout(network.config.dropout_rate if network.training else 0.0)
-    source = batch["input_ids"].T
     target = network.prepare_decoder_input_ids_from_labels(batch["labels"]).T
     rows, length = batch["labels"].shape
     padding = (MASKED * (batch["attention_mask"] == 0)).to(embedding.dtype)[:, None, None]
     causal = torch.full((rows, 1, length, length), MASKED, dtype=embedding.dtype).triu(1)
 
-    x, bias = dropout(functional.embedding(source, embedding)), _position_bias(encoder, padding)
+    x, bias = dropout(functional.embedding(batch["input_ids"].T, embedding)), _position_bias(encoder, padding)
     for block in encoder.block:
         x = _self_attention(block.layer[0], x, bias, dropout)
         x = _feed_forward(block.layer[1], x, dropout)

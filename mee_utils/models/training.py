@@ -115,9 +115,8 @@ def train_backbone(
     With a `decay` the network ends as it was where the cross-entropies that its objective asks for were least
     on the `held_out` pairs (the last layer's alone may be least at once). Evaluations print its `name`.
 
-    Returns:
-        `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`
-        (rows of `step` and `cross_entropy`, one number a layer) on the `held_out` pairs.
+    Returns `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`
+    (rows of `step` and `cross_entropy`, one number a layer) on the `held_out` pairs.
     """
     pad, device = network.config.pad_token_id, next(network.parameters()).device.type
     data = batches_of(pairs, schedule.tokens_per_batch, schedule.seed)

@@ -49,8 +49,7 @@ def _be(plural: bool) -> tuple[str, str]:
 
 def _is_so(noun: Noun, plural: bool, adjective: Adjective) -> Pair:
     """ "is white" and "est blanche", where the subject stands further before."""
-    white = adjective.english, adjective.in_french(noun.gender, plural)
-    return say("is_so", are=_be(plural), white=white)
+    return say("is_so", are=_be(plural), white=(adjective.english, adjective.in_french(noun.gender, plural)))
 
 
 def noun_phrase(kind: str, noun: Noun, plural=False, adjective: Adjective | None = None, number=0) -> Pair:
@@ -111,8 +110,7 @@ def located(random: Random) -> Pair:
     """The old boats are near the bridge."""
     plural = random.random() < 0.5
     noun = _thing(random, lexicon.THINGS) if random.random() < 0.7 else random.choice(lexicon.PEOPLE)
-    adjective = None if noun.kind == "person" else _maybe_adjective(random)
-    it = noun_phrase("definite", noun, plural, adjective)
+    it = noun_phrase("definite", noun, plural, None if noun.kind == "person" else _maybe_adjective(random))
     return say("located", it=it, are=_be(plural), there=_place(random, noun))
 
 

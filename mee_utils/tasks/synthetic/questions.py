@@ -83,8 +83,7 @@ def _comparison(random: Random, first: Person, second: Person) -> Asked:
     more = random.random() < 0.5
     winner, word = first if (first.count > second.count) == more else second, "more" if more else "fewer"
     question = f"Who owns {word} {first.things}, {first.name} or {second.name}?"
-    sentence = words(COMPARED, first, second, winner, word)
-    return Asked(question, sentence, words("{0.name:compared}", winner))
+    return Asked(question, words(COMPARED, first, second, winner, word), words("{0.name:compared}", winner))
 
 
 def _shuffled(random: Random, items: Sequence) -> list:
