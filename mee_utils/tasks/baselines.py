@@ -23,8 +23,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def _context(prompt: str) -> tuple[str, str]:
-    question, _, context = prompt.removeprefix("question: ").partition(" context: ")
-    return question, context
+    return prompt.removeprefix("question: ").partition(" context: ")[::2]
 
 
 def best_overlapping_sentence(inputs: Sequence[str], train) -> list[str]:
