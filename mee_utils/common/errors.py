@@ -1,8 +1,4 @@
-"""The one exception that users are meant to read: `CompanionError`.
-
-Every mistake a user can make (a wrong file, an unknown name, a number out of range) ends in one line:
-the value, what was expected, and what to do about it.
-"""
+"""The one exception that users are meant to read, and checks that raise it."""
 
 import difflib
 from collections.abc import Iterable
@@ -10,7 +6,7 @@ from numbers import Integral
 
 
 class CompanionError(ValueError):
-    """A mistake in the input. The message is one line that says what to do."""
+    """A mistake in the input: one line with the value, what was expected, and what to do about it."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -50,20 +50,13 @@ def complete_file(path: str | Path) -> Iterator[Path]:
         yield partial
         os.replace(partial, path)
     except Exception as error:
-        if not _is_about(error, partial):
+        places = (None, str(partial), *map(str, partial.parents))
+        about = isinstance(error, OSError) and error.filename in places
+        # safetensors and torch have errors of their own for a full disk; what else the block did is no matter
+        if isinstance(error, CompanionError) or not (about or "No space left" in str(error)):
             raise
         reason = getattr(error, "strerror", None) or one_line(error)
         raise CompanionError(f"{path} cannot be written ({reason}): choose another place.") from error
     finally:
         with suppress(OSError):
             partial.unlink()
-
-
-def _is_about(error: Exception, partial: Path) -> bool:
-    """Whether an error came from writing a file, and not from something else that its block did."""
-    if isinstance(error, CompanionError):
-        return False
-    if "No space left" in str(error):  # safetensors and torch have errors of their own for a full disk
-        return True
-    places = (None, str(partial), *map(str, partial.parents))
-    return isinstance(error, OSError) and error.filename in places

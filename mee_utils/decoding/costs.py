@@ -30,21 +30,14 @@ LEAST, MOST, SECONDS = 5, 40, 0.5  # runs, of which the fastest counts: so many,
 class DraftCosts:
     """Costs of the steps of verified exits, in one unit of your choice (measured: seconds).
 
-    Attributes:
-        block: of a layer on 1, 2, .. tokens at once, those of all rows together.
-        readout: the same of the last layer's readout, with all that verifying costs besides the layers.
-        decision: of one decision of all rows, or a list with one for each policy.
-        token: of drafting a token besides layers and decisions, wherever rows leave, or waiting ones join.
-        plain: of a token of 1, 2, .. rows at full depth without drafts; by default all layers and a readout.
-
     Raises `CompanionError` for costs that are not finite, negative or missing.
     """
 
-    block: Sequence[float]
-    readout: Sequence[float] = ()
-    decision: float | Sequence[float] = 0.0
-    token: float = 0.0
-    plain: Sequence[float] = ()
+    block: Sequence[float]  # of a layer on 1, 2, .. tokens at once, those of all rows together
+    readout: Sequence[float] = ()  # of the last layer's, with all that verifying costs besides the layers
+    decision: float | Sequence[float] = 0.0  # of one decision of all rows, or a list with one for each policy
+    token: float = 0.0  # of drafting a token besides these, wherever rows leave, or waiting ones join
+    plain: Sequence[float] = ()  # of a token of 1, 2, .. rows without drafts; by default layers and a readout
 
     def __post_init__(self):
         for name, dimensions in {"block": 1, "readout": 1, "decision": None, "token": 0, "plain": 1}.items():
@@ -72,9 +65,7 @@ _MEASURED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 @torch.inference_mode()
-def measure_costs(
-    model: Model, policies: ExitPolicy | Sequence[ExitPolicy] = (), batch_size: int = 1
-) -> DraftCosts:
+def measure_costs(model: Model, policies: ExitPolicy | Sequence[ExitPolicy] = (), batch_size=1) -> DraftCosts:
     """Times the steps of verified exits on up to `batch_size` rows, and a decision of each policy.
 
     Takes a moment; all but the decisions is kept for the model and this process.
@@ -122,8 +113,7 @@ def _run(decoder: LayerwiseDecoder, rows: int) -> np.ndarray:
     for many in range(1, MAX_DRAFT + 1):
         draft = min(_seconds(drafting.draft, drafting.rows) for _ in range(many))
         slots, ends = np.array([(row.slot, row.position) for row in drafting.rows]).T
-        span = Span(caches[0], slots, ends, min(2, layers))
-        block = _seconds(_run_layers, decoder, span)
+        block = _seconds(_run_layers, decoder, Span(caches[0], slots, ends, min(2, layers)))
         verified = _seconds(drafting.verify, drafting.rows)
         caches[1].move_to(many - 1)
         full = _seconds(plain.decode, Rows(caches[1], numbers), ids[:, 0], numbers)

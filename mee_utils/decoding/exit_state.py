@@ -53,8 +53,7 @@ class LayerState:
         """The same rows, `layers` layers before."""
         state = self
         for _ in range(layers):
-            state = state.previous
-            if state is None:
+            if (state := state.previous) is None:
                 missing = f"There is no layer {layers} before layer {self.layer} to look at"
                 raise CompanionError(f"{missing}: raise the measure's lookback.")
         same = len(state.rows) == len(self.rows)
@@ -167,7 +166,6 @@ class RowView(LayerState):
         return values[self._index] if isinstance(values, np.ndarray) else values
 
     def recall(self, key, make):
-        """What a measure kept with that layer, for the rows that are still there."""
         return self._pick(self._state.recall(key, make))
 
     def __getattr__(self, name: str):

@@ -29,9 +29,8 @@ class Generation:
 
     Where FREE's threshold learns, waiting tokens are read out again: counted for the one that goes deep.
     Where exits are verified, a token has the layer of the draft that was kept, L if the last layer made it,
-    and FLOPs count drafts that were thrown away too.
-    FLOPs are the decoder's (see `mee_utils.models.costs`), seconds those of decoding, with the encoder unless
-    `encodings` are given, without tokenization.
+    and FLOPs count drafts that were thrown away too. FLOPs are the decoder's (see `mee_utils.models.costs`),
+    seconds those of decoding, with the encoder unless `encodings` are given, without tokenization.
     """
 
     texts: list[str]  # without special tokens
@@ -67,17 +66,11 @@ class Generation:
 
     def _repr_html_(self) -> str:
         """The first outputs, each token on the colour of its exit layer."""
-        depth, pieces = self.model.layers, self.model.tokenizer.convert_ids_to_tokens
-
-        def shown(ids, layers):
-            words = [(piece or "?").replace("▁", " ") for piece in pieces(ids)]
-            marked = zip(words, layers.tolist())
-            return Markup("".join(shaded(word, at / depth, f"layer {at}") for word, at in marked))
-
-        rows = [
-            (number, shown(ids, layers), f"{layers.mean():.1f}", f"{flops / 1e6:.1f}")
-            for number, (ids, layers, flops) in enumerate(zip(self.token_ids, self.exit_layers, self.flops))
-        ]
+        depth, rows = self.model.layers, []
+        for ids, layers, flops in zip(self.token_ids, self.exit_layers, self.flops):
+            words = zip(self.model.tokenizer.convert_ids_to_tokens(ids), layers.tolist())
+            said = [shaded((word or "?").replace("▁", " "), at / depth, f"layer {at}") for word, at in words]
+            rows.append((len(rows), Markup("".join(said)), f"{layers.mean():.1f}", f"{flops / 1e6:.1f}"))
         scale = "".join(shaded(f" {layer} ", layer / depth) for layer in range(1, depth + 1))
         header = ("", Markup(f"output, coloured by exit layer {scale}"), "mean exit layer", "MFLOPs")
         return table(rows, header, repr(self))
@@ -93,25 +86,20 @@ def generate(
     max_source_tokens: int | None = None,
     encodings: EncoderCache | None = None,
 ) -> Generation:
-    """Decodes greedily with early exits.
+    """Decodes `inputs`, prompts for a `model` from `load_model`, greedily with early exits.
 
     Args:
-        model: from `load_model`.
-        inputs: prompts.
         policy: when to exit; None runs all layers and gives the tokens of `transformers`' own greedy search.
         max_new_tokens: the longest output, end token included; the `N` of decaying thresholds.
         batch_size: rows at a time; changes speed, not results (but for an adaptive threshold, which learns).
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
         encodings: keeps encoder states from call to call, where inputs are decoded with many policies.
 
-    Raises:
-        CompanionError: no inputs, an empty or over-long one, a policy or encodings that do not fit the model,
-            states that are not finite.
+    Raises `CompanionError` for no inputs or a wrong one, or what does not fit the model or is not finite.
     """
     if not isinstance(model, Model):
         raise CompanionError(f"model={model!r}: give what load_model returns.")
-    texts = check_inputs(inputs)
-    max_new_tokens = check_whole("max_new_tokens", max_new_tokens)
+    texts, max_new_tokens = check_inputs(inputs), check_whole("max_new_tokens", max_new_tokens)
     batch_size = check_whole("batch_size", batch_size)
     if policy is not None and not isinstance(policy, ExitPolicy):
         raise CompanionError(f"policy={policy!r}: give ExitPolicy(...), or None to run all layers.")
@@ -121,18 +109,17 @@ def generate(
     bound = bind_policy(policy, decoder, model.min_exit_layer)
     bound.measure.check_model(model)
     lengths = check_lengths(model, texts, max_source_tokens)
-    outputs: list[Output] = [None] * len(texts)
-    seconds = 0.0
+    outputs, seconds = {}, 0.0
     bar = tqdm(total=len(texts), desc="generate", delay=5, disable=None)
     for chosen, batch in batches_by_length(model, texts, batch_size):
         encoded = encodings.states(decoder, batch) if encodings else None
         started = time.perf_counter()
         rows = decode_batch(decoder, batch, bound, max_new_tokens, np.array(chosen), encoded)
         seconds += time.perf_counter() - started
-        for index, row in zip(chosen, rows, strict=True):
-            outputs[index] = row
+        outputs |= zip(chosen, rows, strict=True)
         bar.update(len(chosen))
     bar.close()
+    outputs = [outputs[index] for index in range(len(texts))]
     ids, exits, confidences, readout_rows, drafts = map(list, zip(*outputs, strict=True))
     layers, rows, positions = zip(*(output.work for output in outputs), strict=True)
     parts = bound.flops(DecoderSizes.of(model.network.config), layers, rows, lengths, positions)
@@ -141,9 +128,7 @@ def generate(
     return Generation(texts, ids, exits, confidences, readout_rows, total, parts, seconds, model, drafts)
 
 
-def bind_policy(
-    policy: ExitPolicy | None, decoder: LayerwiseDecoder, min_exit_layer: int | None = None
-) -> BoundPolicy:
+def bind_policy(policy: ExitPolicy | None, decoder: LayerwiseDecoder, min_exit_layer=None) -> BoundPolicy:
     """The policy bound to a decoder; without one, no token exits before the last layer."""
     policy = policy or ExitPolicy("static", min_layer=decoder.layers)
     return policy.bind(decoder.layers, decoder.config.vocab_size, min_exit_layer)

@@ -57,8 +57,7 @@ def batches_by_length(model: Model, inputs: Sequence[str], batch_size: int) -> I
 def cut_at_end(ids: list[int], end: int | list[int]) -> list[int]:
     """The ids up to and with the first end token (some checkpoints have several)."""
     ends = {end} if isinstance(end, int) else set(end)
-    first = next((place for place, token in enumerate(ids) if token in ends), len(ids))
-    return ids[: first + 1]
+    return ids[: next((place for place, token in enumerate(ids, 1) if token in ends), len(ids))]
 
 
 def detokenize(model: Model, outputs: Sequence[Sequence[int]]) -> list[str]:
@@ -67,10 +66,7 @@ def detokenize(model: Model, outputs: Sequence[Sequence[int]]) -> list[str]:
 
 
 class EncoderCache:
-    """Encoder states of one model, kept from call to call: for the same inputs under many policies.
-
-    The first use decides which model, and which weights of it, a cache belongs to.
-    """
+    """Encoder states of one model, that of the first use, kept for the same inputs under many policies."""
 
     def __init__(self) -> None:
         self._decoder: LayerwiseDecoder | None = None

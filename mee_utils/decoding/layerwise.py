@@ -1,8 +1,6 @@
 """`LayerwiseDecoder`: the decoder of a T5-family model, one layer at a time, for rows that go their own ways.
 
-Weights, settings and the encoder are `transformers`' own. What is made here is the way through the decoder:
-projections with the same input are one matrix, the position bias is a table, and keys and values of layers
-that a token skipped are computed only when a later token needs them.
+Weights and encoder are `transformers`'. Projections with the same input are one matrix, biases a table.
 
 A token that exits at layer l has state `h^l`. Layer j > l sees it through its keys and values alone:
 
@@ -41,10 +39,9 @@ class LayerWeights:
 
     def __init__(self, layer: nn.Module):
         own, cross = layer.layer[0].SelfAttention, layer.layer[1].EncDecAttention
-        feed = layer.layer[-1].DenseReluDense
+        feed, inner = layer.layer[-1].DenseReluDense, own.q.weight.shape[0]
         self.norms = [Norm(sublayer.layer_norm) for sublayer in layer.layer]
         joined = torch.cat([own.q.weight, own.k.weight, own.v.weight]).detach()
-        inner = own.q.weight.shape[0]
         self.query, self.key_value = Linear(joined[:inner]), Linear(joined[inner:])
         self.joined = None if self.key_value.packed else Linear(joined)
         self.out = Linear(own.o.weight)
@@ -63,35 +60,28 @@ class LayerWeights:
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The last sublayer with its residual, `[rows, d]`."""
-        wide = self.wide(self.norms[-1](x))
-        if not self.gated:
-            return self.narrow.add_to(x, self.activation(wide))
-        gate, linear = wide.chunk(2, dim=-1)
-        return self.narrow.add_to(x, self.activation(gate) * linear)
+        gate, *linear = self.wide(self.norms[-1](x)).chunk(1 + self.gated, dim=-1)
+        inner = self.activation(gate)
+        return self.narrow.add_to(x, inner * linear[0] if linear else inner)
 
 
 class Cache:
     """Keys, values and waiting states of one batch. Made by `LayerwiseDecoder.begin`."""
 
     def __init__(self, encoded: Tensor, mask: Tensor | None, layers: int, length: int, parallel: bool):
-        batch, _, size = encoded.shape
+        self.batch, _, size = encoded.shape  # number of rows
         self.encoded, self.mask, self.length, self.parallel = encoded, mask, length, parallel
         self.position, self.capacity = 0, min(length, PIECE)  # of the present token, and room for how many
         # keys and values of tokens and of the source for each layer, `[2, row, head, position, d_kv]`
         self.own: list[Tensor | None] = [None] * layers
         self.cross: list[Tensor | None] = [None] * layers
         # how many positions have them, and each token's exit state ("parallel": brought up later)
-        self.filled = np.zeros((layers, batch), dtype=np.int64)
-        self.states = encoded.new_zeros(batch, self.capacity, size)
-
-    @property
-    def batch(self) -> int:
-        """Number of rows."""
-        return self.encoded.shape[0]
+        self.filled = np.zeros((layers, self.batch), dtype=np.int64)
+        self.states = encoded.new_zeros(self.batch, self.capacity, size)
 
     def keep(self, slots: np.ndarray) -> None:
         """Drops all other rows, and their memory."""
-        index = torch.from_numpy(slots).to(self.encoded.device)
+        index, self.batch = torch.from_numpy(slots).to(self.encoded.device), len(slots)
         self.encoded, self.states = self.encoded[index], self.states[index]
         self.mask = None if self.mask is None else self.mask[index]
         self.own = [None if made is None else made[:, index] for made in self.own]
@@ -161,25 +151,21 @@ class Rows:
 
     def truncate_cache(self, layers: np.ndarray) -> None:
         """Forgets the present token's keys and values above its exit layer `[rows]`, known only now."""
-        deeper = np.arange(1, len(self.cache.filled) + 1)[:, None] > layers[None, :]
-        self.cache.filled[:, self.slots] -= deeper
+        self.cache.filled[:, self.slots] -= np.arange(1, len(self.cache.filled) + 1)[:, None] > layers
 
 
 class Span(Rows):
     """The tokens that go through a layer together: of each row, all those that have not seen it yet.
 
     Rows stand at positions of their own ("verify"). States are flat, row by row, `[token, d_model]`;
-    attention takes them as `[row, places]`, each row's last token at the right.
-
-    Attributes:
-        ends: `[row]`, one beyond the position of each row's last token.
-        until: the next layer at which more tokens join; L + 1 if there is none.
-        counts: `[row]`, how many tokens each row has here; rows without any are left out.
+    attention takes them as `[row, places]`, each row's last token at the right. `ends`, `[row]`, is one
+    beyond the position of each row's last token; rows without any token are left out.
     """
 
     def __init__(self, cache: Cache, slots: np.ndarray, ends: np.ndarray, layer: int):
         self.given, filled = (slots, ends), cache.filled[:, slots]
         first = filled[layer - 1]
+        # the next layer at which more tokens join; L + 1 if there is none
         self.until = len(filled) + 1 - int((filled == first).all(axis=1)[::-1].argmax())
         waits = first < ends
         if not waits.all():
@@ -242,10 +228,8 @@ class Span(Rows):
 class LayerwiseDecoder:
     """Runs the decoder of a T5, T5 v1.1, Flan-T5, mT5 or LongT5 model layer by layer.
 
-    The weights are copied into layouts made for decoding (as much memory again as the decoder has); after
-    further training, make a new one. `decoder_of` keeps one per model.
-
-    `network` is the `transformers` model, in evaluation mode. Raises `CompanionError` for one in float16.
+    The weights of `network`, the `transformers` model in evaluation mode, are copied into layouts made for
+    decoding; after further training, make a new one. Raises `CompanionError` for one in float16.
     """
 
     def __init__(self, network: nn.Module):
@@ -294,8 +278,12 @@ class LayerwiseDecoder:
     def run_layer(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
         """Runs layer `layer` (1 to L) for the present token of some rows, `[rows, d_model]` to the same."""
         cache, first = rows.cache, rows.waiting(layer)
-        if first is not None and cache.parallel:
-            x = self._run_with_waiting(layer, x, rows)
+        if first is not None and cache.parallel:  # one causal pass of waiting tokens and the present one
+            rows.store_exit_state(x)
+            span = Span(cache, rows.slots, np.full(len(rows), rows.keys), layer)
+            x = self.run_span(layer, span.load(), span)
+            span.store(x)
+            x = span.last(x)
         else:
             x = self._attend_and_feed(layer, x, self._store_keys_values(layer, x, rows, first), rows)
         cache.filled[layer - 1, rows.slots] = rows.keys
@@ -334,40 +322,27 @@ class LayerwiseDecoder:
             normed = norm(torch.cat([cache.states[:, begin:position], x[:, None]], dim=1))
             made = self._split(weights.key_value(normed).flatten(0, 1), 2).unflatten(1, normed.shape[:2])
             own[:, :, :, begin : position + 1] = made.transpose(2, 3)
-            return self._heads(weights.query(normed[:, -1]))
+            return weights.query(normed[:, -1]).view(-1, self.heads, self.d_kv)
         slots, positions = rows.on_device(waiting_places(first, position, rows.slots))
         normed = norm(torch.cat([x, cache.states[slots, positions]]))
         present = torch.full((len(x),), position, device=x.device)
         made = self._split(weights.key_value(normed), 2)
         own[:, torch.cat([rows.index, slots]), :, torch.cat([present, positions])] = made.transpose(0, 1)
-        return self._heads(weights.query(normed[: len(x)]))
-
-    def _run_with_waiting(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
-        """One causal pass of waiting tokens and the present one."""
-        rows.store_exit_state(x)
-        span = Span(rows.cache, rows.slots, np.full(len(rows), rows.cache.position + 1), layer)
-        x = self.run_span(layer, span.load(), span)
-        span.store(x)
-        return span.last(x)
+        return weights.query(normed[: len(x)]).view(-1, self.heads, self.d_kv)
 
     def _attend_and_feed(self, layer: int, x: Tensor, query: Tensor, rows: Rows) -> Tensor:
         """The layer from its queries `[token, head, d_kv]` on; `x` is `[token, d_model]`."""
         weights, cache = self.weights[layer - 1], rows.cache
         if rows.bias is None:
             rows.bias = self._bias(rows)
-        own = cache.own[layer - 1][:, :, :, : rows.keys]
-        x = weights.out.add_to(x, rows.attend(query, own, rows.bias))
-        query = self._heads(weights.cross_query(weights.norms[1](x)))
+        x = weights.out.add_to(x, rows.attend(query, cache.own[layer - 1][:, :, :, : rows.keys], rows.bias))
+        query = weights.cross_query(weights.norms[1](x)).view(-1, self.heads, self.d_kv)
         mixed = rows.attend(query, cache.cross[layer - 1], rows.mask)
         return weights.feed_forward(weights.cross_out.add_to(x, mixed))
 
     def _split(self, joined: Tensor, parts: int) -> Tensor:
         """`[rows, parts * inner]` to `[parts, rows, head, d_kv]`."""
         return joined.view(-1, parts, self.heads, self.d_kv).transpose(0, 1)
-
-    def _heads(self, query: Tensor) -> Tensor:
-        """`[rows, inner]` to `[rows, head, d_kv]`."""
-        return query.view(-1, self.heads, self.d_kv)
 
     def _bias(self, rows: Rows) -> Tensor:
         """The bias of queries on keys, `[row, head, places, key]`; one row may stand for all."""
@@ -381,8 +356,7 @@ class LayerwiseDecoder:
 
     def _make_relative_bias(self, length: int) -> Tensor:
         """Position bias `[head, 2 * length - 1]`; entry `length - 1 + k - q` is for query q, key k <= q."""
-        device = self.embedding.device
-        bias = self._bias_module.compute_bias(1, length, device, length - 1)[0, :, 0].detach()
+        bias = self._bias_module.compute_bias(1, length, self.embedding.device, length - 1)[0, :, 0].detach()
         return functional.pad(bias, (0, length - 1), value=-torch.inf).contiguous()
 
 

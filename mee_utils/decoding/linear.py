@@ -1,8 +1,7 @@
 """T5's two operations with weights: a matrix product whose weight is laid out for it once, and the norm.
 
 For 2 to 32 rows the general routine lays a large matrix out anew in every call, which costs more than the
-product; oneDNN can keep the layout. Small matrices stay in the processor's cache, where the general routine
-has less overhead. `make bench` measures both.
+product; oneDNN can keep the layout. For small matrices it has more overhead. `make bench` measures both.
 """
 
 import math
@@ -15,21 +14,14 @@ PACKED_FROM = 200_000  # elements of a weight; below, packing gains nothing (mea
 ROWS_HINT = 16  # oneDNN's layout for this many rows is the fastest at 1 and at 32 too
 
 
-def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN's packed product exists here for this weight."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    if weight.dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.dtype == torch.float32
-
-
 class Linear:
     """`x W^T` for rows `x`; `W`, `[outputs, inputs]`, is packed if it is large."""
 
     def __init__(self, weight: Tensor):
-        self.weight = weight.detach()
-        self.packed = weight.numel() >= PACKED_FROM and can_pack(weight)
+        self.weight, large = weight.detach(), weight.numel() >= PACKED_FROM and weight.device.type == "cpu"
+        self.packed = large and torch.backends.mkldnn.is_available() and weight.dtype == torch.float32
+        if large and torch.backends.mkldnn.is_available() and weight.dtype == torch.bfloat16:
+            self.packed = torch.ops.mkldnn._is_mkldnn_bf16_supported()
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS_HINT)
         else:

@@ -169,8 +169,7 @@ class TokenDecoder:
         slots, positions = waiting_places(position - waits, position, rows.slots)
         if len(slots):
             states = self.cache.states[torch.from_numpy(slots), torch.from_numpy(positions)]
-            waited = self.decoder.readout(self.decoder.norm(states)).argmax(-1)
-            deep = np.concatenate([on_host(waited), deep])
+            deep = np.concatenate([on_host(self.decoder.readout(self.decoder.norm(states)).argmax(-1)), deep])
             token.readout_rows[here] += waits * self.bound.readout.vocabulary
         labels = [label for row in shallow for label in row[:-1]] + [row[-1] for row in shallow]
         confidence, ids = map(np.array, zip(*labels, strict=True))

@@ -1,12 +1,9 @@
 """Lossless early exit: exits are drafts, the last layer judges them, and the output is that of full depth.
 
-A round of a row:
-
 - Draft. A token leaves at the first layer where the policy is sure, and its state waits there. A later token
   that goes deeper takes along what waits before it. The first token of which the policy is not sure, an end
   token, or the last that there is room for, ends the draft.
-- Verify. All that waits goes through the layers it has not seen, in one pass a layer, and is read out over
-  all ids.
+- Verify. All that waits goes through the layers it has not seen, one pass a layer; all ids are read out.
 - Accept. Drafts are kept up to the first that is not the last layer's token; that one is replaced, and what
   came after it is dropped. The token of which the policy was not sure comes from the last layer anyway.
 
@@ -26,9 +23,7 @@ from .exit_state import ExitState, Step
 from .layerwise import Cache, LayerwiseDecoder, Span
 from .token import COMPACT_AT, Drafts, Output, check_finite, on_host, pick
 
-# A row whose draft has ended waits until this share of the rows has, so that layers are run for many at once;
-# it changes speed alone
-VERIFY_AT = 0.7
+VERIFY_AT = 0.7  # rows are verified together, once the drafts of this share have ended; changes speed alone
 UNSURE = -1  # in place of a draft
 
 
@@ -60,10 +55,8 @@ class Row:
 
     def accept(self, found: list[int], layers: int, vocabulary: int) -> None:
         """Settles drafts while they are what was `found` at the last layer, and the first that is not."""
-        self.rounds, self.waits = self.rounds + 1, False
-        drafts, self.drafts = self.drafts, []
-        read = [draft._replace(readout_rows=draft.readout_rows + vocabulary) for draft in drafts]
-        run = enumerate(read, len(self.ids))
+        read = [draft._replace(readout_rows=draft.readout_rows + vocabulary) for draft in self.drafts]
+        self.rounds, self.waits, self.drafts, run = self.rounds + 1, False, [], enumerate(read, len(self.ids))
         self.run += [(self.rounds, at, draft.layer, draft.readout_rows) for at, draft in run]
         for draft, token in zip(read, found, strict=True):
             kept = draft.token_id == token
@@ -76,9 +69,9 @@ class Row:
 
     def output(self) -> Output:
         """The output, all its tokens settled."""
-        _, layers, confidences, rows = zip(*self.made, strict=True)
+        _, *made = zip(*self.made, strict=True)
         run = map(np.array, zip(*self.run, strict=True))
-        made = np.array(layers, np.int32), np.array(confidences, np.float32), np.array(rows, np.int64)
+        made = map(np.array, made, (np.int32, np.float32, np.int64))
         return Output(self.ids, *made, Drafts(self.rounds, self.judged, self.kept, *run))
 
 
@@ -95,25 +88,20 @@ class DraftDecoder:
         """Decodes all rows. Raises `CompanionError` for states that are not finite."""
         going = self.rows
         while going:
-            drafting = [row for row in going if not row.waits]
-            if drafting:
+            if drafting := [row for row in going if not row.waits]:
                 self.draft(drafting)
             waiting = [row for row in going if row.waits]
             if len(waiting) >= VERIFY_AT * len(going):
                 self.verify(waiting)
-                going = self._keep([row for row in going if row.waits or not self._ended(row)])
+                going = [row for row in going if row.waits or not self._ended(row)]
+                if going and len(going) <= COMPACT_AT * self.cache.batch:  # finished rows leave memory
+                    self.cache.keep(np.array([row.slot for row in going]))
+                    for slot, row in enumerate(going):
+                        row.slot = slot
         return [row.output() for row in self.rows]
 
     def _ended(self, row: Row) -> bool:
         return row.last in self.ends or row.position == self.cache.length
-
-    def _keep(self, going: list[Row]) -> list[Row]:
-        """Takes finished rows out of memory once they are many."""
-        if going and len(going) <= COMPACT_AT * self.cache.batch:
-            self.cache.keep(np.array([row.slot for row in going]))
-            for slot, row in enumerate(going):
-                row.slot = slot
-        return going
 
     def draft(self, rows: list[Row]) -> None:
         """Drafts one token of each row, as deep as the policy looks."""
@@ -145,8 +133,7 @@ class DraftDecoder:
             x = span.load()
         self._wait(self.deepest, x, span)
         for place in here:
-            unsure = Draft(UNSURE, bound.layers, float("nan"), int(step.readout_rows[place]))
-            rows[place].drafts.append(unsure)
+            rows[place].drafts.append(Draft(UNSURE, bound.layers, np.nan, int(step.readout_rows[place])))
             rows[place].waits = True
 
     def _note(self, rows: list[Row], places: np.ndarray, state: ExitState, exits: np.ndarray) -> None:

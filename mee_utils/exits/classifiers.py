@@ -79,9 +79,8 @@ class ExitClassifier(nn.Module, Measure):
 
     def confidence(self, state) -> Tensor:
         """Probability of "exit", `[rows]`."""
-        seen = [state.earlier(back).state for back in range(self.lookback, 0, -1)]
-        states = torch.cat([*seen, state.state], dim=-1)
-        return torch.sigmoid(self._odds(self.network(states.to(self._dtype))))
+        seen = torch.cat([state.earlier(back).state for back in range(self.lookback, -1, -1)], dim=-1)
+        return torch.sigmoid(self._odds(self.network(seen.to(self._dtype))))
 
     def _odds(self, outputs: Tensor) -> Tensor:
         return outputs[..., 0] if outputs.shape[-1] == 1 else outputs[..., 1] - outputs[..., 0]
@@ -136,18 +135,15 @@ class RecurrentClassifier(ExitClassifier):
 
     def _memory(self, state) -> tuple[Tensor, ...]:
         """Hidden and cell states of the LSTM after this layer, `[row, depth, hidden]`."""
-        before = None
-        if state.layer > 1:
-            memory = state.earlier(1).recall(id(self), self._memory)
-            before = tuple(part.transpose(0, 1).contiguous() for part in memory)
-        _, after = self.network(state.state.to(self._dtype)[:, None], before)
+        memory = state.earlier(1).recall(id(self), self._memory) if state.layer > 1 else ()
+        before = tuple(part.transpose(0, 1).contiguous() for part in memory)
+        _, after = self.network(state.state.to(self._dtype)[:, None], before or None)
         return tuple(part.transpose(0, 1) for part in after)
 
 
 def divergence(teacher: Tensor, logits: Tensor) -> Tensor:
     """Mean KL divergence, in nats, of `[token, layer, id]` logits from log-probabilities `[token, 1, id]`."""
-    student = logits.log_softmax(dim=-1)
-    return (teacher.exp() * (teacher - student)).sum(dim=-1).mean()
+    return (teacher.exp() * (teacher - logits.log_softmax(dim=-1))).sum(dim=-1).mean()
 
 
 class LearningToExit(ExitClassifier):
@@ -161,8 +157,7 @@ class LearningToExit(ExitClassifier):
 class QExit(ExitClassifier):
     """`1 - prod_(i<=l) (1 - lambda_i)`, `lambda_i` a sigmoid of one unit: has a token left by now? (PALBERT)
 
-    PALBERT leaves where it passes one half, and trains the expected loss of the exit distribution; here the
-    probability learns what classifiers learn.
+    PALBERT leaves where it passes one half, and trains the expected loss; here it learns what classifiers do.
     """
 
     from_first, default_threshold = True, 0.5
@@ -191,9 +186,8 @@ class PastFuture(ExitClassifier):
     readout, confidence = True, MaxProbability.confidence
 
     def build(self, decoder_layers: int) -> None:
-        width, before = self.d_model, decoder_layers - 1
-        self.maps = nn.Parameter(torch.eye(width).repeat(before, 1, 1))
-        self.shifts = nn.Parameter(torch.zeros(before, width))
+        self.maps = nn.Parameter(torch.eye(self.d_model).repeat(decoder_layers - 1, 1, 1))
+        self.shifts = nn.Parameter(torch.zeros(decoder_layers - 1, self.d_model))
 
     def loss(self, lesson: Lesson) -> Tensor:
         states = lesson.states.to(self._dtype)
@@ -204,9 +198,8 @@ class PastFuture(ExitClassifier):
 
     def lens(self, state) -> Tensor:
         """The foretold state, `[rows, d_model]`."""
-        place, seen = state.layer - 1, state.state
-        foretold = functional.linear(seen.to(self._dtype), self.maps[place], self.shifts[place])
-        return foretold.to(seen.dtype)
+        weights = self.maps[state.layer - 1], self.shifts[state.layer - 1]
+        return functional.linear(state.state.to(self._dtype), *weights).to(state.state.dtype)
 
     def flops(self, d_model: int) -> int:
         return 2 * d_model**2
@@ -244,8 +237,8 @@ class Ensemble(ExitClassifier):
 class TokenHash(ExitClassifier):
     """A table: after this token, at which share of training tokens has layer l settled? (HashEE)
 
-    HashEE's layer is the first whose share exceeds the threshold; in generation, of the token *before*. A
-    decision costs nothing. Untrained, a layer is drawn for each token: HashEE's random hash.
+    HashEE's layer is the first whose share exceeds the threshold; in generation, of the token *before*.
+    Untrained, a layer is drawn for each token: HashEE's random hash.
     """
 
     def build(self, decoder_layers: int, vocabulary: int) -> None:
@@ -285,26 +278,24 @@ def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> Ex
         "low_rank_classifier": {"layers": 1, "hidden": max(1, d_model // 8)},
         "three_hidden_classifier": {"layers": 3, "hidden": d_model},
         "lstm_classifier": {"depth": 2, "hidden": d_model},
-        **{"learning_to_exit": {}, "q_exit": {}},
-        **{name: dict.fromkeys(sizes) for name, sizes in SIZED.items()},
+        **{"learning_to_exit": {}, "q_exit": {}} | {name: dict.fromkeys(SIZED[name]) for name in SIZED},
     }
-    check_choice("classifier", kind, shapes)
+    shape = shapes[check_choice("classifier", kind, shapes)]
     for name in options:
-        check_choice(f"option of {kind}", name, shapes[kind])
-    for name in shapes[kind]:
-        if options.get(name, shapes[kind][name]) is None:
+        check_choice(f"option of {kind}", name, shape)
+    for name, size in (shape | options).items():
+        if size is None:
             raise CompanionError(f'"{kind}" needs {name}=..., of the model (train_classifier knows it).')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = _CLASSES.get(kind, ExitClassifier)(kind, d_model, **shapes[kind] | options)
-        return made.eval().requires_grad_(False)
+        made = _CLASSES.get(kind, ExitClassifier)(kind, d_model, **shape | options)
+    return made.eval().requires_grad_(False)
 
 
 def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: str, **about) -> Path:
     """Writes a classifier trained on the states of the model with this fingerprint, and `about` with it.
 
-    In single precision, as a safetensors file that appears only when complete. Raises `CompanionError` if it
-    cannot be written.
+    In single precision, as safetensors. Raises `CompanionError` if the file cannot be written.
     """
     from safetensors.torch import save_file
 
@@ -330,8 +321,7 @@ def load_classifier(path: str | Path, model) -> ExitClassifier:
         metadata = {}
     if metadata.get("format") != FORMAT:
         raise CompanionError(f'{path} is no classifier of this version ("{FORMAT}"): train it anew.')
-    settings = json.loads(metadata["settings"])
-    classifier = new_classifier(settings.pop("kind"), settings.pop("d_model"), **settings)
+    classifier = new_classifier(**json.loads(metadata["settings"]))
     classifier.to(torch.promote_types(model.network.dtype, torch.float32)).load_state_dict(weights)
     classifier.about, classifier.trained_on = json.loads(metadata["about"]), metadata["model"]
     classifier.check_model(model)

@@ -24,8 +24,9 @@ works on both. To add one: write its class here and name it in `MEASURES`.
 
 from collections.abc import Sequence
 from functools import reduce
-from itertools import pairwise, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from math import e, inf
+from operator import and_, attrgetter
 
 import numpy as np
 
@@ -69,28 +70,19 @@ class Measure:
 class SoftmaxMargin(Measure):
     """`p(1) - p(2)`, the two largest probabilities (CALM)."""
 
-    name, readout = "softmax_margin", True
-
-    def confidence(self, state):
-        return state.margin
+    name, readout, confidence = "softmax_margin", True, attrgetter("margin")
 
 
 class MaxProbability(Measure):
     """`p(1)`, the largest probability (the default of CALM's code)."""
 
-    name, readout = "max_probability", True
-
-    def confidence(self, state):
-        return state.top1_probability
+    name, readout, confidence = "max_probability", True, attrgetter("top1_probability")
 
 
 class HiddenSimilarity(Measure):
     """`cos(n(h^l), n(h^(l-1)))`: the state has stopped changing (CALM). Needs no readout."""
 
-    name, range = "hidden_similarity", (-1.0, 1.0)
-
-    def confidence(self, state):
-        return state.similarity
+    name, range, confidence = "hidden_similarity", (-1.0, 1.0), attrgetter("similarity")
 
 
 class RisingTop1(Measure):
@@ -127,12 +119,7 @@ class Patience(Measure):
 
     def confidence(self, state):
         ids = state.so_far("top1_id")
-        same = ids[-1] == ids[-1]
-        run = same * 1.0
-        for before in ids[-2::-1]:
-            same = same & (before == ids[-1])
-            run = run + same
-        return run
+        return sum(accumulate((before == ids[-1] for before in ids[::-1]), and_)) * 1.0
 
 
 class Vote(Patience):
@@ -158,8 +145,7 @@ class WeightedVote(Vote):
 class PatientEntropy(Measure):
     """The least `exp(-H)` of the last `patience` exits, 0 until there are so many (PCEE-BERT, as written).
 
-    A token leaves once so many exits in a row were sure, whatever they predicted. (The public code computes
-    `H` and never uses it: it is `Patience`.)
+    So many exits in a row were sure, whatever they predicted. (The public code is `Patience`: `H` is unused.)
     """
 
     name, readout, counts_exits = "pcee", True, True
@@ -206,9 +192,7 @@ class Oracle(Measure):
     """Exits at the first layer from which the prediction is the last layer's for good: the upper bound."""
 
     name, looks_ahead, has_threshold, readout, min_layer = "oracle", True, False, True, 1
-
-    def confidence(self, state):
-        return state.settled
+    confidence = attrgetter("settled")
 
 
 class ForcedExits(Measure):

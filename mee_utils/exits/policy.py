@@ -1,7 +1,4 @@
-"""`ExitPolicy`: a confidence measure, a threshold schedule, and the layers at which a token may exit.
-
-A policy knows no model. `bind` fits it to a decoder's depth and vocabulary, once, and checks that it fits.
-"""
+"""`ExitPolicy`: a confidence measure, a threshold schedule, and the layers at which a token may exit."""
 
 from __future__ import annotations
 
@@ -25,13 +22,9 @@ from .thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 
 MAX_DRAFT = 8  # the longest that is planned
 ONLINE = {"adaptive": AdaptiveThreshold, "bandit": BanditThreshold}
-CHOICES = {
-    "decay_form": ("scaled", "calm"),
-    "propagation": ("copy", "parallel", "verify"),
-    "pruning": ("fixed", "decaying", "adaptive"),
-    "pruning_form": ("recursion", "closed"),
-    "contrast": ("weighted", "jsd"),
-}
+CHOICES = {"decay_form": ("scaled", "calm"), "propagation": ("copy", "parallel", "verify")}
+CHOICES |= {"pruning": ("fixed", "decaying", "adaptive"), "pruning_form": ("recursion", "closed")}
+CHOICES["contrast"] = ("weighted", "jsd")
 SIZES = {"top_k": ("fixed", "decaying"), "least_k": ("decaying",)}  # the prunings that need them
 
 
@@ -107,9 +100,7 @@ class ExitPolicy:
             raise CompanionError(f"threshold={level!r} for {self.measure.name}: {allowed}")
         if decay is not None and (not _is(decay, Real) or not 0 < decay < float("inf")):
             raise CompanionError(f"decay={decay!r}: give a temperature above 0 (CALM: 4), or None for none.")
-        if not self.measure.has_threshold:
-            return Threshold(0.5)
-        return Threshold(float(level), decay, self.decay_form)
+        return Threshold(float(level) if self.measure.has_threshold else 0.5, decay, self.decay_form)
 
     def _wrong_layers(self) -> Iterator[str]:
         first, given, measure = self.min_layer, self.exit_layers, self.measure
@@ -143,8 +134,7 @@ class ExitPolicy:
             yield 'contrast_token and contrast_alpha need contrast="weighted" or "jsd".'
 
     def _contradictions(self) -> Iterator[str]:
-        measure, learns, layers = self.measure, self.schedule.learns, self.exit_layers
-        verifies, most = self.propagation == "verify", self.max_draft
+        measure, learns, layers, most = self.measure, self.schedule.learns, self.exit_layers, self.max_draft
         reduced = f'pruning="{self.pruning}"' if self.pruning else f'contrast="{self.contrast}"'
         given = f'threshold="{self.threshold}"' if isinstance(self.threshold, str) else "this threshold"
         probability = measure.readout and not measure.looks_ahead
@@ -153,8 +143,8 @@ class ExitPolicy:
         if self.decay is None and self.decay_form != "scaled":
             yield f'decay_form="{self.decay_form}" needs decay=..., the temperature (CALM: 4).'
         if not self.plain and not probability:
-            blind = f'not "{measure.name}"'
-            yield f"{reduced} needs a measure that looks at probabilities before it exits, {blind}."
+            needs = "needs a measure that looks at probabilities before it exits"
+            yield f'{reduced} {needs}, not "{measure.name}".'
         if not self.plain and learns:
             yield f'{reduced} and threshold="adaptive" contradict each other: give a number.'
         if self.contrast and (measure.lookback or measure.lens or measure.ensemble):
@@ -173,10 +163,10 @@ class ExitPolicy:
                 yield f'{option} needs a confidence of at most 1, not that of "{measure.name}": leave it out.'
         if most != "auto" and (not _is(most, Integral) or most < 1):
             yield f'max_draft={most!r}: give a whole number of tokens from 1 on, or "auto".'
-        if most != "auto" and not verifies:
+        if most != "auto" and self.propagation != "verify":
             yield f'max_draft={most} means nothing without propagation="verify": leave it out.'
-        if verifies and self.measure.looks_ahead:
-            ahead = f'"{self.measure.name}" runs all layers to decide and cannot draft'
+        if self.propagation == "verify" and measure.looks_ahead:
+            ahead = f'"{measure.name}" runs all layers to decide and cannot draft'
             yield f'{ahead}: leave out propagation="verify" (replay_drafts foretells its drafts).'
 
     @property
@@ -185,7 +175,7 @@ class ExitPolicy:
         return self.pruning is None and self.contrast is None
 
     def bind(self, layers: int, vocabulary: int, min_exit_layer: int | None = None) -> BoundPolicy:
-        """Fits the policy to a decoder of L layers and V rows of its LM head.
+        """Fits the policy, which knows no model, to a decoder of L layers and V rows of its LM head.
 
         `min_exit_layer`, the model's, is for policies that name no layer. Raises `CompanionError` for a layer
         that the decoder does not have, if none is named at all, or if nothing is left to decide.
@@ -210,10 +200,8 @@ class ExitPolicy:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _repr_html_(self) -> str:
-        where = (
-            f"from layer {self.min_layer} on" if self.min_layer else "from the model's first safe layer on"
-        )
-        where = f"at the layers {list(self.exit_layers)}" if self.exit_layers else where
+        first = f"layer {self.min_layer}" if self.min_layer else "the model's first safe layer"
+        where = f"at the layers {list(self.exit_layers)}" if self.exit_layers else f"from {first} on"
         rows = [("exits", where), ("skipped layers", self.propagation)]
         if self.measure.has_threshold:
             rows += [("confidence", (self.measure.__doc__ or self.measure.name).splitlines()[0])]
@@ -228,7 +216,17 @@ class BoundPolicy:
         self.policy, self.measure, self.layers = policy, policy.measure, layers
         self.schedule = copy.deepcopy(policy.schedule)  # one that learns begins anew
         self.max_draft = MAX_DRAFT if policy.max_draft == "auto" else policy.max_draft
-        self.decision_layers = decisions = self._decision_layers(min_exit_layer)  # at layer L all tokens exit
+        given, first = policy.exit_layers, policy.min_layer or self.measure.min_layer or min_exit_layer
+        if given is None and first is None:
+            raise CompanionError(f"{policy!r} names no layer and no model is known: give min_layer=...")
+        if (last := given[-1] if given else first) > layers:
+            named = f"The policy names layer {last}, but the decoder has {layers}"
+            raise CompanionError(f"{named}: lower min_layer or exit_layers.")
+        if given == (layers,):
+            raise CompanionError(f"exit_layers={list(given)} leaves nothing to decide in {layers} layers.")
+        before = max(self.measure.lookback, policy.contrast is not None)  # layers that it has to look at
+        decisions = tuple(layer for layer in given or range(first, layers) if before < layer < layers)
+        self.decision_layers = decisions  # at layer L all tokens exit
         self.readout = policy.reads(policy, decisions, layers, vocabulary)
         self.first_layer = layers + 1  # the first that the measure looks at; L + 1 if nothing is decided
         # `[layer]`, 0 to L: how often the measure is computed until an exit there (oracle: 0)
@@ -242,20 +240,6 @@ class BoundPolicy:
         if self.measure.looks_ahead:
             self.decisions = np.zeros_like(reached)
 
-    def _decision_layers(self, min_exit_layer: int | None) -> tuple[int, ...]:
-        given, layers = self.policy.exit_layers, self.layers
-        first = self.policy.min_layer or self.measure.min_layer or min_exit_layer
-        if given is None and first is None:
-            raise CompanionError(f"{self.policy!r} names no layer and no model is known: give min_layer=...")
-        last = given[-1] if given else first
-        if last > layers:
-            named = f"The policy names layer {last}, but the decoder has {layers}"
-            raise CompanionError(f"{named}: lower min_layer or exit_layers.")
-        if given == (layers,):
-            raise CompanionError(f"exit_layers={list(given)} leaves nothing to decide in {layers} layers.")
-        before = max(self.measure.lookback, self.policy.contrast is not None)  # layers that it has to look at
-        return tuple(layer for layer in given or range(first, layers) if before < layer < layers)
-
     def exceeded(self, confidence: np.ndarray, state, length: int) -> np.ndarray:
         """Which rows of a state exit, `[rows]`; `length` is that of the longest output."""
         depth = state.layer / self.layers
@@ -267,12 +251,12 @@ class BoundPolicy:
         Takes layers and rows of `W`, `[token]` for each output, and the number of tokens of each input; where
         exits are verified, those of all tokens that were run, and their positions (see `Output.work`).
         """
-        parallel, per_decision = self.policy.propagation == "parallel", self.measure.flops(sizes.d_model)
-        positions = positions or [None] * len(exit_layers)
-        rows = []
-        for exits, read, length, places in zip(exit_layers, readout_rows, source, positions, strict=True):
-            decisions = self.decisions[exits], per_decision
-            rows.append(generation_flops(sizes, exits, length, read, *decisions, parallel, places))
+        options = self.measure.flops(sizes.d_model), self.policy.propagation == "parallel"
+        given = zip(exit_layers, readout_rows, source, positions or [None] * len(exit_layers), strict=True)
+        rows = [
+            generation_flops(sizes, exits, length, read, self.decisions[exits], *options, places)
+            for exits, read, length, places in given
+        ]
         return {part: np.array([row[part] for row in rows], dtype=np.int64) for part in rows[0]}
 
 

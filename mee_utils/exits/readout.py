@@ -90,14 +90,13 @@ class Readout:
         sizes = {self.first: kept}
         start, least = (min(size or kept, kept) for size in (policy.top_k, policy.least_k))
         for layer in range(self.first + 1, self.layers + 1):
-            if policy.pruning == "fixed":
-                kept = start
-            elif policy.pruning == "decaying":
-                closed = policy.pruning_form == "closed"
+            closed = policy.pruning_form == "closed"
+            if policy.pruning == "decaying" and (closed or layer > self.first + 1):
                 before, left = (start, layer) if closed else (kept, layer - 1)
                 share = 1 + (before - policy.least_k) / policy.least_k * left / self.layers
-                first = layer == self.first + 1 and not closed
-                kept = start if first else min(kept, max(least, int(before / share)))
+                kept = min(kept, max(least, int(before / share)))
+            elif policy.pruning in ("fixed", "decaying"):
+                kept = start
             sizes[layer] = kept
         return sizes
 

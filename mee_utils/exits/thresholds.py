@@ -4,11 +4,9 @@
 |---|---|---|
 | constant | `lam` | |
 | decaying, "scaled" | `lam (0.9 + 0.1 exp(-tau t / N))` | every public implementation |
-| decaying, "calm" | `clip(0.9 lam + 0.1 exp(-tau t / N), 0, 1)` | CALM, Eq. 5 |
+| decaying, "calm" | `clip(0.9 lam + 0.1 exp(-tau t / N), 0, 1)`, the same if `lam = 1` | CALM, Eq. 5 |
 | adaptive | exit where the posterior of "shallow agrees with deep" exceeds `zeta` | FREE (Bae et al., 2023) |
 | bandit | the arm with the largest upper confidence bound of its reward | UCBEE, CeeBERT |
-
-The two decaying forms differ unless `lam = 1`.
 """
 
 from collections import defaultdict
@@ -51,8 +49,7 @@ class Threshold:
     def exceeded(self, confidence: np.ndarray, position, length: int, sequence=None, depth=1.0) -> np.ndarray:
         """Which rows exit, `[rows]`; a confidence that is NaN never does.
 
-        `sequence` are the indices of the rows' inputs, `depth` is the layer as a share of all: what a bandit
-        needs.
+        A bandit needs `sequence`, the indices of the rows' inputs, and `depth`, the layer as a share of all.
         """
         return confidence > self.at(position, length)
 
@@ -75,10 +72,8 @@ class AdaptiveThreshold(Threshold):
 
     def __init__(self, zeta: float = 0.4, initial: float = 0.9, least: int = 10, every: int = 50):
         super().__init__(initial)
-        self.zeta, self.least, self.every = zeta, least, every
+        self.zeta, self.least, self.every, self.fitted, self._since = zeta, least, every, None, 0
         self.labels: dict[bool, list[float]] = {True: [], False: []}
-        self.fitted = None
-        self._since = 0
 
     def learn(self, confidence: np.ndarray, agrees: np.ndarray) -> None:
         """Takes in shallow confidences `[rows]` and whether the deep prediction was the same."""
@@ -99,8 +94,7 @@ class AdaptiveThreshold(Threshold):
 
     def posterior(self, confidence: np.ndarray) -> np.ndarray:
         """Probability that shallow and deep agree, given the shallow confidence; needs a fit."""
-        inside = np.clip(np.asarray(confidence, dtype=np.float64), self.EDGE, 1 - self.EDGE)
-        logs = {}
+        inside, logs = np.clip(np.asarray(confidence, dtype=np.float64), self.EDGE, 1 - self.EDGE), {}
         for label, (a, b) in self.fitted.items():
             weight = log(len(self.labels[label]) / sum(map(len, self.labels.values())))
             scale = weight + lgamma(a + b) - lgamma(a) - lgamma(b)

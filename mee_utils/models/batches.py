@@ -1,8 +1,4 @@
-"""Training batches: pairs of token ids, grouped by length to about equal cost; T5's span corruption.
-
-A batch of short translations and one of long questions cost the same number of tokens, and hardly any
-padding.
-"""
+"""Training batches: pairs of token ids, grouped by length to about equal cost, with hardly any padding."""
 
 from collections.abc import Sequence
 from random import Random
@@ -10,8 +6,8 @@ from random import Random
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-NOISE_DENSITY = 0.15
-MEAN_SPAN = 3.0
+NOISE_DENSITY, MEAN_SPAN = 0.15, 3.0
+POOL = 6000  # pairs that are grouped by length together
 
 Pair = tuple[list[int], list[int]]
 
@@ -37,9 +33,6 @@ def _parts(total: int, count: int, random: Random) -> list[int]:
     """Splits `total` into `count` parts of at least 1, all such splits equally likely."""
     cuts = sorted(random.sample(range(1, total), count - 1)) if count > 1 else []
     return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
-
-
-POOL = 6000  # pairs that are grouped by length together
 
 
 def batches_of(pairs: Sequence[Pair], tokens_per_batch: int, seed: int) -> list[list[Pair]]:

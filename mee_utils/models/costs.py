@@ -73,8 +73,7 @@ def generation_flops(
     (those that were thrown away among them): all of them run through all layers.
     """
     exits, verified = np.asarray(exit_layers, dtype=np.int64), positions is not None
-    positions = positions if verified else np.arange(len(exits))
-    attention = 4 * sizes.inner * (positions + 1 + source)
+    attention = 4 * sizes.inner * ((positions if verified else np.arange(len(exits))) + 1 + source)
     layers, skipped = int((exits * (sizes.projections + attention)).sum()), 0
     if verified:
         skipped = int(((sizes.layers - exits) * (sizes.projections + attention)).sum())
@@ -83,10 +82,9 @@ def generation_flops(
         # the last token that reaches each layer takes those before it along
         last = len(exits) - 1 - reached[::-1].argmax(axis=0)
         late = last + 1 - reached.sum(axis=0)
-        skipped = int(late.sum()) * sizes.key_value
+        skipped = int(late.sum()) * (sizes.projections if parallel else sizes.key_value)
         if parallel:
-            waited = np.cumsum(attention)[last] - (attention[:, None] * reached).sum(axis=0)
-            skipped = int(late.sum()) * sizes.projections + int(waited.sum())
+            skipped += int((np.cumsum(attention)[last] - (attention[:, None] * reached).sum(axis=0)).sum())
     return {
         "layers": layers,
         "skipped": skipped,

@@ -2,13 +2,9 @@
 
 The pass is that of `T5ForConditionalGeneration` (Raffel et al. 2020), with the network's own parameters. At a
 width of 96 the operations between the matrix products, and dropout most of all, take as long as the products.
-Here
-
-- queries, keys and values of an attention are one product;
-- the norms' weights are multiplied into the matrices that follow;
-- states are `[position, batch, d_model]`, and q, k, v stand side by side for each head, so that attention
-  reads them without copies;
-- the random numbers of dropout are 16-bit integers.
+Here queries, keys and values of an attention are one product, and the norms' weights are multiplied into the
+matrices that follow. States are `[position, batch, d_model]`; q, k, v stand side by side for each head, so
+that attention reads them without copies. The random numbers of dropout are 16-bit integers.
 """
 
 import numpy as np
@@ -23,10 +19,8 @@ MASKED = -1e9
 
 def is_plain(network: nn.Module) -> bool:
     """Whether a network is a T5 v1.0: feed-forward layers with ReLU, readout tied to the embedding."""
-    config = network.config
-    if config.model_type != "t5" or config.feed_forward_proj != "relu":
-        return False
-    return output_scale(network) != 1.0 and network.lm_head.weight is network.shared.weight
+    t5 = network.config.model_type == "t5" and network.config.feed_forward_proj == "relu"
+    return t5 and output_scale(network) != 1.0 and network.lm_head.weight is network.shared.weight
 
 
 def forward(network: nn.Module, batch: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
@@ -38,13 +32,12 @@ def forward(network: nn.Module, batch: dict[str, Tensor]) -> tuple[list[Tensor],
     """
     encoder, decoder, embedding = network.encoder, network.decoder, network.shared.weight
     dropout = Dropout(network.config.dropout_rate if network.training else 0.0)
-    source = batch["input_ids"].T
     target = network.prepare_decoder_input_ids_from_labels(batch["labels"]).T
     rows, length = batch["labels"].shape
     padding = (MASKED * (batch["attention_mask"] == 0)).to(embedding.dtype)[:, None, None]
     causal = torch.full((rows, 1, length, length), MASKED, dtype=embedding.dtype).triu(1)
 
-    x, bias = dropout(functional.embedding(source, embedding)), _position_bias(encoder, padding)
+    x, bias = dropout(functional.embedding(batch["input_ids"].T, embedding)), _position_bias(encoder, padding)
     for block in encoder.block:
         x = _self_attention(block.layer[0], x, bias, dropout)
         x = _feed_forward(block.layer[1], x, dropout)
@@ -99,8 +92,7 @@ def _heads(attention: nn.Module, x: Tensor, parts: int) -> tuple[Tensor, ...]:
 def _attend(attention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: "Dropout") -> Tensor:
     """Attention of all heads `[batch x head, position, d_kv]`, projected to `[position, batch, d_model]`."""
     shares = dropout(torch.baddbmm(bias, q, k.mT).softmax(-1))
-    read = torch.bmm(shares, v).transpose(0, 1).reshape(q.shape[1], -1, attention.inner_dim)
-    return attention.o(read)
+    return attention.o(torch.bmm(shares, v).transpose(0, 1).reshape(q.shape[1], -1, attention.inner_dim))
 
 
 def _feed_forward(layer: nn.Module, x: Tensor, dropout: "Dropout") -> Tensor:

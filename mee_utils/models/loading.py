@@ -23,8 +23,7 @@ WANTED = "a folder written by save_pretrained, or a hub id (google-t5/t5-large)"
 class Model:
     """A loaded checkpoint: its `transformers` network in evaluation mode, and its fast tokenizer.
 
-    `name` is what figures call it, `min_exit_layer` the first exit of a policy without a `min_layer`; half of
-    the depth by default.
+    `name` is what figures call it, `min_exit_layer` (half the depth) the first of policies that name none.
     """
 
     network: nn.Module
@@ -89,14 +88,12 @@ def load_model(
     Args:
         source: a folder written by `save_pretrained`, or a hub id such as "google-t5/t5-large".
         revision: a commit or tag on the hub.
-        dtype: the precision to compute in, one of `DTYPES` or the `torch.dtype`. It does not follow the
-            checkpoint's own, because numbers of different checkpoints are compared.
+        dtype: the precision to compute in, one of `DTYPES` or the `torch.dtype`, whatever the checkpoint's.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" and so on.
         name: what figures call the model; the last part of `source` by default.
 
-    Raises:
-        CompanionError: no such folder, another family, damaged weights, weights that do not fit the config, a
-            checkpoint with code of its own, an unreachable hub, no such device.
+    Raises `CompanionError` for no such folder or device, another family, weights that are damaged or do not
+    fit the config, a checkpoint with code of its own, an unreachable hub.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -116,10 +113,10 @@ def load_model(
     if len(tokenizer) > config.vocab_size:
         sizes = f"The tokenizer of {source} has {len(tokenizer)} ids, the model {config.vocab_size}"
         raise CompanionError(f"{sizes}: it belongs to another model.")
-    path, manifest = Path(where) / "manifest.json", {}
+    path, safe = Path(where) / "manifest.json", None
     if path.is_file():  # `make train` writes the first safe exit layer into it
         manifest = _read(path.name, where, lambda: json.loads(path.read_text(encoding="utf-8")))
-    safe = manifest.get("min_exit_layer") if isinstance(manifest, dict) else None
+        safe = manifest.get("min_exit_layer") if isinstance(manifest, dict) else None
     return Model(network.eval().to(place), tokenizer, name or Path(str(source)).name, safe)
 
 
@@ -127,8 +124,7 @@ def load_tokenizer(source: str | Path, revision: str | None = None):
     """The fast tokenizer of a folder or hub id, without its weights; errors as in `load_model`."""
     from transformers import AutoTokenizer
 
-    folder = find_local(source, WANTED)
-    where = str(folder or source)
+    where = str((folder := find_local(source, WANTED)) or source)
     _refuse_remote_code(where, revision)
     if folder and not any((folder / name).exists() for name in TOKENIZER_FILES):
         # transformers would quietly make up an empty tokenizer
@@ -150,11 +146,9 @@ def _refuse_remote_code(where: str, revision: str | None) -> None:
     from transformers import PreTrainedConfig
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    loaders = {
-        "config.json": lambda: PreTrainedConfig.get_config_dict(where, revision=revision)[0],
-        "tokenizer_config.json": lambda: get_tokenizer_config(where, revision=revision),
-    }
-    for file, load in loaders.items():
+    config = lambda: PreTrainedConfig.get_config_dict(where, revision=revision)[0]
+    tokenizer = lambda: get_tokenizer_config(where, revision=revision)
+    for file, load in {"config.json": config, "tokenizer_config.json": tokenizer}.items():
         if "auto_map" in _read(file, where, load):
             asks = f"{file} of {where} asks to run code of its own (auto_map), which is never done here"
             raise CompanionError(f"{asks}: use a checkpoint of the T5 family as transformers ships it.")

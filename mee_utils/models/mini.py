@@ -6,6 +6,8 @@ from collections.abc import Iterable
 import torch
 
 SENTINELS = 32
+LOCAL = 0.7  # how much a local head's bias falls a token of distance
+ELSEWHERE = -8.0  # the bias of a one-sided head on the other side
 PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"
 
 
@@ -26,14 +28,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
     tokenizer.train_from_iterator(texts, trainer)
     ends = dict(single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)])
     tokenizer.post_processor = processors.TemplateProcessing(**ends)
-    special = dict(pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN)
-    special["additional_special_tokens"] = [f"<extra_id_{i}>" for i in range(SENTINELS)]
-    options = dict(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
-    return PreTrainedTokenizerFast(**options, **special)
-
-
-LOCAL = 0.7  # how much a local head's bias falls a token of distance
-ELSEWHERE = -8.0  # the bias of a one-sided head on the other side
+    sentinels = [f"<extra_id_{i}>" for i in range(SENTINELS)]
+    special = dict(pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, additional_special_tokens=sentinels)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
 
 
 def new_network(tokenizer, local: bool = True, **sizes):
@@ -115,19 +112,12 @@ def begin_local(network) -> None:
     """
     for stack, heads in ((network.encoder, range(1, 4)), (network.decoder, range(1, 3))):
         table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight  # [bucket, head]
-        biases = _local_biases(len(table), stack.is_decoder)
+        near = -LOCAL * torch.arange(len(table) if stack.is_decoder else len(table) // 2)
+        away, biases = torch.full_like(near, ELSEWHERE), [near, near / 3]
+        if not stack.is_decoder:  # the second half of its table is for keys further on
+            biases = [torch.cat(sides) for sides in ((near, near), (near, away), (away, near))]
         for head in filter(range(network.config.num_heads).__contains__, heads):
             table[:, head] = biases[head - 1]
             for block in stack.block:
                 size = network.config.d_kv
                 block.layer[0].SelfAttention.q.weight[head * size : (head + 1) * size] *= 0.1
-
-
-def _local_biases(buckets: int, causal: bool) -> list[torch.Tensor]:
-    """A bias for each bucket of distance, head by head; the encoder's second half are keys further on."""
-    if causal:
-        distance = torch.arange(buckets)
-        return [-LOCAL * distance, -LOCAL * distance / 3]
-    near = -LOCAL * torch.arange(buckets // 2)
-    away = torch.full_like(near, ELSEWHERE)
-    return [torch.cat(sides) for sides in ((near, near), (near, away), (away, near))]

@@ -1,9 +1,8 @@
 """Muon for the matrices of a network and AdamW for the rest, as one optimizer.
 
 Muon replaces the momentum of a matrix by the nearest orthogonal matrix, found by Newton-Schulz iterations
-(Jordan et al. 2024, https://kellerjordan.github.io/posts/muon). `torch.optim.Muon` takes one matrix at a time
-and iterates in bfloat16, which not every CPU computes fast; here all matrices of one shape are iterated at
-once, and in bfloat16 only where the processor multiplies it fast.
+(Jordan et al. 2024, https://kellerjordan.github.io/posts/muon). `torch.optim.Muon` takes them one by one and
+in bfloat16; here all matrices of one shape are iterated at once, in bfloat16 only where that is fast.
 """
 
 from collections.abc import Mapping
@@ -14,17 +13,11 @@ import torch
 from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, as in torch.optim.Muon
-ITERATIONS = 5
-MOMENTUM = 0.95
+ITERATIONS, MOMENTUM = 5, 0.95
 FROM_SCRATCH = dict(query=0.2, embedding=2.0, table=1.0, norm=0.1)  # rates, that of matrices being 1
 # kinds of parameters, by a part of their names; all others are matrices
-KINDS = {
-    ".q.": "query",
-    "shared": "embedding",
-    "lm_head": "embedding",
-    "relative": "table",
-    "layer_norm": "norm",
-}
+KINDS = {".q.": "query", "shared": "embedding", "lm_head": "embedding"}
+KINDS |= {"relative": "table", "layer_norm": "norm"}
 
 
 @cache

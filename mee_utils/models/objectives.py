@@ -25,8 +25,7 @@ from .states import compute_logits
 
 OBJECTIVES = ("vanilla", "calm", "free", "late_weighted", "alternating")
 KD_MAPS = ("last", "uniform", "dynamic")
-LATE_SHARE = 0.7
-KD_WEIGHT = 0.5
+LATE_SHARE, KD_WEIGHT = 0.7, 0.5
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,8 @@ def layer_weights(objective: Objective, layers: int, step: int | None = None) ->
     if objective.name == "free":
         trained = [objective.shallow(layers), layers]
     else:
-        late = round(LATE_SHARE * layers)
-        lowest = {"vanilla": layers, "calm": 1, "late_weighted": layers - late + 1}[objective.name]
-        trained = range(lowest, layers + 1)
+        late = {"vanilla": 1, "calm": layers, "late_weighted": round(LATE_SHARE * layers)}[objective.name]
+        trained = range(layers - late + 1, layers + 1)
     return [i / sum(trained) if i in trained else 0.0 for i in range(1, layers + 1)]
 
 
@@ -86,14 +84,12 @@ def weighted_cross_entropy(weights: Sequence[float], entropy_at: Callable, inter
 
     `entropy_at` gives `CE_i` for the 1-based layer `i`; it is called only for the layers that are needed.
     """
-    layers = len(weights)
-    total = weights[-1] * entropy_at(layers)
+    layers, total = len(weights), weights[-1] * entropy_at(len(weights))
     below = [i for i in range(1, layers) if weights[i - 1] > 0]
     if intermediate == "all" or len(below) < 2:
         return sum((weights[i - 1] * entropy_at(i) for i in below), total)
     share = torch.tensor([weights[i - 1] for i in below])
-    drawn = below[int(torch.multinomial(share, 1))]
-    return total + float(share.sum()) * entropy_at(drawn)
+    return total + float(share.sum()) * entropy_at(below[int(torch.multinomial(share, 1))])
 
 
 def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) -> int:
@@ -122,31 +118,22 @@ def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map
     unit_scale = lambda state: functional.rms_norm(state, state.shape[-1:], eps=1e-6)
     kept = [unit_scale(state)[mask] for state in states]  # [token, d_model]
     for i in range(1, exit_layer + 1):
-        targets = kept[exit_layer:]
-        if kd_map != "dynamic":
-            targets = [kept[deep_layer(kd_map, i, exit_layer, layers) - 1]]
+        dynamic = kd_map == "dynamic"
+        targets = kept[exit_layer:] if dynamic else [kept[deep_layer(kd_map, i, exit_layer, layers) - 1]]
         distances = [(kept[i - 1] - deep.detach()).float().pow(2).mean() for deep in targets]
         losses.append(torch.stack(distances).min())
     return torch.stack(losses).mean()
 
 
 def objective_loss(
-    objective: Objective,
-    network: nn.Module,
-    states: Sequence[Tensor],
-    last_logits: Tensor,
-    labels: Tensor,
-    step: int = 0,
+    objective: Objective, network: nn.Module, states: Sequence[Tensor], last: Tensor, labels: Tensor, step=0
 ) -> Tensor:
-    """The loss of a batch in a `step` (from 0), of its raw states at all layers and its last logits."""
+    """The loss of a batch in a `step` (from 0), of its raw states at all layers and its `last` logits."""
     layers, mask = len(states), labels != -100
 
-    def entropy_at(layer: int) -> Tensor:
-        logits = last_logits if layer == layers else compute_logits(network, states[layer - 1])
-        return cross_entropy(logits, labels)
-
-    weights = layer_weights(objective, layers, step)
-    loss = weighted_cross_entropy(weights, entropy_at, objective.intermediate)
+    logits = lambda layer: last if layer == layers else compute_logits(network, states[layer - 1])
+    entropy_at = lambda layer: cross_entropy(logits(layer), labels)
+    loss = weighted_cross_entropy(layer_weights(objective, layers, step), entropy_at, objective.intermediate)
     if objective.name == "free":
         loss = loss + KD_WEIGHT * distillation(states, mask, objective.shallow(layers), objective.kd_map)
     return loss

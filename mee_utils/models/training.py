@@ -1,8 +1,4 @@
-"""Training a backbone: the `transformers` Trainer with one of our objectives as its loss.
-
-The Trainer gives checkpoints, resumption, logs and the progress bar. What is added is the loss, and an
-evaluation that logs the cross-entropy of every layer on held-out pairs.
-"""
+"""Training a backbone: the `transformers` Trainer with one of our objectives as its loss."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -31,8 +27,7 @@ class Schedule:
 
     `decay` is the share of the steps, the last ones, over which the rate falls to zero in a line; 0 keeps
     it. `rates` are those of `muon.parameter_groups`; without `muon` the matrices are updated by AdamW too.
-    `half`: layers compute in bfloat16 where that is faster (`fast_bfloat16`); weights and optimizer stay in
-    single precision.
+    `half`: layers compute in bfloat16 where that is faster (`fast_bfloat16`), but weights stay single.
     """
 
     learning_rate: float
@@ -66,10 +61,9 @@ class ObjectiveTrainer(Trainer):
         losses = layer_losses(self.model, self.eval_dataset)
         minutes = (time.monotonic() - self.started) / 60
         self.log({"cross_entropy": losses, "minutes": minutes})
-        done, steps = self.state.global_step, self.state.max_steps
+        done, steps, held_out = self.state.global_step, self.state.max_steps, f"held out {losses[-1]:.3f}"
         left = f"{minutes * (steps / done - 1):.0f} minutes left" if done else "begun"
-        held_out = f"held out {losses[-1]:.3f} nats a token"
-        print(f"step {done} of {steps}: {held_out}, {left} ({self.name})", flush=True)
+        print(f"step {done} of {steps}: {held_out} nats a token, {left} ({self.name})", flush=True)
         self.control.should_evaluate = False  # else the Trainer evaluates the last step twice
         return {"eval_loss": float(np.dot(layer_weights(self.objective, len(losses)), losses))}
 
@@ -79,9 +73,8 @@ def forward(network: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[list[to
 
     A plain T5 on a CPU is run by `fused.forward`, which is faster and gives the same.
     """
-    if network.device.type == "cpu" and fused.is_plain(network):
-        return fused.forward(network, batch)
-    return _hooked_forward(network, batch)
+    plain = network.device.type == "cpu" and fused.is_plain(network)
+    return fused.forward(network, batch) if plain else _hooked_forward(network, batch)
 
 
 def _hooked_forward(network: nn.Module, batch: dict[str, torch.Tensor]):
@@ -122,9 +115,8 @@ def train_backbone(
     With a `decay` the network ends as it was where the cross-entropies that its objective asks for were least
     on the `held_out` pairs (the last layer's alone may be least at once). Evaluations print its `name`.
 
-    Returns:
-        `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`
-        (rows of `step` and `cross_entropy`, one number a layer) on the `held_out` pairs.
+    Returns `steps`, `minutes`, `loss` (rows of `step` and the mean since the last) and `layer_cross_entropy`
+    (rows of `step` and `cross_entropy`, one number a layer) on the `held_out` pairs.
     """
     pad, device = network.config.pad_token_id, next(network.parameters()).device.type
     data = batches_of(pairs, schedule.tokens_per_batch, schedule.seed)
@@ -142,8 +134,8 @@ def train_backbone(
         watch |= dict(load_best_model_at_end=True, metric_for_best_model="loss")
     machine = dict(use_cpu=device == "cpu", bf16=schedule.half and fast_bfloat16(device))
     arguments = TrainingArguments(str(folder), **rates, **batches, **watch, **machine)
-    inputs = dict(train_dataset=data, data_collator=lambda one: pad_pairs(one[0], pad))
-    inputs |= dict(eval_dataset=padded(held_out, pad))
+    collate = lambda one: pad_pairs(one[0], pad)
+    inputs = dict(train_dataset=data, data_collator=collate, eval_dataset=padded(held_out, pad))
     groups = parameter_groups(network, schedule.rates, schedule.learning_rate, WEIGHT_DECAY, schedule.muon)
     aim = dict(objective=objective, name=name, optimizers=(MuonAdam(groups, schedule.learning_rate), None))
     trainer = ObjectiveTrainer(network, arguments, **inputs, **aim)

@@ -23,15 +23,13 @@ def _sentences(text: str) -> list[str]:
 
 
 def _context(prompt: str) -> tuple[str, str]:
-    question, _, context = prompt.removeprefix("question: ").partition(" context: ")
-    return question, context
+    return prompt.removeprefix("question: ").partition(" context: ")[::2]
 
 
 def best_overlapping_sentence(inputs: Sequence[str], train) -> list[str]:
     """The sentence of the context that shares most words with the question."""
     shared = lambda question, sentence: len({*_words(question)} & {*_words(sentence)})
-    pairs = map(_context, inputs)
-    return [max(_sentences(context), key=partial(shared, question)) for question, context in pairs]
+    return [max(_sentences(context), key=partial(shared, asked)) for asked, context in map(_context, inputs)]
 
 
 def three_random_words(inputs: Sequence[str], train) -> list[str]:

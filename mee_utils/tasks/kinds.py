@@ -1,7 +1,6 @@
 """The tasks. A new one is one entry of `TASKS`; whatever differs between tasks is asked of it.
 
-A corpus is recognised by its columns, so a local file, a folder and a hub id are read by the same code.
-Prompts are the ones T5 was trained with (Raffel et al. 2020, appendix D).
+A corpus is recognised by its columns. Prompts are those of T5 (Raffel et al. 2020, appendix D).
 """
 
 import json
@@ -114,10 +113,9 @@ MULTI_NEWS = _summary("Multi-News", "document", "summary")
 BIG_PATENT = _summary("BigPatent", "description", "abstract")
 
 ANSWERS = (baselines.best_overlapping_sentence, baselines.three_random_words)
-SUMMARIES = (baselines.first_sentence, baselines.one_constant_summary)
 SENTENCES = (baselines.source_copied, baselines.nearest_training_sentence)
 BLEU = ("bleu", scores.translation_scores, SENTENCES, scores.corpus_translation)
-ROUGE = ("rougeL", scores.rouge_scores, SUMMARIES)
+ROUGE = ("rougeL", scores.rouge_scores, (baselines.first_sentence, baselines.one_constant_summary))
 TASKS: dict[str, TaskKind] = {
     "question_answering": TaskKind((SQUAD,), "exact_match", scores.answer_scores, ANSWERS),
     "summarization": TaskKind((CNN_DAILYMAIL, DIALOGUES), *ROUGE),

@@ -97,10 +97,9 @@ def load_task(
     languages: tuple[str, str] = ("en", "fr"),
     folder: str | None = None,
 ) -> Task:
-    """Loads one split of a corpus.
+    """Loads one split of a corpus for a task, by its `name` one of `TASKS`.
 
     Args:
-        name: one of `TASKS`.
         source: "synthetic" (seeded, offline, known difficulty); a jsonl, jsonl.gz, parquet or csv file; a
             folder with one file or folder a split; or the id of a data set on the hub. Columns are the hub's.
         limit: the number of examples to take from the beginning; required for "synthetic", which never ends.
@@ -108,8 +107,7 @@ def load_task(
         revision, folder: of a hub data set: a commit, tag or branch; where its splits are, such as "3.0.0".
         languages: source and target language of a translation corpus.
 
-    Raises:
-        CompanionError: unknown task or split, missing, empty or broken file, bad limit or seed.
+    Raises `CompanionError` for an unknown task or split, a missing, empty or broken file, bad limit or seed.
     """
     kind = TASKS[check_choice("task", name, TASKS)]
     check_choice("split", split, ("train", "validation", "test"))
@@ -145,7 +143,7 @@ def load_lesson(name: str, split: str, limit: int, seed: int = 0) -> Task:
 
 @lru_cache(maxsize=16)
 def _first(drawn_as: str, split: str, seed: int, limit: int) -> list[SyntheticExample]:
-    """The first synthetic examples of a split; of fifty that are drawn one is for validation, one for test."""
+    """The first synthetic examples of a split; of fifty drawn ones one is for validation, one for test."""
     return list(islice(generator.examples(drawn_as, split, seed), limit))
 
 

@@ -73,7 +73,6 @@ def corpus_translation(texts: Texts, references: References) -> dict[str, float]
     """Corpus BLEU and chrF; where an example has fewer references than another, its last one is repeated."""
     import sacrebleu
 
-    most = max(map(len, references))
-    streams = [[refs[min(i, len(refs) - 1)] for refs in references] for i in range(most)]
+    streams = [[refs[min(i, len(refs) - 1)] for refs in references] for i in range(max(map(len, references)))]
     bleu, chrf = sacrebleu.corpus_bleu(list(texts), streams), sacrebleu.corpus_chrf(list(texts), streams)
     return {"bleu": bleu.score, "chrf": chrf.score}

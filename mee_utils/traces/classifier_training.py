@@ -46,19 +46,16 @@ def train_classifier(
     held_out: Trace | None = None,
     **options,
 ) -> tuple[ExitClassifier, list[dict]]:
-    """Trains one classifier; returns it, and of every epoch its number, the mean `loss` while it learned, and
-    the `held_out_loss`.
+    """Trains one classifier; returns it, and of every epoch its number, mean `loss` and `held_out_loss`.
 
     Args:
         kind: a name of the table in `mee_utils.exits.classifiers`; `options` are those of `new_classifier`.
-        trace: of training examples, with states; for the target "correctness" along the references.
-        model: the model of the trace; its final norm is applied to the states.
+        trace: of training examples by `model`, with states; for "correctness" along the references.
         epochs, batch_size: passes over the tokens (MEE: 5), and how many at a time, each with all its layers.
         learning_rate: of AdamW, falling to zero along a cosine.
         held_out: another such trace, on which the loss is measured after every epoch.
 
-    Raises:
-        CompanionError: a trace without states or tokens, or of another model; settings out of range.
+    Raises `CompanionError` for a trace without states or tokens, or of another model; settings out of range.
     """
     for name, value, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
         check_whole(name, value, least)
@@ -84,8 +81,7 @@ def train_classifier(
     for epoch in range(1, epochs + 1):
         losses, order = [], random.permutation(len(labels))
         for start in range(0, len(order), batch_size):
-            chosen = np.sort(order[start : start + batch_size])
-            loss = loss_of(stored, chosen)
+            loss = loss_of(stored, np.sort(order[start : start + batch_size]))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -124,7 +120,5 @@ class _Loss:
 
 @torch.no_grad()
 def _mean_loss(loss_of: _Loss, stored: StoredStates) -> float:
-    total = 0.0
-    for tokens in chunks(stored.trace, 2048):
-        total += float(loss_of(stored, tokens)) * len(stored.trace.position[tokens])
-    return total / len(stored.trace)
+    parts = chunks(stored.trace, 2048)
+    return sum(float(loss_of(stored, part)) * (part.stop - part.start) for part in parts) / len(stored.trace)

@@ -34,11 +34,7 @@ class DraftReplay:
 
 
 def replay_drafts(
-    trace: Trace,
-    policy: ExitPolicy,
-    max_draft: int | None = None,
-    max_new_tokens: int = 64,
-    model: Model | None = None,
+    trace: Trace, policy: ExitPolicy, max_draft=None, max_new_tokens: int = 64, model: Model | None = None
 ) -> DraftReplay:
     """What decoding with `propagation="verify"` does, from a trace of the model's own output (`replay`)."""
     replayed = replay_policy(trace, policy, model)
@@ -54,13 +50,10 @@ def drafts_of(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) 
     settled_to = found.settled_to[0].tolist()
     while (token := settled_to[starts[-1]]) < len(trace):
         starts.append(token)
-    count = lambda values: np.bincount(trace.sequence, values, len(trace.source_tokens)).astype(np.int64)
-    return DraftReplay(
-        rounds=np.bincount(trace.sequence[starts], minlength=len(trace.source_tokens)),
-        judged=count(place < len(replayed.decision_layers)),
-        kept=count(found.right[0]),
-        exit_layers=np.where(found.right[0], replayed.layers[place], trace.layers),
-    )
+    count = lambda which: np.bincount(trace.sequence[which], minlength=len(trace.source_tokens))
+    judged, kept = count(place < len(replayed.decision_layers)), count(found.right[0])
+    layers = np.where(found.right[0], replayed.layers[place], trace.layers)
+    return DraftReplay(count(starts), judged, kept, layers)
 
 
 class Rounds(NamedTuple):

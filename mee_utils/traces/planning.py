@@ -63,11 +63,9 @@ def plan_drafts(
         costs: from `measure_costs`, for this batch size, or by hand.
         policies: to choose from; by default some that need no training. What they name is kept: the
             threshold, `exit_layers`, an earliest layer (`min_layer`) and a `max_draft` that is a number.
-        batch_size, max_new_tokens: as in `generate`.
-        model: the one that was traced, if a policy looks at states.
+        batch_size, max_new_tokens: as in `generate`; `model`: what was traced, if a policy looks at states.
 
-    Raises:
-        CompanionError: a trace along references or of nothing, no policies, costs of too few tokens.
+    Raises `CompanionError` for a trace along references or of nothing, no policies, costs of too few tokens.
     """
     if not isinstance(costs, DraftCosts):
         raise CompanionError(f"costs={costs!r:.60}: give DraftCosts(...), or what measure_costs returns.")
@@ -76,10 +74,18 @@ def plan_drafts(
     if not policies or np.size(costs.decision) not in (1, len(policies)):
         given = f"{len(policies)} policies, {np.size(costs.decision)} costs of a decision"
         raise CompanionError(f"{given}: give at least one policy, and a cost for each or one for all.")
-    batches = _batches(trace, check_whole("batch_size", batch_size))
+    batch_size = check_whole("batch_size", batch_size)
+    trace.check_own(len(trace.source_tokens))
+    # the outputs that are decoded together, long inputs first as in `generate`: `[batch, row]`, -1: none
+    order = np.argsort(-np.array(trace.source_tokens), kind="stable")
+    order = np.resize(order, max(len(order), batch_size))  # a few stand for more like them
+    batches = np.pad(order, (0, -len(order) % batch_size), constant_values=-1).reshape(-1, batch_size)
     best, speed, tried = None, 1.0 if len(trace) else np.nan, 0
     for policy, decision in zip(policies, np.broadcast_to(costs.decision, len(policies)), strict=True):
-        lengths = _lengths(check_policy(policy), costs, batches.shape[1])
+        lengths = np.array([check_policy(policy).max_draft])
+        if policy.max_draft == "auto":  # as many as there are costs of
+            most = min(len(known) for known in (costs.block, costs.readout) if len(known)) // batch_size
+            lengths = np.arange(1, max(1, min(MAX_DRAFT, most)) + 1)
         for candidate in _first_layers(replace(policy, propagation="verify"), trace):
             replays = _at_levels(replay_policy(trace, candidate, model))
             speeds = expected_speeds(replays, lengths, costs, decision, batches, max_new_tokens)
@@ -93,9 +99,8 @@ def plan_drafts(
 
 def default_policies(model: Model | None) -> list[ExitPolicy]:
     """Rules that need no training, and with a model the margin over few ids."""
-    found = [ExitPolicy(name, propagation="verify") for name in MEASURES]
-    few = dict(pruning="fixed", top_k=TOP_K, propagation="verify")
-    return found if model is None else [*found, ExitPolicy(**few)]
+    few = [] if model is None else [ExitPolicy(propagation="verify", pruning="fixed", top_k=TOP_K)]
+    return [ExitPolicy(name, propagation="verify") for name in MEASURES] + few
 
 
 def _first_layers(policy: ExitPolicy, trace: Trace) -> list[ExitPolicy]:
@@ -105,14 +110,6 @@ def _first_layers(policy: ExitPolicy, trace: Trace) -> list[ExitPolicy]:
     before = max(policy.measure.lookback, policy.contrast is not None)
     first = max(policy.min_layer or policy.measure.min_layer or 1, before + 1)
     return [replace(policy, min_layer=layer) for layer in range(first, trace.layers)]
-
-
-def _lengths(policy: ExitPolicy, costs: DraftCosts, rows: int) -> np.ndarray:
-    """Draft lengths to try: the policy's own, or as many as there are costs of."""
-    if policy.max_draft != "auto":
-        return np.array([policy.max_draft])
-    most = min(len(known) for known in (costs.block, costs.readout) if len(known)) // rows
-    return np.arange(1, max(1, min(MAX_DRAFT, most)) + 1)
 
 
 def _at_levels(replayed: PolicyReplay) -> list[PolicyReplay]:
@@ -125,51 +122,33 @@ def _at_levels(replayed: PolicyReplay) -> list[PolicyReplay]:
     return [replayed.at_threshold(level) for level in levels.tolist()]
 
 
-def _batches(trace: Trace, batch_size: int) -> np.ndarray:
-    """The outputs that are decoded together, long inputs first as in `generate`: `[batch, row]`, -1: none."""
-    trace.check_own(len(trace.source_tokens))
-    order = np.argsort(-np.array(trace.source_tokens), kind="stable")
-    order = np.resize(order, max(len(order), batch_size))  # a few stand for more like them
-    return np.pad(order, (0, -len(order) % batch_size), constant_values=-1).reshape(-1, batch_size)
-
-
 def expected_speeds(
-    replays: Sequence[PolicyReplay],
-    lengths: np.ndarray,
-    costs: DraftCosts,
-    decision: float,
-    batches: np.ndarray,
-    max_new_tokens: int = 64,
+    replays: list[PolicyReplay], lengths: np.ndarray, costs: DraftCosts, decision, batches, longest: int
 ) -> np.ndarray:
     """How many times as fast as full depth drafts are, `[replay, length]`: of a policy at several thresholds,
     in drafts of several lengths; `batches`, `[batch, row]`, are the outputs that are decoded together."""
-    trace, places = replays[0].trace, np.stack([each.exits(max_new_tokens) for each in replays])
-    settings = np.repeat(places, len(lengths), axis=0), np.tile(lengths, len(replays))
-    rounds = rounds_of(replays[0], *settings)
+    trace, places = replays[0].trace, np.stack([each.exits(longest) for each in replays])
+    rounds = rounds_of(replays[0], places.repeat(len(lengths), axis=0), np.tile(lengths, len(replays)))
     counts = np.bincount(trace.sequence, minlength=len(trace.source_tokens))
     ends = np.append(counts.cumsum(), 0)[batches]
     begins = ends - np.append(counts, 0)[batches]
-    spent = _spent(replays[0], rounds, costs, decision, (begins, ends), int(lengths.max()))
+    spent = _spent(replays[0], rounds, costs, decision, begins, ends, int(lengths.max()))
     going = ((ends - begins)[..., None] > np.arange(counts.max())).sum(axis=1)
     block, readout = (costs.table(name, batches.shape[1]) for name in ("block", "readout"))
     plain = costs.table("plain", batches.shape[1]) if len(costs.plain) else trace.layers * block + readout
     return (plain[going].sum() / spent).reshape(len(replays), len(lengths))
 
 
-def _spent(
-    replayed: PolicyReplay, rounds: Rounds, costs: DraftCosts, decision: float, ends: tuple, most: int
-) -> np.ndarray:
+def _spent(replayed: PolicyReplay, rounds: Rounds, costs: DraftCosts, decision, begins, ends, most: int):
     """What decoding costs, `[setting]`; a step drafts a token of each row, and verifies once enough wait.
 
-    `ends` are where each row begins and ends, both `[batch, row]`, `most` is the longest draft.
+    Rows begin and end at `begins` and `ends`, both `[batch, row]`; `most` is the longest draft.
     """
-    begins, ends = ends
     layers, setting = np.arange(1, replayed.trace.layers + 1), np.arange(len(rounds.depth))[:, None, None]
     block, readout = (costs.table(name, most * begins.shape[1]) for name in ("block", "readout"))
     token = np.broadcast_to(begins, (len(setting), *begins.shape)).copy()  # the first of each row's round
-    drafts, total = np.zeros_like(token), np.zeros(len(setting))
+    drafts, total, last = np.zeros_like(token), np.zeros(len(setting)), len(replayed.trace) - 1
     waits = np.zeros((*token.shape, len(layers)), dtype=np.int32)  # tokens that have not seen each layer
-    last = replayed.trace.sequence.size - 1
     while (going := token < ends).any():
         start = np.minimum(token, last)
         many = rounds.run_to[setting, start] - token

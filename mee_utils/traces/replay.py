@@ -39,12 +39,8 @@ class PolicyReplay:
     trace: Trace = field(repr=False)
     bound: BoundPolicy
     confidences: np.ndarray = field(repr=False)  # `[token, decision]`
-    token_ids: np.ndarray = field(
-        repr=False
-    )  # `[token, decision + 1]`, predicted there and at the last layer
-    readout_rows: np.ndarray = field(
-        repr=False
-    )  # `[token, decision + 1]`, of `W`, for a token that exits there
+    token_ids: np.ndarray = field(repr=False)  # `[token, decision + 1]`, predicted there and at layer L
+    readout_rows: np.ndarray = field(repr=False)  # `[token, decision + 1]`, of `W`, for an exit there
     kept: np.ndarray = field(repr=False)  # `[token, layer]`, is the full-depth prediction read out there?
 
     @property
@@ -79,8 +75,8 @@ class PolicyReplay:
         if not schedule.online:
             return schedule.exceeded(self.confidences, position[:, None], max_new_tokens)
         schedule, found = deepcopy(schedule), np.zeros(self.confidences.shape, dtype=bool)
-        columns = [*enumerate(self.decision_layers)]
-        for place, (column, layer) in product(range(position.max() + 1), columns):  # from token to token
+        places = range(position.max() + 1)  # from token to token
+        for place, (column, layer) in product(places, enumerate(self.decision_layers)):
             tokens = np.flatnonzero(position == place)
             which = place, max_new_tokens, self.trace.sequence[tokens], layer / self.trace.layers
             found[tokens, column] = schedule.exceeded(self.confidences[tokens, column], *which)
@@ -96,9 +92,7 @@ class PolicyReplay:
         return self.layers[self.exits(max_new_tokens)]
 
 
-def replay(
-    trace: Trace, policy: ExitPolicy, max_new_tokens: int = 64, model: Model | None = None
-) -> np.ndarray:
+def replay(trace: Trace, policy: ExitPolicy, max_new_tokens=64, model: Model | None = None) -> np.ndarray:
     """The layer at which each token of a trace would exit, `[token]`, 1 to L.
 
     `max_new_tokens` is the `N` of decaying thresholds, as in `generate`; the `model` of the trace is needed
@@ -177,9 +171,8 @@ class StoredStates:
         The `readout` prunes or contrasts; by default all ids are read out.
         """
         decoder, raw, states = decoder_of(self.model.network), self.raw(tokens), []
-        sequence, position = self.trace.sequence[tokens], self.trace.position[tokens]
-        readout = readout or bind_policy(None, decoder).readout
-        step, rows = Step(decoder, readout, sequence, position), np.arange(len(sequence))
+        readout, sequence = readout or bind_policy(None, decoder).readout, self.trace.sequence[tokens]
+        step, rows = Step(decoder, readout, sequence, self.trace.position[tokens]), np.arange(len(sequence))
         for layer in range(1, self.trace.layers + 1):
             after, before = raw[:, layer - 1], raw[:, max(0, layer - 2)]
             states.append(ExitState(step, layer, after, before, rows, states[-1] if states else None))
@@ -243,8 +236,7 @@ def _look_up(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | Non
     for place, layer in enumerate(decisions):
         confidences[:, place] = on_host(measure.confidence(states[layer]))
         # the token is the top-1 of a readout that the measure has seen, or takes one of its own
-        known = measure.readout and layer in read_out
-        readouts.append(len(read_out) + (not known))
+        readouts.append(len(read_out) + (not (measure.readout and layer in read_out)))
     readouts.append(len(read_out) + 1)
     rows = np.broadcast_to(np.array(readouts) * trace.sizes.vocabulary, ids.shape)
     return confidences, ids, rows, np.ones((len(ids), trace.layers), dtype=bool)
@@ -264,8 +256,7 @@ def _read_out(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | No
     final = torch.from_numpy(trace.final_id[tokens].astype(np.int64)).to(model.device)
     kept = np.ones((len(final), trace.layers), dtype=bool)
     for state in states:
-        read = vars(state).get("readout_logits")
-        if read is not None and read.ids is not None:
+        if (read := vars(state).get("readout_logits")) is not None and read.ids is not None:
             found = (read.ids == final[:, None]) & torch.isfinite(read.logits)
             kept[:, state.layer - 1] = on_host(found.any(-1))
     return np.stack(confidences, 1), np.stack(ids, 1), np.stack(rows, 1), kept

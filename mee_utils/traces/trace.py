@@ -70,10 +70,8 @@ class Trace:
         means = {"says what the last layer says": self.top1_id == self.final_id[:, None]}
         means |= {"probability of the final prediction": self.final_probability, "margin": self.margin}
         means |= {"similarity to the layer before": self.similarity}
-        shown = lambda values: [
-            shaded(f"{mean:.2f}", max(0.0, mean)) for mean in values.mean(axis=0).tolist()
-        ]
-        rows = [(name, *shown(values)) for name, values in means.items()]
+        shown = lambda means: [shaded(f"{mean:.2f}", max(0.0, mean)) for mean in means.tolist()]
+        rows = [(name, *shown(values.mean(axis=0))) for name, values in means.items()]
         return table(rows, ("layer", *range(1, self.layers + 1)), repr(self))
 
     @property
@@ -170,21 +168,18 @@ def load_trace(path: str | Path) -> Trace:
     except (SafetensorError, OSError) as error:
         raise CompanionError(f"{path} is no trace, or damaged: trace again, and Trace.save.") from error
     about = json.loads(metadata["about"])
-    states = _load_states(states_path(path), len(arrays["sequence"])) if about.pop("states") else None
-    return Trace(**arrays, **about | {"sizes": DecoderSizes(**about["sizes"])}, states=states)
-
-
-def _load_states(path: Path, tokens: int) -> np.ndarray:
-    """The states beside a trace, as a memory map."""
-    if not path.exists():
-        raise CompanionError(f"{path} is missing: copy it along with its trace.")
-    try:
-        states = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError, OSError) as error:
-        raise CompanionError(f"{path} is cut short or damaged: copy it again, or trace again.") from error
-    if len(states) != tokens:
-        raise CompanionError(f"{path} holds {len(states)} tokens, its trace {tokens}: copy both again.")
-    return states
+    found = Trace(**arrays, **about | {"sizes": DecoderSizes(**about["sizes"]), "states": None})
+    if about["states"]:
+        path = states_path(path)
+        if not path.exists():
+            raise CompanionError(f"{path} is missing: copy it along with its trace.")
+        try:
+            found.states = np.load(path, mmap_mode="r")
+        except (ValueError, EOFError, OSError) as error:
+            raise CompanionError(f"{path} is cut short or damaged: copy it again, or trace again.") from error
+        if (many := len(found.states)) != len(found):
+            raise CompanionError(f"{path} holds {many} tokens, its trace {len(found)}: copy both again.")
+    return found
 
 
 def trace(
@@ -206,9 +201,8 @@ def trace(
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
         max_new_tokens: longest output, end token included; longer references are cut.
 
-    Raises:
-        CompanionError: no inputs, an empty one, a reference missing, ids that the model does not have, states
-            that are not finite, no room on the disk.
+    Raises `CompanionError` for no inputs, an empty one, a missing reference, ids that the model does not
+    have, states that are not finite, no room on the disk.
     """
     texts = check_inputs(inputs)
     for name, value in (("top_k", top_k), ("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
@@ -285,21 +279,16 @@ class _StatesFile:
 
 
 @torch.inference_mode()
-def _trace_batch(
-    model: Model, batch: dict, outputs: list[np.ndarray], rows: np.ndarray, arrays: dict[str, np.ndarray]
-) -> Tensor:
+def _trace_batch(model: Model, batch: dict, outputs: list, rows: np.ndarray, arrays: dict) -> Tensor:
     """Runs a batch, fills the rows of its tokens, and returns their raw states `[token, layer, d_model]`."""
     network, outputs = model.network, [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
     labels = pad_sequence(outputs, batch_first=True, padding_value=-100).to(model.device)
     fed, real = network.prepare_decoder_input_ids_from_labels(labels), labels != -100
+    decoder, source = network.get_decoder(), dict(encoder_attention_mask=batch["attention_mask"])
+    source |= dict(encoder_hidden_states=network.get_encoder()(**batch)[0])
     with layer_states(network) as states:
-        network.get_decoder()(
-            input_ids=fed,
-            encoder_hidden_states=network.get_encoder()(**batch)[0],
-            encoder_attention_mask=batch["attention_mask"],
-            use_cache=False,
-        )
-    embedding, token_ids = network.get_decoder().embed_tokens(fed)[real], labels[real]
+        decoder(input_ids=fed, **source, use_cache=False)
+    embedding, token_ids = decoder.embed_tokens(fed)[real], labels[real]
     raw = torch.stack([state[real] for state in states], dim=1)
     wrong = (~torch.isfinite(raw)).any(-1).any(0).nonzero()
     if len(wrong):
@@ -307,9 +296,9 @@ def _trace_batch(
         raise CompanionError(f"{found}: use dtype float32 or bfloat16, or look for damaged weights.")
     size = max(1, READ_OUT_ELEMENTS // (network.config.vocab_size * model.layers))
     for start in range(0, len(rows), size):
-        part, top_k = slice(start, start + size), arrays["top_ids"].shape[-1]
-        described = _describe(network, raw[part], embedding[part], token_ids[part], top_k)
-        for name, values in described.items():
+        part = slice(start, start + size)
+        seen = raw[part], embedding[part], token_ids[part]
+        for name, values in _describe(network, *seen, arrays["top_ids"].shape[-1]).items():
             arrays[name][rows[part]] = values.cpu().numpy()
     return raw
 

@@ -49,13 +49,10 @@ def _be(plural: bool) -> tuple[str, str]:
 
 def _is_so(noun: Noun, plural: bool, adjective: Adjective) -> Pair:
     """ "is white" and "est blanche", where the subject stands further before."""
-    white = adjective.english, adjective.in_french(noun.gender, plural)
-    return say("is_so", are=_be(plural), white=white)
+    return say("is_so", are=_be(plural), white=(adjective.english, adjective.in_french(noun.gender, plural)))
 
 
-def noun_phrase(
-    kind: str, noun: Noun, plural: bool = False, adjective: Adjective | None = None, number: int = 0
-) -> Pair:
+def noun_phrase(kind: str, noun: Noun, plural=False, adjective: Adjective | None = None, number=0) -> Pair:
     """A "definite" or "indefinite" noun phrase, or one with a `number` from 2 to 12, in both languages."""
     english, french = noun.in_english(plural), words("{0:translated}", noun.in_french(plural))
     before = adjective is not None and adjective.position == "before"
@@ -113,8 +110,7 @@ def located(random: Random) -> Pair:
     """The old boats are near the bridge."""
     plural = random.random() < 0.5
     noun = _thing(random, lexicon.THINGS) if random.random() < 0.7 else random.choice(lexicon.PEOPLE)
-    adjective = None if noun.kind == "person" else _maybe_adjective(random)
-    it = noun_phrase("definite", noun, plural, adjective)
+    it = noun_phrase("definite", noun, plural, None if noun.kind == "person" else _maybe_adjective(random))
     return say("located", it=it, are=_be(plural), there=_place(random, noun))
 
 
@@ -134,8 +130,7 @@ def motion(random: Random) -> Pair:
     plural, gender = len(names) > 1, "f" if set(names) <= set(lexicon.FEMALE_NAMES) else "m"
     participle, to = in_french.split()
     who = words("{0:copied} et {1:copied}" if plural else "{0:copied}", *names)
-    how = "{0:distant_agreement}" if plural else "{0:agreement}"
-    agrees = words(how, inflect(participle, gender, plural))
+    agrees = [Word(inflect(participle, gender, plural), "distant_agreement" if plural else "agreement")]
     parts = dict(who=(" and ".join(names), who), verb=(arrived, agrees), to=to, city=city, time=time)
     return say("motion", are=_be(plural), **parts)
 
@@ -158,12 +153,8 @@ def possession(random: Random) -> Pair:
     """Vera has a big grey horse and two cats."""
     name, first, second = _name(random), _thing(random), _thing(random)
     one = noun_phrase("indefinite", first, False, _maybe_adjective(random))
-    return say(
-        "possession",
-        name=name,
-        one=one,
-        many=noun_phrase("number", second, True, None, random.randint(2, 12)),
-    )
+    many = noun_phrase("number", second, True, None, random.randint(2, 12))
+    return say("possession", name=name, one=one, many=many)
 
 
 def negation(random: Random) -> Pair:
@@ -187,8 +178,8 @@ SENTENCES = (transitive, located, relative, relative, motion, predicate, mood, p
 def sentence_pair(random: Random) -> Pair:
     """Draws an English sentence and its French, with a capital at the beginning and a mark at the end."""
     english, french = random.choice(SENTENCES)(random)
-    first = french[0]
-    french[0] = Word(first.text[0].upper() + first.text[1:], first.difficulty)
+    first = french[0].text
+    french[0] = french[0]._replace(text=first[0].upper() + first[1:])
     if english[-1] != "?":
         english, french = english + ".", french + words(".")
     return english[0].upper() + english[1:], french

@@ -1,9 +1,8 @@
 """Synthetic examples: a small world in which the difficulty of every target token is known.
 
-No real corpus says how hard a token *should* be. Here people live somewhere, work, travel and own things; a
-text states it, and the answer, the summary or the translation consists of words whose origin is known
-(`words.DIFFICULTIES`). The split of an example is a hash of its source (of a question: its context), so that
-no source is in two splits.
+Here people live somewhere, work, travel and own things; a text states it, and the answer, the summary or the
+translation consists of words whose origin is known (`words.DIFFICULTIES`). The split of an example is a hash
+of its source (of a question: its context), so that no source is in two splits.
 """
 
 import hashlib

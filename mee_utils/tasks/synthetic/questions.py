@@ -83,13 +83,7 @@ def _comparison(random: Random, first: Person, second: Person) -> Asked:
     more = random.random() < 0.5
     winner, word = first if (first.count > second.count) == more else second, "more" if more else "fewer"
     question = f"Who owns {word} {first.things}, {first.name} or {second.name}?"
-    sentence = words(COMPARED, first, second, winner, word)
-    return Asked(question, sentence, words("{0.name:compared}", winner))
-
-
-def _holder(person: Person) -> Asked:
-    sentence = words("The {0.number:copied} {0.things:copied} of {0.name:one_fact}.", person)
-    return Asked(f"Who owns {person.number} {person.things}?", sentence, words("{0.name:one_fact}", person))
+    return Asked(question, words(COMPARED, first, second, winner, word), words("{0.name:compared}", winner))
 
 
 def _shuffled(random: Random, items: Sequence) -> list:
@@ -221,8 +215,11 @@ def _relations(random: Random) -> Case:
 
 def _holders(random: Random) -> Case:
     """The way back from a number to a name, which a comparison ends with."""
-    sentences, owners = _owners(random, 4)
-    return sentences, [_holder(person) for person in _shuffled(random, owners)[:3]]
+    (sentences, owners), asked = _owners(random, 4), []
+    for who in _shuffled(random, owners)[:3]:
+        sentence = words("The {0.number:copied} {0.things:copied} of {0.name:one_fact}.", who)
+        asked.append(Asked(f"Who owns {who.number} {who.things}?", sentence, words("{0.name:one_fact}", who)))
+    return sentences, asked
 
 
 _CASES = dict(pairs=_pairs, same_fact=_same_fact, several_facts=_several_facts, relations=_relations)

@@ -45,16 +45,13 @@ def words(template: str, *values, **named) -> list[Word]:
     ["l'", 'école', '.']
     """
     found, formatter = [], Formatter()
+    marked = lambda text, difficulty: [Word(word, difficulty) for word in text.replace("'", "' ").split()]
     for between, place, difficulty, _ in formatter.parse(template):
-        found += _marked(between, "grammatical")
+        found += marked(between, "grammatical")
         if place is not None:
             value, _ = formatter.get_field(place, values, named)
-            found += _marked(value, difficulty) if difficulty else value
+            found += marked(value, difficulty) if difficulty else value
     return found
-
-
-def _marked(text: str, difficulty: str) -> list[Word]:
-    return [Word(word, difficulty) for word in text.replace("'", "' ").split()]
 
 
 def write(words: Sequence[Word]) -> tuple[str, tuple[Span, ...]]:
