@@ -86,7 +86,7 @@ def generate(
     max_source_tokens: int | None = None,
     encodings: EncoderCache | None = None,
 ) -> Generation:
-    """Decodes `inputs`, prompts for a `model` from `load_model`, greedily with early exits.
+    """Decodes prompts greedily with early exits, by a model from `load_model`.
 
     Args:
         policy: when to exit; None runs all layers and gives the tokens of `transformers`' own greedy search.
@@ -95,7 +95,8 @@ def generate(
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
         encodings: keeps encoder states from call to call, where inputs are decoded with many policies.
 
-    Raises `CompanionError` for no inputs or a wrong one, or what does not fit the model or is not finite.
+    Raises `CompanionError` for no inputs, an empty or over-long one, a policy or encodings that do not fit the
+    model, and states that are not finite.
     """
     if not isinstance(model, Model):
         raise CompanionError(f"model={model!r}: give what load_model returns.")
