@@ -28,12 +28,11 @@ from ..tasks import load_task
 from ..traces.classifier_training import train_classifier
 from ..traces.replay import replay_policy
 from ..traces.trace import Trace, trace
-from .artifacts import digest_of
 from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY
 from .inputs import load_tasks, weights_digest
 from .profiles import Profile
 from .result_tables import MEASURED, read_measurements
-from .results import Run, build_root, output_root, staged
+from .results import Run, build_root, digest_of, output_root, staged
 
 # what decoding bisects to: the mean consistency loss; the share of the score that is lost, and its upper
 # bound (97.5 %); the share of the FLOPs that is saved
@@ -140,7 +139,7 @@ class _Bench:
         weights = weights_digest(self.profile, self.job.model)
         names = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}
         how = (self.settings.model_dump(include=names), self.candidates, LEAST, self.profile.dtype, BOUNDS)
-        return digest_of(weights, classifier, about, data, how)
+        return digest_of([weights, classifier, about, data, how])
 
     def measured(self, rule: str) -> pd.DataFrame:
         """All settings of a rule: those tried on validation examples, then the chosen on test examples."""

@@ -5,7 +5,6 @@ own `parameters` cell; notebook and results come to their place only if every ce
 """
 
 import ast
-import hashlib
 import json
 import os
 import shlex
@@ -20,7 +19,7 @@ from pydantic import Field, ValidationError, create_model
 from ..common.errors import CompanionError, check_choice
 from ..common.files import ROOT, complete_file
 from .profiles import Strict, first_mistake, load_profile
-from .results import STAGED, build_root, output_root, staged
+from .results import STAGED, build_root, digest_of, output_root, staged
 
 STARTED_BY = "MEE_PIPELINE"  # tells a job the process that started the pipeline
 SOURCES = ROOT / "notebooks"
@@ -178,8 +177,7 @@ def _kernels(folder: str, results: Path) -> type:
 def source_digest(notebook) -> str:
     """sha256 over kinds and sources of the cells that somebody wrote, without what papermill puts in."""
     injected = lambda cell: "injected-parameters" in cell.metadata.get("tags", [])
-    cells = [(cell.cell_type, cell.source) for cell in notebook.cells if not injected(cell)]
-    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
+    return digest_of([(cell.cell_type, cell.source) for cell in notebook.cells if not injected(cell)])
 
 
 def check_unedited(path: Path, source) -> None:

@@ -16,7 +16,7 @@ from ..common.files import ROOT
 from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
 from .notebooks import SOURCES, notebook_names
 from .profiles import check_profile_name
-from .results import output_root
+from .results import digest_of, output_root
 
 RETRAINED, MEASURED = "retrained", "measured"  # folders of tables, beside those of the notebooks
 BENCH, MACHINES = ROOT / "figures" / "bench", "machines.json"
@@ -112,8 +112,7 @@ class Measured:
 def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict[str, float]]:
     """Settings beside full depth on the same examples, with intervals (`statistics.Interval.columns`).
 
-    `retained`: the share of the score, a mean over outputs, that is kept; `consistency_loss` and `risk_loss`;
-    `flops_share`, a token; `mean_exit_layer`; `length_share`, of the tokens emitted.
+    `retained` is the share of the score, a mean over outputs; `length_share` that of the tokens emitted.
     """
     values = np.stack([examples[VALUES].to_numpy(np.float64) for examples in settings], axis=1)
     whole = full[VALUES].to_numpy(np.float64)  # [example, value]; values: [example, setting, value]
@@ -127,9 +126,8 @@ def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict
         return np.stack([score / score_of_full, loss / drawn, weights @ risk / drawn, spent, layers / tokens])
 
     found = interval(lambda weights: np.moveaxis(shares(weights), 0, -1), len(whole))
-    names = ["retained", "consistency_loss", "risk_loss", "flops_share", "mean_exit_layer"]
+    names, rows = ["retained", "consistency_loss", "risk_loss", "flops_share", "mean_exit_layer"], []
     prefixes = ["", "consistency_", "risk_", "flops_", "layer_"]
-    rows = []
     for place, (_, score, _, tokens, _) in enumerate(values.sum(axis=0)):
         row = {"score": score / len(whole)}
         for number, labels in enumerate(zip(names, prefixes, strict=True)):
@@ -153,27 +151,23 @@ def read_measured(profile: str) -> Measured:
                 labels = dict(zip(["part", "task", "model", *KEYS[2:]], (part, task, model, *key)))
                 rows.append(labels | about)
                 examples.append(kept)
-    given = given["parameters"]
-    deltas = map(tuple, (given["deltas"], given["risk_deltas"]))
-    return Measured(pd.DataFrame(rows), examples, given["eps"], *deltas)
+    eps, *deltas = (given["parameters"][name] for name in ("eps", "deltas", "risk_deltas"))
+    return Measured(pd.DataFrame(rows), examples, eps, *map(tuple, deltas))
 
 
 def claims_of(profile: str) -> pd.DataFrame:
     """The claims of all notebooks before 08, a row a claim and task, in their order; `notebook` in front."""
     stores_claims = lambda name: '"claims")' in (SOURCES / f"{name}.py").read_text(encoding="utf-8")
     names = [name for name in notebook_names() if not name.startswith("08") and stores_claims(name)]
-    tables = [read_table(profile, name, "claims") for name in names]
-    for name, table in zip(names, tables, strict=True):
-        table.insert(0, "notebook", name)
-    return pd.concat(tables, ignore_index=True)
+    tables = {name: read_table(profile, name, "claims") for name in names}
+    return pd.concat(tables, names=["notebook"]).reset_index("notebook").reset_index(drop=True)
 
 
 def inputs_of(profile: str) -> dict[str, str]:
     """The stored results that 08 is drawn from: name -> sha256 over the hashes of their files."""
     names = sorted(path.parent.name for path in stored_root(profile).glob("*/manifest.json"))
-    files = {name: json.dumps(read_manifest(profile, name)["files"], sort_keys=True) for name in names}
-    digest = lambda text: hashlib.sha256(text.encode()).hexdigest()
-    return {f"results {name}": digest(files[name]) for name in names if name != "08_results"}
+    digests = {f"results {name}": digest_of(read_manifest(profile, name)["files"]) for name in names}
+    return {name: digest for name, digest in digests.items() if name != "results 08_results"}
 
 
 def read_timings(
@@ -187,8 +181,7 @@ def read_timings(
     setting was timed there.
     """
     file, keys, values = PARTS[part]
-    path = folder / f"{file}.csv"
-    if not path.exists():
+    if not (path := folder / f"{file}.csv").exists():
         return pd.DataFrame(columns=[*wanted, *values])
     stored = pd.read_csv(path)
     stored = stored[stored.profile == profile] if profile else stored[stored.group == part]
@@ -210,8 +203,7 @@ def one_machine(times: pd.DataFrame) -> pd.DataFrame:
 def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascending=True) -> pd.DataFrame:
     """Of each family of rules the first row by a number, for every value of the columns `by`."""
     rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
-    rows = rows.sort_values(number, ascending=ascending, kind="stable")
-    return rows.drop_duplicates([*by, "family"])
+    return rows.sort_values(number, ascending=ascending, kind="stable").drop_duplicates([*by, "family"])
 
 
 def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:

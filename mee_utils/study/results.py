@@ -1,8 +1,7 @@
 """The only ways out of a notebook: tables, figures with the data that was drawn, and a manifest.
 
-Only the strict runner puts results in their place (`figures/<profile>/<notebook>`), all at once. Each prints
-one line with its size, range and hash, so that comparing stored outputs checks a figure. Times and machine
-names go to the manifest alone: all else is the same bytes on every run.
+Only the strict runner puts them in their place (`figures/<profile>/<notebook>`), all at once. Each prints one
+line with a hash, so that stored outputs check it. Only the manifest has times: all else is the same bytes.
 """
 
 import ast
@@ -59,8 +58,7 @@ class Run:
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
         """Writes a table as CSV with fixed decimals; prints its digest line; returns the rounded table.
 
-        Thresholds have as many decimals as they need. Bootstrap draws (`statistics.DRAWS`) are returned, and
-        not written.
+        Thresholds have as many decimals as they need. Bootstrap draws (`statistics.DRAWS`) are not written.
         """
         rounded = round_table(table)
         written = rounded.drop(columns=[column for column in table if str(column).endswith(DRAWS)])
@@ -91,9 +89,7 @@ class Run:
         device = self.parameters.get("device", "cpu")
         versions = {name: metadata.version(name).split("+")[0] for name in PACKAGES}
         manifest = {
-            "notebook": self.notebook,
-            "profile": self.profile,
-            "parameters": self.parameters,
+            **{name: getattr(self, name) for name in ("notebook", "profile", "parameters")},
             "inputs": dict(sorted(self.inputs.items())),
             "code": code_digests(),
             "files": dict(sorted(self.files.items())),
@@ -104,8 +100,7 @@ class Run:
         }
         with complete_file(self.folder / "manifest.json") as path:
             path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        # the same line wherever results go, so that nbval can compare
-        where = "below figures (make reproduce) or build/trials (any other run)"
+        where = "below figures (make reproduce) or build/trials (any other run)"  # one line, for nbval
         names = ", ".join(sorted(self.files))
         print(f"written to {self.profile}/{self.notebook} {where}: {names}, manifest.json")
 
@@ -113,6 +108,11 @@ class Run:
         with complete_file(self.folder / name) as path:
             path.write_bytes(content)
         self.files[name] = hashlib.sha256(content).hexdigest()
+
+
+def digest_of(content) -> str:
+    """sha256 of what something was made from (for JSON)."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def code_digests(paths: Iterable[Path] | None = None) -> dict[str, str]:
@@ -145,8 +145,7 @@ def staged(folder: Path) -> Iterator[Path]:
     Two runs at once do not meet: the later one stays.
     """
     make_folder(folder.parent)
-    beside = dict(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent)
-    with tempfile.TemporaryDirectory(**beside) as place:
+    with tempfile.TemporaryDirectory(".partial", f".{folder.name}.", folder.parent) as place:
         new = Path(place) / folder.name
         new.mkdir()
         yield new

@@ -8,7 +8,6 @@ manifest alone.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -34,7 +33,7 @@ from ..traces.replay import replay_policy
 from . import inputs
 from .inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
 from .profiles import BaseSettings, Checkpoint, Profile, ShapeSettings, Stage
-from .results import processor, staged
+from .results import digest_of, processor, staged
 
 SAFE_MARGIN, SAFE_EXAMPLES = 0.9, 200  # for the first safe layer; examples of each task
 SPANS, CURVE = "spans", 192
@@ -93,8 +92,7 @@ def work_folder(profile: Profile, name: str, seed: int, tasks: Sequence[Task]) -
     parts = [settings.recipe(name).model_dump()]
     parts += [settings.model_dump(exclude={"pretrained", "base", "backbones", "compared"}), seed]
     parts += [[task.digest for task in tasks], start and weights_digest(profile, start)]
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    return ROOT / "build" / "training" / profile.name / name / key
+    return ROOT / "build" / "training" / profile.name / name / digest_of(parts)[:16]
 
 
 def profile_tokenizer(profile: Profile, tasks: Sequence[Task]):
