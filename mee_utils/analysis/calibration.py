@@ -31,7 +31,7 @@ def hoeffding_bentkus(losses: np.ndarray, delta: float, eps: float = 0.05) -> fl
 
     The smaller of Hoeffding's bound, `exp(-n h(min(m, delta), delta))` with the relative entropy `h` and the
     observed mean `m`, and Bentkus's, `e P(Binomial(n, delta) <= ceil(n m))` (Bates et al. 2021, Prop. 4; CALM
-    uses it). `eps` is not used; p-values share one signature.
+    uses it). `eps` is not used.
     """
     count, mean = len(losses), min(float(np.mean(losses)), delta)
     lost = mean * np.log(mean / delta) if mean > 0 else 0.0
@@ -57,23 +57,17 @@ def betting(losses: np.ndarray, delta: float, eps: float = 0.05) -> float:
     return float(min(1.0, np.exp(-capital.max())))
 
 
-def no_test(losses: np.ndarray, delta: float, eps: float) -> float:
-    """What one does without a guarantee: take the mean of the calibration examples at its word."""
-    return 0.0 if float(np.mean(losses)) <= delta else 1.0
-
-
 BOUNDS: dict[str, Callable] = {"hoeffding_bentkus": hoeffding_bentkus, "betting": betting}
-TESTS = BOUNDS | {"no_test": no_test}  # ways to choose a threshold, two with a guarantee
+# ways to choose a threshold; the third, without a guarantee, takes the mean of the examples at its word
+TESTS = BOUNDS | {"no_test": lambda losses, delta, eps: 0.0 if float(np.mean(losses)) <= delta else 1.0}
 
 
 @dataclass(frozen=True)
 class Calibration:
     """What learn-then-test found of thresholds `tested`, highest first; the last failed unless all passed.
 
-    Attributes:
-        threshold: the lowest that passed with all above it; None if not even the highest did.
-        source: of the losses, "decoding" (guaranteed) or "replay" (an estimate).
-        policy: ready for `generate`; None if there is no threshold.
+    `threshold` is the lowest that passed with all above it (None: there is none, and no `policy`); `source`
+    is that of the losses; `policy` is ready for `generate`.
     """
 
     threshold: float | None
@@ -120,12 +114,7 @@ def check_demand(thresholds: Sequence[float], delta: float, eps: float) -> list[
 
 
 def learn_then_test(
-    losses: Iterable[np.ndarray],
-    thresholds: Sequence[float],
-    delta: float,
-    eps: float = 0.05,
-    bound: str | Callable = "hoeffding_bentkus",
-    source: str = "decoding",
+    losses: Iterable, thresholds: Sequence, delta: float, eps=0.05, bound=hoeffding_bentkus, source="decoding"
 ) -> Calibration:
     """The last threshold that passes, testing from the highest down and stopping at the first that fails.
 
@@ -228,13 +217,7 @@ def replayed_losses(
 
 
 def violations(
-    losses: np.ndarray,
-    thresholds: Sequence[float],
-    delta: float,
-    eps: float = 0.05,
-    bound: str | Callable = "hoeffding_bentkus",
-    splits: int = 50,
-    share: float = 0.5,
+    losses, thresholds, delta: float, eps=0.05, bound="hoeffding_bentkus", splits: int = 50, share=0.5
 ) -> pd.DataFrame:
     """The guarantee put to the test: calibrate on a random `share` of the examples, in many `splits`.
 
@@ -264,9 +247,8 @@ def broken_promises(
     (NaN if none passed), `mean_loss` of the population, `violated`.
     """
     if not (size := losses.shape[1] // sets):
-        raise CompanionError(
-            f"{losses.shape[1]} examples cannot be dealt out to {sets} sets: give fewer sets."
-        )
+        given = f"{losses.shape[1]} examples"
+        raise CompanionError(f"{given} cannot be dealt out to {sets} sets: give fewer sets.")
     rows = []
     for (bound, test), delta, number in product(TESTS.items(), deltas, range(sets)):
         part = losses[:, number * size : (number + 1) * size]

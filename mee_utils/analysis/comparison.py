@@ -87,9 +87,8 @@ def result_row(found: DecodingResult, full: DecodingResult) -> dict[str, float]:
     """A decoding beside full depth, for a table; `length_share` is of the tokens emitted."""
     row = {"score": found.score, **retained(found, full).columns("retained")}
     row |= flops_share(found, full).columns("flops_share", "flops_")
-    row |= {"mean_exit_layer": found.mean_exit_layer}
-    row |= {"readout_share": found.readout, "same_output": found.same_output}
-    return row | {"length_share": found.tokens / full.tokens}
+    row |= {"mean_exit_layer": found.mean_exit_layer, "readout_share": found.readout}
+    return row | {"same_output": found.same_output, "length_share": found.tokens / full.tokens}
 
 
 def comparison(
@@ -151,8 +150,8 @@ def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict
     trace, exits = replayed.trace, replayed.exit_layers(max_new_tokens)
     trace.check_own(len(decoded.token_ids))
     same_output, same_exit = [], []
-    foretold = zip(trace.by_output(trace.token_id), trace.by_output(exits), strict=True)
-    for (full, early), ids, layers in zip(foretold, decoded.token_ids, decoded.exit_layers, strict=True):
+    foretold = (trace.by_output(trace.token_id), trace.by_output(exits))
+    for full, early, ids, layers in zip(*foretold, decoded.token_ids, decoded.exit_layers, strict=True):
         same, upto = until_different(full, ids)
         same_output.append(same)
         same_exit.append(early[:upto] == layers[:upto])
@@ -193,12 +192,10 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
     `share_of_layer` leaves out what depends on the length; below the mean exit layer `break_even`, a share of
     the depth, a rule that decides at every layer from `min_layer` on costs less than full depth.
     """
-    if measure.readout:
-        cost = sizes.readout / sizes.projections * ((ids or sizes.vocabulary) / sizes.vocabulary)
-    else:
-        cost = measure.flops(sizes.d_model) / sizes.projections
+    cost = measure.flops(sizes.d_model) / sizes.projections
     before = 0 if measure.from_first else min_layer - 1
     if measure.readout:  # earlier layers are read out too; the last readout is the token's own
+        cost = sizes.readout / sizes.projections * ((ids or sizes.vocabulary) / sizes.vocabulary)
         before += 1 - measure.lookback
     even = (sizes.layers + before * cost) / (1 + cost) / sizes.layers
     return {"share_of_layer": cost, "break_even": min(1.0, even)}

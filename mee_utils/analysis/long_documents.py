@@ -67,12 +67,11 @@ def costs_by_part(
     rows, full = [], None
     for name, policy in policies.items():
         found = generate(model, task.inputs, policy, max_new_tokens=max_new_tokens, batch_size=1)
-        spent = found.flops.sum() / found.tokens
-        full = full or spent
         row = {"source_tokens": source, "rule": name, "mean_exit_layer": found.mean_exit_layer}
-        parts = found.flops_by_part.items()
-        shares = {f"{part}_share": values.sum() / found.tokens / full for part, values in parts}
-        rows.append({**labels, **row, "flops_share": spent / full, **shares})
+        parts = {"flops": found.flops, **found.flops_by_part}
+        spent = {f"{part}_share": values.sum() / found.tokens for part, values in parts.items()}
+        full = full or spent["flops_share"]
+        rows.append({**labels, **row, **{name: value / full for name, value in spent.items()}})
     return pd.DataFrame(rows)
 
 

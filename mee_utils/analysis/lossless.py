@@ -48,8 +48,7 @@ def acceptance(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd
     right = replayed.same_token[np.arange(len(place)), place]
     for number, layer in enumerate(replayed.decision_layers):
         here = place == number
-        sequence = replayed.trace.sequence[here]
-        interval = mean_interval(right[here], sequence) if here.any() else NOTHING
+        interval = mean_interval(right[here], replayed.trace.sequence[here]) if here.any() else NOTHING
         rows.append({**labels, "layer": layer, "drafted": here.mean(), **interval.columns("kept")})
     return pd.DataFrame(rows)
 

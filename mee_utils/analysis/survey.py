@@ -1,8 +1,7 @@
 """The survey's rules on one bench: what each costs at the same loss, and which of them say the same.
 
-Losses are consistency losses of whole outputs, foretold by replay of the model's own output: what exits
-change in later tokens is not seen. The statements that need a truth (overthinking, fake confidence) read a
-trace along the references.
+Losses are consistency losses of whole outputs, foretold by replay: what exits change in later tokens is not
+seen. What needs a truth (overthinking, fake confidence) reads a trace along the references.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,6 @@ from itertools import takewhile
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
 
 from ..common.errors import CompanionError
 from ..decoding.inputs import cut_at_end, detokenize
@@ -94,8 +92,8 @@ def rank_correlations(replays: Mapping[str, PolicyReplay], layer: int) -> pd.Dat
     for name, replayed in replays.items():
         if layer not in replayed.decision_layers:
             raise CompanionError(f'"{name}" does not decide at layer {layer}: choose another layer.')
-        columns[name] = rankdata(replayed.confidences[:, replayed.decision_layers.index(layer)])
-    return pd.DataFrame(columns).corr()
+        columns[name] = replayed.confidences[:, replayed.decision_layers.index(layer)]
+    return pd.DataFrame(columns).rank().corr()
 
 
 def overthinking(trace: Trace, **labels) -> dict:
@@ -104,10 +102,9 @@ def overthinking(trace: Trace, **labels) -> dict:
     """
     right = trace.top1_id == trace.token_id[:, None]
     shares = {"overthought": right.any(1) & ~right[:, -1], "right": right[:, -1]}
-    row = {**labels}
     for name, values in (shares | {"right_somewhere": right.any(1)}).items():
-        row |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
-    return row
+        labels |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
+    return labels
 
 
 def fake_confidence(trace: Trace, sure: float = 0.9, **labels) -> pd.DataFrame:
@@ -169,8 +166,7 @@ def bandit_or_calibrated(
     learn-then-test on a random half of the outputs, at `delta`, which tries `levels` from the highest down.
 
     One row for each of `splits` orders or halves: `who`, `regret` (what the best fixed arm earns a token
-    minus what this one did), `mean_exit_layer`, `loss` of all outputs and `broken`, whether that exceeds
-    `delta`.
+    more), `mean_exit_layer`, `loss` of all outputs and `broken`, whether that exceeds `delta`.
     """
     rewards, places = arm_rewards(replayed, [*arms, *levels, np.inf])
     tokens, count = np.arange(len(rewards)), len(arms)
