@@ -30,8 +30,7 @@ def hoeffding_bentkus(losses: np.ndarray, delta: float, eps: float = 0.05) -> fl
     """p-value of "the mean loss exceeds delta" for losses `[example]` in 0..1 that are independent draws.
 
     The smaller of Hoeffding's bound, `exp(-n h(min(m, delta), delta))` with the relative entropy `h` and the
-    observed mean `m`, and Bentkus's, `e P(Binomial(n, delta) <= ceil(n m))` (Bates et al. 2021, Prop. 4; CALM
-    uses it). `eps` is not used.
+    observed mean `m`, and Bentkus's, `e P(Binomial(n, delta) <= ceil(n m))` (Bates et al. 2021, Prop. 4).
     """
     count, mean = len(losses), min(float(np.mean(losses)), delta)
     lost = mean * np.log(mean / delta) if mean > 0 else 0.0
@@ -120,8 +119,7 @@ def learn_then_test(
 
     `losses` are `[threshold, example]` in 0..1, or rows that are only taken while tests pass; `bound` is one
     of `BOUNDS` or a p-value of your own, `(losses, delta, eps) -> number`; `source`, "decoding" or "replay",
-    decides what is said of the result. `CompanionError` for no examples, losses outside 0..1, thresholds that
-    do not descend, or a vain demand.
+    decides what is said of the result.
     """
     levels = check_demand(thresholds, delta, eps)
     check_choice("source", source, SOURCES)
@@ -145,9 +143,7 @@ def learn_then_test(
     return Calibration(threshold, *map(tuple, (tested, p_values, means)), delta, eps, count, source)
 
 
-def consistency_losses(
-    task: Task, texts: Sequence[str], full_texts: Sequence[str], kind: str = "consistency"
-) -> np.ndarray:
+def consistency_losses(task: Task, texts, full_texts, kind: str = "consistency") -> np.ndarray:
     """Losses of exits against full depth, `[example]` in 0..1 (CALM, section 3), by the metric of the task.
 
     `kind` "consistency" is one minus the score of the output (of `texts`) with that of full depth as its
@@ -201,9 +197,7 @@ def calibrate(
     return found if found.threshold is None else replace(found, policy=policy.at_threshold(found.threshold))
 
 
-def replayed_losses(
-    replayed: PolicyReplay, model, task, thresholds: Sequence[float], max_new_tokens: int = 64
-) -> np.ndarray:
+def replayed_losses(replayed: PolicyReplay, model, task, thresholds, max_new_tokens=64) -> np.ndarray:
     """Losses `[threshold, example]` that a replay of the model's own output foretells: quick, an estimate."""
     trace, end = replayed.trace, model.network.config.eos_token_id
     trace.check_own(len(task))
@@ -221,9 +215,8 @@ def violations(
 ) -> pd.DataFrame:
     """The guarantee put to the test: calibrate on a random `share` of the examples, in many `splits`.
 
-    One row a split, the `Calibration.outcome` of all examples: these stand for the population, whose mean
-    loss is what is guaranteed. Splits are not independent, and their rate is no binomial draw: see
-    `broken_promises`.
+    One row a split, the `Calibration.outcome` of all examples, which stand for the population. Splits are not
+    independent, and their rate is no binomial draw: see `broken_promises`.
     """
     losses, random, rows = np.asarray(losses, dtype=np.float64), np.random.default_rng(0), []
     examples = losses.shape[1]
@@ -237,9 +230,7 @@ def violations(
     return pd.DataFrame(rows)
 
 
-def broken_promises(
-    losses: np.ndarray, thresholds: Sequence[float], deltas: Iterable[float], eps: float, sets: int
-) -> pd.DataFrame:
+def broken_promises(losses, thresholds, deltas: Iterable[float], eps: float, sets: int) -> pd.DataFrame:
     """Whether thresholds from independent calibration sets keep their promise to the population.
 
     The examples of `losses` `[threshold, example]`, decoded for this purpose alone, are dealt out to `sets`

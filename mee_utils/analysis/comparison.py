@@ -38,9 +38,7 @@ class DecodingResult:
     exit_layers: Sequence[np.ndarray] = field(default=(), repr=False)
 
 
-def decode(
-    model, task, policy: ExitPolicy | None, full: DecodingResult | None = None, **settings
-) -> DecodingResult:
+def decode(model, task, policy: ExitPolicy | None, full=None, **settings) -> DecodingResult:
     """Decodes a task and scores it; outputs are compared with those of `full`. `settings` of `generate`."""
     found, metric = generate(model, task.inputs, policy, **settings), task.metric
     same = [True] if full is None else [a == b for a, b in zip(found.texts, full.texts, strict=True)]
@@ -65,10 +63,7 @@ def check_score(full: DecodingResult) -> DecodingResult:
 
 
 def retained(found: DecodingResult, full: DecodingResult) -> Interval:
-    """The share of the full score that is kept, with a paired 95 % bootstrap interval.
-
-    Resamples on which full depth scores 0 do not count; NaN if it scores 0 on all examples.
-    """
+    """The share of the full score that is kept, with a paired interval; NaN if that is 0 on all examples."""
     kept, total = found.examples, full.examples
     if total.sum() == 0:
         return NOTHING
@@ -91,9 +86,7 @@ def result_row(found: DecodingResult, full: DecodingResult) -> dict[str, float]:
     return row | {"same_output": found.same_output, "length_share": found.tokens / full.tokens}
 
 
-def comparison(
-    model, task, policies: dict[tuple, ExitPolicy], names: Sequence[str], **settings
-) -> tuple[pd.DataFrame, dict]:
+def comparison(model, task, policies: dict, names: Sequence[str], **settings) -> tuple[pd.DataFrame, dict]:
     """Decodes a task with every policy (labels -> policy) and sets it beside full depth.
 
     Returns one row a policy, the first at full depth (`task`, the labels in the columns `names`,
@@ -171,9 +164,7 @@ def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, 
     return len(first) == len(second), len(differs)
 
 
-def replay_against_decoding(
-    model, task, trace: Trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64
-) -> pd.DataFrame:
+def replay_against_decoding(model, task, trace: Trace, policies: dict, max_new_tokens=64) -> pd.DataFrame:
     """Decodes with each policy (name -> policy) and sets it beside its replay (of the model's own output)."""
     settings = dict(max_new_tokens=max_new_tokens, batch_size=32)
     full, rows = decode(model, task, None, **settings), []

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from ..decoding.generation import generate
-from ..exits.policy import ExitPolicy
 from ..models.costs import DecoderSizes, generation_flops
 from ..models.loading import load_model
 from ..tasks import load_task
@@ -59,9 +58,7 @@ def random_long_t5(tokenizer, folder: Path):
     return load_model(folder, dtype="float64", name="random LongT5")
 
 
-def costs_by_part(
-    model, task, policies: Mapping[str, ExitPolicy | None], max_new_tokens: int, **labels
-) -> pd.DataFrame:
+def costs_by_part(model, task, policies: Mapping, max_new_tokens: int, **labels) -> pd.DataFrame:
     """FLOPs a token by part, a row a policy (name -> policy), in shares of the first (full depth)."""
     source = float(np.mean([len(ids) for ids in model.tokenizer(list(task.inputs)).input_ids]))
     rows, full = [], None

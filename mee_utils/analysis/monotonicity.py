@@ -47,9 +47,7 @@ def monotonic_shares(trace, **labels) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def reliability_bins(
-    trace, correct: np.ndarray, layers: Iterable[int], bins: int = 10, **labels
-) -> pd.DataFrame:
+def reliability_bins(trace, correct, layers: Iterable[int], bins: int = 10, **labels) -> pd.DataFrame:
     """A reliability diagram for each of some layers: accuracy by top-1 probability, with an interval for each
     bin. `correct` `[token, layer]` says whether the layer's top-1 is right, by whatever truth is meant.
     """

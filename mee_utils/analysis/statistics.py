@@ -53,9 +53,7 @@ def resampled(units: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarr
     return np.random.default_rng(seed).poisson(1.0, (units, resamples)).T.astype(np.float64)
 
 
-def interval(
-    statistic: Callable, units: int, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
+def interval(statistic: Callable, units: int, level=0.95, resamples=RESAMPLES, seed=0) -> Interval:
     """A `statistic` of `weights [resample, unit]`, with its percentile interval; units are resampled."""
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = statistic(resampled(units, resamples, seed))

@@ -24,10 +24,7 @@ SEEN = {"hidden_similarity": "2", "pcee": "2", "elbert": "3", "token_hash": "non
 
 
 def output_losses(trace: Trace, model, task) -> Losses:
-    """The consistency loss of every output of a trace, by the ids that its tokens would get.
-
-    Only outputs that differ from those of full depth are scored, and each of them once.
-    """
+    """The consistency loss of every output of a trace, by the ids its tokens would get; each scored once."""
     trace.check_own(len(task))
     end, known = model.network.config.eos_token_id, {}
     outputs = lambda ids: [tuple(cut_at_end(each.tolist(), end)) for each in trace.by_output(ids)]
@@ -55,9 +52,7 @@ def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict
     return {**loss, **at_threshold(replayed, max_new_tokens)}
 
 
-def lowest_level(
-    replayed: PolicyReplay, losses: Losses, levels: Sequence[float], demand: float, max_new_tokens: int
-) -> float:
+def lowest_level(replayed, losses: Losses, levels: Sequence, demand: float, max_new_tokens: int) -> float:
     """The last of descending thresholds before the mean loss exceeds `demand`; else the first."""
     loss = lambda level: at_loss(replayed.at_threshold(level), losses, max_new_tokens)["loss"]
     return [levels[0], *takewhile(lambda level: loss(level) <= demand, levels)][-1]
@@ -84,10 +79,7 @@ def describe(measure, sizes: Mapping, ids: int | None = None) -> dict:
 
 
 def rank_correlations(replays: Mapping[str, PolicyReplay], layer: int) -> pd.DataFrame:
-    """How far rules order tokens alike at a layer: rank correlations of their confidences, rule by rule.
-
-    Ties share their mean rank. NaN where a rule says the same of all tokens.
-    """
+    """Rank correlations of rules' confidences at a layer; NaN where a rule says the same of all tokens."""
     columns = {}
     for name, replayed in replays.items():
         if layer not in replayed.decision_layers:

@@ -7,7 +7,7 @@ when that changes. Classifiers are shipped beside the models (`make train`).
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -82,10 +82,7 @@ class ClassifierJob:
 
 
 def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
-    """All variants on the main model; those that are ablated also for the other target, and on vanilla.
-
-    The survey's come last, with one seed each.
-    """
+    """All variants on the main model; the ablated also for the other target and on vanilla; the survey's."""
     seeds = profile.classifiers.seeds
     groups = [(MAIN_MODEL, "consistency", VARIANTS, seeds), (MAIN_MODEL, "correctness", ABLATED, seeds)]
     groups += [("vanilla", "consistency", ABLATED, seeds), (MAIN_MODEL, "consistency", SURVEY_VARIANTS, 1)]
@@ -98,9 +95,7 @@ def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
     ]
 
 
-def train_classifiers(
-    profile: Profile, models: Collection[str] = (), seeds: Collection[int] = ()
-) -> dict[ClassifierJob, Path]:
+def train_classifiers(profile: Profile, models=(), seeds=()) -> dict[ClassifierJob, Path]:
     """Takes or trains what is missing of a profile's classifiers, of all or some `models` and `seeds`."""
     asked = lambda job: (not models or job.model in models) and (not seeds or job.seed in seeds)
     wanted = list(filter(asked, classifier_jobs(profile)))

@@ -1,7 +1,7 @@
 """Runs notebooks strictly: what papermill only warns of is an error here.
 
-Sources are py:percent files; the executed notebook is a product. Parameters are checked against the source's
-own `parameters` cell; notebook and results come to their place only if every cell succeeded.
+Sources are py:percent files. Parameters are checked against the source's own `parameters` cell; notebook and
+results come to their place only if every cell succeeded.
 """
 
 import ast
@@ -64,14 +64,10 @@ def check_parameters(given: dict, declared: dict) -> dict:
 
     What is declared positive stays positive, and what is declared as a share stays between 0 and 1.
     """
-    fields = {}
-    for name, default in declared.items():
-        span = Field()
-        if type(default) is int:
-            span = Field(ge=min(default, 1))
-        elif type(default) is float:
-            span = Field(ge=0, le=1 if default <= 1 else None, allow_inf_nan=False)
-        fields[name] = (Annotated[type(default), span], default)
+    spans = {int: lambda default: dict(ge=min(default, 1))}
+    spans[float] = lambda default: dict(ge=0, le=1 if default <= 1 else None, allow_inf_nan=False)
+    span = lambda default: Field(**spans.get(type(default), lambda _: {})(default))
+    fields = {name: (Annotated[type(value), span(value)], value) for name, value in declared.items()}
     try:
         return create_model("Parameters", __base__=Strict, **fields)(**given).model_dump(include=given.keys())
     except ValidationError as error:
@@ -92,13 +88,8 @@ def parse_assignments(assignments: list[str]) -> dict:
     return values
 
 
-def run_notebook(
-    name: str, profile: str = "small", data: str | None = None, parameters: dict | None = None
-) -> Path:
-    """Executes a notebook, stores it with its results, and returns the path of the executed notebook.
-
-    A run with other `parameters` than the profile's is a trial: all of it stays under `build/trials`.
-    """
+def run_notebook(name: str, profile="small", data=None, parameters: dict | None = None) -> Path:
+    """Executes a notebook and stores it with its results, as a trial if `parameters` differ from the profile."""
     from .inputs import model_shape
 
     settings, notebook = load_profile(profile), read_source(name)

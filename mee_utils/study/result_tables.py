@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from ..analysis.statistics import Interval, interval
-from ..common.errors import CompanionError
+from ..common.errors import CompanionError, check_choice
 from ..common.files import ROOT
 from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
 from .notebooks import SOURCES, notebook_names
-from .profiles import check_profile_name
+from .profiles import profile_names
 from .results import digest_of, output_root
 
 RETRAINED, MEASURED = "retrained", "measured"  # folders of tables, beside those of the notebooks
@@ -37,7 +37,7 @@ PARTS = {  # part of the benchmark -> file, what identifies a row, what was meas
 
 def stored_root(profile: str) -> Path:
     """The folder of a profile's results: where this run writes if they are there, else beside the package."""
-    check_profile_name(profile)
+    check_choice("profile", profile, profile_names())
     places = [output_root() / profile, ROOT / "figures" / profile]
     return next((place for place in places if (place / MEASURED / "manifest.json").exists()), places[0])
 
@@ -176,9 +176,8 @@ def read_timings(
     """The settings in `wanted` that were timed (thresholds: to eight decimals); one row a batch size.
 
     `speed` is tokens a second, full depth being 1; `samples_speed` samples a second; `median` is in layers.
-    The part "one decision" is timed on random weights and belongs to no profile. All are of one machine, the
-    one that timed most of them (`attrs["processor"]`). With `complete`, nothing is returned unless every
-    setting was timed there.
+    "one decision" is timed on random weights and belongs to no profile. All are of the one machine that timed
+    most of them (`attrs["processor"]`); with `complete`, there are none unless it timed every setting.
     """
     file, keys, values = PARTS[part]
     if not (path := folder / f"{file}.csv").exists():

@@ -56,10 +56,7 @@ class Run:
         make_folder(self.folder)
 
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
-        """Writes a table as CSV with fixed decimals; prints its digest line; returns the rounded table.
-
-        Thresholds have as many decimals as they need. Bootstrap draws (`statistics.DRAWS`) are not written.
-        """
+        """Writes a table without bootstrap draws as CSV; prints its digest line; returns it rounded."""
         rounded = round_table(table)
         written = rounded.drop(columns=[column for column in table if str(column).endswith(DRAWS)])
         if "threshold" in table and table.threshold.dtype.kind == "f":
@@ -140,10 +137,7 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """Yields an empty folder; it takes the place of `folder` when the block ends without an error.
-
-    Two runs at once do not meet: the later one stays.
-    """
+    """Yields an empty folder; without an error it takes the place of `folder` (of two at once the later)."""
     make_folder(folder.parent)
     with tempfile.TemporaryDirectory(".partial", f".{folder.name}.", folder.parent) as place:
         new = Path(place) / folder.name
@@ -178,10 +172,7 @@ def png(figure) -> bytes:
 
 
 def round_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Rounds every float to `DECIMALS`, so that display, file and hash agree; -0.0 becomes 0.0.
-
-    A `threshold` stays as it is: rounded it would be another setting.
-    """
+    """Rounds floats to `DECIMALS` (-0.0 becomes 0.0), so that display, file and hash agree; no threshold."""
     rounded, floats = table.copy(), table.select_dtypes("float").columns.difference(["threshold"])
     rounded[floats] = rounded[floats].astype("float64").round(DECIMALS) + 0.0
     return rounded

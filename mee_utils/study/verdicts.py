@@ -14,10 +14,9 @@ from .result_tables import KEPT, KEYS, Measured, best_of_families, described
 
 BOUNDS = ("hoeffding_bentkus", "betting")
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
-FULL_DEPTH = {"found": False, "threshold": np.nan, "mean_loss": 0.0, "retained": 1.0}
-FULL_DEPTH |= {"mean_exit_layer": np.nan, "flops_share": 1.0}
-FULL_DEPTH |= {name + DRAWS: np.full(RESAMPLES, 1.0) for name in ("retained", "flops_share")}
-FULL_DEPTH["mean_exit_layer" + DRAWS] = np.full(RESAMPLES, np.nan)
+FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}
+FULL_DEPTH |= {name + DRAWS: np.full(RESAMPLES, value) for name, value in FULL_DEPTH.items()}
+FULL_DEPTH = {"found": False, "threshold": np.nan, "mean_loss": 0.0} | FULL_DEPTH
 
 Demands = Mapping[str, Sequence[float]]  # kind of loss ("consistency", "risk") -> largest mean losses
 
@@ -32,10 +31,9 @@ def searched(stored: Measured, part: str, model: str | None = None) -> Iterator[
 def keeping(stored: Measured, model: str, quality: float) -> pd.DataFrame:
     """For each rule the last setting that keeps a share `quality` of the score; a row a task and rule.
 
-    Thresholds and their order come from validation examples. On the test examples they are tested from the
-    strictest down, until the lower bound (97.5 %) of what is kept, `low`, falls below `quality`; in a fixed
-    sequence so many tests cost no certainty. A rule that fails at once has its strictest setting, with the
-    `verdict` on that.
+    Thresholds come from validation examples. On the test examples they are tested from the strictest down,
+    until the lower bound (97.5 %) of what is kept, `low`, falls below `quality`; in a fixed sequence so many
+    tests cost no certainty. A rule that fails at once has its strictest setting, with the `verdict` on that.
     """
     rows = []
     for _, found in searched(stored, "test", model):
@@ -60,9 +58,7 @@ def within_loss(stored: Measured, model: str, demand: float) -> pd.DataFrame:
     return pd.concat(rows, ignore_index=True)
 
 
-def at_equal_loss(
-    stored: Measured, model: str, losses: Sequence[float], within: bool = False
-) -> pd.DataFrame:
+def at_equal_loss(stored: Measured, model: str, losses: Sequence[float], within=False) -> pd.DataFrame:
     """What each rule spends at these mean consistency losses: one row a task, rule and `wanted`.
 
     `flops_share` is read off the line through the rule's test settings and full depth (a loss of 0), with an
@@ -75,10 +71,9 @@ def at_equal_loss(
         for wanted in losses:
             drawn = np.array([_crossing(*line, wanted, within) for line in zip(loss, flops, strict=True)])
             if np.isfinite(drawn[0]):
-                spent = Interval(drawn[0], *percentiles(drawn[1:]), drawn[1:]).columns(
-                    "flops_share", "flops_"
-                )
-                rows.append({"task": task, "model": model, "rule": rule, "wanted": wanted, **spent})
+                row = {"task": task, "model": model, "rule": rule, "wanted": wanted}
+                spent = Interval(drawn[0], *percentiles(drawn[1:]), drawn[1:])
+                rows.append(row | spent.columns("flops_share", "flops_"))
     return pd.DataFrame(rows)
 
 
@@ -98,9 +93,8 @@ def _crossing(loss: np.ndarray, flops: np.ndarray, wanted: float, within: bool) 
 def calibrated(stored: Measured, model: str, demands: Demands, bounds=BOUNDS) -> pd.DataFrame:
     """The threshold of each rule for each demand by learn-then-test: one row a task, rule and demand.
 
-    Thresholds and their order come from validation examples; every other test example calibrates, and the
-    rest reports: `mean_loss`, `retained`, `mean_exit_layer`, `flops_share`. Where no threshold passed
-    (`found`) nobody exits.
+    Thresholds come from validation examples; every other test example calibrates, and the rest reports. Where
+    no threshold passed (`found`) nobody exits.
     """
     rows = []
     for (task, _, rule), settings in searched(stored, "test", model):
@@ -176,9 +170,7 @@ def timed(stored: Measured, model: str) -> pd.DataFrame:
     return pd.concat([rows[KEYS] for rows in several]).drop_duplicates().reset_index(drop=True)
 
 
-def answer_lines(
-    kept: pd.DataFrame, answer: pd.DataFrame, tasks: Sequence[str], quality: float, label: Callable
-) -> Iterator[str]:
+def answer_lines(kept, answer, tasks: Sequence[str], quality: float, label: Callable) -> Iterator[str]:
     """MEE's question answered in words: a line a task and a line a batch size.
 
     `kept` is from `keeping`, `answer` the `fastest` of its timed settings; `label` says a name in words.
