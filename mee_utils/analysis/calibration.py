@@ -63,21 +63,17 @@ TESTS = BOUNDS | {"no_test": lambda losses, delta, eps: 0.0 if float(np.mean(los
 
 @dataclass(frozen=True)
 class Calibration:
-    """What learn-then-test found of thresholds `tested`, highest first; the last failed unless all passed.
+    """What learn-then-test found of thresholds `tested`, highest first; the last failed unless all passed."""
 
-    `threshold` is the lowest that passed with all above it (None: there is none, and no `policy`); `source`
-    is that of the losses; `policy` is ready for `generate`.
-    """
-
-    threshold: float | None
+    threshold: float | None  # the lowest that passed with all above it; None if not even the highest did
     tested: tuple[float, ...]
     p_values: tuple[float, ...]
     mean_losses: tuple[float, ...]
     delta: float
     eps: float
     examples: int
-    source: str = "decoding"
-    policy: ExitPolicy | None = None
+    source: str = "decoding"  # of the losses
+    policy: ExitPolicy | None = None  # ready for `generate`, if there is a threshold
 
     def __str__(self) -> str:
         certainty = f"with {1 - self.eps:.0%} certainty on {self.examples} examples"
@@ -88,9 +84,7 @@ class Calibration:
         return f"Threshold {self.threshold:g} for {demand}: {SOURCES[self.source]}."
 
     def outcome(self, losses: np.ndarray) -> dict[str, float]:
-        """What the threshold found does to other `losses` `[threshold, example]`: `threshold` (NaN if none
-        passed), `mean_loss` (then 0: nobody exits), `violated`, whether that exceeds delta.
-        """
+        """What the threshold does to other `losses` `[threshold, example]`; without one nobody exits."""
         level, mean = np.nan, 0.0
         if self.threshold is not None:
             level, mean = self.threshold, float(losses[self.tested.index(self.threshold)].mean())

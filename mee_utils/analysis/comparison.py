@@ -44,15 +44,11 @@ def decode(model, task, policy: ExitPolicy | None, full=None, **settings) -> Dec
     same = [True] if full is None else [a == b for a, b in zip(found.texts, full.texts, strict=True)]
     examples, flops = task.score_examples(found.texts), found.flops.sum()
     kept = ("mean_exit_layer", "tokens", "token_ids", "texts", "exit_layers")
-    return DecodingResult(
-        score=task.score(found.texts, examples)[metric],
-        examples=examples[metric],
-        flops=flops / found.tokens,
-        output_flops=found.flops.astype(np.float64),
-        readout=found.flops_by_part["readout"].sum() / flops,
-        same_output=float(np.mean(same)),
-        **{name: getattr(found, name) for name in kept},
-    )
+    own = {name: getattr(found, name) for name in kept}
+    own |= dict(score=task.score(found.texts, examples)[metric], examples=examples[metric])
+    own |= dict(flops=flops / found.tokens, output_flops=found.flops.astype(np.float64))
+    own |= dict(readout=found.flops_by_part["readout"].sum() / flops, same_output=float(np.mean(same)))
+    return DecodingResult(**own)
 
 
 def check_score(full: DecodingResult) -> DecodingResult:
@@ -118,10 +114,7 @@ def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, 
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
-    """What a rule costs where these shares of predictions stay: `wanted`, `threshold`, `at_threshold`.
-
-    Thresholds are chosen on the second half of the outputs, and the first half reports.
-    """
+    """What a rule costs where `shares` of predictions stay, chosen on the second half, told on the first."""
     outputs = len(replayed.trace.source_tokens)
     levels = thresholds_for(replayed.part(outputs // 2, outputs), shares).threshold.tolist()
     told = replayed.part(0, outputs // 2)
@@ -148,12 +141,9 @@ def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict
         same, upto = until_different(full, ids)
         same_output.append(same)
         same_exit.append(early[:upto] == layers[:upto])
-    return {
-        "same_output": float(np.mean(same_output)),
-        "same_exit": float(np.concatenate(same_exit).mean()),
-        "mean_exit_layer_replay": float(exits.mean()),
-        "mean_exit_layer_decoded": decoded.mean_exit_layer,
-    }
+    row = {"same_output": float(np.mean(same_output)), "same_exit": float(np.concatenate(same_exit).mean())}
+    row |= {"mean_exit_layer_replay": float(exits.mean())}
+    return row | {"mean_exit_layer_decoded": decoded.mean_exit_layer}
 
 
 def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, int]:

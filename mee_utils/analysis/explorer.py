@@ -7,7 +7,7 @@ verified. Only layers behind an exit, which were not run, show what full depth w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from html import escape
@@ -26,7 +26,6 @@ from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
 from ..decoding.token import on_host
 from ..exits.policy import MAX_DRAFT, ExitPolicy
-from ..tasks.loading import Task
 from ..traces.replay import check_policy
 from ..traces.trace import trace
 from .monotonicity import token_text
@@ -101,13 +100,7 @@ class Explorer:
 
 
 def explore(
-    model,
-    inputs: str | Sequence[str] | Task | Mapping[str, Task],
-    policies: ExitPolicy | Mapping[str, ExitPolicy] | None = None,
-    *,
-    levels: int = 16,
-    max_new_tokens: int = 64,
-    max_draft: int = MAX_DRAFT,
+    model, inputs, policies=None, *, levels: int = 16, max_new_tokens: int = 64, max_draft: int = MAX_DRAFT
 ) -> Explorer:
     """Shows what exits do to some sentences: `explore(model, "translate English to French: ...")`.
 

@@ -177,6 +177,5 @@ def bandit_or_calibrated(
         lost, short = losses(emitted(replayed, place)), best - rewards[tokens, column]
         row = {"who": who, **mean_interval(short, sequence).columns("regret", "regret_")}
         row |= mean_interval(lost, np.arange(len(lost))).columns("loss", "loss_")
-        row |= {"mean_exit_layer": replayed.layers[place].mean(), "broken": lost.mean() > delta}
-        rows.append(row)
+        rows.append(row | {"mean_exit_layer": replayed.layers[place].mean(), "broken": lost.mean() > delta})
     return pd.DataFrame(rows)

@@ -14,12 +14,10 @@ from math import inf, log
 import numpy as np
 import pandas as pd
 
+from .. import CompanionError, EncoderCache, ExitPolicy
 from ..analysis.comparison import check_score, decode, result_row
-from ..common.errors import CompanionError
-from ..decoding.inputs import EncoderCache
 from ..decoding.token import on_host
 from ..exits.measures import RisingTop1
-from ..exits.policy import ExitPolicy
 from ..exits.readout import Readout, ReadoutLogits
 from ..exits.thresholds import AdaptiveThreshold
 from .statements import BUGS

@@ -1,7 +1,6 @@
-"""The table of softmax results of "Not all FLOPs" (`statements/reductions.csv`), to stand beside ours.
+"""Published tables to stand beside ours, such as the softmax results of "Not all FLOPs" (`reductions.csv`).
 
-The file also says which model and task of ours is nearest to a published row, and what likely tells the two
-apart: the bugs of the published code, where they explain such a score.
+The file also says which model and task of ours is nearest to a row, and what likely tells the two apart.
 """
 
 import pandas as pd

@@ -95,9 +95,8 @@ SURVEY = tuple(name for name, rule in RULES.items() if rule.survey)
 VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classifier and not rule.survey}
 SURVEY_VARIANTS = {name: RULES[name].classifier for name in SURVEY if RULES[name].classifier}
 
-MAIN_SWEEP, OTHER_SWEEP, BESIDE_SURVEY, PRUNED, CONTRASTED, CALM_RULES, MEE_RULES = map(
-    tuple, _TABLES["groups"].values()
-)
+_GROUPS = map(tuple, _TABLES["groups"].values())
+MAIN_SWEEP, OTHER_SWEEP, BESIDE_SURVEY, PRUNED, CONTRASTED, CALM_RULES, MEE_RULES = _GROUPS
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
 SEVERAL_LAYERS = tuple(name for name, rule in RULES.items() if rule.family == "several layers")
 

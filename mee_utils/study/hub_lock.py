@@ -54,10 +54,7 @@ def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None =
 
 
 def at_locked_commit(lock: Path, kind: str, identifier: str, revision: str | None, load: Callable):
-    """Returns `load(commit)` at the commit that the lock names, else at the present one, which it then pins.
-
-    What is no hub id has no commit: `load(None)`. A commit that is gone is an error that says so.
-    """
+    """`load(commit)` at the locked commit, else at the present one, then pinned; None if it is no hub id."""
     if not is_hub_id(identifier):
         return load(None)
     if commit := locked_commit(lock, kind, identifier, revision):

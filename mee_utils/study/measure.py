@@ -15,18 +15,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from .. import CompanionError, EncoderCache, ExitPolicy, Trace, generate, load_task, trace, train_classifier
 from ..analysis.calibration import consistency_losses
 from ..analysis.decisions import candidates, overall_ranking
 from ..analysis.statistics import interval
-from ..common.errors import CompanionError
 from ..common.files import complete_file
-from ..decoding.generation import generate
-from ..decoding.inputs import EncoderCache
-from ..exits.policy import ExitPolicy
-from ..tasks import load_task
-from ..traces.classifier_training import train_classifier
 from ..traces.replay import replay_policy
-from ..traces.trace import Trace, trace
 from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY
 from .inputs import load_tasks, weights_digest
 from .profiles import Profile
@@ -45,9 +39,7 @@ NO_THRESHOLD = float("nan")
 
 @dataclass(frozen=True)
 class Job:
-    """A model on a task, or all; `what`: "settings", "survey" (its rules), "fresh", "learning" (how many
-    tokens classifiers need) or "published_bugs" (several models).
-    """
+    """A model on a task, or all; `what`: "settings", "survey", "fresh", "learning" or "published_bugs"."""
 
     model: str
     task: str

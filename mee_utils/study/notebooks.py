@@ -89,7 +89,7 @@ def parse_assignments(assignments: list[str]) -> dict:
 
 
 def run_notebook(name: str, profile="small", data=None, parameters: dict | None = None) -> Path:
-    """Executes a notebook and stores it with its results, as a trial if `parameters` differ from the profile."""
+    """Executes a notebook and stores it with its results; with other `parameters` of one's own as a trial."""
     from .inputs import model_shape
 
     settings, notebook = load_profile(profile), read_source(name)

@@ -79,13 +79,9 @@ def read_manifest(profile: str, notebook: str) -> dict:
 
 @dataclass(frozen=True)
 class Measured:
-    """Every setting that was decoded for a profile (`study.measure`), with all of its examples.
+    """Every setting that was decoded for a profile (`study.measure`), with all of its examples."""
 
-    `settings` has one row a setting: `part` ("validation", "test"), `task`, `model`, `rule`, `threshold` (NaN
-    where the rule has none), and what `described` says of it.
-    """
-
-    settings: pd.DataFrame
+    settings: pd.DataFrame  # part, task, model, rule, threshold (NaN: it has none), and what is `described`
     examples: list[pd.DataFrame]  # for each row of `settings`: loss, score, flops, tokens, layers
     eps: float  # the profile's probability of failing, and its largest mean losses
     deltas: tuple[float, ...]

@@ -42,10 +42,7 @@ def build_root() -> Path:
 
 
 class Run:
-    """One run of one notebook; its `parameters`, and `inputs` by their hashes, are for the manifest.
-
-    Results go to `folder`: by default where the strict runner says, else below `build/trials`.
-    """
+    """One run of a notebook; `parameters`, and `inputs` by hash, are for the manifest in its `folder`."""
 
     def __init__(self, notebook: str, profile: str, parameters: dict, folder: Path | None = None):
         place = Path(os.environ.get(STAGED) or ".")
@@ -113,10 +110,7 @@ def digest_of(content) -> str:
 
 
 def code_digests(paths: Iterable[Path] | None = None) -> dict[str, str]:
-    """What files of the package do, by name: modules without comments and docstrings, tables as they are.
-
-    By default of all modules that are loaded, and of the tables beside them.
-    """
+    """Digests of files, comments and docstrings apart; by default of loaded modules and their tables."""
     if paths is None:
         files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         modules = {Path(file) for file in files if file and Path(file).is_relative_to(PACKAGE)}

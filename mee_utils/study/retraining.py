@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import CompanionError, generate
+from .. import CompanionError, generate, trace
 from ..analysis.comparison import decode
 from ..analysis.monotonicity import settled_from
 from ..common.files import complete_file
 from ..decoding.inputs import UNLIMITED
-from ..traces.trace import trace
 from . import inputs
 from .catalogue import RULES
 from .profiles import Profile

@@ -171,10 +171,7 @@ def timed(stored: Measured, model: str) -> pd.DataFrame:
 
 
 def answer_lines(kept, answer, tasks: Sequence[str], quality: float, label: Callable) -> Iterator[str]:
-    """MEE's question answered in words: a line a task and a line a batch size.
-
-    `kept` is from `keeping`, `answer` the `fastest` of its timed settings; `label` says a name in words.
-    """
+    """MEE's question answered in words, from `keeping` and `fastest`; `label` says a name in words."""
     first = lambda rows, text, nothing: next((text.format(r=r) for r in rows.itertuples()), nothing)
     named = lambda rows: rows.assign(label=rows.rule.map(label), kind=rows.rule.map(_kind))
     kept = named(kept[kept.verdict == KEPT[0]].sort_values("flops_share", kind="stable"))
@@ -185,11 +182,9 @@ def answer_lines(kept, answer, tasks: Sequence[str], quality: float, label: Call
             yield f"{label(task)}: of no rule it is certain that it keeps {quality:.0%}."
             continue
         several, cheapest = safe[safe.kind == KINDS[0]], "{r.label} with {r.flops_share:.0%} of the FLOPs"
-        yield (
-            f"{label(task)}: of {len(safe)} rules that keep {quality:.0%} "
-            f"{len(several)} see several layers; the cheapest of those: "
-            f"{first(several, cheapest, 'none')}; of all: {first(safe, cheapest, 'none')}."
-        )
+        kinds = f"of {len(safe)} rules that keep {quality:.0%} {len(several)} see several layers"
+        costs = f"{first(several, cheapest, 'none')}; of all: {first(safe, cheapest, 'none')}"
+        yield f"{label(task)}: {kinds}; the cheapest of those: {costs}."
         speed = "{r.kind} {r.speed:.2f} ({r.lowest:.2f} to {r.highest:.2f}, {r.label})"
         for batch, rows in answer[answer.task == task].groupby("batch"):
             parts = [first(rows[rows.kind == kind], speed, f"{kind}: none timed") for kind in KINDS]
