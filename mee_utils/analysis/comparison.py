@@ -1,7 +1,4 @@
-"""Exit rules side by side: decoded for real, at equal quality and at equal cost.
-
-Shares of FLOPs are of those of full depth, a token.
-"""
+"""Exit rules side by side: decoded, at equal quality and at equal cost; FLOPs a token are of full depth's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

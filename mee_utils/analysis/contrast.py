@@ -1,7 +1,4 @@
-"""What contrasting a layer with an earlier one does to predictions and confidence ("Not all FLOPs").
-
-All functions read the stored states of a trace, a chunk of tokens and a few layers at a time.
-"""
+"""What contrasting a layer with an earlier one does ("Not all FLOPs"), read off stored states of traces."""
 
 from __future__ import annotations
 

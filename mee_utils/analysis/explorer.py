@@ -18,10 +18,9 @@ from string import Template
 from textwrap import wrap
 
 import numpy as np
-import yaml
 
 from ..common.errors import CompanionError, check_whole
-from ..common.files import PACKAGE, complete_file
+from ..common.files import PACKAGE, complete_file, read_yaml
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
 from ..decoding.token import on_host
@@ -75,7 +74,7 @@ class Explorer:
             "rows": [{"row": n, "said": said, "confidence": sure} for n, (said, sure) in enumerate(cells)],
             "inputs": [{"task": task, "sentence": n, "lines": text} for (task, n), text in inputs.items()],
         }
-        return yaml.safe_load(VIEWS.read_text(encoding="utf-8")) | {"datasets": sets, "params": params}
+        return read_yaml(VIEWS) | {"datasets": sets, "params": params}
 
     @property
     def html(self) -> str:

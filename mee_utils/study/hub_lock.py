@@ -46,10 +46,9 @@ def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None =
     """The commit that a lock names for one of its "models" or "datasets"; None if there is none yet."""
     entry, wanted = _read(lock).get(kind, {}).get(identifier), revision or "main"
     if entry and wanted not in (entry.revision, entry.commit):
-        raise CompanionError(
-            f'{lock} pins "{identifier}" at {entry.commit} for the revision "{entry.revision}", but '
-            f'the profile asks for "{wanted}": delete this entry, or ask for "{entry.revision}" again.'
-        )
+        pinned = f'{lock} pins "{identifier}" at {entry.commit} for the revision "{entry.revision}"'
+        advice = f'delete this entry, or ask for "{entry.revision}" again'
+        raise CompanionError(f'{pinned}, but the profile asks for "{wanted}": {advice}.')
     return entry and entry.commit
 
 

@@ -18,6 +18,9 @@ FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}
 FULL_DEPTH |= {name + DRAWS: np.full(RESAMPLES, value) for name, value in FULL_DEPTH.items()}
 FULL_DEPTH = {"found": False, "threshold": np.nan, "mean_loss": 0.0} | FULL_DEPTH
 
+KINDS = ("several layers", "other rules", "a fixed layer")
+KIND_OF = {"static": KINDS[2]} | dict.fromkeys(SEVERAL_LAYERS, KINDS[0])  # a rule's, if not the second
+
 Demands = Mapping[str, Sequence[float]]  # kind of loss ("consistency", "risk") -> largest mean losses
 
 
@@ -173,7 +176,8 @@ def timed(stored: Measured, model: str) -> pd.DataFrame:
 def answer_lines(kept, answer, tasks: Sequence[str], quality: float, label: Callable) -> Iterator[str]:
     """MEE's question answered in words, from `keeping` and `fastest`; `label` says a name in words."""
     first = lambda rows, text, nothing: next((text.format(r=r) for r in rows.itertuples()), nothing)
-    named = lambda rows: rows.assign(label=rows.rule.map(label), kind=rows.rule.map(_kind))
+    kind_of = lambda rule: KIND_OF.get(rule, KINDS[1])
+    named = lambda rows: rows.assign(label=rows.rule.map(label), kind=rows.rule.map(kind_of))
     kept = named(kept[kept.verdict == KEPT[0]].sort_values("flops_share", kind="stable"))
     answer = named(answer)
     for task in tasks:
@@ -189,10 +193,3 @@ def answer_lines(kept, answer, tasks: Sequence[str], quality: float, label: Call
         for batch, rows in answer[answer.task == task].groupby("batch"):
             parts = [first(rows[rows.kind == kind], speed, f"{kind}: none timed") for kind in KINDS]
             yield f"   tokens a second at batch {batch}, of full depth: " + "; ".join(parts)
-
-
-KINDS = ("several layers", "other rules", "a fixed layer")
-
-
-def _kind(rule: str) -> str:
-    return KINDS[0] if rule in SEVERAL_LAYERS else KINDS[2] if rule == "static" else KINDS[1]
