@@ -14,8 +14,7 @@ from .statistics import mean_interval
 def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarray:
     """The difficulty of each target token of a synthetic task, in the order of a trace along the references.
 
-    A token belongs to the word in which it begins; the end token is "grammatical". `max_length` is where the
-    trace cut its references (`max_new_tokens`).
+    A token belongs to the word in which it begins; the end is "grammatical". A trace cuts at `max_length`.
     """
     if task.spans is None:
         raise CompanionError(f'Difficulty is known for synthetic data only, not for "{task.source}".')

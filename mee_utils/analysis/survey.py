@@ -123,8 +123,7 @@ def by_place(values: np.ndarray, trace: Trace, parts: int = 3, **labels) -> pd.D
 def arm_rewards(replayed: PolicyReplay, arms: Sequence[float], cost: float = 1.0) -> tuple[np.ndarray, ...]:
     """What each threshold of a bandit would have earned: rewards and places of exits, both `[token, arm]`.
 
-    As in `BanditThreshold`: the gain in confidence from the first decision to the last, minus `cost` times
-    the share of the depth that was run.
+    As in `BanditThreshold`: the gain in confidence since the first decision minus `cost` by share of depth.
     """
     seen, tokens = replayed.confidences, np.arange(len(replayed.trace))[:, None]
     above = seen[:, :, None] > np.asarray(arms)

@@ -101,8 +101,7 @@ def margins(comparisons: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, 
 def p_values(margin: float, drawn: Any, or_equal: bool) -> tuple[float, float]:
     """How likely a margin so far above 0 is if it is none, and one so far below, by the draws' spread.
 
-    A margin without draws (a count of operations, a layer) is a fact; where more than a twentieth of the
-    draws is missing nothing can be said.
+    A margin without draws (a layer, say) is a fact; if over a twentieth is missing, nothing can be said.
     """
     drawn = np.asarray(drawn, dtype=np.float64)
     if np.isnan(margin) or np.isnan(drawn).mean() > 0.05:

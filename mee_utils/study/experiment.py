@@ -70,10 +70,7 @@ class Experiment:
         return found.first(limit) if limit else found
 
     def classifiers(self, models: dict[str, Model], seeds=(), survey: bool = False) -> dict[tuple, list]:
-        """Exit classifiers of loaded models: (model, variant, target) -> one a seed; trains missing ones.
-
-        Those of the `survey` are left out unless asked for.
-        """
+        """(model, variant, target) -> classifiers, one a seed; trains missing ones. The survey's if asked."""
         found: dict = {}
         for job, path in train_classifiers(self.profile, models, seeds).items():
             if job.variant in SURVEY_VARIANTS and not survey:
