@@ -1,7 +1,4 @@
-"""Exit rules side by side: decoded for real, at equal quality and at equal cost.
-
-Shares of FLOPs are of those of full depth, a token.
-"""
+"""Exit rules side by side: decoded, at equal quality and at equal cost; FLOPs a token are of full depth's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,23 +35,17 @@ class DecodingResult:
     exit_layers: Sequence[np.ndarray] = field(default=(), repr=False)
 
 
-def decode(
-    model, task, policy: ExitPolicy | None, full: DecodingResult | None = None, **settings
-) -> DecodingResult:
+def decode(model, task, policy: ExitPolicy | None, full=None, **settings) -> DecodingResult:
     """Decodes a task and scores it; outputs are compared with those of `full`. `settings` of `generate`."""
     found, metric = generate(model, task.inputs, policy, **settings), task.metric
     same = [True] if full is None else [a == b for a, b in zip(found.texts, full.texts, strict=True)]
     examples, flops = task.score_examples(found.texts), found.flops.sum()
     kept = ("mean_exit_layer", "tokens", "token_ids", "texts", "exit_layers")
-    return DecodingResult(
-        score=task.score(found.texts, examples)[metric],
-        examples=examples[metric],
-        flops=flops / found.tokens,
-        output_flops=found.flops.astype(np.float64),
-        readout=found.flops_by_part["readout"].sum() / flops,
-        same_output=float(np.mean(same)),
-        **{name: getattr(found, name) for name in kept},
-    )
+    own = {name: getattr(found, name) for name in kept}
+    own |= dict(score=task.score(found.texts, examples)[metric], examples=examples[metric])
+    own |= dict(flops=flops / found.tokens, output_flops=found.flops.astype(np.float64))
+    own |= dict(readout=found.flops_by_part["readout"].sum() / flops, same_output=float(np.mean(same)))
+    return DecodingResult(**own)
 
 
 def check_score(full: DecodingResult) -> DecodingResult:
@@ -65,10 +56,7 @@ def check_score(full: DecodingResult) -> DecodingResult:
 
 
 def retained(found: DecodingResult, full: DecodingResult) -> Interval:
-    """The share of the full score that is kept, with a paired 95 % bootstrap interval.
-
-    Resamples on which full depth scores 0 do not count; NaN if it scores 0 on all examples.
-    """
+    """The share of the full score that is kept, with a paired interval; NaN if that is 0 on all examples."""
     kept, total = found.examples, full.examples
     if total.sum() == 0:
         return NOTHING
@@ -87,14 +75,11 @@ def result_row(found: DecodingResult, full: DecodingResult) -> dict[str, float]:
     """A decoding beside full depth, for a table; `length_share` is of the tokens emitted."""
     row = {"score": found.score, **retained(found, full).columns("retained")}
     row |= flops_share(found, full).columns("flops_share", "flops_")
-    row |= {"mean_exit_layer": found.mean_exit_layer}
-    row |= {"readout_share": found.readout, "same_output": found.same_output}
-    return row | {"length_share": found.tokens / full.tokens}
+    row |= {"mean_exit_layer": found.mean_exit_layer, "readout_share": found.readout}
+    return row | {"same_output": found.same_output, "length_share": found.tokens / full.tokens}
 
 
-def comparison(
-    model, task, policies: dict[tuple, ExitPolicy], names: Sequence[str], **settings
-) -> tuple[pd.DataFrame, dict]:
+def comparison(model, task, policies: dict, names: Sequence[str], **settings) -> tuple[pd.DataFrame, dict]:
     """Decodes a task with every policy (labels -> policy) and sets it beside full depth.
 
     Returns one row a policy, the first at full depth (`task`, the labels in the columns `names`,
@@ -126,10 +111,7 @@ def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, 
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
-    """What a rule costs where these shares of predictions stay: `wanted`, `threshold`, `at_threshold`.
-
-    Thresholds are chosen on the second half of the outputs, and the first half reports.
-    """
+    """What a rule costs where `shares` of predictions stay, chosen on the second half, told on the first."""
     outputs = len(replayed.trace.source_tokens)
     levels = thresholds_for(replayed.part(outputs // 2, outputs), shares).threshold.tolist()
     told = replayed.part(0, outputs // 2)
@@ -151,17 +133,14 @@ def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict
     trace, exits = replayed.trace, replayed.exit_layers(max_new_tokens)
     trace.check_own(len(decoded.token_ids))
     same_output, same_exit = [], []
-    foretold = zip(trace.by_output(trace.token_id), trace.by_output(exits), strict=True)
-    for (full, early), ids, layers in zip(foretold, decoded.token_ids, decoded.exit_layers, strict=True):
+    foretold = (trace.by_output(trace.token_id), trace.by_output(exits))
+    for full, early, ids, layers in zip(*foretold, decoded.token_ids, decoded.exit_layers, strict=True):
         same, upto = until_different(full, ids)
         same_output.append(same)
         same_exit.append(early[:upto] == layers[:upto])
-    return {
-        "same_output": float(np.mean(same_output)),
-        "same_exit": float(np.concatenate(same_exit).mean()),
-        "mean_exit_layer_replay": float(exits.mean()),
-        "mean_exit_layer_decoded": decoded.mean_exit_layer,
-    }
+    row = {"same_output": float(np.mean(same_output)), "same_exit": float(np.concatenate(same_exit).mean())}
+    row |= {"mean_exit_layer_replay": float(exits.mean())}
+    return row | {"mean_exit_layer_decoded": decoded.mean_exit_layer}
 
 
 def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, int]:
@@ -172,9 +151,7 @@ def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, 
     return len(first) == len(second), len(differs)
 
 
-def replay_against_decoding(
-    model, task, trace: Trace, policies: dict[str, ExitPolicy], max_new_tokens: int = 64
-) -> pd.DataFrame:
+def replay_against_decoding(model, task, trace: Trace, policies: dict, max_new_tokens=64) -> pd.DataFrame:
     """Decodes with each policy (name -> policy) and sets it beside its replay (of the model's own output)."""
     settings = dict(max_new_tokens=max_new_tokens, batch_size=32)
     full, rows = decode(model, task, None, **settings), []
@@ -193,12 +170,10 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
     `share_of_layer` leaves out what depends on the length; below the mean exit layer `break_even`, a share of
     the depth, a rule that decides at every layer from `min_layer` on costs less than full depth.
     """
-    if measure.readout:
-        cost = sizes.readout / sizes.projections * ((ids or sizes.vocabulary) / sizes.vocabulary)
-    else:
-        cost = measure.flops(sizes.d_model) / sizes.projections
+    cost = measure.flops(sizes.d_model) / sizes.projections
     before = 0 if measure.from_first else min_layer - 1
     if measure.readout:  # earlier layers are read out too; the last readout is the token's own
+        cost = sizes.readout / sizes.projections * ((ids or sizes.vocabulary) / sizes.vocabulary)
         before += 1 - measure.lookback
     even = (sizes.layers + before * cost) / (1 + cost) / sizes.layers
     return {"share_of_layer": cost, "break_even": min(1.0, even)}

@@ -1,7 +1,4 @@
-"""What contrasting a layer with an earlier one does to predictions and confidence ("Not all FLOPs").
-
-All functions read the stored states of a trace, a chunk of tokens and a few layers at a time.
-"""
+"""What contrasting a layer with an earlier one does ("Not all FLOPs"), read off stored states of traces."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from ..exits.contrast import ALPHA, check_alpha, jensen_shannon, weighted_contra
 from ..models.loading import Model
 from ..traces.replay import PolicyReplay, StoredStates, chunks
 from ..traces.trace import Trace
-from .statistics import mean_interval
+from .statistics import NOTHING, mean_interval
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,14 +42,7 @@ def _farthest(probabilities: list[Tensor], layer: int) -> np.ndarray:
 
 
 def one_token(
-    trace: Trace,
-    token: int,
-    layer: int,
-    model: Model,
-    decode: Callable[[int], str],
-    top: int = 8,
-    alpha: float = ALPHA,
-    **labels,
+    trace: Trace, token: int, layer: int, model: Model, decode: Callable, top: int = 8, alpha=ALPHA, **labels
 ) -> pd.DataFrame:
     """What each contrast does to one token of the trace at one `layer`, the expert, for its `top` ids.
 
@@ -66,11 +56,10 @@ def one_token(
     amateurs["jsd"] = int(_farthest([each.softmax(-1) for each in logits], layer)[0])
     late, rows = logits[layer - 1][0].softmax(-1), []
     for kind, amateur in amateurs.items():
-        early = logits[amateur - 1][0].softmax(-1)
         result = weighted_contrast(logits[layer - 1], logits[amateur - 1], alpha)[0].exp()
+        values = {"expert": late, "amateur": logits[amateur - 1][0].softmax(-1), "contrast": result}
         for index in (late + result).argsort(descending=True, stable=True)[:top].tolist():
             row = {**labels, "kind": kind, "layer": layer, "amateur_layer": amateur, "token": decode(index)}
-            values = {"expert": late, "amateur": early, "contrast": result}
             row |= {name: float(probabilities[index]) for name, probabilities in values.items()}
             rows.append({**row, "plausible": bool(late[index] >= alpha * late.max())})
     return pd.DataFrame(rows)
@@ -151,17 +140,14 @@ def pareto_verdict(decoded: dict, plain: tuple[str, ...], tested: tuple[str, ...
     """
     settings = {labels: found for labels, found in decoded.items() if labels and labels[0] in tested}
     rivals = [found for labels, found in decoded.items() if labels is None or labels[0] in plain]
-    rows = []
+    rows, how = [], dict(level=1 - 0.05 / max(1, len(settings)), resamples=10_000)
     for (rule, threshold, *_), found in settings.items():
-        as_cheap = [rival for rival in rivals if rival.flops <= found.flops]
-        gain, low, high, best = np.full(1, np.nan), np.nan, np.nan, np.nan
-        if as_cheap:
-            rival = max(as_cheap, key=lambda each: each.examples.mean())
-            gain, best = found.examples - rival.examples, rival.examples.mean()
-            shares = dict(level=1 - 0.05 / len(settings), resamples=10_000)
-            _, low, high, _ = mean_interval(gain, np.arange(len(gain)), **shares)
+        as_cheap = [rival.examples for rival in rivals if rival.flops <= found.flops]
+        best = max(as_cheap, key=np.mean, default=np.full(1, np.nan))
+        gain = found.examples - best
+        _, low, high, _ = mean_interval(gain, np.arange(len(gain)), **how) if as_cheap else NOTHING
         row = {"rule": rule, "threshold": threshold, "flops_share": found.flops / decoded[None].flops}
-        row |= {"score": found.examples.mean(), "cheapest": not as_cheap, "best_plain": best}
+        row |= {"score": found.examples.mean(), "cheapest": not as_cheap, "best_plain": best.mean()}
         row |= {"gain": gain.mean(), "low": low, "high": high}
         rows.append({**row, "improves": bool(low > 0), "worse": bool(high < 0)})
     return pd.DataFrame(rows)

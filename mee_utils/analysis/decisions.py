@@ -72,14 +72,13 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
     """What happens at the policy's threshold, layer by layer.
 
     `precision`: of the tokens above the threshold at a layer, the share that may exit; `recall`: of those at
-    which the oracle has exited by then, the share above the threshold; `above`: the share of all tokens. The
-    first two have a 95 % interval over sequences (NaN without such tokens).
+    which the oracle has exited by then, the share above the threshold; `above`: the share of all tokens.
     """
     above, sequence = replayed.exceeded(max_new_tokens), replayed.trace.sequence
     settled, rows = settled_from(replayed.trace), []
     for place, layer in enumerate(replayed.decision_layers):
-        row = {**labels, "layer": layer, "above": float(above[:, place].mean())}
         exits, same, oracle = above[:, place], replayed.same_token[:, place], settled <= layer
+        row = {**labels, "layer": layer, "above": float(exits.mean())}
         for name, values, chosen in (("precision", same, exits), ("recall", exits, oracle)):
             interval = mean_interval(values[chosen], sequence[chosen]) if chosen.any() else NOTHING
             row |= interval.columns(name, f"{name}_")
@@ -90,10 +89,9 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
 def reliability_diagram(replayed: PolicyReplay, bins: int = 10, **labels) -> pd.DataFrame:
     """Confidence against how often the token may exit, a row a bin that is not empty, all layers together."""
     right = replayed.same_token[:, : len(replayed.decision_layers)]
-    found = reliability(replayed.confidences.ravel(), right.ravel(), bins)
-    columns = {"confidence": found.confidence, "accuracy": found.accuracy, "count": found.count}
-    table = pd.DataFrame({**labels, "error": found.error, **columns})
-    return table[table["count"] > 0].reset_index(drop=True)
+    found = vars(reliability(replayed.confidences.ravel(), right.ravel(), bins))
+    columns = {name: found[name] for name in ("error", "confidence", "accuracy", "count")}
+    return pd.DataFrame({**labels, **columns}).query("count > 0").reset_index(drop=True)
 
 
 def at_exits(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
@@ -110,9 +108,8 @@ def exit_values(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, n
 
 def sweep(replayed: PolicyReplay, thresholds: Sequence[float], max_new_tokens: int = 64) -> pd.DataFrame:
     """Replays a policy at other thresholds: one row each, `threshold` and what `at_exits` returns."""
-    levels = [float(level) for level in thresholds]
-    found = [at_exits(replayed.at_threshold(level), max_new_tokens) for level in levels]
-    return pd.DataFrame([{"threshold": level, **row} for level, row in zip(levels, found, strict=True)])
+    row = lambda level: {"threshold": level, **at_exits(replayed.at_threshold(level), max_new_tokens)}
+    return pd.DataFrame([row(float(level)) for level in thresholds])
 
 
 def thresholds_for(replayed: PolicyReplay, shares: Sequence[float], steps: int = 200) -> pd.DataFrame:
@@ -146,13 +143,13 @@ def candidates(replayed: PolicyReplay, count: int, max_new_tokens: int = 64) -> 
 def _levels(replayed: PolicyReplay, steps: int) -> np.ndarray:
     """Thresholds at quantiles of the confidences, lowest first; at last the highest.
 
-    They have four decimals, or more: two digits of what is missing to the next whole number (0.999983). A
-    model that knows its task is this sure: what its exits lose is decided between 0.9999 and 1.
+    They have four decimals, or more: two digits of what is missing to the next whole number (0.999983). Of a
+    model that is this sure, what exits lose is decided between 0.9999 and 1.
     """
     quantiles = np.quantile(replayed.confidences, np.linspace(0, 1, steps), method="lower")
     missing = np.clip(np.ceil(quantiles) - quantiles, 1e-9, None)
     decimals = np.clip(np.ceil(-np.log10(missing)) + 1, 4, None).astype(int)
-    rounded = [round(level, digits) for level, digits in zip(quantiles.tolist(), decimals.tolist())]
+    rounded = map(round, quantiles.tolist(), decimals.tolist())
     low, high = replayed.bound.measure.range
     high = min(high, replayed.trace.layers)
     return np.unique(np.clip([*rounded, high], low, high))

@@ -1,8 +1,7 @@
 """The explorer: move a threshold and see, token by token, where a sentence exits and what it says.
 
-Nothing is foretold: each sentence is decoded for real at every threshold of the slider, once with exits as
-they are and once with exits verified, and every decision is kept. Only the layers behind an exit, which were
-not run, show what full depth would say there. The page holds all of it and asks no server.
+Each sentence is decoded for real at every threshold of the slider, with exits as they are and with exits
+verified. Only layers behind an exit, which were not run, show what full depth would say. No server is asked.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from string import Template
 from textwrap import wrap
 
 import numpy as np
-import yaml
 
 from ..common.errors import CompanionError, check_whole
-from ..common.files import PACKAGE, complete_file
+from ..common.files import PACKAGE, complete_file, read_yaml
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
 from ..decoding.token import on_host
@@ -44,10 +42,9 @@ VIEWS, PAGE = (PACKAGE / "analysis" / f"explorer.{kind}" for kind in ("yaml", "h
 class Explorer:
     """A page; JupyterLab shows it, `save` writes it.
 
-    A run is a decoding, at one or more `levels` of the slider, and has `CHOICES`, the `thresholds` of its
-    levels, `text`, `flops` as a share of full depth's, `same` (are the tokens full depth's?), and of every
-    token its `layer`, its `fate`, and what is `said` at every layer, with which `confidence` (None: nothing
-    was decided there).
+    A run is a decoding at one or more `levels` of the slider. It has `CHOICES`, `thresholds` of its levels,
+    `text`, `flops` as a share of full depth's, `same` (are the tokens full depth's?), and of every token its
+    `layer`, its `fate`, and what is `said` at every layer, with which `confidence` (None: nothing decided).
     """
 
     runs: list[dict]
@@ -78,7 +75,7 @@ class Explorer:
             "rows": [{"row": n, "said": said, "confidence": sure} for n, (said, sure) in enumerate(cells)],
             "inputs": [{"task": task, "sentence": n, "lines": text} for (task, n), text in inputs.items()],
         }
-        return yaml.safe_load(VIEWS.read_text(encoding="utf-8")) | {"datasets": sets, "params": params}
+        return read_yaml(VIEWS) | {"datasets": sets, "params": params}
 
     @property
     def html(self) -> str:
@@ -114,22 +111,19 @@ def explore(
     """Shows what exits do to some sentences: `explore(model, "translate English to French: ...")`.
 
     Args:
-        model: from `load_model`.
         inputs: a prompt, up to 16 of them, a task of as many, or name -> task.
         policies: an `ExitPolicy`, or name -> `ExitPolicy`; by default three rules that need no training and
             may exit from the first layer on. Their thresholds are the slider's.
         levels: how many thresholds: quantiles of what is seen at full depth; at the last nothing exits.
         max_new_tokens, max_draft: as in `generate` and `ExitPolicy`.
 
-    Raises:
-        CompanionError: too many inputs, a policy that has no threshold to move, and what `generate` raises.
+    Raises `CompanionError` for too many inputs, a policy without a threshold, and as `generate` does.
     """
     given = inputs if isinstance(inputs, Mapping) else {getattr(inputs, "name", ""): inputs}
-    labels = [
-        {"task": name.replace("_", " "), "sentence": number, "input": text}
-        for name, task in given.items()
-        for number, text in enumerate(check_inputs(getattr(task, "inputs", task)), start=1)
-    ]
+    labels = []
+    for name, task in given.items():
+        for number, text in enumerate(check_inputs(getattr(task, "inputs", task)), start=1):
+            labels.append({"task": name.replace("_", " "), "sentence": number, "input": text})
     texts = [label["input"] for label in labels]
     if len(texts) > MOST:
         raise CompanionError(f"{len(texts)} sentences are more than a page shows: give at most {MOST}.")
@@ -150,12 +144,8 @@ def explore(
             at = policy.at_threshold(threshold)
             taken = _decided(model, texts, at, settings)
             drafts = replace(at, propagation="verify", max_draft=max_draft)
-            verified = *_decided(model, texts, drafts, settings), final
-            same = taken[0].token_ids == full.token_ids
-            ways = {
-                "taken": (*taken, final if same else _traced(model, texts, taken[0])),
-                "verified": verified,
-            }
+            said = final if taken[0].token_ids == full.token_ids else _traced(model, texts, taken[0])
+            ways = {"taken": (*taken, said), "verified": (*_decided(model, texts, drafts, settings), final)}
             here = [level for level, other in enumerate(thresholds) if other == threshold]
             for (exits, way), (number, label) in product(ways.items(), enumerate(labels)):
                 run = {**label, "model": model.name, "rule": rule, "exits": exits}

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from ..decoding.generation import generate
-from ..exits.policy import ExitPolicy
 from ..models.costs import DecoderSizes, generation_flops
 from ..models.loading import load_model
 from ..tasks import load_task
@@ -59,20 +58,17 @@ def random_long_t5(tokenizer, folder: Path):
     return load_model(folder, dtype="float64", name="random LongT5")
 
 
-def costs_by_part(
-    model, task, policies: Mapping[str, ExitPolicy | None], max_new_tokens: int, **labels
-) -> pd.DataFrame:
+def costs_by_part(model, task, policies: Mapping, max_new_tokens: int, **labels) -> pd.DataFrame:
     """FLOPs a token by part, a row a policy (name -> policy), in shares of the first (full depth)."""
     source = float(np.mean([len(ids) for ids in model.tokenizer(list(task.inputs)).input_ids]))
     rows, full = [], None
     for name, policy in policies.items():
         found = generate(model, task.inputs, policy, max_new_tokens=max_new_tokens, batch_size=1)
-        spent = found.flops.sum() / found.tokens
-        full = full or spent
         row = {"source_tokens": source, "rule": name, "mean_exit_layer": found.mean_exit_layer}
-        parts = found.flops_by_part.items()
-        shares = {f"{part}_share": values.sum() / found.tokens / full for part, values in parts}
-        rows.append({**labels, **row, "flops_share": spent / full, **shares})
+        parts = {"flops": found.flops, **found.flops_by_part}
+        spent = {f"{part}_share": values.sum() / found.tokens for part, values in parts.items()}
+        full = full or spent["flops_share"]
+        rows.append({**labels, **row, **{name: value / full for name, value in spent.items()}})
     return pd.DataFrame(rows)
 
 

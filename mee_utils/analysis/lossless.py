@@ -41,15 +41,13 @@ def one_output(found: Generation, number: int, layers: int, decode: Callable) ->
 def acceptance(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd.DataFrame:
     """How many tokens are drafted at each layer, and which share of these drafts is right: one row a layer.
 
-    `drafted` is a share of all tokens; `kept` of those drafted there, with a 95 % interval over sequences.
-    A draft is judged, and counted, with the right words before it.
+    `drafted` is a share of all tokens; `kept` of those drafted there. Before a draft all words are right.
     """
     place, rows = replayed.exits(max_new_tokens), []
     right = replayed.same_token[np.arange(len(place)), place]
     for number, layer in enumerate(replayed.decision_layers):
         here = place == number
-        sequence = replayed.trace.sequence[here]
-        interval = mean_interval(right[here], sequence) if here.any() else NOTHING
+        interval = mean_interval(right[here], replayed.trace.sequence[here]) if here.any() else NOTHING
         rows.append({**labels, "layer": layer, "drafted": here.mean(), **interval.columns("kept")})
     return pd.DataFrame(rows)
 

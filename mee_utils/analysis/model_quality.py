@@ -14,8 +14,7 @@ from .statistics import mean_interval
 def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarray:
     """The difficulty of each target token of a synthetic task, in the order of a trace along the references.
 
-    A token belongs to the word in which it begins; the end token is "grammatical". `max_length` is where the
-    trace cut its references (`max_new_tokens`).
+    A token belongs to the word in which it begins; the end is "grammatical". A trace cuts at `max_length`.
     """
     if task.spans is None:
         raise CompanionError(f'Difficulty is known for synthetic data only, not for "{task.source}".')
@@ -37,9 +36,9 @@ def score_table(tasks: Mapping, texts: Mapping, seed: int = 0) -> pd.DataFrame:
         for (kind, system), produced in texts[name].items():
             corpus = task.score(produced)
             for metric, values in task.score_examples(produced).items():
-                mean = mean_interval(values, np.arange(len(values)), seed=seed).columns()
-                which = {"task": name, "system": system, "kind": kind, "metric": metric}
-                rows.append({**which, "corpus_score": corpus[metric], **mean})
+                row = {"task": name, "system": system, "kind": kind, "metric": metric}
+                row |= {"corpus_score": corpus[metric]}
+                rows.append(row | mean_interval(values, np.arange(len(values)), seed=seed).columns())
     return pd.DataFrame(rows)
 
 
@@ -47,8 +46,8 @@ def difficulty_accuracy(tasks: Mapping, models: Mapping, max_target: int) -> pd.
     """Accuracy at full depth by difficulty, references fed in, with 95 % intervals over sequences."""
     rows = []
     for name, model in models.items() if tasks else ():
-        of_tasks = [token_difficulty(task, model.tokenizer, max_target) for task in tasks.values()]
-        found, (right, sequence) = np.concatenate(of_tasks), _right_tokens(model, tasks, max_target)
+        found = np.concatenate([token_difficulty(t, model.tokenizer, max_target) for t in tasks.values()])
+        right, sequence = _right_tokens(model, tasks, max_target)
         for difficulty in filter(set(found).__contains__, DIFFICULTIES):
             chosen = found == difficulty
             share = mean_interval(right[chosen], sequence[chosen]).columns("accuracy")
@@ -77,17 +76,12 @@ def _right_tokens(model, tasks: Mapping, max_target: int, batch: int = 32) -> tu
 
 def form_table(manifests: Mapping[str, dict]) -> pd.DataFrame:
     """Exact match on each form of synthetic question, percent, as `make train` measured it."""
-    rows = [
-        {"model": name, "form": form, "exact_match": score}
-        for name, about in manifests.items()
-        for scores in about["scores"].values()
-        for form, score in scores.get("exact_match_by_form", {}).items()
-    ]
+    scores = [(name, of_task) for name, about in manifests.items() for of_task in about["scores"].values()]
+    rows = [(name, *pair) for name, found in scores for pair in found.get("exact_match_by_form", {}).items()]
     return pd.DataFrame(rows, columns=["model", "form", "exact_match"])
 
 
 def seed_spread(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """Mean, lowest and highest over the seeds of a model's training, for each task and model."""
     of_model = rows.groupby(["task", "model"], sort=False)
-    found = of_model[column].agg(["mean", "min", "max"]).set_axis(["mean", "low", "high"], axis=1)
-    return found.assign(seeds=of_model.size()).reset_index()
+    return of_model[column].agg(mean="mean", low="min", high="max", seeds="size").reset_index()

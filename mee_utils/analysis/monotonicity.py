@@ -47,9 +47,7 @@ def monotonic_shares(trace, **labels) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def reliability_bins(
-    trace, correct: np.ndarray, layers: Iterable[int], bins: int = 10, **labels
-) -> pd.DataFrame:
+def reliability_bins(trace, correct, layers: Iterable[int], bins: int = 10, **labels) -> pd.DataFrame:
     """A reliability diagram for each of some layers: accuracy by top-1 probability, with an interval for each
     bin. `correct` `[token, layer]` says whether the layer's top-1 is right, by whatever truth is meant.
     """
@@ -59,29 +57,25 @@ def reliability_bins(
         found = reliability(trace.top1_probability[:, layer - 1], right, bins)
         chosen = [found.index == number for number in range(bins)]
         intervals = [mean_interval(right[c], trace.sequence[c]) if c.any() else NOTHING for c in chosen]
-        edges = {"bin_low": found.edges[:-1], "bin_high": found.edges[1:]}
-        means = {"confidence": found.confidence, "accuracy": found.accuracy}
-        size = {"tokens": found.count, "expected_calibration_error": found.error}
-        bounds = {"low": [each.low for each in intervals], "high": [each.high for each in intervals]}
-        tables.append(pd.DataFrame({**labels, "layer": layer, **edges, **means, **size, **bounds}))
+        columns = {**labels, "layer": layer, "bin_low": found.edges[:-1], "bin_high": found.edges[1:]}
+        columns |= {"confidence": found.confidence, "accuracy": found.accuracy, "tokens": found.count}
+        columns |= {"expected_calibration_error": found.error}
+        columns |= {bound: [getattr(each, bound) for each in intervals] for bound in ("low", "high")}
+        tables.append(pd.DataFrame(columns))
     return pd.concat(tables, ignore_index=True)
 
 
 def layer_reliability(trace, correct: np.ndarray, bins: int = 10, **labels) -> pd.DataFrame:
     """Per layer: mean top-1 probability, mean of `correct` and expected calibration error, with intervals."""
-    confidence = trace.top1_probability.astype(np.float64)
-
-    def errors(rows) -> list[float]:
-        return [reliability(confidence[rows, i], correct[rows, i], bins).error for i in range(trace.layers)]
-
-    table = {"layer": np.arange(1, trace.layers + 1)}
-    for name, values in (("confidence", confidence), ("accuracy", correct)):
-        table |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
+    confidence, name = trace.top1_probability.astype(np.float64), "expected_calibration_error"
+    error = lambda rows, layer: reliability(confidence[rows, layer], correct[rows, layer], bins).error
+    errors = lambda rows: [error(rows, layer) for layer in range(trace.layers)]
+    table = {**labels, "layer": np.arange(1, trace.layers + 1)}
+    for column, values in (("confidence", confidence), ("accuracy", correct)):
+        table |= mean_interval(values, trace.sequence).columns(column, f"{column}_")
     drawn = [errors(rows) for rows in resampled_tokens(trace.sequence, RELIABILITY_RESAMPLES)]
     low, high = percentiles(drawn)
-    name = "expected_calibration_error"
-    table |= {name: errors(slice(None)), f"{name}_low": low, f"{name}_high": high}
-    return pd.DataFrame({**labels, **table})
+    return pd.DataFrame(table | {name: errors(slice(None)), f"{name}_low": low, f"{name}_high": high})
 
 
 def predictions(trace, token: int, decode: Callable[[int], str], top: int = 3, **labels) -> pd.DataFrame:

@@ -53,8 +53,8 @@ def minimum_layer(replayed: PolicyReplay, precision: float = 0.95, **labels) -> 
     safe = kept.isna() | (kept >= precision)
     right = (trace.top1_id == trace.final_id[:, None]).mean(axis=0)
     honest = trace.top1_probability.mean(axis=0) - right <= 0.05
-    found = {"minimum_layer": _from_where_on(safe, replayed.layers.tolist())}
-    return {**labels, **found, "calibrated": _from_where_on(honest, range(1, trace.layers + 1))}
+    labels |= {"minimum_layer": _from_where_on(safe, replayed.layers.tolist())}
+    return labels | {"calibrated": _from_where_on(honest, range(1, trace.layers + 1))}
 
 
 def _from_where_on(right: np.ndarray, layers: Sequence[int]) -> int:
@@ -67,8 +67,7 @@ def exactness(pruned: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -
     """How often a pruned run emits something else than the same run unpruned; both are ids of every output.
 
     `other_output` is the share of outputs that differ; `other_token`, of the tokens up to the first that
-    differs, the share that does (what follows a different token differs for that reason alone), with an
-    interval over outputs.
+    differs (what follows differs for that reason alone), the share that does, with an interval over outputs.
     """
     found = [until_different(*both) for both in zip(pruned, plain, strict=True)]
     differ, compared = (np.array(each, dtype=np.float64) for each in zip(*((not a, b) for a, b in found)))

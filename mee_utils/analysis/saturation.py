@@ -1,9 +1,8 @@
 """When do hidden states stop changing, for which tokens, and is that the same as easy? (MEE, section 4)
 
 A *prefix* is one token of a trace along references: the source and everything before the token are given, and
-we watch the state that predicts it. Its similarity at layer l is the cosine of `n(h^l)` with `n(h^L)`. Layers
-are counted from 1; the published table counts from 0 (its first similar state and number of similar states
-add up to L - 1).
+we watch the state that predicts it. Its similarity at layer l is the cosine of `n(h^l)` with `n(h^L)`. The
+published table counts layers from 0 (its first similar state and number of similar ones add up to L - 1).
 """
 
 from collections.abc import Sequence
@@ -34,19 +33,15 @@ def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
         raise CompanionError("Saturation is described on references: trace(model, inputs, references).")
     similarity = trace.final_similarity[:, :-1].astype(np.float64)
     similar = similarity >= threshold
-    rises = {f"rises_after_{a}": strictly_monotonic(trace.final_similarity, a) for a in starts(trace.layers)}
+    first = np.where(similar.any(axis=1), similar.argmax(axis=1) + 1, trace.layers)
+    columns = {"sequence": trace.sequence, "prefix_tokens": trace.position + 1}
+    columns |= {"mean_similarity": similarity.mean(axis=1), "first_similar": first}
+    columns |= {"similar_states": similar.sum(axis=1)}
+    for after in starts(trace.layers):
+        columns[f"rises_after_{after}"] = strictly_monotonic(trace.final_similarity, after)
     probability = trace.token_probability[:, -1].astype(np.float64)
-    columns = {
-        "sequence": trace.sequence,
-        "prefix_tokens": trace.position + 1,
-        "mean_similarity": similarity.mean(axis=1),
-        "first_similar": np.where(similar.any(axis=1), similar.argmax(axis=1) + 1, trace.layers),
-        "similar_states": similar.sum(axis=1),
-        **rises,
-        "settled_from": settled_from(trace),
-        "loss": -np.log(np.maximum(probability, 1e-12)),
-    }
-    return pd.DataFrame(columns)
+    loss = -np.log(np.maximum(probability, 1e-12))
+    return pd.DataFrame(columns | {"settled_from": settled_from(trace), "loss": loss})
 
 
 def starts(layers: int) -> tuple[int, int, int]:
@@ -61,8 +56,7 @@ def select(prefixes: pd.DataFrame, by: str = "mean_similarity", share: float = 0
     "difficulty" (known by construction; all prefixes are used).
     """
     if by == "difficulty":
-        known = np.where(prefixes["difficulty"].isin(EASY), *GROUPS)
-        return pd.Series(known, index=prefixes.index)
+        return pd.Series(np.where(prefixes["difficulty"].isin(EASY), *GROUPS), index=prefixes.index)
     if not 0 < share <= 0.5:
         raise CompanionError(f"share={share}: give a share for each end, at most 0.5 (MEE: 0.4).")
     count = max(1, round(share * len(prefixes)))
@@ -80,17 +74,16 @@ def compare(prefixes: pd.DataFrame, groups: pd.Series, **labels) -> pd.DataFrame
         found = prefixes[groups == group]
         for name in found.columns.difference(["sequence", "difficulty"], sort=False):
             values = found[name].to_numpy(dtype=np.float64)
-            mean = mean_interval(values, found["sequence"].to_numpy()).columns()
-            row = {"group": group, "property": name, **mean}
-            rows.append({**labels, **row, "standard_deviation": values.std(), "prefixes": len(found)})
+            row = {**labels, "group": group, "property": name}
+            row |= mean_interval(values, found["sequence"].to_numpy()).columns()
+            rows.append(row | {"standard_deviation": values.std(), "prefixes": len(found)})
     return pd.DataFrame(rows)
 
 
 def similarity_curves(trace, groups: pd.Series, **labels) -> pd.DataFrame:
     """Mean similarity with the last state at each layer: `group`, `layer`, `similarity`, `low`, `high`."""
-    chosen = {group: (groups == group).to_numpy() for group in GROUPS}
-    found = {group: (trace.final_similarity[rows], trace.sequence[rows]) for group, rows in chosen.items()}
-    tables = [by_layer(*part, "similarity", **labels, group=group) for group, part in found.items()]
+    part = lambda rows: (trace.final_similarity[rows], trace.sequence[rows], "similarity")
+    tables = [by_layer(*part((groups == group).to_numpy()), **labels, group=group) for group in GROUPS]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -100,9 +93,7 @@ def reached(prefixes: pd.DataFrame, column: str, layers: int, **labels) -> pd.Da
     return by_layer(by_then, prefixes["sequence"].to_numpy(), "share", **labels)
 
 
-def associations(
-    prefixes: pd.DataFrame, measures: Sequence[str], outcomes: Sequence[str], **labels
-) -> pd.DataFrame:
+def associations(prefixes, measures: Sequence[str], outcomes: Sequence[str], **labels) -> pd.DataFrame:
     """Spearman's correlation of measures of difficulty ("loss", ..) with depths ("settled_from", ..).
 
     Resamples draw sequences, and keep the ranks that tokens have among all.
@@ -122,9 +113,7 @@ def _correlation(moments: np.ndarray) -> np.ndarray:
     return (count * xy - x * y) / np.sqrt((count * xx - x * x) * (count * yy - y * y))
 
 
-def depth_by_difficulty(
-    prefixes: pd.DataFrame, order: Sequence[str], least: int = 20, **labels
-) -> pd.DataFrame:
+def depth_by_difficulty(prefixes, order: Sequence[str], least: int = 20, **labels) -> pd.DataFrame:
     """Mean exit of the oracle and first similar layer by known difficulty, of those with `least` prefixes."""
     rows = []
     for difficulty in order:

@@ -9,6 +9,7 @@ measured on the same examples is resampled alike: differences between any two su
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import NamedTuple
 from warnings import catch_warnings
 
@@ -22,15 +23,12 @@ DRAWS = "_draws"  # ending of the columns that hold them
 
 
 class Interval(NamedTuple):
-    """A mean with its bootstrap interval, of the shape of one value (a scalar or `[layer]`).
-
-    `draws` `[resample, ...]` are the means that the interval comes from.
-    """
+    """A mean with its bootstrap interval, of the shape of one value (a scalar or `[layer]`)."""
 
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    draws: np.ndarray
+    draws: np.ndarray  # `[resample, ...]`, the means that the interval comes from
 
     def columns(self, name: str = "mean", prefix: str = "") -> dict[str, np.ndarray]:
         """For a table: the mean under its `name`, the bounds as `low` and `high` behind a `prefix`, draws."""
@@ -55,13 +53,8 @@ def resampled(units: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarr
     return np.random.default_rng(seed).poisson(1.0, (units, resamples)).T.astype(np.float64)
 
 
-def interval(
-    statistic: Callable, units: int, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
-    """A statistic with its percentile interval over resampled units (sequences or examples).
-
-    `statistic` maps `weights [resample, unit]` to values `[resample, ...]`.
-    """
+def interval(statistic: Callable, units: int, level=0.95, resamples=RESAMPLES, seed=0) -> Interval:
+    """A `statistic` of `weights [resample, unit]`, with its percentile interval; units are resampled."""
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = statistic(resampled(units, resamples, seed))
         return Interval(statistic(np.ones((1, units)))[0], *percentiles(drawn, level), drawn)
@@ -94,12 +87,8 @@ def by_layer(values: np.ndarray, sequence: np.ndarray, name: str, **labels) -> p
 def difference_interval(first, second, **options) -> Interval:
     """Difference of two means, each of `(values [token], sequence [token])`, with a paired interval."""
     units = int(max(first[1].max(), second[1].max())) + 1
-    a, b = (
-        by_sequence(
-            np.stack([np.asarray(values, dtype=np.float64), np.ones(len(values))], 1), sequence, units
-        )
-        for values, sequence in (first, second)
-    )
+    counted = lambda values: np.stack([np.asarray(values, dtype=np.float64), np.ones(len(values))], 1)
+    a, b = (by_sequence(counted(values), sequence, units) for values, sequence in (first, second))
     share = lambda weights, part: np.divide(*np.moveaxis(weights @ part, -1, 0))
     return interval(lambda weights: share(weights, a) - share(weights, b), units, **options)
 
@@ -110,25 +99,17 @@ def resampled_tokens(sequence: np.ndarray, resamples: int) -> Iterator[np.ndarra
         yield np.repeat(np.arange(len(sequence)), weights[sequence])
 
 
-class Reliability(NamedTuple):
-    """Confidence and accuracy `[bin]`, NaN where a bin is empty; `index` is the bin of each token."""
+def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = 10) -> SimpleNamespace:
+    """Confidence against accuracy `[token]` in equal bins; `error` as in Guo et al. 2017, eq. 3.
 
-    edges: np.ndarray
-    confidence: np.ndarray
-    accuracy: np.ndarray
-    count: np.ndarray
-    error: float
-    index: np.ndarray
-
-
-def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = 10) -> Reliability:
-    """Confidence against accuracy `[token]` in equal bins; `error` as in Guo et al. 2017, eq. 3."""
+    Also `edges`; `confidence`, `accuracy` (NaN: an empty bin) and `count`; `index`, the bin of each token.
+    """
     edges = np.linspace(0, 1, bins + 1)
     index = np.clip(np.digitize(confidence, edges[1:-1], right=True), 0, bins - 1)
     count = np.bincount(index, minlength=bins)
     with np.errstate(invalid="ignore"):
-        mean_confidence = np.bincount(index, weights=confidence, minlength=bins) / count
+        mean = np.bincount(index, weights=confidence, minlength=bins) / count
         accuracy = np.bincount(index, weights=np.asarray(correct, dtype=np.float64), minlength=bins) / count
-    gaps = np.nan_to_num(np.abs(mean_confidence - accuracy)) * count
-    error = float(gaps.sum() / max(1, count.sum()))
-    return Reliability(edges, mean_confidence, accuracy, count, error, index)
+    error = float((np.nan_to_num(np.abs(mean - accuracy)) * count).sum() / max(1, count.sum()))
+    binned = dict(confidence=mean, accuracy=accuracy, count=count)
+    return SimpleNamespace(edges=edges, error=error, index=index, **binned)

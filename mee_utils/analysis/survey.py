@@ -1,8 +1,7 @@
 """The survey's rules on one bench: what each costs at the same loss, and which of them say the same.
 
-Losses are consistency losses of whole outputs, foretold by replay of the model's own output: what exits
-change in later tokens is not seen. The statements that need a truth (overthinking, fake confidence) read a
-trace along the references.
+Losses are consistency losses of whole outputs, foretold by replay: what exits change in later tokens is not
+seen. What needs a truth (overthinking, fake confidence) reads a trace along the references.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,6 @@ from itertools import takewhile
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
 
 from ..common.errors import CompanionError
 from ..decoding.inputs import cut_at_end, detokenize
@@ -26,10 +24,7 @@ SEEN = {"hidden_similarity": "2", "pcee": "2", "elbert": "3", "token_hash": "non
 
 
 def output_losses(trace: Trace, model, task) -> Losses:
-    """The consistency loss of every output of a trace, by the ids that its tokens would get.
-
-    Only outputs that differ from those of full depth are scored, and each of them once.
-    """
+    """The consistency loss of every output of a trace, by the ids its tokens would get; each scored once."""
     trace.check_own(len(task))
     end, known = model.network.config.eos_token_id, {}
     outputs = lambda ids: [tuple(cut_at_end(each.tolist(), end)) for each in trace.by_output(ids)]
@@ -57,9 +52,7 @@ def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict
     return {**loss, **at_threshold(replayed, max_new_tokens)}
 
 
-def lowest_level(
-    replayed: PolicyReplay, losses: Losses, levels: Sequence[float], demand: float, max_new_tokens: int
-) -> float:
+def lowest_level(replayed, losses: Losses, levels: Sequence, demand: float, max_new_tokens: int) -> float:
     """The last of descending thresholds before the mean loss exceeds `demand`; else the first."""
     loss = lambda level: at_loss(replayed.at_threshold(level), losses, max_new_tokens)["loss"]
     return [levels[0], *takewhile(lambda level: loss(level) <= demand, levels)][-1]
@@ -86,16 +79,13 @@ def describe(measure, sizes: Mapping, ids: int | None = None) -> dict:
 
 
 def rank_correlations(replays: Mapping[str, PolicyReplay], layer: int) -> pd.DataFrame:
-    """How far rules order tokens alike at a layer: rank correlations of their confidences, rule by rule.
-
-    Ties share their mean rank. NaN where a rule says the same of all tokens.
-    """
+    """Rank correlations of rules' confidences at a layer; NaN where a rule says the same of all tokens."""
     columns = {}
     for name, replayed in replays.items():
         if layer not in replayed.decision_layers:
             raise CompanionError(f'"{name}" does not decide at layer {layer}: choose another layer.')
-        columns[name] = rankdata(replayed.confidences[:, replayed.decision_layers.index(layer)])
-    return pd.DataFrame(columns).corr()
+        columns[name] = replayed.confidences[:, replayed.decision_layers.index(layer)]
+    return pd.DataFrame(columns).rank().corr()
 
 
 def overthinking(trace: Trace, **labels) -> dict:
@@ -104,10 +94,9 @@ def overthinking(trace: Trace, **labels) -> dict:
     """
     right = trace.top1_id == trace.token_id[:, None]
     shares = {"overthought": right.any(1) & ~right[:, -1], "right": right[:, -1]}
-    row = {**labels}
     for name, values in (shares | {"right_somewhere": right.any(1)}).items():
-        row |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
-    return row
+        labels |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
+    return labels
 
 
 def fake_confidence(trace: Trace, sure: float = 0.9, **labels) -> pd.DataFrame:
@@ -134,8 +123,7 @@ def by_place(values: np.ndarray, trace: Trace, parts: int = 3, **labels) -> pd.D
 def arm_rewards(replayed: PolicyReplay, arms: Sequence[float], cost: float = 1.0) -> tuple[np.ndarray, ...]:
     """What each threshold of a bandit would have earned: rewards and places of exits, both `[token, arm]`.
 
-    As in `BanditThreshold`: the gain in confidence from the first decision to the last, minus `cost` times
-    the share of the depth that was run.
+    As in `BanditThreshold`: the gain in confidence since the first decision minus `cost` by share of depth.
     """
     seen, tokens = replayed.confidences, np.arange(len(replayed.trace))[:, None]
     above = seen[:, :, None] > np.asarray(arms)
@@ -169,8 +157,7 @@ def bandit_or_calibrated(
     learn-then-test on a random half of the outputs, at `delta`, which tries `levels` from the highest down.
 
     One row for each of `splits` orders or halves: `who`, `regret` (what the best fixed arm earns a token
-    minus what this one did), `mean_exit_layer`, `loss` of all outputs and `broken`, whether that exceeds
-    `delta`.
+    more), `mean_exit_layer`, `loss` of all outputs and `broken`, whether that exceeds `delta`.
     """
     rewards, places = arm_rewards(replayed, [*arms, *levels, np.inf])
     tokens, count = np.arange(len(rewards)), len(arms)
@@ -189,6 +176,5 @@ def bandit_or_calibrated(
         lost, short = losses(emitted(replayed, place)), best - rewards[tokens, column]
         row = {"who": who, **mean_interval(short, sequence).columns("regret", "regret_")}
         row |= mean_interval(lost, np.arange(len(lost))).columns("loss", "loss_")
-        row |= {"mean_exit_layer": replayed.layers[place].mean(), "broken": lost.mean() > delta}
-        rows.append(row)
+        rows.append(row | {"mean_exit_layer": replayed.layers[place].mean(), "broken": lost.mean() > delta})
     return pd.DataFrame(rows)

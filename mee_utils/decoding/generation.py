@@ -95,8 +95,8 @@ def generate(
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
         encodings: keeps encoder states from call to call, where inputs are decoded with many policies.
 
-    Raises `CompanionError` for no inputs, an empty or over-long one, a policy or encodings that do not fit the
-    model, and states that are not finite.
+    Raises `CompanionError` for no inputs, an empty or over-long one, a policy or encodings that do not fit
+    the model, and states that are not finite.
     """
     if not isinstance(model, Model):
         raise CompanionError(f"model={model!r}: give what load_model returns.")

@@ -4,9 +4,8 @@ A row names its `values`: `[table, column, {column: value, ...}, reduction]`, th
 values, reduced to one number ("each": to several, in the order listed). `ours` is a template of the values,
 `holds` comparisons of them, joined by "and". Where a table has the bootstrap draws of a column, the margin of
 each comparison has a standard error, and the statement two p-values: one against "it does not hold", one
-against "it holds". Means over the same examples are resampled alike, so that comparisons are paired. `ledger`
-decides, with Holm's correction over all statements and tasks: holds, does not hold, or undecided. A statement
-that does not hold on our data is a result, not a refutation at the papers' scale.
+against "it holds". Means over the same examples are resampled alike, so that comparisons are paired. A
+statement that does not hold on our data is a result, not a refutation at the papers' scale.
 """
 
 import ast
@@ -33,16 +32,13 @@ TEXTS = ("claim", "source", "statement", "published")
 LEVEL = 0.05  # of all verdicts of the ledger together
 
 
-def judge(
-    notebook: str, tables: Mapping[str, Mapping[str, pd.DataFrame]], **parameters: float
-) -> pd.DataFrame:
+def judge(notebook: str, tables: Mapping[str, Mapping], **parameters: float) -> pd.DataFrame:
     """Judges every statement of a notebook on every task; one row a claim and task.
 
     `tables` are task -> name of a table -> its rows of this task, with a column `model`; `parameters` what
     the statements leave open. `p_holds` is small where the statement holds, `p_fails` where it does not; both
     are NaN where it cannot be tested. `alone` is the verdict on the row by itself; what counts is that of the
-    `ledger`. A table without the one row that a statement needs is a
-    `CompanionError`.
+    `ledger`. `CompanionError` for a table without the one row that a statement needs.
     """
     rows = []
     for claim in read_claims(notebook):
@@ -105,8 +101,7 @@ def margins(comparisons: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, 
 def p_values(margin: float, drawn: Any, or_equal: bool) -> tuple[float, float]:
     """How likely a margin so far above 0 is if it is none, and one so far below, by the draws' spread.
 
-    A margin without draws (a count of operations, a layer) is a fact; where more than a twentieth of the
-    draws is missing nothing can be said.
+    A margin without draws (a layer, say) is a fact; if over a twentieth is missing, nothing can be said.
     """
     drawn = np.asarray(drawn, dtype=np.float64)
     if np.isnan(margin) or np.isnan(drawn).mean() > 0.05:
@@ -136,10 +131,9 @@ def select(rows: pd.DataFrame, where: Mapping[str, Any], parameters: Mapping[str
 
 def reduce(rows: pd.DataFrame, values: np.ndarray, how: str = "max") -> Any:
     """Values of some rows, `[row]` or `[row, resample]`, as one: a reduction of this module, or of numpy."""
+    plain = lambda rows, values: getattr(np, f"nan{how}")(values, axis=0)
     with catch_warnings(action="ignore", category=RuntimeWarning):  # of nothing but NaN it is NaN
-        found = (
-            REDUCTIONS[how](rows, values) if how in REDUCTIONS else getattr(np, f"nan{how}")(values, axis=0)
-        )
+        found = REDUCTIONS.get(how, plain)(rows, values)
     return found.item() if isinstance(found, np.generic) else found
 
 
@@ -197,19 +191,14 @@ def ledger(stored: pd.DataFrame, latest: pd.DataFrame) -> pd.DataFrame:
     here = "08_results"
     rows = pd.concat([stored[stored.notebook != here], latest.assign(notebook=here)], ignore_index=True)
     verdicts, tested = decided(rows, holm), rows.p_holds.notna()
-    counts = {"held": HOLDS, "failed": FAILS, "undecided": UNDECIDED}
-    counts = {"tasks": tested} | {name: verdicts == verdict for name, verdict in counts.items()}
+    counts = {"tasks": tested, "held": verdicts == HOLDS, "failed": verdicts == FAILS}
+    counts |= {"undecided": verdicts == UNDECIDED}
     rows = rows.assign(**counts, ours=rows.ours.where(tested))
-    first = dict.fromkeys(("notebook", *TEXTS[1:]), "first")
-    sums = dict.fromkeys(counts, "sum")
+    first, sums = dict.fromkeys(("notebook", *TEXTS[1:]), "first"), dict.fromkeys(counts, "sum")
     together = lambda texts: "; ".join(texts.dropna().astype(str))
     found = rows.groupby("claim", sort=False).agg({**first, "ours": together, **sums})
-    choices = {
-        UNTESTABLE: found.tasks == 0,
-        HOLDS: found.held == found.tasks,
-        FAILS: found.failed == found.tasks,
-    }
-    choices |= {MIXED: found.held > 0, UNDECIDED: found.undecided > 0}
+    choices = {UNTESTABLE: found.tasks == 0, HOLDS: found.held == found.tasks}
+    choices |= {FAILS: found.failed == found.tasks, MIXED: found.held > 0, UNDECIDED: found.undecided > 0}
     found["verdict"] = np.select(list(choices.values()), list(choices), FAILS)
     return found.reset_index()[["notebook", *TEXTS, "ours", *sums, "verdict"]]
 

@@ -1,9 +1,8 @@
 """Bugs of published code, switched on around the decoder: their effect beside the number it may explain.
 
-A bug is a wrapped measure, a readout or a threshold that does what the published code does; all else, and the
-correct version of every pair (`pairs`), is plain `generate`. The public code of "Monotonic Early Exiting"
-(MEE), "Not all FLOPs are created equally", FREE (Bae et al. 2023) and PCEE-BERT (Zhang et al. 2022) was read;
-none is used here.
+A bug is a wrapped measure, a readout or a threshold; all else, and the correct version of every pair, is
+plain `generate`. The public code of "Monotonic Early Exiting" (MEE), "Not all FLOPs are created equally",
+FREE (Bae et al. 2023) and PCEE-BERT (Zhang et al. 2022) was read; none is used here.
 """
 
 import copy
@@ -15,12 +14,10 @@ from math import inf, log
 import numpy as np
 import pandas as pd
 
+from .. import CompanionError, EncoderCache, ExitPolicy
 from ..analysis.comparison import check_score, decode, result_row
-from ..common.errors import CompanionError
-from ..decoding.inputs import EncoderCache
 from ..decoding.token import on_host
 from ..exits.measures import RisingTop1
-from ..exits.policy import ExitPolicy
 from ..exits.readout import Readout, ReadoutLogits
 from ..exits.thresholds import AdaptiveThreshold
 from .statements import BUGS
@@ -37,8 +34,7 @@ def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
 
     "A whole batch" is every row that is still being decoded (the published code collapses somewhat later).
     Depth only falls, and is whole again at the first token of the next batch. The decoder still fills the
-    keys and values above, which nothing reads: FLOPs are a little too high. Raises `CompanionError` unless
-    the policy has a constant or decaying threshold and copies states.
+    keys and values above, which nothing reads: FLOPs are a little too high.
     """
     measure, depth, last_layer, going = copy.copy(policy.measure), None, inf, set()
     if policy.propagation != "copy":
@@ -172,8 +168,8 @@ def measure_bugs(
     """Decodes every task with each of `BUGS`, and without it, on the models that it concerns.
 
     `exit_layer` is where FREE was trained to exit; depth collapse has its own batch sizes. The correct
-    version of a rule is decoded once: in our decoder a row does not depend on the others of its batch.
-    Returns one row a bug, model, task, rule, batch and `version` ("published", "correct"), as `result_row`.
+    version of a rule is decoded once: in our decoder a row does not depend on the others of its batch. One
+    row a bug, model, task, rule, batch and `version` ("published", "correct"), as `result_row`.
     """
     rows = []
     for name, model in models.items():

@@ -1,7 +1,6 @@
-"""The table of softmax results of "Not all FLOPs" (`statements/reductions.csv`), to stand beside ours.
+"""Published tables to stand beside ours, such as the softmax results of "Not all FLOPs" (`reductions.csv`).
 
-The file also says which model and task of ours is nearest to a published row, and what likely tells the two
-apart: the bugs of the published code, where they explain such a score.
+The file also says which model and task of ours is nearest to a row, and what likely tells the two apart.
 """
 
 import pandas as pd
@@ -16,16 +15,13 @@ def published_reductions(complete: pd.DataFrame, layers: int) -> pd.DataFrame:
     `mean_exit_layer`; `layers` the depth of our models. A `depth` is the mean exit layer as a share of all.
     """
     rows = pd.read_csv(FOLDER / "reductions.csv")
-    ours = complete.assign(our_depth=complete.mean_exit_layer / layers)
-    ours = ours.rename(columns={"model": "our_model", "task": "our_task", "score": "our_score"})
-    ours = ours[["our_model", "our_task", "reduction", "our_score", "our_depth"]]
+    ours = complete[["model", "task", "score"]].add_prefix("our_")
+    ours = ours.assign(reduction=complete.reduction, our_depth=complete.mean_exit_layer / layers)
     at_full = rows[rows.reduction == "full_depth"][["model", "dataset", "score"]]
     our_full = ours[ours.reduction == "unpruned"].drop(columns=["reduction", "our_depth"])
-    rows = rows.assign(
-        depth=rows.mean_exit_layer / rows.layers,
-        samples=(rows.seconds * rows.samples_per_second).round().astype(int),
-        kind=rows.reduction.replace("full_depth", "unpruned"),
-    )
+    rows["depth"] = rows.mean_exit_layer / rows.layers
+    rows["samples"] = (rows.seconds * rows.samples_per_second).round().astype(int)
+    rows["kind"] = rows.reduction.replace("full_depth", "unpruned")
     rows = rows.merge(at_full, on=["model", "dataset"], suffixes=("", "_at_full_depth"))
     rows = rows.merge(ours.rename(columns={"reduction": "kind"}), "left")
     rows = rows.merge(our_full, "left", ["our_model", "our_task"], suffixes=("", "_at_full_depth"))

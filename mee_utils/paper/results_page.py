@@ -53,8 +53,7 @@ def bench(group: str | None = None, file: str = "decoder", machines: bool = Fals
 
 def timed(rows: pd.DataFrame, part: str) -> pd.DataFrame:
     """Settings of several profiles with their timings; `speed` as text is `tokens_per_second`."""
-    by_profile = rows.groupby("profile", sort=False)
-    tables = [read_timings(part, own, profile) for profile, own in by_profile]
+    tables = [read_timings(part, own, profile) for profile, own in rows.groupby("profile", sort=False)]
     seen(BENCH / f"{PARTS[part][0]}.csv", [own.attrs["processor"] for own in tables if len(own)])
     table = pd.concat(tables)
     return table.assign(tokens_per_second=spread(table))
@@ -62,8 +61,7 @@ def timed(rows: pd.DataFrame, part: str) -> pd.DataFrame:
 
 def spread(rows: pd.DataFrame, middle: str = "speed", low="lowest", high="highest", form=".2f") -> list[str]:
     """ "1.26 (1.12 to 1.32)" for every row."""
-    numbers = zip(rows[middle], rows[low], rows[high])
-    return [f"{m:{form}} ({a:{form}} to {b:{form}})" for m, a, b in numbers]
+    return [f"{m:{form}} ({a:{form}} to {b:{form}})" for m, a, b in zip(rows[middle], rows[low], rows[high])]
 
 
 def wide(rows: pd.DataFrame, keys: list[str], columns: str, values: str) -> pd.DataFrame:
@@ -152,7 +150,7 @@ def _bugs() -> pd.DataFrame:
     found = read("measured", "published_bugs", task="translation")
     keys, values = ["profile", "bug", "model", "rule", "batch"], ["retained", "mean_exit_layer"]
     table = found.pivot(index=keys, columns="version", values=values)
-    table.columns = [f"{value}_{version}" for value, version in table.columns]
+    table.columns = map("_".join, table.columns)
     return table.reset_index().sort_values("profile", ascending=False, kind="stable")
 
 
@@ -174,7 +172,7 @@ def _beliefs() -> pd.DataFrame:
     ledger, rows = read("08_results", "ledger"), []
     for about in BELIEFS:
         speaks_for, against = (ledger[ledger.claim.isin(about.get(side, []))] for side in ("for", "against"))
-        evidence = dict.fromkeys(name[:2] for name in pd.concat([speaks_for, against]).notebook)
+        evidence = dict.fromkeys(pd.concat([speaks_for, against]).notebook.str[:2])
         row = {"belief": about["belief"], "evidence": ", ".join(evidence)}
         row["supported"] = speaks_for.held.sum() + against.failed.sum()
         row["contradicted"] = speaks_for.failed.sum() + against.held.sum()
@@ -247,8 +245,8 @@ def sourced(table: Callable[[], pd.DataFrame]) -> str:
         links.append(f"[{name}]({path.relative_to(ROOT).as_posix()})")
         if machines:
             known = json.loads((BENCH / result_tables.MACHINES).read_text(encoding="utf-8"))[path.stem]
-            shown = [(name, about) for name, about in known.items() if name in machines]
-            shown = [f"{name}, {about['cores']} cores, torch {about['torch']}" for name, about in shown]
+            told = {name: f"{name}, {a['cores']} cores, torch {a['torch']}" for name, a in known.items()}
+            shown = [told[name] for name in known if name in machines]
             links[-1] += f" ({'; '.join(shown)})"
     return f"{text}\n\nFrom {', '.join(links)}."
 
@@ -266,13 +264,8 @@ def findings() -> str:
     calm, vanilla = (trained[trained.model == model] for model in ("calm", "vanilla"))
     columns = [*TASK, "metric", "score", "best_baseline", "rule", "mean_exit_layer", "flops_share"]
     hard = _difficulty().query("selected_by == 'loss'")
-    one = bench("one decision").query("shape == 't5-large'").set_index("what")["median"]
-    area = (
-        _contrast()
-        .groupby(["profile", "rule"], sort=False)
-        .roc_area.mean()
-        .unstack()[["unpruned", "weighted", "jsd"]]
-    )
+    areas = _contrast().groupby(["profile", "rule"], sort=False).roc_area.mean().unstack()
+    areas = [(name, *row) for name, *row in areas[["unpruned", "weighted", "jsd"]].itertuples()]
     fresh = read("08_results", "fresh_sets")
     rates = fresh.groupby("bound").violated.max()
     wrong = _bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
@@ -291,9 +284,9 @@ def findings() -> str:
         rates=rates,
         settled=each(calm.merge(vanilla, on=TASK), "{r.at_x:.0%} against {r.at_y:.0%}"),
         later=each(hard, "{r.settled_from:+.1f} and {r.first_similar:+.1f}"),
-        one=one,
+        one=bench("one decision").query("shape == 't5-large'").set_index("what")["median"],
         changed=each(_pruning().query("reduction == 'fixed'"), "{r.other_token:.2%}"),
-        area="; ".join(f"{name} {', '.join(map('{:.2f}'.format, row))}" for name, row in area.iterrows()),
+        area="; ".join("{} {:.2f}, {:.2f}, {:.2f}".format(*row) for row in areas),
         wrong=each(wrong, "{r.retained_published:.0%}"),
         statements=len(statements),
         own=asked.sum(),

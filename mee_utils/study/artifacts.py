@@ -1,15 +1,13 @@
-"""What is made once and read by all notebooks: traces and exit classifiers.
+"""What is made once and read by all notebooks: traces and exit classifiers, stored below `build`.
 
-Both are stored below `build` with a key of what is behind them: weights, data, settings and, of a trace,
-code. Once one of these changes they are made again. Classifiers are shipped beside the models (`make train`).
-A trace follows a model's own greedy output on held-out examples.
+They have a key of what is behind them (weights, data, settings; of a trace also code), and are made again
+when that changes. Classifiers are shipped beside the models (`make train`).
 """
 
-import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from ..common.files import PACKAGE, complete_file
 from .catalogue import ABLATED, MAIN_MODEL, RULES, SURVEY_VARIANTS, VARIANTS
 from .inputs import checkpoint_folder, load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
 from .profiles import Profile
-from .results import build_root
+from .results import build_root, digest_of
 
 CODE = ("common", "tasks", "models", "exits", "decoding", "traces")
 
@@ -35,28 +33,23 @@ def code_files(*names: str) -> list[Path]:
     return [path for path in found if path.suffix in (".py", ".tsv", ".csv", ".txt", ".yaml")]
 
 
-def digest_of(*parts) -> str:
-    """sha256 of what something was made from (for JSON)."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
 def stored_trace(
     profile: Profile, model: str, task: str, limit: int | None = None, longest: int | None = None
 ):
-    """The `Trace` of a model of a profile on a task; made and stored where it is missing.
+    """The `Trace` of a model's own output on a task; made and stored where it is missing.
 
     At least `limit` examples are traced, and as many as the profile says, `longest` tokens at most.
     """
     from ..traces.trace import load_trace, states_path, trace
 
-    settings, path = profile.results, trace_path(profile, model, task)
-    needed = (max(limit or 0, settings.examples), longest or settings.max_new_tokens)
-    if needed != (settings.examples, settings.max_new_tokens):
+    path, usual = trace_path(profile, model, task), (profile.results.examples, profile.results.max_new_tokens)
+    needed = (max(limit or 0, usual[0]), longest or usual[1])
+    if needed != usual:
         path = path.with_stem(f"{path.stem}-{needed[0]}-{needed[1]}")
     (chosen,) = load_tasks(profile, limit=needed[0], only=task)
     code = [file.read_text(encoding="utf-8") for file in code_files(*CODE)]
-    key = digest_of(code, weights_digest(profile, model), chosen.digest, chosen.inputs, needed, profile.dtype)
-    about = path.with_suffix(".key")
+    data, about = (chosen.digest, chosen.inputs), path.with_suffix(".key")
+    key = digest_of([code, weights_digest(profile, model), *data, needed, profile.dtype])
     if not about.exists() or about.read_text() != key:
         loaded = load_profile_model(profile, model)
         trace(loaded, chosen.inputs, max_new_tokens=needed[1], states=states_path(path)).save(path)
@@ -89,10 +82,7 @@ class ClassifierJob:
 
 
 def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
-    """All variants on the main model; those that are ablated also for the other target, and on vanilla.
-
-    The survey's come last, with one seed each.
-    """
+    """All variants on the main model; the ablated also for the other target and on vanilla; the survey's."""
     seeds = profile.classifiers.seeds
     groups = [(MAIN_MODEL, "consistency", VARIANTS, seeds), (MAIN_MODEL, "correctness", ABLATED, seeds)]
     groups += [("vanilla", "consistency", ABLATED, seeds), (MAIN_MODEL, "consistency", SURVEY_VARIANTS, 1)]
@@ -105,20 +95,16 @@ def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
     ]
 
 
-def train_classifiers(
-    profile: Profile, models: Collection[str] = (), seeds: Collection[int] = ()
-) -> dict[ClassifierJob, Path]:
+def train_classifiers(profile: Profile, models=(), seeds=()) -> dict[ClassifierJob, Path]:
     """Takes or trains what is missing of a profile's classifiers, of all or some `models` and `seeds`."""
     asked = lambda job: (not models or job.model in models) and (not seeds or job.seed in seeds)
     wanted = list(filter(asked, classifier_jobs(profile)))
     tasks = _first_tokens(profile, "train") if wanted else []
-    keys, missing = classifier_keys(profile, wanted, tasks), []
-    for job, key in keys.items():
-        if stored_key(job.path(profile)) != key:
-            if stored_key(job.shipped(profile)) == key:
-                copy_file(job.shipped(profile), job.path(profile))
-            else:
-                missing.append(job)
+    keys = classifier_keys(profile, wanted, tasks)
+    missing = [job for job in wanted if stored_key(job.path(profile)) != keys[job]]
+    for job in [job for job in missing if stored_key(job.shipped(profile)) == keys[job]]:
+        copy_file(job.shipped(profile), job.path(profile))
+        missing.remove(job)
     held_out = _first_tokens(profile, "held_out") if missing else []
     for name in dict.fromkeys(job.model for job in missing):
         _train_all(profile, name, {job: keys[job] for job in missing if job.model == name}, tasks, held_out)
@@ -128,8 +114,9 @@ def train_classifiers(
 def classifier_keys(profile: Profile, jobs: Sequence[ClassifierJob], tasks: Sequence) -> dict:
     """What each of some classifiers belongs to: weights, settings, and the `tasks` that it is trained on."""
     settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
-    about = [digest_of([(task.inputs, task.targets) for task in tasks]), settings]
-    common = {name: digest_of(weights_digest(profile, name), *about) for name in {job.model for job in jobs}}
+    about = [digest_of([[(task.inputs, task.targets) for task in tasks]]), settings]
+    names = {job.model for job in jobs}
+    common = {name: digest_of([weights_digest(profile, name), *about]) for name in names}
     return {job: f"{common[job.model]} {asdict(job)} {asdict(RULES[job.variant].classifier)}" for job in jobs}
 
 

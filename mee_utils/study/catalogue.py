@@ -1,14 +1,13 @@
 """The exit rules of the study: what each is called, how it is drawn, what it needs and how it is made.
 
-The table is `rules.yaml`, the only place to add a rule: measurements, notebooks, figures, claims and
-benchmarks look it up here.
+Their table is `rules.yaml`, the only place to add a rule: all else looks it up here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..common.errors import check_choice
 from ..common.files import read_yaml
@@ -60,11 +59,7 @@ class Rule:
     survey: bool = False  # of the survey: on the main model only, one seed, fewer settings
 
     def policy(
-        self,
-        threshold: float | None,
-        settings: Mapping[str, Any],
-        classifiers: Mapping[str, Any] | None = None,
-        decay: float | None = None,
+        self, threshold: float | None, settings: Mapping, classifiers: Mapping | None = None, decay=None
     ) -> ExitPolicy:
         """The policy at a threshold ("static": a layer); the oracle, FREE and a bandit have none.
 
@@ -80,9 +75,8 @@ class Rule:
         if self.name == "free_adaptive":
             layers = [settings["exit_layer"]]
             return ExitPolicy(self.measure, threshold="adaptive", propagation="parallel", exit_layers=layers)
-        own = ("pruning", "pruning_form", "contrast", "contrast_token")
         options = {"decay": self.decay if decay is None else decay, "min_layer": settings["min_layer"]}
-        options |= {option: getattr(self, option) for option in own}
+        options |= {n: getattr(self, n) for n in ("pruning", "pruning_form", "contrast", "contrast_token")}
         options |= {option: settings[name] for option, name in PRUNED_SIZES.get(self.pruning, {}).items()}
         if self.contrast and "alpha" in settings:
             options["contrast_alpha"] = settings["alpha"]
@@ -101,9 +95,8 @@ SURVEY = tuple(name for name, rule in RULES.items() if rule.survey)
 VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classifier and not rule.survey}
 SURVEY_VARIANTS = {name: RULES[name].classifier for name in SURVEY if RULES[name].classifier}
 
-MAIN_SWEEP, OTHER_SWEEP, BESIDE_SURVEY, PRUNED, CONTRASTED, CALM_RULES, MEE_RULES = map(
-    tuple, _TABLES["groups"].values()
-)
+_GROUPS = map(tuple, _TABLES["groups"].values())
+MAIN_SWEEP, OTHER_SWEEP, BESIDE_SURVEY, PRUNED, CONTRASTED, CALM_RULES, MEE_RULES = _GROUPS
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
 SEVERAL_LAYERS = tuple(name for name, rule in RULES.items() if rule.family == "several layers")
 

@@ -38,10 +38,8 @@ def draw_predictions(traces: Trace | Sequence[Trace], model, percentiles: Sequen
     """
     decode, shares = monotonicity.token_text(model.tokenizer), tuple(percent / 100 for percent in percentiles)
     tokens = monotonicity.percentile_tokens(_listed(traces)[0], shares)
-    grids = lambda t, **of: pd.concat(
-        monotonicity.predictions(t, token, decode, percentile=percent, **of)
-        for percent, token in tokens.items()
-    )
+    grid = lambda t, of, at: monotonicity.predictions(t, tokens[at], decode, percentile=at, **of)
+    grids = lambda t, **of: pd.concat(grid(t, of, percent) for percent in tokens)
     size = dict(width=10.5, height=1.75, sharey=False)
     return _figure(_rows(traces, grids), figures.predictions, "model", row="percentile", **size)
 

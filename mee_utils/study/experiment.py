@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import CompanionError, ExitClassifier, Model, Task, Trace, load_classifier, load_task
+from .. import CompanionError, Model, Task, Trace, load_classifier, load_task
 from ..analysis.long_documents import long_tasks
 from ..common.errors import check_choice
 from . import inputs
@@ -19,10 +19,9 @@ from .results import Run
 class Experiment:
     """One notebook's view of a profile. `save_table`, `save_figure` and `finish` are those of its `Run`.
 
-    `notebook` is its name, such as "01_monotonicity" (None where nothing is saved), `data` the folder that
-    stands for `{data}`, or ""; `parameters`, what else the notebook was run with, are for the manifest.
-    `layers` is the number L of decoder layers; `model_names` are the models that are there, `backbones` those
-    that were trained on the tasks.
+    `notebook` is its name (None where nothing is saved), `data` the folder that stands for `{data}`, or "";
+    `parameters`, what else it was run with, are for the manifest. `layers` is the number L of decoder layers;
+    `model_names` are the models that are there, `backbones` those that were trained on the tasks.
     """
 
     def __init__(self, notebook: str | None, profile: str | Profile, data: str | None = "", **parameters):
@@ -65,20 +64,13 @@ class Experiment:
         self.used |= {f"model {name}": inputs.weights_digest(self.profile, name) for name in loaded}
         return loaded
 
-    def trace(
-        self, model: str, task: str, limit: int | None = None, max_new_tokens: int | None = None
-    ) -> Trace:
+    def trace(self, model: str, task: str, limit: int | None = None, max_new_tokens=None) -> Trace:
         """The model's own output on the first held-out examples, traced with states; notebooks share it."""
         found = stored_trace(self.profile, model, task, limit, max_new_tokens)
         return found.first(limit) if limit else found
 
-    def classifiers(
-        self, models: dict[str, Model], seeds: Sequence[int] = (), survey: bool = False
-    ) -> dict[tuple, list[ExitClassifier]]:
-        """Exit classifiers of loaded models: (model, variant, target) -> one a seed; trains missing ones.
-
-        Those of the `survey` are left out unless asked for.
-        """
+    def classifiers(self, models: dict[str, Model], seeds=(), survey: bool = False) -> dict[tuple, list]:
+        """(model, variant, target) -> classifiers, one a seed; trains missing ones. The survey's if asked."""
         found: dict = {}
         for job, path in train_classifiers(self.profile, models, seeds).items():
             if job.variant in SURVEY_VARIANTS and not survey:
@@ -91,17 +83,12 @@ class Experiment:
         return found
 
     def long_documents(self, corpus: str, limit: int) -> dict[str, Task]:
-        """Long documents in both layouts of the papers, layout -> `Task`, at most `limit` of each.
-
-        The corpus is "synthetic", or a folder inside DATA with `document` and `summary`.
-        """
+        """Documents of a corpus ("synthetic", or a folder inside DATA) in both layouts: layout -> `Task`."""
         folder, source = self.scratch("long_documents"), corpus
         folder.mkdir(exist_ok=True)
-        if corpus != "synthetic":
-            source = str(Path(self.data or "DATA") / corpus)
-            if not Path(source).exists():
-                wanted = 'give DATA=path/to/corpora that holds it, or long_corpus="synthetic"'
-                raise CompanionError(f'DATA holds no folder "{corpus}": {wanted}.')
+        if corpus != "synthetic" and not Path(source := str(Path(self.data or "DATA") / corpus)).exists():
+            wanted = 'give DATA=path/to/corpora that holds it, or long_corpus="synthetic"'
+            raise CompanionError(f'DATA holds no folder "{corpus}": {wanted}.')
         tasks = long_tasks(source, limit, folder)
         self.used |= {f"long documents, {layout} layout": task.digest for layout, task in tasks.items()}
         return tasks

@@ -17,9 +17,7 @@ def write(profile: str, data: str | None = "") -> Path:
     models = experiment.models([name for name in MODELS if name in experiment.backbones])
     trained, tasks = experiment.classifiers(models, seeds=[0]), experiment.tasks(SENTENCES)
     for name, model in models.items():
-        known = {
-            rule: one for (of, rule, goal), (one,) in trained.items() if (of, goal) == (name, "consistency")
-        }
+        known = {r: one for (of, r, goal), (one,) in trained.items() if (of, goal) == (name, "consistency")}
         policies = {RULES[rule].label: RULES[rule].policy(0.9, {"min_layer": 1}, known) for rule in EXPLORED}
         found += explore(model, tasks, policies, max_new_tokens=LONGEST).runs
     build = ROOT / "build"

@@ -1,9 +1,8 @@
 """How figures look: a colour, marker and dash for each model and rule (`styles.yaml`, `rules.yaml`).
 
-A figure is one call: `facets` makes a panel for each task (and each model or quantity), calls a function that
-draws the rows of the panel, and puts one legend below. In the functions that draw, `axis` is matplotlib's,
-`rows` a table, `x`, `y` and `column` name columns of numbers, `by` the column whose values are names in
-`styles`, and a `band` two columns: the lower and the upper end of what is drawn around a value.
+`facets` makes a figure; other functions draw the rows of a panel. There `axis` is matplotlib's, `rows` a
+table, `x`, `y` and `column` name columns of numbers, `by` the column whose values are names in `styles`, and
+a `band` two columns: the lower and the upper end of what is drawn around a value.
 """
 
 from __future__ import annotations
@@ -34,15 +33,11 @@ class Style(NamedTuple):
     dashes: tuple[float, ...] = ()
 
 
-def _styles(table: Mapping[str, Mapping]) -> dict[str, Style]:
-    dashes = lambda row: DASHES[row.get("dashes", "solid")]
-    return {name: Style(**row | {"dashes": dashes(row)}) for name, row in table.items()}
-
-
 _TABLES = read_yaml("study/styles.yaml")
 LABELS, FATES = _TABLES["labels"], _TABLES["fates"]  # FATES: colours of drafts
-_RULES = {name: Style(rule.label, rule.colour, rule.marker, rule.dashes) for name, rule in RULES.items()}
-STYLES: dict[object, Style] = _RULES | _styles(_TABLES["styles"])
+STYLES: dict[object, Style] = {n: Style(r.label, r.colour, r.marker, r.dashes) for n, r in RULES.items()}
+for _name, _row in _TABLES["styles"].items():
+    STYLES[_name] = Style(**_row | {"dashes": DASHES[_row.get("dashes", "solid")]})
 # where rules of all kinds meet (08), colours are families
 FAMILIES = {name: STYLES[name]._replace(colour=FAMILY_COLOURS[rule.family]) for name, rule in RULES.items()}
 
@@ -81,7 +76,7 @@ def facets(
     height: float = 2.9,
     profile: str = "",
 ) -> matplotlib.figure.Figure:
-    """A whole figure: a panel for each value of `column`, from left to right, and of `row`, downwards.
+    """A panel for each value of `column`, from left to right, and of `row`, downwards, with one legend below.
 
     Args:
         draw: called with an axis and the rows of its panel, and with the quantity where there are several.
@@ -100,9 +95,9 @@ def facets(
     if not places:
         raise CompanionError("There is nothing to draw: no panel was asked for.")
     side = len(across) if len(down) > 1 else min(columns, len(across))
-    shape, shared = (-(-len(places) // side), side), dict(sharex=sharex, sharey=sharey)
-    size = (width * shape[1], height * shape[0])
-    figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained", **shared)
+    deep = -(-len(places) // side)
+    options = dict(sharex=sharex, sharey=sharey, figsize=(width * side, height * deep), squeeze=False)
+    figure, axes = plt.subplots(deep, side, layout="constrained", **options)
     for unused in axes.flat[len(places) :]:
         unused.set_visible(False)
     if profile:
@@ -142,8 +137,7 @@ def legend(figure: matplotlib.figure.Figure) -> None:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
     if found:
-        longest = max(map(len, found)) * 0.07 + 0.6  # inches
-        fitting = max(1, int(figure.get_figwidth() // longest))
+        fitting = max(1, int(figure.get_figwidth() // (max(map(len, found)) * 0.07 + 0.6)))  # inches
         columns = math.ceil(len(found) / math.ceil(len(found) / fitting))  # rows of equal length
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
 

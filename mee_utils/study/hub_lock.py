@@ -1,8 +1,7 @@
 """The lock of a profile: which commit of each hub repository its results belong to.
 
-What a hub id names changes. The first load that succeeds writes the commit to
-`notebooks/profiles/<profile>.lock.json`; every later load asks for that commit and no other. The lock is
-meant to be committed; delete an entry to take a newer commit.
+The first load that succeeds writes the commit to `notebooks/profiles/<profile>.lock.json`; every later load
+asks for that commit and no other. The lock is to be committed; delete an entry to take a newer commit.
 """
 
 import json
@@ -47,18 +46,14 @@ def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None =
     """The commit that a lock names for one of its "models" or "datasets"; None if there is none yet."""
     entry, wanted = _read(lock).get(kind, {}).get(identifier), revision or "main"
     if entry and wanted not in (entry.revision, entry.commit):
-        raise CompanionError(
-            f'{lock} pins "{identifier}" at {entry.commit} for the revision "{entry.revision}", but '
-            f'the profile asks for "{wanted}": delete this entry, or ask for "{entry.revision}" again.'
-        )
+        pinned = f'{lock} pins "{identifier}" at {entry.commit} for the revision "{entry.revision}"'
+        advice = f'delete this entry, or ask for "{entry.revision}" again'
+        raise CompanionError(f'{pinned}, but the profile asks for "{wanted}": {advice}.')
     return entry and entry.commit
 
 
 def at_locked_commit(lock: Path, kind: str, identifier: str, revision: str | None, load: Callable):
-    """Returns `load(commit)` at the commit that the lock names, else at the present one, which it then pins.
-
-    What is no hub id has no commit: `load(None)`. A commit that is gone is an error that says so.
-    """
+    """`load(commit)` at the locked commit, else at the present one, then pinned; None if it is no hub id."""
     if not is_hub_id(identifier):
         return load(None)
     if commit := locked_commit(lock, kind, identifier, revision):
@@ -75,9 +70,8 @@ def at_locked_commit(lock: Path, kind: str, identifier: str, revision: str | Non
         partial.touch()  # a lock that cannot be written is said before anything large is downloaded
         commit = _present_commit(kind, identifier, revision)
         loaded = load(commit)
-        content = _read(lock)  # another run may have added to it
-        entry = Entry(revision=revision or "main", commit=commit)
-        found = content.setdefault(kind, {}).setdefault(identifier, entry)
+        content, entry = _read(lock), Entry(revision=revision or "main", commit=commit)
+        found = content.setdefault(kind, {}).setdefault(identifier, entry)  # another run may have added to it
         if found.commit != commit:
             pinned = f'"{identifier}" at {found.commit} in {lock}'
             raise CompanionError(f"Another run has just pinned {pinned}: run again.")
@@ -99,10 +93,9 @@ def _present_commit(kind: str, identifier: str, revision: str | None) -> str:
         return _info(kind, identifier, revision).sha
     except Exception as error:  # the hub's client raises a dozen kinds
         reason = f"revision {revision or 'main'}; {one_line(error)}"
-        raise CompanionError(
-            f'The hub could not be asked for "{identifier}" ({reason}). '
-            "Check the id and the network, or copy the hub's cache and the lock from a machine that has them."
-        ) from error
+        told = f'The hub could not be asked for "{identifier}" ({reason})'
+        advice = "or copy the hub's cache and the lock from a machine that has them"
+        raise CompanionError(f"{told}. Check the id and the network, {advice}.") from error
 
 
 def _is_gone(kind: str, identifier: str, commit: str) -> bool:

@@ -1,10 +1,9 @@
 """Measurements: every rule decoded for real at thresholds that are searched for (`make measure`).
 
 A job is a model and a task. A replay of validation examples gives the candidate thresholds of a rule;
-decoding them bisects to what `BOUNDS` names; what is chosen there is decoded on the test examples. Of every
-setting all examples are kept. Rules that are stored with the same key (weights, data, rule, settings) are
-not decoded again; an interrupted job goes on where it was. `store` puts the tables where notebooks 05 and
-08 read them.
+decoding them bisects to what `BOUNDS` names; what is chosen there is decoded on the test examples. All of
+a setting's examples are kept. Rules that are stored with the same key (weights, data, rule, settings) are not
+decoded again. `store` puts the tables where notebooks 05 and 08 read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,24 +15,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from .. import CompanionError, EncoderCache, ExitPolicy, Trace, generate, load_task, trace, train_classifier
 from ..analysis.calibration import consistency_losses
 from ..analysis.decisions import candidates, overall_ranking
 from ..analysis.statistics import interval
-from ..common.errors import CompanionError
 from ..common.files import complete_file
-from ..decoding.generation import generate
-from ..decoding.inputs import EncoderCache
-from ..exits.policy import ExitPolicy
-from ..tasks import load_task
-from ..traces.classifier_training import train_classifier
 from ..traces.replay import replay_policy
-from ..traces.trace import Trace, trace
-from .artifacts import digest_of
 from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY
 from .inputs import load_tasks, weights_digest
 from .profiles import Profile
 from .result_tables import MEASURED, read_measurements
-from .results import Run, build_root, output_root, staged
+from .results import Run, build_root, digest_of, output_root, staged
 
 # what decoding bisects to: the mean consistency loss; the share of the score that is lost, and its upper
 # bound (97.5 %); the share of the FLOPs that is saved
@@ -47,9 +39,7 @@ NO_THRESHOLD = float("nan")
 
 @dataclass(frozen=True)
 class Job:
-    """A model on a task, or all; `what`: "settings", "survey" (its rules), "fresh", "learning" (how many
-    tokens classifiers need) or "published_bugs" (several models).
-    """
+    """A model on a task, or all; `what`: "settings", "survey", "fresh", "learning" or "published_bugs"."""
 
     model: str
     task: str
@@ -78,10 +68,7 @@ def jobs(profile: Profile) -> list[Job]:
 
 
 def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) -> Path:
-    """Measures one job; returns its table. What is stored with the same key is taken, unless `anew`.
-
-    `measure_bugs` belongs to a higher floor.
-    """
+    """Measures one job; returns its table. What is stored with the same key is taken, unless `anew`."""
     from .experiment import Experiment
 
     if job not in jobs(profile):
@@ -140,7 +127,7 @@ class _Bench:
         weights = weights_digest(self.profile, self.job.model)
         names = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}
         how = (self.settings.model_dump(include=names), self.candidates, LEAST, self.profile.dtype, BOUNDS)
-        return digest_of(weights, classifier, about, data, how)
+        return digest_of([weights, classifier, about, data, how])
 
     def measured(self, rule: str) -> pd.DataFrame:
         """All settings of a rule: those tried on validation examples, then the chosen on test examples."""
@@ -209,10 +196,7 @@ class _Bench:
 
 
 class _Fresh(_Bench):
-    """The main model on examples of which nothing else has seen any, for the guarantee.
-
-    The thresholds are those that the validation examples chose for bounds on the loss.
-    """
+    """The main model on fresh examples, for the guarantee, at thresholds chosen for bounds on the loss."""
 
     def __init__(self, experiment, job: Job):
         super().__init__(experiment, Job(job.model, job.task))
@@ -222,10 +206,8 @@ class _Fresh(_Bench):
 
     def measured(self, rule: str) -> pd.DataFrame:
         """All settings of a rule that the job of the model on this task measured on test examples."""
-        chosen = (
-            pd.read_parquet(self.job.path(self.profile)).query("part == 'test' and rule == @rule").threshold
-        )
-        tables = [self.decode("fresh", rule, threshold) for threshold in chosen.unique()]
+        own = pd.read_parquet(self.job.path(self.profile)).query("part == 'test' and rule == @rule")
+        tables = [self.decode("fresh", rule, threshold) for threshold in own.threshold.unique()]
         return pd.concat(tables, ignore_index=True)[["rule", "threshold", "loss"]]
 
 
@@ -248,10 +230,8 @@ def _learning(experiment) -> pd.DataFrame:
     for task in load_tasks(profile, "test", profile.results.examples):
         options["states"] = experiment.scratch(f"{task.name}.npy")
         own[task.name] = trace(model, task.inputs, **options)
-    learning, shipped = (
-        settings.model_dump(include={"batch_size", "learning_rate"}),
-        settings.tokens * len(tasks),
-    )
+    learning = settings.model_dump(include={"batch_size", "learning_rate"})
+    shipped = settings.tokens * len(tasks)
     for size, rule, seed in product(sizes, LEARNERS, range(settings.seeds)):
         part, variant = seen.first(int(seen.sequence[min(size, len(seen)) - 1]) + 1), RULES[rule].classifier
         given = variant.options(model.network.config.d_model) | learning | {"seed": seed}
@@ -282,18 +262,13 @@ def summary(table: pd.DataFrame, full: pd.DataFrame) -> dict[str, float]:
     return {"loss": table.loss.mean(), "lost": lost.mean, "lost_at_most": lost.high, "saved": saved}
 
 
-def search(
-    places: int,
-    values: Callable[[int], Mapping[str, float]],
-    bounds: Iterable[tuple[str, float]],
-    least: int = 0,
-) -> dict[int, Mapping[str, float]]:
+def search(places: int, values: Callable, bounds: Iterable, least: int = 0) -> dict[int, Mapping]:
     """Bisects for the last of some places (from the strictest on) within each bound (column, largest value).
 
     `values` decodes a place; returned are all that were. What grows from place to place is found exactly.
     Then the widest gaps are halved until `least` places are tried, or all.
     """
-    tried: dict[int, Mapping[str, float]] = {}
+    tried: dict[int, Mapping] = {}
 
     def halve(low: int, high: int) -> bool:
         if high - low > 1:
@@ -309,7 +284,7 @@ def search(
     return tried
 
 
-def last_within(tried: Mapping[int, Mapping[str, float]], column: str, bound: float) -> int:
+def last_within(tried: Mapping[int, Mapping], column: str, bound: float) -> int:
     """The last place tried up to which all are within a bound; -1 if the first is not, or none was tried."""
     within = takewhile(lambda place: tried[place][column] <= bound, sorted(tried))
     return max(within, default=-1)

@@ -1,11 +1,10 @@
 """Runs notebooks strictly: what papermill only warns of is an error here.
 
-Sources are py:percent files; the executed notebook is a product. Parameters are checked against the source's
-own `parameters` cell; notebook and results come to their place only if every cell succeeded.
+Sources are py:percent files. Parameters are checked against the source's own `parameters` cell; notebook and
+results come to their place only if every cell succeeded.
 """
 
 import ast
-import hashlib
 import json
 import os
 import shlex
@@ -20,7 +19,7 @@ from pydantic import Field, ValidationError, create_model
 from ..common.errors import CompanionError, check_choice
 from ..common.files import ROOT, complete_file
 from .profiles import Strict, first_mistake, load_profile
-from .results import STAGED, build_root, output_root, staged
+from .results import STAGED, build_root, digest_of, output_root, staged
 
 STARTED_BY = "MEE_PIPELINE"  # tells a job the process that started the pipeline
 SOURCES = ROOT / "notebooks"
@@ -65,14 +64,10 @@ def check_parameters(given: dict, declared: dict) -> dict:
 
     What is declared positive stays positive, and what is declared as a share stays between 0 and 1.
     """
-    fields = {}
-    for name, default in declared.items():
-        span = Field()
-        if type(default) is int:
-            span = Field(ge=min(default, 1))
-        elif type(default) is float:
-            span = Field(ge=0, le=1 if default <= 1 else None, allow_inf_nan=False)
-        fields[name] = (Annotated[type(default), span], default)
+    spans = {int: lambda default: dict(ge=min(default, 1))}
+    spans[float] = lambda default: dict(ge=0, le=1 if default <= 1 else None, allow_inf_nan=False)
+    span = lambda default: Field(**spans.get(type(default), lambda _: {})(default))
+    fields = {name: (Annotated[type(value), span(value)], value) for name, value in declared.items()}
     try:
         return create_model("Parameters", __base__=Strict, **fields)(**given).model_dump(include=given.keys())
     except ValidationError as error:
@@ -93,13 +88,8 @@ def parse_assignments(assignments: list[str]) -> dict:
     return values
 
 
-def run_notebook(
-    name: str, profile: str = "small", data: str | None = None, parameters: dict | None = None
-) -> Path:
-    """Executes a notebook, stores it with its results, and returns the path of the executed notebook.
-
-    A run with other `parameters` than the profile's is a trial: all of it stays under `build/trials`.
-    """
+def run_notebook(name: str, profile="small", data=None, parameters: dict | None = None) -> Path:
+    """Executes a notebook and stores it with its results; with other `parameters` of one's own as a trial."""
     from .inputs import model_shape
 
     settings, notebook = load_profile(profile), read_source(name)
@@ -178,8 +168,7 @@ def _kernels(folder: str, results: Path) -> type:
 def source_digest(notebook) -> str:
     """sha256 over kinds and sources of the cells that somebody wrote, without what papermill puts in."""
     injected = lambda cell: "injected-parameters" in cell.metadata.get("tags", [])
-    cells = [(cell.cell_type, cell.source) for cell in notebook.cells if not injected(cell)]
-    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
+    return digest_of([(cell.cell_type, cell.source) for cell in notebook.cells if not injected(cell)])
 
 
 def check_unedited(path: Path, source) -> None:

@@ -33,9 +33,8 @@ def make(target: str, profile: str, data: str | None, cores: int, *config: str) 
     settings, build = load_profile(profile, data), build_root()
     for task in settings.corpora:
         settings.source(task)  # says what is missing
-    for name in settings.training.backbones:
-        if is_trained(settings, name):
-            check_recipe(settings, name)
+    for name in [name for name in settings.training.backbones if is_trained(settings, name)]:
+        check_recipe(settings, name)
     locks = build / ".snakemake" / "locks"
     if any(locks.glob("*")):
         raise CompanionError(f"Another make reproduce is running here: wait (if none is, delete {locks}).")
@@ -97,8 +96,8 @@ def _tell(name: str, planned: str, cores: int, ended: threading.Event) -> None:
         running.discard("")  # just being written
         begun |= dict.fromkeys(running - begun.keys(), now)
         if now - said >= SILENCE and running:
-            left = {job: seconds.get(job, 0) for job in (seconds.keys() - begun.keys()) | running}
-            left = sum(max(0, takes - (now - begun.get(job, now))) for job, takes in left.items()) / cores
+            left = (seconds.keys() - begun.keys()) | running
+            left = sum(max(0, seconds.get(job, 0) - (now - begun.get(job, now))) for job in left) / cores
             runs = ", ".join(f"{job} ({now - begun[job]:.0f} s)" for job in sorted(running))
             about = f"; about {max(1, round(left / 60))} min left" if left else ""
             print(f"{len(begun) - len(running)} of {len(jobs)} done; now {runs}{about}", flush=True)

@@ -76,8 +76,7 @@ class Stage(Strict):
     """One stage of training: how many examples of what, and how the rate goes (`models.training.Schedule`).
 
     `examples` are counted for each task of the profile; while pre-training also for each of its `extra`
-    corpora, for each lesson of synthetic questions (`tasks.synthetic.questions.LESSONS`), and for "spans":
-    texts of the tasks, spans corrupted.
+    corpora, each lesson of synthetic questions (`LESSONS`), and "spans": texts of the tasks, spans corrupted.
     """
 
     examples: Annotated[dict[str, PositiveInt], Field(min_length=1)]
@@ -175,23 +174,21 @@ class Training(Strict):
 
     def start(self, name: str) -> str | None:
         """The model that a model starts from; None where that has random weights or is ready."""
-        return "base" if name in self.backbones or name in self.compared else None
+        return "base" if name in self.backbones | self.compared else None
 
     def recipe(self, name: str) -> BaseSettings | BackboneSettings | Checkpoint:
         """The settings of `pretrained`, `base` or a backbone."""
-        backbones = self.backbones | self.compared
-        return backbones[name] if name in backbones else getattr(self, name)
+        return (self.backbones | self.compared).get(name) or getattr(self, name)
 
     @property
     def objectives(self) -> dict[str, BackboneSettings]:
         """The backbones that are trained here; of a ready checkpoint nobody knows the objective."""
-        backbones = self.backbones | self.compared
-        return {name: b for name, b in backbones.items() if isinstance(b, BackboneSettings)}
+        backbones = (self.backbones | self.compared).items()
+        return {name: recipe for name, recipe in backbones if isinstance(recipe, BackboneSettings)}
 
     def exit_layer(self, name: str, layers: int) -> int:
         """The layer that a FREE backbone was trained to exit at: the recipe's, else a third of the depth."""
-        given = getattr(self.recipe(name), "exit_layer", None)
-        return given or max(1, layers // 3)
+        return getattr(self.recipe(name), "exit_layer", None) or max(1, layers // 3)
 
 
 class Ablation(Strict):
@@ -290,8 +287,8 @@ class Profile(Strict):
         if "{data}" not in source:
             return source
         if not data:
-            wanted = "give their folder, as in DATA=path/to/corpora"
-            raise CompanionError(f'Profile "{self.name}" reads local corpora: {wanted}.')
+            local = f'Profile "{self.name}" reads local corpora'
+            raise CompanionError(f"{local}: give their folder, as in DATA=path/to/corpora.")
         folder = Path(data).expanduser()
         if not folder.is_dir():
             raise CompanionError(f"DATA={data} is no folder: give the folder that holds the corpora.")
@@ -306,15 +303,10 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def check_profile_name(name: str) -> str:
-    """Refuses a profile that is not there."""
-    return check_choice("profile", name, profile_names())
-
-
 def load_profile(name: str | Path, data: str | None = None) -> Profile:
     """Reads a profile by name, or from a YAML file; `data` is the folder that stands for `{data}`."""
     own_file = str(name).endswith((".yaml", ".yml")) and Path(name).is_file()
-    path = Path(name) if own_file else FOLDER / f"{check_profile_name(name)}.yaml"
+    path = Path(name) if own_file else FOLDER / f"{check_choice('profile', name, profile_names())}.yaml"
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

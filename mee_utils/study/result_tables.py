@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from ..analysis.statistics import Interval, interval
-from ..common.errors import CompanionError
+from ..common.errors import CompanionError, check_choice
 from ..common.files import ROOT
 from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
 from .notebooks import SOURCES, notebook_names
-from .profiles import check_profile_name
-from .results import output_root
+from .profiles import profile_names
+from .results import digest_of, output_root
 
 RETRAINED, MEASURED = "retrained", "measured"  # folders of tables, beside those of the notebooks
 BENCH, MACHINES = ROOT / "figures" / "bench", "machines.json"
@@ -37,7 +37,7 @@ PARTS = {  # part of the benchmark -> file, what identifies a row, what was meas
 
 def stored_root(profile: str) -> Path:
     """The folder of a profile's results: where this run writes if they are there, else beside the package."""
-    check_profile_name(profile)
+    check_choice("profile", profile, profile_names())
     places = [output_root() / profile, ROOT / "figures" / profile]
     return next((place for place in places if (place / MEASURED / "manifest.json").exists()), places[0])
 
@@ -79,13 +79,9 @@ def read_manifest(profile: str, notebook: str) -> dict:
 
 @dataclass(frozen=True)
 class Measured:
-    """Every setting that was decoded for a profile (`study.measure`), with all of its examples.
+    """Every setting that was decoded for a profile (`study.measure`), with all of its examples."""
 
-    `settings` has one row a setting: `part` ("validation", "test"), `task`, `model`, `rule`, `threshold` (NaN
-    where the rule has none), and what `described` says of it.
-    """
-
-    settings: pd.DataFrame
+    settings: pd.DataFrame  # part, task, model, rule, threshold (NaN: it has none), and what is `described`
     examples: list[pd.DataFrame]  # for each row of `settings`: loss, score, flops, tokens, layers
     eps: float  # the profile's probability of failing, and its largest mean losses
     deltas: tuple[float, ...]
@@ -112,8 +108,7 @@ class Measured:
 def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict[str, float]]:
     """Settings beside full depth on the same examples, with intervals (`statistics.Interval.columns`).
 
-    `retained`: the share of the score, a mean over outputs, that is kept; `consistency_loss` and `risk_loss`;
-    `flops_share`, a token; `mean_exit_layer`; `length_share`, of the tokens emitted.
+    `retained` is the share of the score, a mean over outputs; `length_share` that of the tokens emitted.
     """
     values = np.stack([examples[VALUES].to_numpy(np.float64) for examples in settings], axis=1)
     whole = full[VALUES].to_numpy(np.float64)  # [example, value]; values: [example, setting, value]
@@ -127,9 +122,8 @@ def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict
         return np.stack([score / score_of_full, loss / drawn, weights @ risk / drawn, spent, layers / tokens])
 
     found = interval(lambda weights: np.moveaxis(shares(weights), 0, -1), len(whole))
-    names = ["retained", "consistency_loss", "risk_loss", "flops_share", "mean_exit_layer"]
+    names, rows = ["retained", "consistency_loss", "risk_loss", "flops_share", "mean_exit_layer"], []
     prefixes = ["", "consistency_", "risk_", "flops_", "layer_"]
-    rows = []
     for place, (_, score, _, tokens, _) in enumerate(values.sum(axis=0)):
         row = {"score": score / len(whole)}
         for number, labels in enumerate(zip(names, prefixes, strict=True)):
@@ -153,27 +147,23 @@ def read_measured(profile: str) -> Measured:
                 labels = dict(zip(["part", "task", "model", *KEYS[2:]], (part, task, model, *key)))
                 rows.append(labels | about)
                 examples.append(kept)
-    given = given["parameters"]
-    deltas = map(tuple, (given["deltas"], given["risk_deltas"]))
-    return Measured(pd.DataFrame(rows), examples, given["eps"], *deltas)
+    eps, *deltas = (given["parameters"][name] for name in ("eps", "deltas", "risk_deltas"))
+    return Measured(pd.DataFrame(rows), examples, eps, *map(tuple, deltas))
 
 
 def claims_of(profile: str) -> pd.DataFrame:
     """The claims of all notebooks before 08, a row a claim and task, in their order; `notebook` in front."""
     stores_claims = lambda name: '"claims")' in (SOURCES / f"{name}.py").read_text(encoding="utf-8")
     names = [name for name in notebook_names() if not name.startswith("08") and stores_claims(name)]
-    tables = [read_table(profile, name, "claims") for name in names]
-    for name, table in zip(names, tables, strict=True):
-        table.insert(0, "notebook", name)
-    return pd.concat(tables, ignore_index=True)
+    tables = {name: read_table(profile, name, "claims") for name in names}
+    return pd.concat(tables, names=["notebook"]).reset_index("notebook").reset_index(drop=True)
 
 
 def inputs_of(profile: str) -> dict[str, str]:
     """The stored results that 08 is drawn from: name -> sha256 over the hashes of their files."""
     names = sorted(path.parent.name for path in stored_root(profile).glob("*/manifest.json"))
-    files = {name: json.dumps(read_manifest(profile, name)["files"], sort_keys=True) for name in names}
-    digest = lambda text: hashlib.sha256(text.encode()).hexdigest()
-    return {f"results {name}": digest(files[name]) for name in names if name != "08_results"}
+    digests = {f"results {name}": digest_of(read_manifest(profile, name)["files"]) for name in names}
+    return {name: digest for name, digest in digests.items() if name != "results 08_results"}
 
 
 def read_timings(
@@ -182,13 +172,11 @@ def read_timings(
     """The settings in `wanted` that were timed (thresholds: to eight decimals); one row a batch size.
 
     `speed` is tokens a second, full depth being 1; `samples_speed` samples a second; `median` is in layers.
-    The part "one decision" is timed on random weights and belongs to no profile. All are of one machine, the
-    one that timed most of them (`attrs["processor"]`). With `complete`, nothing is returned unless every
-    setting was timed there.
+    "one decision" is timed on random weights and belongs to no profile. All are of the one machine that timed
+    most of them (`attrs["processor"]`); with `complete`, there are none unless it timed every setting.
     """
     file, keys, values = PARTS[part]
-    path = folder / f"{file}.csv"
-    if not path.exists():
+    if not (path := folder / f"{file}.csv").exists():
         return pd.DataFrame(columns=[*wanted, *values])
     stored = pd.read_csv(path)
     stored = stored[stored.profile == profile] if profile else stored[stored.group == part]
@@ -210,8 +198,7 @@ def one_machine(times: pd.DataFrame) -> pd.DataFrame:
 def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascending=True) -> pd.DataFrame:
     """Of each family of rules the first row by a number, for every value of the columns `by`."""
     rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
-    rows = rows.sort_values(number, ascending=ascending, kind="stable")
-    return rows.drop_duplicates([*by, "family"])
+    return rows.sort_values(number, ascending=ascending, kind="stable").drop_duplicates([*by, "family"])
 
 
 def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:

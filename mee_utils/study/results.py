@@ -1,8 +1,7 @@
 """The only ways out of a notebook: tables, figures with the data that was drawn, and a manifest.
 
-Only the strict runner puts results in their place (`figures/<profile>/<notebook>`), all at once. Each prints
-one line with its size, range and hash, so that comparing stored outputs checks a figure. Times and machine
-names go to the manifest alone: all else is the same bytes on every run.
+Only the strict runner puts them in their place (`figures/<profile>/<notebook>`), all at once. Each prints one
+line with a hash, so that stored outputs check it. Only the manifest has times: all else is the same bytes.
 """
 
 import ast
@@ -43,10 +42,7 @@ def build_root() -> Path:
 
 
 class Run:
-    """One run of one notebook; its `parameters`, and `inputs` by their hashes, are for the manifest.
-
-    Results go to `folder`: by default where the strict runner says, else below `build/trials`.
-    """
+    """One run of a notebook; `parameters`, and `inputs` by hash, are for the manifest in its `folder`."""
 
     def __init__(self, notebook: str, profile: str, parameters: dict, folder: Path | None = None):
         place = Path(os.environ.get(STAGED) or ".")
@@ -57,11 +53,7 @@ class Run:
         make_folder(self.folder)
 
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
-        """Writes a table as CSV with fixed decimals; prints its digest line; returns the rounded table.
-
-        Thresholds have as many decimals as they need. Bootstrap draws (`statistics.DRAWS`) are returned, and
-        not written.
-        """
+        """Writes a table without bootstrap draws as CSV; prints its digest line; returns it rounded."""
         rounded = round_table(table)
         written = rounded.drop(columns=[column for column in table if str(column).endswith(DRAWS)])
         if "threshold" in table and table.threshold.dtype.kind == "f":
@@ -91,9 +83,7 @@ class Run:
         device = self.parameters.get("device", "cpu")
         versions = {name: metadata.version(name).split("+")[0] for name in PACKAGES}
         manifest = {
-            "notebook": self.notebook,
-            "profile": self.profile,
-            "parameters": self.parameters,
+            **{name: getattr(self, name) for name in ("notebook", "profile", "parameters")},
             "inputs": dict(sorted(self.inputs.items())),
             "code": code_digests(),
             "files": dict(sorted(self.files.items())),
@@ -104,8 +94,7 @@ class Run:
         }
         with complete_file(self.folder / "manifest.json") as path:
             path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        # the same line wherever results go, so that nbval can compare
-        where = "below figures (make reproduce) or build/trials (any other run)"
+        where = "below figures (make reproduce) or build/trials (any other run)"  # one line, for nbval
         names = ", ".join(sorted(self.files))
         print(f"written to {self.profile}/{self.notebook} {where}: {names}, manifest.json")
 
@@ -115,11 +104,13 @@ class Run:
         self.files[name] = hashlib.sha256(content).hexdigest()
 
 
-def code_digests(paths: Iterable[Path] | None = None) -> dict[str, str]:
-    """What files of the package do, by name: modules without comments and docstrings, tables as they are.
+def digest_of(content) -> str:
+    """sha256 of what something was made from (for JSON)."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    By default of all modules that are loaded, and of the tables beside them.
-    """
+
+def code_digests(paths: Iterable[Path] | None = None) -> dict[str, str]:
+    """Digests of files, comments and docstrings apart; by default of loaded modules and their tables."""
     if paths is None:
         files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         modules = {Path(file) for file in files if file and Path(file).is_relative_to(PACKAGE)}
@@ -140,13 +131,9 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """Yields an empty folder; it takes the place of `folder` when the block ends without an error.
-
-    Two runs at once do not meet: the later one stays.
-    """
+    """Yields an empty folder; without an error it takes the place of `folder` (of two at once the later)."""
     make_folder(folder.parent)
-    beside = dict(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent)
-    with tempfile.TemporaryDirectory(**beside) as place:
+    with tempfile.TemporaryDirectory(".partial", f".{folder.name}.", folder.parent) as place:
         new = Path(place) / folder.name
         new.mkdir()
         yield new
@@ -179,10 +166,7 @@ def png(figure) -> bytes:
 
 
 def round_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Rounds every float to `DECIMALS`, so that display, file and hash agree; -0.0 becomes 0.0.
-
-    A `threshold` stays as it is: rounded it would be another setting.
-    """
+    """Rounds floats to `DECIMALS` (-0.0 becomes 0.0), so that display, file and hash agree; no threshold."""
     rounded, floats = table.copy(), table.select_dtypes("float").columns.difference(["threshold"])
     rounded[floats] = rounded[floats].astype("float64").round(DECIMALS) + 0.0
     return rounded

@@ -1,7 +1,6 @@
 """Trainings beside the shipped models: backbones with further seeds, and short runs with one part changed.
 
-Their weights are not shipped; what is committed are rows of two tables and the recipe behind each
-(`make retrain`). Snakemake says which have to run; each leaves a file below `build`.
+Their weights are not shipped; what is committed are rows of two tables and the recipe behind each.
 """
 
 import json
@@ -10,12 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import CompanionError, generate
+from .. import CompanionError, generate, trace
 from ..analysis.comparison import decode
 from ..analysis.monotonicity import settled_from
 from ..common.files import complete_file
 from ..decoding.inputs import UNLIMITED
-from ..traces.trace import trace
 from . import inputs
 from .catalogue import RULES
 from .profiles import Profile
@@ -92,13 +90,12 @@ def _seed(profile: Profile, job: Retraining) -> list[dict]:
         few = task[:EXAMPLES]
         full = decode(model, few, None, **options)
         early = decode(model, few, policy, full, **options)
+        settled = float(settled_from(trace(model, few.inputs, **options)).mean())
         row = {"task": task.name, "model": job.name, "seed": job.seed, "metric": task.metric}
-        row |= {"examples": len(task), "score": task.score(texts)[task.metric]}
-        row |= {"settled_from": float(settled_from(trace(model, few.inputs, **options)).mean())}
+        row |= {"examples": len(task), "score": task.score(texts)[task.metric], "settled_from": settled}
         row |= {"rule": RULE, "threshold": THRESHOLD}
         row |= {"retained": 100 * early.score / full.score if full.score else float("nan")}
-        row |= {"flops_share": early.flops / full.flops, "mean_exit_layer": early.mean_exit_layer}
-        rows.append(row)
+        rows.append(row | {"flops_share": early.flops / full.flops, "mean_exit_layer": early.mean_exit_layer})
     return rows
 
 

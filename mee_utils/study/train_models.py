@@ -2,13 +2,11 @@
 
 A tokenizer from the training split; `pretrained`, by span corruption alone; `base`, from it; then every
 backbone from `base`. One that was interrupted goes on from its last checkpoint. Weights are stored in half
-precision, and scores measured after rounding. A ready checkpoint is only measured: its folder holds the
-manifest alone.
+precision, and scores measured after rounding. A ready checkpoint is only measured.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -34,7 +32,7 @@ from ..traces.replay import replay_policy
 from . import inputs
 from .inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
 from .profiles import BaseSettings, Checkpoint, Profile, ShapeSettings, Stage
-from .results import processor, staged
+from .results import digest_of, processor, staged
 
 SAFE_MARGIN, SAFE_EXAMPLES = 0.9, 200  # for the first safe layer; examples of each task
 SPANS, CURVE = "spans", 192
@@ -49,7 +47,7 @@ def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
         check_choice("model", name, settings.models)
     wanted = [name for name in settings.models if not only or name in only]
     missing = [name for name in wanted if not is_trained(profile, name)]
-    if not only and all(is_trained(profile, name) for name in settings.backbones):
+    if not only and not {*settings.backbones} & {*missing}:
         missing = []  # nothing else needs the models that they start from
     for name in missing:
         if (start := settings.start(name)) and start not in missing and not is_trained(profile, start):
@@ -58,8 +56,7 @@ def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
     if missing:
         maker = new_maker(profile)
         for name in missing:
-            ready = isinstance(settings.recipe(name), Checkpoint)
-            maker.register(name) if ready else maker.train(name)
+            (maker.register if isinstance(settings.recipe(name), Checkpoint) else maker.train)(name)
     return [checkpoint_folder(profile, name) for name in wanted if is_trained(profile, name)]
 
 
@@ -78,8 +75,8 @@ def new_maker(profile: Profile) -> Maker:
     parts = {part: inputs.load_tasks(profile, part) for part in ("train", "choices", "held_out")}
     for first, second in zip(parts["train"], parts["held_out"], strict=True):
         if first.digest == second.digest:
-            advice = "give a folder with one file a split"
-            raise CompanionError(f"{first.source} is training and held-out data at once: {advice}.")
+            twice = f"{first.source} is training and held-out data at once"
+            raise CompanionError(f"{twice}: give a folder with one file a split.")
         if not first.inputs:
             aside = f"{profile.corpora[first.name].choices} examples, all kept for choices"
             raise CompanionError(f"{first.source} has no more than {aside}: give more, or lower choices.")
@@ -88,13 +85,11 @@ def new_maker(profile: Profile) -> Maker:
 
 def work_folder(profile: Profile, name: str, seed: int, tasks: Sequence[Task]) -> Path:
     """Where an unfinished run keeps its checkpoints: one folder a recipe, seed, start and training data."""
-    settings = profile.training
-    start = settings.start(name)
-    parts = [settings.recipe(name).model_dump()]
-    parts += [settings.model_dump(exclude={"pretrained", "base", "backbones", "compared"}), seed]
-    parts += [[task.digest for task in tasks], start and weights_digest(profile, start)]
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    return ROOT / "build" / "training" / profile.name / name / key
+    settings, start = profile.training, profile.training.start(name)
+    others = settings.model_dump(exclude={"pretrained", "base", "backbones", "compared"})
+    parts = [settings.recipe(name).model_dump(), others, seed, [task.digest for task in tasks]]
+    parts += [start and weights_digest(profile, start)]
+    return ROOT / "build" / "training" / profile.name / name / digest_of(parts)[:16]
 
 
 def profile_tokenizer(profile: Profile, tasks: Sequence[Task]):
@@ -155,10 +150,7 @@ class Maker:
         return network, joined(curves)
 
     def run(self, network, stage: Stage, seed: int, folder: Path, objective=VANILLA, **how) -> dict:
-        """Trains a network in place for one stage; returns its learning curve. `how` as in `Schedule`.
-
-        A stage that has finished is kept beside its `folder`, and not repeated.
-        """
+        """Trains a network in place for a stage, once; returns its learning curve. `how` as in `Schedule`."""
         import torch
 
         from ..models.training import Schedule, train_backbone
@@ -211,11 +203,10 @@ class Maker:
 
     def pairs(self, tasks: Sequence[Task]) -> list:
         """Token ids of the input and the target of every example, cut to the lengths that are trained on."""
-        settings, ids = self.profile.training, []
-        for column, longest in (("inputs", settings.max_source), ("targets", settings.max_target)):
-            texts = [text for task in tasks for text in getattr(task, column)]
-            ids.append(self.tokenizer(texts, truncation=True, max_length=longest).input_ids)
-        return list(zip(*ids, strict=True))
+        encode = lambda texts, longest: self.tokenizer(texts, truncation=True, max_length=longest).input_ids
+        sources = encode([text for task in tasks for text in task.inputs], self.profile.training.max_source)
+        targets = encode([text for task in tasks for text in task.targets], self.profile.training.max_target)
+        return list(zip(sources, targets, strict=True))
 
     @cached_property
     def extra(self) -> dict[str, Task]:
@@ -248,22 +239,15 @@ class Maker:
     def write_manifest(self, name: str, folder: Path, model, curve: dict, seen: dict[str, Task]) -> None:
         """Measures a model and writes what is known of it: recipe, data, scores, learning curve."""
         settings = self.profile.training
-        scores, min_exit_layer = measure(model, self.held_out, settings.max_target)
         sizes = settings.shape or model.network.config
         source = lambda task: {"source": Path(task.source).name, "examples": len(task), "sha256": task.digest}
-        about = {
-            "profile": self.profile.name,
-            "model": name,
-            "recipe": settings.recipe(name).model_dump(),
-            "shape": {key: getattr(sizes, key) for key in ShapeSettings.model_fields},
-            "parameters": sum(p.numel() for p in model.network.parameters()),
-            "seed": settings.seed,
-            "machine": machine(),
-            "data": {corpus: source(task) for corpus, task in seen.items()},
-            "scores": scores,
-            "min_exit_layer": min_exit_layer,
-            **curve,
-        }
+        about = {"profile": self.profile.name, "model": name, "recipe": settings.recipe(name).model_dump()}
+        about["shape"] = {key: getattr(sizes, key) for key in ShapeSettings.model_fields}
+        about["parameters"] = sum(p.numel() for p in model.network.parameters())
+        about |= {"seed": settings.seed, "machine": machine()}
+        about["data"] = {corpus: source(task) for corpus, task in seen.items()}
+        about["scores"], about["min_exit_layer"] = measure(model, self.held_out, settings.max_target)
+        about |= curve
         if start := settings.start(name):
             about["base"] = weights_digest(self.profile, start)
         (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -293,16 +277,15 @@ def measure(model, held_out: Sequence[Task], max_target: int) -> tuple[dict[str,
     softmax margin above `SAFE_MARGIN` keep the last layer's prediction; and at least a third of the depth.
     """
     margin = ExitPolicy("softmax_margin", threshold=SAFE_MARGIN, min_layer=1)
-    scores, layers = {}, [-(-model.layers // 3)]
-    options = dict(max_new_tokens=max_target, batch_size=64)
+    scores, layers, options = {}, [-(-model.layers // 3)], dict(max_new_tokens=max_target, batch_size=64)
     for task in held_out:
         found = generate(model, task.inputs, max_source_tokens=UNLIMITED, **options)
         values = {metric: round(value, 2) for metric, value in task.score(found.texts).items()}
         scores[task.name] = {"split": task.split, "examples": len(task), "sha256": task.digest, **values}
         if task.forms:
             scores[task.name]["exact_match_by_form"] = by_form(task, found.texts)
-        outputs = found.token_ids[:SAFE_EXAMPLES]
-        seen = trace(model, task.inputs[:SAFE_EXAMPLES], outputs=outputs, **options)
+        few = slice(SAFE_EXAMPLES)
+        seen = trace(model, task.inputs[few], outputs=found.token_ids[few], **options)
         layers.append(minimum_layer(replay_policy(seen, margin))["minimum_layer"])
     return scores, max(layers)
 
@@ -317,11 +300,7 @@ def machine() -> dict:
     """What the numbers were made on."""
     import torch
 
-    return {
-        "processor": processor(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        **{name: version(name).split("+")[0] for name in ("torch", "transformers")},
-        "cores": os.cpu_count(),
-    }
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    about = {"processor": processor(), "threads": torch.get_num_threads(), "gpu": gpu}
+    about |= {"python": platform.python_version(), "torch": version("torch").split("+")[0]}
+    return about | {"transformers": version("transformers").split("+")[0], "cores": os.cpu_count()}

@@ -14,10 +14,12 @@ from .result_tables import KEPT, KEYS, Measured, best_of_families, described
 
 BOUNDS = ("hoeffding_bentkus", "betting")
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
-FULL_DEPTH = {"found": False, "threshold": np.nan, "mean_loss": 0.0, "retained": 1.0}
-FULL_DEPTH |= {"mean_exit_layer": np.nan, "flops_share": 1.0}
-FULL_DEPTH |= {name + DRAWS: np.full(RESAMPLES, 1.0) for name in ("retained", "flops_share")}
-FULL_DEPTH["mean_exit_layer" + DRAWS] = np.full(RESAMPLES, np.nan)
+FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}
+FULL_DEPTH |= {name + DRAWS: np.full(RESAMPLES, value) for name, value in FULL_DEPTH.items()}
+FULL_DEPTH = {"found": False, "threshold": np.nan, "mean_loss": 0.0} | FULL_DEPTH
+
+KINDS = ("several layers", "other rules", "a fixed layer")
+KIND_OF = {"static": KINDS[2]} | dict.fromkeys(SEVERAL_LAYERS, KINDS[0])  # a rule's, if not the second
 
 Demands = Mapping[str, Sequence[float]]  # kind of loss ("consistency", "risk") -> largest mean losses
 
@@ -32,10 +34,9 @@ def searched(stored: Measured, part: str, model: str | None = None) -> Iterator[
 def keeping(stored: Measured, model: str, quality: float) -> pd.DataFrame:
     """For each rule the last setting that keeps a share `quality` of the score; a row a task and rule.
 
-    Thresholds and their order come from validation examples. On the test examples they are tested from the
-    strictest down, until the lower bound (97.5 %) of what is kept, `low`, falls below `quality`; in a fixed
-    sequence so many tests cost no certainty. A rule that fails at once has its strictest setting, with the
-    `verdict` on that.
+    Thresholds come from validation examples. On the test examples they are tested from the strictest down,
+    until the lower bound (97.5 %) of what is kept, `low`, falls below `quality`; in a fixed sequence so many
+    tests cost no certainty. A rule that fails at once has its strictest setting, with the `verdict` on that.
     """
     rows = []
     for _, found in searched(stored, "test", model):
@@ -60,9 +61,7 @@ def within_loss(stored: Measured, model: str, demand: float) -> pd.DataFrame:
     return pd.concat(rows, ignore_index=True)
 
 
-def at_equal_loss(
-    stored: Measured, model: str, losses: Sequence[float], within: bool = False
-) -> pd.DataFrame:
+def at_equal_loss(stored: Measured, model: str, losses: Sequence[float], within=False) -> pd.DataFrame:
     """What each rule spends at these mean consistency losses: one row a task, rule and `wanted`.
 
     `flops_share` is read off the line through the rule's test settings and full depth (a loss of 0), with an
@@ -75,10 +74,9 @@ def at_equal_loss(
         for wanted in losses:
             drawn = np.array([_crossing(*line, wanted, within) for line in zip(loss, flops, strict=True)])
             if np.isfinite(drawn[0]):
-                spent = Interval(drawn[0], *percentiles(drawn[1:]), drawn[1:]).columns(
-                    "flops_share", "flops_"
-                )
-                rows.append({"task": task, "model": model, "rule": rule, "wanted": wanted, **spent})
+                row = {"task": task, "model": model, "rule": rule, "wanted": wanted}
+                spent = Interval(drawn[0], *percentiles(drawn[1:]), drawn[1:])
+                rows.append(row | spent.columns("flops_share", "flops_"))
     return pd.DataFrame(rows)
 
 
@@ -98,9 +96,8 @@ def _crossing(loss: np.ndarray, flops: np.ndarray, wanted: float, within: bool) 
 def calibrated(stored: Measured, model: str, demands: Demands, bounds=BOUNDS) -> pd.DataFrame:
     """The threshold of each rule for each demand by learn-then-test: one row a task, rule and demand.
 
-    Thresholds and their order come from validation examples; every other test example calibrates, and the
-    rest reports: `mean_loss`, `retained`, `mean_exit_layer`, `flops_share`. Where no threshold passed
-    (`found`) nobody exits.
+    Thresholds come from validation examples; every other test example calibrates, and the rest reports. Where
+    no threshold passed (`found`) nobody exits.
     """
     rows = []
     for (task, _, rule), settings in searched(stored, "test", model):
@@ -176,15 +173,11 @@ def timed(stored: Measured, model: str) -> pd.DataFrame:
     return pd.concat([rows[KEYS] for rows in several]).drop_duplicates().reset_index(drop=True)
 
 
-def answer_lines(
-    kept: pd.DataFrame, answer: pd.DataFrame, tasks: Sequence[str], quality: float, label: Callable
-) -> Iterator[str]:
-    """MEE's question answered in words: a line a task and a line a batch size.
-
-    `kept` is from `keeping`, `answer` the `fastest` of its timed settings; `label` says a name in words.
-    """
+def answer_lines(kept, answer, tasks: Sequence[str], quality: float, label: Callable) -> Iterator[str]:
+    """MEE's question answered in words, from `keeping` and `fastest`; `label` says a name in words."""
     first = lambda rows, text, nothing: next((text.format(r=r) for r in rows.itertuples()), nothing)
-    named = lambda rows: rows.assign(label=rows.rule.map(label), kind=rows.rule.map(_kind))
+    kind_of = lambda rule: KIND_OF.get(rule, KINDS[1])
+    named = lambda rows: rows.assign(label=rows.rule.map(label), kind=rows.rule.map(kind_of))
     kept = named(kept[kept.verdict == KEPT[0]].sort_values("flops_share", kind="stable"))
     answer = named(answer)
     for task in tasks:
@@ -193,19 +186,12 @@ def answer_lines(
             yield f"{label(task)}: of no rule it is certain that it keeps {quality:.0%}."
             continue
         several, cheapest = safe[safe.kind == KINDS[0]], "{r.label} with {r.flops_share:.0%} of the FLOPs"
-        yield (
-            f"{label(task)}: {len(safe)} rules keep {quality:.0%}, {(safe.flops_share < 1).sum()} of them for "
-            f"fewer FLOPs than full depth; {len(several)} see several layers; the cheapest of those: "
-            f"{first(several, cheapest, 'none')}; of all: {first(safe, cheapest, 'none')}."
+        kinds = (
+            f"{len(safe)} rules keep {quality:.0%}, {(safe.flops_share < 1).sum()} of them for fewer FLOPs"
         )
+        costs = f"{first(several, cheapest, 'none')}; of all: {first(safe, cheapest, 'none')}"
+        yield f"{label(task)}: {kinds}; {len(several)} see several layers; the cheapest of those: {costs}."
         speed = "{r.kind} {r.speed:.2f} ({r.lowest:.2f} to {r.highest:.2f}, {r.label})"
         for batch, rows in answer[answer.task == task].groupby("batch"):
             parts = [first(rows[rows.kind == kind], speed, f"{kind}: none timed") for kind in KINDS]
             yield f"   tokens a second at batch {batch}, of full depth: " + "; ".join(parts)
-
-
-KINDS = ("several layers", "other rules", "a fixed layer")
-
-
-def _kind(rule: str) -> str:
-    return KINDS[0] if rule in SEVERAL_LAYERS else KINDS[2] if rule == "static" else KINDS[1]

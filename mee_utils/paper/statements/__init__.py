@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...common.errors import check_choice
+from ...common.files import read_yaml
 
 FOLDER = Path(__file__).parent
 
@@ -26,15 +25,11 @@ class Claim:
     nothing: str | None = None  # our value where no row is found: it does not hold; "": it cannot be tested
 
 
-def _read(name: str) -> Any:
-    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-
-
 def read_claims(notebook: str) -> list[Claim]:
     """The statements that a notebook judges ("01_monotonicity"); `CompanionError` for an unknown name."""
     known = [path.stem for path in FOLDER.glob("[0-9]*.yaml")]
-    return [Claim(**row) for row in _read(check_choice("notebook", notebook, known))]
+    return [Claim(**row) for row in read_yaml(FOLDER / f"{check_choice('notebook', notebook, known)}.yaml")]
 
 
-BELIEFS: list[dict[str, Any]] = _read("beliefs")  # what `paper.results_page` weighs by the ledger
-BUGS: dict[str, dict[str, Any]] = _read("published_bugs")  # measured by `mee_utils.paper.published_bugs`
+BELIEFS: list[dict[str, Any]] = read_yaml(FOLDER / "beliefs.yaml")  # weighed by `paper.results_page`
+BUGS: dict[str, dict[str, Any]] = read_yaml(FOLDER / "published_bugs.yaml")  # measured by `published_bugs`
