@@ -80,13 +80,18 @@ def announced(arguments: list[str]) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
+def notebook_seconds(profile: str) -> dict[str, float]:
+    """How long the notebooks took whose results are stored."""
+    paths = {name: output_root() / profile / name / "manifest.json" for name in notebook_names()}
+    read = lambda path: json.loads(path.read_text(encoding="utf-8"))["seconds"]
+    return {name: read(path) for name, path in paths.items() if path.exists()}
+
+
 def _tell(name: str, planned: str, cores: int, ended: threading.Event) -> None:
     """Says how far a pipeline is: what is done of what is planned, what runs, how long the notebooks take."""
-    jobs, folder, seconds = set(re.findall(r"^rule (\w+):", planned, re.M)), build_root() / "running", {}
-    for notebook in notebook_names():
-        path = output_root() / name / notebook / "manifest.json"
-        if f"notebook_{notebook}" in jobs and path.exists():
-            seconds[f"notebook {notebook}"] = json.loads(path.read_text(encoding="utf-8"))["seconds"]
+    jobs, folder = set(re.findall(r"^rule (\w+):", planned, re.M)), build_root() / "running"
+    taken = {f"notebook {notebook}": seconds for notebook, seconds in notebook_seconds(name).items()}
+    seconds = {job: took for job, took in taken.items() if job.replace(" ", "_", 1) in jobs}
     begun, said = {}, time.monotonic()
     while not ended.wait(1):
         now, running = time.monotonic(), set()
