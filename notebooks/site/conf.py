@@ -4,6 +4,7 @@ Nothing is executed, and no page asks another host for anything: formulas become
 """
 
 import json
+import os
 import re
 import shutil
 from importlib.resources import files
@@ -42,7 +43,8 @@ mathml = LatexToMathML()
 
 def navigation():
     """The chapters of every profile, and what else there is, as hidden lists on the first page."""
-    folders = {"Chapters": "notebooks"} | {f"Chapters, profile {name}": f"figures/{name}" for name in LEDGERS}
+    others = sorted({path.parent.name for path in ROOT.glob("figures/*/[0-9]*.ipynb")})
+    folders = {"Chapters": "notebooks"} | {f"Chapters, profile {name}": f"figures/{name}" for name in others}
     parts = {caption: sorted((ROOT / folder).glob("[0-9]*.ipynb")) for caption, folder in folders.items()}
     parts["Reference"] = [ROOT / page for page in ("RESULTS", "notebooks/site/ledger", "mee_utils/README")]
     for caption, paths in parts.items():
@@ -58,8 +60,16 @@ def ledgers():
         yield f"\n## Profile {name}\n\n```{{csv-table}}\n{options}\n```\n"
 
 
-def shown(cell):
-    """A cell with its code folded, without digests, and with the name of its figure in words."""
+def shown(cell, folder):
+    """A cell with its code folded, without digests, and with the name of its figure in words.
+
+    A link that leads nowhere from the notebook's `folder`, since it was run with another profile, leads where
+    it does from its source.
+    """
+    if cell["cell_type"] == "markdown":
+        source = lambda link: os.path.relpath(ROOT / "notebooks" / link, folder)
+        there = lambda link: f"]({link[1] if (folder / link[1]).exists() else source(link[1])}"
+        cell["source"] = re.sub(r"\]\(([\w./]+)(?=[)#])", there, "".join(cell["source"]))
     if cell["cell_type"] == "code":
         cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "hide-input"]
         for output in [output for output in cell["outputs"] if output["output_type"] == "stream"]:
@@ -75,7 +85,7 @@ def prepare(app, page, source):
     path, text = app.env.doc2path(page), source[0]
     if path.suffix == ".ipynb":
         notebook = json.loads(text)
-        notebook["cells"] = [shown(cell) for cell in notebook["cells"]]
+        notebook["cells"] = [shown(cell, path.parent) for cell in notebook["cells"]]
         source[0] = json.dumps(notebook)
         return
     unlinked = lambda link: link[1] if (path.parent / link[2]).is_dir() else link[0]  # a folder is no page
