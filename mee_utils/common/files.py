@@ -52,7 +52,7 @@ def complete_file(path: str | Path) -> Iterator[Path]:
     except Exception as error:
         places = (None, str(partial), *map(str, partial.parents))
         about = isinstance(error, OSError) and error.filename in places
-        # safetensors and torch have errors of their own for a full disk; what else the block did is no matter
+        # safetensors and torch have their own errors for a full disk; other errors of the block are not ours
         if isinstance(error, CompanionError) or not (about or "No space left" in str(error)):
             raise
         reason = getattr(error, "strerror", None) or one_line(error)

@@ -157,7 +157,7 @@ class LearningToExit(ExitClassifier):
 class QExit(ExitClassifier):
     """`1 - prod_(i<=l) (1 - lambda_i)`, `lambda_i` a sigmoid of one unit: has a token left by now? (PALBERT)
 
-    PALBERT leaves where it passes one half, and trains the expected loss; here it learns what classifiers do.
+    PALBERT leaves where it passes one half, and trains its expected loss; here it learns as classifiers do.
     """
 
     from_first, default_threshold = True, 0.5
@@ -237,8 +237,8 @@ class Ensemble(ExitClassifier):
 class TokenHash(ExitClassifier):
     """A table: after this token, at which share of training tokens has layer l settled? (HashEE)
 
-    HashEE's layer is the first whose share exceeds the threshold; in generation, of the token *before*.
-    Untrained, a layer is drawn for each token: HashEE's random hash.
+    HashEE's layer is the first whose share exceeds the threshold; in generation, of the token *before*. It
+    costs nothing. Untrained, a layer is drawn for each token: HashEE's random hash.
     """
 
     def build(self, decoder_layers: int, vocabulary: int) -> None:
