@@ -75,8 +75,8 @@ def policies_of(model):
 #
 # Every bar is a token that was run, in order; its height is the layer at which it was drafted. Gaps separate
 # rounds: after each the last layer judges what waits. The label is the token that stands there in the end, so
-# that a token that was dropped stands there again in the next round. **How to read it:** green is what
-# verification keeps. A bar of full height is a token of which the rule
+# that a token that was dropped stands there again in the next round; where more than sixty were run, what was
+# dropped has no label. **How to read it:** green is what verification keeps. A bar of full height is a token of which the rule
 # (here CALM's hidden similarity) was not sure.
 
 # %%
@@ -99,7 +99,8 @@ def draw(axis, rows):
     for fate, colour in figures.FATES.items():
         part = rows[rows.fate == fate]
         axis.bar(part.place, part.layer, color=colour, label=fate if len(part) else None)
-    axis.set_xticks(rows.place, rows.token, rotation=60, ha="right", fontsize=9)
+    named = rows if len(rows) <= 60 else rows[rows.fate != "dropped"]
+    axis.set_xticks(named.place, named.token, rotation=60, ha="right", fontsize=9)
     axis.set_yticks(range(0, layers + 1, layers // 3))
     axis.grid(axis="x", visible=False)
 

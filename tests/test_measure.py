@@ -132,6 +132,20 @@ def test_a_name_or_a_colour_is_no_reason_to_measure_again(few, monkeypatch):
     assert bench.key("fixed") == before != bench.key("softmax_margin")
 
 
+def test_a_profile_names_what_it_measures_besides_calm_and_where_fewer_thresholds_do(few):
+    from mee_utils.study.experiment import Experiment
+
+    short = {"models": ["free"], "most_candidates": {"translation": 2}}
+    profile = few.model_copy(update={"results": few.results.model_copy(update=short)})
+    named = {job.model for job in measure.jobs(profile)}
+    assert named == {"calm", "free"} and {job.model for job in measure.jobs(few)} > named
+    bench = measure._Bench(Experiment(None, profile), measure.Job("free", "translation"))
+    assert len(bench.levels("softmax_margin")) <= 2
+    assert bench.key("fixed") != measure._Bench(Experiment(None, few), bench.job).key("fixed")
+    elsewhere = measure._Bench(Experiment(None, profile), measure.Job("free", "summarization"))
+    assert elsewhere.candidates == FEW["other_candidates"]
+
+
 SAMPLE = 3  # settings of each stored table
 
 

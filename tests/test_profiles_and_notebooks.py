@@ -61,6 +61,11 @@ def edited(tmp_path, change):
             'training.base.stages: there are no examples of "owner": did you mean "owners"',
         ),
         (lambda c: c["corpora"].pop("summarization"), 'there are no examples of "summarization"'),
+        (lambda c: c.update(results={"models": ["calmer"]}), 'results.models: .* did you mean "calm"'),
+        (
+            lambda c: c.update(results={"most_candidates": {"summary": 8}}),
+            "results.most_candidates.*'summarization'",
+        ),
         (
             lambda c: c["training"]["backbones"].update(pretrained={"checkpoint": "x/y"}),
             '"pretrained" is the name of the pre-trained model',

@@ -58,7 +58,9 @@ class Job:
 
 def jobs(profile: Profile) -> list[Job]:
     """Every job of a profile, in the order of the tables: the main model first."""
-    models = sorted(profile.training.backbones, key=lambda name: name != MAIN_MODEL)
+    wanted = {MAIN_MODEL, *(profile.results.models or profile.training.backbones)}
+    models = [name for name in profile.training.backbones if name in wanted]
+    models.sort(key=lambda name: name != MAIN_MODEL)
     settings = [Job(model, task) for model in models for task in profile.corpora]
     if MAIN_MODEL in models:
         settings += [Job(MAIN_MODEL, task, "survey") for task in profile.corpora]
@@ -114,6 +116,7 @@ class _Bench:
         self.rules += ["free_adaptive"] if job.model == "free" else []
         self.rules += [rule for rule in names if RULES[rule].classifier is None or rule in self.classifiers]
         self.candidates = self.settings.candidates if self.main else self.settings.other_candidates
+        self.candidates = min(self.candidates, self.settings.most_candidates.get(job.task, self.candidates))
         sizes = {"validation": self.settings.validation, "test": self.settings.test}
         self.tasks = {part: load_tasks(self.profile, part, size, job.task)[0] for part, size in sizes.items()}
         self.encodings, self._full = {part: EncoderCache() for part in sizes}, {}

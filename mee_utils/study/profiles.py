@@ -217,6 +217,9 @@ class ClassifierSettings(Strict):
     learning_rate: PositiveFloat = 0.002
 
 
+TaskName = Literal[*TASKS]  # a new task is one entry there
+
+
 class ResultSettings(Strict):
     """What is measured: every rule on the main model, fewer on the others."""
 
@@ -224,6 +227,8 @@ class ResultSettings(Strict):
     test: PositiveInt = 1000  # examples on which what was chosen is reported
     candidates: PositiveInt = 64  # thresholds of a rule among which decoding searches; on the other models
     other_candidates: PositiveInt = 24
+    most_candidates: dict[TaskName, PositiveInt] = {}  # on a task whose outputs are long
+    models: list[Name] = []  # measured beside the main model; none named: all backbones
     examples: PositiveInt = 150  # that notebooks trace, and make bench times
     bug_examples: PositiveInt = 30
     max_new_tokens: PositiveInt = 48
@@ -239,9 +244,6 @@ class ResultSettings(Strict):
     deltas: Annotated[list[float], Field(min_length=1)] = [0.05, 0.1, 0.25]
     risk_deltas: Annotated[list[float], Field(min_length=1)] = [0.02, 0.05, 0.1]
     eps: Annotated[float, Field(gt=0, lt=1)] = 0.05
-
-
-TaskName = Literal[*TASKS]  # a new task is one entry there
 
 
 class Profile(Strict):
@@ -261,7 +263,7 @@ class Profile(Strict):
     _data: str | None = None  # the DATA folder of the command line
 
     @model_validator(mode="after")
-    def _known_examples(self) -> Profile:
+    def _known_names(self) -> Profile:
         recipes = {f"training.backbones.{name}": [b] for name, b in self.training.objectives.items()}
         recipes |= {f"training.{name}.stages": s for name, s in self.training.pre_training.items()}
         recipes |= {f"ablations.runs.{name}.stages": run.stages for name, run in self.ablation_runs.items()}
@@ -269,6 +271,9 @@ class Profile(Strict):
             known = [*self.corpora] + ([] if "backbones" in place else ["spans", *self.extra, *LESSONS])
             for name in {name for stage in stages for name in stage.examples} - set(known):
                 raise ValueError(f'{place}: there are no examples of "{name}": {nearest(name, known)}')
+        known = self.training.backbones
+        for name in {*self.results.models} - {*known}:
+            raise ValueError(f'results.models: there is no "{name}": {nearest(name, known)}')
         return self
 
     @property
