@@ -29,7 +29,8 @@ def train(options) -> str:
     if not options.model:
         train_models.check(profile, profile.training.models)
         pipeline.make("classifiers", options.profile, options.data, options.cores)
-        artifacts.ship_classifiers(profile)
+        for job in artifacts.classifier_jobs(profile):
+            artifacts.copy_file(job.path(profile), job.shipped(profile))
     folders = train_models.train(profile, options.model)
     return f"trained: {', '.join(map(str, folders))} (scores in manifest.json)"
 

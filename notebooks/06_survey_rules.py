@@ -42,7 +42,7 @@ import numpy as np
 import pandas as pd
 
 from mee_utils import ExitPolicy, Experiment, trace
-from mee_utils.analysis import comparison, decisions, survey
+from mee_utils.analysis import comparison, decisions, lossless, survey
 from mee_utils.analysis.statistics import mean_interval
 from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
@@ -276,8 +276,8 @@ experiment.save_figure(figure, "equal_loss", curves)
 # from careful to careless, that loses no more than that on *validation* examples, as it does on test examples.
 # `guaranteed`: what the rule spends where learn-then-test promises a mean loss of at most `promise` (08; 1 where
 # no threshold passes). `verified speed` takes the same exits as drafts that the last layer judges, so that the
-# output stays what it is (07): tokens a second, one output at a time, full depth being 1. `acceptance` and
-# `tokens a round` of these drafts are replayed.
+# output stays what it is (07): tokens a second, one output at a time, full depth being 1. The share of tokens
+# that is `drafted`, `acceptance` and `tokens a round` are replayed.
 
 # %%
 keys, renamed = ["task", "rule"], {"flops_share": "equal_flops", "flops_low": "equal_low"}
@@ -294,7 +294,7 @@ drafts = drafts.assign(verified_speed=drafts.speed)[[*keys, "verified_speed"]]
 replays = {(task, rule): replay_policy(traces[task], policy_of(rule), calm) for task, rule in plain}
 accepted = [
     dict(zip(keys, key))
-    | survey.draft_columns(replays[key].at_threshold(row.threshold), max_draft, max_new_tokens)
+    | lossless.summary(replays[key].at_threshold(row.threshold), max_draft, max_new_tokens)
     for row in chosen[chosen.rule != "bandit"].itertuples()
     for key in [(row.task, row.rule)]
 ]

@@ -36,8 +36,7 @@ def score_table(tasks: Mapping, texts: Mapping, seed: int = 0) -> pd.DataFrame:
         for (kind, system), produced in texts[name].items():
             corpus = task.score(produced)
             for metric, values in task.score_examples(produced).items():
-                row = {"task": name, "system": system, "kind": kind, "metric": metric}
-                row |= {"corpus_score": corpus[metric]}
+                row = dict(task=name, system=system, kind=kind, metric=metric, corpus_score=corpus[metric])
                 rows.append(row | mean_interval(values, np.arange(len(values)), seed=seed).columns())
     return pd.DataFrame(rows)
 

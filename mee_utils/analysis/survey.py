@@ -16,7 +16,6 @@ from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .calibration import consistency_losses, violations
 from .comparison import at_threshold
-from .lossless import summary
 from .statistics import NOTHING, mean_interval
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
@@ -56,12 +55,6 @@ def lowest_level(replayed, losses: Losses, levels: Sequence, demand: float, max_
     """The last of descending thresholds before the mean loss exceeds `demand`; else the first."""
     loss = lambda level: at_loss(replayed.at_threshold(level), losses, max_new_tokens)["loss"]
     return [levels[0], *takewhile(lambda level: loss(level) <= demand, levels)][-1]
-
-
-def draft_columns(replayed: PolicyReplay, max_draft: int, max_new_tokens: int) -> dict[str, float]:
-    """Exits of a replay as drafts: the share that the last layer keeps, and tokens settled in a round."""
-    columns = summary(replayed, max_draft, max_new_tokens)
-    return {name: columns[name] for name in ("acceptance", "tokens_a_round")}
 
 
 def describe(measure, sizes: Mapping, ids: int | None = None) -> dict:

@@ -93,6 +93,15 @@ def _answer() -> pd.DataFrame:
     return best[[*TASK, *columns, "speed"]]
 
 
+def _cheapest() -> pd.DataFrame:
+    safe = read("08_results", "at_99_percent", verdict=KEPT[0]).query("flops_share < 1")
+    best = best_of_families(safe, TASK, "flops_share").sort_values(
+        TASK, ascending=[False, True], kind="stable"
+    )
+    best["flops"] = spread(best, "flops_share", "flops_low", "flops_high", ".1%")
+    return best[[*TASK, "family", "rule", "mean_exit_layer", "flops", "retained"]]
+
+
 def _guaranteed() -> pd.DataFrame:
     rows = read("08_results", "calibrated", kind="consistency", bound="hoeffding_bentkus", found=True)
     rows = rows[rows.delta.isin([0.1, 0.25]) & (rows.flops_share < 1)].assign(model="calm")
@@ -201,6 +210,7 @@ def _shapes() -> pd.DataFrame:
 EXIT_COLUMNS = ["shape", "batch", "what", "measured", "unit", "against"]
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where its caption is -> table
     "answer": lambda: _answer().drop(columns="speed"),
+    "cheapest": _cheapest,
     "equal_loss": _equal_loss,
     "guaranteed": _guaranteed,
     "models": _models,
@@ -253,8 +263,7 @@ def sourced(table: Callable[[], pd.DataFrame]) -> str:
 
 def each(rows: pd.DataFrame, text: str) -> str:
     """ "translation 0.85; translation (real) 0.76": a text for every row with its task."""
-    found = [f"{label(r.task)}{PROFILES[r.profile]} {text.format(r=r)}" for r in rows.itertuples()]
-    return "; ".join(found)
+    return "; ".join(f"{label(r.task)}{PROFILES[r.profile]} {text.format(r=r)}" for r in rows.itertuples())
 
 
 def findings() -> str:
@@ -263,6 +272,7 @@ def findings() -> str:
     fastest, trained = best.drop_duplicates(TASK), _models().rename(columns={"final_after_layer_4": "at"})
     calm, vanilla = (trained[trained.model == model] for model in ("calm", "vanilla"))
     columns = [*TASK, "metric", "score", "best_baseline", "rule", "mean_exit_layer", "flops_share"]
+    cheapest = _cheapest().query("profile == 'real'").drop_duplicates(TASK)
     hard = _difficulty().query("selected_by == 'loss'")
     areas = _contrast().groupby(["profile", "rule"], sort=False).roc_area.mean().unstack()
     areas = [(name, *row) for name, *row in areas[["unpruned", "weighted", "jsd"]].itertuples()]
@@ -278,6 +288,7 @@ def findings() -> str:
         faster=(fastest.speed > 1).sum(),
         tasks=len(fastest),
         several=each(best[best.family == "several layers"], "{r.speed:.2f} with {r.label}"),
+        cheapest=each(cheapest.assign(label=cheapest.rule.map(label)), "{r.flops} with {r.label}"),
         verified=each(bench(file="lossless").query("model == 'calm' and batch == 1"), "{r.speed:.2f}"),
         tested=rates.drop("no_test").max(),
         chance=fresh.limit.max(),

@@ -120,12 +120,6 @@ def classifier_keys(profile: Profile, jobs: Sequence[ClassifierJob], tasks: Sequ
     return {job: f"{common[job.model]} {asdict(job)} {asdict(RULES[job.variant].classifier)}" for job in jobs}
 
 
-def ship_classifiers(profile: Profile) -> None:
-    """Puts all classifiers of a profile beside its models."""
-    for job in classifier_jobs(profile):
-        copy_file(job.path(profile), job.shipped(profile))
-
-
 def copy_file(source: Path, target: Path) -> None:
     """Copies a file, which appears only when it is complete."""
     with complete_file(target) as partial:

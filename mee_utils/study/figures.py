@@ -54,8 +54,7 @@ def use_style() -> None:
 
 def label(name) -> str:
     """The reader's name of a model, task, rule, metric or column."""
-    plain = STYLES[name].label if name in STYLES else str(name).replace("_", " ")
-    return LABELS.get(name, plain)
+    return LABELS.get(name, STYLES[name].label if name in STYLES else str(name).replace("_", " "))
 
 
 def facets(

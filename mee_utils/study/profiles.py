@@ -271,9 +271,8 @@ class Profile(Strict):
             known = [*self.corpora] + ([] if "backbones" in place else ["spans", *self.extra, *LESSONS])
             for name in {name for stage in stages for name in stage.examples} - set(known):
                 raise ValueError(f'{place}: there are no examples of "{name}": {nearest(name, known)}')
-        known = self.training.backbones
-        for name in {*self.results.models} - {*known}:
-            raise ValueError(f'results.models: there is no "{name}": {nearest(name, known)}')
+        for name in {*self.results.models} - {*self.training.backbones}:
+            raise ValueError(f'results.models: no "{name}": {nearest(name, self.training.backbones)}')
         return self
 
     @property
