@@ -99,7 +99,8 @@ def _cheapest() -> pd.DataFrame:
         TASK, ascending=[False, True], kind="stable"
     )
     best["flops"] = spread(best, "flops_share", "flops_low", "flops_high", ".1%")
-    return best[[*TASK, "family", "rule", "mean_exit_layer", "flops", "retained"]]
+    columns = ["family", "rule", "mean_exit_layer", "flops", "retained"]
+    return best.assign(rule=best.rule.map(label))[[*TASK, *columns]]
 
 
 def _guaranteed() -> pd.DataFrame:
@@ -151,8 +152,7 @@ def _contrast() -> pd.DataFrame:
     token = read("04_contrastive_decoding", "as_decoder", model="calm")
     token = token.assign(as_decoder_keeps=spread(token, "retained", "low", "high", ".0%"))
     found = ranks.merge(equal[[*TASK, "rule", "mean_exit_layer", "flops_share"]], on=[*TASK, "rule"])
-    token = token[[*TASK, "rule", "alpha", "as_decoder_keeps"]]
-    return found.merge(token, on=[*TASK, "rule"], how="left")
+    return found.merge(token[[*TASK, "rule", "alpha", "as_decoder_keeps"]], on=[*TASK, "rule"], how="left")
 
 
 def _bugs() -> pd.DataFrame:
@@ -272,15 +272,15 @@ def findings() -> str:
     fastest, trained = best.drop_duplicates(TASK), _models().rename(columns={"final_after_layer_4": "at"})
     calm, vanilla = (trained[trained.model == model] for model in ("calm", "vanilla"))
     columns = [*TASK, "metric", "score", "best_baseline", "rule", "mean_exit_layer", "flops_share"]
-    cheapest = _cheapest().query("profile == 'real'").drop_duplicates(TASK)
+    real = _cheapest().query("profile == 'real'")
     hard = _difficulty().query("selected_by == 'loss'")
     areas = _contrast().groupby(["profile", "rule"], sort=False).roc_area.mean().unstack()
-    areas = [(name, *row) for name, *row in areas[["unpruned", "weighted", "jsd"]].itertuples()]
+    areas = areas[["unpruned", "weighted", "jsd"]].itertuples()
     fresh = read("08_results", "fresh_sets")
     rates = fresh.groupby("bound").violated.max()
     wrong = _bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
-    statements = read("08_results", "ledger", profile="small")
-    asked = statements.source.str.startswith("not asked")
+    statements = read("08_results", "ledger")
+    counts = pd.crosstab(statements.profile, statements.verdict).reindex(columns=VERDICTS, fill_value=0)
     return filled(
         "findings",
         table=markdown(fastest.merge(calm, on=TASK)[[*columns, "tokens_per_second"]]),
@@ -288,7 +288,7 @@ def findings() -> str:
         faster=(fastest.speed > 1).sum(),
         tasks=len(fastest),
         several=each(best[best.family == "several layers"], "{r.speed:.2f} with {r.label}"),
-        cheapest=each(cheapest.assign(label=cheapest.rule.map(label)), "{r.flops} with {r.label}"),
+        cheapest=each(real.drop_duplicates(TASK), "{r.flops} with {r.rule}"),
         verified=each(bench(file="lossless").query("model == 'calm' and batch == 1"), "{r.speed:.2f}"),
         tested=rates.drop("no_test").max(),
         chance=fresh.limit.max(),
@@ -299,9 +299,9 @@ def findings() -> str:
         changed=each(_pruning().query("reduction == 'fixed'"), "{r.other_token:.2%}"),
         area="; ".join("{} {:.2f}, {:.2f}, {:.2f}".format(*row) for row in areas),
         wrong=each(wrong, "{r.retained_published:.0%}"),
-        statements=len(statements),
-        own=asked.sum(),
-        verdicts=statements.verdict.value_counts().reindex(VERDICTS, fill_value=0),
+        statements=counts.loc["small"].sum(),
+        own=statements.query("profile == 'small'").source.str.startswith("not asked").sum(),
+        **{f"verdicts_{profile}": row for profile, row in counts.iterrows()},
     )
 
 
