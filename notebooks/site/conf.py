@@ -63,12 +63,11 @@ def ledgers():
 def shown(cell, folder):
     """A cell with its code folded, without digests, and with the name of its figure in words.
 
-    A link that leads nowhere from the notebook's `folder`, since it was run with another profile, leads where
-    it does from its source.
+    A link that leads to no notebook of its own `folder`, another profile's, leads where it does from its source.
     """
     if cell["cell_type"] == "markdown":
         source = lambda link: os.path.relpath(ROOT / "notebooks" / link, folder)
-        there = lambda link: f"]({link[1] if (folder / link[1]).exists() else source(link[1])}"
+        there = lambda link: f"]({link[1] if (folder / link[1]).with_suffix('.ipynb').exists() else source(link[1])}"
         cell["source"] = re.sub(r"\]\(([\w./]+)(?=[)#])", there, "".join(cell["source"]))
     if cell["cell_type"] == "code":
         cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "hide-input"]
