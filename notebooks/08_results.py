@@ -415,7 +415,7 @@ about = {
         "settings": stored.rows(task=task),
         "calibrated": chosen[chosen.task == task].assign(model=main),
         "equal": equal[equal.task == task],
-        "answer": answer[answer.task == task],
+        "answer": answer[answer.task == task] if len(answer) else None,
         "bugs": bugs[bugs.task == task],
     }
     for task in tasks

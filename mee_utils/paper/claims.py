@@ -35,10 +35,10 @@ LEVEL = 0.05  # of all verdicts of the ledger together
 def judge(notebook: str, tables: Mapping[str, Mapping], **parameters: float) -> pd.DataFrame:
     """Judges every statement of a notebook on every task; one row a claim and task.
 
-    `tables` are task -> name of a table -> its rows of this task, with a column `model`; `parameters` what
-    the statements leave open. `p_holds` is small where the statement holds, `p_fails` where it does not; both
-    are NaN where it cannot be tested. `alone` is the verdict on the row by itself; what counts is that of the
-    `ledger`. `CompanionError` for a table without the one row that a statement needs.
+    `tables` are task -> name of a table -> its rows of this task, with a column `model` (None: not measured);
+    `parameters` what the statements leave open. `p_holds` is small where the statement holds, `p_fails` where
+    it does not; both are NaN where it cannot be tested. `alone` is the verdict on the row by itself; what
+    counts is that of the `ledger`. `CompanionError` for a table without the one row that a statement needs.
     """
     rows = []
     for claim in read_claims(notebook):
@@ -67,10 +67,10 @@ def judge_one(claim: Claim, tables: Mapping[str, pd.DataFrame], parameters: Mapp
 
 def weigh(claim: Claim, tables: Mapping[str, pd.DataFrame], parameters: Mapping) -> tuple[str, list]:
     """Our value of one claim, and for each comparison what `p_values` takes; none if there is no row."""
-    if not set(claim.models) <= set().union(*(table["model"] for table in tables.values())):
+    known = set().union(*(table["model"] for table in tables.values() if table is not None))
+    if not set(claim.models) <= known or any(tables[table] is None for table, *_ in claim.values.values()):
         return "", []
-    values: dict[str, Any] = dict(parameters)
-    draws: dict[str, Any] = dict(parameters)
+    values, draws = dict[str, Any](parameters), dict[str, Any](parameters)
     for name, (table, column, where, *reduction) in claim.values.items():
         rows = select(tables[table], where, parameters)
         if rows.empty and claim.nothing is not None:
