@@ -329,4 +329,4 @@ def test_tables_of_results_name_the_stored_ones_behind_them():
 
     *shown, last = results_page.sourced(table).splitlines()
     assert last.startswith("From [small/measured/learning](figures/small/measured/learning.csv), [")
-    assert shown[0].startswith("|") and results_page.sourced(table).count("learning.csv") == 1
+    assert shown[0].startswith("|") and results_page.sourced(table).count("small/measured/learning.csv") == 1
