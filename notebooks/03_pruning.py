@@ -417,10 +417,10 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # All of this is about mini models with a vocabulary of 1,600 ids; that ranks are as good in
 # T5-large is what the paper's box plots say and was not run here.
 #
-# *On real text* (profile `real`, 4,000 ids) the best 64 ids of layer 4 miss nearly one final token in a hundred, and
+# *On real text* (profile `real`, 4,000 ids) the best 64 ids of layer 4 miss four to eight final tokens in a thousand, and
 # rules with a fixed list are no longer certain to keep 99 % of the score, however late they exit. The adaptive list
-# misses hardly anything, but it stays long there. It pays on questions only: a readout over all ids costs three times as
-# much as a layer this narrow, so that on summaries and translations no rule of this notebook saves anything for
+# misses hardly anything, but it stays long there. It pays on questions only: a readout over all ids costs more than three
+# layers of this width, so that on summaries and translations no rule of this notebook saves anything for
 # certain. Without training to exit, the margin at 0.9 leaves nothing of the summaries and about half of the rest.
 #
 # **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in

@@ -103,7 +103,7 @@ for line in verdicts.answer_lines(kept, answer, tasks, quality, figures.label):
 # A dot is one setting of one rule, decoded for real; a line joins the best settings of a family, and the grey
 # band those of all rules but the oracle (star), which nobody has. Dotted: full depth. A point or two up or
 # down is noise: the table beside the figure has the interval of what each setting keeps. (Classifiers were
-# trained for CALM and, as an ablation, vanilla; FREE's own rule runs on FREE.)
+# trained for CALM and, as an ablation, vanilla; FREE's own rule runs on FREE. Profile `real`: CALM only.)
 
 # %%
 points = verdicts.fronts(stored)
@@ -474,17 +474,23 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 #
 # *On real text* (profile `real`) little is left to gain. At 99 % for certain, questions are cheapest with the margin
 # over an adaptive list, which saves a sixth of the FLOPs; classifiers on one layer save a twentieth on translations; on
-# summaries no rule saves more than a hundredth for certain. Rules over several layers save next to nothing anywhere.
-# Who accepts that a score falls by a hundredth or two saves about a sixth on translations too, with probabilities over
-# 64 ids, and on summaries with a fixed layer, which no rule beats (`score_against_flops`). Three
-# things are different from made-up sentences. Words are less certain and settle later (01), so exits come later. A
-# readout over 4,000 ids costs more than three layers of this width, and a list of 64 ids misses words, so that pruned rules are
-# not certain to keep 99 % even where they never exit (03). And scores of real outputs vary more: of five hundred
-# summaries not even the oracle's exits are certain to keep 99 %, though on average they lose nothing. What stays is the
-# way out that does not trade: exits as drafts that the last layer checks (07).
-# The published bugs weigh more there. Emitting positions for ids leaves next to nothing of any score, as in the published
-# tables, while a right list costs the vanilla model about a tenth; a list sorted by id leaves half of the answers and less of
-# the rest; logits in place of probabilities and an entropy that is never asked cost score on every task.
+# summaries no rule saves more than a hundredth. Rules over several layers save next to nothing anywhere.
+# Who accepts that a score may fall by a hundredth or two, on average and not for certain, saves two fifths on questions, and
+# about a sixth on translations, with probabilities over 64 ids, and on summaries, with a fixed layer, which no rule beats
+# (`score_against_flops`). Three things are different from made-up sentences. Words are less certain and settle
+# later (01), so exits come later. A readout over 4,000 ids costs more than three layers of this width, and a short
+# list misses words, so that rules with one are not certain to keep 99 % even where they never exit (03). And scores
+# of real outputs vary more: on no task are even the oracle's exits certain to keep 99 %, though on summaries they lose
+# nothing on average. What stays is the way out that does not trade: exits as drafts that the last layer checks
+# (07; not timed on real text).
+#
+# The published bugs weigh more there. Emitting positions for ids leaves nothing of the vanilla model's scores, and
+# of CALM's an eighth on questions and next to nothing elsewhere, as in the published tables; a right list costs the vanilla
+# model about a tenth, where it may leave only late. A list sorted by id leaves CALM half of the answers and less of the
+# rest, and the vanilla model less than a tenth of anything. Logits in place of probabilities cost score on every task, an
+# entropy that is never asked clearly on translations only. The depth collapse, one row at a time, takes half of
+# CALM's summaries and translations; in batches it takes hardly anything. Without its weights FREE's rule leaves later
+# on translations, and keeps more.
 #
 # Mini models, synthetic examples, two cores: orders may change at T5's size, which profile `paper` is
 # there to find out.
