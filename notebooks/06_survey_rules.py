@@ -578,10 +578,13 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # cheapest rule of every task takes nearly all of the FLOPs, patient entropy on questions a little less. A list of
 # 64 ids misses words here, so that rules on probabilities lose outputs before they exit at all; where no rule may exit, the cheapest
 # is the one that asks least, and what the ledger says there of intervals, similarity and the table rests on that.
+#
 # Overthinking is no rarity on summaries and translations, where the model is far from perfect: about one token in
 # twenty was right earlier (on questions fewer than one in a hundred). The bandit breaks the promise on every task, the
 # calibrated threshold on none. As drafts nearly all exits are kept; but at thresholds this careful hardly any rule exits on
-# summaries, and many do not on translations. On other domains (`another_domain`) thresholds from
+# summaries, and many do not on translations.
+#
+# On other domains (`another_domain`) thresholds from
 # home break the demand by far for every rule that keeps a list of ids: it misses a little at home already, and much
 # more away. So does similarity on questions, and MuE everywhere. The trained classifiers on states, which hardly exit
 # there, break it by little or not at all.

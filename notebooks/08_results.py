@@ -477,8 +477,9 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # summaries no rule saves more than a hundredth. Rules over several layers save next to nothing anywhere.
 # Who accepts that a score may fall by a hundredth or two, on average and not for certain, saves two fifths on questions, and
 # about a sixth on translations, with probabilities over 64 ids, and on summaries, with a fixed layer, which no rule beats
-# (`score_against_flops`). Three things are different from made-up sentences. Words are less certain and settle
-# later (01), so exits come later. A readout over 4,000 ids costs more than three layers of this width, and a short
+# (`score_against_flops`).
+#
+# Three things are different from made-up sentences. Words are less certain and settle later (01), so exits come later. A readout over 4,000 ids costs more than three layers of this width, and a short
 # list misses words, so that rules with one are not certain to keep 99 % even where they never exit (03). And scores
 # of real outputs vary more: on no task are even the oracle's exits certain to keep 99 %, though on summaries they lose
 # nothing on average. What stays is the way out that does not trade: exits as drafts that the last layer checks
