@@ -9,12 +9,14 @@
 # make lab          JupyterLab, on a list of the notebooks
 # make site         all notebooks and results as web pages, in build/site; nothing is run, no network is used
 # make status       which models and results are there
+# make origin       where a stored table or figure comes from: cell, parameters, inputs, machine      FILE=figures/...
 # Set-up (virtual environment, pinned packages) is part of each of them and is done once.
 
 PROFILE ?= small
 DATA ?=
 MODEL ?=
 PART ?=
+FILE ?=
 FORCE ?=
 CORES ?=
 SITE ?= build/site
@@ -37,7 +39,7 @@ endif
 COMPANION = $(PYTHON) -m mee_utils
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce measure test explorer bench train retrain status results site lab setup clean
+.PHONY: reproduce measure test explorer bench train retrain status origin results site lab setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
@@ -46,7 +48,7 @@ measure: $(INSTALLED)
 	@$(COMPANION) measure $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
 
 test: $(INSTALLED)
-	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests mee_utils -n logical --maxprocesses 4 --dist loadgroup
+	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests mee_utils --doctest-modules -n logical --maxprocesses 4 --dist loadgroup
 
 explorer: $(INSTALLED)
 	@$(COMPANION) explorer $(OPTIONS)
@@ -63,6 +65,9 @@ retrain: $(INSTALLED)
 
 status: $(INSTALLED)
 	@$(COMPANION) status $(OPTIONS)
+
+origin: $(INSTALLED)
+	@$(COMPANION) origin "$(FILE)"
 
 results: $(INSTALLED)
 	@$(COMPANION) results

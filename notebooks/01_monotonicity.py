@@ -45,6 +45,7 @@ from mee_utils.study.result_tables import read_retrained
 
 settings = dict(limit=limit, max_new_tokens=max_new_tokens, bins=bins, seed=seed)
 experiment = Experiment("01_monotonicity", profile, data, **settings)
+note = f"profile {profile}, n = {limit} examples a task"
 tasks, layers = experiment.tasks(limit), experiment.layers
 models = experiment.models(experiment.backbones)
 
@@ -71,7 +72,7 @@ shares = lambda t, task, name: monotonicity.curve(monotonicity.stable(t), t, "sh
 stable = table(shares, own)
 draw = lambda axis, rows: figures.lines(axis, rows, "layer", "share", "model", figures.BAND)
 ylabel = "share of tokens whose\ntop-1 is final"
-figure = figures.facets(stable, draw, ylabel=ylabel, profile=profile)
+figure = figures.facets(stable, draw, ylabel=ylabel, note=note)
 experiment.save_figure(figure, "figure_1_settled", stable)
 
 # %%
@@ -140,7 +141,7 @@ spread = confidence.assign(
 draw = lambda axis, rows: figures.lines(
     axis, rows, "layer", "confidence", "model", ("one_below", "one_above"), clip=(0, 1)
 )
-options = dict(ylabel="probability of the\nfinal prediction", width=2.7, height=2.3, profile=profile)
+options = dict(ylabel="probability of the\nfinal prediction", width=2.7, height=2.3, note=note)
 figure = figures.facets(spread, draw, "model", row="task", **options)
 experiment.save_figure(figure, "figure_2_confidence", spread)
 
@@ -181,7 +182,7 @@ trio = {key: t for key, t in along.items() if key[0] == shown_task and key[1] in
 for percentile, token in shown.items():
     grid = lambda t, _, name: monotonicity.predictions(t, token, decode, model=name)
     predicted = table(grid, trio)
-    options = dict(xlabel=f"layer ({label(shown_task)}, percentile {percentile})", columns=1, profile=profile)
+    options = dict(xlabel=f"layer ({label(shown_task)}, percentile {percentile})", columns=1, note=note)
     figure = figures.facets(predicted, figures.predictions, "model", **options, width=10.5, height=1.75)
     experiment.save_figure(figure, f"figure_3_token_{percentile}", predicted)
 
@@ -201,7 +202,7 @@ experiment.save_table(strict, "strictly_monotonic").drop(columns="share_draws")
 # %%
 span = strict.kind.str.replace(" ", "\n") + "\n(layer " + (strict.after_layer + 1).astype(str) + "+)"
 draw = lambda axis, rows: figures.grouped_bars(axis, rows, "span", "share")
-figure = figures.facets(strict.assign(span=span), draw, ylabel="share of tokens", profile=profile)
+figure = figures.facets(strict.assign(span=span), draw, ylabel="share of tokens", note=note)
 experiment.save_figure(figure, "monotonic_tokens", strict)
 
 # %%
@@ -222,9 +223,13 @@ correct = {key: t.top1_id == t.token_id[:, None] for key, t in along.items()}
 by_layer = lambda t, *key: monotonicity.layer_reliability(t, correct[key], bins, task=key[0], model=key[1])
 per_layer = table(by_layer, along)
 draw = lambda axis, rows: figures.column_lines(axis, rows, "layer", ["confidence", "accuracy"])
-options = dict(ylabel="mean over tokens", width=2.7, height=2.3, profile=profile)
+options = dict(ylabel="mean over tokens", width=2.7, height=2.3, note=note)
 figure = figures.facets(per_layer, draw, "model", row="task", **options)
 experiment.save_figure(figure, "confidence_against_accuracy", per_layer)
+for name, rows in per_layer.groupby("model", sort=False):
+    worst = rows.loc[(rows.confidence - rows.accuracy).idxmax()]
+    found = f"{worst.confidence:.2f} for {worst.accuracy:.2f}"
+    print(f"{label(name)} promises most too much at layer {worst.layer} ({label(worst.task)}): {found}")
 
 # %% [markdown]
 # The same, bin by bin: reliability at a third, two thirds and the whole of the depth. On the diagonal a
@@ -250,13 +255,16 @@ def draw(axis, rows):
 
 labels = dict(xlabel="confidence (top-1 probability)", ylabel="accuracy")
 figure = figures.facets(
-    reliability[reliability.tokens >= 20], draw, "layer", row="task", **labels, profile=profile
+    reliability[reliability.tokens >= 20], draw, "layer", row="task", **labels, note=note
 )
 experiment.save_figure(figure, "reliability", reliability)
 
 # %%
 kept = ["task", "model", "layer", *[c for c in per_layer if c.startswith("expected")]]
 errors = experiment.save_table(per_layer[per_layer.layer.isin(third)][kept], "expected_calibration_error")
+early = errors[errors.layer == third[0]].groupby("model", sort=False).expected_calibration_error.mean()
+told = ", ".join(f"{label(name)} {error:.3f}" for name, error in early.items())
+print(f"Expected calibration error at layer {third[0]}, mean over tasks: {told}")
 errors.pivot(index=["task", "model"], columns="layer", values="expected_calibration_error").round(3)
 
 # %% [markdown]
@@ -320,7 +328,7 @@ for claim, rows in verdicts.groupby("claim", sort=False):
 # token is fed back. How thresholds trade quality for speed is the subject of [05](05_mee_classifiers.ipynb)
 # and [08](08_results.ipynb).
 #
-# **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
+# **Files.** Every figure as PNG (with `MEE_PDF=1` also as PDF) beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/01_monotonicity`. **Next:** [02, saturation](02_saturation.ipynb).
 
 # %%

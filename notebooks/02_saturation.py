@@ -56,6 +56,7 @@ from mee_utils.tasks.synthetic.words import DIFFICULTIES
 # %%
 settings = dict(limit=limit, max_new_tokens=max_new_tokens, threshold=threshold, share=share)
 experiment = Experiment("02_saturation", profile, data, **settings, frequency_limit=frequency_limit)
+note = f"profile {profile}, n = {limit} examples a task"
 tasks, training = experiment.tasks(limit), experiment.tasks(frequency_limit, "train")
 models = experiment.models(experiment.backbones)
 layers, tokenizer = experiment.layers, experiment.tokenizer()
@@ -124,7 +125,7 @@ colour = lambda rows: figures.STYLES[rows.model.iloc[0]].colour
 draw = lambda axis, rows: figures.lines(
     axis, rows, "layer", "share", "depth", figures.BAND, colour=colour(rows)
 )
-options = dict(ylabel="share of prefixes", width=2.8, height=2.3, profile=profile)
+options = dict(ylabel="share of prefixes", width=2.8, height=2.3, note=note)
 figure = figures.facets(by_layer, draw, "model", row="task", **options)
 experiment.save_figure(figure, "reached_by_layer", by_layer)
 
@@ -159,7 +160,7 @@ def draw(axis, rows):
 # %%
 if calm:
     drawn, ylabel = table(single, calm), "cosine with the\nlast layer's state"
-    figure = figures.facets(drawn, draw, ylabel=ylabel, profile=profile)
+    figure = figures.facets(drawn, draw, ylabel=ylabel, note=note)
     experiment.save_figure(figure, "single_prefixes", drawn)
 
 # %% [markdown]
@@ -190,7 +191,7 @@ curves = lambda *key: saturation.similarity_curves(
 )
 curves = table(curves, [choice for choice in choices if choice[1] == "calm"])
 draw = lambda axis, rows: figures.lines(axis, rows, "layer", "similarity", "group", figures.BAND)
-options = dict(ylabel="cosine with the\nlast layer's state", height=2.3, profile=profile)
+options = dict(ylabel="cosine with the\nlast layer's state", height=2.3, note=note)
 named = curves.assign(selected_by="CALM, selected by " + curves.selected_by.map(label))
 figure = figures.facets(named, draw, "selected_by", row="task", **options)
 experiment.save_figure(figure, "circularity", curves)
@@ -240,7 +241,7 @@ difficult = lambda task, name: saturation.depth_by_difficulty(
 draw = lambda axis, rows: figures.grouped_bars(axis, rows, "difficulty", "mean_layer", rotation=30)
 if known:
     by_difficulty = table(difficult, known).sort_values("depth", ascending=False, kind="stable")
-    options = dict(ylabel="mean layer", sharex="col", width=4.0, profile=profile)
+    options = dict(ylabel="mean layer", sharex="col", width=4.0, note=note)
     figure = figures.facets(by_difficulty, draw, row="depth", **options)
     experiment.save_figure(figure, "depth_by_difficulty", by_difficulty)
 else:
@@ -309,7 +310,7 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # `small` answer nearly all of it (00), so depth there is that of success. Everything here is at full depth along
 # references; no token exits.
 #
-# **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
+# **Files.** Every figure as PNG (with `MEE_PDF=1` also as PDF) beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/02_saturation`. **Next:** [03, pruning](03_pruning.ipynb).
 
 # %%

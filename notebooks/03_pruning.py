@@ -54,6 +54,7 @@ settings = dict(limit=limit, max_new_tokens=max_new_tokens, batch_size=batch_siz
 settings |= dict(min_layer=min_layer, top_k=top_k, first_k=first_k, least_k=least_k)
 settings |= dict(precision=precision, quality=quality)
 experiment = Experiment("03_pruning", profile, data, **settings)
+note = f"profile {profile}, n = {limit} examples a task"
 
 # %%
 pre_trained = experiment.profile.training.models[0]
@@ -93,7 +94,7 @@ def draw(axis, rows):
 
 
 # %%
-figure = figures.facets(boxes, draw, row="model", ylabel="rank of the final token", profile=profile)
+figure = figures.facets(boxes, draw, row="model", ylabel="rank of the final token", note=note)
 experiment.save_figure(figure, "rank_boxes", boxes)
 on_top = boxes[boxes.layer == min_layer].groupby("model", sort=False).on_top
 spans = [f"{figures.label(name)} {rows.min():.0%} to {rows.max():.0%}" for name, rows in on_top]
@@ -113,7 +114,7 @@ honesty = every(lambda t, **names: layer_reliability(t, t.top1_id == t.final_id[
 agrees = figures.STYLES["accuracy"]._replace(label="predictions that are the last layer's")
 styles, columns = figures.STYLES | {"accuracy": agrees}, ["confidence", "accuracy"]
 draw = lambda axis, rows: figures.column_lines(axis, rows, "layer", columns, styles)
-figure = figures.facets(honesty, draw, row="model", ylabel="mean over tokens", profile=profile)
+figure = figures.facets(honesty, draw, row="model", ylabel="mean over tokens", note=note)
 experiment.save_figure(figure, "confidence_and_accuracy", honesty)
 worst = honesty.loc[(honesty.confidence - honesty.accuracy).idxmax()]
 place = f"{figures.label(worst.model)}, {figures.label(worst.task)}, layer {worst.layer}"
@@ -140,7 +141,7 @@ drawn = kept_at[(kept_at.model == "calm") & kept_at.layer.isin([1, 2, 3, 4, 6, 8
 styles = figures.layer_styles(calm.layers)
 draw = lambda axis, rows: figures.lines(axis, rows, "k", "recall", "layer", figures.BAND, styles)
 labels = dict(xlabel="ids kept, k", ylabel="share of final tokens kept")
-figure = figures.facets(drawn, draw, **labels, profile=profile)
+figure = figures.facets(drawn, draw, **labels, note=note)
 figure.axes[0].set_xscale("log", base=2)
 experiment.save_figure(figure, "recall_by_k", drawn)
 at_first = kept_at[(kept_at.layer == min_layer) & (kept_at.k == top_k)].groupby("model", sort=False).recall
@@ -172,7 +173,7 @@ by_layer = pd.concat(
 
 # %%
 draw = lambda axis, rows: figures.lines(axis, rows, "layer", "ids")
-figure = figures.facets(by_layer, draw, ylabel="ids read out", profile=profile)
+figure = figures.facets(by_layer, draw, ylabel="ids read out", note=note)
 figure.axes[0].set_yscale("log")
 experiment.save_figure(figure, "kept_by_layer", by_layer)
 last = by_layer[by_layer.layer == calm.layers].groupby("rule", sort=False)
@@ -216,7 +217,7 @@ def draw(axis, rows):
 
 shown = complete[(complete.model == "calm") & (complete.reduction != "full_depth")]
 labels = dict(xlabel="FLOPs (1 = full depth)", ylabel="score kept (1 = full depth)")
-figure = figures.facets(shown, draw, **labels, profile=profile)
+figure = figures.facets(shown, draw, **labels, note=note)
 experiment.save_figure(figure, "complete_table", complete)
 others = complete[complete.reduction.isin(PRUNED)].groupby("model", sort=False).other_token.max()
 most = [f"{figures.label(name)} {share:.2%}" for name, share in others.items()]
@@ -290,7 +291,7 @@ swept = pd.DataFrame(swept)
 quantities = {"same_token": "predictions that stay", "flops_share": "FLOPs (1 = full depth)"}
 draw = lambda axis, rows, quantity: figures.lines(axis, rows, "k", quantity)
 xlabel = "ids kept: k (fixed), k* (decaying)"
-figure = figures.facets(swept, draw, quantities=quantities, xlabel=xlabel, sharey="row", profile=profile)
+figure = figures.facets(swept, draw, quantities=quantities, xlabel=xlabel, sharey="row", note=note)
 figure.axes[0].set_xscale("log", base=2)
 experiment.save_figure(figure, "sweep_of_k", swept)
 least = swept[swept.rule == "fixed"].groupby("k").same_token.min()
@@ -345,7 +346,8 @@ equal.pivot(index=["task", "rule"], columns="wanted", values=["mean_exit_layer",
 # without a bar fails at its strictest threshold.
 
 # %%
-stored = read_measured(experiment.profile.name)
+stored = read_measured(profile)
+tested = f"profile {profile}, n = {stored.tested} test examples a task"
 experiment.run.inputs["results measured"] = inputs_of(experiment.profile.name)["results measured"]
 wanted = ["softmax_margin", "fixed", "decaying", "adaptive", "rising_top1", "rising_fixed", "static"]
 kept = [keeping(stored, name, quality) for name in ("calm", "vanilla") if name in set(stored.settings.model)]
@@ -361,7 +363,7 @@ def draw(axis, rows):
 
 drawn = kept[kept.verdict == KEPT[0]].sort_values("flops_share")
 labels = dict(xlabel="FLOPs (1 = full depth)", empty=f"no rule keeps {quality:.0%}\nfor certain")
-look = dict(row="model", values=list(tasks), sharey=False, width=4.4, profile=profile)
+look = dict(row="model", values=list(tasks), sharey=False, width=4.4, note=tested)
 figure = figures.facets(drawn, draw, **labels, **look)
 experiment.save_figure(figure, "at_99_percent", kept)
 for row in drawn.drop_duplicates(["task", "model"]).itertuples():
@@ -423,7 +425,7 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # layers of this width, so that on summaries and translations no rule of this notebook saves anything for
 # certain. Without training to exit, the margin at 0.9 leaves nothing of the summaries and about half of the rest.
 #
-# **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
+# **Files.** Every figure as PNG (with `MEE_PDF=1` also as PDF) beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/03_pruning`.
 # **Next:** [04](04_contrastive_decoding.ipynb) asks whether contrast between layers improves the confidence itself.
 

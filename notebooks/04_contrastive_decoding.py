@@ -64,6 +64,7 @@ settings = dict(limit=limit, max_new_tokens=max_new_tokens, batch_size=batch_siz
 settings |= dict(min_layer=min_layer, alpha=alpha, top_k=top_k, expert_layer=expert_layer)
 settings |= dict(long_corpus=long_corpus, long_limit=long_limit)
 experiment = Experiment("04_contrastive_decoding", profile, data, **settings)
+note = f"profile {profile}, n = {limit} examples a task"
 tasks, models = experiment.tasks(limit), experiment.models(["calm", "vanilla"])
 pairs = [(name, task) for name in models for task in tasks]
 of_both = {pair: experiment.trace(*pair, limit, max_new_tokens) for pair in pairs}
@@ -105,7 +106,7 @@ def draw(axis, rows):
     axis.tick_params(axis="x", rotation=60)
 
 
-figure = figures.facets(long, draw, row="kind", ylabel="probability", sharex=False, profile=profile)
+figure = figures.facets(long, draw, row="kind", ylabel="probability", sharex=False, note=note)
 figure.axes[0].set(yscale="log", ylim=(1e-6, 2.0))
 experiment.save_figure(figure, "one_token", single)
 changed = single[single.plausible].groupby(["task", "kind"]).contrast.idxmax()
@@ -129,7 +130,7 @@ def draw(axis, rows):
     seaborn.heatmap(grid, norm=few_and_many, cmap="viridis", ax=axis, cbar_kws=colour_bar)
 
 
-figure = figures.facets(amateurs, draw, xlabel="expert layer", ylabel="amateur layer", profile=profile)
+figure = figures.facets(amateurs, draw, xlabel="expert layer", ylabel="amateur layer", note=note)
 experiment.save_figure(figure, "chosen_amateur", amateurs)
 first = amateurs[amateurs.amateur_layer == 1].groupby("task", sort=False).share.mean()
 shares = [f"{figures.label(task)} {share:.1%}" for task, share in first.items()]
@@ -154,7 +155,7 @@ STYLES = {
 columns = {"single": ["single"], "plain": ["plain", "contrast", "without_mass"]}
 draw = lambda axis, rows, kind: figures.column_lines(axis, rows, "layer", columns[kind], STYLES)
 quantities = {"single": "share of tokens", "plain": "mean margin"}
-figure = figures.facets(plausible, draw, quantities=quantities, profile=profile)
+figure = figures.facets(plausible, draw, quantities=quantities, note=note)
 experiment.save_figure(figure, "one_candidate", plausible)
 at = plausible[plausible.layer == min_layer].set_index("task").single
 shares = [f"{figures.label(task)} {share:.1%}" for task, share in at.items()]
@@ -197,7 +198,7 @@ ranks = pd.concat(ranks, ignore_index=True)
 
 # %%
 draw = lambda axis, rows: figures.lines(axis, rows, "layer", "roc_area")
-figure = figures.facets(ranks.dropna(), draw, row="model", ylabel="area under the ROC curve", profile=profile)
+figure = figures.facets(ranks.dropna(), draw, row="model", ylabel="area under the ROC curve", note=note)
 experiment.save_figure(figure, "ranking", ranks)
 areas = ranks.groupby(["model", "rule"], sort=False).roc_area.mean()
 means = [f"{figures.label(name)}, {figures.label(rule)} {area:.3f}" for (name, rule), area in areas.items()]
@@ -220,7 +221,7 @@ equal = pd.concat(tables, ignore_index=True)
 quantities = {"mean_exit_layer": "mean exit layer", "flops_share": "FLOPs (1 = full depth)"}
 draw = lambda axis, rows, quantity: figures.lines(axis, rows, "wanted", quantity)
 xlabel = "share of predictions that stay"
-figure = figures.facets(equal, draw, quantities=quantities, xlabel=xlabel, sharey="row", profile=profile)
+figure = figures.facets(equal, draw, quantities=quantities, xlabel=xlabel, sharey="row", note=note)
 figure.axes[0].set_xticks([0.95, 0.98, 0.99])
 experiment.save_figure(figure, "equal_quality", equal)
 depths = equal[equal.wanted == 0.98].groupby("rule", sort=False).flops_share.mean()
@@ -289,9 +290,11 @@ verdicts = experiment.save_table(pd.concat(verdicts, ignore_index=True), "pareto
 draw = lambda axis, rows: figures.dots(axis, rows, "flops_share", "retained", yband=figures.BAND)
 labels = dict(xlabel="FLOPs (1 = full depth)", ylabel="score kept (1 = full depth)")
 size = dict(sharex=False, sharey=False, height=3.4, width=4.4)
-figure = figures.facets(points, draw, **labels, **size, profile=profile)
+figure = figures.facets(points, draw, **labels, **size, note=note)
 experiment.save_figure(figure, "score_against_flops", points)
 counts = verdicts.groupby("task", sort=False)[["improves", "worse", "cheapest"]].sum()
+better, worse = counts.improves.sum(), counts.worse.sum()
+print(f"Of {len(verdicts)} settings with contrast {better} improve on the plain margin for certain, {worse} are worse")
 counts.assign(settings=verdicts.task.value_counts())
 
 # %% [markdown]
@@ -391,7 +394,7 @@ experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "o
 # Not shown: large models, which Gera et al. and Chuang et al. contrast; open-ended text, for which contrast
 # was made; quality on long documents, for which no trained model is at hand.
 #
-# **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
+# **Files.** Every figure as PNG (with `MEE_PDF=1` also as PDF) beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/04_contrastive_decoding`.
 # **Next:** [05](05_mee_classifiers.ipynb) asks whether several layers decide better than one.
 

@@ -43,7 +43,7 @@ from mee_utils.exits.measures import find_measure
 from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
 from mee_utils.study import figures
-from mee_utils.study.catalogue import RULES, VARIANTS
+from mee_utils.study.catalogue import MAIN_MODEL, RULES, VARIANTS
 from mee_utils.study.result_tables import KEPT, inputs_of, read_measured, read_measurements
 from mee_utils.study.verdicts import keeping
 from mee_utils.tasks import TASKS
@@ -54,6 +54,7 @@ decoding = dict(max_new_tokens=max_new_tokens, batch_size=batch_size)
 settings = dict(limit=limit, threshold=threshold, other_threshold=other_threshold, decay=decay)
 settings |= dict(min_layer=min_layer, quality=quality, **decoding)
 experiment = Experiment("05_mee_classifiers", profile, data, **settings)
+note = f"profile {profile}, n = {limit} examples a task"
 tasks, models = experiment.tasks(limit), experiment.models(["calm", "vanilla"])
 classifiers = experiment.classifiers(models)
 seeds = {len(trained) for trained in classifiers.values()}
@@ -74,6 +75,8 @@ print(f"{sum(map(len, classifiers.values()))} classifiers: {len(classifiers)} ki
 # | low rank | hidden, with $A$ of $d/8$ rows; one layer, or three | ours: cheap enough for every layer |
 # | LSTM | $(c, s)^l = \mathrm{LSTM}(n(h^l), (c, s)^{l-1})$, $z = u \cdot s^l$, over decoder layers, anew for each token | MEE: two LSTM layers (here $d/2$ units); its code: one ($d/4$) |
 #
+# MEE's rising top-1 has nothing to train; its forerunner is ELBERT's window (Xie et al. 2021), as 06 shows.
+#
 # Target: is this layer's top-1 the last layer's ("consistency", the default), or the reference's token
 # ("correctness")? Both classes count alike in every layer; five epochs on teacher-forced training examples;
 # the model is frozen.
@@ -93,7 +96,7 @@ curves = pd.concat(
 learning = comparison.seed_interval(curves, ["rule", "epoch"], ["loss", "held_out_loss"])
 draw = lambda axis, rows: figures.column_lines(axis, rows, "epoch", ["loss", "held_out_loss"])
 labels = dict(xlabel="epoch", ylabel="loss (nats)")
-figure = figures.facets(learning, draw, "rule", **labels, width=2.3, height=2.2, profile=profile)
+figure = figures.facets(learning, draw, "rule", **labels, width=2.3, height=2.2, note=f"profile {profile}")
 experiment.save_figure(figure, "learning_curves", learning)
 last = learning[learning.epoch == learning.epoch.max()].sort_values("held_out_loss", kind="stable")
 best, worst = (
@@ -153,7 +156,7 @@ def draw(axis, rows):
 
 
 # %%
-labels = dict(row="family", ylabel="area under\nthe ROC curve", height=2.2, profile=profile)
+labels = dict(row="family", ylabel="area under\nthe ROC curve", height=2.2, note=note)
 figure = figures.facets(of_family(by_layer), draw, values=list(tasks), **labels)
 experiment.save_figure(figure, "ranking", by_layer)
 
@@ -195,7 +198,7 @@ def draw(axis, rows):
     axis.minorticks_off()
 
 
-labels = dict(xlabel="training tokens", ylabel="area under\nthe ROC curve", height=2.8, profile=profile)
+labels = dict(xlabel="training tokens", ylabel="area under\nthe ROC curve", height=2.8, note=f"profile {profile}")
 figure = figures.facets(learned, draw, values=list(tasks), **labels)
 experiment.save_figure(figure, "tokens_needed", learned)
 
@@ -216,7 +219,7 @@ for task, rows in most.groupby("task", sort=False):
 #
 # Precision: of the tokens above the threshold at a layer, how many have the last layer's prediction. Recall:
 # of the tokens that the oracle would have let go by then, how many are above it. First seed; bands are 95 %
-# intervals over sequences.
+# intervals over sequences. Six rules are drawn, nine are in the table beside the figure.
 
 # %%
 at_first = lambda task, rule: replays[task, "calm", rule, "consistency", 0]
@@ -235,11 +238,12 @@ quality_of = pd.concat(
 # %%
 def draw(axis, rows, quantity):
     band = (f"{quantity}_low", f"{quantity}_high")
+    rows = rows[rows.rule.isin(["softmax_margin", "hidden_similarity", "linear", "hidden", "three_hidden", "lstm"])]
     figures.lines(axis, rows.dropna(subset=[quantity]), "layer", quantity, band=band)
 
 
 quantities = {"precision": "precision", "recall": "recall"}
-figure = figures.facets(quality_of, draw, quantities=quantities, sharey="row", profile=profile)
+figure = figures.facets(quality_of, draw, quantities=quantities, sharey="row", note=note)
 experiment.save_figure(figure, "precision_and_recall", quality_of)
 recall = quality_of.groupby("rule").recall.mean()
 best = figures.label(recall.idxmax())
@@ -270,9 +274,12 @@ def draw(axis, rows):
 
 
 labels = dict(xlabel="confidence", ylabel="share whose prediction\nis the last layer's")
-figure = figures.facets(reliability, draw, **labels, height=3.2, profile=profile)
+figure = figures.facets(reliability, draw, **labels, height=3.2, note=note)
 experiment.save_figure(figure, "calibration", reliability)
 errors = reliability.drop_duplicates(["task", "rule"])
+mean_error = errors.groupby("rule", sort=False).error.mean().sort_values()
+ends = [f"{mean_error[rule]:.3f} ({figures.label(rule)})" for rule in mean_error.index[[0, -1]]]
+print("Expected calibration error, mean over tasks: from", " to ".join(ends))
 errors.pivot(index="rule", columns="task", values="error").rename(figures.label).round(3)
 
 # %% [markdown]
@@ -345,13 +352,16 @@ def draw(axis, rows):
     axis.set_xticks(shares, [f"{100 * share:g}" for share in shares])
 
 
-figure = figures.facets(of_family(at_equal), draw, values=list(tasks), **labels, height=2.2, profile=profile)
+figure = figures.facets(of_family(at_equal), draw, values=list(tasks), **labels, height=2.2, note=note)
 experiment.save_figure(figure, "at_equal_quality", at_equal)
 
 # %%
-layer = on_calm(at_equal[at_equal.wanted == 0.98]).pivot(
-    index="rule", columns="task", values="mean_exit_layer"
-)
+at_98 = on_calm(at_equal[at_equal.wanted == 0.98])
+for task, rows in of_family(at_98).sort_values("flops_share").groupby("task", sort=False):
+    best = rows.drop_duplicates("family").itertuples()
+    spent = [f"{row.family}: {figures.label(row.rule)} {row.flops_share:.0%}" for row in best]
+    print(f"{figures.label(task)}, FLOPs where 98 % of the predictions stay: {'; '.join(spent)}")
+layer = at_98.pivot(index="rule", columns="task", values="mean_exit_layer")
 layer.rename(figures.label).round(2)
 
 # %% [markdown]
@@ -368,7 +378,7 @@ layers_seen = on_calm(middle).set_index("rule").loc[several].reset_index()
 band = lambda quantity: (f"{quantity}_low", f"{quantity}_high")
 draw = lambda axis, rows, quantity: figures.bars(axis, rows, quantity, band=band(quantity))
 quantities = {"mean_exit_layer": "mean exit layer", "flops_share": "FLOPs (1 = full depth)"}
-options = dict(quantities=quantities, named="x", sharex="row", height=3.2, profile=profile)
+options = dict(quantities=quantities, named="x", sharex="row", height=3.2, note=note)
 figure = figures.facets(layers_seen, draw, **options)
 experiment.save_figure(figure, "layers_seen", layers_seen)
 depth = layers_seen.groupby("rule").mean_exit_layer.mean()
@@ -442,7 +452,8 @@ published.pivot_table(**by_rule, sort=False).round(2)
 # examples, scores of test examples.
 
 # %%
-stored = read_measured(experiment.profile.name)
+stored = read_measured(profile, MAIN_MODEL)
+tested = f"profile {profile}, n = {stored.tested} test examples a task"
 experiment.run.inputs["results measured"] = inputs_of(experiment.profile.name)["results measured"]
 wanted = ["full_depth", *rules, "rising_fixed", "static", "oracle"]
 curve_points = stored.rows(model="calm")
@@ -462,7 +473,7 @@ def draw(axis, rows):
 families = [RULES[rule].family for rule in curve_points.rule]
 by_family = curve_points.assign(family=families)
 by_family = by_family[by_family.family != "reference"]
-options = dict(row="family", values=list(tasks), sharey="col", width=3.8, height=2.6, profile=profile)
+options = dict(row="family", values=list(tasks), sharey="col", width=3.8, height=2.6, note=tested)
 figure = figures.facets(by_family, draw, xlabel="FLOPs (1 = full depth)", **options)
 experiment.save_figure(figure, "score_against_cost", curve_points)
 
@@ -551,7 +562,7 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # oracle apart). At 0.9 the margin keeps as much as MEE's rules, or more. One thing is seen again: on summaries and
 # translations the LSTM and the rising top-1 take more FLOPs than full depth.
 #
-# **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
+# **Files.** Every figure as PNG (with `MEE_PDF=1` also as PDF) beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/05_mee_classifiers`.
 # **Next:** [06](06_survey_rules.ipynb) puts the rules of other papers beside these.
 

@@ -37,6 +37,7 @@ splits = 50  # random halves, or orders, that test a promise
 
 # %%
 from dataclasses import replace
+from textwrap import fill
 
 import numpy as np
 import pandas as pd
@@ -48,7 +49,7 @@ from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
 from mee_utils.paper.statements import BUGS
 from mee_utils.study import figures, verdicts
-from mee_utils.study.catalogue import RULES
+from mee_utils.study.catalogue import IDEAS, MAIN_MODEL, RULES
 from mee_utils.study.result_tables import inputs_of, read_measured, read_timings
 from mee_utils.traces.replay import replay_policy
 
@@ -57,6 +58,7 @@ settings = dict(limit=limit, choosing=choosing, min_layer=min_layer, top_k=top_k
 settings |= dict(max_draft=max_draft, sure=sure, layer=layer, splits=splits, promise=promise)
 experiment = Experiment("06_survey_rules", profile, data, max_new_tokens=max_new_tokens, **settings)
 examples = limit + choosing
+traced = f"profile {profile}, n = {examples} examples a task"
 tasks, models = experiment.tasks(examples), experiment.models(["calm", "vanilla"])
 calm = models["calm"]
 trained = experiment.classifiers({"calm": calm}, seeds=[0], survey=True)
@@ -93,13 +95,8 @@ print({task: f"{len(found)} tokens of {len(tasks[task])} outputs" for task, foun
 # its 64 best ids at later ones (*fixed pruning*, 03).
 
 # %%
-groups = {
-    "one layer's\nprobabilities": ["fixed", "surest", "entropy"],
-    "exits so far": ["patience", "vote", "weighted_vote", "pcee", "elbert", "rising_fixed"],
-    "states": ["hidden_similarity", "mue", "linear", "learning_to_exit", "q_exit", "low_rank_three"],
-    "another token,\nor a table": ["ztw", "past_future", "token_hash"],
-}
-group_of = {rule: group for group, members in groups.items() for rule in members}
+group_of = {rule: fill(idea, 18) for rule, idea in IDEAS.items()}  # in the order of the ideas
+group_of = dict(sorted(group_of.items(), key=lambda pair: list(IDEAS.values()).index(IDEAS[pair[0]])))
 
 
 def policy_of(rule, pruned=True):
@@ -114,18 +111,19 @@ def policy_of(rule, pruned=True):
 # `readouts` and `layers`: products with the head, and layers looked at, for one decision. The last columns
 # are the counted FLOPs of a decision as a share of one layer, with 64 ids read out, for this model and for
 # the shapes of T5-base and T5-large. (The first exit of a token reads out all ids; that comes on top.) `bug`
-# names what public code of the rule does instead (08 switches it on).
+# names what public code of the rule does instead (08 switches it on; one public code also keeps the threshold of
+# the entropy in a variable called patience, which changes nothing).
 
 # %%
-bugs = {"pcee": "entropy never asked", "rising_fixed": "logits for probabilities"}
 sizes = {f"profile {profile}": traces[next(iter(tasks))].sizes}
 sizes |= {shape: size for shape, size in SHAPES.items() if shape != "mini"}
 described = [
-    {"rule": rule, **survey.describe(policy_of(rule).measure, sizes, top_k), "bug": bugs.get(rule, "")}
+    {"rule": rule, "source": RULES[rule].source, "bug": RULES[rule].bug}
+    | survey.describe(policy_of(rule).measure, sizes, top_k)
     for rule in [*group_of, "bandit"]
 ]
 described = experiment.save_table(pd.DataFrame(described), "what_they_cost")
-for rule, bug in bugs.items():
+for rule, bug in described.set_index("rule").bug[lambda bugs: bugs != ""].items():
     print(f"{figures.label(rule)}: {BUGS[bug]['what']}")
 described.assign(rule=described.rule.map(figures.label)).set_index("rule").round(4)
 
@@ -155,7 +153,7 @@ def draw(axis, rows):
     axis.axhline(0.5, color=figures.GREY, linewidth=0.8, linestyle=":")
 
 
-options = dict(row="group", values=list(tasks), height=2.2, profile=profile)
+options = dict(row="group", values=list(tasks), height=2.2, note=traced)
 figure = figures.facets(ranks, draw, ylabel="area under\nthe ROC curve", **options)
 experiment.save_figure(figure, "ranking", ranks)
 overall = [decisions.overall_ranking(found, task=task, rule=rule) for (task, rule), found in plain.items()]
@@ -232,7 +230,7 @@ def draw(axis, rows):
 
 # %%
 title = f"rank correlation of confidences at layer {layer}"
-figure = figures.facets(cells.assign(what=title), draw, "what", width=7.4, height=6.6, profile=profile)
+figure = figures.facets(cells.assign(what=title), draw, "what", width=7.4, height=6.6, note=traced)
 experiment.save_figure(figure, "alike", cells)
 beside = cells[cells["first"] < cells.second].dropna().sort_values("correlation", kind="stable")
 for row in beside.tail(4)[::-1].itertuples():
@@ -247,7 +245,8 @@ for row in beside.tail(4)[::-1].itertuples():
 # whatever the token, which needs no decision.
 
 # %%
-stored = read_measured(experiment.profile.name)
+stored = read_measured(profile, MAIN_MODEL)
+tested = f"profile {profile}, n = {stored.tested} test examples a task"
 experiment.run.inputs["results measured"] = inputs_of(experiment.profile.name)["results measured"]
 curves = stored.rows(model="calm")
 curves = curves[curves.rule.isin([*group_of, "static"]) & curves.task.isin(list(tasks))]
@@ -265,7 +264,7 @@ def draw(axis, rows):
 
 # %%
 labels = dict(xlabel="consistency loss (%)", ylabel="FLOPs\n(1 = full depth)")
-options = dict(row="group", values=list(tasks), sharex="col", height=2.3, profile=profile)
+options = dict(row="group", values=list(tasks), sharex="col", height=2.3, note=tested)
 figure = figures.facets(curves[curves.rule != "static"], draw, **labels, **options)
 experiment.save_figure(figure, "equal_loss", curves)
 
@@ -293,13 +292,14 @@ drafts = read_timings("drafts", chosen, experiment.profile.name)
 drafts = drafts.assign(verified_speed=drafts.speed)[[*keys, "verified_speed"]]
 
 # %%
-replays = {(task, rule): replay_policy(traces[task], policy_of(rule), calm) for task, rule in plain}
-accepted = [
-    dict(zip(keys, key))
-    | lossless.summary(replays[key].at_threshold(row.threshold), max_draft, max_new_tokens)
-    for row in chosen[chosen.rule != "bandit"].itertuples()
-    for key in [(row.task, row.rule)]
-]
+rules_of = [(task, rule) for task in tasks for rule in [*group_of, "bandit"] if RULES[rule].pruning]
+replays = plain | {(t, rule): replay_policy(traces[t], policy_of(rule), calm) for t, rule in rules_of}
+accepted = []
+for row in chosen.itertuples():
+    found = replays[row.task, row.rule]  # a bandit finds its threshold itself
+    found = found if row.rule == "bandit" else found.at_threshold(row.threshold)
+    drafted = lossless.summary(found, max_draft, max_new_tokens)
+    accepted.append({"task": row.task, "rule": row.rule, **drafted})
 lost = {"consistency_loss": "loss", "consistency_low": "loss_low", "consistency_high": "loss_high"}
 columns = ["threshold", *lost.values(), "flops_share", "mean_exit_layer"]
 columns += ["retained", "low", "high", "retained_draws"]
@@ -324,13 +324,13 @@ if drafts.empty:
 # %%
 columns = ["roc_area", "equal_flops", "guaranteed", "verified_speed", "acceptance", "tokens_a_round"]
 columns += ["loss", "flops_share", "mean_exit_layer", "retained"]
-over_tasks = bench.groupby("rule", sort=False)[columns].mean().reindex([*group_of, "bandit"])
-experiment.save_table(over_tasks.reset_index(), "mean_of_tasks")
-over_tasks.rename(figures.label).round(3)
+over_tasks = bench.groupby("rule", sort=False)[columns].mean().reset_index()
+whole = experiment.save_table(described.merge(over_tasks, on="rule"), "rules")
+whole.assign(rule=whole.rule.map(figures.label)).set_index(["rule", "source"]).round(3)
 
 # %%
 shown = bench.assign(task=bench.task.map(figures.label), rule=bench.rule.map(figures.label))
-columns[1:1] = ["threshold"]
+columns.insert(1, "threshold")
 shown.set_index(keys)[[*columns, "equal_low", "equal_high", "loss_low", "loss_high"]].round(3)
 
 # %% [markdown]
@@ -374,7 +374,7 @@ def draw(axis, rows):
 
 
 labels = dict(xlabel="mean exit layer", ylabel="consistency loss (%)", sharex=False, sharey=False)
-figure = figures.facets(draws, draw, **labels, profile=profile)
+figure = figures.facets(draws, draw, **labels, note=traced)
 experiment.save_figure(figure, "bandit", draws)
 for who, rows in keepers[keepers.who.isin(marks)].groupby("who", sort=False):
     broken = f"the promise is broken in {rows.broken.mean():.0%} of the draws"
@@ -386,20 +386,23 @@ for who, rows in keepers[keepers.who.isin(marks)].groupby("who", sort=False):
 # Two comparisons, means over the layers at which a rule decides. BERxiT's unit and CALM's linear classifier
 # are the same unit with another loss: squared error, or cross-entropy in which both classes count alike. The
 # foretold state and the ensemble emit tokens of their own. `right` is how often that token is the last
-# layer's; beside them stands the layer's own token, which needs no training.
+# layer's; beside them stands the layer's own token, which needs no training. *Distilled*: the map of a layer
+# learns what the last layer says, all of its distribution, as FastBERT's exits do (Liu et al. 2020), in place of
+# the last state. How the *model* is trained is another question: 00 and 01 have BERxiT's alternating training
+# beside CALM's.
 
 # %%
-variants = {("linear", "balanced cross-entropy"): classifiers["linear"]}
-variants["learning_to_exit", "squared error"] = classifiers["learning_to_exit"]
-variants["past_future", "squared error of the state"] = classifiers["past_future"]
-variants["ztw", "cross-entropy of the token"] = classifiers["ztw"]
-variants["max_probability", "untrained"] = "max_probability"
+losses_of = {"linear": "balanced cross-entropy", "learning_to_exit": "squared error", "surest": "untrained"}
+losses_of |= {"past_future": "squared error of the state", "ztw": "cross-entropy of the token"}
+(distilled,) = trained["calm", "past_future", "distilled"]
+taught_so = [(task, rule, loss, plain[task, rule]) for task in tasks for rule, loss in losses_of.items()]
+distilled = ExitPolicy(distilled, threshold=1.0, min_layer=min_layer)
+for task, found in traces.items():
+    taught_so.append((task, "past_future", "distilled", replay_policy(found, distilled, calm)))
 rows = []
-for (task, found), ((rule, loss), measure) in [(t, v) for t in traces.items() for v in variants.items()]:
-    seen = replay_policy(found, ExitPolicy(measure, threshold=1.0, min_layer=min_layer), calm)
-    area = decisions.ranking(seen).roc_area.mean()
-    right = seen.same_token[:, :-1].mean()
-    rows.append({"task": task, "rule": rule, "trained by": loss, "roc_area": area, "right": right})
+for task, rule, loss, seen in taught_so:
+    found = {"roc_area": decisions.ranking(seen).roc_area.mean(), "right": seen.same_token[:, :-1].mean()}
+    rows.append({"task": task, "rule": rule, "trained by": loss, **found})
 ways = experiment.save_table(pd.DataFrame(rows), "trained_how")
 ways.assign(rule=ways.rule.map(figures.label)).pivot(
     index=["rule", "trained by"], columns="task", values=["roc_area", "right"]
@@ -433,7 +436,7 @@ fake = pd.concat(
     ignore_index=True,
 )
 
-
+# %%
 def draw(axis, rows, quantity):
     band = ("low", "high") if quantity == "wrong" else None
     figures.lines(axis, rows, "layer", quantity, "model", band, clip=(0, 1))
@@ -441,8 +444,11 @@ def draw(axis, rows, quantity):
 
 quantities = {"sure": "share of tokens\nabove 0.9", "wrong": "share of these\nthat is wrong"}
 quantities = {name: text.replace("0.9", f"{sure:g}") for name, text in quantities.items()}
-figure = figures.facets(fake, draw, quantities=quantities, sharey="row", height=2.4, profile=profile)
+figure = figures.facets(fake, draw, quantities=quantities, sharey="row", height=2.4, note=traced)
 experiment.save_figure(figure, "fake_confidence", fake)
+for row in fake[fake.layer == min_layer].itertuples():
+    span = f"{row.wrong:.1%} ({row.low:.1%} to {row.high:.1%}) of them wrong"
+    print(f"{figures.label(row.model)}, {figures.label(row.task)}, layer {min_layer}: {row.sure:.0%} sure, {span}")
 
 # %% [markdown]
 # ## Later in the sentence, at intervals, and in another domain
@@ -488,7 +494,8 @@ spaced.pivot(index="every", columns="task", values=["flops_share", "loss"]).roun
 # %% [markdown]
 # *In another domain*: a threshold that was chosen at home, used on another task, which is a larger shift than the
 # survey's (reviews of films, then of other goods), and on other corpora of the same task, where the profile names
-# some. The demand was a loss of one in a hundred at home.
+# some. The demand was a loss of one in a hundred at home. For the corpora also the confidence itself: of how many
+# tokens the first exit is sure, and how many of these the last layer contradicts.
 
 # %%
 rows = []
@@ -498,28 +505,36 @@ for rule, home, away in [(r, a, b) for r in group_of for a in tasks for b in tas
     row = survey.at_loss(found, losses[away], max_new_tokens)
     place = "at home" if home == away else "away"
     rows.append({"task": away, "model": "calm", "rule": rule, "home": home, "place": place, **row})
+labels = lambda task, place: {"task": task, "model": "calm", "place": place}
+moved = [survey.fake_confidence(traces[t].first(held[t]), sure, **labels(t, "at home")) for t in tasks]
 
 # %%
 for corpus, each in experiment.away(limit).items():
     states = experiment.scratch(f"{corpus}.npy")
     found = trace(calm, each.inputs, max_new_tokens=max_new_tokens, states=states)
-    lost, labels = survey.output_losses(found, calm, each), {"task": each.name, "model": "calm"}
+    lost, here = survey.output_losses(found, calm, each), labels(each.name, corpus)
+    moved.append(survey.fake_confidence(found, sure, **here))
     for rule in group_of:
         replayed = replay_policy(found, policy_of(rule).at_threshold(levels_at[each.name, rule]), calm)
         row = survey.at_loss(replayed, lost, max_new_tokens)
-        rows.append({**labels, "rule": rule, "home": each.name, "place": corpus, **row})
+        rows.append({**here, "rule": rule, "home": each.name, **row})
 travelled = experiment.save_table(pd.DataFrame(rows), "another_domain")
 worst = travelled.pivot_table(index="rule", columns="place", values="loss", aggfunc="max", sort=False)
 for place, column in worst.items():
     print(f"{place}: a loss of up to {column.max():.1%} ({figures.label(column.idxmax())})")
 worst.rename(figures.label).map("{:.1%}".format)
 
+# %%
+moved = pd.concat(moved, ignore_index=True)
+moved = experiment.save_table(moved[moved.layer == min_layer], "confidence_elsewhere")
+moved.set_index(["task", "place"])[["sure", "wrong", "low", "high"]].map("{:.1%}".format)
+
 # %% [markdown]
 # ## Each statement of the survey beside our number
 
 # %%
 known = {"bench": bench, "thinking": thinking, "fake": fake, "thirds": thirds, "spaced": spaced}
-known |= {"travelled": travelled, "keepers": keepers, "same": same}
+known |= {"travelled": travelled, "moved": moved, "keepers": keepers, "same": same}
 tables = {task: {name: table[table.task == task] for name, table in known.items()} for task in tasks}
 judged = claims.judge(
     "06_survey_rules", tables, demand=demand, delta=delta, last=calm.layers, first=min_layer
@@ -550,8 +565,8 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # them. MuE's threshold falls to nine tenths of a number that is at most one, and consecutive layers are often
 # more alike than that, whether the token is right or not: on two of three tasks it cannot be made careful. BERxiT's
 # unit has as many weights as CALM's linear classifier, but with its loss, in which classes count by their
-# frequency, it hardly ranks the tokens of a layer. (Its loss had stopped falling.) Few tokens are wrong here; where
-# more are, it may learn more.
+# frequency, and with the training that all classifiers get, it hardly ranks the tokens of a layer. Few tokens are
+# wrong here; where more are, it may learn more, and a longer training of its own may help it.
 #
 # *Another token.* The tokens of the foretold state are as often right as the layer's own on translation, where the
 # rule is cheap, and less often elsewhere; each layer costs one more matrix product. This model was trained so that
@@ -590,10 +605,14 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # there, break it by little or not at all.
 #
 # **Limits.** Mini models that solve their synthetic tasks almost perfectly; one backbone, trained jointly
-# (BERxiT's alternating training is beside it in 00); one seed of each trained rule, with the training that all
-# classifiers get; patience, window and number of ids at one setting.
+# (BERxiT's alternating training is beside it in 00 and 01); one seed of each trained rule, with the training that all
+# classifiers get; patience, window and number of ids at one setting. Not built: exits learned by reinforcement
+# (ConsistentEE), between machines (SplitEE), by routing inside training (Mixture-of-Depths, Mixture-of-Recursions), by
+# rebatching a server's requests (DREX) or sharing keys and values of skipped layers (River-LLM). Large language
+# models of today leave less to exits than these (*The diminishing returns of early-exit decoding in modern LLMs*,
+# arXiv 2603.23701).
 #
-# **Files.** Every figure as PNG and PDF beside the CSV of what was drawn, and a manifest, in
+# **Files.** Every figure as PNG (with `MEE_PDF=1` also as PDF) beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/06_survey_rules`.
 # **Next:** [07](07_lossless.ipynb), exits that keep all of the quality.
 

@@ -51,6 +51,7 @@ from mee_utils.traces.replay import replay_policy
 settings = dict(limit=limit, max_new_tokens=max_new_tokens, threshold=threshold, min_layer=min_layer)
 settings |= dict(max_draft=max_draft, top_k=top_k, batch_size=batch_size, shown=shown)
 experiment = Experiment("07_lossless", profile, data, **settings)
+note = f"profile {profile}, n = {limit} examples a task"
 tasks, layers = experiment.tasks(limit), experiment.layers
 models = experiment.models([name for name in ("calm", "vanilla") if name in experiment.backbones])
 trained = experiment.classifiers(models, seeds=[0])
@@ -105,7 +106,7 @@ def draw(axis, rows):
     axis.grid(axis="x", visible=False)
 
 
-labels = dict(ylabel="layer of the draft", columns=1, sharex=False, width=9.5, height=2.6, profile=profile)
+labels = dict(ylabel="layer of the draft", columns=1, sharex=False, width=9.5, height=2.6, note=f"profile {profile}")
 figure = figures.facets(runs, draw, "model", **labels)
 experiment.save_figure(figure, "one_sentence", runs)
 
@@ -165,7 +166,7 @@ def draw(axis, rows, quantity):
 # %%
 quantities = {"drafted": "share of tokens\ndrafted here", "kept": "share of these\nthat is kept"}
 shown_rows = by_layer[by_layer.model == main]
-figure = figures.facets(shown_rows, draw, quantities=quantities, sharey="row", profile=profile)
+figure = figures.facets(shown_rows, draw, quantities=quantities, sharey="row", note=note)
 experiment.save_figure(figure, "acceptance_by_layer", by_layer)
 
 # %%
@@ -199,7 +200,7 @@ def draw(axis, rows):
 
 
 if len(timed):
-    figure = figures.facets(timed, draw, ylabel="tokens a second (1 = full depth)", profile=profile)
+    figure = figures.facets(timed, draw, ylabel="tokens a second (1 = full depth)", note=f"profile {profile}")
     experiment.save_figure(figure, "speed", timed.drop(columns=["low", "high", "rows"]))
 else:
     print("not timed yet: run make bench")
@@ -232,10 +233,15 @@ def draw(axis, rows):
     axis.axhline(1.0, color=figures.GREY, linewidth=0.8)
 
 
+# %%
 if len(shapes):
-    labels = dict(ylabel="tokens a second, batch 1\n(1 = full depth)", width=3.8, profile=profile)
+    labels = dict(ylabel="tokens a second, batch 1\n(1 = full depth)", width=3.8, note=f"profile {profile}")
     figure = figures.facets(shapes, draw, values=list(tasks), **labels)
     experiment.save_figure(figure, "speed_by_shape", shapes)
+    for shape, rows in shapes.groupby("shape", sort=False):
+        best = rows.loc[rows.groupby("kind", sort=False).speed.idxmax()].itertuples()
+        found = [f"{row.kind} {row.speed:.2f} ({figures.label(row.task)})" for row in best]
+        print(f"{shape}, fastest of all tasks: {'; '.join(found)}")
 else:
     print("not timed yet: run make bench")
 

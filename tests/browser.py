@@ -46,6 +46,10 @@ class Page:
         self.send("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
         self.send("Page.navigate", url=address)
+        return self.loaded()
+
+    def loaded(self):
+        """Waits until everything is there of what was asked for since the events were cleared."""
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.receive()
         return self

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from hashlib import sha256
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from benchmarks import rules, shapes, tables
 from benchmarks.__main__ import main
 
 from mee_utils import CompanionError
-from mee_utils.study.result_tables import missed, one_machine
+from mee_utils.study.result_tables import BENCH, missed, one_machine
 
 SIZES = replace(bench.SHAPES["mini"], layers=6, vocabulary=300)
 TINY = replace(bench.WORKLOADS["mini"], shape="tiny", sizes=SIZES, tokens=6, source=8)
@@ -97,11 +98,18 @@ def test_a_line_belongs_to_a_machine(tmp_path, monkeypatch):
     )
     about["torch"] = "2"
     assert save("t5-large", 4.0) == [["B", "t5-large", "4"], ["A", "mini", "2"], ["A", "t5-base", "3"]]
-    assert {path.name for path in (tmp_path / "bench").iterdir()} == {"decoder.csv", "machines.json"}
+    files = {path.name for path in (tmp_path / "bench").iterdir()}
+    assert files == {"decoder.csv", "machines.json", tables.DIGESTS}
+    test_committed_timings_are_those_that_were_written(tmp_path / "bench")
     machines = json.loads((tmp_path / "bench" / "machines.json").read_text())["decoder"]
     assert {name: known["torch"] for name, known in machines.items()} == {"B": "2", "A": "1"}
     shown = one_machine(pd.read_csv(tmp_path / "bench" / "decoder.csv"))
     assert set(shown.processor) == {"A"}, "the machine that timed most"
+
+
+def test_committed_timings_are_those_that_were_written(folder=BENCH):
+    digests = {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.csv")}
+    assert json.loads((folder / tables.DIGESTS).read_text())["files"] == digests
 
 
 def test_a_machine_is_described():

@@ -21,7 +21,7 @@ NUMBERS = {
     "03_pruning": 14,
     "04_contrastive_decoding": 9,
     "05_mee_classifiers": 11,
-    "06_survey_rules": 15,
+    "06_survey_rules": 16,
     "08_results": 13,
 }
 
@@ -135,13 +135,25 @@ def test_where_no_rule_keeps_the_score_the_claim_says_so():
     assert claims.judge_one(found, {"kept": kept[:1]}, {}) == ("none keeps it for certain", *NO)
 
 
-def test_with_one_task_no_threshold_can_come_from_another():
-    (claim,) = (c for c in claims.read_claims("06_survey_rules") if "away" in c.values)
+def test_a_threshold_that_travels_is_weighed_against_home():
+    moves = claim("06_survey_rules", "confidence moves with the domain")
     home = pd.DataFrame({"model": "calm", "rule": "surest", "place": ["at home"], "loss": 0.01})
-    away = home.assign(place="away", loss=0.05)
-    judge = lambda rows: claims.judge_one(claim, {"travelled": rows}, {"demand": 0.02})
-    assert judge(home)[0] == "" and np.isnan(judge(home)[1:]).all()
-    assert judge(pd.concat([home, away])) == ("loss 5.0% for 2%", *YES)
+    judge = lambda *rows: claims.judge_one(moves, {"travelled": pd.concat(rows)}, {"demand": 0.02})
+    assert judge(home)[0] == "" and np.isnan(judge(home)[1:]).all(), "one task, and no other corpus"
+    assert judge(home, home.assign(place="away", loss=0.05)) == ("loss 5.0% for 1.0% at home", *YES)
+    assert judge(home, home.assign(place="away", loss=0.025))[1:] == NO, "more than the demand, but not by it"
+    corpora = home.assign(place="tatoeba", loss=0.02), home.assign(place="flickr", loss=0.04)
+    assert judge(home, *corpora) == ("loss 2.0%, 4.0% for 1.0% at home", *YES)
+    assert judge(home.assign(loss=0.03), *corpora)[1:] == NO, "what is lost at home is not the domain's"
+
+
+def test_confidence_elsewhere_needs_another_corpus():
+    moved = claim("06_survey_rules", "confidence is less right in another domain")
+    home = pd.DataFrame({"model": "calm", "place": ["at home"], "wrong": 0.01})
+    judge = lambda *rows: claims.judge_one(moved, {"moved": pd.concat(rows)}, {})
+    assert judge(home)[0] == "" and np.isnan(judge(home)[1:]).all(), "another task is no other corpus"
+    assert judge(home, home.assign(place="tatoeba", wrong=0.04)) == ("4.0%, 1.0% at home", *YES)
+    assert judge(home, home.assign(place="tatoeba", wrong=0.005)) == ("0.5%, 1.0% at home", *NO)
 
 
 @pytest.mark.parametrize(("notebook", "number"), NUMBERS.items())

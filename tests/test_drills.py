@@ -4,22 +4,43 @@ import json
 import pickle
 import re
 import shutil
-import subprocess
-import sys
+from base64 import b64decode, b64encode
+from io import BytesIO
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
+import test_bench
 import test_measure
 import test_notebook_runner
 import test_notebooks
 import test_readme
 
 from mee_utils import CompanionError, load_model
+from mee_utils.analysis import statistics
 from mee_utils.study import measure, result_tables
 
 ROOT = Path(__file__).parent.parent
 NAME = "08_results"
+STORED = [ROOT / "notebooks" / f"{NAME}.ipynb", ROOT / "figures/real" / f"{NAME}.ipynb"]
+
+
+def one_digit_more(text, before=""):
+    """A text whose first digit behind a pattern is the next one."""
+    found = re.search(rf"{before}(\d)", text)
+    return text[: found.start(1)] + str((int(found[1]) + 1) % 10) + text[found.end(1) :]
+
+
+def one_other_pixel(png):
+    """A picture (PNG) with one pixel changed."""
+    from PIL import Image
+
+    with Image.open(BytesIO(png)) as opened:
+        image, changed = opened.convert("RGB"), BytesIO()
+    image.putpixel((9, 9), (9, 9, 9))
+    image.save(changed, "PNG")
+    return changed.getvalue()
 
 
 def deleted(cells):
@@ -40,6 +61,21 @@ def failed(cells):
     code[2].outputs = [nbformat.v4.new_output("stream", name="stderr", text="a warning")]
 
 
+def outputs(cells):
+    return [output for cell in cells for output in cell.get("outputs", [])]
+
+
+def pixel_of_an_output(cells):
+    data = next(output.data for output in outputs(cells) if "image/png" in output.get("data", {}))
+    data["image/png"] = b64encode(one_other_pixel(b64decode(data["image/png"]))).decode()
+
+
+def digit_of_an_output(cells):
+    printed = next(output for output in outputs(cells) if re.search(r"\d", output.get("text", "")))
+    printed.text = one_digit_more(printed.text)
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.parent.name)
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
@@ -47,53 +83,36 @@ def failed(cells):
         (swapped, test_notebooks.test_the_stored_notebook_is_its_source),
         (unexecuted, test_notebooks.test_every_cell_was_executed_in_order_and_without_a_word_on_stderr),
         (failed, test_notebooks.test_every_cell_was_executed_in_order_and_without_a_word_on_stderr),
+        (pixel_of_an_output, test_notebooks.test_outputs_are_those_that_were_stored_with_them),
+        (digit_of_an_output, test_notebooks.test_outputs_are_those_that_were_stored_with_them),
     ],
 )
-def test_a_notebook_whose_cells_were_touched_is_found(monkeypatch, broken, check):
-    check(NAME)
-    product = test_notebooks.stored(NAME)
+def test_a_notebook_whose_cells_were_touched_is_found(monkeypatch, path, broken, check):
+    check(path)
+    product = test_notebooks.stored(path)
     broken(product.cells)
-    monkeypatch.setattr(test_notebooks, "stored", lambda name: product)
+    monkeypatch.setattr(test_notebooks, "stored", lambda path: product)
     with pytest.raises(AssertionError):
-        check(NAME)
+        check(path)
 
 
 def test_a_digit_of_an_output_is_found_when_the_notebook_is_run_again(tmp_path):
     cell = nbformat.v4.new_code_cell("print(6 * 7)", execution_count=1)
-    for stored, code in (("42\n", 0), ("43\n", 1)):
+    for name, stored in (("right", "42\n"), ("wrong", "43\n")):
         cell.outputs = [nbformat.v4.new_output("stream", text=stored)]
-        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "short.ipynb")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:xdist",
-            "-c",
-            str(ROOT / "pyproject.toml"),
-            "--nbval",
-        ]
-        done = subprocess.run(
-            [*command, "short.ipynb"], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == code, done.stdout
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / f"{name}.ipynb")
+    done = test_notebooks.nbval(tmp_path, "right.ipynb", "wrong.ipynb", cwd=tmp_path)
+    assert "1 failed, 1 passed" in done.stdout and "FAILED wrong.ipynb" in done.stdout, done.stdout
 
 
 def digit_of_a_table(folder):
     path = folder / "ledger.csv"
-    text = path.read_text()
-    place = next(n for n, letter in enumerate(text) if letter.isdigit())
-    path.write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
+    path.write_text(one_digit_more(path.read_text()))
 
 
 def pixel_of_a_figure(folder):
-    from PIL import Image
-
     path = folder / "answer.png"
-    with Image.open(path) as opened:
-        image = opened.convert("RGB")
-    image.putpixel((9, 9), (9, 9, 9))
-    image.save(path)
+    path.write_bytes(one_other_pixel(path.read_bytes()))
 
 
 def file_that_nothing_made(folder):
@@ -110,14 +129,43 @@ def test_results_that_were_touched_are_found(tmp_path, broken):
         check(folder / "manifest.json")
 
 
-def test_a_digit_of_the_readme_is_found(monkeypatch):
+def test_a_digit_of_a_timing_is_found(tmp_path):
+    folder = shutil.copytree(ROOT / "figures/bench", tmp_path / "bench")
+    test_bench.test_committed_timings_are_those_that_were_written(folder)
+    path = folder / "drafts.csv"
+    path.write_text(one_digit_more(path.read_text()))
+    with pytest.raises(AssertionError):
+        test_bench.test_committed_timings_are_those_that_were_written(folder)
+
+
+@pytest.mark.parametrize("page", ["README.md", "RESULTS.md"])
+def test_a_digit_of_a_page_is_found(monkeypatch, page):
     found = test_readme.results_page.pages()
-    one_more = lambda digit: digit[1] + str((int(digit[2]) + 1) % 10)
-    changed = found | {"README.md": re.sub(r"(\| \d\.\d)(\d)", one_more, found["README.md"], count=1)}
-    assert changed != found
+    changed = found | {page: one_digit_more(found[page], r"\| \d\.\d")}
     monkeypatch.setattr(test_readme.results_page, "pages", lambda: changed)
     with pytest.raises(AssertionError):
-        test_readme.test_numbers_are_those_of_the_stored_tables("README.md")
+        test_readme.test_numbers_are_those_of_the_stored_tables(page)
+
+
+def test_another_level_of_the_bootstrap_is_found(monkeypatch):
+    """Stored intervals come out again from the stored examples, and with a level of 90 % they do not."""
+    rows = pd.read_csv(ROOT / "figures/small/08_results/score_against_flops.csv")
+    wanted = rows.query("task == 'translation' and model == 'calm' and rule == 'fixed'")
+    examples = result_tables.read_measurements("small", "calm-translation").query("part == 'test'")
+    parts = dict(list(examples.groupby(["rule", "threshold"], dropna=False, sort=False)))
+    (_, full), *_ = parts.items()
+    bounds = ["low", "high", "flops_low", "flops_high"]
+
+    def again():
+        settings = [part for (rule, _), part in parts.items() if rule == "fixed"]
+        return pd.DataFrame(result_tables.described(settings, full))[bounds].round(4)
+
+    stored = wanted[bounds].reset_index(drop=True)
+    pd.testing.assert_frame_equal(again(), stored)
+    level, *others = statistics.interval.__defaults__
+    monkeypatch.setattr(statistics.interval, "__defaults__", (level - 0.05, *others))
+    with pytest.raises(AssertionError):
+        pd.testing.assert_frame_equal(again(), stored)
 
 
 def test_a_line_of_the_package_that_shifts_a_result_is_found(monkeypatch):

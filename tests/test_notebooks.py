@@ -15,26 +15,46 @@ import yaml
 
 from mee_utils.study import notebooks as notebook
 from mee_utils.study.inputs import is_trained, manifest
+from mee_utils.study.pipeline import notebook_seconds
 from mee_utils.study.profiles import load_profile
 from mee_utils.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
 NAMES = notebook.notebook_names()
+FOLDERS = [ROOT / "notebooks", *sorted({path.parent for path in ROOT.glob("figures/*/[0-9]*.ipynb")})]
+STORED = [folder / f"{name}.ipynb" for folder in FOLDERS for name in NAMES]
+each_stored = pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
 
-def stored(name):
-    return nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+def stored(path):
+    return nbformat.read(path, as_version=4)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_stored_notebook_is_its_source(name):
-    source, product = notebook.read_source(name), stored(name)
-    assert [(c.cell_type, c.source) for c in source.cells] == [(c.cell_type, c.source) for c in product.cells]
+    """Those of other profiles take hours and may be older: `make status` says which, and since what."""
+    source, product = notebook.read_source(name).cells, stored(FOLDERS[0] / f"{name}.ipynb").cells
+    assert [(cell.cell_type, cell.source) for cell in source] == [(c.cell_type, c.source) for c in product]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_cell_was_executed_in_order_and_without_a_word_on_stderr(name):
-    code = [cell for cell in stored(name).cells if cell.cell_type == "code"]
+@each_stored
+def test_a_stored_notebook_has_the_source_that_was_run(path):
+    product = stored(path)
+    added = [cell for cell in product.cells if "injected-parameters" in cell.metadata.get("tags", [])]
+    assert len(added) == (path.parent != FOLDERS[0]), "papermill says what differs in other profiles"
+    assert product.metadata.get("source_sha256") == notebook.source_digest(product)
+
+
+@each_stored
+def test_outputs_are_those_that_were_stored_with_them(path):
+    """Pictures too, which nbval does not compare, and those of profiles that nobody runs again here."""
+    product = stored(path)
+    assert product.metadata.get("outputs_sha256") == notebook.outputs_digest(product)
+
+
+@each_stored
+def test_every_cell_was_executed_in_order_and_without_a_word_on_stderr(path):
+    code = [cell for cell in stored(path).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     for cell in code:
         for output in cell.outputs:
@@ -136,12 +156,21 @@ FEW = {
 }
 
 
+SPARED = {"question_answering", "summarization", "free", "late_weighted", "ablations"}
+
+
+def without(content, names):
+    """A profile, or a part of it, without these keys, wherever they stand."""
+    if isinstance(content, list):
+        return [without(part, names) for part in content]
+    kept = content.items() if isinstance(content, dict) else ()
+    return {key: without(part, names) for key, part in kept if key not in names} if kept else content
+
+
 @pytest.mark.xdist_group("pipeline")
 def test_the_pipeline_without_a_network_on_a_few_examples(tmp_path):
     """Traces, classifiers, measurements, a notebook; then nothing again; then what a change asks for."""
-    content = yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text()) | FEW
-    for name in content["training"]["backbones"].keys() - {"vanilla", "calm"}:
-        del content["training"]["backbones"][name]
+    content = without(yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text()), SPARED) | FEW
     profile, known = tmp_path / "small.yaml", without_network(tmp_path)
     profile.write_text(yaml.safe_dump(content))
     build = tmp_path / "figures/build"
@@ -156,7 +185,7 @@ def test_the_pipeline_without_a_network_on_a_few_examples(tmp_path):
 
     targets = ("measured", "notebook_01_monotonicity")
     first = run(*targets)
-    assert [first.count(word) for word in ("executed", "measured: ", "traced ")] == [1, 12, 3]
+    assert [first.count(word) for word in ("executed", "measured: ", "traced ")] == [1, 6, 3]
     for name in ("measured", "01_monotonicity"):
         assert (tmp_path / "figures/small" / name / "manifest.json").exists()
     assert run(*targets) == ""  # everything is up to date
@@ -166,22 +195,62 @@ def test_the_pipeline_without_a_network_on_a_few_examples(tmp_path):
     assert again.count("executed") == 1 and again.count("measured") == 0  # the notebook alone reads traces
 
 
+COLLECT = """
+import os, pytest, sys
+options = ["--nbval", "--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+status = pytest.main([*options, "notebooks/"])
+files = [getattr(module, "__file__", None) or "" for module in sys.modules.values()]
+sys.exit(status or next((file for file in files if file.startswith(os.path.abspath("notebooks"))), None))
+"""
+
+
+def test_nbval_of_the_folder_is_of_its_notebooks_alone():
+    """As users type it. To look for doctests would import every source, and so run it: `make test` does."""
+    command = [sys.executable, "-c", COLLECT]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = re.findall(r"^notebooks/(.*): \d+$", done.stdout, re.M)
+    assert found == [f"{name}.ipynb" for name in NAMES] and ".py" not in done.stdout.replace(".ipynb", "")
+    assert "pytest tests mee_utils --doctest-modules" in (ROOT / "Makefile").read_text()
+
+
+SOCKETS = """
+import tempfile
+from functools import partial
+from jupyter_client.manager import KernelManager
+from nbval import kernel
+folder = tempfile.TemporaryDirectory(prefix="mee-")
+kernel.KernelManager = partial(KernelManager, transport="ipc", ip=f"{folder.name}/kernel")
+"""
+
+
+def nbval(folder, *paths, cwd=ROOT, **environment):
+    """`pytest --nbval`, offline; each kernel has its own socket, since two could take the same port."""
+    known = without_network(folder) | environment
+    (folder / "sockets.py").write_text(SOCKETS)
+    options = "-q -p no:cacheprovider -p no:xdist -p sockets --nbval -c".split()
+    command = [sys.executable, "-m", "pytest", *options, str(ROOT / "pyproject.toml"), *paths]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=known, check=False)
+
+
 @pytest.fixture(scope="session")
 def results(tmp_path_factory):
-    """One folder for all notebooks: a trace is made by the first that needs it."""
-    return tmp_path_factory.mktemp("results")
+    """One folder for the notebooks of all processes: a trace is made by the first that needs it."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "results"
 
 
-@pytest.mark.xdist_group("nbval")  # kernels that start at once can take each other's port
-@pytest.mark.parametrize("name", NAMES[::-1])
-def test_strict_nbval_finds_the_same_outputs(results, name):
+SECONDS = notebook_seconds("small")
+LONGEST_FIRST = sorted(NAMES, key=lambda name: -SECONDS.get(name, 0))
+EACH_IN_TURN = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in LONGEST_FIRST]
+
+
+@pytest.mark.parametrize("name", EACH_IN_TURN)
+def test_strict_nbval_finds_the_same_outputs(results, tmp_path, name):
     """Every stored output of every cell is compared, as users check notebooks, and every file of results."""
     committed = ROOT / "figures" / "small" / name
     before = {path: path.stat().st_mtime_ns for path in committed.iterdir()}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--nbval"]
-    command.append(f"notebooks/{name}.ipynb")
-    known = without_network(results)
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=known, check=False)
+    done = nbval(tmp_path, f"notebooks/{name}.ipynb", MEE_OUTPUT=str(results / "figures"))
     assert done.returncode == 0, done.stdout[-4000:]
     assert differing(committed, results / "figures/build/trials/small" / name) == []
     assert before == {path: path.stat().st_mtime_ns for path in committed.iterdir()}

@@ -210,3 +210,9 @@ def test_code_unfolds_and_figures_open(built, tab):
         None,
         True,
     ]
+    picture = "document.querySelector('article .cell_output img')"
+    tab.events.clear()
+    address = tab.run(f"{picture}.click(), {picture}.src")
+    assert re.match(r"file:.*\.png$", address)
+    tab.loaded()
+    assert tab.run("[location.href, document.images[0].naturalWidth > 300]") == [address, True]

@@ -16,7 +16,8 @@ from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
 from mee_utils.exits.thresholds import BanditThreshold
 from mee_utils.models.costs import SHAPES
-from mee_utils.study.catalogue import RULES, SURVEY
+from mee_utils.paper.statements import BUGS
+from mee_utils.study.catalogue import BESIDE_SURVEY, IDEAS, RULES, SURVEY
 from mee_utils.traces.replay import replay_policy
 
 LAYERS = 6
@@ -107,7 +108,7 @@ def test_what_a_rule_looks_at_and_costs():
     future = describe(new_classifier("past_future", width, decoder_layers=3))
     assert future["t5-base"] > margin["t5-base"] and future["parameters"] == 2 * (width**2 + width)
     table = describe(new_classifier("token_hash", width, decoder_layers=3, vocabulary=10))
-    assert (table["readouts"], table["layers"], table["t5-base"], table["parameters"]) == (0, "none", 0, 22)
+    assert (table["readouts"], table["layers"], table["t5-base"], table["parameters"]) == (0, "0", 0, 22)
     unit = describe(new_classifier("learning_to_exit", width))
     assert (unit["layers"], unit["parameters"], unit["trained"]) == ("1", width + 1, True)
     seen = {name: describe(find_measure(RULES[name].measure))["layers"] for name in ("pcee", "elbert", "mue")}
@@ -179,8 +180,8 @@ def test_a_bandit_has_regret_and_a_calibrated_threshold_seldom_breaks_its_promis
 
 
 def test_every_rule_of_the_survey_is_on_the_bench():
-    from mee_utils.study.notebooks import SOURCES
-
-    text = (SOURCES / "06_survey_rules.py").read_text(encoding="utf-8")
-    for rule in SURVEY:
-        assert f'"{rule}"' in text, rule
+    """With an idea, who proposed it, and the bug of its public code; a bandit goes by a threshold alone."""
+    assert set(IDEAS) | {"bandit"} == {*SURVEY, *BESIDE_SURVEY} and "bandit" not in IDEAS
+    assert all(RULES[name].source for name in (*IDEAS, "bandit"))
+    bugs = {name: rule.bug for name, rule in RULES.items() if rule.bug}
+    assert bugs and set(bugs) <= set(IDEAS) and set(bugs.values()) <= set(BUGS)

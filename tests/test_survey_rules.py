@@ -1,11 +1,15 @@
 """The survey's exit rules: a plain numpy reference, replay, batches and verified drafts agree on each."""
 
+import inspect
+import re
+from itertools import product
 from math import log
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from conftest import INPUTS, LENGTH, build_lively, confidences
 from reference import counted_and_profiled
 from test_verify import agreeing, check_replay
@@ -13,6 +17,7 @@ from test_verify import agreeing, check_replay
 from mee_utils import (
     CompanionError,
     ExitPolicy,
+    Task,
     calibrate,
     generate,
     load_classifier,
@@ -23,9 +28,11 @@ from mee_utils import (
     trace,
     train_classifier,
 )
-from mee_utils.analysis.decisions import thresholds_for
+from mee_utils.analysis.calibration import consistency_losses
+from mee_utils.analysis.decisions import candidates, thresholds_for
+from mee_utils.common.files import PACKAGE, read_yaml
 from mee_utils.exits.classifiers import SIZED, new_classifier
-from mee_utils.exits.measures import ConfidenceWindow, PatientEntropy
+from mee_utils.exits.measures import ConfidenceWindow, PatientEntropy, Vote
 from mee_utils.exits.thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 from mee_utils.study import catalogue
 from mee_utils.traces.classifier_training import _Loss, targets
@@ -207,13 +214,8 @@ def test_verified_exits_are_lossless_and_their_drafts_are_foretold(traced, name)
     assert foretold.judged.any()
 
 
-@pytest.mark.parametrize(
-    "name", ["entropy", "patience", "weighted_vote", "elbert", "ztw", "past_future", "bandit"]
-)
-def test_over_few_ids_rows_and_replay_agree_too(traced, name):
-    model, found, full, policies = traced
-    few = dict(pruning="fixed", top_k=12)
-    policy = halfway(changed(policies[name], propagation="parallel", **few), model, found)
+def check_rows(model, found, policy):
+    """A row gets in a batch what it gets alone; its first token leaves where the replay says."""
     exits = replay(found, policy, LENGTH, model)
     rows = generate(model, INPUTS, policy, max_new_tokens=LENGTH, batch_size=len(INPUTS))
     for index, text in enumerate(INPUTS):
@@ -221,8 +223,64 @@ def test_over_few_ids_rows_and_replay_agree_too(traced, name):
         assert rows.token_ids[index] == alone.token_ids[0]
         assert rows.exit_layers[index].tolist() == alone.exit_layers[0].tolist()
         assert rows.exit_layers[index][0] == exits[found.sequence == index][0]
+
+
+UNTRAINED = ["entropy", "patience", "vote", "weighted_vote", "pcee", "elbert", "bandit"]
+
+
+@pytest.mark.parametrize("name", [*UNTRAINED, "ztw", "past_future"])
+def test_over_few_ids_rows_and_replay_agree_too(traced, name):
+    model, found, full, policies = traced
+    few = dict(pruning="fixed", top_k=12)
+    policy = halfway(changed(policies[name], propagation="parallel", **few), model, found)
+    check_rows(model, found, policy)
     lossless = generate(model, INPUTS, changed(policy, propagation="verify"), max_new_tokens=LENGTH)
     assert lossless.token_ids == full.token_ids
+
+
+@pytest.mark.parametrize(
+    "name, contrast", [*((name, "weighted") for name in UNTRAINED), ("entropy", "jsd"), ("vote", "jsd")]
+)
+def test_under_contrast_rows_and_replay_agree_too(traced, name, contrast):
+    """Rules that count ids alone see the contrast only where it chooses the ids."""
+    model, found, _, policies = traced
+    layers = dict(exit_layers=list(range(2, LAYERS)), propagation="parallel")
+    plain = changed(policies[name], **layers)
+    options = dict(contrast=contrast, contrast_token=name in ("patience", "vote"))
+    policy = halfway(changed(policies[name], **layers, **options), model, found)
+    check_rows(model, found, policy)
+    assert not np.allclose(confidences(found, policy, model), confidences(found, plain, model))
+
+
+OPTIONS = {
+    "fixed": dict(pruning="fixed", top_k=12),
+    "adaptive": dict(pruning="adaptive"),
+    "contrast": dict(contrast="weighted"),
+    "verify": dict(propagation="verify", max_draft=3),
+}
+SILENT = product(["learning_to_exit", "q_exit", "token_hash", "mue"], ["fixed", "adaptive", "contrast"])
+COUNTING = product(["patience", "vote", "weighted_vote"], ["adaptive"])
+OWN_WAY = product(["ztw", "past_future"], ["contrast"])
+REFUSED = dict.fromkeys(SILENT, "needs a measure that looks at probabilities")  # all else works
+REFUSED |= dict.fromkeys(COUNTING, "needs a confidence of at most 1")
+REFUSED |= dict.fromkeys(OWN_WAY, "reads layers in its own way")
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_rule_composes_or_says_in_one_line_why_not(traced, name, option):
+    model, found, full, policies = traced
+    if refused := REFUSED.get((name, option)):
+        with pytest.raises(CompanionError, match=refused) as caught:
+            changed(policies[name], **OPTIONS[option])
+        assert "\n" not in str(caught.value)
+        return
+    policy = halfway(changed(policies[name], **OPTIONS[option]), model, found)
+    out = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
+    if option == "verify":
+        assert out.token_ids == full.token_ids
+    else:
+        assert min(map(min, out.exit_layers)) < LAYERS
 
 
 @pytest.mark.parametrize("name", ["ztw", "past_future"])
@@ -318,6 +376,15 @@ def test_an_ensemble_of_one_exit_without_bias_is_max_probability_and_of_two_is_n
     assert np.allclose(seen[:, 0], top[:, 0], atol=1e-6) and not np.allclose(seen[:, 1], top[:, 1], atol=1e-3)
     lens = replay_policy(found, ExitPolicy(foretelling), model)
     assert np.allclose(lens.confidences, top, atol=1e-6) and (lens.token_ids == found.top1_id).all()
+
+
+def test_a_foretold_state_says_more_of_what_the_last_layer_says_than_the_layer_itself(traced):
+    model, found, _, _ = traced
+    learned, _ = train_classifier("past_future", found, model, epochs=30, learning_rate=1e-2)
+    own, told = (replay_policy(found, ExitPolicy(each), model) for each in ("max_probability", learned))
+    assert not np.allclose(told.confidences, own.confidences, atol=0.01)
+    assert (told.token_ids[:, -1] == own.token_ids[:, -1]).all(), "the last layer reads as ever"
+    assert told.same_token[:, :-1].mean() > own.same_token[:, :-1].mean()
 
 
 # ---- the bandit
@@ -500,6 +567,22 @@ def test_rules_that_count_are_calibrated_over_numbers_of_exits(tokenizer):
     assert replay(seen, ExitPolicy("vote", threshold=float("inf"))).min() == LAYERS
 
 
+@pytest.mark.parametrize("name", ["patience", "entropy", "mue", "token_hash"])
+def test_a_rule_is_calibrated_by_decoding_from_careful_to_careless(traced, name):
+    model, found, full, policies = traced
+    task = Task("translation", "s", "t", INPUTS, [["the red house"]] * len(INPUTS), "d")
+    levels = candidates(replay_policy(found, policies[name], model), 8, LENGTH)
+    options = dict(thresholds=levels, max_new_tokens=LENGTH)
+    made = calibrate(model, task, policies[name], 0.6, 0.5, **options)
+    assert made.tested == tuple(levels[: len(made.tested)]) and len(set(made.mean_losses)) > 1
+    for level, mean in zip(made.tested, made.mean_losses, strict=True):
+        early = generate(model, INPUTS, policies[name].at_threshold(level), max_new_tokens=LENGTH)
+        assert mean == pytest.approx(consistency_losses(task, early.texts, full.texts).mean())
+    passed = [level for level, p in zip(made.tested, made.p_values, strict=True) if p <= 0.5]
+    assert made.threshold == passed[-1] == made.policy.schedule.level
+    assert made.policy.decay == policies[name].decay
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -576,3 +659,10 @@ def test_the_catalogue_knows_every_rule_and_does_not_sweep_it(traced):
         assert len(replay(found, policy, LENGTH, model)) == len(found)
     assert catalogue.RULES["mue"].policy(0.9, settings).decay == 4.0
     assert catalogue.RULES["bandit"].policy(None, settings).threshold == "bandit"
+
+
+def test_the_architecture_page_shows_a_rule_as_it_is():
+    page = (PACKAGE / "README.md").read_text(encoding="utf-8")
+    (code,), (row,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.S) for kind in ("python", "yaml"))
+    assert code == inspect.getsource(Vote)
+    assert yaml.safe_load(row) == {"vote": read_yaml("study/rules.yaml")["rules"]["vote"]}

@@ -44,6 +44,19 @@ def test_timings_are_found_by_setting(stored, tmp_path):
     assert read_timings("results", wanted, "real", folder=folder).empty
 
 
+def test_a_setting_without_a_threshold_is_found_too(stored):
+    """The bandit's, and not that of another rule without one."""
+    wanted = pd.DataFrame({"task": "a", "model": "calm", "rule": ["margin", "bandit", "oracle"]})
+    wanted = wanted.assign(threshold=[0.5, None, None], loss=[0.1, 0.2, 0.3])
+    rows = dict(task="a", model="calm", rule=["margin", "bandit"], threshold=[0.5, np.nan], batch=1)
+    folder = stored("drafts", **rows, speed=[1.5, 1.2])
+    found = read_timings("drafts", wanted, "small", folder=folder).set_index("rule")
+    assert found.speed.to_dict() == {"margin": 1.5, "bandit": 1.2} and found.loss["bandit"] == 0.2
+    alone = read_timings("drafts", wanted[1:2], "small", True, folder)
+    assert list(alone.speed) == [1.2]
+    assert read_timings("drafts", wanted, "small", True, folder).empty
+
+
 def test_incomplete_timings_are_none_where_all_are_wanted(stored, tmp_path):
     wanted = pd.DataFrame({"task": "a", "model": "calm", "reduction": ["unpruned", "fixed"]})
     read = lambda profile, **options: read_timings("reductions", wanted, profile, True, tmp_path)

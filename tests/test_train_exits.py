@@ -46,10 +46,12 @@ def test_every_job_of_a_profile_is_named_once():
     profile = load_profile("small")
     found = train_exits.classifier_jobs(profile)
     swept, survey = len(VARIANTS) + 2 * len(ABLATED), len(SURVEY_VARIANTS)
-    assert len(found) == len(set(found)) == profile.classifiers.seeds * swept + survey
-    last = found[-survey:]
-    assert {(job.model, job.seed) for job in last} == {("calm", 0)}
-    assert {job.variant for job in last} == set(SURVEY_VARIANTS) and survey == 5
+    *several, distilled = found
+    assert len(found) == len(set(found)) == profile.classifiers.seeds * swept + survey + 1
+    assert distilled == Job("calm", "past_future", "distilled", 0) and survey == 5
+    last = several[-survey:]
+    assert {(job.model, job.target, job.seed) for job in last} == {("calm", "consistency", 0)}
+    assert {job.variant for job in last} == set(SURVEY_VARIANTS)
     assert len({job.path(profile) for job in found}) == len(found)
     options = [VARIANTS[name].options(96) for name in ("wide_hidden", "lstm")]
     assert options == [{"hidden": 288}, {"hidden": 48}]

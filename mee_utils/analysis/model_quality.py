@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.errors import CompanionError
+from ..decoding.inputs import batches_by_length
 from ..tasks.synthetic.words import DIFFICULTIES
 from .statistics import mean_interval
 
@@ -58,19 +59,22 @@ def _right_tokens(model, tasks: Mapping, max_target: int, batch: int = 32) -> tu
     """Whether full depth predicts each token of the references, and the number of its sequence."""
     import torch
 
-    pairs = [pair for task in tasks.values() for pair in zip(task.inputs, task.targets, strict=True)]
+    inputs, targets = (
+        [text for t in tasks.values() for text in getattr(t, n)] for n in ("inputs", "targets")
+    )
+    encode = partial(
+        model.tokenizer, padding=True, truncation=True, max_length=max_target, return_tensors="pt"
+    )
     right, sequence = [], []
-    for start in range(0, len(pairs), batch):
-        inputs, targets = map(list, zip(*pairs[start : start + batch], strict=True))
-        encode = partial(model.tokenizer, padding=True, truncation=True, return_tensors="pt")
-        source, target = encode(inputs, truncation=False), encode(targets, max_length=max_target)
-        source, target = source.to(model.device), target.to(model.device)
+    for chosen, source in batches_by_length(model, inputs, batch):
+        target = encode([targets[number] for number in chosen]).to(model.device)
         with torch.inference_mode():
             found = model.network(**source, labels=target.input_ids).logits.argmax(-1) == target.input_ids
-        rows, places = target.attention_mask.nonzero(as_tuple=True)
+        rows, places = (index.cpu().numpy() for index in target.attention_mask.nonzero(as_tuple=True))
         right.append(found[rows, places].cpu().numpy())
-        sequence.append(start + rows.cpu().numpy())
-    return np.concatenate(right), np.concatenate(sequence)
+        sequence.append(np.array(chosen)[rows])
+    order = np.argsort(np.concatenate(sequence), kind="stable")
+    return np.concatenate(right)[order], np.concatenate(sequence)[order]
 
 
 def form_table(manifests: Mapping[str, dict]) -> pd.DataFrame:

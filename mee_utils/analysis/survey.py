@@ -19,7 +19,6 @@ from .comparison import at_threshold
 from .statistics import NOTHING, mean_interval
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
-SEEN = {"hidden_similarity": "2", "pcee": "2", "elbert": "3", "token_hash": "none"}  # layers, by default
 
 
 def output_losses(trace: Trace, model, task) -> Losses:
@@ -61,9 +60,10 @@ def describe(measure, sizes: Mapping, ids: int | None = None) -> dict:
     """What a rule looks at and costs: `readouts` a decision, the `layers` it sees, `trained`, `parameters`,
     and for each of `sizes` (name -> `DecoderSizes`) a decision as a share of a layer (`ids`: pruned to).
     """
-    seen = "all so far" if measure.from_first or measure.counts_exits else str(1 + measure.lookback)
+    seen = "all so far" if measure.from_first or measure.counts_exits else 1 + measure.lookback
+    seen = seen if measure.sees is None else measure.sees
     weights = getattr(measure, "state_dict", dict)().values()
-    row = {"readouts": int(measure.readout), "layers": SEEN.get(measure.name, seen)}
+    row = {"readouts": int(measure.readout), "layers": str(seen)}
     row |= {"trained": len(weights) > 0, "parameters": sum(weight.numel() for weight in weights)}
     for name, size in sizes.items():
         flops = size.readout * (ids or size.vocabulary) / size.vocabulary if measure.readout else 0

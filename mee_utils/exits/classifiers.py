@@ -241,6 +241,8 @@ class TokenHash(ExitClassifier):
     costs nothing. Untrained, a layer is drawn for each token: HashEE's random hash.
     """
 
+    sees = 0
+
     def build(self, decoder_layers: int, vocabulary: int) -> None:
         drawn = torch.randint(1, decoder_layers, (vocabulary + 1, 1))  # the last row: the start of an output
         self.register_buffer("shares", (torch.arange(1, decoder_layers) >= drawn).float())

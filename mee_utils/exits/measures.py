@@ -49,6 +49,7 @@ class Measure:
     looks_ahead = False  # whether it needs later layers too (the oracle): decoding then runs all of them
     has_threshold = True  # whether a threshold means anything to it
     counts_exits = False  # whether it joins the exits so far
+    sees: int | None = None  # how many layers a decision sees; None: one and `lookback`, or all exits so far
     lens = None  # `lens(state)`: what is read out in place of `n(h)` before the last layer, `[rows, d_model]`
     ensemble = None  # `ensemble(layers, logits, ids)`: scores `[rows, ids]`, from the logits of exits so far
 
@@ -82,7 +83,7 @@ class MaxProbability(Measure):
 class HiddenSimilarity(Measure):
     """`cos(n(h^l), n(h^(l-1)))`: the state has stopped changing (CALM). Needs no readout."""
 
-    name, range, confidence = "hidden_similarity", (-1.0, 1.0), attrgetter("similarity")
+    name, range, confidence, sees = "hidden_similarity", (-1.0, 1.0), attrgetter("similarity"), 2
 
 
 class RisingTop1(Measure):
@@ -151,7 +152,7 @@ class PatientEntropy(Measure):
     name, readout, counts_exits = "pcee", True, True
 
     def __init__(self, patience: int = 2):
-        self.patience = check_whole("patience", patience)
+        self.patience = self.sees = check_whole("patience", patience)
 
     def confidence(self, state):
         entropies = state.so_far("entropy")[-self.patience :]
@@ -170,6 +171,7 @@ class ConfidenceWindow(Measure):
 
     def __init__(self, window: int = 3, distance: float = 0.4):
         self.window, self.distance = check_whole("window", window, 2), distance
+        self.sees = self.window
 
     def confidence(self, state):
         window, sure = state.so_far("top1_probability")[-self.window :], e**-state.entropy

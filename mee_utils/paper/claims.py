@@ -101,12 +101,13 @@ def margins(comparisons: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, 
 def p_values(margin: float, drawn: Any, or_equal: bool) -> tuple[float, float]:
     """How likely a margin so far above 0 is if it is none, and one so far below, by the draws' spread.
 
-    A margin without draws (a layer, say) is a fact; if over a twentieth is missing, nothing can be said.
+    A margin without draws (a layer, say) is a fact. If over a twentieth is missing, or if all draws are equal
+    where one side should be above, nothing can be said.
     """
     drawn = np.asarray(drawn, dtype=np.float64)
-    if np.isnan(margin) or np.isnan(drawn).mean() > 0.05:
+    error, tied = np.nanstd(drawn), drawn.ndim and margin == 0 and not or_equal
+    if np.isnan(margin) or np.isnan(drawn).mean() > 0.05 or (tied and error < 1e-12):
         return 1.0, 1.0
-    error = np.nanstd(drawn)
     if error < 1e-12:
         return (0.0, 1.0) if margin > 0 or (or_equal and margin == 0) else (1.0, 0.0)
     return float(norm.sf(margin / error)), float(norm.cdf(margin / error))

@@ -95,9 +95,8 @@ def _answer() -> pd.DataFrame:
 
 def _cheapest() -> pd.DataFrame:
     safe = read("08_results", "at_99_percent", verdict=KEPT[0]).query("flops_share < 1")
-    best = best_of_families(safe, TASK, "flops_share").sort_values(
-        TASK, ascending=[False, True], kind="stable"
-    )
+    best = best_of_families(safe, TASK, "flops_share")
+    best = best.sort_values(TASK, ascending=[False, True], kind="stable")
     best["flops"] = spread(best, "flops_share", "flops_low", "flops_high", ".1%")
     columns = ["family", "rule", "mean_exit_layer", "flops", "retained"]
     return best.assign(rule=best.rule.map(label))[[*TASK, *columns]]
@@ -153,6 +152,12 @@ def _contrast() -> pd.DataFrame:
     token = token.assign(as_decoder_keeps=spread(token, "retained", "low", "high", ".0%"))
     found = ranks.merge(equal[[*TASK, "rule", "mean_exit_layer", "flops_share"]], on=[*TASK, "rule"])
     return found.merge(token[[*TASK, "rule", "alpha", "as_decoder_keeps"]], on=[*TASK, "rule"], how="left")
+
+
+def _survey() -> pd.DataFrame:
+    rows = read("06_survey_rules", "rules").replace({"trained": {True: "yes", False: "no"}})
+    columns = ["readouts", "layers", "trained", "roc_area", "equal_flops", "guaranteed", "verified_speed"]
+    return rows[["profile", "rule", "source", *columns]]
 
 
 def _bugs() -> pd.DataFrame:
@@ -217,6 +222,7 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {  # slot of results.md, where i
     "difficulty": _difficulty,
     "pruning": _pruning,
     "contrast": _contrast,
+    "survey": _survey,
     "bugs": _bugs,
     "ledger": _ledger,
     "beliefs": _beliefs,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..common.files import PACKAGE, complete_file
-from .catalogue import ABLATED, MAIN_MODEL, RULES, SURVEY_VARIANTS, VARIANTS
+from .catalogue import ABLATED, DISTILLED, MAIN_MODEL, RULES, SURVEY_VARIANTS, VARIANTS
 from .inputs import checkpoint_folder, load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
 from .profiles import Profile
 from .results import build_root, digest_of
@@ -82,10 +82,11 @@ class ClassifierJob:
 
 
 def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
-    """All variants on the main model; the ablated also for the other target and on vanilla; the survey's."""
+    """All on the main model (the survey's once); the ablated also for the other target and on vanilla."""
     seeds = profile.classifiers.seeds
     groups = [(MAIN_MODEL, "consistency", VARIANTS, seeds), (MAIN_MODEL, "correctness", ABLATED, seeds)]
     groups += [("vanilla", "consistency", ABLATED, seeds), (MAIN_MODEL, "consistency", SURVEY_VARIANTS, 1)]
+    groups += [(MAIN_MODEL, "distilled", DISTILLED, 1)]
     return [
         ClassifierJob(model, variant, target, seed)
         for model, target, variants, seeds in groups

@@ -57,6 +57,9 @@ class Rule:
     threshold: str | None = None  # "bandit", in place of a number
     decay: float | None = None  # of the threshold, unless `policy` is told another
     survey: bool = False  # of the survey: on the main model only, one seed, fewer settings
+    idea: str = ""  # of a rule on the survey's bench (notebook 06): what it goes by, and who proposed it
+    source: str = ""
+    bug: str = ""  # what its public code does instead; see `mee_utils.paper.statements`
 
     def policy(
         self, threshold: float | None, settings: Mapping, classifiers: Mapping | None = None, decay=None
@@ -94,10 +97,12 @@ RULES = {name: _rule(name, **row) for name, row in _TABLES["rules"].items()}
 SURVEY = tuple(name for name, rule in RULES.items() if rule.survey)
 VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classifier and not rule.survey}
 SURVEY_VARIANTS = {name: RULES[name].classifier for name in SURVEY if RULES[name].classifier}
+DISTILLED = ("past_future",)  # also trained to say what the last layer says, as FastBERT's exits are
 
 _GROUPS = map(tuple, _TABLES["groups"].values())
 MAIN_SWEEP, OTHER_SWEEP, BESIDE_SURVEY, PRUNED, CONTRASTED, CALM_RULES, MEE_RULES = _GROUPS
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
+IDEAS = {name: rule.idea for name, rule in RULES.items() if rule.idea}  # the rules of notebook 06
 SEVERAL_LAYERS = tuple(name for name, rule in RULES.items() if rule.family == "several layers")
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from ..analysis.explorer import Explorer, explore
-from ..common.files import ROOT
 from .catalogue import RULES
 from .experiment import Experiment
+from .results import build_root
 
 MODELS, SENTENCES, LONGEST = ("calm", "vanilla"), 3, 48
 EXPLORED = ("softmax_margin", "hidden_similarity", "rising_top1", "three_hidden")
@@ -20,5 +20,5 @@ def write(profile: str, data: str | None = "") -> Path:
         known = {r: one for (of, r, goal), (one,) in trained.items() if (of, goal) == (name, "consistency")}
         policies = {RULES[rule].label: RULES[rule].policy(0.9, {"min_layer": 1}, known) for rule in EXPLORED}
         found += explore(model, tasks, policies, max_new_tokens=LONGEST).runs
-    build = ROOT / "build"
+    build = build_root()
     return Explorer(found).save((build / "site" if (build / "site").is_dir() else build) / "explorer.html")

@@ -73,7 +73,7 @@ def facets(
     ylabel: str | None = None,
     width: float = 3.4,
     height: float = 2.9,
-    profile: str = "",
+    note: str = "",
 ) -> matplotlib.figure.Figure:
     """A panel for each value of `column`, from left to right, and of `row`, downwards, with one legend below.
 
@@ -85,6 +85,7 @@ def facets(
         empty: what a panel without rows says.
         xlabel, ylabel: of every axis; shown at the edges where axes are shared, as `sharex` and `sharey` say.
         width, height: of a panel, in inches.
+        note: above the figure, at the right: the profile, and how many examples there are.
     """
     import matplotlib.pyplot as plt
 
@@ -99,8 +100,8 @@ def facets(
     figure, axes = plt.subplots(deep, side, layout="constrained", **options)
     for unused in axes.flat[len(places) :]:
         unused.set_visible(False)
-    if profile:
-        figure.text(1.0, 1.01, f"profile: {profile}", ha="right", va="bottom", fontsize=8, color=GREY)
+    if note:
+        figure.text(1.0, 1.01, note, ha="right", va="bottom", fontsize=8, color=GREY)
     for number, (axis, (below, value)) in enumerate(zip(axes.flat, places)):
         rows = table[(table[column] == value) & ((table[row] == below) if row else True)]
         if number < len(across):

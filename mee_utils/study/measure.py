@@ -123,7 +123,7 @@ class _Bench:
 
     def key(self, rule: str) -> str:
         """What a rule's table belongs to."""
-        drawn = ("label", "family", "colour", "marker", "dashes")
+        drawn = ("label", "family", "colour", "marker", "dashes", "idea", "source", "bug")
         about = {name: value for name, value in asdict(RULES[rule]).items() if name not in drawn}
         classifier = self.classifiers[rule].key() if rule in self.classifiers else ""
         data = [(task.digest, task.inputs) for task in self.tasks.values()]
@@ -296,10 +296,9 @@ def last_within(tried: Mapping[int, Mapping], column: str, bound: float) -> int:
 def store(profile: Profile) -> Path:
     """Puts the tables of all jobs, with a manifest, in their place, all at once; returns their folder."""
     folder = output_root() / profile.name / MEASURED
-    parameters = profile.results.model_dump() | {"device": profile.device}
     with staged(folder) as results:
-        made = Run(MEASURED, profile.name, parameters, results)
-        made.inputs = {name: weights_digest(profile, name) for name in profile.training.backbones}
+        made = Run(MEASURED, profile.name, profile.results.model_dump() | {"device": profile.device}, results)
+        made.inputs = {f"model {name}": weights_digest(profile, name) for name in profile.training.backbones}
         for job in jobs(profile):
             made.save_file(job.path(profile))
             if job.task == "all":

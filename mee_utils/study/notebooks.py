@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 import tempfile
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -32,13 +31,11 @@ def notebook_names() -> list[str]:
 
 
 def read_source(name: str):
-    """Reads a notebook's source as a notebook with stable cell ids."""
+    """Reads a notebook's source as a notebook."""
     import jupytext
 
     check_choice("notebook", name, notebook_names())
     notebook = jupytext.read(SOURCES / f"{name}.py", fmt="py:percent")
-    for number, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{number:02d}"
     notebook.metadata, notebook.nbformat, notebook.nbformat_minor = dict(METADATA), 4, 5
     return notebook
 
@@ -171,6 +168,11 @@ def source_digest(notebook) -> str:
     return digest_of([(cell.cell_type, cell.source) for cell in notebook.cells if not injected(cell)])
 
 
+def outputs_digest(notebook) -> str:
+    """sha256 over the outputs of all cells, pictures too, which nbval does not compare."""
+    return digest_of([cell.get("outputs") for cell in notebook.cells])
+
+
 def check_unedited(path: Path, source) -> None:
     """Refuses to overwrite a notebook that was edited after it was executed: it knows its source's digest."""
     import nbformat
@@ -186,8 +188,7 @@ def check_unedited(path: Path, source) -> None:
 
 
 def _normalize(notebook, data: str | None) -> None:
-    """Takes out what differs from run to run: times, paths of this machine, random ids."""
-    notebook.metadata = METADATA | {"language_info": {"name": "python"}}
+    """Takes out what differs from run to run: times, paths of this machine, random ids. Adds digests."""
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"
         tags = cell.metadata.get("tags", [])
@@ -196,17 +197,18 @@ def _normalize(notebook, data: str | None) -> None:
             cell["outputs"] = _joined(cell["outputs"])
         if data and "injected-parameters" in tags:
             cell["source"] = cell["source"].replace(json.dumps(data), json.dumps("path/to/corpora"))
-    notebook.metadata["source_sha256"] = source_digest(notebook)
+    digests = {"source_sha256": source_digest(notebook), "outputs_sha256": outputs_digest(notebook)}
+    notebook.metadata = METADATA | {"language_info": {"name": "python"}} | digests
 
 
 def _joined(outputs: list) -> list:
     """Neighbouring pieces of one stream put together: where a kernel cuts them depends on the load."""
     joined: list = []
-    for stream, pieces in groupby(outputs, key=lambda output: output.get("name")):
-        first, *others = pieces
-        if stream:
-            first["text"] += "".join(piece["text"] for piece in others)
-        joined += [first] if stream else [first, *others]
+    for output in outputs:
+        if "name" in output and joined and joined[-1].get("name") == output["name"]:
+            joined[-1]["text"] += output["text"]
+        else:
+            joined.append(output)
     return joined
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -10,12 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import takewhile
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from ..common.errors import CompanionError
-from ..common.files import ROOT
+from ..common.files import ROOT, complete_file
 from .inputs import check_recipe, is_trained
 from .notebooks import STARTED_BY, notebook_names
 from .profiles import load_profile
@@ -35,19 +37,18 @@ def make(target: str, profile: str, data: str | None, cores: int, *config: str) 
         settings.source(task)  # says what is missing
     for name in [name for name in settings.training.backbones if is_trained(settings, name)]:
         check_recipe(settings, name)
-    locks = build / ".snakemake" / "locks"
-    if any(locks.glob("*")):
-        raise CompanionError(f"Another make reproduce is running here: wait (if none is, delete {locks}).")
     places = ["--snakefile", str(ROOT / "notebooks" / "Snakefile"), "--directory", str(build)]
     command = [sys.executable, "-m", "snakemake", target, *places, "--cores", str(cores)]
     command += ["--rerun-incomplete", "--scheduler", "greedy"]
     if settings.device != "cpu" and Path("/dev/nvidiactl").exists():
         command += ["--resources", "gpu=1"]
     options = ["--config", f"profile={profile}", f"data={data or ''}", *config]
-    build.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(build / "running", ignore_errors=True)
+    own, locks = build / "pipeline.pid", build / ".snakemake" / "locks"
+    _clear(build, own, locks)
     known, ended = os.environ | {STARTED_BY: str(os.getpid())}, threading.Event()
     dry = subprocess.run([*command, "--dry-run", *options], capture_output=True, text=True, check=False)
+    with complete_file(own) as partial:
+        partial.write_text(f"{platform.node()} {os.getpid()}", encoding="utf-8")
     process = subprocess.Popen([*command, "--quiet", "all", *options], env=known, start_new_session=True)
     told = (settings.name, dry.stdout + dry.stderr, cores, ended)
     threading.Thread(target=_tell, args=told, daemon=True).start()
@@ -62,18 +63,34 @@ def make(target: str, profile: str, data: str | None, cores: int, *config: str) 
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
             shutil.rmtree(locks, ignore_errors=True)
+        own.unlink(missing_ok=True)
     if status:
         raise CompanionError(f"A part failed; the lines above name it. {KEPT}")
 
 
+def _clear(build: Path, own: Path, locks: Path) -> None:
+    """Refuses where another pipeline runs; clears what one that was killed has left behind."""
+    host, pid = own.read_text(encoding="utf-8").split() if own.exists() else ("", "-1")
+    here = host == platform.node()  # on another machine its number says nothing, nor after a restart
+    lives = psutil.pid_exists(int(pid)) and own.stat().st_mtime > psutil.boot_time()
+    if lives if here else any(locks.glob("*")):
+        raise CompanionError(f"Another make reproduce is running here: wait (if none is, delete {locks}).")
+    for path in [path for root in (build, output_root()) for path in root.rglob(".*.partial*") if here]:
+        writer = re.search(r"\.(\d+)\.partial", path.name)
+        if writer and not psutil.pid_exists(int(writer[1])):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for left in (locks, build / "running"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 @contextmanager
 def announced(arguments: list[str]) -> Iterator[None]:
-    """In a job: a file says for as long as it runs what runs ("notebook 06_survey_rules")."""
-    words = takewhile(lambda word: word != "--profile", arguments)
-    path = build_root() / "running" / str(os.getpid())
+    """In a job: a file's name says for as long as it runs what runs ("1234 notebook 06_survey_rules")."""
+    told = re.sub(r"--profile.*|--\w+ ", "", " ".join(arguments)).strip()[:99]
+    path = build_root() / "running" / f"{os.getpid()} {told}"
     if STARTED_BY in os.environ:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(" ".join(word for word in words if not word.startswith("--")), encoding="utf-8")
+        path.touch()
     try:
         yield
     finally:
@@ -82,23 +99,17 @@ def announced(arguments: list[str]) -> Iterator[None]:
 
 def notebook_seconds(profile: str) -> dict[str, float]:
     """How long the notebooks took whose results are stored."""
-    paths = {name: output_root() / profile / name / "manifest.json" for name in notebook_names()}
-    read = lambda path: json.loads(path.read_text(encoding="utf-8"))["seconds"]
-    return {name: read(path) for name, path in paths.items() if path.exists()}
+    paths = (output_root() / profile).glob("[0-9]*/manifest.json")
+    return {path.parent.name: json.loads(path.read_text(encoding="utf-8"))["seconds"] for path in paths}
 
 
 def _tell(name: str, planned: str, cores: int, ended: threading.Event) -> None:
     """Says how far a pipeline is: what is done of what is planned, what runs, how long the notebooks take."""
     jobs, folder = set(re.findall(r"^rule (\w+):", planned, re.M)), build_root() / "running"
-    taken = {f"notebook {notebook}": seconds for notebook, seconds in notebook_seconds(name).items()}
-    seconds = {job: took for job, took in taken.items() if job.replace(" ", "_", 1) in jobs}
+    seconds = {f"notebook {n}": took for n, took in notebook_seconds(name).items() if f"notebook_{n}" in jobs}
     begun, said = {}, time.monotonic()
     while not ended.wait(1):
-        now, running = time.monotonic(), set()
-        for path in folder.glob("*"):
-            with suppress(FileNotFoundError):  # it has just ended
-                running.add(path.read_text(encoding="utf-8"))
-        running.discard("")  # just being written
+        now, running = time.monotonic(), {path.name.partition(" ")[2] for path in folder.glob("*")}
         begun |= dict.fromkeys(running - begun.keys(), now)
         if now - said >= SILENCE and running:
             left = (seconds.keys() - begun.keys()) | running
@@ -111,15 +122,16 @@ def _tell(name: str, planned: str, cores: int, ended: threading.Event) -> None:
 
 def reproduce(profile: str, data: str | None, cores: int, force: bool) -> Path:
     """Makes everything stale of a profile, or with `force` everything; returns the folder of the results."""
-    name = load_profile(profile).name
-    folders = {part: build_root() / part / name for part in ("traces", "classifiers", "notebooks")}
-    for notebook in notebook_names():
-        if not (output_root() / name / notebook / "manifest.json").exists():  # what is gone is made again
-            (folders["notebooks"] / f"{notebook}.ipynb").unlink(missing_ok=True)
-    for folder in folders.values() if force else ():
-        shutil.rmtree(folder, ignore_errors=True)
+    from .status import changes
+
+    settings, build = load_profile(profile), build_root()
+    for name in notebook_names():
+        if changes(settings, name) != []:  # what is gone, or was changed by hand, is made again
+            (build / "notebooks" / settings.name / f"{name}.ipynb").unlink(missing_ok=True)
+    for part in ("traces", "classifiers", "notebooks") if force else ():
+        shutil.rmtree(build / part / settings.name, ignore_errors=True)
     make("all", profile, data, cores)
-    return output_root() / name
+    return output_root() / settings.name
 
 
 def measure(profile: str, data: str | None, cores: int, force: bool) -> Path:
@@ -135,12 +147,9 @@ def end_with_pipeline() -> None:
     """In a job: ends its process group when the process that started the pipeline is gone, killed perhaps."""
 
     def watch() -> None:
-        try:
-            while True:
-                os.kill(int(os.environ[STARTED_BY]), 0)
-                time.sleep(1)
-        except ProcessLookupError:
-            os.killpg(0, signal.SIGTERM)
+        while psutil.pid_exists(int(os.environ[STARTED_BY])):
+            time.sleep(1)
+        os.killpg(0, signal.SIGTERM)
 
     if STARTED_BY in os.environ:
         threading.Thread(target=watch, daemon=True).start()

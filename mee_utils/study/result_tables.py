@@ -1,6 +1,5 @@
 """Results that are stored already, and what `make bench` measured, read back. No model is run."""
 
-import hashlib
 import json
 import operator
 from collections.abc import Sequence
@@ -11,12 +10,11 @@ import numpy as np
 import pandas as pd
 
 from ..analysis.statistics import Interval, interval
-from ..common.errors import CompanionError, check_choice
+from ..common.errors import CompanionError
 from ..common.files import ROOT
 from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
 from .notebooks import SOURCES, notebook_names
-from .profiles import profile_names
-from .results import digest_of, output_root
+from .results import READ, digest_of, file_digest, output_root
 
 RETRAINED, MEASURED = "retrained", "measured"  # folders of tables, beside those of the notebooks
 BENCH, MACHINES = ROOT / "figures" / "bench", "machines.json"
@@ -35,24 +33,19 @@ PARTS = {  # part of the benchmark -> file, what identifies a row, what was meas
 }
 
 
-def stored_root(profile: str) -> Path:
-    """The folder of a profile's results: where this run writes if they are there, else beside the package."""
-    check_choice("profile", profile, profile_names())
-    places = [output_root() / profile, ROOT / "figures" / profile]
-    return next((place for place in places if (place / MEASURED / "manifest.json").exists()), places[0])
-
-
-def _stored(profile: str, notebook: str, file: str) -> Path:
-    """A stored file of a notebook, or of the measurements, as its manifest knows it; else an error."""
-    path = stored_root(profile) / notebook / file
-    command = f"run make {'measure' if notebook == MEASURED else 'reproduce'} PROFILE={profile}"
-    if not path.exists():
+def _stored(profile: str, notebook: str, file: str, needed: bool = True) -> Path | None:
+    """A stored file as its manifest knows it, of this run or else beside the package; None: it is missing."""
+    places = [root / profile / notebook / file for root in (output_root(), ROOT / "figures")]
+    path = next(filter(Path.exists, places), places[0])
+    target = {MEASURED: "measure", RETRAINED: "clean retrain"}.get(notebook, "reproduce")
+    command, known = f"run make {target} PROFILE={profile}", path.with_name("manifest.json")
+    if needed and not path.exists():
         raise CompanionError(f"{path} is missing: {command}.")
-    known = path.with_name("manifest.json")
     made = json.loads(known.read_text(encoding="utf-8"))["files"] if known.exists() else {}
-    if file in made and hashlib.sha256(path.read_bytes()).hexdigest() != made[file]:
+    READ[f"results {notebook}"] = digest_of(made) if made else READ.get(f"results {notebook}", "")
+    if file in made and file_digest(path) != made[file]:
         raise CompanionError(f"{path} was changed after it was made: restore it, or {command} FORCE=1.")
-    return path
+    return path if path.exists() else None
 
 
 def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
@@ -62,14 +55,14 @@ def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
 
 def read_retrained(profile: str, kind: str) -> pd.DataFrame:
     """The "seeds" or "ablations" of a profile (`make retrain`); no rows where it has none."""
-    places = [root / profile / RETRAINED / f"{kind}.csv" for root in (output_root(), ROOT / "figures")]
-    return next((pd.read_csv(path) for path in places if path.exists()), pd.DataFrame())
+    path = _stored(profile, RETRAINED, f"{kind}.csv", needed=False)
+    return pd.read_csv(path) if path else pd.DataFrame()
 
 
 def read_measurements(profile: str, name: str) -> pd.DataFrame | None:
     """Stored measurements of a profile, a row an example of a setting; `name` as in `measure.Job.name`."""
-    places = [root / profile / MEASURED / f"{name}.parquet" for root in (output_root(), ROOT / "figures")]
-    return next((pd.read_parquet(path) for path in places if path.exists()), None)
+    path = _stored(profile, MEASURED, f"{name}.parquet", needed=False)
+    return pd.read_parquet(path) if path else None
 
 
 def read_manifest(profile: str, notebook: str) -> dict:
@@ -91,6 +84,12 @@ class Measured:
         """The settings of a part with these values."""
         chosen = [self.settings[column] == value for column, value in {"part": part, **wanted}.items()]
         return self.settings[np.all(chosen, axis=0)]
+
+    @property
+    def tested(self) -> str:
+        """How many test examples a task has, in words."""
+        sizes = {len(self.examples[place]) for place in self.rows().index}
+        return " to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)}))
 
     def full(self, part: str, task: str, model: str) -> pd.DataFrame:
         """The examples of a model at full depth."""
@@ -132,13 +131,16 @@ def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict
     return rows
 
 
-def read_measured(profile: str) -> Measured:
-    """Reads what `make measure` stored for a profile."""
+def read_measured(profile: str, only: str | None = None) -> Measured:
+    """Reads what `make measure` stored for a profile, of all models or of one."""
     given, rows, examples = read_manifest(profile, MEASURED), [], []
     for name in [Path(file).stem for file in given["files"] if "-" in file]:
         model, task = name.split("-")
-        more, table = model == "survey", read_measurements(profile, name)
+        more = model == "survey"
         model = MAIN_MODEL if more else model
+        if only not in (None, model):
+            continue
+        table = pd.read_parquet(_stored(profile, MEASURED, f"{name}.parquet"))
         for part, settings in table.groupby("part", sort=False):
             groups = list(settings.groupby(["rule", "threshold"], sort=False, dropna=False))
             found = [rows[VALUES].reset_index(drop=True) for _, rows in groups]
@@ -161,9 +163,16 @@ def claims_of(profile: str) -> pd.DataFrame:
 
 def inputs_of(profile: str) -> dict[str, str]:
     """The stored results that 08 is drawn from: name -> sha256 over the hashes of their files."""
-    names = sorted(path.parent.name for path in stored_root(profile).glob("*/manifest.json"))
-    digests = {f"results {name}": digest_of(read_manifest(profile, name)["files"]) for name in names}
-    return {name: digest for name, digest in digests.items() if name != "results 08_results"}
+    roots = (ROOT / "figures" / profile, output_root() / profile)  # where both have results the second counts
+    paths = [path for root in roots for path in root.glob("*/manifest.json")]
+    made = {path.parent.name: json.loads(path.read_text(encoding="utf-8"))["files"] for path in paths}
+    return {f"results {name}": digest_of(files) for name, files in made.items() if name != "08_results"}
+
+
+def _timed(path: Path, columns: list[str]) -> pd.DataFrame:
+    """A table of the benchmark; without rows, but with these columns, where nothing was timed."""
+    READ[f"results bench/{path.name}"] = file_digest(path)
+    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=columns)
 
 
 def read_timings(
@@ -176,16 +185,13 @@ def read_timings(
     most of them (`attrs["processor"]`); with `complete`, there are none unless it timed every setting.
     """
     file, keys, values = PARTS[part]
-    if not (path := folder / f"{file}.csv").exists():
-        return pd.DataFrame(columns=[*wanted, *values])
-    stored = pd.read_csv(path)
+    stored = _timed(folder / f"{file}.csv", ["processor", "profile", "group", *keys, *values])
     stored = stored[stored.profile == profile] if profile else stored[stored.group == part]
     if "threshold" in keys:
-        rounded = lambda table: table.dropna(subset="threshold").round({"threshold": 8})
+        rounded = lambda table: table.astype({"threshold": float}).round({"threshold": 8})  # NaN: it has none
         wanted, stored = rounded(wanted), rounded(stored)
     found = one_machine(wanted.merge(stored[["processor", *keys, *values]], on=keys))
-    processor, found = "".join(found.processor.unique()), found.drop(columns="processor")
-    found.attrs["processor"] = processor
+    found.attrs["processor"] = "".join(found.pop("processor").unique())
     return found.iloc[:0] if complete and len(found[keys].drop_duplicates()) < len(wanted) else found
 
 
@@ -206,14 +212,13 @@ def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:
 
     A kind is "verified", or unverified exits whose rule sees several layers, or one. No rows: not timed.
     """
-    path, by = folder / "shapes.csv", ["profile", "task", "shape", "batch", "kind"]
-    if not path.exists():
-        return pd.DataFrame(columns=[*by, "speed"])
-    own = one_machine(pd.read_csv(path).dropna(subset="task"))
+    by = ["profile", "task", "shape", "batch", "kind"]
+    own = _timed(folder / "shapes.csv", ["processor", "part", "rule", "speed", "lowest", "highest", *by])
+    own = one_machine(own.dropna(subset="task"))
     several = own.rule.isin(SEVERAL_LAYERS).map({True: "several layers", False: "one layer"})
     own = own.assign(kind=("unverified, " + several).where(own.part == "lossy shapes", "verified"))
-    chosen = own.groupby(by, sort=False).speed.idxmax()
-    return own.loc[chosen.sort_values()].assign(low=own.lowest, high=own.highest).reset_index(drop=True)
+    best = own.sort_values("speed", ascending=False, kind="stable").drop_duplicates(by).sort_index()
+    return best.assign(low=best.lowest, high=best.highest).reset_index(drop=True)
 
 
 def missed(table: pd.DataFrame) -> pd.DataFrame:

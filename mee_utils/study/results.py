@@ -29,6 +29,7 @@ DECIMALS = 4
 COLOURS = 128  # of a figure's palette: a third of the size, and no difference to be seen
 STAGED = "MEE_STAGED"  # the folder that collects a strict run's results; set for its kernel alone
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "pandas", "matplotlib", "seaborn")
+READ: dict[str, str] = {}  # stored results that the run that began last has read: name -> digest ("": none)
 
 
 def output_root() -> Path:
@@ -50,7 +51,8 @@ class Run:
         self.folder = folder or (place if place.name == notebook else trial)
         self.notebook, self.profile, self.parameters = notebook, profile, dict(parameters)
         self.inputs, self.files, self.started = {}, {}, time.monotonic()  # name -> sha256
-        make_folder(self.folder)
+        READ.clear()
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
         """Writes a table without bootstrap draws as CSV; prints its digest line; returns it rounded."""
@@ -68,9 +70,7 @@ class Run:
         self.save_table(drawn, name)
         self._write(f"{name}.png", png(figure))
         if os.environ.get("MEE_PDF"):
-            nothing = dict.fromkeys(("CreationDate", "ModDate", "Producer", "Creator"))
-            with complete_file(self.folder / f"{name}.pdf") as path:
-                figure.savefig(path, format="pdf", bbox_inches="tight", metadata=nothing)
+            figure.savefig(self.folder / f"{name}.pdf", bbox_inches="tight")
 
     def save_file(self, path: Path) -> None:
         """Copies a file that is a result."""
@@ -78,13 +78,11 @@ class Run:
 
     def finish(self) -> None:
         """Writes the manifest. Prints which files were written."""
-        if not self.files:
-            raise CompanionError(f"{self.notebook} saved nothing: call save_table or save_figure first.")
         device = self.parameters.get("device", "cpu")
         versions = {name: metadata.version(name).split("+")[0] for name in PACKAGES}
         manifest = {
             **{name: getattr(self, name) for name in ("notebook", "profile", "parameters")},
-            "inputs": dict(sorted(self.inputs.items())),
+            "inputs": dict(sorted((READ | self.inputs).items())),
             "code": code_digests(),
             "files": dict(sorted(self.files.items())),
             "versions": versions | {"python": platform.python_version()},
@@ -109,11 +107,15 @@ def digest_of(content) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """sha256 of a file, "" where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
 def code_digests(paths: Iterable[Path] | None = None) -> dict[str, str]:
     """Digests of files, comments and docstrings apart; by default of loaded modules and their tables."""
     if paths is None:
-        files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-        modules = {Path(file) for file in files if file and Path(file).is_relative_to(PACKAGE)}
+        modules = {Path(m.__file__) for n, m in list(sys.modules.items()) if n.split(".")[0] == PACKAGE.name}
         paths = modules | {table for module in modules for table in module.parent.glob("*.yaml")}
     return {str(path.relative_to(PACKAGE)): _digest(path) for path in sorted(paths)}
 
@@ -131,27 +133,15 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """Yields an empty folder; without an error it takes the place of `folder` (of two at once the later)."""
-    make_folder(folder.parent)
-    with tempfile.TemporaryDirectory(".partial", f".{folder.name}.", folder.parent) as place:
+    """Yields an empty folder; without an error it takes the place of `folder`: of two in turn the later."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(f".{os.getpid()}.partial", f".{folder.name}.", folder.parent) as place:
         new = Path(place) / folder.name
         new.mkdir()
         yield new
-        for attempt in range(3):
-            with suppress(FileNotFoundError):
-                folder.rename(Path(place) / f"old {attempt}")
-            with suppress(OSError):  # another run's results came in between
-                new.rename(folder)
-                break
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder, or says that it cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        message = f"{folder} cannot be written to ({error.strerror}): make it writable, or set MEE_OUTPUT."
-        raise CompanionError(message) from error
+        with suppress(FileNotFoundError):
+            folder.rename(Path(place) / "old")
+        new.rename(folder)
 
 
 def png(figure) -> bytes:

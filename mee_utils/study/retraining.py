@@ -58,13 +58,13 @@ def run(profile: Profile, job: Retraining) -> Path:
 
 def store(profile: Profile) -> Path:
     """Makes the tables of all retrainings, with a manifest of their recipes; returns their folder."""
-    folder, jobs = output_root() / profile.name / RETRAINED, retrainings(profile)
-    recipes = {name: profile.training.recipe(name).model_dump() for name in profile.training.objectives}
+    folder, jobs, settings = output_root() / profile.name / RETRAINED, retrainings(profile), profile.training
+    recipes = {name: settings.recipe(name).model_dump() for name in settings.objectives}
     recipes |= {name: about.model_dump() for name, about in profile.ablation_runs.items()}
     with staged(folder) as results:
         parameters = {"recipes": {job.name: recipes[job.name] for job in jobs}}
         made = Run(RETRAINED, profile.name, parameters, results)
-        made.inputs = {name: inputs.weights_digest(profile, name) for name in profile.training.models}
+        made.inputs = {f"model {name}": inputs.weights_digest(profile, name) for name in settings.models}
         for kind in ("seeds", "ablations"):
             files = [job.path(profile) for job in jobs if job.kind == kind]
             if rows := [row for path in files for row in json.loads(path.read_text(encoding="utf-8"))]:
@@ -111,11 +111,9 @@ def _ablation(profile: Profile, job: Retraining) -> list[dict]:
     pairs = [maker.stage_pairs(stage, job.seed + number) for number, stage in enumerate(about.stages)]
     tokens = sum(len(source) + len(target) for stage in pairs for source, target in stage)
     model = maker.save_weights(network, folder / "model", profile.dtype)
-    for task in maker.choices:
-        if task.forms:
-            found = generate(model, task.inputs, max_new_tokens=profile.training.max_target, batch_size=64)
-            for form, score in by_form(task, found.texts).items():
-                row = {"run": job.name, "form": form, "exact_match": score}
-                row |= {"questions": task.forms.count(form), "steps": curve["steps"], "tokens": tokens}
-                rows.append(row)
+    for task in [task for task in maker.choices if task.forms]:
+        found = generate(model, task.inputs, max_new_tokens=profile.training.max_target, batch_size=64)
+        for form, score in by_form(task, found.texts).items():
+            row = {"run": job.name, "form": form, "exact_match": score, "questions": task.forms.count(form)}
+            rows.append(row | {"steps": curve["steps"], "tokens": tokens})
     return rows

@@ -1,48 +1,53 @@
 """Are stored results those of the code, models and tables that are there? (`make status`)"""
 
-import hashlib
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
+
 from ..common.errors import CompanionError
 from ..common.files import PACKAGE, ROOT
-from .inputs import weights_digest
-from .notebooks import SOURCES, notebook_names, read_source, source_digest
+from .inputs import is_trained, weights_digest
+from .notebooks import SOURCES, notebook_names, outputs_digest, read_source, source_digest
 from .profiles import Profile
-from .result_tables import MACHINES, MEASURED, inputs_of
-from .results import code_digests, output_root
+from .result_tables import BENCH, MACHINES, MEASURED, RETRAINED, inputs_of
+from .results import code_digests, file_digest, output_root
 
 
 def changes(profile: Profile, name: str) -> list[str] | None:
-    """What has changed since results of a profile were made: files, code, inputs; None if there are none."""
-    folder = output_root() / profile.name / name
-    if not (folder / "manifest.json").exists():
+    """What has changed since results were made: files, code, inputs, the notebook; None: they are missing."""
+    folder, models = output_root() / profile.name / name, profile.training.models
+    executed = SOURCES if folder.parent == ROOT / "figures" / "small" else folder.parent
+    needed = [folder / "manifest.json"] + [executed / f"{n}.ipynb" for n in notebook_names() if n == name]
+    if not all(path.exists() for path in needed):
         return None
-    made, found = json.loads((folder / "manifest.json").read_text(encoding="utf-8")), []
-    for file, digest in made["files"].items():
-        path = folder / file
-        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            found.append(file)
+    made = json.loads(needed[0].read_text(encoding="utf-8"))
+    found = [file for file, digest in made["files"].items() if file_digest(folder / file) != digest]
     then = made.get("code", {})
     now = code_digests(path for path in map(PACKAGE.joinpath, then) if path.exists())
     found += [f"mee_utils/{file}" for file in then if now.get(file) != then[file]]
-    inputs = {f"model {model}": weights_digest for model in profile.training.models}
-    tables = inputs_of(profile.name)
-    for key, digest in made["inputs"].items():
-        current = inputs[key](profile, key.split()[1]) if key in inputs else tables.get(key, digest)
-        found += [key] if current != digest else []
-    executed = (SOURCES if profile.name == "small" else folder.parent) / f"{name}.ipynb"
-    if name in notebook_names() and executed.exists():
-        known = json.loads(executed.read_text(encoding="utf-8"))["metadata"].get("source_sha256")
-        found += [f"notebooks/{name}.py"] if known != source_digest(read_source(name)) else []
+    inputs = {f"results bench/{path.name}": file_digest(path) for path in BENCH.glob("*.csv")}
+    inputs |= inputs_of(profile.name)
+    for model in [model for model in models if is_trained(profile, model)]:
+        inputs[f"model {model}"] = inputs[model] = weights_digest(profile, model)  # as manifests name it
+    asked = [key for key in made["inputs"] if key.split()[0] in ("model", "results", *models)]
+    found += [key for key in asked if inputs.get(key, "") != made["inputs"][key]]
+    for path in needed[1:]:
+        stored = nbformat.read(path, as_version=4)
+        known, outputs = stored.metadata.get("source_sha256"), outputs_digest(stored)
+        parts = {f"notebooks/{name}.py": source_digest(read_source(name)), path.name: source_digest(stored)}
+        found += [part for part, digest in parts.items() if digest != known]
+        found += [f"outputs of {path.name}"] * (stored.metadata.get("outputs_sha256", outputs) != outputs)
     return found
 
 
 def states(profile: Profile) -> Iterator[tuple[str, str]]:
     """ "fresh", "stale (and since what changed)" or "missing" for the measurements and every notebook."""
-    for name in [MEASURED, *notebook_names()]:
+    retrained = [RETRAINED] if (output_root() / profile.name / RETRAINED).exists() else []
+    for name in [MEASURED, *retrained, *notebook_names()]:
         found = changes(profile, name)
         stale = f"stale, changed since: {', '.join(found or [])}"
         yield name, "missing" if found is None else stale if found else "fresh"
@@ -51,15 +56,18 @@ def states(profile: Profile) -> Iterator[tuple[str, str]]:
 def origin(file: str) -> Iterator[str]:
     """Where a stored table or figure comes from, in lines: cell, parameters, inputs, machine, commit."""
     path = Path(file).resolve()
-    about = next((p for p in map(path.with_name, ("manifest.json", MACHINES)) if p.exists()), None)
+    about = next(filter(Path.exists, map(path.with_name, ("manifest.json", MACHINES))), None)
     made = json.loads(about.read_text(encoding="utf-8")) if about else {}
-    timed = bool(about) and about.name == MACHINES
-    made = {"files": [f"{name}.csv" for name in made], **made.get(path.stem, {})} if timed else made
-    if not path.exists() or path.name not in made.get("files", []):
+    if not path.exists() or path.name not in made.get("files", [f"{table}.csv" for table in made]):
         raise CompanionError(f"{file} is no stored result: give a file that a manifest below figures lists.")
+    made = made if "files" in made else made[path.stem]
     if (name := made.get("notebook")) in notebook_names():
-        cells = [n for n, cell in enumerate(read_source(name).cells) if f'"{path.stem}"' in cell.source]
-        yield f"saved by notebooks/{name}.ipynb, cell {', '.join(map(str, cells)) or 'unknown'}"
+        beside = path.parent.with_suffix(".ipynb")
+        book = beside if beside.exists() else SOURCES / f"{name}.ipynb"
+        line = re.compile(rf"^{path.stem}: .*sha256 {made['files'][f'{path.stem}.csv'][:8]}$", re.MULTILINE)
+        printed = lambda cell: any(line.search(output.get("text", "")) for output in cell.get("outputs", []))
+        cells = [str(n) for n, cell in enumerate(nbformat.read(book, as_version=4).cells) if printed(cell)]
+        yield f"saved by {str(book).removeprefix(f'{ROOT}/')}, cell {', '.join(cells) or 'unknown'}"
     else:
         yield f"saved by make {'measure' if name == MEASURED else 'retrain' if name else 'bench'}"
     for key, value in made.items():

@@ -23,7 +23,7 @@ import numpy as np
 from .. import CompanionError, ExitPolicy, Model, Objective, Task, generate, load_model, trace
 from ..analysis.pruning import minimum_layer
 from ..common.errors import check_choice
-from ..common.files import ROOT, complete_file
+from ..common.files import complete_file
 from ..decoding.inputs import UNLIMITED
 from ..models.batches import corrupt_spans, padded, repeated
 from ..models.mini import SENTINELS, grow, new_network, set_dropout, train_tokenizer
@@ -32,7 +32,7 @@ from ..traces.replay import replay_policy
 from . import inputs
 from .inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
 from .profiles import BaseSettings, Checkpoint, Profile, ShapeSettings, Stage
-from .results import digest_of, processor, staged
+from .results import build_root, digest_of, processor, staged
 
 SAFE_MARGIN, SAFE_EXAMPLES = 0.9, 200  # for the first safe layer; examples of each task
 SPANS, CURVE = "spans", 192
@@ -89,7 +89,7 @@ def work_folder(profile: Profile, name: str, seed: int, tasks: Sequence[Task]) -
     others = settings.model_dump(exclude={"pretrained", "base", "backbones", "compared"})
     parts = [settings.recipe(name).model_dump(), others, seed, [task.digest for task in tasks]]
     parts += [start and weights_digest(profile, start)]
-    return ROOT / "build" / "training" / profile.name / name / digest_of(parts)[:16]
+    return build_root() / "training" / profile.name / name / digest_of(parts)[:16]
 
 
 def profile_tokenizer(profile: Profile, tasks: Sequence[Task]):

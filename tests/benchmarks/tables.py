@@ -4,6 +4,8 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from contextlib import ExitStack
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from mee_utils.study.results import output_root, processor
 
 from .decoder import PARTS, WORKLOADS
 
+DIGESTS = "digests.json"
 ORDERS = {
     name: {x: place for place, x in enumerate(xs)} for name, xs in (("shape", WORKLOADS), ("group", PARTS))
 }
@@ -24,6 +27,7 @@ def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("sha
     """Writes a table as CSV; its first column is the processor, and `machines.json` says more of each.
 
     What was not timed now (by `keys`) is kept: all of other machines, and of this one with the same versions.
+    `digests.json` has the sha256 of every table, as a manifest has it.
     """
     folder, keys = output_root() / "bench", ["processor", *keys]
     path, known = folder / f"{name}.csv", folder / MACHINES
@@ -44,9 +48,14 @@ def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("sha
     if "threshold" in table:
         exact = lambda level: f"{float(level):.10g}" if level != "" else level
         table["threshold"] = table.threshold.map(exact, na_action="ignore")
-    with complete_file(path) as csv, complete_file(known) as description:
-        table.to_csv(csv, index=False, float_format="%.4g", lineterminator="\n")
-        description.write_text(json.dumps(machines, indent=1) + "\n", encoding="utf-8")
+    text, stated = table.to_csv(index=False, float_format="%.4g", lineterminator="\n"), folder / DIGESTS
+    digests = json.loads(stated.read_text(encoding="utf-8"))["files"] if stated.exists() else {}
+    digests[path.name] = sha256(text.encode()).hexdigest()
+    listed = {known: machines, stated: {"files": dict(sorted(digests.items()))}}
+    texts = {path: text} | {file: json.dumps(about, indent=1) + "\n" for file, about in listed.items()}
+    with ExitStack() as files:
+        for file, content in texts.items():
+            files.enter_context(complete_file(file)).write_text(content, encoding="utf-8")
     return path
 
 
