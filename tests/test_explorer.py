@@ -165,7 +165,8 @@ def test_the_page_of_a_profile_has_its_models_and_trained_rules(tmp_path, monkey
         path = PACKAGE / "checkpoints/small/classifiers/calm-three_hidden-consistency-0.safetensors"
         return {("calm", "three_hidden", "consistency"): [load_classifier(path, models["calm"])]}
 
-    few = dict(ROOT=tmp_path, MODELS=("calm",), SENTENCES=1, EXPLORED=("hidden_similarity", "three_hidden"))
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    few = dict(MODELS=("calm",), SENTENCES=1, EXPLORED=("hidden_similarity", "three_hidden"))
     for name, value in {**few, "explore": partial(explore, levels=2)}.items():
         monkeypatch.setattr(explorer_page, name, value)
     monkeypatch.setattr(explorer_page.Experiment, "classifiers", shipped)

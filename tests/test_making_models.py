@@ -79,7 +79,7 @@ def made(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs, "PACKAGE", folder)
-        patch.setattr(train_models, "ROOT", folder)
+        patch.setenv("MEE_OUTPUT", str(folder))
         patch.setattr(training, "train_backbone", recorded)
         folders = train_models.train(tiny())
         assert folders == [folder / "checkpoints" / "tiny" / name for name in MODELS]

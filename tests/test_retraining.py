@@ -45,7 +45,6 @@ def done(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEE_OUTPUT", str(root))
         patch.setattr(inputs, "PACKAGE", root)
-        patch.setattr(train_models, "ROOT", root)
         train_models.train(PROFILE)
         patch.setattr(training, "train_backbone", recorded)
         jobs = retraining.retrainings(PROFILE)
@@ -105,7 +104,9 @@ def test_tables_carry_the_recipes(done):
     root, rows, _ = done
     folder = retraining.store(PROFILE)
     assert folder == root / "tiny" / "retrained"
-    about = json.loads((folder / "manifest.json").read_text())["parameters"]["recipes"]
+    made = json.loads((folder / "manifest.json").read_text())
+    assert set(made["inputs"]) == {f"model {name}" for name in PROFILE.training.models}
+    about = made["parameters"]["recipes"]
     assert set(about) == {"calm", "alternating", *RUNS} and about["adam"]["rates"] == {"table": 9.0}
     assert about["calm"] == PROFILE.training.recipe("calm").model_dump()
     for kind in ("seeds", "ablations"):

@@ -573,7 +573,7 @@ def test_a_rule_is_calibrated_by_decoding_from_careful_to_careless(traced, name)
     task = Task("translation", "s", "t", INPUTS, [["the red house"]] * len(INPUTS), "d")
     levels = candidates(replay_policy(found, policies[name], model), 8, LENGTH)
     options = dict(thresholds=levels, max_new_tokens=LENGTH)
-    made = calibrate(model, task, policies[name], 0.6, 0.5, **options)
+    made = calibrate(model, task, policies[name], 0.9, 0.5, **options)
     assert made.tested == tuple(levels[: len(made.tested)]) and len(set(made.mean_losses)) > 1
     for level, mean in zip(made.tested, made.mean_losses, strict=True):
         early = generate(model, INPUTS, policies[name].at_threshold(level), max_new_tokens=LENGTH)
