@@ -613,7 +613,7 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # (ConsistentEE), between machines (SplitEE), by routing inside training (Mixture-of-Depths, Mixture-of-Recursions), by
 # rebatching a server's requests (DREX) or sharing keys and values of skipped layers (River-LLM). Large language
 # models of today leave less to exits than these (*The diminishing returns of early-exit decoding in modern LLMs*,
-# arXiv 2603.23701).
+# arXiv, 2026).
 #
 # **Files.** Every figure as PNG (with `MEE_PDF=1` also as PDF) beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/06_survey_rules`.

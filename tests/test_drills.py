@@ -79,8 +79,8 @@ def digit_of_an_output(cells):
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
-        (deleted, test_notebooks.test_the_stored_notebook_is_its_source),
-        (swapped, test_notebooks.test_the_stored_notebook_is_its_source),
+        (deleted, test_notebooks.test_a_stored_notebook_has_the_source_that_was_run),
+        (swapped, test_notebooks.test_a_stored_notebook_has_the_source_that_was_run),
         (unexecuted, test_notebooks.test_every_cell_was_executed_in_order_and_without_a_word_on_stderr),
         (failed, test_notebooks.test_every_cell_was_executed_in_order_and_without_a_word_on_stderr),
         (pixel_of_an_output, test_notebooks.test_outputs_are_those_that_were_stored_with_them),
@@ -96,13 +96,19 @@ def test_a_notebook_whose_cells_were_touched_is_found(monkeypatch, path, broken,
         check(path)
 
 
+@pytest.mark.parametrize("broken", [deleted, swapped])
+def test_a_notebook_that_is_not_its_source_is_found(monkeypatch, broken):
+    check = lambda path: test_notebooks.test_the_stored_notebook_is_its_source(path.stem)
+    test_a_notebook_whose_cells_were_touched_is_found(monkeypatch, STORED[0], broken, check)
+
+
 def test_a_digit_of_an_output_is_found_when_the_notebook_is_run_again(tmp_path):
     cell = nbformat.v4.new_code_cell("print(6 * 7)", execution_count=1)
     for name, stored in (("right", "42\n"), ("wrong", "43\n")):
         cell.outputs = [nbformat.v4.new_output("stream", text=stored)]
         nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / f"{name}.ipynb")
     done = test_notebooks.nbval(tmp_path, "right.ipynb", "wrong.ipynb", cwd=tmp_path)
-    assert "1 failed, 1 passed" in done.stdout and "FAILED wrong.ipynb" in done.stdout, done.stdout
+    assert done.stdout.startswith(".F ") and "'43\\n' == '42\\n'" in done.stdout, done.stdout
 
 
 def digit_of_a_table(folder):

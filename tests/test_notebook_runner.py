@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -15,9 +16,11 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
+import yaml
 
 from mee_utils import CompanionError
 from mee_utils.__main__ import main
+from mee_utils.common.files import complete_file
 from mee_utils.study import notebooks as notebook
 from mee_utils.study import pipeline, result_tables
 from mee_utils.study.results import STAGED, Run, staged
@@ -287,27 +290,30 @@ def test_results_are_replaced_at_once_or_not_at_all(tmp_path):
     assert "0.7" in (folder / "t.csv").read_text() and [p.name for p in folder.parent.iterdir()] == [NAME]
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, capsys):
     blocked = tmp_path / "figures"
     blocked.write_text("a file where a folder should be")
     monkeypatch.setenv("MEE_OUTPUT", str(blocked))
-    with pytest.raises(CompanionError, match="cannot be written to.*MEE_OUTPUT"):
+    with pytest.raises(NotADirectoryError, match=str(blocked)):
         Run(NAME, "small", {})
+    assert main(["notebook", "08_results"]) == 2
+    said = capsys.readouterr().err
+    assert str(blocked) in said and said.endswith("set MEE_OUTPUT.\n") and said.count("\n") == 1
 
 
 def test_a_table_that_is_missing_names_its_notebook(tmp_path, monkeypatch):
     """Before, 08 judged fewer statements where the tables of a notebook were missing, without a word."""
-    monkeypatch.setattr(result_tables, "stored_root", lambda profile: tmp_path)
-    claims = pd.DataFrame({"claim": ["a"], "task": ["x"]})
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    folder, claims = tmp_path / "made_up", pd.DataFrame({"claim": ["a"], "task": ["x"]})
     names = [name for name in notebook.notebook_names() if name[:2] in ("01", "02", "03", "04", "06")]
     for name in names:
-        (tmp_path / name).mkdir()
-        claims.to_csv(tmp_path / name / "claims.csv", index=False)
+        (folder / name).mkdir(parents=True)
+        claims.to_csv(folder / name / "claims.csv", index=False)
     with pytest.raises(CompanionError, match="05_mee_classifiers/claims.csv is missing: run make reproduce"):
-        result_tables.claims_of("small")
-    (tmp_path / "05_mee_classifiers").mkdir()
-    claims.to_csv(tmp_path / "05_mee_classifiers" / "claims.csv", index=False)
-    assert list(result_tables.claims_of("small").notebook) == sorted([*names, "05_mee_classifiers"])
+        result_tables.claims_of("made_up")
+    (folder / "05_mee_classifiers").mkdir()
+    claims.to_csv(folder / "05_mee_classifiers" / "claims.csv", index=False)
+    assert list(result_tables.claims_of("made_up").notebook) == sorted([*names, "05_mee_classifiers"])
 
 
 @pytest.mark.parametrize(
@@ -355,13 +361,80 @@ def test_an_installation_without_a_checkout_says_so(capsys, monkeypatch, tmp_pat
     assert "is no checkout: clone the repository" in capsys.readouterr().err
 
 
-def test_a_second_reproduce_in_the_same_folder_is_refused(monkeypatch, tmp_path, capsys):
+HERE = platform.node()
+
+
+@pytest.fixture
+def locked(monkeypatch, tmp_path):
+    """A folder that a pipeline holds; says by which process, if one is given."""
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    locks = tmp_path / "build/.snakemake/locks"
-    locks.mkdir(parents=True)
-    (locks / "0.input.lock").touch()
-    assert main(["reproduce"]) == 2
-    assert "Another make reproduce is running here" in capsys.readouterr().err
+    build = tmp_path / "build"
+    (build / ".snakemake/locks").mkdir(parents=True)
+    (build / ".snakemake/locks/0.input.lock").touch()
+
+    def held(by=""):
+        if by:
+            (build / "pipeline.pid").write_text(by)
+        return build
+
+    return held
+
+
+@pytest.fixture
+def dead():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+HOLDERS = ["", f"{HERE} {os.getpid()}", "another-machine 4194303"]
+
+
+@pytest.mark.parametrize("by", HOLDERS, ids=["nobody known", "one that lives", "another machine"])
+def test_a_second_reproduce_in_the_same_folder_is_refused(locked, capsys, by):
+    """One that lives, one on another machine, or Snakemake run by hand, of which nothing is known."""
+    locks = locked(by) / ".snakemake/locks"
+    assert main(["measure"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: Another make reproduce is running here: wait (if none is, delete {locks}).\n"
+    assert list(locks.iterdir())
+
+
+def clear(build):
+    pipeline._clear(build, build / "pipeline.pid", build / ".snakemake/locks")
+
+
+def test_what_a_killed_pipeline_left_behind_is_cleared(locked, tmp_path, dead):
+    build = locked(f"{HERE} {dead}")
+    (build / "running").mkdir()
+    (build / "running" / f"{dead} notebook {NAME}").touch()
+    left = [tmp_path / f"small/.{NAME}.abcd.{dead}.partial", build / f"traces/.calm.{dead}.partial.npy"]
+    kept = [tmp_path / f"small/.{NAME}.ab.{os.getpid()}.partial", build / "traces/.partial.csv"]
+    for folder in (left[0], kept[0]):
+        (folder / NAME).mkdir(parents=True)
+        (folder / NAME / f".t.{dead}.partial.csv").touch()
+    left[1].parent.mkdir()
+    left[1].touch()
+    kept[1].touch()
+    clear(build)
+    assert not any(path.exists() for path in (*left, build / "running", build / ".snakemake/locks"))
+    assert all(path.exists() for path in kept)
+
+
+def test_a_number_from_before_a_restart_is_somebody_elses(locked):
+    build = locked(f"{HERE} {os.getpid()}")
+    os.utime(build / "pipeline.pid", (1, 1))
+    clear(build)
+    assert not (build / ".snakemake/locks").exists()
+
+
+def test_what_is_written_names_its_process(tmp_path):
+    with staged(tmp_path / "folder") as new, complete_file(new / "t.csv") as partial:
+        for name in (new.parent.name, partial.name):
+            assert re.search(r"\.(\d+)\.partial", name)[1] == str(os.getpid())
+        partial.touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def children(group):
@@ -401,6 +474,43 @@ def test_an_interrupted_pipeline_leaves_no_process_and_says_one_line(tmp_path, s
         time.sleep(0.2)
     assert children(session) == []
     process.stderr.close()
+
+
+FEW = {"examples": 4, "max_new_tokens": 8, "validation": 2, "test": 2}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+def test_after_a_kill_the_same_command_goes_on(tmp_path):
+    """First the command alone is killed, then every process of it, as in a restart; then it finishes."""
+    content = yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text())
+    content["results"] = FEW
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(content))
+    code = "import sys; from mee_utils.study.pipeline import make; make('trace_calm', sys.argv[1], None, 1)"
+    command = [sys.executable, "-c", code, str(tmp_path / "small.yaml")]
+    known = os.environ | {"MEE_OUTPUT": str(tmp_path)}
+    options = dict(cwd=ROOT, env=known, stderr=subprocess.PIPE, text=True)
+    build = tmp_path / "build"
+    for everything in (False, True):
+        process = subprocess.Popen(command, **options)
+        deadline = time.monotonic() + 120
+        while not any(build.glob("running/*")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (session,) = map(int, _sessions_of(process.pid))
+        process.kill()
+        if everything:
+            os.killpg(session, signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        while children(session) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not list(build.glob("traces/small/*.key")) and (build / "pipeline.pid").exists()
+    assert list((build / ".snakemake/locks").iterdir()) and list((build / "running").iterdir())
+    process = subprocess.run(command, **options, check=False)
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert len(list(build.glob("traces/small/*.key"))) == 3
+    left = [build / name for name in ("pipeline.pid", "running", ".snakemake/locks")]
+    assert not any(path.is_file() or list(path.glob("*")) for path in left if path.exists())
+    assert not list(tmp_path.rglob(".*.partial*"))
 
 
 def _sessions_of(parent):

@@ -246,10 +246,15 @@ def test_under_contrast_rows_and_replay_agree_too(traced, name, contrast):
     model, found, _, policies = traced
     layers = dict(exit_layers=list(range(2, LAYERS)), propagation="parallel")
     plain = changed(policies[name], **layers)
-    options = dict(contrast=contrast, contrast_token=name in ("patience", "vote"))
+    counts_ids = name in ("patience", "vote")
+    options = dict(contrast=contrast, contrast_token=counts_ids)
     policy = halfway(changed(policies[name], **layers, **options), model, found)
     check_rows(model, found, policy)
-    assert not np.allclose(confidences(found, policy, model), confidences(found, plain, model))
+    seen, without = (confidences(found, each, model) for each in (policy, plain))
+    assert not np.allclose(seen, without)
+    if counts_ids:
+        unseen = changed(policies[name], **layers, contrast=contrast)
+        assert np.array_equal(confidences(found, unseen, model), without)
 
 
 OPTIONS = {

@@ -36,13 +36,13 @@ PARTS = {  # part of the benchmark -> file, what identifies a row, what was meas
 def _stored(profile: str, notebook: str, file: str, needed: bool = True) -> Path | None:
     """A stored file as its manifest knows it, of this run or else beside the package; None: it is missing."""
     places = [root / profile / notebook / file for root in (output_root(), ROOT / "figures")]
-    path = next(filter(Path.exists, places), places[0])
+    path = next((p for p in places if p.exists() or p.with_name("manifest.json").exists()), places[0])
     target = {MEASURED: "measure", RETRAINED: "clean retrain"}.get(notebook, "reproduce")
     command, known = f"run make {target} PROFILE={profile}", path.with_name("manifest.json")
     if needed and not path.exists():
         raise CompanionError(f"{path} is missing: {command}.")
     made = json.loads(known.read_text(encoding="utf-8"))["files"] if known.exists() else {}
-    READ[f"results {notebook}"] = digest_of(made) if made else READ.get(f"results {notebook}", "")
+    READ[f"results {notebook}"] = digest_of(made) if made else ""
     if file in made and file_digest(path) != made[file]:
         raise CompanionError(f"{path} was changed after it was made: restore it, or {command} FORCE=1.")
     return path if path.exists() else None

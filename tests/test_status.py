@@ -1,0 +1,268 @@
+"""What `make status` sees, which stored tables are read, and where a number comes from."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+
+from mee_utils import CompanionError
+from mee_utils.common.files import PACKAGE
+from mee_utils.study import measure, pipeline, result_tables, results, status
+from mee_utils.study import notebooks as notebook
+from mee_utils.study.profiles import load_profile
+
+ROOT = Path(__file__).parent.parent
+NAME, PROFILE = "90_trial", load_profile("small")
+SOURCE = """# %% tags=["parameters"]
+profile = "small"  # which
+data = ""  # where
+
+# %%
+import pandas as pd
+from matplotlib import pyplot
+from mee_utils.study import result_tables
+from mee_utils.study.results import Run
+run = Run("90_trial", profile, {})
+wanted = pd.DataFrame({"task": ["translation"], "model": ["calm"]})
+print("t", len(result_tables.read_timings("lossless", wanted, profile)))
+
+# %%
+t = run.save_table(pd.DataFrame({"t": [1.0]}), "t")
+
+# %%
+for part in (1, 2):
+    figure, axis = pyplot.subplots(figsize=(1, 1))
+    run.save_figure(figure, f"part_{part}", pd.DataFrame({"t": [part]}))
+    pyplot.close(figure)
+
+# %%
+seeds = result_tables.read_retrained(profile, "seeds")
+run.finish()
+"""
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """A folder with the source of a notebook, and in `out` what its run has stored."""
+    folder = tmp_path_factory.mktemp("executed")
+    (folder / f"{NAME}.py").write_text(SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(notebook, "SOURCES", folder)
+        patch.setenv("MEE_OUTPUT", str(folder / "out"))
+        notebook.run_notebook(NAME)
+    return folder
+
+
+@pytest.fixture
+def run(executed, tmp_path, monkeypatch):
+    """A copy of it, for one test."""
+    folder = shutil.copytree(executed, tmp_path / "copy")
+    monkeypatch.setattr(notebook, "SOURCES", folder)
+    monkeypatch.setenv("MEE_OUTPUT", str(folder / "out"))
+    assert changes() == []
+    return folder / "out" / "small"
+
+
+def changes(name=NAME):
+    return status.changes(PROFILE, name)
+
+
+def test_a_deleted_notebook_is_missing(run):
+    assert dict(status.states(PROFILE)) == {"measured": "missing", NAME: "fresh"}
+    (run / f"{NAME}.ipynb").unlink()
+    assert changes() is None and dict(status.states(PROFILE))[NAME] == "missing"
+
+
+def edited(cells):
+    cells[1].source += "\nt = 2"
+
+
+def deleted(cells):
+    del cells[2]
+
+
+def swapped(cells):
+    cells[2], cells[3] = cells[3], cells[2]
+
+
+@pytest.mark.parametrize("broken", [edited, deleted, swapped])
+def test_an_edited_notebook_is_stale_whatever_it_says_of_itself(run, broken):
+    path = run / f"{NAME}.ipynb"
+    stored = nbformat.read(path, as_version=4)
+    broken(stored.cells)
+    nbformat.write(stored, path)
+    assert f"{NAME}.ipynb" in changes()
+    stored.metadata["source_sha256"] = notebook.source_digest(stored)
+    stored.metadata["outputs_sha256"] = notebook.outputs_digest(stored)
+    nbformat.write(stored, path)
+    assert changes() == [f"notebooks/{NAME}.py"]
+
+
+def test_another_output_or_another_source_is_stale(run):
+    path, source = run / f"{NAME}.ipynb", run.parent.parent / f"{NAME}.py"
+    stored = path.read_text()
+    path.write_text(re.sub(r'"t \d', '"t 9', stored))
+    assert changes() == [f"outputs of {NAME}.ipynb"]
+    path.write_text(stored)
+    source.write_text(SOURCE.replace("1.0", "2.0"))
+    assert changes() == [f"notebooks/{NAME}.py"]
+
+
+@pytest.mark.parametrize("file", ["part_1.png", "t.csv"])
+def test_a_figure_or_table_that_is_gone_or_another_one_is_stale(run, file):
+    (run / NAME / file).write_bytes(b"x\n1\n")
+    assert changes() == [file]
+    (run / NAME / file).unlink()
+    assert changes() == [file]
+
+
+def test_a_changed_module_is_stale_and_a_comment_is_none(run, tmp_path, monkeypatch):
+    package = tmp_path / "mee_utils"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
+    for module in (status, results):
+        monkeypatch.setattr(module, "PACKAGE", package)
+    module = package / "study" / "results.py"
+    module.write_text(module.read_text() + "# a comment\n")
+    assert changes() == []
+    module.write_text(module.read_text().replace("DECIMALS = 4", "DECIMALS = 5"))
+    assert changes() == ["mee_utils/study/results.py"]
+    module.unlink()
+    assert changes() == ["mee_utils/study/results.py"]
+
+
+def test_a_timing_that_a_notebook_reads_is_an_input(run, tmp_path, monkeypatch):
+    made = json.loads((run / NAME / "manifest.json").read_text())["inputs"]
+    assert set(made) == {"results bench/lossless.csv", "results retrained"}
+    bench = shutil.copytree(result_tables.BENCH, tmp_path / "bench")
+    monkeypatch.setattr(status, "BENCH", bench)
+    with (bench / "kept.csv").open("a") as other:
+        other.write("\n")
+    assert changes() == []
+    with (bench / "lossless.csv").open("a") as read:
+        read.write("\n")
+    assert changes() == ["results bench/lossless.csv"]
+    (bench / "lossless.csv").unlink()
+    assert changes() == ["results bench/lossless.csv"]
+
+
+def test_what_was_not_timed_or_retrained_then_is_seen_when_it_comes(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    run = results.Run("measured", "nobody", {}, tmp_path / "nobody/measured")
+    assert (
+        result_tables.fastest_by_shape(tmp_path).empty
+        and result_tables.read_retrained("nobody", "seeds").empty
+    )
+    run.save_table(pd.DataFrame({"t": [1.0]}), "t")
+    run.finish()
+    profile = PROFILE.model_copy(update={"name": "nobody"})
+    monkeypatch.setattr(status, "BENCH", tmp_path)
+    assert status.changes(profile, "measured") == []
+    (tmp_path / "shapes.csv").write_text("speed\n1\n")
+    other = results.Run("retrained", "nobody", {}, tmp_path / "nobody/retrained")
+    other.save_table(pd.DataFrame({"t": [1.0]}), "seeds")
+    other.finish()
+    assert status.changes(profile, "measured") == ["results bench/shapes.csv", "results retrained"]
+    assert [name for name, _ in status.states(profile)][:2] == ["measured", "retrained"]
+
+
+def test_a_changed_model_makes_measurements_stale(tmp_path, monkeypatch):
+    """Also those whose manifest, as it once was written, names the model alone."""
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(measure, "jobs", lambda profile: [])
+    folder, made = measure.store(PROFILE), {}
+    for name in ("model calm", "calm"):
+        about = json.loads((folder / "manifest.json").read_text())
+        made[name] = {key.replace("model calm", name): digest for key, digest in about["inputs"].items()}
+    assert set(made["model calm"]) == {f"model {name}" for name in PROFILE.training.backbones}
+    digest = status.weights_digest
+    for name, inputs in made.items():
+        (folder / "manifest.json").write_text(json.dumps(about | {"inputs": inputs}))
+        monkeypatch.setattr(status, "weights_digest", digest)
+        assert changes("measured") == []
+        other = lambda profile, model: "another" if model == "calm" else digest(profile, model)
+        monkeypatch.setattr(status, "weights_digest", other)
+        assert changes("measured") == [name]
+    monkeypatch.setattr(status, "is_trained", lambda profile, model: model != "calm")
+    assert changes("measured") == ["calm"]
+
+
+def test_what_is_not_as_it_was_made_is_made_again(run, monkeypatch):
+    asked, product = [], run.parent / "build/notebooks/small" / f"{NAME}.ipynb"
+    monkeypatch.setattr(pipeline, "make", lambda *arguments: asked.append(product.exists()))
+    pipeline.reproduce("small", None, 1, force=False)
+    (run / NAME / "part_1.png").unlink()
+    pipeline.reproduce("small", None, 1, force=False)
+    assert asked == [True, False]
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """A copy of the measurements and retrainings."""
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    for name in ("measured", "retrained"):
+        shutil.copytree(ROOT / "figures/small" / name, tmp_path / "small" / name)
+    return tmp_path / "small"
+
+
+def one_line(error, says):
+    assert "\n" not in str(error.value) and str(error.value).startswith(says)
+
+
+def test_measurements_that_were_touched_are_not_read(stored):
+    path = stored / "measured/calm-translation.parquet"
+    table = result_tables.read_measurements("small", path.stem)
+    table.assign(score=table.score + 1).to_parquet(path)
+    for read in (result_tables.read_measurements, lambda profile, name: result_tables.read_measured(profile)):
+        with pytest.raises(CompanionError) as error:
+            read("small", path.stem)
+        one_line(
+            error, f"{path} was changed after it was made: restore it, or run make measure PROFILE=small"
+        )
+    path.unlink()
+    with pytest.raises(CompanionError) as error:
+        result_tables.read_measured("small")
+    one_line(error, f"{path} is missing: run make measure PROFILE=small.")
+
+
+def test_retrainings_that_were_touched_are_not_read(stored):
+    path = stored / "retrained/seeds.csv"
+    assert len(result_tables.read_retrained("small", "seeds"))
+    path.write_text(path.read_text().replace("0.", "1.", 1))
+    with pytest.raises(CompanionError) as error:
+        result_tables.read_retrained("small", "seeds")
+    says = f"{path} was changed after it was made: restore it, or run make clean retrain PROFILE=small"
+    one_line(error, says)
+    path.unlink()
+    with pytest.raises(CompanionError) as error:
+        result_tables.read_retrained("small", "seeds")
+    one_line(error, says)
+
+
+def test_what_this_run_has_not_made_is_read_beside_the_package(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    assert len(result_tables.read_retrained("small", "seeds"))
+    assert len(result_tables.read_measurements("small", "learning"))
+    assert result_tables.read_measurements("small", "nothing") is None
+    assert "results measured" in result_tables.inputs_of("small")
+
+
+def test_a_number_is_traced_to_the_cell_that_printed_it(run):
+    """Also where its name is put together there, or stands in other cells too."""
+    source = notebook.read_source(NAME).cells
+    for file, saves in (("t.csv", '"t")'), ("part_1.csv", "part_{"), ("part_2.png", "part_{")):
+        (place,) = [n for n, cell in enumerate(source) if saves in cell.source]
+        first, *others = status.origin(str(run / NAME / file))
+        assert first == f"saved by {run / NAME}.ipynb, cell {place}"
+        assert "profile: small" in others and any(line.startswith("inputs: ") for line in others)
+
+
+def test_the_page_of_results_says_how_to_trace_a_number():
+    page, rules = ((ROOT / name).read_text() for name in ("mee_utils/paper/results.md", "Makefile"))
+    file = re.search(r"`make origin FILE=(\S+)`", page)[1]
+    assert next(status.origin(str(ROOT / file))).startswith("saved by notebooks/08_results.ipynb, cell ")
+    assert re.search(r"^origin:.*\n\t@\$\(COMPANION\) origin \"\$\(FILE\)\"$", rules, re.M)
+    assert re.search(r"^# make origin ", rules, re.M)
