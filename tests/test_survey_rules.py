@@ -21,6 +21,7 @@ from mee_utils import (
     calibrate,
     generate,
     load_classifier,
+    load_model,
     load_task,
     replay,
     replay_drafts,
@@ -31,6 +32,7 @@ from mee_utils import (
 from mee_utils.analysis.calibration import consistency_losses
 from mee_utils.analysis.decisions import candidates, thresholds_for
 from mee_utils.common.files import PACKAGE, read_yaml
+from mee_utils.decoding.layerwise import decoder_of
 from mee_utils.exits.classifiers import SIZED, new_classifier
 from mee_utils.exits.measures import ConfidenceWindow, PatientEntropy, Vote
 from mee_utils.exits.thresholds import AdaptiveThreshold, BanditThreshold, Threshold
@@ -537,6 +539,22 @@ def test_distilled_exits_say_more_of_what_the_last_layer_says(traced, kind, toke
     apart = lambda one: float(_Loss(one, labels, "distilled")(StoredStates(found, model), slice(None)))
     with torch.no_grad():
         assert apart(distilled) < min(apart(plain), apart(new(kind, tokenizer)))
+
+
+def test_distilling_learns_through_a_head_that_is_packed_too(tmp_path):
+    """oneDNN's product with a packed weight, which decoding takes in float32, has no gradient."""
+    inputs, gradients = ["translate English to French: A man is riding a red bicycle."] * 2, []
+    for dtype in ("float32", "float64"):
+        model = load_model(PACKAGE / "checkpoints/real/calm", dtype=dtype)
+        assert decoder_of(model.network).head.packed or dtype == "float64"
+        found = trace(model, inputs, states=tmp_path / f"{dtype}.npy", max_new_tokens=8)
+        learner = new_classifier("past_future", model.network.config.d_model, decoder_layers=model.layers)
+        learner.to(getattr(torch, dtype)).requires_grad_(True)
+        loss = _Loss(learner, torch.from_numpy(targets(found)), "distilled")
+        loss(StoredStates(found, model), slice(None)).backward()
+        gradients.append(torch.cat([each.grad.flatten() for each in learner.parameters()]).double())
+    assert gradients[1].abs().max() > 1e-3
+    assert torch.allclose(*gradients, rtol=1e-2, atol=1e-5)
 
 
 def test_q_exit_never_becomes_less_likely_with_depth(traced):

@@ -10,12 +10,13 @@ layer weighted so that both classes count alike, mean over layers; some kinds ha
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..common.errors import CompanionError, check_choice, check_whole
-from ..decoding.layerwise import decoder_of
 from ..exits.classifiers import SIZED, TARGETS, ExitClassifier, Lesson, TokenHash, new_classifier
 from ..exits.readout import single
 from ..models.loading import Model
+from ..models.states import output_scale
 from .replay import StoredStates, chunks
 from .trace import Trace
 
@@ -104,12 +105,13 @@ class _Loss:
 
     def __call__(self, stored: StoredStates, tokens) -> Tensor:
         """Mean loss of some tokens, a slice or their numbers."""
-        trace, decoder = stored.trace, decoder_of(stored.model.network)
+        trace, network = stored.trace, stored.model.network
         states, wanted = stored.normalized(tokens), wanted_ids(trace, self.target)[tokens]
         on_device = lambda ids: torch.from_numpy(ids.astype(np.int64)).to(states.device)
         top, ids, teacher = on_device(trace.top1_id[tokens, :-1]), on_device(wanted), None
         labels = (top == ids[:, None]).to(self.weights)
-        readout = lambda states: single(decoder.readout(states.to(stored.dtype)))
+        head, scale = network.lm_head.weight.detach(), output_scale(network)  # a packed one has no gradient
+        readout = lambda states: single(functional.linear(states.to(stored.dtype) * scale, head))
         if self.target == "distilled":
             teacher = readout(states[:, -1:]).log_softmax(dim=-1)
             labels = teacher[:, 0].gather(1, top).exp().to(self.weights)
