@@ -310,6 +310,9 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # `small` answer nearly all of it (00), so depth there is that of success. Everything here is at full depth along
 # references; no token exits.
 #
+# *On real text* (profile `real`) the two come apart even more: in summaries and translations tokens of high loss have
+# their final prediction layers later than those of low loss, and their first similar state at about the same layer.
+#
 # **Files.** Every figure as PNG (with `MEE_PDF=1` also as PDF) beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/02_saturation`. **Next:** [03, pruning](03_pruning.ipynb).
 

@@ -391,6 +391,9 @@ experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "o
 # *Long inputs*: as the source grows, attention to it outweighs the readouts, and both pruning and the cost of
 # deciding fade.
 #
+# *On real text* (profile `real`) contrast does harm for certain: on every task, with CALM and with the vanilla model,
+# weighted or by JSD, it ranks tokens worse than the plain margin, and at equal quality the weighted one exits later.
+#
 # Not shown: large models, which Gera et al. and Chuang et al. contrast; open-ended text, for which contrast
 # was made; quality on long documents, for which no trained model is at hand.
 #
