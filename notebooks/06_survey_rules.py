@@ -242,7 +242,8 @@ for row in beside.tail(4)[::-1].itertuples():
 # The *consistency loss* of an output is one minus its score with the output of full depth as the reference.
 # Every rule was decoded from careful to careless on validation examples, and the settings that a search found
 # there (`make measure`) on the test examples: a line goes through those. Grey: leaving at a fixed layer,
-# whatever the token, which needs no decision.
+# whatever the token, which needs no decision. Where a line begins right of the star, its rule loses outputs even
+# where it never exits (a short list of ids misses words).
 
 # %%
 stored = read_measured(profile, MAIN_MODEL)
@@ -259,7 +260,9 @@ def draw(axis, rows):
     axis.plot(fixed.loss, fixed.flops_share, ".:", color=figures.GREY, label="a fixed layer")
     figures.lines(axis, rows, "loss", "flops_share")
     axis.axvline(100 * demand, color=figures.GREY, linewidth=0.8)
-    axis.set(xlim=(-0.1, min(12, 1.1 * fixed.loss.max())), ylim=(0.3, 1.3))
+    axis.plot(0, 1, "k*", label="full depth")
+    right = min(1.1 * fixed.loss.max(), max(12, 1.3 * fixed.loss.min()))
+    axis.set(xlim=(-0.03 * right, right), ylim=(0.3, 1.3))
 
 
 # %%
@@ -270,9 +273,9 @@ experiment.save_figure(figure, "equal_loss", curves)
 
 # %% [markdown]
 # The table has a row a task and rule. `equal flops` is where the rule's line crosses a loss of one in a hundred
-# (the grey line; full depth is the first point of every line), with a paired 95 % interval; a rule whose last
-# setting loses less has the FLOPs of its cheapest. (The first point is not drawn. Where a line begins right of
-# the grey one, the number is a mixture of full depth and its strictest setting.) From `threshold` to `retained`
+# (the grey line; every line is taken to begin at full depth, the star), with a paired 95 % interval; a rule whose
+# last setting loses less has the FLOPs of its cheapest. (Where a line begins right of the grey one, the number is a
+# mixture of full depth and the rule's strictest setting.) From `threshold` to `retained`
 # stands one setting: the last, from careful to careless, that loses no more than that on *validation* examples
 # (where none does, the strictest), as it does on test examples.
 # `guaranteed`: what the rule spends where learn-then-test promises a mean loss of at most `promise` (08; 1 where

@@ -488,13 +488,12 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # Three things are different from made-up sentences. Words are less certain and settle later (01), so exits come later. A readout over 4,000 ids costs more than three layers of this width, and a short
 # list misses words, so that rules with one are not certain to keep 99 % even where they never exit (03). And scores
 # of real outputs vary more: on no task are even the oracle's exits certain to keep 99 %, though on summaries they lose
-# nothing on average. What stays is the way out that does not trade: exits as drafts that the last layer checks
-# (07).
+# nothing on average. What would not trade is exits as drafts that the last layer checks (07).
 #
-# By the clock, too, and one output at a time: of the rules that keep 99 % for certain some on one probability are a
-# little faster than full depth on questions, though their rounds spread widely; on summaries none is, and on translations
-# all are slower, since deciding costs more than the few layers that are saved. In batches none gains anything. Drafts,
-# which lose nothing, gain about a quarter on translations, a tenth on questions and next to nothing on summaries.
+# By the clock, too, and one output at a time: of the rules that keep 99 % for certain the largest probability is a
+# little faster than full depth on questions; on summaries none is, and on translations all are clearly slower, since
+# deciding costs more than the few layers that are saved. In batches none gains anything. Drafts, which lose nothing, gain
+# about a tenth on questions; on summaries and translations the plan expects no gain at this width, and leaves them out.
 #
 # The published bugs weigh more there. Emitting positions for ids leaves nothing of the vanilla model's scores, and
 # of CALM's an eighth on questions and next to nothing elsewhere, as in the published tables; a right list costs the vanilla

@@ -177,10 +177,12 @@ def digest_line(name: str, table: pd.DataFrame, text: str) -> str:
 
 
 def processor() -> str:
-    """The processor's name, for manifests."""
+    """The processor's name; on Linux with family and model, since virtual ones are called alike."""
     info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*:\s*(.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
-    return names[0] if names else platform.processor() or platform.machine()
+    text = info.read_text() if info.exists() else ""
+    about = dict(re.findall(r"^(model name|cpu family|model)\s*:\s*(.+)$", text, re.MULTILINE))
+    name = about.get("model name") or platform.processor() or platform.machine()
+    return f"{name} (family {about['cpu family']} model {about['model']})" if len(about) == 3 else name
 
 
 def peak_megabytes() -> int:

@@ -26,7 +26,7 @@ from .replay import PolicyReplay, check_policy, replay_policy
 from .trace import Trace, trace
 
 WORTH = 1.05  # drafts are so many times as fast as full depth, expected and in a trial, or not used
-QUICK, TRIALS = 8, 3  # inputs that are traced where no trace is given, and rounds of the trial on them
+QUICK, TRIALS = 16, 3  # inputs that are traced where no trace is given, and rounds of the trial on them
 LEVELS = 24  # thresholds that are tried where none is given
 MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
 TOP_K = 64  # ids of the margin over few

@@ -48,6 +48,9 @@ def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("sha
     if "threshold" in table:
         exact = lambda level: f"{float(level):.10g}" if level != "" else level
         table["threshold"] = table.threshold.map(exact, na_action="ignore")
+    rounded = lambda value: f"{value:.4g}" if isinstance(value, float) and value == value else value
+    for name in table.select_dtypes(object, exclude="str"):  # floats beside lines that have none
+        table[name] = table[name].map(rounded)
     text, stated = table.to_csv(index=False, float_format="%.4g", lineterminator="\n"), folder / DIGESTS
     digests = json.loads(stated.read_text(encoding="utf-8"))["files"] if stated.exists() else {}
     digests[path.name] = sha256(text.encode()).hexdigest()
