@@ -375,8 +375,9 @@ if len(ablations):
 # holds the recipe that made it and the time it took; `make train` makes the models again.
 #
 # *On real text* (profile `real`) every model that was trained for the tasks stands far above the trivial baselines, and
-# all objectives end within a few points of each other. Beside published numbers (`published_scores`) BLEU and ROUGE-L
-# are lower, by models that are larger or saw their corpus more often; ROUGE-2 and the F1 of the answers are higher.
+# all objectives end within a few points of each other. Beside published numbers (`published_scores`) BLEU, ROUGE-1
+# and ROUGE-L are lower than those of models that are larger or saw their corpus more often; ROUGE-2 and the F1 of the
+# answers are higher.
 #
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?
 

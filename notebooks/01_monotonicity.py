@@ -328,8 +328,8 @@ for claim, rows in verdicts.groupby("claim", sort=False):
 # token is fed back. How thresholds trade quality for speed is the subject of [05](05_mee_classifiers.ipynb)
 # and [08](08_results.ipynb).
 #
-# *On real text* (profile `real`) predictions are final later, in summaries latest, and CALM is layers ahead of the
-# vanilla model there too. FREE comes before late-weighted on questions and translations, and after it on summaries.
+# *On real text* (profile `real`) predictions are final later, with CALM and FREE latest in summaries, and CALM is
+# layers ahead of the vanilla model there too. FREE comes before late-weighted on questions and translations, and after it on summaries.
 # FREE's confidence dips behind its exit on questions and translations, as published.
 #
 # **Files.** Every figure as PNG (with `MEE_PDF=1` also as PDF) beside the CSV of what was drawn, and a manifest, in

@@ -552,8 +552,8 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # "For certain" is meant for one rule on one task, and for the mean over inputs like these; 08 has promises that
 # are chosen on some outputs and kept on others. Everything here is about mini models.
 #
-# *On real text* (profile `real`) the margin ranks tokens best on every task. Three layers decide no better than one, and
-# on summaries and translations one layer with as many parameters decides better than three for certain. On questions,
+# *On real text* (profile `real`) the margin ranks tokens best on every task. With CALM three layers do not decide better than one for
+# certain, and on summaries and translations one layer with as many parameters decides better than three for certain. On questions,
 # where tokens leave early, the margin is cheapest too, until nearly all of the score has to be kept. On summaries
 # and translations it cannot use its lead, since a readout over 4,000 ids costs more than three layers of this
 # width. What is cheapest here at 99 % of the score for certain is a classifier on one layer on translations and the largest

@@ -595,7 +595,7 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # translations, and never on summaries; at home MuE alone breaks it badly.
 #
 # *On real text* (profile `real`) the margin still ranks best, and all rules on the probabilities of one layer rank
-# well; rules on states fall further behind, the table of tokens most. The gains are gone. At a loss of one in a hundred the
+# well; rules on states and the table of tokens fall further behind. The gains are gone. At a loss of one in a hundred the
 # cheapest rule of every task takes nearly all of the FLOPs, patient entropy on questions a little less. A list of
 # 64 ids misses words here, so that rules on probabilities lose outputs before they exit at all; where no rule may exit, the cheapest
 # is the one that asks least, and what the ledger says there of intervals, similarity and the table rests on that.
@@ -607,9 +607,9 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # calibrated threshold on none. As drafts nearly all exits are kept; but at thresholds this careful hardly any rule exits on
 # summaries, and many do not on translations.
 #
-# On other domains (`another_domain`) thresholds from
+# On other corpora (`another_domain`) thresholds from
 # home break the demand by far for every rule that keeps a list of ids: it misses a little at home already, and much
-# more away. So does similarity on questions, and MuE everywhere. The trained classifiers on states, which hardly exit
+# more away. So does similarity on questions (from another task on the others too), and MuE everywhere. The trained classifiers on states, which hardly exit
 # there, break it by little or not at all. The confidence itself moves less (`confidence_elsewhere`): away from home the
 # first exit is sure of about half as many tokens, and the last layer contradicts a few more of them.
 #

@@ -257,7 +257,7 @@ else:
 # memory token by token, in small batches most of all.
 #
 # *On real text* (profile `real`) words settle later, and a readout takes as long as several of these narrow layers. CALM's
-# drafts gain about a tenth on questions; on summaries and translations the plan expects no gain and leaves them out, and
+# drafts gain about an eighth on questions, one output at a time; on summaries and translations the plan leaves them out, and
 # so loses nothing.
 
 # %%

@@ -449,14 +449,15 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # largest probability alone gains more, and in batches nothing but a fixed layer gains. On questions the rules that
 # count exits need the fewest FLOPs, well ahead of all that look at one layer. At this size no rule is faster all the
 # same, since their decisions take longer than the layers that they save; at the sizes of T5 they gain a little, and
-# rules over one layer gain nothing (07). Even the oracle's exits cost score there: each word that leaves early was
+# the table of tokens next to nothing (07). Even the oracle's exits cost score there: each word that leaves early was
 # right, but it leaves other keys and values behind, and an answer counts only as a whole. If the last layer checks
-# what exits say, the answer is yes on all three tasks, and nothing is lost at all (07).
+# what exits say, exits are faster on all three tasks and lose nothing at all, but the rule that does it looks at one
+# layer (07).
 #
 # *FLOPs are not seconds.* What decides in FLOPs is the price of a decision and how early it may be taken safely;
 # readouts over a few ids take most of that price away. On models this narrow the clock sees little of it, because
-# a layer costs hardly more than the bookkeeping of a decision: classifiers that save FLOPs on translations lose
-# time there. (03 has the costs at the shapes of T5-base and T5-large.)
+# a layer costs hardly more than the bookkeeping of a decision: of the classifiers that save FLOPs on translations
+# none clearly gains time there, and most lose some. (03 has the costs at the shapes of T5-base and T5-large.)
 #
 # *At the same guaranteed quality* the order of rules is not the published order at 0.9. On summaries the cheapest
 # rule of every family leaves at the first layer it may; contrast still pays for its amateur. On questions patient entropy, which wants two exits in a row to be
@@ -482,7 +483,7 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # over an adaptive list, which saves a sixth of the FLOPs; classifiers on one layer save a twentieth on translations; on
 # summaries no rule saves more than a hundredth. Rules over several layers save next to nothing anywhere.
 # Who accepts that a score may fall by a hundredth or two, on average and not for certain, saves two fifths on questions, and
-# about a sixth on translations, with probabilities over 64 ids, and on summaries, with a fixed layer, which no rule beats
+# nearly a fifth on translations, with probabilities over 64 ids, and on summaries, with a fixed layer, which no rule beats
 # (`score_against_flops`).
 #
 # Three things are different from made-up sentences. Words are less certain and settle later (01), so exits come later. A readout over 4,000 ids costs more than three layers of this width, and a short
@@ -493,15 +494,15 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # By the clock, too, and one output at a time: of the rules that keep 99 % for certain the largest probability is a
 # little faster than full depth on questions; on summaries none is, and on translations all are clearly slower, since
 # deciding costs more than the few layers that are saved. In batches none gains anything. Drafts, which lose nothing, gain
-# about a tenth on questions; on summaries and translations the plan expects no gain at this width, and leaves them out.
+# about an eighth on questions, one output at a time; on summaries and translations the plan expects no gain at this width, and leaves them out.
 #
 # The published bugs weigh more there. Emitting positions for ids leaves nothing of the vanilla model's scores, and
 # of CALM's an eighth on questions and next to nothing elsewhere, as in the published tables; a right list costs the vanilla
 # model about a tenth, where it may leave only late. A list sorted by id leaves CALM half of the answers and less of the
 # rest, and the vanilla model less than a tenth of anything. Logits in place of probabilities cost score on every task, an
-# entropy that is never asked clearly on translations only. The depth collapse, one row at a time, takes half of
-# CALM's summaries and translations; in batches it takes hardly anything. Without its weights FREE's rule leaves later
-# on translations, and keeps more.
+# entropy that is never asked clearly on translations only. The depth collapse, one row at a time, takes more than
+# half of CALM's summaries and translations and about a sixth of its answers; in batches it takes hardly anything. Without
+# its weights FREE's rule leaves later on summaries and translations, and keeps more of the latter.
 #
 # Mini models, synthetic examples, two cores: orders may change at T5's size, which profile `paper` is
 # there to find out.
