@@ -327,9 +327,10 @@ def test_a_plan_for_inputs_compares_rules_and_says_what_the_trial_found(tokenize
     model, seen = agreeing("t5", tokenizer), []
     monkeypatch.setattr(planning, "measure_costs", lambda *_: DraftCosts([1.0] * 64, plain=[8.0] * 8))
     monkeypatch.setattr(planning, "gain", lambda _, few, policy, **how: seen.append((len(few), how)) or 1.3)
-    plan = planning.plan_for(model, INPUTS * 4, max_new_tokens=LENGTH, batch_size=2)
+    many = INPUTS * 8
+    plan = planning.plan_for(model, many, max_new_tokens=LENGTH, batch_size=2)
     assert plan.gain == 1.3 and plan.policy is plan.best and plan.settings > 1000
-    assert seen == [(len((INPUTS * 4)[:: len(INPUTS * 4) // 8]), dict(max_new_tokens=LENGTH, batch_size=2))]
+    assert seen == [(len(many[:: len(many) // planning.QUICK]), dict(max_new_tokens=LENGTH, batch_size=2))]
     assert replace(plan, gain=1.0).policy is None and replace(plan, speedup=1.0).policy is None
 
 
