@@ -330,7 +330,7 @@ for claim, rows in verdicts.groupby("claim", sort=False):
 #
 # *On real text* (profile `real`) predictions are final later, with CALM and FREE latest in summaries, and CALM is
 # layers ahead of the vanilla model there too. FREE comes before late-weighted on questions and translations, and after it on summaries.
-# FREE's confidence dips behind its exit on questions and translations, as published.
+# FREE's confidence dips after its exit on questions and translations, as published.
 #
 # **Files.** Every figure as PNG (with `MEE_PDF=1` also as PDF) beside the CSV of what was drawn, and a manifest, in
 # `figures/<profile>/01_monotonicity`. **Next:** [02, saturation](02_saturation.ipynb).

@@ -489,7 +489,7 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # Three things are different from made-up sentences. Words are less certain and settle later (01), so exits come later. A readout over 4,000 ids costs more than three layers of this width, and a short
 # list misses words, so that rules with one are not certain to keep 99 % even where they never exit (03). And scores
 # of real outputs vary more: on no task are even the oracle's exits certain to keep 99 %, though on summaries they lose
-# nothing on average. What would not trade is exits as drafts that the last layer checks (07).
+# nothing on average. Exits as drafts, which the last layer checks, trade nothing away (07).
 #
 # By the clock, too, and one output at a time: of the rules that keep 99 % for certain the largest probability is a
 # little faster than full depth on questions; on summaries none is, and on translations all are clearly slower, since
