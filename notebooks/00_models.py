@@ -284,7 +284,7 @@ for row in forms[forms.model == "vanilla"].itertuples() if len(forms) else ():
     print(f"vanilla, {row.kind}, {row.answer}: {row.exact_match:.1f} % exact")
 
 # %% [markdown]
-# ## Three trainings, not one
+# ## More than one training
 #
 # How much of a difference between objectives is luck? Objectives were trained again from the same base with
 # other seeds: other batches, other intermediate layers. A dot is a seed; each panel has a scale of its own.
@@ -356,7 +356,7 @@ if len(ablations):
 if len(ablations):
     aloud = told[told.answer == "in a sentence"].set_index("run")
     counts = {run: [row.right, row.questions - row.right] for run, row in aloud.iterrows()}
-    for run, row in aloud.drop("recipe").iterrows():
+    for run, row in aloud.drop(["recipe", "bare_value"]).iterrows():  # which saw no sentences: right panel
         p = fisher_exact([counts["recipe"], counts[run]]).pvalue
         shares = f"{row.share:.1%} right in a sentence, the recipe {aloud.share['recipe']:.1%}"
         print(f"{label(run)}: {shares} (p = {p:.2g}, Fisher's test)")
@@ -369,15 +369,15 @@ if len(ablations):
 # and all but the one that never saw a task stand well above the trivial baselines (`scores_against_baselines`).
 # Aloud they find, join and compare facts almost without error, and count a little less surely. In silence,
 # inside one token, they find a single fact; joining, counting or comparing there they get wrong about half of
-# the time, or more often (`exact_match_by_form`). Of the recipe, heads that begin local and answers that are
-# spoken clearly help; for the rest these short runs show no certain difference (`ablations`). And small models
-# cannot show scale: no number of this profile is a number of the papers. Each model's `manifest.json`
+# the time, or more often (`exact_match_by_form`). In the short runs, one a
+# bar, only heads that begin local (in a sentence) and answers that are spoken make a clear difference (`ablations`).
+# And small models cannot show scale: no number of this profile is a number of the papers. Each model's `manifest.json`
 # holds the recipe that made it and the time it took; `make train` makes the models again.
 #
 # *On real text* (profile `real`) every model that was trained for the tasks stands far above the trivial baselines, and
 # all objectives end within a few points of each other. Beside published numbers (`published_scores`) BLEU, ROUGE-1
-# and ROUGE-L are lower than those of models that are larger or saw their corpus more often; ROUGE-2 and the F1 of the
-# answers are higher.
+# and ROUGE-L are lower than those of models that are larger or saw their corpus more often; ROUGE-2 is higher.
+# (The published F1 is one of slots, ours one of words.)
 #
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?
 

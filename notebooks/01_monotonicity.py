@@ -84,8 +84,8 @@ for task in tasks:
     )
 
 # %% [markdown]
-# The layer $s_t$ is also where an *oracle* that knows the end would exit. Its mean is a depth that no exit
-# rule can go below on these tokens without changing a prediction.
+# The layer $s_t$ is also where our *oracle*, which knows the end, exits. A rule can exit before it unharmed only
+# where the prediction, right already, changes and comes back.
 
 # %%
 settled = {key: (monotonicity.settled_from(t), t.sequence) for key, t in own.items()}
@@ -228,8 +228,8 @@ figure = figures.facets(per_layer, draw, "model", row="task", **options)
 experiment.save_figure(figure, "confidence_against_accuracy", per_layer)
 for name, rows in per_layer.groupby("model", sort=False):
     worst = rows.loc[(rows.confidence - rows.accuracy).idxmax()]
-    found = f"{worst.confidence:.2f} for {worst.accuracy:.2f}"
-    print(f"{label(name)} promises most too much at layer {worst.layer} ({label(worst.task)}): {found}")
+    found = f"by {worst.confidence - worst.accuracy:.3f} ({label(worst.task)})"
+    print(f"{label(name)} is most overconfident at layer {worst.layer}: {found}")
 
 # %% [markdown]
 # The same, bin by bin: reliability at a third, two thirds and the whole of the depth. On the diagonal a
@@ -300,7 +300,8 @@ for row in exits.itertuples():
 # %% [markdown]
 # ## Each published statement beside our number
 #
-# The statements of MEE's third section as predicates on the tables above. Where a verdict says "does not
+# The statements of MEE's third section as predicates on the tables above; `alone` is the verdict before the
+# correction for many statements (08). Where a verdict says "does not
 # hold", that is what these models do on these corpora; it does not refute a claim about BigPatent at
 # T5-base's size.
 
@@ -314,7 +315,7 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 
 # %%
 for claim, rows in verdicts.groupby("claim", sort=False):
-    print(f"{claim}: holds on {(rows.alone == 'holds').sum()} of {len(rows)} tasks, by itself")
+    print(f"{claim}: holds on {(rows.alone == 'holds').sum()} of {len(rows)} tasks, uncorrected")
 
 # %% [markdown]
 # ## What this shows, and what it does not
@@ -329,7 +330,7 @@ for claim, rows in verdicts.groupby("claim", sort=False):
 # and [08](08_results.ipynb).
 #
 # *On real text* (profile `real`) predictions are final later, with CALM and FREE latest in summaries, and CALM is
-# layers ahead of the vanilla model there too. FREE comes before late-weighted on questions and translations, and after it on summaries.
+# layers ahead of the vanilla model there too. FREE comes before late-weighted on questions and translations; on summaries that is open.
 # FREE's confidence dips after its exit on questions and translations, as published.
 #
 # **Files.** Every figure as PNG (with `MEE_PDF=1` also as PDF) beside the CSV of what was drawn, and a manifest, in

@@ -23,8 +23,8 @@
 #
 # **Expectation, before running:** the published contrast in depth will reappear, because it is built in,
 # and shrink once tokens are selected by something else; depth will follow true difficulty, but less closely
-# than it follows loss. (On CALM the first more than held: the contrast mostly turned round. The second held
-# only narrowly.)
+# than it follows loss. (On CALM in `small` the contrast mostly turned round. Loss and true difficulty came
+# out much alike.)
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -301,12 +301,12 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # Similarity ranks tokens by how early their states stop moving, and that is not the same as easy. Select by
 # something else (`circularity`), by loss or by known difficulty, and most of MEE's contrast is gone: difficult
 # tokens have their final prediction later, but in CALM their states become similar hardly later, in profile
-# `small` even a little earlier (in vanilla mostly later). A token that is certain has its prediction in the first
-# layers, and the later ones go on sharpening it, which moves the state. So a rule that exits on similarity does
-# not let the easy tokens go first. Nor does an exit have to wait for a similar state: in `reached_by_layer` most
+# `small` even a little earlier (in vanilla mostly later). Perhaps later layers go on
+# sharpening a token that is already certain, which moves its state. So nearness to the last state does not mark
+# the easy tokens (what rules on similarity make of that is in 05). Nor does an exit have to wait for a similar state: in `reached_by_layer` most
 # predictions of CALM are final before any state is similar to the last. What does foretell depth is the model's
-# own loss, and how rare a token is (`what_foretells_depth`), and, on synthetic data, the true difficulty
-# (`depth_by_difficulty`): whatever finds, counts or compares goes deeper than grammar. The models of profile
+# own loss, and how rare a token is (`what_foretells_depth`), and, on synthetic data, partly the true
+# difficulty (`depth_by_difficulty`): what finds, counts or compares goes deeper than grammar, but so do most copies. The models of profile
 # `small` answer nearly all of it (00), so depth there is that of success. Everything here is at full depth along
 # references; no token exits.
 #

@@ -527,22 +527,22 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # a prediction will stay is the prediction itself. Hidden similarity ranks like a coin there, or worse; 02 says
 # why.
 #
-# *What is left to decide?* Little, in a model that was trained well for exits. At 98 % of predictions kept every
-# rule but those that look back leaves at the first layer it may or near it, if that is the fourth: by then the
+# *What is left to decide?* Little, in a model that was trained well for exits. At 98 % of predictions kept all
+# rules but similarity and rising top-1 leave at or near the first layer allowed, if it is the fourth: by then the
 # model has mostly made up its mind. On the vanilla model the same classifiers wait for twice as many layers.
 #
 # *Is a rule over several layers cheaper than full depth at 99 % of the score?* On summarization, yes: several of
 # them keep it for about half of the FLOPs, as do rules over one layer and the margin. On translation the
-# classifiers save a tenth to a fifth, the one on one layer most, rising top-1 a little more if it is read over a few ids (over all ids it costs
-# more than full depth), and the margin much more. On question answering a classifier over three layers saves a
-# little, and the margin never exits. What MEE left as an engineering problem can be solved: a classifier of low
+# classifiers save a tenth to a fifth, the hidden one on one layer most; rising top-1 saves about as much over a few ids
+# (over all ids it costs more than full depth), the margin much more. On question answering a classifier over three
+# layers saves a little, a fixed layer more on average, and the margin never exits. What MEE left as an engineering problem can be solved: a classifier of low
 # rank on three layers costs a few hundredths of a layer, at the shape of T5-large too. But cost is not what holds
 # these rules back. The better decision is mostly the margin's, and what it costs is the readout, which can be
 # mended (03).
 #
 # *What remains of the published contrast at a threshold of 0.9?* Nothing. With the published decaying threshold
-# the margin keeps as much as MEE's rules on summarization and translation, and on question answering all of them
-# lose, MEE's too. Only similarity loses everywhere. And MEE's rules take fewer FLOPs than full depth here, not
+# the margin keeps as much as MEE's rules on summarization and translation, and on question answering most lose for
+# certain, MEE's too. Only similarity loses on the other two. And MEE's rules take fewer FLOPs than full depth here, not
 # more. The rest is that 0.9 means something else for each rule.
 #
 # *Why does question answering lose what single predictions keep?* Nearly every prediction at an exit is that of

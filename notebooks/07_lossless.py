@@ -76,7 +76,7 @@ def policies_of(model):
 #
 # Every bar is a token that was run, in order; its height is the layer at which it was drafted. Gaps separate
 # rounds: after each the last layer judges what waits. The label is the token that stands there in the end, so
-# that a token that was dropped stands there again in the next round; where more than sixty were run, what was
+# that a token that was dropped stands there again in the next round; where more than forty were run, what was
 # dropped has no label. **How to read it:** green is what verification keeps. A bar of full height is a token of which the rule
 # (here CALM's hidden similarity) was not sure.
 
@@ -100,7 +100,7 @@ def draw(axis, rows):
     for fate, colour in figures.FATES.items():
         part = rows[rows.fate == fate]
         axis.bar(part.place, part.layer, color=colour, label=fate if len(part) else None)
-    named = rows if len(rows) <= 60 else rows[rows.fate != "dropped"]
+    named = rows if len(rows) <= 40 else rows[rows.fate != "dropped"]
     axis.set_xticks(named.place, named.token, rotation=60, ha="right", fontsize=9)
     axis.set_yticks(range(0, layers + 1, layers // 3))
     axis.grid(axis="x", visible=False)
@@ -140,8 +140,8 @@ decoded.assign(rule=decoded.rule.map(figures.label)).set_index(keys).round(3)
 #
 # From the traces (replay of verified exits is exact): where drafts are made, and the share of them that the
 # last layer confirms, where at least a fiftieth of the tokens is drafted; bands are 95 % intervals over
-# sequences. **How to read it:** a line that is high on the left
-# of the upper row and near one in the lower drafts early and rightly.
+# sequences. **How to read it:** a rule whose line is
+# high on the left above, and near one below, drafts early and rightly.
 
 # %%
 replays = {
@@ -250,7 +250,7 @@ else:
 #
 # Verified, an exit costs no quality, for any rule and any threshold. What is left of the question is speed,
 # and it depends on the model: where the early layers already say what the last one will (CALM), most drafts
-# are kept. There a rule over several layers has hardly an advantage: what counts is how early it is sure, and how
+# are kept. There a rule over several layers has little advantage: what counts is how early it is sure, and how
 # much that costs. On the vanilla model such rules keep many more drafts than the pruned margin does. Outputs of one or two tokens cannot gain, since nothing waits; and where the last layer
 # disagrees often, drafts are thrown away. Operations are not saved, they grow (every token still goes through
 # every layer, and drafts come on top): the gain is that layers run on several tokens at once, so it exists where weights are read from

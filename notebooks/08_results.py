@@ -64,7 +64,7 @@ print(stored.settings.part.value_counts().to_dict(), f"settings decoded, {stored
 # the rule; one that fails at once, or saves no FLOPs, is not in the figure. Bars are tokens a second as a multiple of full
 # depth, with the range over rounds; the line at 1 is full depth. All test inputs are timed, a tenth of them a
 # round, rule after rule; bars are ordered by one half of the rounds and drawn from the other, so that the
-# fastest is not told by the inputs that made it the fastest. Upper row: one output at a time; lower row: in
+# fastest is not timed on the inputs that made it fastest. Upper row: one output at a time; lower row: in
 # batches. Colours are families of rules. The ten fastest of each panel are drawn; the table beside the figure has all.
 
 # %%
@@ -101,7 +101,7 @@ for line in verdicts.answer_lines(kept, answer, tasks, quality, figures.label):
 # A dot is one setting of one rule, decoded for real; a line joins the best settings of a family, and the grey
 # band those of all rules but the oracle (star), which nobody has. Dotted: full depth. A point or two up or
 # down is noise: the table beside the figure has the interval of what each setting keeps. (Classifiers were
-# trained for CALM and, as an ablation, vanilla; FREE's own rule runs on FREE. Profile `real`: CALM only.)
+# trained for CALM and, as an ablation, vanilla; FREE's own rule runs on FREE.)
 
 # %%
 points = verdicts.fronts(stored)
@@ -114,7 +114,8 @@ def draw(axis, rows):
     best = rows[rows.front].sort_values("flops_share", kind="stable")
     look = dict(color="#bbbbbb", linewidth=5, alpha=0.6, zorder=0, label="front (oracle left out)")
     axis.plot(best.flops_share, best.score, **look)
-    axis.axhline(rows[rows.rule == "full_depth"].score.iloc[0], **dotted)
+    full = rows[rows.rule == "full_depth"].score.iloc[0]
+    axis.axhline(full, **dotted)
     axis.axvline(1.0, **dotted)
     for family, part in rows.groupby(rows.rule.map(lambda rule: RULES[rule].family), sort=False):
         part = part[part.rule != "oracle"]
@@ -124,12 +125,12 @@ def draw(axis, rows):
         figures.lines(axis, best, "flops_share", "score", by="family", styles=families)
     figures.lines(axis, rows[rows.rule == "oracle"], "flops_share", "score")
     axis.set(ylabel=figures.label(TASKS[rows.task.iloc[0]].metric))
-    scores = points[points.task == rows.task.iloc[0]]
-    axis.set_ylim(0.8 * scores[scores.rule == "full_depth"].score.min(), 1.02 * scores.score.max())
+    lowest, highest = rows[rows.front].score.min(), rows.score.max()
+    axis.set_ylim(max(0.8 * full, 0.99 * lowest), 1.01 * highest)
 
 
 # %%
-options = dict(xlabel="FLOPs (1 = full depth)", sharey="col", width=3.8, height=2.6, note=note)
+options = dict(xlabel="FLOPs (1 = full depth)", sharey=False, width=3.8, height=2.6, note=note)
 figure = figures.facets(points, draw, row="model", values=tasks, **options)
 experiment.save_figure(figure, "score_against_flops", points)
 
@@ -158,8 +159,8 @@ if len(seeds):
 # ## Score against speed
 #
 # The settings that were timed: what keeps 99 % (as above), the cheapest of each family of what is calibrated
-# below, static exits; on the other models the middle setting of each rule (a few inputs, the same in every round). Tokens a second are
-# corrected for length: a rule does not gain by writing less. Each panel has a scale of its own. The machine is
+# below, static exits; on the other models the middle setting of each rule (a few inputs, the same in every round). In tokens a
+# second no rule gains by writing less, but one may by writing more. Each panel has a scale of its own. The machine is
 # named in `figures/bench`.
 
 # %%
@@ -229,6 +230,8 @@ def draw(axis, rows):
     figures.lines(axis, rows, "wanted", "flops_share", by="family", band=band, styles=families)
     axis.axhline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
     axis.set_xscale("log")
+    axis.set_xticks(equal.wanted.unique(), equal.wanted.unique())
+    axis.minorticks_off()
 
 
 # %%
@@ -271,7 +274,7 @@ def draw(axis, rows):
 # %%
 options = dict(xlabel="delta, the largest mean loss", ylabel="FLOPs (1 = full depth)", width=3.8)
 figure = figures.facets(
-    shown, draw, row="kind", values=tasks, sharex="row", sharey="col", note=f"{note}, half of them told", **options
+    shown, draw, row="kind", values=tasks, sharex="row", sharey="col", note=f"{note}, half report costs", **options
 )
 experiment.save_figure(figure, "guaranteed_cost", shown)
 
@@ -298,8 +301,7 @@ for row in tighter.itertuples():
 #
 # Synthetic data never end, so the promise can be tested as it is worded: independent calibration sets, all
 # decoded, and the mean loss of the population, which all sets together stand for. Besides the demands above
-# these are the hardest that there are: a hundredth below the mean loss of a threshold, which must then just
-# not pass. A promise may be broken by a share `eps` of the sets (solid line); the dashed line is what chance
+# we test the hardest: one per cent below the mean loss of a threshold, which must then just not pass. A promise may be broken by a share `eps` of the sets (solid line); the dashed line is what chance
 # makes of that, with 95 % certainty.
 # *No test* is what one does without a guarantee: the threshold whose mean loss on the calibration examples is
 # within `delta` is taken at its word.
@@ -482,9 +484,9 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # *On real text* (profile `real`) little is left to gain. At 99 % for certain, questions are cheapest with the margin
 # over an adaptive list, which saves a sixth of the FLOPs; classifiers on one layer save a twentieth on translations; on
 # summaries no rule saves more than a hundredth. Rules over several layers save next to nothing anywhere.
-# Who accepts that a score may fall by a hundredth or two, on average and not for certain, saves two fifths on questions, and
-# nearly a fifth on translations, with probabilities over 64 ids, and on summaries, with a fixed layer, which no rule beats
-# (`score_against_flops`).
+# Who accepts that a score may fall by a hundredth or two, on average and not for certain, saves two fifths on questions,
+# nearly a fifth on translations (probabilities over 64 ids), a seventh on summaries (a fixed layer, which no rule
+# beats) (`score_against_flops`).
 #
 # Three things are different from made-up sentences. Words are less certain and settle later (01), so exits come later. A readout over 4,000 ids costs more than three layers of this width, and a short
 # list misses words, so that rules with one are not certain to keep 99 % even where they never exit (03). And scores
@@ -496,7 +498,7 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # deciding costs more than the few layers that are saved. In batches none gains anything. Drafts, which lose nothing, gain
 # about an eighth on questions, one output at a time; on summaries and translations the plan expects no gain at this width, and leaves them out.
 #
-# The published bugs weigh more there. Emitting positions for ids leaves nothing of the vanilla model's scores, and
+# Most published bugs weigh more there. Emitting positions for ids leaves nothing of the vanilla model's scores, and
 # of CALM's an eighth on questions and next to nothing elsewhere, as in the published tables; a right list costs the vanilla
 # model about a tenth, where it may leave only late. A list sorted by id leaves CALM half of the answers and less of the
 # rest, and the vanilla model less than a tenth of anything. Logits in place of probabilities cost score on every task, an

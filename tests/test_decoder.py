@@ -236,6 +236,8 @@ def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, fami
     packed = LayerwiseDecoder(model.network)
     if not packed.head.packed:
         pytest.fail("this build of torch has no packed product; decoder and benchmark then run unpacked")
+    with pytest.raises(ValueError, match="no gradient"):
+        packed.head(torch.zeros(1, model.network.config.d_model, requires_grad=True))
     batch = model.tokenizer(INPUTS, padding=True, return_tensors="pt")
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
     for policy in (

@@ -250,7 +250,7 @@ def test_published_rows_stand_beside_ours_with_a_reason():
     table = published_reductions(ours, 12)
     assert len(table) == 27 and table.why_they_differ.str.len().gt(10).all()
     squad = table[(table.model == "t5-squad") & (table.reduction == "fixed")].iloc[0]
-    assert (squad.our_score, squad.our_score_at_full_depth, squad.our_depth, squad.our_model) == (
+    assert (squad.our_score, squad.our_score_unpruned, squad.our_depth, squad.our_model) == (
         39.0,
         40.0,
         0.5,

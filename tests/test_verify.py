@@ -298,8 +298,9 @@ def test_plans_choose_rules_thresholds_and_layers_and_keep_what_is_given(tokeniz
     kept = plan_drafts(
         found, costs, ExitPolicy(threshold=0.02, max_draft=3, min_layer=2, propagation="verify")
     )
-    assert (kept.best.threshold, kept.best.max_draft) == (0.02, 3) and kept.best.min_layer >= 2
-    assert kept.settings == 2 and kept.speedup <= many.speedup
+    assert (kept.best.threshold, kept.best.max_draft) == (0.02, 3)
+    assert min(kept.best.exit_layers or [kept.best.min_layer]) >= 2
+    assert kept.settings == 3 and kept.speedup <= many.speedup
     for batch_size in (1, 7):
         out = generate(model, INPUTS, many.best, max_new_tokens=LENGTH, batch_size=batch_size)
         assert out.token_ids == generate(model, INPUTS, max_new_tokens=LENGTH).token_ids

@@ -1,7 +1,6 @@
 """Tables of notebook 00: what the data holds, and what the models score on it."""
 
 from collections.abc import Mapping
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -59,15 +58,12 @@ def _right_tokens(model, tasks: Mapping, max_target: int, batch: int = 32) -> tu
     """Whether full depth predicts each token of the references, and the number of its sequence."""
     import torch
 
-    inputs, targets = (
-        [text for t in tasks.values() for text in getattr(t, n)] for n in ("inputs", "targets")
-    )
-    encode = partial(
-        model.tokenizer, padding=True, truncation=True, max_length=max_target, return_tensors="pt"
-    )
+    inputs = [text for task in tasks.values() for text in task.inputs]
+    targets = [text for task in tasks.values() for text in task.targets]
+    settings = dict(padding=True, truncation=True, max_length=max_target, return_tensors="pt")
     right, sequence = [], []
     for chosen, source in batches_by_length(model, inputs, batch):
-        target = encode([targets[number] for number in chosen]).to(model.device)
+        target = model.tokenizer([targets[number] for number in chosen], **settings).to(model.device)
         with torch.inference_mode():
             found = model.network(**source, labels=target.input_ids).logits.argmax(-1) == target.input_ids
         rows, places = (index.cpu().numpy() for index in target.attention_mask.nonzero(as_tuple=True))

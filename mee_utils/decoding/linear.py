@@ -28,8 +28,10 @@ class Linear:
             self.transposed = self.weight.t()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """`[..., inputs]` to `[..., outputs]`."""
+        """`[..., inputs]` to `[..., outputs]`. Raises ValueError where a gradient would be lost (packed)."""
         if self.packed:
+            if rows.requires_grad and torch.is_grad_enabled():
+                raise ValueError("A packed weight passes on no gradient: use functional.linear.")
             return torch.ops.mkldnn._linear_pointwise(rows, self.weight, None, "none", [], "")
         return functional.linear(rows, self.weight)
 

@@ -191,7 +191,7 @@ class Static(Measure):
 
 
 class Oracle(Measure):
-    """Exits at the first layer from which the prediction is the last layer's for good: the upper bound."""
+    """Exits at the first layer from which the prediction is the last layer's for good; no rule knows it."""
 
     name, looks_ahead, has_threshold, readout, min_layer = "oracle", True, False, True, 1
     confidence = attrgetter("settled")

@@ -18,15 +18,15 @@ def published_reductions(complete: pd.DataFrame, layers: int) -> pd.DataFrame:
     ours = complete[["model", "task", "score"]].add_prefix("our_")
     ours = ours.assign(reduction=complete.reduction, our_depth=complete.mean_exit_layer / layers)
     at_full = rows[rows.reduction == "full_depth"][["model", "dataset", "score"]]
-    our_full = ours[ours.reduction == "unpruned"].drop(columns=["reduction", "our_depth"])
+    unpruned = ours[ours.reduction == "unpruned"].drop(columns=["reduction", "our_depth"])
     rows["depth"] = rows.mean_exit_layer / rows.layers
     rows["samples"] = (rows.seconds * rows.samples_per_second).round().astype(int)
     rows["kind"] = rows.reduction.replace("full_depth", "unpruned")
     rows = rows.merge(at_full, on=["model", "dataset"], suffixes=("", "_at_full_depth"))
     rows = rows.merge(ours.rename(columns={"reduction": "kind"}), "left")
-    rows = rows.merge(our_full, "left", ["our_model", "our_task"], suffixes=("", "_at_full_depth"))
+    rows = rows.merge(unpruned, "left", ["our_model", "our_task"], suffixes=("", "_unpruned"))
     published = "model dataset reduction depth seconds samples_per_second samples score score_at_full_depth"
-    beside = "our_model our_task our_score our_score_at_full_depth our_depth why_they_differ"
+    beside = "our_model our_task our_score our_score_unpruned our_depth why_they_differ"
     return rows[[*published.split(), *beside.split()]]
 
 

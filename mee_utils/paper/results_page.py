@@ -278,7 +278,7 @@ def findings() -> str:
     fastest, trained = best.drop_duplicates(TASK), _models().rename(columns={"final_after_layer_4": "at"})
     calm, vanilla = (trained[trained.model == model] for model in ("calm", "vanilla"))
     columns = [*TASK, "metric", "score", "best_baseline", "rule", "mean_exit_layer", "flops_share"]
-    real = _cheapest().query("profile == 'real'")
+    real, several = _cheapest().query("profile == 'real'"), best[best.family == "several layers"]
     hard = _difficulty().query("selected_by == 'loss'")
     areas = _contrast().groupby(["profile", "rule"], sort=False).roc_area.mean().unstack()
     areas = areas[["unpruned", "weighted", "jsd"]].itertuples()
@@ -294,7 +294,8 @@ def findings() -> str:
         fastest=each(fastest, "{r.speed:.2f} with {r.label}"),
         faster=(fastest.lowest > 1).sum(),
         tasks=len(fastest),
-        several=each(best[best.family == "several layers"], "{r.speed:.2f} with {r.label}"),
+        more=(several.lowest > 1).sum(),
+        several=each(several, "{r.speed:.2f} with {r.label}"),
         cheapest=each(real.drop_duplicates(TASK), "{r.flops} with {r.rule}"),
         verified=each(planned.query("model == 'calm' and batch == 1"), "{r.speed:.2f}"),
         tested=rates.drop("no_test").max(),
@@ -305,9 +306,9 @@ def findings() -> str:
         one=bench("one decision").query("shape == 't5-large'").set_index("what")["median"],
         changed=each(_pruning().query("reduction == 'fixed'"), "{r.other_token:.2%}"),
         area="; ".join("{} {:.2f}, {:.2f}, {:.2f}".format(*row) for row in areas),
-        wrong=each(wrong, "{r.retained_published:.0%}"),
+        wrong=each(wrong, "{r.retained_published:.0%} ({r.retained_correct:.0%})"),
         statements=counts.loc["small"].sum(),
-        own=statements.query("profile == 'small'").source.str.startswith("not asked").sum(),
+        own=statements.query("profile == 'small'").source.str.contains("not asked|not in the papers").sum(),
         **{f"verdicts_{profile}": row for profile, row in counts.iterrows()},
     )
 

@@ -33,10 +33,9 @@ class Experiment:
         self.model_names = list(filter(there, self.profile.training.models))
         self._scratch: tempfile.TemporaryDirectory | None = None
         if notebook:
-            self.run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
-            self.used = self.run.inputs  # name -> sha256
-            self.save_table, self.save_figure = self.run.save_table, self.run.save_figure
-            self.finish = self.run.finish
+            self.run = run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
+            self.used = run.inputs  # name -> sha256
+            self.save_table, self.save_figure, self.finish = run.save_table, run.save_figure, run.finish
             use_style()
 
     def tasks(self, limit: int | None = None, part: str = "held_out") -> dict[str, Task]:

@@ -94,8 +94,8 @@ def facets(
     places = [(below, value) for below in down for value in across]
     if not places:
         raise CompanionError("There is nothing to draw: no panel was asked for.")
-    side = len(across) if len(down) > 1 else min(columns, len(across))
-    deep = -(-len(places) // side)
+    deep = len(down) if len(down) > 1 else -(-len(across) // columns)
+    side = -(-len(places) // deep)  # rows of the same length, or one shorter
     options = dict(sharex=sharex, sharey=sharey, figsize=(width * side, height * deep), squeeze=False)
     figure, axes = plt.subplots(deep, side, layout="constrained", **options)
     for unused in axes.flat[len(places) :]:
@@ -205,7 +205,7 @@ def dots(axis, rows, x, y, by="rule", xband=None, yband=None, styles=STYLES, **o
 def bars(axis, rows, column, by="rule", band=None, styles=STYLES, other=BLUE):
     """Horizontal bars, the first row on top, with whiskers; `other` colours what has no style."""
     colours = [styles[name].colour if name in styles else other for name in rows[by]]
-    names = [textwrap.fill(label(name), 24) for name in rows[by]]
+    names = [textwrap.fill(label(name), 30) for name in rows[by]]
     whiskers = {"xerr": _errors(rows, column, band), "error_kw": {"linewidth": 1, "ecolor": GREY}}
     axis.barh(range(len(rows)), rows[column], color=colours, **whiskers)
     axis.set_yticks(range(len(rows)), names, fontsize=9)

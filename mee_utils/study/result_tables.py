@@ -217,7 +217,7 @@ def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:
     own = one_machine(own.dropna(subset="task"))
     several = own.rule.isin(SEVERAL_LAYERS).map({True: "several layers", False: "one layer"})
     own = own.assign(kind=("unverified, " + several).where(own.part == "lossy shapes", "verified"))
-    best = own.sort_values("speed", ascending=False, kind="stable").drop_duplicates(by).sort_index()
+    best = own.sort_values("speed", ascending=False, kind="stable").drop_duplicates(by).sort_values(by)
     return best.assign(low=best.lowest, high=best.highest).reset_index(drop=True)
 
 

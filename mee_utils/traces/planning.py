@@ -86,7 +86,7 @@ def plan_drafts(
         if policy.max_draft == "auto":  # as many as there are costs of
             most = min(len(known) for known in (costs.block, costs.readout) if len(known)) // batch_size
             lengths = np.arange(1, max(1, min(MAX_DRAFT, most)) + 1)
-        for candidate in _first_layers(replace(policy, propagation="verify"), trace):
+        for candidate in _at_layers(replace(policy, propagation="verify"), trace):
             replays = _at_levels(replay_policy(trace, candidate, model))
             speeds = expected_speeds(replays, lengths, costs, decision, batches, max_new_tokens)
             tried += speeds.size
@@ -103,13 +103,16 @@ def default_policies(model: Model | None) -> list[ExitPolicy]:
     return [ExitPolicy(name, propagation="verify") for name in MEASURES] + few
 
 
-def _first_layers(policy: ExitPolicy, trace: Trace) -> list[ExitPolicy]:
-    """The policy from each layer on at which it may begin."""
+def _at_layers(policy: ExitPolicy, trace: Trace) -> list[ExitPolicy]:
+    """The policy from each layer on at which it may begin; asked at all, at every third, or there alone."""
     if policy.exit_layers is not None:
         return [policy]
     before = max(policy.measure.lookback, policy.contrast is not None)
-    first = max(policy.min_layer or policy.measure.min_layer or 1, before + 1)
-    return [replace(policy, min_layer=layer) for layer in range(first, trace.layers)]
+    first = range(max(policy.min_layer or policy.measure.min_layer or 1, before + 1), trace.layers)
+    steps = (3, trace.layers) if policy.measure.has_threshold else ()
+    fewer = sorted({tuple(range(layer, trace.layers, step)) for layer in first[:-1] for step in steps})
+    found = [replace(policy, min_layer=layer) for layer in first]
+    return found + [replace(policy, min_layer=None, exit_layers=asked) for asked in fewer]
 
 
 def _at_levels(replayed: PolicyReplay) -> list[PolicyReplay]:
@@ -174,8 +177,7 @@ def _spent(replayed: PolicyReplay, rounds: Rounds, costs: DraftCosts, decision, 
 
 def _joins(passes: np.ndarray) -> np.ndarray:
     """`[setting]`, how often tokens join others on their way; `passes` is `[setting, batch, layer]`."""
-    before, after = passes[..., :-1], passes[..., 1:]
-    return ((after > before) & (before > 0)).sum(axis=(1, 2))
+    return ((passes[..., 1:] > passes[..., :-1]) & (passes[..., :-1] > 0)).sum(axis=(1, 2))
 
 
 def plan_for(

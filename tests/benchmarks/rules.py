@@ -29,7 +29,7 @@ KEYS = ("profile", "task", "model", "batch")  # what identifies lines of a table
 FEW = 16  # examples that are decoded one at a time
 PORTIONS = 10  # rounds of what is timed on all inputs
 BATCHES = (1, 8, 32)  # of lossless exits
-PLANNED = ("min_layer", "threshold", "max_draft")
+PLANNED = ("min_layer", "exit_layers", "threshold", "max_draft")
 
 
 class Setting(NamedTuple):
@@ -95,6 +95,7 @@ def lossless(experiment: Experiment) -> Iterator[Setting]:
                 plan = plan_for(model, task.inputs, **options)
                 chosen = {"rule": plan.policy and drafts_by(plan.policy)}
                 chosen |= {name: getattr(plan.policy, name, None) for name in PLANNED}
+                chosen["exit_layers"] = " ".join(map(str, chosen["exit_layers"] or ()))
                 labels = pd.DataFrame([chosen | {"expected": plan.speedup}])
                 yield Setting(model, task, labels, [plan.policy], settings.max_new_tokens, (batch,))
 

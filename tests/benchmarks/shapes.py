@@ -208,7 +208,8 @@ def lossless(experiment: Experiment, bench: Bench) -> Iterator[dict]:
             outputs = (np.split(of, begins) for of in (replayed.layers[exits], right))
             script = Script.of(bench, batch, *outputs, model.layers)
             about |= dict(rule=drafts_by(policy), threshold=policy.threshold, max_draft=policy.max_draft)
-            about |= dict(depth=policy.min_layer / model.layers, right=float(right.mean()))
+            first, *_ = policy.exit_layers or [policy.min_layer]
+            about |= dict(depth=first / model.layers, right=float(right.mean()))
             runs[task] = verified(bench, played(policy, script, bench, model.layers), script)
         found = bench.times(runs, pause=PAUSE)
         for about in rows:
