@@ -182,7 +182,7 @@ for (name, task), part in by_round.groupby(["model", "task"], sort=False):
 # %% [markdown]
 # ## Is it faster?
 #
-# `max_draft="auto"` (the default) chooses rule, first layer, threshold and draft length by replay and by
+# `max_draft="auto"` (the default) chooses rule, layers to ask at, threshold and draft length by replay and by
 # the measured costs of a layer on one to eight tokens. The best setting is then tried on a few inputs, and
 # where it does not win, tokens are decoded plainly. Bars are the speeds that `make bench` measured, whiskers
 # its range over rounds. Where nothing is drafted (the list below says where) the same code was timed against

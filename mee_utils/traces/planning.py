@@ -1,4 +1,4 @@
-"""Planned drafts: which rule, threshold, first layer and draft length make verified exits fastest, if any do.
+"""Planned drafts: which rule, layers, threshold and draft length make verified exits fastest, if any do.
 
 A full-depth trace says what becomes of every draft (see `drafts`), measured costs what each step takes
 (`measure_costs`), and the rounds of a batch are run through on paper, rows waiting for each other as in
@@ -56,7 +56,7 @@ def plan_drafts(
     max_new_tokens: int = 64,
     model: Model | None = None,
 ) -> DraftPlan:
-    """Chooses among policies, thresholds, first layers and draft lengths by expected speed.
+    """Chooses among policies, layers to ask at, thresholds and draft lengths by expected speed.
 
     Args:
         trace: of the model's own output.
