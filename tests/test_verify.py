@@ -327,11 +327,13 @@ def test_auto_is_the_default_and_decodes_plainly_if_it_loses(tokenizer, name, sp
 def test_a_plan_for_inputs_compares_rules_and_says_what_the_trial_found(tokenizer, monkeypatch):
     model, seen = agreeing("t5", tokenizer), []
     monkeypatch.setattr(planning, "measure_costs", lambda *_: DraftCosts([1.0] * 64, plain=[8.0] * 8))
-    monkeypatch.setattr(planning, "gain", lambda _, few, policy, **how: seen.append((len(few), how)) or 1.3)
+    monkeypatch.setattr(planning, "gain", lambda _, few, policy, **how: seen.append((few, how)) or 1.3)
     many = INPUTS * 8
     plan = planning.plan_for(model, many, max_new_tokens=LENGTH, batch_size=2)
     assert plan.gain == 1.3 and plan.policy is plan.best and plan.settings > 1000
-    assert seen == [(len(many[:: len(many) // planning.QUICK]), dict(max_new_tokens=LENGTH, batch_size=2))]
+    ((few, how),) = seen  # batches of neighbours in length
+    assert how == dict(max_new_tokens=LENGTH, batch_size=2) and planning.QUICK <= len(few) < len(many)
+    assert few == sorted(few, key=len) and all(map(many.__contains__, few))
     assert replace(plan, gain=1.0).policy is None and replace(plan, speedup=1.0).policy is None
 
 

@@ -27,9 +27,8 @@ from .trace import Trace, trace
 
 WORTH = 1.05  # drafts are so many times as fast as full depth, expected and in a trial, or not used
 QUICK, TRIALS = 16, 3  # inputs that are traced where no trace is given, and rounds of the trial on them
-LEVELS = 24  # thresholds that are tried where none is given
 MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
-TOP_K = 64  # ids of the margin over few
+LEVELS, TOP_K = 24, 64  # thresholds that are tried where none is given; ids of the margin over few
 
 
 @dataclass(frozen=True)
@@ -193,15 +192,15 @@ def plan_for(
     check_lengths(model, texts, options.get("max_source_tokens"))
     longest = check_whole("max_new_tokens", options.get("max_new_tokens", 64))
     rows = min(check_whole("batch_size", options.get("batch_size", 8)), len(texts))
-    few = texts[:: max(1, len(texts) // max(QUICK, rows))]
-    costs = measure_costs(model, policies, rows)
+    every, ordered = max(1, len(texts) // max(QUICK, rows)), sorted(texts, key=len)
+    begins = range(rows * ((every - 1) // 2), len(texts), rows * every)
+    few = [text for begin in begins for text in ordered[begin : begin + rows]]  # of neighbours in length
+    costs, how = measure_costs(model, policies, rows), dict(max_new_tokens=longest, batch_size=rows)
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         states = Path(folder) / "states.npy"
         found = trace(model, few, states=states, max_new_tokens=longest, batch_size=len(few))
-        plan = plan_drafts(found, costs, policies, batch_size=rows, max_new_tokens=longest, model=model)
-    if plan.policy is None:
-        return plan
-    return replace(plan, gain=gain(model, few, plan.policy, max_new_tokens=longest, batch_size=rows))
+        plan = plan_drafts(found, costs, policies, model=model, **how)
+    return replace(plan, gain=gain(model, few, plan.policy, **how)) if plan.policy else plan
 
 
 def gain(model: Model, inputs: Sequence[str], policy: ExitPolicy, **options) -> float:
