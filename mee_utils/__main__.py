@@ -129,10 +129,6 @@ def _full(path: str) -> str:
     return str(Path(path).expanduser().resolve()) if path else path
 
 
-def _profile(name: str) -> str:
-    return _full(name) if name.endswith((".yaml", ".yml")) else name
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
         raise CompanionError(f"{message}; --help lists what there is.")
@@ -143,7 +139,8 @@ LIST = dict(action="append", default=[])
 OPTIONS = {
     "name": dict(help="of the notebook"),
     "file": dict(help="below figures"),
-    "--profile": dict(default="small", type=_profile, help="a profile's name, or its file"),
+    "--profile": dict(default="small", help="a profile's name, or its file")
+    | {"type": lambda name: _full(name) if name.endswith((".yaml", ".yml")) else name},
     "--data": dict(type=_full, help="folder that holds the corpora of the profile"),
     "--cores": dict(type=int, default=min(4, os.cpu_count() or 1), help="jobs at a time"),
     "--force": dict(action="store_true", help="run everything again"),

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from mee_utils.analysis.comparison import DecodingResult
 from mee_utils.exits.measures import find_measure
 from mee_utils.models.costs import DecoderSizes, generation_flops
 from mee_utils.models.states import output_scale
-from mee_utils.paper.published_numbers import published_reductions
+from mee_utils.paper.published_numbers import published_reductions, published_scores, weighted_rouge_l
 from mee_utils.traces.replay import chunks, replay_policy
 
 
@@ -260,6 +261,19 @@ def test_published_rows_stand_beside_ours_with_a_reason():
     assert set(table.samples) == {
         10
     }  # seconds times samples a second: ten examples a row, where the paper says a hundred
+
+
+def test_published_scores_stand_beside_ours_where_the_corpus_is_the_same():
+    texts, task = ["the cat"], SimpleNamespace(targets=["the cat sat down"])
+    assert weighted_rouge_l(texts, task.targets) == pytest.approx(71.896, abs=1e-3)  # ROUGE-L: 66.7
+    assert weighted_rouge_l(["dog"], task.targets) == 0
+    metrics = {"rouge1": 30.0, "rouge2": 9.0, "rougeL": 66.7}
+    rows = [dict(task="summarization", metric=m, corpus_score=score) for m, score in metrics.items()]
+    ours = pd.DataFrame(rows).assign(system="vanilla")
+    sources = {"summarization": "data/dialogsum", "translation": "data/tatoeba_en_fr"}
+    table = published_scores(ours, sources, {"summarization": texts}, {"summarization": task})
+    assert table.set_index("metric").ours.to_dict() == metrics and set(table.task) == {"summarization"}
+    assert table.ours_as_published.tolist() == pytest.approx([30.0, 9.0, 71.896], abs=1e-3)
 
 
 def test_long_documents_come_in_both_layouts(tmp_path, tokenizer):

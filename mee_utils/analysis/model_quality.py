@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from ..common.errors import CompanionError
-from ..decoding.inputs import batches_by_length
 from ..tasks.synthetic.words import DIFFICULTIES
+from ..traces.trace import trace
 from .statistics import mean_interval
 
 
@@ -43,34 +43,17 @@ def score_table(tasks: Mapping, texts: Mapping, seed: int = 0) -> pd.DataFrame:
 
 def difficulty_accuracy(tasks: Mapping, models: Mapping, max_target: int) -> pd.DataFrame:
     """Accuracy at full depth by difficulty, references fed in, with 95 % intervals over sequences."""
-    rows = []
+    rows, inputs = [], [text for task in tasks.values() for text in task.inputs]
+    targets = [text for task in tasks.values() for text in task.targets]
     for name, model in models.items() if tasks else ():
         found = np.concatenate([token_difficulty(t, model.tokenizer, max_target) for t in tasks.values()])
-        right, sequence = _right_tokens(model, tasks, max_target)
+        along = trace(model, inputs, targets, top_k=2, max_new_tokens=max_target)
+        right, sequence = along.final_id == along.token_id, along.sequence
         for difficulty in filter(set(found).__contains__, DIFFICULTIES):
             chosen = found == difficulty
             share = mean_interval(right[chosen], sequence[chosen]).columns("accuracy")
             rows.append({"model": name, "difficulty": difficulty, **share, "tokens": chosen.sum()})
     return pd.DataFrame(rows, columns=["model", "difficulty", "accuracy", "low", "high", "tokens"])
-
-
-def _right_tokens(model, tasks: Mapping, max_target: int, batch: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Whether full depth predicts each token of the references, and the number of its sequence."""
-    import torch
-
-    inputs = [text for task in tasks.values() for text in task.inputs]
-    targets = [text for task in tasks.values() for text in task.targets]
-    settings = dict(padding=True, truncation=True, max_length=max_target, return_tensors="pt")
-    right, sequence = [], []
-    for chosen, source in batches_by_length(model, inputs, batch):
-        target = model.tokenizer([targets[number] for number in chosen], **settings).to(model.device)
-        with torch.inference_mode():
-            found = model.network(**source, labels=target.input_ids).logits.argmax(-1) == target.input_ids
-        rows, places = (index.cpu().numpy() for index in target.attention_mask.nonzero(as_tuple=True))
-        right.append(found[rows, places].cpu().numpy())
-        sequence.append(np.array(chosen)[rows])
-    order = np.argsort(np.concatenate(sequence), kind="stable")
-    return np.concatenate(right)[order], np.concatenate(sequence)[order]
 
 
 def form_table(manifests: Mapping[str, dict]) -> pd.DataFrame:

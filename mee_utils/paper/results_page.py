@@ -257,8 +257,7 @@ def sourced(table: Callable[[], pd.DataFrame]) -> str:
     SEEN.clear()
     text, links = markdown(table()), []
     for path, machines in SEEN.items():
-        name = path.relative_to(FIGURES).with_suffix("").as_posix()
-        links.append(f"[{name}]({path.relative_to(ROOT).as_posix()})")
+        links.append(f"[{path.relative_to(FIGURES).with_suffix('')}]({path.relative_to(ROOT).as_posix()})")
         if machines:
             known = json.loads((BENCH / result_tables.MACHINES).read_text(encoding="utf-8"))[path.stem]
             told = {name: f"{name}, {a['cores']} cores, torch {a['torch']}" for name, a in known.items()}

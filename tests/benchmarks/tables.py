@@ -35,13 +35,14 @@ def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("sha
     here, others = about.pop("processor"), machines.get(name, {})
     before = others.pop(here, {})
     about["ctranslate2"] = about["ctranslate2"] or before.get("ctranslate2")  # its stored lines may be kept
+    same = before and all(before.get(name) in (None, value) for name, value in about.items())
     machines[name] = {here: about} | others  # what was timed last comes first
     table = table.assign(processor=here)[["processor", *table.columns]]
     if path.exists():
         stored = pd.read_csv(path, keep_default_na=False)
         own = stored.processor == here
         timed = stored.set_index(keys).index.isin(table.set_index(keys).index)
-        table = pd.concat([table, stored[~(timed if before == about else own)]], ignore_index=True)
+        table = pd.concat([table, stored[~(timed if same else own)]], ignore_index=True)
         orders = ORDERS | {"processor": {each: place for place, each in enumerate(machines[name])}}
         place = lambda column: column.map(orders[column.name]) if column.name in orders else column
         table = table.sort_values(keys, key=place, kind="stable")
