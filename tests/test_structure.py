@@ -25,7 +25,7 @@ FLOORS = (  # from the ground up; a folder imports itself and what is below it
 )
 LIBRARY = FLOORS[: FLOORS.index("study")]
 WITHOUT_TORCH = ("analysis", "study", "paper")  # read without loading torch
-LINES, LIBRARY_LINES = 12_247, 8_000  # as they are; at most 11,000 in the end
+LINES, LIBRARY_LINES = 12_245, 8_000  # as they are; at most 11,000 in the end
 FUNCTION_LINES, README_LINES = 75, 200
 
 FILES = sorted(PACKAGE.rglob("*.py"))

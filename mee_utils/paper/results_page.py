@@ -1,7 +1,4 @@
-"""RESULTS.md and the numbers of README.md, from the stored tables (`python -m mee_utils results`).
-
-Their texts are results.md and findings.md in this folder, with a slot for each table or number.
-"""
+"""RESULTS.md and the numbers of README.md, from stored tables; texts are results.md and findings.md here."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -155,9 +152,8 @@ def _contrast() -> pd.DataFrame:
 
 
 def _survey() -> pd.DataFrame:
-    rows = read("06_survey_rules", "rules").replace({"trained": {True: "yes", False: "no"}})
-    columns = ["readouts", "layers", "trained", "roc_area", "equal_flops", "guaranteed", "verified_speed"]
-    return rows[["profile", "rule", "source", *columns]]
+    columns = "profile rule source readouts layers trained roc_area equal_flops guaranteed verified_speed"
+    return read("06_survey_rules", "rules").replace({"trained": {True: "yes", False: "no"}})[columns.split()]
 
 
 def _bugs() -> pd.DataFrame:
@@ -285,6 +281,7 @@ def findings() -> str:
     rates = fresh.groupby("bound").violated.max()
     wrong = _bugs().query("bug == 'positions for ids' and model == 'calm'").assign(task="translation")
     planned = bench(file="lossless").sort_values("profile", ascending=False, kind="stable")
+    verified = result_tables.fastest_by_shape().query("batch == 1 and kind == 'verified'")
     statements = read("08_results", "ledger")
     counts = pd.crosstab(statements.profile, statements.verdict).reindex(columns=VERDICTS, fill_value=0)
     return filled(
@@ -297,6 +294,7 @@ def findings() -> str:
         several=each(several, "{r.speed:.2f} with {r.label}"),
         cheapest=each(real.drop_duplicates(TASK), "{r.flops} with {r.rule}"),
         verified=each(planned.query("model == 'calm' and batch == 1"), "{r.speed:.2f}"),
+        large=each(verified.query("shape == 't5-large'"), "{r.speed:.2f}"),
         tested=rates.drop("no_test").max(),
         chance=fresh.limit.max(),
         rates=rates,
