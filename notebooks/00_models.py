@@ -380,7 +380,7 @@ if len(ablations):
 # *On real text* (profile `real`) every model that was trained for the tasks stands far above the trivial baselines, and
 # all objectives end within a few points of each other. Beside published numbers (`published_scores`) BLEU, ROUGE-1
 # and ROUGE-L are lower than those of models that are larger or saw their corpus more often, ROUGE-L by little when
-# it is scored as it was there; ROUGE-2 is higher. (The published F1 is one of slots, ours one of words.)
+# it is scored as it seems to have been there; ROUGE-2 is higher. (The published F1 is one of slots, ours one of words.)
 #
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?
 
