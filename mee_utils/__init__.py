@@ -10,7 +10,7 @@ from importlib import import_module
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 _HOME = {
-    "CompanionError": "common.errors",
+    "MeeError": "common.errors",
     "Experiment": "study.experiment",
     "Model": "models.loading",
     "load_model": "models.loading",

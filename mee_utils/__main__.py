@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from .common.errors import CompanionError, one_line
+from .common.errors import MeeError, one_line
 from .common.files import ROOT
 from .study import pipeline
 from .study.profiles import load_profile
@@ -131,7 +131,7 @@ def _full(path: str) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        raise CompanionError(f"{message}; --help lists what there is.")
+        raise MeeError(f"{message}; --help lists what there is.")
 
 
 TABLES = ["tables"]  # the part that puts what all jobs have made in its place
@@ -180,9 +180,9 @@ def parser(known: Mapping[Callable, list[str]] = COMMANDS) -> argparse.ArgumentP
 def run(arguments: list[str] | None, known: Mapping = COMMANDS) -> None:
     """Runs one command, and prints its answer if it has one."""
     if os.name != "posix":
-        raise CompanionError("Linux or macOS is needed; on Windows use WSL.")
+        raise MeeError("Linux or macOS is needed; on Windows use WSL.")
     if not (ROOT / "notebooks" / "Snakefile").exists():
-        raise CompanionError(f"{ROOT} is no checkout: clone the repository and pip install -e . there.")
+        raise MeeError(f"{ROOT} is no checkout: clone the repository and pip install -e . there.")
     started, options = time.monotonic(), parser(known).parse_args(arguments)
     if os.environ.get("MEE_OUTPUT"):
         os.environ["MEE_OUTPUT"] = _full(os.environ["MEE_OUTPUT"])
@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None, known: Mapping = COMMANDS) -> int:
     try:
         run(arguments, known)
         return 0
-    except CompanionError as error:
+    except MeeError as error:
         print(f"error: {error}", file=sys.stderr)
     except OSError as error:
         what = f"{error.filename or 'a file'}: {error.strerror or one_line(error)}"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mee_utils import CompanionError, load_task
+from mee_utils import MeeError, load_task
 from mee_utils.analysis import monotonicity
 from mee_utils.analysis.model_quality import token_difficulty
 from mee_utils.analysis.statistics import (
@@ -117,7 +117,7 @@ def test_resampled_tokens_are_whole_sequences():
 
 
 def test_interval_of_nothing_is_refused():
-    with pytest.raises(CompanionError, match="no tokens"):
+    with pytest.raises(MeeError, match="no tokens"):
         mean_interval(np.array([]), np.array([]))
 
 
@@ -160,7 +160,7 @@ def test_difficulties_fall_on_the_tokens_of_their_words(tokenizer):
 
 def test_difficulty_is_known_for_synthetic_data_only(tmp_path, tokenizer):
     (tmp_path / "a.jsonl").write_text('{"translation": {"en": "a", "fr": "b"}}\n')
-    with pytest.raises(CompanionError, match="synthetic data only"):
+    with pytest.raises(MeeError, match="synthetic data only"):
         token_difficulty(load_task("translation", tmp_path / "a.jsonl"), tokenizer)
 
 

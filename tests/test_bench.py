@@ -14,7 +14,7 @@ from benchmarks import decoder as bench
 from benchmarks import rules, shapes, tables
 from benchmarks.__main__ import main
 
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.study.result_tables import BENCH, missed, one_machine
 
 SIZES = replace(bench.SHAPES["mini"], layers=6, vocabulary=300)
@@ -34,7 +34,7 @@ def test_contenders_emit_the_same_tokens(tiny, batch):
 
 
 def test_no_rounds_are_refused():
-    with pytest.raises(CompanionError, match="rounds=0"):
+    with pytest.raises(MeeError, match="rounds=0"):
         bench.Bench(TINY, 0)
 
 
@@ -124,7 +124,7 @@ def test_an_unknown_shape_is_one_line(capsys):
 
 def test_without_the_peer_the_error_says_what_to_do(tiny, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
-    with pytest.raises(CompanionError, match="make bench"):
+    with pytest.raises(MeeError, match="make bench"):
         bench.ctranslate2_peer(tiny, 1)
 
 
@@ -248,5 +248,5 @@ def test_shapes_are_timed_with_what_the_trained_models_did(monkeypatch, part):
 
 def test_shallow_shapes_are_refused(monkeypatch):
     monkeypatch.setattr(shapes, "WORKLOADS", {"tiny": TINY})
-    with pytest.raises(CompanionError, match="tiny has fewer layers"):
+    with pytest.raises(MeeError, match="tiny has fewer layers"):
         shapes.run("lossy shapes", "small", None, ["tiny"], 1, print)

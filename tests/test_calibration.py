@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conftest import INPUTS, LENGTH, build_lively
 
-from mee_utils import CompanionError, ExitPolicy, generate, trace
+from mee_utils import ExitPolicy, MeeError, generate, trace
 from mee_utils.analysis import calibration
 from mee_utils.exits.thresholds import Threshold
 from mee_utils.tasks.loading import Task
@@ -119,7 +119,7 @@ def test_violations_over_splits():
     ],
 )
 def test_bad_demands_are_one_clear_line(losses, levels, options, message):
-    with pytest.raises(CompanionError, match=message):
+    with pytest.raises(MeeError, match=message):
         calibration.learn_then_test(losses, levels, **{"delta": 0.1, **options})
 
 
@@ -160,10 +160,10 @@ def test_a_calibrated_policy_is_ready_to_decode(tokenizer, task):
         (dict(task=list(INPUTS)), "give a Task, from load_task"),
         (dict(policy="softmax_margin"), 'such as ExitPolicy\\("softmax_margin"\\)'),
     ):
-        with pytest.raises(CompanionError, match=message) as caught:
+        with pytest.raises(MeeError, match=message) as caught:
             calibration.calibrate(model, **{"task": task, "policy": policy, "delta": 0.1, **wrong})
         assert "\n" not in str(caught.value)
-    with pytest.raises(CompanionError, match="no threshold to choose"):
+    with pytest.raises(MeeError, match="no threshold to choose"):
         calibration.calibrate(model, task, ExitPolicy("static", min_layer=3), 0.1, **settings)
 
 
@@ -196,7 +196,7 @@ def test_a_replay_foretells_losses_and_says_that_it_is_an_estimate(tokenizer, ta
         assert losses[2].max() > 0
     result = calibration.learn_then_test(losses, [1.0, 0.2, 0.0], 0.9, 0.4, source="replay")
     assert "an estimate by replay, no guarantee" in str(result)
-    with pytest.raises(CompanionError, match="own output"):
+    with pytest.raises(MeeError, match="own output"):
         calibration.replayed_losses(
             replayed, model, Task("summarization", "t", "validation", INPUTS[:2], [["x"]] * 2, "0"), [1.0]
         )

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy.stats import norm
 
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.analysis.statistics import DRAWS
 from mee_utils.paper import claims
 from mee_utils.paper.statements import BELIEFS, Claim
@@ -88,10 +88,10 @@ def test_a_claim_about_an_absent_model_cannot_be_tested_and_a_missing_row_is_one
     judged = claims.judge("01_monotonicity", only, exit_layer=4)
     assert judged[["p_holds", "p_fails"]].isna().all(axis=None) and set(judged.ours) == {""}
     short = {"task": {name: rows[rows.layer != 2] for name, rows in GOOD.items()}}
-    with pytest.raises(CompanionError, match='"CALM settled after layer 2" finds 0 rows .*layer.*"stable"'):
+    with pytest.raises(MeeError, match='"CALM settled after layer 2" finds 0 rows .*layer.*"stable"'):
         claims.judge("01_monotonicity", short, exit_layer=4)
     twice = {"task": {name: pd.concat([rows, rows]) for name, rows in GOOD.items()}}
-    with pytest.raises(CompanionError, match="finds 2 rows"):
+    with pytest.raises(MeeError, match="finds 2 rows"):
         claims.judge("01_monotonicity", twice, exit_layer=4)
 
 

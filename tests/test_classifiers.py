@@ -6,7 +6,7 @@ import torch
 from conftest import INPUTS, LENGTH, build_lively, confidences
 from reference import counted_and_profiled
 
-from mee_utils import CompanionError, ExitPolicy, generate, replay, trace
+from mee_utils import ExitPolicy, MeeError, generate, replay, trace
 from mee_utils.decoding.token import on_host
 from mee_utils.exits.classifiers import SIZED, load_classifier, new_classifier, save_classifier
 from mee_utils.exits.measures import TRAINED
@@ -156,9 +156,9 @@ def test_targets_compare_with_the_last_layer_or_with_the_reference(tokenizer, tm
     forced = trace(model, INPUTS, REFERENCES, states=tmp_path / "s.npy")
     assert (targets(forced) == (forced.top1_id[:, :-1] == forced.top1_id[:, -1:])).all()
     assert (targets(forced, "correctness") == (forced.top1_id[:, :-1] == forced.token_id[:, None])).all()
-    with pytest.raises(CompanionError, match="made with trace"):
+    with pytest.raises(MeeError, match="made with trace"):
         targets(trace(model, INPUTS, max_new_tokens=3), "correctness")
-    with pytest.raises(CompanionError, match='did you mean "correctness"'):
+    with pytest.raises(MeeError, match='did you mean "correctness"'):
         targets(forced, "corectness")
 
 
@@ -172,12 +172,12 @@ def test_a_stored_classifier_is_the_same_and_is_refused_for_other_weights(traced
         again = load_classifier(path, model)
         assert again.key() == classifier.key() and again.settings == classifier.settings
     other = build_lively("t5", tokenizer, seed=9)
-    with pytest.raises(CompanionError, match="trained on the states of other weights"):
+    with pytest.raises(MeeError, match="trained on the states of other weights"):
         load_classifier(path, other)
-    with pytest.raises(CompanionError, match="does not exist"):
+    with pytest.raises(MeeError, match="does not exist"):
         load_classifier(tmp_path / "none.safetensors", model)
     (tmp_path / "text.safetensors").write_text("text")
-    with pytest.raises(CompanionError, match="is no classifier"):
+    with pytest.raises(MeeError, match="is no classifier"):
         load_classifier(tmp_path / "text.safetensors", model)
     assert not list(tmp_path.glob(".*"))
 
@@ -193,7 +193,7 @@ def test_a_classifier_in_memory_is_refused_on_another_model(traced, learnable, t
         (trained, other, "trained on the states of other weights"),
         (loaded, model, "is for d_model=16, .* has 32"),
     ):
-        with pytest.raises(CompanionError, match=message) as caught:
+        with pytest.raises(MeeError, match=message) as caught:
             generate(where, INPUTS[:1], ExitPolicy(classifier), max_new_tokens=2)
         assert "\n" not in str(caught.value)
     assert generate(learnable[0], INPUTS[:1], ExitPolicy(trained), max_new_tokens=2).tokens
@@ -208,7 +208,7 @@ def test_mistakes_are_one_clear_line(traced, tokenizer):
         (lambda: train_classifier("linear_classifier", found, model, layers=2, units=3), "Unknown option"),
         (lambda: new_classifier("lstm_classifier", 32, layers=2), "Unknown option of lstm_classifier"),
     ):
-        with pytest.raises(CompanionError, match=message) as caught:
+        with pytest.raises(MeeError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
 

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.common.files import complete_file
 
 
@@ -34,7 +34,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder" / "inside").mkdir(parents=True)
     for path in (tmp_path / "file" / "below.csv", tmp_path / "folder"):
-        refused = pytest.raises(CompanionError, match="cannot be written .*: choose another place")
+        refused = pytest.raises(MeeError, match="cannot be written .*: choose another place")
         with refused, complete_file(path) as partial:
             partial.write_text("x")
 
@@ -43,7 +43,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("No space left on device")]
 )
 def test_a_full_disk_is_one_line(tmp_path, error):
-    with pytest.raises(CompanionError, match="No space left on device"), complete_file(tmp_path / "a"):
+    with pytest.raises(MeeError, match="No space left on device"), complete_file(tmp_path / "a"):
         raise error
     assert not list(tmp_path.iterdir())
 

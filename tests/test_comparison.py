@@ -7,7 +7,7 @@ from conftest import INPUTS, LENGTH, build_lively
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mee_utils import CompanionError, ExitPolicy, generate, trace
+from mee_utils import ExitPolicy, MeeError, generate, trace
 from mee_utils.analysis import comparison, decisions
 from mee_utils.analysis.comparison import DecodingResult
 from mee_utils.exits.classifiers import new_classifier
@@ -93,7 +93,7 @@ def test_the_threshold_for_a_quality_is_the_lowest_from_which_on_it_is_kept():
         higher = [min(1.0, t) for t in np.arange(0, 1.001, 0.05) if t >= found.threshold]
         assert (decisions.sweep(replayed, higher).same_token >= share).all()
     assert decisions.thresholds_for(replayed, [1.0]).threshold[0] >= 0.8
-    with pytest.raises(CompanionError, match="a share from 0 to 1"):
+    with pytest.raises(MeeError, match="a share from 0 to 1"):
         decisions.thresholds_for(replayed, [98])
 
 
@@ -108,7 +108,7 @@ def test_what_is_kept_is_a_ratio_with_a_paired_interval():
     assert share == pytest.approx(0.75) and 0.5 < low < 0.75 < high < 0.95
     none = made_decoded([0.0] * 40)
     assert np.isnan(comparison.retained(full, none)[0]) and comparison.check_score(full) is full
-    with pytest.raises(CompanionError, match="scores 0"):
+    with pytest.raises(MeeError, match="scores 0"):
         comparison.check_score(none)
 
 
@@ -130,7 +130,7 @@ def test_a_threshold_of_ones_own_keeps_its_decay_in_every_function():
     ):
         assert (function(own) == function(as_options)).all()
     assert own.schedule.level == 0.9
-    with pytest.raises(CompanionError, match='"static" with threshold=None has no threshold to choose'):
+    with pytest.raises(MeeError, match='"static" with threshold=None has no threshold to choose'):
         ExitPolicy("static", min_layer=2).at_threshold(0.5)
 
 

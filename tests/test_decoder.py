@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import greedy, uncached
 
-from mee_utils import CompanionError, ExitPolicy, ForcedExits, generate, replay, trace
+from mee_utils import ExitPolicy, ForcedExits, MeeError, generate, replay, trace
 from mee_utils.decoding import generation, layerwise, linear
 from mee_utils.decoding import token as token_module
 from mee_utils.decoding.exit_state import ExitState, Step
@@ -346,7 +346,7 @@ def test_states_that_are_not_finite_are_reported(tokenizer, where, policy):
         side.block[0].layer[-1].DenseReluDense.wo.weight.fill_(
             float("nan") if where == "encoder" else float("inf")
         )
-    with pytest.raises(CompanionError, match="input 0 are not finite at layer"):
+    with pytest.raises(MeeError, match="input 0 are not finite at layer"):
         generate(broken, INPUTS[:1], policy, max_new_tokens=3)
 
 
@@ -372,7 +372,7 @@ def test_mistakes_are_one_clear_line(lively, tokenizer, tmp_path):
         (dict(policy=ExitPolicy(min_layer=5)), "names layer 5, but the decoder has 4"),
         (dict(policy=ExitPolicy(exit_layers=[2, 9])), "names layer 9"),
     ):
-        with pytest.raises(CompanionError, match=message) as caught:
+        with pytest.raises(MeeError, match=message) as caught:
             generate(**{"model": lively, "inputs": INPUTS, "policy": None} | arguments)
         assert "\n" not in str(caught.value)
 
@@ -383,14 +383,14 @@ def test_a_tokenizer_that_knows_its_models_length_is_obeyed(tokenizer):
     model = build_lively("t5", tokenizer)
     limited = Model(model.network, copy.deepcopy(tokenizer), "limited")
     limited.tokenizer.model_max_length = 6
-    with pytest.raises(CompanionError, match="Input 0 has .* tokens, more than 6"):
+    with pytest.raises(MeeError, match="Input 0 has .* tokens, more than 6"):
         generate(limited, INPUTS, max_new_tokens=2)
     assert generate(limited, INPUTS, max_new_tokens=2, max_source_tokens=100).tokens
 
 
 def test_float16_is_refused(tokenizer):
     model = build_lively("t5", tokenizer)
-    with pytest.raises(CompanionError, match="float16"):
+    with pytest.raises(MeeError, match="float16"):
         LayerwiseDecoder(model.network.half())
 
 
@@ -402,12 +402,12 @@ def test_encoder_states_are_kept_for_their_inputs_and_refused_for_another_model(
     before = len(cache._states)
     generate(lively, INPUTS, ExitPolicy("static", min_layer=2), encodings=cache, **options)
     assert len(cache._states) == before, "the same inputs are encoded once"
-    with pytest.raises(CompanionError, match="belong to another model"):
+    with pytest.raises(MeeError, match="belong to another model"):
         generate(build_lively("t5", tokenizer, seed=3), INPUTS, encodings=cache, **options)
     with torch.no_grad():
         weight = lively.network.get_decoder().block[0].layer[0].SelfAttention.q.weight
         weight.mul_(2)
-    with pytest.raises(CompanionError, match="other weights"):
+    with pytest.raises(MeeError, match="other weights"):
         generate(lively, INPUTS, encodings=cache, **options)
     with torch.no_grad():
         weight.div_(2)
@@ -447,11 +447,11 @@ def test_a_policy_that_names_no_layer_begins_where_the_model_is_safe(lively):
         found = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
         assert np.concatenate(found.exit_layers).min() == 2
         assert policy.bind(12, 600, 4).decision_layers[0] == 4
-        with pytest.raises(CompanionError, match="names no layer and no model is known: give min_layer"):
+        with pytest.raises(MeeError, match="names no layer and no model is known: give min_layer"):
             policy.bind(12, 600)
     assert ExitPolicy(min_layer=np.int64(3)).bind(12, 600, 4).decision_layers[0] == 3
     assert ExitPolicy("oracle").bind(12, 600, 4).decision_layers[0] == 1
-    with pytest.raises(CompanionError, match='"static" needs min_layer'):
+    with pytest.raises(MeeError, match='"static" needs min_layer'):
         ExitPolicy("static")
 
 
@@ -469,7 +469,7 @@ def test_damaged_weights_end_in_one_line(tokenizer, options, where):
     model = build_lively("t5", tokenizer)
     with torch.no_grad():
         dict(model.network.named_parameters())[where][5] = float("nan")
-    with pytest.raises(CompanionError, match="not finite"):
+    with pytest.raises(MeeError, match="not finite"):
         generate(model, INPUTS, ExitPolicy(**options), max_new_tokens=3)
 
 

@@ -17,7 +17,7 @@ import test_notebook_runner
 import test_notebooks
 import test_readme
 
-from mee_utils import CompanionError, load_model
+from mee_utils import MeeError, load_model
 from mee_utils.analysis import statistics
 from mee_utils.study import measure, result_tables
 
@@ -213,7 +213,7 @@ def test_pickled_code_in_a_checkpoint_is_refused_and_never_run(tmp_path):
     folder = shutil.copytree(source, tmp_path / "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
     with (folder / "pytorch_model.bin").open("wb") as file:
         pickle.dump({"shared.weight": Harmful(trace)}, file)
-    with pytest.raises(CompanionError, match="The weights of .* cannot be read"):
+    with pytest.raises(MeeError, match="The weights of .* cannot be read"):
         load_model(folder)
     assert not trace.exists()
 
@@ -225,7 +225,5 @@ def test_an_upstream_table_that_was_touched_is_not_read(monkeypatch, tmp_path):
     assert len(result_tables.read_table("small", "03_pruning", "complete_table"))
     table = tmp_path / "small/03_pruning/complete_table.csv"
     table.write_text(table.read_text().replace("0.", "1.", 1))
-    with pytest.raises(
-        CompanionError, match="was changed after it was made: restore it, or run make reproduce"
-    ):
+    with pytest.raises(MeeError, match="was changed after it was made: restore it, or run make reproduce"):
         result_tables.read_table("small", "03_pruning", "complete_table")

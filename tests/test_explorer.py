@@ -10,16 +10,7 @@ import pytest
 from conftest import INPUTS, LENGTH, build_lively
 from vl_convert import javascript_bundle, vegalite_to_svg
 
-from mee_utils import (
-    CompanionError,
-    ExitPolicy,
-    explore,
-    generate,
-    load_classifier,
-    load_model,
-    load_task,
-    trace,
-)
+from mee_utils import ExitPolicy, MeeError, explore, generate, load_classifier, load_model, load_task, trace
 from mee_utils.analysis.explorer import ALL, DIFFERS
 from mee_utils.common.files import PACKAGE
 from mee_utils.common.html import SHOWN, shaded, table
@@ -149,14 +140,14 @@ def test_the_page_asks_nobody_and_escapes_what_it_is_given(explorer, tmp_path):
     ],
 )
 def test_a_mistake_is_one_line(model, arguments, says):
-    with pytest.raises(CompanionError, match=says) as raised:
+    with pytest.raises(MeeError, match=says) as raised:
         explore(model, *arguments)
     assert "\n" not in str(raised.value)
 
 
 def test_levels_and_model_are_checked(model):
     for call in (lambda: explore(model, "a", levels=1), lambda: explore("calm", "a")):
-        with pytest.raises(CompanionError):
+        with pytest.raises(MeeError):
             call()
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.study import catalogue, figures
 
 matplotlib.use("Agg")
@@ -82,7 +82,7 @@ def test_every_rule_has_a_style_and_the_colour_of_its_family():
 
 
 def test_nothing_to_draw_is_one_clear_line():
-    with pytest.raises(CompanionError, match="nothing to draw"):
+    with pytest.raises(MeeError, match="nothing to draw"):
         drawn(values=[])
 
 

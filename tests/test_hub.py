@@ -216,19 +216,19 @@ def test_what_the_hub_does_not_have_is_one_line(hub, call, message):
     _, _, run = hub
     done = run(
         f"import mee_utils\nfrom mee_utils import *\ntry:\n    mee_utils.{call}\n"
-        "except CompanionError as e:\n    print(e)"
+        "except MeeError as e:\n    print(e)"
     )
     assert message in done.stdout and done.stdout.count("\n") == 1, done.stderr[-1500:]
 
 
 READ = """
 from pathlib import Path
-from mee_utils import CompanionError, load_task
+from mee_utils import MeeError, load_task
 from mee_utils.study.hub_lock import at_locked_commit
 load = lambda commit: load_task("translation", "someone/pairs", revision=commit, folder="en-fr")
 try:
     print(at_locked_commit(Path({lock!r}), "datasets", "someone/pairs", None, load).targets)
-except CompanionError as error:
+except MeeError as error:
     print(error)
 """
 
@@ -275,7 +275,7 @@ def test_a_split_in_no_usual_folder_asks_for_the_folder(hub):
     (folder / "validation.jsonl").write_text('{"translation": {"en": "Yes", "fr": "Oui"}}\n')
     code = (
         "from mee_utils import *\ntry:\n    load_task('translation', 'someone/pairs'{})\n"
-        "except CompanionError as e:\n    print(e)"
+        "except MeeError as e:\n    print(e)"
     )
     done = run(code.format(""))
     assert "name the `folder` that has it" in done.stdout and done.stdout.count("\n") == 1, done.stderr

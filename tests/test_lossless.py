@@ -6,7 +6,7 @@ import pytest
 from conftest import INPUTS, LENGTH
 from test_verify import agreeing
 
-from mee_utils import CompanionError, ExitPolicy, Task, generate, trace
+from mee_utils import ExitPolicy, MeeError, Task, generate, trace
 from mee_utils.analysis import lossless
 from mee_utils.study import result_tables
 from mee_utils.traces.replay import replay_policy
@@ -57,7 +57,7 @@ def test_acceptance_by_layer_adds_up_to_what_decoding_keeps(model):
 
 def test_exits_that_were_not_verified_have_no_drafts(model):
     found = generate(model, INPUTS[:1], ExitPolicy(min_layer=1), max_new_tokens=3)
-    with pytest.raises(CompanionError, match="not verified"):
+    with pytest.raises(MeeError, match="not verified"):
         lossless.one_output(found, 0, model.layers, str)
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import T5Config, T5ForConditionalGeneration
 
-from mee_utils import CompanionError, load_task
+from mee_utils import MeeError, load_task
 from mee_utils.models import training
 from mee_utils.models.batches import pad_pairs
 from mee_utils.models.mini import grow
@@ -327,9 +327,9 @@ def test_what_is_there_is_not_made_again(made, monkeypatch):
     with pytest.raises(AssertionError, match="nothing is missing"):
         train_models.train(tiny(), ["pretrained"])
     monkeypatch.setattr(train_models, "is_trained", lambda profile, name: name == "pretrained")
-    with pytest.raises(CompanionError, match='"calm" starts from "base", which is not trained yet'):
+    with pytest.raises(MeeError, match='"calm" starts from "base", which is not trained yet'):
         train_models.train(tiny(), ["calm"])
-    with pytest.raises(CompanionError, match='Unknown model "pretraind": did you mean "pretrained"'):
+    with pytest.raises(MeeError, match='Unknown model "pretraind": did you mean "pretrained"'):
         train_models.train(tiny(), ["pretraind"])
 
 
@@ -356,7 +356,7 @@ def test_what_is_there_is_not_made_again(made, monkeypatch):
 )
 def test_a_model_of_another_recipe_is_refused(made, change, message):
     changed = tiny(lambda content: change(content["training"]))
-    with pytest.raises(CompanionError, match=message) as error:
+    with pytest.raises(MeeError, match=message) as error:
         train_models.train(changed)
     assert "\n" not in str(error.value)
 

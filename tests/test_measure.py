@@ -9,7 +9,7 @@ from conftest import INPUTS, LENGTH, build_lively
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mee_utils import CompanionError, ExitPolicy, replay, trace
+from mee_utils import ExitPolicy, MeeError, replay, trace
 from mee_utils.analysis.decisions import candidates
 from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.study import measure
@@ -116,7 +116,7 @@ def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few,
     assert Counted.decoded[6:] == ["fixed"]
     measure.run(few, JOB, None, anew=True)
     assert Counted.decoded[7:] == rules[:4]  # and what this run has just measured stays
-    with pytest.raises(CompanionError, match="measures no settings of vanilla on all"):
+    with pytest.raises(MeeError, match="measures no settings of vanilla on all"):
         measure.run(few, measure.Job("vanilla", "all"), None)
 
 

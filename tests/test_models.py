@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import FAMILIES, build_network
 
-from mee_utils import CompanionError, load_model
+from mee_utils import MeeError, load_model
 from mee_utils.models.loading import load_tokenizer
 from mee_utils.models.states import compute_logits, layer_states
 
@@ -154,7 +154,7 @@ DAMAGE = {
 @pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_or_foreign_checkpoint_is_one_clear_line(saved, damage, message):
     damage(saved)
-    with pytest.raises(CompanionError, match=message) as error:
+    with pytest.raises(MeeError, match=message) as error:
         load_model(saved)
     assert "\n" not in str(error.value)
 
@@ -170,7 +170,7 @@ def test_code_of_a_checkpoint_is_never_run(saved, monkeypatch, place, kind):
     settings = json.loads((saved / place).read_text()) | {"auto_map": classes, "tokenizer_class": "Remote"}
     (saved / place).write_text(json.dumps(settings))
     for load in (load_model, load_tokenizer):
-        with pytest.raises(CompanionError, match=f"{place} of .* run code of its own"):
+        with pytest.raises(MeeError, match=f"{place} of .* run code of its own"):
             load(saved)
     assert not (saved / "executed").exists()
 
@@ -203,7 +203,7 @@ def test_a_model_is_shown_in_one_line(t5):
 
 def test_the_tokenizer_of_another_model_is_refused(saved, tokenizer):
     build_network("t5", len(tokenizer) - 10).save_pretrained(saved)
-    with pytest.raises(CompanionError, match="belongs to another model"):
+    with pytest.raises(MeeError, match="belongs to another model"):
         load_model(saved)
 
 
@@ -222,11 +222,11 @@ def test_the_tokenizer_of_another_model_is_refused(saved, tokenizer):
     ],
 )
 def test_bad_arguments_are_named(saved, source, options, message):
-    with pytest.raises(CompanionError, match=message):
+    with pytest.raises(MeeError, match=message):
         load_model(source or saved, **options)
 
 
 @pytest.mark.parametrize("source", [None, "", 7, ["a"]])
 def test_a_source_that_is_no_name_is_refused(source):
-    with pytest.raises(CompanionError, match="give a folder written by save_pretrained, or a hub id"):
+    with pytest.raises(MeeError, match="give a folder written by save_pretrained, or a hub id"):
         load_model(source)

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.__main__ import main
 from mee_utils.common.files import complete_file
 from mee_utils.study import notebooks as notebook
@@ -81,7 +81,7 @@ def sources(tmp_path, monkeypatch):
 )
 def test_a_wrong_parameter_is_refused_before_anything_runs(sources, given, message):
     folder = sources()
-    with pytest.raises(CompanionError, match=message):
+    with pytest.raises(MeeError, match=message):
         notebook.run_notebook(NAME, parameters=given)
     assert not folder.exists()
 
@@ -121,16 +121,16 @@ def test_a_failed_notebook_is_kept_aside_and_the_last_good_one_stays(sources):
     good = {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
     sources(SAVES.replace("[limit]", "[0]") + "\nraise ValueError('the reason')")
     failed = rf"{NAME} failed in cell \d.*ValueError: the reason.*build/failed/{NAME}.ipynb"
-    with pytest.raises(CompanionError, match=failed):
+    with pytest.raises(MeeError, match=failed):
         notebook.run_notebook(NAME)
     assert good == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
     assert "the reason" in (folder / f"build/failed/{NAME}.ipynb").read_text()
     sources(SAVES + "\nimport os\nos.kill(os.getpid(), 9)")
-    with pytest.raises(CompanionError, match="its kernel was killed, .* Finished results are untouched"):
+    with pytest.raises(MeeError, match="its kernel was killed, .* Finished results are untouched"):
         notebook.run_notebook(NAME)
     assert good == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
     sources(SAVES.replace("run.finish()", ""))
-    with pytest.raises(CompanionError, match="never called finish"):
+    with pytest.raises(MeeError, match="never called finish"):
         notebook.run_notebook(NAME)
     assert good == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
 
@@ -148,7 +148,7 @@ def test_edits_made_in_jupyterlab_are_not_lost(sources):
     edited.cells[-1].source = "print('edited')"
     nbformat.write(edited, path)
     before = path.read_bytes()
-    with pytest.raises(CompanionError, match="was edited") as error:
+    with pytest.raises(MeeError, match="was edited") as error:
         notebook.run_notebook(NAME)
     assert path.read_bytes() == before
     carry_over(str(error.value).split("jupytext ")[1].split(" saves")[0])
@@ -178,13 +178,13 @@ def test_carrying_over_what_nobody_edited_changes_nothing(name, tmp_path):
 def test_parameters_are_flat_literals(sources, cell):
     sources()
     (notebook.SOURCES / f"{NAME}.py").write_text(f'# %% tags=["parameters"]\n{cell}\n')
-    with pytest.raises(CompanionError, match="no assignment of a literal"):
+    with pytest.raises(MeeError, match="no assignment of a literal"):
         notebook.declared_parameters(notebook.read_source(NAME))
 
 
 def test_unknown_notebooks_and_assignments():
     for wrong in ("01_monotonic", "01", "../notebooks/01_monotonicity", ""):
-        with pytest.raises(CompanionError, match="Unknown notebook") as error:
+        with pytest.raises(MeeError, match="Unknown notebook") as error:
             notebook.read_source(wrong)
         assert not wrong.startswith("01") or 'did you mean "01_monotonicity"' in str(error.value)
     assert notebook.parse_assignments(["limit=20", "names=['a']", "profile=real"]) == {
@@ -192,7 +192,7 @@ def test_unknown_notebooks_and_assignments():
         "names": ["a"],
         "profile": "real",
     }
-    with pytest.raises(CompanionError, match="name=value"):
+    with pytest.raises(MeeError, match="name=value"):
         notebook.parse_assignments(["limit"])
 
 
@@ -268,9 +268,9 @@ def test_a_figure_cell_after_the_last_one_works(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["../../x", "", "a/b", ".hidden", "/tmp/x"])
 def test_names_that_leave_the_folder_are_refused(tmp_path, monkeypatch, name):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    with pytest.raises(CompanionError, match="is no name for a result"):
+    with pytest.raises(MeeError, match="is no name for a result"):
         Run(NAME, "small", {}).save_table(pd.DataFrame({"x": [1.0]}), name)
-    with pytest.raises(CompanionError, match="is no name for a result"):
+    with pytest.raises(MeeError, match="is no name for a result"):
         Run(name, "small", {})
     assert not list(tmp_path.rglob("*.csv"))
 
@@ -309,7 +309,7 @@ def test_a_table_that_is_missing_names_its_notebook(tmp_path, monkeypatch):
     for name in names:
         (folder / name).mkdir(parents=True)
         claims.to_csv(folder / name / "claims.csv", index=False)
-    with pytest.raises(CompanionError, match="05_mee_classifiers/claims.csv is missing: run make reproduce"):
+    with pytest.raises(MeeError, match="05_mee_classifiers/claims.csv is missing: run make reproduce"):
         result_tables.claims_of("made_up")
     (folder / "05_mee_classifiers").mkdir()
     claims.to_csv(folder / "05_mee_classifiers" / "claims.csv", index=False)

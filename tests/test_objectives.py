@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import build_network
 
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.models.objectives import (
     KD_MAPS,
     Objective,
@@ -195,11 +195,11 @@ def test_vanilla_gives_no_layer_but_the_last_a_loss_of_its_own():
     ],
 )
 def test_unknown_names_are_refused(arguments, message):
-    with pytest.raises(CompanionError, match=message):
+    with pytest.raises(MeeError, match=message):
         Objective(**arguments)
 
 
 @pytest.mark.parametrize("exit_layer", [0, 12, 13])
 def test_free_must_exit_below_the_last_layer(exit_layer):
-    with pytest.raises(CompanionError, match="from 1 to 11"):
+    with pytest.raises(MeeError, match="from 1 to 11"):
         layer_weights(Objective("free", exit_layer=exit_layer), 12)

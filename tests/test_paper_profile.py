@@ -10,7 +10,7 @@ import pytest
 import yaml
 from test_hub import serving
 
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.study import hub_lock as lock
 from mee_utils.study import notebooks as notebook
 from mee_utils.study import profiles
@@ -126,7 +126,7 @@ def test_the_lock_is_meant_to_be_committed_and_weights_are_not():
     ],
 )
 def test_contradictions_and_gaps_are_named_with_the_profile(tmp_path, name, change, message):
-    with pytest.raises(CompanionError, match=message) as error:
+    with pytest.raises(MeeError, match=message) as error:
         load_profile(edited(tmp_path, change, name))
     assert "p.yaml: " in str(error.value) and "\n" not in str(error.value)
 
@@ -185,9 +185,9 @@ def test_the_first_load_writes_what_later_loads_obey(told):
 
 def test_a_load_that_fails_pins_nothing(told):
     def fails(commit):
-        raise CompanionError("no")
+        raise MeeError("no")
 
-    with pytest.raises(CompanionError, match="^no$"):
+    with pytest.raises(MeeError, match="^no$"):
         told.load(load=fails)
     assert not told.path.exists() and not list(told.path.parent.glob(".*"))
 
@@ -196,7 +196,7 @@ def test_a_revision_of_the_profile_that_the_lock_contradicts_is_refused(told):
     told.load()
     assert told.load(revision=A) == A  # the same commit by its own name
     with pytest.raises(
-        CompanionError,
+        MeeError,
         match=f'pins "some/thing" at {A} for the revision "main", but the profile asks for "v1": delete',
     ):
         told.load(revision="v1")
@@ -219,7 +219,7 @@ def test_a_revision_of_the_profile_that_the_lock_contradicts_is_refused(told):
 def test_a_broken_lock_is_named_and_kept(told, content, message):
     told.path.write_bytes(content if isinstance(content, bytes) else content.encode())
     before = told.path.read_bytes()
-    with pytest.raises(CompanionError, match=f"paper.lock.json.*{message}"):
+    with pytest.raises(MeeError, match=f"paper.lock.json.*{message}"):
         told.load()
     assert told.path.read_bytes() == before and told.asked == []
 
@@ -227,7 +227,7 @@ def test_a_broken_lock_is_named_and_kept(told, content, message):
 def test_a_lock_that_cannot_be_read_or_written_is_said_before_anything_is_loaded(told, monkeypatch):
     loaded = []
     told.path.mkdir()
-    with pytest.raises(CompanionError, match="paper.lock.json cannot be read"):
+    with pytest.raises(MeeError, match="paper.lock.json cannot be read"):
         told.load(load=loaded.append)
     told.path.rmdir()
     real = Path.touch
@@ -239,7 +239,7 @@ def test_a_lock_that_cannot_be_read_or_written_is_said_before_anything_is_loaded
 
     monkeypatch.setattr(Path, "touch", read_only)
     with pytest.raises(
-        CompanionError, match=r"paper.lock.json cannot be written \(Permission denied\): choose another place"
+        MeeError, match=r"paper.lock.json cannot be written \(Permission denied\): choose another place"
     ):
         told.load(load=loaded.append)
     assert loaded == [] and told.asked == []
@@ -258,7 +258,7 @@ def test_what_two_runs_pin_is_joined_and_never_overwritten(told):
         content["models"]["third/thing"] = {"revision": "main", "commit": B}
         told.path.write_text(json.dumps(content))
 
-    with pytest.raises(CompanionError, match=f'has just pinned "third/thing" at {B}'):
+    with pytest.raises(MeeError, match=f'has just pinned "third/thing" at {B}'):
         told.load("third/thing", load=sooner)
 
 
@@ -268,7 +268,7 @@ def test_what_two_runs_pin_is_joined_and_never_overwritten(told):
 READ = """
 import json, sys
 from pathlib import Path
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.study.inputs import load_profile_model, load_tasks
 from mee_utils.study.profiles import load_profile
 profile = load_profile("paper")
@@ -278,7 +278,7 @@ for lock in json.loads(sys.argv[1]):
         targets = [task.targets[0] for task in load_tasks(profile)]
         weights = load_profile_model(profile, "base").network.shared.weight.double().sum()
         print(json.dumps([targets, round(float(weights), 3)]))
-    except CompanionError as error:
+    except MeeError as error:
         print(json.dumps(str(error)))
     if lock and profile.lock.read_text() != lock:
         print("the lock was changed")
@@ -362,7 +362,7 @@ def test_a_moved_branch_does_not_move_results(tmp_path):
 def test_long_documents_lie_in_data():
     from mee_utils.study.experiment import Experiment
 
-    with pytest.raises(CompanionError, match='DATA holds no folder "nothing": give DATA=.*, or long_corpus'):
+    with pytest.raises(MeeError, match='DATA holds no folder "nothing": give DATA=.*, or long_corpus'):
         Experiment(None, "small").long_documents("nothing", 1)
 
 

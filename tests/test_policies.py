@@ -7,7 +7,7 @@ from conftest import FAMILIES, INPUTS, LENGTH, build_lively, confidences
 from reference import counted_and_profiled
 from test_decoder import forced, random_exits
 
-from mee_utils import CompanionError, ExitPolicy, ForcedExits, Measure, generate, load_trace, replay, trace
+from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, load_trace, replay, trace
 from mee_utils.analysis.comparison import agreement
 from mee_utils.analysis.decisions import sweep
 from mee_utils.decoding import generation
@@ -131,7 +131,7 @@ def test_the_adaptive_threshold_waits_for_labels_of_both_kinds():
     ],
 )
 def test_contradictions_and_values_out_of_range_are_one_clear_line(options, message):
-    with pytest.raises(CompanionError, match=message) as caught:
+    with pytest.raises(MeeError, match=message) as caught:
         ExitPolicy(**options)
     assert "\n" not in str(caught.value)
 
@@ -199,7 +199,7 @@ def test_a_sweep_is_many_replays(traced):
         (ExitPolicy("static", min_layer=2), [0.5], "no threshold to choose"),
         (ExitPolicy(), [0.5, 7.0], "from 0 to 1"),
     ):
-        with pytest.raises(CompanionError, match=message):
+        with pytest.raises(MeeError, match=message):
             sweep(replay_policy(found, policy), thresholds)
     assert table.mean_exit_layer.iloc[-1] == found.layers and table.same_token.iloc[-1] == 1
 
@@ -213,7 +213,7 @@ def test_a_stored_trace_replays_the_same(traced, tmp_path):
 def test_what_cannot_be_replayed_says_so(traced):
     _, found = traced
     adaptive = ExitPolicy("max_probability", threshold="adaptive", propagation="parallel", exit_layers=[2])
-    with pytest.raises(CompanionError, match="cannot be replayed"):
+    with pytest.raises(MeeError, match="cannot be replayed"):
         replay(found, adaptive)
 
     class OnState(Measure):
@@ -222,9 +222,9 @@ def test_what_cannot_be_replayed_says_so(traced):
         def confidence(self, now):
             return now.state.sum(-1)
 
-    with pytest.raises(CompanionError, match="give the model of the trace"):
+    with pytest.raises(MeeError, match="give the model of the trace"):
         replay(found, ExitPolicy(OnState()))
-    with pytest.raises(CompanionError, match="made without states"):
+    with pytest.raises(MeeError, match="made without states"):
         replay(found, ExitPolicy(OnState()), model=traced[0])
 
     class OnLogits(Measure):
@@ -233,9 +233,9 @@ def test_what_cannot_be_replayed_says_so(traced):
         def confidence(self, now):
             return now.logits.max(-1)
 
-    with pytest.raises(CompanionError, match='does not keep "logits"'):
+    with pytest.raises(MeeError, match='does not keep "logits"'):
         replay(found, ExitPolicy(OnLogits()))
-    with pytest.raises(CompanionError, match="names layer 9"):
+    with pytest.raises(MeeError, match="names layer 9"):
         replay(found, ExitPolicy(min_layer=9))
 
 
@@ -260,7 +260,7 @@ def test_agreement_is_one_where_nothing_exits_and_counts_what_differs(traced):
         trace(model, INPUTS[:2], max_new_tokens=LENGTH),
         trace(model, INPUTS, INPUTS, max_new_tokens=LENGTH),
     ):
-        with pytest.raises(CompanionError, match="on the inputs that were decoded"):
+        with pytest.raises(MeeError, match="on the inputs that were decoded"):
             agreement(replay_policy(other, never), full, LENGTH)
 
 
@@ -273,15 +273,15 @@ def test_a_measure_cannot_look_before_the_first_layer(traced):
         def confidence(self, now):
             return now.earlier(3).margin
 
-    with pytest.raises(CompanionError, match="no layer 3 before layer 1"):
+    with pytest.raises(MeeError, match="no layer 3 before layer 1"):
         replay(found, ExitPolicy(TooFar()))
-    with pytest.raises(CompanionError, match="no layer 3 before layer 1"):
+    with pytest.raises(MeeError, match="no layer 3 before layer 1"):
         generate(model, INPUTS, ExitPolicy(TooFar()))
 
 
 @pytest.mark.parametrize("layers", [[], [1, 2], [[0]], [[1.5]], [["a"]], None])
 def test_exits_that_are_no_layers_are_refused(layers):
-    with pytest.raises(CompanionError, match="one list of layers"):
+    with pytest.raises(MeeError, match="one list of layers"):
         ForcedExits(layers)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.study import inputs
 from mee_utils.study.profiles import load_profile, profile_names
 
@@ -87,7 +87,7 @@ def edited(tmp_path, change):
     ],
 )
 def test_a_profile_with_a_mistake_names_it(tmp_path, change, message):
-    with pytest.raises(CompanionError, match=message) as error:
+    with pytest.raises(MeeError, match=message) as error:
         load_profile(edited(tmp_path, change))
     assert "\n" not in str(error.value)
 
@@ -104,7 +104,7 @@ def test_a_profile_with_a_mistake_names_it(tmp_path, change, message):
 )
 def test_a_file_that_is_no_profile_is_one_line(tmp_path, content, message):
     (tmp_path / "p.yaml").write_bytes(content)
-    with pytest.raises(CompanionError, match=message) as error:
+    with pytest.raises(MeeError, match=message) as error:
         load_profile(tmp_path / "p.yaml")
     assert "\n" not in str(error.value)
 
@@ -116,7 +116,7 @@ def test_a_byte_order_mark_is_no_part_of_a_profile(tmp_path):
 
 @pytest.mark.parametrize("name", ["../profiles/small", "", None, "nowhere.yaml", "."])
 def test_a_profile_is_found_by_name_and_not_by_path(name):
-    with pytest.raises(CompanionError, match=f'Unknown profile "{name}": .*Valid: paper'):
+    with pytest.raises(MeeError, match=f'Unknown profile "{name}": .*Valid: paper'):
         load_profile(name)
 
 
@@ -135,16 +135,16 @@ def test_notebook_00_weighs_the_objectives_of_models_that_are_trained_here_only(
 
 
 def test_a_misspelt_profile_names_the_nearest():
-    with pytest.raises(CompanionError, match='Unknown profile "smal": did you mean "small"'):
+    with pytest.raises(MeeError, match='Unknown profile "smal": did you mean "small"'):
         load_profile("smal")
 
 
 def test_a_profile_of_local_corpora_asks_for_their_folder(tmp_path):
-    with pytest.raises(CompanionError, match="DATA=path/to/corpora"):
+    with pytest.raises(MeeError, match="DATA=path/to/corpora"):
         load_profile("real").source("translation")
-    with pytest.raises(CompanionError, match="is no folder"):
+    with pytest.raises(MeeError, match="is no folder"):
         load_profile("real", str(tmp_path / "no")).source("translation")
-    with pytest.raises(CompanionError, match="must hold a folder multi30k_en_fr"):
+    with pytest.raises(MeeError, match="must hold a folder multi30k_en_fr"):
         load_profile("real", str(tmp_path)).source("translation")
     corpus = tmp_path / "multi30k_en_fr"
     corpus.mkdir()
@@ -156,7 +156,7 @@ def test_a_profile_is_named_after_its_file(monkeypatch, tmp_path):
 
     path = edited(tmp_path, lambda c: None)
     monkeypatch.setattr(profiles, "FOLDER", tmp_path)
-    with pytest.raises(CompanionError, match='calls itself "small": its name must be "p"'):
+    with pytest.raises(MeeError, match='calls itself "small": its name must be "p"'):
         load_profile(path)
 
 
@@ -192,10 +192,10 @@ def test_a_model_trained_on_other_data_or_by_another_recipe_is_not_taken_for_thi
     profile, corpus, train = trained(monkeypatch, tmp_path)
     inputs.check_recipe(profile, "calm")
     (corpus / "train.jsonl").write_text(json.dumps({"translation": {"en": "other", "fr": "y"}}) + "\n")
-    with pytest.raises(CompanionError, match="trained with another training data of translation: delete"):
+    with pytest.raises(MeeError, match="trained with another training data of translation: delete"):
         inputs.check_recipe(profile, "calm")
     profile, _, train = trained(monkeypatch, tmp_path, seed=5)
-    with pytest.raises(CompanionError, match="another seed"):
+    with pytest.raises(MeeError, match="another seed"):
         inputs.check_recipe(profile, "calm")
 
 
@@ -203,7 +203,7 @@ def test_training_and_measuring_on_the_same_file_is_refused(monkeypatch, tmp_pat
     profile, corpus, train = trained(monkeypatch, tmp_path)
     one_file = profile.corpora["translation"].model_copy(update={"source": str(corpus / "train.jsonl")})
     profile = profile.model_copy(update={"corpora": {"translation": one_file}})
-    with pytest.raises(CompanionError, match="training and held-out data at once: give .* one file a split"):
+    with pytest.raises(MeeError, match="training and held-out data at once: give .* one file a split"):
         train.new_maker(profile)
 
 
@@ -225,7 +225,7 @@ def test_a_run_with_another_recipe_does_not_resume_an_old_one(monkeypatch, tmp_p
 
 def test_a_corpus_that_is_new_in_a_trained_profile_is_one_line(monkeypatch, tmp_path):
     profile, corpus, train = trained(monkeypatch, tmp_path, data={})
-    with pytest.raises(CompanionError, match="trained with another training data of translation: delete"):
+    with pytest.raises(MeeError, match="trained with another training data of translation: delete"):
         inputs.check_recipe(profile, "calm")
 
 
@@ -243,5 +243,5 @@ def test_corpora_of_other_domains_are_loaded_by_name(tmp_path):
     assert experiment.used["corpus shop"] == task.digest
     content["away"]["shop"]["task"] = "translations"
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(CompanionError, match="away"):
+    with pytest.raises(MeeError, match="away"):
         load_profile(path)

@@ -11,7 +11,7 @@ import torch
 from conftest import INPUTS, LENGTH, build_lively
 from test_readouts import softmax
 
-from mee_utils import CompanionError, ExitPolicy, trace
+from mee_utils import ExitPolicy, MeeError, trace
 from mee_utils.analysis import comparison, decisions, long_documents, pruning
 from mee_utils.analysis import contrast as contrasting
 from mee_utils.analysis.comparison import DecodingResult
@@ -92,7 +92,7 @@ def test_the_rule_for_the_minimum_layer(traced):
     sure = pruning.minimum_layer(replayed.at_threshold(1.0), 0.95, task="t")
     assert sure["minimum_layer"] == 1 and sure["task"] == "t"  # nobody leaves, so that no layer is unsafe
     assert pruning.minimum_layer(replayed.at_threshold(0.0), 1.0)["minimum_layer"] > 1
-    with pytest.raises(CompanionError, match="precision=0"):
+    with pytest.raises(MeeError, match="precision=0"):
         pruning.minimum_layer(replayed, 0)
 
 
@@ -158,7 +158,7 @@ def test_one_token_is_contrasted_as_the_formula_says(eight, traced):
         np.sum(p[5] * np.log(p[5] / m)) + np.sum(q * np.log(q / m)) for q, m in zip(p[:5], mixed, strict=True)
     ]
     assert (table[table.kind == "jsd"].amateur_layer == 1 + np.argmax(divergence)).all()
-    with pytest.raises(CompanionError, match="layer=1"):
+    with pytest.raises(MeeError, match="layer=1"):
         contrasting.one_token(traced, token, 1, eight, str)
 
 

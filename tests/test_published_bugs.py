@@ -9,7 +9,7 @@ from conftest import INPUTS, LENGTH, build_lively
 from reference import greedy
 from scipy.stats import beta
 
-from mee_utils import CompanionError, ExitPolicy, ForcedExits, Measure, generate, trace
+from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, trace
 from mee_utils.analysis import contrast as contrasting
 from mee_utils.analysis.comparison import decode
 from mee_utils.decoding.inputs import batches_by_length
@@ -159,10 +159,10 @@ def test_the_threshold_that_collapses_is_the_policys_own_and_falls_with_the_posi
     found = generate(eight, INPUTS, bugs.collapsing(policy, LENGTH), max_new_tokens=LENGTH, batch_size=7)
     for layers in found.exit_layers:
         assert (layers[:first] == LAYERS).all() and (layers[first:] == 3).all()
-    with pytest.raises(CompanionError, match="parallel"):
+    with pytest.raises(MeeError, match="parallel"):
         bugs.collapsing(ExitPolicy("max_probability", propagation="parallel", exit_layers=[2]), LENGTH)
     for rule in ("static", "oracle"):
-        with pytest.raises(CompanionError, match="constant or decaying"):
+        with pytest.raises(MeeError, match="constant or decaying"):
             bugs.collapsing(ExitPolicy(rule, min_layer=2), LENGTH)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import counted_and_profiled
 
-from mee_utils import CompanionError, ExitPolicy, generate, replay, trace
+from mee_utils import ExitPolicy, MeeError, generate, replay, trace
 from mee_utils.decoding.token import on_host
 from mee_utils.exits.contrast import jensen_shannon, jsd_contrast, weighted_contrast
 from mee_utils.exits.measures import MaxProbability, SoftmaxMargin
@@ -305,7 +305,7 @@ def test_a_pruned_readout_costs_in_proportion_to_what_it_keeps(eight):
     ],
 )
 def test_contradictions_are_one_clear_line(options, message):
-    with pytest.raises(CompanionError, match=message) as caught:
+    with pytest.raises(MeeError, match=message) as caught:
         ExitPolicy(**options)
     assert "\n" not in str(caught.value)
 
@@ -353,5 +353,5 @@ def test_what_is_kept_is_what_ranks_high_enough(eight, tmp_path):
     )
     assert (np.diff(shrinking.astype(int), axis=1) <= 0).all() and not (shrinking & ~many).any()
     assert shrinking.sum() < many.sum()
-    with pytest.raises(CompanionError, match="give the model of the trace"):
+    with pytest.raises(MeeError, match="give the model of the trace"):
         replay(found, ExitPolicy("softmax_margin", pruning="adaptive"))

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils import CompanionError, ExitPolicy
+from mee_utils import ExitPolicy, MeeError
 from mee_utils.analysis import calibration, statistics
 from mee_utils.paper import claims
 from mee_utils.study import result_tables as stored
@@ -94,7 +94,7 @@ def test_promises_are_broken_as_often_as_they_may_and_without_a_test_more_often(
     assert untested.violated.max() > 0.2 and untested.p_value.min() < 1e-6
     assert (tested.violated <= tested.limit).all() and (tested.p_value > 0.05).all()
     assert (rates.sets == 200).all() and (tested[tested.delta == 0.1].passed > 0.9).all()
-    with pytest.raises(CompanionError, match="fewer sets"):
+    with pytest.raises(MeeError, match="fewer sets"):
         calibration.broken_promises(losses[:, :7], [0.9, 0.8, 0.7, 0.6], (0.5,), 0.05, 8)
 
 
@@ -316,7 +316,7 @@ def test_a_stored_table_says_where_it_comes_from():
     measured = list(status.origin(str(ROOT / "figures/small/measured/learning.csv")))
     assert measured[0] == "saved by make measure"
     for file in ("figures/small/03_pruning/none.csv", "README.md"):
-        with pytest.raises(CompanionError, match="no stored result"):
+        with pytest.raises(MeeError, match="no stored result"):
             list(status.origin(str(ROOT / file)))
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from test_making_models import tiny
 
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.models import training
 from mee_utils.study import inputs, result_tables, results, retraining, train_models
 from mee_utils.study.retraining import Retraining
@@ -57,7 +57,7 @@ def test_every_seed_of_a_backbone_and_every_ablation_is_one_job(done):
     seeds += [Retraining("seeds", "alternating", 3)]  # it is not kept as a model
     assert not inputs.is_trained(PROFILE, "alternating") and "alternating" not in PROFILE.training.models
     assert list(done[1]) == seeds + [Retraining("ablations", name, 3) for name in RUNS]
-    with pytest.raises(CompanionError, match='Profile tiny retrains no seeds "vanilla", seed 4'):
+    with pytest.raises(MeeError, match='Profile tiny retrains no seeds "vanilla", seed 4'):
         retraining.run(PROFILE, Retraining("seeds", "vanilla", 4))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.analysis import saturation
 
 SIMILARITY = np.array(
@@ -137,10 +137,10 @@ def test_shares_that_have_reached_a_layer_and_single_examples():
 def test_mistakes_are_one_clear_line():
     trace = made_trace()
     for change, message in ((dict(threshold=1.2), "threshold=1.2"), (dict(threshold=0), "threshold=0")):
-        with pytest.raises(CompanionError, match=message):
+        with pytest.raises(MeeError, match=message):
             saturation.describe(trace, **change)
-    with pytest.raises(CompanionError, match="share=0.7"):
+    with pytest.raises(MeeError, match="share=0.7"):
         saturation.select(saturation.describe(trace), share=0.7)
     trace.along = "greedy"
-    with pytest.raises(CompanionError, match="on references"):
+    with pytest.raises(MeeError, match="on references"):
         saturation.describe(trace)

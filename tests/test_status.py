@@ -9,7 +9,7 @@ import nbformat
 import pandas as pd
 import pytest
 
-from mee_utils import CompanionError
+from mee_utils import MeeError
 from mee_utils.common.files import PACKAGE
 from mee_utils.study import measure, pipeline, result_tables, results, status
 from mee_utils.study import notebooks as notebook
@@ -217,13 +217,13 @@ def test_measurements_that_were_touched_are_not_read(stored):
     table = result_tables.read_measurements("small", path.stem)
     table.assign(score=table.score + 1).to_parquet(path)
     for read in (result_tables.read_measurements, lambda profile, name: result_tables.read_measured(profile)):
-        with pytest.raises(CompanionError) as error:
+        with pytest.raises(MeeError) as error:
             read("small", path.stem)
         one_line(
             error, f"{path} was changed after it was made: restore it, or run make measure PROFILE=small"
         )
     path.unlink()
-    with pytest.raises(CompanionError) as error:
+    with pytest.raises(MeeError) as error:
         result_tables.read_measured("small")
     one_line(error, f"{path} is missing: run make measure PROFILE=small.")
 
@@ -232,12 +232,12 @@ def test_retrainings_that_were_touched_are_not_read(stored):
     path = stored / "retrained/seeds.csv"
     assert len(result_tables.read_retrained("small", "seeds"))
     path.write_text(path.read_text().replace("0.", "1.", 1))
-    with pytest.raises(CompanionError) as error:
+    with pytest.raises(MeeError) as error:
         result_tables.read_retrained("small", "seeds")
     says = f"{path} was changed after it was made: restore it, or run make clean retrain PROFILE=small"
     one_line(error, says)
     path.unlink()
-    with pytest.raises(CompanionError) as error:
+    with pytest.raises(MeeError) as error:
         result_tables.read_retrained("small", "seeds")
     one_line(error, says)
 

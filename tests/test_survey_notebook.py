@@ -9,7 +9,7 @@ import pytest
 from conftest import INPUTS, LENGTH
 from test_verify import agreeing
 
-from mee_utils import CompanionError, ExitPolicy, Task, generate, replay_drafts, trace
+from mee_utils import ExitPolicy, MeeError, Task, generate, replay_drafts, trace
 from mee_utils.analysis import calibration, comparison, lossless, survey
 from mee_utils.analysis.decisions import candidates
 from mee_utils.exits.classifiers import new_classifier
@@ -51,7 +51,7 @@ def test_losses_are_those_of_calibration_and_each_output_is_scored_once(traced, 
             assert np.allclose(losses(survey.emitted(here, here.exits(LENGTH))), row)
     assert (expected[-1] > 0).any() and not expected[0].any()
     assert len(scored) <= len(set(scored)) * len(INPUTS) and len(scored) <= expected.size // 2
-    with pytest.raises(CompanionError, match="on the inputs that were decoded"):
+    with pytest.raises(MeeError, match="on the inputs that were decoded"):
         survey.output_losses(found, model, task[:2])
 
 
@@ -122,7 +122,7 @@ def test_rules_that_order_tokens_alike_correlate_and_ties_share_a_rank():
     found = survey.rank_correlations(rules, 4)
     assert found.loc["a", "b"] == pytest.approx(1) and found.loc["a", "c"] == pytest.approx(-1)
     assert found.loc["a", "d"] == pytest.approx(2 / 5**0.5) and np.isnan(found.loc["a", "same"])
-    with pytest.raises(CompanionError, match='"a" does not decide at layer 5'):
+    with pytest.raises(MeeError, match='"a" does not decide at layer 5'):
         survey.rank_correlations(rules, 5)
 
 

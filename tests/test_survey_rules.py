@@ -15,8 +15,8 @@ from reference import counted_and_profiled
 from test_verify import agreeing, check_replay
 
 from mee_utils import (
-    CompanionError,
     ExitPolicy,
+    MeeError,
     Task,
     calibrate,
     generate,
@@ -278,7 +278,7 @@ REFUSED |= dict.fromkeys(OWN_WAY, "reads layers in its own way")
 def test_a_rule_composes_or_says_in_one_line_why_not(traced, name, option):
     model, found, full, policies = traced
     if refused := REFUSED.get((name, option)):
-        with pytest.raises(CompanionError, match=refused) as caught:
+        with pytest.raises(MeeError, match=refused) as caught:
             changed(policies[name], **OPTIONS[option])
         assert "\n" not in str(caught.value)
         return
@@ -494,9 +494,7 @@ def test_a_stored_rule_is_the_same_and_training_lowers_its_loss(traced, kind, tm
     first, second = (confidences(found, ExitPolicy(each), model) for each in (learned, again))
     assert np.array_equal(first, second)
     other = build_lively("t5", tokenizer, seed=9, layers=LAYERS + (kind in SIZED))
-    with pytest.raises(
-        CompanionError, match="decoder_layers=6, t5 has 7" if kind in SIZED else "other weigh"
-    ):
+    with pytest.raises(MeeError, match="decoder_layers=6, t5 has 7" if kind in SIZED else "other weigh"):
         load_classifier(path, other)
 
 
@@ -640,7 +638,7 @@ def test_a_rule_is_calibrated_by_decoding_from_careful_to_careless(traced, name)
     ],
 )
 def test_contradictions_are_one_clear_line(options, message):
-    with pytest.raises(CompanionError, match="pro" + message if message == "bab" else message) as caught:
+    with pytest.raises(MeeError, match="pro" + message if message == "bab" else message) as caught:
         ExitPolicy(**options)
     assert "\n" not in str(caught.value)
 
@@ -662,7 +660,7 @@ def test_mistakes_are_one_clear_line(traced):
         (lambda: replay(found, policies["q_exit"]), "give the model of the trace"),
         (lambda: replay(found, policies["past_future"]), "give the model of the trace"),
     ):
-        with pytest.raises(CompanionError, match=message) as caught:
+        with pytest.raises(MeeError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
     assert len(replay(found, policies["token_hash"])) == len(found), "a table needs no states"

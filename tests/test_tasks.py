@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils import CompanionError, load_task
+from mee_utils import MeeError, load_task
 from mee_utils.tasks import TASKS
 
 ROWS = {
@@ -81,7 +81,7 @@ def test_a_folder_is_read_by_split_also_in_the_hubs_file_names(tmp_path):
     write(tmp_path / "data" / "train-00000-of-00002.parquet", [row] * 2, "parquet")
     write(tmp_path / "data" / "train-00001-of-00002.parquet", [row] * 3, "parquet")
     assert len(load_task(name, tmp_path, "train")) == 5
-    with pytest.raises(CompanionError, match='No file of the split "test".*it has train'):
+    with pytest.raises(MeeError, match='No file of the split "test".*it has train'):
         load_task(name, tmp_path, "test")
 
 
@@ -89,7 +89,7 @@ def test_other_language_pairs(tmp_path):
     path = write(tmp_path / "a.jsonl", [{"translation": {"de": "Ja", "en": "Yes"}}], "jsonl")
     task = load_task("translation", path, languages=("de", "en"))
     assert task.inputs == ["translate German to English: Ja"] and task.targets == ["Yes"]
-    with pytest.raises(CompanionError, match='has no "fr", only de, en'):
+    with pytest.raises(MeeError, match='has no "fr", only de, en'):
         load_task("translation", path, languages=("de", "fr"))
 
 
@@ -117,7 +117,7 @@ def test_other_language_pairs(tmp_path):
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
-    with pytest.raises(CompanionError, match=message) as error:
+    with pytest.raises(MeeError, match=message) as error:
         load_task(**arguments)
     assert "\n" not in str(error.value)
 
@@ -165,7 +165,7 @@ def test_bad_arguments_are_named(arguments, message):
 )
 def test_a_wrong_file_is_one_clear_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(CompanionError, match=message) as error:
+    with pytest.raises(MeeError, match=message) as error:
         load_task("translation", tmp_path / name)
     assert "\n" not in str(error.value)
 
@@ -173,19 +173,19 @@ def test_a_wrong_file_is_one_clear_line(tmp_path, name, content, message):
 def test_a_file_cut_short_by_a_broken_download_is_one_line(tmp_path):
     whole = gzip.compress(b'{"translation": {"en": "a", "fr": "b"}}\n' * 50)
     (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CompanionError, match="cannot be read as .jsonl.gz"):
+    with pytest.raises(MeeError, match="cannot be read as .jsonl.gz"):
         load_task("translation", tmp_path / "cut.jsonl.gz")
 
 
 def test_answers_that_are_no_dictionary_are_named(tmp_path):
     row = ROWS["squad"][1] | {"answers": ["Rome"]}
-    with pytest.raises(CompanionError, match='row 1: Column "answers" holds'):
+    with pytest.raises(MeeError, match='row 1: Column "answers" holds'):
         load_task("question_answering", write(tmp_path / "a.jsonl", [row], "jsonl"))
 
 
 def test_a_question_without_answers_is_refused(tmp_path):
     row = ROWS["squad"][1] | {"answers": {"text": [], "answer_start": []}}
-    with pytest.raises(CompanionError, match='row 1: Column "answers" has no list of texts'):
+    with pytest.raises(MeeError, match='row 1: Column "answers" has no list of texts'):
         load_task("question_answering", write(tmp_path / "a.jsonl", [row], "jsonl"))
 
 
@@ -200,7 +200,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
 def test_rows_of_arrays_are_named_and_arrays_of_answers_are_read(tmp_path):
     path = write(tmp_path / "a.parquet", [{"document": ["a", "b"], "summary": "s"}], "parquet")
     with pytest.raises(
-        CompanionError, match=r"row 1: Column \"document\" holds \"\['a', 'b'\]\", a text is expected"
+        MeeError, match=r"row 1: Column \"document\" holds \"\['a', 'b'\]\", a text is expected"
     ):
         load_task("long_document_summarization", path)
     name, row = ROWS["squad"]
@@ -213,7 +213,7 @@ def test_a_limit_reads_no_further(tmp_path):
     path = write(tmp_path / "a.jsonl", [ROWS["samsum"][1]] * 2, "jsonl")
     path.write_text(path.read_text() + "{broken\n")
     assert len(load_task("summarization", path, limit=np.int64(2))) == 2
-    with pytest.raises(CompanionError, match="line 3 is not JSON"):
+    with pytest.raises(MeeError, match="line 3 is not JSON"):
         load_task("summarization", path)
 
 
@@ -227,7 +227,7 @@ def test_csv_texts_stay_texts(tmp_path):
 def test_only_a_list_of_texts_is_scored(texts):
     task = load_task("translation", limit=3)
     for score in (task.score, task.score_examples):
-        with pytest.raises(CompanionError, match="^Cannot score .*: give a list of texts"):
+        with pytest.raises(MeeError, match="^Cannot score .*: give a list of texts"):
             score(texts)
 
 
@@ -240,7 +240,7 @@ def test_every_task_has_trivial_baselines():
 
 def test_scoring_needs_one_text_for_each_input():
     task = load_task("translation", limit=3)
-    with pytest.raises(CompanionError, match="2 texts for 3 examples"):
+    with pytest.raises(MeeError, match="2 texts for 3 examples"):
         task.score(["a", "b"])
     assert task.score(task.targets)["bleu"] == pytest.approx(100)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from reference import greedy
 
-from mee_utils import CompanionError, ExitPolicy, load_trace, replay, trace, train_classifier
+from mee_utils import ExitPolicy, MeeError, load_trace, replay, trace, train_classifier
 from mee_utils.traces import trace as traces
 from mee_utils.traces.trace import states_path
 
@@ -141,13 +141,13 @@ def test_inputs_are_checked(t5, tmp_path):
         ([" \n"], "Input 0"),
         ([None], "Input 0 is None"),
     ):
-        with pytest.raises(CompanionError, match=message):
+        with pytest.raises(MeeError, match=message):
             trace(t5, inputs)
-    with pytest.raises(CompanionError, match="1 references for 3 inputs"):
+    with pytest.raises(MeeError, match="1 references for 3 inputs"):
         trace(t5, INPUTS, ["a"])
-    with pytest.raises(CompanionError, match="Reference 1 is ''"):
+    with pytest.raises(MeeError, match="Reference 1 is ''"):
         trace(t5, INPUTS, ["a", "", "b"])
-    with pytest.raises(CompanionError, match="1 outputs for 3 inputs"):
+    with pytest.raises(MeeError, match="1 outputs for 3 inputs"):
         trace(t5, INPUTS, outputs=[[5, 1]])
     for wrong, message in (
         (dict(top_k=1), "top_k=1: keep at least 2"),
@@ -158,13 +158,13 @@ def test_inputs_are_checked(t5, tmp_path):
         (dict(outputs=[["5"], [2], [1]]), "Output 0 must be"),
         (dict(states="/proc/nothing/s.npy", max_new_tokens=2), "cannot be written"),
     ):
-        with pytest.raises(CompanionError, match=message) as caught:
+        with pytest.raises(MeeError, match=message) as caught:
             trace(t5, INPUTS, **wrong)
         assert "\n" not in str(caught.value)
-    with pytest.raises(CompanionError, match="does not exist"):
+    with pytest.raises(MeeError, match="does not exist"):
         load_trace(tmp_path / "nothing.safetensors")
     (tmp_path / "other.safetensors").write_bytes(b"PAR1 no trace")
-    with pytest.raises(CompanionError, match="is no trace"):
+    with pytest.raises(MeeError, match="is no trace"):
         load_trace(tmp_path / "other.safetensors")
 
 
@@ -176,7 +176,7 @@ def test_states_that_are_not_finite_are_reported(tokenizer):
     broken = Model(build_network("t5", len(tokenizer)), tokenizer, "broken")
     with torch.no_grad():
         broken.network.get_decoder().block[2].layer[2].DenseReluDense.wo.weight.fill_(float("inf"))
-    with pytest.raises(CompanionError, match="not finite from layer 3 on"):
+    with pytest.raises(MeeError, match="not finite from layer 3 on"):
         trace(broken, INPUTS, REFERENCES)
 
 
@@ -188,7 +188,7 @@ def test_weights_that_are_no_numbers_are_reported(tokenizer):
     broken = Model(build_network("t5", len(tokenizer)), tokenizer, "broken")
     with torch.no_grad():
         broken.network.get_decoder().block[0].layer[2].DenseReluDense.wo.weight[0, 0] = float("nan")
-    with pytest.raises(CompanionError, match="not finite from layer 1 on.*damaged weights"):
+    with pytest.raises(MeeError, match="not finite from layer 1 on.*damaged weights"):
         trace(broken, INPUTS, REFERENCES)
 
 
@@ -209,7 +209,7 @@ def test_the_first_inputs_of_a_trace_are_a_trace(stored):
     assert (
         repr(first) == f'Trace("t5", along="greedy": {len(first)} tokens of 2 inputs, 4 layers, with states)'
     )
-    with pytest.raises(CompanionError, match="limit=0"):
+    with pytest.raises(MeeError, match="limit=0"):
         found.first(0)
 
 
@@ -229,18 +229,18 @@ def test_damaged_files_and_folders_are_one_clear_line(stored, tmp_path):
     for cut, message in ((1000, "cut short or damaged"), (64, "cut short or damaged")):
         shutil.copy(path, copy)
         states_path(copy).write_bytes(states_path(path).read_bytes()[:-cut] if cut > 64 else b"1" * cut)
-        with pytest.raises(CompanionError, match=message):
+        with pytest.raises(MeeError, match=message):
             load_trace(copy)
     np.save(states_path(copy), np.zeros((3, 4, 32), np.float32))
-    with pytest.raises(CompanionError, match="holds 3 tokens, its trace"):
+    with pytest.raises(MeeError, match="holds 3 tokens, its trace"):
         load_trace(copy)
     states_path(copy).unlink()
-    with pytest.raises(CompanionError, match="is missing"):
+    with pytest.raises(MeeError, match="is missing"):
         load_trace(copy)
     copy.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(CompanionError, match="no trace, or damaged"):
+    with pytest.raises(MeeError, match="no trace, or damaged"):
         load_trace(copy)
-    with pytest.raises(CompanionError, match="is a folder: give a file"):
+    with pytest.raises(MeeError, match="is a folder: give a file"):
         found.save(tmp_path)
     assert not states_path(tmp_path).exists()
 
@@ -250,7 +250,7 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(t5, tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(traces._StatesFile, "write", full)
-    with pytest.raises(CompanionError, match="s.npy cannot be written \\(No space left on device\\)"):
+    with pytest.raises(MeeError, match="s.npy cannot be written \\(No space left on device\\)"):
         trace(t5, INPUTS, max_new_tokens=2, states=tmp_path / "s.npy")
     assert not list(tmp_path.iterdir())
 
@@ -283,7 +283,7 @@ def test_what_cannot_be_replayed_is_one_clear_line(stored, t5):
             "trace and model need",
         ),
     ):
-        with pytest.raises(CompanionError, match=message) as caught:
+        with pytest.raises(MeeError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
 

@@ -11,11 +11,11 @@ from conftest import FAMILIES, INPUTS, LENGTH, build_lively, confidences
 from reference import counted_and_profiled, greedy
 
 from mee_utils import (
-    CompanionError,
     DraftCosts,
     ExitPolicy,
     ForcedExits,
     Measure,
+    MeeError,
     generate,
     measure_costs,
     plan_drafts,
@@ -408,7 +408,7 @@ def test_thresholds_are_swept_without_reading_the_trace_again(tokenizer):
     ],
 )
 def test_mistakes_in_a_policy_are_one_line(options, message):
-    with pytest.raises(CompanionError, match=message) as caught:
+    with pytest.raises(MeeError, match=message) as caught:
         ExitPolicy(**options)
     assert "\n" not in str(caught.value)
 
@@ -430,7 +430,7 @@ def test_mistakes_in_a_replay_are_one_line(t5):
         (lambda: DraftCosts([1.0, float("nan")]), "block=.*costs are numbers from 0 on"),
         (lambda: DraftCosts([1.0], token="dear"), "token='dear': costs are numbers"),
     ):
-        with pytest.raises(CompanionError, match=message):
+        with pytest.raises(MeeError, match=message):
             call()
 
 
@@ -443,5 +443,5 @@ def test_states_that_are_not_finite_are_reported(tokenizer):
         verified = ExitPolicy(
             policy.measure, policy.threshold, min_layer=policy.min_layer, max_draft=8, propagation="verify"
         )
-        with pytest.raises(CompanionError, match="input 0 are not finite at layer 4"):
+        with pytest.raises(MeeError, match="input 0 are not finite at layer 4"):
             generate(model, INPUTS[:1], verified, max_new_tokens=3)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom
 
-from ..common.errors import CompanionError, check_choice
+from ..common.errors import MeeError, check_choice
 from ..decoding.generation import generate
 from ..decoding.inputs import EncoderCache, cut_at_end, detokenize
 from ..exits.policy import ExitPolicy
@@ -110,12 +110,12 @@ def check_demand(thresholds: Sequence[float], delta: float, eps: float) -> list[
     wanted = {"delta": (delta, unmet), "eps": (eps, "give the probability of failing (the papers: 0.05), a")}
     for name, (value, what) in wanted.items():
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1:
-            raise CompanionError(f"{name}={value!r}: {what} value between 0 and 1.")
+            raise MeeError(f"{name}={value!r}: {what} value between 0 and 1.")
     if np.ndim(thresholds) != 1 or not all(isinstance(level, Real) for level in thresholds):
-        raise CompanionError(f"thresholds={thresholds!r}: give a list of numbers, such as [0.9, 0.8, 0.7].")
+        raise MeeError(f"thresholds={thresholds!r}: give a list of numbers, such as [0.9, 0.8, 0.7].")
     levels = [float(level) for level in thresholds]
     if not levels or any(low >= high for high, low in pairwise(levels)):
-        raise CompanionError("Thresholds must descend strictly from the safest on; give at least one.")
+        raise MeeError("Thresholds must descend strictly from the safest on; give at least one.")
     return levels
 
 
@@ -131,7 +131,7 @@ def learn_then_test(
 
     `losses` are `[threshold, example]` in 0..1, or rows that are only taken while tests pass; `bound` is one
     of `BOUNDS` or a p-value of your own, `(losses, delta, eps) -> number`; `source`, "decoding" or "replay",
-    decides what is said of the result. `CompanionError` for no examples, losses outside 0..1, thresholds that
+    decides what is said of the result. `MeeError` for no examples, losses outside 0..1, thresholds that
     do not descend, or a vain demand.
     """
     levels = check_demand(thresholds, delta, eps)
@@ -142,9 +142,9 @@ def learn_then_test(
         row = np.asarray(row, dtype=np.float64)
         count = len(row)
         if row.ndim != 1 or not count:
-            raise CompanionError("There are no calibration examples: give some hundred for a small delta.")
+            raise MeeError("There are no calibration examples: give some hundred for a small delta.")
         if not (np.isfinite(row).all() and row.min() >= 0 and row.max() <= 1):
-            raise CompanionError("Losses must lie between 0 and 1: divide percentages by 100.")
+            raise MeeError("Losses must lie between 0 and 1: divide percentages by 100.")
         tested.append(level)
         means.append(float(row.mean()))
         p_values.append(p_value(row, delta, eps))
@@ -152,7 +152,7 @@ def learn_then_test(
             break
         threshold = level
     if not tested:
-        raise CompanionError("There are no losses: give one row of losses for each threshold.")
+        raise MeeError("There are no losses: give one row of losses for each threshold.")
     return Calibration(threshold, *map(tuple, (tested, p_values, means)), delta, eps, count, source)
 
 
@@ -198,7 +198,7 @@ def calibrate(
         kind, bound, settings: see `consistency_losses`, `learn_then_test` and `generate`.
     """
     if not isinstance(task, Task):
-        raise CompanionError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
+        raise MeeError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
     if thresholds is None:
         counts = check_policy(policy).measure.range[1] > 1
         thresholds = range(model.layers, -1, -1) if counts else np.round(np.arange(1.0, 0.0, -0.05), 2)
@@ -246,7 +246,7 @@ def violations(
     examples = losses.shape[1]
     calibrating = round(share * examples)
     if not 0 < calibrating < examples:
-        raise CompanionError(f"share={share} of {examples} examples leaves none to calibrate or to test on.")
+        raise MeeError(f"share={share} of {examples} examples leaves none to calibrate or to test on.")
     for _ in range(splits):
         chosen = random.permutation(examples)[:calibrating]
         found = learn_then_test(losses[:, chosen], thresholds, delta, eps, bound)
@@ -264,9 +264,7 @@ def broken_promises(
     (NaN if none passed), `mean_loss` of the population, `violated`.
     """
     if not (size := losses.shape[1] // sets):
-        raise CompanionError(
-            f"{losses.shape[1]} examples cannot be dealt out to {sets} sets: give fewer sets."
-        )
+        raise MeeError(f"{losses.shape[1]} examples cannot be dealt out to {sets} sets: give fewer sets.")
     rows = []
     for (bound, test), delta, number in product(TESTS.items(), deltas, range(sets)):
         part = losses[:, number * size : (number + 1) * size]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..decoding.generation import generate
 from ..decoding.inputs import EncoderCache
 from ..exits.policy import BoundPolicy, ExitPolicy
@@ -51,7 +51,7 @@ def decode(model, task, policy: ExitPolicy | None, full=None, **settings) -> Dec
 def check_score(full: DecodingResult) -> DecodingResult:
     """Full depth on a task, or an error if it scores 0 there: then there is no quality to keep."""
     if full.examples.sum() == 0:
-        raise CompanionError("Full depth scores 0 here: there is no quality to keep; give more examples.")
+        raise MeeError("Full depth scores 0 here: there is no quality to keep; give more examples.")
     return full
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..decoding.exit_state import ExitState
 from ..exits.contrast import ALPHA, check_alpha, jensen_shannon, weighted_contrast
 from ..models.loading import Model
@@ -50,7 +50,7 @@ def one_token(
     `amateur`, `contrast`, and `plausible`, whether the id is in the plausible set.
     """
     if not 2 <= layer <= trace.layers:
-        raise CompanionError(f"layer={layer}: a contrast needs an earlier layer; give 2 to {trace.layers}.")
+        raise MeeError(f"layer={layer}: a contrast needs an earlier layer; give 2 to {trace.layers}.")
     logits = [s.full_logits for s in StoredStates(trace, model).exit_states(slice(token, token + 1))]
     amateurs = {"weighted": max(1, layer // 2)}
     amateurs["jsd"] = int(_farthest([each.softmax(-1) for each in logits], layer)[0])

@@ -13,7 +13,7 @@ import pandas as pd
 from scipy.sparse import csr_array
 from sklearn.metrics import roc_auc_score
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..traces.replay import PolicyReplay
 from .monotonicity import settled_from
 from .statistics import NOTHING, Interval, interval, mean_interval, reliability
@@ -120,7 +120,7 @@ def thresholds_for(replayed: PolicyReplay, shares: Sequence[float], steps: int =
     """
     for share in shares:
         if not 0 <= share <= 1:
-            raise CompanionError(f"same_token={share}: give a share from 0 to 1.")
+            raise MeeError(f"same_token={share}: give a share from 0 to 1.")
     table = sweep(replayed, _levels(replayed, steps))
     worst_from = np.minimum.accumulate(table["same_token"].to_numpy()[::-1])[::-1]
     places = [int(np.argmax([*(worst_from >= share), True])) for share in shares]

@@ -19,7 +19,7 @@ from textwrap import wrap
 
 import numpy as np
 
-from ..common.errors import CompanionError, check_whole
+from ..common.errors import MeeError, check_whole
 from ..common.files import PACKAGE, complete_file, read_yaml
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
@@ -117,7 +117,7 @@ def explore(
         levels: how many thresholds: quantiles of what is seen at full depth; at the last nothing exits.
         max_new_tokens, max_draft: as in `generate` and `ExitPolicy`.
 
-    Raises `CompanionError` for too many inputs, a policy without a threshold, and as `generate` does.
+    Raises `MeeError` for too many inputs, a policy without a threshold, and as `generate` does.
     """
     given = inputs if isinstance(inputs, Mapping) else {getattr(inputs, "name", ""): inputs}
     labels = []
@@ -126,7 +126,7 @@ def explore(
             labels.append({"task": name.replace("_", " "), "sentence": number, "input": text})
     texts = [label["input"] for label in labels]
     if len(texts) > MOST:
-        raise CompanionError(f"{len(texts)} sentences are more than a page shows: give at most {MOST}.")
+        raise MeeError(f"{len(texts)} sentences are more than a page shows: give at most {MOST}.")
     check_whole("levels", levels, 2)
     if policies is None:
         policies = {name.replace("_", " "): ExitPolicy(name, min_layer=1) for name in RULES}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..decoding.generation import Generation, generate
 from ..exits.policy import ExitPolicy
 from ..traces.drafts import drafts_of
@@ -25,7 +25,7 @@ def one_output(found: Generation, number: int, layers: int, decode: Callable) ->
     last layer"; `token`, what `decode` makes of the id that stands there in the end, "" past the end.
     """
     if found.drafts is None:
-        raise CompanionError('These exits were not verified: decode with propagation="verify".')
+        raise MeeError('These exits were not verified: decode with propagation="verify".')
     ids, exits, drafts = found.token_ids[number], found.exit_layers[number], found.drafts[number]
     position, layer = drafts.positions, drafts.exit_layers
     begins = position[np.append(True, np.diff(drafts.in_round) > 0)]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..tasks.synthetic.words import DIFFICULTIES
 from ..traces.trace import trace
 from .statistics import mean_interval
@@ -17,7 +17,7 @@ def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarr
     A token belongs to the word in which it begins; the end is "grammatical". A trace cuts at `max_length`.
     """
     if task.spans is None:
-        raise CompanionError(f'Difficulty is known for synthetic data only, not for "{task.source}".')
+        raise MeeError(f'Difficulty is known for synthetic data only, not for "{task.source}".')
     cut = dict(truncation=max_length is not None, max_length=max_length)
     encoded, names = tokenizer(task.targets, return_offsets_mapping=True, **cut), []
     for target, offsets, spans in zip(task.targets, encoded["offset_mapping"], task.spans, strict=True):

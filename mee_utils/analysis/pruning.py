@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .comparison import until_different
@@ -48,7 +48,7 @@ def minimum_layer(replayed: PolicyReplay, precision: float = 0.95, **labels) -> 
     exceeds the share of predictions that are full depth's by at most 0.05.
     """
     if not 0 < precision <= 1:
-        raise CompanionError(f"precision={precision}: give a share above 0 and up to 1.")
+        raise MeeError(f"precision={precision}: give a share above 0 and up to 1.")
     trace, kept = replayed.trace, precision_and_recall(replayed).precision
     safe = kept.isna() | (kept >= precision)
     right = (trace.top1_id == trace.final_id[:, None]).mean(axis=0)

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from .monotonicity import settled_from, strictly_monotonic
 from .statistics import by_layer, by_sequence, interval, mean_interval
 
@@ -28,9 +28,9 @@ def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
     L / 3; `settled_from`: the oracle's exit; `loss` on the token in nats.
     """
     if not 0 < threshold < 1:
-        raise CompanionError(f"threshold={threshold}: give a cosine between 0 and 1 (MEE: 0.9).")
+        raise MeeError(f"threshold={threshold}: give a cosine between 0 and 1 (MEE: 0.9).")
     if trace.along != "reference":
-        raise CompanionError("Saturation is described on references: trace(model, inputs, references).")
+        raise MeeError("Saturation is described on references: trace(model, inputs, references).")
     similarity = trace.final_similarity[:, :-1].astype(np.float64)
     similar = similarity >= threshold
     first = np.where(similar.any(axis=1), similar.argmax(axis=1) + 1, trace.layers)
@@ -58,7 +58,7 @@ def select(prefixes: pd.DataFrame, by: str = "mean_similarity", share: float = 0
     if by == "difficulty":
         return pd.Series(np.where(prefixes["difficulty"].isin(EASY), *GROUPS), index=prefixes.index)
     if not 0 < share <= 0.5:
-        raise CompanionError(f"share={share}: give a share for each end, at most 0.5 (MEE: 0.4).")
+        raise MeeError(f"share={share}: give a share for each end, at most 0.5 (MEE: 0.4).")
     count = max(1, round(share * len(prefixes)))
     order = prefixes[by].sort_values(ascending=by == "loss", kind="stable").index
     groups = pd.Series("", index=prefixes.index)

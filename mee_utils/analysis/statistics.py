@@ -16,7 +16,7 @@ from warnings import catch_warnings
 import numpy as np
 import pandas as pd
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 
 RESAMPLES = 2000
 DRAWS = "_draws"  # ending of the columns that hold them
@@ -71,7 +71,7 @@ def mean_interval(values: np.ndarray, sequence: np.ndarray, **options) -> Interv
     """Mean over tokens of `values` `[token]` or `[token, layer]`, with its interval over the `sequence`s."""
     values, sequence = np.asarray(values, dtype=np.float64), np.asarray(sequence)
     if len(values) == 0:
-        raise CompanionError("There are no tokens to average over: the selection is empty.")
+        raise MeeError("There are no tokens to average over: the selection is empty.")
     sums, counts = by_sequence(values, sequence), by_sequence(np.ones(len(values)), sequence)
     shape = (-1, *[1] * (values.ndim - 1))
     means = lambda weights: np.tensordot(weights, sums, 1) / (weights @ counts).reshape(shape)

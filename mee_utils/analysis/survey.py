@@ -10,7 +10,7 @@ from itertools import takewhile
 import numpy as np
 import pandas as pd
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..decoding.inputs import cut_at_end, detokenize
 from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
@@ -76,7 +76,7 @@ def rank_correlations(replays: Mapping[str, PolicyReplay], layer: int) -> pd.Dat
     columns = {}
     for name, replayed in replays.items():
         if layer not in replayed.decision_layers:
-            raise CompanionError(f'"{name}" does not decide at layer {layer}: choose another layer.')
+            raise MeeError(f'"{name}" does not decide at layer {layer}: choose another layer.')
         columns[name] = replayed.confidences[:, replayed.decision_layers.index(layer)]
     return pd.DataFrame(columns).rank().corr()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from numbers import Integral
 
 
-class CompanionError(ValueError):
+class MeeError(ValueError):
     """A mistake in the input: one line with the value, what was expected, and what to do about it."""
 
 
@@ -23,17 +23,17 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def check_choice(kind: str, name: str, valid: Iterable[str]) -> str:
-    """Returns `name` if it is one of `valid`; else a `CompanionError` names the nearest one."""
+    """Returns `name` if it is one of `valid`; else a `MeeError` names the nearest one."""
     names = list(valid)
     if name not in names:
-        raise CompanionError(f'Unknown {kind} "{name}": {nearest(name, names)}')
+        raise MeeError(f'Unknown {kind} "{name}": {nearest(name, names)}')
     return name
 
 
 def check_whole(name: str, value: object, least: int = 1) -> int:
-    """A whole number from `least` on, numpy's included; else a `CompanionError` names it."""
+    """A whole number from `least` on, numpy's included; else a `MeeError` names it."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise CompanionError(f"{name}={value!r}: give a whole number from {least} on.")
+        raise MeeError(f"{name}={value!r}: give a whole number from {least} on.")
     return int(value)
 
 

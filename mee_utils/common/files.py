@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from .errors import CompanionError, one_line
+from .errors import MeeError, one_line
 
 PACKAGE = Path(__file__).parents[1]
 ROOT = PACKAGE.parent
@@ -28,12 +28,12 @@ def is_hub_id(source: str) -> bool:
 def find_local(source: str | Path, wanted: str) -> Path | None:
     """The path of a local source, None for a hub id; else an error that says what to give."""
     if not source or not isinstance(source, str | Path):
-        raise CompanionError(f"source={source!r}: give {wanted}.")
+        raise MeeError(f"source={source!r}: give {wanted}.")
     if is_hub_id(str(source)):
         return None
     path = Path(source).expanduser()
     if not path.exists():
-        raise CompanionError(f"{source} does not exist: give {wanted}.")
+        raise MeeError(f"{source} does not exist: give {wanted}.")
     return path
 
 
@@ -41,7 +41,7 @@ def find_local(source: str | Path, wanted: str) -> Path | None:
 def complete_file(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; it becomes `path` when the block ends without an error.
 
-    A `CompanionError` says that the folder cannot be written to, or the disk is full; nothing half stays.
+    A `MeeError` says that the folder cannot be written to, or the disk is full; nothing half stays.
     """
     path = Path(path)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
@@ -53,10 +53,10 @@ def complete_file(path: str | Path) -> Iterator[Path]:
         places = (None, str(partial), *map(str, partial.parents))
         about = isinstance(error, OSError) and error.filename in places
         # safetensors and torch have their own errors for a full disk; other errors of the block are not ours
-        if isinstance(error, CompanionError) or not (about or "No space left" in str(error)):
+        if isinstance(error, MeeError) or not (about or "No space left" in str(error)):
             raise
         reason = getattr(error, "strerror", None) or one_line(error)
-        raise CompanionError(f"{path} cannot be written ({reason}): choose another place.") from error
+        raise MeeError(f"{path} cannot be written ({reason}): choose another place.") from error
     finally:
         with suppress(OSError):
             partial.unlink()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..common.errors import CompanionError, check_whole
+from ..common.errors import MeeError, check_whole
 from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..models.loading import Model
 from .exit_state import ExitState, Step
@@ -30,7 +30,7 @@ LEAST, MOST, SECONDS = 5, 40, 0.5  # runs, of which the fastest counts: so many,
 class DraftCosts:
     """Costs of the steps of verified exits, in one unit of your choice (measured: seconds).
 
-    Raises `CompanionError` for costs that are not finite, negative or missing.
+    Raises `MeeError` for costs that are not finite, negative or missing.
     """
 
     block: Sequence[float]  # of a layer on 1, 2, .. tokens at once, those of all rows together
@@ -48,16 +48,16 @@ class DraftCosts:
                 costs = np.array(np.nan)
             shaped = costs.ndim < 2 if dimensions is None else costs.ndim == dimensions
             if not (shaped and (costs >= 0).all() and np.isfinite(costs).all()) or not np.any(self.block):
-                raise CompanionError(f"{name}={given!r:.60}: costs are numbers from 0 on; see DraftCosts.")
+                raise MeeError(f"{name}={given!r:.60}: costs are numbers from 0 on; see DraftCosts.")
 
     def table(self, name: str, tokens: int) -> np.ndarray:
-        """`[tokens + 1]`, what 0, 1, .. tokens cost; `CompanionError` if there are too few costs."""
+        """`[tokens + 1]`, what 0, 1, .. tokens cost; `MeeError` if there are too few costs."""
         costs = getattr(self, name)
         if not len(costs) and name != "block":
             costs = np.zeros(tokens)
         if len(costs) < tokens:
             many = f"{len(costs)} costs ({name}), but up to {tokens} tokens go through a layer at once"
-            raise CompanionError(f"{many}: give costs of 1 to {tokens}.")
+            raise MeeError(f"{many}: give costs of 1 to {tokens}.")
         return np.array([0.0, *costs[:tokens]])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..exits.readout import Readout, ReadoutLogits, single
 from .layerwise import LayerwiseDecoder
 
@@ -55,7 +55,7 @@ class LayerState:
         for _ in range(layers):
             if (state := state.previous) is None:
                 missing = f"There is no layer {layers} before layer {self.layer} to look at"
-                raise CompanionError(f"{missing}: raise the measure's lookback.")
+                raise MeeError(f"{missing}: raise the measure's lookback.")
         same = len(state.rows) == len(self.rows)
         return state if same else RowView(state, np.searchsorted(state.rows, self.rows))
 

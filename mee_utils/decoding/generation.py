@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..common.errors import CompanionError, check_whole
+from ..common.errors import MeeError, check_whole
 from ..common.html import Markup, shaded, table
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
@@ -95,17 +95,17 @@ def generate(
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
         encodings: keeps encoder states from call to call, where inputs are decoded with many policies.
 
-    Raises `CompanionError` for no inputs, an empty or over-long one, a policy or encodings that do not fit
+    Raises `MeeError` for no inputs, an empty or over-long one, a policy or encodings that do not fit
     the model, and states that are not finite.
     """
     if not isinstance(model, Model):
-        raise CompanionError(f"model={model!r}: give what load_model returns.")
+        raise MeeError(f"model={model!r}: give what load_model returns.")
     texts, max_new_tokens = check_inputs(inputs), check_whole("max_new_tokens", max_new_tokens)
     batch_size = check_whole("batch_size", batch_size)
     if policy is not None and not isinstance(policy, ExitPolicy):
-        raise CompanionError(f"policy={policy!r}: give ExitPolicy(...), or None to run all layers.")
+        raise MeeError(f"policy={policy!r}: give ExitPolicy(...), or None to run all layers.")
     if encodings is not None and not isinstance(encodings, EncoderCache):
-        raise CompanionError(f"encodings={encodings!r}: give an EncoderCache().")
+        raise MeeError(f"encodings={encodings!r}: give an EncoderCache().")
     decoder = decoder_of(model.network)
     bound = bind_policy(policy, decoder, model.min_exit_layer)
     bound.measure.check_model(model)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..common.errors import CompanionError, check_whole
+from ..common.errors import MeeError, check_whole
 from ..models.loading import Model
 from .layerwise import LayerwiseDecoder
 
@@ -16,18 +16,18 @@ UNLIMITED = 1_000_000  # a tokenizer without a limit says 10^30
 def check_inputs(inputs: Sequence[str], what: str = "Input") -> list[str]:
     """A list of texts that are not empty and valid Unicode, or an error that says which one is none."""
     if inputs is None:
-        raise CompanionError("inputs=None: give a list of texts.")
+        raise MeeError("inputs=None: give a list of texts.")
     texts = list(inputs) if not isinstance(inputs, str) else [inputs]
     if not texts:
-        raise CompanionError("There are no inputs: give at least one text.")
+        raise MeeError("There are no inputs: give at least one text.")
     for number, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():
-            raise CompanionError(f"{what} {number} is {text!r}: every one must be a text that is not empty.")
+            raise MeeError(f"{what} {number} is {text!r}: every one must be a text that is not empty.")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             wrong = f"{what} {number} is no valid Unicode at character {error.start} ({text[error.start]!r})"
-            raise CompanionError(f"{wrong}: read its file as UTF-8.") from error
+            raise MeeError(f"{wrong}: read its file as UTF-8.") from error
     return texts
 
 
@@ -40,7 +40,7 @@ def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> li
     for number, length in enumerate(lengths):
         if length > limit:
             many = f"Input {number} has {length} tokens, more than {limit}"
-            raise CompanionError(f"{many}: shorten it, or raise max_source_tokens.")
+            raise MeeError(f"{many}: shorten it, or raise max_source_tokens.")
     return lengths
 
 
@@ -76,7 +76,7 @@ class EncoderCache:
     def states(self, decoder: LayerwiseDecoder, batch: dict[str, Tensor]) -> Tensor:
         """The encoder's states of a batch, `[batch, source, d_model]`, computed if they are not there."""
         if self._decoder not in (None, decoder):
-            raise CompanionError("Encodings belong to another model, or other weights: make new ones.")
+            raise MeeError("Encodings belong to another model, or other weights: make new ones.")
         self._decoder = decoder
         key = tuple(tuple(row) for tensor in batch.values() for row in tensor.tolist())
         if key not in self._states:

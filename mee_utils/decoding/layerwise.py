@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..models.states import output_scale
 from .linear import Linear, Norm
 
@@ -229,14 +229,14 @@ class LayerwiseDecoder:
     """Runs the decoder of a T5, T5 v1.1, Flan-T5, mT5 or LongT5 model layer by layer.
 
     The weights of `network`, the `transformers` model in evaluation mode, are copied into layouts made for
-    decoding; after further training, make a new one. Raises `CompanionError` for one in float16.
+    decoding; after further training, make a new one. Raises `MeeError` for one in float16.
     """
 
     def __init__(self, network: nn.Module):
         decoder, config, head = network.get_decoder(), network.config, network.lm_head.weight
         self.embedding = decoder.embed_tokens.weight.detach()
         if self.embedding.dtype == torch.float16:
-            raise CompanionError("T5's states exceed the range of float16: load it in bfloat16 or float32.")
+            raise MeeError("T5's states exceed the range of float16: load it in bfloat16 or float32.")
         self.config, self.encoder = config, network.get_encoder()
         self.heads, self.d_kv, start = config.num_heads, config.d_kv, config.decoder_start_token_id
         self.start = config.pad_token_id if start is None else start  # the id that outputs begin after

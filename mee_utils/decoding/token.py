@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..exits.policy import BoundPolicy
 from .exit_state import ExitState, Step
 from .layerwise import Cache, LayerwiseDecoder, Rows, waiting_places
@@ -67,7 +67,7 @@ class Token:
         (self.known if seen else self.states).append((rows, found))
 
     def read_out(self) -> "Token":
-        """Itself, with all ids. Raises `CompanionError` where a state is not finite."""
+        """Itself, with all ids. Raises `MeeError` where a state is not finite."""
         if self.states:
             decoder, rows = self.step.decoder, np.concatenate([rows for rows, _ in self.states])
             states = torch.cat([states for _, states in self.states])
@@ -95,7 +95,7 @@ class TokenDecoder:
         """Brings one token of each row to its exit and reads it out.
 
         `ids` are the tokens before, `sequence` the indices of the rows' inputs, both `[row]`;
-        `cache.position` is that of the token. Raises `CompanionError` for states that are not finite.
+        `cache.position` is that of the token. Raises `MeeError` for states that are not finite.
         """
         if self.bound.measure.looks_ahead:
             return self._decode_looking_ahead(rows, ids, sequence)
@@ -177,11 +177,11 @@ class TokenDecoder:
 
 
 def check_finite(ids: np.ndarray, sequence: np.ndarray, layers: np.ndarray) -> None:
-    """Raises `CompanionError` where an id is -1: the token of input `sequence` has no finite logits."""
+    """Raises `MeeError` where an id is -1: the token of input `sequence` has no finite logits."""
     if (ids < 0).any():
         row = int(np.flatnonzero(ids < 0)[0])
         states = f"The states of input {sequence[row]} are not finite at layer {layers[row]}"
-        raise CompanionError(f"{states}: load the model with dtype float32, or look for damaged weights.")
+        raise MeeError(f"{states}: load the model with dtype float32, or look for damaged weights.")
 
 
 def pick(values: Tensor, which: np.ndarray) -> Tensor:

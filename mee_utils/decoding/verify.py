@@ -85,7 +85,7 @@ class DraftDecoder:
         self.rows = [Row(index, slot, decoder.start) for slot, index in enumerate(sequence.tolist())]
 
     def decode(self) -> list[Output]:
-        """Decodes all rows. Raises `CompanionError` for states that are not finite."""
+        """Decodes all rows. Raises `MeeError` for states that are not finite."""
         going = self.rows
         while going:
             if drafting := [row for row in going if not row.waits]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..common.errors import CompanionError, check_choice
+from ..common.errors import MeeError, check_choice
 from ..common.files import complete_file
 from .measures import MaxProbability, Measure
 
@@ -100,10 +100,10 @@ class ExitClassifier(nn.Module, Measure):
         for name, size in sizes.items():
             if (own := self.settings.get(name, size)) != size:
                 other = f"is for {name}={own}, {model.name} has {size}"
-                raise CompanionError(f"{self!r} {other}: train one for this model.")
+                raise MeeError(f"{self!r} {other}: train one for this model.")
         if self.trained_on not in (None, model.fingerprint):
             other = f"was trained on the states of other weights than {model.name}'s"
-            raise CompanionError(f"{self!r} {other}: train one for this model.")
+            raise MeeError(f"{self!r} {other}: train one for this model.")
 
     def key(self) -> str:
         """Settings and a hash of the weights."""
@@ -272,7 +272,7 @@ def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> Ex
 
     `options` differ from the table: `hidden` units, `layers` (how many layers it sees side by side) or, of
     the LSTM, `depth` (MEE's report: two layers; its code: one of 250 units). `SIZED` kinds need sizes of the
-    model. Raises `CompanionError` for an unknown kind or option, or a size that is missing.
+    model. Raises `MeeError` for an unknown kind or option, or a size that is missing.
     """
     shapes = {
         "linear_classifier": {"layers": 1, "hidden": 0},
@@ -287,7 +287,7 @@ def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> Ex
         check_choice(f"option of {kind}", name, shape)
     for name, size in (shape | options).items():
         if size is None:
-            raise CompanionError(f'"{kind}" needs {name}=..., of the model (train_classifier knows it).')
+            raise MeeError(f'"{kind}" needs {name}=..., of the model (train_classifier knows it).')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = _CLASSES.get(kind, ExitClassifier)(kind, d_model, **shape | options)
@@ -297,7 +297,7 @@ def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> Ex
 def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: str, **about) -> Path:
     """Writes a classifier trained on the states of the model with this fingerprint, and `about` with it.
 
-    In single precision, as safetensors. Raises `CompanionError` if the file cannot be written.
+    In single precision, as safetensors. Raises `MeeError` if the file cannot be written.
     """
     from safetensors.torch import save_file
 
@@ -310,19 +310,19 @@ def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: s
 
 
 def load_classifier(path: str | Path, model) -> ExitClassifier:
-    """Reads a classifier for a model. Raises `CompanionError` if there is none, or one of other weights."""
+    """Reads a classifier for a model. Raises `MeeError` if there is none, or one of other weights."""
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     if not Path(path).exists():
-        raise CompanionError(f"{path} does not exist: make it with train_classifier and save_classifier.")
+        raise MeeError(f"{path} does not exist: make it with train_classifier and save_classifier.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata, weights = file.metadata() or {}, load_file(path)
     except (SafetensorError, OSError):
         metadata = {}
     if metadata.get("format") != FORMAT:
-        raise CompanionError(f'{path} is no classifier of this version ("{FORMAT}"): train it anew.')
+        raise MeeError(f'{path} is no classifier of this version ("{FORMAT}"): train it anew.')
     classifier = new_classifier(**json.loads(metadata["settings"]))
     classifier.to(torch.promote_types(model.network.dtype, torch.float32)).load_state_dict(weights)
     classifier.about, classifier.trained_on = json.loads(metadata["about"]), metadata["model"]

@@ -16,7 +16,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 
 ALPHA = 0.1
 
@@ -24,7 +24,7 @@ ALPHA = 0.1
 def check_alpha(alpha: object) -> None:
     """Refuses an alpha outside 0 to 1."""
     if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < alpha <= 1:
-        raise CompanionError(f"contrast_alpha={alpha!r}: give a number above 0 and up to 1 (as in {ALPHA}).")
+        raise MeeError(f"contrast_alpha={alpha!r}: give a number above 0 and up to 1 (as in {ALPHA}).")
 
 
 def weighted_contrast(expert: Tensor, amateur: Tensor, alpha: float = ALPHA) -> Tensor:

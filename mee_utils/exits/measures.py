@@ -30,7 +30,7 @@ from operator import and_, attrgetter
 
 import numpy as np
 
-from ..common.errors import CompanionError, check_choice, check_whole
+from ..common.errors import MeeError, check_choice, check_whole
 
 NEVER = np.iinfo(np.int64).max  # a layer that no decoder has
 
@@ -62,7 +62,7 @@ class Measure:
         return 0
 
     def check_model(self, model) -> None:
-        """Raises `CompanionError` if the measure belongs to another model (trained measures)."""
+        """Raises `MeeError` if the measure belongs to another model (trained measures)."""
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}("{self.name}")'
@@ -213,12 +213,12 @@ class ForcedExits(Measure):
         given = self.table.ndim == 2 and self.table.size and self.table.dtype.kind in "iu"
         if not given or self.table.min() < 1:
             wanted = "one list of layers (whole numbers from 1 on) for each input"
-            raise CompanionError(f"ForcedExits takes {wanted}.")
+            raise MeeError(f"ForcedExits takes {wanted}.")
 
     def confidence(self, state):
         tokens, inputs = self.table.shape
         if state.sequence.max() >= inputs:
-            raise CompanionError(f"ForcedExits has lists for {inputs} inputs: give one for each.")
+            raise MeeError(f"ForcedExits has lists for {inputs} inputs: give one for each.")
         place = np.minimum(state.position, tokens - 1)
         return (self.table[place, state.sequence] <= state.layer).astype(np.float64)
 
@@ -231,10 +231,10 @@ TRAINED += ["learning_to_exit", "q_exit", "ztw", "past_future", "token_hash"]
 
 
 def find_measure(measure: str | Measure) -> Measure:
-    """A measure by name, or the object given. Raises `CompanionError` if unknown or in need of training."""
+    """A measure by name, or the object given. Raises `MeeError` if unknown or in need of training."""
     if isinstance(measure, Measure):
         return measure
     if measure in TRAINED:
-        raise CompanionError(f'"{measure}" needs a trained classifier: give the classifier as the measure.')
+        raise MeeError(f'"{measure}" needs a trained classifier: give the classifier as the measure.')
     check_choice("measure", measure, [*MEASURES, *TRAINED])
     return MEASURES[measure]()

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import CompanionError, check_choice
+from ..common.errors import MeeError, check_choice
 from ..common.html import table
 from ..models.costs import DecoderSizes, generation_flops
 from .contrast import ALPHA, check_alpha
@@ -52,7 +52,7 @@ class ExitPolicy:
         contrast: "weighted" or "jsd": confidence comes from a contrast; see `mee_utils.exits.contrast`.
         contrast_alpha, contrast_token: the alpha, and whether the token comes from the contrast too.
 
-    Raises `CompanionError` for unknown names, values out of range and options that contradict each other.
+    Raises `MeeError` for unknown names, values out of range and options that contradict each other.
     """
 
     reads: ClassVar[type[Readout]] = Readout
@@ -82,7 +82,7 @@ class ExitPolicy:
         check_alpha(self.contrast_alpha)
         object.__setattr__(self, "schedule", self._schedule())
         for mistake in chain(self._wrong_readout(), self._contradictions(), self._wrong_layers()):
-            raise CompanionError(mistake)
+            raise MeeError(mistake)
         if self.exit_layers is not None:
             object.__setattr__(self, "exit_layers", tuple(map(int, self.exit_layers)))
 
@@ -94,12 +94,12 @@ class ExitPolicy:
             return ONLINE[level]()
         level = self.measure.default_threshold if level is None else level
         if self.measure.whole and _is(level, Real) and isfinite(level) and level % 1 > 0:
-            raise CompanionError(f"threshold={level!r} for {self.measure.name}: give a whole number.")
+            raise MeeError(f"threshold={level!r} for {self.measure.name}: give a whole number.")
         if not _is(level, Real) or not low <= level <= high:
             allowed = f"give a number from {low:g} to {high:g} (constant {high:g}: no exit)."
-            raise CompanionError(f"threshold={level!r} for {self.measure.name}: {allowed}")
+            raise MeeError(f"threshold={level!r} for {self.measure.name}: {allowed}")
         if decay is not None and (not _is(decay, Real) or not 0 < decay < float("inf")):
-            raise CompanionError(f"decay={decay!r}: give a temperature above 0 (CALM: 4), or None for none.")
+            raise MeeError(f"decay={decay!r}: give a temperature above 0 (CALM: 4), or None for none.")
         return Threshold(float(level) if self.measure.has_threshold else 0.5, decay, self.decay_form)
 
     def _wrong_layers(self) -> Iterator[str]:
@@ -177,7 +177,7 @@ class ExitPolicy:
     def bind(self, layers: int, vocabulary: int, min_exit_layer: int | None = None) -> BoundPolicy:
         """Fits the policy, which knows no model, to a decoder of L layers and V rows of its LM head.
 
-        `min_exit_layer`, the model's, is for policies that name no layer. Raises `CompanionError` for a layer
+        `min_exit_layer`, the model's, is for policies that name no layer. Raises `MeeError` for a layer
         that the decoder does not have, if none is named at all, or if nothing is left to decide.
         """
         return BoundPolicy(self, layers, vocabulary, min_exit_layer)
@@ -186,7 +186,7 @@ class ExitPolicy:
         """This policy at another level of its threshold; the rest stays, the decay of a `Threshold` too."""
         if self.schedule.online or not self.measure.has_threshold:
             none = f'"{self.measure.name}" with threshold={self.threshold!r} has no threshold to choose'
-            raise CompanionError(f"{none}: give a measure with one.")
+            raise MeeError(f"{none}: give a measure with one.")
         if not isinstance(self.threshold, Threshold):
             return replace(self, threshold=level)
         schedule = copy.deepcopy(self.threshold)
@@ -218,12 +218,12 @@ class BoundPolicy:
         self.max_draft = MAX_DRAFT if policy.max_draft == "auto" else policy.max_draft
         given, first = policy.exit_layers, policy.min_layer or self.measure.min_layer or min_exit_layer
         if given is None and first is None:
-            raise CompanionError(f"{policy!r} names no layer and no model is known: give min_layer=...")
+            raise MeeError(f"{policy!r} names no layer and no model is known: give min_layer=...")
         if (last := given[-1] if given else first) > layers:
             named = f"The policy names layer {last}, but the decoder has {layers}"
-            raise CompanionError(f"{named}: lower min_layer or exit_layers.")
+            raise MeeError(f"{named}: lower min_layer or exit_layers.")
         if given == (layers,):
-            raise CompanionError(f"exit_layers={list(given)} leaves nothing to decide in {layers} layers.")
+            raise MeeError(f"exit_layers={list(given)} leaves nothing to decide in {layers} layers.")
         before = max(self.measure.lookback, policy.contrast is not None)  # layers that it has to look at
         decisions = tuple(layer for layer in given or range(first, layers) if before < layer < layers)
         self.decision_layers = decisions  # at layer L all tokens exit

@@ -16,7 +16,7 @@ from math import lgamma, log
 
 import numpy as np
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 
 
 @dataclass(eq=False)
@@ -125,14 +125,14 @@ class BanditThreshold(Threshold):
     are tried once in their order, then the one with the largest `mean + exploration sqrt(ln t / n)`.
     The reward is the gain in confidence from the first decision to the last, minus `cost` times the share of
     the depth that was run: at a cost of 1 a layer pays off if it makes the model `1 / L` surer. What comes
-    out is not guaranteed, unlike what learn-then-test finds. `CompanionError` without two arms from 0 to 1.
+    out is not guaranteed, unlike what learn-then-test finds. `MeeError` without two arms from 0 to 1.
     """
 
     online = True
 
     def __init__(self, arms: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.9), exploration=1.0, cost=1.0):
         if len(arms) < 2 or not all(0 <= arm <= 1 for arm in arms):
-            raise CompanionError(f"arms={arms!r}: give at least two thresholds from 0 to 1.")
+            raise MeeError(f"arms={arms!r}: give at least two thresholds from 0 to 1.")
         super().__init__(max(arms))
         self.arms, self.exploration, self.cost = np.array(arms, dtype=np.float64), exploration, cost
         self.rounds: dict[int, list[_Round]] = defaultdict(list)

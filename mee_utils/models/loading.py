@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..common.errors import CompanionError, one_line
+from ..common.errors import MeeError, one_line
 from ..common.files import find_local
 from ..common.html import table
 
@@ -37,7 +37,7 @@ class Model:
             self.min_exit_layer = max(1, self.layers // 2)
         if type(self.min_exit_layer) is not int or not 1 <= self.min_exit_layer <= self.layers:
             given = f"min_exit_layer={self.min_exit_layer!r} of {self.name}"
-            raise CompanionError(f"{given}: give a layer from 1 to {self.layers}.")
+            raise MeeError(f"{given}: give a layer from 1 to {self.layers}.")
 
     def __repr__(self) -> str:
         size = sum(weight.numel() for weight in self.network.parameters())
@@ -92,7 +92,7 @@ def load_model(
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" and so on.
         name: what figures call the model; the last part of `source` by default.
 
-    Raises `CompanionError` for no such folder or device, another family, weights that are damaged or do not
+    Raises `MeeError` for no such folder or device, another family, weights that are damaged or do not
     fit the config, a checkpoint with code of its own, an unreachable hub.
     """
     from transformers import AutoConfig
@@ -101,18 +101,18 @@ def load_model(
     logging.disable_progress_bar()
     where, place, dtype = str(find_local(source, WANTED) or source), _device(device), str(dtype)
     if (precision := dtype.removeprefix("torch.")) not in DTYPES:
-        raise CompanionError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
+        raise MeeError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
     _refuse_remote_code(where, revision)
     options = dict(revision=revision, trust_remote_code=False)
     config = _read("config.json", where, lambda: AutoConfig.from_pretrained(where, **options))
     if config.model_type not in FAMILIES:
         kind = f'{source} is a "{config.model_type}" checkpoint'
-        raise CompanionError(f"{kind}; this companion reads the T5 family only: {', '.join(FAMILIES)}.")
+        raise MeeError(f"{kind}; this companion reads the T5 family only: {', '.join(FAMILIES)}.")
     network = _read("weights", where, lambda: _network(where, config=config, dtype=precision, **options))
     tokenizer = load_tokenizer(where, revision)
     if len(tokenizer) > config.vocab_size:
         sizes = f"The tokenizer of {source} has {len(tokenizer)} ids, the model {config.vocab_size}"
-        raise CompanionError(f"{sizes}: it belongs to another model.")
+        raise MeeError(f"{sizes}: it belongs to another model.")
     path, safe = Path(where) / "manifest.json", None
     if path.is_file():  # `make train` writes the first safe exit layer into it
         manifest = _read(path.name, where, lambda: json.loads(path.read_text(encoding="utf-8")))
@@ -128,7 +128,7 @@ def load_tokenizer(source: str | Path, revision: str | None = None):
     _refuse_remote_code(where, revision)
     if folder and not any((folder / name).exists() for name in TOKENIZER_FILES):
         # transformers would quietly make up an empty tokenizer
-        raise CompanionError(f"{where} has no tokenizer: copy one of {', '.join(TOKENIZER_FILES)} into it.")
+        raise MeeError(f"{where} has no tokenizer: copy one of {', '.join(TOKENIZER_FILES)} into it.")
     options = dict(revision=revision, trust_remote_code=False)
     return _read("tokenizer", where, lambda: AutoTokenizer.from_pretrained(where, **options))
 
@@ -139,7 +139,7 @@ def _device(device: str) -> torch.device:
     try:
         return torch.empty(1, device=torch.device(device)).device
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise CompanionError(f'device="{device}" is not available here; use "auto" or "cpu".') from error
+        raise MeeError(f'device="{device}" is not available here; use "auto" or "cpu".') from error
 
 
 def _refuse_remote_code(where: str, revision: str | None) -> None:
@@ -151,7 +151,7 @@ def _refuse_remote_code(where: str, revision: str | None) -> None:
     for file, load in {"config.json": config, "tokenizer_config.json": tokenizer}.items():
         if "auto_map" in _read(file, where, load):
             asks = f"{file} of {where} asks to run code of its own (auto_map), which is never done here"
-            raise CompanionError(f"{asks}: use a checkpoint of the T5 family as transformers ships it.")
+            raise MeeError(f"{asks}: use a checkpoint of the T5 family as transformers ships it.")
 
 
 def _network(where: str, **options) -> nn.Module:
@@ -160,10 +160,10 @@ def _network(where: str, **options) -> nn.Module:
     network, found = AutoModelForSeq2SeqLM.from_pretrained(where, **options, output_loading_info=True)
     for kind, says in (("missing", "are missing"), ("unexpected", "have no place in config.json")):
         if keys := sorted(found[f"{kind}_keys"]):
-            raise CompanionError(f"{len(keys)} tensors {says}, such as {keys[0]}")
+            raise MeeError(f"{len(keys)} tensors {says}, such as {keys[0]}")
     for name, weight in network.named_parameters():
         if not weight.isfinite().all():
-            raise CompanionError(f"{name} holds NaN or infinity")
+            raise MeeError(f"{name} holds NaN or infinity")
     return network
 
 
@@ -174,4 +174,4 @@ def _read(what: str, where: str, load: Callable[[], object]):
     except Exception as error:
         failed = f"The {what} of {where} cannot be read ({type(error).__name__}: {one_line(error)})"
         advice = "copy the checkpoint again, or check its name and the network"
-        raise CompanionError(f"{failed}; {advice}.") from error
+        raise MeeError(f"{failed}; {advice}.") from error

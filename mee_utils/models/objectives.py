@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..common.errors import CompanionError, check_choice
+from ..common.errors import MeeError, check_choice
 from .states import compute_logits
 
 OBJECTIVES = ("vanilla", "calm", "free", "late_weighted", "alternating")
@@ -50,7 +50,7 @@ class Objective:
         """FREE's exit point for a decoder of this many layers."""
         exit_layer = self.exit_layer if self.exit_layer is not None else max(1, layers // 3)
         if not 1 <= exit_layer < layers:
-            raise CompanionError(f"exit_layer={exit_layer}: FREE exits at a layer from 1 to {layers - 1}.")
+            raise MeeError(f"exit_layer={exit_layer}: FREE exits at a layer from 1 to {layers - 1}.")
         return exit_layer
 
 

@@ -20,7 +20,7 @@ import pandas as pd
 from scipy.stats import norm
 
 from ..analysis.statistics import DRAWS
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..study import catalogue
 from .statements import Claim, read_claims
 
@@ -38,7 +38,7 @@ def judge(notebook: str, tables: Mapping[str, Mapping], **parameters: float) -> 
     `tables` are task -> name of a table -> its rows of this task, with a column `model` (None: not measured);
     `parameters` what the statements leave open. `p_holds` is small where the statement holds, `p_fails` where
     it does not; both are NaN where it cannot be tested. `alone` is the verdict on the row by itself; what
-    counts is that of the `ledger`. `CompanionError` for a table without the one row that a statement needs.
+    counts is that of the `ledger`. `MeeError` for a table without the one row that a statement needs.
     """
     rows = []
     for claim in read_claims(notebook):
@@ -78,7 +78,7 @@ def weigh(claim: Claim, tables: Mapping[str, pd.DataFrame], parameters: Mapping)
         if rows.empty or not (reduction or len(rows) == 1):
             found = f'The claim "{claim.claim}" finds {len(rows)} rows with {where} in table "{table}"'
             needed = "some" if reduction else "one"
-            raise CompanionError(f"{found} and needs {needed}: check the table and statements/*.yaml.")
+            raise MeeError(f"{found} and needs {needed}: check the table and statements/*.yaml.")
         values[name] = draws[name] = reduce(rows, rows[column].to_numpy(), *reduction)
         if f"{column}{DRAWS}" in rows:
             draws[name] = reduce(rows, np.stack(rows[f"{column}{DRAWS}"].to_list()), *reduction)

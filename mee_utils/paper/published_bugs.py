@@ -14,7 +14,7 @@ from math import inf, log
 import numpy as np
 import pandas as pd
 
-from .. import CompanionError, EncoderCache, ExitPolicy
+from .. import EncoderCache, ExitPolicy, MeeError
 from ..analysis.comparison import check_score, decode, result_row
 from ..decoding.token import on_host
 from ..exits.measures import RisingTop1
@@ -38,9 +38,9 @@ def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
     """
     measure, depth, last_layer, going = copy.copy(policy.measure), None, inf, set()
     if policy.propagation != "copy":
-        raise CompanionError(f'Depth collapse needs propagation="copy", not "{policy.propagation}".')
+        raise MeeError(f'Depth collapse needs propagation="copy", not "{policy.propagation}".')
     if not measure.has_threshold or measure.looks_ahead or policy.schedule.online:
-        raise CompanionError(f'"{measure.name}" cannot collapse: give a constant or decaying threshold.')
+        raise MeeError(f'"{measure.name}" cannot collapse: give a constant or decaying threshold.')
 
     def confidence(state):
         """The measure's own below the last layer that is left; there, infinite."""

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import CompanionError, Model, Task, Trace, load_classifier, load_task
+from .. import MeeError, Model, Task, Trace, load_classifier, load_task
 from ..analysis.long_documents import long_tasks
 from ..common.errors import check_choice
 from . import inputs
@@ -87,7 +87,7 @@ class Experiment:
         folder.mkdir(exist_ok=True)
         if corpus != "synthetic" and not Path(source := str(Path(self.data or "DATA") / corpus)).exists():
             wanted = 'give DATA=path/to/corpora that holds it, or long_corpus="synthetic"'
-            raise CompanionError(f'DATA holds no folder "{corpus}": {wanted}.')
+            raise MeeError(f'DATA holds no folder "{corpus}": {wanted}.')
         tasks = long_tasks(source, limit, folder)
         self.used |= {f"long documents, {layout} layout": task.digest for layout, task in tasks.items()}
         return tasks

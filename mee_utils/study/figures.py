@@ -15,7 +15,7 @@ from typing import NamedTuple
 import matplotlib
 import pandas as pd
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..common.files import read_yaml
 from .catalogue import DASHES, FAMILY_COLOURS, RULES
 
@@ -93,7 +93,7 @@ def facets(
     down = list(table[row].unique() if row else quantities or ()) or [None]
     places = [(below, value) for below in down for value in across]
     if not places:
-        raise CompanionError("There is nothing to draw: no panel was asked for.")
+        raise MeeError("There is nothing to draw: no panel was asked for.")
     deep = len(down) if len(down) > 1 else -(-len(across) // columns)
     side = -(-len(places) // deep)  # rows of the same length, or one shorter
     options = dict(sharex=sharex, sharey=sharey, figsize=(width * side, height * deep), squeeze=False)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from ..common.errors import CompanionError, one_line
+from ..common.errors import MeeError, one_line
 from ..common.files import complete_file, is_hub_id
 from .profiles import first_mistake
 
@@ -39,7 +39,7 @@ def _read(lock: Path) -> dict[str, dict[str, Entry]]:
     except ValidationError as error:
         reason = first_mistake(error)
     advice = "restore it from version control, or delete it so that the next download writes it anew"
-    raise CompanionError(f"{lock} cannot be read ({reason}): {advice}.")
+    raise MeeError(f"{lock} cannot be read ({reason}): {advice}.")
 
 
 def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None = None) -> str | None:
@@ -48,7 +48,7 @@ def locked_commit(lock: Path, kind: str, identifier: str, revision: str | None =
     if entry and wanted not in (entry.revision, entry.commit):
         pinned = f'{lock} pins "{identifier}" at {entry.commit} for the revision "{entry.revision}"'
         advice = f'delete this entry, or ask for "{entry.revision}" again'
-        raise CompanionError(f'{pinned}, but the profile asks for "{wanted}": {advice}.')
+        raise MeeError(f'{pinned}, but the profile asks for "{wanted}": {advice}.')
     return entry and entry.commit
 
 
@@ -59,10 +59,10 @@ def at_locked_commit(lock: Path, kind: str, identifier: str, revision: str | Non
     if commit := locked_commit(lock, kind, identifier, revision):
         try:
             return load(commit)
-        except CompanionError as error:
+        except MeeError as error:
             if not _is_gone(kind, identifier, commit):
                 raise
-            raise CompanionError(
+            raise MeeError(
                 f'The hub no longer has the commit {commit} of "{identifier}" that {lock} pins: delete this '
                 "entry to take the present commit (numbers may differ), or copy a hub cache that has it."
             ) from error
@@ -74,7 +74,7 @@ def at_locked_commit(lock: Path, kind: str, identifier: str, revision: str | Non
         found = content.setdefault(kind, {}).setdefault(identifier, entry)  # another run may have added to it
         if found.commit != commit:
             pinned = f'"{identifier}" at {found.commit} in {lock}'
-            raise CompanionError(f"Another run has just pinned {pinned}: run again.")
+            raise MeeError(f"Another run has just pinned {pinned}: run again.")
         text = json.dumps(LOCK.dump_python(content), indent=1, sort_keys=True)
         partial.write_text(text + "\n", encoding="utf-8")
     return loaded
@@ -95,7 +95,7 @@ def _present_commit(kind: str, identifier: str, revision: str | None) -> str:
         reason = f"revision {revision or 'main'}; {one_line(error)}"
         told = f'The hub could not be asked for "{identifier}" ({reason})'
         advice = "or copy the hub's cache and the lock from a machine that has them"
-        raise CompanionError(f"{told}. Check the id and the network, {advice}.") from error
+        raise MeeError(f"{told}. Check the id and the network, {advice}.") from error
 
 
 def _is_gone(kind: str, identifier: str, commit: str) -> bool:

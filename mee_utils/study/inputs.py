@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..common.files import PACKAGE
 from ..tasks.loading import Task, load_task, shortened
 from ..tasks.sources import local_files
@@ -39,7 +39,7 @@ def manifest(profile: Profile, name: str) -> dict:
         base = profile.training.base
         source = f" (from {base.checkpoint})" if isinstance(base, Checkpoint) else ""
         missing = f'Profile "{profile.name}" has no trained model "{name}"{source}'
-        raise CompanionError(f'{missing}: run "make train PROFILE={profile.name}", if need be with DATA=...')
+        raise MeeError(f'{missing}: run "make train PROFILE={profile.name}", if need be with DATA=...')
     return json.loads((checkpoint_folder(profile, name) / "manifest.json").read_text(encoding="utf-8"))
 
 
@@ -101,7 +101,7 @@ def check_recipe(profile: Profile, name: str) -> None:
             changed.append(f"training data of {task}")
     if changed:
         folder, other = checkpoint_folder(profile, name), " and ".join(changed)
-        raise CompanionError(f"{folder} was trained with another {other}: delete it, or rename the profile.")
+        raise MeeError(f"{folder} was trained with another {other}: delete it, or rename the profile.")
 
 
 def from_source(profile: Profile, name: str, load: Callable):

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from .. import CompanionError, EncoderCache, ExitPolicy, Trace, generate, load_task, trace, train_classifier
+from .. import EncoderCache, ExitPolicy, MeeError, Trace, generate, load_task, trace, train_classifier
 from ..analysis.calibration import consistency_losses
 from ..analysis.decisions import candidates, overall_ranking
 from ..analysis.statistics import interval
@@ -74,7 +74,7 @@ def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) 
     from .experiment import Experiment
 
     if job not in jobs(profile):
-        raise CompanionError(f"Profile {profile.name} measures no {job.what} of {job.model} on {job.task}.")
+        raise MeeError(f"Profile {profile.name} measures no {job.what} of {job.model} on {job.task}.")
     experiment = Experiment(None, profile)
     if job.task == "all":
         found = _learning(experiment) if job.what == "learning" else _bugs(experiment, measure_bugs)

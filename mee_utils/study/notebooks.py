@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, create_model
 
-from ..common.errors import CompanionError, check_choice
+from ..common.errors import MeeError, check_choice
 from ..common.files import ROOT, complete_file
 from .profiles import Strict, first_mistake, load_profile
 from .results import STAGED, build_root, digest_of, output_root, staged
@@ -44,7 +44,7 @@ def declared_parameters(notebook) -> dict:
     """Names and defaults in the cell tagged `parameters`: flat literals, nothing derived."""
     cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     if len(cells) != 1:
-        raise CompanionError(f"A notebook needs one cell tagged parameters; this one has {len(cells)}.")
+        raise MeeError(f"A notebook needs one cell tagged parameters; this one has {len(cells)}.")
     declared = {}
     for statement in ast.parse(cells[0].source).body:
         try:
@@ -52,7 +52,7 @@ def declared_parameters(notebook) -> dict:
             declared[target.id] = ast.literal_eval(statement.value)
         except (AttributeError, ValueError) as error:
             line = f"Line {statement.lineno} of the parameters cell"
-            raise CompanionError(f"{line} is no assignment of a literal.") from error
+            raise MeeError(f"{line} is no assignment of a literal.") from error
     return declared
 
 
@@ -68,7 +68,7 @@ def check_parameters(given: dict, declared: dict) -> dict:
     try:
         return create_model("Parameters", __base__=Strict, **fields)(**given).model_dump(include=given.keys())
     except ValidationError as error:
-        raise CompanionError(f"Parameters: {first_mistake(error)}") from error
+        raise MeeError(f"Parameters: {first_mistake(error)}") from error
 
 
 def parse_assignments(assignments: list[str]) -> dict:
@@ -77,7 +77,7 @@ def parse_assignments(assignments: list[str]) -> dict:
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name.isidentifier():
-            raise CompanionError(f'"{assignment}" is no parameter: write name=value, as in limit=20.')
+            raise MeeError(f'"{assignment}" is no parameter: write name=value, as in limit=20.')
         try:
             values[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
@@ -104,7 +104,7 @@ def run_notebook(name: str, profile="small", data=None, parameters: dict | None 
     with staged(folder / name) as results:
         executed = _execute(notebook, name, changed, results)
         if any(results.iterdir()) and not (results / "manifest.json").exists():
-            raise CompanionError(f"{name} saved results but never called finish: add it as the last cell.")
+            raise MeeError(f"{name} saved results but never called finish: add it as the last cell.")
         _normalize(executed, data)
         _write(executed, target)
         if not trial:  # for Snakemake, which must never delete a committed notebook
@@ -129,12 +129,12 @@ def _execute(notebook, name: str, parameters: dict, results: Path):
         except papermill.PapermillExecutionError as error:
             kept = build_root() / "failed" / f"{name}.ipynb"
             _write(nbformat.read(end, as_version=4), kept)
-            raise CompanionError(
+            raise MeeError(
                 f"{name} failed in cell {error.cell_index} (In [{error.exec_count}]): {error.ename}: "
                 f"{error.evalue.rstrip('.')}. The notebook is kept in {kept}; finished results are untouched."
             ) from None
         except DeadKernelError:
-            raise CompanionError(
+            raise MeeError(
                 f"{name}: its kernel was killed, for want of memory perhaps: try a smaller batch_size "
                 "or limit. Finished results are untouched."
             ) from None
@@ -184,7 +184,7 @@ def check_unedited(path: Path, source) -> None:
     if executed and source_digest(stored) not in (executed, source_digest(source)):
         place = shlex.join(["-o", str(SOURCES / f"{path.stem}.py"), str(path)])
         take = f"jupytext --opt notebook_metadata_filter=-all --to py:percent {place}"
-        raise CompanionError(f"{path} was edited: {take} saves the edits; deleting the file gives them up.")
+        raise MeeError(f"{path} was edited: {take} saves the edits; deleting the file gives them up.")
 
 
 def _normalize(notebook, data: str | None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..common.files import ROOT, complete_file
 from .inputs import check_recipe, is_trained
 from .notebooks import STARTED_BY, notebook_names
@@ -31,7 +31,7 @@ SILENCE = 15  # seconds after which it is said how far a pipeline is
 def make(target: str, profile: str, data: str | None, cores: int, *config: str) -> None:
     """Makes a rule of the Snakefile up to date, with at most `cores` jobs at a time (one on a GPU)."""
     if cores < 1:
-        raise CompanionError(f"--cores {cores}: give 1 or more.")
+        raise MeeError(f"--cores {cores}: give 1 or more.")
     settings, build = load_profile(profile, data), build_root()
     for task in settings.corpora:
         settings.source(task)  # says what is missing
@@ -65,7 +65,7 @@ def make(target: str, profile: str, data: str | None, cores: int, *config: str) 
             shutil.rmtree(locks, ignore_errors=True)
         own.unlink(missing_ok=True)
     if status:
-        raise CompanionError(f"A part failed; the lines above name it. {KEPT}")
+        raise MeeError(f"A part failed; the lines above name it. {KEPT}")
 
 
 def _clear(build: Path, own: Path, locks: Path) -> None:
@@ -74,7 +74,7 @@ def _clear(build: Path, own: Path, locks: Path) -> None:
     here = host == platform.node()  # on another machine its number says nothing, nor after a restart
     lives = psutil.pid_exists(int(pid)) and own.stat().st_mtime > psutil.boot_time()
     if lives if here else any(locks.glob("*")):
-        raise CompanionError(f"Another make reproduce is running here: wait (if none is, delete {locks}).")
+        raise MeeError(f"Another make reproduce is running here: wait (if none is, delete {locks}).")
     for path in [path for root in (build, output_root()) for path in root.rglob(".*.partial*") if here]:
         writer = re.search(r"\.(\d+)\.partial", path.name)
         if writer and not psutil.pid_exists(int(writer[1])):

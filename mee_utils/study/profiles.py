@@ -14,7 +14,7 @@ import pydantic
 import yaml
 from pydantic import BaseModel, Discriminator, Field, PositiveFloat, PositiveInt, Tag, model_validator
 
-from ..common.errors import CompanionError, check_choice, nearest, one_line
+from ..common.errors import MeeError, check_choice, nearest, one_line
 from ..common.files import ROOT
 from ..tasks import TASKS
 from ..tasks.synthetic.questions import LESSONS
@@ -292,13 +292,13 @@ class Profile(Strict):
             return source
         if not data:
             local = f'Profile "{self.name}" reads local corpora'
-            raise CompanionError(f"{local}: give their folder, as in DATA=path/to/corpora.")
+            raise MeeError(f"{local}: give their folder, as in DATA=path/to/corpora.")
         folder = Path(data).expanduser()
         if not folder.is_dir():
-            raise CompanionError(f"DATA={data} is no folder: give the folder that holds the corpora.")
+            raise MeeError(f"DATA={data} is no folder: give the folder that holds the corpora.")
         found = Path(source.replace("{data}", str(folder)))
         if not found.exists():
-            raise CompanionError(f"{found} does not exist: DATA must hold a folder {found.name} ({task}).")
+            raise MeeError(f"{found} does not exist: DATA must hold a folder {found.name} ({task}).")
         return str(found)
 
 
@@ -314,16 +314,16 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CompanionError(f"{path} is no YAML in UTF-8: {one_line(error)}") from error
+        raise MeeError(f"{path} is no YAML in UTF-8: {one_line(error)}") from error
     if not isinstance(content, dict):
         holds = "is empty" if content is None else f"holds a {type(content).__name__}"
-        raise CompanionError(f"{path} {holds}: a profile has keys, such as name, corpora and training.")
+        raise MeeError(f"{path} {holds}: a profile has keys, such as name, corpora and training.")
     try:
         profile = Profile.model_validate(content)
     except pydantic.ValidationError as error:
-        raise CompanionError(f"{path}: {first_mistake(error)}") from error
+        raise MeeError(f"{path}: {first_mistake(error)}") from error
     if path.parent == FOLDER and profile.name != path.stem:
-        raise CompanionError(f'{path} calls itself "{profile.name}": its name must be "{path.stem}".')
+        raise MeeError(f'{path} calls itself "{profile.name}": its name must be "{path.stem}".')
     profile._data = data or None
     return profile
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..analysis.statistics import Interval, interval
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..common.files import ROOT
 from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
 from .notebooks import SOURCES, notebook_names
@@ -40,11 +40,11 @@ def _stored(profile: str, notebook: str, file: str, needed: bool = True) -> Path
     target = {MEASURED: "measure", RETRAINED: "clean retrain"}.get(notebook, "reproduce")
     command, known = f"run make {target} PROFILE={profile}", path.with_name("manifest.json")
     if needed and not path.exists():
-        raise CompanionError(f"{path} is missing: {command}.")
+        raise MeeError(f"{path} is missing: {command}.")
     made = json.loads(known.read_text(encoding="utf-8"))["files"] if known.exists() else {}
     READ[f"results {notebook}"] = digest_of(made) if made else ""
     if file in made and file_digest(path) != made[file]:
-        raise CompanionError(f"{path} was changed after it was made: restore it, or {command} FORCE=1.")
+        raise MeeError(f"{path} was changed after it was made: restore it, or {command} FORCE=1.")
     return path if path.exists() else None
 
 

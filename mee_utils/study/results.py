@@ -22,7 +22,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..analysis.statistics import DRAWS
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..common.files import PACKAGE, ROOT, complete_file
 
 DECIMALS = 4
@@ -196,5 +196,5 @@ def peak_megabytes() -> int:
 def _checked(name: str) -> str:
     """A name that is safe as a file's."""
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise CompanionError(f'"{name}" is no name for a result: use letters, digits, "_", "-" and ".".')
+        raise MeeError(f'"{name}" is no name for a result: use letters, digits, "_", "-" and ".".')
     return name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import CompanionError, generate, trace
+from .. import MeeError, generate, trace
 from ..analysis.comparison import decode
 from ..analysis.monotonicity import settled_from
 from ..common.files import complete_file
@@ -49,7 +49,7 @@ def retrainings(profile: Profile) -> list[Retraining]:
 def run(profile: Profile, job: Retraining) -> Path:
     """Trains and measures one; keeps its rows."""
     if job not in retrainings(profile):
-        raise CompanionError(f'Profile {profile.name} retrains no {job.kind} "{job.name}", seed {job.seed}.')
+        raise MeeError(f'Profile {profile.name} retrains no {job.kind} "{job.name}", seed {job.seed}.')
     rows = _seed(profile, job) if job.kind == "seeds" else _ablation(profile, job)
     with complete_file(job.path(profile)) as path:
         path.write_text(json.dumps(rows), encoding="utf-8")

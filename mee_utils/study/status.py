@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from ..common.files import PACKAGE, ROOT
 from .inputs import is_trained, weights_digest
 from .notebooks import SOURCES, notebook_names, outputs_digest, read_source, source_digest
@@ -59,7 +59,7 @@ def origin(file: str) -> Iterator[str]:
     about = next(filter(Path.exists, map(path.with_name, ("manifest.json", MACHINES))), None)
     made = json.loads(about.read_text(encoding="utf-8")) if about else {}
     if not path.exists() or path.name not in made.get("files", [f"{table}.csv" for table in made]):
-        raise CompanionError(f"{file} is no stored result: give a file that a manifest below figures lists.")
+        raise MeeError(f"{file} is no stored result: give a file that a manifest below figures lists.")
     made = made if "files" in made else made[path.stem]
     if (name := made.get("notebook")) in notebook_names():
         beside = path.parent.with_suffix(".ipynb")

@@ -20,7 +20,7 @@ from random import Random
 
 import numpy as np
 
-from .. import CompanionError, ExitPolicy, Model, Objective, Task, generate, load_model, trace
+from .. import ExitPolicy, MeeError, Model, Objective, Task, generate, load_model, trace
 from ..analysis.pruning import minimum_layer
 from ..common.errors import check_choice
 from ..common.files import complete_file
@@ -51,7 +51,7 @@ def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
         missing = []  # nothing else needs the models that they start from
     for name in missing:
         if (start := settings.start(name)) and start not in missing and not is_trained(profile, start):
-            raise CompanionError(f'"{name}" starts from "{start}", which is not trained yet: train it first.')
+            raise MeeError(f'"{name}" starts from "{start}", which is not trained yet: train it first.')
     check(profile, wanted)
     if missing:
         maker = new_maker(profile)
@@ -76,10 +76,10 @@ def new_maker(profile: Profile) -> Maker:
     for first, second in zip(parts["train"], parts["held_out"], strict=True):
         if first.digest == second.digest:
             twice = f"{first.source} is training and held-out data at once"
-            raise CompanionError(f"{twice}: give a folder with one file a split.")
+            raise MeeError(f"{twice}: give a folder with one file a split.")
         if not first.inputs:
             aside = f"{profile.corpora[first.name].choices} examples, all kept for choices"
-            raise CompanionError(f"{first.source} has no more than {aside}: give more, or lower choices.")
+            raise MeeError(f"{first.source} has no more than {aside}: give more, or lower choices.")
     return Maker(profile, *parts.values(), profile_tokenizer(profile, parts["train"]))
 
 
@@ -192,7 +192,7 @@ class Maker:
         model = inputs.load_profile_model(profile, name, measured_in(profile))
         if model.tokenizer.get_vocab() != self.tokenizer.get_vocab():
             other = f"{profile.training.recipe(name).checkpoint} has another tokenizer than the base"
-            raise CompanionError(f"{other}, and cannot be compared token by token: give it another profile.")
+            raise MeeError(f"{other}, and cannot be compared token by token: give it another profile.")
         pairs, pad = self.curve_pairs(), model.network.config.pad_token_id
         losses = [{"step": 0, "cross_entropy": layer_losses(model.network, padded(pairs, pad))}]
         curve = {"steps": 0, "minutes": 0.0, "loss": [], "layer_cross_entropy": losses}

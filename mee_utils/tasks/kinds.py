@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..common.errors import CompanionError
+from ..common.errors import MeeError
 from . import baselines, scores
 from .scores import References, Scores, Texts
 
@@ -49,16 +49,16 @@ class TaskKind:
             if set(layout.columns) <= set(row):
                 try:
                     return layout.read(row, languages)
-                except CompanionError as error:
-                    raise CompanionError(f"{where}: {error}") from error
+                except MeeError as error:
+                    raise MeeError(f"{where}: {error}") from error
         wanted = " or ".join(f"{', '.join(layout.columns)} ({layout.corpora})" for layout in self.layouts)
-        raise CompanionError(f"{where} has the columns {', '.join(sorted(row))}; this task needs {wanted}.")
+        raise MeeError(f"{where} has the columns {', '.join(sorted(row))}; this task needs {wanted}.")
 
 
 def _text(value: Any, what: str, empty: bool = False) -> str:
     """`value`, if it is a text; only documents may be `empty`, as one of SAMSum is."""
     if not isinstance(value, str) or not (value.strip() or empty):
-        raise CompanionError(f"{what} holds {str(value)[:60]!r}, a text is expected: correct or remove it.")
+        raise MeeError(f"{what} holds {str(value)[:60]!r}, a text is expected: correct or remove it.")
     return value
 
 
@@ -68,14 +68,14 @@ def _record(value: Any, column: str, keys: Sequence[str], form: str) -> dict:
     try:
         value = json.loads(value) if isinstance(value, str) else value
     except json.JSONDecodeError as error:
-        raise CompanionError(f"{held}, which is not JSON: write {form}.") from error
+        raise MeeError(f"{held}, which is not JSON: write {form}.") from error
     if not isinstance(value, dict):
-        raise CompanionError(f"{held}: write {form}.")
+        raise MeeError(f"{held}: write {form}.")
     present = {key: held for key, held in value.items() if held is not None}
     for key in keys:
         if key not in present:
             only = ", ".join(sorted(present)) or "nothing"
-            raise CompanionError(f'Column "{column}" has no "{key}", only {only}: write {form}.')
+            raise MeeError(f'Column "{column}" has no "{key}", only {only}: write {form}.')
     return present
 
 
@@ -84,7 +84,7 @@ def _squad(row: dict, languages: Languages) -> Example:
     texts = _record(row["answers"], "answers", ["text"], form)["text"]
     question, context = (_text(row[column], f'Column "{column}"') for column in ("question", "context"))
     if not isinstance(texts, list) or not texts:
-        raise CompanionError(f'Column "answers" has no list of texts but {texts!r}: write {form}.')
+        raise MeeError(f'Column "answers" has no list of texts but {texts!r}: write {form}.')
     return f"question: {question} context: {context}", [_text(text, 'Column "answers"') for text in texts]
 
 

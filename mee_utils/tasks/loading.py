@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..common.errors import CompanionError, check_choice, check_whole
+from ..common.errors import MeeError, check_choice, check_whole
 from ..common.files import find_local
 from ..common.html import table
 from . import sources
@@ -81,9 +81,9 @@ class Task:
         listed = isinstance(texts, Iterable) and not isinstance(texts, str)
         for text in texts if listed else [texts]:
             if not listed or not isinstance(text, str):
-                raise CompanionError(f"Cannot score {str(text)[:60]!r}: give a list of texts.")
+                raise MeeError(f"Cannot score {str(text)[:60]!r}: give a list of texts.")
         if len(texts) != len(self):
-            raise CompanionError(f"{len(texts)} texts for {len(self)} examples: score one output for each.")
+            raise MeeError(f"{len(texts)} texts for {len(self)} examples: score one output for each.")
         return texts
 
 
@@ -107,17 +107,17 @@ def load_task(
         revision, folder: of a hub data set: a commit, tag or branch; where its splits are, such as "3.0.0".
         languages: source and target language of a translation corpus.
 
-    Raises `CompanionError` for an unknown task or split, a missing, empty or broken file, bad limit or seed.
+    Raises `MeeError` for an unknown task or split, a missing, empty or broken file, bad limit or seed.
     """
     kind = TASKS[check_choice("task", name, TASKS)]
     check_choice("split", split, ("train", "validation", "test"))
     limit, seed = limit if limit is None else check_whole("limit", limit), check_whole("seed", seed, 0)
     pair = tuple(languages) if isinstance(languages, tuple | list) else (languages,)
     if len(pair) != 2 or not all(isinstance(language, str) and language for language in pair):
-        raise CompanionError(f'languages={languages!r}: give source and target, as in ("en", "fr").')
+        raise MeeError(f'languages={languages!r}: give source and target, as in ("en", "fr").')
     if str(source) == "synthetic":
         if limit is None:
-            raise CompanionError('source="synthetic" never ends: set limit to the number of examples.')
+            raise MeeError('source="synthetic" never ends: set limit to the number of examples.')
         return _drawn(name, name, split, limit, seed)
     if path := find_local(source, 'a file, a folder, a hub id, or "synthetic"'):
         files, digest = sources.local_files(path, split)

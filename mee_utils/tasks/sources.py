@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..common.errors import CompanionError, one_line
+from ..common.errors import MeeError, one_line
 from ..common.files import ENDINGS
 
 PLACES = ("", "data/", "plain_text/", "default/")  # where data sets with one configuration have their splits
@@ -29,7 +29,7 @@ def local_files(source: Path, split: str) -> tuple[list[Path], str]:
     paths = [path.relative_to(source) for path in source.rglob("*") if path.name.endswith(ENDINGS)]
     present = sorted({path.name.split(".")[0].split("-")[0] for path in paths})
     advice = f"it has {', '.join(present[:8])}" if present else f"it has no {', '.join(ENDINGS)} file"
-    raise CompanionError(f'No file of the split "{split}" in {source}: {advice}.')
+    raise MeeError(f'No file of the split "{split}" in {source}: {advice}.')
 
 
 def _find_split(folder: Path, split: str, places: tuple[str, ...]) -> list[Path]:
@@ -57,11 +57,11 @@ def hub_files(source: str, split: str, revision: str | None, folder: str | None)
     except Exception as error:  # the hub's client raises a dozen kinds
         failed = f'no local file or folder, and the hub did not give its split "{split}" ({one_line(error)})'
         advice = "Check the spelling and the network, or name a local folder"
-        raise CompanionError(f'"{source}" is {failed}. {advice}.') from error
+        raise MeeError(f'"{source}" is {failed}. {advice}.') from error
     if not (files := _find_split(Path(found), split, places)):
         looked = f"({', '.join(ENDINGS)}) in {', '.join(place or './' for place in places)}"
         advice = 'name the `folder` that has it, if need be of the revision "refs/convert/parquet"'
-        raise CompanionError(f'"{source}" has no file of the split "{split}" {looked}: {advice}.')
+        raise MeeError(f'"{source}" has no file of the split "{split}" {looked}: {advice}.')
     parts = (source, Path(found).name, folder, split)  # a snapshot is named by its commit
     return files, hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
@@ -71,20 +71,20 @@ def rows(files: list[Path]) -> Iterator[tuple[str, dict]]:
     for path in files:
         ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
         if ending is None:
-            raise CompanionError(f"{path} is none of {', '.join(ENDINGS)}: convert it, or name another file.")
+            raise MeeError(f"{path} is none of {', '.join(ENDINGS)}: convert it, or name another file.")
         number = 0
         try:
             for number, row in READERS[ending](path):
                 yield f"{path}, row {number}", row
-        except CompanionError:
+        except MeeError:
             raise
         except UnicodeError as error:
-            raise CompanionError(f"{path} is not UTF-8 ({one_line(error, 80)}): save it as UTF-8.") from error
+            raise MeeError(f"{path} is not UTF-8 ({one_line(error, 80)}): save it as UTF-8.") from error
         except (ValueError, OSError, EOFError, zlib.error, csv.Error) as error:
             if path.stat().st_size:
-                raise CompanionError(f"{path} cannot be read as {ending}: {one_line(error)}") from error
+                raise MeeError(f"{path} cannot be read as {ending}: {one_line(error)}") from error
         if not number:
-            raise CompanionError(f"{path} is empty: there is nothing to run on.")
+            raise MeeError(f"{path} is empty: there is nothing to run on.")
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
@@ -97,9 +97,9 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 reason = f"{error.msg} at character {error.pos + 1}"
-                raise CompanionError(f"{path}, line {number} is not JSON ({reason}): correct it.") from error
+                raise MeeError(f"{path}, line {number} is not JSON ({reason}): correct it.") from error
             if not isinstance(row, dict):
-                raise CompanionError(f"{path}, line {number} is {line.strip()[:40]!r}, no object.")
+                raise MeeError(f"{path}, line {number} is {line.strip()[:40]!r}, no object.")
             yield number, row
 
 
@@ -116,7 +116,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
             if None in row or None in row.values():
-                raise CompanionError(f"{path}, row {number} has more or fewer cells than the header.")
+                raise MeeError(f"{path}, row {number} has more or fewer cells than the header.")
             yield number, row
 
 

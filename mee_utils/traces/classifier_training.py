@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..common.errors import CompanionError, check_choice, check_whole
+from ..common.errors import MeeError, check_choice, check_whole
 from ..exits.classifiers import SIZED, TARGETS, ExitClassifier, Lesson, TokenHash, new_classifier
 from ..exits.readout import single
 from ..models.loading import Model
@@ -27,10 +27,10 @@ def targets(trace: Trace, target: str = "consistency") -> np.ndarray:
 
 
 def wanted_ids(trace: Trace, target: str) -> np.ndarray:
-    """What each token should be, `[token]`; a `CompanionError` where "correctness" has no references."""
+    """What each token should be, `[token]`; a `MeeError` where "correctness" has no references."""
     check_choice("target", target, TARGETS)
     if target == "correctness" and trace.along != "reference":
-        raise CompanionError('target="correctness" needs one made with trace(model, inputs, references).')
+        raise MeeError('target="correctness" needs one made with trace(model, inputs, references).')
     return trace.token_id if target == "correctness" else trace.final_id
 
 
@@ -56,7 +56,7 @@ def train_classifier(
         learning_rate: of AdamW, falling to zero along a cosine.
         held_out: another such trace, on which the loss is measured after every epoch.
 
-    Raises `CompanionError` for a trace without states or tokens, or of another model; settings out of range.
+    Raises `MeeError` for a trace without states or tokens, or of another model; settings out of range.
     """
     for name, value, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
         check_whole(name, value, least)
@@ -70,7 +70,7 @@ def train_classifier(
     classifier.trained_on = model.fingerprint
     if isinstance(classifier, TokenHash):
         if target == "distilled":
-            raise CompanionError(f'"{kind}" counts, and nothing can be distilled: give another target.')
+            raise MeeError(f'"{kind}" counts, and nothing can be distilled: give another target.')
         classifier.count(torch.from_numpy(trace.token_before), labels)
         return classifier.float().to(stored.working_dtype), []  # as it is stored
     classifier.train().requires_grad_(True)

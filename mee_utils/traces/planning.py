@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from ..common.errors import CompanionError, check_whole
+from ..common.errors import MeeError, check_whole
 from ..decoding import generation
 from ..decoding.costs import DraftCosts, measure_costs
 from ..decoding.inputs import EncoderCache, check_inputs, check_lengths
@@ -64,15 +64,15 @@ def plan_drafts(
             threshold, `exit_layers`, an earliest layer (`min_layer`) and a `max_draft` that is a number.
         batch_size, max_new_tokens: as in `generate`; `model`: what was traced, if a policy looks at states.
 
-    Raises `CompanionError` for a trace along references or of nothing, no policies, costs of too few tokens.
+    Raises `MeeError` for a trace along references or of nothing, no policies, costs of too few tokens.
     """
     if not isinstance(costs, DraftCosts):
-        raise CompanionError(f"costs={costs!r:.60}: give DraftCosts(...), or what measure_costs returns.")
+        raise MeeError(f"costs={costs!r:.60}: give DraftCosts(...), or what measure_costs returns.")
     policies = default_policies(model) if policies is None else policies
     policies = [policies] if isinstance(policies, ExitPolicy) else list(policies)
     if not policies or np.size(costs.decision) not in (1, len(policies)):
         given = f"{len(policies)} policies, {np.size(costs.decision)} costs of a decision"
-        raise CompanionError(f"{given}: give at least one policy, and a cost for each or one for all.")
+        raise MeeError(f"{given}: give at least one policy, and a cost for each or one for all.")
     batch_size = check_whole("batch_size", batch_size)
     trace.check_own(len(trace.source_tokens))
     # the outputs that are decoded together, long inputs first as in `generate`: `[batch, row]`, -1: none

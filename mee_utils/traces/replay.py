@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..common.errors import CompanionError, check_whole
+from ..common.errors import MeeError, check_whole
 from ..decoding.exit_state import ExitState, LayerState, Step
 from ..decoding.generation import bind_policy
 from ..decoding.layerwise import decoder_of
@@ -96,7 +96,7 @@ def replay(trace: Trace, policy: ExitPolicy, max_new_tokens=64, model: Model | N
     """The layer at which each token of a trace would exit, `[token]`, 1 to L.
 
     `max_new_tokens` is the `N` of decaying thresholds, as in `generate`; the `model` of the trace is needed
-    if the policy looks at states (trained, pruned and contrasted rules). `CompanionError` for an adaptive
+    if the policy looks at states (trained, pruned and contrasted rules). `MeeError` for an adaptive
     threshold, or a measure that looks at what a trace does not keep.
     """
     return replay_policy(trace, policy, model).exit_layers(max_new_tokens)
@@ -105,9 +105,9 @@ def replay(trace: Trace, policy: ExitPolicy, max_new_tokens=64, model: Model | N
 def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) -> PolicyReplay:
     """Reads a trace as a policy would, at every layer at which it decides; see `replay`."""
     if not isinstance(trace, Trace):
-        raise CompanionError(f"trace={trace!r:.60}: give a Trace, from trace(...) or load_trace(...).")
+        raise MeeError(f"trace={trace!r:.60}: give a Trace, from trace(...) or load_trace(...).")
     if check_policy(policy).schedule.learns:
-        raise CompanionError("A threshold that learns while decoding cannot be replayed: use generate.")
+        raise MeeError("A threshold that learns while decoding cannot be replayed: use generate.")
     bound = _bind(trace, policy)
     if model is not None:
         bound.measure.check_model(model)
@@ -121,7 +121,7 @@ def check_policy(policy: object) -> ExitPolicy:
     """The policy, or an error if it is none."""
     if not isinstance(policy, ExitPolicy):
         example = 'ExitPolicy("softmax_margin")'
-        raise CompanionError(f"policy={policy!r:.60}: give an ExitPolicy, such as {example}.")
+        raise MeeError(f"policy={policy!r:.60}: give an ExitPolicy, such as {example}.")
     return policy
 
 
@@ -138,19 +138,19 @@ def chunks(trace: Trace, size: int = CHUNK) -> Iterator[slice]:
 class StoredStates:
     """The states of a trace (from `trace(..., states=file)`) beside the model that was traced.
 
-    `tokens` is a slice of the tokens, or their numbers. `CompanionError` if model and states do not fit.
+    `tokens` is a slice of the tokens, or their numbers. `MeeError` if model and states do not fit.
     """
 
     def __init__(self, trace: Trace, model: Model | None):
         if model is None:
-            raise CompanionError("This rule looks at states: give the model of the trace too, model=...")
+            raise MeeError("This rule looks at states: give the model of the trace too, model=...")
         if trace.states is None:
-            raise CompanionError("This trace was made without states: make it with trace(..., states=file).")
+            raise MeeError("This trace was made without states: make it with trace(..., states=file).")
         if trace.model != model.name:
-            raise CompanionError(f'The trace is of "{trace.model}": give this model, not "{model.name}".')
+            raise MeeError(f'The trace is of "{trace.model}": give this model, not "{model.name}".')
         found, wanted = trace.states.shape, (len(trace), model.layers, model.network.config.d_model)
         if found != wanted:
-            raise CompanionError(f"States are {found}, trace and model need {wanted}: trace again.")
+            raise MeeError(f"States are {found}, trace and model need {wanted}: trace again.")
         dtype = model.network.lm_head.weight.dtype
         self.trace, self.model, self.dtype = trace, model, dtype
         self.working_dtype = torch.promote_types(dtype, torch.float32)  # what classifiers compute in
@@ -203,7 +203,7 @@ class TraceState(LayerState):
             return getattr(self.trace, name)[self.tokens]
         if name not in TRACED:
             missing = f'A trace does not keep "{name}", which this measure looks at'
-            raise CompanionError(f"{missing}: decode with it (drafts: give max_draft).")
+            raise MeeError(f"{missing}: decode with it (drafts: give max_draft).")
         if name != "similarity":
             self.read_out.add(self.layer)
         return getattr(self.trace, name)[self.tokens, self.layer - 1]

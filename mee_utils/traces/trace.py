@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from ..common.errors import CompanionError, check_whole
+from ..common.errors import MeeError, check_whole
 from ..common.files import complete_file
 from ..common.html import shaded, table
 from ..decoding.generation import generate
@@ -109,9 +109,9 @@ class Trace:
         return np.split(values, np.flatnonzero(np.diff(self.sequence)) + 1)
 
     def check_own(self, inputs: int) -> None:
-        """Raises `CompanionError` unless these are the model's own outputs for so many inputs."""
+        """Raises `MeeError` unless these are the model's own outputs for so many inputs."""
         if self.along != "greedy" or len(self.source_tokens) != inputs:
-            raise CompanionError("Give a trace of the model's own output, on the inputs that were decoded.")
+            raise MeeError("Give a trace of the model's own output, on the inputs that were decoded.")
 
     def first(self, limit: int) -> Trace:
         """The trace of the first `limit` inputs."""
@@ -130,7 +130,7 @@ class Trace:
 
         path = Path(path)
         if path.is_dir():
-            raise CompanionError(f"{path} is a folder: give a file in it, such as trace.safetensors.")
+            raise MeeError(f"{path} is a folder: give a file in it, such as trace.safetensors.")
         about = {name: getattr(self, name) for name in ("along", "model", "min_exit_layer", "source_tokens")}
         about |= {"sizes": asdict(self.sizes), "states": self.states is not None}
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
@@ -153,32 +153,32 @@ def states_path(path: Path) -> Path:
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Reads what `Trace.save` wrote. Raises `CompanionError` if a file is missing, damaged or no trace."""
+    """Reads what `Trace.save` wrote. Raises `MeeError` if a file is missing, damaged or no trace."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
     if not path.exists():
-        raise CompanionError(f"{path} does not exist: write it with Trace.save first.")
+        raise MeeError(f"{path} does not exist: write it with Trace.save first.")
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise CompanionError(f'{path} is no trace of the format "{FORMAT}": trace again.')
+                raise MeeError(f'{path} is no trace of the format "{FORMAT}": trace again.')
             arrays = {name: file.get_tensor(name) for name in _ARRAYS}
     except (SafetensorError, OSError) as error:
-        raise CompanionError(f"{path} is no trace, or damaged: trace again, and Trace.save.") from error
+        raise MeeError(f"{path} is no trace, or damaged: trace again, and Trace.save.") from error
     about = json.loads(metadata["about"])
     found = Trace(**arrays, **about | {"sizes": DecoderSizes(**about["sizes"]), "states": None})
     if about["states"]:
         path = states_path(path)
         if not path.exists():
-            raise CompanionError(f"{path} is missing: copy it along with its trace.")
+            raise MeeError(f"{path} is missing: copy it along with its trace.")
         try:
             found.states = np.load(path, mmap_mode="r")
         except (ValueError, EOFError, OSError) as error:
-            raise CompanionError(f"{path} is cut short or damaged: copy it again, or trace again.") from error
+            raise MeeError(f"{path} is cut short or damaged: copy it again, or trace again.") from error
         if (many := len(found.states)) != len(found):
-            raise CompanionError(f"{path} holds {many} tokens, its trace {len(found)}: copy both again.")
+            raise MeeError(f"{path} holds {many} tokens, its trace {len(found)}: copy both again.")
     return found
 
 
@@ -201,7 +201,7 @@ def trace(
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
         max_new_tokens: longest output, end token included; longer references are cut.
 
-    Raises `CompanionError` for no inputs, an empty one, a missing reference, ids that the model does not
+    Raises `MeeError` for no inputs, an empty one, a missing reference, ids that the model does not
     have, states that are not finite, no room on the disk.
     """
     texts = check_inputs(inputs)
@@ -209,10 +209,10 @@ def trace(
         check_whole(name, value)
     vocabulary = model.network.config.vocab_size
     if not 2 <= top_k <= vocabulary:
-        raise CompanionError(f"top_k={top_k}: keep at least 2 (for the margin) and at most the vocabulary.")
+        raise MeeError(f"top_k={top_k}: keep at least 2 (for the margin) and at most the vocabulary.")
     if references is not None:
         if len(references) != len(texts):
-            raise CompanionError(f"{len(references)} references for {len(texts)} inputs: give one for each.")
+            raise MeeError(f"{len(references)} references for {len(texts)} inputs: give one for each.")
         checked = check_inputs(references, "Reference")
         outputs = model.tokenizer(checked, truncation=True, max_length=max_new_tokens).input_ids
     elif outputs is None:
@@ -254,11 +254,11 @@ def trace(
 def _check_outputs(outputs: Sequence[Sequence[int]], inputs: int, vocabulary: int) -> list[np.ndarray]:
     """Ids of every output as an array, or an error that says which one is none."""
     if len(outputs) != inputs or not all(map(len, outputs)):
-        raise CompanionError(f"{len(outputs)} outputs for {inputs} inputs, or one of no tokens: give ids.")
+        raise MeeError(f"{len(outputs)} outputs for {inputs} inputs, or one of no tokens: give ids.")
     arrays = [np.asarray(ids) for ids in outputs]
     for number, ids in enumerate(arrays):
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= vocabulary:
-            raise CompanionError(f"Output {number} must be a list of token ids from 0 to {vocabulary - 1}.")
+            raise MeeError(f"Output {number} must be a list of token ids from 0 to {vocabulary - 1}.")
     return [ids.astype(np.int32) for ids in arrays]
 
 
@@ -293,7 +293,7 @@ def _trace_batch(model: Model, batch: dict, outputs: list, rows: np.ndarray, arr
     wrong = (~torch.isfinite(raw)).any(-1).any(0).nonzero()
     if len(wrong):
         found = f"The states of {model.name} are not finite from layer {int(wrong[0]) + 1} on"
-        raise CompanionError(f"{found}: use dtype float32 or bfloat16, or look for damaged weights.")
+        raise MeeError(f"{found}: use dtype float32 or bfloat16, or look for damaged weights.")
     size = max(1, READ_OUT_ELEMENTS // (network.config.vocab_size * model.layers))
     for start in range(0, len(rows), size):
         part = slice(start, start + size)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from mee_utils.common.errors import CompanionError, check_whole
+from mee_utils.common.errors import MeeError, check_whole
 from mee_utils.common.files import read_yaml
 from mee_utils.decoding.generation import bind_policy, decode_batch
 from mee_utils.decoding.layerwise import LayerwiseDecoder
@@ -323,7 +323,7 @@ def ctranslate2_peer(bench: Bench, batch: int) -> Run:
         from ctranslate2.converters import TransformersConverter
     except ImportError as error:
         message = 'The peer CTranslate2 is not installed: run "make bench", which installs it.'
-        raise CompanionError(message) from error
+        raise MeeError(message) from error
     import torch
 
     length, threads = bench.workload.tokens, dict(intra_threads=torch.get_num_threads(), inter_threads=1)

@@ -152,7 +152,7 @@ def run(
     """The table of one of `PARTS`: `profile`, `task`, `model`, `batch`, the labels, `speeds` and `weights`.
 
     Raises:
-        CompanionError: the notebook has not been run, or the rules of this profile have not been decoded.
+        MeeError: the notebook has not been run, or the rules of this profile have not been decoded.
     """
     experiment, tables = Experiment(None, profile, data), []
     for setting in PARTS[part](experiment):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from mee_utils.common.errors import CompanionError
+from mee_utils.common.errors import MeeError
 from mee_utils.decoding.costs import measure_costs
 from mee_utils.decoding.generation import bind_policy, generate
 from mee_utils.decoding.token import on_host
@@ -228,14 +228,14 @@ def run(
     """A row a setting, task, shape and batch: `speed`, `lowest` and `highest`, full depth being 1.
 
     Raises:
-        CompanionError: nothing was measured for this profile.
+        MeeError: nothing was measured for this profile.
     """
     tables = []
     for shape in shapes or WORKLOADS:
         experiment = Experiment(None, profile, data)
         if experiment.layers > WORKLOADS[shape].sizes.layers:
             few = f"{shape} has fewer layers than the models of {profile}"
-            raise CompanionError(f"{few}: time another shape.")
+            raise MeeError(f"{few}: time another shape.")
         progress(f"{shape}: {part}")
         bench = Bench(WORKLOADS[shape], 3 * rounds if shape == "mini" else rounds)
         labels = dict(profile=experiment.profile.name, part=part, shape=shape)

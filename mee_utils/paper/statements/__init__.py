@@ -26,7 +26,7 @@ class Claim:
 
 
 def read_claims(notebook: str) -> list[Claim]:
-    """The statements that a notebook judges ("01_monotonicity"); `CompanionError` for an unknown name."""
+    """The statements that a notebook judges ("01_monotonicity"); `MeeError` for an unknown name."""
     known = [path.stem for path in FOLDER.glob("[0-9]*.yaml")]
     return [Claim(**row) for row in read_yaml(FOLDER / f"{check_choice('notebook', notebook, known)}.yaml")]
 
