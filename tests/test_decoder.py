@@ -34,9 +34,9 @@ def logits_are_apart(model):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
-def test_without_exits_it_is_generate_token_for_token(lively, batch_size):
-    assert logits_are_apart(lively)
-    expected = greedy(lively, INPUTS, max_new_tokens=LENGTH, batch_size=batch_size)
+def test_without_exits_it_is_generate_token_for_token(every_family, batch_size):
+    assert logits_are_apart(every_family)
+    expected = greedy(every_family, INPUTS, max_new_tokens=LENGTH, batch_size=batch_size)
     assert len({len(ids) for ids in expected}) > 1, (
         "rows must finish at different places for this test to mean something"
     )
@@ -46,10 +46,10 @@ def test_without_exits_it_is_generate_token_for_token(lively, batch_size):
         ExitPolicy("hidden_similarity", threshold=1.0),
         ExitPolicy("static", min_layer=4),
     ):
-        found = generate(lively, INPUTS, policy, max_new_tokens=LENGTH, batch_size=batch_size)
+        found = generate(every_family, INPUTS, policy, max_new_tokens=LENGTH, batch_size=batch_size)
         assert found.token_ids == expected
-        assert all((layers == lively.layers).all() for layers in found.exit_layers)
-        assert found.texts == lively.tokenizer.batch_decode(expected, skip_special_tokens=True)
+        assert all((layers == every_family.layers).all() for layers in found.exit_layers)
+        assert found.texts == every_family.tokenizer.batch_decode(expected, skip_special_tokens=True)
 
 
 @settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -162,11 +162,11 @@ def test_the_policies_of_this_file_do_exit_and_do_not_only_exit(lively):
         assert name == "static" or len(set(exits)) > 1, name
 
 
-def test_padding_changes_nothing(lively):
-    decoder, exits = decoder_of(lively.network), random_exits(1, lively.layers, 1)
-    encoded = lively.tokenizer(INPUTS[1], return_tensors="pt")
+def test_padding_changes_nothing(every_family):
+    decoder, exits = decoder_of(every_family.network), random_exits(1, every_family.layers, 1)
+    encoded = every_family.tokenizer(INPUTS[1], return_tensors="pt")
     for extra in (1, 5, 40):
-        pad = torch.full((1, extra), lively.tokenizer.pad_token_id)
+        pad = torch.full((1, extra), every_family.tokenizer.pad_token_id)
         padded = {
             "input_ids": torch.cat([encoded.input_ids, pad], 1),
             "attention_mask": torch.cat([encoded.attention_mask, torch.zeros_like(pad)], 1),
@@ -174,7 +174,7 @@ def test_padding_changes_nothing(lively):
         rows = generation.decode_batch(
             decoder, padded, bind_policy(forced(exits), decoder), LENGTH, np.array([0])
         )
-        assert rows[0][0] == uncached(lively, INPUTS[1], exits[0])
+        assert rows[0][0] == uncached(every_family, INPUTS[1], exits[0])
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES, INPUTS, LENGTH, build_lively, confidences
+from conftest import EXIT_FAMILIES, FAMILIES, INPUTS, LENGTH, build_lively, confidences
 from reference import counted_and_profiled, greedy
 
 from mee_utils import (
@@ -78,7 +78,7 @@ def agreeing(family, tokenizer, layers=4):
     return model
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, "agreeing", "agreeing, deep"])
+@pytest.fixture(scope="module", params=[*EXIT_FAMILIES, "agreeing", "agreeing, deep"])
 def traced(request, tokenizer, tmp_path_factory):
     """A model, the trace of its full-depth output, and that output."""
     if request.param.startswith("agreeing"):
