@@ -28,6 +28,7 @@ from scipy.stats import binomtest, fisher_exact
 
 from mee_utils import Experiment, Objective, generate, layer_weights
 from mee_utils.analysis import model_quality as quality
+from mee_utils.paper.numbers import save_numbers
 from mee_utils.paper.published_numbers import published_scores
 from mee_utils.study import figures
 from mee_utils.study.figures import label
@@ -109,7 +110,9 @@ weights = weights.unstack().rename("weight").reset_index()
 draw = lambda axis, rows: figures.grouped_bars(axis, rows, "layer", "weight")
 labels = dict(xlabel="layer", ylabel="weight of the layer's\ncross-entropy")
 if chosen:
-    figure = figures.facets(weights, draw, "model", **labels, width=2.7, height=2.3, note=f"profile {profile}")
+    figure = figures.facets(
+        weights, draw, "model", **labels, width=2.7, height=2.3, note=f"profile {profile}"
+    )
     figure.axes[0].set_xticks(range(1, layers, 2), range(2, layers + 1, 2))
     experiment.save_figure(figure, "objectives", weights)
 else:
@@ -385,4 +388,5 @@ if len(ablations):
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?
 
 # %%
+save_numbers(experiment.run)
 experiment.finish()

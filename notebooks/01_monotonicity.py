@@ -39,6 +39,7 @@ from mee_utils.analysis.comparison import replay_against_decoding
 from mee_utils.analysis.model_quality import seed_spread
 from mee_utils.analysis.statistics import difference_interval, mean_interval
 from mee_utils.paper import claims
+from mee_utils.paper.numbers import save_numbers
 from mee_utils.study import figures
 from mee_utils.study.figures import label
 from mee_utils.study.result_tables import read_retrained
@@ -254,9 +255,7 @@ def draw(axis, rows):
 
 
 labels = dict(xlabel="confidence (top-1 probability)", ylabel="accuracy")
-figure = figures.facets(
-    reliability[reliability.tokens >= 20], draw, "layer", row="task", **labels, note=note
-)
+figure = figures.facets(reliability[reliability.tokens >= 20], draw, "layer", row="task", **labels, note=note)
 experiment.save_figure(figure, "reliability", reliability)
 
 # %%
@@ -337,4 +336,5 @@ for claim, rows in verdicts.groupby("claim", sort=False):
 # `figures/<profile>/01_monotonicity`. **Next:** [02, saturation](02_saturation.ipynb).
 
 # %%
+save_numbers(experiment.run)
 experiment.finish()

@@ -49,6 +49,7 @@ from mee_utils.analysis.monotonicity import token_text
 from mee_utils.analysis.statistics import NOTHING, mean_interval
 from mee_utils.analysis.survey import by_place
 from mee_utils.paper import claims
+from mee_utils.paper.numbers import save_numbers
 from mee_utils.study import figures
 from mee_utils.study.figures import label
 from mee_utils.tasks.synthetic.words import DIFFICULTIES
@@ -317,4 +318,5 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # `figures/<profile>/02_saturation`. **Next:** [03, pruning](03_pruning.ipynb).
 
 # %%
+save_numbers(experiment.run)
 experiment.finish()

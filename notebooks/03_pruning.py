@@ -41,6 +41,7 @@ from mee_utils.analysis import comparison, pruning
 from mee_utils.analysis.monotonicity import layer_reliability
 from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
+from mee_utils.paper.numbers import save_numbers
 from mee_utils.paper.published_numbers import published_reductions
 from mee_utils.study import figures
 from mee_utils.study.catalogue import PRUNED, RULES, rule_policies
@@ -199,9 +200,7 @@ for name, task in pairs:
     policies = tried | {("at its minimum",): safe, ("from the first",): margin}
     table, decoded = comparison.comparison(models[name], tasks[task], policies, ("reduction",), **decoding)
     plain = decoded["unpruned",].token_ids
-    differ = [
-        {"reduction": form, **pruning.exactness(decoded[form,].token_ids, plain)} for (form,) in tried
-    ]
+    differ = [{"reduction": form, **pruning.exactness(decoded[form,].token_ids, plain)} for (form,) in tried]
     rows = table.assign(model=name).merge(pd.DataFrame(differ), on="reduction", how="left")
     complete.append(rows[: 1 + len(tried)])
     aside.append(rows[1 + len(tried) :])
@@ -429,4 +428,5 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # **Next:** [04](04_contrastive_decoding.ipynb) asks whether contrast between layers improves the confidence itself.
 
 # %%
+save_numbers(experiment.run)
 experiment.finish()

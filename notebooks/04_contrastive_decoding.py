@@ -54,6 +54,7 @@ from mee_utils.analysis import contrast as contrasting
 from mee_utils.analysis.monotonicity import token_text
 from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
+from mee_utils.paper.numbers import save_numbers
 from mee_utils.study import figures
 from mee_utils.study.catalogue import CONTRASTED, RULES, rule_policies
 from mee_utils.study.result_tables import read_timings
@@ -175,7 +176,9 @@ for task in tasks:
     bare = contrasting.without_mass(replays[task, "unpruned"], model, alpha)
     compared = {rule: replays[task, rule] for rule in ("unpruned", "weighted", "jsd")}
     for rule, replayed in (compared | {"weighted, without the mass": bare}).items():
-        at_level.append({"task": task, "rule": rule, "threshold": threshold, **comparison.at_threshold(replayed)})
+        at_level.append(
+            {"task": task, "rule": rule, "threshold": threshold, **comparison.at_threshold(replayed)}
+        )
 at_level = experiment.save_table(pd.DataFrame(at_level), "at_equal_threshold")
 at_level.pivot(index="task", columns="rule", values=["mean_exit_layer", "same_token"]).round(3)
 
@@ -294,7 +297,9 @@ figure = figures.facets(points, draw, **labels, **size, note=note)
 experiment.save_figure(figure, "score_against_flops", points)
 counts = verdicts.groupby("task", sort=False)[["improves", "worse", "cheapest"]].sum()
 better, worse = counts.improves.sum(), counts.worse.sum()
-print(f"Of {len(verdicts)} settings with contrast {better} improve on the plain margin for certain, {worse} are worse")
+print(
+    f"Of {len(verdicts)} settings with contrast {better} improve on the plain margin for certain, {worse} are worse"
+)
 counts.assign(settings=verdicts.task.value_counts())
 
 # %% [markdown]
@@ -402,4 +407,5 @@ experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "o
 # **Next:** [05](05_mee_classifiers.ipynb) asks whether several layers decide better than one.
 
 # %%
+save_numbers(experiment.run)
 experiment.finish()

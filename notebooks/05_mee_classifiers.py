@@ -198,7 +198,9 @@ def draw(axis, rows):
     axis.minorticks_off()
 
 
-labels = dict(xlabel="training tokens", ylabel="area under\nthe ROC curve", height=2.8, note=f"profile {profile}")
+labels = dict(
+    xlabel="training tokens", ylabel="area under\nthe ROC curve", height=2.8, note=f"profile {profile}"
+)
 figure = figures.facets(learned, draw, values=list(tasks), **labels)
 experiment.save_figure(figure, "tokens_needed", learned)
 
@@ -238,7 +240,9 @@ quality_of = pd.concat(
 # %%
 def draw(axis, rows, quantity):
     band = (f"{quantity}_low", f"{quantity}_high")
-    rows = rows[rows.rule.isin(["softmax_margin", "hidden_similarity", "linear", "hidden", "three_hidden", "lstm"])]
+    rows = rows[
+        rows.rule.isin(["softmax_margin", "hidden_similarity", "linear", "hidden", "three_hidden", "lstm"])
+    ]
     figures.lines(axis, rows.dropna(subset=[quantity]), "layer", quantity, band=band)
 
 
@@ -490,10 +494,22 @@ kept = experiment.save_table(kept[kept.rule.isin(wanted) & kept.task.isin(list(t
 for task, rows in kept.groupby("task", sort=False):
     sure = rows[rows.verdict == KEPT[0]]
     best = rows.loc[sure.flops_share.idxmin()] if len(sure) else None
-    cheapest = f"{figures.label(best.rule)} takes {best.flops_share:.0%} of the FLOPs" if len(sure) else "none"
+    cheapest = (
+        f"{figures.label(best.rule)} takes {best.flops_share:.0%} of the FLOPs" if len(sure) else "none"
+    )
     saves = f"{(sure.flops_share < 1).sum()} of these save FLOPs; the cheapest: {cheapest}"
     print(f"{figures.label(task)}: {len(sure)} of {len(rows)} rules keep it for certain, {saves}")
-columns = ["task", "rule", "threshold", "retained", "low", "high", "verdict", "mean_exit_layer", "flops_share"]
+columns = [
+    "task",
+    "rule",
+    "threshold",
+    "retained",
+    "low",
+    "high",
+    "verdict",
+    "mean_exit_layer",
+    "flops_share",
+]
 kept[columns].round(3)
 
 # %% [markdown]

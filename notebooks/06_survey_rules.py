@@ -439,6 +439,7 @@ fake = pd.concat(
     ignore_index=True,
 )
 
+
 # %%
 def draw(axis, rows, quantity):
     band = ("low", "high") if quantity == "wrong" else None
@@ -451,7 +452,9 @@ figure = figures.facets(fake, draw, quantities=quantities, sharey="row", height=
 experiment.save_figure(figure, "fake_confidence", fake)
 for row in fake[fake.layer == min_layer].itertuples():
     span = f"{row.wrong:.1%} ({row.low:.1%} to {row.high:.1%}) of them wrong"
-    print(f"{figures.label(row.model)}, {figures.label(row.task)}, layer {min_layer}: {row.sure:.0%} sure, {span}")
+    print(
+        f"{figures.label(row.model)}, {figures.label(row.task)}, layer {min_layer}: {row.sure:.0%} sure, {span}"
+    )
 
 # %% [markdown]
 # ## Later in the sentence, at intervals, and in another domain

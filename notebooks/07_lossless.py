@@ -43,6 +43,7 @@ import pandas as pd
 
 from mee_utils import Experiment, generate
 from mee_utils.analysis import lossless
+from mee_utils.paper.numbers import save_numbers
 from mee_utils.study import figures, result_tables
 from mee_utils.study.catalogue import RULES
 from mee_utils.traces.replay import replay_policy
@@ -106,7 +107,9 @@ def draw(axis, rows):
     axis.grid(axis="x", visible=False)
 
 
-labels = dict(ylabel="layer of the draft", columns=1, sharex=False, width=9.5, height=2.6, note=f"profile {profile}")
+labels = dict(
+    ylabel="layer of the draft", columns=1, sharex=False, width=9.5, height=2.6, note=f"profile {profile}"
+)
 figure = figures.facets(runs, draw, "model", **labels)
 experiment.save_figure(figure, "one_sentence", runs)
 
@@ -261,4 +264,5 @@ else:
 # batches the plan mostly leaves them out, and so loses nothing.
 
 # %%
+save_numbers(experiment.run)
 experiment.finish()

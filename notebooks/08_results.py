@@ -36,6 +36,7 @@ from matplotlib.patches import Patch
 from mee_utils import Experiment
 from mee_utils.analysis.model_quality import seed_spread
 from mee_utils.paper import claims
+from mee_utils.paper.numbers import save_numbers
 from mee_utils.paper.statements import BUGS
 from mee_utils.study import figures, result_tables, verdicts
 from mee_utils.study.catalogue import FAMILY_COLOURS, RULES
@@ -53,7 +54,9 @@ demands = {"consistency": stored.deltas, "risk": stored.risk_deltas}
 markers = dict(zip(FAMILY_COLOURS, "Pos^<DX", strict=True))
 families = {family: figures.Style(family, FAMILY_COLOURS[family], markers[family]) for family in markers}
 families["reference"] = families["reference"]._replace(label="full depth or a fixed layer")
-print(stored.settings.part.value_counts().to_dict(), f"settings decoded, {stored.tested} test examples a task")
+print(
+    stored.settings.part.value_counts().to_dict(), f"settings decoded, {stored.tested} test examples a task"
+)
 
 # %% [markdown]
 # ## MEE's question: full quality, and faster than full depth?
@@ -208,7 +211,9 @@ if len(times):
     longer = (times.samples_speed / times.speed - 1).abs().groupby(times.model == main).max()
     print(f"the range over rounds is {spread:.0%} of the speed (median of {len(times)} timings)")
     for here, most in longer[::-1].items():
-        print(f"length moves samples a second by up to {most:.0%} on {figures.label(main) if here else 'the others'}")
+        print(
+            f"length moves samples a second by up to {most:.0%} on {figures.label(main) if here else 'the others'}"
+        )
 
 # %% [markdown]
 # ## At equal loss
@@ -273,7 +278,14 @@ def draw(axis, rows):
 # %%
 options = dict(xlabel="delta, the largest mean loss", ylabel="FLOPs (1 = full depth)", width=3.8)
 figure = figures.facets(
-    shown, draw, row="kind", values=tasks, sharex="row", sharey="col", note=f"{note}, half report costs", **options
+    shown,
+    draw,
+    row="kind",
+    values=tasks,
+    sharex="row",
+    sharey="col",
+    note=f"{note}, half report costs",
+    **options,
 )
 experiment.save_figure(figure, "guaranteed_cost", shown)
 
@@ -332,7 +344,9 @@ else:
 # %%
 for bound, rows in rates.groupby("bound", sort=False):
     broken, found = rows.violated.mean(), rows.passed.mean()
-    print(f"{bounds[bound]}: promises broken by {broken:.1%} of {sets} sets; a threshold found by {found:.0%}")
+    print(
+        f"{bounds[bound]}: promises broken by {broken:.1%} of {sets} sets; a threshold found by {found:.0%}"
+    )
 
 # %% [markdown]
 # ## Bugs of published code, switched on
@@ -512,4 +526,5 @@ ledger[["source", "statement", "published", "ours", "verdict"]]
 # `figures/<profile>/08_results`.
 
 # %%
+save_numbers(experiment.run)
 experiment.finish()

@@ -318,15 +318,3 @@ def test_a_stored_table_says_where_it_comes_from():
     for file in ("figures/small/03_pruning/none.csv", "README.md"):
         with pytest.raises(MeeError, match="no stored result"):
             list(status.origin(str(ROOT / file)))
-
-
-def test_tables_of_results_name_the_stored_ones_behind_them():
-    from mee_utils.paper import results_page
-
-    def table():
-        results_page.read("measured", "learning")
-        return results_page.read("00_models", "scores")
-
-    *shown, last = results_page.sourced(table).splitlines()
-    assert last.startswith("From [small/measured/learning](figures/small/measured/learning.csv), [")
-    assert shown[0].startswith("|") and results_page.sourced(table).count("small/measured/learning.csv") == 1

@@ -67,7 +67,9 @@ def shown(cell, folder):
     """
     if cell["cell_type"] == "markdown":
         source = lambda link: os.path.relpath(ROOT / "notebooks" / link, folder)
-        there = lambda link: f"]({link[1] if (folder / link[1]).with_suffix('.ipynb').exists() else source(link[1])}"
+        there = lambda link: (
+            f"]({link[1] if (folder / link[1]).with_suffix('.ipynb').exists() else source(link[1])}"
+        )
         cell["source"] = re.sub(r"\]\(([\w./]+)(?=[)#])", there, "".join(cell["source"]))
     if cell["cell_type"] == "code":
         cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "hide-input"]

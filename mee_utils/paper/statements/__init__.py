@@ -31,5 +31,5 @@ def read_claims(notebook: str) -> list[Claim]:
     return [Claim(**row) for row in read_yaml(FOLDER / f"{check_choice('notebook', notebook, known)}.yaml")]
 
 
-BELIEFS: list[dict[str, Any]] = read_yaml(FOLDER / "beliefs.yaml")  # weighed by `paper.results_page`
+BELIEFS: list[dict[str, Any]] = read_yaml(FOLDER / "beliefs.yaml")  # weighed by `paper.results_tables`
 BUGS: dict[str, dict[str, Any]] = read_yaml(FOLDER / "published_bugs.yaml")  # measured by `published_bugs`
