@@ -9,6 +9,7 @@
 # make lab          JupyterLab, on a list of the notebooks
 # make site         all notebooks and results as web pages, in build/site; nothing is run, no network is used
 # make status       which models and results are there
+# make clean        deletes what is in build, without unfinished trainings      TRAINING=1: with them
 # make origin       where a stored table or figure comes from: cell, parameters, inputs, machine      FILE=figures/...
 # Set-up (virtual environment, pinned packages) is part of each of them and is done once.
 
@@ -88,5 +89,7 @@ setup: $(INSTALLED)
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
+# what a training has reached so far took hours: it goes only if asked for
 clean:
-	@rm -rf build
+	@test ! -d build || find build -mindepth 1 -maxdepth 1 $(if $(TRAINING),,! -name training ! -name retrained) -exec rm -rf {} +
+	@test ! -d build/training -a ! -d build/retrained || echo "kept: unfinished trainings, in build/training and build/retrained; make clean TRAINING=1 deletes them"

@@ -1,14 +1,19 @@
 """Strictness of profiles and training. A mistake is one line; nothing half-written; no result lost."""
 
+import importlib.util
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mee_utils import MeeError
-from mee_utils.study import inputs
-from mee_utils.study.profiles import load_profile, profile_names
+from mee_utils.common import files
+from mee_utils.common.files import read_yaml
+from mee_utils.study import catalogue, inputs, profiles, result_tables
+from mee_utils.study.profiles import Profile, load_profile, profile_names
 
 pytestmark = pytest.mark.xdist_group("notebooks")
 ROOT = Path(__file__).parent.parent
@@ -19,8 +24,10 @@ def test_every_profile_loads(name):
     assert load_profile(name).name == name
 
 
-def edited(tmp_path, change):
+def edited(tmp_path, change, name="mine"):
+    """A copy of the profile `small` in a file elsewhere, with a name of its own and a change."""
     content = yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text())
+    content["name"] = name
     change(content)
     path = tmp_path / "p.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -82,6 +89,10 @@ def edited(tmp_path, change):
         (lambda c: c.update(name="../small"), "name: .*pattern"),
         (lambda c: c["training"]["backbones"].update({"../x": {"checkpoint": "x/y"}}), r"\.\./x: .*pattern"),
         (lambda c: c["training"]["backbones"].update(base={"checkpoint": "x/y"}), '"base" is the name of'),
+        (
+            lambda c: c.update(notebooks={"06_survey_rule": {"limit": 9}}),
+            'notebooks: no "06_survey_rule": did you mean "06_survey_rules"',
+        ),
         (lambda c: c["training"].update(backbones={}), "backbones: .* at least 1 item"),
         (lambda c: c.update(corpora={}), "corpora: .* at least 1 item"),
     ],
@@ -110,8 +121,10 @@ def test_a_file_that_is_no_profile_is_one_line(tmp_path, content, message):
 
 
 def test_a_byte_order_mark_is_no_part_of_a_profile(tmp_path):
-    (tmp_path / "p.yaml").write_bytes(b"\xef\xbb\xbf" + (ROOT / "notebooks/profiles/small.yaml").read_bytes())
-    assert load_profile(tmp_path / "p.yaml") == load_profile("small")
+    content = (ROOT / "notebooks/profiles/small.yaml").read_bytes().replace(b"name: small", b"name: mine")
+    (tmp_path / "p.yaml").write_bytes(b"\xef\xbb\xbf" + content)
+    mine = load_profile(tmp_path / "p.yaml")
+    assert mine.name == "mine" and mine == load_profile("small").model_copy(update={"name": "mine"})
 
 
 @pytest.mark.parametrize("name", ["../profiles/small", "", None, "nowhere.yaml", "."])
@@ -152,18 +165,68 @@ def test_a_profile_of_local_corpora_asks_for_their_folder(tmp_path):
 
 
 def test_a_profile_is_named_after_its_file(monkeypatch, tmp_path):
-    from mee_utils.study import profiles
-
     path = edited(tmp_path, lambda c: None)
     monkeypatch.setattr(profiles, "FOLDER", tmp_path)
-    with pytest.raises(MeeError, match='calls itself "small": its name must be "p"'):
+    with pytest.raises(MeeError, match='calls itself "mine": its name must be "p"'):
         load_profile(path)
+
+
+@pytest.mark.parametrize("name", ["small", "real", "paper", "SMALL", "bench", "build"])
+def test_a_file_elsewhere_does_not_take_the_name_of_other_results(tmp_path, monkeypatch, name):
+    """Before, its notebooks and tables replaced those that are committed."""
+    path = edited(tmp_path, lambda c: None, name)
+    (tmp_path / "linked.yaml").symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    for spelling in (path, tmp_path / "linked.yaml", "p.yaml", "./p.yaml", f"../{tmp_path.name}/p.yaml"):
+        with pytest.raises(MeeError, match=f'calls itself "{name}", .*: give it another name') as error:
+            load_profile(spelling)
+        assert "\n" not in str(error.value)
+
+
+def test_the_file_of_a_profile_is_that_profile_however_it_is_spelled(tmp_path, monkeypatch):
+    (tmp_path / "linked.yaml").symlink_to(ROOT / "notebooks/profiles/small.yaml")
+    (tmp_path / "folder").symlink_to(ROOT / "notebooks/profiles")
+    monkeypatch.chdir(ROOT)
+    for spelling in (
+        tmp_path / "linked.yaml",
+        tmp_path / "folder/small.yaml",
+        "notebooks/profiles/small.yaml",
+    ):
+        assert load_profile(spelling) == load_profile("small")
+        assert profiles.profile_name(spelling) == "small"
+    assert profiles.profile_name("small") == "small"
+
+
+def test_stored_tables_are_found_by_the_name_of_a_profile_that_is_given_as_a_file(tmp_path, monkeypatch):
+    """Before, notebooks 00, 01, 03, 05 and 06 looked for them below the path, at the end of a long run."""
+    path = str(edited(tmp_path, lambda c: None))
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    for name in ("measured", "retrained", "01_monotonicity"):
+        shutil.copytree(ROOT / "figures/small" / name, tmp_path / "mine" / name)
+    read = result_tables.read_measurements
+    assert read(path, "vanilla-translation").equals(read("mine", "vanilla-translation"))
+    assert len(result_tables.read_retrained(path, "seeds"))
+    assert len(result_tables.read_table(path, "01_monotonicity", "claims"))
+    assert result_tables.read_manifest(path, "measured")["profile"] == "small"
+    assert result_tables.inputs_of(path) == result_tables.inputs_of("mine") != {}
+
+
+def test_groups_of_rules_are_read_by_their_names(monkeypatch):
+    """Before, by their order in the file: another order made another group the main sweep."""
+    tables = read_yaml("study/rules.yaml")
+    tables["groups"] = dict(reversed(tables["groups"].items()))
+    monkeypatch.setattr(files, "read_yaml", lambda name: tables)
+    spec = importlib.util.spec_from_file_location("mee_utils.study.catalogue_again", catalogue.__file__)
+    monkeypatch.setitem(sys.modules, spec.name, importlib.util.module_from_spec(spec))
+    again = sys.modules[spec.name]
+    spec.loader.exec_module(again)
+    assert list(again.MAIN_SWEEP) == tables["groups"]["main_sweep"]
+    assert list(again.MEE_RULES) == tables["groups"]["mee"]
 
 
 def trained(monkeypatch, tmp_path, **changes):
     """A profile of translation on a local corpus, and the manifest of a model trained on it."""
     from mee_utils.study import train_models as train
-    from mee_utils.study.profiles import Profile
     from mee_utils.tasks.sources import local_files
 
     corpus = tmp_path / "corpus"
@@ -229,19 +292,16 @@ def test_a_corpus_that_is_new_in_a_trained_profile_is_one_line(monkeypatch, tmp_
         inputs.check_recipe(profile, "calm")
 
 
-def test_corpora_of_other_domains_are_loaded_by_name(tmp_path):
+def test_corpora_of_other_domains_are_loaded_by_name():
     from mee_utils.study.experiment import Experiment
 
-    content = yaml.safe_load((Path(__file__).parent.parent / "notebooks/profiles/small.yaml").read_text())
+    content = yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text())
     assert Experiment(None, "small").away(3) == {}
     content["away"] = {"shop": {"task": "translation", "source": "synthetic"}}
-    path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(content))
-    experiment = Experiment(None, str(path))
+    experiment = Experiment(None, Profile.model_validate(content))
     ((name, task),) = experiment.away(3).items()
     assert (name, task.name, task.split, len(task)) == ("shop", "translation", "validation", 3)
     assert experiment.used["corpus shop"] == task.digest
     content["away"]["shop"]["task"] = "translations"
-    path.write_text(yaml.safe_dump(content))
-    with pytest.raises(MeeError, match="away"):
-        load_profile(path)
+    with pytest.raises(ValueError, match="away"):
+        Profile.model_validate(content)

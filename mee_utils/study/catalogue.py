@@ -99,8 +99,14 @@ VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classi
 SURVEY_VARIANTS = {name: RULES[name].classifier for name in SURVEY if RULES[name].classifier}
 DISTILLED = ("past_future",)  # also trained to say what the last layer says, as FastBERT's exits are
 
-_GROUPS = map(tuple, _TABLES["groups"].values())
-MAIN_SWEEP, OTHER_SWEEP, BESIDE_SURVEY, PRUNED, CONTRASTED, CALM_RULES, MEE_RULES = _GROUPS
+_GROUPS = {name: tuple(rules) for name, rules in _TABLES["groups"].items()}
+MAIN_SWEEP = _GROUPS["main_sweep"]
+OTHER_SWEEP = _GROUPS["other_sweep"]
+BESIDE_SURVEY = _GROUPS["beside_survey"]
+PRUNED = _GROUPS["pruned"]
+CONTRASTED = _GROUPS["contrasted"]
+CALM_RULES = _GROUPS["calm"]
+MEE_RULES = _GROUPS["mee"]
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
 IDEAS = {name: rule.idea for name, rule in RULES.items() if rule.idea}  # the rules of notebook 06
 SEVERAL_LAYERS = tuple(name for name, rule in RULES.items() if rule.family == "several layers")

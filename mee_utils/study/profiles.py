@@ -6,7 +6,8 @@ An unknown key, a wrong type or an impossible value is an error in one line that
 from __future__ import annotations
 
 import difflib
-from itertools import pairwise, product
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,8 +20,12 @@ from ..common.files import ROOT
 from ..tasks import TASKS
 from ..tasks.synthetic.questions import LESSONS
 
-FOLDER = ROOT / "notebooks" / "profiles"
-READY, TRAINED = "[ready]", "[trained]"  # mark two kinds of settings inside an error; never shown
+NOTEBOOKS = ROOT / "notebooks"
+FOLDER = NOTEBOOKS / "profiles"
+ENDINGS = (".yaml", ".yml")
+RESERVED = ("bench", "build")  # folders of results that belong to no profile
+READY = "[ready]"  # tags of pydantic for the two kinds of models; `first_mistake` takes them out of messages
+TRAINED = "[trained]"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]\w*$")]  # becomes a folder
 
 
@@ -120,15 +125,16 @@ class Checkpoint(Strict):
         return str(inside) if inside.is_dir() else str(Path(self.checkpoint).expanduser())
 
 
-def _or_checkpoint(trained: type[Strict]):
-    """Settings of a model to train, or a ready checkpoint: whichever keys are there."""
+def _kind_of_model(value) -> str:
+    """Which of the two kinds of settings a model has: a key of `Checkpoint` makes it a ready one."""
+    if isinstance(value, dict):
+        return READY if difflib.get_close_matches("checkpoint", map(str, value), 1, 0.8) else TRAINED
+    return READY if isinstance(value, Checkpoint) else TRAINED
 
-    def kind(value) -> str:
-        named = isinstance(value, dict) and difflib.get_close_matches("checkpoint", map(str, value), 1, 0.8)
-        return READY if named or isinstance(value, Checkpoint) else TRAINED
 
-    ready = Annotated[Checkpoint, Tag(READY)]
-    return Annotated[Annotated[trained, Tag(TRAINED)] | ready, Discriminator(kind)]
+ReadyModel = Annotated[Checkpoint, Tag(READY)]
+Base = Annotated[Annotated[BaseSettings, Tag(TRAINED)] | ReadyModel, Discriminator(_kind_of_model)]
+Backbone = Annotated[Annotated[BackboneSettings, Tag(TRAINED)] | ReadyModel, Discriminator(_kind_of_model)]
 
 
 class Training(Strict):
@@ -140,8 +146,8 @@ class Training(Strict):
     max_target: PositiveInt
     tokens_per_batch: PositiveInt = 2500
     pretrained: BaseSettings | None = None  # a model by span corruption alone, to compare with
-    base: _or_checkpoint(BaseSettings)
-    backbones: Annotated[dict[Name, _or_checkpoint(BackboneSettings)], Field(min_length=1)]
+    base: Base
+    backbones: Annotated[dict[Name, Backbone], Field(min_length=1)]
     compared: dict[Name, BackboneSettings] = {}  # trained and measured by `make retrain`, and not kept
 
     @model_validator(mode="after")
@@ -153,13 +159,19 @@ class Training(Strict):
             raise ValueError("shape contradicts the checkpoint of base; leave one of them out")
         for name in {"pretrained", "base"} & {*self.backbones, *self.compared}:
             raise ValueError(f'"{name}" is the name of the pre-trained model; give the backbone another one')
-        sizes = ("num_layers", "num_decoder_layers")
-        for (name, stages), size in product(self.pre_training.items(), sizes if self.shape else ()):
-            full = getattr(self.shape, size)
-            depths = [stage.layers or full for stage in stages] or [full]
-            if depths[-1] != full or any(later % earlier for earlier, later in pairwise(depths)):
-                rule = "each must be a multiple of the one before, and the last stage has all"
-                raise ValueError(f"the stages of {name} have {depths} layers: {rule} ({full})")
+        return self
+
+    @model_validator(mode="after")
+    def _layers_only_grow(self) -> Training:
+        """A network grows by repeating its layers (`models.mini.grow`)."""
+        if self.shape is None:
+            return self
+        for name, stages in self.pre_training.items():
+            for full in (self.shape.num_layers, self.shape.num_decoder_layers):
+                depths = [stage.layers or full for stage in stages] or [full]
+                if depths[-1] != full or any(later % earlier for earlier, later in pairwise(depths)):
+                    rule = "each must be a multiple of the one before, and the last stage has all"
+                    raise ValueError(f"the stages of {name} have {depths} layers: {rule} ({full})")
         return self
 
     @property
@@ -183,8 +195,8 @@ class Training(Strict):
     @property
     def objectives(self) -> dict[str, BackboneSettings]:
         """The backbones that are trained here; of a ready checkpoint nobody knows the objective."""
-        backbones = (self.backbones | self.compared).items()
-        return {name: recipe for name, recipe in backbones if isinstance(recipe, BackboneSettings)}
+        backbones = self.backbones | self.compared
+        return {name: recipe for name, recipe in backbones.items() if isinstance(recipe, BackboneSettings)}
 
     def exit_layer(self, name: str, layers: int) -> int:
         """The layer that a FREE backbone was trained to exit at: the recipe's, else a third of the depth."""
@@ -263,16 +275,26 @@ class Profile(Strict):
     _data: str | None = None  # the DATA folder of the command line
 
     @model_validator(mode="after")
-    def _known_names(self) -> Profile:
-        recipes = {f"training.backbones.{name}": [b] for name, b in self.training.objectives.items()}
-        recipes |= {f"training.{name}.stages": s for name, s in self.training.pre_training.items()}
-        recipes |= {f"ablations.runs.{name}.stages": run.stages for name, run in self.ablation_runs.items()}
-        for place, stages in recipes.items():
-            known = [*self.corpora] + ([] if "backbones" in place else ["spans", *self.extra, *LESSONS])
-            for name in {name for stage in stages for name in stage.examples} - set(known):
-                raise ValueError(f'{place}: there are no examples of "{name}": {nearest(name, known)}')
-        for name in {*self.results.models} - {*self.training.backbones}:
-            raise ValueError(f'results.models: no "{name}": {nearest(name, self.training.backbones)}')
+    def _known_examples(self) -> Profile:
+        """Every stage of training asks for examples that there are."""
+        of_tasks = list(self.corpora)
+        of_pre_training = [*of_tasks, "spans", *self.extra, *LESSONS]
+        for name, backbone in self.training.objectives.items():
+            _check_examples(f"training.backbones.{name}", [backbone], of_tasks)
+        for name, stages in self.training.pre_training.items():
+            _check_examples(f"training.{name}.stages", stages, of_pre_training)
+        for name, ablation in self.ablation_runs.items():
+            _check_examples(f"ablations.runs.{name}.stages", ablation.stages, of_pre_training)
+        return self
+
+    @model_validator(mode="after")
+    def _known_models_and_notebooks(self) -> Profile:
+        for name in self.results.models:
+            if name not in self.training.backbones:
+                raise ValueError(f'results.models: no "{name}": {nearest(name, self.training.backbones)}')
+        for name in self.notebooks:
+            if name not in notebook_names():
+                raise ValueError(f'notebooks: no "{name}": {nearest(name, notebook_names())}')
         return self
 
     @property
@@ -287,30 +309,72 @@ class Profile(Strict):
 
     def source(self, task: str) -> str:
         """The source of a task's corpus, with DATA filled in."""
-        source, data = (self.corpora | self.extra | self.away)[task].source, self._data
+        source = (self.corpora | self.extra | self.away)[task].source
         if "{data}" not in source:
             return source
-        if not data:
+        if not self._data:
             local = f'Profile "{self.name}" reads local corpora'
             raise MeeError(f"{local}: give their folder, as in DATA=path/to/corpora.")
-        folder = Path(data).expanduser()
+        folder = Path(self._data).expanduser()
         if not folder.is_dir():
-            raise MeeError(f"DATA={data} is no folder: give the folder that holds the corpora.")
-        found = Path(source.replace("{data}", str(folder)))
-        if not found.exists():
-            raise MeeError(f"{found} does not exist: DATA must hold a folder {found.name} ({task}).")
-        return str(found)
+            raise MeeError(f"DATA={self._data} is no folder: give the folder that holds the corpora.")
+        corpus = Path(source.replace("{data}", str(folder)))
+        if not corpus.exists():
+            raise MeeError(f"{corpus} does not exist: DATA must hold a folder {corpus.name} ({task}).")
+        return str(corpus)
+
+
+def _check_examples(key: str, stages: Iterable[Stage], valid: list[str]) -> None:
+    for stage in stages:
+        for name in stage.examples:
+            if name not in valid:
+                raise ValueError(f'{key}: there are no examples of "{name}": {nearest(name, valid)}')
 
 
 def profile_names() -> list[str]:
-    """The profiles that are there."""
+    """The profiles that come with the repository."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+def notebook_names() -> list[str]:
+    """The notebooks of the repository, in order."""
+    return sorted(path.stem for path in NOTEBOOKS.glob("[0-9][0-9]_*.py"))
+
+
+def is_file_name(profile: str | Path) -> bool:
+    """Whether a profile is given as a YAML file, and not by its name."""
+    return str(profile).endswith(ENDINGS)
+
+
+def profile_name(profile: str | Path) -> str:
+    """The name of a profile that is given by name or as a file: results and models are kept below it."""
+    return load_profile(profile).name if is_file_name(profile) else str(profile)
+
+
 def load_profile(name: str | Path, data: str | None = None) -> Profile:
-    """Reads a profile by name, or from a YAML file; `data` is the folder that stands for `{data}`."""
-    own_file = str(name).endswith((".yaml", ".yml")) and Path(name).is_file()
-    path = Path(name) if own_file else FOLDER / f"{check_choice('profile', name, profile_names())}.yaml"
+    """Reads a profile.
+
+    Args:
+        name: of a profile in `notebooks/profiles`, or the path of another YAML file.
+        data: the folder that stands for `{data}` in sources of corpora.
+
+    Raises:
+        MeeError: no such profile, or a mistake in it; the message names the key.
+    """
+    if is_file_name(name) and Path(name).is_file():
+        path = Path(name)
+    else:
+        path = FOLDER / f"{check_choice('profile', name, profile_names())}.yaml"
+    try:
+        profile = Profile.model_validate(_read_mapping(path))
+    except pydantic.ValidationError as error:
+        raise MeeError(f"{path}: {first_mistake(error)}") from error
+    _check_name(profile.name, path)
+    profile._data = data or None
+    return profile
+
+
+def _read_mapping(path: Path) -> dict:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -318,14 +382,21 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
     if not isinstance(content, dict):
         holds = "is empty" if content is None else f"holds a {type(content).__name__}"
         raise MeeError(f"{path} {holds}: a profile has keys, such as name, corpora and training.")
-    try:
-        profile = Profile.model_validate(content)
-    except pydantic.ValidationError as error:
-        raise MeeError(f"{path}: {first_mistake(error)}") from error
-    if path.parent == FOLDER and profile.name != path.stem:
-        raise MeeError(f'{path} calls itself "{profile.name}": its name must be "{path.stem}".')
-    profile._data = data or None
-    return profile
+    return content
+
+
+def _check_name(name: str, path: Path) -> None:
+    """Models and results are kept below a profile's name, so no file may take the name of another."""
+    real = path.resolve()
+    if path.parent.resolve() == FOLDER.resolve() and name != path.stem:
+        raise MeeError(f'{path} calls itself "{name}": its name must be "{path.stem}".')
+    for taken in profile_names():
+        # compared without case, as file systems of macOS do
+        if name.casefold() == taken.casefold() and real != (FOLDER / f"{taken}.yaml").resolve():
+            belongs = f"the name and the results of {FOLDER / taken}.yaml"
+            raise MeeError(f'{path} calls itself "{name}", {belongs}: give it another name.')
+    if name.casefold() in RESERVED:
+        raise MeeError(f'{path} calls itself "{name}", a folder of other results: give it another name.')
 
 
 def first_mistake(error: pydantic.ValidationError) -> str:

@@ -14,6 +14,7 @@ from ..common.errors import MeeError
 from ..common.files import ROOT
 from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
 from .notebooks import SOURCES, notebook_names
+from .profiles import profile_name
 from .results import READ, digest_of, file_digest, output_root
 
 RETRAINED, MEASURED = "retrained", "measured"  # folders of tables, beside those of the notebooks
@@ -35,6 +36,7 @@ PARTS = {  # part of the benchmark -> file, what identifies a row, what was meas
 
 def _stored(profile: str, notebook: str, file: str, needed: bool = True) -> Path | None:
     """A stored file as its manifest knows it, of this run or else beside the package; None: it is missing."""
+    profile = profile_name(profile)
     places = [root / profile / notebook / file for root in (output_root(), ROOT / "figures")]
     path = next((p for p in places if p.exists() or p.with_name("manifest.json").exists()), places[0])
     target = {MEASURED: "measure", RETRAINED: "clean retrain"}.get(notebook, "reproduce")
@@ -163,6 +165,7 @@ def claims_of(profile: str) -> pd.DataFrame:
 
 def inputs_of(profile: str) -> dict[str, str]:
     """The stored results that 08 is drawn from: name -> sha256 over the hashes of their files."""
+    profile = profile_name(profile)
     roots = (ROOT / "figures" / profile, output_root() / profile)  # where both have results the second counts
     paths = [path for root in roots for path in root.glob("*/manifest.json")]
     made = {path.parent.name: json.loads(path.read_text(encoding="utf-8"))["files"] for path in paths}
@@ -186,7 +189,7 @@ def read_timings(
     """
     file, keys, values = PARTS[part]
     stored = _timed(folder / f"{file}.csv", ["processor", "profile", "group", *keys, *values])
-    stored = stored[stored.profile == profile] if profile else stored[stored.group == part]
+    stored = stored[stored.profile == profile_name(profile)] if profile else stored[stored.group == part]
     if "threshold" in keys:
         rounded = lambda table: table.astype({"threshold": float}).round({"threshold": 8})  # NaN: it has none
         wanted, stored = rounded(wanted), rounded(stored)
