@@ -1,5 +1,9 @@
 """Measures, thresholds and policies follow their definitions; replay agrees; FLOPs are counted as done."""
 
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -15,10 +19,13 @@ from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.decoding.token import on_host
 from mee_utils.exits import measures
-from mee_utils.exits.thresholds import AdaptiveThreshold, Threshold
+from mee_utils.exits.classifiers import ExitClassifier, new_classifier
+from mee_utils.exits.thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 from mee_utils.models.costs import DecoderSizes
 from mee_utils.traces.replay import replay_policy
 
+NAN = float("nan")
+INF = float("inf")
 PROBABILITY = {1: [0.3, 0.5, 0.2], 2: [0.6, 0.5, 0.4], 3: [0.95, 0.97, 0.3]}
 
 
@@ -100,6 +107,19 @@ def test_the_adaptive_threshold_waits_for_labels_of_both_kinds():
     [
         (dict(measure="softmax_margn"), 'did you mean "softmax_margin"'),
         (dict(measure="lstm_classifier"), "needs a trained classifier"),
+        (dict(measure=Measure), "a class: give an instance, Measure"),
+        (dict(measure=measures.SoftmaxMargin), "a class: give an instance, SoftmaxMargin"),
+        (dict(measure=ForcedExits), "a class: give an instance, ForcedExits"),
+        (dict(measure=ExitClassifier), "a class: give an instance, ExitClassifier"),
+        (dict(measure=None), "measure=None: give a name"),
+        (dict(measure=0.9), "measure=0.9: give a name"),
+        (dict(measure=["softmax_margin"]), "give a name"),
+        (dict(measure=np.ones((40, 40))), "give a name"),
+        (dict(threshold=BanditThreshold), "a class: give an instance, BanditThreshold"),
+        (dict(threshold=Threshold), "a class: give an instance, Threshold"),
+        (dict(threshold=Threshold(1.2)), "from 0 to 1"),
+        (dict(measure="patience", threshold=Threshold(2.5)), "whole number"),
+        (dict(threshold=Threshold(0.5), decay=4.0), "contradict each other: leave out decay"),
         (dict(threshold=1.2), "from 0 to 1"),
         (dict(threshold=-0.1), "from 0 to 1"),
         (dict(threshold=float("nan")), "from 0 to 1"),
@@ -134,6 +154,132 @@ def test_contradictions_and_values_out_of_range_are_one_clear_line(options, mess
     with pytest.raises(MeeError, match=message) as caught:
         ExitPolicy(**options)
     assert "\n" not in str(caught.value)
+
+
+class Custom(Measure):
+    """A measure of a user's, with a parameter."""
+
+    name = "custom"
+
+    def __init__(self, factor=1.0):
+        self.factor = factor
+
+    def confidence(self, state):
+        return self.factor * state.similarity
+
+
+@dataclass
+class Unhashable(Custom):
+    factor: float = 1.0
+
+
+class Steep(Threshold):
+    """A threshold of a user's, with a parameter."""
+
+    def __init__(self, level, slope):
+        super().__init__(level)
+        self.slope = slope
+
+
+RANDOM = ForcedExits([[1, 2], [3]])
+EQUAL = [  # options whose policies are equal each time they are made
+    dict(),
+    dict(threshold=0.9),
+    dict(threshold=0.9, decay=4.0, decay_form="calm"),
+    *(dict(measure=name, min_layer=3) for name in measures.MEASURES),
+    *(dict(measure=kind(), min_layer=3) for kind in measures.MEASURES.values()),
+    dict(measure=measures.PatientEntropy(3)),
+    dict(measure=RANDOM),
+    dict(measure=Custom(2.0), exit_layers=[3, 4]),
+    dict(measure=Unhashable(2.0)),
+    dict(threshold=Threshold(0.9, 4.0)),
+    dict(threshold=Steep(0.9, np.arange(3))),
+    dict(threshold="bandit"),
+    dict(threshold=BanditThreshold((0.2, 0.4), 0.5)),
+    dict(threshold="adaptive", propagation="parallel", exit_layers=[2]),
+    dict(threshold=AdaptiveThreshold(0.3), propagation="parallel", exit_layers=[2]),
+    dict(pruning="decaying", top_k=40, least_k=np.int64(4), pruning_form="closed"),
+    dict(contrast="jsd", contrast_alpha=0.2),
+    dict(propagation="verify", max_draft=4),
+    dict(measure=new_classifier("linear_classifier", 32)),
+]
+
+
+@pytest.mark.parametrize("options", EQUAL, ids=repr)
+def test_policies_with_equal_options_are_equal_and_keys_of_a_dict(options):
+    fresh = copy.deepcopy(options) if not isinstance(options.get("measure"), ExitClassifier) else options
+    policy, again = ExitPolicy(**options), ExitPolicy(**fresh)
+    assert policy == again and hash(policy) == hash(again) and {policy: "here"}[again] == "here"
+    assert pickle.loads(pickle.dumps(policy)) == policy or isinstance(policy.measure, ExitClassifier)
+    policy.bind(12, 600, 1).schedule.exceeded(np.array([0.5]), 0, 9, np.array([0]), 0.5)
+    assert policy == again, "binding and deciding leave a policy as it was"
+
+
+def test_policies_with_other_options_are_not_equal():
+    assert len({ExitPolicy(**options) for options in EQUAL}) == len(EQUAL) - len(measures.MEASURES)
+    for one, other in (
+        (dict(threshold=0.9), dict(threshold=0.8)),
+        (dict(threshold=Threshold(0.9)), dict(threshold=Threshold(0.9, 4.0))),
+        (dict(threshold=Steep(0.9, 1)), dict(threshold=Steep(0.9, 2))),
+        (dict(threshold=Steep(0.9, 1)), dict(threshold=Threshold(0.9))),
+        (dict(threshold=BanditThreshold(cost=0.5)), dict(threshold="bandit")),
+        (dict(threshold=BanditThreshold(cost=0.5)), dict(threshold=BanditThreshold(cost=0.6))),
+        (dict(measure=Custom(1.0)), dict(measure=Custom(2.0))),
+        (dict(measure="pcee"), dict(measure=measures.PatientEntropy(3))),
+        (dict(measure=RANDOM), dict(measure=ForcedExits([[1, 2], [4]]))),
+    ):
+        assert ExitPolicy(**one) != ExitPolicy(**other)
+    networks = [ExitPolicy(new_classifier("linear_classifier", 32)) for _ in range(2)]
+    assert networks[0] != networks[1], "a classifier equals itself alone"
+
+
+def test_a_named_measure_is_one_object_and_a_threshold_cannot_be_changed():
+    assert measures.find_measure("vote") is measures.find_measure("vote")
+    with pytest.raises(FrozenInstanceError):
+        Threshold(0.9).level = 0.5
+    given = Steep(0.9, 2)
+    changed = ExitPolicy(threshold=given).at_threshold(0.5).schedule
+    assert (changed.level, changed.slope, given.level) == (0.5, 2, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        *((AdaptiveThreshold, {name: value}) for name in ("least", "every") for value in (0, -1, 2.5, True)),
+        *((AdaptiveThreshold, {name: value}) for name in ("least", "every") for value in (NAN, None, "5")),
+        *((AdaptiveThreshold, {name: value}) for name in ("zeta", "initial") for value in (-0.1, 1.1, NAN)),
+        *(
+            (AdaptiveThreshold, {name: value})
+            for name in ("zeta", "initial")
+            for value in (None, "0.5", True)
+        ),
+        *((BanditThreshold, {name: -0.1}) for name in ("exploration", "cost")),
+        *((BanditThreshold, {name: value}) for name in ("exploration", "cost") for value in (NAN, INF, "1")),
+        *((BanditThreshold, {"arms": arms}) for arms in ([], [0.5], [0.5, NAN], [0.5, 1.1], [-0.1, 0.5])),
+        *((BanditThreshold, {"arms": arms}) for arms in (0.5, None, "0.5", ["a", "b"], [True, False])),
+        *((BanditThreshold, {"arms": arms}) for arms in (np.array(0.5), np.full((2, 2), 0.5), {0.4, 0.5})),
+        *((Threshold, {"level": level}) for level in (NAN, None, "0.5", [0.5], True)),
+        *((Threshold, {"level": 0.5, "decay": decay}) for decay in (0, -4.0, NAN, INF, "4", True)),
+        (Threshold, {"level": 0.5, "decay": 4.0, "form": "linear"}),
+    ],
+)
+def test_settings_of_thresholds_out_of_range_are_one_clear_line(kind, settings):
+    name, value = list(settings.items())[-1]
+    with pytest.raises(MeeError, match="give|Unknown decay_form") as caught:
+        kind(**settings)
+    assert "\n" not in str(caught.value)
+    if kind is not Threshold and not isinstance(value, np.ndarray):
+        assert f"{name}={value!r}" in str(caught.value)
+
+
+def test_the_least_settings_of_thresholds_work():
+    threshold = AdaptiveThreshold(zeta=1, initial=0, least=1, every=1)
+    threshold.learn(np.array([0.9, 0.2, 1.0]), np.array([True, False, True]))
+    assert not threshold.exceeded(np.array([0.5, np.nan, 1.0]), 0, 9).any()
+    bandit = BanditThreshold(np.array([0, 1]), exploration=0, cost=0)
+    for position in range(4):
+        bandit.exceeded(np.array([0.5]), position, 9, np.array([0]), 0.5)
+    assert len(bandit.rounds[0]) == 4
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ works on both. To add one: write its class here and name it in `MEASURES`.
 """
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import cache, reduce
 from itertools import accumulate, pairwise, zip_longest
 from math import e, inf
 from operator import and_, attrgetter
@@ -31,12 +31,16 @@ from operator import and_, attrgetter
 import numpy as np
 
 from ..common.errors import MeeError, check_choice, check_whole
+from .equality import EqualByValue
 
 NEVER = np.iinfo(np.int64).max  # a layer that no decoder has
 
 
-class Measure:
-    """What every measure has; a new one overrides `confidence` and what of the rest differs."""
+class Measure(EqualByValue):
+    """What every measure has; a new one overrides `confidence` and what of the rest differs.
+
+    Measures of one class are equal if their attributes are, so that equal policies are equal.
+    """
 
     name = ""  # as in `ExitPolicy(measure=...)`
     range = (0.0, 1.0)  # the values that thresholds may take
@@ -231,10 +235,23 @@ TRAINED += ["learning_to_exit", "q_exit", "ztw", "past_future", "token_hash"]
 
 
 def find_measure(measure: str | Measure) -> Measure:
-    """A measure by name, or the object given. Raises `MeeError` if unknown or in need of training."""
+    """A measure by name, always the same object, or the object given.
+
+    Raises `MeeError` for an unknown name, one that needs training, or something that is no measure.
+    """
     if isinstance(measure, Measure):
         return measure
+    if isinstance(measure, type):
+        raise MeeError(f"measure={measure.__name__} is a class: give an instance, {measure.__name__}(...).")
+    if not isinstance(measure, str):
+        shown = " ".join(repr(measure).split())
+        raise MeeError(f'measure={shown:.60}: give a name, such as "softmax_margin", or a Measure.')
     if measure in TRAINED:
         raise MeeError(f'"{measure}" needs a trained classifier: give the classifier as the measure.')
     check_choice("measure", measure, [*MEASURES, *TRAINED])
-    return MEASURES[measure]()
+    return _named(measure)
+
+
+@cache
+def _named(name: str) -> Measure:
+    return MEASURES[name]()

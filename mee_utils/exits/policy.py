@@ -22,7 +22,7 @@ from .thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 
 MAX_DRAFT = 8  # the longest that is planned
 ONLINE = {"adaptive": AdaptiveThreshold, "bandit": BanditThreshold}
-CHOICES = {"decay_form": ("scaled", "calm"), "propagation": ("copy", "parallel", "verify")}
+CHOICES = {"propagation": ("copy", "parallel", "verify")}
 CHOICES |= {"pruning": ("fixed", "decaying", "adaptive"), "pruning_form": ("recursion", "closed")}
 CHOICES["contrast"] = ("weighted", "jsd")
 SIZES = {"top_k": ("fixed", "decaying"), "least_k": ("decaying",)}  # the prunings that need them
@@ -72,7 +72,7 @@ class ExitPolicy:
     contrast: str | None = None
     contrast_alpha: float = ALPHA
     contrast_token: bool = False
-    schedule: Threshold = field(init=False)
+    schedule: Threshold = field(init=False, compare=False)  # made from what is compared
 
     def __post_init__(self):
         object.__setattr__(self, "measure", find_measure(self.measure))
@@ -86,21 +86,34 @@ class ExitPolicy:
         if self.exit_layers is not None:
             object.__setattr__(self, "exit_layers", tuple(map(int, self.exit_layers)))
 
+    def __hash__(self) -> int:
+        # measures and thresholds of one's own may be unhashable: a name and a level stand for them
+        level = self.schedule.level
+        return hash((self.measure.name, level, self.min_layer, self.exit_layers, self.propagation))
+
     def _schedule(self) -> Threshold:
-        level, decay, (low, high) = self.threshold, self.decay, self.measure.range
-        if isinstance(level, Threshold):
-            return copy.deepcopy(level)
-        if isinstance(level, str) and level in ONLINE:
-            return ONLINE[level]()
-        level = self.measure.default_threshold if level is None else level
-        if self.measure.whole and _is(level, Real) and isfinite(level) and level % 1 > 0:
-            raise MeeError(f"threshold={level!r} for {self.measure.name}: give a whole number.")
+        given = self.threshold
+        if isinstance(given, Threshold):
+            if type(given) is Threshold:
+                self._check_level(given.level)
+            return copy.deepcopy(given)
+        if isinstance(given, str) and given in ONLINE:
+            return ONLINE[given]()
+        if isinstance(given, type) and issubclass(given, Threshold):
+            raise MeeError(f"threshold={given.__name__} is a class: give an instance, {given.__name__}(...).")
+        level = self.measure.default_threshold if given is None else given
+        self._check_level(level)
+        return Threshold(float(level) if self.measure.has_threshold else 0.5, self.decay, self.decay_form)
+
+    def _check_level(self, level: object) -> None:
+        """Refuses a level that no confidence of the measure can be compared with."""
+        low, high = self.measure.range
+        name = self.measure.name
         if not _is(level, Real) or not low <= level <= high:
             allowed = f"give a number from {low:g} to {high:g} (constant {high:g}: no exit)."
-            raise MeeError(f"threshold={level!r} for {self.measure.name}: {allowed}")
-        if decay is not None and (not _is(decay, Real) or not 0 < decay < float("inf")):
-            raise MeeError(f"decay={decay!r}: give a temperature above 0 (CALM: 4), or None for none.")
-        return Threshold(float(level) if self.measure.has_threshold else 0.5, decay, self.decay_form)
+            raise MeeError(f"threshold={level!r} for {name}: {allowed}")
+        if self.measure.whole and isfinite(level) and level % 1 > 0:
+            raise MeeError(f"threshold={level!r} for {name}: give a whole number.")
 
     def _wrong_layers(self) -> Iterator[str]:
         first, given, measure = self.min_layer, self.exit_layers, self.measure
@@ -151,7 +164,7 @@ class ExitPolicy:
             does = "looks back" if measure.lookback else "reads layers in its own way"
             looks = f'contrast="{self.contrast}" and "{measure.name}", which {does},'
             yield f"{looks} contradict each other: use another measure."
-        if self.schedule.online and self.decay is not None:
+        if (self.schedule.online or isinstance(self.threshold, Threshold)) and self.decay is not None:
             yield f"{given} and decay contradict each other: leave out decay."
         if learns and (self.propagation != "parallel" or layers is None or np.size(layers) != 1):
             yield 'threshold="adaptive" (FREE) needs propagation="parallel" and one layer in exit_layers.'
@@ -189,9 +202,7 @@ class ExitPolicy:
             raise MeeError(f"{none}: give a measure with one.")
         if not isinstance(self.threshold, Threshold):
             return replace(self, threshold=level)
-        schedule = copy.deepcopy(self.threshold)
-        schedule.level = float(level)
-        return replace(self, threshold=schedule)
+        return replace(self, threshold=self.threshold.with_level(level))
 
     def __repr__(self) -> str:
         options = [option.name for option in fields(self)[1:] if option.init]

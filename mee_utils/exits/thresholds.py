@@ -1,4 +1,4 @@
-"""Threshold schedules: how sure is sure enough, at which place of the output.
+"""Threshold schedules: how confident is confident enough, at each position of the output.
 
 | schedule | threshold at position t of at most N tokens | source |
 |---|---|---|
@@ -9,34 +9,87 @@
 | bandit | the arm with the largest upper confidence bound of its reward | UCBEE, CeeBERT |
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import lgamma, log
+from math import inf, isnan, lgamma, log
+from numbers import Real
+from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import MeeError
+from ..common.errors import MeeError, check_choice, check_whole
+from .equality import EqualByValue
+
+DECAY_FORMS = ("scaled", "calm")
 
 
-@dataclass(eq=False)
-class Threshold:
-    """A threshold `level`, constant (`decay` None) or decaying with the position (`decay` is `tau`)."""
+def is_number(value: object) -> bool:
+    """Whether a value is a real number, numpy's included; neither a bool nor NaN is one."""
+    return isinstance(value, Real) and not isinstance(value, bool | np.bool_) and not isnan(value)
+
+
+def check_number(name: str, value: object, low: float = 0.0, high: float = inf) -> float:
+    """A finite number from `low` to `high` as a float; else a `MeeError` names it."""
+    if not is_number(value) or not low <= value <= high or value == inf:
+        expected = f"from {low:g} to {high:g}" if high < inf else f"from {low:g} on"
+        raise MeeError(f"{name}={value!r}: give a number {expected}.")
+    return float(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Threshold(EqualByValue):
+    """A threshold `level` that is constant, or decays with the position in the output.
+
+    With `decay` (the temperature `tau`) early tokens need more confidence than late ones, since errors there
+    are read by more tokens. An example of three tokens, all with a confidence of 0.85 at the same layer:
+
+    | position | threshold | exits there? |
+    |---|---|---|
+    | 0 | 0.9 (0.9 + 0.1 exp(0)) = 0.900 | no |
+    | 1 | 0.9 (0.9 + 0.1 exp(-4/3)) = 0.834 | yes |
+    | 2 | 0.9 (0.9 + 0.1 exp(-8/3)) = 0.816 | yes |
+
+    >>> Threshold(0.9, decay=4.0).at([0, 1, 2], length=3).round(3).tolist()
+    [0.9, 0.834, 0.816]
+
+    Attributes:
+        level: the threshold; with a decay, that of the first token.
+        decay: the temperature `tau` (CALM: 4), or None for a constant threshold.
+        form: "scaled" or "calm", see the table of this module.
+
+    Raises `MeeError` for a level that is no number, a decay not above 0 or an unknown form.
+    """
 
     level: float
     decay: float | None = None
     form: str = "scaled"
-    learns = False  # whether the tokens of deep layers teach it
-    online = False  # whether its level is found while decoding
+    learns: ClassVar[bool] = False  # whether it learns from the tokens that run all layers
+    online: ClassVar[bool] = False  # whether its level is found while decoding
 
-    def __eq__(self, other) -> bool:
-        return type(self) is type(other) and repr(vars(self)) == repr(vars(other))
+    def __post_init__(self):
+        if not is_number(self.level):
+            raise MeeError(f"threshold={self.level!r}: give a number.")
+        if self.decay is not None and (not is_number(self.decay) or not 0 < self.decay < inf):
+            raise MeeError(f"decay={self.decay!r}: give a temperature above 0 (CALM: 4), or None for none.")
+        check_choice("decay_form", self.form, DECAY_FORMS)
+
+    def with_level(self, level: float) -> "Threshold":
+        """The same schedule at another level."""
+        other = copy.copy(self)
+        object.__setattr__(other, "level", float(level))
+        return other
 
     def at(self, position, length: int):
-        """The threshold at `position` (from 0; a number or an array) of an output of at most `length` tokens.
+        """The threshold at a position of an output of at most `length` tokens.
 
-        >>> Threshold(0.5, decay=4.0).at(0, 10), Threshold(0.5, decay=4.0, form="calm").at(0, 10)
-        (0.5, 0.55)
+        Args:
+            position: from 0; a number or an array.
+            length: the `N` of the table above.
+
+        Returns:
+            A number, or an array of the shape of `position`.
         """
         if self.decay is None:
             return self.level
@@ -47,9 +100,17 @@ class Threshold:
         return level if np.ndim(level) else float(level)
 
     def exceeded(self, confidence: np.ndarray, position, length: int, sequence=None, depth=1.0) -> np.ndarray:
-        """Which rows exit, `[rows]`; a confidence that is NaN never does.
+        """Which rows exit at this layer.
 
-        A bandit needs `sequence`, the indices of the rows' inputs, and `depth`, the layer as a share of all.
+        Args:
+            confidence: `[rows]`; one that is NaN never exceeds.
+            position: of the rows' tokens in their outputs, a number or `[rows]`.
+            length: most tokens of an output.
+            sequence: `[rows]`, the index of each row's input; only a bandit needs it.
+            depth: this layer as a share of all layers; only a bandit needs it.
+
+        Returns:
+            `[rows]`, bool.
         """
         return confidence > self.at(position, length)
 
@@ -57,49 +118,69 @@ class Threshold:
 class AdaptiveThreshold(Threshold):
     """FREE's adaptive threshold: two Beta distributions over the shallow confidence, refitted now and then.
 
-    A token that has been through all layers is a label: did its shallow prediction agree with the deep one?
+    A token that has run all layers is a label: did its shallow prediction agree with the deep one?
     Each kind's confidences get a Beta distribution by the method of moments, and a token exits where
 
         pi_1 Beta(c; a_1, b_1) / (pi_0 Beta(c; a_0, b_0) + pi_1 Beta(c; a_1, b_1)) > zeta.
 
     The mixing weights `pi` are the shares of the labels (published code leaves them out: how often the two
     agree). Until there are `least` labels of each kind, the constant threshold `initial` decides; then the
-    distributions are fitted anew after `every` labels.
+    distributions are fitted anew after every `every` labels.
+
+    Attributes:
+        zeta: the posterior that has to be exceeded, from 0 to 1.
+        initial: the constant threshold before the first fit, from 0 to 1.
+        least: labels of each kind before the first fit, at least 1.
+        every: labels between two fits, at least 1.
+        labels: shallow confidences so far, by whether shallow and deep agreed.
+        fitted: shape parameters `(a, b)` of each kind's distribution; None before the first fit.
     """
 
-    learns = online = True
-    EDGE = 1e-4
+    learns = True
+    online = True
+    EDGE = 1e-4  # confidences are kept this far from 0 and 1, where a Beta density may be infinite
 
     def __init__(self, zeta: float = 0.4, initial: float = 0.9, least: int = 10, every: int = 50):
-        super().__init__(initial)
-        self.zeta, self.least, self.every, self.fitted, self._since = zeta, least, every, None, 0
+        super().__init__(check_number("initial", initial, 0, 1))
+        self.zeta = check_number("zeta", zeta, 0, 1)
+        self.least = check_whole("least", least)
+        self.every = check_whole("every", every)
         self.labels: dict[bool, list[float]] = {True: [], False: []}
+        self.fitted: dict[bool, tuple[float, float]] | None = None
+        self._since_fit = 0  # labels since the last fit
+
+    def __repr__(self) -> str:
+        settings = f"zeta={self.zeta}, initial={self.level}, least={self.least}, every={self.every}"
+        return f"{type(self).__name__}({settings})"
 
     def learn(self, confidence: np.ndarray, agrees: np.ndarray) -> None:
-        """Takes in shallow confidences `[rows]` and whether the deep prediction was the same."""
+        """Adds labels `[rows]`: shallow confidences, and whether the deep prediction was the same."""
         for value, label in zip(confidence.tolist(), agrees.tolist(), strict=True):
             self.labels[bool(label)].append(min(max(value, self.EDGE), 1 - self.EDGE))
-        self._since += len(confidence)
+        self._since_fit += len(confidence)
         enough = min(map(len, self.labels.values())) >= self.least
-        if enough and (self.fitted is None or self._since >= self.every):
+        if enough and (self.fitted is None or self._since_fit >= self.every):
             self.fitted = {label: self._fit(values) for label, values in self.labels.items()}
-            self._since = 0
+            self._since_fit = 0
 
     @staticmethod
     def _fit(values: list[float]) -> tuple[float, float]:
         """Shape parameters of a Beta distribution with the sample's mean and variance."""
-        mean, variance = float(np.mean(values)), max(float(np.var(values)), 1e-6)
+        mean = float(np.mean(values))
+        variance = max(float(np.var(values)), 1e-6)
         strength = max(mean * (1 - mean) / variance - 1, 1e-2)
         return mean * strength, (1 - mean) * strength
 
     def posterior(self, confidence: np.ndarray) -> np.ndarray:
-        """Probability that shallow and deep agree, given the shallow confidence; needs a fit."""
-        inside, logs = np.clip(np.asarray(confidence, dtype=np.float64), self.EDGE, 1 - self.EDGE), {}
+        """Probability that shallow and deep agree, given the shallow confidence `[rows]`; needs a fit."""
+        inside = np.clip(np.asarray(confidence, dtype=np.float64), self.EDGE, 1 - self.EDGE)
+        total = sum(map(len, self.labels.values()))
+        log_joint = {}  # of the label and the confidence
         for label, (a, b) in self.fitted.items():
-            weight = log(len(self.labels[label]) / sum(map(len, self.labels.values())))
+            weight = log(len(self.labels[label]) / total)
             scale = weight + lgamma(a + b) - lgamma(a) - lgamma(b)
-            logs[label] = scale + (a - 1) * np.log(inside) + (b - 1) * np.log1p(-inside)
-        return 1.0 / (1.0 + np.exp(np.clip(logs[False] - logs[True], -700, 700)))
+            log_joint[label] = scale + (a - 1) * np.log(inside) + (b - 1) * np.log1p(-inside)
+        return 1.0 / (1.0 + np.exp(np.clip(log_joint[False] - log_joint[True], -700, 700)))
 
     def exceeded(self, confidence: np.ndarray, position, length: int, sequence=None, depth=1.0) -> np.ndarray:
         if self.fitted is None:
@@ -109,52 +190,84 @@ class AdaptiveThreshold(Threshold):
 
 @dataclass
 class _Round:
-    """One token of a bandit's: its arm, the first and last confidence it saw, and how deep it went."""
+    """One token as a round of a bandit. Depths are shares of all layers."""
 
     arm: float
-    first: float
-    last: float
-    seen: float  # the depth of the last decision
-    depth: float = 1.0  # where it left, a share of L
+    first_confidence: float
+    last_confidence: float
+    decided_depth: float  # of the last decision
+    exit_depth: float = 1.0
+
+    def reward(self, cost: float) -> float:
+        return self.last_confidence - self.first_confidence - cost * self.exit_depth
 
 
 class BanditThreshold(Threshold):
-    """UCB over thresholds, the `arms` (UCBEE, Pacheco et al. 2024; CeeBERT, Bajpai and Hanawal 2024).
+    """A bandit over thresholds, the `arms` (UCBEE, Pacheco et al. 2024; CeeBERT, Bajpai and Hanawal 2024).
 
-    Each output plays by itself (in a batch a row gets what it gets alone), and each token is a round. Arms
-    are tried once in their order, then the one with the largest `mean + exploration sqrt(ln t / n)`.
+    Each output has a bandit to itself (in a batch a row gets what it gets alone), and each token is a round.
+    Arms are tried once in their order, then the one with the largest `mean + exploration sqrt(ln t / n)`.
     The reward is the gain in confidence from the first decision to the last, minus `cost` times the share of
-    the depth that was run: at a cost of 1 a layer pays off if it makes the model `1 / L` surer. What comes
-    out is not guaranteed, unlike what learn-then-test finds. `MeeError` without two arms from 0 to 1.
+    the depth that was run: at a cost of 1 a layer pays off if it raises the confidence by `1 / L`. Nothing is
+    guaranteed about the result, unlike what learn-then-test finds.
+
+    Attributes:
+        arms: at least two thresholds from 0 to 1.
+        exploration: how much an arm's bonus for being rarely tried weighs, from 0 on.
+        cost: of running all layers, in units of confidence, from 0 on.
+        rounds: by index of the input, the tokens so far.
+
+    Raises `MeeError` for settings out of range.
     """
 
     online = True
 
     def __init__(self, arms: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.9), exploration=1.0, cost=1.0):
-        if len(arms) < 2 or not all(0 <= arm <= 1 for arm in arms):
-            raise MeeError(f"arms={arms!r}: give at least two thresholds from 0 to 1.")
-        super().__init__(max(arms))
-        self.arms, self.exploration, self.cost = np.array(arms, dtype=np.float64), exploration, cost
+        self.arms = self._check_arms(arms)
+        super().__init__(max(self.arms))
+        self.exploration = check_number("exploration", exploration)
+        self.cost = check_number("cost", cost)
         self.rounds: dict[int, list[_Round]] = defaultdict(list)
 
+    @staticmethod
+    def _check_arms(arms: Sequence[float]) -> tuple[float, ...]:
+        listed = arms.tolist() if isinstance(arms, np.ndarray) else arms
+        several = isinstance(listed, Sequence) and len(listed) >= 2
+        if not several or not all(is_number(arm) and 0 <= arm <= 1 for arm in listed):
+            raise MeeError(f"arms={listed!r:.80}: give at least two thresholds from 0 to 1.")
+        return tuple(float(arm) for arm in listed)
+
+    def __repr__(self) -> str:
+        settings = f"arms={self.arms}, exploration={self.exploration}, cost={self.cost}"
+        return f"{type(self).__name__}({settings})"
+
     def exceeded(self, confidence: np.ndarray, position, length: int, sequence=None, depth=1.0) -> np.ndarray:
-        exits, positions = np.zeros(len(confidence), dtype=bool), np.broadcast_to(position, len(confidence))
-        for row, (output, place) in enumerate(zip(sequence.tolist(), positions.tolist(), strict=True)):
-            rounds, value = self.rounds[output], float(confidence[row])
-            if len(rounds) <= place or depth <= rounds[place].seen:  # its first decision; again, if redrafted
-                del rounds[place:]
-                rounds.append(_Round(self._choose(rounds), value, value, depth))
-            token = rounds[place]
-            exits[row], token.seen = value > token.arm, depth
-            if token.depth == 1.0:  # it has not left before
-                token.last, token.depth = value, depth if exits[row] else 1.0
+        exits = np.zeros(len(confidence), dtype=bool)
+        positions = np.broadcast_to(position, len(confidence)).tolist()
+        for row, output in enumerate(sequence.tolist()):
+            exits[row] = self._decide(self.rounds[output], positions[row], float(confidence[row]), depth)
+        return exits
+
+    def _decide(self, rounds: list[_Round], position: int, confidence: float, depth: float) -> bool:
+        """Whether one token exits; `rounds` are those of its output."""
+        first_decision = position >= len(rounds) or depth <= rounds[position].decided_depth
+        if first_decision:  # if the token was drafted before, that round and what followed it are void
+            del rounds[position:]
+            rounds.append(_Round(self._choose(rounds), confidence, confidence, depth))
+        token = rounds[position]
+        token.decided_depth = depth
+        exits = confidence > token.arm
+        if token.exit_depth == 1.0:  # it has not exited at an earlier layer
+            token.last_confidence = confidence
+            token.exit_depth = depth if exits else 1.0
         return exits
 
     def _choose(self, rounds: list[_Round]) -> float:
+        """The arm of the next token."""
         if len(rounds) < len(self.arms):
-            return float(self.arms[len(rounds)])
-        rewards = np.array([each.last - each.first - self.cost * each.depth for each in rounds])
-        played = np.array([each.arm for each in rounds]) == self.arms[:, None]
+            return self.arms[len(rounds)]
+        rewards = np.array([each.reward(self.cost) for each in rounds])
+        played = np.array([each.arm for each in rounds]) == np.array(self.arms)[:, None]  # [arm, round]
         times = played.sum(axis=1)
         bounds = played @ rewards / times + self.exploration * np.sqrt(log(len(rounds)) / times)
-        return float(self.arms[bounds.argmax()])
+        return self.arms[int(bounds.argmax())]
