@@ -12,10 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import build_lively
 from reference import greedy
 
-from mee_utils import ExitPolicy, MeeError, load_trace, replay, trace, train_classifier
+from mee_utils import (
+    ExitPolicy,
+    MeeError,
+    load_model,
+    load_trace,
+    replay,
+    replay_drafts,
+    trace,
+    train_classifier,
+)
+from mee_utils.models.loading import Model
 from mee_utils.traces import trace as traces
+from mee_utils.traces.replay import StoredStates
 from mee_utils.traces.trace import states_path
 
 INPUTS = [
@@ -156,13 +168,29 @@ def test_inputs_are_checked(t5, tmp_path):
         (dict(outputs=[[5, 1], [10**6], [1]]), "Output 1 must be a list of token ids from 0 to"),
         (dict(outputs=[[5, 1], [-2], [1]]), "Output 1 must be"),
         (dict(outputs=[["5"], [2], [1]]), "Output 0 must be"),
+        (dict(outputs=[[5, 1], [], [1]]), "Output 1 must be"),
+        (dict(outputs=[[5, 1], [[5, 1], [2]], [1]]), "Output 1 must be"),
+        (dict(outputs=[[5, 1], 7, [1]]), "Output 1 must be"),
+        (dict(outputs=5), "outputs=5: give a list, one for each input"),
+        (dict(references=5), "references=5: give a list"),
+        (dict(references=[]), "0 references for 3 inputs"),
+        (dict(references=REFERENCES, outputs=[[1]] * 3), "references and outputs contradict"),
         (dict(states="/proc/nothing/s.npy", max_new_tokens=2), "cannot be written"),
+        (dict(states=True), "states=True: give the path of a file, such as states.npy"),
+        (dict(states=False), "states=False: give the path"),
+        (dict(states=5), "states=5: give the path"),
+        (dict(states=""), "states='': give the path"),
+        (dict(states=tmp_path), "is a folder: give a file in it"),
     ):
         with pytest.raises(MeeError, match=message) as caught:
             trace(t5, INPUTS, **wrong)
         assert "\n" not in str(caught.value)
+    with pytest.raises(MeeError, match="model=T5ForConditionalGeneration: give what load_model returns"):
+        trace(t5.network, INPUTS)
     with pytest.raises(MeeError, match="does not exist"):
         load_trace(tmp_path / "nothing.safetensors")
+    with pytest.raises(MeeError, match="path=None: give the path of a file"):
+        load_trace(None)
     (tmp_path / "other.safetensors").write_bytes(b"PAR1 no trace")
     with pytest.raises(MeeError, match="is no trace"):
         load_trace(tmp_path / "other.safetensors")
@@ -170,8 +198,6 @@ def test_inputs_are_checked(t5, tmp_path):
 
 def test_states_that_are_not_finite_are_reported(tokenizer):
     from conftest import build_network
-
-    from mee_utils.models.loading import Model
 
     broken = Model(build_network("t5", len(tokenizer)), tokenizer, "broken")
     with torch.no_grad():
@@ -182,8 +208,6 @@ def test_states_that_are_not_finite_are_reported(tokenizer):
 
 def test_weights_that_are_no_numbers_are_reported(tokenizer):
     from conftest import build_network
-
-    from mee_utils.models.loading import Model
 
     broken = Model(build_network("t5", len(tokenizer)), tokenizer, "broken")
     with torch.no_grad():
@@ -286,6 +310,145 @@ def test_what_cannot_be_replayed_is_one_clear_line(stored, t5):
         with pytest.raises(MeeError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind, options, message",
+    [
+        ("linear_classifier", dict(learning_rate=-1), "learning_rate=-1: give a number above 0"),
+        ("linear_classifier", dict(learning_rate=0), "learning_rate=0: give"),
+        ("linear_classifier", dict(learning_rate=float("nan")), "learning_rate=nan: give"),
+        ("linear_classifier", dict(learning_rate=float("inf")), "learning_rate=inf: give"),
+        ("linear_classifier", dict(learning_rate="0.1"), "learning_rate='0.1': give"),
+        ("linear_classifier", dict(layers=0), "layers=0: give a whole number from 1"),
+        ("three_hidden_classifier", dict(layers=-1), "layers=-1: give"),
+        ("linear_classifier", dict(layers="2"), "layers='2': give"),
+        ("linear_classifier", dict(layers=4), "t5 decides at 3 layers.*give at most 3"),
+        ("three_hidden_classifier", dict(layers=13), "t5 decides at 3 layers.*give at most 3"),
+        ("hidden_classifier", dict(hidden=-1), "hidden=-1: give a whole number from 0"),
+        ("hidden_classifier", dict(hidden=2.5), "hidden=2.5: give"),
+        ("lstm_classifier", dict(hidden=0), "hidden=0: give a whole number from 1"),
+        ("lstm_classifier", dict(depth=0), "depth=0: give"),
+        ("past_future", dict(decoder_layers=7), "is for decoder_layers=7, t5 has 4"),
+        ("token_hash", dict(vocabulary=3), "is for vocabulary=3, t5 has"),
+        ("token_hash", dict(target="distilled"), "nothing can be distilled"),
+        ("linear_classifier", dict(target="correctness"), "trace made with trace.model, inputs, references."),
+        ("linear_classifier", dict(trace=None), "trace=None: give a Trace"),
+        ("linear_classifier", dict(held_out=5), "held_out=5: give a Trace"),
+    ],
+)
+def test_a_classifier_that_cannot_be_trained_is_one_clear_line(stored, t5, kind, options, message):
+    with pytest.raises(MeeError, match=message) as caught:
+        train_classifier(kind, **{"trace": stored[0], "model": t5} | options)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_most_layers_that_a_classifier_can_see_are_learned_from(stored, t5):
+    learned, curve = train_classifier("linear_classifier", stored[0], t5, layers=3, epochs=1)
+    assert learned.lookback == 2 and np.isfinite(curve[0]["loss"])
+
+
+def test_a_decoder_of_one_layer_has_no_classifier(tokenizer, tmp_path):
+    from conftest import build_network
+
+    flat = Model(build_network("t5-deep-decoder", len(tokenizer), layers=1), tokenizer, "flat")
+    found = trace(flat, INPUTS, states=tmp_path / "s.npy", max_new_tokens=2)
+    assert found.layers == 1
+    for kind in ("linear_classifier", "token_hash", "past_future", "lstm_classifier"):
+        with pytest.raises(MeeError, match="flat has one layer"):
+            train_classifier(kind, found, flat)
+
+
+def change_in_place(model, folder):
+    with torch.no_grad():
+        model.network.lm_head.weight.mul_(1.5)
+    return model
+
+
+def change_one_decoder_weight(model, folder):
+    with torch.no_grad():
+        model.network.get_decoder().block[1].layer[0].SelfAttention.q.weight[0, 0] += 1
+    return model
+
+
+def change_the_encoder(model, folder):
+    with torch.no_grad():
+        model.network.get_encoder().block[0].layer[0].SelfAttention.q.weight.mul_(2)
+    return model
+
+
+def replace_a_weight(model, folder):
+    norm = model.network.get_decoder().final_layer_norm
+    norm.weight = torch.nn.Parameter(norm.weight * 2)
+    return model
+
+
+def save_other_weights_to_the_same_folder(model, folder):
+    other = build_lively("t5", model.tokenizer, seed=1, dtype=torch.float32)
+    other.network.config.eos_token_id = model.network.config.eos_token_id
+    other.network.save_pretrained(folder)
+    return load_model(folder, dtype="float64", name=model.name)
+
+
+CHANGES = [
+    change_in_place,
+    change_one_decoder_weight,
+    change_the_encoder,
+    replace_a_weight,
+    save_other_weights_to_the_same_folder,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_trace_of_other_weights_is_refused(tokenizer, tmp_path, change):
+    """In one line, by all that takes a trace with its model; the states would be those of before."""
+    build_lively("t5", tokenizer, dtype=torch.float32).network.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    model = load_model(tmp_path / "model", dtype="float64", name="mine")
+    states = tmp_path / "t.states.npy"
+    path = trace(model, INPUTS, states=states, max_new_tokens=4).save(tmp_path / "t.safetensors")
+    found = load_trace(path)
+    pruned = ExitPolicy("softmax_margin", min_layer=1, pruning="fixed", top_k=9)
+    train_classifier("linear_classifier", found, model, epochs=1)
+    before = replay(found, pruned, model=model)
+    again = load_model(tmp_path / "model", dtype="float64", name="mine")
+    assert (replay(found, pruned, model=again) == before).all(), "the same weights loaded anew"
+    changed = change(model, tmp_path / "model")
+    for call in (
+        lambda: train_classifier("linear_classifier", found, changed),
+        lambda: replay(found, pruned, model=changed),
+        lambda: replay(found, ExitPolicy(min_layer=1), model=changed),
+        lambda: replay_drafts(found, ExitPolicy(min_layer=1), model=changed),
+        lambda: StoredStates(found.first(2), changed),
+    ):
+        with pytest.raises(MeeError, match='of other weights than "mine" has now: trace again') as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    fresh = trace(changed, INPUTS, states=states, max_new_tokens=4)
+    assert len(replay(fresh, pruned, model=changed)) == len(fresh)
+
+
+def test_a_trace_is_of_the_model_that_is_named(stored, t5):
+    with pytest.raises(MeeError, match='The trace is of "t5": give this model, not "other"'):
+        replay(stored[0], ExitPolicy(min_layer=1), model=replace(t5, name="other"))
+    with pytest.raises(MeeError, match="model=T5ForConditionalGeneration: give what load_model returns"):
+        replay(stored[0], ExitPolicy(min_layer=1), model=t5.network)
+
+
+def test_precision_does_not_make_a_trace_stale(tokenizer, tmp_path):
+    """Weights are compared in single precision, as those of classifiers are."""
+    model = build_lively("t5", tokenizer, dtype=torch.float32)
+    found = trace(model, INPUTS, states=tmp_path / "s.npy", max_new_tokens=4)
+    model.network.double()
+    assert len(replay(found, ExitPolicy(min_layer=1), model=model)) == len(found)
+
+
+def test_one_token_of_one_input_is_a_trace(t5, tmp_path):
+    found = trace(t5, INPUTS[:1], max_new_tokens=1, states=tmp_path / "s.npy")
+    again = load_trace(found.save(tmp_path / "t.safetensors"))
+    assert len(again) == 1 and again.token_before.tolist() == [-1]
+    assert [len(part) for part in again.by_output(again.position)] == [1]
+    assert len(trace(t5, iter(INPUTS), iter(REFERENCES)).source_tokens) == 3
 
 
 MEMORY = """

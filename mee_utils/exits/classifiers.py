@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..common.errors import MeeError, check_choice
+from ..common.errors import MeeError, check_choice, check_whole
 from ..common.files import complete_file
 from .measures import MaxProbability, Measure
 
@@ -291,10 +291,18 @@ def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> Ex
     for name, size in (shape | options).items():
         if size is None:
             raise MeeError(f'"{kind}" needs {name}=..., of the model (train_classifier knows it).')
+        check_whole(name, size, _least_size(name, shape))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = _CLASSES.get(kind, ExitClassifier)(kind, d_model, **shape | options)
     return made.eval().requires_grad_(False)
+
+
+def _least_size(name: str, shape: dict) -> int:
+    """The least value of an option: a linear classifier has no hidden units, a decoder exits before L."""
+    if name == "hidden":
+        return 0 if "layers" in shape else 1
+    return 2 if name == "decoder_layers" else 1
 
 
 def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: str, **about) -> Path:

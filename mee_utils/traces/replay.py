@@ -110,6 +110,7 @@ def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) 
         raise MeeError("A threshold that learns while decoding cannot be replayed: use generate.")
     bound = _bind(trace, policy)
     if model is not None:
+        trace.check_model(model)
         bound.measure.check_model(model)
     read = _look_up if bound.readout.plain else _read_out
     with torch.inference_mode():
@@ -146,8 +147,7 @@ class StoredStates:
             raise MeeError("This rule looks at states: give the model of the trace too, model=...")
         if trace.states is None:
             raise MeeError("This trace was made without states: make it with trace(..., states=file).")
-        if trace.model != model.name:
-            raise MeeError(f'The trace is of "{trace.model}": give this model, not "{model.name}".')
+        trace.check_model(model)
         found, wanted = trace.states.shape, (len(trace), model.layers, model.network.config.d_model)
         if found != wanted:
             raise MeeError(f"States are {found}, trace and model need {wanted}: trace again.")

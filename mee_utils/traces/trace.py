@@ -1,14 +1,15 @@
 """`trace`: one full-depth pass that keeps what measures and figures need of every token and layer.
 
 The output (the model's own greedy one, or a reference) is fed to the decoder at once, and the shared LM head
-reads out every layer. What is kept does not grow with the vocabulary, logits exist for a few hundred tokens
-at a time, and states go to a file as they come: memory stays bounded however long the trace is.
+computes logits at every layer. What is kept does not grow with the vocabulary, logits exist for a few hundred
+tokens at a time, and states go to a file as they come: memory stays bounded however long the trace is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -30,8 +31,9 @@ from ..models.costs import DecoderSizes
 from ..models.loading import Model
 from ..models.states import layer_states, output_scale
 
-READ_OUT_ELEMENTS = 8_000_000
-FORMAT = "mee_utils.trace.2"
+LOGITS_AT_ONCE = 8_000_000  # elements of `[token, layer, vocabulary]` that are in memory at a time
+FORMAT = "mee_utils.trace.3"
+IGNORED = -100  # the label of padding, as in `transformers`
 
 
 @dataclass(repr=False)
@@ -40,7 +42,7 @@ class Trace:
 
     sequence: np.ndarray  # `[token]`, the index of its input
     position: np.ndarray  # `[token]`, its place in the output, from 0
-    token_id: np.ndarray  # `[token]`, what was emitted (along "greedy") or stands in the reference
+    token_id: np.ndarray  # `[token]`, emitted (along "greedy") or of the reference
     top_ids: np.ndarray  # `[token, layer, k]`, the k most probable tokens, descending
     top_probabilities: np.ndarray  # `[token, layer, k]`, of these
     entropy: np.ndarray  # `[token, layer]`, in nats
@@ -55,23 +57,29 @@ class Trace:
     min_exit_layer: int  # of the model
     sizes: DecoderSizes
     source_tokens: list[int]  # length of each input, in tokens
-    states: np.ndarray | None = None  # `[token, layer, d_model]`, raw, if asked for; a memory map
+    states: np.ndarray | None = None  # `[token, layer, d_model]`, raw, where they were kept; a memory map
+    fingerprint: str | None = None  # of the weights that were traced, see `Model.fingerprint`
 
     def __len__(self) -> int:
         return len(self.sequence)
 
     def __repr__(self) -> str:
         states = "no states" if self.states is None else "with states"
-        inputs = f"{len(self)} tokens of {len(self.source_tokens)} inputs"
-        return f'Trace("{self.model}", along="{self.along}": {inputs}, {self.layers} layers, {states})'
+        size = f"{len(self)} tokens of {len(self.source_tokens)} inputs"
+        return f'Trace("{self.model}", along="{self.along}": {size}, {self.layers} layers, {states})'
 
     def _repr_html_(self) -> str:
         """What each layer predicts and how surely, means over tokens."""
-        means = {"says what the last layer says": self.top1_id == self.final_id[:, None]}
-        means |= {"probability of the final prediction": self.final_probability, "margin": self.margin}
-        means |= {"similarity to the layer before": self.similarity}
-        shown = lambda means: [shaded(f"{mean:.2f}", max(0.0, mean)) for mean in means.tolist()]
-        rows = [(name, *shown(values.mean(axis=0))) for name, values in means.items()]
+        by_layer = {
+            "says what the last layer says": self.top1_id == self.final_id[:, None],
+            "probability of the final prediction": self.final_probability,
+            "margin": self.margin,
+            "similarity to the layer before": self.similarity,
+        }
+        rows = []
+        for name, values in by_layer.items():
+            means = values.mean(axis=0).tolist()
+            rows.append((name, *(shaded(f"{mean:.2f}", max(0.0, mean)) for mean in means)))
         return table(rows, ("layer", *range(1, self.layers + 1)), repr(self))
 
     @property
@@ -108,6 +116,15 @@ class Trace:
         """`[token]` as one array an output."""
         return np.split(values, np.flatnonzero(np.diff(self.sequence)) + 1)
 
+    def check_model(self, model: Model) -> None:
+        """Raises `MeeError` unless the model has the weights that were traced."""
+        if not isinstance(model, Model):
+            raise MeeError(f"model={type(model).__name__}: give what load_model returns.")
+        if self.model != model.name:
+            raise MeeError(f'The trace is of "{self.model}": give this model, not "{model.name}".')
+        if self.fingerprint not in (None, model.fingerprint):
+            raise MeeError(f'The trace is of other weights than "{model.name}" has now: trace again.')
+
     def check_own(self, inputs: int) -> None:
         """Raises `MeeError` unless these are the model's own outputs for so many inputs."""
         if self.along != "greedy" or len(self.source_tokens) != inputs:
@@ -128,27 +145,31 @@ class Trace:
         """Writes the trace as safetensors, its states beside it (.npy). Files appear only when complete."""
         from safetensors.numpy import save_file
 
-        path = Path(path)
-        if path.is_dir():
-            raise MeeError(f"{path} is a folder: give a file in it, such as trace.safetensors.")
-        about = {name: getattr(self, name) for name in ("along", "model", "min_exit_layer", "source_tokens")}
-        about |= {"sizes": asdict(self.sizes), "states": self.states is not None}
+        path = _check_file("path", path, "trace.safetensors")
+        metadata = {name: getattr(self, name) for name in _METADATA}
+        metadata["sizes"] = asdict(self.sizes)
+        metadata["states"] = self.states is not None
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         with complete_file(path) as partial:
-            save_file(arrays, partial, {"format": FORMAT, "about": json.dumps(about)})
+            save_file(arrays, partial, {"format": FORMAT, "about": json.dumps(metadata)})
             if self.states is None:
                 states_path(path).unlink(missing_ok=True)
-            elif Path(getattr(self.states, "filename", None) or "").resolve() != states_path(path).resolve():
+            elif not self._states_lie_in(states_path(path)):
                 with complete_file(states_path(path)) as stored, stored.open("wb") as file:
                     np.save(file, self.states)
         return path
 
+    def _states_lie_in(self, path: Path) -> bool:
+        mapped = getattr(self.states, "filename", None)
+        return mapped is not None and Path(mapped).resolve() == path.resolve()
+
 
 _ARRAYS = [field.name for field in fields(Trace) if field.type == "np.ndarray"]
+_METADATA = ("along", "model", "min_exit_layer", "source_tokens", "fingerprint")
 
 
 def states_path(path: Path) -> Path:
-    """Where the states of a saved trace are; `Trace.save` leaves those that `trace` wrote there."""
+    """Where the states of a saved trace are; `Trace.save` keeps those that `trace` wrote there."""
     return path.with_suffix(".states.npy")
 
 
@@ -156,30 +177,46 @@ def load_trace(path: str | Path) -> Trace:
     """Reads what `Trace.save` wrote. Raises `MeeError` if a file is missing, damaged or no trace."""
     from safetensors import SafetensorError, safe_open
 
-    path = Path(path)
+    path = _check_file("path", path, "trace.safetensors")
     if not path.exists():
         raise MeeError(f"{path} does not exist: write it with Trace.save first.")
     try:
         with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
+            stored = file.metadata() or {}
+            if stored.get("format") != FORMAT:
                 raise MeeError(f'{path} is no trace of the format "{FORMAT}": trace again.')
             arrays = {name: file.get_tensor(name) for name in _ARRAYS}
     except (SafetensorError, OSError) as error:
         raise MeeError(f"{path} is no trace, or damaged: trace again, and Trace.save.") from error
-    about = json.loads(metadata["about"])
-    found = Trace(**arrays, **about | {"sizes": DecoderSizes(**about["sizes"]), "states": None})
-    if about["states"]:
-        path = states_path(path)
-        if not path.exists():
-            raise MeeError(f"{path} is missing: copy it along with its trace.")
-        try:
-            found.states = np.load(path, mmap_mode="r")
-        except (ValueError, EOFError, OSError) as error:
-            raise MeeError(f"{path} is cut short or damaged: copy it again, or trace again.") from error
-        if (many := len(found.states)) != len(found):
-            raise MeeError(f"{path} holds {many} tokens, its trace {len(found)}: copy both again.")
-    return found
+    metadata = json.loads(stored["about"])
+    metadata["sizes"] = DecoderSizes(**metadata["sizes"])
+    with_states = metadata.pop("states")
+    loaded = Trace(**arrays, **metadata)
+    if with_states:
+        loaded.states = _load_states(states_path(path), len(loaded))
+    return loaded
+
+
+def _load_states(path: Path, tokens: int) -> np.ndarray:
+    """The states `[token, layer, d_model]` of a saved trace, as a memory map."""
+    if not path.exists():
+        raise MeeError(f"{path} is missing: copy it along with its trace.")
+    try:
+        states = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, OSError) as error:
+        raise MeeError(f"{path} is cut short or damaged: copy it again, or trace again.") from error
+    if len(states) != tokens:
+        raise MeeError(f"{path} holds {len(states)} tokens, its trace {tokens}: copy both again.")
+    return states
+
+
+def _check_file(name: str, path: object, example: str) -> Path:
+    """The path of a file that may be there or not; an error for a folder, or what is no path at all."""
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise MeeError(f"{name}={path!r:.60}: give the path of a file, such as {example}.")
+    if Path(path).is_dir():
+        raise MeeError(f"{path} is a folder: give a file in it, such as {example}.")
+    return Path(path)
 
 
 def trace(
@@ -196,53 +233,36 @@ def trace(
     """Traces a model at full depth, along `references` or, without them, its own greedy output.
 
     Args:
-        outputs: ids of the greedy output, if they are known already.
+        outputs: ids of the greedy output, if it was decoded already.
         top_k: how many ids to keep for each token and layer (at least 2, for the margin).
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
         max_new_tokens: longest output, end token included; longer references are cut.
+        batch_size: inputs at a time; changes numbers by rounding only.
 
-    Raises `MeeError` for no inputs, an empty one, a missing reference, ids that the model does not
-    have, states that are not finite, no room on the disk.
+    Raises:
+        MeeError: no inputs, an empty one, a missing reference, ids that the model does not have, states that
+            are not finite, no room on the disk.
     """
+    if not isinstance(model, Model):
+        raise MeeError(f"model={type(model).__name__}: give what load_model returns.")
     texts = check_inputs(inputs)
-    for name, value in (("top_k", top_k), ("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
-        check_whole(name, value)
-    vocabulary = model.network.config.vocab_size
-    if not 2 <= top_k <= vocabulary:
+    check_whole("top_k", top_k)
+    check_whole("max_new_tokens", max_new_tokens)
+    check_whole("batch_size", batch_size)
+    if not 2 <= top_k <= model.network.config.vocab_size:
         raise MeeError(f"top_k={top_k}: keep at least 2 (for the margin) and at most the vocabulary.")
-    if references is not None:
-        if len(references) != len(texts):
-            raise MeeError(f"{len(references)} references for {len(texts)} inputs: give one for each.")
-        checked = check_inputs(references, "Reference")
-        outputs = model.tokenizer(checked, truncation=True, max_length=max_new_tokens).input_ids
-    elif outputs is None:
-        longest = dict(max_new_tokens=max_new_tokens, max_source_tokens=UNLIMITED)
-        outputs = generate(model, texts, batch_size=batch_size, **longest).token_ids
-    outputs = _check_outputs(outputs, len(texts), vocabulary)
-    lengths = [len(ids) for ids in outputs]
-    places = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    shape = (sum(lengths), model.layers)
-    arrays = {name: np.empty(shape, np.float32) for name in _ARRAYS[3:]}
-    arrays |= {"final_rank": np.empty(shape, np.int32), "top_ids": np.empty((*shape, top_k), np.int32)}
-    arrays["top_probabilities"] = np.empty((*shape, top_k), np.float32)
-    with ExitStack() as stack:
-        store = None
-        if states is not None:
-            file = stack.enter_context(stack.enter_context(complete_file(states)).open("wb"))
-            store = _StatesFile(file, (*shape, model.network.config.d_model))
-        batches = -(-len(texts) // batch_size)
-        bar = tqdm(batches_by_length(model, texts, batch_size), "trace", batches, delay=5, disable=None)
-        for chosen, batch in bar:
-            rows = [places[i] for i in chosen]
-            raw = _trace_batch(model, batch, [outputs[i] for i in chosen], np.concatenate(rows), arrays)
-            if store:
-                store.write(rows, raw)
+    if states is not None:
+        states = _check_file("states", states, "states.npy")
+    token_ids = _outputs_to_trace(model, texts, references, outputs, max_new_tokens, batch_size)
+    arrays = _trace_outputs(model, texts, token_ids, top_k, states, batch_size)
+    lengths = [len(ids) for ids in token_ids]
     return Trace(
         sequence=np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
         position=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        token_id=np.concatenate(outputs),
+        token_id=np.concatenate(token_ids),
         along="greedy" if references is None else "reference",
         model=model.name,
+        fingerprint=model.fingerprint,
         min_exit_layer=model.min_exit_layer,
         sizes=DecoderSizes.of(model.network.config),
         source_tokens=[len(ids) for ids in model.tokenizer(texts).input_ids],
@@ -251,80 +271,205 @@ def trace(
     )
 
 
-def _check_outputs(outputs: Sequence[Sequence[int]], inputs: int, vocabulary: int) -> list[np.ndarray]:
-    """Ids of every output as an array, or an error that says which one is none."""
-    if len(outputs) != inputs or not all(map(len, outputs)):
-        raise MeeError(f"{len(outputs)} outputs for {inputs} inputs, or one of no tokens: give ids.")
-    arrays = [np.asarray(ids) for ids in outputs]
-    for number, ids in enumerate(arrays):
-        if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= vocabulary:
-            raise MeeError(f"Output {number} must be a list of token ids from 0 to {vocabulary - 1}.")
-    return [ids.astype(np.int32) for ids in arrays]
+def _outputs_to_trace(
+    model: Model,
+    texts: list[str],
+    references: Iterable[str] | None,
+    outputs: Iterable[Sequence[int]] | None,
+    max_new_tokens: int,
+    batch_size: int,
+) -> list[np.ndarray]:
+    """Ids of every output to trace, `[token]` each: of the references, those given, or decoded now."""
+    if references is not None and outputs is not None:
+        raise MeeError("references and outputs contradict each other: give one of them.")
+    if references is not None:
+        references = _check_one_each("references", references, len(texts))
+        checked = check_inputs(references, "Reference")
+        outputs = model.tokenizer(checked, truncation=True, max_length=max_new_tokens).input_ids
+    elif outputs is None:
+        outputs = generate(
+            model, texts, batch_size=batch_size, max_new_tokens=max_new_tokens, max_source_tokens=UNLIMITED
+        ).token_ids
+    outputs = _check_one_each("outputs", outputs, len(texts))
+    vocabulary = model.network.config.vocab_size
+    return [_check_output(number, ids, vocabulary) for number, ids in enumerate(outputs)]
+
+
+def _check_one_each(name: str, values: object, inputs: int) -> list:
+    """A list with a value for each input."""
+    if isinstance(values, str):
+        values = [values]
+    if not isinstance(values, Iterable):
+        raise MeeError(f"{name}={values!r:.60}: give a list, one for each input.")
+    values = list(values)
+    if len(values) != inputs:
+        raise MeeError(f"{len(values)} {name} for {inputs} inputs: give one for each.")
+    return values
+
+
+def _check_output(number: int, token_ids: Sequence[int], vocabulary: int) -> np.ndarray:
+    """The ids of an output as an array `[token]`, or an error that says which output is none."""
+    try:
+        ids = np.asarray(token_ids)
+        valid = ids.ndim == 1 and ids.dtype.kind in "iu" and ids.min() >= 0 and ids.max() < vocabulary
+    except ValueError:  # no token at all, or lists of unequal lengths
+        valid = False
+    if not valid:
+        raise MeeError(f"Output {number} must be a list of token ids from 0 to {vocabulary - 1}.")
+    return ids.astype(np.int32)
+
+
+def _trace_outputs(
+    model: Model,
+    texts: list[str],
+    outputs: list[np.ndarray],
+    top_k: int,
+    states: Path | None,
+    batch_size: int,
+) -> dict[str, np.ndarray]:
+    """The arrays of a trace along some outputs; raw states go to the file `states`, if there is one."""
+    lengths = [len(ids) for ids in outputs]
+    tokens = sum(lengths)
+    token_indices = np.split(np.arange(tokens), np.cumsum(lengths)[:-1])  # of each output
+    arrays = _empty_arrays(tokens, model.layers, top_k)
+    with ExitStack() as stack:
+        states_file = None
+        if states is not None:
+            file = stack.enter_context(stack.enter_context(complete_file(states)).open("wb"))
+            states_file = _StatesFile(file, (tokens, model.layers, model.network.config.d_model))
+        batches = tqdm(
+            batches_by_length(model, texts, batch_size),
+            desc="trace",
+            total=-(-len(texts) // batch_size),
+            delay=5,
+            disable=None,
+        )
+        for indices, batch in batches:
+            rows = [token_indices[index] for index in indices]
+            raw = _trace_batch(model, batch, [outputs[index] for index in indices], rows, arrays)
+            if states_file:
+                states_file.write(rows, raw)
+    return arrays
+
+
+def _empty_arrays(tokens: int, layers: int, top_k: int) -> dict[str, np.ndarray]:
+    """Arrays for what `_describe` says of every token and layer."""
+    return {
+        "top_ids": np.empty((tokens, layers, top_k), np.int32),
+        "top_probabilities": np.empty((tokens, layers, top_k), np.float32),
+        "entropy": np.empty((tokens, layers), np.float32),
+        "final_probability": np.empty((tokens, layers), np.float32),
+        "final_rank": np.empty((tokens, layers), np.int32),
+        "token_probability": np.empty((tokens, layers), np.float32),
+        "similarity": np.empty((tokens, layers), np.float32),
+        "final_similarity": np.empty((tokens, layers), np.float32),
+    }
 
 
 class _StatesFile:
     """A .npy file of states, written without a memory map: a full disk is an error, not a bus error."""
 
     def __init__(self, file: BinaryIO, shape: tuple[int, ...]):
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-        self.file, self.start = file, file.tell()
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        self.file = file
+        self.start = file.tell()
 
     def write(self, rows: list[np.ndarray], raw: Tensor) -> None:
-        """Writes states `[token, layer, d_model]` of some outputs; `rows` says where each of them goes."""
-        states, done = raw.float().cpu().numpy(), 0
+        """Writes states `[token, layer, d_model]` of some outputs; `rows` are the token indices of each."""
+        states = raw.float().cpu().numpy()
+        bytes_per_token = states[0].nbytes
+        written = 0
         for tokens in rows:
-            self.file.seek(self.start + int(tokens[0]) * states[0].nbytes)
-            self.file.write(states[done : done + len(tokens)].tobytes())
-            done += len(tokens)
+            self.file.seek(self.start + int(tokens[0]) * bytes_per_token)
+            self.file.write(states[written : written + len(tokens)].tobytes())
+            written += len(tokens)
 
 
 @torch.inference_mode()
-def _trace_batch(model: Model, batch: dict, outputs: list, rows: np.ndarray, arrays: dict) -> Tensor:
-    """Runs a batch, fills the rows of its tokens, and returns their raw states `[token, layer, d_model]`."""
-    network, outputs = model.network, [torch.as_tensor(ids, dtype=torch.long) for ids in outputs]
-    labels = pad_sequence(outputs, batch_first=True, padding_value=-100).to(model.device)
-    fed, real = network.prepare_decoder_input_ids_from_labels(labels), labels != -100
-    decoder, source = network.get_decoder(), dict(encoder_attention_mask=batch["attention_mask"])
-    source |= dict(encoder_hidden_states=network.get_encoder()(**batch)[0])
+def _trace_batch(
+    model: Model,
+    batch: dict,
+    outputs: list[np.ndarray],
+    rows: list[np.ndarray],
+    arrays: dict[str, np.ndarray],
+) -> Tensor:
+    """Runs a batch, fills the `rows` of its tokens; returns their raw states `[token, layer, d_model]`."""
+    network = model.network
+    decoder = network.get_decoder()
+    ids = [torch.as_tensor(output, dtype=torch.long) for output in outputs]
+    labels = pad_sequence(ids, batch_first=True, padding_value=IGNORED).to(model.device)  # [output, position]
+    fed = network.prepare_decoder_input_ids_from_labels(labels)
+    real = labels != IGNORED
+    encoded = network.get_encoder()(**batch)[0]
     with layer_states(network) as states:
-        decoder(input_ids=fed, **source, use_cache=False)
-    embedding, token_ids = decoder.embed_tokens(fed)[real], labels[real]
-    raw = torch.stack([state[real] for state in states], dim=1)
-    wrong = (~torch.isfinite(raw)).any(-1).any(0).nonzero()
-    if len(wrong):
-        found = f"The states of {model.name} are not finite from layer {int(wrong[0]) + 1} on"
-        raise MeeError(f"{found}: use dtype float32 or bfloat16, or look for damaged weights.")
-    size = max(1, READ_OUT_ELEMENTS // (network.config.vocab_size * model.layers))
-    for start in range(0, len(rows), size):
+        decoder(
+            input_ids=fed,
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=batch["attention_mask"],
+            use_cache=False,
+        )
+    raw = torch.stack([state[real] for state in states], dim=1)  # [token, layer, d_model]
+    embedding = decoder.embed_tokens(fed)[real]  # [token, d_model]
+    token_ids = labels[real]  # [token]
+    _check_finite(model, raw)
+    tokens = np.concatenate(rows)
+    top_k = arrays["top_ids"].shape[-1]
+    size = max(1, LOGITS_AT_ONCE // (network.config.vocab_size * model.layers))
+    for start in range(0, len(tokens), size):
         part = slice(start, start + size)
-        seen = raw[part], embedding[part], token_ids[part]
-        for name, values in _describe(network, *seen, arrays["top_ids"].shape[-1]).items():
-            arrays[name][rows[part]] = values.cpu().numpy()
+        described = _describe(network, raw[part], embedding[part], token_ids[part], top_k)
+        for name, values in described.items():
+            arrays[name][tokens[part]] = values.cpu().numpy()
     return raw
 
 
+def _check_finite(model: Model, raw: Tensor) -> None:
+    """Raises `MeeError` naming the first layer after which a state is not finite."""
+    broken_layers = (~torch.isfinite(raw)).any(-1).any(0).nonzero()
+    if len(broken_layers):
+        states = f"The states of {model.name} are not finite from layer {int(broken_layers[0]) + 1} on"
+        raise MeeError(f"{states}: use dtype float32 or bfloat16, or look for damaged weights.")
+
+
 def _describe(network, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k: int) -> dict[str, Tensor]:
-    """What is kept of some tokens: `raw` is `[token, layer, d_model]`, `embedding` `[token, d_model]`."""
+    """What is kept of some tokens at every layer, `[token, layer]` or `[token, layer, k]`.
+
+    Args:
+        raw: states after each layer, `[token, layer, d_model]`.
+        embedding: states before the first, `[token, d_model]`.
+        token_ids: of the tokens, `[token]`.
+    """
     norm = network.get_decoder().final_layer_norm
-    states, wide = norm(raw), torch.promote_types(raw.dtype, torch.float32)
-    before = torch.cat([norm(embedding)[:, None], states[:, :-1]], dim=1)
-    probabilities = torch.softmax(network.lm_head(states * output_scale(network)).to(wide), dim=-1)
+    states = norm(raw)
+    wide = torch.promote_types(raw.dtype, torch.float32)
+    logits = network.lm_head(states * output_scale(network))  # [token, layer, vocabulary]
+    probabilities = torch.softmax(logits.to(wide), dim=-1)
     top = probabilities.topk(top_k, dim=-1)
     top_ids = first_of_equals(probabilities, top.indices)
-    # probabilities of one id a token, at every layer
-    at = lambda ids: probabilities.gather(-1, ids[:, None, None].expand(-1, raw.shape[1], 1))[..., 0]
-    cosine = lambda a, b: functional.cosine_similarity(a.to(wide), b.to(wide), dim=-1).clamp(max=1.0)
-    final = at(top_ids[:, -1, 0])
+    final_probability = _probability_of(probabilities, top_ids[:, -1, 0])
+    states_before = torch.cat([norm(embedding)[:, None], states[:, :-1]], dim=1)
     return {
         "top_ids": top_ids,
         "top_probabilities": top.values,
         "entropy": torch.special.entr(probabilities).sum(-1),
-        "final_probability": final,
-        "final_rank": (probabilities > final[..., None]).sum(-1) + 1,
-        "token_probability": at(token_ids),
-        "similarity": cosine(states, before),
-        "final_similarity": cosine(states, states[:, -1:]),
+        "final_probability": final_probability,
+        "final_rank": (probabilities > final_probability[..., None]).sum(-1) + 1,
+        "token_probability": _probability_of(probabilities, token_ids),
+        "similarity": _cosine(states, states_before, wide),
+        "final_similarity": _cosine(states, states[:, -1:], wide),
     }
+
+
+def _probability_of(probabilities: Tensor, ids: Tensor) -> Tensor:
+    """`[token, layer]`, the probability at every layer of one id `[token]` a token."""
+    index = ids[:, None, None].expand(-1, probabilities.shape[1], 1)
+    return probabilities.gather(-1, index)[..., 0]
+
+
+def _cosine(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[token, layer]`, cosine similarity of states `[token, layer, d_model]`."""
+    return functional.cosine_similarity(first.to(dtype), second.to(dtype), dim=-1).clamp(max=1.0)
 
 
 def first_of_equals(probabilities: Tensor, ids: Tensor) -> Tensor:
