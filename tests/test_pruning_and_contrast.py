@@ -9,12 +9,14 @@ import pandas as pd
 import pytest
 import torch
 from conftest import INPUTS, LENGTH, build_lively
+from scipy.spatial.distance import jensenshannon
 from test_readouts import softmax
 
-from mee_utils import ExitPolicy, MeeError, trace
+from mee_utils import ExitPolicy, MeeError, generate, trace
 from mee_utils.analysis import comparison, decisions, long_documents, pruning
 from mee_utils.analysis import contrast as contrasting
 from mee_utils.analysis.comparison import DecodingResult
+from mee_utils.exits.contrast import Distribution
 from mee_utils.exits.measures import find_measure
 from mee_utils.models.costs import DecoderSizes, generation_flops
 from mee_utils.models.states import output_scale
@@ -165,6 +167,33 @@ def test_one_token_is_contrasted_as_the_formula_says(eight, traced):
 def test_the_amateurs_are_shares_of_all_tokens(eight, traced):
     table = contrasting.chosen_amateurs(traced, eight, task="t")
     assert np.allclose(table.groupby("layer").share.sum(), 1) and (table.amateur_layer < table.layer).all()
+
+
+def test_the_amateur_is_the_layer_of_largest_divergence_and_each_layer_is_prepared_once(
+    eight, traced, monkeypatch
+):
+    """Of `L` layers there are `L (L - 1) / 2` pairs; softmax and entropy are computed `L` times a token."""
+    prepared, prepare = [], Distribution.from_logits
+
+    def counted(logits):
+        prepared.append(len(logits))
+        return prepare(logits)
+
+    monkeypatch.setattr(Distribution, "from_logits", counted)
+    table = contrasting.chosen_amateurs(traced, eight)
+    assert sum(prepared) == 8 * len(traced)
+    counts = np.zeros((9, 9))
+    for token in range(len(traced)):
+        probabilities = distributions(traced, eight, token)
+        for layer in range(2, 9):
+            divergences = [jensenshannon(probabilities[layer - 1], p) for p in probabilities[: layer - 1]]
+            counts[layer, np.argmax(divergences) + 1] += 1
+    rows = table[["layer", "amateur_layer"]].to_numpy()
+    assert table.share.to_numpy() == pytest.approx(counts[rows[:, 0], rows[:, 1]] / len(traced))
+    prepared.clear()
+    policy = ExitPolicy(threshold=1.0, min_layer=2, contrast="jsd")
+    tokens = generate(eight, INPUTS[:1], policy, max_new_tokens=LENGTH).tokens
+    assert sum(prepared) == 7 * tokens, "the last layer is not contrasted"
 
 
 def test_one_plausible_id_is_all_the_public_form_needs(eight, traced):

@@ -12,7 +12,7 @@ from reference import counted_and_profiled
 
 from mee_utils import ExitPolicy, MeeError, generate, replay, trace
 from mee_utils.decoding.token import on_host
-from mee_utils.exits.contrast import jensen_shannon, jsd_contrast, weighted_contrast
+from mee_utils.exits.contrast import Distribution, jensen_shannon, jsd_contrast, weighted_contrast
 from mee_utils.exits.measures import MaxProbability, SoftmaxMargin
 from mee_utils.models.states import output_scale
 from mee_utils.traces.replay import replay_policy
@@ -39,14 +39,15 @@ def test_a_contrast_is_a_distribution_and_divergence_is_symmetric(first, second,
     assert weighted_contrast(a, b, alpha).exp().sum().item() == pytest.approx(1, abs=1e-6)
     scores, _ = jsd_contrast(a[None], b[None, None], alpha)
     assert scores.exp().sum().item() == pytest.approx(1, abs=1e-6)
-    p, q = a.softmax(-1), b.softmax(-1)
+    p, q = Distribution.from_logits(a), Distribution.from_logits(b)
     forth, back = jensen_shannon(p, q).item(), jensen_shannon(q, p).item()
     assert forth == pytest.approx(back, abs=1e-12) and 0 <= forth <= math.log(2) + 1e-12
     assert jensen_shannon(p, p).item() == pytest.approx(0, abs=1e-12)
 
 
 def test_divergence_by_hand_and_the_amateur_that_is_farthest():
-    assert jensen_shannon(logs(0.5, 0.5).exp(), logs(0.25, 0.75).exp()).item() == pytest.approx(
+    p, q = Distribution.of(logs(0.5, 0.5).exp()), Distribution.of(logs(0.25, 0.75).exp())
+    assert jensen_shannon(p, q).item() == pytest.approx(
         0.5 * (0.5 * math.log(0.5 / 0.375) + 0.5 * math.log(0.5 / 0.625))
         + 0.5 * (0.25 * math.log(0.25 / 0.375) + 0.75 * math.log(0.75 / 0.625))
     )

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..common.errors import MeeError
 from ..decoding.exit_state import ExitState
-from ..exits.contrast import ALPHA, check_alpha, jensen_shannon, weighted_contrast
+from ..exits.contrast import ALPHA, Distribution, check_alpha, farthest, weighted_contrast
 from ..models.loading import Model
 from ..traces.replay import PolicyReplay, StoredStates, chunks
 from ..traces.trace import Trace
@@ -34,11 +34,9 @@ def _pair(states: list[ExitState], layer: int) -> tuple[Tensor, Tensor]:
     return states[layer - 1].full_logits, states[max(1, layer // 2) - 1].full_logits
 
 
-def _farthest(probabilities: list[Tensor], layer: int) -> np.ndarray:
+def _jsd_amateur(distributions: list[Distribution], layer: int) -> np.ndarray:
     """`[token]`: the earlier layer that differs most from `layer` (Jensen-Shannon), counted from 1."""
-    late = probabilities[layer - 1]
-    distances = [jensen_shannon(late, early).cpu().numpy() for early in probabilities[: layer - 1]]
-    return np.argmax(distances, axis=0) + 1
+    return farthest(distributions[layer - 1], distributions[: layer - 1]).cpu().numpy() + 1
 
 
 def one_token(
@@ -53,7 +51,7 @@ def one_token(
         raise MeeError(f"layer={layer}: a contrast needs an earlier layer; give 2 to {trace.layers}.")
     logits = [s.full_logits for s in StoredStates(trace, model).exit_states(slice(token, token + 1))]
     amateurs = {"weighted": max(1, layer // 2)}
-    amateurs["jsd"] = int(_farthest([each.softmax(-1) for each in logits], layer)[0])
+    amateurs["jsd"] = int(_jsd_amateur([Distribution.from_logits(each) for each in logits], layer)[0])
     late, rows = logits[layer - 1][0].softmax(-1), []
     for kind, amateur in amateurs.items():
         result = weighted_contrast(logits[layer - 1], logits[amateur - 1], alpha)[0].exp()
@@ -123,9 +121,9 @@ def chosen_amateurs(trace: Trace, model: Model, **labels) -> pd.DataFrame:
     layers = trace.layers
     counts = np.zeros((layers + 1, layers + 1))
     for _, states in _states(trace, model):
-        probabilities = [state.full_logits.softmax(-1) for state in states]
+        distributions = [Distribution.from_logits(state.full_logits) for state in states]
         for layer in range(2, layers + 1):
-            counts[layer] += np.bincount(_farthest(probabilities, layer), minlength=layers + 1)
+            counts[layer] += np.bincount(_jsd_amateur(distributions, layer), minlength=layers + 1)
     expert, amateur = np.tril_indices(layers + 1, -1)
     pairs = {"layer": expert, "amateur_layer": amateur, "share": (counts / len(trace))[expert, amateur]}
     return pd.DataFrame({**labels, **pairs}).query("amateur_layer > 0").reset_index(drop=True)

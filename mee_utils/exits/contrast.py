@@ -10,8 +10,10 @@ scaled to the mass that `p_e` has there; elsewhere it is `p_e`. It sums to 1, an
 (Published code leaves the scale out: a set of one then gets all the mass and exits at any threshold.)
 """
 
+from collections.abc import Sequence
 from math import log
 from numbers import Real
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,10 +41,49 @@ def weighted_contrast(expert: Tensor, amateur: Tensor, alpha: float = ALPHA) -> 
     return torch.where(plausible, inside, late)
 
 
-def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """`JSD = H((p + q) / 2) - (H(p) + H(q)) / 2` of distributions `[..., ids]`, in nats (0 to log 2)."""
-    entropies = [torch.special.entr(each).sum(dim=-1) for each in (p, q)]
-    return (torch.special.entr((p + q) / 2).sum(dim=-1) - (entropies[0] + entropies[1]) / 2).clamp_(min=0)
+def entropy(probabilities: Tensor) -> Tensor:
+    """`H` in nats, `[..., ids]` to `[...]`; on CPUs twice as fast as `torch.special.entr`."""
+    logs = probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log_()  # 0 log 0 is 0
+    return logs.mul_(probabilities).sum(dim=-1).neg_()
+
+
+class Distribution(NamedTuple):
+    """What a layer predicts, with the entropy that every divergence from it needs."""
+
+    probabilities: Tensor  # `[..., ids]`
+    entropy: Tensor  # `[...]`, nats
+
+    @classmethod
+    def of(cls, probabilities: Tensor) -> "Distribution":
+        return cls(probabilities, entropy(probabilities))
+
+    @classmethod
+    def from_logits(cls, logits: Tensor) -> "Distribution":
+        return cls.of(logits.softmax(dim=-1))
+
+
+def jensen_shannon(p: Distribution, q: Distribution) -> Tensor:
+    """`JSD = H((p + q) / 2) - (H(p) + H(q)) / 2` in nats, from 0 to log 2: `[...]`."""
+    middle = entropy((p.probabilities + q.probabilities).div_(2))
+    return (middle - (p.entropy + q.entropy) / 2).clamp_(min=0)
+
+
+def farthest(expert: Distribution, amateurs: Sequence[Distribution]) -> Tensor:
+    """Index of the amateur of largest divergence from the expert, `[rows]`; of equals the first.
+
+    Each distribution is `[rows, ids]`. Over the L layers of a token there are L (L - 1) / 2 pairs, but only L
+    distributions: keep them from layer to layer, and each pair costs one entropy.
+    """
+    return torch.stack([jensen_shannon(expert, amateur) for amateur in amateurs]).argmax(dim=0)
+
+
+def contrast_with(expert: Tensor, amateurs: Tensor, chosen: Tensor, alpha: float = ALPHA) -> Tensor:
+    """The contrast of each row's logits with those of its chosen amateur.
+
+    Takes `[rows, ids]`, `[layers, rows, ids]` and indices `[rows]`; returns log-probabilities `[rows, ids]`.
+    """
+    rows = torch.arange(len(chosen), device=chosen.device)
+    return weighted_contrast(expert, amateurs[chosen, rows], alpha)
 
 
 def jsd_contrast(expert: Tensor, amateurs: Tensor, alpha: float = ALPHA) -> tuple[Tensor, Tensor]:
@@ -51,6 +92,5 @@ def jsd_contrast(expert: Tensor, amateurs: Tensor, alpha: float = ALPHA) -> tupl
     Takes logits `[rows, ids]` and `[layers, rows, ids]`; returns log-probabilities `[rows, ids]` and the
     index of the chosen amateur, `[rows]` (of equals the first).
     """
-    chosen = jensen_shannon(expert.softmax(dim=-1)[None], amateurs.softmax(dim=-1)).argmax(dim=0)
-    amateur = amateurs[chosen, torch.arange(len(chosen), device=chosen.device)]
-    return weighted_contrast(expert, amateur, alpha), chosen
+    chosen = farthest(Distribution.from_logits(expert), [Distribution.from_logits(each) for each in amateurs])
+    return contrast_with(expert, amateurs, chosen, alpha), chosen

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .contrast import jsd_contrast, weighted_contrast
+from .contrast import Distribution, contrast_with, farthest, jsd_contrast, weighted_contrast
 
 LOWEST = -1e4  # a logit whose probability is 0 in single precision
 GATHER_UP_TO = 0.5  # gather kept rows of W if k <= V / 2; else compute all logits and index
@@ -168,12 +168,23 @@ class Readout:
             read.scores = self.ensemble([*amateurs, state.layer], [*over, logits], ids)
         elif self.policy.contrast == "weighted":
             read.scores = weighted_contrast(logits, over[0], self.policy.contrast_alpha)
+        elif kept is None:
+            distributions = [
+                state.earlier(state.layer - layer).recall("distribution", _distribution) for layer in amateurs
+            ]
+            chosen = farthest(state.recall("distribution", _distribution), distributions)
+            read.scores = contrast_with(logits, torch.stack(over), chosen, self.policy.contrast_alpha)
         else:
             read.scores, _ = jsd_contrast(logits, torch.stack(over), self.policy.contrast_alpha)
         added = self._unseen[state.layer] * self.vocabulary
         if kept is not None:
             added = np.where(self._few(kept.count), len(amateurs) * kept.readout_rows, added)
         read.readout_rows = read.readout_rows + added
+
+
+def _distribution(state) -> Distribution:
+    """Over all ids; kept with the layer, since every later layer is compared with it."""
+    return Distribution.from_logits(state.full_logits)
 
 
 def single(logits: Tensor) -> Tensor:
