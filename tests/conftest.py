@@ -125,17 +125,20 @@ def build_lively(family, tokenizer, seed=0, dtype=torch.float64, layers=4):
             if "layer_norm" in name:
                 weight.uniform_(0.6, 1.4)
     model = Model(network, tokenizer, family, SAFE)
-    network.config.eos_token_id = -1
+    end_with(network, None)
     outputs = greedy(model, INPUTS, max_new_tokens=LENGTH)
 
     def variety(end):
         lengths = [output.index(end) + 1 if end in output else LENGTH for output in outputs]
         return len(set(lengths)), sum(lengths)
 
-    network.config.eos_token_id = max(
-        sorted({token for output in outputs for token in output} - {0}), key=variety
-    )
+    end_with(network, max(sorted({token for output in outputs for token in output} - {0}), key=variety))
     return model
+
+
+def end_with(network, ids):
+    """Sets the id or ids that end an output; None: all outputs are as long as they may be."""
+    network.config.eos_token_id = network.generation_config.eos_token_id = ids
 
 
 def confidences(found, policy, model=None):

@@ -15,8 +15,12 @@ from mee_utils.models.costs import DecoderSizes
 def greedy(model, inputs, max_new_tokens=64, batch_size=32):
     """`transformers`' own greedy search: the output ids of each input, up to and with the end token."""
     network, config = model.network, model.network.config
-    ends = np.atleast_1d(config.eos_token_id).tolist()
-    # Settings of our own: a checkpoint's may hide a repetition penalty or a length. The cache is sized by the
+    stored = network.generation_config
+    end = config.eos_token_id if stored.eos_token_id is None else stored.eos_token_id
+    start = stored.decoder_start_token_id
+    start = config.decoder_start_token_id if start is None else start
+    ends = [] if end is None else np.atleast_1d(end).tolist()
+    # Settings of its own: a checkpoint's may hide a repetition penalty or a length. The cache is sized by the
     # encoder's depth, so that it fails where the decoder is deeper.
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
@@ -24,16 +28,16 @@ def greedy(model, inputs, max_new_tokens=64, batch_size=32):
         num_beams=1,
         use_cache=(config.num_decoder_layers or config.num_layers) <= config.num_layers,
         pad_token_id=config.pad_token_id,
-        eos_token_id=config.eos_token_id,
-        decoder_start_token_id=config.decoder_start_token_id or config.pad_token_id,
+        eos_token_id=end,
+        decoder_start_token_id=start,
     )
-    own, network.generation_config = network.generation_config, settings
+    network.generation_config = settings
     outputs = [None] * len(inputs)
     for chosen, batch in batches_by_length(model, inputs, batch_size):
         for index, row in zip(chosen, network.generate(**batch)[:, 1:].tolist(), strict=True):
             first = next((place for place, token in enumerate(row) if token in ends), len(row))
             outputs[index] = row[: first + 1]
-    network.generation_config = own
+    network.generation_config = stored
     return outputs
 
 
@@ -68,7 +72,7 @@ class SkippedBlocks:
 def uncached(model, text, exits, parallel=False):
     """Greedy decoding in which token t exits at layer `exits[t]`, up to the end token or end of `exits`."""
     network, encoded = model.network, model.tokenizer(text, return_tensors="pt")
-    fed, found = [network.config.decoder_start_token_id], []
+    fed, found = [network.generation_config.decoder_start_token_id], []
     for position in range(len(exits)):
         layers = (
             [len(network.get_decoder().block)] * position + [exits[position]]
@@ -83,7 +87,7 @@ def uncached(model, text, exits, parallel=False):
                 use_cache=False,
             ).logits
         found.append(int(logits[0, -1].argmax()))
-        if found[-1] == network.config.eos_token_id:
+        if found[-1] == network.generation_config.eos_token_id:
             break
         fed.append(found[-1])
     return found

@@ -1,20 +1,24 @@
 """Full depth is `generate`; exits are what an uncached pass gives; rows and padding do not interfere."""
 
+import copy
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
-from conftest import INPUTS, LENGTH, build_lively, confidences
+from conftest import INPUTS, LENGTH, build_lively, confidences, end_with
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import greedy, uncached
 
-from mee_utils import ExitPolicy, ForcedExits, MeeError, generate, replay, trace
+from mee_utils import ExitPolicy, ForcedExits, MeeError, generate, load_model, replay, trace
 from mee_utils.decoding import generation, layerwise, linear
 from mee_utils.decoding import token as token_module
 from mee_utils.decoding.exit_state import ExitState, Step
 from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import EncoderCache
-from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of
+from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of, start_and_end_ids
 from mee_utils.models.loading import Model
 from mee_utils.models.states import layer_states
 
@@ -365,6 +369,17 @@ def test_mistakes_are_one_clear_line(lively, tokenizer, tmp_path):
         (dict(max_source_tokens="5"), "max_source_tokens='5'"),
         (dict(max_source_tokens=0), "max_source_tokens=0"),
         (dict(inputs=None), "inputs=None"),
+        (dict(inputs=5), "inputs=5: give a list of texts"),
+        (dict(inputs={"a": 1}), "give a list of texts"),
+        (dict(inputs={"a", "b"}), "give a list of texts"),
+        (dict(inputs=b"ab"), "give a list of texts"),
+        (dict(inputs=np.array("a")), "give a list of texts"),
+        (dict(inputs=iter([])), "no inputs"),
+        (dict(inputs=[np.zeros((9, 9))]), "Input 0 is array"),
+        (dict(model=lively.network), "model=.*ForConditionalGeneration.*: give what load_model returns"),
+        (dict(policy=lively.network), "give ExitPolicy"),
+        (dict(encodings=lively.network), "give an EncoderCache"),
+        (dict(batch_size=lively.network), "batch_size=.*give a whole number"),
         (dict(policy="softmax_margin"), "give ExitPolicy"),
         (dict(policy=ForcedExits([[1]])), "give ExitPolicy"),
         (dict(policy=ExitPolicy(ForcedExits([[1]]))), "lists for 1 inputs"),
@@ -374,12 +389,10 @@ def test_mistakes_are_one_clear_line(lively, tokenizer, tmp_path):
     ):
         with pytest.raises(MeeError, match=message) as caught:
             generate(**{"model": lively, "inputs": INPUTS, "policy": None} | arguments)
-        assert "\n" not in str(caught.value)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
 
 
 def test_a_tokenizer_that_knows_its_models_length_is_obeyed(tokenizer):
-    import copy
-
     model = build_lively("t5", tokenizer)
     limited = Model(model.network, copy.deepcopy(tokenizer), "limited")
     limited.tokenizer.model_max_length = 6
@@ -404,13 +417,24 @@ def test_encoder_states_are_kept_for_their_inputs_and_refused_for_another_model(
     assert len(cache._states) == before, "the same inputs are encoded once"
     with pytest.raises(MeeError, match="belong to another model"):
         generate(build_lively("t5", tokenizer, seed=3), INPUTS, encodings=cache, **options)
-    with torch.no_grad():
-        weight = lively.network.get_decoder().block[0].layer[0].SelfAttention.q.weight
-        weight.mul_(2)
+    for side in (lively.network.get_decoder(), lively.network.get_encoder()):
+        cache = EncoderCache()
+        generate(lively, INPUTS, encodings=cache, **options)
+        weight = side.block[0].layer[-1].DenseReluDense.wo.weight
+        with torch.no_grad():
+            weight.mul_(2)
+        with pytest.raises(MeeError, match="other weights"):
+            generate(lively, INPUTS, encodings=cache, **options)
+        with torch.no_grad():
+            weight.div_(2)
+    cache = EncoderCache()
+    generate(lively, INPUTS, encodings=cache, **options)
+    feed_forward = lively.network.get_encoder().block[0].layer[-1].DenseReluDense
+    before = feed_forward.wo
+    feed_forward.wo = copy.deepcopy(before)
     with pytest.raises(MeeError, match="other weights"):
         generate(lively, INPUTS, encodings=cache, **options)
-    with torch.no_grad():
-        weight.div_(2)
+    feed_forward.wo = before
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -432,11 +456,12 @@ def test_room_is_made_for_tokens_as_they_come(lively, monkeypatch):
         LayerwiseDecoder, "begin", lambda *a, **k: caches.append(begin(*a, **k)) or caches[-1]
     )
     eager = ExitPolicy("static", min_layer=1)
-    lively.network.config.eos_token_id, end = list(range(600)), lively.network.config.eos_token_id
+    end = lively.network.config.eos_token_id
+    end_with(lively.network, list(range(lively.network.config.vocab_size)))
     try:
         assert generate(lively, INPUTS[:1], eager, max_new_tokens=np.int64(10**6)).tokens == 1
     finally:
-        lively.network.config.eos_token_id = end
+        end_with(lively.network, end)
     assert caches[0].capacity == layerwise.PIECE == caches[0].states.shape[1]
 
 
@@ -484,9 +509,159 @@ def test_several_end_tokens_are_all_obeyed(tokenizer):
     model = build_lively("t5", tokenizer)
     long = greedy(model, INPUTS, max_new_tokens=LENGTH)
     ends = [model.network.config.eos_token_id, max(long, key=len)[2]]
-    model.network.config.eos_token_id = ends
+    end_with(model.network, ends)
     expected = greedy(model, INPUTS, max_new_tokens=LENGTH)
     assert generate(model, INPUTS, max_new_tokens=LENGTH).token_ids == expected != long
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tokenizer, tmp_path_factory):
+    """The folder of a lively model."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    build_lively("t5", tokenizer).network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def stored_with(checkpoint, tmp_path, config, generation=None):
+    """The model with other ids in `config.json` (None: no such entry), and in `generation_config.json`."""
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text()) | config
+    for name in [name for name, value in config.items() if value is None]:
+        del settings[name]
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "generation_config.json").unlink()
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return load_model(folder, dtype="float64")
+
+
+IDS = [
+    (dict(decoder_start_token_id=5, eos_token_id=7), None),
+    (dict(decoder_start_token_id=5), dict(decoder_start_token_id=9, eos_token_id=[1, 30], pad_token_id=0)),
+    (
+        dict(decoder_start_token_id=None),
+        dict(decoder_start_token_id=5, eos_token_id=[1], _from_model_config=True),
+    ),
+    (dict(decoder_start_token_id=None, bos_token_id=5), None),
+    (dict(pad_token_id=None), dict(decoder_start_token_id=5, eos_token_id=1)),
+]
+
+
+@pytest.mark.parametrize("config, generation", IDS)
+def test_outputs_begin_and_end_with_the_ids_that_transformers_takes(checkpoint, tmp_path, config, generation):
+    model = stored_with(checkpoint, tmp_path, config, generation)
+    drafts = ExitPolicy(threshold=0.02, propagation="verify", max_draft=3)
+
+    def check():
+        full = trace(model, INPUTS, max_new_tokens=LENGTH)
+        assert (full.final_id == full.token_id).all(), "a trace begins with the same id"
+        for policy in (None, drafts):
+            decoded = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
+            for text, ids in zip(INPUTS, decoded.token_ids, strict=True):
+                encoded = model.tokenizer(text, return_tensors="pt")
+                source = {"input_ids": encoded.input_ids, "attention_mask": encoded.attention_mask}
+                assert model.network.generate(**source, max_new_tokens=LENGTH)[0, 1:].tolist() == ids
+        return [len(ids) for ids in decoded.token_ids]
+
+    check()
+    end_with(model.network, None)
+    assert set(check()) == {LENGTH}
+    long = generate(model, INPUTS, max_new_tokens=LENGTH).token_ids
+    model.network.generation_config.eos_token_id = [long[0][3], long[1][2]]
+    assert min(check()) <= 3
+
+
+def test_ids_that_no_file_names_come_from_the_other_one_or_from_the_padding(checkpoint, tmp_path):
+    model = stored_with(
+        checkpoint, tmp_path, dict(decoder_start_token_id=None, eos_token_id=7), {"max_length": 9}
+    )
+    assert start_and_end_ids(model.network) == (model.network.config.pad_token_id, {7})
+    model.network.config.eos_token_id = None
+    assert start_and_end_ids(model.network) == (0, frozenset())
+    assert all(len(ids) == LENGTH for ids in generate(model, INPUTS, max_new_tokens=LENGTH).token_ids)
+    model.network.config.pad_token_id = None
+    with pytest.raises(MeeError, match="no decoder_start_token_id and no pad_token_id: set model.network"):
+        generate(model, INPUTS)
+
+
+@pytest.mark.parametrize("value", [-1, 600, True, "1", 1.0, [1, 600], [1, None], [[1]], [], {"id": 1}])
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "eos_token_id"])
+@pytest.mark.parametrize("propagation", ["copy", "verify"])
+def test_ids_that_the_model_does_not_have_are_one_line(t5, name, value, propagation, monkeypatch):
+    monkeypatch.setattr(t5.network.generation_config, name, value)
+    policy = ExitPolicy(
+        threshold=0.5, propagation=propagation, max_draft=2 if propagation == "verify" else "auto"
+    )
+    for call in (lambda: generate(t5, INPUTS, policy), lambda: trace(t5, INPUTS, ["a"] * len(INPUTS))):
+        with pytest.raises(MeeError, match=f"The model says {name}=.* to an id from 0 to") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+SETTINGS = dict(
+    forced_bos_token_id=5,
+    forced_eos_token_id=1,
+    no_repeat_ngram_size=2,
+    encoder_no_repeat_ngram_size=1,
+    repetition_penalty=1.5,
+    encoder_repetition_penalty=0.5,
+    min_length=5,
+    min_new_tokens=3,
+    suppress_tokens=[7],
+    begin_suppress_tokens=[7],
+    bad_words_ids=[[7]],
+    sequence_bias={(7,): -10.0},
+    exponential_decay_length_penalty=(2, 1.5),
+    guidance_scale=2.0,
+    max_time=1.0,
+    stop_strings=["house"],
+)
+NEUTRAL = dict(
+    repetition_penalty=1.0,
+    encoder_repetition_penalty=1.0,
+    no_repeat_ngram_size=0,
+    min_length=0,
+    min_new_tokens=0,
+    max_length=20,
+    do_sample=True,
+    num_beams=4,
+    length_penalty=2.0,
+    early_stopping=True,
+    temperature=0.5,
+    renormalize_logits=True,
+)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_change_greedy_search_are_refused_by_name(checkpoint, tmp_path, name):
+    model = stored_with(checkpoint, tmp_path, {})
+    plain = generate(model, INPUTS, max_new_tokens=LENGTH).token_ids
+    settings = model.network.generation_config
+    settings.update(**{name: SETTINGS[name]})
+    for policy in (None, ExitPolicy(), ExitPolicy(propagation="verify", max_draft=2)):
+        with pytest.raises(MeeError, match=f"{name}=.*clear it for plain greedy search") as caught:
+            generate(model, INPUTS, policy)
+        assert "\n" not in str(caught.value)
+    setattr(settings, name, None)
+    assert generate(model, INPUTS, max_new_tokens=LENGTH).token_ids == plain
+
+
+def test_neutral_settings_and_those_of_other_searches_are_passed_over(checkpoint, tmp_path):
+    model = stored_with(checkpoint, tmp_path, {})
+    plain = greedy(model, INPUTS, max_new_tokens=LENGTH)
+    model.network.generation_config.update(**NEUTRAL)
+    assert generate(model, INPUTS, max_new_tokens=LENGTH).token_ids == plain
+    model.network.generation_config.update(no_repeat_ngram_size=2, min_length=3)
+    with pytest.raises(MeeError, match="min_length=3, no_repeat_ngram_size=2"):
+        generate(model, INPUTS)
+
+
+def test_any_iterable_of_texts_will_do(t5):
+    plain = generate(t5, INPUTS[:3], max_new_tokens=3).token_ids
+    for inputs in (iter(INPUTS[:3]), tuple(INPUTS[:3]), np.array(INPUTS[:3]), (text for text in INPUTS[:3])):
+        assert generate(t5, inputs, max_new_tokens=3).token_ids == plain
+    assert generate(t5, INPUTS[0], max_new_tokens=3).token_ids == plain[:1]
 
 
 def test_of_equal_logits_a_measure_sees_the_first_as_the_last_layer_does():
@@ -498,7 +673,8 @@ def test_of_equal_logits_a_measure_sees_the_first_as_the_last_layer_does():
             return torch.tensor([[1.0, 3.0, 3.0, 3.0], [0.0, 0.0, 1.0, 1.0]])
 
     state = torch.zeros(2, 4)
-    step = Step(Tied(), ExitPolicy(min_layer=1).bind(4, 4).readout, np.arange(2), 0)
+    readout = ExitPolicy(min_layer=1).bind(4, 4).readout
+    step = Step(Tied(), readout, sequence=np.arange(2), position=0, fed=torch.zeros(2, dtype=torch.int64))
     now = ExitState(step, 1, state, state, np.arange(2))
     assert now.top1_id.tolist() == [1, 2] and now.margin.tolist() == [0, 0]
 

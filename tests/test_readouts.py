@@ -13,7 +13,7 @@ from reference import counted_and_profiled
 from mee_utils import ExitPolicy, MeeError, generate, replay, trace
 from mee_utils.decoding.token import on_host
 from mee_utils.exits.contrast import Distribution, jensen_shannon, jsd_contrast, weighted_contrast
-from mee_utils.exits.measures import MaxProbability, SoftmaxMargin
+from mee_utils.exits.measures import MaxProbability, Oracle, SoftmaxMargin
 from mee_utils.models.states import output_scale
 from mee_utils.traces.replay import replay_policy
 
@@ -338,6 +338,48 @@ def test_replay_reads_states_as_decoding_does(eight, options, tmp_path):
                 break
     assert checked >= len(INPUTS)
     assert (replay(found, policy, model=eight) == exits).all()
+
+
+class Alternating(MaxProbability):
+    """A user-defined measure that looks at the token before: sure after some tokens alone."""
+
+    name = "alternating"
+
+    def confidence(self, state):
+        return ((state.token_before % 3 == 0) | (state.token_before < 0)) * 1.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, *OPTIONS, dict(propagation="parallel"), dict(propagation="verify", max_draft=3)],
+    ids=named,
+)
+def test_a_measure_may_look_at_the_token_before_wherever_it_decides(eight, options, tmp_path):
+    policy = ExitPolicy(Alternating(), threshold=0.5, min_layer=3, **options)
+    full = trace(eight, INPUTS, max_new_tokens=LENGTH, states=tmp_path / "states.npy")
+    predicted = replay(full, policy, model=eight)
+    sure = (full.token_before % 3 == 0) | (full.position == 0)
+    assert (predicted == np.where(sure, 3, 8)).all() and 0 < sure.mean() < 1
+    out = generate(eight, INPUTS, policy, max_new_tokens=LENGTH)
+    if policy.propagation == "verify":
+        assert out.token_ids == generate(eight, INPUTS, max_new_tokens=LENGTH).token_ids
+        return
+    for ids, layers in zip(out.token_ids, out.exit_layers, strict=True):
+        before = np.array([0, *ids[:-1]])
+        assert layers.tolist() == np.where(before % 3 == 0, 3, 8).tolist()
+
+
+def test_a_measure_that_needs_all_layers_may_look_at_the_token_before(eight):
+    class Hindsight(Oracle):
+        def confidence(self, state):
+            return on_host(state.token_before >= 0) * state.settled
+
+    oracle, hindsight = (
+        generate(eight, INPUTS, ExitPolicy(measure, propagation="parallel"), max_new_tokens=LENGTH)
+        for measure in ("oracle", Hindsight())
+    )
+    for expected, layers in zip(oracle.exit_layers, hindsight.exit_layers, strict=True):
+        assert layers.tolist() == [8, *expected[1:]]
 
 
 def test_what_is_kept_is_what_ranks_high_enough(eight, tmp_path):

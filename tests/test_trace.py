@@ -133,17 +133,17 @@ def test_a_trace_without_states_does_not_find_those_of_an_older_one(t5, tmp_path
     assert load_trace(tmp_path / "t.safetensors").states is None
 
 
-def test_greedy_is_greedy_whatever_the_checkpoint_asks_for(t5):
-    plain = greedy(t5, INPUTS, max_new_tokens=10)
+def test_settings_that_change_greedy_search_are_refused_and_references_do_not_need_it(t5):
     settings = t5.network.generation_config
-    t5.network.generation_config.repetition_penalty = 5.0
+    settings.repetition_penalty = 5.0
     try:
-        assert greedy(t5, INPUTS, max_new_tokens=10) == plain
-        assert (
-            trace(t5, INPUTS, max_new_tokens=10).final_id == trace(t5, INPUTS, max_new_tokens=10).token_id
-        ).all()
+        with pytest.raises(MeeError, match="changes greedy search .repetition_penalty=5.0.*clear it"):
+            trace(t5, INPUTS, max_new_tokens=10)
+        assert len(trace(t5, INPUTS[:1], ["Rome"]))
     finally:
         settings.repetition_penalty = 1.0
+    found = trace(t5, INPUTS, max_new_tokens=10)
+    assert (found.final_id == found.token_id).all()
 
 
 def test_inputs_are_checked(t5, tmp_path):

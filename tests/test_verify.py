@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import EXIT_FAMILIES, FAMILIES, INPUTS, LENGTH, build_lively, confidences
+from conftest import EXIT_FAMILIES, FAMILIES, INPUTS, LENGTH, build_lively, confidences, end_with
 from reference import counted_and_profiled, greedy
 
 from mee_utils import (
@@ -206,16 +206,13 @@ def test_any_exits_at_all_give_full_depth(traced, batch_size, seed, monkeypatch)
 
 def test_an_end_token_may_be_drafted_rightly_or_wrongly(tokenizer):
     model = agreeing("t5", tokenizer)
-    config, policy = (
-        model.network.config,
-        ExitPolicy("static", min_layer=1, propagation="verify", max_draft=8),
-    )
-    config.eos_token_id = -1
+    policy = ExitPolicy("static", min_layer=1, propagation="verify", max_draft=8)
+    end_with(model.network, None)
     found = trace(model, INPUTS, max_new_tokens=LENGTH)
     first, last = found.top1_id[:, 0], found.final_id
     inside = (first == last) & (found.position > 0) & (found.position < LENGTH - 1)
     wrong = [token for token in first[first != last].tolist() if token not in last]
-    config.eos_token_id = [int(last[inside][0]), wrong[0]]
+    end_with(model.network, [int(last[inside][0]), wrong[0]])
     expected = greedy(model, INPUTS, max_new_tokens=LENGTH)
     assert any(len(ids) < LENGTH for ids in expected)
     for batch_size in (1, 7):

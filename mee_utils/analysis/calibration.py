@@ -18,6 +18,7 @@ from scipy.stats import binom
 from ..common.errors import MeeError, check_choice
 from ..decoding.generation import generate
 from ..decoding.inputs import EncoderCache, cut_at_end, detokenize
+from ..decoding.layerwise import start_and_end_ids
 from ..exits.policy import ExitPolicy
 from ..tasks.loading import Task
 from ..traces.replay import PolicyReplay, check_policy
@@ -216,7 +217,7 @@ def replayed_losses(
     replayed: PolicyReplay, model, task, thresholds: Sequence[float], max_new_tokens: int = 64
 ) -> np.ndarray:
     """Losses `[threshold, example]` that a replay of the model's own output foretells: quick, an estimate."""
-    trace, end = replayed.trace, model.network.config.eos_token_id
+    trace, end = replayed.trace, start_and_end_ids(model.network)[1]
     trace.check_own(len(task))
     outputs = lambda tokens: [cut_at_end(ids.tolist(), end) for ids in trace.by_output(tokens)]
     full, rows = detokenize(model, outputs(trace.final_id)), []

@@ -12,6 +12,7 @@ import pandas as pd
 
 from ..common.errors import MeeError
 from ..decoding.inputs import cut_at_end, detokenize
+from ..decoding.layerwise import start_and_end_ids
 from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .calibration import consistency_losses, violations
@@ -24,7 +25,7 @@ Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted
 def output_losses(trace: Trace, model, task) -> Losses:
     """The consistency loss of every output of a trace, by the ids its tokens would get; each scored once."""
     trace.check_own(len(task))
-    end, known = model.network.config.eos_token_id, {}
+    end, known = start_and_end_ids(model.network)[1], {}
     outputs = lambda ids: [tuple(cut_at_end(each.tolist(), end)) for each in trace.by_output(ids)]
     full = outputs(trace.final_id)
 

@@ -33,8 +33,14 @@ def check_choice(kind: str, name: str, valid: Iterable[str]) -> str:
 def check_whole(name: str, value: object, least: int = 1) -> int:
     """A whole number from `least` on, numpy's included; else a `MeeError` names it."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise MeeError(f"{name}={value!r}: give a whole number from {least} on.")
+        raise MeeError(f"{name}={shown(value)}: give a whole number from {least} on.")
     return int(value)
+
+
+def shown(value: object, longest: int = 60) -> str:
+    """A value in an error message: its `repr` in one line, cut short."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def one_line(error: Exception, longest: int = 160) -> str:

@@ -132,10 +132,11 @@ def _decision(model: Model, decoder: LayerwiseDecoder, policy: ExitPolicy, rows:
     """Seconds of one decision, on average over the layers that decide."""
     bound = bind_policy(policy, decoder, model.min_exit_layer)
     bound.measure.check_model(model)
-    x, here = decoder.embed(torch.arange(rows, device=model.device)), np.arange(rows)
+    fed = torch.arange(rows, device=model.device) % decoder.config.vocab_size
+    x, here, zeros = decoder.embed(fed), np.arange(rows), np.zeros(rows, dtype=int)
 
     def decide():
-        state, step = None, Step(decoder, bound.readout, np.zeros(rows, dtype=int), np.zeros(rows, dtype=int))
+        state, step = None, Step(decoder, bound.readout, sequence=zeros, position=zeros, fed=fed)
         for layer in range(bound.first_layer, max(bound.decision_layers, default=0) + 1):
             state = ExitState(step, layer, x, x, here, state)
             if layer in bound.decision_layers:

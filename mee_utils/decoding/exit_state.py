@@ -22,7 +22,7 @@ class Step:
     readout: Readout
     sequence: np.ndarray  # `[row]`, index of each row's input
     position: int | np.ndarray  # how many tokens the rows have emitted; a number for all, or `[row]`
-    fed: Tensor | None = None  # `[row]`, the token before, at the start the decoder's start token
+    fed: Tensor  # `[row]`, the token before, at the start the decoder's start token
 
     def __post_init__(self):
         # `[row]`, rows of `W` multiplied so far: the one place where readouts are counted

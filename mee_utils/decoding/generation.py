@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..common.errors import MeeError, check_whole
+from ..common.errors import MeeError, check_whole, shown
 from ..common.html import Markup, shaded, table
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
-from .inputs import EncoderCache, batches_by_length, check_inputs, check_lengths, detokenize
+from .inputs import (
+    EncoderCache,
+    batches_by_length,
+    check_inputs,
+    check_lengths,
+    check_search_settings,
+    detokenize,
+)
 from .layerwise import LayerwiseDecoder, Rows, decoder_of
 from .token import COMPACT_AT, Drafts, Output, Token, TokenDecoder, pick
 from .verify import DraftDecoder
@@ -88,7 +95,12 @@ def generate(
 ) -> Generation:
     """Decodes prompts greedily with early exits, by a model from `load_model`.
 
+    Greedy search begins and ends with the ids that the model's `generation_config` names, else its `config`.
+    Stored `num_beams`, `do_sample` and lengths are passed over; settings that change greedy search itself
+    (a repetition penalty, forced or suppressed ids, a least length, ...) are refused by name.
+
     Args:
+        inputs: the prompts; one text stands for a list of one.
         policy: when to exit; None runs all layers and gives the tokens of `transformers`' own greedy search.
         max_new_tokens: the longest output, end token included; the `N` of decaying thresholds.
         batch_size: rows at a time; changes speed, not results (but for an adaptive threshold, which learns).
@@ -96,16 +108,18 @@ def generate(
         encodings: keeps encoder states from call to call, where inputs are decoded with many policies.
 
     Raises `MeeError` for no inputs, an empty or over-long one, a policy or encodings that do not fit
-    the model, and states that are not finite.
+    the model, generation settings as above, start or end ids that the model does not have, and states that
+    are not finite.
     """
     if not isinstance(model, Model):
-        raise MeeError(f"model={model!r}: give what load_model returns.")
+        raise MeeError(f"model={shown(model)}: give what load_model returns.")
     texts, max_new_tokens = check_inputs(inputs), check_whole("max_new_tokens", max_new_tokens)
     batch_size = check_whole("batch_size", batch_size)
     if policy is not None and not isinstance(policy, ExitPolicy):
-        raise MeeError(f"policy={policy!r}: give ExitPolicy(...), or None to run all layers.")
+        raise MeeError(f"policy={shown(policy)}: give ExitPolicy(...), or None to run all layers.")
     if encodings is not None and not isinstance(encodings, EncoderCache):
-        raise MeeError(f"encodings={encodings!r}: give an EncoderCache().")
+        raise MeeError(f"encodings={shown(encodings)}: give an EncoderCache().")
+    check_search_settings(model)
     decoder = decoder_of(model.network)
     bound = bind_policy(policy, decoder, model.min_exit_layer)
     bound.measure.check_model(model)
@@ -145,7 +159,7 @@ def decode_batch(
     encoded: Tensor | None = None,
 ) -> list[Output]:
     """Decodes one batch of the inputs number `sequence`; `encoded` are the encoder's states if known."""
-    config, parallel = decoder.config, bound.policy.propagation == "parallel"
+    ends, parallel = list(decoder.ends), bound.policy.propagation == "parallel"
     cache = decoder.begin(batch, max_new_tokens, parallel, encoded)
     if bound.policy.propagation == "verify":
         return DraftDecoder(decoder, cache, bound, sequence).decode()
@@ -157,7 +171,7 @@ def decode_batch(
         cache.move_to(position)
         token = decode(Rows(cache, alive), ids, sequence[going])
         steps.append((going, token))
-        goes_on = ~np.isin(token.ids, config.eos_token_id)
+        goes_on = ~np.isin(token.ids, ends)
         if not goes_on.any():
             break
         ids, going, alive = pick(token.device_ids, goes_on), going[goes_on], alive[goes_on]

@@ -1,11 +1,11 @@
 """Texts into decoding and out of it: checks, batches, encoder states that are kept, detokenization."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ..common.errors import MeeError, check_whole
+from ..common.errors import MeeError, check_whole, shown
 from ..models.loading import Model
 from .layerwise import LayerwiseDecoder
 
@@ -14,21 +14,77 @@ UNLIMITED = 1_000_000  # a tokenizer without a limit says 10^30
 
 
 def check_inputs(inputs: Sequence[str], what: str = "Input") -> list[str]:
-    """A list of texts that are not empty and valid Unicode, or an error that says which one is none."""
-    if inputs is None:
-        raise MeeError("inputs=None: give a list of texts.")
-    texts = list(inputs) if not isinstance(inputs, str) else [inputs]
+    """A list of texts that are not empty and valid Unicode, or an error that says which one is none.
+
+    A single text stands for a list of one; any other iterable is read once. Sets and dicts are refused: sets
+    have no order, and of a dict nobody knows whether keys or values are meant.
+    """
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    try:
+        iterator = iter(inputs)
+    except TypeError:
+        iterator = None
+    if iterator is None or isinstance(inputs, Mapping | set | frozenset | bytes):
+        raise MeeError(f"inputs={shown(inputs)}: give a list of texts.")
+    texts = list(iterator)
     if not texts:
         raise MeeError("There are no inputs: give at least one text.")
     for number, text in enumerate(texts):
-        if not isinstance(text, str) or not text.strip():
-            raise MeeError(f"{what} {number} is {text!r}: every one must be a text that is not empty.")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            wrong = f"{what} {number} is no valid Unicode at character {error.start} ({text[error.start]!r})"
-            raise MeeError(f"{wrong}: read its file as UTF-8.") from error
+        _check_text(f"{what} {number}", text)
     return texts
+
+
+def _check_text(name: str, text: object) -> None:
+    if not isinstance(text, str) or not text.strip():
+        raise MeeError(f"{name} is {shown(text)}: every one must be a text that is not empty.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        wrong = f"{name} is no valid Unicode at character {error.start} ({text[error.start]!r})"
+        raise MeeError(f"{wrong}: read its file as UTF-8.") from error
+
+
+# Settings of `transformers`' GenerationConfig that change greedy search, each with the values that do not.
+# A minimum length counts the start token, so that 1 is none.
+SEARCH_SETTINGS: dict[str, tuple] = {
+    "bad_words_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "exponential_decay_length_penalty": (),
+    "forced_bos_token_id": (),
+    "forced_decoder_ids": ([],),
+    "forced_eos_token_id": (),
+    "guidance_scale": (1,),
+    "max_time": (),
+    "min_length": (0, 1),
+    "min_new_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "repetition_penalty": (1,),
+    "sequence_bias": ({}, []),
+    "stop_strings": ([], ""),
+    "suppress_tokens": ([],),
+    "token_healing": (False,),
+    "watermarking_config": (),
+}
+
+
+def check_search_settings(model: Model) -> None:
+    """Raises `MeeError` if settings stored with a model change greedy search, which nothing here follows.
+
+    Beams, sampling and lengths (`num_beams`, `do_sample`, `max_length`) are another search, not another
+    greedy search: they are passed over.
+    """
+    changed = []
+    for name, neutral in SEARCH_SETTINGS.items():
+        value = getattr(model.network.generation_config, name, None)
+        if value is not None and value not in neutral:
+            changed.append(f"{name}={shown(value, 30)}")
+    if changed:
+        settings = f"The generation_config of {model.name} changes greedy search ({', '.join(changed)})"
+        advice = "clear it for plain greedy search: model.network.generation_config.NAME = None"
+        raise MeeError(f"{settings}, which is not supported here; {advice}.")
 
 
 def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> list[int]:
@@ -54,10 +110,12 @@ def batches_by_length(model: Model, inputs: Sequence[str], batch_size: int) -> I
         yield chosen, dict(padded.to(model.device))
 
 
-def cut_at_end(ids: list[int], end: int | list[int]) -> list[int]:
+def cut_at_end(ids: list[int], ends: Collection[int]) -> list[int]:
     """The ids up to and with the first end token (some checkpoints have several)."""
-    ends = {end} if isinstance(end, int) else set(end)
-    return ids[: next((place for place, token in enumerate(ids, 1) if token in ends), len(ids))]
+    for length, token in enumerate(ids, start=1):
+        if token in ends:
+            return ids[:length]
+    return ids
 
 
 def detokenize(model: Model, outputs: Sequence[Sequence[int]]) -> list[str]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import weakref
 from functools import cached_property
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -238,8 +239,8 @@ class LayerwiseDecoder:
         if self.embedding.dtype == torch.float16:
             raise MeeError("T5's states exceed the range of float16: load it in bfloat16 or float32.")
         self.config, self.encoder = config, network.get_encoder()
-        self.heads, self.d_kv, start = config.num_heads, config.d_kv, config.decoder_start_token_id
-        self.start = config.pad_token_id if start is None else start  # the id that outputs begin after
+        self.heads, self.d_kv = config.num_heads, config.d_kv
+        self.start, self.ends = start_and_end_ids(network)
         self.weights = [LayerWeights(layer) for layer in decoder.block]
         self.layers = len(self.weights)
         self.norm, self.scale = Norm(decoder.final_layer_norm), output_scale(network)
@@ -377,16 +378,58 @@ def waiting_places(first: np.ndarray, end, slots: np.ndarray) -> tuple[np.ndarra
     return np.repeat(slots, counts), positions
 
 
+def start_and_end_ids(network: nn.Module) -> tuple[int, frozenset[int]]:
+    """The id that outputs begin after, and the ids that end an output.
+
+    Each is what `generation_config` says, as in `transformers`, else what `config` says. An output begins
+    after `decoder_start_token_id`, else `bos_token_id`, else `pad_token_id`; without an `eos_token_id` all
+    outputs have `max_new_tokens` tokens. Raises `MeeError` for no start id, or what is no id of the model.
+    """
+    vocabulary = network.config.vocab_size
+    for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
+        start = _setting(network, name)
+        if start is not None:
+            break
+    else:
+        where = "model.network.generation_config.decoder_start_token_id"
+        raise MeeError(f"The model has no decoder_start_token_id and no pad_token_id: set {where}.")
+    _check_id(name, start, start, vocabulary)
+    end = _setting(network, "eos_token_id")
+    if end is None:
+        return int(start), frozenset()
+    ends = list(end) if isinstance(end, list | tuple) else [end]
+    for token in ends or [end]:
+        _check_id("eos_token_id", end, token, vocabulary)
+    return int(start), frozenset(map(int, ends))
+
+
+def _setting(network: nn.Module, name: str):
+    """What a model says of itself: its `generation_config`, else its `config`; None if neither does."""
+    value = getattr(network.generation_config, name, None)
+    return getattr(network.config, name, None) if value is None else value
+
+
+def _check_id(name: str, setting: object, token: object, vocabulary: int) -> None:
+    """Raises `MeeError` unless a token of a setting is an id of the model."""
+    whole = isinstance(token, Integral) and not isinstance(token, bool)
+    if not whole or not 0 <= token < vocabulary:
+        advice = f"set model.network.generation_config.{name} to an id from 0 to {vocabulary - 1}"
+        raise MeeError(f"The model says {name}={setting!r}: {advice}.")
+
+
 _KEPT: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def decoder_of(network: nn.Module) -> LayerwiseDecoder:
     """The decoder of a network, made on first use, and anew after a weight was changed in place or replaced.
 
-    What is written through `weight.data` goes unnoticed, as it does in torch itself.
+    The encoder's weights count too, so that states which it made before belong to another decoder. What is
+    written through `weight.data` goes unnoticed, as it does in torch itself.
     """
-    weights = [*network.get_decoder().parameters(), network.lm_head.weight]
+    weights = network.parameters()
     state = tuple((weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights)
     if network not in _KEPT or _KEPT[network][0] != state:
         _KEPT[network] = (state, LayerwiseDecoder(network))
-    return _KEPT[network][1]
+    decoder = _KEPT[network][1]
+    decoder.start, decoder.ends = start_and_end_ids(network)  # settings may have changed since
+    return decoder

@@ -140,7 +140,7 @@ class TokenDecoder:
     def _decode_looking_ahead(self, rows: Rows, ids: Tensor, sequence: np.ndarray) -> Token:
         """For measures that need all layers to decide: all are run, then the token goes back to its exit."""
         decoder, cache, bound = self.decoder, self.cache, self.bound
-        step = Step(decoder, bound.readout, sequence, cache.position)
+        step = Step(decoder, bound.readout, sequence, cache.position, ids)
         x, here, states = decoder.embed(ids), np.arange(len(rows)), []
         for layer in range(1, bound.layers + 1):
             before, x = x, decoder.run_layer(layer, x, rows)

@@ -81,7 +81,7 @@ class DraftDecoder:
     def __init__(self, decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy, sequence: np.ndarray):
         self.decoder, self.cache, self.bound = decoder, cache, bound
         self.deepest = max(bound.decision_layers, default=0)  # no token is drafted beyond
-        self.ends = frozenset(np.atleast_1d(decoder.config.eos_token_id).tolist())
+        self.ends = decoder.ends
         self.rows = [Row(index, slot, decoder.start) for slot, index in enumerate(sequence.tolist())]
 
     def decode(self) -> list[Output]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..common.errors import MeeError, check_whole
+from ..common.errors import MeeError, check_whole, shown
 from ..decoding.exit_state import ExitState, LayerState, Step
 from ..decoding.generation import bind_policy
 from ..decoding.layerwise import decoder_of
@@ -105,7 +105,7 @@ def replay(trace: Trace, policy: ExitPolicy, max_new_tokens=64, model: Model | N
 def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) -> PolicyReplay:
     """Reads a trace as a policy would, at every layer at which it decides; see `replay`."""
     if not isinstance(trace, Trace):
-        raise MeeError(f"trace={trace!r:.60}: give a Trace, from trace(...) or load_trace(...).")
+        raise MeeError(f"trace={shown(trace)}: give a Trace, from trace(...) or load_trace(...).")
     if check_policy(policy).schedule.learns:
         raise MeeError("A threshold that learns while decoding cannot be replayed: use generate.")
     bound = _bind(trace, policy)
@@ -122,7 +122,7 @@ def check_policy(policy: object) -> ExitPolicy:
     """The policy, or an error if it is none."""
     if not isinstance(policy, ExitPolicy):
         example = 'ExitPolicy("softmax_margin")'
-        raise MeeError(f"policy={policy!r:.60}: give an ExitPolicy, such as {example}.")
+        raise MeeError(f"policy={shown(policy)}: give an ExitPolicy, such as {example}.")
     return policy
 
 
@@ -172,7 +172,10 @@ class StoredStates:
         """
         decoder, raw, states = decoder_of(self.model.network), self.raw(tokens), []
         readout, sequence = readout or bind_policy(None, decoder).readout, self.trace.sequence[tokens]
-        step, rows = Step(decoder, readout, sequence, self.trace.position[tokens]), np.arange(len(sequence))
+        position, rows = self.trace.position[tokens], np.arange(len(sequence))
+        fed = np.where(position == 0, decoder.start, self.trace.token_before[tokens])
+        fed = torch.from_numpy(fed).to(raw.device)
+        step = Step(decoder, readout, sequence, position, fed)
         for layer in range(1, self.trace.layers + 1):
             after, before = raw[:, layer - 1], raw[:, max(0, layer - 2)]
             states.append(ExitState(step, layer, after, before, rows, states[-1] if states else None))

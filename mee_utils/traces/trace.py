@@ -27,6 +27,7 @@ from ..common.files import complete_file
 from ..common.html import shaded, table
 from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED, batches_by_length, check_inputs
+from ..decoding.layerwise import start_and_end_ids
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
 from ..models.states import layer_states, output_scale
@@ -399,8 +400,9 @@ def _trace_batch(
     decoder = network.get_decoder()
     ids = [torch.as_tensor(output, dtype=torch.long) for output in outputs]
     labels = pad_sequence(ids, batch_first=True, padding_value=IGNORED).to(model.device)  # [output, position]
-    fed = network.prepare_decoder_input_ids_from_labels(labels)
     real = labels != IGNORED
+    start, _ = start_and_end_ids(network)
+    fed = functional.pad(labels, (1, -1), value=start).masked_fill(~real, start)
     encoded = network.get_encoder()(**batch)[0]
     with layer_states(network) as states:
         decoder(

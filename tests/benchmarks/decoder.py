@@ -84,8 +84,9 @@ class Bench:
         ids = dict(vocab_size=s.vocabulary, decoder_start_token_id=0, pad_token_id=0)
         network = T5ForConditionalGeneration(T5Config(**width, **ids, num_layers=s.layers, dropout_rate=0.0))
         self.network = network.eval().to(getattr(torch, workload.dtype))
+        self.network.config.eos_token_id = None  # every output has full length
+        self.network.generation_config.eos_token_id = None
         self.decoder = LayerwiseDecoder(self.network)
-        self.network.config.eos_token_id = -1  # every output has full length
 
     def take_threads(self) -> None:
         """Computes with the workload's threads; after a narrow model is loaded there is but one."""
@@ -331,7 +332,7 @@ def ctranslate2_peer(bench: Bench, batch: int) -> Run:
         bench.network.config.eos_token_id = 1
         bench.network.save_pretrained(source)
         train_tokenizer(["the red house is near the river"] * 50, 200).save_pretrained(source)
-        bench.network.config.eos_token_id = -1
+        bench.network.config.eos_token_id = None
         TransformersConverter(source).convert(target, force=True)
         translator = ctranslate2.Translator(target, compute_type="float32", **threads)
     options = dict(beam_size=1, max_decoding_length=length, min_decoding_length=length)
