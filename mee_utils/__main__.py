@@ -85,7 +85,8 @@ def retrain(options) -> str:
 
 def notebook(options) -> str:
     """Executes one notebook strictly."""
-    from .study.notebooks import parse_assignments, run_notebook
+    from .study.notebooks import run_notebook
+    from .study.parameters import parse_assignments
 
     path = run_notebook(options.name, options.profile, options.data, parse_assignments(options.parameter))
     trial = " (other parameters than the profile's: kept apart)" if "trials" in path.parts else ""

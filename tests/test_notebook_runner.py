@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from hashlib import sha256
@@ -21,8 +22,8 @@ import yaml
 from mee_utils import MeeError
 from mee_utils.__main__ import main
 from mee_utils.common.files import complete_file
+from mee_utils.study import notebook_files, parameters, pipeline, result_tables
 from mee_utils.study import notebooks as notebook
-from mee_utils.study import pipeline, result_tables
 from mee_utils.study.results import STAGED, Run, staged
 
 ROOT = Path(__file__).parent.parent
@@ -53,7 +54,7 @@ run.finish()"""
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
     """A folder of sources and one of results; writes a notebook whose last cell ends with some code."""
-    monkeypatch.setattr(notebook, "SOURCES", tmp_path)
+    monkeypatch.setattr(notebook_files, "SOURCES", tmp_path)
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path / "out"))
 
     def write(body=""):
@@ -92,8 +93,8 @@ def test_a_run_with_the_profiles_parameters_puts_results_in_place_and_a_trial_do
     assert path == folder / f"small/{NAME}.ipynb" and (folder / "small" / NAME / "t.csv").exists()
     before = {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
     trial = notebook.run_notebook(NAME, parameters={"limit": 4, "share": 1})
-    assert trial == folder / f"build/trials/small/{NAME}.ipynb"
-    assert (folder / "build/trials/small" / NAME / "t.csv").read_text() == "x\n4\n"
+    assert trial.parent == folder / "build/trials/small" / NAME
+    assert (trial.with_suffix("") / "t.csv").read_text() == "x\n4\n"
     assert nbformat.read(trial, as_version=4).cells[-1].outputs[0].text.startswith("8 1.0\n")
     assert before == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
     assert STAGED not in os.environ and os.environ["MEE_OUTPUT"] == str(folder)
@@ -106,13 +107,102 @@ def test_papermill_and_jupyterlab_do_not_touch_committed_results(sources):
     folder = sources(SAVES)
     path = notebook.run_notebook(NAME)
     committed = (folder / "small" / NAME / "t.csv").read_bytes()
-    for parameters in ({}, {"limit": 8}):
-        papermill.execute_notebook(path, folder / "p.ipynb", parameters, progress_bar=False)
+    for limit in (3, 8, 9):
+        papermill.execute_notebook(path, folder / "p.ipynb", {"limit": limit}, progress_bar=False)
         assert (folder / "small" / NAME / "t.csv").read_bytes() == committed
-    assert (folder / "build/trials/small" / NAME / "t.csv").read_text() == "x\n8\n"
+    trials = (folder / "build/trials/small" / NAME).glob("*/t.csv")  # a sweep keeps all
+    assert sorted(trial.read_text() for trial in trials) == ["x\n3\n", "x\n8\n", "x\n9\n"]
     executed = [nbformat.read(p, as_version=4).cells[-1] for p in (path, folder / "p.ipynb")]
     printed = ["".join(output.text for output in cell.outputs).splitlines()[-1] for cell in executed]
     assert printed[0] == printed[1]  # a strict comparison sees no difference
+
+
+def test_every_trial_has_a_folder_of_its_own(sources):
+    """Before, all trials of a notebook shared one folder, so that a sweep kept its last result only."""
+    folder = sources(SAVES)
+    trials = [notebook.run_notebook(NAME, parameters={"limit": limit}) for limit in (4, 5, 4)]
+    assert trials[0] == trials[2] != trials[1]
+    tables = [(trial.with_suffix("") / "t.csv").read_text() for trial in trials]
+    assert tables == ["x\n4\n", "x\n5\n", "x\n4\n"]
+    assert not (folder / "small").exists()
+
+
+CHECKS = """from pathlib import Path
+from mee_utils.study import notebook_files, parameters
+notebook_files.SOURCES = Path("FOLDER")
+parameters.check_injected("90_trial")"""
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"limt": 3}, 'Parameters: Unknown key "limt": did you mean "limit"'),
+        ({"share": "0.95"}, "Parameters: share: Input should be a valid number .it is '0.95'"),
+        ({"limit": "3"}, "Parameters: limit: Input should be a valid integer .it is '3'"),
+        ({"limit": 0}, "Parameters: limit: Input should be greater than or equal to 1"),
+    ],
+)
+def test_a_notebook_that_papermill_runs_checks_its_parameters_itself(sources, given, message):
+    """Before, an unknown `-p` ran through with the default, and text for a number failed in pandas."""
+    import papermill
+
+    folder = sources()
+    source = notebook_files.read_source(NAME)
+    source.cells[-1].source = CHECKS.replace("FOLDER", str(folder.parent))
+    nbformat.write(source, folder.parent / "p.ipynb")
+    with pytest.raises(papermill.PapermillExecutionError) as error:
+        papermill.execute_notebook(folder.parent / "p.ipynb", None, given, progress_bar=False)
+    assert error.value.ename == "MeeError" and re.match(message, error.value.evalue)
+    papermill.execute_notebook(folder.parent / "p.ipynb", None, {"limit": 4, "share": 1}, progress_bar=False)
+
+
+def test_every_notebook_checks_what_papermill_injects():
+    """Each begins with an `Experiment`, which does it."""
+    for name in notebook_files.notebook_names():
+        code = [cell.source for cell in notebook_files.read_source(name).cells if cell.cell_type == "code"]
+        assert "Experiment(" in code[2] or "Experiment(" in code[1], name
+
+
+def test_a_long_folder_for_temporary_files_works(sources, monkeypatch, tmp_path_factory):
+    """As on clusters; before, `ZMQError: ipc path ... is longer than 107 characters`."""
+    for length in (85, 100, 107, 200):
+        folder = tmp_path_factory.mktemp("long") / "x"
+        folder = folder.with_name("x" * max(1, length - len(str(folder))))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with notebook._socket_folder() as sockets:
+            assert len(f"{sockets}/kernel-12345") < 103
+    sources()
+    notebook.run_notebook(NAME)
+    assert not list(folder.iterdir())
+
+
+def test_a_kernel_of_another_environment_is_not_used(sources, monkeypatch, tmp_path):
+    """A specification that is called python3 too, as a user's `ipykernel install` writes it."""
+    foreign = tmp_path / "jupyter/kernels/python3"
+    foreign.mkdir(parents=True)
+    specification = {"argv": ["false", "{connection_file}"], "display_name": "x", "language": "python"}
+    (foreign / "kernel.json").write_text(json.dumps(specification))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    sources("import sys\nprint(sys.executable)")
+    executed = nbformat.read(notebook.run_notebook(NAME), as_version=4)
+    assert executed.cells[-1].outputs[0].text.splitlines()[-1] == sys.executable
+
+
+CONFLICT = "<<<<<<< HEAD\n{}\n=======\n[]\n>>>>>>> theirs\n"
+
+
+@pytest.mark.parametrize("content", [CONFLICT, "", "[]", "{}", '{"cells": 3', '{"nbformat": 4}'])
+def test_a_notebook_that_is_none_is_one_line(sources, content):
+    folder = sources()
+    path = notebook.run_notebook(NAME)
+    path.write_text(content)
+    with pytest.raises(
+        MeeError, match="cannot be read as a notebook .*: restore it with git checkout"
+    ) as error:
+        notebook.run_notebook(NAME)
+    assert "\n" not in str(error.value) and path.read_text() == content
+    assert folder.exists()
 
 
 def test_a_failed_notebook_is_kept_aside_and_the_last_good_one_stays(sources):
@@ -151,8 +241,10 @@ def test_edits_made_in_jupyterlab_are_not_lost(sources):
     with pytest.raises(MeeError, match="was edited") as error:
         notebook.run_notebook(NAME)
     assert path.read_bytes() == before
-    carry_over(str(error.value).split("jupytext ")[1].split(" saves")[0])
-    source = (notebook.SOURCES / f"{NAME}.py").read_text()
+    program, _, *arguments = shlex.split(str(error.value).split("edited: ")[1].split(" saves")[0])
+    assert program == sys.executable  # what a user has on the PATH may be another environment's
+    carry_over(shlex.join(arguments[1:]))
+    source = (notebook_files.SOURCES / f"{NAME}.py").read_text()
     assert "print('edited')" in source and source.startswith("# %% [markdown]\n# # A notebook\n")
     notebook.run_notebook(NAME)  # nothing is lost any more
     sources("print('a later change of the source')")
@@ -167,33 +259,33 @@ def carry_over(arguments):
     jupytext(["--quiet", *shlex.split(arguments)])
 
 
-@pytest.mark.parametrize("name", notebook.notebook_names())
+@pytest.mark.parametrize("name", notebook_files.notebook_names())
 def test_carrying_over_what_nobody_edited_changes_nothing(name, tmp_path):
-    nbformat.write(notebook.read_source(name), tmp_path / "a.ipynb")
+    nbformat.write(notebook_files.read_source(name), tmp_path / "a.ipynb")
     carry_over(f"--opt notebook_metadata_filter=-all --to py:percent {tmp_path / 'a.ipynb'}")
-    assert (tmp_path / "a.py").read_text() == (notebook.SOURCES / f"{name}.py").read_text()
+    assert (tmp_path / "a.py").read_text() == (notebook_files.SOURCES / f"{name}.py").read_text()
 
 
 @pytest.mark.parametrize("cell", ["limit = 3 * 2", "import os", "limit += 1"])
 def test_parameters_are_flat_literals(sources, cell):
     sources()
-    (notebook.SOURCES / f"{NAME}.py").write_text(f'# %% tags=["parameters"]\n{cell}\n')
+    (notebook_files.SOURCES / f"{NAME}.py").write_text(f'# %% tags=["parameters"]\n{cell}\n')
     with pytest.raises(MeeError, match="no assignment of a literal"):
-        notebook.declared_parameters(notebook.read_source(NAME))
+        notebook_files.declared_parameters(notebook_files.read_source(NAME))
 
 
 def test_unknown_notebooks_and_assignments():
     for wrong in ("01_monotonic", "01", "../notebooks/01_monotonicity", ""):
         with pytest.raises(MeeError, match="Unknown notebook") as error:
-            notebook.read_source(wrong)
+            notebook_files.read_source(wrong)
         assert not wrong.startswith("01") or 'did you mean "01_monotonicity"' in str(error.value)
-    assert notebook.parse_assignments(["limit=20", "names=['a']", "profile=real"]) == {
+    assert parameters.parse_assignments(["limit=20", "names=['a']", "profile=real"]) == {
         "limit": 20,
         "names": ["a"],
         "profile": "real",
     }
     with pytest.raises(MeeError, match="name=value"):
-        notebook.parse_assignments(["limit"])
+        parameters.parse_assignments(["limit"])
 
 
 def test_what_a_kernel_cut_in_pieces_is_stored_as_one():
@@ -262,7 +354,8 @@ def test_a_figure_cell_after_the_last_one_works(tmp_path, monkeypatch):
     run.finish()
     run.save_table(pd.DataFrame({"x": [2.0]}), "t")
     run.finish()
-    assert (tmp_path / f"build/trials/small/{NAME}/t.csv").read_text() == "x\n2.0000\n"
+    (table,) = (tmp_path / f"build/trials/small/{NAME}").glob("*/t.csv")
+    assert table.read_text() == "x\n2.0000\n"
 
 
 @pytest.mark.parametrize("name", ["../../x", "", "a/b", ".hidden", "/tmp/x"])
@@ -305,7 +398,7 @@ def test_a_table_that_is_missing_names_its_notebook(tmp_path, monkeypatch):
     """Before, 08 judged fewer statements where the tables of a notebook were missing, without a word."""
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     folder, claims = tmp_path / "made_up", pd.DataFrame({"claim": ["a"], "task": ["x"]})
-    names = [name for name in notebook.notebook_names() if name[:2] in ("01", "02", "03", "04", "06")]
+    names = [name for name in notebook_files.notebook_names() if name[:2] in ("01", "02", "03", "04", "06")]
     for name in names:
         (folder / name).mkdir(parents=True)
         claims.to_csv(folder / name / "claims.csv", index=False)

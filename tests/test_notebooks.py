@@ -13,14 +13,14 @@ import pandas as pd
 import pytest
 import yaml
 
-from mee_utils.study import notebooks as notebook
+from mee_utils.study import notebook_files
 from mee_utils.study.inputs import is_trained, manifest
 from mee_utils.study.pipeline import notebook_seconds
 from mee_utils.study.profiles import load_profile
 from mee_utils.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
-NAMES = notebook.notebook_names()
+NAMES = notebook_files.notebook_names()
 FOLDERS = [ROOT / "notebooks", *sorted({path.parent for path in ROOT.glob("figures/*/[0-9]*.ipynb")})]
 STORED = [folder / f"{name}.ipynb" for folder in FOLDERS for name in NAMES]
 each_stored = pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -33,7 +33,7 @@ def stored(path):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_stored_notebook_is_its_source(name):
     """Those of other profiles take hours and may be older: `make status` says which, and since what."""
-    source, product = notebook.read_source(name).cells, stored(FOLDERS[0] / f"{name}.ipynb").cells
+    source, product = notebook_files.read_source(name).cells, stored(FOLDERS[0] / f"{name}.ipynb").cells
     assert [(cell.cell_type, cell.source) for cell in source] == [(c.cell_type, c.source) for c in product]
 
 
@@ -42,14 +42,14 @@ def test_a_stored_notebook_has_the_source_that_was_run(path):
     product = stored(path)
     added = [cell for cell in product.cells if "injected-parameters" in cell.metadata.get("tags", [])]
     assert len(added) == (path.parent != FOLDERS[0]), "papermill says what differs in other profiles"
-    assert product.metadata.get("source_sha256") == notebook.source_digest(product)
+    assert product.metadata.get("source_sha256") == notebook_files.source_digest(product)
 
 
 @each_stored
 def test_outputs_are_those_that_were_stored_with_them(path):
     """Pictures too, which nbval does not compare, and those of profiles that nobody runs again here."""
     product = stored(path)
-    assert product.metadata.get("outputs_sha256") == notebook.outputs_digest(product)
+    assert product.metadata.get("outputs_sha256") == notebook_files.outputs_digest(product)
 
 
 @each_stored
@@ -64,8 +64,8 @@ def test_every_cell_was_executed_in_order_and_without_a_word_on_stderr(path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_notebooks_keep_their_rhythm(name):
-    source = notebook.read_source(name)
-    parameters = notebook.declared_parameters(source)
+    source = notebook_files.read_source(name)
+    parameters = notebook_files.declared_parameters(source)
     assert parameters["profile"] == "small" and parameters["data"] == ""
     assert source.cells[0].cell_type == "markdown" and "Question" in source.cells[0].source
     for cell in source.cells:
@@ -80,7 +80,7 @@ def test_notebooks_keep_their_rhythm(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_prose_holds_no_number_of_ours(name):
     """Decimals and percentages in markdown are the papers' or settings; ours are printed by code."""
-    for cell in notebook.read_source(name).cells:
+    for cell in notebook_files.read_source(name).cells:
         if cell.cell_type == "markdown":
             text = re.sub(r"arXiv \d+\.\d+", "", cell.source)
             numbers = set(re.findall(r"\d+(?:\.\d+)? ?%|\d+\.\d+", text))
@@ -253,7 +253,8 @@ def test_strict_nbval_finds_the_same_outputs(results, tmp_path, name):
     before = {path: path.stat().st_mtime_ns for path in committed.iterdir()}
     done = nbval(tmp_path, f"notebooks/{name}.ipynb", MEE_OUTPUT=str(results / "figures"))
     assert done.returncode == 0, done.stdout[-4000:]
-    assert differing(committed, results / "figures/build/trials/small" / name) == []
+    (trial,) = (results / "figures/build/trials/small" / name).iterdir()
+    assert differing(committed, trial) == []
     assert before == {path: path.stat().st_mtime_ns for path in committed.iterdir()}
 
 

@@ -12,8 +12,7 @@ from test_hub import serving
 
 from mee_utils import MeeError
 from mee_utils.study import hub_lock as lock
-from mee_utils.study import notebooks as notebook
-from mee_utils.study import profiles
+from mee_utils.study import notebook_files, parameters, profiles
 from mee_utils.study.profiles import load_profile
 
 pytestmark = pytest.mark.xdist_group("notebooks")
@@ -54,8 +53,10 @@ def test_the_profiles_of_the_papers_name_hub_ids_and_no_commit():
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_notebook_takes_the_parameters_of_the_papers_profiles(name):
     for source, given in load_profile(name).notebooks.items():
-        notebook.check_parameters(given, notebook.declared_parameters(notebook.read_source(source)))
-    assert set(load_profile(name).notebooks) == set(notebook.notebook_names()) - {
+        parameters.check_parameters(
+            given, notebook_files.declared_parameters(notebook_files.read_source(source))
+        )
+    assert set(load_profile(name).notebooks) == set(notebook_files.notebook_names()) - {
         "08_results"
     }  # which runs nothing
 
@@ -379,7 +380,7 @@ print([main([*command, "--profile", "paper"]) for command in json.loads(sys.argv
 def test_without_the_hub_every_command_says_in_one_line_what_it_needs(tmp_path):
     clone = papers.Clone(tmp_path)
     before = clone.files()
-    commands = [["train"], *(["notebook", name] for name in notebook.notebook_names())]
+    commands = [["train"], *(["notebook", name] for name in notebook_files.notebook_names())]
     done = clone.python("-c", COMMANDS, json.dumps(commands))
     lines = done.stderr.splitlines()
     assert done.stdout == f"{[2] * len(commands)}\n" and len(lines) == len(commands), done.stderr
@@ -468,7 +469,7 @@ for name in sys.argv[2:]:
 def executed(trained):
     """What the commands said. After 00 one corpus and the two models that all need are enough."""
     before = trained.files()
-    (first, *rest), data = notebook.notebook_names(), str(trained.root.parent / "corpora")
+    (first, *rest), data = notebook_files.notebook_names(), str(trained.root.parent / "corpora")
     start = trained.python("-c", EVERY, data, first)
     spared = {"corpora": ("question_answering", "summarization"), "backbones": ("free", "late_weighted")}
 
@@ -486,7 +487,7 @@ def executed(trained):
     return start.stdout + start.stderr + others.stdout + others.stderr
 
 
-@pytest.mark.parametrize("name", notebook.notebook_names())
+@pytest.mark.parametrize("name", notebook_files.notebook_names())
 def test_every_notebook_runs_with_the_profile(trained, executed, name):
     """`vanilla` is a ready checkpoint in it, of which nobody knows the objective."""
     results = Path(trained.environment["MEE_OUTPUT"]) / "paper"

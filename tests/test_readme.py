@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mee_utils.paper import results_page
-from mee_utils.study.notebooks import notebook_names
+from mee_utils.study.notebook_files import notebook_names
 
 ROOT = Path(__file__).parent.parent
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "mee_utils/README.md")}

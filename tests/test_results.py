@@ -11,11 +11,11 @@ import pytest
 from mee_utils import ExitPolicy, MeeError
 from mee_utils.analysis import calibration, statistics
 from mee_utils.paper import claims
+from mee_utils.study import digests, results, status, verdicts
 from mee_utils.study import result_tables as stored
-from mee_utils.study import results, status, verdicts
 from mee_utils.study.catalogue import RULES
 from mee_utils.study.inputs import weights_digest
-from mee_utils.study.notebooks import read_source
+from mee_utils.study.notebook_files import read_source
 from mee_utils.study.profiles import load_profile
 
 ROOT = Path(__file__).parent.parent
@@ -296,13 +296,13 @@ def test_status_says_what_has_changed_since(tmp_path, monkeypatch):
 
 
 def test_words_about_code_are_not_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "PACKAGE", tmp_path)
+    monkeypatch.setattr(digests, "PACKAGE", tmp_path)
     module = tmp_path / "module.py"
-    digests = []
+    stored = []
     for text in ("x = 1\n", '"""Says more."""\n\nx = 1  # so\n', "x = 2\n"):
         module.write_text(text)
-        digests.append(results.code_digests([module])["module.py"])
-    assert digests[0] == digests[1] != digests[2]
+        stored.append(digests.code_digests([module])["module.py"])
+    assert stored[0] == stored[1] != stored[2]
 
 
 def test_a_stored_table_says_where_it_comes_from():

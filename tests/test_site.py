@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
-from mee_utils.study.notebooks import notebook_names
+from mee_utils.study.notebook_files import notebook_names
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = [f"notebooks/{name}.html" for name in notebook_names()]

@@ -11,7 +11,7 @@ import pytest
 
 from mee_utils import MeeError
 from mee_utils.common.files import PACKAGE
-from mee_utils.study import measure, pipeline, result_tables, results, status
+from mee_utils.study import measure, notebook_files, pipeline, result_tables, results, status
 from mee_utils.study import notebooks as notebook
 from mee_utils.study.profiles import load_profile
 
@@ -51,7 +51,7 @@ def executed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("executed")
     (folder / f"{NAME}.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(notebook, "SOURCES", folder)
+        patch.setattr(notebook_files, "SOURCES", folder)
         patch.setenv("MEE_OUTPUT", str(folder / "out"))
         notebook.run_notebook(NAME)
     return folder
@@ -61,7 +61,7 @@ def executed(tmp_path_factory):
 def run(executed, tmp_path, monkeypatch):
     """A copy of it, for one test."""
     folder = shutil.copytree(executed, tmp_path / "copy")
-    monkeypatch.setattr(notebook, "SOURCES", folder)
+    monkeypatch.setattr(notebook_files, "SOURCES", folder)
     monkeypatch.setenv("MEE_OUTPUT", str(folder / "out"))
     assert changes() == []
     return folder / "out" / "small"
@@ -96,8 +96,8 @@ def test_an_edited_notebook_is_stale_whatever_it_says_of_itself(run, broken):
     broken(stored.cells)
     nbformat.write(stored, path)
     assert f"{NAME}.ipynb" in changes()
-    stored.metadata["source_sha256"] = notebook.source_digest(stored)
-    stored.metadata["outputs_sha256"] = notebook.outputs_digest(stored)
+    stored.metadata["source_sha256"] = notebook_files.source_digest(stored)
+    stored.metadata["outputs_sha256"] = notebook_files.outputs_digest(stored)
     nbformat.write(stored, path)
     assert changes() == [f"notebooks/{NAME}.py"]
 
@@ -123,7 +123,7 @@ def test_a_figure_or_table_that_is_gone_or_another_one_is_stale(run, file):
 def test_a_changed_module_is_stale_and_a_comment_is_none(run, tmp_path, monkeypatch):
     package = tmp_path / "mee_utils"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
-    for module in (status, results):
+    for module in (status, digests):
         monkeypatch.setattr(module, "PACKAGE", package)
     module = package / "study" / "results.py"
     module.write_text(module.read_text() + "# a comment\n")
@@ -252,7 +252,7 @@ def test_what_this_run_has_not_made_is_read_beside_the_package(tmp_path, monkeyp
 
 def test_a_number_is_traced_to_the_cell_that_printed_it(run):
     """Also where its name is put together there, or stands in other cells too."""
-    source = notebook.read_source(NAME).cells
+    source = notebook_files.read_source(NAME).cells
     for file, saves in (("t.csv", '"t")'), ("part_1.csv", "part_{"), ("part_2.png", "part_{")):
         (place,) = [n for n, cell in enumerate(source) if saves in cell.source]
         first, *others = status.origin(str(run / NAME / file))

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..common.files import PACKAGE, complete_file
+from ..common.files import complete_file
 from .catalogue import ABLATED, DISTILLED, MAIN_MODEL, RULES, SURVEY_VARIANTS, VARIANTS
+from .digests import code_files, digest_of
 from .inputs import checkpoint_folder, load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
 from .profiles import Profile
-from .results import build_root, digest_of
+from .results import build_root
 
 CODE = ("common", "tasks", "models", "exits", "decoding", "traces")
 
@@ -25,12 +26,6 @@ CODE = ("common", "tasks", "models", "exits", "decoding", "traces")
 def trace_path(profile: Profile, model: str, task: str) -> Path:
     """Where a trace is kept."""
     return build_root() / "traces" / profile.name / f"{model}-{task}.safetensors"
-
-
-def code_files(*names: str) -> list[Path]:
-    """Modules and tables of some folders of the package."""
-    found = [path for name in names for path in sorted((PACKAGE / name).rglob("*.*"))]
-    return [path for path in found if path.suffix in (".py", ".tsv", ".csv", ".txt", ".yaml")]
 
 
 def stored_trace(

@@ -12,6 +12,7 @@ from . import inputs
 from .artifacts import stored_trace, train_classifiers
 from .catalogue import SURVEY_VARIANTS
 from .figures import use_style
+from .parameters import check_injected
 from .profiles import Profile, load_profile
 from .results import Run
 
@@ -25,6 +26,8 @@ class Experiment:
     """
 
     def __init__(self, notebook: str | None, profile: str | Profile, data: str | None = "", **parameters):
+        if notebook:
+            check_injected(notebook)
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile, data)
         self.data, self.used = data, {}
         self.layers = inputs.model_shape(self.profile)["num_decoder_layers"]

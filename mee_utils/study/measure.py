@@ -22,10 +22,11 @@ from ..analysis.statistics import interval
 from ..common.files import complete_file
 from ..traces.replay import replay_policy
 from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY
+from .digests import digest_of
 from .inputs import load_tasks, weights_digest
 from .profiles import Profile
 from .result_tables import MEASURED, read_measurements
-from .results import Run, build_root, digest_of, output_root, staged
+from .results import Run, build_root, output_root, staged
 
 # what decoding bisects to: the mean consistency loss; the share of the score that is lost, and its upper
 # bound (97.5 %); the share of the FLOPs that is saved

@@ -19,7 +19,8 @@ import psutil
 from ..common.errors import MeeError
 from ..common.files import ROOT, complete_file
 from .inputs import check_recipe, is_trained
-from .notebooks import STARTED_BY, notebook_names
+from .notebook_files import notebook_names
+from .notebooks import STARTED_BY
 from .profiles import load_profile
 from .result_tables import MEASURED
 from .results import build_root, output_root

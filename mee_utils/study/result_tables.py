@@ -13,9 +13,10 @@ from ..analysis.statistics import Interval, interval
 from ..common.errors import MeeError
 from ..common.files import ROOT
 from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
-from .notebooks import SOURCES, notebook_names
+from .digests import digest_of, file_digest
+from .notebook_files import SOURCES, notebook_names
 from .profiles import profile_name
-from .results import READ, digest_of, file_digest, output_root
+from .results import READ, output_root
 
 RETRAINED, MEASURED = "retrained", "measured"  # folders of tables, beside those of the notebooks
 BENCH, MACHINES = ROOT / "figures" / "bench", "machines.json"

@@ -4,7 +4,6 @@ Only the strict runner puts them in their place (`figures/<profile>/<notebook>`)
 line with a hash, so that stored outputs check it. Only the manifest has times: all else is the same bytes.
 """
 
-import ast
 import hashlib
 import io
 import json
@@ -14,7 +13,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -23,11 +22,13 @@ import pandas as pd
 
 from ..analysis.statistics import DRAWS
 from ..common.errors import MeeError
-from ..common.files import PACKAGE, ROOT, complete_file
+from ..common.files import ROOT, complete_file
+from .digests import bytes_digest, code_digests, digest_of, loaded_code
+from .parameters import injected_parameters
 
 DECIMALS = 4
 COLOURS = 128  # of a figure's palette: a third of the size, and no difference to be seen
-STAGED = "MEE_STAGED"  # the folder that collects a strict run's results; set for its kernel alone
+STAGED = "MEE_STAGED"  # "notebook=folder" that collects a strict run's results; set for its kernel alone
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "pandas", "matplotlib", "seaborn")
 READ: dict[str, str] = {}  # stored results that the run that began last has read: name -> digest ("": none)
 
@@ -42,15 +43,35 @@ def build_root() -> Path:
     return Path(os.environ.get("MEE_OUTPUT") or ROOT) / "build"
 
 
+def trial_folder(profile: str, notebook: str, parameters: dict) -> Path:
+    """Where results of a run by hand or with other parameters are kept: a folder for each choice of them."""
+    return build_root() / "trials" / _checked(profile) / _checked(notebook) / digest_of(parameters)[:8]
+
+
 class Run:
-    """One run of a notebook; `parameters`, and `inputs` by hash, are for the manifest in its `folder`."""
+    """One run of a notebook, or of another command that makes tables.
+
+    Args:
+        notebook: its name, or "measured" and the like.
+        profile: the name of a profile.
+        parameters: what it was run with, for the manifest.
+        folder: where results go; by default that of a strict run, else that of a trial.
+
+    `inputs` (name -> sha256) is for the manifest too.
+    """
 
     def __init__(self, notebook: str, profile: str, parameters: dict, folder: Path | None = None):
-        place = Path(os.environ.get(STAGED) or ".")
-        trial = build_root() / "trials" / _checked(profile) / _checked(notebook)
-        self.folder = folder or (place if place.name == notebook else trial)
-        self.notebook, self.profile, self.parameters = notebook, profile, dict(parameters)
-        self.inputs, self.files, self.started = {}, {}, time.monotonic()  # name -> sha256
+        trial = trial_folder(profile, notebook, parameters | injected_parameters())
+        running, _, staged_results = os.environ.get(STAGED, "").partition("=")
+        if folder is None:
+            folder = Path(staged_results) if running == notebook else trial
+        self.folder = folder
+        self.notebook = notebook
+        self.profile = profile
+        self.parameters = dict(parameters)
+        self.inputs: dict[str, str] = {}
+        self.files: dict[str, str] = {}  # name -> sha256
+        self.started = time.monotonic()
         READ.clear()
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -85,9 +106,11 @@ class Run:
         device = self.parameters.get("device", "cpu")
         versions = {name: metadata.version(name).split("+")[0] for name in PACKAGES}
         manifest = {
-            **{name: getattr(self, name) for name in ("notebook", "profile", "parameters")},
+            "notebook": self.notebook,
+            "profile": self.profile,
+            "parameters": self.parameters,
             "inputs": dict(sorted((READ | self.inputs).items())),
-            "code": code_digests(),
+            "code": code_digests(loaded_code()),
             "files": dict(sorted(self.files.items())),
             "versions": versions | {"python": platform.python_version()},
             "machine": {"processor": processor(), "cores": os.cpu_count(), "device": device},
@@ -103,48 +126,20 @@ class Run:
     def _write(self, name: str, content: bytes) -> None:
         with complete_file(self.folder / name) as path:
             path.write_bytes(content)
-        self.files[name] = hashlib.sha256(content).hexdigest()
-
-
-def digest_of(content) -> str:
-    """sha256 of what something was made from (for JSON)."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """sha256 of a file, "" where there is none."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
-
-
-def code_digests(paths: Iterable[Path] | None = None) -> dict[str, str]:
-    """Digests of files, comments and docstrings apart; by default of loaded modules and their tables."""
-    if paths is None:
-        modules = {Path(m.__file__) for n, m in list(sys.modules.items()) if n.split(".")[0] == PACKAGE.name}
-        paths = modules | {table for module in modules for table in module.parent.glob("*.yaml")}
-    return {str(path.relative_to(PACKAGE)): _digest(path) for path in sorted(paths)}
-
-
-def _digest(path: Path) -> str:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-                node.body = node.body[1:]
-        text = ast.unparse(tree)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.files[name] = bytes_digest(content, name)
 
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
     """Yields an empty folder; without an error it takes the place of `folder`: of two in turn the later."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(f".{os.getpid()}.partial", f".{folder.name}.", folder.parent) as place:
-        new = Path(place) / folder.name
+    suffix = f".{os.getpid()}.partial"
+    with tempfile.TemporaryDirectory(suffix, f".{folder.name}.", folder.parent) as temporary:
+        new = Path(temporary) / folder.name
         new.mkdir()
         yield new
         with suppress(FileNotFoundError):
-            folder.rename(Path(place) / "old")
+            folder.rename(Path(temporary) / "old")
         new.rename(folder)
 
 
@@ -152,16 +147,19 @@ def png(figure) -> bytes:
     """A figure as PNG with a palette in place of full colours."""
     from PIL import Image
 
-    full, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(full, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
-    palette = dict(colors=COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    Image.open(full).convert("RGB").quantize(**palette).save(small, "PNG", optimize=True)
-    return small.getvalue()
+    full_colours = io.BytesIO()
+    figure.savefig(full_colours, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+    image = Image.open(full_colours).convert("RGB")
+    image = image.quantize(colors=COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    with_palette = io.BytesIO()
+    image.save(with_palette, "PNG", optimize=True)
+    return with_palette.getvalue()
 
 
 def round_table(table: pd.DataFrame) -> pd.DataFrame:
     """Rounds floats to `DECIMALS` (-0.0 becomes 0.0), so that display, file and hash agree; no threshold."""
-    rounded, floats = table.copy(), table.select_dtypes("float").columns.difference(["threshold"])
+    floats = table.select_dtypes("float").columns.difference(["threshold"])
+    rounded = table.copy()
     rounded[floats] = rounded[floats].astype("float64").round(DECIMALS) + 0.0
     return rounded
 
@@ -174,8 +172,9 @@ def level_text(level: float) -> str:
 def digest_line(name: str, table: pd.DataFrame, text: str) -> str:
     """ "figure_1: 48 rows x 6 columns, 0.0312 to 1.0000, sha256 1f2e3d4c": what identifies a table."""
     numbers = table.select_dtypes("float")
-    lowest, highest = numbers.min().min(), numbers.max().max()
-    span = f"{lowest:.{DECIMALS}f} to {highest:.{DECIMALS}f}, " if numbers.size else ""
+    span = ""
+    if numbers.size:
+        span = f"{numbers.min().min():.{DECIMALS}f} to {numbers.max().max():.{DECIMALS}f}, "
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return f"{name}: {len(table)} rows x {len(table.columns)} columns, {span}sha256 {digest}"
 
@@ -184,9 +183,9 @@ def processor() -> str:
     """The processor's name; on Linux with family and model, since virtual ones are called alike."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
-    about = dict(re.findall(r"^(model name|cpu family|model)\s*:\s*(.+)$", text, re.MULTILINE))
-    name = about.get("model name") or platform.processor() or platform.machine()
-    return f"{name} (family {about['cpu family']} model {about['model']})" if len(about) == 3 else name
+    fields = dict(re.findall(r"^(model name|cpu family|model)\s*:\s*(.+)$", text, re.MULTILINE))
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return f"{name} (family {fields['cpu family']} model {fields['model']})" if len(fields) == 3 else name
 
 
 def peak_megabytes() -> int:

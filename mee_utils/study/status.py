@@ -6,15 +6,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
-
 from ..common.errors import MeeError
 from ..common.files import PACKAGE, ROOT
+from .digests import code_digests, file_digest
 from .inputs import is_trained, weights_digest
-from .notebooks import SOURCES, notebook_names, outputs_digest, read_source, source_digest
+from .notebook_files import SOURCES, notebook_names, outputs_digest, read_executed, read_source, source_digest
 from .profiles import Profile
 from .result_tables import BENCH, MACHINES, MEASURED, RETRAINED, inputs_of
-from .results import code_digests, file_digest, output_root
+from .results import output_root
 
 
 def changes(profile: Profile, name: str) -> list[str] | None:
@@ -36,7 +35,7 @@ def changes(profile: Profile, name: str) -> list[str] | None:
     asked = [key for key in made["inputs"] if key.split()[0] in ("model", "results", *models)]
     found += [key for key in asked if inputs.get(key, "") != made["inputs"][key]]
     for path in needed[1:]:
-        stored = nbformat.read(path, as_version=4)
+        stored = read_executed(path)
         known, outputs = stored.metadata.get("source_sha256"), outputs_digest(stored)
         parts = {f"notebooks/{name}.py": source_digest(read_source(name)), path.name: source_digest(stored)}
         found += [part for part, digest in parts.items() if digest != known]
@@ -66,7 +65,7 @@ def origin(file: str) -> Iterator[str]:
         book = beside if beside.exists() else SOURCES / f"{name}.ipynb"
         line = re.compile(rf"^{path.stem}: .*sha256 {made['files'][f'{path.stem}.csv'][:8]}$", re.MULTILINE)
         printed = lambda cell: any(line.search(output.get("text", "")) for output in cell.get("outputs", []))
-        cells = [str(n) for n, cell in enumerate(nbformat.read(book, as_version=4).cells) if printed(cell)]
+        cells = [str(n) for n, cell in enumerate(read_executed(book).cells) if printed(cell)]
         yield f"saved by {str(book).removeprefix(f'{ROOT}/')}, cell {', '.join(cells) or 'unknown'}"
     else:
         yield f"saved by make {'measure' if name == MEASURED else 'retrain' if name else 'bench'}"

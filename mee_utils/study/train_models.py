@@ -30,9 +30,10 @@ from ..models.mini import SENTINELS, grow, new_network, set_dropout, train_token
 from ..tasks.loading import load_lesson, load_task
 from ..traces.replay import replay_policy
 from . import inputs
+from .digests import digest_of
 from .inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
 from .profiles import BaseSettings, Checkpoint, Profile, ShapeSettings, Stage
-from .results import build_root, digest_of, processor, staged
+from .results import build_root, processor, staged
 
 SAFE_MARGIN, SAFE_EXAMPLES = 0.9, 200  # for the first safe layer; examples of each task
 SPANS, CURVE = "spans", 192
