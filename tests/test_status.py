@@ -11,7 +11,7 @@ import pytest
 
 from mee_utils import MeeError
 from mee_utils.common.files import PACKAGE
-from mee_utils.study import measure, notebook_files, pipeline, result_tables, results, status
+from mee_utils.study import digests, measure, notebook_files, pipeline, result_tables, results, status
 from mee_utils.study import notebooks as notebook
 from mee_utils.study.profiles import load_profile
 
