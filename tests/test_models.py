@@ -1,6 +1,7 @@
 """Layer states, the shared readout, and loading: wrong checkpoints are refused in one line."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -157,6 +158,122 @@ def test_a_damaged_or_foreign_checkpoint_is_one_clear_line(saved, damage, messag
     with pytest.raises(MeeError, match=message) as error:
         load_model(saved)
     assert "\n" not in str(error.value)
+
+
+def write_tokenizer(folder, files):
+    """Puts other tokenizer files in place of a checkpoint's own."""
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / name).write_text(text)
+
+
+BPE = {
+    "vocab.json": {
+        token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b", "ab"])
+    },
+    "merges.txt": "#version: 0.2\na b\n",
+    "tokenizer_config.json": {"tokenizer_class": "RobertaTokenizer"},
+}
+WORDPIECE = {
+    "vocab.txt": "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"]),
+    "tokenizer_config.json": {"tokenizer_class": "BertTokenizer"},
+}
+BYTES = {"tokenizer_config.json": {"tokenizer_class": "ByT5Tokenizer"}}
+
+
+@pytest.mark.parametrize(
+    ("files", "text", "ids"),
+    [(BYTES, "ab", [100, 101, 1]), (BPE, "ab", [0, 7, 2]), (WORDPIECE, "the cat", [2, 5, 6, 3])],
+    ids=["ByT5", "CodeT5", "BERT"],
+)
+def test_the_tokenizer_is_the_one_that_the_checkpoint_names(saved, files, text, ids):
+    from mee_utils import generate
+
+    write_tokenizer(saved, files)
+    model = load_model(saved)
+    assert model.tokenizer(text).input_ids == ids
+    assert len(generate(model, [text, f"{text} {text}"], max_new_tokens=3).texts) == 2
+
+
+def test_the_class_of_the_tokenizer_may_stand_in_the_configuration(saved):
+    write_tokenizer(saved, {})
+    change_config(saved, tokenizer_class="ByT5Tokenizer")
+    assert load_tokenizer(saved)("ab").input_ids == [100, 101, 1]
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({}, "T5Tokenizer needs tokenizer.json or spiece.model"),
+        ({"tokenizer_config.json": {}}, "T5Tokenizer needs"),
+        ({"tokenizer.model": ""}, "T5Tokenizer needs"),
+        ({"spiece.model": ""}, "T5Tokenizer needs"),
+        ({"tokenizer_config.json": {"tokenizer_class": "T5Tokenizer"}}, "T5Tokenizer needs"),
+        (WORDPIECE | {"vocab.txt": ""}, "BertTokenizer needs tokenizer.json or vocab.txt"),
+        (BPE | {"merges.txt": ""}, "RobertaTokenizer needs tokenizer.json or vocab.json and merges.txt"),
+        ({"vocab.txt": "the\ncat\n"}, 'T5Tokenizer needs .* of another class, name it .* "tokenizer_class"'),
+    ],
+)
+def test_a_tokenizer_without_its_vocabulary_is_refused_with_what_to_do(saved, files, wanted):
+    write_tokenizer(saved, files)
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(MeeError, match=f"has no tokenizer: {wanted}") as error:
+            load(saved)
+        assert "save_pretrained" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_batches_have_a_mask_whatever_the_tokenizer_says(saved):
+    from mee_utils import generate
+
+    path = saved / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": ["input_ids"]}))
+    texts = ["The red house is near the river.", "Bob"]
+    alone = generate(load_model(saved), texts[1:], max_new_tokens=4).texts
+    assert generate(load_model(saved), texts, max_new_tokens=4).texts[1:] == alone
+
+
+def test_a_tokenizer_without_padding_gets_the_models(saved):
+    write_tokenizer(saved, BPE | {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"}})
+    model = load_model(saved)
+    assert model.tokenizer.pad_token_id == model.network.config.pad_token_id
+
+
+@pytest.mark.parametrize(
+    "files", [["adapter_config.json"], ["adapter_model.safetensors"], ["adapter_model.bin"]]
+)
+@pytest.mark.parametrize("beside_a_full_model", [True, False])
+def test_an_adapter_is_to_be_merged(saved, files, beside_a_full_model):
+    if not beside_a_full_model:
+        for name in ("config.json", "model.safetensors"):
+            (saved / name).unlink()
+    for name in files:
+        (saved / name).write_text('{"peft_type": "LORA", "base_model_name_or_path": "google-t5/t5-base"}')
+    with pytest.raises(MeeError, match=r"has an adapter .*: merge it, as in .*merge_and_unload") as error:
+        load_model(saved)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["fewer layers in the config than in the weights", "tensors missing"])
+def test_only_the_error_is_shown_and_no_report_of_transformers(saved, damage, caplog):
+    DAMAGE[damage][0](saved)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(MeeError):
+            load_model(saved)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records
+
+
+def test_a_revision_of_a_local_folder_is_refused(saved):
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(
+            MeeError, match="is a local folder and revision='v1' belongs to the hub: leave it out"
+        ):
+            load(saved, revision="v1")
 
 
 @pytest.mark.parametrize("place", ["config.json", "tokenizer_config.json"])

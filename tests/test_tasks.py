@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -81,8 +82,76 @@ def test_a_folder_is_read_by_split_also_in_the_hubs_file_names(tmp_path):
     write(tmp_path / "data" / "train-00000-of-00002.parquet", [row] * 2, "parquet")
     write(tmp_path / "data" / "train-00001-of-00002.parquet", [row] * 3, "parquet")
     assert len(load_task(name, tmp_path, "train")) == 5
-    with pytest.raises(MeeError, match='No file of the split "test".*it has train'):
+    with pytest.raises(MeeError, match=r'No file of the split "test".*it has train'):
         load_task(name, tmp_path, "test")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("validation.jsonl", "validation.csv"),
+        ("validation.jsonl", "validation.jsonl.gz"),
+        ("validation.jsonl", "validation.old.jsonl"),
+        ("validation.jsonl", "validation-00000-of-00001.jsonl"),
+        ("validation.parquet", "validation/0000.parquet"),
+        ("validation-0.jsonl", "validation-0.csv"),
+        ("validation.csv", "data/validation.csv"),
+    ],
+)
+def test_a_split_that_is_there_twice_is_one_line_that_names_both(tmp_path, first, second):
+    name, row = ROWS["samsum"]
+    for file in (first, second):
+        path = tmp_path / file
+        path.parent.mkdir(exist_ok=True)
+        write(
+            path,
+            [row],
+            next(ending for ending in ("jsonl.gz", "jsonl", "csv", "parquet") if file.endswith(ending)),
+        )
+    with pytest.raises(MeeError, match='has the split "validation" twice') as error:
+        load_task(name, tmp_path)
+    assert first in str(error.value) and second in str(error.value) and "\n" not in str(error.value)
+    assert len(load_task(name, tmp_path / first)) == 1
+
+
+def test_shards_that_are_not_all_there_are_one_line(tmp_path):
+    name, row = ROWS["samsum"]
+    write(tmp_path / "train-00001-of-00003.parquet", [row], "parquet")
+    with pytest.raises(MeeError, match=r"only 1 of the 3 files that train-00001-of-00003.parquet belongs to"):
+        load_task(name, tmp_path, "train")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_a_folder_as_spark_writes_it_in_place_of_a_file_is_read(tmp_path, kind):
+    name, row = ROWS["samsum"]
+    folder = tmp_path / f"validation.{kind}"
+    folder.mkdir()
+    for part in (0, 1):
+        write(folder / f"part-0000{part}-c000.{kind}", [row] * (part + 1), kind)
+    (folder / "_SUCCESS").touch()
+    (folder / f".part-00000-c000.{kind}.crc").touch()
+    for source in (tmp_path, folder):
+        assert len(load_task(name, source)) == 3
+
+
+def test_an_empty_folder_in_place_of_a_file_is_one_line(tmp_path):
+    (tmp_path / "validation.parquet").mkdir()
+    (tmp_path / "validation.parquet" / "_SUCCESS").touch()
+    for source in (tmp_path, tmp_path / "validation.parquet"):
+        with pytest.raises(MeeError, match='No file of the split "validation"') as error:
+            load_task("summarization", source)
+        assert "\n" not in str(error.value)
+
+
+def test_the_folder_of_a_local_source_is_where_its_splits_are(tmp_path):
+    name, row = ROWS["samsum"]
+    (tmp_path / "3.0.0").mkdir()
+    path = write(tmp_path / "3.0.0" / "validation.jsonl", [row] * 2, "jsonl")
+    write(tmp_path / "validation.jsonl", [row], "jsonl")
+    assert len(load_task(name, tmp_path, folder="3.0.0")) == 2 and len(load_task(name, tmp_path)) == 1
+    for source, folder in ((tmp_path, "2.0.0"), (path, "3.0.0")):
+        with pytest.raises(MeeError, match=rf'folder="{folder}": .* has no such folder'):
+            load_task(name, source, folder=folder)
 
 
 def test_other_language_pairs(tmp_path):
@@ -112,6 +181,15 @@ def test_other_language_pairs(tmp_path):
         ({"name": "translation", "limit": 1, "languages": ("en",)}, "give source and target, as in"),
         ({"name": "translation", "limit": 1, "languages": "en"}, "languages='en': give source and target"),
         ({"name": None, "limit": 1}, 'Unknown task "None"'),
+        ({"name": "translation", "limit": 1, "languages": ("en", "xx")}, '"xx" is the code of no language'),
+        ({"name": "translation", "limit": 1, "languages": ("fr", "fr")}, "give source and target, as in"),
+        ({"name": "translation", "limit": 1, "languages": ("fr", "en")}, 'is from "en" to "fr" only'),
+        ({"name": "translation", "limit": 1, "folder": "a"}, "folder='a' belongs to a corpus"),
+        ({"name": "translation", "limit": 1, "revision": "v1"}, "revision='v1' belongs to a corpus"),
+        (
+            {"name": "translation", "source": ".", "revision": "v1"},
+            "is local and revision='v1' belongs to the hub",
+        ),
         ({"name": "translation", "source": "./nowhere"}, "does not exist"),
         ({"name": "translation", "source": "nowhere.jsonl.gz"}, "does not exist"),
     ],
@@ -173,7 +251,7 @@ def test_a_wrong_file_is_one_clear_line(tmp_path, name, content, message):
 def test_a_file_cut_short_by_a_broken_download_is_one_line(tmp_path):
     whole = gzip.compress(b'{"translation": {"en": "a", "fr": "b"}}\n' * 50)
     (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(MeeError, match="cannot be read as .jsonl.gz"):
+    with pytest.raises(MeeError, match=r"cannot be read as .jsonl.gz"):
         load_task("translation", tmp_path / "cut.jsonl.gz")
 
 
@@ -183,10 +261,46 @@ def test_answers_that_are_no_dictionary_are_named(tmp_path):
         load_task("question_answering", write(tmp_path / "a.jsonl", [row], "jsonl"))
 
 
-def test_a_question_without_answers_is_refused(tmp_path):
-    row = ROWS["squad"][1] | {"answers": {"text": [], "answer_start": []}}
-    with pytest.raises(MeeError, match='row 1: Column "answers" has no list of texts'):
-        load_task("question_answering", write(tmp_path / "a.jsonl", [row], "jsonl"))
+NO_ANSWERS = [
+    {"text": [], "answer_start": []},
+    {"text": [""], "answer_start": [-1]},
+    {"text": None, "answer_start": None},
+    None,
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
+@pytest.mark.parametrize("answers", NO_ANSWERS, ids=str)
+def test_unanswerable_questions_are_refused_or_left_out_and_counted(tmp_path, answers, kind):
+    answered = ROWS["squad"][1]
+    rows = [answered, answered | {"answers": answers}, answered, answered | {"question": "Where, Ann?"}]
+    path = write(tmp_path / f"a.{kind}", rows, kind)
+    with pytest.raises(
+        MeeError, match=r"row 2: the question has no answer .*: set skip_unanswerable=True"
+    ) as error:
+        load_task("question_answering", path)
+    assert "\n" not in str(error.value)
+    task = load_task("question_answering", path, skip_unanswerable=True)
+    assert len(task) == 3 and task.skipped == 1 and "1 unanswerable questions left out" in repr(task)
+    assert task.inputs[-1].startswith("question: Where, Ann?")
+    assert len(load_task("question_answering", path, limit=2, skip_unanswerable=True)) == 2
+
+
+def test_a_corpus_of_unanswerable_questions_is_one_line(tmp_path):
+    row = ROWS["squad"][1] | {"answers": NO_ANSWERS[0]}
+    path = write(tmp_path / "a.jsonl", [row] * 2, "jsonl")
+    with pytest.raises(MeeError, match=r"None of the 2 questions of .* has an answer"):
+        load_task("question_answering", path, skip_unanswerable=True)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [{"answer": ["Rome"]}, {"answer_start": [10]}, {"text": None, "answer_start": [10]}, {"text": 5}],
+)
+def test_answers_of_another_form_are_no_unanswerable_question(tmp_path, answers):
+    path = write(tmp_path / "a.jsonl", [ROWS["squad"][1] | {"answers": answers}], "jsonl")
+    with pytest.raises(MeeError, match=r'row 1: Column "answers" has no list of texts but .*: write'):
+        load_task("question_answering", path, skip_unanswerable=True)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
@@ -227,13 +341,72 @@ def test_csv_texts_stay_texts(tmp_path):
 def test_only_a_list_of_texts_is_scored(texts):
     task = load_task("translation", limit=3)
     for score in (task.score, task.score_examples):
-        with pytest.raises(MeeError, match="^Cannot score .*: give a list of texts"):
+        with pytest.raises(MeeError, match=r"^Cannot score .*: give a list of texts"):
             score(texts)
+
+
+def test_prompts_name_the_languages_of_the_corpus(tmp_path):
+    path = write(
+        tmp_path / "a.jsonl", [{"translation": {"en": "Yes", "zh-CN": "是", "english": "Aye"}}], "jsonl"
+    )
+    task = load_task("translation", path, languages=("en", "zh-CN"))
+    assert task.inputs == ["translate English to Chinese: Yes"] and task.score(["是"])[
+        "chrf"
+    ] == pytest.approx(100)
+    assert load_task("translation", path, languages=("zh-CN", "english")).targets == ["Aye"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_is_a_sequence_of_examples(name):
+    task = load_task(name, limit=6)
+    assert [example.prompt for example in task] == task.inputs
+    assert task[0] == task[-6] == next(iter(task)) and task[np.int64(1)].references == task.references[1]
+    prompt, references = task[2]
+    assert prompt == task.inputs[2] and references[0] == task.targets[2]
+
+
+@pytest.mark.parametrize(
+    "part", [slice(2), slice(-2, None), slice(None, None, 2), slice(None, None, -1), slice(9, 5)]
+)
+def test_a_slice_of_a_task_is_a_task(part):
+    task = load_task("question_answering", limit=6)
+    chosen = task[part]
+    assert chosen.inputs == task.inputs[part] and chosen.references == task.references[part]
+    assert chosen.spans == task.spans[part] and chosen.forms == task.forms[part]
+    assert len(chosen) == len(range(6)[part]) and chosen.digest == task.digest
+
+
+@pytest.mark.parametrize("part", [6, -7, "a", 1.5, None, [0, 1], slice(0, 2, 0), slice("a", None)])
+def test_a_part_that_is_not_there_is_one_line(part):
+    with pytest.raises(
+        MeeError, match=r"^task.*: .*(give a number from 0 to 5, or a slice|give whole numbers)"
+    ) as error:
+        load_task("translation", limit=6)[part]
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("text", ["", "!!!", "  ", ". . .", "你好", "?\n\n?"])
+def test_baselines_take_every_text_that_loading_allows(name, text):
+    """An empty document, a training target without a word, nothing but marks."""
+    ordinary = load_task(name, limit=2)
+    train = load_task(name, split="train", limit=5)
+    prefix = {"translation": "translate English to French: ", "question_answering": "question: ? context: "}
+    prompts = [prefix.get(name, "summarize: ") + text, *ordinary.inputs]
+    odd = replace(ordinary, inputs=prompts, references=[["!!!"], *ordinary.references])
+    trained_on = [train, odd, odd[:1], train[:1]]
+    for training in trained_on:
+        for texts in odd.baseline_texts(training).values():
+            assert len(texts) == 3 and all(isinstance(output, str) for output in texts)
+            assert odd.score(texts)
+    with pytest.raises(MeeError, match="training split holds no examples"):
+        odd.baseline_texts(train[:0])
 
 
 def test_every_task_has_trivial_baselines():
     for name in TASKS:
-        task, train = load_task(name, limit=2), load_task(name, split="train", limit=20)
+        task = load_task(name, limit=2)
+        train = load_task(name, split="train", limit=20)
         for texts in task.baseline_texts(train).values():
             assert len(texts) == 2 and all(texts)
 

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -15,7 +17,8 @@ from ..common.html import table
 
 FAMILIES = ("t5", "mt5", "longt5")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+T = TypeVar("T")
 WANTED = "a folder written by save_pretrained, or a hub id (google-t5/t5-large)"
 
 
@@ -41,9 +44,10 @@ class Model:
 
     def __repr__(self) -> str:
         size = sum(weight.numel() for weight in self.network.parameters())
-        kind, dtype = self.network.config.model_type, str(self.network.dtype).removeprefix("torch.")
-        about = f"{kind}, {self.layers} layers, {size:,} parameters, {dtype}, {self.device}"
-        return f'Model("{self.name}": {about})'
+        family = self.network.config.model_type
+        dtype = str(self.network.dtype).removeprefix("torch.")
+        facts = f"{family}, {self.layers} layers, {size:,} parameters, {dtype}, {self.device}"
+        return f'Model("{self.name}": {facts})'
 
     def _repr_html_(self) -> str:
         names = "d_model d_kv num_heads d_ff num_layers num_decoder_layers vocab_size tie_word_embeddings"
@@ -95,42 +99,132 @@ def load_model(
     Raises `MeeError` for no such folder or device, another family, weights that are damaged or do not
     fit the config, a checkpoint with code of its own, an unreachable hub.
     """
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    where, place, dtype = str(find_local(source, WANTED) or source), _device(device), str(dtype)
-    if (precision := dtype.removeprefix("torch.")) not in DTYPES:
+    path = find_local(source, WANTED)
+    where = str(path or source)
+    target = _device(device)
+    precision = str(dtype).removeprefix("torch.")
+    if precision not in DTYPES:
         raise MeeError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
-    _refuse_remote_code(where, revision)
-    options = dict(revision=revision, trust_remote_code=False)
-    config = _read("config.json", where, lambda: AutoConfig.from_pretrained(where, **options))
-    if config.model_type not in FAMILIES:
-        kind = f'{source} is a "{config.model_type}" checkpoint'
-        raise MeeError(f"{kind}; this companion reads the T5 family only: {', '.join(FAMILIES)}.")
-    network = _read("weights", where, lambda: _network(where, config=config, dtype=precision, **options))
+    _check_revision(path, revision)
+    config = _config(where, revision)
+    network = _read("weights", where, lambda: _network(where, revision, config, precision))
     tokenizer = load_tokenizer(where, revision)
-    if len(tokenizer) > config.vocab_size:
-        sizes = f"The tokenizer of {source} has {len(tokenizer)} ids, the model {config.vocab_size}"
-        raise MeeError(f"{sizes}: it belongs to another model.")
-    path, safe = Path(where) / "manifest.json", None
-    if path.is_file():  # `make train` writes the first safe exit layer into it
-        manifest = _read(path.name, where, lambda: json.loads(path.read_text(encoding="utf-8")))
-        safe = manifest.get("min_exit_layer") if isinstance(manifest, dict) else None
-    return Model(network.eval().to(place), tokenizer, name or Path(str(source)).name, safe)
+    _fit_tokenizer(tokenizer, config, where)
+    return Model(
+        network=network.eval().to(target),
+        tokenizer=tokenizer,
+        name=name or Path(str(source)).name,
+        min_exit_layer=_recorded_exit_layer(Path(where)),
+    )
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None):
-    """The fast tokenizer of a folder or hub id, without its weights; errors as in `load_model`."""
+    """The tokenizer of a folder or hub id, without the weights; errors as in `load_model`.
+
+    Its class is the one that `tokenizer_config.json` or `config.json` names. ByT5 needs no further file, the
+    others need their vocabulary.
+    """
     from transformers import AutoTokenizer
 
-    where = str((folder := find_local(source, WANTED)) or source)
+    path = find_local(source, WANTED)
+    where = str(path or source)
+    _check_revision(path, revision)
     _refuse_remote_code(where, revision)
-    if folder and not any((folder / name).exists() for name in TOKENIZER_FILES):
-        # transformers would quietly make up an empty tokenizer
-        raise MeeError(f"{where} has no tokenizer: copy one of {', '.join(TOKENIZER_FILES)} into it.")
-    options = dict(revision=revision, trust_remote_code=False)
-    return _read("tokenizer", where, lambda: AutoTokenizer.from_pretrained(where, **options))
+    tokenizer = _read(
+        "tokenizer",
+        where,
+        lambda: AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=False),
+    )
+    _check_vocabulary(tokenizer, where, revision)
+    if "attention_mask" not in tokenizer.model_input_names:  # batches need it, whatever the model of its name
+        tokenizer.model_input_names = [*tokenizer.model_input_names, "attention_mask"]
+    return tokenizer
+
+
+def _check_revision(path: Path | None, revision: str | None) -> None:
+    if path and revision:
+        raise MeeError(
+            f"{path} is a local folder and revision={revision!r} belongs to the hub: leave it out."
+        )
+
+
+def _config(where: str, revision: str | None):
+    """The configuration of a checkpoint of the T5 family; nothing else gets past."""
+    from transformers import AutoConfig
+
+    _refuse_adapter(where, revision)
+    _refuse_remote_code(where, revision)
+    config = _read(
+        "config.json",
+        where,
+        lambda: AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=False),
+    )
+    if config.model_type not in FAMILIES:
+        kind = f'{where} is a "{config.model_type}" checkpoint'
+        raise MeeError(f"{kind}; this companion reads the T5 family only: {', '.join(FAMILIES)}.")
+    return config
+
+
+def _recorded_exit_layer(folder: Path) -> int | None:
+    """The first safe exit layer, which `make train` writes into a checkpoint's manifest."""
+    path = folder / "manifest.json"
+    if not path.is_file():
+        return None
+    manifest = _read(path.name, str(folder), lambda: json.loads(path.read_text(encoding="utf-8")))
+    return manifest.get("min_exit_layer") if isinstance(manifest, dict) else None
+
+
+def _has_file(where: str, name: str, revision: str | None) -> bool:
+    """Whether a folder, or a repository on the hub, has a file that is not empty."""
+    from transformers.utils import cached_file
+
+    path = cached_file(
+        where,
+        name,
+        revision=revision,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return path is not None and Path(path).stat().st_size > 0
+
+
+def _refuse_adapter(where: str, revision: str | None) -> None:
+    """Refuses a LoRA adapter, alone or beside the full model whose output it would change."""
+    for name in ADAPTER_FILES:
+        if _read(name, where, lambda name=name: _has_file(where, name, revision)):
+            merged = 'PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained("merged")'
+            raise MeeError(
+                f"{where} has an adapter ({name}, as of LoRA), which is not applied here: merge it, "
+                f"as in {merged}, save the tokenizer there too, and load that folder."
+            )
+
+
+def _check_vocabulary(tokenizer, where: str, revision: str | None) -> None:
+    """Refuses a tokenizer without its vocabulary: transformers makes one of a few tokens in its place."""
+    names = dict(type(tokenizer).vocab_files_names)
+    complete = names.pop("tokenizer_file", "tokenizer.json")
+    if not names or _has_file(where, complete, revision):
+        return
+    if all(_has_file(where, name, revision) for name in names.values()):
+        return
+    if "vocab_file" in names and _has_file(where, "tokenizer.model", revision):
+        return
+    example = f'AutoTokenizer.from_pretrained("google-t5/t5-base").save_pretrained({where!r})'
+    raise MeeError(
+        f"{where} has no tokenizer: {type(tokenizer).__name__} needs {complete} or "
+        f"{' and '.join(names.values())}. Save that of the checkpoint which the model was trained from, as "
+        f'in {example}; if it is of another class, name it in tokenizer_config.json as "tokenizer_class".'
+    )
+
+
+def _fit_tokenizer(tokenizer, config, where: str) -> None:
+    """Refuses a tokenizer with more ids than the model; one without padding gets the model's."""
+    if len(tokenizer) > config.vocab_size:
+        sizes = f"The tokenizer of {where} has {len(tokenizer)} ids, the model {config.vocab_size}"
+        raise MeeError(f"{sizes}: it belongs to another model.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(config.pad_token_id or 0)
 
 
 def _device(device: str) -> torch.device:
@@ -146,32 +240,58 @@ def _refuse_remote_code(where: str, revision: str | None) -> None:
     from transformers import PreTrainedConfig
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    config = lambda: PreTrainedConfig.get_config_dict(where, revision=revision)[0]
-    tokenizer = lambda: get_tokenizer_config(where, revision=revision)
-    for file, load in {"config.json": config, "tokenizer_config.json": tokenizer}.items():
-        if "auto_map" in _read(file, where, load):
-            asks = f"{file} of {where} asks to run code of its own (auto_map), which is never done here"
-            raise MeeError(f"{asks}: use a checkpoint of the T5 family as transformers ships it.")
+    config = _read(
+        "config.json", where, lambda: PreTrainedConfig.get_config_dict(where, revision=revision)[0]
+    )
+    tokenizer = _read("tokenizer_config.json", where, lambda: get_tokenizer_config(where, revision=revision))
+    for file, settings in {"config.json": config, "tokenizer_config.json": tokenizer}.items():
+        if "auto_map" in settings:
+            raise MeeError(
+                f"{file} of {where} asks to run code of its own (auto_map), which is never done here: use a "
+                "checkpoint of the T5 family as transformers ships it."
+            )
 
 
-def _network(where: str, **options) -> nn.Module:
+def _network(where: str, revision: str | None, config, precision: str) -> nn.Module:
     from transformers import AutoModelForSeq2SeqLM
 
-    network, found = AutoModelForSeq2SeqLM.from_pretrained(where, **options, output_loading_info=True)
-    for kind, says in (("missing", "are missing"), ("unexpected", "have no place in config.json")):
-        if keys := sorted(found[f"{kind}_keys"]):
-            raise MeeError(f"{len(keys)} tensors {says}, such as {keys[0]}")
+    network, report = AutoModelForSeq2SeqLM.from_pretrained(
+        where,
+        revision=revision,
+        trust_remote_code=False,
+        config=config,
+        dtype=precision,
+        output_loading_info=True,
+    )
+    for kind, problem in (("missing", "are missing"), ("unexpected", "have no place in config.json")):
+        if keys := sorted(report[f"{kind}_keys"]):
+            raise MeeError(f"{len(keys)} tensors {problem}, such as {keys[0]}")
     for name, weight in network.named_parameters():
         if not weight.isfinite().all():
             raise MeeError(f"{name} holds NaN or infinity")
     return network
 
 
-def _read(what: str, where: str, load: Callable[[], object]):
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps progress bars and reports of `transformers` off the screen: what matters is in our own error."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _read(what: str, where: str, load: Callable[[], T]) -> T:
     """Runs a loader of `transformers`; its many kinds of failure become one line."""
     try:
-        return load()
+        with _quiet():
+            return load()
     except Exception as error:
-        failed = f"The {what} of {where} cannot be read ({type(error).__name__}: {one_line(error)})"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         advice = "copy the checkpoint again, or check its name and the network"
-        raise MeeError(f"{failed}; {advice}.") from error
+        raise MeeError(f"The {what} of {where} cannot be read ({reason}); {advice}.") from error

@@ -1,12 +1,11 @@
 """Trivial baselines: what can be reached without any model. A trained model must be far above them.
 
-Each takes prompts and the training split, and returns one text a prompt; tables call it by its name.
+Each takes prompts and the training split, and returns one text for each prompt; tables call it by its name.
 """
 
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from random import Random
 
 import numpy as np
@@ -22,33 +21,45 @@ def _sentences(text: str) -> list[str]:
     return [part for part in re.split(r"(?<=[.!?])\s+", text.strip()) if part]
 
 
-def _context(prompt: str) -> tuple[str, str]:
-    return prompt.removeprefix("question: ").partition(" context: ")[::2]
+def _question_and_context(prompt: str) -> tuple[str, str]:
+    question, _, context = prompt.removeprefix("question: ").partition(" context: ")
+    return question, context
 
 
 def best_overlapping_sentence(inputs: Sequence[str], train) -> list[str]:
     """The sentence of the context that shares most words with the question."""
-    shared = lambda question, sentence: len({*_words(question)} & {*_words(sentence)})
-    return [max(_sentences(context), key=partial(shared, asked)) for asked, context in map(_context, inputs)]
+    texts = []
+    for prompt in inputs:
+        question, context = _question_and_context(prompt)
+        words = set(_words(question))
+        overlaps = {sentence: len(words & set(_words(sentence))) for sentence in _sentences(context)}
+        texts.append(max(overlaps, key=overlaps.get, default=""))
+    return texts
 
 
 def three_random_words(inputs: Sequence[str], train) -> list[str]:
     """Three words of the context, drawn with a fixed seed."""
-    random, contexts = Random(0), [_words(_context(prompt)[1]) for prompt in inputs]
+    random = Random(0)
+    contexts = [_words(_question_and_context(prompt)[1]) for prompt in inputs]
     return [" ".join(random.sample(context, min(3, len(context)))) for context in contexts]
 
 
 def first_sentence(inputs: Sequence[str], train) -> list[str]:
-    """The first sentence of the document."""
-    return [_sentences(prompt.removeprefix("summarize: "))[0] for prompt in inputs]
+    """The first sentence of the document; nothing where the document is empty."""
+    sentences = [_sentences(prompt.removeprefix("summarize: ")) for prompt in inputs]
+    return [document[0] if document else "" for document in sentences]
 
 
 def one_constant_summary(inputs: Sequence[str], train) -> list[str]:
     """The training summary with the most common words, for every input."""
     targets = train.targets[:2000]
-    share = Counter(word for target in targets for word in set(_words(target)))
-    common = lambda target: sum(share[word] for word in set(_words(target))) / len(_words(target))
-    return [max(targets, key=common)] * len(inputs)
+    occurrences = Counter(word for target in targets for word in set(_words(target)))
+
+    def commonness(target: str) -> float:
+        words = _words(target)
+        return sum(occurrences[word] for word in set(words)) / max(1, len(words))
+
+    return [max(targets, key=commonness)] * len(inputs)
 
 
 def source_copied(inputs: Sequence[str], train) -> list[str]:
@@ -60,10 +71,13 @@ def nearest_training_sentence(inputs: Sequence[str], train) -> list[str]:
     """The translation of the training sentence with the largest tf-idf cosine (binary, idf = ln(n / df))."""
     from sklearn.feature_extraction.text import CountVectorizer
 
+    sources = source_copied(train.inputs, None)
+    if not any(_words(source) for source in sources):
+        return [train.targets[0]] * len(inputs)
     vectorizer = CountVectorizer(binary=True, token_pattern=WORD.pattern)
-    documents = vectorizer.fit_transform(source_copied(train.inputs, None)).astype(float)
-    rarity = np.log(documents.shape[0] / documents.sum(axis=0).A1) ** 2
-    norms = np.sqrt(documents @ rarity) + 1e-9
+    documents = vectorizer.fit_transform(sources).astype(float)  # [training sentence, word]
+    idf_squared = np.log(documents.shape[0] / documents.sum(axis=0).A1) ** 2
+    norms = np.sqrt(documents @ idf_squared) + 1e-9
     queries = vectorizer.transform(source_copied(inputs, None)).astype(float)
-    nearest = [int(np.argmax((documents @ (query.toarray()[0] * rarity)) / norms)) for query in queries]
+    nearest = [int(np.argmax((documents @ (query.toarray()[0] * idf_squared)) / norms)) for query in queries]
     return [train.targets[number] for number in nearest]

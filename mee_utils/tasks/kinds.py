@@ -4,17 +4,25 @@ A corpus is recognised by its columns. Prompts are those of T5 (Raffel et al. 20
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..common.errors import MeeError
 from . import baselines, scores
+from .languages import language_name
 from .scores import References, Scores, Texts
 
-NAMES = {"en": "English", "fr": "French", "de": "German", "ro": "Romanian"}
 Languages = tuple[str, str]  # source and target
 Example = tuple[str, list[str]]  # prompt and references
+NO_ANSWER = (
+    "the question has no answer (SQuAD 2 has such questions): set skip_unanswerable=True to leave them out, "
+    "or use SQuAD 1.1"
+)
+
+
+class Unanswerable(MeeError):
+    """A question that its corpus marks as one without an answer, as SQuAD 2 does."""
 
 
 class Layout(NamedTuple):
@@ -31,16 +39,19 @@ class TaskKind:
 
     layouts: tuple[Layout, ...]  # the columns its corpora come in
     metric: str  # that figures show, one of those that `score_examples` returns
-    score_examples: Callable[[Texts, References], Scores]  # metric -> array `[example]`, in percent
+    # (texts, references, language of the texts) -> metric -> array `[example]`, in percent
+    score_examples: Callable[..., Scores]
     baselines: tuple[Callable[[Texts, Any], list[str]], ...]  # trivial: (prompts, training split) -> texts
-    # metric -> percent, where that is no mean over examples
-    score_corpus: Callable[[Texts, References], dict[str, float]] | None = None
+    # the same -> metric -> percent, where that is not a mean over examples
+    score_corpus: Callable[..., dict[str, float]] | None = None
 
-    def score(self, texts: Texts, references: References, examples: Scores | None = None) -> dict[str, float]:
-        """Scores a corpus, in percent; `examples` are its `score_examples`, if known."""
+    def score(
+        self, texts: Texts, references: References, examples: Scores | None = None, language: str = "en"
+    ) -> dict[str, float]:
+        """Scores a corpus in `language`, in percent; `examples` are its `score_examples`, if at hand."""
         if self.score_corpus:
-            return self.score_corpus(texts, references)
-        examples = examples or self.score_examples(texts, references)
+            return self.score_corpus(texts, references, language)
+        examples = examples or self.score_examples(texts, references, language)
         return {metric: float(values.mean()) for metric, values in examples.items()}
 
     def read(self, row: dict, where: str, languages: Languages) -> Example:
@@ -50,7 +61,7 @@ class TaskKind:
                 try:
                     return layout.read(row, languages)
                 except MeeError as error:
-                    raise MeeError(f"{where}: {error}") from error
+                    raise type(error)(f"{where}: {error}") from error
         wanted = " or ".join(f"{', '.join(layout.columns)} ({layout.corpora})" for layout in self.layouts)
         raise MeeError(f"{where} has the columns {', '.join(sorted(row))}; this task needs {wanted}.")
 
@@ -62,38 +73,44 @@ def _text(value: Any, what: str, empty: bool = False) -> str:
     return value
 
 
-def _record(value: Any, column: str, keys: Sequence[str], form: str) -> dict:
-    """A nested column as a dict that has `keys`; in CSV files it is JSON text."""
-    held = f'Column "{column}" holds {str(value)[:60]!r}'
+def _parsed(value: Any, column: str, form: str) -> dict:
+    """A nested column as a dict without its nulls; in CSV files it is JSON text."""
+    holds = f'Column "{column}" holds {str(value)[:60]!r}'
     try:
-        value = json.loads(value) if isinstance(value, str) else value
+        parsed = json.loads(value) if isinstance(value, str) else value
     except json.JSONDecodeError as error:
-        raise MeeError(f"{held}, which is not JSON: write {form}.") from error
-    if not isinstance(value, dict):
-        raise MeeError(f"{held}: write {form}.")
-    present = {key: held for key, held in value.items() if held is not None}
-    for key in keys:
-        if key not in present:
-            only = ", ".join(sorted(present)) or "nothing"
-            raise MeeError(f'Column "{column}" has no "{key}", only {only}: write {form}.')
-    return present
+        raise MeeError(f"{holds}, which is not JSON: write {form}.") from error
+    if not isinstance(parsed, dict):
+        raise MeeError(f"{holds}: write {form}.")
+    return {key: item for key, item in parsed.items() if item is not None}
 
 
 def _squad(row: dict, languages: Languages) -> Example:
+    question = _text(row["question"], 'Column "question"')
+    context = _text(row["context"], 'Column "context"')
+    return f"question: {question} context: {context}", _answers(row["answers"])
+
+
+def _answers(column: Any) -> list[str]:
     form = '{"text": [...], "answer_start": [...]}'
-    texts = _record(row["answers"], "answers", ["text"], form)["text"]
-    question, context = (_text(row[column], f'Column "{column}"') for column in ("question", "context"))
-    if not isinstance(texts, list) or not texts:
-        raise MeeError(f'Column "answers" has no list of texts but {texts!r}: write {form}.')
-    return f"question: {question} context: {context}", [_text(text, 'Column "answers"') for text in texts]
+    answers = {} if column in (None, "") else _parsed(column, "answers", form)
+    texts = answers.get("text")
+    if not answers or (isinstance(texts, str | list) and not any(texts)):
+        raise Unanswerable(NO_ANSWER)
+    if not isinstance(texts, list):
+        raise MeeError(f'Column "answers" has no list of texts but {answers!r}: write {form}.')
+    return [_text(text, 'Column "answers"') for text in texts]
 
 
 def _translation(row: dict, languages: Languages) -> Example:
     form = "one text a language, and set `languages` to two that are there"
-    pair = _record(row["translation"], "translation", languages, form)
-    what = 'Column "translation", language "{}",'
-    source, target = (_text(pair[language], what.format(language)) for language in languages)
-    names = [NAMES.get(language, language) for language in languages]
+    pair = _parsed(row["translation"], "translation", form)
+    for language in languages:
+        if language not in pair:
+            present = ", ".join(sorted(pair)) or "nothing"
+            raise MeeError(f'Column "translation" has no "{language}", only {present}: write {form}.')
+    source, target = (_text(pair[code], f'Column "translation", language "{code}",') for code in languages)
+    names = [language_name(language) for language in languages]
     return f"translate {names[0]} to {names[1]}: {source}", [target]
 
 

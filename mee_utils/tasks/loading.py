@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,14 +17,23 @@ from ..common.errors import MeeError, check_choice, check_whole
 from ..common.files import find_local
 from ..common.html import table
 from . import sources
-from .kinds import TASKS, TaskKind
+from .kinds import TASKS, Languages, TaskKind, Unanswerable
+from .languages import language_code
+from .scores import STANDARD_TOKENIZER, bleu_tokenizer
 from .synthetic import generator
 from .synthetic.words import Span, SyntheticExample
 
 
+class Example(NamedTuple):
+    """One example of a task, as `task[0]` gives it."""
+
+    prompt: str
+    references: list[str]  # the accepted outputs, the first being the training target
+
+
 @dataclass(frozen=True)
 class Task:
-    """One split of one corpus, ready to run."""
+    """One split of one corpus, ready to run. A slice of it is a smaller task; `task[0]` is an `Example`."""
 
     name: str
     source: str
@@ -34,21 +44,48 @@ class Task:
     # of synthetic data: the difficulty of every word of a target; the form of a question (`questions.FORMS`)
     spans: list[tuple[Span, ...]] | None = field(default=None, repr=False)
     forms: list[str] | None = field(default=None, repr=False)
+    language: str = "en"  # of the references: it decides how BLEU splits them
+    skipped: int = 0  # unanswerable questions that were left out
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def __repr__(self) -> str:
-        where = f'source="{self.source}", split="{self.split}"'
-        return f'Task("{self.name}", {where}: {len(self)} examples, digest {self.digest[:8]})'
+        parts = [f"{len(self)} examples"]
+        if self.skipped:
+            parts.append(f"{self.skipped} unanswerable questions left out")
+        if self.kind.metric == "bleu" and (tokenizer := bleu_tokenizer(self.language)) != STANDARD_TOKENIZER:
+            parts.append(f'BLEU tokenizer "{tokenizer}"')
+        parts.append(f"digest {self.digest[:8]}")
+        return f'Task("{self.name}", source="{self.source}", split="{self.split}": {", ".join(parts)})'
 
     def _repr_html_(self) -> str:
-        return table([*zip(self.inputs, self.targets)], ("input", "reference"), repr(self))
+        return table([*zip(self.inputs, self.targets, strict=True)], ("input", "reference"), repr(self))
 
-    def __getitem__(self, part: slice) -> Task:
-        """Some of the examples; the digest stays that of what was read."""
-        lists = ("inputs", "references", "spans", "forms")
-        return replace(self, **{name: getattr(self, name) and getattr(self, name)[part] for name in lists})
+    def __iter__(self) -> Iterator[Example]:
+        return map(Example, self.inputs, self.references)
+
+    def __getitem__(self, part: int | slice) -> Task | Example:
+        """One example by its number, or a task of a slice of them; the digest stays that of what was read."""
+        if not isinstance(part, slice):
+            return self._example(part)
+        try:
+            return replace(
+                self,
+                inputs=self.inputs[part],
+                references=self.references[part],
+                spans=self.spans and self.spans[part],
+                forms=self.forms and self.forms[part],
+            )
+        except (TypeError, ValueError) as error:
+            raise MeeError(f"task[{part}]: {error}; give whole numbers, as in task[:100].") from error
+
+    def _example(self, number: int) -> Example:
+        try:
+            return Example(self.inputs[number], self.references[number])
+        except (TypeError, IndexError) as error:
+            advice = f"give a number from 0 to {len(self) - 1}, or a slice such as [:100]"
+            raise MeeError(f"task[{number!r}] of {len(self)} examples: {advice}.") from error
 
     @property
     def kind(self) -> TaskKind:
@@ -67,24 +104,35 @@ class Task:
 
     def score(self, texts: Sequence[str], examples: dict[str, np.ndarray] | None = None) -> dict[str, float]:
         """Scores one output an example, in percent; `examples` are their `score_examples`, if known."""
-        return self.kind.score(self._checked(texts), self.references, examples)
+        return self.kind.score(self._checked(texts), self.references, examples, self.language)
 
     def score_examples(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """Scores every output by itself. Returns metric -> array `[example]`, in percent."""
-        return self.kind.score_examples(self._checked(texts), self.references)
+        return self.kind.score_examples(self._checked(texts), self.references, self.language)
 
     def baseline_texts(self, train: Task) -> dict[str, list[str]]:
         """Outputs of every trivial baseline; some take their text from the training split."""
-        return {f.__name__.replace("_", " "): f(self.inputs, train) for f in self.kind.baselines}
+        if not len(train):
+            raise MeeError("The training split holds no examples: baselines need at least one.")
+        return {
+            baseline.__name__.replace("_", " "): baseline(self.inputs, train)
+            for baseline in self.kind.baselines
+        }
 
-    def _checked(self, texts: Sequence[str]) -> Sequence[str]:
-        listed = isinstance(texts, Iterable) and not isinstance(texts, str)
-        for text in texts if listed else [texts]:
-            if not listed or not isinstance(text, str):
+    def _checked(self, texts: Sequence[str]) -> list[str]:
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise MeeError(f"Cannot score {str(texts)[:60]!r}: give a list of texts.")
+        listed = list(texts)
+        for text in listed:
+            if not isinstance(text, str):
                 raise MeeError(f"Cannot score {str(text)[:60]!r}: give a list of texts.")
-        if len(texts) != len(self):
-            raise MeeError(f"{len(texts)} texts for {len(self)} examples: score one output for each.")
-        return texts
+        if len(listed) != len(self):
+            raise MeeError(f"{len(listed)} texts for {len(self)} examples: score one output for each.")
+        if not listed:
+            raise MeeError(
+                "This task has no examples, so that there is nothing to score: take a larger slice."
+            )
+        return listed
 
 
 def load_task(
@@ -96,44 +144,114 @@ def load_task(
     revision: str | None = None,
     languages: tuple[str, str] = ("en", "fr"),
     folder: str | None = None,
+    skip_unanswerable: bool = False,
 ) -> Task:
     """Loads one split of a corpus for a task, by its `name` one of `TASKS`.
 
     Args:
+        name: one of `TASKS`, such as "translation".
         source: "synthetic" (seeded, offline, known difficulty); a jsonl, jsonl.gz, parquet or csv file; a
-            folder with one file or folder a split; or the id of a data set on the hub. Columns are the hub's.
+            folder with one file or folder for each split; or the id of a data set on the hub. Columns are the
+            hub's.
+        split: "train", "validation" or "test".
         limit: the number of examples to take from the beginning; required for "synthetic", which never ends.
         seed: which synthetic examples; the split of an example does not depend on it.
-        revision, folder: of a hub data set: a commit, tag or branch; where its splits are, such as "3.0.0".
-        languages: source and target language of a translation corpus.
+        revision: of a hub data set: a commit, tag or branch.
+        folder: where the splits are inside a hub data set or a local folder, such as "3.0.0".
+        languages: source and target language of a translation corpus, by the codes or English names that it
+            uses as keys.
+        skip_unanswerable: leave out questions without an answer, as SQuAD 2 has them; `Task.skipped` counts
+            them. Without it they are an error, since no score is defined for them here.
 
-    Raises `MeeError` for an unknown task or split, a missing, empty or broken file, bad limit or seed.
+    Raises `MeeError` for an unknown task, split or language, a bad limit or seed, and a missing, empty or
+    broken file.
     """
-    kind = TASKS[check_choice("task", name, TASKS)]
+    check_choice("task", name, TASKS)
     check_choice("split", split, ("train", "validation", "test"))
-    limit, seed = limit if limit is None else check_whole("limit", limit), check_whole("seed", seed, 0)
-    pair = tuple(languages) if isinstance(languages, tuple | list) else (languages,)
-    if len(pair) != 2 or not all(isinstance(language, str) and language for language in pair):
-        raise MeeError(f'languages={languages!r}: give source and target, as in ("en", "fr").')
+    limit = None if limit is None else check_whole("limit", limit)
+    seed = check_whole("seed", seed, 0)
+    pair = _checked_languages(languages)
     if str(source) == "synthetic":
-        if limit is None:
-            raise MeeError('source="synthetic" never ends: set limit to the number of examples.')
+        _check_synthetic(name, limit, pair, revision, folder)
         return _drawn(name, name, split, limit, seed)
     if path := find_local(source, 'a file, a folder, a hub id, or "synthetic"'):
-        files, digest = sources.local_files(path, split)
+        if revision:
+            raise MeeError(f"{source} is local and revision={revision!r} belongs to the hub: leave it out.")
+        files, digest = sources.local_files(path, split, folder)
     else:
         files, digest = sources.hub_files(str(source), split, revision, folder)
-    examples = [kind.read(row, where, pair) for where, row in islice(sources.rows(files), limit)]
-    inputs, references = map(list, zip(*examples, strict=True))
-    return Task(name, str(source), split, inputs, references, digest)
+    language = pair[1] if name == "translation" else "en"
+    task = Task(name, str(source), split, [], [], digest, language=language)
+    return _with_examples(task, sources.rows(files), pair, limit, skip_unanswerable)
+
+
+def _with_examples(
+    task: Task,
+    rows: Iterable[tuple[str, dict]],
+    languages: Languages,
+    limit: int | None,
+    skip_unanswerable: bool,
+) -> Task:
+    """The task with the examples in the first rows; no row after the last one that is needed is read."""
+    inputs: list[str] = []
+    references: list[list[str]] = []
+    skipped = 0
+    for where, row in rows:
+        try:
+            prompt, accepted = task.kind.read(row, where, languages)
+        except Unanswerable:
+            if not skip_unanswerable:
+                raise
+            skipped += 1
+            continue
+        inputs.append(prompt)
+        references.append(accepted)
+        if len(inputs) == limit:
+            break
+    if not inputs:
+        raise MeeError(
+            f"None of the {skipped} questions of {task.source} has an answer: choose another corpus."
+        )
+    return replace(task, inputs=inputs, references=references, skipped=skipped)
+
+
+def _checked_languages(languages: tuple[str, str]) -> tuple[str, str]:
+    """Source and target language, each known by name and different from the other."""
+    pair = tuple(languages) if isinstance(languages, tuple | list) else (languages,)
+    named = len(pair) == 2 and all(isinstance(language, str) and language for language in pair)
+    if not named or pair[0] == pair[1]:
+        raise MeeError(f'languages={languages!r}: give source and target, as in ("en", "fr").')
+    for language in pair:
+        try:
+            language_code(language)
+        except MeeError as error:
+            raise MeeError(f"languages={languages!r}: {error}") from error
+    return pair
+
+
+def _check_synthetic(name: str, limit: int | None, languages, revision, folder) -> None:
+    if limit is None:
+        raise MeeError('source="synthetic" never ends: set limit to the number of examples.')
+    if name == "translation" and languages != ("en", "fr"):
+        raise MeeError(f'languages={languages!r}: synthetic translation is from "en" to "fr" only.')
+    for option, value in {"revision": revision, "folder": folder}.items():
+        if value:
+            raise MeeError(
+                f'{option}={value!r} belongs to a corpus, not to source="synthetic": leave it out.'
+            )
 
 
 def shortened(task: Task, tokenizer, tokens: int) -> Task:
     """The task with every input cut to `tokens` tokens, end token included; inputs that fit stay the same."""
-    whole = tokenizer(task.inputs, verbose=False).input_ids  # the tokenizer would warn of what is cut here
-    cut = lambda ids: tokenizer.decode(ids[: tokens - 1], skip_special_tokens=True)
-    fits = [text if len(ids) <= tokens else cut(ids) for text, ids in zip(task.inputs, whole, strict=True)]
-    return replace(task, inputs=fits)
+    # verbose=False: the tokenizer would warn of the long inputs that are cut here
+    encoded = tokenizer(task.inputs, verbose=False).input_ids
+    inputs = []
+    for prompt, ids in zip(task.inputs, encoded, strict=True):
+        if len(ids) <= tokens:
+            inputs.append(prompt)
+        else:
+            inputs.append(tokenizer.decode(ids[: tokens - 1], skip_special_tokens=True))
+    return replace(task, inputs=inputs)
 
 
 def load_lesson(name: str, split: str, limit: int, seed: int = 0) -> Task:
@@ -148,8 +266,17 @@ def _first(drawn_as: str, split: str, seed: int, limit: int) -> list[SyntheticEx
 
 
 def _drawn(drawn_as: str, name: str, split: str, limit: int, seed: int) -> Task:
-    drawn = _first(drawn_as, split, seed, limit)
-    inputs = [TASKS[name].read(example.columns, "synthetic", ("en", "fr"))[0] for example in drawn]
-    digest = hashlib.sha256(json.dumps([e.columns for e in drawn], sort_keys=True).encode()).hexdigest()
-    references, spans, forms = [[e.target] for e in drawn], [e.spans for e in drawn], [e.form for e in drawn]
-    return Task(name, "synthetic", split, inputs, references, digest, spans, forms if any(forms) else None)
+    examples = _first(drawn_as, split, seed, limit)
+    columns = [example.columns for example in examples]
+    forms = [example.form for example in examples]
+    return Task(
+        name=name,
+        source="synthetic",
+        split=split,
+        inputs=[TASKS[name].read(row, "synthetic", ("en", "fr"))[0] for row in columns],
+        references=[[example.target] for example in examples],
+        digest=hashlib.sha256(json.dumps(columns, sort_keys=True).encode()).hexdigest(),
+        spans=[example.spans for example in examples],
+        forms=forms if any(forms) else None,
+        language="fr" if name == "translation" else "en",
+    )

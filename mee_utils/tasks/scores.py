@@ -1,16 +1,44 @@
 """Scores in percent, by sacrebleu, rouge-score and the answer normalisation of SQuAD's official script.
 
-Papers report means over examples, but for translation: corpus BLEU is no mean of sentence scores.
+Papers report means over examples, except for translation: corpus BLEU is not a mean of sentence scores.
+
+Text in any script is scored. On text in ASCII letters the numbers are those of the official tools; beyond it:
+
+| metric | words |
+|---|---|
+| ROUGE | runs of Unicode letters and digits ("müller", where rouge-score itself sees "m" and "ller") |
+| token F1 | as the official script, at spaces |
+| BLEU | sacrebleu's tokenizer for the target language (`bleu_tokenizer`) |
+
+In scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan) each character counts as a
+word of ROUGE and token F1.
 """
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
+from . import languages
+
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
+# BLEU tokenizers by target language, the best first; those with MeCab need a package that may be missing
+BLEU_TOKENIZERS = {
+    "zh": ("zh",),
+    "yue": ("zh",),
+    "ja": ("ja-mecab", "char"),
+    "ko": ("ko-mecab", "char"),
+    "th": ("char",),
+    "lo": ("char",),
+    "km": ("char",),
+    "my": ("char",),
+    "bo": ("char",),
+}
+STANDARD_TOKENIZER = "13a"  # sacrebleu's default, WMT's tokenizer for languages with spaces
 Texts = Sequence[str]
 References = Sequence[Sequence[str]]
 Scores = dict[str, np.ndarray]
@@ -22,8 +50,11 @@ def normalize_answer(text: str) -> str:
     >>> normalize_answer("The  old Bridge!")
     'old bridge'
     """
-    text = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+    composed = unicodedata.normalize(
+        "NFC", text
+    )  # a model's "é" is one character, a corpus may write it as two
+    bare = composed.lower().translate(str.maketrans("", "", string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
 def exact_match(prediction: str, references: Texts) -> float:
@@ -33,7 +64,9 @@ def exact_match(prediction: str, references: Texts) -> float:
 
 def token_f1(prediction: str, references: Texts) -> float:
     """The best token F1 (0 to 1) of the prediction against any reference, after normalisation."""
-    return max(_f1(normalize_answer(prediction).split(), normalize_answer(r).split()) for r in references)
+    predicted = languages.split_at_spaces(normalize_answer(prediction))
+    expected = [languages.split_at_spaces(normalize_answer(reference)) for reference in references]
+    return max(_f1(predicted, reference) for reference in expected)
 
 
 def _f1(predicted: list[str], reference: list[str]) -> float:
@@ -43,36 +76,77 @@ def _f1(predicted: list[str], reference: list[str]) -> float:
     return 2 * common / (len(predicted) + len(reference))
 
 
-def answer_scores(texts: Texts, references: References) -> Scores:
-    """Exact match and token F1 of short answers."""
-    pairs, metrics = list(zip(texts, references, strict=True)), {"exact_match": exact_match, "f1": token_f1}
-    return {name: np.array([100 * score(*pair) for pair in pairs]) for name, score in metrics.items()}
+def answer_scores(texts: Texts, references: References, language: str = "en") -> Scores:
+    """Exact match and token F1 of short answers, in any language."""
+    pairs = list(zip(texts, references, strict=True))
+    return {
+        "exact_match": np.array([100 * exact_match(text, expected) for text, expected in pairs]),
+        "f1": np.array([100 * token_f1(text, expected) for text, expected in pairs]),
+    }
 
 
-def rouge_scores(texts: Texts, references: References) -> Scores:
-    """ROUGE-1, ROUGE-2 and ROUGE-L, F-measures with stemming; the best reference counts."""
+class UnicodeTokenizer:
+    """rouge-score's tokenizer for words in any script; words in ASCII letters are stemmed as there."""
+
+    def __init__(self) -> None:
+        from nltk.stem.porter import PorterStemmer
+
+        self._stem = lru_cache(maxsize=2**16)(PorterStemmer().stem)
+
+    def tokenize(self, text: str) -> list[str]:
+        """The words of a text in lower case, without English endings if longer than three letters."""
+        words = languages.words(text.lower())
+        return [self._stem(word) if len(word) > 3 and word.isascii() else word for word in words]
+
+
+def rouge_scores(texts: Texts, references: References, language: str = "en") -> Scores:
+    """ROUGE-1, ROUGE-2 and ROUGE-L, F-measures with stemming; the best reference counts. Any language."""
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(list(ROUGE_TYPES), use_stemmer=True)
+    scorer = RougeScorer(list(ROUGE_TYPES), tokenizer=UnicodeTokenizer())
     rows = [scorer.score_multi(list(refs), text) for text, refs in zip(texts, references, strict=True)]
     return {name: np.array([100 * row[name].fmeasure for row in rows]) for name in ROUGE_TYPES}
 
 
-def translation_scores(texts: Texts, references: References) -> Scores:
-    """Sentence BLEU (effective order) and chrF."""
+@lru_cache
+def bleu_tokenizer(language: str) -> str:
+    """The sacrebleu tokenizer for a target language: "zh" for Chinese, "char" for Thai, mostly "13a".
+
+    Japanese and Korean are split by MeCab where it is installed (`pip install "sacrebleu[ja,ko]"`), else into
+    characters. Numbers of different tokenizers do not compare.
+    """
     import sacrebleu
 
-    bleu, pairs = sacrebleu.BLEU(effective_order=True), list(zip(texts, references, strict=True))
+    for tokenizer in BLEU_TOKENIZERS.get(languages.language_code(language), ()):
+        try:
+            sacrebleu.BLEU(tokenize=tokenizer)
+        except (ImportError, RuntimeError):  # no MeCab, or none of its dictionaries
+            continue
+        return tokenizer
+    return STANDARD_TOKENIZER
+
+
+def translation_scores(texts: Texts, references: References, language: str = "en") -> Scores:
+    """Sentence BLEU (effective order) and chrF of translations into `language`."""
+    import sacrebleu
+
+    bleu = sacrebleu.BLEU(effective_order=True, tokenize=bleu_tokenizer(language))
+    pairs = list(zip(texts, references, strict=True))
     return {
         "bleu": np.array([bleu.sentence_score(text, list(refs)).score for text, refs in pairs]),
         "chrf": np.array([sacrebleu.sentence_chrf(text, list(refs)).score for text, refs in pairs]),
     }
 
 
-def corpus_translation(texts: Texts, references: References) -> dict[str, float]:
-    """Corpus BLEU and chrF; where an example has fewer references than another, its last one is repeated."""
+def corpus_translation(texts: Texts, references: References, language: str = "en") -> dict[str, float]:
+    """Corpus BLEU and chrF of translations into `language`.
+
+    Where an example has fewer references than another, its last one is repeated.
+    """
     import sacrebleu
 
-    streams = [[refs[min(i, len(refs) - 1)] for refs in references] for i in range(max(map(len, references)))]
-    bleu, chrf = sacrebleu.corpus_bleu(list(texts), streams), sacrebleu.corpus_chrf(list(texts), streams)
+    most = max(len(refs) for refs in references)
+    streams = [[refs[min(number, len(refs) - 1)] for refs in references] for number in range(most)]
+    bleu = sacrebleu.corpus_bleu(list(texts), streams, tokenize=bleu_tokenizer(language))
+    chrf = sacrebleu.corpus_chrf(list(texts), streams)
     return {"bleu": bleu.score, "chrf": chrf.score}

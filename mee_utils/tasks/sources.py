@@ -8,6 +8,7 @@ import csv
 import gzip
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,29 +16,90 @@ from pathlib import Path
 from ..common.errors import MeeError, one_line
 from ..common.files import ENDINGS
 
-PLACES = ("", "data/", "plain_text/", "default/")  # where data sets with one configuration have their splits
-NAMES = (".*", "-*", "/*")  # what follows the name of the split
+FOLDERS = (
+    "",
+    "data/",
+    "plain_text/",
+    "default/",
+)  # where data sets have the splits of their only configuration
+FORMS = (".*", "-*", "/*")  # what follows the name of a split: one file, shards, or a folder of shards
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})")  # the hub's numbering
 
 
-def local_files(source: Path, split: str) -> tuple[list[Path], str]:
-    """A file as it is, or the files of one split of a folder, in order; and the sha256 of their bytes."""
-    if files := _find_split(source, split, PLACES) if source.is_dir() else [source]:
-        digest = hashlib.sha256()
-        for path in files:
-            digest.update(path.read_bytes())
-        return files, digest.hexdigest()
-    paths = [path.relative_to(source) for path in source.rglob("*") if path.name.endswith(ENDINGS)]
-    present = sorted({path.name.split(".")[0].split("-")[0] for path in paths})
+def local_files(source: Path, split: str, folder: str | None = None) -> tuple[list[Path], str]:
+    """The files to read of a local source, in order, and the sha256 of their bytes.
+
+    Args:
+        source: a file; a folder with a file or folder for each split; or the folder that Spark writes in place
+            of one file ("validation.parquet/part-00000.parquet").
+        split: the split to look for in a folder; a file is taken as it is.
+        folder: where in `source` the splits are.
+
+    Raises `MeeError` for a split that is not there, incomplete, or there twice.
+    """
+    files = _local_files(source, split, folder)
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.read_bytes())
+    return files, digest.hexdigest()
+
+
+def _local_files(source: Path, split: str, folder: str | None) -> list[Path]:
+    if folder:
+        if not (source / folder).is_dir():
+            raise MeeError(f'folder="{folder}": {source} has no such folder; leave it out, or give another.')
+        source = source / folder
+    if not source.is_dir():
+        return [source]
+    files = _parts(source) if source.name.endswith(ENDINGS) else _find_split(source, split, FOLDERS)
+    if files:
+        return files
+    present = sorted(
+        {re.split(r"[.-]", path.name)[0] for path in source.rglob("*") if path.name.endswith(ENDINGS)}
+    )
     advice = f"it has {', '.join(present[:8])}" if present else f"it has no {', '.join(ENDINGS)} file"
     raise MeeError(f'No file of the split "{split}" in {source}: {advice}.')
 
 
-def _find_split(folder: Path, split: str, places: tuple[str, ...]) -> list[Path]:
-    for place in places:
-        found = sorted(path for name in NAMES for path in folder.glob(f"{place}{split}{name}"))
-        if files := [path for path in found if path.name.endswith(ENDINGS)]:
-            return files
-    return []
+def _parts(path: Path) -> list[Path]:
+    """A file, or the data files of a folder in its place; Spark marks all others by "_" or "."."""
+    if not path.is_dir():
+        return [path]
+    return sorted(part for part in path.glob("[!._]*") if part.name.endswith(ENDINGS) and part.is_file())
+
+
+def _find_split(source: Path, split: str, folders: tuple[str, ...]) -> list[Path]:
+    """The files of a split in order; an error if it is there in two forms, which would double the data."""
+    forms = [form for inside in folders for form in _forms(source, f"{inside}{split}")]
+    if len(forms) > 1:
+        names = " and ".join(str(form[0].relative_to(source)) for form in forms[:2])
+        raise MeeError(
+            f'{source} has the split "{split}" twice, {names}: remove one, or name the file to read.'
+        )
+    files = forms[0] if forms else []
+    _check_shards(source, files)
+    return [part for path in files for part in _parts(path)]
+
+
+def _forms(source: Path, stem: str) -> list[list[Path]]:
+    """Every form in which a split is there: single files, shards of one ending, or a folder of one ending."""
+    forms = [[path] for path in sorted(source.glob(f"{stem}.*")) if _ending(path)]
+    for pattern in (f"{stem}-*", f"{stem}/*"):
+        files = sorted(source.glob(pattern))
+        by_ending = [[path for path in files if _ending(path) == ending] for ending in ENDINGS]
+        forms += [shards for shards in by_ending if shards]
+    return forms
+
+
+def _check_shards(source: Path, files: list[Path]) -> None:
+    numbered = [match for path in files if (match := SHARD.search(path.name))]
+    if numbered and len(numbered) != int(numbered[0][2]):
+        missing = f"{len(numbered)} of the {int(numbered[0][2])} files that {files[0].name} belongs to"
+        raise MeeError(f"{source} has only {missing}: copy the others too.")
+
+
+def _ending(path: Path) -> str | None:
+    return next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
 
 
 def hub_files(source: str, split: str, revision: str | None, folder: str | None) -> tuple[list[Path], str]:
@@ -50,26 +112,30 @@ def hub_files(source: str, split: str, revision: str | None, folder: str | None)
 
     disable_progress_bars()
     logging.set_verbosity_error()
-    places = (f"{folder.strip('/')}/",) if folder else PLACES
-    wanted = [f"{place}{split}{name}" for place in places for name in NAMES]
+    folders = (f"{folder.strip('/')}/",) if folder else FOLDERS
+    wanted = [f"{inside}{split}{form}" for inside in folders for form in FORMS]
     try:
-        found = snapshot_download(source, repo_type="dataset", revision=revision, allow_patterns=wanted)
+        snapshot = Path(
+            snapshot_download(source, repo_type="dataset", revision=revision, allow_patterns=wanted)
+        )
     except Exception as error:  # the hub's client raises a dozen kinds
         failed = f'no local file or folder, and the hub did not give its split "{split}" ({one_line(error)})'
         advice = "Check the spelling and the network, or name a local folder"
         raise MeeError(f'"{source}" is {failed}. {advice}.') from error
-    if not (files := _find_split(Path(found), split, places)):
-        looked = f"({', '.join(ENDINGS)}) in {', '.join(place or './' for place in places)}"
+    files = _find_split(snapshot, split, folders)
+    if not files:
+        looked = f"({', '.join(ENDINGS)}) in {', '.join(inside or './' for inside in folders)}"
         advice = 'name the `folder` that has it, if need be of the revision "refs/convert/parquet"'
         raise MeeError(f'"{source}" has no file of the split "{split}" {looked}: {advice}.')
-    parts = (source, Path(found).name, folder, split)  # a snapshot is named by its commit
-    return files, hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+    commit = snapshot.name
+    identity = "\n".join(map(str, (source, commit, folder, split)))
+    return files, hashlib.sha256(identity.encode()).hexdigest()
 
 
 def rows(files: list[Path]) -> Iterator[tuple[str, dict]]:
     """Yields ("file, row 3", row) of some files; an empty or broken file is an error in one line."""
     for path in files:
-        ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
+        ending = _ending(path)
         if ending is None:
             raise MeeError(f"{path} is none of {', '.join(ENDINGS)}: convert it, or name another file.")
         number = 0
