@@ -30,8 +30,8 @@ def local_files(source: Path, split: str, folder: str | None = None) -> tuple[li
     """The files to read of a local source, in order, and the sha256 of their bytes.
 
     Args:
-        source: a file; a folder with a file or folder for each split; or the folder that Spark writes in place
-            of one file ("validation.parquet/part-00000.parquet").
+        source: a file; a folder with a file or folder for each split; or the folder that Spark writes in
+            place of one file ("validation.parquet/part-00000.parquet").
         split: the split to look for in a folder; a file is taken as it is.
         folder: where in `source` the splits are.
 
