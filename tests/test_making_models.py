@@ -73,9 +73,8 @@ def made(tmp_path_factory):
     folder, calls, original = tmp_path_factory.mktemp("making"), [], loop.train_backbone
 
     def recorded(network, objective, pairs, held_out, schedule, place, name):
-        assert name == place.parts[-3]
-        calls.append((place.parts[-3:], pairs, held_out, schedule, objective))
-        return original(network, objective, pairs, held_out, schedule, place)
+        calls.append(((name, *place.parts[-2:]), pairs, held_out, schedule, objective))
+        return original(network, objective, pairs, held_out, schedule, place, name)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs, "PACKAGE", folder)
