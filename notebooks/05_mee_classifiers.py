@@ -84,7 +84,7 @@ print(f"{sum(map(len, classifiers.values()))} classifiers: {len(classifiers)} ki
 # %%
 curves = pd.concat(
     [
-        pd.DataFrame(classifier.about["curve"]).assign(rule=variant, seed=seed)
+        pd.DataFrame(classifier.metadata["curve"]).assign(rule=variant, seed=seed)
         for (model, variant, target), trained in classifiers.items()
         if (model, target) == ("calm", "consistency")
         for seed, classifier in enumerate(trained)
