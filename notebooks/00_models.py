@@ -36,9 +36,11 @@ from mee_utils.study.result_tables import read_retrained
 from mee_utils.tasks.synthetic.words import DIFFICULTIES
 
 # %%
-experiment = Experiment("00_models", profile, data, limit=limit, seed=seed)
+experiment = Experiment.of_notebook("00_models", globals())
 note = f"profile {profile}, n = {limit} examples a task"
-tasks, training, layers = experiment.tasks(limit), experiment.profile.training, experiment.layers
+tasks = experiment.tasks(limit)
+training = experiment.profile.training
+layers = experiment.layers
 synthetic = {name: task for name, task in tasks.items() if task.spans}
 for name, task in tasks.items():
     print(f"{label(name)}: {len(task)} held-out examples, scored by {label(task.metric)}")
@@ -79,8 +81,8 @@ for name, task in synthetic.items():
 # %%
 tokens = {name: quality.token_difficulty(task, experiment.tokenizer()) for name, task in synthetic.items()}
 shares = [
-    {"task": name, "tokens": len(found), **{kind: (found == kind).mean() for kind in DIFFICULTIES}}
-    for name, found in tokens.items()
+    {"task": name, "tokens": len(kinds), **{kind: (kinds == kind).mean() for kind in DIFFICULTIES}}
+    for name, kinds in tokens.items()
 ]
 shares = pd.DataFrame(shares)
 experiment.save_table(shares, "difficulty_shares") if synthetic else "no synthetic data in this profile"
@@ -107,12 +109,10 @@ chosen = {name: Objective(b.objective, b.exit_layer) for name, b in training.obj
 weights = {name: layer_weights(objective, layers) for name, objective in chosen.items()}
 weights = pd.DataFrame(weights, index=pd.RangeIndex(1, layers + 1, name="layer")).rename_axis(columns="model")
 weights = weights.unstack().rename("weight").reset_index()
-draw = lambda axis, rows: figures.grouped_bars(axis, rows, "layer", "weight")
-labels = dict(xlabel="layer", ylabel="weight of the layer's\ncross-entropy")
 if chosen:
-    figure = figures.facets(
-        weights, draw, "model", **labels, width=2.7, height=2.3, note=f"profile {profile}"
-    )
+    bars = {"x": "layer", "y": "weight"}
+    look = {"xlabel": "layer", "ylabel": "weight of the layer's\ncross-entropy", "note": f"profile {profile}"}
+    figure = figures.facets(weights, figures.grouped_bars, "model", **bars, **look, width=2.7, height=2.3)
     figure.axes[0].set_xticks(range(1, layers, 2), range(2, layers + 1, 2))
     experiment.save_figure(figure, "objectives", weights)
 else:
@@ -142,18 +142,8 @@ if "calm" in chosen:
 # %%
 names = experiment.model_names
 manifests = experiment.manifests(names)
-made = pd.DataFrame(
-    [
-        {
-            "model": name,
-            "steps": about.get("steps"),
-            "minutes": about.get("minutes"),
-            "seed": about.get("seed"),
-        }
-        for name, about in manifests.items()
-    ]
-)
-made.set_index("model")
+trainings = pd.DataFrame(list(manifests.values()), index=pd.Index(manifests, name="model"))
+trainings.reindex(columns=["steps", "minutes", "seed"])
 
 # %% [markdown]
 # ## Learning curves
@@ -180,10 +170,10 @@ def draw(axis, rows):
 
 
 # %%
-labels = dict(xlabel="training step", ylabel="cross-entropy\n(nats a token)")
 if len(curves):
-    options = dict(width=2.7, height=2.6, note=f"profile {profile}", sharex=False)
-    figure = figures.facets(curves, draw, "model", **labels, **options)
+    labels = {"xlabel": "training step", "ylabel": "cross-entropy\n(nats a token)"}
+    look = {"width": 2.7, "height": 2.6, "note": f"profile {profile}", "sharex": False}
+    figure = figures.facets(curves, draw, "model", **labels, **look)
     experiment.save_figure(figure, "learning_curves", curves)
 
 # %%
@@ -203,32 +193,35 @@ for name, row in last.dropna().iterrows():
 # BLEU); the table has the corpus scores.
 
 # %%
-models, metrics = experiment.models(names), {name: task.metric for name, task in tasks.items()}
-options = dict(max_new_tokens=training.max_target, batch_size=100)
-texts = {
-    name: {("model", model): generate(m, task.inputs, **options).texts for model, m in models.items()}
-    for name, task in tasks.items()
-}
+models = experiment.models(names)
 train = experiment.tasks(30_000, "train")
-for name, task in tasks.items():
-    trivial = task.baseline_texts(train[name])
-    texts[name] |= {("baseline", system): outputs for system, outputs in trivial.items()}
+texts = {}
+for task_name, task in tasks.items():
+    texts[task_name] = {}
+    for name, model in models.items():
+        outputs = generate(model, task.inputs, max_new_tokens=training.max_target, batch_size=100)
+        texts[task_name]["model", name] = outputs.texts
+    for name, outputs in task.baseline_texts(train[task_name]).items():
+        texts[task_name]["baseline", name] = outputs
 scores = quality.score_table(tasks, texts, seed)
 experiment.save_table(scores, "scores").set_index(["task", "system", "metric"]).corpus_score.unstack(
     [0, 2]
 ).round(1)
 
 # %%
-draw = lambda axis, rows: figures.bars(axis, rows, "mean", "system", figures.BAND, other=figures.PALE)
+metrics = {name: task.metric for name, task in tasks.items()}
 shown = scores[scores.metric == scores.task.map(metrics)]
-figure = figures.facets(shown, draw, sharex=False, sharey=False, width=3.9, height=3.4, note=note)
-for axis, (name, metric) in zip(figure.axes, metrics.items()):
+bars = {"x": "mean", "by": "system", "band": figures.BAND, "other": figures.PALE}
+look = {"sharex": False, "sharey": False, "width": 3.9, "height": 3.4, "note": note}
+figure = figures.facets(shown, figures.bars, **bars, **look)
+for axis, (name, metric) in zip(figure.axes, metrics.items(), strict=True):
     axis.set(xlabel=f"mean {label(metric)} of {len(tasks[name])} examples (%)", xlim=(0, 100))
 experiment.save_figure(figure, "scores_against_baselines", shown)
 
 # %%
 for task, rows in shown.sort_values("corpus_score").groupby("task", sort=False):
-    best, trivial = (rows[rows.kind == kind].iloc[-1] for kind in ("model", "baseline"))
+    best = rows[rows.kind == "model"].iloc[-1]
+    trivial = rows[rows.kind == "baseline"].iloc[-1]
     print(
         f"{label(task)}, {label(metrics[task])}: best model ({label(best.system)}) {best.corpus_score:.1f}, "
         f"best trivial baseline ({label(trivial.system)}) {trivial.corpus_score:.1f}"
@@ -256,11 +249,11 @@ experiment.save_table(published, "published_scores") if len(published) else "non
 
 # %%
 accuracy = quality.difficulty_accuracy(synthetic, models, training.max_target)
-draw = lambda axis, rows: figures.grouped_bars(axis, rows, "difficulty", "accuracy")
-labels = dict(xlabel="difficulty of the token, by construction", ylabel="accuracy at full depth")
 if synthetic:
     shown = accuracy.assign(task="all tasks together")
-    figure = figures.facets(shown, draw, **labels, width=9.5, height=3.2, note=note)
+    bars = {"x": "difficulty", "y": "accuracy"}
+    labels = {"xlabel": "difficulty of the token, by construction", "ylabel": "accuracy at full depth"}
+    figure = figures.facets(shown, figures.grouped_bars, **bars, **labels, width=9.5, height=3.2, note=note)
     experiment.save_figure(figure, "accuracy_by_difficulty", accuracy)
 
 # %%
@@ -280,9 +273,9 @@ forms = quality.form_table(manifests)
 if len(forms):
     spoken = forms.form.str.endswith(", bare").map({True: "in one word", False: "in a sentence"})
     forms = forms.assign(answer=spoken, kind=forms.form.str.removesuffix(", bare"))
-    draw = lambda axis, rows: figures.grouped_bars(axis, rows, "kind", "exact_match")
-    labels = dict(xlabel="form of the question", ylabel="exact match (%)")
-    figure = figures.facets(forms, draw, "answer", **labels, width=5.4, height=3, note=f"profile {profile}")
+    bars = {"x": "kind", "y": "exact_match"}
+    labels = {"xlabel": "form of the question", "ylabel": "exact match (%)", "note": f"profile {profile}"}
+    figure = figures.facets(forms, figures.grouped_bars, "answer", **bars, **labels, width=5.4, height=3)
     experiment.save_figure(figure, "exact_match_by_form", forms)
 
 # %%
@@ -301,35 +294,38 @@ for row in forms[forms.model == "vanilla"].itertuples() if len(forms) else ():
 
 # %%
 seeds = read_retrained(profile, "seeds")
-measured = {"score": "score at full\ndepth (%)", "settled_from": "settled from\nlayer"}
-measured |= {"flops_share": "FLOPs\n(1 = full depth)", "retained": "quality kept\n(%)"}
+measured = {
+    "score": "score at full\ndepth (%)",
+    "settled_from": "settled from\nlayer",
+    "flops_share": "FLOPs\n(1 = full depth)",
+    "retained": "quality kept\n(%)",
+}
 
 
-def draw(axis, rows, quantity):
-    for place, (name, part) in enumerate(rows.groupby("model", sort=False)):
+def draw(axis, rows, y):
+    for number, (name, part) in enumerate(rows.groupby("model", sort=False)):
         style = figures.STYLES[name]
-        axis.plot([place] * len(part), part[quantity], style.marker, color=style.colour, label=style.label)
+        axis.plot([number] * len(part), part[y], style.marker, color=style.colour, label=style.label)
     axis.set(xticks=[], xlim=(-0.6, rows.model.nunique() - 0.4))
 
 
+# %%
 if len(seeds):
-    options = dict(quantities=measured, sharey=False, width=3.2, height=1.7, note=f"profile {profile}")
-    figure = figures.facets(seeds, draw, **options)
+    look = {"sharey": False, "width": 3.2, "height": 1.7, "note": f"profile {profile}"}
+    figure = figures.facets(seeds, draw, quantities=measured, **look)
     experiment.save_figure(figure, "seeds", seeds)
 
 # %%
-spread = pd.concat(
-    [quality.seed_spread(seeds, column).assign(measure=column) for column in measured if len(seeds)]
-    or [seeds]
-)
-if len(spread):
-    spread = experiment.save_table(spread, "seed_spread")
+if len(seeds):
+    spreads = [quality.seed_spread(seeds, column).assign(measure=column) for column in measured]
+    spread = experiment.save_table(pd.concat(spreads), "seed_spread")
     widths = spread.assign(width=spread.high - spread.low).groupby("measure", sort=False).width.max()
     means = spread.groupby(["measure", "task"], sort=False)["mean"].agg(["min", "max"])
     apart = (means["max"] - means["min"]).groupby("measure", sort=False)
-for name, width in widths.items() if len(spread) else ():
-    models = f"models, on one task, by {apart.min()[name]:.2f} to {apart.max()[name]:.2f}"
-    print(f"{measured[name].replace(chr(10), ' ')}: seeds differ by at most {width:.2f}, {models}")
+    for name, width in widths.items():
+        by_model = f"models, on one task, by {apart.min()[name]:.2f} to {apart.max()[name]:.2f}"
+        quantity = measured[name].replace("\n", " ")
+        print(f"{quantity}: seeds differ by at most {width:.2f}, {by_model}")
 
 # %% [markdown]
 # ## Ablations
@@ -349,18 +345,19 @@ ablations = read_retrained(profile, "ablations")
 if len(ablations):
     spoken = ablations.form.str.endswith(", bare").map({True: "in one word", False: "in a sentence"})
     right = (ablations.exact_match / 100 * ablations.questions).round().astype(int)
-    told = ablations.assign(answer=spoken, right=right).groupby(["answer", "run"], sort=False, as_index=False)
-    told = told[["right", "questions"]].sum()
-    found = [binomtest(row.right, row.questions).proportion_ci(method="wilson") for row in told.itertuples()]
-    told[["low", "high"]], told["share"] = found, told.right / told.questions
-    draw = lambda axis, rows: figures.bars(axis, rows, "share", by="run", band=figures.BAND)
-    labels = dict(xlabel="share of questions answered right", sharey=False, width=4.4)
-    figure = figures.facets(told, draw, "answer", **labels, note=f"profile {profile}")
-    experiment.save_figure(figure, "ablations", told)
+    runs = ablations.assign(answer=spoken, right=right).groupby(["answer", "run"], sort=False, as_index=False)
+    runs = runs[["right", "questions"]].sum()
+    tests = [binomtest(row.right, row.questions) for row in runs.itertuples()]
+    runs[["low", "high"]] = [test.proportion_ci(method="wilson") for test in tests]
+    runs["share"] = runs.right / runs.questions
+    bars = {"x": "share", "by": "run", "band": figures.BAND}
+    look = {"xlabel": "share of questions answered right", "sharey": False, "width": 4.4}
+    figure = figures.facets(runs, figures.bars, "answer", **bars, **look, note=f"profile {profile}")
+    experiment.save_figure(figure, "ablations", runs)
 
 # %%
 if len(ablations):
-    aloud = told[told.answer == "in a sentence"].set_index("run")
+    aloud = runs[runs.answer == "in a sentence"].set_index("run")
     counts = {run: [row.right, row.questions - row.right] for run, row in aloud.iterrows()}
     for run, row in aloud.drop(["recipe", "bare_value"]).iterrows():  # which saw no sentences: right panel
         p = fisher_exact([counts["recipe"], counts[run]]).pvalue

@@ -40,23 +40,23 @@ from mee_utils.analysis.model_quality import seed_spread
 from mee_utils.analysis.statistics import difference_interval, mean_interval
 from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
-from mee_utils.study import figures
+from mee_utils.study import drawing, figures
 from mee_utils.study.figures import label
 from mee_utils.study.result_tables import read_retrained
 
-settings = dict(limit=limit, max_new_tokens=max_new_tokens, bins=bins, seed=seed)
-experiment = Experiment("01_monotonicity", profile, data, **settings)
+experiment = Experiment.of_notebook("01_monotonicity", globals())
 note = f"profile {profile}, n = {limit} examples a task"
-tasks, layers = experiment.tasks(limit), experiment.layers
+tasks = experiment.tasks(limit)
+layers = experiment.layers
 models = experiment.models(experiment.backbones)
 
 # %%
-own = {(task, name): experiment.trace(name, task, limit, max_new_tokens) for task in tasks for name in models}
-table = lambda function, traces: pd.concat(
-    [function(t, *key) for key, t in traces.items()], ignore_index=True
-)
+traces = {
+    (task, name): experiment.trace(name, task, limit, max_new_tokens) for task in tasks for name in models
+}
 for task in tasks:
-    print(f"{label(task)}: " + ", ".join(f"{label(name)} {len(own[task, name])} tokens" for name in models))
+    counts = [f"{label(name)} {len(traces[task, name])} tokens" for name in models]
+    print(f"{label(task)}: " + ", ".join(counts))
 
 # %% [markdown]
 # ## Figure 1: how many predictions are final after each layer?
@@ -69,44 +69,38 @@ for task in tasks:
 # because the tokens of one sequence are not independent.
 
 # %%
-shares = lambda t, task, name: monotonicity.curve(monotonicity.stable(t), t, "share", task=task, model=name)
-stable = table(shares, own)
-draw = lambda axis, rows: figures.lines(axis, rows, "layer", "share", "model", figures.BAND)
-ylabel = "share of tokens whose\ntop-1 is final"
-figure = figures.facets(stable, draw, ylabel=ylabel, note=note)
+stable = experiment.table(drawing.settled_table, traces)
+figure = drawing.settled_figure(stable, note=note)
 experiment.save_figure(figure, "figure_1_settled", stable)
 
 # %%
 after = stable[stable.layer == 4].set_index(["task", "model"]).share
 for task in tasks:
-    print(
-        f"{label(task)}, settled after layer 4: "
-        + ", ".join(f"{label(n)} {after[task, n]:.1%}" for n in models)
-    )
+    shares = [f"{label(name)} {after[task, name]:.1%}" for name in models]
+    print(f"{label(task)}, settled after layer 4: " + ", ".join(shares))
 
 # %% [markdown]
 # The layer $s_t$ is also where our *oracle*, which knows the end, exits. A rule can exit before it unharmed only
 # where the prediction, right already, changes and comes back.
 
 # %%
-settled = {key: (monotonicity.settled_from(t), t.sequence) for key, t in own.items()}
+settled = {key: (monotonicity.settled_from(t), t.sequence) for key, t in traces.items()}
 depths = [
-    {"task": task, "model": name, "tokens": len(own[task, name])}
-    | mean_interval(*tokens).columns("mean_layer")
-    for (task, name), tokens in settled.items()
+    {"task": task, "model": name, "tokens": len(layer_of_token)}
+    | mean_interval(layer_of_token, sequence).columns("mean_layer")
+    for (task, name), (layer_of_token, sequence) in settled.items()
 ]
 experiment.save_table(pd.DataFrame(depths), "settling_depth").drop(columns="mean_layer_draws")
 
 # %%
-against = lambda task, name: difference_interval(settled[task, "vanilla"], settled[task, name])
-gain = pd.DataFrame(
-    [
-        {"task": task, "model": name} | against(task, name).columns("layers_earlier")
-        for task, name in settled
-        if name != "vanilla" and "vanilla" in models
-    ]
-)
-gain = experiment.save_table(gain, "settling_gain") if len(gain) else gain
+gain = []
+for task, name in settled:
+    if name != "vanilla" and "vanilla" in models:
+        earlier = difference_interval(settled[task, "vanilla"], settled[task, name])
+        gain.append({"task": task, "model": name} | earlier.columns("layers_earlier"))
+gain = pd.DataFrame(gain)
+if len(gain):
+    gain = experiment.save_table(gain, "settling_gain")
 for row in gain.itertuples():
     print(
         f"{label(row.task)}: {label(row.model)} settles {row.layers_earlier:.2f} layers earlier than vanilla "
@@ -133,18 +127,9 @@ if len(seeds):
 # spread of the tokens, not the uncertainty of the mean). One column is a model, one row a task.
 
 # %%
-means = lambda t, task, name: monotonicity.curve(t.final_probability, t, "confidence", task=task, model=name)
-confidence = table(means, own)
-spread = confidence.assign(
-    one_below=confidence.confidence - confidence.standard_deviation,
-    one_above=confidence.confidence + confidence.standard_deviation,
-)
-draw = lambda axis, rows: figures.lines(
-    axis, rows, "layer", "confidence", "model", ("one_below", "one_above"), clip=(0, 1)
-)
-options = dict(ylabel="probability of the\nfinal prediction", width=2.7, height=2.3, note=note)
-figure = figures.facets(spread, draw, "model", row="task", **options)
-experiment.save_figure(figure, "figure_2_confidence", spread)
+confidence = experiment.table(drawing.confidence_table, traces)
+figure = drawing.confidence_figure(confidence, row="task", width=2.7, height=2.3, note=note)
+experiment.save_figure(figure, "figure_2_confidence", confidence)
 
 # %%
 half = confidence[confidence.confidence > 0.5].groupby(["task", "model"]).layer.min()
@@ -179,12 +164,11 @@ for percentile, token in shown.items() if tasks[shown_task].spans else ():
     print(f"{tasks[shown_task].inputs[number]}\n   percentile {percentile}: {before} [{token_there}]")
 
 # %%
-trio = {key: t for key, t in along.items() if key[0] == shown_task and key[1] in ("vanilla", "calm", "free")}
+trio = {name: along[shown_task, name] for name in models if name in ("vanilla", "calm", "free")}
 for percentile, token in shown.items():
-    grid = lambda t, _, name: monotonicity.predictions(t, token, decode, model=name)
-    predicted = table(grid, trio)
-    options = dict(xlabel=f"layer ({label(shown_task)}, percentile {percentile})", columns=1, note=note)
-    figure = figures.facets(predicted, figures.predictions, "model", **options, width=10.5, height=1.75)
+    predicted = experiment.table(monotonicity.predictions, trio, labels=["model"], token=token, decode=decode)
+    xlabel = f"layer ({label(shown_task)}, percentile {percentile})"
+    figure = drawing.predictions_figure(predicted, xlabel=xlabel, per_line=1, note=note)
     experiment.save_figure(figure, f"figure_3_token_{percentile}", predicted)
 
 # %% [markdown]
@@ -196,14 +180,14 @@ for percentile, token in shown.items():
 # share that never *falls* by more than one percentage point.
 
 # %%
-rising = lambda t, task, name: monotonicity.monotonic_shares(t, task=task, model=name)
-strict = table(rising, own)
+strict = experiment.table(monotonicity.monotonic_shares, traces)
 experiment.save_table(strict, "strictly_monotonic").drop(columns="share_draws")
 
 # %%
 span = strict.kind.str.replace(" ", "\n") + "\n(layer " + (strict.after_layer + 1).astype(str) + "+)"
-draw = lambda axis, rows: figures.grouped_bars(axis, rows, "span", "share")
-figure = figures.facets(strict.assign(span=span), draw, ylabel="share of tokens", note=note)
+figure = figures.facets(
+    strict.assign(span=span), figures.grouped_bars, x="span", y="share", ylabel="share of tokens", note=note
+)
 experiment.save_figure(figure, "monotonic_tokens", strict)
 
 # %%
@@ -219,18 +203,32 @@ for row in strict[(strict.after_layer == 0) & (strict.model == "calm")].itertupl
 # reference, which is fed in. Solid: mean confidence; dashed: accuracy; the gap between them is over- or
 # underconfidence. Bands are 95 % intervals over sequences.
 
+
 # %%
-correct = {key: t.top1_id == t.token_id[:, None] for key, t in along.items()}
-by_layer = lambda t, *key: monotonicity.layer_reliability(t, correct[key], bins, task=key[0], model=key[1])
-per_layer = table(by_layer, along)
-draw = lambda axis, rows: figures.column_lines(axis, rows, "layer", ["confidence", "accuracy"])
-options = dict(ylabel="mean over tokens", width=2.7, height=2.3, note=note)
-figure = figures.facets(per_layer, draw, "model", row="task", **options)
+def reliability_by_layer(t, **labels):
+    correct = t.top1_id == t.token_id[:, None]
+    return monotonicity.layer_reliability(t, correct, bins, **labels)
+
+
+# %%
+per_layer = experiment.table(reliability_by_layer, along)
+curves = {"x": "layer", "columns": ["confidence", "accuracy"]}
+size = {"width": 2.7, "height": 2.3}
+figure = figures.facets(
+    per_layer,
+    figures.column_lines,
+    "model",
+    row="task",
+    **curves,
+    **size,
+    ylabel="mean over tokens",
+    note=note,
+)
 experiment.save_figure(figure, "confidence_against_accuracy", per_layer)
 for name, rows in per_layer.groupby("model", sort=False):
     worst = rows.loc[(rows.confidence - rows.accuracy).idxmax()]
-    found = f"by {worst.confidence - worst.accuracy:.3f} ({label(worst.task)})"
-    print(f"{label(name)} is most overconfident at layer {worst.layer}: {found}")
+    excess = f"by {worst.confidence - worst.accuracy:.3f} ({label(worst.task)})"
+    print(f"{label(name)} is most overconfident at layer {worst.layer}: {excess}")
 
 # %% [markdown]
 # The same, bin by bin: reliability at a third, two thirds and the whole of the depth. On the diagonal a
@@ -241,29 +239,24 @@ for name, rows in per_layer.groupby("model", sort=False):
 # $$\mathrm{ECE} = \sum_b \frac{n_b}{n}\,\bigl|\,\mathrm{accuracy}_b - \mathrm{confidence}_b\,\bigr|.$$
 
 # %%
-third = (layers // 3, 2 * layers // 3, layers)
-binned = lambda t, *key: monotonicity.reliability_bins(
-    t, correct[key], third, bins, task=key[0], model=key[1]
-)
-reliability = table(binned, along)
+thirds = (layers // 3, 2 * layers // 3, layers)
 
 
-def draw(axis, rows):
-    axis.plot([0, 1], [0, 1], color=figures.GREY, linewidth=1, dashes=(1, 1), label="perfectly calibrated")
-    figures.lines(axis, rows, "confidence", "accuracy", "model")
-    figures.dots(axis, rows, "confidence", "accuracy", "model", yband=figures.BAND, label=None)
+def reliability_in_bins(t, **labels):
+    correct = t.top1_id == t.token_id[:, None]
+    return monotonicity.reliability_bins(t, correct, thirds, bins, **labels)
 
 
-labels = dict(xlabel="confidence (top-1 probability)", ylabel="accuracy")
-figure = figures.facets(reliability[reliability.tokens >= 20], draw, "layer", row="task", **labels, note=note)
+reliability = experiment.table(reliability_in_bins, along)
+figure = drawing.reliability_figure(reliability[reliability.tokens >= 20], row="task", note=note)
 experiment.save_figure(figure, "reliability", reliability)
 
 # %%
 kept = ["task", "model", "layer", *[c for c in per_layer if c.startswith("expected")]]
-errors = experiment.save_table(per_layer[per_layer.layer.isin(third)][kept], "expected_calibration_error")
-early = errors[errors.layer == third[0]].groupby("model", sort=False).expected_calibration_error.mean()
-told = ", ".join(f"{label(name)} {error:.3f}" for name, error in early.items())
-print(f"Expected calibration error at layer {third[0]}, mean over tasks: {told}")
+errors = experiment.save_table(per_layer[per_layer.layer.isin(thirds)][kept], "expected_calibration_error")
+early = errors[errors.layer == thirds[0]].groupby("model", sort=False).expected_calibration_error.mean()
+by_model = ", ".join(f"{label(name)} {error:.3f}" for name, error in early.items())
+print(f"Expected calibration error at layer {thirds[0]}, mean over tasks: {by_model}")
 errors.pivot(index=["task", "model"], columns="layer", values="expected_calibration_error").round(3)
 
 # %% [markdown]
@@ -277,15 +270,22 @@ errors.pivot(index=["task", "model"], columns="layer", values="expected_calibrat
 # tokens up to the first one that differs from the full-depth output.
 
 # %%
-options = dict(threshold=0.9, decay=4.0, min_layer=layers // 3)
-rules = ("softmax_margin", "hidden_similarity", "rising_top1")
-policies = {name: ExitPolicy(name, **options) for name in rules}
-policies |= {"oracle": ExitPolicy("oracle"), "static": ExitPolicy("static", min_layer=layers // 3)}
-calm = {key: t for key, t in own.items() if key[1] == "calm"}
-replayed = lambda t, task, name: replay_against_decoding(
-    models[name], tasks[task], t, policies, max_new_tokens
-)
-exits = table(replayed, calm)
+first = layers // 3
+policies = {
+    "softmax_margin": ExitPolicy("softmax_margin", threshold=0.9, decay=4.0, min_layer=first),
+    "hidden_similarity": ExitPolicy("hidden_similarity", threshold=0.9, decay=4.0, min_layer=first),
+    "rising_top1": ExitPolicy("rising_top1", threshold=0.9, decay=4.0, min_layer=first),
+    "oracle": ExitPolicy("oracle"),
+    "static": ExitPolicy("static", min_layer=first),
+}
+
+
+def exits_of(t, task):
+    return replay_against_decoding(models["calm"], tasks[task], t, policies, max_new_tokens)
+
+
+calm = {task: t for (task, name), t in traces.items() if name == "calm"}
+exits = experiment.table(exits_of, calm, labels=["task"])
 experiment.save_table(exits, "replay_against_decoding")
 
 # %%
@@ -305,8 +305,10 @@ for row in exits.itertuples():
 # T5-base's size.
 
 # %%
-of_task = lambda rows, task: rows[rows.task == task]
-tables = {task: {"stable": of_task(stable, task), "confidence": of_task(confidence, task)} for task in tasks}
+tables = {
+    task: {"stable": stable[stable.task == task], "confidence": confidence[confidence.task == task]}
+    for task in tasks
+}
 training = experiment.profile.training
 exit_layer = training.exit_layer("free", layers) if "free" in training.backbones else 0
 verdicts = claims.judge("01_monotonicity", tables, exit_layer=exit_layer)

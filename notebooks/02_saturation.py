@@ -55,12 +55,13 @@ from mee_utils.study.figures import label
 from mee_utils.tasks.synthetic.words import DIFFICULTIES
 
 # %%
-settings = dict(limit=limit, max_new_tokens=max_new_tokens, threshold=threshold, share=share)
-experiment = Experiment("02_saturation", profile, data, **settings, frequency_limit=frequency_limit)
+experiment = Experiment.of_notebook("02_saturation", globals())
 note = f"profile {profile}, n = {limit} examples a task"
-tasks, training = experiment.tasks(limit), experiment.tasks(frequency_limit, "train")
+tasks = experiment.tasks(limit)
+training = experiment.tasks(frequency_limit, "train")
 models = experiment.models(experiment.backbones)
-layers, tokenizer = experiment.layers, experiment.tokenizer()
+layers = experiment.layers
+tokenizer = experiment.tokenizer()
 
 # %%
 along = {
@@ -71,15 +72,14 @@ along = {
 prefixes = {key: saturation.describe(t, threshold) for key, t in along.items()}
 
 # %%
-for (task, name), found in prefixes.items():
+for (task, name), table in prefixes.items():
     frequency = Counter(chain(*tokenizer(training[task].targets).input_ids))
-    found["log_frequency"] = np.log1p([frequency[int(token)] for token in along[task, name].token_id])
+    table["log_frequency"] = np.log1p([frequency[int(token)] for token in along[task, name].token_id])
     if tasks[task].spans is not None:
-        found["difficulty"] = token_difficulty(tasks[task], tokenizer, max_new_tokens)
-known = [key for key, found in prefixes.items() if "difficulty" in found]
-calm = {key: found for key, found in prefixes.items() if key[1] == "calm"}
-table = lambda function, keys: pd.concat([function(*key) for key in keys], ignore_index=True)
-print(", ".join(f"{label(task)}: {len(found)} prefixes" for (task, _), found in calm.items()))
+        table["difficulty"] = token_difficulty(tasks[task], tokenizer, max_new_tokens)
+synthetic = {key: table for key, table in prefixes.items() if "difficulty" in table}
+calm = {key: table for key, table in prefixes.items() if key[1] == "calm"}
+print(", ".join(f"{label(task)}: {len(table)} prefixes" for (task, _), table in calm.items()))
 
 # %% [markdown]
 # ## Table 1: easy against difficult, selected as published
@@ -88,12 +88,15 @@ print(", ".join(f"{label(task)}: {len(found)} prefixes" for (task, _), found in 
 # compared. Length is in *tokens* before the prediction (the published code counted characters of a decoded
 # string). The table shown is that of CALM, the model the paper used; the stored one has all models.
 
+
 # %%
-by_similarity = {key: saturation.select(found, "mean_similarity", share) for key, found in prefixes.items()}
-compare = lambda task, name: saturation.compare(
-    prefixes[task, name], by_similarity[task, name], task=task, model=name, selected_by="mean_similarity"
-)
-table_1 = experiment.save_table(table(compare, prefixes), "table_1")
+def easy_and_difficult(table, selected_by, **labels):
+    groups = saturation.select(table, selected_by, share)
+    return saturation.compare(table, groups, **labels, selected_by=selected_by)
+
+
+table_1 = experiment.table(easy_and_difficult, prefixes, selected_by="mean_similarity")
+table_1 = experiment.save_table(table_1, "table_1")
 ours = table_1[table_1.model == "calm"].pivot(index="property", columns=["task", "group"], values="mean")
 ours.rename(index=label).round(2)
 
@@ -115,27 +118,31 @@ for name, (easy, difficult) in published.items():
 # is final by then (dotted): a state can be far from the last one and predict the same token. Bands are 95 %
 # intervals over sequences.
 
+
 # %%
-reached = lambda task, name, column: saturation.reached(
-    prefixes[task, name], column, layers, task=task, model=name, depth=column
-)
-by_layer = table(
-    reached, [(*key, column) for key in prefixes for column in ("first_similar", "settled_from")]
-)
-colour = lambda rows: figures.STYLES[rows.model.iloc[0]].colour
-draw = lambda axis, rows: figures.lines(
-    axis, rows, "layer", "share", "depth", figures.BAND, colour=colour(rows)
-)
-options = dict(ylabel="share of prefixes", width=2.8, height=2.3, note=note)
-figure = figures.facets(by_layer, draw, "model", row="task", **options)
+def reached(table, **labels):
+    columns = ("first_similar", "settled_from")
+    tables = [saturation.reached(table, column, layers, **labels, depth=column) for column in columns]
+    return pd.concat(tables)
+
+
+def draw(axis, rows):
+    colour = figures.STYLES[rows.model.iloc[0]].colour
+    figures.lines(axis, rows, "layer", "share", "depth", figures.BAND, colour=colour)
+
+
+by_layer = experiment.table(reached, prefixes)
+size = {"width": 2.8, "height": 2.3}
+figure = figures.facets(by_layer, draw, "model", row="task", ylabel="share of prefixes", **size, note=note)
 experiment.save_figure(figure, "reached_by_layer", by_layer)
 
 # %%
 at_third = by_layer[by_layer.layer == layers // 3].set_index(["task", "model", "depth"]).share
-for key in calm:
-    similar, final = (at_third[(*key, name)] for name in ("first_similar", "settled_from"))
+for task, _ in calm:
+    similar = at_third[task, "calm", "first_similar"]
+    final = at_third[task, "calm", "settled_from"]
     shown = f"{similar:.1%} have a similar state, {final:.1%} their final prediction"
-    print(f"CALM, {label(key[0])}, after layer {layers // 3}: {shown}")
+    print(f"CALM, {label(task)}, after layer {layers // 3}: {shown}")
 
 # %% [markdown]
 # ## Appendix A: single prefixes
@@ -143,12 +150,8 @@ for key in calm:
 # Three easy and three difficult prefixes of CALM, at the first, middle and last rank of the two outer
 # fifths. The tokens that they predict stand in the lower right corner.
 
+
 # %%
-single = lambda task, name: saturation.examples(
-    along[task, name], prefixes[task, name], token_text(tokenizer), task=task
-)
-
-
 def draw(axis, rows):
     for _, part in rows.groupby("example"):
         figures.lines(axis, part, "layer", "similarity", "group")
@@ -160,8 +163,12 @@ def draw(axis, rows):
 
 # %%
 if calm:
-    drawn, ylabel = table(single, calm), "cosine with the\nlast layer's state"
-    figure = figures.facets(drawn, draw, ylabel=ylabel, note=note)
+    singles = [
+        saturation.examples(along[task, name], table, token_text(tokenizer), task=task)
+        for (task, name), table in calm.items()
+    ]
+    drawn = pd.concat(singles, ignore_index=True)
+    figure = figures.facets(drawn, draw, ylabel="cosine with the\nlast layer's state", note=note)
     experiment.save_figure(figure, "single_prefixes", drawn)
 
 # %% [markdown]
@@ -173,35 +180,41 @@ if calm:
 # others). What remains of the contrast is what the finding is worth.
 
 # %%
-kinds = ("mean_similarity", "loss", "difficulty")
-choices = [(*key, by) for key in prefixes for by in kinds if by != "difficulty" or key in known]
-groups = {choice: saturation.select(prefixes[choice[:2]], choice[2], share) for choice in choices}
-compare = lambda *key: saturation.compare(
-    prefixes[key[:2]], groups[key], task=key[0], model=key[1], selected_by=key[2]
-)
-compared = table(compare, choices)
+selections = ("mean_similarity", "loss", "difficulty")
+selected_from = {
+    (*key, selected_by): table
+    for key, table in prefixes.items()
+    for selected_by in selections
+    if selected_by in table
+}
+labels = ("task", "model", "selected_by")
+compared = experiment.table(easy_and_difficult, selected_from, labels)
 experiment.save_table(compared, "three_selections")
 wanted = ["first_similar", "settled_from", "prefix_tokens"]
 gaps = compared[(compared.model == "calm") & compared.property.isin(wanted)]
 gaps = gaps.pivot(index=["task", "selected_by"], columns=["property", "group"], values="mean")
 gaps.rename(index=label, columns=label).round(2)
 
+
 # %%
-curves = lambda *key: saturation.similarity_curves(
-    along[key[:2]], groups[key], task=key[0], model=key[1], selected_by=key[2]
-)
-curves = table(curves, [choice for choice in choices if choice[1] == "calm"])
-draw = lambda axis, rows: figures.lines(axis, rows, "layer", "similarity", "group", figures.BAND)
-options = dict(ylabel="cosine with the\nlast layer's state", height=2.3, note=note)
-named = curves.assign(selected_by="CALM, selected by " + curves.selected_by.map(label))
-figure = figures.facets(named, draw, "selected_by", row="task", **options)
+def similarity(table, task, model, selected_by):
+    groups = saturation.select(table, selected_by, share)
+    named = {"task": task, "model": model, "selected_by": selected_by}
+    return saturation.similarity_curves(along[task, model], groups, **named)
+
+
+curves = {key: table for key, table in selected_from.items() if key[1] == "calm"}
+curves = experiment.table(similarity, curves, labels)
+shown = curves.assign(selected_by="CALM, selected by " + curves.selected_by.map(label))
+drawing = {"x": "layer", "y": "similarity", "by": "group", "band": figures.BAND}
+look = {"ylabel": "cosine with the\nlast layer's state", "height": 2.3, "note": note}
+figure = figures.facets(shown, figures.lines, "selected_by", row="task", **drawing, **look)
 experiment.save_figure(figure, "circularity", curves)
 
 # %%
 for (task, by), row in gaps.iterrows():
-    later, settled = (
-        row[name, "difficult"] - row[name, "easy"] for name in ("first_similar", "settled_from")
-    )
+    later = row["first_similar", "difficult"] - row["first_similar", "easy"]
+    settled = row["settled_from", "difficult"] - row["settled_from", "easy"]
     print(
         f"{label(task)}, by {label(by)}: difficult tokens become similar {later:+.2f} layers later, "
         f"settle {settled:+.2f} layers later"
@@ -215,13 +228,9 @@ for (task, by), row in gaps.iterrows():
 # sequences.
 
 # %%
-measures, outcomes = ["loss", "log_frequency", "prefix_tokens"], ["first_similar", "settled_from"]
-depth = table(
-    lambda task, name: saturation.associations(
-        prefixes[task, name], measures, outcomes, task=task, model=name
-    ),
-    prefixes,
-)
+measures = ["loss", "log_frequency", "prefix_tokens"]
+outcomes = ["first_similar", "settled_from"]
+depth = experiment.table(saturation.associations, prefixes, measures=measures, outcomes=outcomes)
 experiment.save_table(depth, "what_foretells_depth")
 for row in depth[(depth.model == "calm") & (depth.depth == "settled_from")].itertuples():
     correlation = f"{row.spearman:+.2f} ({row.low:+.2f} to {row.high:+.2f})"
@@ -236,28 +245,23 @@ for row in depth[(depth.model == "calm") & (depth.depth == "settled_from")].iter
 # generator means them; those with fewer than twenty tokens are left out.
 
 # %%
-difficult = lambda task, name: saturation.depth_by_difficulty(
-    prefixes[task, name], DIFFICULTIES, task=task, model=name
-)
-draw = lambda axis, rows: figures.grouped_bars(axis, rows, "difficulty", "mean_layer", rotation=30)
-if known:
-    by_difficulty = table(difficult, known).sort_values("depth", ascending=False, kind="stable")
-    options = dict(ylabel="mean layer", sharex="col", width=4.0, note=note)
-    figure = figures.facets(by_difficulty, draw, row="depth", **options)
+if synthetic:
+    by_difficulty = experiment.table(saturation.depth_by_difficulty, synthetic, order=DIFFICULTIES)
+    by_difficulty = by_difficulty.sort_values("depth", ascending=False, kind="stable")
+    bars = {"x": "difficulty", "y": "mean_layer", "rotation": 30}
+    look = {"ylabel": "mean layer", "sharex": "col", "width": 4.0, "note": note}
+    figure = figures.facets(by_difficulty, figures.grouped_bars, row="depth", **bars, **look)
     experiment.save_figure(figure, "depth_by_difficulty", by_difficulty)
 else:
     print("true difficulty is known for synthetic data only")
 
 # %%
-settled = by_difficulty[by_difficulty.depth == "settled_from"] if known else pd.DataFrame()
-settled = (
-    settled[settled.model.isin(["vanilla", "calm"])].sort_values("mean_layer", kind="stable")
-    if known
-    else settled
-)
-for (task, name), rows in settled.groupby(["task", "model"], sort=False) if known else ():
-    shown = ", ".join(f"{label(r.difficulty)} {r.mean_layer:.1f}" for r in rows.itertuples())
-    print(f"{label(name)}, {label(task)}, final from layer: {shown}")
+if synthetic:
+    settled = by_difficulty[by_difficulty.depth == "settled_from"]
+    settled = settled[settled.model.isin(["vanilla", "calm"])].sort_values("mean_layer", kind="stable")
+    for (task, name), rows in settled.groupby(["task", "model"], sort=False):
+        layers_of = ", ".join(f"{label(r.difficulty)} {r.mean_layer:.1f}" for r in rows.itertuples())
+        print(f"{label(name)}, {label(task)}, final from layer: {layers_of}")
 
 # %% [markdown]
 # ## Confident, and not saturated
@@ -267,16 +271,24 @@ for (task, name), rows in settled.groupby(["task", "model"], sort=False) if know
 # And does it get easier along the output? The entropy of the last layer, by thirds of the outputs.
 
 # %%
-third, rows = layers // 3, []
-for (task, name), t in along.items():
+third = layers // 3
+
+
+def confident_and_apart(t, task, model):
     sure = t.top1_probability[:, third - 1] > threshold
-    apart = prefixes[task, name].first_similar.to_numpy()[sure] > third
+    apart = prefixes[task, model].first_similar.to_numpy()[sure] > third
     share_apart = mean_interval(apart, t.sequence[sure]) if sure.any() else NOTHING
-    rows.append({"task": task, "model": name, "sure": sure.mean(), **share_apart.columns("unsaturated")})
-confident = experiment.save_table(pd.DataFrame(rows), "confident_unsaturated")
-thirds = table(lambda *key: by_place(along[key].entropy[:, -1], along[key], task=key[0], model=key[1]), along)
-names = {"mean": "entropy", "mean_draws": "entropy_draws"}
-thirds = experiment.save_table(thirds.rename(columns=names), "entropy_by_place")
+    return {"task": task, "model": model, "sure": sure.mean(), **share_apart.columns("unsaturated")}
+
+
+def last_entropy(t, **labels):
+    thirds = by_place(t.entropy[:, -1], t, **labels)
+    return thirds.rename(columns={"mean": "entropy", "mean_draws": "entropy_draws"})
+
+
+# %%
+confident = experiment.save_table(experiment.table(confident_and_apart, along), "confident_unsaturated")
+thirds = experiment.save_table(experiment.table(last_entropy, along), "entropy_by_place")
 confident.pivot(index="task", columns="model", values="unsaturated").round(3)
 
 # %% [markdown]

@@ -51,26 +51,20 @@ from mee_utils.study.verdicts import keeping
 from mee_utils.traces.replay import replay_policy
 
 # %%
-settings = dict(limit=limit, max_new_tokens=max_new_tokens, batch_size=batch_size, threshold=threshold)
-settings |= dict(min_layer=min_layer, top_k=top_k, first_k=first_k, least_k=least_k)
-settings |= dict(precision=precision, quality=quality)
-experiment = Experiment("03_pruning", profile, data, **settings)
+experiment = Experiment.of_notebook("03_pruning", globals())
+settings = experiment.parameters
 note = f"profile {profile}, n = {limit} examples a task"
 
 # %%
 pre_trained = experiment.profile.training.models[0]
 names = [name for name in (pre_trained, "vanilla", "calm") if name in experiment.model_names]
-tasks, models = experiment.tasks(limit), experiment.models(names)
+tasks = experiment.tasks(limit)
+models = experiment.models(names)
+calm = models["calm"]
+vocabulary = calm.network.config.vocab_size
 pairs = [(name, task) for name in models for task in tasks]
-traces = {pair: experiment.trace(*pair, limit, max_new_tokens) for pair in pairs}
-calm, vocabulary = models["calm"], models["calm"].network.config.vocab_size
-
-
-def every(function):
-    """A table of all models and tasks: what a function of a trace and its labels returns."""
-    tables = [function(t, model=name, task=task) for (name, task), t in traces.items()]
-    return pd.concat(tables, ignore_index=True)
-
+traces = {(name, task): experiment.trace(name, task, limit, max_new_tokens) for name, task in pairs}
+labels = ("model", "task")  # of a trace
 
 # %% [markdown]
 # ## Where does the final token rank?
@@ -80,16 +74,21 @@ def every(function):
 # model is pre-trained only (by span corruption, it has seen no task); the others were trained on the tasks.
 
 # %%
-boxes = every(pruning.rank_boxes)
+boxes = experiment.table(pruning.rank_boxes, traces, labels)
 ends = {"median": "med", "low": "q1", "high": "q3", "whisker_low": "whislo", "whisker_high": "whishi"}
 
 
 def draw(axis, rows):
-    drawn, colour = rows.rename(columns=ends)[list(ends.values())], figures.STYLES[rows.model.iloc[0]].colour
-    look = {part: {"color": colour} for part in ("capprops", "whiskerprops")}
-    look["boxprops"] = {"facecolor": colour, "alpha": 0.45, "edgecolor": colour}
-    look |= {"medianprops": {"color": "black", "linewidth": 1.6}, "widths": 0.65, "manage_ticks": False}
-    axis.bxp(drawn.to_dict("records"), list(rows["layer"]), showfliers=False, patch_artist=True, **look)
+    drawn = rows.rename(columns=ends)[list(ends.values())]
+    colour = figures.STYLES[rows.model.iloc[0]].colour
+    look = {
+        "boxprops": {"facecolor": colour, "alpha": 0.45, "edgecolor": colour},
+        "medianprops": {"color": "black", "linewidth": 1.6},
+        "capprops": {"color": colour},
+        "whiskerprops": {"color": colour},
+    }
+    options = {"widths": 0.65, "manage_ticks": False, "showfliers": False, "patch_artist": True}
+    axis.bxp(drawn.to_dict("records"), list(rows["layer"]), **look, **options)
     axis.set_yscale("log")
     figures.layer_axis(axis, calm.layers)
 
@@ -110,24 +109,31 @@ print(f"Layer {min_layer} ranks the final token first, from task to task:", "; "
 # that exceed the threshold at least 95 % keep their prediction. Beside it one without a threshold: from which
 # layer on is the mean confidence at most five points above the accuracy?
 
+
 # %%
-honesty = every(lambda t, **names: layer_reliability(t, t.top1_id == t.final_id[:, None], **names))
+def agreement(t, **labels):
+    return layer_reliability(t, t.top1_id == t.final_id[:, None], **labels)
+
+
+honesty = experiment.table(agreement, traces, labels)
 agrees = figures.STYLES["accuracy"]._replace(label="predictions that are the last layer's")
-styles, columns = figures.STYLES | {"accuracy": agrees}, ["confidence", "accuracy"]
-draw = lambda axis, rows: figures.column_lines(axis, rows, "layer", columns, styles)
-figure = figures.facets(honesty, draw, row="model", ylabel="mean over tokens", note=note)
+curves = {
+    "x": "layer",
+    "columns": ["confidence", "accuracy"],
+    "styles": figures.STYLES | {"accuracy": agrees},
+}
+look = {"ylabel": "mean over tokens", "note": note}
+figure = figures.facets(honesty, figures.column_lines, row="model", **curves, **look)
 experiment.save_figure(figure, "confidence_and_accuracy", honesty)
 worst = honesty.loc[(honesty.confidence - honesty.accuracy).idxmax()]
-place = f"{figures.label(worst.model)}, {figures.label(worst.task)}, layer {worst.layer}"
-print(f"Most overconfident: {place}, with {worst.confidence:.2f} for {worst.accuracy:.2f}")
+where = f"{figures.label(worst.model)}, {figures.label(worst.task)}, layer {worst.layer}"
+print(f"Most overconfident: {where}, with {worst.confidence:.2f} for {worst.accuracy:.2f}")
 
 # %%
 margin = RULES["unpruned"].policy(threshold, settings | {"min_layer": 1})
-minimum = [
-    pruning.minimum_layer(replay_policy(t, margin), precision, model=name, task=task)
-    for (name, task), t in traces.items()
-]
-minimum = experiment.save_table(pd.DataFrame(minimum), "minimum_exit_layer")
+margins_of = {pair: replay_policy(t, margin) for pair, t in traces.items()}
+minimum = experiment.table(pruning.minimum_layer, margins_of, labels, precision=precision)
+minimum = experiment.save_table(minimum, "minimum_exit_layer")
 minimum.pivot(index="model", columns="task", values=["minimum_layer", "calibrated"])
 
 # %% [markdown]
@@ -137,12 +143,12 @@ minimum.pivot(index="model", columns="task", values=["minimum_layer", "calibrate
 
 # %%
 sizes = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if k < vocabulary]
-kept_at = every(lambda t, **names: pruning.recall(t, sizes, **names))
+kept_at = experiment.table(pruning.recall, traces, labels, sizes=sizes)
 drawn = kept_at[(kept_at.model == "calm") & kept_at.layer.isin([1, 2, 3, 4, 6, 8])]
-styles = figures.layer_styles(calm.layers)
-draw = lambda axis, rows: figures.lines(axis, rows, "k", "recall", "layer", figures.BAND, styles)
-labels = dict(xlabel="ids kept, k", ylabel="share of final tokens kept")
-figure = figures.facets(drawn, draw, **labels, note=note)
+curves = {"x": "k", "y": "recall", "by": "layer", "band": figures.BAND}
+curves["styles"] = figures.layer_styles(calm.layers)
+look = {"xlabel": "ids kept, k", "ylabel": "share of final tokens kept", "note": note}
+figure = figures.facets(drawn, figures.lines, **curves, **look)
 figure.axes[0].set_xscale("log", base=2)
 experiment.save_figure(figure, "recall_by_k", drawn)
 at_first = kept_at[(kept_at.layer == min_layer) & (kept_at.k == top_k)].groupby("model", sort=False).recall
@@ -167,14 +173,11 @@ replays = {
     for task in tasks
     for rule, policy in policies.items()
 }
-by_layer = pd.concat(
-    [pruning.kept_by_layer(replays[task, form], task=task, rule=form) for task in tasks for form in PRUNED],
-    ignore_index=True,
-)
+replays_of_pruned = {(task, form): replays[task, form] for task in tasks for form in PRUNED}
+by_layer = experiment.table(pruning.kept_by_layer, replays_of_pruned, labels=("task", "rule"))
 
 # %%
-draw = lambda axis, rows: figures.lines(axis, rows, "layer", "ids")
-figure = figures.facets(by_layer, draw, ylabel="ids read out", note=note)
+figure = figures.facets(by_layer, figures.lines, x="layer", y="ids", ylabel="ids read out", note=note)
 figure.axes[0].set_yscale("log")
 experiment.save_figure(figure, "kept_by_layer", by_layer)
 last = by_layer[by_layer.layer == calm.layers].groupby("rule", sort=False)
@@ -192,9 +195,11 @@ print("Final tokens still kept at the last layer, at least:", ", ".join(kept))
 # another exit, since probabilities over fewer ids are larger). The figure shows CALM, with 95 % intervals.
 
 # %%
-decoding = dict(max_new_tokens=max_new_tokens, batch_size=batch_size)
+decoding = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
 tried = {(form,): policy for form, policy in margins.items() if form != "decaying_closed"}
-safe_from, complete, aside = minimum.set_index(["model", "task"]).minimum_layer, [], []
+safe_from = minimum.set_index(["model", "task"]).minimum_layer
+complete = []
+aside = []
 for name, task in pairs:
     safe = RULES["unpruned"].policy(threshold, settings | {"min_layer": int(safe_from[name, task])})
     policies = tried | {("at its minimum",): safe, ("from the first",): margin}
@@ -204,7 +209,8 @@ for name, task in pairs:
     rows = table.assign(model=name).merge(pd.DataFrame(differ), on="reduction", how="left")
     complete.append(rows[: 1 + len(tried)])
     aside.append(rows[1 + len(tried) :])
-complete, aside = round_table(pd.concat(complete, ignore_index=True)), pd.concat(aside, ignore_index=True)
+complete = round_table(pd.concat(complete, ignore_index=True))
+aside = pd.concat(aside, ignore_index=True)
 
 
 # %%
@@ -215,16 +221,16 @@ def draw(axis, rows):
 
 
 shown = complete[(complete.model == "calm") & (complete.reduction != "full_depth")]
-labels = dict(xlabel="FLOPs (1 = full depth)", ylabel="score kept (1 = full depth)")
-figure = figures.facets(shown, draw, **labels, note=note)
+look = {"xlabel": "FLOPs (1 = full depth)", "ylabel": "score kept (1 = full depth)", "note": note}
+figure = figures.facets(shown, draw, **look)
 experiment.save_figure(figure, "complete_table", complete)
 others = complete[complete.reduction.isin(PRUNED)].groupby("model", sort=False).other_token.max()
 most = [f"{figures.label(name)} {share:.2%}" for name, share in others.items()]
 print("Tokens that pruning changes, at most:", ", ".join(most))
 
 # %%
-values, order = ["score", "mean_exit_layer", "other_token"], ["task", "model"]
-complete.pivot_table(index=order, columns="reduction", values=values, sort=False).round(3)
+values = ["score", "mean_exit_layer", "other_token"]
+complete.pivot_table(index=["task", "model"], columns="reduction", values=values, sort=False).round(3)
 
 # %% [markdown]
 # And the minimum exit layer of the rule above, in place of layer 4: the margin over all ids, at the layer
@@ -232,7 +238,8 @@ complete.pivot_table(index=order, columns="reduction", values=values, sort=False
 
 # %%
 keys = ["model", "task"]
-at_safe, first = (aside[aside.reduction == form] for form in ("at its minimum", "from the first"))
+at_safe = aside[aside.reduction == "at its minimum"]
+first = aside[aside.reduction == "from the first"]
 by_rule = safe_from.rename("min_layer").reset_index()
 by_rule = by_rule.merge(at_safe[[*keys, "retained", "mean_exit_layer", "flops_share"]], on=keys)
 beside = {"retained_at_min_layer": complete[complete.reduction == "unpruned"], "retained_from_first": first}
@@ -267,7 +274,8 @@ times.set_index(["model", "task", "batch", "reduction"]).speed.unstack(sort=Fals
 # %%
 beside = published_reductions(complete.replace({"model": {pre_trained: "pretrained"}}), calm.layers)
 experiment.save_table(beside, "published_rows")
-theirs, ours = ["score", "score_at_full_depth"], ["our_task", "our_score", "our_score_unpruned"]
+theirs = ["score", "score_at_full_depth"]
+ours = ["our_task", "our_score", "our_score_unpruned"]
 beside[["model", "dataset", "reduction", *theirs, *ours, "why_they_differ"]].round(1)
 
 # %% [markdown]
@@ -288,9 +296,8 @@ swept = pd.DataFrame(swept)
 
 # %%
 quantities = {"same_token": "predictions that stay", "flops_share": "FLOPs (1 = full depth)"}
-draw = lambda axis, rows, quantity: figures.lines(axis, rows, "k", quantity)
-xlabel = "ids kept: k (fixed), k* (decaying)"
-figure = figures.facets(swept, draw, quantities=quantities, xlabel=xlabel, sharey="row", note=note)
+look = {"xlabel": "ids kept: k (fixed), k* (decaying)", "sharey": "row", "note": note}
+figure = figures.facets(swept, figures.lines, x="k", quantities=quantities, **look)
 figure.axes[0].set_xscale("log", base=2)
 experiment.save_figure(figure, "sweep_of_k", swept)
 least = swept[swept.rule == "fixed"].groupby("k").same_token.min()
@@ -304,15 +311,21 @@ print(f"Predictions that stay on every task, fixed: {least[8]:.1%} with 8 ids, {
 # below which the rule is cheaper than full depth.
 
 # %%
-costs = pd.DataFrame(
-    [
-        {"shape": shape, "ids": k, **comparison.decision_cost(sizes, margin.measure, min_layer, k)}
-        for shape, sizes in SHAPES.items()
-        for k in [*(k for k in (32, 64, 256, 1024, 4096) if k < sizes.vocabulary), sizes.vocabulary]
-    ]
-)
+costs = []
+for shape, sizes in SHAPES.items():
+    for k in (32, 64, 256, 1024, 4096, sizes.vocabulary):
+        if k <= sizes.vocabulary:
+            cost = comparison.decision_cost(sizes, margin.measure, min_layer, k)
+            costs.append({"shape": shape, "ids": k, **cost})
+costs = pd.DataFrame(costs)
+
+
+def draw(axis, rows, y):
+    axis.plot(rows.ids, rows[y], "o-", color=figures.BLUE)
+
+
+# %%
 quantities = {"share_of_layer": "one decision, in layers", "break_even": "break-even exit / depth"}
-draw = lambda axis, rows, quantity: axis.plot(rows.ids, rows[quantity], "o-", color=figures.BLUE)
 figure = figures.facets(costs, draw, "shape", quantities=quantities, xlabel="ids read out", sharey="row")
 figure.axes[0].set(xscale="log", yscale="log")
 experiment.save_figure(figure, "cost_of_a_readout", costs)
@@ -329,11 +342,10 @@ for row in large.itertuples():
 # replay, CALM.
 
 # %%
-wanted, equal = [0.95, 0.98, 0.99, 0.995], []
-for (task, rule), replayed in replays.items():
-    if rule != "decaying_closed":
-        equal.append(comparison.at_equal_quality(replayed, wanted, task=task, rule=rule))
-equal = experiment.save_table(pd.concat(equal, ignore_index=True), "at_equal_quality")
+compared = {(task, rule): r for (task, rule), r in replays.items() if rule != "decaying_closed"}
+shares = [0.95, 0.98, 0.99, 0.995]
+equal = experiment.table(comparison.at_equal_quality, compared, labels=("task", "rule"), shares=shares)
+equal = experiment.save_table(equal, "at_equal_quality")
 equal.pivot(index=["task", "rule"], columns="wanted", values=["mean_exit_layer", "flops_share"]).round(2)
 
 # %% [markdown]
@@ -361,9 +373,9 @@ def draw(axis, rows):
 
 
 drawn = kept[kept.verdict == KEPT[0]].sort_values("flops_share")
-labels = dict(xlabel="FLOPs (1 = full depth)", empty=f"no rule keeps {quality:.0%}\nfor certain")
-look = dict(row="model", values=list(tasks), sharey=False, width=4.4, note=tested)
-figure = figures.facets(drawn, draw, **labels, **look)
+panels = {"row": "model", "values": list(tasks), "empty": f"no rule keeps {quality:.0%}\nfor certain"}
+look = {"xlabel": "FLOPs (1 = full depth)", "sharey": False, "width": 4.4, "note": tested}
+figure = figures.facets(drawn, draw, **panels, **look)
 experiment.save_figure(figure, "at_99_percent", kept)
 for row in drawn.drop_duplicates(["task", "model"]).itertuples():
     spent = f"{row.flops_share:.0%} ({row.flops_low:.0%} to {row.flops_high:.0%}) of the FLOPs"
@@ -373,10 +385,18 @@ for row in drawn.drop_duplicates(["task", "model"]).itertuples():
 # ## Each published statement beside our number
 
 # %%
-found = {"boxes": boxes, "recall": kept_at, "complete": complete, "minimum": minimum, "honesty": honesty}
-found |= {"equal": equal.assign(model="calm"), "first": first, "times": times}
-found = {name: table.replace({"model": {pre_trained: "pretrained"}}) for name, table in found.items()}
-tables = {task: {name: table[table.task == task] for name, table in found.items()} for task in tasks}
+measured = {
+    "boxes": boxes,
+    "recall": kept_at,
+    "complete": complete,
+    "minimum": minimum,
+    "honesty": honesty,
+    "equal": equal.assign(model="calm"),
+    "first": first,
+    "times": times,
+}
+measured = {name: table.replace({"model": {pre_trained: "pretrained"}}) for name, table in measured.items()}
+tables = {task: {name: table[table.task == task] for name, table in measured.items()} for task in tasks}
 verdicts = claims.judge("03_pruning", tables)
 experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours", "alone"]]
 

@@ -61,22 +61,16 @@ from mee_utils.study.result_tables import read_timings
 from mee_utils.traces.replay import replay_policy
 
 # %%
-settings = dict(limit=limit, max_new_tokens=max_new_tokens, batch_size=batch_size, threshold=threshold)
-settings |= dict(min_layer=min_layer, alpha=alpha, top_k=top_k, expert_layer=expert_layer)
-settings |= dict(long_corpus=long_corpus, long_limit=long_limit)
-experiment = Experiment("04_contrastive_decoding", profile, data, **settings)
+experiment = Experiment.of_notebook("04_contrastive_decoding", globals())
+settings = experiment.parameters
 note = f"profile {profile}, n = {limit} examples a task"
-tasks, models = experiment.tasks(limit), experiment.models(["calm", "vanilla"])
+tasks = experiment.tasks(limit)
+models = experiment.models(["calm", "vanilla"])
 pairs = [(name, task) for name in models for task in tasks]
-of_both = {pair: experiment.trace(*pair, limit, max_new_tokens) for pair in pairs}
-model, traces = models["calm"], {task: of_both["calm", task] for task in tasks}
-layers, words = model.layers, token_text(experiment.tokenizer())
-
-
-def every(function):
-    """A table of all tasks, CALM: what a function of a trace, the model and a label returns."""
-    return pd.concat([function(t, model, task=task) for task, t in traces.items()], ignore_index=True)
-
+of_both = {(name, task): experiment.trace(name, task, limit, max_new_tokens) for name, task in pairs}
+model = models["calm"]
+layers = model.layers
+traces = {task: of_both["calm", task] for task in tasks}
 
 # %% [markdown]
 # ## One token
@@ -87,19 +81,22 @@ def every(function):
 
 
 # %%
-def one_token(t, model, task):
+def one_token(t, task):
     token = contrasting.telling_token(t, expert_layer, model, alpha)
+    words = token_text(experiment.tokenizer())
     return contrasting.one_token(t, token, expert_layer, model, words, alpha=alpha, task=task)
 
 
-single = every(one_token)
+single = experiment.table(one_token, traces, labels=["task"])
 
 # %%
-mark = lambda t: t.token.where(t.plausible, "(" + t.token + ")")
-names, kinds = ["expert", "amateur", "contrast"], ["task", "kind", "id"]
-long = single.assign(id=mark).melt(kinds, names, "distribution", "probability")
-colours, markers = (figures.BLUE, "#999999", "#d55e00"), "osD"
-styles = {name: figures.Style(*look) for name, *look in zip(names, names, colours, markers)}
+styles = {
+    "expert": figures.Style("expert", figures.BLUE, "o"),
+    "amateur": figures.Style("amateur", "#999999", "s"),
+    "contrast": figures.Style("contrast", "#d55e00", "D"),
+}
+marked = single.assign(id=single.token.where(single.plausible, "(" + single.token + ")"))
+long = marked.melt(["task", "kind", "id"], list(styles), "distribution", "probability")
 
 
 def draw(axis, rows):
@@ -107,11 +104,12 @@ def draw(axis, rows):
     axis.tick_params(axis="x", rotation=60)
 
 
+# %%
 figure = figures.facets(long, draw, row="kind", ylabel="probability", sharex=False, note=note)
 figure.axes[0].set(yscale="log", ylim=(1e-6, 2.0))
 experiment.save_figure(figure, "one_token", single)
 changed = single[single.plausible].groupby(["task", "kind"]).contrast.idxmax()
-picks = [f"{figures.label(task)}, {kind}: {single.token[place]}" for (task, kind), place in changed.items()]
+picks = [f"{figures.label(task)}, {kind}: {single.token[row]}" for (task, kind), row in changed.items()]
 print("The contrast's choice:", "; ".join(picks))
 
 # %% [markdown]
@@ -121,7 +119,7 @@ print("The contrast's choice:", "; ".join(picks))
 # before it (upwards).
 
 # %%
-amateurs = every(contrasting.chosen_amateurs)
+amateurs = experiment.table(contrasting.chosen_amateurs, traces, labels=["task"], model=model)
 few_and_many = PowerNorm(0.4, 0, 1)  # so that rare choices can be seen beside the usual one
 colour_bar = {"label": "share of tokens"}
 
@@ -146,15 +144,21 @@ print("The amateur is layer 1 for, mean of the expert layers:", ", ".join(shares
 # plausible id; below: the mean margin, plain, contrasted, and contrasted without the mass.
 
 # %%
-plausible = every(lambda t, model, task: contrasting.plausible_sets(t, model, alpha, task=task))
-STYLES = {
+plausible = experiment.table(contrasting.plausible_sets, traces, labels=["task"], model=model, alpha=alpha)
+styles = {
     "single": figures.Style("one plausible token", figures.DARK),
     "plain": figures.Style("margin, plain", figures.BLUE, dashes=(4, 1.5)),
     "contrast": figures.Style("margin, weighted contrast", "#d55e00", dashes=(1, 1)),
     "without_mass": figures.Style("without the mass (public code)", "#cc78bc", dashes=(3, 1, 1, 1)),
 }
-columns = {"single": ["single"], "plain": ["plain", "contrast", "without_mass"]}
-draw = lambda axis, rows, kind: figures.column_lines(axis, rows, "layer", columns[kind], STYLES)
+
+
+def draw(axis, rows, y):
+    columns = ["single"] if y == "single" else ["plain", "contrast", "without_mass"]
+    figures.column_lines(axis, rows, "layer", columns, styles)
+
+
+# %%
 quantities = {"single": "share of tokens", "plain": "mean margin"}
 figure = figures.facets(plausible, draw, quantities=quantities, note=note)
 experiment.save_figure(figure, "one_candidate", plausible)
@@ -191,17 +195,19 @@ at_level.pivot(index="task", columns="rule", values=["mean_exit_layer", "same_to
 # they are amateurs indeed.
 
 # %%
-ranks = []
+ranked = {}
 for (name, task), t in of_both.items():
     for rule, policy in policies.items():
         if not rule.endswith("fixed"):
-            replayed = replays[task, rule] if name == "calm" else replay_policy(t, policy, models[name])
-            ranks.append(decisions.ranking(replayed, model=name, task=task, rule=rule))
-ranks = pd.concat(ranks, ignore_index=True)
+            of_calm = name == "calm"
+            ranked[name, task, rule] = (
+                replays[task, rule] if of_calm else replay_policy(t, policy, models[name])
+            )
+ranks = experiment.table(decisions.ranking, ranked, labels=("model", "task", "rule"))
 
 # %%
-draw = lambda axis, rows: figures.lines(axis, rows, "layer", "roc_area")
-figure = figures.facets(ranks.dropna(), draw, row="model", ylabel="area under the ROC curve", note=note)
+curves = {"x": "layer", "y": "roc_area", "ylabel": "area under the ROC curve"}
+figure = figures.facets(ranks.dropna(), figures.lines, row="model", **curves, note=note)
 experiment.save_figure(figure, "ranking", ranks)
 areas = ranks.groupby(["model", "rule"], sort=False).roc_area.mean()
 means = [f"{figures.label(name)}, {figures.label(rule)} {area:.3f}" for (name, rule), area in areas.items()]
@@ -214,18 +220,14 @@ print("Mean area over layers and tasks:", "; ".join(means))
 # exit layer, and FLOPs, amateurs included. JSD reads out every earlier layer, weighted contrast one of them.
 
 # %%
-tables = [
-    comparison.at_equal_quality(replayed, [0.95, 0.98, 0.99], task=task, rule=rule)
-    for (task, rule), replayed in replays.items()
-]
-equal = pd.concat(tables, ignore_index=True)
+shares = [0.95, 0.98, 0.99]
+equal = experiment.table(comparison.at_equal_quality, replays, labels=("task", "rule"), shares=shares)
 
 # %%
 quantities = {"mean_exit_layer": "mean exit layer", "flops_share": "FLOPs (1 = full depth)"}
-draw = lambda axis, rows, quantity: figures.lines(axis, rows, "wanted", quantity)
-xlabel = "share of predictions that stay"
-figure = figures.facets(equal, draw, quantities=quantities, xlabel=xlabel, sharey="row", note=note)
-figure.axes[0].set_xticks([0.95, 0.98, 0.99])
+look = {"xlabel": "share of predictions that stay", "sharey": "row", "note": note}
+figure = figures.facets(equal, figures.lines, x="wanted", quantities=quantities, **look)
+figure.axes[0].set_xticks(shares)
 experiment.save_figure(figure, "equal_quality", equal)
 depths = equal[equal.wanted == 0.98].groupby("rule", sort=False).flops_share.mean()
 means = [f"{figures.label(rule)} {share:.0%}" for rule, share in depths.items()]
@@ -238,8 +240,8 @@ for task, t in traces.items():
         for start in (2, 4, 6, 8):
             policy = RULES[rule].policy(threshold, settings | {"min_layer": start})
             replayed = replays[task, rule] if start == min_layer else replay_policy(t, policy, model)
-            names = dict(task=task, rule=rule, min_layer=start)
-            starts.append(comparison.at_equal_quality(replayed, [0.98], **names))
+            labels = {"task": task, "rule": rule, "min_layer": start}
+            starts.append(comparison.at_equal_quality(replayed, [0.98], **labels))
 starts = experiment.save_table(pd.concat(starts, ignore_index=True), "minimum_layer")
 starts.pivot(index=["task", "rule"], columns="min_layer", values=["mean_exit_layer", "flops_share"]).round(2)
 
@@ -250,16 +252,17 @@ starts.pivot(index=["task", "rule"], columns="min_layer", values=["mean_exit_lay
 # Score beside that of plain greedy search, paired 95 % interval.
 
 # %%
-decoding, tokens_too = dict(max_new_tokens=max_new_tokens, batch_size=batch_size), []
+decoding = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
 last = settings | {"min_layer": layers - 1}
 contrasted = {
     (kind, level): replace(RULES[kind], contrast_token=True).policy(1.0, last | {"alpha": level})
     for kind in ("weighted", "jsd")
     for level in (alpha, 0.5)
 }
+tokens_too = []
 for name, task in pairs:
-    found, _ = comparison.comparison(models[name], tasks[task], contrasted, ("rule", "alpha"), **decoding)
-    tokens_too.append(found.assign(model=name))
+    table, _ = comparison.comparison(models[name], tasks[task], contrasted, ("rule", "alpha"), **decoding)
+    tokens_too.append(table.assign(model=name))
 tokens_too = experiment.save_table(pd.concat(tokens_too, ignore_index=True), "as_decoder")
 shown = tokens_too[tokens_too.rule != "full_depth"].set_index(["model", "task", "rule", "alpha"])
 shown[["retained", "low", "high", "same_output"]].round(3)
@@ -275,11 +278,12 @@ shown[["retained", "low", "high", "same_output"]].round(3)
 
 # %%
 tested = tuple(rule for rule in every_rule if rule not in ("unpruned", "fixed"))
-points, verdicts = [], []
+points = []
+verdicts = []
 for name, task in tasks.items():
     chosen = equal[(equal.task == name) & (equal.wanted != 0.98)]
     highest = chosen[chosen.wanted == 0.99].set_index("rule").threshold
-    levels = [*zip(chosen.rule, chosen.threshold)]
+    levels = list(zip(chosen.rule, chosen.threshold, strict=True))
     levels += [(f"{kind}_token", highest[f"{kind}_fixed"]) for kind in ("weighted", "jsd")]
     tried = {(rule, float(level)): RULES[rule].policy(level, settings) for rule, level in levels}
     table, decoded = comparison.comparison(model, task, tried, ("rule", "threshold"), **decoding)
@@ -290,16 +294,14 @@ points = pd.concat(points, ignore_index=True)
 verdicts = experiment.save_table(pd.concat(verdicts, ignore_index=True), "pareto_verdict")
 
 # %%
-draw = lambda axis, rows: figures.dots(axis, rows, "flops_share", "retained", yband=figures.BAND)
-labels = dict(xlabel="FLOPs (1 = full depth)", ylabel="score kept (1 = full depth)")
-size = dict(sharex=False, sharey=False, height=3.4, width=4.4)
-figure = figures.facets(points, draw, **labels, **size, note=note)
+labels = {"xlabel": "FLOPs (1 = full depth)", "ylabel": "score kept (1 = full depth)"}
+look = {"sharex": False, "sharey": False, "height": 3.4, "width": 4.4, "note": note}
+dots = {"x": "flops_share", "y": "retained", "yband": figures.BAND}
+figure = figures.facets(points, figures.dots, **dots, **labels, **look)
 experiment.save_figure(figure, "score_against_flops", points)
 counts = verdicts.groupby("task", sort=False)[["improves", "worse", "cheapest"]].sum()
-better, worse = counts.improves.sum(), counts.worse.sum()
-print(
-    f"Of {len(verdicts)} settings with contrast {better} improve on the plain margin for certain, {worse} are worse"
-)
+better = f"{counts.improves.sum()} improve on the plain margin for certain"
+print(f"Of {len(verdicts)} settings with contrast {better}, {counts.worse.sum()} are worse")
 counts.assign(settings=verdicts.task.value_counts())
 
 # %% [markdown]
@@ -309,11 +311,15 @@ counts.assign(settings=verdicts.task.value_counts())
 # T5-large (random weights; cost does not depend on them).
 
 # %%
-margin, weighted = "softmax_margin", "weighted contrast"
-pruned = [f"{rule}, 256 ids kept" for rule in ("margin", weighted, "JSD contrast")]
-what = pd.DataFrame({"what": [margin, pruned[0], weighted, *pruned[1:]]})
-asked = pd.DataFrame({"shape": ["t5-base", "t5-large"]}).merge(what, how="cross")
-measured = read_timings("one decision", asked, complete=True)
+decided = [
+    "softmax_margin",
+    "margin, 256 ids kept",
+    "weighted contrast",
+    "weighted contrast, 256 ids kept",
+    "JSD contrast, 256 ids kept",
+]
+wanted = pd.MultiIndex.from_product([["t5-base", "t5-large"], decided], names=["shape", "what"])
+measured = read_timings("one decision", wanted.to_frame(index=False), complete=True)
 if len(measured):
     experiment.save_table(measured, "measured_cost")
 else:
@@ -331,10 +337,10 @@ measured.pivot(index="what", columns="shape", values="median").round(2)
 # %%
 documents = experiment.long_documents(long_corpus, long_limit)
 long_model = long_documents.random_long_t5(experiment.tokenizer(), experiment.scratch("random_long_t5"))
-asked = {"full_depth": None} | rule_policies(rules, 1.0, settings)
-asked["static"] = RULES["static"].policy(min_layer, settings)
+tried = {"full_depth": None} | rule_policies(rules, 1.0, settings)
+tried["static"] = RULES["static"].policy(min_layer, settings)
 long_costs = [
-    long_documents.costs_by_part(long_model, task, asked, 12, layout=layout)
+    long_documents.costs_by_part(long_model, task, tried, 12, layout=layout)
     for layout, task in documents.items()
 ]
 long_costs = experiment.save_table(pd.concat(long_costs, ignore_index=True), "long_documents")
@@ -348,24 +354,28 @@ grown = [
     for name, sizes in SHAPES.items()
 ]
 grown = pd.concat(grown, ignore_index=True)
-draw = lambda axis, rows: figures.lines(axis, rows, "source_tokens", "flops_share")
-labels = dict(xlabel="tokens of the source", ylabel="FLOPs if all layers decide\n(1 = full depth)")
-figure = figures.facets(grown, draw, "shape", **labels)
+curves = {"x": "source_tokens", "y": "flops_share"}
+labels = {"xlabel": "tokens of the source", "ylabel": "FLOPs if all layers decide\n(1 = full depth)"}
+figure = figures.facets(grown, figures.lines, "shape", **curves, **labels)
 figure.axes[0].set_xscale("log", base=2)
 experiment.save_figure(figure, "long_inputs", grown)
-large = (
-    grown[(grown["shape"] == "t5-large") & (grown.rule == "unpruned")].set_index("source_tokens").flops_share
-)
+large = grown[(grown["shape"] == "t5-large") & (grown.rule == "unpruned")]
+large = large.set_index("source_tokens").flops_share
 print(f"t5-large, all ids: {large[64]:.0%} with 64 source tokens, {large[16384]:.0%} with 16,384")
 
 # %% [markdown]
 # ## Each published statement beside our number
 
 # %%
-found = {"ranking": ranks, "equal": equal, "threshold": at_level, "verdict": verdicts}
-found |= {"decoder": tokens_too, "head": plausible}
-found = {name: table if "model" in table else table.assign(model="calm") for name, table in found.items()}
-tables = {task: {name: table[table.task == task] for name, table in found.items()} for task in tasks}
+measured = {
+    "ranking": ranks,
+    "equal": equal.assign(model="calm"),
+    "threshold": at_level.assign(model="calm"),
+    "verdict": verdicts.assign(model="calm"),
+    "decoder": tokens_too,
+    "head": plausible.assign(model="calm"),
+}
+tables = {task: {name: table[table.task == task] for name, table in measured.items()} for task in tasks}
 verdict_table = claims.judge("04_contrastive_decoding", tables)
 experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "ours", "alone"]]
 

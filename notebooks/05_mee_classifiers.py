@@ -50,13 +50,17 @@ from mee_utils.tasks import TASKS
 from mee_utils.traces.replay import replay_policy
 
 # %%
-decoding = dict(max_new_tokens=max_new_tokens, batch_size=batch_size)
-settings = dict(limit=limit, threshold=threshold, other_threshold=other_threshold, decay=decay)
-settings |= dict(min_layer=min_layer, quality=quality, **decoding)
-experiment = Experiment("05_mee_classifiers", profile, data, **settings)
+experiment = Experiment.of_notebook("05_mee_classifiers", globals())
+settings = experiment.parameters
 note = f"profile {profile}, n = {limit} examples a task"
-tasks, models = experiment.tasks(limit), experiment.models(["calm", "vanilla"])
+tasks = experiment.tasks(limit)
+models = experiment.models(["calm", "vanilla"])
 classifiers = experiment.classifiers(models)
+first = {  # those of CALM's model that learn the last layer's predictions, the first seed of each
+    rule: by_seed[0]
+    for (model, rule, target), by_seed in classifiers.items()
+    if (model, target) == ("calm", "consistency")
+}
 seeds = {len(trained) for trained in classifiers.values()}
 print(f"{sum(map(len, classifiers.values()))} classifiers: {len(classifiers)} kinds, {max(seeds)} seeds each")
 
@@ -84,25 +88,24 @@ print(f"{sum(map(len, classifiers.values()))} classifiers: {len(classifiers)} ki
 # %%
 curves = pd.concat(
     [
-        pd.DataFrame(classifier.metadata["curve"]).assign(rule=variant, seed=seed)
-        for (model, variant, target), trained in classifiers.items()
-        if (model, target) == ("calm", "consistency")
-        for seed, classifier in enumerate(trained)
+        pd.DataFrame(classifier.about["curve"]).assign(rule=rule, seed=seed)
+        for rule in first
+        for seed, classifier in enumerate(classifiers["calm", rule, "consistency"])
     ],
     ignore_index=True,
 )
 
 # %%
-learning = comparison.seed_interval(curves, ["rule", "epoch"], ["loss", "held_out_loss"])
-draw = lambda axis, rows: figures.column_lines(axis, rows, "epoch", ["loss", "held_out_loss"])
-labels = dict(xlabel="epoch", ylabel="loss (nats)")
-figure = figures.facets(learning, draw, "rule", **labels, width=2.3, height=2.2, note=f"profile {profile}")
+losses = ["loss", "held_out_loss"]
+learning = comparison.seed_interval(curves, ["rule", "epoch"], losses)
+labels = {"xlabel": "epoch", "ylabel": "loss (nats)", "note": f"profile {profile}"}
+figure = figures.facets(
+    learning, figures.column_lines, "rule", x="epoch", columns=losses, **labels, width=2.3, height=2.2
+)
 experiment.save_figure(figure, "learning_curves", learning)
 last = learning[learning.epoch == learning.epoch.max()].sort_values("held_out_loss", kind="stable")
-best, worst = (
-    f"{figures.label(row.rule)} ({row.held_out_loss:.3f})" for row in last.iloc[[0, -1]].itertuples()
-)
-print(f"lowest held-out loss: {best}; highest: {worst}")
+ends = [f"{figures.label(row.rule)} ({row.held_out_loss:.3f})" for row in last.iloc[[0, -1]].itertuples()]
+print(f"lowest held-out loss: {ends[0]}; highest: {ends[1]}")
 
 # %% [markdown]
 # ## Who knows?
@@ -125,23 +128,21 @@ policies = {
 }
 
 # %%
-replays = {
-    key: replay_policy(traces[key[1], key[0]], policy, models[key[1]]) for key, policy in policies.items()
-}
+replays = {}
+for key, policy in policies.items():
+    task, name, *_ = key
+    replays[key] = replay_policy(traces[name, task], policy, models[name])
 of_replay = ["task", "model", "rule", "target", "seed"]
-ranks = pd.concat(
-    [
-        decisions.ranking(replayed, **dict(zip(of_replay, key, strict=True)))
-        for key, replayed in replays.items()
-    ],
-    ignore_index=True,
-)
+ranks = experiment.table(decisions.ranking, replays, of_replay)
 
 # %%
-by_layer = ["task", "model", "target", "rule", "layer"]
-by_layer = comparison.seed_interval(ranks.dropna(), by_layer, ["roc_area"])
-on_calm = lambda rows: rows[(rows.model == "calm") & (rows.target == "consistency")]
+kinds = ["task", "model", "target", "rule"]
+by_layer = comparison.seed_interval(ranks.dropna(), [*kinds, "layer"], ["roc_area"])
 controls = ["wide_hidden", "two_hidden", "four_hidden"]  # drawn among the ablations below
+
+
+def on_calm(rows):
+    return rows[(rows.model == "calm") & (rows.target == "consistency")]
 
 
 def of_family(rows):
@@ -156,19 +157,12 @@ def draw(axis, rows):
 
 
 # %%
-labels = dict(row="family", ylabel="area under\nthe ROC curve", height=2.2, note=note)
-figure = figures.facets(of_family(by_layer), draw, values=list(tasks), **labels)
+look = {"ylabel": "area under\nthe ROC curve", "height": 2.2, "note": note}
+figure = figures.facets(of_family(by_layer), draw, row="family", values=list(tasks), **look)
 experiment.save_figure(figure, "ranking", by_layer)
 
 # %%
-overall = pd.concat(
-    [
-        decisions.overall_ranking(replayed, **dict(zip(of_replay, key, strict=True)))
-        for key, replayed in replays.items()
-    ],
-    ignore_index=True,
-)
-kinds = ["task", "model", "target", "rule"]
+overall = experiment.table(decisions.overall_ranking, replays, of_replay)
 mean_rank = comparison.seed_interval(overall, kinds, ["roc_area"])
 experiment.save_table(mean_rank, "mean_ranking")
 shown = on_calm(mean_rank)
@@ -198,10 +192,8 @@ def draw(axis, rows):
     axis.minorticks_off()
 
 
-labels = dict(
-    xlabel="training tokens", ylabel="area under\nthe ROC curve", height=2.8, note=f"profile {profile}"
-)
-figure = figures.facets(learned, draw, values=list(tasks), **labels)
+labels = {"xlabel": "training tokens", "ylabel": "area under\nthe ROC curve", "note": f"profile {profile}"}
+figure = figures.facets(learned, draw, values=list(tasks), **labels, height=2.8)
 experiment.save_figure(figure, "tokens_needed", learned)
 
 # %%
@@ -224,26 +216,19 @@ for task, rows in most.groupby("task", sort=False):
 # intervals over sequences. Six rules are drawn, nine are in the table beside the figure.
 
 # %%
-at_first = lambda task, rule: replays[task, "calm", rule, "consistency", 0]
-main = ["softmax_margin", "max_probability", "hidden_similarity", "rising_top1", "linear"]
-main += ["hidden", "three_hidden", "low_rank_three", "lstm"]
-quality_of = pd.concat(
-    [
-        decisions.precision_and_recall(at_first(task, rule), task=task, rule=rule)
-        for task in tasks
-        for rule in main
-    ],
-    ignore_index=True,
-)
+main = [*untrained, "linear", "hidden", "three_hidden", "low_rank_three", "lstm"]
+drawn = ["softmax_margin", "hidden_similarity", "linear", "hidden", "three_hidden", "lstm"]
+of_first_seed = {
+    (task, rule): replays[task, "calm", rule, "consistency", 0] for task in tasks for rule in main
+}
+labels = ("task", "rule")
+quality_of = experiment.table(decisions.precision_and_recall, of_first_seed, labels)
 
 
 # %%
-def draw(axis, rows, quantity):
-    band = (f"{quantity}_low", f"{quantity}_high")
-    rows = rows[
-        rows.rule.isin(["softmax_margin", "hidden_similarity", "linear", "hidden", "three_hidden", "lstm"])
-    ]
-    figures.lines(axis, rows.dropna(subset=[quantity]), "layer", quantity, band=band)
+def draw(axis, rows, y):
+    rows = rows[rows.rule.isin(drawn)].dropna(subset=[y])
+    figures.lines(axis, rows, "layer", y, band=(f"{y}_low", f"{y}_high"))
 
 
 quantities = {"precision": "precision", "recall": "recall"}
@@ -261,24 +246,19 @@ print(f"highest mean recall at {threshold:g}: {best} ({recall.max():.0%}); media
 # tokens may exit they promise too *little*: 0.9 is not "right nine times in ten", for any of them.
 
 # %%
-reliability = pd.concat(
-    [
-        decisions.reliability_diagram(at_first(task, rule), task=task, rule=rule)
-        for task in tasks
-        for rule in ["softmax_margin", "hidden", "three_hidden", "low_rank_three", "lstm"]
-    ],
-    ignore_index=True,
-)
+chosen = ["softmax_margin", "hidden", "three_hidden", "low_rank_three", "lstm"]
+of_chosen = {(task, rule): of_first_seed[task, rule] for task in tasks for rule in chosen}
+reliability = experiment.table(decisions.reliability_diagram, of_chosen, labels)
 
 
-# %%
 def draw(axis, rows):
-    axis.plot([0, 1], [0, 1], color=figures.GREY, linewidth=1, dashes=(1, 1), label="perfectly calibrated")
+    figures.perfect_calibration(axis)
     figures.lines(axis, rows, "confidence", "accuracy")
 
 
-labels = dict(xlabel="confidence", ylabel="share whose prediction\nis the last layer's")
-figure = figures.facets(reliability, draw, **labels, height=3.2, note=note)
+# %%
+look = {"xlabel": "confidence", "ylabel": "share whose prediction\nis the last layer's", "note": note}
+figure = figures.facets(reliability, draw, **look, height=3.2)
 experiment.save_figure(figure, "calibration", reliability)
 errors = reliability.drop_duplicates(["task", "rule"])
 mean_error = errors.groupby("rule", sort=False).error.mean().sort_values()
@@ -298,7 +278,8 @@ errors.pivot(index="rule", columns="task", values="error").rename(figures.label)
 # %%
 costs = []
 for shape, sizes in SHAPES.items():
-    width, measures = sizes.d_model, {rule: find_measure(rule) for rule in untrained}
+    width = sizes.d_model
+    measures = {rule: find_measure(rule) for rule in untrained}
     for rule, variant in VARIANTS.items():
         measures[rule] = new_classifier(variant.kind, width, **variant.options(width))
     for rule, measure in measures.items():
@@ -308,19 +289,22 @@ costs = pd.DataFrame(costs)
 
 
 # %%
-def draw(axis, rows, quantity):
-    figures.dots(axis, rows.assign(name=rows.rule.map(figures.label)), quantity, "name", label=None)
+def draw(axis, rows, x):
+    figures.dots(axis, rows.assign(name=rows.rule.map(figures.label)), x, "name", label=None)
     axis.tick_params(axis="y", labelsize=9)
     axis.set_ylabel("")
-    if quantity == "share_of_layer":
+    if x == "share_of_layer":
         axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
         axis.set(xscale="log", xlim=(1e-5, 10))
 
 
-cost_names = {"share_of_layer": "one decision, in layers (log)"}
-cost_names["break_even"] = "break-even exit (of the depth)"
-options = dict(quantities=cost_names, named="x", values=list(SHAPES), sharex="row", height=3.2)
-figure = figures.facets(costs.iloc[::-1], draw, "shape", **options)
+# %%
+quantities = {
+    "share_of_layer": "one decision, in layers (log)",
+    "break_even": "break-even exit (of the depth)",
+}
+panels = {"quantities": quantities, "named": "x", "values": list(SHAPES), "sharex": "row"}
+figure = figures.facets(costs.iloc[::-1], draw, "shape", **panels, height=3.2)
 experiment.save_figure(figure, "cost_of_deciding", costs)
 large = costs[costs["shape"] == "t5-large"].set_index("rule").loc[["softmax_margin", "low_rank_three"]]
 for rule, row in large.iterrows():
@@ -336,27 +320,20 @@ for rule, row in large.iterrows():
 
 # %%
 shares = [0.90, 0.95, 0.98, 0.99]
-equal = pd.concat(
-    [
-        comparison.at_equal_quality(replayed, shares, **dict(zip(of_replay, key, strict=True)))
-        for key, replayed in replays.items()
-    ],
-    ignore_index=True,
-)
+equal = experiment.table(comparison.at_equal_quality, replays, of_replay, shares=shares)
 columns = ["mean_exit_layer", "flops_share", "threshold"]
-at_equal = comparison.seed_interval(equal, ["task", "model", "target", "rule", "wanted"], columns)
+at_equal = comparison.seed_interval(equal, [*kinds, "wanted"], columns)
+
 
 # %%
-labels = dict(row="family", xlabel="predictions that stay (%)", ylabel="FLOPs\n(1 = full depth)")
-
-
 def draw(axis, rows):
     figures.lines(axis, rows, "wanted", "flops_share", band=("flops_share_low", "flops_share_high"))
     axis.axhline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
     axis.set_xticks(shares, [f"{100 * share:g}" for share in shares])
 
 
-figure = figures.facets(of_family(at_equal), draw, values=list(tasks), **labels, height=2.2, note=note)
+look = {"xlabel": "predictions that stay (%)", "ylabel": "FLOPs\n(1 = full depth)", "note": note}
+figure = figures.facets(of_family(at_equal), draw, row="family", values=list(tasks), **look, height=2.2)
 experiment.save_figure(figure, "at_equal_quality", at_equal)
 
 # %%
@@ -379,11 +356,16 @@ layer.rename(figures.label).round(2)
 several = ["hidden", "wide_hidden", "two_hidden", "three_hidden", "four_hidden", "lstm"]
 middle = at_equal[at_equal.wanted == 0.98]
 layers_seen = on_calm(middle).set_index("rule").loc[several].reset_index()
-band = lambda quantity: (f"{quantity}_low", f"{quantity}_high")
-draw = lambda axis, rows, quantity: figures.bars(axis, rows, quantity, band=band(quantity))
+
+
+def draw(axis, rows, x):
+    figures.bars(axis, rows, x, band=(f"{x}_low", f"{x}_high"))
+
+
+# %%
 quantities = {"mean_exit_layer": "mean exit layer", "flops_share": "FLOPs (1 = full depth)"}
-options = dict(quantities=quantities, named="x", sharex="row", height=3.2, note=note)
-figure = figures.facets(layers_seen, draw, **options)
+panels = {"quantities": quantities, "named": "x", "sharex": "row"}
+figure = figures.facets(layers_seen, draw, **panels, height=3.2, note=note)
 experiment.save_figure(figure, "layers_seen", layers_seen)
 depth = layers_seen.groupby("rule").mean_exit_layer.mean()
 print(
@@ -401,16 +383,10 @@ other.pivot(index=["task", "rule"], columns=["model", "target"], values="mean_ex
 # %%
 def from_layer(task, rule, start):
     """A rule that may exit from this layer on, at the threshold that keeps 98 % of the predictions."""
-    policy = RULES[rule].policy(threshold, settings | dict(min_layer=start), first)
+    policy = RULES[rule].policy(threshold, settings | {"min_layer": start}, first)
     replayed = replay_policy(traces["calm", task], policy, models["calm"])
     return comparison.at_equal_quality(replayed, [0.98], task=task, rule=rule, min_layer=start)
 
-
-first = {
-    rule: by_seed[0]
-    for (model, rule, target), by_seed in classifiers.items()
-    if (model, target) == ("calm", "consistency")
-}
 
 # %%
 started = pd.concat(
@@ -423,8 +399,8 @@ started = pd.concat(
     ignore_index=True,
 )
 started = experiment.save_table(started, "minimum_layer")
-costs_from = dict(index=["task", "rule"], columns="min_layer", values=["mean_exit_layer", "flops_share"])
-started.pivot(**costs_from).round(2)
+values = ["mean_exit_layer", "flops_share"]
+started.pivot(index=["task", "rule"], columns="min_layer", values=values).round(2)
 
 # %% [markdown]
 # ## Decoded for real: the published thresholds
@@ -438,13 +414,15 @@ levels = (threshold, other_threshold)
 as_published = {
     (rule, level): RULES[rule].policy(level, settings, first, decay) for rule in rules for level in levels
 }
+decoding = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
 published = [
     comparison.comparison(models["calm"], task, as_published, ("rule", "threshold"), **decoding)[0]
     for task in tasks.values()
 ]
 published = experiment.save_table(pd.concat(published, ignore_index=True), "published_thresholds")
-by_rule = dict(index="rule", columns=["task", "threshold"], values=["score", "mean_exit_layer"])
-published.pivot_table(**by_rule, sort=False).round(2)
+columns = ["task", "threshold"]
+values = ["score", "mean_exit_layer"]
+published.pivot_table(index="rule", columns=columns, values=values, sort=False).round(2)
 
 # %% [markdown]
 # ## Decoded for real: the whole curve
@@ -477,8 +455,8 @@ def draw(axis, rows):
 families = [RULES[rule].family for rule in curve_points.rule]
 by_family = curve_points.assign(family=families)
 by_family = by_family[by_family.family != "reference"]
-options = dict(row="family", values=list(tasks), sharey="col", width=3.8, height=2.6, note=tested)
-figure = figures.facets(by_family, draw, xlabel="FLOPs (1 = full depth)", **options)
+look = {"xlabel": "FLOPs (1 = full depth)", "sharey": "col", "width": 3.8, "height": 2.6, "note": tested}
+figure = figures.facets(by_family, draw, row="family", values=list(tasks), **look)
 experiment.save_figure(figure, "score_against_cost", curve_points)
 
 # %% [markdown]
@@ -493,24 +471,14 @@ kept = keeping(stored, "calm", quality)
 kept = experiment.save_table(kept[kept.rule.isin(wanted) & kept.task.isin(list(tasks))], "at_99_percent")
 for task, rows in kept.groupby("task", sort=False):
     sure = rows[rows.verdict == KEPT[0]]
-    best = rows.loc[sure.flops_share.idxmin()] if len(sure) else None
-    cheapest = (
-        f"{figures.label(best.rule)} takes {best.flops_share:.0%} of the FLOPs" if len(sure) else "none"
-    )
+    cheapest = "none"
+    if len(sure):
+        best = rows.loc[sure.flops_share.idxmin()]
+        cheapest = f"{figures.label(best.rule)} takes {best.flops_share:.0%} of the FLOPs"
     saves = f"{(sure.flops_share < 1).sum()} of these save FLOPs; the cheapest: {cheapest}"
     print(f"{figures.label(task)}: {len(sure)} of {len(rows)} rules keep it for certain, {saves}")
-columns = [
-    "task",
-    "rule",
-    "threshold",
-    "retained",
-    "low",
-    "high",
-    "verdict",
-    "mean_exit_layer",
-    "flops_share",
-]
-kept[columns].round(3)
+columns = ["threshold", "retained", "low", "high", "verdict", "mean_exit_layer", "flops_share"]
+kept[["task", "rule", *columns]].round(3)
 
 # %% [markdown]
 # ## Each published statement beside our number

@@ -37,6 +37,7 @@ splits = 50  # random halves, or orders, that test a promise
 
 # %%
 from dataclasses import replace
+from itertools import product
 from textwrap import fill
 
 import numpy as np
@@ -50,22 +51,23 @@ from mee_utils.paper import claims
 from mee_utils.paper.statements import BUGS
 from mee_utils.study import figures, verdicts
 from mee_utils.study.catalogue import IDEAS, MAIN_MODEL, RULES
-from mee_utils.study.result_tables import inputs_of, read_measured, read_timings
+from mee_utils.study.result_tables import inputs_of, read_measured
+from mee_utils.study.survey_bench import survey_bench
 from mee_utils.traces.replay import replay_policy
 
 # %%
-settings = dict(limit=limit, choosing=choosing, min_layer=min_layer, top_k=top_k, demand=demand)
-settings |= dict(max_draft=max_draft, sure=sure, layer=layer, splits=splits, promise=promise)
-experiment = Experiment("06_survey_rules", profile, data, max_new_tokens=max_new_tokens, **settings)
+experiment = Experiment.of_notebook("06_survey_rules", globals())
+settings = experiment.parameters
 examples = limit + choosing
 traced = f"profile {profile}, n = {examples} examples a task"
-tasks, models = experiment.tasks(examples), experiment.models(["calm", "vanilla"])
+tasks = experiment.tasks(examples)
+models = experiment.models(["calm", "vanilla"])
 calm = models["calm"]
 trained = experiment.classifiers({"calm": calm}, seeds=[0], survey=True)
 classifiers = {rule: one for (_, rule, target), (one,) in trained.items() if target == "consistency"}
 traces = {task: experiment.trace("calm", task, examples, max_new_tokens) for task in tasks}
-held = {task: min(limit, len(each) // 2) for task, each in tasks.items()}  # reported; the rest chooses
-print({task: f"{len(found)} tokens of {len(tasks[task])} outputs" for task, found in traces.items()})
+held = {name: min(limit, len(task) // 2) for name, task in tasks.items()}  # reported; the rest chooses
+print({task: f"{len(t)} tokens of {len(tasks[task])} outputs" for task, t in traces.items()})
 
 # %% [markdown]
 # ## The rules
@@ -95,8 +97,8 @@ print({task: f"{len(found)} tokens of {len(tasks[task])} outputs" for task, foun
 # its 64 best ids at later ones (*fixed pruning*, 03).
 
 # %%
-group_of = {rule: fill(idea, 18) for rule, idea in IDEAS.items()}  # in the order of the ideas
-group_of = dict(sorted(group_of.items(), key=lambda pair: list(IDEAS.values()).index(IDEAS[pair[0]])))
+ideas = list(dict.fromkeys(IDEAS.values()))
+group_of = {rule: fill(idea, 18) for idea in ideas for rule in IDEAS if IDEAS[rule] == idea}
 
 
 def policy_of(rule, pruned=True):
@@ -140,10 +142,8 @@ plain = {
     for task in tasks
     for rule in group_of
 }
-ranks = pd.concat(
-    [decisions.ranking(found, task=task, rule=rule) for (task, rule), found in plain.items()],
-    ignore_index=True,
-)
+labels = ("task", "rule")
+ranks = experiment.table(decisions.ranking, plain, labels)
 ranks["group"] = ranks.rule.map(group_of)
 
 
@@ -153,13 +153,13 @@ def draw(axis, rows):
     axis.axhline(0.5, color=figures.GREY, linewidth=0.8, linestyle=":")
 
 
-options = dict(row="group", values=list(tasks), height=2.2, note=traced)
-figure = figures.facets(ranks, draw, ylabel="area under\nthe ROC curve", **options)
+look = {"ylabel": "area under\nthe ROC curve", "height": 2.2, "note": traced}
+figure = figures.facets(ranks, draw, row="group", values=list(tasks), **look)
 experiment.save_figure(figure, "ranking", ranks)
-overall = [decisions.overall_ranking(found, task=task, rule=rule) for (task, rule), found in plain.items()]
-mean_rank = pd.concat(overall, ignore_index=True)
+mean_rank = experiment.table(decisions.overall_ranking, plain, labels)
 for task, rows in mean_rank.groupby("task", sort=False):
-    best, worst = rows.loc[rows.roc_area.idxmax()], rows.loc[rows.roc_area.idxmin()]
+    best = rows.loc[rows.roc_area.idxmax()]
+    worst = rows.loc[rows.roc_area.idxmin()]
     ends = [f"{figures.label(row.rule)} ({row.roc_area:.2f})" for row in (best, worst)]
     print(f"{figures.label(task)}: best {ends[0]}, worst {ends[1]}")
 
@@ -173,13 +173,14 @@ for task, rows in mean_rank.groupby("task", sort=False):
 
 
 # %%
-def as_published(found, patience):
+def as_published(t, patience):
     """PCEE-BERT's loop as its code has it: equal predictions in a row are counted, and nothing else."""
-    count, exits = np.zeros(len(found)), np.full(len(found), found.layers)
-    for at in range(min_layer + 1, found.layers):
-        same = found.top1_id[:, at - 1] == found.top1_id[:, at - 2]
+    count = np.zeros(len(t))
+    exits = np.full(len(t), t.layers)
+    for layer in range(min_layer + 1, t.layers):
+        same = t.top1_id[:, layer - 1] == t.top1_id[:, layer - 2]
         count = np.where(same, count + 1, 0)
-        exits = np.where((count >= patience) & (exits == found.layers), at, exits)
+        exits = np.where((count >= patience) & (exits == t.layers), layer, exits)
     return exits
 
 
@@ -189,19 +190,30 @@ def exits_of(task, rule, level, **options):
 
 
 # %%
-two, same = RULES["pcee"].policy(sure, settings).measure.patience, []
-for task, found in traces.items():
-    patient, later = exits_of(task, "patience", two), dict(min_layer=min_layer + 2)  # three exits are seen
-    halves = np.minimum(exits_of(task, "entropy", sure), exits_of(task, "rising_fixed", 0.9, **later))
-    beside = {"PCEE-BERT's code, patience": (as_published(found, two), patient)}
-    as_many = exits_of(task, "patience", two - 1)  # so many exits that agree
-    beside["PCEE-BERT as written, patience"] = exits_of(task, "pcee", sure), as_many
-    beside["ELBERT, entropy or rising top-1"] = exits_of(task, "elbert", sure), halves
-    beside["ELBERT, entropy alone"] = exits_of(task, "elbert", sure), exits_of(task, "entropy", sure)
-    beside["vote, patience"] = exits_of(task, "vote", two), patient
-    for name, (first, second) in beside.items():
-        shares = mean_interval(first == second, found.sequence).columns("same_exit")
-        same.append({"task": task, "model": "calm", "pair": name, **shares})
+two = RULES["pcee"].policy(sure, settings).measure.patience
+
+
+def exits_under_two_names(task):
+    patient = exits_of(task, "patience", two)
+    elbert = exits_of(task, "elbert", sure)
+    entropy = exits_of(task, "entropy", sure)
+    rising = exits_of(task, "rising_fixed", 0.9, min_layer=min_layer + 2)  # it looks at three exits
+    as_many_agree = exits_of(task, "patience", two - 1)
+    return {
+        "PCEE-BERT's code, patience": (as_published(traces[task], two), patient),
+        "PCEE-BERT as written, patience": (exits_of(task, "pcee", sure), as_many_agree),
+        "ELBERT, entropy or rising top-1": (elbert, np.minimum(entropy, rising)),
+        "ELBERT, entropy alone": (elbert, entropy),
+        "vote, patience": (exits_of(task, "vote", two), patient),
+    }
+
+
+# %%
+same = []
+for task, t in traces.items():
+    for pair, (first, second) in exits_under_two_names(task).items():
+        shares = mean_interval(first == second, t.sequence).columns("same_exit")
+        same.append({"task": task, "model": "calm", "pair": pair, **shares})
 same = experiment.save_table(pd.DataFrame(same), "same_rule")
 same.pivot(index="pair", columns="task", values="same_exit").map("{:.1%}".format)
 
@@ -266,9 +278,9 @@ def draw(axis, rows):
 
 
 # %%
-labels = dict(xlabel="consistency loss (%)", ylabel="FLOPs\n(1 = full depth)")
-options = dict(row="group", values=list(tasks), sharex="col", height=2.3, note=tested)
-figure = figures.facets(curves[curves.rule != "static"], draw, **labels, **options)
+look = {"xlabel": "consistency loss (%)", "ylabel": "FLOPs\n(1 = full depth)", "note": tested}
+panels = {"row": "group", "values": list(tasks), "sharex": "col"}
+figure = figures.facets(curves[curves.rule != "static"], draw, **panels, **look, height=2.3)
 experiment.save_figure(figure, "equal_loss", curves)
 
 # %% [markdown]
@@ -284,35 +296,27 @@ experiment.save_figure(figure, "equal_loss", curves)
 # that is `drafted`, `acceptance` and `tokens a round` are replayed.
 
 # %%
-keys, renamed = ["task", "rule"], {"flops_share": "equal_flops", "flops_low": "equal_low"}
-renamed |= {"flops_share_draws": "equal_flops_draws", "flops_high": "equal_high"}
-here = lambda rows: rows[rows.rule.isin([*group_of, "bandit"]) & rows.task.isin(list(tasks))]
-chosen = here(verdicts.within_loss(stored, "calm", demand))
-equal = here(verdicts.at_equal_loss(stored, "calm", [demand], within=True)).rename(columns=renamed)
-sure_of = here(verdicts.calibrated(stored, "calm", {"consistency": [promise]}, verdicts.BOUNDS[:1]))
-sure_of = sure_of.assign(guaranteed=sure_of.flops_share)[[*keys, "guaranteed"]]
-drafts = read_timings("drafts", chosen, experiment.profile.name)
-drafts = drafts.assign(verified_speed=drafts.speed)[[*keys, "verified_speed"]]
+rules = [*group_of, "bandit"]
+bench = survey_bench(stored, experiment.profile.name, rules, list(tasks), mean_rank, demand, promise)
 
 # %%
-rules_of = [(task, rule) for task in tasks for rule in [*group_of, "bandit"] if RULES[rule].pruning]
-replays = plain | {(t, rule): replay_policy(traces[t], policy_of(rule), calm) for t, rule in rules_of}
-accepted = []
-for row in chosen.itertuples():
-    found = replays[row.task, row.rule]  # a bandit finds its threshold itself
-    found = found if row.rule == "bandit" else found.at_threshold(row.threshold)
-    drafted = lossless.summary(found, max_draft, max_new_tokens)
-    accepted.append({"task": row.task, "rule": row.rule, **drafted})
-lost = {"consistency_loss": "loss", "consistency_low": "loss_low", "consistency_high": "loss_high"}
-columns = ["threshold", *lost.values(), "flops_share", "mean_exit_layer"]
-columns += ["retained", "low", "high", "retained_draws"]
-bench = chosen.rename(columns=lost)[[*keys, "model", *columns]]
+replays = dict(plain)
+for task in tasks:
+    for rule in rules:
+        if RULES[rule].pruning:
+            replays[task, rule] = replay_policy(traces[task], policy_of(rule), calm)
+drafted = []
+for row in bench.itertuples():
+    replayed = replays[row.task, row.rule]
+    if row.rule != "bandit":  # which finds its threshold itself
+        replayed = replayed.at_threshold(row.threshold)
+    drafts = lossless.summary(replayed, max_draft, max_new_tokens)
+    drafted.append({"task": row.task, "rule": row.rule, **drafts})
 
 # %%
-bench = bench.merge(equal[[*keys, *renamed.values()]], on=keys, how="left")
-for part in (mean_rank, sure_of, drafts, pd.DataFrame(accepted)):
-    bench = bench.merge(part, on=keys, how="left")
-bench = experiment.save_table(bench.merge(described, on="rule", how="left"), "bench")
+keys = ["task", "rule"]
+bench = bench.merge(pd.DataFrame(drafted), on=keys, how="left").merge(described, on="rule", how="left")
+bench = experiment.save_table(bench, "bench")
 fixed = verdicts.at_equal_loss(stored, "calm", [demand]).query("rule == 'static'").set_index("task")
 for task, rows in bench.groupby("task", sort=False):
     best = rows.sort_values("equal_flops", kind="stable").iloc[0]
@@ -321,19 +325,27 @@ for task, rows in bench.groupby("task", sort=False):
         f"({best.equal_low:.0%} to {best.equal_high:.0%}) of the FLOPs, "
         f"a fixed layer {fixed.flops_share[task]:.0%}"
     )
-if drafts.empty:
+if bench.verified_speed.isna().all():
     print("verified speed was not measured for these settings: run make bench")
 
 # %%
-columns = ["roc_area", "equal_flops", "guaranteed", "verified_speed", "acceptance", "tokens_a_round"]
-columns += ["loss", "flops_share", "mean_exit_layer", "retained"]
+at_all_thresholds = [
+    "roc_area",
+    "equal_flops",
+    "guaranteed",
+    "verified_speed",
+    "acceptance",
+    "tokens_a_round",
+]
+at_one_threshold = ["loss", "flops_share", "mean_exit_layer", "retained"]
+columns = [*at_all_thresholds, *at_one_threshold]
 over_tasks = bench.groupby("rule", sort=False)[columns].mean().reset_index()
 whole = experiment.save_table(described.merge(over_tasks, on="rule"), "rules")
 whole.assign(rule=whole.rule.map(figures.label)).set_index(["rule", "source"]).round(3)
 
 # %%
 shown = bench.assign(task=bench.task.map(figures.label), rule=bench.rule.map(figures.label))
-columns.insert(columns.index("loss"), "threshold")
+columns = [*at_all_thresholds, "threshold", *at_one_threshold]
 shown.set_index(keys)[[*columns, "equal_low", "equal_high", "loss_low", "loss_high"]].round(3)
 
 # %% [markdown]
@@ -348,13 +360,14 @@ shown.set_index(keys)[[*columns, "equal_low", "equal_high", "loss_low", "loss_hi
 # for. All by replay, over all ids. The grey line in the figure is the demand.
 
 # %%
-delta, arms = experiment.profile.results.deltas[0], policy_of("bandit").schedule.arms
+delta = experiment.profile.results.deltas[0]
+arms = policy_of("bandit").schedule.arms
 draws = []
 for task in tasks:
-    found = plain[task, "surest"]
-    lost = survey.output_losses(found.trace, calm, tasks[task])
-    tried = decisions.candidates(found, 25, max_new_tokens)
-    table = survey.bandit_or_calibrated(found, lost, arms, tried, delta, splits)
+    replayed = plain[task, "surest"]
+    losses = survey.output_losses(replayed.trace, calm, tasks[task])
+    tried = decisions.candidates(replayed, 25, max_new_tokens)
+    table = survey.bandit_or_calibrated(replayed, losses, arms, tried, delta, splits)
     draws.append(table.assign(task=task, model="calm"))
 draws = pd.concat(draws, ignore_index=True)
 of_all = ["regret", "loss", "mean_exit_layer", "broken"]
@@ -362,24 +375,27 @@ keepers = comparison.seed_interval(draws, ["task", "model", "who"], of_all)
 experiment.save_table(keepers, "bandit_or_calibrated")[["task", "who", *of_all]]
 
 # %%
-marks = {"bandit, each output": "^", "bandit, one stream": "v", "calibrated": "s"}
-colours = dict(zip(marks, ["#de8f05", "#d55e00", "#0173b2"], strict=True))
+looks = {
+    "bandit, each output": {"marker": "^", "color": "#de8f05"},
+    "bandit, one stream": {"marker": "v", "color": "#d55e00"},
+    "calibrated": {"marker": "s", "color": "#0173b2"},
+}
 
 
-# %%
 def draw(axis, rows):
     always = rows[rows.who.str.startswith("always")]
     axis.plot(always.mean_exit_layer, 100 * always.loss, ".:", color=figures.GREY, label="a fixed arm")
-    for who, mark in marks.items():
+    for who, look in looks.items():
         part = rows[rows.who == who]
-        axis.plot(part.mean_exit_layer, 100 * part.loss, mark, color=colours[who], label=who, alpha=0.6)
+        axis.plot(part.mean_exit_layer, 100 * part.loss, linestyle="none", label=who, alpha=0.6, **look)
     axis.axhline(100 * delta, color=figures.GREY, linewidth=0.8)
 
 
-labels = dict(xlabel="mean exit layer", ylabel="consistency loss (%)", sharex=False, sharey=False)
-figure = figures.facets(draws, draw, **labels, note=traced)
+# %%
+look = {"xlabel": "mean exit layer", "ylabel": "consistency loss (%)", "note": traced}
+figure = figures.facets(draws, draw, **look, sharex=False, sharey=False)
 experiment.save_figure(figure, "bandit", draws)
-for who, rows in keepers[keepers.who.isin(marks)].groupby("who", sort=False):
+for who, rows in keepers[keepers.who.isin(looks)].groupby("who", sort=False):
     broken = f"the promise is broken in {rows.broken.mean():.0%} of the draws"
     print(f"{who}: regret {rows.regret.mean():.3f} a token, mean loss {rows.loss.mean():.1%}, {broken}")
 
@@ -395,18 +411,28 @@ for who, rows in keepers[keepers.who.isin(marks)].groupby("who", sort=False):
 # beside CALM's.
 
 # %%
-losses_of = {"linear": "balanced cross-entropy", "learning_to_exit": "squared error", "surest": "untrained"}
-losses_of |= {"past_future": "squared error of the state", "ztw": "cross-entropy of the token"}
+losses_of = {
+    "linear": "balanced cross-entropy",
+    "learning_to_exit": "squared error",
+    "surest": "untrained",
+    "past_future": "squared error of the state",
+    "ztw": "cross-entropy of the token",
+}
+trained_by = {(task, rule, loss): plain[task, rule] for task in tasks for rule, loss in losses_of.items()}
 (distilled,) = trained["calm", "past_future", "distilled"]
-taught_so = [(task, rule, loss, plain[task, rule]) for task in tasks for rule, loss in losses_of.items()]
-distilled = ExitPolicy(distilled, threshold=1.0, min_layer=min_layer)
-for task, found in traces.items():
-    taught_so.append((task, "past_future", "distilled", replay_policy(found, distilled, calm)))
-rows = []
-for task, rule, loss, seen in taught_so:
-    found = {"roc_area": decisions.ranking(seen).roc_area.mean(), "right": seen.same_token[:, :-1].mean()}
-    rows.append({"task": task, "rule": rule, "trained by": loss, **found})
-ways = experiment.save_table(pd.DataFrame(rows), "trained_how")
+for task, t in traces.items():
+    policy = ExitPolicy(distilled, threshold=1.0, min_layer=min_layer)
+    trained_by[task, "past_future", "distilled"] = replay_policy(t, policy, calm)
+
+
+# %%
+def how_good(replayed, **labels):
+    area = decisions.ranking(replayed).roc_area.mean()
+    return {**labels, "roc_area": area, "right": replayed.same_token[:, :-1].mean()}
+
+
+ways = experiment.table(how_good, trained_by, labels=("task", "rule", "trained by"))
+ways = experiment.save_table(ways, "trained_how")
 ways.assign(rule=ways.rule.map(figures.label)).pivot(
     index=["rule", "trained by"], columns="task", values=["roc_area", "right"]
 ).round(3)
@@ -420,34 +446,28 @@ ways.assign(rule=ways.rule.map(figures.label)).pivot(
 # confidence*: sure (a probability above 0.9), and wrong. Bands are 95 % intervals over sequences.
 
 # %%
-taught = {
-    (name, task): trace(model, each.inputs, each.targets, max_new_tokens=max_new_tokens)
+along = {
+    (name, task_name): trace(model, task.inputs, task.targets, max_new_tokens=max_new_tokens)
     for name, model in models.items()
-    for task, each in tasks.items()
+    for task_name, task in tasks.items()
 }
-thinking = pd.DataFrame(
-    [survey.overthinking(found, model=name, task=task) for (name, task), found in taught.items()]
-)
+thinking = experiment.table(survey.overthinking, along, labels=("model", "task"))
 experiment.save_table(thinking, "overthinking")
 for row in thinking[thinking.model == "calm"].itertuples():
     span = f"{row.overthought:.1%} ({row.overthought_low:.1%} to {row.overthought_high:.1%})"
     print(f"{figures.label(row.task)}: {span} of the tokens are overthought; {row.right:.1%} end right")
 
 # %%
-fake = pd.concat(
-    [survey.fake_confidence(found, sure, model=name, task=task) for (name, task), found in taught.items()],
-    ignore_index=True,
-)
+fake = experiment.table(survey.fake_confidence, along, labels=("model", "task"), sure=sure)
+
+
+def draw(axis, rows, y):
+    band = ("low", "high") if y == "wrong" else None
+    figures.lines(axis, rows, "layer", y, "model", band, clip=(0, 1))
 
 
 # %%
-def draw(axis, rows, quantity):
-    band = ("low", "high") if quantity == "wrong" else None
-    figures.lines(axis, rows, "layer", quantity, "model", band, clip=(0, 1))
-
-
-quantities = {"sure": "share of tokens\nabove 0.9", "wrong": "share of these\nthat is wrong"}
-quantities = {name: text.replace("0.9", f"{sure:g}") for name, text in quantities.items()}
+quantities = {"sure": f"share of tokens\nabove {sure:g}", "wrong": "share of these\nthat is wrong"}
 figure = figures.facets(fake, draw, quantities=quantities, sharey="row", height=2.4, note=traced)
 experiment.save_figure(figure, "fake_confidence", fake)
 for row in fake[fake.layer == min_layer].itertuples():
@@ -464,12 +484,13 @@ for row in fake[fake.layer == min_layer].itertuples():
 
 # %%
 thirds = []
-for task, found in traces.items():
-    told, exits = taught["calm", task], plain[task, "fixed"]
-    wrong = {"full depth": (told.top1_id[:, -1] != told.token_id, told)}
-    wrong["the first exit"] = ~exits.same_token[:, 0], found
-    for what, (values, of) in wrong.items():
-        thirds.append(survey.by_place(values, of, task=task, model="calm", what=what))
+for task, t in traces.items():
+    labels = {"task": task, "model": "calm"}
+    reference = along["calm", task]
+    wrong = reference.top1_id[:, -1] != reference.token_id
+    thirds.append(survey.by_place(wrong, reference, **labels, what="full depth"))
+    differs = ~plain[task, "fixed"].same_token[:, 0]
+    thirds.append(survey.by_place(differs, t, **labels, what="the first exit"))
 thirds = pd.concat(thirds, ignore_index=True).rename(columns={"mean": "wrong", "mean_draws": "wrong_draws"})
 thirds = experiment.save_table(thirds, "errors_by_place")
 thirds.pivot(index=["what", "task"], columns="part", values="wrong").map("{:.1%}".format)
@@ -479,22 +500,31 @@ thirds.pivot(index=["what", "task"], columns="part", values="wrong").map("{:.1%}
 # them. The threshold is chosen anew for each, on some outputs, and reported on others. FLOPs and loss by replay.
 
 # %%
-losses, losses_chosen = {}, {}
-for task, each in tasks.items():
-    first, last = traces[task].first(held[task]), replays[task, "fixed"].part(held[task], examples).trace
-    losses[task] = survey.output_losses(first, calm, each[: held[task]])
-    losses_chosen[task] = survey.output_losses(last, calm, each[held[task] :])
-spaced = []
-for task, every in [(task, every) for task in tasks for every in (1, 2, 3, 4)]:
-    at = list(range(min_layer, calm.layers, every))
-    policy = replace(policy_of("fixed"), min_layer=None, exit_layers=at)
-    whole = replay_policy(traces[task], policy, calm)
-    learn, tell = whole.part(held[task], examples), whole.part(0, held[task])
-    tried = decisions.candidates(learn, 25, max_new_tokens)
-    level = survey.lowest_level(learn, losses_chosen[task], tried, demand, max_new_tokens)
-    row = survey.at_loss(tell.at_threshold(level), losses[task], max_new_tokens)
-    spaced.append({"task": task, "model": "calm", "every": every, "exits": len(at), **row})
-spaced = experiment.save_table(pd.DataFrame(spaced), "at_intervals")
+losses = {}
+losses_chosen = {}
+for name, task in tasks.items():
+    first = traces[name].first(held[name])
+    rest = replays[name, "fixed"].part(held[name], examples).trace
+    losses[name] = survey.output_losses(first, calm, task[: held[name]])
+    losses_chosen[name] = survey.output_losses(rest, calm, task[held[name] :])
+
+
+# %%
+def at_interval(task, every):
+    layers = list(range(min_layer, calm.layers, every))
+    policy = replace(policy_of("fixed"), min_layer=None, exit_layers=layers)
+    replayed = replay_policy(traces[task], policy, calm)
+    choosing = replayed.part(held[task], examples)
+    tried = decisions.candidates(choosing, 25, max_new_tokens)
+    level = survey.lowest_level(choosing, losses_chosen[task], tried, demand, max_new_tokens)
+    reported = replayed.part(0, held[task]).at_threshold(level)
+    row = survey.at_loss(reported, losses[task], max_new_tokens)
+    return {"task": task, "model": "calm", "every": every, "exits": len(layers), **row}
+
+
+# %%
+spaced = pd.DataFrame([at_interval(task, every) for task in tasks for every in (1, 2, 3, 4)])
+spaced = experiment.save_table(spaced, "at_intervals")
 spaced.pivot(index="every", columns="task", values=["flops_share", "loss"]).round(3)
 
 # %% [markdown]
@@ -504,30 +534,33 @@ spaced.pivot(index="every", columns="task", values=["flops_share", "loss"]).roun
 # tokens the first exit is sure, and how many of these the last layer contradicts.
 
 # %%
+levels = bench.set_index(keys).threshold
 rows = []
-levels_at = chosen.set_index(keys).threshold
-for rule, home, away in [(r, a, b) for r in group_of for a in tasks for b in tasks]:
-    found = replays[away, rule].part(0, held[away]).at_threshold(levels_at[home, rule])
-    row = survey.at_loss(found, losses[away], max_new_tokens)
-    place = "at home" if home == away else "away"
-    rows.append({"task": away, "model": "calm", "rule": rule, "home": home, "place": place, **row})
-labels = lambda task, place: {"task": task, "model": "calm", "place": place}
-moved = [survey.fake_confidence(traces[t].first(held[t]), sure, **labels(t, "at home")) for t in tasks]
+for rule, home, away in product(group_of, tasks, tasks):
+    replayed = replays[away, rule].part(0, held[away]).at_threshold(levels[home, rule])
+    row = survey.at_loss(replayed, losses[away], max_new_tokens)
+    where = "at home" if home == away else "away"
+    rows.append({"task": away, "model": "calm", "rule": rule, "home": home, "place": where, **row})
+moved = []
+for task, t in traces.items():
+    labels = {"task": task, "model": "calm", "place": "at home"}
+    moved.append(survey.fake_confidence(t.first(held[task]), sure, **labels))
 
 # %%
-for corpus, each in experiment.away(limit).items():
+for corpus, task in experiment.away(limit).items():
     states = experiment.scratch(f"{corpus}.npy")
-    found = trace(calm, each.inputs, max_new_tokens=max_new_tokens, states=states)
-    lost, here = survey.output_losses(found, calm, each), labels(each.name, corpus)
-    moved.append(survey.fake_confidence(found, sure, **here))
+    t = trace(calm, task.inputs, max_new_tokens=max_new_tokens, states=states)
+    labels = {"task": task.name, "model": "calm", "place": corpus}
+    moved.append(survey.fake_confidence(t, sure, **labels))
+    losses_there = survey.output_losses(t, calm, task)
     for rule in group_of:
-        replayed = replay_policy(found, policy_of(rule).at_threshold(levels_at[each.name, rule]), calm)
-        row = survey.at_loss(replayed, lost, max_new_tokens)
-        rows.append({**here, "rule": rule, "home": each.name, **row})
+        replayed = replay_policy(t, policy_of(rule).at_threshold(levels[task.name, rule]), calm)
+        row = survey.at_loss(replayed, losses_there, max_new_tokens)
+        rows.append({**labels, "rule": rule, "home": task.name, **row})
 travelled = experiment.save_table(pd.DataFrame(rows), "another_domain")
 worst = travelled.pivot_table(index="rule", columns="place", values="loss", aggfunc="max", sort=False)
-for place, column in worst.items():
-    print(f"{place}: a loss of up to {column.max():.1%} ({figures.label(column.idxmax())})")
+for where, column in worst.items():
+    print(f"{where}: a loss of up to {column.max():.1%} ({figures.label(column.idxmax())})")
 worst.rename(figures.label).map("{:.1%}".format)
 
 # %%
@@ -539,9 +572,18 @@ moved.set_index(["task", "place"])[["sure", "wrong", "low", "high"]].map("{:.1%}
 # ## Each statement of the survey beside our number
 
 # %%
-known = {"bench": bench, "thinking": thinking, "fake": fake, "thirds": thirds, "spaced": spaced}
-known |= {"travelled": travelled, "moved": moved, "keepers": keepers, "same": same}
-tables = {task: {name: table[table.task == task] for name, table in known.items()} for task in tasks}
+measured = {
+    "bench": bench,
+    "thinking": thinking,
+    "fake": fake,
+    "thirds": thirds,
+    "spaced": spaced,
+    "travelled": travelled,
+    "moved": moved,
+    "keepers": keepers,
+    "same": same,
+}
+tables = {task: {name: table[table.task == task] for name, table in measured.items()} for task in tasks}
 judged = claims.judge(
     "06_survey_rules", tables, demand=demand, delta=delta, last=calm.layers, first=min_layer
 )

@@ -49,27 +49,32 @@ from mee_utils.study.catalogue import RULES
 from mee_utils.traces.replay import replay_policy
 
 # %%
-settings = dict(limit=limit, max_new_tokens=max_new_tokens, threshold=threshold, min_layer=min_layer)
-settings |= dict(max_draft=max_draft, top_k=top_k, batch_size=batch_size, shown=shown)
-experiment = Experiment("07_lossless", profile, data, **settings)
+experiment = Experiment.of_notebook("07_lossless", globals())
+settings = experiment.parameters
 note = f"profile {profile}, n = {limit} examples a task"
-tasks, layers = experiment.tasks(limit), experiment.layers
+tasks = experiment.tasks(limit)
+layers = experiment.layers
 models = experiment.models([name for name in ("calm", "vanilla") if name in experiment.backbones])
 trained = experiment.classifiers(models, seeds=[0])
 main = next(iter(models))
 rules = ["fixed", "hidden_similarity", "rising_top1", "linear", "three_hidden", "lstm"]
-options = dict(max_new_tokens=max_new_tokens, batch_size=batch_size)
 
 
 # %%
 def policies_of(model):
     """The rules that there are for a model, at the threshold of this notebook, their exits verified."""
-    known = {
-        name: one for (of, name, target), (one,) in trained.items() if (of, target) == (model, "consistency")
+    classifiers = {
+        rule: classifier
+        for (trained_for, rule, target), (classifier,) in trained.items()
+        if (trained_for, target) == (model, "consistency")
     }
-    chosen = {rule: RULES[rule] for rule in rules if rule in known or not RULES[rule].classifier}
-    made = {name: rule.policy(threshold, settings, known) for name, rule in chosen.items()}
-    return {name: replace(policy, propagation="verify", max_draft=max_draft) for name, policy in made.items()}
+    policies = {}
+    for name in rules:
+        rule = RULES[name]
+        if name in classifiers or not rule.classifier:
+            policy = rule.policy(threshold, settings, classifiers)
+            policies[name] = replace(policy, propagation="verify", max_draft=max_draft)
+    return policies
 
 
 # %% [markdown]
@@ -86,12 +91,12 @@ last_task = list(tasks)[-1]
 sentence = tasks[last_task].inputs[shown : shown + 1]
 runs = []
 for name, model in models.items():
-    found = generate(model, sentence, policies_of(name)["hidden_similarity"], max_new_tokens=max_new_tokens)
-    decode = lambda token, model=model: model.tokenizer.decode([token])
-    run = lossless.one_output(found, 0, layers, decode).assign(model=name)
+    policy = policies_of(name)["hidden_similarity"]
+    output = generate(model, sentence, policy, max_new_tokens=max_new_tokens)
+    run = lossless.one_output(output, 0, layers, model.tokenizer.decode).assign(model=name)
     runs.append(run.assign(place=run.index + 0.7 * run["round"]))
     counts = ", ".join(f"{count} {fate}" for fate, count in run.fate.value_counts().items())
-    rounds = f"{len(found.token_ids[0])} tokens in {run['round'].max()} rounds"
+    rounds = f"{len(output.token_ids[0])} tokens in {run['round'].max()} rounds"
     print(f"{name}: {rounds}; of {len(run)} that were run, {counts}")
 runs = pd.concat(runs, ignore_index=True)
 
@@ -107,10 +112,8 @@ def draw(axis, rows):
     axis.grid(axis="x", visible=False)
 
 
-labels = dict(
-    ylabel="layer of the draft", columns=1, sharex=False, width=9.5, height=2.6, note=f"profile {profile}"
-)
-figure = figures.facets(runs, draw, "model", **labels)
+look = {"ylabel": "layer of the draft", "width": 9.5, "height": 2.6, "note": f"profile {profile}"}
+figure = figures.facets(runs, draw, "model", per_line=1, sharex=False, **look)
 experiment.save_figure(figure, "one_sentence", runs)
 
 # %% [markdown]
@@ -121,21 +124,18 @@ experiment.save_figure(figure, "one_sentence", runs)
 # the same rule at the same threshold unverified: what it keeps of the score, and its FLOPs.
 
 # %%
-compared = [
-    lossless.verified_and_not(model, task, policies_of(name), max_draft, **options).assign(
-        model=name, task=key
-    )
-    for name, model in models.items()
-    for key, task in tasks.items()
-]
+compared = []
+for name, model in models.items():
+    for task_name, task in tasks.items():
+        decoding = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+        table = lossless.verified_and_not(model, task, policies_of(name), max_draft, **decoding)
+        compared.append(table.assign(model=name, task=task_name))
 keys = ["model", "task", "rule"]
 decoded = pd.concat(compared).set_index(keys).reset_index()
 decoded = experiment.save_table(decoded, "decoded")
-other, outputs = decoded.other_outputs.sum(), len(decoded) * limit
-print(
-    f"{other} of {outputs} outputs differ from full depth; unverified, rules keep between "
-    f"{decoded.kept_unverified.min():.0%} and {decoded.kept_unverified.max():.0%} of the score"
-)
+differing = f"{decoded.other_outputs.sum()} of {len(decoded) * limit} outputs differ from full depth"
+kept = f"{decoded.kept_unverified.min():.0%} and {decoded.kept_unverified.max():.0%} of the score"
+print(f"{differing}; unverified, rules keep between {kept}")
 decoded.assign(rule=decoded.rule.map(figures.label)).set_index(keys).round(3)
 
 # %% [markdown]
@@ -153,17 +153,15 @@ replays = {
     for task in tasks
     for rule, policy in policies_of(name).items()
 }
-about = {key: dict(zip(keys, key)) for key in replays}
-by_layer = [lossless.acceptance(replays[key], max_new_tokens, **about[key]) for key in replays]
-by_layer = pd.concat(by_layer, ignore_index=True)
+by_layer = experiment.table(lossless.acceptance, replays, keys, max_new_tokens=max_new_tokens)
 
 
-def draw(axis, rows, quantity):
-    band = figures.BAND if quantity == "kept" else None
-    drawn = rows[rows.drafted >= 0.02] if quantity == "kept" else rows  # a handful of drafts shows nothing
-    figures.lines(
-        axis, drawn.rename(columns={"kept_low": "low", "kept_high": "high"}), "layer", quantity, band=band
-    )
+def draw(axis, rows, y):
+    if y == "kept":
+        enough = rows[rows.drafted >= 0.02]  # a handful of drafts shows nothing
+        figures.lines(axis, enough, "layer", y, band=figures.BAND)
+    else:
+        figures.lines(axis, rows, "layer", y)
 
 
 # %%
@@ -172,9 +170,13 @@ shown_rows = by_layer[by_layer.model == main]
 figure = figures.facets(shown_rows, draw, quantities=quantities, sharey="row", note=note)
 experiment.save_figure(figure, "acceptance_by_layer", by_layer)
 
+
 # %%
-counts = [about[key] | lossless.summary(replays[key], max_draft, max_new_tokens) for key in replays]
-by_round = experiment.save_table(pd.DataFrame(counts), "rounds")
+def drafts_of(replayed, **labels):
+    return {**labels, **lossless.summary(replayed, max_draft, max_new_tokens)}
+
+
+by_round = experiment.save_table(experiment.table(drafts_of, replays, keys), "rounds")
 for (name, task), part in by_round.groupby(["model", "task"], sort=False):
     best = part.loc[part.tokens_a_round.idxmax()]
     print(
@@ -238,13 +240,13 @@ def draw(axis, rows):
 
 # %%
 if len(shapes):
-    labels = dict(ylabel="tokens a second, batch 1\n(1 = full depth)", width=3.8, note=f"profile {profile}")
-    figure = figures.facets(shapes, draw, values=list(tasks), **labels)
+    look = {"ylabel": "tokens a second, batch 1\n(1 = full depth)", "note": f"profile {profile}"}
+    figure = figures.facets(shapes, draw, values=list(tasks), width=3.8, **look)
     experiment.save_figure(figure, "speed_by_shape", shapes)
     for shape, rows in shapes.groupby("shape", sort=False):
         best = rows.loc[rows.groupby("kind", sort=False).speed.idxmax()].itertuples()
-        found = [f"{row.kind} {row.speed:.2f} ({figures.label(row.task)})" for row in best]
-        print(f"{shape}, fastest of all tasks: {'; '.join(found)}")
+        speeds = [f"{row.kind} {row.speed:.2f} ({figures.label(row.task)})" for row in best]
+        print(f"{shape}, fastest of all tasks: {'; '.join(speeds)}")
 else:
     print("not timed yet: run make bench")
 

@@ -43,20 +43,25 @@ from mee_utils.study.catalogue import FAMILY_COLOURS, RULES
 from mee_utils.tasks import TASKS
 
 # %%
-settings = dict(main=main, quality=quality, delta=delta)
-experiment = Experiment("08_results", profile, data, **settings)
+experiment = Experiment.of_notebook("08_results", globals())
 name = experiment.profile.name
 experiment.run.inputs |= result_tables.inputs_of(name)
 stored = result_tables.read_measured(name)
 note = f"profile {name}, n = {stored.tested} test examples a task"
-tasks, models = list(stored.settings.task.unique()), list(stored.settings.model.unique())
+tasks = list(stored.settings.task.unique())
 demands = {"consistency": stored.deltas, "risk": stored.risk_deltas}
-markers = dict(zip(FAMILY_COLOURS, "Pos^<DX", strict=True))
-families = {family: figures.Style(family, FAMILY_COLOURS[family], markers[family]) for family in markers}
+families = {
+    family: figures.Style(family, colour, marker)
+    for (family, colour), marker in zip(FAMILY_COLOURS.items(), "Pos^<DX", strict=True)
+}
 families["reference"] = families["reference"]._replace(label="full depth or a fixed layer")
-print(
-    stored.settings.part.value_counts().to_dict(), f"settings decoded, {stored.tested} test examples a task"
-)
+decoded = stored.settings.part.value_counts().to_dict()
+print(decoded, f"settings decoded, {stored.tested} test examples a task")
+
+
+def family_of(rule):
+    return RULES[rule].family
+
 
 # %% [markdown]
 # ## MEE's question: full quality, and faster than full depth?
@@ -83,11 +88,11 @@ def draw(axis, rows):
 
 # %%
 if len(answer):
-    labels = dict(xlabel="tokens a second (1 = full depth)", empty=f"no timed setting\nkeeps {quality:.0%}")
-    options = dict(row="batch", values=tasks, sharey=False, width=3.8, height=3.6, note=note)
+    panels = {"row": "batch", "values": tasks, "empty": f"no timed setting\nkeeps {quality:.0%}"}
+    look = {"xlabel": "tokens a second (1 = full depth)", "sharey": False, "width": 3.8, "height": 3.6}
     fastest = answer.groupby(["task", "batch"], sort=False).head(10)
-    figure = figures.facets(fastest, draw, **labels, **options)
-    drawn = {RULES[rule].family for rule in fastest.rule}
+    figure = figures.facets(fastest, draw, **panels, **look, note=note)
+    drawn = {family_of(rule) for rule in fastest.rule}
     patches = [Patch(color=s.colour, label=s.label) for family, s in families.items() if family in drawn]
     figure.legend(handles=patches, loc="outside lower center", ncols=4)
     experiment.save_figure(figure, "answer", answer)
@@ -108,38 +113,45 @@ for line in verdicts.answer_lines(kept, answer, tasks, quality, figures.label):
 
 # %%
 points = verdicts.fronts(stored)
-dotted = dict(color=figures.GREY, linewidth=0.8, linestyle=":")
+dotted = {"color": figures.GREY, "linewidth": 0.8, "linestyle": ":"}
+
+
+def metric_of(rows):
+    return figures.label(TASKS[rows.task.iloc[0]].metric)
+
+
+def draw_families(axis, rows):
+    for family, part in rows.groupby(rows.rule.map(family_of), sort=False):
+        part = part[part.rule != "oracle"]
+        colour = families[family].colour
+        axis.scatter(part.flops_share, part.score, color=colour, s=9, alpha=0.45, linewidth=0)
+        best = part[verdicts.on_front(part.flops_share, part.score)].assign(family=family)
+        figures.lines(axis, best, "flops_share", "score", by="family", styles=families)
+
 
 # %%
-
-
 def draw(axis, rows):
     best = rows[rows.front].sort_values("flops_share", kind="stable")
-    look = dict(color="#bbbbbb", linewidth=5, alpha=0.6, zorder=0, label="front (oracle left out)")
-    axis.plot(best.flops_share, best.score, **look)
+    grey = {"color": "#bbbbbb", "linewidth": 5, "alpha": 0.6, "zorder": 0}
+    axis.plot(best.flops_share, best.score, label="front (oracle left out)", **grey)
     full = rows[rows.rule == "full_depth"].score.iloc[0]
     axis.axhline(full, **dotted)
     axis.axvline(1.0, **dotted)
-    for family, part in rows.groupby(rows.rule.map(lambda rule: RULES[rule].family), sort=False):
-        part = part[part.rule != "oracle"]
-        look = dict(color=families[family].colour, s=9, alpha=0.45, linewidth=0)
-        axis.scatter(part.flops_share, part.score, **look)
-        best = part[verdicts.on_front(part.flops_share, part.score)].assign(family=family)
-        figures.lines(axis, best, "flops_share", "score", by="family", styles=families)
+    draw_families(axis, rows)
     figures.lines(axis, rows[rows.rule == "oracle"], "flops_share", "score")
-    axis.set(ylabel=figures.label(TASKS[rows.task.iloc[0]].metric))
+    axis.set_ylabel(metric_of(rows))
     axis.set_ylim(max(0.8 * full, 0.99 * rows[rows.front].score.min()), 1.01 * rows.score.max())
 
 
 # %%
-options = dict(xlabel="FLOPs (1 = full depth)", sharey=False, width=3.8, height=2.6, note=note)
-figure = figures.facets(points, draw, row="model", values=tasks, **options)
+look = {"xlabel": "FLOPs (1 = full depth)", "sharey": False, "width": 3.8, "height": 2.6, "note": note}
+figure = figures.facets(points, draw, row="model", values=tasks, **look)
 experiment.save_figure(figure, "score_against_flops", points)
 
 # %%
 front = points[points.front & (points.model == main) & (points.rule != "full_depth")]
 for task, rows in front.groupby("task", sort=False):
-    shares = rows.rule.map(lambda rule: RULES[rule].family).value_counts(normalize=True)
+    shares = rows.rule.map(family_of).value_counts(normalize=True)
     print(f"{figures.label(task)}, on the front: {', '.join(f'{f} {s:.0%}' for f, s in shares.items())}")
 front.groupby("task", sort=False).rule.value_counts().unstack(0).fillna(0).astype(int).rename(figures.label)
 
@@ -169,21 +181,23 @@ if len(seeds):
 settings_timed = points[points.rule != "full_depth"]
 times = pd.concat(result_tables.read_timings(part, settings_timed, name) for part in ("kept", "results"))
 times = times.drop_duplicates([*result_tables.KEYS, "batch"], ignore_index=True)
-single = times[times.batch == 1].assign(family=lambda rows: [RULES[rule].family for rule in rows.rule])
+single = times[times.batch == 1]
+single = single.assign(family=[family_of(rule) for rule in single.rule])
 
 
 def draw(axis, rows):
     figures.dots(axis, rows, "speed", "score", "family", xband=("lowest", "highest"), styles=families)
     full = points[(points.task == rows.task.iloc[0]) & (points.model == rows.model.iloc[0])]
     full = full[full.rule == "full_depth"].score.iloc[0]
-    axis.axhline(full, color=figures.GREY, linewidth=0.8, linestyle=":", label="score at full depth")
-    axis.set_ylabel(figures.label(TASKS[rows.task.iloc[0]].metric))
+    axis.axhline(full, **dotted, label="score at full depth")
+    axis.set_ylabel(metric_of(rows))
 
 
 # %%
 if len(times):
-    labels = dict(xlabel="tokens a second (1 = full depth); batch 1", sharey=False, note=f"profile {name}")
-    figure = figures.facets(single, draw, row="model", values=tasks, width=3.8, height=2.6, **labels)
+    look = {"xlabel": "tokens a second (1 = full depth); batch 1", "width": 3.8, "height": 2.6}
+    look |= {"sharey": False, "note": f"profile {name}"}
+    figure = figures.facets(single, draw, row="model", values=tasks, **look)
     experiment.save_figure(figure, "score_against_speed", times)
 else:
     print("not timed for these settings: run make bench")
@@ -199,21 +213,20 @@ else:
 # %%
 def draw(axis, rows):
     figures.dots(axis, rows, "speed", "samples_speed", "family", xband=("lowest", "highest"), styles=families)
-    axis.axline((1, 1), slope=1, color=figures.GREY, linewidth=0.8, linestyle=":", label="same length")
+    axis.axline((1, 1), slope=1, **dotted, label="same length")
 
 
 if len(times):
     chosen = single[single.model == main].sort_values(["task", "speed"], kind="stable")
-    labels = dict(xlabel="tokens a second (1 = full depth)", ylabel="samples a second (1 = full depth)")
+    labels = {"xlabel": "tokens a second (1 = full depth)", "ylabel": "samples a second (1 = full depth)"}
     figure = figures.facets(chosen, draw, **labels, height=3.4, note=f"profile {name}")
     experiment.save_figure(figure, "spread_and_length", chosen.drop(columns="family"))
     spread = ((times.highest - times.lowest) / times.speed).median()
     longer = (times.samples_speed / times.speed - 1).abs().groupby(times.model == main).max()
     print(f"the range over rounds is {spread:.0%} of the speed (median of {len(times)} timings)")
-    for here, most in longer[::-1].items():
-        print(
-            f"length moves samples a second by up to {most:.0%} on {figures.label(main) if here else 'the others'}"
-        )
+    for is_main, most in longer[::-1].items():
+        models = figures.label(main) if is_main else "the others"
+        print(f"length moves samples a second by up to {most:.0%} on {models}")
 
 # %% [markdown]
 # ## At equal loss
@@ -225,22 +238,22 @@ if len(times):
 
 # %%
 equal = verdicts.at_equal_loss(stored, main, (0.01, 0.02, 0.05, 0.1, 0.25))
-equal = equal.assign(family=equal.rule.map(lambda rule: RULES[rule].family))
+equal = equal.assign(family=equal.rule.map(family_of))
 cheapest = equal.loc[equal.groupby(["task", "wanted", "family"], sort=False).flops_share.idxmin()]
 
 
 def draw(axis, rows):
     band = ("flops_low", "flops_high")
     figures.lines(axis, rows, "wanted", "flops_share", by="family", band=band, styles=families)
-    axis.axhline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
+    axis.axhline(1.0, **dotted)
     axis.set_xscale("log")
     axis.set_xticks(equal.wanted.unique(), equal.wanted.unique())
     axis.minorticks_off()
 
 
 # %%
-labels = dict(xlabel="mean consistency loss", ylabel="FLOPs (1 = full depth)", width=3.8)
-figure = figures.facets(cheapest, draw, values=tasks, note=note, **labels)
+look = {"xlabel": "mean consistency loss", "ylabel": "FLOPs (1 = full depth)", "width": 3.8, "note": note}
+figure = figures.facets(cheapest, draw, values=tasks, **look)
 experiment.save_figure(figure, "at_equal_loss", equal.drop(columns="family"))
 for row in cheapest[cheapest.wanted == 0.05].sort_values(["task", "flops_share"]).itertuples():
     spent = f"{row.flops_share:.1%} ({row.flops_low:.1%} to {row.flops_high:.1%}) of the FLOPs"
@@ -266,27 +279,19 @@ shown = calibrated[(calibrated.bound == "hoeffding_bentkus") & calibrated.found]
 
 
 def draw(axis, rows):
-    for family, part in rows.groupby(rows.rule.map(lambda rule: RULES[rule].family), sort=False):
-        look = dict(color=families[family].colour, s=12, alpha=0.45, linewidth=0)
-        axis.scatter(part.delta, part.flops_share, **look)
+    for family, part in rows.groupby(rows.rule.map(family_of), sort=False):
+        colour = families[family].colour
+        axis.scatter(part.delta, part.flops_share, color=colour, s=12, alpha=0.45, linewidth=0)
         best = part.groupby("delta", as_index=False).flops_share.min().assign(family=family)
         figures.lines(axis, best, "delta", "flops_share", by="family", styles=families)
-    axis.axhline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
+    axis.axhline(1.0, **dotted)
     axis.set_xticks(demands[rows.kind.iloc[0]])
 
 
 # %%
-options = dict(xlabel="delta, the largest mean loss", ylabel="FLOPs (1 = full depth)", width=3.8)
-figure = figures.facets(
-    shown,
-    draw,
-    row="kind",
-    values=tasks,
-    sharex="row",
-    sharey="col",
-    note=f"{note}, half report costs",
-    **options,
-)
+panels = {"row": "kind", "values": tasks, "sharex": "row", "sharey": "col", "width": 3.8}
+labels = {"xlabel": "delta, the largest mean loss", "ylabel": "FLOPs (1 = full depth)"}
+figure = figures.facets(shown, draw, **panels, **labels, note=f"{note}, half report costs")
 experiment.save_figure(figure, "guaranteed_cost", shown)
 
 # %%
@@ -334,8 +339,8 @@ if drawn_anew:
     fresh = result_tables.read_measurements(name, "fresh")
     sets = experiment.profile.results.fresh_sets
     rates = verdicts.fresh_rates(fresh, stored.deltas, stored.eps, sets)
-    labels = dict(xlabel="delta, the largest mean loss", ylabel="share of sets that\nbreak the promise")
-    figure = figures.facets(rates.replace({"bound": bounds}), draw, "bound", note=f"profile {name}", **labels)
+    look = {"xlabel": "delta, the largest mean loss", "ylabel": "share of sets that\nbreak the promise"}
+    figure = figures.facets(rates.replace({"bound": bounds}), draw, "bound", **look, note=f"profile {name}")
     experiment.save_figure(figure, "fresh_sets", rates)
 else:
     rates = pd.DataFrame(columns=["bound", "violated", "p_value"])
@@ -343,10 +348,8 @@ else:
 
 # %%
 for bound, rows in rates.groupby("bound", sort=False):
-    broken, found = rows.violated.mean(), rows.passed.mean()
-    print(
-        f"{bounds[bound]}: promises broken by {broken:.1%} of {sets} sets; a threshold found by {found:.0%}"
-    )
+    broken = f"promises broken by {rows.violated.mean():.1%} of {sets} sets"
+    print(f"{bounds[bound]}: {broken}; a threshold found by {rows.passed.mean():.0%}")
 
 # %% [markdown]
 # ## Bugs of published code, switched on
@@ -368,26 +371,26 @@ styles = {
 
 
 # %%
-def draw(axis, rows, quantity):
-    pairs = dict(x=quantity, y="name", units="name", estimator=None, orient="y", color="#999999")
-    seaborn.lineplot(rows, **pairs, linewidth=1.2, ax=axis)
-    figures.dots(axis, rows, quantity, "name", by="version", styles=styles)
+def draw(axis, rows, x):
+    pairs = {"x": x, "y": "name", "units": "name", "estimator": None, "orient": "y"}
+    seaborn.lineplot(rows, **pairs, color="#999999", linewidth=1.2, ax=axis)
+    figures.dots(axis, rows, x, "name", by="version", styles=styles)
     axis.tick_params(axis="y", labelsize=9)
     axis.set_ylabel("")
 
 
 quantities = {"retained": "score kept (1 = full depth)", "mean_exit_layer": "mean exit layer"}
 few = f"profile {name}, n = {experiment.profile.results.bug_examples} examples a task"
-options = dict(named="x", values=tasks, sharex="row", sharey=True, width=3.6, height=3.9, note=few)
-figure = figures.facets(drawn, draw, quantities=quantities, **options)
+panels = {"quantities": quantities, "named": "x", "values": tasks, "sharex": "row"}
+figure = figures.facets(drawn, draw, **panels, width=3.6, height=3.9, note=few)
 experiment.save_figure(figure, "published_bugs_switched_on", drawn)
 
 # %%
 pd.set_option("display.max_colwidth", None, "display.max_rows", None)
 worst = bugs[bugs.version == "published"].sort_values("retained", kind="stable").drop_duplicates("bug")
 for row in worst.itertuples():
-    place = f"{figures.label(row.task)}, {figures.label(row.model)}, batch {row.batch}"
-    print(f"{row.bug}: {row.retained:.0%} of the full score is left at worst ({place})")
+    where = f"{figures.label(row.task)}, {figures.label(row.model)}, batch {row.batch}"
+    print(f"{row.bug}: {row.retained:.0%} of the full score is left at worst ({where})")
 pd.DataFrame.from_dict(BUGS, orient="index")[["source", "what", "published", "explains"]]
 
 # %% [markdown]
@@ -397,11 +400,11 @@ pd.DataFrame.from_dict(BUGS, orient="index")[["source", "what", "published", "ex
 # the mean confidence in the final prediction.
 
 # %%
-by_model = dict(index=["task", "model"], columns="layer")
+by_layer = {"index": ["task", "model"], "columns": "layer"}
 settled = result_tables.read_table(name, "01_monotonicity", "figure_1_settled")
-display(settled.pivot(**by_model, values="share").loc[tasks].round(2))
+display(settled.pivot(**by_layer, values="share").loc[tasks].round(2))
 confidence = result_tables.read_table(name, "01_monotonicity", "figure_2_confidence")
-confidence.pivot(**by_model, values="confidence").loc[tasks].round(2)
+confidence.pivot(**by_layer, values="confidence").loc[tasks].round(2)
 
 # %% [markdown]
 # MEE's figure 3, the most probable token of each layer for one token in the middle of an output (01 has the
@@ -416,8 +419,8 @@ tokens[tokens["rank"] == 1].pivot(index="model", columns="layer", values="token"
 
 # %%
 pruning = result_tables.read_table(name, "03_pruning", "complete_table")
-by_reduction = dict(index=["task", "model"], columns="reduction", sort=False)
-pruning.pivot_table(**by_reduction, values=["score", "flops_share"]).round(2)
+values = ["score", "flops_share"]
+pruning.pivot_table(index=["task", "model"], columns="reduction", values=values, sort=False).round(2)
 
 # %%
 contrast = result_tables.read_table(name, "04_contrastive_decoding", "pareto_verdict")
@@ -431,19 +434,19 @@ contrast[["task", "rule", "score", "flops_share", "improves", "worse"]].round(2)
 # those of profile `real` stand in `RESULTS.md`.
 
 # %%
-about = {
+tables = {
     task: {
         "settings": stored.rows(task=task),
         "calibrated": chosen[chosen.task == task].assign(model=main),
         "equal": equal[equal.task == task],
         "answer": answer[answer.task == task] if len(answer) else None,
         "bugs": bugs[bugs.task == task],
+        "rates": rates[:0].assign(model=main),
     }
     for task in tasks
 }
-for task in tasks:
-    about[task]["rates"] = rates.assign(model=main)[: None if task == tasks[-1] else 0]
-judged = experiment.save_table(claims.judge("08_results", about), "claims")
+tables[tasks[-1]]["rates"] = rates.assign(model=main)  # the fresh sets are of one task
+judged = experiment.save_table(claims.judge("08_results", tables), "claims")
 judged[["claim", "published", "task", "ours", "alone"]]
 
 # %%

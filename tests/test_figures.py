@@ -23,8 +23,8 @@ def curves() -> pd.DataFrame:
 
 
 def drawn(**options):
-    draw = lambda axis, rows: figures.lines(axis, rows, "layer", "share", "model", figures.BAND)
-    return figures.facets(curves(), draw, **options)
+    drawing = {"x": "layer", "y": "share", "by": "model", "band": figures.BAND}
+    return figures.facets(curves(), figures.lines, **drawing, **options)
 
 
 def texts(figure) -> list[str]:
@@ -48,25 +48,43 @@ def test_lines_and_bands_are_those_of_the_rows_in_one_colour():
             assert np.allclose(band.get_facecolor()[0][:3], matplotlib.colors.to_rgb(line.get_color()))
             if model in figures.STYLES:
                 assert line.get_color() == figures.STYLES[model].colour
-    assert figure.axes[0].get_xlabel() == "layer" and list(figure.axes[0].get_xticks()) == [
-        2,
-        4,
-        6,
-        8,
-        10,
-        12,
-    ]
+    assert figure.axes[0].get_xlabel() == "layer"
+    assert list(figure.axes[0].get_xticks()) == [2, 4, 6, 8, 10, 12]
 
 
 def test_quantities_name_their_axis_and_empty_panels_say_why():
-    draw = lambda axis, rows, name: figures.bars(axis, rows, name, "model")
-    quantities = {"share": "share of tokens", "high": "upper bound"}
-    table = curves()[lambda rows: rows.task == "a"]
+    table = curves()
     figure = figures.facets(
-        table, draw, quantities=quantities, named="x", values=["a", "b"], empty="none", sharex="row"
+        table[table.task == "a"],
+        figures.bars,
+        by="model",
+        quantities={"share": "share of tokens", "high": "upper bound"},
+        named="x",
+        values=["a", "b"],
+        empty="none",
+        sharex="row",
     )
     assert [axis.get_xlabel() for axis in figure.axes] == ["share of tokens", "", "upper bound", ""]
     assert "none" in [text.get_text() for text in figure.axes[1].texts]
+
+
+def test_shared_axes_are_named_at_the_left_and_lower_edges_alone():
+    figure = figures.facets(
+        pd.concat([curves().assign(kind="first"), curves().assign(kind="second")]),
+        figures.lines,
+        row="kind",
+        x="layer",
+        y="share",
+        by="model",
+        ylabel="share",
+    )
+    assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "layer", "layer"]
+    assert [axis.get_ylabel() for axis in figure.axes] == ["share", "", "share", ""]
+
+
+def test_a_line_of_panels_is_broken_where_it_is_too_long():
+    figure = drawn(per_line=1)
+    assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 1)
 
 
 def test_every_rule_has_a_style_and_the_colour_of_its_family():

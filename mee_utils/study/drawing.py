@@ -1,15 +1,20 @@
-"""The papers' figures for models of one's own, a call each; what is drawn comes from `mee_utils.analysis`.
+"""The papers' figures, a call each, for one trace or for traces of several models that are to be compared.
 
-`traces` is a `Trace`, or several, of models that are to be compared: a line each.
+    draw_settled(trace(model, task.inputs))
+
+What is drawn are tables of `mee_utils.analysis`. Notebook 01 draws the same figures of its own tables, with
+the functions that end in `_figure`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 
 from ..analysis import monotonicity
 from ..analysis.comparison import comparison
 from ..analysis.decisions import candidates
+from ..common.errors import MeeError, check_whole
+from ..exits.policy import ExitPolicy
 from ..traces.replay import replay_policy
 from ..traces.trace import Trace, trace
 from . import figures
@@ -17,79 +22,200 @@ from . import figures
 
 def draw_settled(traces: Trace | Sequence[Trace]):
     """MEE's Figure 1: the share of tokens whose top-1 prediction is final after each layer."""
-    rows = _rows(traces, lambda t, **of: monotonicity.curve(monotonicity.stable(t), t, "share", **of))
-    draw = lambda axis, rows: figures.lines(axis, rows, "layer", "share", "model", figures.BAND)
-    return _figure(rows.assign(of="all tokens"), draw, "of", ylabel="share of tokens whose\ntop-1 is final")
+    table = _table(settled_table, traces)
+    return _draw(settled_figure, table.assign(tokens="all tokens"), column="tokens")
+
+
+def settled_table(trace: Trace, **labels) -> pd.DataFrame:
+    """Per layer: the share of tokens whose top-1 prediction is final, with an interval over sequences."""
+    return monotonicity.curve(monotonicity.stable(trace), trace, "share", **labels)
+
+
+def settled_figure(table: pd.DataFrame, column: str = "task", **options):
+    """A line a model; a panel for each value of a column of a `settled_table`."""
+    return figures.facets(
+        table,
+        figures.lines,
+        column,
+        x="layer",
+        y="share",
+        by="model",
+        band=figures.BAND,
+        ylabel="share of tokens whose\ntop-1 is final",
+        **options,
+    )
 
 
 def draw_confidence(traces: Trace | Sequence[Trace]):
     """MEE's Figure 2: the probability of the final prediction at each layer, with its spread over tokens."""
-    name, column = "confidence", "standard_deviation"
-    rows = _rows(traces, lambda t, **of: monotonicity.curve(t.final_probability, t, name, **of))
-    rows = rows.assign(low=rows[name] - rows[column], high=rows[name] + rows[column])
-    draw = lambda axis, rows: figures.lines(axis, rows, "layer", name, "model", figures.BAND, clip=(0, 1))
-    return _figure(rows, draw, "model", ylabel="probability of the\nfinal prediction")
+    return _draw(confidence_figure, _table(confidence_table, traces))
+
+
+def confidence_table(trace: Trace, **labels) -> pd.DataFrame:
+    """Per layer: the mean probability of the final prediction, and one standard deviation around it."""
+    table = monotonicity.curve(trace.final_probability, trace, "confidence", **labels)
+    return table.assign(
+        one_below=table.confidence - table.standard_deviation,
+        one_above=table.confidence + table.standard_deviation,
+    )
+
+
+def confidence_figure(table: pd.DataFrame, **options):
+    """A panel a model of a `confidence_table`; the band is one standard deviation over tokens."""
+    return figures.facets(
+        table,
+        figures.lines,
+        "model",
+        x="layer",
+        y="confidence",
+        by="model",
+        band=("one_below", "one_above"),
+        clip=(0, 1),
+        ylabel="probability of the\nfinal prediction",
+        **options,
+    )
 
 
 def draw_predictions(traces: Trace | Sequence[Trace], model, percentiles: Sequence[int] = (10, 50, 90)):
-    """MEE's Figure 3: what every layer finds most probable, for tokens that settle early and late.
+    """MEE's Figure 3: the three most probable tokens of every layer, for tokens that settle early and late.
 
-    `model` has the tokenizer; traces of several models are to be along the same references.
+    Args:
+        traces: of several models along the same references, or of one model.
+        model: has the tokenizer.
+        percentiles: which tokens, in the order of the layer from which the first trace's prediction is final.
     """
-    decode, shares = monotonicity.token_text(model.tokenizer), tuple(percent / 100 for percent in percentiles)
-    tokens = monotonicity.percentile_tokens(_listed(traces)[0], shares)
-    grid = lambda t, of, at: monotonicity.predictions(t, tokens[at], decode, percentile=at, **of)
-    grids = lambda t, **of: pd.concat(grid(t, of, percent) for percent in tokens)
-    size = dict(width=10.5, height=1.75, sharey=False)
-    return _figure(_rows(traces, grids), figures.predictions, "model", row="percentile", **size)
+    for percent in percentiles:
+        if not 0 <= percent <= 100:
+            raise MeeError(f"percentiles={percentiles!r}: give numbers from 0 to 100.")
+    token_text = monotonicity.token_text(model.tokenizer)
+    tokens = monotonicity.percentile_tokens(_listed(traces)[0], [percent / 100 for percent in percentiles])
+
+    def grids(trace: Trace, **labels) -> pd.DataFrame:
+        tables = [
+            monotonicity.predictions(trace, token, token_text, percentile=percent, **labels)
+            for percent, token in tokens.items()
+        ]
+        return pd.concat(tables)
+
+    return _draw(predictions_figure, _table(grids, traces), row="percentile", sharey=False)
+
+
+def predictions_figure(table: pd.DataFrame, **options):
+    """A grid of tokens for each model of a table of `monotonicity.predictions`."""
+    return figures.facets(table, figures.predictions, "model", width=10.5, height=1.75, **options)
 
 
 def draw_reliability(traces: Trace | Sequence[Trace], layers: Sequence[int] | None = None, bins: int = 10):
-    """Accuracy by confidence at some layers; right is the reference, or else what the last layer predicts."""
+    """Accuracy by confidence at some layers, by default at a third, two thirds and the whole of the depth.
 
-    def binned(t: Trace, **of) -> pd.DataFrame:
-        right = t.top1_id == (t.token_id if t.along == "reference" else t.final_id)[:, None]
-        shown = layers or sorted({-(-t.layers // 3), -(-2 * t.layers // 3), t.layers})
-        return monotonicity.reliability_bins(t, right, shown, bins, **of)
-
-    def draw(axis, rows):
-        axis.plot([0, 1], [0, 1], color=figures.GREY, dashes=(1, 1), label="perfectly calibrated")
-        figures.lines(axis, rows, "confidence", "accuracy", "model")
-        figures.dots(axis, rows, "confidence", "accuracy", "model", yband=figures.BAND, label=None)
-
-    rows, labels = _rows(traces, binned), dict(xlabel="confidence (top-1 probability)", ylabel="accuracy")
-    return _figure(rows[rows.tokens > 0], draw, "layer", **labels)
-
-
-def draw_front(model, task, policies: Mapping[str, object], thresholds: int = 8, **settings):
-    """Score by cost: every policy (name -> `ExitPolicy`), decoded at `thresholds` from strict to loose.
-
-    `settings` are those of `generate`. The policies have to look at probabilities or similarities.
+    A prediction is right if it is the reference's token; where no references were fed in, if it is the last
+    layer's.
     """
+    check_whole("bins", bins)
+
+    def binned(trace: Trace, **labels) -> pd.DataFrame:
+        truth = trace.token_id if trace.along == "reference" else trace.final_id
+        shown = _checked_layers(layers, trace.layers) or _thirds(trace.layers)
+        return monotonicity.reliability_bins(trace, trace.top1_id == truth[:, None], shown, bins, **labels)
+
+    table = _table(binned, traces)
+    return _draw(reliability_figure, table[table.tokens > 0])
+
+
+def reliability_figure(table: pd.DataFrame, **options):
+    """A panel a layer of a table of `monotonicity.reliability_bins`."""
+    return figures.facets(
+        table,
+        _draw_reliability,
+        "layer",
+        xlabel="confidence (top-1 probability)",
+        ylabel="accuracy",
+        **options,
+    )
+
+
+def _draw_reliability(axis, rows) -> None:
+    figures.perfect_calibration(axis)
+    figures.lines(axis, rows, "confidence", "accuracy", "model")
+    figures.dots(axis, rows, "confidence", "accuracy", "model", yband=figures.BAND, label=None)
+
+
+def draw_front(model, task, policies: Mapping[str, ExitPolicy], thresholds: int = 8, **settings):
+    """Score by cost: every policy decoded at several thresholds, from strict to loose.
+
+    Args:
+        policies: name -> `ExitPolicy`; their measures must have thresholds to vary.
+        thresholds: how many are tried for each policy.
+        settings: those of `generate`.
+    """
+    check_whole("thresholds", thresholds, 2)
+    _check_policies(policies)
     longest = settings.setdefault("max_new_tokens", 64)
-    found = trace(model, task.inputs, max_new_tokens=longest)
-    replays = {name: replay_policy(found, policy, model) for name, policy in policies.items()}
-    levels = {name: candidates(replayed, thresholds, longest) for name, replayed in replays.items()}
-    tried = {(name, at): policies[name].at_threshold(at) for name in levels for at in levels[name]}
-    rows, _ = comparison(model, task, tried, ("rule", "threshold"), **settings)
-    draw = lambda axis, rows: figures.lines(axis, rows, "flops_share", "score")
-    labels = dict(xlabel="FLOPs (1: full depth)", ylabel=figures.label(task.metric))
-    return _figure(rows, draw, "task", width=5, **labels)
+    full_depth = trace(model, task.inputs, max_new_tokens=longest)
+    tried = {}
+    for name, policy in policies.items():
+        replayed = replay_policy(full_depth, policy, model)
+        for threshold in candidates(replayed, thresholds, longest):
+            tried[name, threshold] = policy.at_threshold(threshold)
+    table, _ = comparison(model, task, tried, ("rule", "threshold"), **settings)
+    labels = {"xlabel": "FLOPs (1: full depth)", "ylabel": figures.label(task.metric)}
+    return _draw(figures.facets, table, figures.lines, x="flops_share", y="score", width=5, **labels)
 
 
-def _listed(traces: Trace | Sequence[Trace]) -> list[Trace]:
-    return [traces] if isinstance(traces, Trace) else list(traces)
+def _check_policies(policies: object) -> None:
+    """Names what should have been a mapping of names to policies."""
+    example = 'a dict, name -> ExitPolicy, as in {"margin": ExitPolicy("softmax_margin", threshold=0.9)}'
+    if not isinstance(policies, Mapping) or not policies:
+        raise MeeError(f"policies is {_short(policies)}: give {example}.")
+    for name, policy in policies.items():
+        if not isinstance(policy, ExitPolicy):
+            raise MeeError(f'policies["{name}"] is {_short(policy)}: give {example}.')
+        if policy.schedule.online or not policy.measure.has_threshold:
+            none = f'policies["{name}"]: "{policy.measure.name}" has no threshold to vary'
+            raise MeeError(f"{none}: give a measure with one, and a number as its threshold.")
 
 
-def _rows(traces: Trace | Sequence[Trace], table: Callable) -> pd.DataFrame:
-    return pd.concat([table(t, model=t.model) for t in _listed(traces)], ignore_index=True)
+def _short(value: object) -> str:
+    """A value for an error message: its text, or its type where that is long."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"of type {type(value).__name__}"
 
 
-def _figure(rows: pd.DataFrame, draw: Callable, column: str, **options):
-    """The figure, closed, so that a notebook shows it once."""
+def _listed(traces: Trace | Iterable[Trace]) -> list[Trace]:
+    """One trace or several as a list."""
+    listed = [traces] if isinstance(traces, Trace) or not isinstance(traces, Iterable) else list(traces)
+    for value in listed:
+        if not isinstance(value, Trace):
+            raise MeeError(
+                f"traces holds {_short(value)}: give what `trace(model, inputs)` returns, or several."
+            )
+    if not listed:
+        raise MeeError("traces is empty: give at least one, as `trace(model, inputs)` returns it.")
+    return listed
+
+
+def _checked_layers(layers: Sequence[int] | None, depth: int) -> list[int]:
+    for layer in layers or ():
+        if not 1 <= layer <= depth:
+            raise MeeError(f"layers={layers!r}: the model has layers 1 to {depth}.")
+    return list(layers or ())
+
+
+def _thirds(depth: int) -> list[int]:
+    """A third, two thirds and the whole of the depth, rounded up: [4, 8, 12] of 12."""
+    return sorted({-(-depth // 3), -(-2 * depth // 3), depth})
+
+
+def _table(function: Callable[..., pd.DataFrame], traces: Trace | Sequence[Trace]) -> pd.DataFrame:
+    """What a function of a trace returns for each of the traces, with the name of the model."""
+    return pd.concat([function(one, model=one.model) for one in _listed(traces)], ignore_index=True)
+
+
+def _draw(figure_of: Callable, table: pd.DataFrame, *arguments, **options):
+    """A figure in this package's style, closed, so that a notebook shows it once."""
     import matplotlib.pyplot as plt
 
     figures.use_style()
-    figure = figures.facets(rows, draw, column, **options)
+    figure = figure_of(table, *arguments, **options)
     plt.close(figure)
     return figure

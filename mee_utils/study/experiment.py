@@ -2,8 +2,10 @@
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import pandas as pd
 
 from .. import MeeError, Model, Task, Trace, load_classifier, load_task
 from ..analysis.long_documents import long_tasks
@@ -12,6 +14,7 @@ from . import inputs
 from .artifacts import stored_trace, train_classifiers
 from .catalogue import SURVEY_VARIANTS
 from .figures import use_style
+from .notebook_files import declared_parameters, read_source
 from .parameters import check_injected
 from .profiles import Profile, load_profile
 from .results import Run
@@ -40,6 +43,39 @@ class Experiment:
             self.used = run.inputs  # name -> sha256
             self.save_table, self.save_figure, self.finish = run.save_table, run.save_figure, run.finish
             use_style()
+
+    @classmethod
+    def of_notebook(cls, notebook: str, variables: Mapping) -> "Experiment":
+        """The experiment of a notebook, with the parameters that its `parameters` cell declares.
+
+        `variables` has their values: the notebook passes `globals()`.
+        """
+        declared = declared_parameters(read_source(notebook))
+        return cls(notebook, **{name: variables[name] for name in declared})
+
+    @property
+    def parameters(self) -> dict:
+        """The values of the notebook's parameters by name, `profile` and `data` apart."""
+        return {name: value for name, value in self.run.parameters.items() if name != "device"}
+
+    @staticmethod
+    def table(
+        function: Callable, by_key: Mapping, labels: Sequence[str] = ("task", "model"), **options
+    ) -> pd.DataFrame:
+        """One table of what a function returns for every value of a mapping, labelled by its keys.
+
+        Args:
+            function: called as `function(value, **labels, **options)`, where value is mostly a trace; returns
+                a table, or a row as a dict.
+            by_key: key -> value; a key has one part for each label.
+            labels: what the parts of a key are.
+        """
+        tables = []
+        for key, value in by_key.items():
+            parts = key if isinstance(key, tuple) else (key,)
+            rows = function(value, **dict(zip(labels, parts, strict=True)), **options)
+            tables.append(rows if isinstance(rows, pd.DataFrame) else pd.DataFrame([rows]))
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
     def tasks(self, limit: int | None = None, part: str = "held_out") -> dict[str, Task]:
         """The held-out examples of every corpus, or another part (`inputs.load_tasks`); at most `limit`."""

@@ -1,8 +1,12 @@
 """How figures look: a colour, marker and dash for each model and rule (`styles.yaml`, `rules.yaml`).
 
-`facets` makes a figure; other functions draw the rows of a panel. There `axis` is matplotlib's, `rows` a
-table, `x`, `y` and `column` name columns of numbers, `by` the column whose values are names in `styles`, and
-a `band` two columns: the lower and the upper end of what is drawn around a value.
+`facets` makes a figure of panels. What is in a panel is drawn by one of the other functions, or by one of the
+notebook: it gets the panel's `axis`, its `rows` of the table, and keywords that `facets` passes on:
+
+    facets(table, lines, x="layer", y="share", by="model", band=BAND, ylabel="share of tokens")
+
+There `x` and `y` name columns of numbers, `by` the column whose values are names in `styles`, and a `band`
+two columns: the lower and the upper end of what is drawn around a value.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from ..common.errors import MeeError
 from ..common.files import read_yaml
 from .catalogue import DASHES, FAMILY_COLOURS, RULES
 
-GREY, DARK, PALE = "#666666", "#333333", "#cccccc"
+GREY = "#666666"
+DARK = "#333333"
+PALE = "#cccccc"
 BLUE = "#0173b2"
 BAND = ("low", "high")
 
@@ -34,7 +40,8 @@ class Style(NamedTuple):
 
 
 _TABLES = read_yaml("study/styles.yaml")
-LABELS, FATES = _TABLES["labels"], _TABLES["fates"]  # FATES: colours of drafts
+LABELS: dict[str, str] = _TABLES["labels"]
+FATES: dict[str, str] = _TABLES["fates"]  # what becomes of a draft -> colour
 STYLES: dict[object, Style] = {n: Style(r.label, r.colour, r.marker, r.dashes) for n, r in RULES.items()}
 for _name, _row in _TABLES["styles"].items():
     STYLES[_name] = Style(**_row | {"dashes": DASHES[_row.get("dashes", "solid")]})
@@ -47,9 +54,19 @@ def use_style() -> None:
     import seaborn
 
     seaborn.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
-    sizes = {"axes.titlesize": 11, "axes.labelsize": 10, "legend.fontsize": 9, "lines.markersize": 4.5}
-    look = {"figure.dpi": 100, "legend.frameon": False, "axes.grid": True, "grid.alpha": 0.5}
-    matplotlib.rcParams.update(sizes | look | {"svg.hashsalt": "mee", "pdf.fonttype": 42})
+    look = {
+        "axes.titlesize": 11,
+        "axes.labelsize": 10,
+        "legend.fontsize": 9,
+        "lines.markersize": 4.5,
+        "figure.dpi": 100,
+        "legend.frameon": False,
+        "axes.grid": True,
+        "grid.alpha": 0.5,
+        "svg.hashsalt": "mee",
+        "pdf.fonttype": 42,
+    }
+    matplotlib.rcParams.update(look)
 
 
 def label(name) -> str:
@@ -61,12 +78,13 @@ def facets(
     table: pd.DataFrame,
     draw: Callable,
     column: str = "task",
+    *,
     row: str | None = None,
     quantities: Mapping[str, str] | None = None,
     named: str = "y",
     values: Sequence | None = None,
     empty: str = "",
-    columns: int = 5,
+    per_line: int = 5,
     sharex: bool | str = True,
     sharey: bool | str = True,
     xlabel: str | None = None,
@@ -74,12 +92,15 @@ def facets(
     width: float = 3.4,
     height: float = 2.9,
     note: str = "",
+    **drawing,
 ) -> matplotlib.figure.Figure:
     """A panel for each value of `column`, from left to right, and of `row`, downwards, with one legend below.
 
     Args:
-        draw: called with an axis and the rows of its panel, and with the quantity where there are several.
-        values, columns: which values of `column` have panels, and how many at most in a row.
+        draw: called with an axis, the rows of its panel and the keywords in `drawing`; where there are
+            `quantities` also with the panel's own, as `x` or `y` (see `named`).
+        values: which values of `column` have panels; all that occur, if not given.
+        per_line: panels in a line, at most, where there is neither `row` nor `quantities`.
         quantities: in place of `row`: columns of the table, one a row of panels -> the name of their axis.
         named: the axis, "x" or "y", that shows a quantity.
         empty: what a panel without rows says.
@@ -87,62 +108,108 @@ def facets(
         width, height: of a panel, in inches.
         note: above the figure, at the right: the profile, and how many examples there are.
     """
-    import matplotlib.pyplot as plt
-
     across = list(table[column].unique() if values is None else values)
-    down = list(table[row].unique() if row else quantities or ()) or [None]
-    places = [(below, value) for below in down for value in across]
-    if not places:
+    down = _values_down(table, row, quantities)
+    panels = [(below, value) for below in down for value in across]
+    if not panels:
         raise MeeError("There is nothing to draw: no panel was asked for.")
-    deep = len(down) if len(down) > 1 else -(-len(across) // columns)
-    side = -(-len(places) // deep)  # rows of the same length, or one shorter
-    options = dict(sharex=sharex, sharey=sharey, figsize=(width * side, height * deep), squeeze=False)
-    figure, axes = plt.subplots(deep, side, layout="constrained", **options)
-    for unused in axes.flat[len(places) :]:
-        unused.set_visible(False)
+    deep = len(down) if len(down) > 1 else math.ceil(len(across) / per_line)
+    wide = math.ceil(len(panels) / deep)  # lines of the same length, or the last one shorter
+    size = (width * wide, height * deep)
+    figure, axes = _empty_panels(len(panels), deep, wide, figsize=size, sharex=sharex, sharey=sharey)
     if note:
         figure.text(1.0, 1.01, note, ha="right", va="bottom", fontsize=8, color=GREY)
-    for number, (axis, (below, value)) in enumerate(zip(axes.flat, places)):
-        rows = table[(table[column] == value) & ((table[row] == below) if row else True)]
+    for number, (below, value) in enumerate(panels):
+        axis = axes[number]
         if number < len(across):
             axis.set_title(textwrap.fill(_title(column, value), int(11 * width)))
+        rows = _rows_of_panel(table, {column: value, row: below})
         if rows.empty:
-            axis.set_axis_off()
-            place = {"transform": axis.transAxes, "ha": "center", "va": "center", "wrap": True}
-            axis.text(0.5, 0.5, empty, color=DARK, **place)
+            _say(axis, empty)
             continue
-        draw(axis, rows, below) if quantities else draw(axis, rows)
-        for name, text in (("x", xlabel), ("y", ylabel), (named, quantities and quantities[below])):
-            if text:
-                axis.set(**{f"{name}label": text})
-        if row and (number + 1) % side == 0:
-            place = {"transform": axis.transAxes, "rotation": 270, "va": "center", "fontsize": 10}
-            axis.text(1.02, 0.5, _title(row, below), **place)
-        if number % side and sharey in (True, "row", "all"):
-            axis.set_ylabel("")
-        if number + side < len(places) and sharex in (True, "col", "all"):
-            axis.set_xlabel("")
+        if quantities:
+            draw(axis, rows, **{named: below}, **drawing)
+            _name_axes(axis, **{"x": xlabel, "y": ylabel, named: quantities[below]})
+        else:
+            draw(axis, rows, **drawing)
+            _name_axes(axis, xlabel, ylabel)
+        if row and (number + 1) % wide == 0:
+            _name_row(axis, _title(row, below))
+    _hide_shared_names(axes, wide, sharex, sharey)
     legend(figure)
     return figure
+
+
+def _values_down(table: pd.DataFrame, row: str | None, quantities: Mapping[str, str] | None) -> list:
+    """What the rows of panels stand for: values of a column, or quantities; a single None if for nothing."""
+    if row:
+        return list(table[row].unique()) or [None]
+    return list(quantities or ()) or [None]
+
+
+def _empty_panels(number: int, deep: int, wide: int, **options) -> tuple:
+    """A figure and its panels, line by line; what the last line has too many is not shown."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(deep, wide, squeeze=False, layout="constrained", **options)
+    for unused in axes.flat[number:]:
+        unused.set_visible(False)
+    return figure, list(axes.flat[:number])
+
+
+def _rows_of_panel(table: pd.DataFrame, values: Mapping[str | None, object]) -> pd.DataFrame:
+    """The rows with these values, by column."""
+    for column, value in values.items():
+        if column is not None:
+            table = table[table[column] == value]
+    return table
 
 
 def _title(column: str, value) -> str:
     return label(value) if isinstance(value, str) else f"{label(column)} {value:g}"
 
 
+def _say(axis, text: str) -> None:
+    """Writes a text in place of a panel."""
+    axis.set_axis_off()
+    axis.text(0.5, 0.5, text, color=DARK, transform=axis.transAxes, ha="center", va="center", wrap=True)
+
+
+def _name_axes(axis, x: str | None, y: str | None) -> None:
+    if x:
+        axis.set_xlabel(x)
+    if y:
+        axis.set_ylabel(y)
+
+
+def _name_row(axis, text: str) -> None:
+    """Writes the name of a row of panels at its right end."""
+    axis.text(1.02, 0.5, text, transform=axis.transAxes, rotation=270, va="center", fontsize=10)
+
+
+def _hide_shared_names(axes: Sequence, wide: int, sharex: bool | str, sharey: bool | str) -> None:
+    """Leaves the name of a shared axis to the panels at the left and lower edges."""
+    for number, axis in enumerate(axes):
+        if number % wide > 0 and sharey in (True, "row", "all"):
+            axis.set_ylabel("")
+        if number + wide < len(axes) and sharex in (True, "col", "all"):
+            axis.set_xlabel("")
+
+
 def legend(figure: matplotlib.figure.Figure) -> None:
     """One legend below all panels, as wide as the figure, with every label that occurs in any of them."""
-    found: dict[str, object] = {}
+    handles: dict[str, object] = {}
     for axis in figure.axes:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
-            found.setdefault(name, handle)
-    if found:
-        fitting = max(1, int(figure.get_figwidth() // (max(map(len, found)) * 0.07 + 0.6)))  # inches
-        columns = math.ceil(len(found) / math.ceil(len(found) / fitting))  # rows of equal length
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
+            handles.setdefault(name, handle)
+    if handles:
+        longest = max(len(name) for name in handles)
+        fitting = max(1, int(figure.get_figwidth() // (longest * 0.07 + 0.6)))  # inches
+        columns = math.ceil(len(handles) / math.ceil(len(handles) / fitting))  # rows of equal length
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 
 
-def layer_axis(axis, layers):
+def layer_axis(axis, layers: int) -> None:
     """A horizontal axis in layers, with a tick at every sixth of the depth."""
     step = max(1, round(layers / 6))
     axis.set(xlim=(0.6, layers + 0.4), xticks=range(step, layers + 1, step), xlabel="layer")
@@ -154,46 +221,70 @@ def layer_styles(layers: int) -> dict[int, Style]:
     return {n: Style(f"layer {n}", shades((n - 1) / max(1, layers - 1))) for n in range(1, layers + 1)}
 
 
-def lines(axis, rows, x, y, by="rule", band=None, styles=STYLES, clip=(-math.inf, math.inf), colour=None):
+def lines(
+    axis,
+    rows,
+    x: str,
+    y: str,
+    by: str = "rule",
+    band=None,
+    styles=STYLES,
+    clip=(-math.inf, math.inf),
+    colour=None,
+) -> None:
     """A line with a band for each value of `by`, sorted by `x`; a marker where there is a single row.
 
     Bands end at `clip`; `colour` takes the place of the lines' own. `x="layer"` makes the axis one of layers.
     """
     for name, part in rows.groupby(by, sort=False):
-        style, part = styles.get(name, Style(label(name))), part.sort_values(x, kind="stable")
+        style = styles.get(name, Style(label(name)))
+        part = part.sort_values(x, kind="stable")
         look = {"color": colour or style.colour, "marker": style.marker, "label": style.label}
-        look |= {"dashes": style.dashes, "linewidth": 1.5} if len(part) > 1 else {"linestyle": "none"}
-        look |= {"markersize": 7} if name in ("oracle", "full_depth") else {}
-        (drawn,) = axis.plot(part[x], part[y], **look)
+        if len(part) > 1:
+            look |= {"dashes": style.dashes, "linewidth": 1.5}
+        else:
+            look |= {"linestyle": "none"}
+        if name in ("oracle", "full_depth"):
+            look["markersize"] = 7
+        (line,) = axis.plot(part[x], part[y], **look)
         if band:
-            low, high = (part[edge].clip(*clip) for edge in band)
-            axis.fill_between(part[x], low, high, color=drawn.get_color(), alpha=0.18, linewidth=0)
+            low = part[band[0]].clip(*clip)
+            high = part[band[1]].clip(*clip)
+            axis.fill_between(part[x], low, high, color=line.get_color(), alpha=0.18, linewidth=0)
     if x == "layer":
-        together = axis.get_shared_x_axes().get_siblings(axis)  # panels that share the axis
-        layer_axis(axis, max(int(max(line.get_xdata())) for panel in together for line in panel.lines))
+        panels = axis.get_shared_x_axes().get_siblings(axis)
+        layer_axis(axis, max(int(max(line.get_xdata())) for panel in panels for line in panel.lines))
 
 
-def column_lines(axis, rows, x, columns, styles=STYLES):
+def column_lines(axis, rows, x: str, columns: Sequence[str], styles=STYLES) -> None:
     """A line for each of several columns, with a band from `<column>_low` to `<column>_high` if given."""
     for name in columns:
         band = (f"{name}_low", f"{name}_high") if f"{name}_low" in rows else None
         lines(axis, rows.assign(quantity=name), x, name, "quantity", band, styles)
 
 
-def predictions(axis, rows):
+def perfect_calibration(axis) -> None:
+    """The diagonal on which a confidence is the accuracy."""
+    axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, dashes=(1, 1), label="perfectly calibrated")
+
+
+def predictions(axis, rows) -> None:
     """The top tokens of every layer (`analysis.monotonicity.predictions`), darker where more probable."""
-    top, depth = int(rows["rank"].max()), int(rows["layer"].max())
+    top = int(rows["rank"].max())
+    depth = int(rows["layer"].max())
     grid = rows.pivot(index="rank", columns="layer", values="probability").to_numpy(dtype=float)
     axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto", extent=(0.5, depth + 0.5, top + 0.5, 0.5))
     for row in rows.itertuples():
-        look = {"color": "white" if row.probability > 0.55 else "black", "fontsize": 8}
+        colour = "white" if row.probability > 0.55 else "black"
         text = f"{row.token}\n{row.probability:.2f}"
-        axis.text(row.layer, row.rank, text, ha="center", va="center", **look)
+        axis.text(row.layer, row.rank, text, ha="center", va="center", color=colour, fontsize=8)
     axis.set(yticks=range(1, top + 1), ylabel="rank", xticks=range(1, depth + 1))
     axis.grid(visible=False)
 
 
-def dots(axis, rows, x, y, by="rule", xband=None, yband=None, styles=STYLES, **options):
+def dots(
+    axis, rows, x: str, y: str, by: str = "rule", xband=None, yband=None, styles=STYLES, **options
+) -> None:
     """A marker for each row, with whiskers between the columns of the bands; otherwise as `lines`."""
     for name, part in rows.groupby(by, sort=False):
         style = styles.get(name, Style(label(name)))
@@ -202,35 +293,44 @@ def dots(axis, rows, x, y, by="rule", xband=None, yband=None, styles=STYLES, **o
         axis.errorbar(part[x], part[y], **whiskers, **look | options)
 
 
-def bars(axis, rows, column, by="rule", band=None, styles=STYLES, other=BLUE):
+def bars(axis, rows, x: str, by: str = "rule", band=None, styles=STYLES, other=BLUE) -> None:
     """Horizontal bars, the first row on top, with whiskers; `other` colours what has no style."""
     colours = [styles[name].colour if name in styles else other for name in rows[by]]
     names = [textwrap.fill(label(name), 30) for name in rows[by]]
-    whiskers = {"xerr": _errors(rows, column, band), "error_kw": {"linewidth": 1, "ecolor": GREY}}
-    axis.barh(range(len(rows)), rows[column], color=colours, **whiskers)
+    whiskers = {"xerr": _errors(rows, x, band), "error_kw": {"linewidth": 1, "ecolor": GREY}}
+    axis.barh(range(len(rows)), rows[x], color=colours, **whiskers)
     axis.set_yticks(range(len(rows)), names, fontsize=9)
     axis.set_ylim(max(len(rows), 5) - 0.4, -0.6)  # in panels that share this axis too; few bars stay thin
     axis.grid(axis="y", visible=False)
 
 
-def grouped_bars(axis, rows, category, column, by="model", rotation=0):
-    """Upright bars, a group a category, a colour a value of `by`; whiskers from `low` to `high`, if given."""
-    categories, members = list(rows[category].unique()), list(rows[by].unique())
+def grouped_bars(axis, rows, x: str, y: str, by: str = "model", rotation: float = 0) -> None:
+    """Upright bars, a group for each name in `x`, a colour for each value of `by`.
+
+    Whiskers go from `low` to `high`, if there are such columns; names are turned by `rotation` degrees.
+    """
+    categories = list(rows[x].unique())
+    members = list(rows[by].unique())
     width = 0.8 / len(members)
     for number, name in enumerate(members):
-        part = rows[rows[by] == name].set_index(category).reindex(categories)
-        places = [i + (number - (len(members) - 1) / 2) * width for i in range(len(categories))]
-        look = {"color": STYLES[name].colour if name in STYLES else None, "label": label(name)}
-        errors = _errors(part, column, BAND if "low" in part else None)
-        axis.bar(places, part[column], width, yerr=errors, error_kw={"linewidth": 0.8}, **look)
+        part = rows[rows[by] == name].set_index(x).reindex(categories)
+        shift = (number - (len(members) - 1) / 2) * width
+        middles = [group + shift for group in range(len(categories))]
+        colour = STYLES[name].colour if name in STYLES else None
+        errors = _errors(part, y, BAND if "low" in part else None)
+        look = {"color": colour, "label": label(name), "error_kw": {"linewidth": 0.8}}
+        axis.bar(middles, part[y], width, yerr=errors, **look)
     names = [label(name) if rotation else textwrap.fill(label(name), 12) for name in categories]
     align = {"ha": "right", "rotation_mode": "anchor"} if rotation else {}
     axis.set_xticks(range(len(categories)), names, rotation=rotation, fontsize=9, **align)
     axis.grid(axis="x", visible=False)
 
 
-def _errors(rows, column, band):
+def _errors(rows: pd.DataFrame, column: str, band: Sequence[str] | None) -> list | None:
     """Lengths of the whiskers below and above a value."""
-    if band:
-        ends = rows[column] - rows[band[0]], rows[band[1]] - rows[column]
-        return [length.clip(lower=0) for length in ends]
+    if not band:
+        return None
+    low, high = band
+    below = rows[column] - rows[low]
+    above = rows[high] - rows[column]
+    return [below.clip(lower=0), above.clip(lower=0)]

@@ -15,9 +15,8 @@ from math_core import LatexToMathML
 
 ROOT = Path(__file__).parents[2]
 LEDGERS = {path.parts[-3]: path for path in sorted(ROOT.glob("figures/*/08_results/ledger.csv"))}
-DIGEST = re.compile(
-    r"^(\w+): \d+ rows x .* sha256 \w+\n*", re.M
-)  # to compare two runs with; names the figure
+# the line by which two runs of a figure's table are compared; it names the figure
+DIGEST = re.compile(r"^(\w+): \d+ rows x .* sha256 \w+\n*", re.M)
 
 project = html_title = "Early exiting in T5 generation"
 extensions = ["myst_nb"]
@@ -61,43 +60,66 @@ def ledgers():
 
 
 def shown(cell, folder):
-    """A cell with its code folded, without digests, and with the name of its figure in words.
-
-    A link that leads to no notebook of its own `folder`, another profile's, leads where it does from its source.
-    """
+    """A cell as the site shows it; `folder` is that of its notebook."""
     if cell["cell_type"] == "markdown":
-        source = lambda link: os.path.relpath(ROOT / "notebooks" / link, folder)
-        there = lambda link: (
-            f"]({link[1] if (folder / link[1]).with_suffix('.ipynb').exists() else source(link[1])}"
-        )
-        cell["source"] = re.sub(r"\]\(([\w./]+)(?=[)#])", there, "".join(cell["source"]))
+        cell["source"] = with_links("".join(cell["source"]), folder)
     if cell["cell_type"] == "code":
         cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "hide-input"]
-        for output in [output for output in cell["outputs"] if output["output_type"] == "stream"]:
-            for name in DIGEST.findall(text := "".join(output["text"])):
+        hide_digests(cell)
+    return cell
+
+
+def with_links(text, folder):
+    """The text with links that lead somewhere: what another profile's `folder` lacks, the sources' has."""
+
+    def link(match):
+        target = match[1]
+        if not (folder / target).with_suffix(".ipynb").exists():
+            target = os.path.relpath(ROOT / "notebooks" / target, folder)
+        return f"]({target}"
+
+    return re.sub(r"\]\(([\w./]+)(?=[)#])", link, text)
+
+
+def hide_digests(cell):
+    """Takes out the lines with digests of a cell; the name of its figure becomes the picture's text."""
+    for output in cell["outputs"]:
+        if output["output_type"] == "stream":
+            text = "".join(output["text"])
+            for name in DIGEST.findall(text):
                 cell["metadata"]["mystnb"] = {"image": {"alt": name.replace("_", " ")}}
             output["text"] = DIGEST.sub("", text)
-        cell["outputs"] = [output for output in cell["outputs"] if output.get("text") != ""]
-    return cell
+    cell["outputs"] = [output for output in cell["outputs"] if output.get("text") != ""]
 
 
 def prepare(app, page, source):
     """What a page's text is before it is read."""
-    path, text = app.env.doc2path(page), source[0]
+    path = app.env.doc2path(page)
     if path.suffix == ".ipynb":
-        notebook = json.loads(text)
+        notebook = json.loads(source[0])
         notebook["cells"] = [shown(cell, path.parent) for cell in notebook["cells"]]
         source[0] = json.dumps(notebook)
         return
-    unlinked = lambda link: link[1] if (path.parent / link[2]).is_dir() else link[0]  # a folder is no page
-    boxes = lambda chart: re.findall(r'\["(\w+)(.*?)"', chart[1])
-    listed = lambda chart: "\n".join(f"- `{name}`{what}" for name, what in boxes(chart))
-    text = re.sub(r"\[([^]]+)\]\(([^):#]+)\)", unlinked, text)
-    text = re.sub(
-        r"```mermaid\n(.*?)```", listed, text, flags=re.S
-    )  # its script would come from another host
+    text = without_links_to_folders(source[0], path.parent)
+    text = re.sub(r"```mermaid\n(.*?)```", boxes_of_chart, text, flags=re.S)
     added = {root_doc: navigation, "notebooks/site/ledger": ledgers}.get(page, tuple)
     source[0] = text + "".join(added())
+
+
+def without_links_to_folders(text, folder):
+    """The text in which a link to a folder, which is no page, is only its words."""
+
+    def link(match):
+        target_is_folder = (folder / match[2]).is_dir()
+        return match[1] if target_is_folder else match[0]
+
+    return re.sub(r"\[([^]]+)\]\(([^):#]+)\)", link, text)
+
+
+def boxes_of_chart(match):
+    """A list in place of a chart, whose script would come from another host."""
+    boxes = re.findall(r'\["(\w+)(.*?)"', match[1])
+    return "\n".join(f"- `{name}`{text}" for name, text in boxes)
 
 
 def formula(displayed):
