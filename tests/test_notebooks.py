@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from mee_utils.paper import numbers
 from mee_utils.study import notebook_files
 from mee_utils.study.inputs import is_trained, manifest
 from mee_utils.study.pipeline import notebook_seconds
@@ -75,6 +76,24 @@ def test_notebooks_keep_their_rhythm(name):
                 assert "save_figure(" in cell.source, f"a figure is one cell: {cell.source[:80]}"
     tagged = next(c for c in source.cells if "parameters" in c.metadata.get("tags", []))
     assert all("#" in line for line in tagged.source.splitlines())
+
+
+def test_cells_are_plain_code():
+    """No named lambdas, `dict(...)` or `zip` of unequal lengths, nothing undefined, formatted."""
+    files = [*sorted(str(path) for path in FOLDERS[0].glob("*.py")), str(FOLDERS[0] / "site")]
+    rules = ["--select", "F,B,C4,C901,E731,I,RUF005,SIM,UP"]
+    for arguments in (["check", *rules, *files], ["format", "--check", *files]):
+        command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "--quiet"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_takes_its_parameters_from_its_cell_and_saves_the_numbers_it_states(name):
+    cells = [cell.source for cell in notebook_files.read_source(name).cells if cell.cell_type == "code"]
+    assert sum(f'Experiment.of_notebook("{name}", globals())' in source for source in cells) == 1
+    stated = ["save_numbers(experiment.run)"] if name in numbers.STATED else []
+    assert cells[-1].splitlines() == [*stated, "experiment.finish()"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -229,8 +248,9 @@ def nbval(folder, *paths, cwd=ROOT, **environment):
     """`pytest --nbval`, offline; each kernel has its own socket, since two could take the same port."""
     known = without_network(folder) | environment
     (folder / "sockets.py").write_text(SOCKETS)
-    options = "-q -p no:cacheprovider -p no:xdist -p sockets --nbval -c".split()
-    command = [sys.executable, "-m", "pytest", *options, str(ROOT / "pyproject.toml"), *paths]
+    plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "sockets"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, "--nbval"]
+    command += ["-c", str(ROOT / "pyproject.toml"), *paths]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=known, check=False)
 
 

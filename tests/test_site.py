@@ -31,7 +31,7 @@ pytestmark = pytest.mark.xdist_group("site")  # built once
 def built(tmp_path_factory):
     """The folder of the site, and what the build had to say."""
     site = tmp_path_factory.mktemp("edition") / "site"
-    names = dict(PYTHON=sys.executable, INSTALLED="pyproject.toml", SITE=site)
+    names = {"PYTHON": sys.executable, "INSTALLED": "pyproject.toml", "SITE": site}
     command = ["make", "site", *(f"{name}={value}" for name, value in names.items())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -40,8 +40,8 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def pages(built):
-    found = [path for path in built[0].rglob("*.html") if path.parent.name != "_static"]  # there: templates
-    return {path: BeautifulSoup(path.read_text("utf-8"), "html.parser") for path in found}
+    paths = [path for path in built[0].rglob("*.html") if path.parent.name != "_static"]  # there: templates
+    return {path: BeautifulSoup(path.read_text("utf-8"), "html.parser") for path in paths}
 
 
 @pytest.fixture(scope="session")
@@ -69,8 +69,8 @@ def test_every_link_and_picture_leads_somewhere(pages):
     ids = {path: {tag["id"] for tag in page.find_all(id=True)} for path, page in pages.items()}
     count = 0
     for path, page in pages.items():
-        found = [tag[name] for tag in page.find_all() for name in ("href", "src") if tag.has_attr(name)]
-        for address in map(urlparse, found):
+        links = [tag[name] for tag in page.find_all() for name in ("href", "src") if tag.has_attr(name)]
+        for address in map(urlparse, links):
             if address.scheme in ("http", "https", "data"):
                 continue
             target = (path.parent / unquote(address.path)).resolve() if address.path else path
@@ -92,7 +92,8 @@ def test_nothing_is_loaded_from_another_host(built, pages):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_has_its_figures_and_its_code_is_folded(built, pages, name):
-    site, stored = built[0], (ROOT / name).with_suffix(".ipynb").read_text("utf-8")
+    site, _ = built
+    stored = (ROOT / name).with_suffix(".ipynb").read_text("utf-8")
     article = pages[site / name].select_one("article")
     pictures = article.select(".cell_output img")
     assert len(pictures) == stored.count('"image/png":')
@@ -115,7 +116,7 @@ def test_the_ledger_and_the_results_are_tables_that_can_be_sorted(built, pages):
     tables = pages[site / "notebooks/site/ledger.html"].select("article table")
     stored = sorted(ROOT.glob("figures/*/08_results/ledger.csv"))
     assert stored and len(tables) == len(stored)
-    for table, ledger in zip(tables, map(pd.read_csv, stored)):
+    for table, ledger in zip(tables, map(pd.read_csv, stored), strict=True):
         assert [head.text.strip() for head in table.select("thead th")] == list(ledger.columns)
         assert len(table.select("tbody tr")) == len(ledger)
     results = pages[site / "RESULTS.html"]
@@ -135,7 +136,7 @@ def test_a_page_looks_right_and_nobody_complains(built, tab, name, width, dark):
     assert not list(tab.complaints())
     assert [address for address in tab.requests() if not address.startswith(("file:", "data:"))] == []
     assert seen.pop("dark") == dark and seen.pop("wide") <= width
-    assert seen == dict(broken=[], narrow=[], cut=[], pale=[])
+    assert seen == {"broken": [], "narrow": [], "cut": [], "pale": []}
 
 
 LOOK = r"""(() => {
@@ -194,10 +195,10 @@ def test_a_click_sorts_by_number_or_by_text(built, tab):
 @in_a_browser
 def test_the_search_finds_a_chapter_in_pages_opened_as_files(built, tab):
     tab.open((built[0] / "search.html").as_uri() + "?q=monotonicity")
-    found = """new Promise((done) => { const look = () => {
+    results = """new Promise((done) => { const look = () => {
       const links = [...document.querySelectorAll("#search-results li a")].map((link) => link.href);
       links.length ? done(links) : setTimeout(look, 100); }; look(); })"""
-    assert any("01_monotonicity.html" in link for link in tab.run(found))
+    assert any("01_monotonicity.html" in link for link in tab.run(results))
     assert not list(tab.complaints())
 
 
