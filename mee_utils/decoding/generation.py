@@ -25,8 +25,9 @@ from .inputs import (
     check_search_settings,
     detokenize,
 )
-from .layerwise import LayerwiseDecoder, Rows, decoder_of
-from .token import COMPACT_AT, Drafts, Output, Token, TokenDecoder, pick
+from .layerwise import LayerwiseDecoder, decoder_of
+from .planning import plan_drafts
+from .token import Drafts, Output, decode_tokens
 from .verify import DraftDecoder
 
 
@@ -102,6 +103,8 @@ def generate(
     Args:
         inputs: the prompts; one text stands for a list of one.
         policy: when to exit; None runs all layers and gives the tokens of `transformers`' own greedy search.
+            With `propagation="verify"` and no `max_draft`, drafts are planned first (`plan_drafts`), which
+            takes a while and is not part of `seconds`; where they are not faster, all layers are run.
         max_new_tokens: the longest output, end token included; the `N` of decaying thresholds.
         batch_size: rows at a time; changes speed, not results (but for an adaptive threshold, which learns).
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
@@ -124,6 +127,16 @@ def generate(
     bound = bind_policy(policy, decoder, model.min_exit_layer)
     bound.measure.check_model(model)
     lengths = check_lengths(model, texts, max_source_tokens)
+    if policy is not None and policy.propagation == "verify" and policy.max_draft == "auto":
+        plan = plan_drafts(
+            model,
+            texts,
+            policy,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+            max_source_tokens=max_source_tokens,
+        )
+        bound = bind_policy(plan.policy, decoder, model.min_exit_layer)
     outputs, seconds = {}, 0.0
     bar = tqdm(total=len(texts), desc="generate", delay=5, disable=None)
     for chosen, batch in batches_by_length(model, texts, batch_size):
@@ -159,27 +172,8 @@ def decode_batch(
     encoded: Tensor | None = None,
 ) -> list[Output]:
     """Decodes one batch of the inputs number `sequence`; `encoded` are the encoder's states if known."""
-    ends, parallel = list(decoder.ends), bound.policy.propagation == "parallel"
+    parallel = bound.policy.propagation == "parallel"
     cache = decoder.begin(batch, max_new_tokens, parallel, encoded)
     if bound.policy.propagation == "verify":
         return DraftDecoder(decoder, cache, bound, sequence).decode()
-    decode = TokenDecoder(decoder, cache, bound).decode
-    ids = torch.full((len(sequence),), decoder.start, device=cache.encoded.device)
-    going = alive = np.arange(len(sequence))  # rows of the batch, and where they are in the cache
-    steps: list[tuple[np.ndarray, Token]] = []
-    for position in range(max_new_tokens):
-        cache.move_to(position)
-        token = decode(Rows(cache, alive), ids, sequence[going])
-        steps.append((going, token))
-        goes_on = ~np.isin(token.ids, ends)
-        if not goes_on.any():
-            break
-        ids, going, alive = pick(token.device_ids, goes_on), going[goes_on], alive[goes_on]
-        if len(alive) <= COMPACT_AT * cache.batch:
-            cache.keep(alive)
-            alive = np.arange(len(alive))
-    rows = np.concatenate([going for going, _ in steps])
-    order, ends = np.argsort(rows, kind="stable"), np.bincount(rows, minlength=len(sequence)).cumsum()[:-1]
-    columns = zip(*((t.ids, t.exit_layers, t.confidences, t.readout_rows) for _, t in steps), strict=True)
-    by_row = [np.split(np.concatenate(column)[order], ends) for column in columns]
-    return [Output(ids.tolist(), *arrays) for ids, *arrays in zip(*by_row, strict=True)]
+    return decode_tokens(decoder, cache, bound, sequence)

@@ -176,6 +176,32 @@ class TokenDecoder:
         self.bound.schedule.learn(confidence, ids == deep)
 
 
+def decode_tokens(
+    decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy, sequence: np.ndarray
+) -> list[Output]:
+    """Decodes a batch token by token, rows until they end; `sequence` are the indices of its inputs."""
+    token_decoder = TokenDecoder(decoder, cache, bound)
+    ids = torch.full((len(sequence),), decoder.start, device=cache.encoded.device)
+    going = alive = np.arange(len(sequence))  # rows of the batch, and where they are in the cache
+    steps: list[tuple[np.ndarray, Token]] = []
+    for position in range(cache.length):
+        cache.move_to(position)
+        token = token_decoder.decode(Rows(cache, alive), ids, sequence[going])
+        steps.append((going, token))
+        goes_on = ~np.isin(token.ids, list(decoder.ends))
+        if not goes_on.any():
+            break
+        ids, going, alive = pick(token.device_ids, goes_on), going[goes_on], alive[goes_on]
+        if len(alive) <= COMPACT_AT * cache.batch:
+            cache.keep(alive)
+            alive = np.arange(len(alive))
+    rows = np.concatenate([going for going, _ in steps])
+    order, ends = np.argsort(rows, kind="stable"), np.bincount(rows, minlength=len(sequence)).cumsum()[:-1]
+    columns = zip(*((t.ids, t.exit_layers, t.confidences, t.readout_rows) for _, t in steps), strict=True)
+    by_row = [np.split(np.concatenate(column)[order], ends) for column in columns]
+    return [Output(ids.tolist(), *arrays) for ids, *arrays in zip(*by_row, strict=True)]
+
+
 def check_finite(ids: np.ndarray, sequence: np.ndarray, layers: np.ndarray) -> None:
     """Raises `MeeError` where an id is -1: the token of input `sequence` has no finite logits."""
     if (ids < 0).any():

@@ -45,7 +45,7 @@ class ExitPolicy:
             "parallel" (FREE: waiting tokens run through a layer together once a later one needs it) or
             "verify" (exits are drafts that the last layer judges: the output is that of full depth).
         max_draft: how many tokens may wait for the last layer ("verify"); by default "auto": planned, with
-            the first layer and a threshold that is not given (see `mee_utils.traces.planning`).
+            the first layer and a threshold that is not given (see `mee_utils.decoding.planning`).
         pruning: "fixed", "decaying" or "adaptive" vocabulary pruning; see `mee_utils.exits.readout`.
         top_k, least_k: ids that are kept at first (fixed, decaying) and at least (decaying).
         pruning_form: of decaying pruning, "recursion" (the paper) or "closed" (its code).

@@ -9,10 +9,8 @@ values behind ("copy"), or is another token, and both change what follows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import product
 
 import numpy as np
 import torch
@@ -22,6 +20,7 @@ from ..common.errors import MeeError, check_whole, shown
 from ..decoding.exit_state import ExitState, LayerState, Step
 from ..decoding.generation import bind_policy
 from ..decoding.layerwise import decoder_of
+from ..decoding.rounds import exceeded_decisions
 from ..decoding.token import on_host
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..exits.readout import Readout
@@ -71,16 +70,10 @@ class PolicyReplay:
     def exceeded(self, max_new_tokens: int = 64) -> np.ndarray:
         """`[token, decision]`: does the confidence exceed the threshold? The length counts if that decays."""
         check_whole("max_new_tokens", max_new_tokens)
-        schedule, position = self.bound.schedule, self.trace.position
-        if not schedule.online:
-            return schedule.exceeded(self.confidences, position[:, None], max_new_tokens)
-        schedule, found = deepcopy(schedule), np.zeros(self.confidences.shape, dtype=bool)
-        places = range(position.max() + 1)  # from token to token
-        for place, (column, layer) in product(places, enumerate(self.decision_layers)):
-            tokens = np.flatnonzero(position == place)
-            which = place, max_new_tokens, self.trace.sequence[tokens], layer / self.trace.layers
-            found[tokens, column] = schedule.exceeded(self.confidences[tokens, column], *which)
-        return found
+        trace = self.trace
+        return exceeded_decisions(
+            self.bound, self.confidences, trace.sequence, trace.position, max_new_tokens
+        )
 
     def exits(self, max_new_tokens: int = 64) -> np.ndarray:
         """`[token]`, at which place of `layers` each token leaves."""

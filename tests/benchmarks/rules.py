@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from mee_utils.decoding.generation import generate
+from mee_utils.decoding.planning import plan_drafts
 from mee_utils.exits.classifiers import ExitClassifier
 from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.loading import Model
@@ -21,7 +22,6 @@ from mee_utils.study.inputs import load_tasks, weights_digest
 from mee_utils.study.result_tables import KEPT, read_manifest, read_measured, read_table
 from mee_utils.study.verdicts import keeping, timed, within_loss
 from mee_utils.tasks.loading import Task
-from mee_utils.traces.planning import plan_for
 
 QUALITY, DEMAND = 0.99, 0.01  # of the full score: notebook 08's question; mean consistency loss: 06's
 LONGEST = 8  # tokens that wait at most, where rules are compared as drafts
@@ -85,18 +85,18 @@ def results(experiment: Experiment) -> Iterator[Setting]:
 
 
 def lossless(experiment: Experiment) -> Iterator[Setting]:
-    """Drafts planned for each model, task and batch (`traces.planning`); full depth where they lose."""
+    """Drafts planned for each model, task and batch (`decoding.planning`); full depth where they lose."""
     settings = experiment.profile.results
     for model in experiment.models(experiment.backbones).values():
         model.network.float()
         for task in experiment.tasks(settings.examples).values():
             for batch in BATCHES:
                 options = dict(max_new_tokens=settings.max_new_tokens, batch_size=batch)
-                plan = plan_for(model, task.inputs, **options)
+                plan = plan_drafts(model, task.inputs, **options)
                 chosen = {"rule": plan.policy and drafts_by(plan.policy)}
                 chosen |= {name: getattr(plan.policy, name, None) for name in PLANNED}
                 chosen["exit_layers"] = " ".join(map(str, chosen["exit_layers"] or ()))
-                labels = pd.DataFrame([chosen | {"expected": plan.speedup}])
+                labels = pd.DataFrame([chosen | {"expected": plan.expected}])
                 yield Setting(model, task, labels, [plan.policy], settings.max_new_tokens, (batch,))
 
 

@@ -16,8 +16,18 @@ import numpy as np
 import pandas as pd
 
 from mee_utils.common.errors import MeeError
-from mee_utils.decoding.costs import measure_costs
 from mee_utils.decoding.generation import bind_policy, generate
+from mee_utils.decoding.planning import (
+    MIN_SPEEDUP,
+    SETTINGS_TIMED,
+    FullDepthStates,
+    default_policies,
+    encode_batches,
+    full_depth_states,
+    rank_settings,
+    replay_states,
+)
+from mee_utils.decoding.rounds import first_exits
 from mee_utils.decoding.token import on_host
 from mee_utils.decoding.verify import UNSURE, DraftDecoder, Row
 from mee_utils.exits.measures import ForcedExits
@@ -27,9 +37,6 @@ from mee_utils.study.catalogue import MAIN_MODEL, RULES
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import weights_digest
 from mee_utils.study.result_tables import best_of_families
-from mee_utils.traces.drafts import rounds_of
-from mee_utils.traces.planning import default_policies, plan_drafts
-from mee_utils.traces.replay import replay_policy
 
 from .decoder import (
     PAUSE,
@@ -178,45 +185,93 @@ def lossy(experiment: Experiment, bench: Bench) -> Iterator[dict]:
 
 
 def lossless(experiment: Experiment, bench: Bench) -> Iterator[dict]:
-    """Drafts planned for this size from what it costs here and what the trained models say, and peers."""
-    settings = experiment.profile.results
-    scale, limit = bench.layers / experiment.layers, dict(max_new_tokens=settings.max_new_tokens)
-    here = Model(bench.network, None, bench.workload.shape)
+    """Drafts planned for this size by what the trained models predict and a trial here, and peers."""
     (model,) = experiment.models([MAIN_MODEL]).values()
-    policies, traces = default_policies(model), {}
-    for task in experiment.tasks(EXAMPLES):
-        traces[task] = experiment.trace(MAIN_MODEL, task, EXAMPLES, settings.max_new_tokens)
+    longest = experiment.profile.results.max_new_tokens
+    promising = {}
+    for name, task in experiment.tasks(EXAMPLES).items():
+        states = full_depth_states(model, encode_batches(model, task.inputs), longest)
+        ranked, _ = rank_settings(model, states, default_policies(), longest, bench.workload.sizes)
+        promising[name] = [
+            (setting, drafts_of(model, states, setting.policy, longest))
+            for setting in ranked[:SETTINGS_TIMED]
+            if setting.expected >= MIN_SPEEDUP
+        ]
     bench.take_threads()
     for batch in BATCHES:
-        runs = {"full depth": bench.ours(batch), "transformers generate": bench.generate(batch)}
-        runs["CTranslate2"] = ctranslate2_peer(bench, batch)
+        peers = {
+            "transformers generate": bench.generate(batch),
+            "CTranslate2": ctranslate2_peer(bench, batch),
+        }
         if batch == 1:
-            runs["transformers, assistant"] = assisted_peer(bench, max(1, bench.layers // 3))
-        (_, *peers), rows = runs, []
-        for task, trace in traces.items():
-            costs = measure_costs(here, policies, batch)
-            costs = replace(costs, block=np.array(costs.block) * scale)
-            plan = plan_drafts(trace, costs, policies, batch_size=batch, model=model, **limit)
-            about = dict(task=task, model=MAIN_MODEL, expected=plan.speedup)
-            rows.append(about)
-            if (policy := plan.policy) is None:
-                continue
-            replayed = replay_policy(trace, policy, model)
-            exits = replayed.exits(settings.max_new_tokens)
-            right = rounds_of(replayed, exits[None], np.array([policy.max_draft])).right[0]
-            begins = np.flatnonzero(np.diff(trace.sequence)) + 1
-            outputs = (np.split(of, begins) for of in (replayed.layers[exits], right))
-            script = Script.of(bench, batch, *outputs, model.layers)
-            about |= dict(rule=drafts_by(policy), threshold=policy.threshold, max_draft=policy.max_draft)
-            first, *_ = policy.exit_layers or [policy.min_layer]
-            about |= dict(depth=first / model.layers, right=float(right.mean()))
-            runs[task] = verified(bench, played(policy, script, bench, model.layers), script)
-        found = bench.times(runs, pause=PAUSE)
-        for about in rows:
-            speed = found["full depth"] / found[about["task"]] if about["task"] in found else [1.0]
-            yield about | dict(batch=batch, against="full depth", values=speed)
+            peers["transformers, assistant"] = assisted_peer(bench, max(1, bench.layers // 3))
+        runs = {"full depth": bench.ours(batch)} | peers
+        rows = []
+        for task, settings in promising.items():
+            row = {"task": task, "model": MAIN_MODEL}
+            rows.append(row)
+            fastest = _fastest(bench, batch, settings, model.layers)
+            if fastest is not None:
+                row.update(fastest.row)
+                runs[task] = fastest.run
+        seconds = bench.times(runs, pause=PAUSE)
+        for row in rows:
+            speed = seconds["full depth"] / seconds[row["task"]] if row["task"] in seconds else [1.0]
+            yield row | {"batch": batch, "against": "full depth", "values": speed}
         for peer in peers:
-            yield dict(rule=peer, batch=batch, against="full depth", values=found["full depth"] / found[peer])
+            speed = seconds["full depth"] / seconds[peer]
+            yield {"rule": peer, "batch": batch, "against": "full depth", "values": speed}
+
+
+class Planned(NamedTuple):
+    """The fastest of some settings: its columns in the table, and a run of it."""
+
+    row: dict
+    run: Run
+
+
+def _fastest(bench: Bench, batch: int, settings: list, depth: int) -> Planned | None:
+    """The fastest of `(setting, drafts)` in a trial on this size; None if full depth is faster."""
+    runs = {}
+    for number, (setting, drafts) in enumerate(settings):
+        script = Script.of(bench, batch, drafts.layers, drafts.right, depth)
+        runs[number] = verified(bench, played(setting.policy, script, bench, depth), script)
+    if not runs:
+        return None
+    seconds = bench.times({"full depth": bench.ours(batch)} | runs)
+    speeds = {number: np.median(seconds["full depth"] / seconds[number]) for number in runs}
+    best = max(speeds, key=speeds.get)
+    if speeds[best] < MIN_SPEEDUP:
+        return None
+    setting, drafts = settings[best]
+    policy = setting.policy
+    first, *_ = policy.exit_layers or [policy.min_layer]
+    row = {
+        "expected": setting.expected,
+        "rule": drafts_by(policy),
+        "threshold": policy.threshold,
+        "max_draft": policy.max_draft,
+        "depth": first / depth,
+        "right": float(np.concatenate(drafts.right).mean()),
+    }
+    return Planned(row, runs[best])
+
+
+class Drafts(NamedTuple):
+    """What the trained model's drafts are, `[token]` of each output."""
+
+    layers: list[np.ndarray]  # at which the token is drafted; the last: not at all
+    right: list[np.ndarray]  # whether the draft is the last layer's token
+
+
+def drafts_of(model: Model, states: FullDepthStates, policy: ExitPolicy, max_new_tokens: int) -> Drafts:
+    """The drafts of a policy on the outputs of the trained model."""
+    replay = replay_states(model, states, policy)
+    exits = first_exits(replay.bound, replay.confidences, states.sequence, states.position, max_new_tokens)
+    layers = np.array([*replay.bound.decision_layers, model.layers])[exits]
+    drafted = np.hstack([replay.token_ids, np.full((len(exits), 1), -1)])[np.arange(len(exits)), exits]
+    ends = np.flatnonzero(np.diff(states.sequence)) + 1
+    return Drafts(np.split(layers, ends), np.split(drafted == states.final_id, ends))
 
 
 PARTS: dict[str, Callable] = {"lossy shapes": lossy, "lossless shapes": lossless}

@@ -1,0 +1,440 @@
+"""Planned drafts: the replay sees what decoding sees, the work is that of decoding, and `generate` keeps its
+word: full depth's output, whatever is planned.
+"""
+
+import inspect
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import INPUTS, LENGTH, build_lively, build_network
+from test_verify import POLICIES, agreeing, classifier, forced, policy_for, right_layers
+
+import mee_utils
+from mee_utils import ExitPolicy, ForcedExits, Measure, MeeError, generate, plan_drafts, replay_drafts, trace
+from mee_utils.decoding import generation, planning
+from mee_utils.decoding.layerwise import LayerwiseDecoder
+from mee_utils.decoding.rounds import rounds_of
+from mee_utils.exits.classifiers import SIZED, new_classifier
+from mee_utils.exits.measures import MEASURES, TRAINED
+from mee_utils.models.loading import Model
+from mee_utils.traces.replay import replay_policy
+
+
+@pytest.fixture(scope="module", params=["t5-deep-decoder", "agreeing"])
+def traced(request, tokenizer, tmp_path_factory):
+    """A model, the trace of its full-depth output, and that output."""
+    if request.param == "agreeing":
+        model = agreeing("t5", tokenizer, layers=8)
+    else:
+        model = build_lively(request.param, tokenizer)
+    states = tmp_path_factory.mktemp("states") / "s.npy"
+    full = generate(model, INPUTS, max_new_tokens=LENGTH)
+    found = trace(model, INPUTS, outputs=full.token_ids, states=states, max_new_tokens=LENGTH)
+    return model, found, full
+
+
+def states_of(model, batch_size=3, inputs=INPUTS):
+    batches = planning.encode_batches(model, inputs, batch_size=batch_size)
+    return planning.full_depth_states(model, batches, LENGTH)
+
+
+def always_faster(monkeypatch, speedup=2.0):
+    """The trial finds all settings faster than full depth; what it is given is returned."""
+    trials = []
+
+    def timed(model, batches, policies, max_new_tokens):
+        trials.append(SimpleNamespace(batches=batches, policies=policies, max_new_tokens=max_new_tokens))
+        return np.full(len(policies), speedup)
+
+    monkeypatch.setattr(planning, "time_settings", timed)
+    monkeypatch.setattr(planning, "MIN_SPEEDUP", 0.0 if speedup > 1 else 1.05)
+    return trials
+
+
+# ---- the replay
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_states_are_those_of_the_full_depth_output(traced, batch_size):
+    model, found, _ = traced
+    states = states_of(model, batch_size)
+    assert states.sequence.tolist() == found.sequence.tolist()
+    assert states.position.tolist() == found.position.tolist()
+    assert states.final_id.tolist() == found.token_id.tolist()
+    fed = torch.where(torch.from_numpy(found.position) == 0, -1, states.fed)
+    assert fed.tolist() == found.token_before.tolist()
+    for layer in range(1, model.layers):
+        assert np.allclose(states.states[layer], found.states[:, layer - 1], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "none"])
+def test_a_plan_sees_what_a_trace_shows(traced, name):
+    model, found, _ = traced
+    policy = policy_for(name, model, found)
+    replay, expected = (
+        planning.replay_states(model, states_of(model), policy),
+        replay_policy(found, policy, model),
+    )
+    assert np.allclose(replay.confidences, expected.confidences, atol=1e-5)
+    assert np.array_equal(replay.token_ids, expected.token_ids[:, :-1])
+    if policy.measure.readout:
+        assert np.array_equal(replay.readout_rows.cumsum(axis=1), expected.readout_rows[:, :-1])
+    else:
+        assert not replay.readout_rows.any()
+
+
+@pytest.mark.parametrize("name", ["margin", "similarity", "rising", "own class", "recurrent", "pruned"])
+def test_layers_that_are_left_out_of_a_replay_are_as_if_replayed_alone(traced, name):
+    model, _, _ = traced
+    states = states_of(model)
+    policy = ExitPolicy(**{"max_draft": 8} | POLICIES[name], propagation="verify")
+    replays = list(planning._replays_at_layers(model, states, policy))
+    assert len(replays) > 1 or name in ("own class", "rising")
+    for replay in replays:
+        alone = planning.replay_states(model, states, replay.bound.policy)
+        assert np.allclose(replay.confidences, alone.confidences, atol=1e-12)
+        assert np.array_equal(replay.token_ids, alone.token_ids)
+
+
+class OnePass(SimpleNamespace):
+    """Sizes of a decoder in which a pass through a layer costs 1, and nothing else anything."""
+
+    def __init__(self, layers):
+        super().__init__(layers=layers, projections=1, readout=0, d_model=0)
+
+
+@pytest.mark.parametrize("max_draft", [1, 3, 8])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_work_is_the_passes_that_decoding_makes(traced, max_draft, seed, monkeypatch):
+    """Exactly, where all drafts are right: behind a wrong one a plan guesses how far drafts go."""
+    model, found, full = traced
+    passes = []
+
+    def counted(decoder, layer, x, span, run=LayerwiseDecoder.run_span):
+        passes.append(layer)
+        return run(decoder, layer, x, span)
+
+    monkeypatch.setattr(LayerwiseDecoder, "run_span", counted)
+    policy = forced(right_layers(found, seed), max_draft=max_draft)
+    out = generate(model, INPUTS, policy, max_new_tokens=LENGTH, batch_size=1)
+    assert out.token_ids == full.token_ids
+    policy = replace(policy, min_layer=None, exit_layers=range(1, model.layers))
+    (setting,), compared = planning.rank_settings(
+        model, states_of(model), [policy], LENGTH, sizes=OnePass(model.layers)
+    )
+    assert compared == 1
+    assert setting.expected == pytest.approx(full.tokens * model.layers / len(passes))
+
+
+def replay_by_hand(exits, same_token, policy, readout_rows=0):
+    """A replay of tokens that exit as given, in a decoder of four layers and ten vocabulary entries."""
+    bound = policy.bind(4, 10)
+    confidences = np.arange(len(bound.decision_layers)) >= np.array(exits)[:, None]
+    states = planning.FullDepthStates(
+        sequence=np.zeros(len(exits), dtype=int),
+        position=np.arange(len(exits)),
+        fed=torch.zeros(len(exits)),
+        final_id=np.ones(len(exits), dtype=int),
+        states=[],
+    )
+    rows = np.full(confidences.shape, readout_rows)
+    return planning.Replay(bound, confidences.astype(float), np.array(same_token) * 1, rows), states
+
+
+SIZES = SimpleNamespace(layers=4, projections=100, readout=30, d_model=3)
+
+
+def test_the_work_of_rounds_is_what_a_hand_computes():
+    exits, right = [0, 0, 1, 0, 0, 0], np.ones((6, 2), dtype=bool)
+    policy = ExitPolicy(threshold=0.5, exit_layers=[1, 2], propagation="verify", max_draft=4)
+    replay, states = replay_by_hand(exits, right, policy, readout_rows=10)
+    setting, _ = planning._best_setting(replay, states, 64, SIZES)
+    # drafts: five tokens through layer 1, one through 1 and 2, with a readout each time; two rounds, of four
+    # and of two drafts, are verified by three layers and a readout
+    work = 5 * (100 + 30) + (200 + 60) + 2 * (300 + 30)
+    assert setting.expected == pytest.approx(6 * (400 + 30) / work)
+    right[1] = False  # then rounds are of the tokens 0 and 1, with two dropped, then of 2 to 5
+    replay, states = replay_by_hand(exits, right, policy, readout_rows=10)
+    setting, _ = planning._best_setting(replay, states, 64, SIZES)
+    first = 3 * (100 + 30) + (200 + 60) + 300 + 30
+    second = 3 * (100 + 30) + (200 + 60) + 300 + 30
+    assert setting.expected == pytest.approx(6 * 430 / (first + second))
+
+
+def test_the_best_draft_length_is_found():
+    policy = ExitPolicy("static", exit_layers=[1], propagation="verify")
+    replay, states = replay_by_hand([0] * 6, np.ones((6, 1), dtype=bool), policy)
+    setting, compared = planning._best_setting(replay, states, 64, SIZES)
+    assert compared == 8 and setting.policy.max_draft == 6
+    lengths = [replace(policy, max_draft=length) for length in range(1, 9)]
+    speeds = []
+    for candidate in lengths:
+        replay = replay._replace(bound=candidate.bind(4, 10))
+        speeds.append(planning._best_setting(replay, states, 64, SIZES)[0].expected)
+    assert setting.expected == max(speeds) == speeds[5] and speeds[0] == min(speeds)
+
+
+def test_the_rounds_of_three_tokens():
+    """The worked example of the module."""
+    same = np.array([[True, True], [False, True], [False, False]])
+    given = dict(decision_layers=(1, 2), sequence=np.zeros(3, dtype=int), max_draft=np.array([2]))
+    rounds = rounds_of(np.array([[0, 1, 2]]), same, **given)
+    assert rounds.depth.tolist() == [[1, 2, 2]] and rounds.right.tolist() == [[True, True, False]]
+    assert rounds.run_to.tolist() == [[2, 3, 3]] and rounds.settled_to.tolist() == [[2, 3, 3]]
+    assert rounds.begins.tolist() == [[True, False, True]]
+    same[0] = False
+    rounds = rounds_of(np.array([[0, 1, 2]]), same, **given)
+    assert rounds.settled_to[0, 0] == 1 and rounds.begins.tolist() == [[True, True, False]]
+
+
+# ---- the plan
+
+
+def test_a_plan_compares_rules_layers_thresholds_and_lengths_and_keeps_what_is_given(tokenizer, monkeypatch):
+    model = agreeing("t5", tokenizer, layers=8)
+    trials = always_faster(monkeypatch)
+    plan = plan_drafts(model, INPUTS, max_new_tokens=LENGTH, batch_size=2)
+    assert plan.settings > 5_000 and plan.expected > 1.1 and plan.speedup == 2.0
+    assert isinstance(plan.policy.max_draft, int) and plan.policy.propagation == "verify"
+    chosen = [(one.measure.name, one.pruning, one.min_layer, one.exit_layers) for one in trials[0].policies]
+    assert len(set(chosen)) == planning.SETTINGS_TIMED, "neighbouring thresholds are not timed"
+    given = ExitPolicy(threshold=0.02, max_draft=3, min_layer=2, propagation="verify")
+    plan = plan_drafts(model, INPUTS, given, max_new_tokens=LENGTH)
+    for policy in trials[1].policies:
+        assert (policy.threshold, policy.max_draft) == (0.02, 3)
+        assert min(policy.exit_layers or [policy.min_layer]) >= 2
+    assert plan.settings == 6 + 5 + 5
+    plan = plan_drafts(model, INPUTS, replace(given, min_layer=None, exit_layers=[3]), max_new_tokens=LENGTH)
+    assert plan.policy.exit_layers == (3,) and plan.settings == 1
+    full = generate(model, INPUTS, max_new_tokens=LENGTH).token_ids
+    for policy in trials[0].policies:
+        for batch_size in (1, 7):
+            out = generate(model, INPUTS, policy, max_new_tokens=LENGTH, batch_size=batch_size)
+            assert out.token_ids == full
+
+
+def test_a_plan_takes_a_few_inputs_batches_of_neighbours_in_length(tokenizer, monkeypatch):
+    model = agreeing("t5", tokenizer)
+    trials = always_faster(monkeypatch)
+    texts = [f"{text} {number}" for number in range(8) for text in INPUTS]
+    plan_drafts(model, texts, ExitPolicy(propagation="verify"), max_new_tokens=3, batch_size=4)
+    batches = trials[0].batches
+    indices = np.concatenate([batch.indices for batch in batches])
+    assert [len(batch.indices) for batch in batches] == [4] * 4 == [planning.PLANNING_INPUTS // 4] * 4
+    assert len(set(indices.tolist())) == len(indices) < len(texts)
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    ranks = [order.index(index) for index in indices]
+    assert max(ranks) - min(ranks) > len(texts) / 2, "short and long ones"
+
+
+@pytest.mark.parametrize("name", ["margin", "own class", "pruned", "all at layer 3", "none", "classifier"])
+@pytest.mark.parametrize("speedup", [0.9, 1.04, 1.2])
+def test_auto_is_the_default_and_decodes_plainly_if_it_loses(tokenizer, name, speedup, monkeypatch):
+    model, options = agreeing("t5", tokenizer), {k: v for k, v in POLICIES[name].items() if k != "max_draft"}
+    policy = ExitPolicy(**options, propagation="verify")
+    full = generate(model, INPUTS, max_new_tokens=LENGTH)
+    trials = always_faster(monkeypatch, speedup)
+    out = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
+    assert policy.max_draft == "auto" and out.token_ids == full.token_ids
+    if speedup < 1.05 or name == "none":
+        assert out.drafts is None and out.flops.tolist() == full.flops.tolist()
+    if speedup > 1.05 and name != "none":
+        assert out.drafts and trials[0].max_new_tokens == LENGTH
+
+
+def test_hopeless_settings_are_not_timed(tokenizer, monkeypatch):
+    """By their work alone they are no faster, and time is never less."""
+    model = agreeing("t5", tokenizer)
+    monkeypatch.setattr(planning, "time_settings", lambda *_: pytest.fail("timed"))
+    never = ExitPolicy(threshold=1.0, propagation="verify")
+    plan = plan_drafts(model, INPUTS, never, max_new_tokens=LENGTH)
+    assert plan.policy is None and plan.speedup == 1.0 and plan.expected < 1.05
+
+
+def test_the_trial_takes_medians_of_rounds_in_turns(t5, monkeypatch):
+    seconds = iter([3.0, 1.0, 3.0, 4.0, 1.0, 2.0, 9.0, 1.0, 9.0])  # full depth, then two settings
+    order = []
+
+    def clocked(model, batches, policy, max_new_tokens):
+        order.append(policy.measure.name)
+        return next(seconds)
+
+    monkeypatch.setattr(planning, "_seconds", clocked)
+    two = [ExitPolicy(), ExitPolicy("rising_top1")]
+    assert planning.time_settings(t5, [], two, 5).tolist() == [4.0, 1.0]
+    assert order == ["static", "softmax_margin", "rising_top1"] * 3
+
+
+@pytest.fixture(scope="module")
+def planned(tokenizer):
+    model = agreeing("t5", tokenizer)
+    return model, generate(model, INPUTS, max_new_tokens=LENGTH).token_ids
+
+
+def trained(kind, model):
+    sizes = {"decoder_layers": model.layers, "vocabulary": model.network.config.vocab_size}
+    sizes = {name: sizes[name] for name in SIZED.get(kind, ())}
+    return new_classifier(kind, model.network.config.d_model, **sizes).double()
+
+
+class LooksAtAll(Measure):
+    """A user-defined measure that looks at all that the documentation names."""
+
+    name, readout, lookback = "looks at all", True, 1
+
+    def confidence(self, state):
+        before = torch.as_tensor(state.token_before)
+        seen = state.margin + state.entropy + state.similarity + state.earlier(1).top1_probability
+        return torch.sigmoid(seen + before / 600 + torch.as_tensor(state.position) + state.state.mean(-1))
+
+
+KINDS = sorted({*MEASURES, *TRAINED} - {"oracle"})
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "user-defined"])
+@pytest.mark.parametrize("options", [{}, {"exit_layers": [3]}])
+def test_every_measure_decodes_with_planned_drafts(planned, kind, options, monkeypatch):
+    model, full = planned
+    measure = trained(kind, model) if kind in TRAINED else LooksAtAll() if kind == "user-defined" else kind
+    if kind == "static" and not options:
+        options = {"min_layer": 1}
+    trials = always_faster(monkeypatch)
+    policy = ExitPolicy(measure, propagation="verify", **options)
+    out = generate(model, INPUTS, policy, max_new_tokens=LENGTH, batch_size=4)
+    assert out.token_ids == full and out.drafts
+    assert len(trials) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(decay=4.0),
+        dict(decay=4.0, decay_form="calm", measure="max_probability"),
+        dict(threshold="bandit"),
+        dict(pruning="decaying", top_k=30, least_k=3),
+        dict(pruning="adaptive"),
+        dict(contrast="jsd"),
+        dict(contrast="weighted", contrast_token=True),
+        dict(measure="entropy", pruning="fixed", top_k=600),
+    ],
+)
+def test_every_schedule_and_readout_decodes_with_planned_drafts(planned, options, monkeypatch):
+    model, full = planned
+    always_faster(monkeypatch)
+    out = generate(model, INPUTS, ExitPolicy(**options, propagation="verify"), max_new_tokens=LENGTH)
+    assert out.token_ids == full and out.drafts
+
+
+def test_forced_exits_are_those_of_their_own_inputs(planned, monkeypatch):
+    """A plan decodes a few inputs; they keep their indices."""
+    model, full = planned
+    trials = always_faster(monkeypatch)
+    found = trace(model, INPUTS, max_new_tokens=LENGTH)
+    texts = INPUTS * 6
+    layers = right_layers(found, 0) * 6
+    policy = ExitPolicy(ForcedExits(layers), propagation="verify")
+    out = generate(model, texts, policy, max_new_tokens=LENGTH, batch_size=3)
+    assert out.token_ids == full * 6 and out.acceptance == 1.0
+    assert np.concatenate([batch.indices for batch in trials[0].batches]).max() > len(INPUTS)
+    predicted = replay_drafts(found, trials[0].policies[0], max_new_tokens=LENGTH)
+    assert [drafts.kept for drafts in out.drafts] == predicted.kept.tolist() * 6
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_decoder_of_one_layer_has_nothing_to_draft_at(tokenizer, layers):
+    model = build_lively("t5-deep-decoder", tokenizer, layers=layers)
+    full = generate(model, INPUTS, max_new_tokens=LENGTH)
+    policy = ExitPolicy(threshold=0.0, propagation="verify")
+    out = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
+    assert out.token_ids == full.token_ids
+    plan = plan_drafts(model, INPUTS, max_new_tokens=LENGTH)
+    assert layers > 1 or (plan.settings == 0 and plan.policy is None)
+
+
+def test_more_rows_than_vocabulary_entries(tokenizer, monkeypatch):
+    network = build_network("t5", len(tokenizer))
+    model = Model(network, tokenizer, "t5", 1)
+    always_faster(monkeypatch)
+    texts = ["the red house"] * (network.config.vocab_size + 5)
+    policy = ExitPolicy(threshold=0.0, exit_layers=[2], propagation="verify")
+    out = generate(model, texts, policy, max_new_tokens=2, batch_size=len(texts))
+    assert out.token_ids == generate(model, texts, max_new_tokens=2, batch_size=len(texts)).token_ids
+
+
+# ---- the front door
+
+
+def test_generate_is_the_decoders_own():
+    assert mee_utils.generate is generation.generate
+    names = ["model", "inputs", "policy", "max_new_tokens", "batch_size", "max_source_tokens", "encodings"]
+    assert list(inspect.signature(generate).parameters) == names
+
+
+VERIFIED = ExitPolicy(propagation="verify")
+
+
+def test_long_inputs_that_were_allowed_are_planned_too(planned, monkeypatch):
+    model, full = planned
+    always_faster(monkeypatch)
+    monkeypatch.setattr(model.tokenizer, "model_max_length", 3)
+    with pytest.raises(MeeError, match="Input 0 has .* tokens, more than 3"):
+        generate(model, INPUTS, VERIFIED, max_new_tokens=LENGTH)
+    out = generate(model, INPUTS, VERIFIED, max_new_tokens=LENGTH, max_source_tokens=100)
+    assert out.token_ids == full and out.drafts
+    plan = plan_drafts(model, INPUTS, VERIFIED, max_new_tokens=LENGTH, max_source_tokens=100)
+    assert plan.policy is not None
+
+
+@pytest.mark.parametrize(
+    "once", [iter, lambda texts: (text for text in texts), tuple, lambda t: dict.fromkeys(t)]
+)
+def test_inputs_may_be_anything_that_gives_texts_once(planned, once, monkeypatch):
+    model, full = planned
+    always_faster(monkeypatch)
+    assert generate(model, once(INPUTS), VERIFIED, max_new_tokens=LENGTH).token_ids == full
+    assert plan_drafts(model, once(INPUTS), iter([VERIFIED]), max_new_tokens=LENGTH).policy is not None
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        (dict(max_new_token=5), TypeError, "max_new_token"),
+        (dict(max_new_tokens=0), MeeError, "max_new_tokens=0"),
+        (dict(batch_size=0), MeeError, "batch_size=0"),
+        (dict(batch_size=2.0), MeeError, "batch_size=2.0"),
+        (dict(max_source_tokens=1), MeeError, "more than 1"),
+        (dict(max_source_tokens="9"), MeeError, "max_source_tokens='9'"),
+        (dict(encodings=5), MeeError, "encodings=5"),
+        (dict(policy=replace(VERIFIED, min_layer=9)), MeeError, "names layer 9"),
+        (dict(policy=replace(VERIFIED, measure=classifier("linear_classifier").float())), None, ""),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_planned(planned, options, error, message, monkeypatch):
+    model, full = planned
+    if error is None:
+        assert generate(model, INPUTS, **options, max_new_tokens=LENGTH).token_ids == full
+        return
+    monkeypatch.setattr(generation, "plan_drafts", lambda *_, **__: pytest.fail("planned"))
+    with pytest.raises(error, match=message):
+        generate(model, INPUTS, **{"policy": VERIFIED} | options)
+
+
+def test_wrong_plans_are_one_line(planned):
+    model, _ = planned
+    for call, message in (
+        (lambda: plan_drafts(model, INPUTS, []), "at least one ExitPolicy"),
+        (lambda: plan_drafts(model, INPUTS, ["margin"]), "policy='margin': give ExitPolicy"),
+        (lambda: plan_drafts(model, INPUTS, "margin"), "give ExitPolicy"),
+        (lambda: plan_drafts(model, [], VERIFIED), "no inputs"),
+        (lambda: plan_drafts(model, INPUTS, ExitPolicy("oracle")), "cannot draft"),
+        (lambda: plan_drafts(model, INPUTS, batch_size=0), "batch_size=0"),
+        (lambda: plan_drafts(model, INPUTS, max_new_tokens=0), "max_new_tokens=0"),
+        (lambda: plan_drafts(model, INPUTS, ExitPolicy(min_layer=9)), "names layer 9"),
+        (lambda: plan_drafts(model.network, INPUTS), "give what load_model returns"),
+    ):
+        with pytest.raises(MeeError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
