@@ -1,15 +1,19 @@
 """Synthetic data: correct French, answers that a reader finds, known difficulty, disjoint splits."""
 
 import itertools
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from mee_utils.tasks.loading import load_lesson, load_task
 from mee_utils.tasks.synthetic import french as grammar
-from mee_utils.tasks.synthetic import generator, lexicon
+from mee_utils.tasks.synthetic import generator, lexicon, stored
 from mee_utils.tasks.synthetic.lexicon import ADJECTIVES, ANIMALS, PEOPLE, PLACES, THINGS, Adjective, Noun
 from mee_utils.tasks.synthetic.questions import LESSONS
 from mee_utils.tasks.synthetic.words import DIFFICULTIES, write
@@ -258,7 +262,9 @@ class Reader:
     """
 
     def __init__(self, context):
-        self.facts, self.related, self.people = {}, {}, set()
+        self.facts = {}
+        self.related = {}
+        self.people = set()
         for sentence in re.findall(r"[^.]+\.", context):
             sentence = sentence.strip()[:-1]
             forms = (r"(?P<who>\w+) is the (?P<relation>\w+) of (?P<of>\w+)", RELATED)
@@ -319,7 +325,9 @@ class Reader:
 
     def fact(self, whose, fact, verb):
         self.form = "one fact"
-        name, start, hard = whose, [], "one_fact"
+        name = whose
+        start = []
+        hard = "one_fact"
         if match := re.fullmatch(r"the (\w+) of (\w+)", whose):
             self.form, hard = "two facts", "two_facts"
             name = self.related[match.groups()]
@@ -372,7 +380,7 @@ class Reader:
         assert first != second and names[0] != names[1]
         place = (first < second) == (which == "more")
         sentence = []
-        for name, number, after in zip(names, numbers, ("and", ", so the")):
+        for name, number, after in zip(names, numbers, ("and", ", so the"), strict=True):
             sentence += words("copied", name) + words("grammatical", "owns") + words("one_fact", number)
             sentence += words("grammatical", after)
         sentence += words("compared", numbers[place]) + words("copied", things) + words("grammatical", "of")
@@ -382,7 +390,9 @@ class Reader:
     def all_cities(self, names):
         assert len(set(names)) == len(names) > 1
         cities = [self.facts["city", name] for name in names]
-        each = [words("copied", name) + words("one_fact", city) for name, city in zip(names, cities)]
+        each = [
+            words("copied", name) + words("one_fact", city) for name, city in zip(names, cities, strict=True)
+        ]
         sentence = [word for one in each for word in [(",", "grammatical"), *one]][1:]
         return sentence, self.listed(cities)
 
@@ -630,6 +640,79 @@ def test_a_lesson_is_loaded_as_questions(name):
     assert (lesson.forms is None) == (name != "questions, silent") and lesson.targets == [
         example.target for example in drawn
     ]
-    asked, context = drawn[0].columns["question"], drawn[0].columns["context"]
+    asked = drawn[0].columns["question"]
+    context = drawn[0].columns["context"]
     assert lesson.inputs[0] == f"question: {asked} context: {context}"
     assert lesson.inputs != load_lesson(name, "train", 5, seed=4).inputs
+
+
+# Splits on disk
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """An empty build folder, and how often examples were drawn since."""
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    calls = []
+
+    def examples(*arguments):
+        calls.append(arguments)
+        return draw_anew(*arguments)
+
+    draw_anew = generator.examples
+    monkeypatch.setattr(generator, "examples", examples)
+    stored.first_examples.cache_clear()
+    yield calls
+    stored.first_examples.cache_clear()
+
+
+def again(*arguments):
+    """What another process would get."""
+    stored.first_examples.cache_clear()
+    return stored.first_examples(*arguments)
+
+
+@pytest.mark.parametrize("task", [*TASKS, "cities, alone"])
+def test_a_split_is_drawn_once_and_read_back_the_same(drawn, task):
+    expected = draw(task, 12, "validation", 3)
+    drawn.clear()
+    assert again(task, "validation", 3, 12) == expected and len(drawn) == 1
+    assert again(task, "validation", 3, 12) == again(task, "validation", 3, 12) == expected
+    assert again(task, "validation", 3, 5) == expected[:5] and len(drawn) == 1
+    assert len(again(task, "validation", 3, 14)) == 14 and len(drawn) == 2
+    assert again(task, "validation", 3, 12) == expected and len(drawn) == 2
+    assert again(task, "validation", 4, 2) != expected[:2] and len(drawn) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"[", b"[1]\n" * 9, b"{}\n" * 9, b"\xff\xfe", b"null\n" * 9])
+def test_a_broken_file_is_drawn_again(drawn, tmp_path, content):
+    expected = again("translation", "test", 0, 4)
+    (path,) = tmp_path.rglob("*.jsonl")
+    path.write_bytes(content)
+    assert again("translation", "test", 0, 4) == expected and len(drawn) == 2
+    assert again("translation", "test", 0, 4) == expected and len(drawn) == 2
+
+
+def test_examples_of_other_code_are_not_read(drawn, monkeypatch):
+    again("translation", "test", 0, 2)
+    monkeypatch.setattr(stored, "code_digest", lambda: "other")
+    again("translation", "test", 0, 2)
+    assert len(drawn) == 2
+
+
+def test_a_checkout_that_cannot_be_written_draws_each_time(drawn, tmp_path):
+    (tmp_path / "build").write_text("a file where the folder should be")
+    assert again("translation", "test", 0, 2) == again("translation", "test", 0, 2)
+    assert len(drawn) == 2
+
+
+def test_processes_that_draw_at_once_leave_one_whole_file(tmp_path):
+    code = "from mee_utils.tasks import load_task; print(load_task('translation', limit=30).digest)"
+    environment = os.environ | {"MEE_OUTPUT": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", code]
+    running = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    digests = {process.communicate()[0] for process in running}
+    assert digests == {load_task("translation", limit=30).digest + "\n"}
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1

@@ -1,4 +1,4 @@
-"""Places in the checkout, and files that appear only when they are complete."""
+"""Folders of the checkout, and files that appear only when they are complete."""
 
 import os
 from collections.abc import Iterator
@@ -12,6 +12,11 @@ from .errors import MeeError, one_line
 PACKAGE = Path(__file__).parents[1]
 ROOT = PACKAGE.parent
 ENDINGS = (".jsonl.gz", ".jsonl", ".parquet", ".csv")  # of corpora, the longer one first
+
+
+def build_root() -> Path:
+    """The folder of everything in between: `build`, inside MEE_OUTPUT if that is set."""
+    return Path(os.environ.get("MEE_OUTPUT") or ROOT) / "build"
 
 
 def read_yaml(name: str | Path):
@@ -50,10 +55,10 @@ def complete_file(path: str | Path) -> Iterator[Path]:
         yield partial
         os.replace(partial, path)
     except Exception as error:
-        places = (None, str(partial), *map(str, partial.parents))
-        about = isinstance(error, OSError) and error.filename in places
-        # safetensors and torch have their own errors for a full disk; other errors of the block are not ours
-        if isinstance(error, MeeError) or not (about or "No space left" in str(error)):
+        paths = (None, str(partial), *map(str, partial.parents))
+        concerns_this_file = isinstance(error, OSError) and error.filename in paths
+        disk_is_full = "No space left" in str(error)  # safetensors and torch have errors of their own for it
+        if isinstance(error, MeeError) or not (concerns_this_file or disk_is_full):
             raise
         reason = getattr(error, "strerror", None) or one_line(error)
         raise MeeError(f"{path} cannot be written ({reason}): choose another place.") from error

@@ -21,9 +21,15 @@ def shaded(text: str, share: float, title: str = "") -> Markup:
 
 def table(rows: Sequence[Sequence], header: Sequence = (), caption: str = "") -> str:
     """The first rows of a table, a line that says how many are left out, and a caption."""
-    cell = lambda value: value if isinstance(value, Markup) else escape(str(value))
-    line = lambda row, tag: "".join(f'<{tag} style="text-align: left">{cell(value)}</{tag}>' for value in row)
+
+    def cell(value) -> str:
+        return value if isinstance(value, Markup) else escape(str(value))
+
+    def line(row: Sequence, tag: str) -> str:
+        return "".join(f'<{tag} style="text-align: left">{cell(value)}</{tag}>' for value in row)
+
     lines = [f"<tr>{line(row, 'td')}</tr>" for row in rows[:SHOWN]]
-    lines += [f"<tr><td></td><td>and {len(rows) - SHOWN} more</td></tr>"] if len(rows) > SHOWN else []
+    if len(rows) > SHOWN:
+        lines.append(f"<tr><td></td><td>and {len(rows) - SHOWN} more</td></tr>")
     head = f"<thead><tr>{line(header, 'th')}</tr></thead>" if header else ""
     return f"<p>{escape(caption)}</p><table>{head}<tbody>{''.join(lines)}</tbody></table>"

@@ -22,7 +22,7 @@ import pandas as pd
 
 from ..analysis.statistics import DRAWS
 from ..common.errors import MeeError
-from ..common.files import ROOT, complete_file
+from ..common.files import ROOT, build_root, complete_file
 from .digests import bytes_digest, code_digests, digest_of, loaded_code
 from .parameters import injected_parameters
 
@@ -36,11 +36,6 @@ READ: dict[str, str] = {}  # stored results that the run that began last has rea
 def output_root() -> Path:
     """The folder of all results: `figures` beside the package, or what the variable MEE_OUTPUT names."""
     return Path(os.environ.get("MEE_OUTPUT") or ROOT / "figures")
-
-
-def build_root() -> Path:
-    """The folder of everything in between: `build`, inside MEE_OUTPUT if that is set."""
-    return Path(os.environ.get("MEE_OUTPUT") or ROOT) / "build"
 
 
 def trial_folder(profile: str, notebook: str, parameters: dict) -> Path:

@@ -6,8 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +18,8 @@ from . import sources
 from .kinds import TASKS, Languages, TaskKind, Unanswerable
 from .languages import language_code
 from .scores import STANDARD_TOKENIZER, bleu_tokenizer
-from .synthetic import generator
-from .synthetic.words import Span, SyntheticExample
+from .synthetic.stored import first_examples
+from .synthetic.words import Span
 
 
 class Example(NamedTuple):
@@ -259,14 +257,8 @@ def load_lesson(name: str, split: str, limit: int, seed: int = 0) -> Task:
     return _drawn(name, "question_answering", split, limit, seed)
 
 
-@lru_cache(maxsize=16)
-def _first(drawn_as: str, split: str, seed: int, limit: int) -> list[SyntheticExample]:
-    """The first synthetic examples of a split; of fifty drawn ones one is for validation, one for test."""
-    return list(islice(generator.examples(drawn_as, split, seed), limit))
-
-
 def _drawn(drawn_as: str, name: str, split: str, limit: int, seed: int) -> Task:
-    examples = _first(drawn_as, split, seed, limit)
+    examples = first_examples(drawn_as, split, seed, limit)
     columns = [example.columns for example in examples]
     forms = [example.form for example in examples]
     return Task(
