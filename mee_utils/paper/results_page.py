@@ -21,17 +21,18 @@ FORMATS = read_yaml("study/styles.yaml")["formats"]
 
 def update() -> None:
     """Writes RESULTS.md and the generated part of README.md."""
-    for name, text in pages().items():
+    for name, text_of in PAGES.items():
+        text = text_of()
         with complete_file(ROOT / name) as path:
             path.write_text(text, encoding="utf-8")
 
 
-def pages() -> dict[str, str]:
-    """The text of RESULTS.md, and of README.md with its generated part renewed."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, rest = readme.split(BEGIN, 1)
+def readme() -> str:
+    """The text of README.md with its generated part renewed."""
+    stored = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, rest = stored.split(BEGIN, 1)
     _, after = rest.split(END, 1)
-    return {"RESULTS.md": results(), "README.md": f"{before}{BEGIN}\n{findings()}{END}{after}"}
+    return f"{before}{BEGIN}\n{findings()}{END}{after}"
 
 
 def results() -> str:
@@ -135,3 +136,6 @@ def _filled(page: str, **fields) -> str:
         keep_trailing_newline=True,
     )
     return environment.get_template(f"{page}.md").render(fields)
+
+
+PAGES = {"RESULTS.md": results, "README.md": readme}
