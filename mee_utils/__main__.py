@@ -23,15 +23,16 @@ def reproduce(options) -> str:
 
 def train(options) -> str:
     """Makes the missing models and exit classifiers of a profile."""
-    from .study import artifacts, train_models
+    from .study import artifacts
+    from .training import build
 
     profile = load_profile(options.profile, options.data)
     if not options.model:
-        train_models.check(profile, profile.training.models)
+        build.check(profile, profile.training.models)
         pipeline.make("classifiers", options.profile, options.data, options.cores)
         for job in artifacts.classifier_jobs(profile):
             artifacts.copy_file(job.path(profile), job.shipped(profile))
-    folders = train_models.train(profile, options.model)
+    folders = build.train(profile, options.model)
     return f"trained: {', '.join(map(str, folders))} (scores in manifest.json)"
 
 
@@ -70,7 +71,7 @@ def measure(options) -> str:
 
 def retrain(options) -> str:
     """Trains further seeds and ablations of a profile, for tables."""
-    from .study import retraining
+    from .training import retraining
 
     profile = load_profile(options.profile, options.data)
     if options.part == TABLES:

@@ -88,7 +88,7 @@ print(f"{sum(map(len, classifiers.values()))} classifiers: {len(classifiers)} ki
 # %%
 curves = pd.concat(
     [
-        pd.DataFrame(classifier.about["curve"]).assign(rule=rule, seed=seed)
+        pd.DataFrame(classifier.metadata["curve"]).assign(rule=rule, seed=seed)
         for rule in first
         for seed, classifier in enumerate(classifiers["calm", rule, "consistency"])
     ],

@@ -68,7 +68,7 @@ def write_corpora(folder):
 
 def train_tokenizer():
     """A tokenizer for these sentences."""
-    from mee_utils.models.mini import train_tokenizer
+    from mee_utils.training.mini import train_tokenizer
 
     def texts(value):
         return (

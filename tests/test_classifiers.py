@@ -88,7 +88,7 @@ def test_the_lstm_begins_anew_with_each_token_and_goes_layer_by_layer(traced):
         memory = None
         for layer in range(found.layers):
             output, memory = classifier.network(states[token : token + 1, layer : layer + 1].float(), memory)
-            odds = classifier._odds(classifier.head(output[:, -1]))
+            odds = classifier._log_odds_of(classifier.head(output[:, -1]))
             assert torch.allclose(odds, classifier.log_odds(states)[token, layer], atol=1e-5)
 
 

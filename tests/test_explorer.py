@@ -51,7 +51,7 @@ def test_every_level_of_every_choice_is_one_run(explorer):
 
 @pytest.mark.parametrize("exits", ["taken", "verified"])
 def test_runs_are_what_generate_gives_at_their_thresholds(model, explorer, exits):
-    settings = {} if exits == "taken" else dict(propagation="verify", max_draft=3)
+    settings = {} if exits == "taken" else {"propagation": "verify", "max_draft": 3}
     for run, threshold in runs_of(explorer, exits):
         policy = replace(POLICIES[run["rule"]].at_threshold(threshold), **settings)
         found, full = (generate(model, run["input"], p, max_new_tokens=LENGTH) for p in (policy, None))
@@ -157,7 +157,7 @@ def test_the_page_of_a_profile_has_its_models_and_trained_rules(tmp_path, monkey
         return {("calm", "three_hidden", "consistency"): [load_classifier(path, models["calm"])]}
 
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    few = dict(MODELS=("calm",), SENTENCES=1, EXPLORED=("hidden_similarity", "three_hidden"))
+    few = {"MODELS": ("calm",), "SENTENCES": 1, "EXPLORED": ("hidden_similarity", "three_hidden")}
     for name, value in {**few, "explore": partial(explore, levels=2)}.items():
         monkeypatch.setattr(explorer_page, name, value)
     monkeypatch.setattr(explorer_page.Experiment, "classifiers", shipped)

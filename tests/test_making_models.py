@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import T5Config, T5ForConditionalGeneration
 
-from mee_utils import MeeError, load_task
-from mee_utils.models import training
-from mee_utils.models.batches import pad_pairs
-from mee_utils.models.mini import grow
-from mee_utils.study import inputs, train_models
+from mee_utils import MeeError, generate, load_task
+from mee_utils.study import inputs
 from mee_utils.study.profiles import Profile, load_profile
 from mee_utils.tasks.loading import load_lesson
 from mee_utils.tasks.synthetic.questions import LESSONS
+from mee_utils.training import build, loop, model_manifest
+from mee_utils.training.batches import pad_pairs
+from mee_utils.training.mini import grow
 
 SHAPE = dict(vocab_size=500, d_model=32, d_kv=8, num_heads=4, d_ff=32, num_layers=2, num_decoder_layers=3)
 EXAMPLES = {"question_answering": 70, "translation": 50}
@@ -70,18 +70,17 @@ def tiny(change=lambda content: None):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The models of the profile in a folder of their own, and what each stage was trained on."""
-    folder, calls, original = tmp_path_factory.mktemp("making"), [], training.train_backbone
+    folder, calls, original = tmp_path_factory.mktemp("making"), [], loop.train_backbone
 
     def recorded(network, objective, pairs, held_out, schedule, place, name):
-        assert name == place.parts[-3]
-        calls.append((place.parts[-3:], pairs, held_out, schedule, objective))
-        return original(network, objective, pairs, held_out, schedule, place)
+        calls.append(((name, *place.parts[-2:]), pairs, held_out, schedule, objective))
+        return original(network, objective, pairs, held_out, schedule, place, name)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs, "PACKAGE", folder)
         patch.setenv("MEE_OUTPUT", str(folder))
-        patch.setattr(training, "train_backbone", recorded)
-        folders = train_models.train(tiny())
+        patch.setattr(loop, "train_backbone", recorded)
+        folders = build.train(tiny())
         assert folders == [folder / "checkpoints" / "tiny" / name for name in MODELS]
         yield folder, list(calls)
 
@@ -91,7 +90,7 @@ def manifest(name):
 
 
 def curve_pairs():
-    return train_models.new_maker(tiny()).curve_pairs()
+    return build.new_builder(tiny()).curve_pairs()
 
 
 def as_sets(pairs):
@@ -114,8 +113,8 @@ def test_pretrained_comes_first_then_base_then_the_backbones(made):
     schedules = [schedule for *_, schedule, _ in made[1]]
     assert [s.seed for s in schedules] == [3, 4, 3, 4, 5, 3, 3]
     assert [s.decay for s in schedules] == [0, 0.5, 0, 0, 0, 0.5, 0.5]
-    assert all(s.muon and s.half and s.tokens_per_batch == 2000 for s in schedules)
-    assert not list((made[0] / "build").rglob("checkpoint-*")), "unfinished work is gone"
+    assert all(s.muon and not s.half and s.tokens_per_batch == 2000 for s in schedules)
+    assert not list((made[0] / "build").rglob("*.pt")), "unfinished work is gone"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -145,7 +144,7 @@ def test_scores_are_those_of_the_held_out_examples_and_of_each_form(made, name):
     tasks = inputs.load_tasks(profile, "held_out")
     assert {task.name for task in tasks} == set(scores)
     for task in tasks:
-        found = train_models.generate(model, task.inputs, max_new_tokens=30, batch_size=64)
+        found = generate(model, task.inputs, max_new_tokens=30, batch_size=64)
         about = scores[task.name]
         assert (about["split"], about["examples"], about["sha256"]) == (task.split, len(task), task.digest)
         for metric, value in task.score(found.texts).items():
@@ -161,13 +160,13 @@ def test_scores_are_those_of_the_held_out_examples_and_of_each_form(made, name):
 def test_exact_match_is_counted_by_form():
     task = load_task("question_answering", limit=60)
     wrong = [text if form == "counted" else "no" for text, form in zip(task.targets, task.forms)]
-    found = train_models.by_form(task, wrong)
+    found = model_manifest.by_form(task, wrong)
     assert set(found) == set(task.forms) and list(found) == sorted(found)
     assert found.pop("counted") == 100 and set(found.values()) == {0}
     last = max(i for i, form in enumerate(task.forms) if form == "counted")
     wrong[last] = "no"
     count = task.forms.count("counted")
-    assert train_models.by_form(task, wrong)["counted"] == round(100 * (count - 1) / count, 2)
+    assert model_manifest.by_form(task, wrong)["counted"] == round(100 * (count - 1) / count, 2)
 
 
 def test_base_begins_as_pretrained_did(made):
@@ -183,7 +182,7 @@ def test_base_begins_as_pretrained_did(made):
 def test_a_backbone_starts_from_base(made, name):
     network = inputs.load_profile_model(tiny(), "base", "float32").network
     pad = network.config.pad_token_id
-    losses = training.layer_losses(network, [pad_pairs(curve_pairs(), pad)])
+    losses = loop.layer_losses(network, [pad_pairs(curve_pairs(), pad)])
     assert manifest(name)["layer_cross_entropy"][0]["cross_entropy"] == pytest.approx(losses, abs=2e-4)
     tokenizers = [inputs.load_profile_tokenizer(tiny(), model).get_vocab() for model in (name, "base")]
     assert tokenizers[0] == tokenizers[1]
@@ -236,12 +235,12 @@ def test_choices_of_a_whole_local_corpus(tmp_path, held_out_split):
 
 
 def test_no_stage_is_trained_on_a_choice_or_a_held_out_example_and_each_is_judged_by_the_choices(made):
-    maker = train_models.new_maker(tiny())
-    judged, scored = as_sets(maker.pairs(maker.choices)), as_sets(maker.pairs(maker.held_out))
-    trained = as_sets(maker.pairs(maker.tasks))
+    builder = build.new_builder(tiny())
+    judged, scored = as_sets(builder.pairs(builder.choices)), as_sets(builder.pairs(builder.held_out))
+    trained = as_sets(builder.pairs(builder.tasks))
     texts = {(*source[:-1], *target[:-1]) for source, target in trained}
     assert len(judged) == 17 and not judged & trained and not scored & trained and not judged & scored
-    sentinels = set(maker.tokenizer.convert_tokens_to_ids([f"<extra_id_{n}>" for n in range(32)]))
+    sentinels = set(builder.tokenizer.convert_tokens_to_ids([f"<extra_id_{n}>" for n in range(32)]))
     for place, pairs, held_out, _, _ in made[1]:
         assert as_sets(held_out) == judged, place
         corrupted = [pair for pair in pairs if sentinels & set(pair[1])]
@@ -272,46 +271,46 @@ def test_a_stage_has_the_examples_that_it_asks_for(made, tmp_path):
     wanted = {"translation": 90, "more": 16, "cities": 25, "spans": 10}
     stage = {"examples": wanted, "learning_rate": 0.02}
     profile = tiny(lambda c: c.update(extra=more) or c["training"]["base"]["stages"].append(stage))
-    maker = train_models.new_maker(profile)
+    builder = build.new_builder(profile)
     stage = profile.training.base.stages[-1]
-    pairs = maker.stage_pairs(stage, seed=5)
+    pairs = builder.stage_pairs(stage, seed=5)
     translations, extra, lesson, spans = pairs[:90], pairs[90:106], pairs[106:131], pairs[131:]
-    known = maker.pairs([maker.tasks[1]])
+    known = builder.pairs([builder.tasks[1]])
     assert sorted(translations.count(pair) for pair in known) == [2] * 30 + [3] * 10
-    read = maker.pairs([load_task("translation", tmp_path, "train")])
+    read = builder.pairs([load_task("translation", tmp_path, "train")])
     assert len(read) == 7 and sorted(extra.count(pair) for pair in read) == [2] * 5 + [3] * 2
-    assert lesson == maker.pairs([load_lesson("cities", "train", 25, 5)])
+    assert lesson == builder.pairs([load_lesson("cities", "train", 25, 5)])
     assert len(spans) == 10
-    assert pairs == maker.stage_pairs(stage, seed=5)
-    other = maker.stage_pairs(stage, seed=6)
+    assert pairs == builder.stage_pairs(stage, seed=5)
+    other = builder.stage_pairs(stage, seed=6)
     assert len(other) == 141 and all(a != b for a, b in ((other[:90], pairs[:90]), (other[106:131], lesson)))
 
 
 def test_pairs_are_cut_to_the_lengths_that_are_trained_on(made):
     short = tiny(lambda c: c["training"].update(max_source=9, max_target=5))
-    maker, whole = train_models.new_maker(short), train_models.new_maker(tiny())
-    for (source, target), (text, answer) in zip(maker.pairs(maker.tasks), whole.pairs(whole.tasks)):
+    builder, whole = build.new_builder(short), build.new_builder(tiny())
+    for (source, target), (text, answer) in zip(builder.pairs(builder.tasks), whole.pairs(whole.tasks)):
         assert source == (text if len(text) <= 9 else [*text[:8], text[-1]])
         assert target == (answer if len(answer) <= 5 else [*answer[:4], answer[-1]])
 
 
 def test_the_curves_are_drawn_from_the_choices_of_all_tasks(made, monkeypatch):
-    maker = train_models.new_maker(tiny())
-    assert as_sets(maker.curve_pairs()) == as_sets(maker.pairs(maker.choices))
-    monkeypatch.setattr(train_models, "CURVE", 8)
-    few = maker.curve_pairs()
-    assert len(as_sets(few)) == 8 and few == Random(3).sample(maker.pairs(maker.choices), 8)
+    builder = build.new_builder(tiny())
+    assert as_sets(builder.curve_pairs()) == as_sets(builder.pairs(builder.choices))
+    monkeypatch.setattr(build, "CURVE_PAIRS", 8)
+    few = builder.curve_pairs()
+    assert len(as_sets(few)) == 8 and few == Random(3).sample(builder.pairs(builder.choices), 8)
 
 
 def test_a_seed_decides_what_a_training_gives(made, tmp_path):
     """The profile's seed gives the model that is stored, another one another model."""
-    maker = train_models.new_maker(tiny())
+    builder = build.new_builder(tiny())
     stored = load_file(made[0] / "checkpoints" / "tiny" / "calm" / "model.safetensors")
     for seed, same in ((3, True), (4, False)):
-        network, curve = maker.trained("calm", seed, tmp_path / str(seed))
+        network, curve = builder.train_model("calm", seed, tmp_path / str(seed))
         found = network.state_dict()
         assert all(torch.equal(found[name].half(), stored[name]) for name in stored) == same
-        assert (curve["loss"] == manifest("calm")["loss"]) == same
+        assert (curve.loss == manifest("calm")["loss"]) == same
     assert not (made[0] / "build" / "training" / "tiny" / "calm").exists()
 
 
@@ -319,18 +318,18 @@ def test_what_is_there_is_not_made_again(made, monkeypatch):
     def never(*given, **options):
         raise AssertionError("nothing is missing")
 
-    monkeypatch.setattr(train_models, "new_maker", never)
-    assert len(train_models.train(tiny())) == 4
+    monkeypatch.setattr(build, "new_builder", never)
+    assert len(build.train(tiny())) == 4
     monkeypatch.setattr(inputs, "is_trained", found := lambda profile, name: name in ("vanilla", "calm"))
-    monkeypatch.setattr(train_models, "is_trained", found)
-    assert [path.name for path in train_models.train(tiny())] == ["vanilla", "calm"]
+    monkeypatch.setattr(build, "is_trained", found)
+    assert [path.name for path in build.train(tiny())] == ["vanilla", "calm"]
     with pytest.raises(AssertionError, match="nothing is missing"):
-        train_models.train(tiny(), ["pretrained"])
-    monkeypatch.setattr(train_models, "is_trained", lambda profile, name: name == "pretrained")
+        build.train(tiny(), ["pretrained"])
+    monkeypatch.setattr(build, "is_trained", lambda profile, name: name == "pretrained")
     with pytest.raises(MeeError, match='"calm" starts from "base", which is not trained yet'):
-        train_models.train(tiny(), ["calm"])
+        build.train(tiny(), ["calm"])
     with pytest.raises(MeeError, match='Unknown model "pretraind": did you mean "pretrained"'):
-        train_models.train(tiny(), ["pretraind"])
+        build.train(tiny(), ["pretraind"])
 
 
 @pytest.mark.parametrize(
@@ -357,7 +356,7 @@ def test_what_is_there_is_not_made_again(made, monkeypatch):
 def test_a_model_of_another_recipe_is_refused(made, change, message):
     changed = tiny(lambda content: change(content["training"]))
     with pytest.raises(MeeError, match=message) as error:
-        train_models.train(changed)
+        build.train(changed)
     assert "\n" not in str(error.value)
 
 

@@ -499,7 +499,7 @@ def test_every_notebook_runs_with_the_profile(trained, executed, name):
 
 
 def test_a_ready_backbone_with_another_tokenizer_is_refused(trained, tmp_path):
-    from mee_utils.models.mini import train_tokenizer
+    from mee_utils.training.mini import train_tokenizer
 
     papers.write_checkpoint(
         tmp_path / "foreign", train_tokenizer(["Ann has a key in Rome.", "Bob has a hat in Oslo."] * 2, 90)

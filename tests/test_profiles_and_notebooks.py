@@ -226,8 +226,8 @@ def test_groups_of_rules_are_read_by_their_names(monkeypatch):
 
 def trained(monkeypatch, tmp_path, **changes):
     """A profile of translation on a local corpus, and the manifest of a model trained on it."""
-    from mee_utils.study import train_models as train
     from mee_utils.tasks.sources import local_files
+    from mee_utils.training import build as train
 
     corpus = tmp_path / "corpus"
     corpus.mkdir(exist_ok=True)
@@ -267,7 +267,7 @@ def test_training_and_measuring_on_the_same_file_is_refused(monkeypatch, tmp_pat
     one_file = profile.corpora["translation"].model_copy(update={"source": str(corpus / "train.jsonl")})
     profile = profile.model_copy(update={"corpora": {"translation": one_file}})
     with pytest.raises(MeeError, match="training and held-out data at once: give .* one file a split"):
-        train.new_maker(profile)
+        train.new_builder(profile)
 
 
 def test_a_run_with_another_recipe_does_not_resume_an_old_one(monkeypatch, tmp_path):

@@ -212,7 +212,7 @@ def test_one_plausible_id_is_all_the_public_form_needs(eight, traced):
 
 
 def test_pruned_and_contrasted_rules_are_ranked_as_plain_ones_are(eight, traced):
-    for options in (dict(pruning="fixed", top_k=9), dict(contrast="jsd"), {}):
+    for options in ({"pruning": "fixed", "top_k": 9}, {"contrast": "jsd"}, {}):
         policy = ExitPolicy("softmax_margin", min_layer=3, **options)
         replayed = replay_policy(traced, policy, eight)
         assert list(decisions.ranking(replayed).layer) == [3, 4, 5, 6, 7]
@@ -297,7 +297,7 @@ def test_published_scores_stand_beside_ours_where_the_corpus_is_the_same():
     assert weighted_rouge_l(texts, task.targets) == pytest.approx(71.896, abs=1e-3)  # ROUGE-L: 66.7
     assert weighted_rouge_l(["dog"], task.targets) == 0
     metrics = {"rouge1": 30.0, "rouge2": 9.0, "rougeL": 66.7}
-    rows = [dict(task="summarization", metric=m, corpus_score=score) for m, score in metrics.items()]
+    rows = [{"task": "summarization", "metric": m, "corpus_score": score} for m, score in metrics.items()]
     ours = pd.DataFrame(rows).assign(system="vanilla")
     sources = {"summarization": "data/dialogsum", "translation": "data/tatoeba_en_fr"}
     table = published_scores(ours, sources, {"summarization": texts}, {"summarization": task})

@@ -94,7 +94,7 @@ def test_sizes_shrink_as_the_paper_says():
 class Watching(MaxProbability):
     """Notes states so far, confidence and prediction of every row at every deciding layer."""
 
-    from_first = True
+    recurrent = True
 
     def __init__(self):
         self.seen = {}

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from test_making_models import tiny
 
 from mee_utils import MeeError
-from mee_utils.models import training
-from mee_utils.study import inputs, result_tables, results, retraining, train_models
-from mee_utils.study.retraining import Retraining
+from mee_utils.study import inputs, result_tables, results
+from mee_utils.training import build, loop, retraining
+from mee_utils.training.retraining import Retraining
 
 STAGES = [
     {"examples": {"pairs": 40}, "learning_rate": 0.02},
@@ -36,7 +36,7 @@ PROFILE = tiny(change)
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """Every retraining of the profile; its rows, and the schedules of all trainings behind them."""
-    root, schedules, original = tmp_path_factory.mktemp("retraining"), {}, training.train_backbone
+    root, schedules, original = tmp_path_factory.mktemp("retraining"), {}, loop.train_backbone
 
     def recorded(network, objective, pairs, held_out, schedule, place, **options):
         schedules[place.parts[-4:]] = (len(network.decoder.block), objective.name, schedule)
@@ -45,8 +45,8 @@ def done(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEE_OUTPUT", str(root))
         patch.setattr(inputs, "PACKAGE", root)
-        train_models.train(PROFILE)
-        patch.setattr(training, "train_backbone", recorded)
+        build.train(PROFILE)
+        patch.setattr(loop, "train_backbone", recorded)
         jobs = retraining.retrainings(PROFILE)
         rows = {job: json.loads(retraining.run(PROFILE, job).read_text()) for job in jobs}
         yield root, rows, schedules

@@ -20,6 +20,7 @@ FLOORS = (  # from the ground up; a folder imports itself and what is below it
     "traces",
     "analysis",
     "study",
+    "training",
     "paper",
     "__main__",
 )

@@ -48,11 +48,11 @@ RULES = {
     "patience": {},
     "vote": {},
     "weighted_vote": {},
-    "pcee": dict(measure=PatientEntropy(3)),
-    "elbert": dict(measure=ConfidenceWindow(2, distance=-0.45)),  # random models are never sure
+    "pcee": {"measure": PatientEntropy(3)},
+    "elbert": {"measure": ConfidenceWindow(2, distance=-0.45)},  # random models are never sure
     **{kind: {} for kind in TRAINED},
-    "bandit": dict(measure="max_probability", threshold=BanditThreshold(ARMS, 0.05, cost=0.1)),
-    "mue": dict(measure="hidden_similarity", decay=4.0),
+    "bandit": {"measure": "max_probability", "threshold": BanditThreshold(ARMS, 0.05, cost=0.1)},
+    "mue": {"measure": "hidden_similarity", "decay": 4.0},
 }
 
 
@@ -87,7 +87,7 @@ def halfway(policy, model, found):
     if policy.schedule.online:
         return policy
     seen = np.unique(confidences(found, policy, model))
-    if policy.measure.whole:
+    if policy.measure.integer_threshold:
         return policy.at_threshold(float(seen[len(seen) // 3]))
     middle = seen[int(0.4 * len(seen)) : int(0.6 * len(seen)) + 2]
     widest = np.diff(middle).argmax()
@@ -183,7 +183,7 @@ def test_a_replay_reads_what_the_definition_says(traced, name, layers):
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("options", [{}, dict(exit_layers=[1, 3, 5])], ids=["every layer", "at intervals"])
+@pytest.mark.parametrize("options", [{}, {"exit_layers": [1, 3, 5]}], ids=["every layer", "at intervals"])
 def test_a_row_gets_in_a_batch_what_it_gets_alone_and_what_the_replay_foretells(traced, name, options):
     model, found, _, policies = traced
     exited = set()
@@ -233,7 +233,7 @@ UNTRAINED = ["entropy", "patience", "vote", "weighted_vote", "pcee", "elbert", "
 @pytest.mark.parametrize("name", [*UNTRAINED, "ztw", "past_future"])
 def test_over_few_ids_rows_and_replay_agree_too(traced, name):
     model, found, full, policies = traced
-    few = dict(pruning="fixed", top_k=12)
+    few = {"pruning": "fixed", "top_k": 12}
     policy = halfway(changed(policies[name], propagation="parallel", **few), model, found)
     check_rows(model, found, policy)
     lossless = generate(model, INPUTS, changed(policy, propagation="verify"), max_new_tokens=LENGTH)
@@ -246,10 +246,10 @@ def test_over_few_ids_rows_and_replay_agree_too(traced, name):
 def test_under_contrast_rows_and_replay_agree_too(traced, name, contrast):
     """Rules that count ids alone see the contrast only where it chooses the ids."""
     model, found, _, policies = traced
-    layers = dict(exit_layers=list(range(2, LAYERS)), propagation="parallel")
+    layers = {"exit_layers": list(range(2, LAYERS)), "propagation": "parallel"}
     plain = changed(policies[name], **layers)
     counts_ids = name in ("patience", "vote")
-    options = dict(contrast=contrast, contrast_token=counts_ids)
+    options = {"contrast": contrast, "contrast_token": counts_ids}
     policy = halfway(changed(policies[name], **layers, **options), model, found)
     check_rows(model, found, policy)
     seen, without = (confidences(found, each, model) for each in (policy, plain))
@@ -260,17 +260,17 @@ def test_under_contrast_rows_and_replay_agree_too(traced, name, contrast):
 
 
 OPTIONS = {
-    "fixed": dict(pruning="fixed", top_k=12),
-    "adaptive": dict(pruning="adaptive"),
-    "contrast": dict(contrast="weighted"),
-    "verify": dict(propagation="verify", max_draft=3),
+    "fixed": {"pruning": "fixed", "top_k": 12},
+    "adaptive": {"pruning": "adaptive"},
+    "contrast": {"contrast": "weighted"},
+    "verify": {"propagation": "verify", "max_draft": 3},
 }
 SILENT = product(["learning_to_exit", "q_exit", "token_hash", "mue"], ["fixed", "adaptive", "contrast"])
 COUNTING = product(["patience", "vote", "weighted_vote"], ["adaptive"])
 OWN_WAY = product(["ztw", "past_future"], ["contrast"])
 REFUSED = dict.fromkeys(SILENT, "needs a measure that looks at probabilities")  # all else works
 REFUSED |= dict.fromkeys(COUNTING, "needs a confidence of at most 1")
-REFUSED |= dict.fromkeys(OWN_WAY, "reads layers in its own way")
+REFUSED |= dict.fromkeys(OWN_WAY, "computes logits in its own way")
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -490,7 +490,7 @@ def test_a_stored_rule_is_the_same_and_training_lowers_its_loss(traced, kind, tm
         assert curve[-1]["held_out_loss"] < curve[0]["held_out_loss"]
     path = save_classifier(learned, tmp_path / "c.safetensors", model.fingerprint, curve=curve)
     again = load_classifier(path, model)
-    assert again.key() == learned.key() and again.about["curve"] == curve
+    assert again.key() == learned.key() and again.metadata["curve"] == curve
     first, second = (confidences(found, ExitPolicy(each), model) for each in (learned, again))
     assert np.array_equal(first, second)
     other = build_lively("t5", tokenizer, seed=9, layers=LAYERS + (kind in SIZED))
@@ -501,7 +501,7 @@ def test_a_stored_rule_is_the_same_and_training_lowers_its_loss(traced, kind, tm
 def test_learning_to_exit_is_the_linear_classifier_with_another_loss(traced):
     """Balanced classes against frequencies: where few tokens may exit, squared error is more careful."""
     model, found, _, _ = traced
-    options = dict(epochs=40, learning_rate=2e-2)
+    options = {"epochs": 40, "learning_rate": 2e-2}
     both = [
         train_classifier(k, found, model, **options)[0] for k in ("linear_classifier", "learning_to_exit")
     ]
@@ -528,7 +528,7 @@ def test_distilled_targets_are_what_the_last_layer_says(traced):
 @pytest.mark.parametrize("kind", ["past_future", "ztw"])
 def test_distilled_exits_say_more_of_what_the_last_layer_says(traced, kind, tokenizer):
     model, found, _, _ = traced
-    options = dict(epochs=30, learning_rate=1e-2)
+    options = {"epochs": 30, "learning_rate": 1e-2}
     plain, distilled = (
         train_classifier(kind, found, model, target=target, **options)[0]
         for target in ("consistency", "distilled")
@@ -564,7 +564,7 @@ def test_q_exit_never_becomes_less_likely_with_depth(traced):
 
 @pytest.mark.parametrize(
     "name, options",
-    [("patience", {}), ("q_exit", {}), ("past_future", {}), ("ztw", dict(pruning="fixed", top_k=12))],
+    [("patience", {}), ("q_exit", {}), ("past_future", {}), ("ztw", {"pruning": "fixed", "top_k": 12})],
 )
 def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, name, options):
     model = build_lively("t5", tokenizer, dtype=torch.float32, layers=LAYERS)
@@ -578,7 +578,7 @@ def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, name, optio
 def test_rules_that_count_are_calibrated_over_numbers_of_exits(tokenizer):
     model = build_lively("t5", tokenizer, layers=LAYERS)
     task = load_task("question_answering", limit=6)
-    options = dict(max_new_tokens=4, max_source_tokens=4096)
+    options = {"max_new_tokens": 4, "max_source_tokens": 4096}
     found = calibrate(model, task, ExitPolicy("patience"), 0.9, 0.5, **options)
     assert found.tested == tuple(range(LAYERS, LAYERS - len(found.tested), -1))
     assert found.threshold is None or found.policy.schedule.level == found.threshold
@@ -593,7 +593,7 @@ def test_a_rule_is_calibrated_by_decoding_from_careful_to_careless(traced, name)
     model, found, full, policies = traced
     task = Task("translation", "s", "t", INPUTS, [["the red house"]] * len(INPUTS), "d")
     levels = candidates(replay_policy(found, policies[name], model), 8, LENGTH)
-    options = dict(thresholds=levels, max_new_tokens=LENGTH)
+    options = {"thresholds": levels, "max_new_tokens": LENGTH}
     made = calibrate(model, task, policies[name], 0.9, 0.5, **options)
     assert made.tested == tuple(levels[: len(made.tested)]) and len(set(made.mean_losses)) > 1
     for level, mean in zip(made.tested, made.mean_losses, strict=True):
@@ -607,32 +607,35 @@ def test_a_rule_is_calibrated_by_decoding_from_careful_to_careless(traced, name)
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(measure="patience", threshold=2.5), "threshold=2.5 for patience: give a whole number"),
-        (dict(measure="patience", threshold=-1), "from 0 to inf"),
+        ({"measure": "patience", "threshold": 2.5}, "threshold=2.5 for patience: give a whole number"),
+        ({"measure": "patience", "threshold": -1}, "from 0 to inf"),
         (
-            dict(measure="patience", decay=4.0),
+            {"measure": "patience", "decay": 4.0},
             'decay needs a confidence of at most 1, not that of "patience"',
         ),
-        (dict(measure="vote", pruning="adaptive"), 'pruning="adaptive" needs a confidence of at most 1'),
+        ({"measure": "vote", "pruning": "adaptive"}, 'pruning="adaptive" needs a confidence of at most 1'),
         (
-            dict(measure="weighted_vote", threshold="bandit"),
+            {"measure": "weighted_vote", "threshold": "bandit"},
             'threshold="bandit" needs a confidence of at most',
         ),
-        (dict(measure="static", threshold="bandit", min_layer=2), "has no threshold"),
-        (dict(threshold="bandit", decay=4.0), 'threshold="bandit" and decay contradict each other'),
-        (dict(threshold="bandits"), "give a number from 0 to 1"),
-        (dict(measure="ztw"), '"ztw" needs a trained classifier'),
-        (dict(measure="patient"), 'did you mean "patience"'),
+        ({"measure": "static", "threshold": "bandit", "min_layer": 2}, "has no threshold"),
+        ({"threshold": "bandit", "decay": 4.0}, 'threshold="bandit" and decay contradict each other'),
+        ({"threshold": "bandits"}, "give a number from 0 to 1"),
+        ({"measure": "ztw"}, '"ztw" needs a trained classifier'),
+        ({"measure": "patient"}, 'did you mean "patience"'),
         (
-            dict(measure=new_classifier("token_hash", 8, decoder_layers=4, vocabulary=9), pruning="adaptive"),
+            {
+                "measure": new_classifier("token_hash", 8, decoder_layers=4, vocabulary=9),
+                "pruning": "adaptive",
+            },
             "bab",
         ),
         (
-            dict(measure=new_classifier("past_future", 8, decoder_layers=4), contrast="jsd"),
-            "reads layers in its own way",
+            {"measure": new_classifier("past_future", 8, decoder_layers=4), "contrast": "jsd"},
+            "computes logits in its own way",
         ),
         (
-            dict(measure="pcee", threshold="adaptive", propagation="parallel", exit_layers=[2]),
+            {"measure": "pcee", "threshold": "adaptive", "propagation": "parallel", "exit_layers": [2]},
             "needs a probability",
         ),
     ],

@@ -39,7 +39,7 @@ def calm():
 def learned(found, model):
     """Weights, settings and learning curves (the files themselves order their metadata at random)."""
     loaded = {job: load_classifier(path, model) for job, path in found.items()}
-    return {job: (one.key(), one.about) for job, one in loaded.items()}
+    return {job: (one.key(), one.metadata) for job, one in loaded.items()}
 
 
 def test_every_job_of_a_profile_is_named_once():
@@ -140,11 +140,11 @@ def test_a_notebook_gets_them_by_name(small, calm, monkeypatch):
     }
     one = found["calm", "low_rank_three", "correctness"][0]
     assert (
-        one.about["target"] == "correctness"
+        one.metadata["target"] == "correctness"
         and one.lookback == 2
-        and [point["epoch"] for point in one.about["curve"]] == [1]
+        and [point["epoch"] for point in one.metadata["curve"]] == [1]
     )
-    assert {"loss", "held_out_loss"} < set(one.about["curve"][0])
+    assert {"loss", "held_out_loss"} < set(one.metadata["curve"][0])
     table = Job("calm", "token_hash", "consistency", 0)
     monkeypatch.setattr(train_exits, "classifier_jobs", lambda profile: [table])
     assert not experiment.classifiers(models), "the survey's are only there for who asks for them"

@@ -6,16 +6,18 @@ from random import Random
 
 import pytest
 import torch
-from conftest import build_network
+from conftest import FAMILIES, build_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.optimization import get_wsd_schedule
 
-from mee_utils.models import batches, muon, training
-from mee_utils.models.batches import batches_of, corrupt_spans, group_by_length, pad_pairs, repeated
-from mee_utils.models.mini import new_network, set_dropout
-from mee_utils.models.muon import FROM_SCRATCH, parameter_groups
 from mee_utils.models.objectives import Objective, cross_entropy
-from mee_utils.models.training import Schedule, layer_losses, train_backbone
+from mee_utils.models.states import compute_logits
+from mee_utils.training import batches, loop, muon
+from mee_utils.training.batches import batches_of, corrupt_spans, group_by_length, pad_pairs, repeated
+from mee_utils.training.loop import Schedule, layer_losses, train_backbone
+from mee_utils.training.mini import new_network, set_dropout
+from mee_utils.training.muon import RATES_FROM_SCRATCH, parameter_groups
 
 SENTINELS = list(range(1000, 1032))
 
@@ -28,7 +30,7 @@ def restore(corrupted, target):
             current = spans.setdefault(token, [])
         else:
             current.append(token)
-    return [t for token in corrupted[:-1] for t in (spans[token] if token in spans else [token])]
+    return [t for token in corrupted[:-1] for t in (spans.get(token, [token]))]
 
 
 @settings(deadline=None, max_examples=60)
@@ -125,54 +127,98 @@ def test_a_run_learns_and_logs_every_layer(tmp_path, muon, rate):
     curve = train_backbone(network, Objective("calm"), many(6), PAIRS[:20], schedule, tmp_path)
     after = layer_losses(network, [pad_pairs(PAIRS[:20], 0)])
     assert all(a < b - 0.5 for a, b in zip(after, before, strict=True))
-    assert curve["layer_cross_entropy"][0]["cross_entropy"] == before
-    assert curve["layer_cross_entropy"][-1] == {"step": curve["steps"], "cross_entropy": after}
-    assert curve["loss"][-1]["step"] <= curve["steps"] and curve["minutes"] >= 0
-    steps = [row["step"] for row in curve["layer_cross_entropy"]]
-    apart = {b - a for a, b in itertools.pairwise(steps)}
-    assert steps[0] == 0 and len(apart) == 1 and len(steps) > min(18, training.EVALUATIONS)
+    assert curve.layer_cross_entropy[0]["cross_entropy"] == before
+    assert curve.layer_cross_entropy[-1] == {"step": curve.steps, "cross_entropy": after}
+    assert curve.loss[-1]["step"] <= curve.steps and curve.minutes >= 0
+    steps = [row["step"] for row in curve.layer_cross_entropy]
+    intervals = {later - earlier for earlier, later in itertools.pairwise(steps)}
+    assert steps[0] == 0 and len(intervals) == 1 and len(steps) > min(18, loop.MIN_EVALUATIONS)
+
+
+@pytest.fixture
+def steps_taken(monkeypatch):
+    """The steps whose loss was computed; `stop_at` of it interrupts a run there."""
+
+    class Steps(list):
+        stop_at = None
+
+    steps = Steps()
+    original = loop.batch_loss
+
+    def batch_loss(network, objective, batch, step, half):
+        if step == steps.stop_at:
+            raise Interrupted
+        steps.append(step)
+        return original(network, objective, batch, step, half)
+
+    monkeypatch.setattr(loop, "batch_loss", batch_loss)
+    return steps
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
-def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, monkeypatch, decay):
-    """With Muon, and with a decay too, after which the best state so far is what counts."""
+@pytest.mark.parametrize(("stop_at", "goes_on_at"), [(0, 0), (11, 8)])
+def test_an_interrupted_run_ends_where_a_whole_one_does(
+    tmp_path, monkeypatch, steps_taken, stop_at, goes_on_at, decay
+):
+    """With drawn layers, dropout, and a decay too, after which the best state so far is what counts."""
+    monkeypatch.setattr(loop, "MIN_EVALUATIONS", 5)
 
-    def run(folder, seed=3):
-        network = build_network("t5", 40, seed)
-        objective, schedule = Objective("calm", intermediate="one"), Schedule(0.02, decay, 60)
+    def run(folder):
+        network = build_network("t5", 40, seed=3)
+        set_dropout(network, 0.2)
+        objective = Objective("calm", intermediate="one")
+        schedule = Schedule(0.02, decay, 60)
         curve = train_backbone(network, objective, many(4), PAIRS[:20], schedule, folder)
         return network, curve
 
-    torch.manual_seed(0)
     whole, whole_curve = run(tmp_path / "whole")
-    original, calls = training.ObjectiveTrainer.compute_loss, []
+    assert steps_taken == list(range(whole_curve.steps)) and whole_curve.steps == 20
 
-    def stops(self, *args, **kwargs):
-        calls.append(1)
-        if len(calls) == 12:
-            raise Interrupted
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(training.ObjectiveTrainer, "compute_loss", stops)
+    steps_taken.stop_at = stop_at
     with pytest.raises(Interrupted):
         run(tmp_path / "cut")
-    resumed_calls = []
-
-    def counts(self, *args, **kwargs):
-        resumed_calls.append(1)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(training.ObjectiveTrainer, "compute_loss", counts)
+    steps_taken.clear()
+    steps_taken.stop_at = None
     resumed, curve = run(tmp_path / "cut")
-    assert 0 < len(resumed_calls) < whole_curve["steps"]  # it went on, and did not begin again
-    for (name, a), b in zip(whole.named_parameters(), resumed.parameters(), strict=True):
-        assert torch.allclose(a, b, atol=1e-6), name
-    assert curve["layer_cross_entropy"] == whole_curve["layer_cross_entropy"]
-    assert curve["loss"] == whole_curve["loss"] and curve["minutes"] > 0
-    resumed_calls.clear()
+    assert steps_taken == list(range(goes_on_at, curve.steps)), "it went on, and did not begin again"
+    assert same_weights(whole, resumed)
+    assert curve.layer_cross_entropy == whole_curve.layer_cross_entropy
+    assert curve.loss == whole_curve.loss
+
+    steps_taken.clear()
     again, curve = run(tmp_path / "cut")  # as a stage that had ended when a later one was interrupted
-    assert not resumed_calls and curve["layer_cross_entropy"] == whole_curve["layer_cross_entropy"]
-    assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), again.parameters(), strict=True))
+    assert not steps_taken and curve.layer_cross_entropy == whole_curve.layer_cross_entropy
+    assert same_weights(resumed, again)
+
+
+def same_weights(network, other):
+    return all(map(torch.equal, network.parameters(), other.parameters()))
+
+
+def test_the_loss_is_a_mean_since_the_last_row_when_a_run_was_interrupted_between_two(tmp_path, monkeypatch):
+    """Evaluations, and so checkpoints, come every 9 steps here, rows of the loss every 2."""
+    monkeypatch.setattr(loop, "MIN_EVALUATIONS", 2)
+    monkeypatch.setattr(loop, "batches_of", lambda pairs, tokens, seed: [PAIRS[:3]] * 18)
+    original = loop.batch_loss
+    curves = []
+    for stop_at in (None, 12):
+
+        def batch_loss(network, objective, batch, step, half, stop_at=stop_at):
+            if step == stop_at:
+                raise Interrupted
+            return original(network, objective, batch, step, half)
+
+        monkeypatch.setattr(loop, "batch_loss", batch_loss)
+        options = (Objective("vanilla"), [], PAIRS[:4], Schedule(0.02, 0.0, 60), tmp_path / str(stop_at))
+        if stop_at:
+            with pytest.raises(Interrupted):
+                train_backbone(build_network("t5", 40), *options)
+            monkeypatch.setattr(loop, "batch_loss", original)
+        curves.append(train_backbone(build_network("t5", 40), *options))
+    whole, resumed = curves
+    assert [row["step"] for row in whole.loss] == list(range(2, 19, 2))
+    assert [row["step"] for row in whole.layer_cross_entropy] == [0, 9, 18]
+    assert resumed.loss == whole.loss
 
 
 @pytest.mark.parametrize(
@@ -189,66 +235,72 @@ def test_with_a_decay_the_state_that_did_best_on_the_held_out_pairs_is_kept(
         first_layer = 50.0 if len(seen) == 3 else 1.0 - len(seen) / 100
         return [first_layer, {1: 0.5, 3: 0.6, 4: 0.7}.get(len(seen), 0.7 + len(seen))]
 
-    monkeypatch.setattr(training, "layer_losses", scripted)
+    monkeypatch.setattr(loop, "layer_losses", scripted)
     network, schedule = build_network("t5", 40), Schedule(0.02, decay, 60)
     curve = train_backbone(network, Objective(objective), many(2), PAIRS[:20], schedule, tmp_path)
-    assert len(seen) == len(curve["layer_cross_entropy"]) > 5
+    assert len(seen) == len(curve.layer_cross_entropy) > 5
     assert torch.tensor([1e-40]).mul(1.5) > 0, "numbers near zero are flushed during training only"
     same = [all(map(torch.equal, state, network.parameters())) for state in seen]
     assert [index for index, one in enumerate(same) if one] == [range(len(seen))[kept]]
 
 
-class Planned(Exception):
-    pass
-
-
-@pytest.fixture
-def plan(monkeypatch, tmp_path):
-    """What a run of some number of batches would ask of the Trainer."""
-
-    def planned(count, schedule):
-        def trainer(network, arguments, **inputs):
-            raise Planned(arguments)
-
-        monkeypatch.setattr(training, "batches_of", lambda *given: range(count))
-        monkeypatch.setattr(training, "ObjectiveTrainer", trainer)
-        with pytest.raises(Planned) as found:
-            train_backbone(build_network("t5", 40), Objective("vanilla"), [], [], schedule, tmp_path)
-        return found.value.args[0]
-
-    return planned
-
-
 @pytest.mark.parametrize("count", [1, 3, 19, 20, 21, 39, 250, 3999, 4000, 4001, 4100, 9999, 24567])
-def test_runs_are_evaluated_every_200_steps_or_more_often_and_at_the_end(plan, count):
-    asked = plan(count, Schedule(0.02, 0.8, 100))
-    every, steps = int(asked.eval_steps), asked.max_steps
-    assert 1 <= every <= 200 and steps % every == 0, "the last step is evaluated"
-    assert steps // every >= min(count, 20)
-    assert 0 <= count - steps < every, "hardly any batch is left out"
-    assert asked.save_steps == every and asked.eval_on_start and asked.warmup_steps <= min(200, steps / 4)
+def test_runs_are_evaluated_every_200_steps_or_more_often_and_at_the_end(count):
+    interval = loop.evaluation_interval(count)
+    evaluations = count // interval
+    assert 1 <= interval <= 200
+    assert evaluations >= min(count, 20)
+    assert 0 <= count - evaluations * interval < interval, "hardly any batch is left out"
 
 
-def test_the_rate_rises_stays_and_falls(plan):
-    from transformers import get_scheduler
+@pytest.mark.parametrize(("decay", "constant"), [(0.8, 0.2), (0.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize("steps", [4000, 37])
+def test_the_rate_rises_stays_and_falls_as_transformers_has_it(decay, constant, steps):
+    rates = [loop.rate_factor(step, steps, decay) for step in range(steps)]
+    warmup = min(200, steps // 4)
+    assert rates[0] == 0 and rates[warmup // 2] == pytest.approx(0.5, abs=0.06) and max(rates) == 1
+    at_peak = rates.count(1.0)
+    assert at_peak == pytest.approx(constant * (steps - warmup), abs=2)
+    assert rates[-1] == pytest.approx(0, abs=0.06) if decay else rates[-1] == 1.0
 
-    for decay, stays in ((0.8, 0.2), (0.0, 1.0), (1.0, 0.0)):
-        asked = plan(4000, Schedule(0.02, decay, 100))
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=asked.learning_rate)
-        kind, more = asked.lr_scheduler_type, dict(scheduler_specific_kwargs=asked.lr_scheduler_kwargs)
-        found = get_scheduler(kind, optimizer, asked.warmup_steps, asked.max_steps, **more)
-        rates = []
-        for _ in range(asked.max_steps):
-            rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            found.step()
-        assert rates[0] == 0 and rates[100] == pytest.approx(0.01) and max(rates) == 0.02
-        full = sum(rate == 0.02 for rate in rates)
-        assert full == pytest.approx(stays * 3800, abs=2)
-        assert rates[-1] == pytest.approx(0, abs=1e-5) if decay else rates[-1] == 0.02
-        half = 200 + full + (4000 - 200 - full) // 2
-        assert not decay or rates[half] == pytest.approx(0.01, rel=1e-2)
-        assert asked.load_best_model_at_end == (decay > 0) == (asked.metric_for_best_model is not None)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    decay_steps = round(decay * (steps - warmup))
+    schedule = get_wsd_schedule(optimizer, warmup, decay_steps, num_training_steps=steps, decay_type="linear")
+    for rate in rates:
+        assert optimizer.param_groups[0]["lr"] == rate
+        optimizer.step()
+        schedule.step()
+
+
+def test_every_group_of_parameters_follows_the_schedule(tmp_path, monkeypatch):
+    rates = []
+    original = loop.MuonAdam.step
+
+    def step(optimizer):
+        rates.append([group["lr"] / group["peak_lr"] for group in optimizer.param_groups])
+        original(optimizer)
+
+    monkeypatch.setattr(loop.MuonAdam, "step", step)
+    schedule = Schedule(0.02, 0.5, 100)
+    network = build_network("t5", 40)
+    curve = train_backbone(network, Objective("vanilla"), PAIRS, PAIRS[:4], schedule, tmp_path)
+    expected = [loop.rate_factor(step, curve.steps, 0.5) for step in range(curve.steps)]
+    assert rates == [pytest.approx([factor] * 5) for factor in expected]
+
+
+def test_a_step_is_clipped(tmp_path, monkeypatch):
+    norms = []
+    original = loop.MuonAdam.step
+
+    def step(optimizer):
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        norms.append(float(torch.nn.utils.get_total_norm([weight.grad for weight in weights])))
+        original(optimizer)
+
+    monkeypatch.setattr(loop.MuonAdam, "step", step)
+    network = build_network("t5", 40)
+    train_backbone(network, Objective("calm"), PAIRS, PAIRS[:4], Schedule(0.02, 0.5, 100), tmp_path)
+    assert max(norms) <= 1.0001 and max(norms) == pytest.approx(1, abs=1e-3)
 
 
 def test_the_loss_of_a_layer_is_a_mean_over_tokens_however_they_are_batched():
@@ -262,24 +314,35 @@ def test_the_loss_of_a_layer_is_a_mean_over_tokens_however_they_are_batched():
     assert lengths == sorted(lengths)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pass_gives_the_loss_of_transformers_and_the_states_of_every_layer(family):
+    network = build_network(family, 40)
+    batch = pad_pairs([([5, 6, 7, 1], [8, 1]), ([9, 1], [10, 11, 12, 1])], 0)
+    states, logits = loop.teacher_forced(network, batch)
+    assert torch.allclose(cross_entropy(logits, batch["labels"]), network(**batch).loss, atol=1e-6)
+    assert len(states) == len(network.get_decoder().block)
+    assert torch.allclose(compute_logits(network, states[-1]), logits, atol=1e-6)
+
+
 def test_dropout_is_changed_wherever_it_is_kept():
     network = build_network("t5", 40).train()
     batch = pad_pairs(PAIRS[:8], 0)
     losses = {}
     for rate in (0.5, 0.0):
         set_dropout(network, rate)
-        for forward in (training.forward, training._hooked_forward):
-            losses[rate, forward.__name__] = {forward(network, batch)[1].sum().item() for _ in range(3)}
-    assert all(len(found) == (3 if rate else 1) for (rate, _), found in losses.items())
+        losses[rate] = {loop.teacher_forced(network, batch)[1].sum().item() for _ in range(3)}
+    assert len(losses[0.5]) == 3 and len(losses[0.0]) == 1
 
 
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize("flags", [{}, {"avx512_bf16": False, "avx2": True}, {"amx_bf16": True}])
-def test_half_precision_is_for_processors_that_multiply_it(plan, monkeypatch, flags, half):
+def test_half_precision_is_for_processors_that_multiply_it(monkeypatch, flags, half):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
     muon.fast_bfloat16.cache_clear()
-    asked = plan(100, Schedule(0.02, 0.0, 100, half=half))
-    assert asked.use_cpu and asked.bf16 == (half and "amx_bf16" in flags)
+    monkeypatch.setattr(loop, "objective_loss", lambda *given: torch.is_autocast_enabled("cpu"))
+    network = build_network("t5", 40)
+    autocast = loop.batch_loss(network, Objective("vanilla"), pad_pairs(PAIRS[:2], 0), 0, half)
+    assert autocast == (half and "amx_bf16" in flags)
     assert muon.fast_bfloat16("cuda")
     muon.fast_bfloat16.cache_clear()
 
@@ -290,7 +353,7 @@ def test_in_half_precision_the_losses_are_nearly_those_of_single(tmp_path):
     found = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            states, logits = training.forward(network, batch)
+            states, logits = loop.teacher_forced(network, batch)
             found.append(float(cross_entropy(logits, batch["labels"]).detach()))
         assert states[-1].dtype == torch.float32  # the residual stream keeps its precision
     assert found[0] == pytest.approx(found[1], rel=2e-2) and found[0] != found[1]
@@ -303,7 +366,8 @@ def test_every_evaluation_prints_one_line_of_how_far_a_run_is(tmp_path, capsys):
         network, Objective("vanilla"), many(2), PAIRS[:20], schedule, tmp_path / "a", **options
     )
     lines = capsys.readouterr().out.splitlines()
-    steps, rows = curve["steps"], curve["layer_cross_entropy"]
+    steps = curve.steps
+    rows = curve.layer_cross_entropy
     assert len(lines) == len(rows)
     for line, row in zip(lines, rows):
         held_out = f"step {row['step']} of {steps}: held out {row['cross_entropy'][-1]:.3f} nats a token, "
@@ -312,12 +376,18 @@ def test_every_evaluation_prints_one_line_of_how_far_a_run_is(tmp_path, capsys):
 
 
 def test_objectives_are_told_the_step(tmp_path, monkeypatch):
-    told, true = [], training.objective_loss
-    monkeypatch.setattr(training, "objective_loss", lambda *given: told.append(given[5]) or true(*given))
+    steps = []
+    original = loop.objective_loss
+
+    def objective_loss(objective, network, states, logits, labels, step):
+        steps.append(step)
+        return original(objective, network, states, logits, labels, step)
+
+    monkeypatch.setattr(loop, "objective_loss", objective_loss)
+    network = build_network("t5", 40)
     schedule = Schedule(0.003, 0.0, 100)
-    objective, network = Objective("alternating"), build_network("t5", 40)
-    curve = train_backbone(network, objective, many(4), PAIRS[:20], schedule, tmp_path)
-    assert told == list(range(curve["steps"])) and len(told) > 2
+    curve = train_backbone(network, Objective("alternating"), PAIRS, PAIRS[:20], schedule, tmp_path)
+    assert steps == list(range(curve.steps)) and len(steps) > 2
 
 
 def test_training_sets_its_own_seed(tmp_path):
@@ -411,7 +481,7 @@ def test_narrow_networks_have_as_many_local_heads_as_heads():
     assert table.shape[1] == 2 and table[3, 1] == pytest.approx(-2.1)
 
 
-OWN = {name: FROM_SCRATCH[name] for name in ("query", "embedding", "table", "norm")}
+OWN = {name: RATES_FROM_SCRATCH[name] for name in ("query", "embedding", "table", "norm")}
 
 
 @pytest.mark.parametrize(
@@ -419,7 +489,7 @@ OWN = {name: FROM_SCRATCH[name] for name in ("query", "embedding", "table", "nor
     [
         ({}, [1, *OWN.values()], True),
         (dict(rates={}, muon=False), [1, 1, 1, 1, 1], False),
-        (dict(rates=FROM_SCRATCH | {"table": 5.5}), [1, *(OWN | {"table": 5.5}).values()], True),
+        (dict(rates=RATES_FROM_SCRATCH | {"table": 5.5}), [1, *(OWN | {"table": 5.5}).values()], True),
     ],
 )
 def test_matrices_embedding_tables_and_norms_learn_at_rates_of_their_own(given, rates, muon):
@@ -437,7 +507,7 @@ def test_the_first_safe_layer_is_where_confident_tokens_keep_full_depths_predict
     from mee_utils import load_task, trace
     from mee_utils.study.inputs import load_profile_model
     from mee_utils.study.profiles import load_profile
-    from mee_utils.study.train_models import measure
+    from mee_utils.training.model_manifest import measure
 
     model = load_profile_model(load_profile("small"), "vanilla", "float32")
     tasks = [load_task(name, limit=12) for name in ("summarization", "translation")]

@@ -171,7 +171,7 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
     the depth, a rule that decides at every layer from `min_layer` on costs less than full depth.
     """
     cost = measure.flops(sizes.d_model) / sizes.projections
-    before = 0 if measure.from_first else min_layer - 1
+    before = 0 if measure.recurrent else min_layer - 1
     if measure.readout:  # earlier layers are read out too; the last readout is the token's own
         cost = sizes.readout / sizes.projections * ((ids or sizes.vocabulary) / sizes.vocabulary)
         before += 1 - measure.lookback

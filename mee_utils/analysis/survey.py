@@ -61,8 +61,7 @@ def describe(measure, sizes: Mapping, ids: int | None = None) -> dict:
     """What a rule looks at and costs: `readouts` a decision, the `layers` it sees, `trained`, `parameters`,
     and for each of `sizes` (name -> `DecoderSizes`) a decision as a share of a layer (`ids`: pruned to).
     """
-    seen = "all so far" if measure.from_first or measure.counts_exits else 1 + measure.lookback
-    seen = seen if measure.sees is None else measure.sees
+    seen = "all so far" if measure.layers_used is None else measure.layers_used
     weights = getattr(measure, "state_dict", dict)().values()
     row = {"readouts": int(measure.readout), "layers": str(seen)}
     row |= {"trained": len(weights) > 0, "parameters": sum(weight.numel() for weight in weights)}

@@ -97,7 +97,7 @@ class TokenDecoder:
         `ids` are the tokens before, `sequence` the indices of the rows' inputs, both `[row]`;
         `cache.position` is that of the token. Raises `MeeError` for states that are not finite.
         """
-        if self.bound.measure.looks_ahead:
+        if self.bound.measure.needs_all_layers:
             return self._decode_looking_ahead(rows, ids, sequence)
         decoder, cache, bound = self.decoder, self.cache, self.bound
         step = Step(decoder, bound.readout, sequence, cache.position, ids)

@@ -1,6 +1,6 @@
 """Trained exit classifiers: from normalised states of one or more layers to the probability of "exit".
 
-| kind | sees | network | source |
+| kind | input | network | source |
 |---|---|---|---|
 | `linear_classifier` | `n(h^l)` | `d + 1` parameters | CALM's own |
 | `hidden_classifier` | `n(h^l)` | `Linear(d, d)`, ReLU, `Linear(d, 2)` | CALM's baseline in MEE |
@@ -8,8 +8,8 @@
 | `three_hidden_classifier` | the last three `n(h)` | `Linear(3d, d)`, ReLU, `Linear(d, 2)` | MEE, section 5 |
 | `lstm_classifier` | all `n(h)` so far, one after the other | two-layer LSTM, two outputs | MEE, section 5 |
 | `learning_to_exit` | `n(h^l)` | `d + 1` parameters, squared error | BERxiT |
-| `q_exit` | all `n(h)` so far | `d + 1`: how likely is it to have left by now | PALBERT |
-| `past_future` | `n(h^l)` | an affine map a layer, foretelling `n(h^L)` | PF-BERxiT, DeeCap; tuned lens |
+| `q_exit` | all `n(h)` so far | `d + 1`: how likely is it to have exited by now | PALBERT |
+| `past_future` | `n(h^l)` | an affine map a layer that predicts `n(h^L)` | PF-BERxiT, DeeCap; tuned lens |
 | `ztw` | the exits so far | `log q = sum_i w_i log p_i + b`, a product of experts | ZTW |
 | `token_hash` | the token before | a table: id and layer -> share that may exit | HashEE |
 
@@ -36,56 +36,70 @@ FORMAT = "mee_utils.classifier.1"
 TARGETS = ("consistency", "correctness", "distilled")
 
 
-class Lesson(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Some tokens that a classifier learns from."""
 
-    states: Tensor  # normalised, `[token, layer, d_model]`
-    labels: Tensor  # whether it may exit, or how likely that is, `[token, layer - 1]`
-    weights: Tensor  # of the labels, `[token, layer - 1]`: in each layer both classes count alike
-    ids: Tensor  # `[token]`, what it should have predicted
-    first: int  # the first layer at which the model may exit
-    readout: Callable[[Tensor], Tensor]  # states to logits
-    teacher: Tensor | None = None  # log-probabilities of the last layer, `[token, 1, id]`, to be "distilled"
+    states: Tensor  # [token, layer, d_model], normalised
+    labels: Tensor  # [token, layer - 1], whether it may exit, or how likely that is
+    weights: Tensor  # [token, layer - 1], of the labels: in each layer both classes count alike
+    target_ids: Tensor  # [token], what it should have predicted
+    min_exit_layer: int  # the model's
+    logits_of: Callable[[Tensor], Tensor]  # of normalised states
+    teacher: Tensor | None = None  # [token, 1, id], log-probabilities of the last layer, to be "distilled"
 
 
 class ExitClassifier(nn.Module, Measure):
-    """A classifier over normalised states; from `new_classifier`, `train_classifier` or `load_classifier`."""
+    """A classifier over normalised states; from `new_classifier`, `train_classifier` or `load_classifier`.
+
+    Attributes:
+        name: its kind, of the table above.
+        settings: the options of `new_classifier` that make one of the same shape.
+        trained_on: fingerprint of the model on whose states it was trained; None if that is not recorded.
+        metadata: what was stored with it, such as its training curve.
+    """
 
     __eq__ = object.__eq__  # a classifier equals itself alone; `key` compares weights
     __hash__ = object.__hash__
 
     def __init__(self, kind: str, d_model: int, **shape: int):
         super().__init__()
-        self.name, self.d_model, self.about = kind, d_model, {}  # about: what was stored with it
-        self.trained_on: str | None = None  # fingerprint of the model on whose states, if that is known
+        self.name = kind
+        self.d_model = d_model
         self.settings = {"kind": kind, "d_model": d_model, **shape}
+        self.trained_on: str | None = None
+        self.metadata: dict = {}
         self.build(**shape)
 
     def build(self, layers: int = 1, hidden: int = 0) -> None:
-        """Makes the weights; `shape` are the options of the kind."""
-        self.lookback, width = layers - 1, self.d_model * layers
-        self.network = nn.Linear(width, 1)  # drawn by every kind: what a seed gives depends on it
+        """Makes the weights; a subclass names the options of its kind."""
+        self.lookback = layers - 1
+        width = self.d_model * layers
+        # keep: the random stream of shipped classifiers starts with this draw, used or not
+        self.network = nn.Linear(width, 1)
         if hidden:
             self.network = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
-    def loss(self, lesson: Lesson) -> Tensor:
-        """Balanced cross-entropy of the labels."""
-        odds, seen = self.log_odds(lesson.states[:, :-1]), slice(self.lookback, None)
-        wanted, weights = lesson.labels[:, seen].to(odds.dtype), lesson.weights[:, seen]
-        return functional.binary_cross_entropy_with_logits(odds, wanted, weights)
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        """Balanced cross-entropy of the labels; the first `lookback` layers are not decided at."""
+        log_odds = self.log_odds(batch.states[:, :-1])  # [token, layer - 1 - lookback]
+        labels = batch.labels[:, self.lookback :].to(log_odds.dtype)
+        weights = batch.weights[:, self.lookback :]
+        return functional.binary_cross_entropy_with_logits(log_odds, labels, weights)
 
     def log_odds(self, states: Tensor) -> Tensor:
-        """Log-odds of "exit": `[row, layer, d_model]` to `[row, layer - lookback]`."""
+        """Log-odds of "exit": `[token, layer, d_model]` to `[token, layer - lookback]`."""
         count = states.shape[1] - self.lookback
-        seen = torch.cat([states[:, back : back + count] for back in range(1 + self.lookback)], dim=-1)
-        return self._odds(self.network(seen.to(self._dtype)))
+        windows = [states[:, start : start + count] for start in range(1 + self.lookback)]
+        return self._log_odds_of(self.network(torch.cat(windows, dim=-1).to(self._dtype)))
 
     def confidence(self, state) -> Tensor:
         """Probability of "exit", `[rows]`."""
-        seen = torch.cat([state.earlier(back).state for back in range(self.lookback, -1, -1)], dim=-1)
-        return torch.sigmoid(self._odds(self.network(seen.to(self._dtype))))
+        window = [state.earlier(back).state for back in range(self.lookback, -1, -1)]
+        return torch.sigmoid(self._log_odds_of(self.network(torch.cat(window, dim=-1).to(self._dtype))))
 
-    def _odds(self, outputs: Tensor) -> Tensor:
+    @staticmethod
+    def _log_odds_of(outputs: Tensor) -> Tensor:
+        """One output is the log-odds; of two, the logits of "stay" and "exit", it is the difference."""
         return outputs[..., 0] if outputs.shape[-1] == 1 else outputs[..., 1] - outputs[..., 0]
 
     @property
@@ -98,15 +112,16 @@ class ExitClassifier(nn.Module, Measure):
 
     def check_model(self, model) -> None:
         """Refuses other sizes, or states of other weights than those it was trained on."""
-        sizes = {"d_model": model.network.config.d_model, "decoder_layers": model.layers}
-        sizes |= {"vocabulary": model.network.config.vocab_size}
+        config = model.network.config
+        sizes = {"d_model": config.d_model, "decoder_layers": model.layers, "vocabulary": config.vocab_size}
         for name, size in sizes.items():
-            if (own := self.settings.get(name, size)) != size:
-                other = f"is for {name}={own}, {model.name} has {size}"
-                raise MeeError(f"{self!r} {other}: train one for this model.")
+            mine = self.settings.get(name, size)
+            if mine != size:
+                mismatch = f"is for {name}={mine}, {model.name} has {size}"
+                raise MeeError(f"{self!r} {mismatch}: train one for this model.")
         if self.trained_on not in (None, model.fingerprint):
-            other = f"was trained on the states of other weights than {model.name}'s"
-            raise MeeError(f"{self!r} {other}: train one for this model.")
+            mismatch = f"was trained on the states of other weights than {model.name}'s"
+            raise MeeError(f"{self!r} {mismatch}: train one for this model.")
 
     def key(self) -> str:
         """Settings and a hash of the weights."""
@@ -121,26 +136,29 @@ class ExitClassifier(nn.Module, Measure):
 
 
 class RecurrentClassifier(ExitClassifier):
-    """`lstm_classifier`."""
+    """`lstm_classifier`: an LSTM that runs over the layers of each token."""
 
-    from_first = True
+    recurrent = True
 
     def build(self, depth: int, hidden: int) -> None:
         self.network = nn.LSTM(self.d_model, hidden, num_layers=depth, batch_first=True)
         self.head = nn.Linear(hidden, 2)
 
     def log_odds(self, states: Tensor) -> Tensor:
-        return self._odds(self.head(self.network(states.to(self._dtype))[0]))
+        outputs, _ = self.network(states.to(self._dtype))  # [token, layer, hidden]
+        return self._log_odds_of(self.head(outputs))
 
     def confidence(self, state) -> Tensor:
         hidden, _ = state.recall(id(self), self._memory)
-        return torch.sigmoid(self._odds(self.head(hidden[:, -1])))
+        return torch.sigmoid(self._log_odds_of(self.head(hidden[:, -1])))
 
     def _memory(self, state) -> tuple[Tensor, ...]:
-        """Hidden and cell states of the LSTM after this layer, `[row, depth, hidden]`."""
-        memory = state.earlier(1).recall(id(self), self._memory) if state.layer > 1 else ()
-        before = tuple(part.transpose(0, 1).contiguous() for part in memory)
-        _, after = self.network(state.state.to(self._dtype)[:, None], before or None)
+        """Hidden and cell states of the LSTM after this layer, `[row, depth, hidden]` each."""
+        before = None
+        if state.layer > 1:
+            memory = state.earlier(1).recall(id(self), self._memory)
+            before = tuple(part.transpose(0, 1).contiguous() for part in memory)  # [depth, row, hidden]
+        _, after = self.network(state.state.to(self._dtype)[:, None], before)
         return tuple(part.transpose(0, 1) for part in after)
 
 
@@ -152,57 +170,65 @@ def divergence(teacher: Tensor, logits: Tensor) -> Tensor:
 class LearningToExit(ExitClassifier):
     """The linear classifier, trained by squared error (BERxiT, 3.3): frequent classes count more."""
 
-    def loss(self, lesson: Lesson) -> Tensor:
-        odds = self.log_odds(lesson.states[:, :-1])
-        return functional.mse_loss(torch.sigmoid(odds), lesson.labels.to(odds.dtype))
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        log_odds = self.log_odds(batch.states[:, :-1])
+        return functional.mse_loss(torch.sigmoid(log_odds), batch.labels.to(log_odds.dtype))
 
 
 class QExit(ExitClassifier):
-    """`1 - prod_(i<=l) (1 - lambda_i)`, `lambda_i` a sigmoid of one unit: has a token left by now? (PALBERT)
+    """`1 - prod_(i<=l) (1 - lambda_i)`: the probability that a token has exited by layer l (PALBERT).
 
-    PALBERT leaves where it passes one half, and trains its expected loss; here it learns as classifiers do.
+    `lambda_i`, a sigmoid of one unit, is the probability to exit at layer i. PALBERT exits where the product
+    passes one half, and trains its expected loss; here it learns as classifiers do. The sums below are
+    `-log prod (1 - lambda_i)`, a softplus a layer.
     """
 
-    from_first, default_threshold = True, 0.5
+    recurrent = True
+    default_threshold = 0.5
 
     def log_odds(self, states: Tensor) -> Tensor:
-        stays = functional.softplus(super().log_odds(states)).cumsum(dim=1)  # - log prod (1 - lambda)
-        stays = stays.clamp(min=torch.finfo(stays.dtype).tiny)
-        return stays + torch.log(-torch.expm1(-stays))
+        total = functional.softplus(super().log_odds(states)).cumsum(dim=1)
+        total = total.clamp(min=torch.finfo(total.dtype).tiny)
+        return total + torch.log(-torch.expm1(-total))
 
     def confidence(self, state) -> Tensor:
-        return -torch.expm1(-state.recall(id(self), self._stays)[0])
+        (total,) = state.recall(id(self), self._total)
+        return -torch.expm1(-total)
 
-    def _stays(self, state) -> tuple[Tensor]:
-        before = state.earlier(1).recall(id(self), self._stays)[0] if state.layer > 1 else 0.0
-        return (before + functional.softplus(self._odds(self.network(state.state.to(self._dtype)))),)
+    def _total(self, state) -> tuple[Tensor]:
+        """The sum up to this layer, `[rows]`."""
+        before = state.earlier(1).recall(id(self), self._total)[0] if state.layer > 1 else 0.0
+        log_odds = self._log_odds_of(self.network(state.state.to(self._dtype)))
+        return (before + functional.softplus(log_odds),)
 
 
 class PastFuture(ExitClassifier):
-    """Reads out `A_l n(h^l) + b_l`, which foretells `n(h^L)`: token and confidence, the largest probability.
+    """Logits of `A_l n(h^l) + b_l`, which predicts `n(h^L)`: token and confidence, the largest probability.
 
-    PF-BERxiT and DeeCap foretell the last state by a small network; this map is the "tuned lens" (Belrose et
-    al. 2023), trained by the squared error of the state, or "distilled": by what it says in place of the last
-    layer's distribution (as FastBERT's exits are). Untrained, it is `max_probability`.
+    PF-BERxiT and DeeCap predict the last state by a small network; this map is the "tuned lens" (Belrose et
+    al. 2023), trained by the squared error of the state, or "distilled": by the divergence of its
+    distribution from the last layer's (as FastBERT's exits are). Untrained, it is `max_probability`.
     """
 
-    readout, confidence = True, MaxProbability.confidence
+    readout = True
+    confidence = MaxProbability.confidence
 
     def build(self, decoder_layers: int) -> None:
         self.maps = nn.Parameter(torch.eye(self.d_model).repeat(decoder_layers - 1, 1, 1))
         self.shifts = nn.Parameter(torch.zeros(decoder_layers - 1, self.d_model))
 
-    def loss(self, lesson: Lesson) -> Tensor:
-        states = lesson.states.to(self._dtype)
-        foretold = torch.einsum("tld,led->tle", states[:, :-1], self.maps) + self.shifts
-        if lesson.teacher is None:
-            return functional.mse_loss(foretold, states[:, -1:].expand_as(foretold))
-        return divergence(lesson.teacher, lesson.readout(foretold))
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        states = batch.states.to(self._dtype)
+        predicted = torch.einsum("tld,led->tle", states[:, :-1], self.maps) + self.shifts
+        if batch.teacher is None:
+            return functional.mse_loss(predicted, states[:, -1:].expand_as(predicted))
+        return divergence(batch.teacher, batch.logits_of(predicted))
 
     def lens(self, state) -> Tensor:
-        """The foretold state, `[rows, d_model]`."""
-        weights = self.maps[state.layer - 1], self.shifts[state.layer - 1]
-        return functional.linear(state.state.to(self._dtype), *weights).to(state.state.dtype)
+        """The predicted last state, `[rows, d_model]`."""
+        layer_map = self.maps[state.layer - 1]
+        shift = self.shifts[state.layer - 1]
+        return functional.linear(state.state.to(self._dtype), layer_map, shift).to(state.state.dtype)
 
     def flops(self, d_model: int) -> int:
         return 2 * d_model**2
@@ -211,29 +237,42 @@ class PastFuture(ExitClassifier):
 class Ensemble(ExitClassifier):
     """The product of the exits so far, `log q = sum_i w_i log p_i + b` with `w_i > 0` and `b` of an id (ZTW).
 
-    Token and confidence, the largest probability, come from `q` over the ids that are read out. Trained by
-    the cross-entropy of `q` at every layer from `min_exit_layer` on.
+    Token and confidence, the largest probability, come from `q` over the valid ids. Trained by the
+    cross-entropy of `q` at every layer from `min_exit_layer` on.
     """
 
-    readout, counts_exits, confidence = True, True, MaxProbability.confidence
+    readout = True
+    uses_exit_history = True
+    confidence = MaxProbability.confidence
 
     def build(self, decoder_layers: int, vocabulary: int) -> None:
         self.log_weights = nn.Parameter(torch.zeros(decoder_layers - 1))
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
-    def loss(self, lesson: Lesson) -> Tensor:
-        layers = slice(lesson.first - 1, len(self.log_weights))
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        layers = slice(batch.min_exit_layer - 1, len(self.log_weights))
         with torch.no_grad():
-            experts = lesson.readout(lesson.states[:, layers]).log_softmax(dim=-1)
+            experts = batch.logits_of(batch.states[:, layers]).log_softmax(dim=-1)  # [token, layer, id]
         scores = (self.log_weights[layers, None].exp() * experts).cumsum(dim=1) + self.bias
-        if lesson.teacher is not None:
-            return divergence(lesson.teacher, scores)
-        return functional.cross_entropy(scores.flatten(0, 1), lesson.ids.repeat_interleave(scores.shape[1]))
+        if batch.teacher is not None:
+            return divergence(batch.teacher, scores)
+        target_ids = batch.target_ids.repeat_interleave(scores.shape[1])
+        return functional.cross_entropy(scores.flatten(0, 1), target_ids)
 
     def ensemble(self, layers: list[int], logits: list[Tensor], ids: Tensor | None) -> Tensor:
-        """Scores `[rows, ids]` of the exits at some layers; `ids` is None where all are read out."""
-        experts = zip(layers, logits, strict=True)
-        scores = sum(self.log_weights[layer - 1].exp() * each.log_softmax(dim=-1) for layer, each in experts)
+        """Scores of the exits at some layers.
+
+        Args:
+            layers: where the exits are, from 1.
+            logits: of each exit, `[rows, ids]`.
+            ids: which they are, `[rows, ids]`; None for the whole vocabulary.
+
+        Returns:
+            `log q` up to a constant, `[rows, ids]`.
+        """
+        scores = 0.0
+        for layer, each in zip(layers, logits, strict=True):
+            scores = scores + self.log_weights[layer - 1].exp() * each.log_softmax(dim=-1)
         return scores + (self.bias if ids is None else self.bias[ids])
 
 
@@ -244,7 +283,7 @@ class TokenHash(ExitClassifier):
     costs nothing. Untrained, a layer is drawn for each token: HashEE's random hash.
     """
 
-    sees = 0
+    layers_used = 0
 
     def build(self, decoder_layers: int, vocabulary: int) -> None:
         drawn = torch.randint(1, decoder_layers, (vocabulary + 1, 1))  # the last row: the start of an output
@@ -255,87 +294,126 @@ class TokenHash(ExitClassifier):
 
         The mean of all tokens counts as one token more of each row.
         """
-        settled, table = labels.flip(1).cumprod(1).flip(1).to(self.shares), torch.zeros_like(self.shares)
-        rows = before.to(table.device) % len(table)
-        seen = torch.bincount(rows, minlength=len(table))[:, None]
-        self.shares = (table.index_add(0, rows, settled) + settled.mean(0)) / (seen + 1)
+        settled = labels.flip(1).cumprod(1).flip(1).to(self.shares)  # from this layer on all may exit
+        rows = before.to(self.shares.device) % len(self.shares)  # -1, the start, is the last row
+        sums = torch.zeros_like(self.shares).index_add(0, rows, settled)
+        tokens = torch.bincount(rows, minlength=len(self.shares))[:, None]
+        self.shares = (sums + settled.mean(0)) / (tokens + 1)
 
     def confidence(self, state) -> Tensor:
         return self.shares[torch.as_tensor(state.token_before), state.layer - 1]
 
 
-_CLASSES = {"lstm_classifier": RecurrentClassifier, "learning_to_exit": LearningToExit, "q_exit": QExit}
-_CLASSES |= {"past_future": PastFuture, "ztw": Ensemble, "token_hash": TokenHash}
-SIZED = {"past_future": ["decoder_layers"], "ztw": ["decoder_layers", "vocabulary"]}  # by the model
-SIZED["token_hash"] = SIZED["ztw"]
+CLASSES: dict[str, type[ExitClassifier]] = {
+    "linear_classifier": ExitClassifier,
+    "hidden_classifier": ExitClassifier,
+    "low_rank_classifier": ExitClassifier,
+    "three_hidden_classifier": ExitClassifier,
+    "lstm_classifier": RecurrentClassifier,
+    "learning_to_exit": LearningToExit,
+    "q_exit": QExit,
+    "past_future": PastFuture,
+    "ztw": Ensemble,
+    "token_hash": TokenHash,
+}
+SIZED = {  # kinds whose weights depend on sizes of the model besides its width
+    "past_future": ["decoder_layers"],
+    "ztw": ["decoder_layers", "vocabulary"],
+    "token_hash": ["decoder_layers", "vocabulary"],
+}
 
 
-def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> ExitClassifier:
-    """An untrained classifier of a kind in this module's table, for states of width `d_model`.
-
-    `options` differ from the table: `hidden` units, `layers` (how many layers it sees side by side) or, of
-    the LSTM, `depth` (MEE's report: two layers; its code: one of 250 units). `SIZED` kinds need sizes of the
-    model. Raises `MeeError` for an unknown kind or option, or a size that is missing.
-    """
+def default_options(kind: str, d_model: int) -> dict[str, int | None]:
+    """The options of a kind; None stands for a size of the model, which has to be given."""
     shapes = {
         "linear_classifier": {"layers": 1, "hidden": 0},
         "hidden_classifier": {"layers": 1, "hidden": d_model},
         "low_rank_classifier": {"layers": 1, "hidden": max(1, d_model // 8)},
         "three_hidden_classifier": {"layers": 3, "hidden": d_model},
         "lstm_classifier": {"depth": 2, "hidden": d_model},
-        **{"learning_to_exit": {}, "q_exit": {}} | {name: dict.fromkeys(SIZED[name]) for name in SIZED},
     }
-    shape = shapes[check_choice("classifier", kind, shapes)]
+    return shapes.get(kind) or dict.fromkeys(SIZED.get(kind, ()))
+
+
+def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> ExitClassifier:
+    """An untrained classifier of a kind in this module's table.
+
+    Args:
+        kind: its name.
+        d_model: the width of the states.
+        seed: of its first weights.
+        options: what differs from the table: `hidden` units, `layers` (how many layers it looks at side by
+            side) or, of the LSTM, `depth` (MEE's report: two layers; its code: one of 250 units). `SIZED`
+            kinds need sizes of the model.
+
+    Raises:
+        MeeError: an unknown kind or option, an option out of range, or a size that is missing.
+    """
+    check_choice("classifier", kind, CLASSES)
+    shape = default_options(kind, d_model)
     for name in options:
         check_choice(f"option of {kind}", name, shape)
-    for name, size in (shape | options).items():
+    shape |= options
+    for name, size in shape.items():
         if size is None:
             raise MeeError(f'"{kind}" needs {name}=..., of the model (train_classifier knows it).')
-        check_whole(name, size, _least_size(name, shape))
+        shape[name] = check_whole(name, size, least=0 if name == "hidden" and "layers" in shape else 1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = _CLASSES.get(kind, ExitClassifier)(kind, d_model, **shape | options)
-    return made.eval().requires_grad_(False)
+        classifier = CLASSES[kind](kind, d_model, **shape)
+    return classifier.eval().requires_grad_(False)
 
 
-def _least_size(name: str, shape: dict) -> int:
-    """The least value of an option: a linear classifier has no hidden units, a decoder exits before L."""
-    if name == "hidden":
-        return 0 if "layers" in shape else 1
-    return 2 if name == "decoder_layers" else 1
+def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: str, **metadata) -> Path:
+    """Writes a classifier as safetensors, in single precision.
 
+    Args:
+        classifier: what is written.
+        path: the file; it appears only when it is complete.
+        fingerprint: of the model on whose states it was trained.
+        metadata: JSON values that are stored with it.
 
-def save_classifier(classifier: ExitClassifier, path: str | Path, fingerprint: str, **about) -> Path:
-    """Writes a classifier trained on the states of the model with this fingerprint, and `about` with it.
-
-    In single precision, as safetensors. Raises `MeeError` if the file cannot be written.
+    Raises:
+        MeeError: the file cannot be written.
     """
     from safetensors.torch import save_file
 
-    settings, about = json.dumps(classifier.settings), json.dumps(about)
-    metadata = {"format": FORMAT, "model": fingerprint, "settings": settings, "about": about}
+    header = {
+        "format": FORMAT,
+        "model": fingerprint,
+        "settings": json.dumps(classifier.settings),
+        "about": json.dumps(metadata),
+    }
     weights = {name: weight.float().contiguous() for name, weight in classifier.state_dict().items()}
     with complete_file(path) as partial:
-        save_file(weights, partial, metadata)
+        save_file(weights, partial, header)
     return Path(path)
 
 
 def load_classifier(path: str | Path, model) -> ExitClassifier:
     """Reads a classifier for a model. Raises `MeeError` if there is none, or one of other weights."""
+    if not Path(path).exists():
+        raise MeeError(f"{path} does not exist: make it with train_classifier and save_classifier.")
+    header, weights = _read(path)
+    if header.get("format") != FORMAT:
+        raise MeeError(f'{path} is no classifier of this version ("{FORMAT}"): train it anew.')
+    classifier = new_classifier(**json.loads(header["settings"]))
+    classifier.to(torch.promote_types(model.network.dtype, torch.float32))
+    classifier.load_state_dict(weights)
+    classifier.trained_on = header["model"]
+    classifier.metadata = json.loads(header["about"])
+    classifier.check_model(model)
+    return classifier.to(model.device)
+
+
+def _read(path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Header and weights of a safetensors file; both empty if it is none."""
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
-    if not Path(path).exists():
-        raise MeeError(f"{path} does not exist: make it with train_classifier and save_classifier.")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata, weights = file.metadata() or {}, load_file(path)
+            header = file.metadata() or {}
+        return header, load_file(path)
     except (SafetensorError, OSError):
-        metadata = {}
-    if metadata.get("format") != FORMAT:
-        raise MeeError(f'{path} is no classifier of this version ("{FORMAT}"): train it anew.')
-    classifier = new_classifier(**json.loads(metadata["settings"]))
-    classifier.to(torch.promote_types(model.network.dtype, torch.float32)).load_state_dict(weights)
-    classifier.about, classifier.trained_on = json.loads(metadata["about"]), metadata["model"]
-    classifier.check_model(model)
-    return classifier.to(model.device)
+        return {}, {}

@@ -11,6 +11,7 @@ scaled to the mass that `p_e` has there; elsewhere it is `p_e`. It sums to 1, an
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import log
 from numbers import Real
 from typing import NamedTuple
@@ -18,9 +19,42 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.errors import MeeError
+from ..common.errors import MeeError, check_choice
 
 ALPHA = 0.1
+KINDS = ("weighted", "jsd")
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """How a layer is contrasted with an earlier one.
+
+    Attributes:
+        kind: "weighted" or "jsd", see the table of this module.
+        alpha: an id is plausible if its probability is at least `alpha` times the expert's largest.
+        token: whether the token comes from the contrast too, not the confidence alone.
+    """
+
+    kind: str
+    alpha: float = ALPHA
+    token: bool = False
+
+    def amateur_layers(self, layer: int) -> list[int]:
+        """The earlier layers that a layer may be contrasted with, from 1."""
+        return [layer // 2] if self.kind == "weighted" else list(range(1, layer))
+
+
+def contrast_of(kind: str | None, alpha: object, token: bool) -> Contrast | None:
+    """What these options of `ExitPolicy` describe; None without a contrast.
+
+    Raises `MeeError` for an unknown kind, an alpha out of range, or options that mean nothing.
+    """
+    check_alpha(alpha)
+    if kind is None:
+        if token or alpha != ALPHA:
+            raise MeeError('contrast_token and contrast_alpha need contrast="weighted" or "jsd".')
+        return None
+    return Contrast(check_choice("contrast", kind, KINDS), float(alpha), bool(token))
 
 
 def check_alpha(alpha: object) -> None:

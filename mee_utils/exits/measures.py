@@ -1,34 +1,38 @@
-"""Confidence measures: what is known of a token at a layer -> one number a row.
+"""Confidence measures: from what is known of a token at a layer to one number, its confidence.
 
-A measure is a class with one method, `confidence(state)`. `state` is the token at one layer, for several rows
-at once. It offers, each computed on first use:
+A measure is a class with one method, `confidence(state)`. It returns one number a row; the token exits at the
+first layer where that number exceeds the threshold. `state` is the present token of several rows (outputs of
+a batch) at one layer. Its attributes are computed on first use:
 
 | attribute | per row |
 |---|---|
-| `layer`, `layers` | this layer and the depth (one number for all rows) |
-| `top1_probability`, `top1_id`, `margin`, `entropy` | of the readout at this layer |
+| `layer`, `layers` | this layer, from 1 on, and the depth L (one number for all rows) |
+| `top1_probability`, `top1_id`, `margin`, `entropy` | of the distribution that this layer predicts |
 | `similarity` | cosine of this layer's normalised state with the layer before's (layer 1: the embedding) |
 | `state` | the normalised state `n(h)`, `[rows, d_model]` |
-| `sequence`, `position` | index of the input, and how many tokens it has emitted |
+| `sequence`, `position` | index of the input, and how many tokens its output has so far |
 | `token_before` | the token emitted before this one, -1 at the start |
 | `earlier(k)` | the same rows k layers before |
-| `recall(key, make)` | what a measure keeps with this layer: `make(state)`, a tuple of `[rows, ...]` |
 | `so_far(name)` | an attribute at every exit so far, this one last: a tuple of `[rows]` |
+| `recall(key, make)` | `make(state)`, a tuple of `[rows, ...]`, computed once for each layer |
 
-An *exit* is a layer at which the policy decides. The token that leaves is always this layer's own top-1, so
-that rules which count exits ask how many of them support that token.
+An *exit* is a layer at which the policy decides. An example of three exits: a token is decided at layers 2, 4
+and 6, where the most probable ids are 7, 9 and 9. At layer 6 `so_far("top1_id")` is `(7, 9, 9)`; `Patience`
+gives 2 (the last two agree), and so does `Vote` (two of three predict 9).
 
-The attributes are tensors while decoding and numpy arrays in a replay; a measure that keeps to operators
-works on both. To add one: write its class here and name it in `MEASURES`.
+The token of an exit is always this layer's own top-1: rules that count exits ask how many support that token.
+
+Attributes are tensors while decoding and numpy arrays in a replay; a measure that keeps to operators works on
+both. To add a measure, write its class here and name it in `MEASURES`.
 """
 
 from collections.abc import Sequence
-from functools import cache, reduce
-from itertools import accumulate, pairwise, zip_longest
+from functools import cache
+from itertools import pairwise
 from math import e, inf
-from operator import and_, attrgetter
 
 import numpy as np
+import torch
 
 from ..common.errors import MeeError, check_choice, check_whole
 from .equality import EqualByValue
@@ -37,32 +41,40 @@ NEVER = np.iinfo(np.int64).max  # a layer that no decoder has
 
 
 class Measure(EqualByValue):
-    """What every measure has; a new one overrides `confidence` and what of the rest differs.
+    """What every measure has; a new one overrides `confidence`, and of the rest what differs.
 
     Measures of one class are equal if their attributes are, so that equal policies are equal.
     """
 
     name = ""  # as in `ExitPolicy(measure=...)`
-    range = (0.0, 1.0)  # the values that thresholds may take
+    range = (0.0, 1.0)  # lowest and highest threshold; confidences do not exceed the highest
     default_threshold = 0.9
-    whole = False  # whether thresholds are whole numbers
-    readout = False  # whether it looks at probabilities, that is, multiplies by the vocabulary
-    lookback = 0  # how many earlier layers it looks at
-    min_layer: int | None = None  # where it begins to decide by default; None: the model's `min_exit_layer`
-    from_first = False  # whether it must have seen every layer from the first on (recurrent measures)
-    looks_ahead = False  # whether it needs later layers too (the oracle): decoding then runs all of them
-    has_threshold = True  # whether a threshold means anything to it
-    counts_exits = False  # whether it joins the exits so far
-    sees: int | None = None  # how many layers a decision sees; None: one and `lookback`, or all exits so far
-    lens = None  # `lens(state)`: what is read out in place of `n(h)` before the last layer, `[rows, d_model]`
-    ensemble = None  # `ensemble(layers, logits, ids)`: scores `[rows, ids]`, from the logits of exits so far
+    has_threshold = True  # False: confidence is 0 or 1, and decides alone
+    integer_threshold = False
+    min_layer: int | None = None  # first layer that decides by default; None: the model's `min_exit_layer`
+
+    readout = False  # whether it needs probabilities, that is, a product with the LM head at each decision
+    lookback = 0  # how many layers before this one it needs, by `earlier`
+    uses_exit_history = False  # whether it needs all exits so far, by `so_far`
+    recurrent = False  # whether it has to run at every layer from the first on, deciding there or not
+    needs_all_layers = False  # whether it needs later layers too (the oracle): decoding then runs all of them
+
+    # `lens(state)`: the states that are multiplied with the LM head before the last layer, `[rows, d_model]`
+    lens = None
+    # `ensemble(layers, logits, ids)`: scores `[rows, ids]` from the logits of the exits so far
+    ensemble = None
 
     def confidence(self, state):
-        """One number per row, `[rows]`; the token exits if it exceeds the threshold."""
+        """One number a row, `[rows]`; the token exits if it exceeds the threshold."""
         raise NotImplementedError
 
+    @property
+    def layers_used(self) -> int | None:
+        """How many layers one decision looks at; None: all so far."""
+        return None if self.recurrent or self.uses_exit_history else 1 + self.lookback
+
     def flops(self, d_model: int) -> int:
-        """FLOPs of one decision besides the readout; products of matrices only."""
+        """FLOPs of one decision besides the logits; products of matrices only."""
         return 0
 
     def check_model(self, model) -> None:
@@ -72,22 +84,51 @@ class Measure(EqualByValue):
         return f'{type(self).__name__}("{self.name}")'
 
 
-class SoftmaxMargin(Measure):
-    """`p(1) - p(2)`, the two largest probabilities (CALM)."""
+# ---- one layer
 
-    name, readout, confidence = "softmax_margin", True, attrgetter("margin")
+
+class SoftmaxMargin(Measure):
+    """`p(1) - p(2)`, the difference of the two largest probabilities (CALM)."""
+
+    name = "softmax_margin"
+    readout = True
+
+    def confidence(self, state):
+        return state.margin
 
 
 class MaxProbability(Measure):
     """`p(1)`, the largest probability (the default of CALM's code)."""
 
-    name, readout, confidence = "max_probability", True, attrgetter("top1_probability")
+    name = "max_probability"
+    readout = True
+
+    def confidence(self, state):
+        return state.top1_probability
+
+
+class Entropy(Measure):
+    """`exp(-H)`, one over the perplexity: exceeds t where `H < -log t` (BranchyNet, DeeBERT)."""
+
+    name = "entropy"
+    readout = True
+
+    def confidence(self, state):
+        return e**-state.entropy
+
+
+# ---- the last two or three layers
 
 
 class HiddenSimilarity(Measure):
-    """`cos(n(h^l), n(h^(l-1)))`: the state has stopped changing (CALM). Needs no readout."""
+    """`cos(n(h^l), n(h^(l-1)))`: the state has stopped changing (CALM). Needs no logits."""
 
-    name, range, confidence, sees = "hidden_similarity", (-1.0, 1.0), attrgetter("similarity"), 2
+    name = "hidden_similarity"
+    range = (-1.0, 1.0)
+    layers_used = 2
+
+    def confidence(self, state):
+        return state.similarity
 
 
 class RisingTop1(Measure):
@@ -96,35 +137,37 @@ class RisingTop1(Measure):
     A threshold of 0.9 gives the rule as published.
     """
 
-    name, readout, lookback = "rising_top1", True, 2
+    name = "rising_top1"
+    readout = True
+    lookback = 2
 
     def confidence(self, state):
-        first, second = (state.earlier(back).top1_probability for back in (2, 1))
+        first = state.earlier(2).top1_probability
+        second = state.earlier(1).top1_probability
         third = state.top1_probability
         return third * ((third > second) & (second > first))
 
 
-class Entropy(Measure):
-    """`exp(-H)`, one over the perplexity: exceeds t where `H < -log t` (BranchyNet, DeeBERT)."""
-
-    name, readout = "entropy", True
-
-    def confidence(self, state):
-        return e**-state.entropy
+# ---- all exits so far
 
 
 class Patience(Measure):
     """At how many exits in a row, this one included, the top-1 was the same (PABEE, LeeBERT).
 
-    The patience p is the threshold: a token leaves after p + 1 equal predictions. PABEE's best p is 6.
+    The patience p is the threshold: a token exits after p + 1 equal predictions. PABEE's best p is 6.
     """
 
-    name, readout, counts_exits = "patience", True, True
-    range, default_threshold, whole = (0.0, inf), 6.0, True
+    name = "patience"
+    range = (0.0, inf)
+    default_threshold = 6.0
+    integer_threshold = True
+    readout = True
+    uses_exit_history = True
 
     def confidence(self, state):
         ids = state.so_far("top1_id")
-        return sum(accumulate((before == ids[-1] for before in ids[::-1]), and_)) * 1.0
+        agrees = stack(ids[::-1]) == ids[-1]  # [exit, rows], the latest exit first
+        return agrees.cumprod(0).sum(0) * 1.0
 
 
 class Vote(Patience):
@@ -134,34 +177,47 @@ class Vote(Patience):
 
     def confidence(self, state):
         ids = state.so_far("top1_id")
-        return sum((before == ids[-1]) * 1.0 for before in ids)
+        agrees = stack(ids) == ids[-1]  # [exit, rows]
+        return agrees.sum(0) * 1.0
 
 
 class WeightedVote(Vote):
     """The same, a vote weighing as much as the probability that its exit gives it."""
 
-    name, whole = "weighted_vote", False
+    name = "weighted_vote"
+    integer_threshold = False
 
     def confidence(self, state):
-        ids, votes = state.so_far("top1_id"), state.so_far("top1_probability")
-        return sum((before == ids[-1]) * vote for before, vote in zip(ids, votes, strict=True))
+        ids = state.so_far("top1_id")
+        probabilities = state.so_far("top1_probability")
+        votes = 0.0
+        for top1_id, probability in zip(ids, probabilities, strict=True):
+            votes = votes + (top1_id == ids[-1]) * probability
+        return votes
 
 
 class PatientEntropy(Measure):
     """The least `exp(-H)` of the last `patience` exits, 0 until there are so many (PCEE-BERT, as written).
 
-    So many exits in a row were sure, whatever they predicted. (The public code is `Patience`: `H` is unused.)
+    It is high if so many exits in a row were confident, whatever they predicted. (The public code is
+    `Patience`: `H` is unused.)
     """
 
-    name, readout, counts_exits = "pcee", True, True
+    name = "pcee"
+    readout = True
+    uses_exit_history = True
 
     def __init__(self, patience: int = 2):
-        self.patience = self.sees = check_whole("patience", patience)
+        self.patience = check_whole("patience", patience)
+
+    @property
+    def layers_used(self) -> int:
+        return self.patience
 
     def confidence(self, state):
         entropies = state.so_far("entropy")[-self.patience :]
-        highest = reduce(lambda a, b: a * (a >= b) + b * (b > a), entropies)
-        return e**-highest * (len(entropies) == self.patience)
+        enough = len(entropies) == self.patience
+        return e ** -_maximum(entropies) * enough
 
 
 class ConfidenceWindow(Measure):
@@ -171,67 +227,132 @@ class ConfidenceWindow(Measure):
     MEE's rising top-1, which has no first half.
     """
 
-    name, readout, counts_exits = "elbert", True, True
+    name = "elbert"
+    readout = True
+    uses_exit_history = True
 
     def __init__(self, window: int = 3, distance: float = 0.4):
-        self.window, self.distance = check_whole("window", window, 2), distance
-        self.sees = self.window
+        self.window = check_whole("window", window, 2)
+        self.distance = distance
+
+    @property
+    def layers_used(self) -> int:
+        return self.window
 
     def confidence(self, state):
-        window, sure = state.so_far("top1_probability")[-self.window :], e**-state.entropy
-        risen = (window[-1] > 0.5 + self.distance) & (len(window) == self.window)
+        certainty = e**-state.entropy
+        window = state.so_far("top1_probability")[-self.window :]
+        if len(window) < self.window:
+            return certainty
+        risen = window[-1] > 0.5 + self.distance
         for before, after in pairwise(window):
             risen = risen & (after > before)
-        return sure * ~risen + risen
+        return certainty * ~risen + risen
+
+
+# ---- without a threshold
 
 
 class Static(Measure):
     """Exits at one fixed layer, the policy's `min_layer`, whatever the token."""
 
-    name, has_threshold = "static", False
+    name = "static"
+    has_threshold = False
 
     def confidence(self, state):
         return np.ones(len(state.sequence))
 
 
 class Oracle(Measure):
-    """Exits at the first layer from which the prediction is the last layer's for good; no rule knows it."""
+    """Exits at the first layer from which on the prediction is the last layer's; no rule can know it."""
 
-    name, looks_ahead, has_threshold, readout, min_layer = "oracle", True, False, True, 1
-    confidence = attrgetter("settled")
+    name = "oracle"
+    has_threshold = False
+    min_layer = 1
+    needs_all_layers = True
+
+    def confidence(self, state):
+        return state.settled
 
 
 class ForcedExits(Measure):
     """Exits that are given beforehand: for tests, for benchmarks, and to decode again as another run did.
 
-    `layers` are the exit layers of each token for each input; tokens beyond the end of a list run all layers.
+    `ForcedExits([[2, 3], [6]])` lets the first output's tokens exit at layers 2 and 3, and the first token of
+    the second output at layer 6. Tokens beyond the end of a list run all layers.
     """
 
-    name, has_threshold, min_layer = "forced", False, 1
+    name = "forced"
+    has_threshold = False
+    min_layer = 1
 
     def __init__(self, layers: Sequence[Sequence[int]]):
-        try:  # `[token, input]`, and a last row for the tokens beyond
-            self.table = np.array([*zip_longest(*layers, fillvalue=NEVER), [NEVER] * len(layers)])
+        try:
+            lists = [np.asarray(each) for each in layers]
         except (TypeError, ValueError):
-            self.table = np.empty(0)
-        given = self.table.ndim == 2 and self.table.size and self.table.dtype.kind in "iu"
-        if not given or self.table.min() < 1:
+            lists = []
+        if not lists or not all(map(_are_layers, lists)):
             wanted = "one list of layers (whole numbers from 1 on) for each input"
             raise MeeError(f"ForcedExits takes {wanted}.")
+        longest = max(map(len, lists))
+        # [token, input]; the last row is for all tokens beyond the longest list
+        self.table = np.full((longest + 1, len(lists)), NEVER)
+        for number, each in enumerate(lists):
+            self.table[: len(each), number] = each
 
     def confidence(self, state):
         tokens, inputs = self.table.shape
         if state.sequence.max() >= inputs:
             raise MeeError(f"ForcedExits has lists for {inputs} inputs: give one for each.")
-        place = np.minimum(state.position, tokens - 1)
-        return (self.table[place, state.sequence] <= state.layer).astype(np.float64)
+        token = np.minimum(state.position, tokens - 1)
+        return (self.table[token, state.sequence] <= state.layer).astype(np.float64)
 
 
-_NAMED = (SoftmaxMargin, MaxProbability, HiddenSimilarity, RisingTop1, Static, Oracle)
-_SURVEY = (Entropy, Patience, Vote, WeightedVote, PatientEntropy, ConfidenceWindow)
-MEASURES: dict[str, type[Measure]] = {measure.name: measure for measure in (*_NAMED, *_SURVEY)}
-TRAINED = [f"{kind}_classifier" for kind in ("linear", "hidden", "low_rank", "three_hidden", "lstm")]
-TRAINED += ["learning_to_exit", "q_exit", "ztw", "past_future", "token_hash"]
+def _are_layers(values: np.ndarray) -> bool:
+    """Whether an array is a list of whole numbers from 1 on; an empty list is one."""
+    return values.ndim == 1 and (not values.size or (values.dtype.kind in "iu" and values.min() >= 1))
+
+
+def stack(values: Sequence):
+    """One array, or tensor, of what several exits say: `[exit, rows]`."""
+    return torch.stack(values) if isinstance(values[0], torch.Tensor) else np.stack(values)
+
+
+def _maximum(values: Sequence):
+    """The largest of what several exits say, `[rows]`."""
+    stacked = stack(values)
+    return stacked.amax(0) if isinstance(stacked, torch.Tensor) else stacked.max(0)
+
+
+MEASURES: dict[str, type[Measure]] = {
+    measure.name: measure
+    for measure in (
+        SoftmaxMargin,
+        MaxProbability,
+        HiddenSimilarity,
+        RisingTop1,
+        Static,
+        Oracle,
+        Entropy,
+        Patience,
+        Vote,
+        WeightedVote,
+        PatientEntropy,
+        ConfidenceWindow,
+    )
+}
+TRAINED = [
+    "linear_classifier",
+    "hidden_classifier",
+    "low_rank_classifier",
+    "three_hidden_classifier",
+    "lstm_classifier",
+    "learning_to_exit",
+    "q_exit",
+    "ztw",
+    "past_future",
+    "token_hash",
+]
 
 
 def find_measure(measure: str | Measure) -> Measure:

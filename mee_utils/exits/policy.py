@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
-from math import isfinite
 from numbers import Integral, Real
-from typing import ClassVar
 
 import numpy as np
 
 from ..common.errors import MeeError, check_choice
 from ..common.html import table
 from ..models.costs import DecoderSizes, generation_flops
-from .contrast import ALPHA, check_alpha
+from .contrast import ALPHA, Contrast, contrast_of
 from .measures import Measure, find_measure
+from .pruning import Pruning, pruning_of
 from .readout import Readout
 from .thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 
 MAX_DRAFT = 8  # the longest that is planned
 ONLINE = {"adaptive": AdaptiveThreshold, "bandit": BanditThreshold}
-CHOICES = {"propagation": ("copy", "parallel", "verify")}
-CHOICES |= {"pruning": ("fixed", "decaying", "adaptive"), "pruning_form": ("recursion", "closed")}
-CHOICES["contrast"] = ("weighted", "jsd")
-SIZES = {"top_k": ("fixed", "decaying"), "least_k": ("decaying",)}  # the prunings that need them
+PROPAGATIONS = ("copy", "parallel", "verify")
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,29 +28,33 @@ class ExitPolicy:
     """When a token exits, and what happens to the layers it skips.
 
     Attributes:
-        measure: its name (see `mee_utils.exits.measures`), or a `Measure` of your own.
+        measure: its name (see `mee_utils.exits.measures`), or a user-defined `Measure`.
         threshold: the token exits at the first allowed layer whose confidence exceeds it (default 0.9;
             nothing exceeds a constant 1); of "patience" and "vote" a number of exits (default 6); "adaptive"
-            for FREE's, "bandit" for UCBEE's and CeeBERT's, or a `Threshold` of your own.
+            for FREE's, "bandit" for UCBEE's and CeeBERT's, or a `Threshold`.
         decay: temperature `tau` of a threshold that falls with the position (CALM: 4); None: it is constant.
         decay_form: "scaled" (all public code) or "calm" (CALM, Eq. 5).
         min_layer: first layer at which a token may exit, from 1 on; by default the model's `min_exit_layer`.
         exit_layers: the only layers at which a token may exit (FREE: one), in place of `min_layer`.
         propagation: where keys and values of skipped layers come from, "copy" (CALM, MEE: the exit state),
             "parallel" (FREE: waiting tokens run through a layer together once a later one needs it) or
-            "verify" (exits are drafts that the last layer judges: the output is that of full depth).
+            "verify" (exits are drafts that the last layer verifies: the output is that of full depth).
         max_draft: how many tokens may wait for the last layer ("verify"); by default "auto": planned, with
             the first layer and a threshold that is not given (see `mee_utils.decoding.planning`).
-        pruning: "fixed", "decaying" or "adaptive" vocabulary pruning; see `mee_utils.exits.readout`.
+        pruning: "fixed", "decaying" or "adaptive" vocabulary pruning; see `mee_utils.exits.pruning`.
         top_k, least_k: ids that are kept at first (fixed, decaying) and at least (decaying).
         pruning_form: of decaying pruning, "recursion" (the paper) or "closed" (its code).
         contrast: "weighted" or "jsd": confidence comes from a contrast; see `mee_utils.exits.contrast`.
         contrast_alpha, contrast_token: the alpha, and whether the token comes from the contrast too.
+        readout_class: the class that computes logits; another one is for tests and published bugs.
+        schedule: the threshold as an object, made from `threshold`, `decay` and `decay_form`.
+        vocabulary_pruning, layer_contrast: the same options as records; None without.
 
-    Raises `MeeError` for unknown names, values out of range and options that contradict each other.
+    Policies with equal options are equal, and can be keys of a dict.
+
+    Raises:
+        MeeError: unknown names, values out of range and options that contradict each other.
     """
-
-    reads: ClassVar[type[Readout]] = Readout
 
     measure: str | Measure = "softmax_margin"
     threshold: float | str | Threshold | None = None
@@ -72,142 +71,202 @@ class ExitPolicy:
     contrast: str | None = None
     contrast_alpha: float = ALPHA
     contrast_token: bool = False
-    schedule: Threshold = field(init=False, compare=False)  # made from what is compared
+    readout_class: type[Readout] = Readout
+    schedule: Threshold = field(init=False, compare=False)
+    vocabulary_pruning: Pruning | None = field(init=False, compare=False)
+    layer_contrast: Contrast | None = field(init=False, compare=False)
 
     def __post_init__(self):
-        object.__setattr__(self, "measure", find_measure(self.measure))
-        for name, choices in CHOICES.items():
-            if getattr(self, name) != getattr(type(self), name):
-                check_choice(name, getattr(self, name), choices)
-        check_alpha(self.contrast_alpha)
-        object.__setattr__(self, "schedule", self._schedule())
-        for mistake in chain(self._wrong_readout(), self._contradictions(), self._wrong_layers()):
-            raise MeeError(mistake)
-        if self.exit_layers is not None:
-            object.__setattr__(self, "exit_layers", tuple(map(int, self.exit_layers)))
+        check_choice("propagation", self.propagation, PROPAGATIONS)
+        self._set(measure=find_measure(self.measure), exit_layers=_check_layers(self.exit_layers))
+        self._set(
+            schedule=self._make_schedule(),
+            vocabulary_pruning=pruning_of(self.pruning, self.top_k, self.least_k, self.pruning_form),
+            layer_contrast=contrast_of(self.contrast, self.contrast_alpha, self.contrast_token),
+        )
+        for contradicts, message in (
+            *self._readout_contradictions(),
+            *self._threshold_contradictions(),
+            *self._draft_contradictions(),
+            *self._layer_contradictions(),
+        ):
+            if contradicts:
+                raise MeeError(message)
+
+    def _set(self, **values) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # a frozen dataclass is written here, and only when made
 
     def __hash__(self) -> int:
-        # measures and thresholds of one's own may be unhashable: a name and a level stand for them
+        # user-defined measures and thresholds may be unhashable: a name and a level stand for them
         level = self.schedule.level
         return hash((self.measure.name, level, self.min_layer, self.exit_layers, self.propagation))
 
-    def _schedule(self) -> Threshold:
+    def _make_schedule(self) -> Threshold:
         given = self.threshold
+        if isinstance(given, type) and issubclass(given, Threshold):
+            raise MeeError(f"threshold={given.__name__} is a class: give an instance, {given.__name__}(...).")
         if isinstance(given, Threshold):
             if type(given) is Threshold:
                 self._check_level(given.level)
-            return copy.deepcopy(given)
+            return copy.deepcopy(given)  # one that learns is left as it was given
         if isinstance(given, str) and given in ONLINE:
             return ONLINE[given]()
-        if isinstance(given, type) and issubclass(given, Threshold):
-            raise MeeError(f"threshold={given.__name__} is a class: give an instance, {given.__name__}(...).")
         level = self.measure.default_threshold if given is None else given
         self._check_level(level)
         return Threshold(float(level) if self.measure.has_threshold else 0.5, self.decay, self.decay_form)
 
     def _check_level(self, level: object) -> None:
         """Refuses a level that no confidence of the measure can be compared with."""
-        low, high = self.measure.range
         name = self.measure.name
-        if not _is(level, Real) or not low <= level <= high:
+        low, high = self.measure.range
+        if not isinstance(level, Real) or isinstance(level, bool) or not low <= level <= high:
             allowed = f"give a number from {low:g} to {high:g} (constant {high:g}: no exit)."
             raise MeeError(f"threshold={level!r} for {name}: {allowed}")
-        if self.measure.whole and isfinite(level) and level % 1 > 0:
+        if self.measure.integer_threshold and level < np.inf and level % 1 > 0:
             raise MeeError(f"threshold={level!r} for {name}: give a whole number.")
 
-    def _wrong_layers(self) -> Iterator[str]:
-        first, given, measure = self.min_layer, self.exit_layers, self.measure
-        if first is not None and (not _is(first, Integral) or first < 1):
-            yield f"min_layer={first!r}: layers are counted from 1; give a whole number."
-        if given is None:
-            if first is None and measure.name == "static":
-                yield '"static" needs min_layer=..., the layer at which every token exits.'
-            return
-        if not isinstance(given, Sequence | np.ndarray) or not all(_is(layer, Integral) for layer in given):
-            yield f"exit_layers={given!r}: give a list of layers, as in exit_layers=[4]."
-        if not len(given) or sorted(set(given)) != list(given) or given[0] < 1:
-            yield f"exit_layers={list(given)}: give layers from 1 on, ascending, at least one."
-        if first is not None:
-            yield "exit_layers and min_layer contradict each other: give one of them."
-        if given[0] <= measure.lookback:
-            yield f'"{measure.name}" looks {measure.lookback} layers back, too far for layer {given[0]}.'
+    @property
+    def _gives_probability(self) -> bool:
+        """Whether the confidence comes from the probabilities of the layer that decides."""
+        return self.measure.readout and not self.measure.needs_all_layers
 
-    def _wrong_readout(self) -> Iterator[str]:
-        for name, kinds in SIZES.items():
-            size, needed = getattr(self, name), " or ".join(map(repr, kinds))
-            if self.pruning in kinds and (not _is(size, Integral) or size < 1):
-                yield f'{name}={size!r}: pruning="{self.pruning}" needs a whole number of ids from 1 on.'
-            if self.pruning not in kinds and size is not None:
-                yield f"{name}={size!r} means nothing without pruning={needed}: leave it out."
-        if self.pruning == "decaying" and self.least_k > self.top_k:
-            yield f"least_k={self.least_k} is more than top_k={self.top_k}: ids can only become fewer."
-        if self.pruning != "decaying" and self.pruning_form != "recursion":
-            yield f'pruning_form="{self.pruning_form}" belongs to pruning="decaying": leave it out.'
-        if self.contrast is None and (self.contrast_token or self.contrast_alpha != ALPHA):
-            yield 'contrast_token and contrast_alpha need contrast="weighted" or "jsd".'
+    def _readout_contradictions(self) -> list[tuple[bool, str]]:
+        """What cannot be said about pruning and contrast: (whether it is said, the message)."""
+        measure = self.measure
+        option = f'pruning="{self.pruning}"' if self.pruning else f'contrast="{self.contrast}"'
+        own_readout = bool(measure.lens or measure.ensemble)
+        does = "looks back" if measure.lookback else "computes logits in its own way"
+        return [
+            (
+                not self.plain and not self._gives_probability,
+                f"{option} needs a measure that looks at probabilities before it exits, not "
+                f'"{measure.name}".',
+            ),
+            (
+                not self.plain and self.schedule.learns,
+                f'{option} and threshold="adaptive" contradict each other: give a number.',
+            ),
+            (
+                self.contrast is not None and (measure.lookback > 0 or own_readout),
+                f'contrast="{self.contrast}" and "{measure.name}", which {does}, contradict each other: '
+                "use another measure.",
+            ),
+            (
+                self.pruning == "adaptive" and measure.range[1] > 1,
+                f'{option} needs a confidence of at most 1, not that of "{measure.name}": leave it out.',
+            ),
+        ]
 
-    def _contradictions(self) -> Iterator[str]:
-        measure, learns, layers, most = self.measure, self.schedule.learns, self.exit_layers, self.max_draft
-        reduced = f'pruning="{self.pruning}"' if self.pruning else f'contrast="{self.contrast}"'
-        given = f'threshold="{self.threshold}"' if isinstance(self.threshold, str) else "this threshold"
-        probability = measure.readout and not measure.looks_ahead
-        if not measure.has_threshold and (self.threshold is not None or self.decay is not None):
-            yield f'"{measure.name}" has no threshold: leave out threshold and decay.'
-        if self.decay is None and self.decay_form != "scaled":
-            yield f'decay_form="{self.decay_form}" needs decay=..., the temperature (CALM: 4).'
-        if not self.plain and not probability:
-            needs = "needs a measure that looks at probabilities before it exits"
-            yield f'{reduced} {needs}, not "{measure.name}".'
-        if not self.plain and learns:
-            yield f'{reduced} and threshold="adaptive" contradict each other: give a number.'
-        if self.contrast and (measure.lookback or measure.lens or measure.ensemble):
-            does = "looks back" if measure.lookback else "reads layers in its own way"
-            looks = f'contrast="{self.contrast}" and "{measure.name}", which {does},'
-            yield f"{looks} contradict each other: use another measure."
-        if (self.schedule.online or isinstance(self.threshold, Threshold)) and self.decay is not None:
-            yield f"{given} and decay contradict each other: leave out decay."
-        if learns and (self.propagation != "parallel" or layers is None or np.size(layers) != 1):
-            yield 'threshold="adaptive" (FREE) needs propagation="parallel" and one layer in exit_layers.'
-        if learns and (not probability or measure.lookback or measure.counts_exits):
-            yield 'threshold="adaptive" needs a probability: "max_probability" or "softmax_margin".'
-        probabilities = (self.schedule.online, given), (self.schedule.decay, "decay")
-        for wanted, option in (*probabilities, (self.pruning == "adaptive", reduced)):
-            if wanted and measure.range[1] > 1:
-                yield f'{option} needs a confidence of at most 1, not that of "{measure.name}": leave it out.'
-        if most != "auto" and (not _is(most, Integral) or most < 1):
-            yield f'max_draft={most!r}: give a whole number of tokens from 1 on, or "auto".'
-        if most != "auto" and self.propagation != "verify":
-            yield f'max_draft={most} means nothing without propagation="verify": leave it out.'
-        if self.propagation == "verify" and measure.looks_ahead:
-            ahead = f'"{measure.name}" runs all layers to decide and cannot draft'
-            yield f'{ahead}: leave out propagation="verify" (replay_drafts foretells its drafts).'
+    def _threshold_contradictions(self) -> list[tuple[bool, str]]:
+        measure = self.measure
+        schedule = self.schedule
+        option = f'threshold="{self.threshold}"' if isinstance(self.threshold, str) else "this threshold"
+        has_decay = self.decay is not None
+        one_layer = self.exit_layers is not None and len(self.exit_layers) == 1
+        several_layers = measure.lookback > 0 or measure.uses_exit_history
+        too_high = f'needs a confidence of at most 1, not that of "{measure.name}": leave it out.'
+        return [
+            (
+                not measure.has_threshold and (self.threshold is not None or has_decay),
+                f'"{measure.name}" has no threshold: leave out threshold and decay.',
+            ),
+            (
+                self.decay_form != "scaled" and not has_decay,
+                f'decay_form="{self.decay_form}" needs decay=..., the temperature (CALM: 4).',
+            ),
+            (
+                has_decay and (schedule.online or isinstance(self.threshold, Threshold)),
+                f"{option} and decay contradict each other: leave out decay.",
+            ),
+            (
+                schedule.learns and not (one_layer and self.propagation == "parallel"),
+                'threshold="adaptive" (FREE) needs propagation="parallel" and one layer in exit_layers.',
+            ),
+            (
+                schedule.learns and (several_layers or not self._gives_probability),
+                'threshold="adaptive" needs a probability: "max_probability" or "softmax_margin".',
+            ),
+            (schedule.online and measure.range[1] > 1, f"{option} {too_high}"),
+            (schedule.decay is not None and measure.range[1] > 1, f"decay {too_high}"),
+        ]
+
+    def _draft_contradictions(self) -> list[tuple[bool, str]]:
+        verified = self.propagation == "verify"
+        fixed = self.max_draft != "auto"
+        return [
+            (
+                fixed and not _is_whole(self.max_draft),
+                f'max_draft={self.max_draft!r}: give a whole number of tokens from 1 on, or "auto".',
+            ),
+            (
+                fixed and not verified,
+                f'max_draft={self.max_draft} means nothing without propagation="verify": leave it out.',
+            ),
+            (
+                verified and self.measure.needs_all_layers,
+                f'"{self.measure.name}" runs all layers to decide and cannot draft: leave out '
+                'propagation="verify" (replay_drafts predicts its drafts).',
+            ),
+        ]
+
+    def _layer_contradictions(self) -> list[tuple[bool, str]]:
+        name = self.measure.name
+        lookback = self.measure.lookback
+        layers = self.exit_layers
+        return [
+            (
+                self.min_layer is not None and not _is_whole(self.min_layer),
+                f"min_layer={self.min_layer!r}: layers are counted from 1; give a whole number.",
+            ),
+            (
+                name == "static" and layers is None and self.min_layer is None,
+                '"static" needs min_layer=..., the layer at which every token exits.',
+            ),
+            (
+                layers is not None and self.min_layer is not None,
+                "exit_layers and min_layer contradict each other: give one of them.",
+            ),
+            (
+                layers is not None and layers[0] <= lookback,
+                f'"{name}" looks {lookback} layers back, too far for layer {layers[0] if layers else 1}.',
+            ),
+        ]
 
     @property
     def plain(self) -> bool:
-        """Whether all ids are read out and nothing is contrasted."""
+        """Whether all ids are scored and nothing is contrasted."""
         return self.pruning is None and self.contrast is None
 
     def bind(self, layers: int, vocabulary: int, min_exit_layer: int | None = None) -> BoundPolicy:
-        """Fits the policy, which knows no model, to a decoder of L layers and V rows of its LM head.
+        """Fits the policy, which knows no model, to a decoder.
 
-        `min_exit_layer`, the model's, is for policies that name no layer. Raises `MeeError` for a layer
-        that the decoder does not have, if none is named at all, or if nothing is left to decide.
+        Args:
+            layers: its depth L.
+            vocabulary: how many ids its LM head scores, V.
+            min_exit_layer: the model's, for policies that name no layer.
+
+        Raises:
+            MeeError: a layer that the decoder does not have; no layer is named at all; nothing is left to
+                decide.
         """
         return BoundPolicy(self, layers, vocabulary, min_exit_layer)
 
     def at_threshold(self, level: float) -> ExitPolicy:
         """This policy at another level of its threshold; the rest stays, the decay of a `Threshold` too."""
         if self.schedule.online or not self.measure.has_threshold:
-            none = f'"{self.measure.name}" with threshold={self.threshold!r} has no threshold to choose'
-            raise MeeError(f"{none}: give a measure with one.")
-        if not isinstance(self.threshold, Threshold):
-            return replace(self, threshold=level)
-        return replace(self, threshold=self.threshold.with_level(level))
+            no_level = f'"{self.measure.name}" with threshold={self.threshold!r} has no threshold to choose'
+            raise MeeError(f"{no_level}: give a measure with one.")
+        if isinstance(self.threshold, Threshold):
+            return replace(self, threshold=self.threshold.with_level(level))
+        return replace(self, threshold=level)
 
     def __repr__(self) -> str:
-        options = [option.name for option in fields(self)[1:] if option.init]
-        given = [name for name in options if getattr(self, name) != getattr(type(self), name)]
-        shown = [f'"{self.measure.name}"', *(f"{name}={getattr(self, name)!r}" for name in given)]
+        shown = [f'"{self.measure.name}"']
+        for option in fields(self)[1:]:
+            value = getattr(self, option.name)
+            if option.init and value != option.default:
+                shown.append(f"{option.name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _repr_html_(self) -> str:
@@ -215,41 +274,67 @@ class ExitPolicy:
         where = f"at the layers {list(self.exit_layers)}" if self.exit_layers else f"from {first} on"
         rows = [("exits", where), ("skipped layers", self.propagation)]
         if self.measure.has_threshold:
-            rows += [("confidence", (self.measure.__doc__ or self.measure.name).splitlines()[0])]
-            rows += [("must exceed", self.threshold if self.schedule.online else self.schedule.level)]
+            rows.append(("confidence", (self.measure.__doc__ or self.measure.name).splitlines()[0]))
+            rows.append(("must exceed", self.threshold if self.schedule.online else self.schedule.level))
         return table(rows, caption=repr(self))
 
 
 class BoundPolicy:
-    """A policy bound to a decoder: what depends on its depth and vocabulary. From `ExitPolicy.bind`."""
+    """A policy bound to a decoder: what depends on its depth and vocabulary. From `ExitPolicy.bind`.
+
+    Attributes:
+        policy, measure: what was bound, and its measure.
+        layers: depth L of the decoder.
+        schedule: the threshold; one that learns begins anew.
+        max_draft: most tokens of a draft.
+        decision_layers: where the policy decides; at layer L all tokens exit.
+        readout: computes logits as the policy says.
+        first_layer: the first layer that the measure looks at; L + 1 if nothing is decided.
+        decisions: `[layer]`, 0 to L, how often the measure is computed until an exit there (oracle: 0).
+    """
 
     def __init__(self, policy: ExitPolicy, layers: int, vocabulary: int, min_exit_layer: int | None = None):
-        self.policy, self.measure, self.layers = policy, policy.measure, layers
-        self.schedule = copy.deepcopy(policy.schedule)  # one that learns begins anew
+        self.policy = policy
+        self.measure = policy.measure
+        self.layers = layers
+        self.schedule = copy.deepcopy(policy.schedule)
         self.max_draft = MAX_DRAFT if policy.max_draft == "auto" else policy.max_draft
-        given, first = policy.exit_layers, policy.min_layer or self.measure.min_layer or min_exit_layer
+        self.decision_layers = self._decision_layers(min_exit_layer)
+        self.readout = policy.readout_class(policy, self.decision_layers, layers, vocabulary)
+        self.first_layer = self._first_layer()
+        self.decisions = self._count_decisions()
+
+    def _decision_layers(self, min_exit_layer: int | None) -> tuple[int, ...]:
+        given = self.policy.exit_layers
+        first = self.policy.min_layer or self.measure.min_layer or min_exit_layer
         if given is None and first is None:
-            raise MeeError(f"{policy!r} names no layer and no model is known: give min_layer=...")
-        if (last := given[-1] if given else first) > layers:
-            named = f"The policy names layer {last}, but the decoder has {layers}"
-            raise MeeError(f"{named}: lower min_layer or exit_layers.")
-        if given == (layers,):
-            raise MeeError(f"exit_layers={list(given)} leaves nothing to decide in {layers} layers.")
-        before = max(self.measure.lookback, policy.contrast is not None)  # layers that it has to look at
-        decisions = tuple(layer for layer in given or range(first, layers) if before < layer < layers)
-        self.decision_layers = decisions  # at layer L all tokens exit
-        self.readout = policy.reads(policy, decisions, layers, vocabulary)
-        self.first_layer = layers + 1  # the first that the measure looks at; L + 1 if nothing is decided
-        # `[layer]`, 0 to L: how often the measure is computed until an exit there (oracle: 0)
-        reached = np.arange(layers + 1)
-        self.decisions = np.searchsorted(decisions, reached, side="right")
-        if decisions:
-            amateurs = self.readout.amateurs.get(decisions[0], ())
-            self.first_layer = min([decisions[0] - self.measure.lookback, *amateurs])
-        if decisions and self.measure.from_first:
-            self.first_layer, self.decisions = 1, np.minimum(reached, decisions[-1])
-        if self.measure.looks_ahead:
-            self.decisions = np.zeros_like(reached)
+            raise MeeError(f"{self.policy!r} names no layer and no model is known: give min_layer=...")
+        last_named = given[-1] if given else first
+        if last_named > self.layers:
+            mismatch = f"The policy names layer {last_named}, but the decoder has {self.layers}"
+            raise MeeError(f"{mismatch}: lower min_layer or exit_layers.")
+        if given == (self.layers,):
+            raise MeeError(f"exit_layers={list(given)} leaves nothing to decide in {self.layers} layers.")
+        needed_before = max(self.measure.lookback, 0 if self.policy.contrast is None else 1)
+        allowed = given or range(first, self.layers)
+        return tuple(layer for layer in allowed if needed_before < layer < self.layers)
+
+    def _first_layer(self) -> int:
+        if not self.decision_layers:
+            return self.layers + 1
+        if self.measure.recurrent:
+            return 1
+        first_decision = self.decision_layers[0]
+        amateurs = self.readout.amateurs.get(first_decision, ())
+        return min([first_decision - self.measure.lookback, *amateurs])
+
+    def _count_decisions(self) -> np.ndarray:
+        reached = np.arange(self.layers + 1)
+        if self.measure.needs_all_layers:
+            return np.zeros_like(reached)
+        if self.measure.recurrent and self.decision_layers:
+            return np.minimum(reached, self.decision_layers[-1])
+        return np.searchsorted(self.decision_layers, reached, side="right")
 
     def exceeded(self, confidence: np.ndarray, state, length: int) -> np.ndarray:
         """Which rows of a state exit, `[rows]`; `length` is that of the longest output."""
@@ -257,19 +342,46 @@ class BoundPolicy:
         return self.schedule.exceeded(confidence, state.position, length, state.sequence, depth)
 
     def flops(self, sizes: DecoderSizes, exit_layers, readout_rows, source, positions=None) -> dict:
-        """FLOPs by part, each `[output]`; see `mee_utils.models.costs`.
+        """FLOPs by part (see `mee_utils.models.costs`).
 
-        Takes layers and rows of `W`, `[token]` for each output, and the number of tokens of each input; where
-        exits are verified, those of all tokens that were run, and their positions (see `Output.work`).
+        Args:
+            sizes: of the decoder.
+            exit_layers: `[token]` for each output; where exits are verified, of all tokens that were run.
+            readout_rows: rows of the LM head that each token multiplied, `[token]` for each output.
+            source: number of tokens of each input.
+            positions: where exits are verified, the position of each token that was run.
+
+        Returns:
+            part -> `[output]`.
         """
-        options = self.measure.flops(sizes.d_model), self.policy.propagation == "parallel"
-        given = zip(exit_layers, readout_rows, source, positions or [None] * len(exit_layers), strict=True)
-        rows = [
-            generation_flops(sizes, exits, length, read, self.decisions[exits], *options, places)
-            for exits, read, length, places in given
+        outputs = [
+            generation_flops(
+                sizes,
+                exits,
+                source[number],
+                readout_rows[number],
+                decisions=self.decisions[exits],
+                per_decision=self.measure.flops(sizes.d_model),
+                parallel=self.policy.propagation == "parallel",
+                positions=None if positions is None else positions[number],
+            )
+            for number, exits in enumerate(exit_layers)
         ]
-        return {part: np.array([row[part] for row in rows], dtype=np.int64) for part in rows[0]}
+        return {part: np.array([output[part] for output in outputs], dtype=np.int64) for part in outputs[0]}
 
 
-def _is(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+def _check_layers(layers: object) -> tuple[int, ...] | None:
+    """`exit_layers` as a tuple, or a `MeeError`."""
+    if layers is None:
+        return None
+    if not isinstance(layers, Sequence | np.ndarray) or not all(_is_whole(each, -np.inf) for each in layers):
+        shown = " ".join(repr(layers).split())
+        raise MeeError(f"exit_layers={shown:.60}: give a list of layers, as in exit_layers=[4].")
+    checked = tuple(int(layer) for layer in layers)
+    if not checked or sorted(set(checked)) != list(checked) or checked[0] < 1:
+        raise MeeError(f"exit_layers={list(checked)}: give layers from 1 on, ascending, at least one.")
+    return checked
+
+
+def _is_whole(value: object, least: float = 1) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= least

@@ -67,43 +67,33 @@ class Readout:
 
     def __init__(self, policy, decisions: tuple[int, ...], layers: int, vocabulary: int):
         self.policy, self.layers, self.vocabulary, self.decisions = policy, layers, vocabulary, decisions
+        self.pruning, self.contrast = policy.vocabulary_pruning, policy.layer_contrast
         self.lens, self.ensemble = policy.measure.lens, policy.measure.ensemble
         own = self.lens or self.ensemble or not policy.plain
         self.plain = not (own and decisions)  # all ids are read out, and nothing is changed
-        self.scored = policy.contrast_token or self.ensemble is not None  # whether tokens come from `scores`
+        self.scored = self.ensemble is not None or bool(
+            self.contrast and self.contrast.token
+        )  # whether tokens come from `scores`
         self.first = decisions[0] if decisions else layers  # the first layer that is read out
-        self.sizes = self._sizes()
+        # layer -> how many ids it scores, at most
+        self.sizes = dict.fromkeys(range(self.first, layers + 1), vocabulary)
+        if self.pruning:
+            self.sizes = self.pruning.sizes(self.first, layers, vocabulary)
         self.amateurs: dict[int, list[int]] = {}  # the earlier layers that a layer is contrasted with
         self._unseen: dict[int, int] = {}  # how many of them are read out for the first time, over all ids
-        contrasted = (*decisions, layers) if policy.contrast_token else decisions
+        contrasted = (*decisions, layers) if self.scored else decisions
         seen = set(range(self.first, layers + 1))
-        for layer in contrasted if policy.contrast and not self.plain else ():
-            amateurs = [layer // 2] if policy.contrast == "weighted" else list(range(1, layer))
+        for layer in contrasted if self.contrast and not self.plain else ():
+            amateurs = self.contrast.amateur_layers(layer)
             self.amateurs[layer], self._unseen[layer] = amateurs, len(set(amateurs) - seen)
             seen |= set(amateurs)
         for place, layer in enumerate(decisions if self.ensemble else ()):
             self.amateurs[layer], self._unseen[layer] = list(decisions[:place]), 0
 
-    def _sizes(self) -> dict[int, int]:
-        """How many ids each layer from the first on scores, if that does not depend on the confidence."""
-        policy, kept = self.policy, self.vocabulary
-        sizes = {self.first: kept}
-        start, least = (min(size or kept, kept) for size in (policy.top_k, policy.least_k))
-        for layer in range(self.first + 1, self.layers + 1):
-            closed = policy.pruning_form == "closed"
-            if policy.pruning == "decaying" and (closed or layer > self.first + 1):
-                before, left = (start, layer) if closed else (kept, layer - 1)
-                share = 1 + (before - policy.least_k) / policy.least_k * left / self.layers
-                kept = min(kept, max(least, int(before / share)))
-            elif policy.pruning in ("fixed", "decaying"):
-                kept = start
-            sizes[layer] = kept
-        return sizes
-
     def read(self, state) -> ReadoutLogits:
         """Reads out one layer, given as `ExitState`."""
         kept = None
-        if self.policy.pruning is not None and state.layer > self.first:
+        if self.pruning and state.layer > self.first:
             kept = state.earlier(1).recall("kept", self._keep)
         logits = self._logits(state, kept)
         ids, rows = (None, self.vocabulary) if kept is None else (kept.ids, kept.readout_rows)
@@ -120,7 +110,7 @@ class Readout:
             logits = state.full_logits.gather(1, kept.ids)
         else:
             logits = single(torch.bmm(kept.weights, state.read_state.unsqueeze(-1)).squeeze(-1))
-        if self.policy.pruning == "adaptive":
+        if self.pruning.adaptive:
             beyond = np.arange(kept.ids.shape[1])[None] >= kept.count[:, None]
             if beyond.any():
                 logits = logits.masked_fill(torch.from_numpy(beyond).to(logits.device), -torch.inf)
@@ -128,7 +118,7 @@ class Readout:
 
     def _keep(self, state) -> Kept | None:
         """What the layer after `state` keeps; None if every row keeps all ids."""
-        if self.policy.pruning == "adaptive":
+        if self.pruning.adaptive:
             confidence = np.broadcast_to(np.asarray(state.confidence, dtype=np.float64), len(state.rows))
             share = 1 - 0.9 * np.nan_to_num(confidence).clip(0, 1)
             count = np.floor(self.vocabulary * share).astype(np.int64).clip(min=1)
@@ -146,7 +136,7 @@ class Readout:
 
     def _best(self, state, size: int) -> Tensor:
         """Ids of the `size` best of what `state` reads out (adaptive: the first layer), best first."""
-        if self.policy.pruning == "adaptive":
+        if self.pruning.adaptive:
             ranking = lambda first: (first.full_logits.argsort(dim=-1, descending=True, stable=True),)
             return state.earlier(state.layer - self.first).recall("order", ranking)[0][:, :size]
         read = state.readout_logits
@@ -166,16 +156,16 @@ class Readout:
         if self.ensemble:
             ids = None if kept is None else kept.ids
             read.scores = self.ensemble([*amateurs, state.layer], [*over, logits], ids)
-        elif self.policy.contrast == "weighted":
-            read.scores = weighted_contrast(logits, over[0], self.policy.contrast_alpha)
+        elif self.contrast.kind == "weighted":
+            read.scores = weighted_contrast(logits, over[0], self.contrast.alpha)
         elif kept is None:
             distributions = [
                 state.earlier(state.layer - layer).recall("distribution", _distribution) for layer in amateurs
             ]
             chosen = farthest(state.recall("distribution", _distribution), distributions)
-            read.scores = contrast_with(logits, torch.stack(over), chosen, self.policy.contrast_alpha)
+            read.scores = contrast_with(logits, torch.stack(over), chosen, self.contrast.alpha)
         else:
-            read.scores, _ = jsd_contrast(logits, torch.stack(over), self.policy.contrast_alpha)
+            read.scores, _ = jsd_contrast(logits, torch.stack(over), self.contrast.alpha)
         added = self._unseen[state.layer] * self.vocabulary
         if kept is not None:
             added = np.where(self._few(kept.count), len(amateurs) * kept.readout_rows, added)

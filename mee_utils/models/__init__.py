@@ -1,1 +1,1 @@
-"""Checkpoints of the T5 family, training objectives and the mini models."""
+"""Checkpoints of the T5 family, the states of their decoders, their costs, and training objectives."""

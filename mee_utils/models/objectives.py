@@ -25,15 +25,19 @@ from .states import compute_logits
 
 OBJECTIVES = ("vanilla", "calm", "free", "late_weighted", "alternating")
 KD_MAPS = ("last", "uniform", "dynamic")
-LATE_SHARE, KD_WEIGHT = 0.7, 0.5
+LATE_SHARE = 0.7
+KD_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a backbone is trained for: one of `OBJECTIVES`.
+    """What a backbone is trained for.
 
-    `exit_layer` is FREE's single exit point `L_S`, by default a third of the layers, and `kd_map` its map `m`
-    from shallow to deep layers. `intermediate`: "all" layers below the last in every step, or "one" drawn.
+    Attributes:
+        name: One of `OBJECTIVES`.
+        exit_layer: FREE's single exit point `L_S`; by default a third of the layers.
+        kd_map: FREE's map `m` from shallow to deep layers, one of `KD_MAPS`.
+        intermediate: The layers below the last that have a loss in a step: "all", or "one" that is drawn.
     """
 
     name: str
@@ -63,15 +67,23 @@ def layer_weights(objective: Objective, layers: int, step: int | None = None) ->
     [[0.0, 1.0], [0.5, 0.5], [0.25, 0.75]]
     """
     if objective.name == "alternating":
-        steps = [[0.0] * (layers - 1) + [1.0], [1 / layers] * layers]
-        chosen = steps if step is None else [steps[step % 2]]
-        return [sum(weights) / len(chosen) for weights in zip(*chosen)]
+        last_only = [0.0] * (layers - 1) + [1.0]
+        all_equal = [1 / layers] * layers
+        if step is None:
+            return [(a + b) / 2 for a, b in zip(last_only, all_equal, strict=True)]
+        return all_equal if step % 2 else last_only
+    trained = _trained_layers(objective, layers)
+    return [layer / sum(trained) if layer in trained else 0.0 for layer in range(1, layers + 1)]
+
+
+def _trained_layers(objective: Objective, layers: int) -> Sequence[int]:
+    """The layers (1-based) that have a loss, in proportion to their number."""
+    if objective.name == "vanilla":
+        return [layers]
     if objective.name == "free":
-        trained = [objective.shallow(layers), layers]
-    else:
-        late = {"vanilla": 1, "calm": layers, "late_weighted": round(LATE_SHARE * layers)}[objective.name]
-        trained = range(layers - late + 1, layers + 1)
-    return [i / sum(trained) if i in trained else 0.0 for i in range(1, layers + 1)]
+        return [objective.shallow(layers), layers]
+    count = layers if objective.name == "calm" else round(LATE_SHARE * layers)
+    return range(layers - count + 1, layers + 1)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -79,17 +91,26 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 
-def weighted_cross_entropy(weights: Sequence[float], entropy_at: Callable, intermediate="all") -> Tensor:
+def weighted_cross_entropy(
+    weights: Sequence[float], entropy_at: Callable[[int], Tensor], intermediate: str = "all"
+) -> Tensor:
     """`sum_i a_i CE_i` over the layers with a weight, or its unbiased estimate from one intermediate layer.
 
-    `entropy_at` gives `CE_i` for the 1-based layer `i`; it is called only for the layers that are needed.
+    Args:
+        weights: `a_1 .. a_L`.
+        entropy_at: Gives `CE_i` for the 1-based layer `i`; called only for the layers that are needed.
+        intermediate: "all" layers below the last, or "one" drawn in proportion to the weights.
     """
-    layers, total = len(weights), weights[-1] * entropy_at(len(weights))
-    below = [i for i in range(1, layers) if weights[i - 1] > 0]
+    layers = len(weights)
+    total = weights[-1] * entropy_at(layers)
+    below = [layer for layer in range(1, layers) if weights[layer - 1] > 0]
     if intermediate == "all" or len(below) < 2:
-        return sum((weights[i - 1] * entropy_at(i) for i in below), total)
-    share = torch.tensor([weights[i - 1] for i in below])
-    return total + float(share.sum()) * entropy_at(below[int(torch.multinomial(share, 1))])
+        for layer in below:
+            total = total + weights[layer - 1] * entropy_at(layer)
+        return total
+    below_weights = torch.tensor([weights[layer - 1] for layer in below])
+    drawn = below[int(torch.multinomial(below_weights, 1))]
+    return total + float(below_weights.sum()) * entropy_at(drawn)
 
 
 def deep_layer(kd_map: str, shallow_layer: int, exit_layer: int, layers: int) -> int:
@@ -114,26 +135,47 @@ def distillation(states: Sequence[Tensor], mask: Tensor, exit_layer: int, kd_map
     takes the closest deep state, `argmin_j MSE`. States are compared at unit scale: a deep state *contains*
     the shallow one, so that drawing the raw one to it moves the target too, and training diverges.
     """
-    layers, losses = len(states), []
-    unit_scale = lambda state: functional.rms_norm(state, state.shape[-1:], eps=1e-6)
-    kept = [unit_scale(state)[mask] for state in states]  # [token, d_model]
-    for i in range(1, exit_layer + 1):
-        dynamic = kd_map == "dynamic"
-        targets = kept[exit_layer:] if dynamic else [kept[deep_layer(kd_map, i, exit_layer, layers) - 1]]
-        distances = [(kept[i - 1] - deep.detach()).float().pow(2).mean() for deep in targets]
+    width = states[0].shape[-1:]
+    scaled = [functional.rms_norm(state, width, eps=1e-6)[mask] for state in states]  # [token, d_model] each
+    losses = []
+    for shallow_layer in range(1, exit_layer + 1):
+        if kd_map == "dynamic":
+            targets = scaled[exit_layer:]
+        else:
+            targets = [scaled[deep_layer(kd_map, shallow_layer, exit_layer, len(states)) - 1]]
+        shallow = scaled[shallow_layer - 1]
+        distances = [(shallow - deep.detach()).float().pow(2).mean() for deep in targets]
         losses.append(torch.stack(distances).min())
     return torch.stack(losses).mean()
 
 
 def objective_loss(
-    objective: Objective, network: nn.Module, states: Sequence[Tensor], last: Tensor, labels: Tensor, step=0
+    objective: Objective,
+    network: nn.Module,
+    states: Sequence[Tensor],
+    last_logits: Tensor,
+    labels: Tensor,
+    step: int = 0,
 ) -> Tensor:
-    """The loss of a batch in a `step` (from 0), of its raw states at all layers and its `last` logits."""
-    layers, mask = len(states), labels != -100
+    """The loss of one batch.
 
-    logits = lambda layer: last if layer == layers else compute_logits(network, states[layer - 1])
-    entropy_at = lambda layer: cross_entropy(logits(layer), labels)
-    loss = weighted_cross_entropy(layer_weights(objective, layers, step), entropy_at, objective.intermediate)
+    Args:
+        objective: What the network is trained for.
+        network: The network, for its readout at intermediate layers.
+        states: The raw states `h^1 .. h^L`, each `[batch, position, d_model]`.
+        last_logits: The logits `[batch, position, vocabulary]` of the last layer.
+        labels: The target ids `[batch, position]`, -100 at padding.
+        step: The number of the training step, from 0; decides what "alternating" trains.
+    """
+    layers = len(states)
+
+    def entropy_at(layer: int) -> Tensor:
+        logits = last_logits if layer == layers else compute_logits(network, states[layer - 1])
+        return cross_entropy(logits, labels)
+
+    weights = layer_weights(objective, layers, step)
+    loss = weighted_cross_entropy(weights, entropy_at, objective.intermediate)
     if objective.name == "free":
-        loss = loss + KD_WEIGHT * distillation(states, mask, objective.shallow(layers), objective.kd_map)
+        exit_layer = objective.shallow(layers)
+        loss = loss + KD_WEIGHT * distillation(states, labels != -100, exit_layer, objective.kd_map)
     return loss

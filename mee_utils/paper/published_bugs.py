@@ -39,7 +39,7 @@ def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
     measure, depth, last_layer, going = copy.copy(policy.measure), None, inf, set()
     if policy.propagation != "copy":
         raise MeeError(f'Depth collapse needs propagation="copy", not "{policy.propagation}".')
-    if not measure.has_threshold or measure.looks_ahead or policy.schedule.online:
+    if not measure.has_threshold or measure.needs_all_layers or policy.schedule.online:
         raise MeeError(f'"{measure.name}" cannot collapse: give a constant or decaying threshold.')
 
     def confidence(state):
@@ -102,7 +102,7 @@ class MasslessReadout(Readout):
 
 def reading(readout: type[Readout], **options) -> ExitPolicy:
     """A policy with these options that reads out states in another way."""
-    return type("PublishedPolicy", (ExitPolicy,), {"reads": readout})(**options)
+    return ExitPolicy(readout_class=readout, **options)
 
 
 class UnweightedThreshold(AdaptiveThreshold):

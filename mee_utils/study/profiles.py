@@ -78,7 +78,7 @@ class ShapeSettings(Strict):
 
 
 class Stage(Strict):
-    """One stage of training: how many examples of what, and how the rate goes (`models.training.Schedule`).
+    """One stage of training: how many examples of what, and how the rate goes (`training.loop.Schedule`).
 
     `examples` are counted for each task of the profile; while pre-training also for each of its `extra`
     corpora, each lesson of synthetic questions (`LESSONS`), and "spans": texts of the tasks, spans corrupted.
@@ -163,7 +163,7 @@ class Training(Strict):
 
     @model_validator(mode="after")
     def _layers_only_grow(self) -> Training:
-        """A network grows by repeating its layers (`models.mini.grow`)."""
+        """A network grows by repeating its layers (`training.mini.grow`)."""
         if self.shape is None:
             return self
         for name, stages in self.pre_training.items():
@@ -204,7 +204,7 @@ class Training(Strict):
 
 
 class Ablation(Strict):
-    """A short training from random weights; `rates` and `muon` as in `models.training.Schedule`."""
+    """A short training from random weights; `rates` and `muon` as in `training.loop.Schedule`."""
 
     stages: Annotated[list[Stage], Field(min_length=1)]
     local: bool = True  # heads that begin local

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..common.errors import MeeError, check_choice, check_whole
-from ..exits.classifiers import SIZED, TARGETS, ExitClassifier, Lesson, TokenHash, new_classifier
+from ..exits.classifiers import SIZED, TARGETS, ExitClassifier, TokenHash, TrainingBatch, new_classifier
 from ..exits.readout import single
 from ..models.loading import Model
 from ..models.states import output_scale
@@ -172,13 +172,13 @@ class _Loss:
             teacher = logits_of(states[:, -1:]).log_softmax(dim=-1)  # [token, 1, id]
             labels = teacher[:, 0].gather(1, top1_ids).exp().to(self.class_weights)
         return self.classifier.loss(
-            Lesson(
+            TrainingBatch(
                 states=states,
                 labels=labels,
                 weights=labels * self.class_weights[1] + (1 - labels) * self.class_weights[0],
-                ids=wanted_ids,
-                first=trace.min_exit_layer,
-                readout=logits_of,
+                target_ids=wanted_ids,
+                min_exit_layer=trace.min_exit_layer,
+                logits_of=logits_of,
                 teacher=teacher,
             )
         )

@@ -28,8 +28,8 @@ from mee_utils.exits.classifiers import SIZED, ExitClassifier, new_classifier
 from mee_utils.exits.measures import ForcedExits
 from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.costs import SHAPES, DecoderSizes
-from mee_utils.models.mini import train_tokenizer
 from mee_utils.study.catalogue import RULES, SURVEY, SURVEY_VARIANTS, VARIANTS
+from mee_utils.training.mini import train_tokenizer
 
 SEED = 0
 PAUSE = 0.3  # seconds between contenders whose threads go on spinning for a while

@@ -6,9 +6,14 @@ from collections.abc import Iterable
 import torch
 
 SENTINELS = 32
-LOCAL = 0.7  # how much a local head's bias falls a token of distance
-ELSEWHERE = -8.0  # the bias of a one-sided head on the other side
-PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"
+PAD = "<pad>"
+EOS = "</s>"
+UNKNOWN = "<unk>"
+
+# Heads that begin as views of their neighbours, see `begin_local`.
+SLOPE = 0.7  # by how much the bias of a local head falls with each token of distance
+OTHER_SIDE = -8.0  # the bias of a one-sided head on the other side
+LOCAL_QUERY_SCALE = 0.1
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int):
@@ -21,16 +26,33 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int):
 
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.NFKC()
-    pieces = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(pieces), decoders.Metaspace()
-    size = dict(vocab_size=vocab_size - SENTINELS, min_frequency=2)
-    trainer = trainers.BpeTrainer(**size, special_tokens=[PAD, EOS, UNKNOWN], show_progress=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - SENTINELS,
+        min_frequency=2,
+        special_tokens=[PAD, EOS, UNKNOWN],
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts, trainer)
-    ends = dict(single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)])
-    tokenizer.post_processor = processors.TemplateProcessing(**ends)
-    sentinels = [f"<extra_id_{i}>" for i in range(SENTINELS)]
-    special = dict(pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, additional_special_tokens=sentinels)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        additional_special_tokens=sentinel_tokens(),
+    )
+
+
+def sentinel_tokens() -> list[str]:
+    """The tokens that stand for hidden spans, in T5's order."""
+    return [f"<extra_id_{number}>" for number in range(SENTINELS)]
 
 
 def new_network(tokenizer, local: bool = True, **sizes):
@@ -40,9 +62,14 @@ def new_network(tokenizer, local: bool = True, **sizes):
     """
     from transformers import T5Config, T5ForConditionalGeneration
 
-    ids = dict(pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
     sizes["vocab_size"] = len(tokenizer)
-    network = T5ForConditionalGeneration(T5Config(**sizes, **ids, decoder_start_token_id=0))
+    config = T5Config(
+        **sizes,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=0,
+    )
+    network = T5ForConditionalGeneration(config)
     begin_as_look_up(network)
     if local:
         begin_local(network)
@@ -70,19 +97,25 @@ def grow(network, layers: int, decoder_layers: int):
     if (network.config.num_layers, network.config.num_decoder_layers) == (layers, decoder_layers):
         return network
     config = copy.deepcopy(network.config)
-    config.num_layers, config.num_decoder_layers = layers, decoder_layers
+    config.num_layers = layers
+    config.num_decoder_layers = decoder_layers
     grown = type(network)(config)
-    grown.load_state_dict({k: v for k, v in network.state_dict().items() if ".block." not in k}, strict=False)
-    for stack in ("encoder", "decoder"):
-        old, new = getattr(network, stack).block, getattr(grown, stack).block
-        copies = len(new) // len(old)
-        for number, block in enumerate(new):
-            source = old[number // copies].state_dict()
-            block.load_state_dict(source, strict=False)  # only the first has a table of positions
-            for name, weight in block.named_parameters():
-                if name.endswith((".o.weight", ".wo.weight")):
-                    weight /= copies
+    outside_blocks = {name: w for name, w in network.state_dict().items() if ".block." not in name}
+    grown.load_state_dict(outside_blocks, strict=False)
+    _repeat_blocks(network.encoder.block, grown.encoder.block)
+    _repeat_blocks(network.decoder.block, grown.decoder.block)
     return grown
+
+
+def _repeat_blocks(old_blocks, new_blocks) -> None:
+    """Fills new blocks with copies of old ones whose outputs add up to those of the originals."""
+    copies = len(new_blocks) // len(old_blocks)
+    for number, block in enumerate(new_blocks):
+        original = old_blocks[number // copies].state_dict()
+        block.load_state_dict(original, strict=False)  # only the first block has a table of positions
+        for name, weight in block.named_parameters():
+            if name.endswith((".o.weight", ".wo.weight")):
+                weight /= copies
 
 
 @torch.no_grad()
@@ -110,14 +143,25 @@ def begin_local(network) -> None:
     In the encoder head 1 looks both ways, head 2 backwards and head 3 forwards, in the decoder head 2 further
     than head 1. The queries of these heads begin ten times smaller. Head 0 stays a look-up of equal tokens.
     """
-    for stack, heads in ((network.encoder, range(1, 4)), (network.decoder, range(1, 3))):
+    size = network.config.d_kv
+    for stack in (network.encoder, network.decoder):
         table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight  # [bucket, head]
-        near = -LOCAL * torch.arange(len(table) if stack.is_decoder else len(table) // 2)
-        away, biases = torch.full_like(near, ELSEWHERE), [near, near / 3]
-        if not stack.is_decoder:  # the second half of its table is for keys further on
-            biases = [torch.cat(sides) for sides in ((near, near), (near, away), (away, near))]
-        for head in filter(range(network.config.num_heads).__contains__, heads):
-            table[:, head] = biases[head - 1]
+        local_heads = range(1, network.config.num_heads)
+        for head, bias in zip(local_heads, _local_biases(len(table), stack.is_decoder), strict=False):
+            table[:, head] = bias
             for block in stack.block:
-                size = network.config.d_kv
-                block.layer[0].SelfAttention.q.weight[head * size : (head + 1) * size] *= 0.1
+                block.layer[0].SelfAttention.q.weight[head * size : (head + 1) * size] *= LOCAL_QUERY_SCALE
+
+
+def _local_biases(buckets: int, is_decoder: bool) -> list[torch.Tensor]:
+    """The position biases of the local heads, each `[bucket]`.
+
+    All buckets of a decoder are for earlier keys, nearest first. The second half of an encoder's is for keys
+    further on.
+    """
+    if is_decoder:
+        near = -SLOPE * torch.arange(buckets)
+        return [near, near / 3]
+    near = -SLOPE * torch.arange(buckets // 2)
+    away = torch.full_like(near, OTHER_SIDE)
+    return [torch.cat([near, near]), torch.cat([near, away]), torch.cat([away, near])]
