@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import T5Config, T5ForConditionalGeneration
 
-from mee_utils import MeeError, generate, load_task
+from mee_utils import MeeError, generate, load_task, trace
 from mee_utils.study import inputs
 from mee_utils.study.profiles import Profile, load_profile
 from mee_utils.tasks.loading import load_lesson
@@ -20,7 +20,15 @@ from mee_utils.training import build, loop, model_manifest
 from mee_utils.training.batches import pad_pairs
 from mee_utils.training.mini import grow
 
-SHAPE = dict(vocab_size=500, d_model=32, d_kv=8, num_heads=4, d_ff=32, num_layers=2, num_decoder_layers=3)
+SHAPE = {
+    "vocab_size": 500,
+    "d_model": 32,
+    "d_kv": 8,
+    "num_heads": 4,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+}
 EXAMPLES = {"question_answering": 70, "translation": 50}
 BUDGET = {"examples": EXAMPLES, "learning_rate": 0.02, "decay": 0.5}
 SPANS = {"examples": {"spans": 100}, "learning_rate": 0.02, "layers": 1}
@@ -159,7 +167,7 @@ def test_scores_are_those_of_the_held_out_examples_and_of_each_form(made, name):
 
 def test_exact_match_is_counted_by_form():
     task = load_task("question_answering", limit=60)
-    wrong = [text if form == "counted" else "no" for text, form in zip(task.targets, task.forms)]
+    wrong = [text if form == "counted" else "no" for text, form in zip(task.targets, task.forms, strict=True)]
     found = model_manifest.by_form(task, wrong)
     assert set(found) == set(task.forms) and list(found) == sorted(found)
     assert found.pop("counted") == 100 and set(found.values()) == {0}
@@ -289,7 +297,9 @@ def test_a_stage_has_the_examples_that_it_asks_for(made, tmp_path):
 def test_pairs_are_cut_to_the_lengths_that_are_trained_on(made):
     short = tiny(lambda c: c["training"].update(max_source=9, max_target=5))
     builder, whole = build.new_builder(short), build.new_builder(tiny())
-    for (source, target), (text, answer) in zip(builder.pairs(builder.tasks), whole.pairs(whole.tasks)):
+    for (source, target), (text, answer) in zip(
+        builder.pairs(builder.tasks), whole.pairs(whole.tasks), strict=True
+    ):
         assert source == (text if len(text) <= 9 else [*text[:8], text[-1]])
         assert target == (answer if len(answer) <= 5 else [*answer[:4], answer[-1]])
 
@@ -387,7 +397,7 @@ def test_layers_of_stages_grow_to_those_of_the_shape(layers, message):
 
 def test_a_grown_network_has_its_layers_in_order_and_adds_their_parts():
     torch.manual_seed(0)
-    sizes = dict(vocab_size=40, d_model=16, d_kv=4, num_heads=4, d_ff=24, pad_token_id=0)
+    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "num_heads": 4, "d_ff": 24, "pad_token_id": 0}
     small = T5ForConditionalGeneration(T5Config(num_layers=1, num_decoder_layers=2, **sizes)).eval()
     with torch.no_grad():
         for weight in small.parameters():
@@ -439,3 +449,28 @@ def test_objectives_are_compared_at_equal_budgets(name):
     weighted = {one.intermediate for one in backbones.values() if one.objective in ("calm", "late_weighted")}
     assert len(weighted) == 1
     assert backbones["vanilla"].seeds >= 2 and backbones["calm"].seeds == backbones["vanilla"].seeds
+
+
+def test_the_first_safe_layer_is_where_confident_tokens_keep_full_depths_prediction():
+    model = inputs.load_profile_model(load_profile("small"), "vanilla", "float32")
+    tasks = [load_task(name, limit=12) for name in ("summarization", "translation")]
+    scores, layer = model_manifest.measure(model, tasks, 24)
+    expected = 4  # a third of the depth
+    for task in tasks:
+        seen = trace(model, task.inputs, max_new_tokens=24, batch_size=64)
+        for depth in range(1, 12):
+            kept = (seen.top1_id == seen.final_id[:, None])[seen.margin[:, depth - 1] > 0.9, depth - 1]
+            if len(kept) and kept.mean() < 0.95:
+                expected = max(expected, depth + 1)
+        assert scores[task.name]["examples"] == 12 and scores[task.name]["sha256"] == task.digest
+    assert layer == expected > 4
+
+
+@pytest.mark.parametrize("name", ["small", "real"])
+def test_shipped_models_begin_to_exit_where_it_was_measured_to_be_safe(name):
+    profile = load_profile(name)
+    shipped = [model for model in profile.training.backbones if inputs.is_trained(profile, model)]
+    assert shipped
+    for model in shipped:
+        layer = inputs.load_profile_model(profile, model).min_exit_layer
+        assert layer == inputs.manifest(profile, model)["min_exit_layer"] and 4 <= layer < 12
