@@ -1,9 +1,11 @@
 """`make train` on a tiny profile: what each model starts from, is trained on, chosen by and scored on."""
 
 import copy
+import itertools
 import json
 import re
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,12 +13,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import T5Config, T5ForConditionalGeneration
 
-from mee_utils import MeeError, generate, load_task, trace
+from mee_utils import MeeError, Objective, generate, load_task
 from mee_utils.study import inputs
 from mee_utils.study.profiles import Profile, load_profile
 from mee_utils.tasks.loading import load_lesson
 from mee_utils.tasks.synthetic.questions import LESSONS
-from mee_utils.training import build, loop, model_manifest
+from mee_utils.training import build, loop
 from mee_utils.training.batches import pad_pairs
 from mee_utils.training.mini import grow
 
@@ -75,14 +77,27 @@ def tiny(change=lambda content: None):
     return Profile.model_validate(content)
 
 
+class StageTraining(NamedTuple):
+    """What a stage of a model was trained with."""
+
+    model: str
+    stage: str
+    objective: Objective
+    pairs: list
+    held_out: list
+    schedule: loop.Schedule
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The models of the profile in a folder of their own, and what each stage was trained on."""
-    folder, calls, original = tmp_path_factory.mktemp("making"), [], loop.train_backbone
+    folder = tmp_path_factory.mktemp("making")
+    trainings = []
+    original = loop.train_backbone
 
-    def recorded(network, objective, pairs, held_out, schedule, place, name):
-        calls.append(((name, *place.parts[-2:]), pairs, held_out, schedule, objective))
-        return original(network, objective, pairs, held_out, schedule, place, name)
+    def recorded(network, objective, pairs, held_out, schedule, folder, name):
+        trainings.append(StageTraining(name, folder.name, objective, pairs, held_out, schedule))
+        return original(network, objective, pairs, held_out, schedule, folder, name)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs, "PACKAGE", folder)
@@ -90,7 +105,7 @@ def made(tmp_path_factory):
         patch.setattr(loop, "train_backbone", recorded)
         folders = build.train(tiny())
         assert folders == [folder / "checkpoints" / "tiny" / name for name in MODELS]
-        yield folder, list(calls)
+        yield folder, list(trainings)
 
 
 def manifest(name):
@@ -106,7 +121,8 @@ def as_sets(pairs):
 
 
 def test_pretrained_comes_first_then_base_then_the_backbones(made):
-    stages = [(place[0], place[2]) for place, *_ in made[1]]
+    folder, trainings = made
+    stages = [(training.model, training.stage) for training in trainings]
     assert stages == [
         ("pretrained", "stage-1"),
         ("pretrained", "stage-2"),
@@ -116,65 +132,53 @@ def test_pretrained_comes_first_then_base_then_the_backbones(made):
         ("vanilla", "stage-1"),
         ("calm", "stage-1"),
     ]
-    objectives = [(objective.name, objective.intermediate) for *_, objective in made[1]]
+    objectives = [(training.objective.name, training.objective.intermediate) for training in trainings]
     assert objectives == [("vanilla", "all")] * 6 + [("calm", "one")]
-    schedules = [schedule for *_, schedule, _ in made[1]]
+    schedules = [training.schedule for training in trainings]
     assert [s.seed for s in schedules] == [3, 4, 3, 4, 5, 3, 3]
     assert [s.decay for s in schedules] == [0, 0.5, 0, 0, 0, 0.5, 0.5]
     assert all(s.muon and not s.half and s.tokens_per_batch == 2000 for s in schedules)
-    assert not list((made[0] / "build").rglob("*.pt")), "unfinished work is gone"
+    assert not list((folder / "build").rglob("*.pt")), "unfinished work is gone"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_manifest_says_how_a_model_was_made_and_how_well_it_does(made, name):
-    about, settings = manifest(name), tiny().training
-    assert about["recipe"] == settings.recipe(name).model_dump() and about["seed"] == 3
-    assert (about["profile"], about["model"]) == ("tiny", name)
-    assert about["shape"] == settings.shape.model_dump()
+    content = manifest(name)
+    settings = tiny().training
+    assert content["recipe"] == settings.recipe(name).model_dump() and content["seed"] == 3
+    assert (content["profile"], content["model"]) == ("tiny", name)
+    assert content["shape"] == settings.shape.model_dump()
     weights = load_file(made[0] / "checkpoints" / "tiny" / name / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.float16}
-    assert about["parameters"] == sum(weight.numel() for weight in weights.values())
-    steps = [row["step"] for row in about["layer_cross_entropy"]]
-    assert steps[0] == 0 and steps == sorted(set(steps)) and steps[-1] == about["steps"] > 0
-    depths = [len(row["cross_entropy"]) for row in about["layer_cross_entropy"]]
+    assert content["parameters"] == sum(weight.numel() for weight in weights.values())
+    steps = [row["step"] for row in content["layer_cross_entropy"]]
+    assert steps[0] == 0 and steps == sorted(set(steps)) and steps[-1] == content["steps"] > 0
+    depths = [len(row["cross_entropy"]) for row in content["layer_cross_entropy"]]
     assert set(depths) == ({3} if name in ("vanilla", "calm") else {1, 3}) and depths == sorted(depths)
-    assert {task: one["examples"] for task, one in about["data"].items()} == {
-        "question_answering": 60,
-        "translation": 40,
-    }
-    assert 1 <= about["min_exit_layer"] <= 3
+    examples = {task: origin["examples"] for task, origin in content["data"].items()}
+    assert examples == {"question_answering": 60, "translation": 40}
+    assert 1 <= content["min_exit_layer"] <= 3
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_are_those_of_the_held_out_examples_and_of_each_form(made, name):
-    profile, scores = tiny(), manifest(name)["scores"]
+    profile = tiny()
+    scores = manifest(name)["scores"]
     model = inputs.load_profile_model(profile, name, "float32")
     tasks = inputs.load_tasks(profile, "held_out")
     assert {task.name for task in tasks} == set(scores)
     for task in tasks:
-        found = generate(model, task.inputs, max_new_tokens=30, batch_size=64)
-        about = scores[task.name]
-        assert (about["split"], about["examples"], about["sha256"]) == (task.split, len(task), task.digest)
-        for metric, value in task.score(found.texts).items():
-            assert about[metric] == pytest.approx(value, abs=0.01)
-        assert ("exact_match_by_form" in about) == (task.name == "question_answering")
+        generation = generate(model, task.inputs, max_new_tokens=30, batch_size=64)
+        stored = scores[task.name]
+        assert (stored["split"], stored["examples"], stored["sha256"]) == (task.split, len(task), task.digest)
+        for metric, value in task.score(generation.texts).items():
+            assert stored[metric] == pytest.approx(value, abs=0.01)
+        assert ("exact_match_by_form" in stored) == (task.name == "question_answering")
     forms = np.array(tasks[0].forms)
     by_form = scores["question_answering"]["exact_match_by_form"]
     assert set(by_form) == set(forms) and len(by_form) > 2
     mean = sum(value * (forms == form).mean() for form, value in by_form.items())
     assert mean == pytest.approx(scores["question_answering"]["exact_match"], abs=0.02)
-
-
-def test_exact_match_is_counted_by_form():
-    task = load_task("question_answering", limit=60)
-    wrong = [text if form == "counted" else "no" for text, form in zip(task.targets, task.forms, strict=True)]
-    found = model_manifest.by_form(task, wrong)
-    assert set(found) == set(task.forms) and list(found) == sorted(found)
-    assert found.pop("counted") == 100 and set(found.values()) == {0}
-    last = max(i for i, form in enumerate(task.forms) if form == "counted")
-    wrong[last] = "no"
-    count = task.forms.count("counted")
-    assert model_manifest.by_form(task, wrong)["counted"] == round(100 * (count - 1) / count, 2)
 
 
 def test_base_begins_as_pretrained_did(made):
@@ -209,8 +213,9 @@ def test_choices_are_neither_trained_on_nor_scored():
         "held_out": ["test", "validation"],
     }
     for number in range(2):
-        train, choices, held_out = (set(tasks[number].inputs) for tasks in parts.values())
-        assert not train & choices and not train & held_out and not choices & held_out
+        inputs_of = {part: set(tasks[number].inputs) for part, tasks in parts.items()}
+        for first, second in itertools.combinations(inputs_of.values(), 2):
+            assert not first & second
     whole = load_task("translation", split="train", limit=46, seed=3)
     assert parts["choices"][1].inputs == whole.inputs[:6] and parts["train"][1].inputs == whole.inputs[6:]
     assert parts["train"][1].targets == whole.targets[6:]
@@ -242,28 +247,30 @@ def test_choices_of_a_whole_local_corpus(tmp_path, held_out_split):
         assert numbers("train", limit=2) == ["train 4", "train 5"]
 
 
-def test_no_stage_is_trained_on_a_choice_or_a_held_out_example_and_each_is_judged_by_the_choices(made):
+def test_no_stage_is_trained_on_a_choice_or_a_held_out_example_and_each_is_evaluated_on_the_choices(made):
     builder = build.new_builder(tiny())
-    judged, scored = as_sets(builder.pairs(builder.choices)), as_sets(builder.pairs(builder.held_out))
+    choices = as_sets(builder.pairs(builder.choices))
+    scored = as_sets(builder.pairs(builder.held_out))
     trained = as_sets(builder.pairs(builder.tasks))
     texts = {(*source[:-1], *target[:-1]) for source, target in trained}
-    assert len(judged) == 17 and not judged & trained and not scored & trained and not judged & scored
+    assert len(choices) == 17 and not choices & trained and not scored & trained and not choices & scored
     sentinels = set(builder.tokenizer.convert_tokens_to_ids([f"<extra_id_{n}>" for n in range(32)]))
-    for place, pairs, held_out, _, _ in made[1]:
-        assert as_sets(held_out) == judged, place
-        corrupted = [pair for pair in pairs if sentinels & set(pair[1])]
+    for training in made[1]:
+        assert as_sets(training.held_out) == choices
+        corrupted = [pair for pair in training.pairs if sentinels & set(pair[1])]
         assert all(restored(*pair, sentinels) in texts for pair in corrupted)
-        plain = as_sets(pairs) - as_sets(corrupted)
-        assert not plain & judged and not plain & scored
-        if place[0] in ("vanilla", "calm"):
-            assert plain == trained and len(pairs) == 120 and not corrupted
-        if place[0] == "pretrained":
+        plain = as_sets(training.pairs) - as_sets(corrupted)
+        assert not plain & choices and not plain & scored
+        if training.model in ("vanilla", "calm"):
+            assert plain == trained and len(training.pairs) == 120 and not corrupted
+        if training.model == "pretrained":
             assert not plain and len(corrupted) in (100, 40)
 
 
 def restored(corrupted, target, sentinels):
     """A text of which spans were corrupted, without its end token."""
-    spans, current = {}, None
+    spans = {}
+    current = None
     for token in target[:-1]:
         if token in sentinels:
             current = spans.setdefault(token, [])
@@ -275,28 +282,34 @@ def restored(corrupted, target, sentinels):
 def test_a_stage_has_the_examples_that_it_asks_for(made, tmp_path):
     rows = [{"translation": {"en": f"It is {letter}.", "fr": f"{letter}."}} for letter in "abcdefg"]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    more = {"more": {"task": "translation", "source": str(tmp_path)}}
-    wanted = {"translation": 90, "more": 16, "cities": 25, "spans": 10}
+    further = {"further": {"task": "translation", "source": str(tmp_path)}}
+    wanted = {"translation": 90, "further": 16, "cities": 25, "spans": 10}
     stage = {"examples": wanted, "learning_rate": 0.02}
-    profile = tiny(lambda c: c.update(extra=more) or c["training"]["base"]["stages"].append(stage))
+    profile = tiny(lambda c: c.update(extra=further) or c["training"]["base"]["stages"].append(stage))
     builder = build.new_builder(profile)
     stage = profile.training.base.stages[-1]
     pairs = builder.stage_pairs(stage, seed=5)
-    translations, extra, lesson, spans = pairs[:90], pairs[90:106], pairs[106:131], pairs[131:]
-    known = builder.pairs([builder.tasks[1]])
-    assert sorted(translations.count(pair) for pair in known) == [2] * 30 + [3] * 10
-    read = builder.pairs([load_task("translation", tmp_path, "train")])
-    assert len(read) == 7 and sorted(extra.count(pair) for pair in read) == [2] * 5 + [3] * 2
+    translations = pairs[:90]
+    extra = pairs[90:106]
+    lesson = pairs[106:131]
+    spans = pairs[131:]
+    task_pairs = builder.pairs([builder.tasks[1]])
+    assert sorted(translations.count(pair) for pair in task_pairs) == [2] * 30 + [3] * 10
+    further_pairs = builder.pairs([load_task("translation", tmp_path, "train")])
+    assert (
+        len(further_pairs) == 7 and sorted(extra.count(pair) for pair in further_pairs) == [2] * 5 + [3] * 2
+    )
     assert lesson == builder.pairs([load_lesson("cities", "train", 25, 5)])
     assert len(spans) == 10
     assert pairs == builder.stage_pairs(stage, seed=5)
     other = builder.stage_pairs(stage, seed=6)
-    assert len(other) == 141 and all(a != b for a, b in ((other[:90], pairs[:90]), (other[106:131], lesson)))
+    assert len(other) == 141 and other[:90] != translations and other[106:131] != lesson
 
 
 def test_pairs_are_cut_to_the_lengths_that_are_trained_on(made):
     short = tiny(lambda c: c["training"].update(max_source=9, max_target=5))
-    builder, whole = build.new_builder(short), build.new_builder(tiny())
+    builder = build.new_builder(short)
+    whole = build.new_builder(tiny())
     for (source, target), (text, answer) in zip(
         builder.pairs(builder.tasks), whole.pairs(whole.tasks), strict=True
     ):
@@ -318,8 +331,8 @@ def test_a_seed_decides_what_a_training_gives(made, tmp_path):
     stored = load_file(made[0] / "checkpoints" / "tiny" / "calm" / "model.safetensors")
     for seed, same in ((3, True), (4, False)):
         network, curve = builder.train_model("calm", seed, tmp_path / str(seed))
-        found = network.state_dict()
-        assert all(torch.equal(found[name].half(), stored[name]) for name in stored) == same
+        weights = network.state_dict()
+        assert all(torch.equal(weights[name].half(), stored[name]) for name in stored) == same
         assert (curve.loss == manifest("calm")["loss"]) == same
     assert not (made[0] / "build" / "training" / "tiny" / "calm").exists()
 
@@ -330,8 +343,12 @@ def test_what_is_there_is_not_made_again(made, monkeypatch):
 
     monkeypatch.setattr(build, "new_builder", never)
     assert len(build.train(tiny())) == 4
-    monkeypatch.setattr(inputs, "is_trained", found := lambda profile, name: name in ("vanilla", "calm"))
-    monkeypatch.setattr(build, "is_trained", found)
+
+    def backbones_alone(profile, name):
+        return name in ("vanilla", "calm")
+
+    monkeypatch.setattr(inputs, "is_trained", backbones_alone)
+    monkeypatch.setattr(build, "is_trained", backbones_alone)
     assert [path.name for path in build.train(tiny())] == ["vanilla", "calm"]
     with pytest.raises(AssertionError, match="nothing is missing"):
         build.train(tiny(), ["pretrained"])
@@ -406,10 +423,10 @@ def test_a_grown_network_has_its_layers_in_order_and_adds_their_parts():
     assert (grown.config.num_layers, grown.config.num_decoder_layers) == (3, 4)
     assert grow(small, 1, 2) is small and small.config.num_layers == 1
     for stack, times in (("encoder", 3), ("decoder", 2)):
-        old, new = getattr(small, stack).state_dict(), getattr(grown, stack).state_dict()
-        for name, weight in new.items():
-            place = re.match(r"block.(\d+)", name)
-            source = name.replace(place[0], f"block.{int(place[1]) // times}") if place else name
+        old = getattr(small, stack).state_dict()
+        for name, weight in getattr(grown, stack).state_dict().items():
+            block = re.match(r"block.(\d+)", name)
+            source = name.replace(block[0], f"block.{int(block[1]) // times}") if block else name
             part = times if re.search(r"\.(o|wo)\.weight", name) else 1
             assert torch.equal(weight, old[source] / part), name
     with torch.no_grad():  # of one layer whose input hardly changes, the parts add up
@@ -417,23 +434,24 @@ def test_a_grown_network_has_its_layers_in_order_and_adds_their_parts():
             for name, weight in network.named_parameters():
                 if name.endswith((".o.weight", ".wo.weight")):
                     weight *= 1e-4
-    source, target = torch.randint(3, 40, (2, 7)), torch.randint(3, 40, (2, 5))
+    source = torch.randint(3, 40, (2, 7))
+    target = torch.randint(3, 40, (2, 5))
     with torch.no_grad():
         first, second = (n(input_ids=source, decoder_input_ids=target).logits for n in (small, grown))
     assert torch.allclose(first, second, rtol=1e-2, atol=1e-2 * float(first.std()))
 
 
 def test_examples_of_a_stage_are_those_that_there_are():
-    with pytest.raises(ValueError, match='training.backbones.calm: there are no examples of "pairs": '):
+    with pytest.raises(ValueError, match=r'training.backbones.calm: there are no examples of "pairs": '):
         tiny(lambda c: c["training"]["backbones"]["calm"].update(examples={"pairs": 5}))
-    with pytest.raises(ValueError, match='ablations.runs.odd.stages: there are no examples of "spins": '):
+    with pytest.raises(ValueError, match=r'ablations.runs.odd.stages: there are no examples of "spins": '):
         runs = {"odd": {"stages": [{"examples": {"spins": 5}, "learning_rate": 0.1}]}}
         tiny(lambda c: c.update(ablations={"layers": 1, "runs": runs}))
-    with pytest.raises(ValueError, match='training.base.stages: there are no examples of "summarization": '):
+    with pytest.raises(ValueError, match=r'training.base.stages: there are no examples of "summarization": '):
         tiny(lambda c: c["training"]["base"]["stages"][2]["examples"].update(summarization=5))
-    every = {"spans": 1, "more": 1, "translation": 1} | dict.fromkeys(LESSONS, 1)
-    more = {"more": {"task": "translation", "source": "synthetic"}}
-    tiny(lambda c: c.update(extra=more) or c["training"]["base"]["stages"][1].update(examples=every))
+    every = {"spans": 1, "further": 1, "translation": 1} | dict.fromkeys(LESSONS, 1)
+    further = {"further": {"task": "translation", "source": "synthetic"}}
+    tiny(lambda c: c.update(extra=further) or c["training"]["base"]["stages"][1].update(examples=every))
 
 
 @pytest.mark.parametrize("name", ["small", "real"])
@@ -449,28 +467,3 @@ def test_objectives_are_compared_at_equal_budgets(name):
     weighted = {one.intermediate for one in backbones.values() if one.objective in ("calm", "late_weighted")}
     assert len(weighted) == 1
     assert backbones["vanilla"].seeds >= 2 and backbones["calm"].seeds == backbones["vanilla"].seeds
-
-
-def test_the_first_safe_layer_is_where_confident_tokens_keep_full_depths_prediction():
-    model = inputs.load_profile_model(load_profile("small"), "vanilla", "float32")
-    tasks = [load_task(name, limit=12) for name in ("summarization", "translation")]
-    scores, layer = model_manifest.measure(model, tasks, 24)
-    expected = 4  # a third of the depth
-    for task in tasks:
-        seen = trace(model, task.inputs, max_new_tokens=24, batch_size=64)
-        for depth in range(1, 12):
-            kept = (seen.top1_id == seen.final_id[:, None])[seen.margin[:, depth - 1] > 0.9, depth - 1]
-            if len(kept) and kept.mean() < 0.95:
-                expected = max(expected, depth + 1)
-        assert scores[task.name]["examples"] == 12 and scores[task.name]["sha256"] == task.digest
-    assert layer == expected > 4
-
-
-@pytest.mark.parametrize("name", ["small", "real"])
-def test_shipped_models_begin_to_exit_where_it_was_measured_to_be_safe(name):
-    profile = load_profile(name)
-    shipped = [model for model in profile.training.backbones if inputs.is_trained(profile, model)]
-    assert shipped
-    for model in shipped:
-        layer = inputs.load_profile_model(profile, model).min_exit_layer
-        assert layer == inputs.manifest(profile, model)["min_exit_layer"] and 4 <= layer < 12

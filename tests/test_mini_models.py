@@ -1,4 +1,4 @@
-"""Mini models begin with attention that looks up equal tokens and near ones; dropout is changed everywhere."""
+"""Mini models begin with attention that looks up equal tokens and near ones."""
 
 import pytest
 import torch

@@ -97,9 +97,8 @@ def test_every_parameter_is_in_exactly_one_group(family):
     assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.0, 0.0, 0.0]
     assert [group["muon"] for group in groups] == [True, True, False, False, False]
     names = {id(weight): name for name, weight in network.named_parameters()}
-    matrices, queries, embedding, tables, norms = [
-        [names[id(weight)] for weight in group["params"]] for group in groups
-    ]
+    members = [[names[id(weight)] for weight in group["params"]] for group in groups]
+    matrices, queries, embedding, tables, norms = members
     assert queries and all(name.split(".")[-2] == "q" for name in queries)
     assert all(name.split(".")[-2] in ("k", "v", "o", "wi", "wi_0", "wi_1", "wo") for name in matrices)
     assert set(embedding) <= {"shared.weight", "lm_head.weight"} and len(tables) >= 2

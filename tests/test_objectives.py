@@ -70,9 +70,9 @@ def test_loss_on_a_two_layer_toy_is_the_hand_computed_one(objective, expected):
 
 def test_alternating_asks_all_layers_in_every_other_step():
     objective = Objective("alternating")
-    found = [objective_loss(objective, Toy(), [FIRST, LAST], LAST, LABELS, step).item() for step in range(4)]
+    losses = [objective_loss(objective, Toy(), [FIRST, LAST], LAST, LABELS, step).item() for step in range(4)]
     odd, even = math.log(2), (math.log(4) + math.log(2)) / 2
-    assert found == pytest.approx([odd, even, odd, even])
+    assert losses == pytest.approx([odd, even, odd, even])
     assert layer_weights(objective, 2) == [0.25, 0.75]
     one = Objective("alternating", intermediate="one")
     assert objective_loss(one, Toy(), [FIRST, LAST], LAST, LABELS, 1).item() == pytest.approx(even)

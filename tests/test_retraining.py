@@ -1,6 +1,7 @@
 """`make retrain`: further seeds are other trainings of the same recipe, ablations change one part of it."""
 
 import json
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
@@ -33,14 +34,25 @@ def change(content):
 PROFILE = tiny(change)
 
 
+class StageTraining(NamedTuple):
+    """How one stage of a retraining was trained."""
+
+    name: str
+    layers: int
+    objective: str
+    schedule: loop.Schedule
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """Every retraining of the profile; its rows, and the schedules of all trainings behind them."""
-    root, schedules, original = tmp_path_factory.mktemp("retraining"), {}, loop.train_backbone
+    """Every retraining of the profile; its rows, and the trainings behind them."""
+    root = tmp_path_factory.mktemp("retraining")
+    trainings = []
+    original = loop.train_backbone
 
-    def recorded(network, objective, pairs, held_out, schedule, place, **options):
-        schedules[place.parts[-4:]] = (len(network.decoder.block), objective.name, schedule)
-        return original(network, objective, pairs, held_out, schedule, place, **options)
+    def recorded(network, objective, pairs, held_out, schedule, folder, name):
+        trainings.append(StageTraining(name, len(network.decoder.block), objective.name, schedule))
+        return original(network, objective, pairs, held_out, schedule, folder, name)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEE_OUTPUT", str(root))
@@ -49,7 +61,7 @@ def done(tmp_path_factory):
         patch.setattr(loop, "train_backbone", recorded)
         jobs = retraining.retrainings(PROFILE)
         rows = {job: json.loads(retraining.run(PROFILE, job).read_text()) for job in jobs}
-        yield root, rows, schedules
+        yield root, rows, trainings
 
 
 def test_every_seed_of_a_backbone_and_every_ablation_is_one_job(done):
@@ -62,7 +74,7 @@ def test_every_seed_of_a_backbone_and_every_ablation_is_one_job(done):
 
 
 def test_the_first_seed_is_the_shipped_model_and_others_are_new_trainings_of_its_recipe(done):
-    root, rows, schedules = done
+    root, rows, trainings = done
     first, second = (rows[Retraining("seeds", "calm", seed)] for seed in (3, 4))
     assert [row["task"] for row in first] == [row["task"] for row in second] == [*PROFILE.corpora]
     scores = inputs.manifest(PROFILE, "calm")["scores"]
@@ -70,8 +82,8 @@ def test_the_first_seed_is_the_shipped_model_and_others_are_new_trainings_of_its
         assert row["score"] == pytest.approx(scores[row["task"]][row["metric"]], abs=0.01)
         assert 1 <= row["settled_from"] <= 3 and row["examples"] == scores[row["task"]]["examples"]
     (folder,) = (root / "build" / "training" / "tiny" / "calm").iterdir()
-    (trained,) = [about for place, about in schedules.items() if place[1] == "calm"]
-    assert trained[:2] == (3, "calm") and trained[2].seed == 4
+    (calm,) = [training for training in trainings if training.name == "calm"]
+    assert calm.layers == 3 and calm.objective == "calm" and calm.schedule.seed == 4
     stored = load_file(root / "checkpoints" / "tiny" / "calm" / "model.safetensors")
     other = load_file(folder / "model" / "model.safetensors")
     assert stored.keys() == other.keys() and not all(
@@ -80,37 +92,38 @@ def test_the_first_seed_is_the_shipped_model_and_others_are_new_trainings_of_its
 
 
 def test_an_ablation_changes_what_it_says_and_nothing_else(done):
-    _, rows, schedules = done
+    _, rows, trainings = done
     for name in RUNS:
-        runs = [about for place, about in schedules.items() if place[1] == name]
-        assert [depth for depth, _, _ in runs] == [1, 1]
-        assert [schedule.seed for *_, schedule in runs] == [3, 4]
-        assert [schedule.learning_rate for *_, schedule in runs] == [0.02, 0.01]
-        rates = {schedule.rates["table"] for *_, schedule in runs}
-        assert (rates, {schedule.muon for *_, schedule in runs}) == (
-            ({9.0}, {False}) if name == "adam" else ({1.0}, {True})
-        )
+        runs = [training for training in trainings if training.name == name]
+        assert [training.layers for training in runs] == [1, 1]
+        schedules = [training.schedule for training in runs]
+        assert [schedule.seed for schedule in schedules] == [3, 4]
+        assert [schedule.learning_rate for schedule in schedules] == [0.02, 0.01]
+        changed = name == "adam"
+        assert {schedule.rates["table"] for schedule in schedules} == {9.0 if changed else 1.0}
+        assert {schedule.muon for schedule in schedules} == {not changed}
     choices = {task.name: task for task in inputs.load_tasks(PROFILE, "choices")}["question_answering"]
     for name in RUNS:
-        found = rows[Retraining("ablations", name, 3)]
-        assert {row["form"] for row in found} == set(choices.forms) and sum(
-            row["questions"] for row in found
-        ) == 11
-        assert all(0 <= row["exact_match"] <= 100 and row["run"] == name for row in found)
-        assert len({(row["tokens"], row["steps"]) for row in found}) == 1
+        run_rows = rows[Retraining("ablations", name, 3)]
+        assert {row["form"] for row in run_rows} == set(choices.forms)
+        assert sum(row["questions"] for row in run_rows) == 11
+        assert all(0 <= row["exact_match"] <= 100 and row["run"] == name for row in run_rows)
+        assert len({(row["tokens"], row["steps"]) for row in run_rows}) == 1
 
 
 def test_tables_carry_the_recipes(done):
     root, rows, _ = done
     folder = retraining.store(PROFILE)
     assert folder == root / "tiny" / "retrained"
-    made = json.loads((folder / "manifest.json").read_text())
-    assert set(made["inputs"]) == {f"model {name}" for name in PROFILE.training.models}
-    about = made["parameters"]["recipes"]
-    assert set(about) == {"calm", "alternating", *RUNS} and about["adam"]["rates"] == {"table": 9.0}
-    assert about["calm"] == PROFILE.training.recipe("calm").model_dump()
+    stored = json.loads((folder / "manifest.json").read_text())
+    assert set(stored["inputs"]) == {f"model {name}" for name in PROFILE.training.models}
+    recipes = stored["parameters"]["recipes"]
+    assert set(recipes) == {"calm", "alternating", *RUNS} and recipes["adam"]["rates"] == {"table": 9.0}
+    assert recipes["calm"] == PROFILE.training.recipe("calm").model_dump()
     for kind in ("seeds", "ablations"):
         table = result_tables.read_retrained("tiny", kind)
-        expected = pd.DataFrame([row for job, found in rows.items() if job.kind == kind for row in found])
+        expected = pd.DataFrame(
+            [row for job, job_rows in rows.items() if job.kind == kind for row in job_rows]
+        )
         pd.testing.assert_frame_equal(table, results.round_table(expected), check_dtype=False)
     assert result_tables.read_retrained("nobody", "seeds").empty
