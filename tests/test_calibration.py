@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conftest import INPUTS, LENGTH, build_lively
 
-from mee_utils import ExitPolicy, MeeError, generate, trace
+from mee_utils import ExitPolicy, MeeError, generate, load_task, trace
 from mee_utils.analysis import calibration
 from mee_utils.exits.thresholds import Threshold
 from mee_utils.tasks.loading import Task
@@ -200,3 +200,10 @@ def test_a_replay_foretells_losses_and_says_that_it_is_an_estimate(tokenizer, ta
         calibration.replayed_losses(
             replayed, model, Task("summarization", "t", "validation", INPUTS[:2], [["x"]] * 2, "0"), [1.0]
         )
+
+
+def test_losses_of_any_pairs_of_outputs_can_be_computed():
+    """Notebook 06 scores each pair of different outputs once, however many examples the task has."""
+    task = load_task("translation", limit=5)
+    losses = calibration.consistency_losses(task, ["La maison est grande."], ["La maison est rouge."])
+    assert losses.shape == (1,) and 0 < losses[0] < 1

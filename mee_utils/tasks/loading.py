@@ -124,8 +124,9 @@ class Task:
         for text in listed:
             if not isinstance(text, str):
                 raise MeeError(f"Cannot score {str(text)[:60]!r}: give a list of texts.")
-        if len(listed) != len(self):
-            raise MeeError(f"{len(listed)} texts for {len(self)} examples: score one output for each.")
+        examples = len(self.references)
+        if len(listed) != examples:
+            raise MeeError(f"{len(listed)} texts for {examples} examples: score one output for each.")
         if not listed:
             raise MeeError(
                 "This task has no examples, so that there is nothing to score: take a larger slice."
