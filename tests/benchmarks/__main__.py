@@ -12,20 +12,25 @@ from . import decoder, rules, shapes, tables
 
 def bench(options) -> None:
     """Times the decoder against its peers, and a profile's exit rules against full depth."""
-    sizes = [check_choice("shape", name, decoder.WORKLOADS) for name in options.shape]
-    known = [*decoder.PARTS, *shapes.PARTS, *([] if sizes else rules.PARTS)]
-    of_profile, timing = (options.profile, options.data), (options.rounds, partial(print, flush=True))
-    for part in [check_choice("part", name, known) for name in options.part] or known:
+    progress = partial(print, flush=True)
+    shape_names = [check_choice("shape", name, decoder.WORKLOADS) for name in options.shape]
+    parts = [*decoder.PARTS, *shapes.PARTS]
+    if not shape_names:
+        parts += rules.PARTS
+    for part in [check_choice("part", name, parts) for name in options.part] or parts:
         if part in decoder.PARTS:
-            path = tables.save(decoder.run(part, sizes, *timing))
+            path = tables.save(decoder.run(part, shape_names, options.rounds, progress))
         elif part in shapes.PARTS:
-            path = tables.save(shapes.run(part, *of_profile, sizes, *timing), "shapes", shapes.KEYS)
+            table = shapes.run(part, options.profile, options.data, shape_names, options.rounds, progress)
+            path = tables.save(table, "shapes", shapes.KEYS)
         else:
-            path = tables.save(rules.run(part, *of_profile, *timing), part, rules.KEYS)
+            table = rules.run(part, options.profile, options.data, options.rounds, progress)
+            path = tables.save(table, part, rules.KEYS)
         print(f"table: {path}")
 
 
-OPTIONS |= {"--shape": OPTIONS["--part"] | {"help": "only this size"}, "--rounds": dict(type=int, default=3)}
+OPTIONS["--shape"] = OPTIONS["--part"] | {"help": "only this size"}
+OPTIONS["--rounds"] = {"type": int, "default": 3}
 
 
 def main(arguments: list[str] | None = None) -> int:

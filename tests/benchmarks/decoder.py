@@ -1,19 +1,17 @@
 """`make bench`: how fast the decoder is, beside the strongest peers and this machine's own limit.
 
-Weights are random, since cost does not depend on them, and exits are forced at given layers. Contenders take
-turns, round by round, and every ratio is taken within a round, so that a busy moment of the machine hits all.
+Weights are random, since cost does not depend on them, and exits are forced at given layers.
 """
 
 import copy
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from timeit import timeit
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +28,8 @@ from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.costs import SHAPES, DecoderSizes
 from mee_utils.study.catalogue import RULES, SURVEY, SURVEY_VARIANTS, VARIANTS
 from mee_utils.training.mini import train_tokenizer
+
+from .clock import seconds_in_turns, summary
 
 SEED = 0
 PAUSE = 0.3  # seconds between contenders whose threads go on spinning for a while
@@ -74,16 +74,12 @@ class Bench:
 
     def __init__(self, workload: Workload, rounds: int):
         import torch
-        from transformers import T5Config, T5ForConditionalGeneration
 
-        self.workload, self.rounds = workload, check_whole("rounds", rounds)
+        self.workload = workload
+        self.rounds = check_whole("rounds", rounds)
+        self.layers = workload.sizes.layers
         self.take_threads()
-        torch.manual_seed(SEED)
-        s, self.layers = workload.sizes, workload.sizes.layers
-        width = dict(d_model=s.d_model, d_kv=workload.d_kv, num_heads=s.inner // workload.d_kv, d_ff=s.d_ff)
-        ids = dict(vocab_size=s.vocabulary, decoder_start_token_id=0, pad_token_id=0)
-        network = T5ForConditionalGeneration(T5Config(**width, **ids, num_layers=s.layers, dropout_rate=0.0))
-        self.network = network.eval().to(getattr(torch, workload.dtype))
+        self.network = random_network(workload).to(getattr(torch, workload.dtype))
         self.network.config.eos_token_id = None  # every output has full length
         self.network.generation_config.eos_token_id = None
         self.decoder = LayerwiseDecoder(self.network)
@@ -98,13 +94,15 @@ class Bench:
         """Random inputs `[batch, source]` without padding."""
         import torch
 
-        generator, size = torch.Generator().manual_seed(SEED), (batch, self.workload.source)
+        generator = torch.Generator().manual_seed(SEED)
+        size = (batch, self.workload.source)
         ids = torch.randint(2, self.workload.sizes.vocabulary, size, generator=generator)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def ours(self, batch: int, policy: ExitPolicy | None = None) -> Callable[[], list]:
         """Our decoder; a call gives ids, exit layers and confidences of each row."""
-        inputs, bound = self.inputs(batch), bind_policy(policy, self.decoder)
+        bound = bind_policy(policy, self.decoder)
+        inputs = self.inputs(batch)
         return partial(decode_batch, self.decoder, inputs, bound, self.workload.tokens, np.arange(batch))
 
     def forced(self, exits: np.ndarray) -> Callable[[], list]:
@@ -122,9 +120,16 @@ class Bench:
         """`transformers`' greedy search on the same inputs; a call gives ids `[batch, 1 + token]`."""
         from transformers import GenerationConfig
 
-        length = dict(max_new_tokens=self.workload.tokens, eos_token_id=None)
-        greedy = dict(do_sample=False, num_beams=1, pad_token_id=0, decoder_start_token_id=0)
-        settings, inputs = GenerationConfig(**length, **greedy, **options), self.inputs(batch)
+        inputs = self.inputs(batch)
+        settings = GenerationConfig(
+            max_new_tokens=self.workload.tokens,
+            num_beams=1,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            decoder_start_token_id=0,
+            **options,
+        )
 
         def run():
             self.network.generation_config = settings  # given to `generate`, its gaps are filled in from here
@@ -133,29 +138,26 @@ class Bench:
         return run
 
     def times(self, contenders: dict[str, Run], pause: float = 0.0) -> pd.DataFrame:
-        """Seconds `[round, contender]`, contenders taking turns; a first round warms up and is dropped."""
-        rounds = []
-        for _ in range(self.rounds + 1):
-            rounds.append({})
-            for name, run in contenders.items():
-                time.sleep(pause)
-                rounds[-1][name] = timeit(run, number=1)
-        return pd.DataFrame(rounds[1:])
+        """Seconds `[round, contender]`, contenders taking turns."""
+        return seconds_in_turns(contenders, self.rounds, pause)
 
     def parts(self) -> tuple[float, float, float]:
         """Seconds of a readout with its norm, and of a layer's K/V for one and for four tokens."""
         import torch
-        from torch.utils.benchmark import Timer
 
-        decoder, threads = self.decoder, torch.get_num_threads()
+        decoder = self.decoder
+
+        def key_values(rows):
+            return [layer.key_value(layer.norms[0](rows)) for layer in decoder.weights]
+
+        def readout(rows):
+            return decoder.readout(decoder.norm(rows)).max(dim=-1)
+
         with torch.inference_mode():
             state = decoder.embed(torch.tensor([2]))
-            key_value = lambda rows: [layer.key_value(layer.norms[0](rows)) for layer in decoder.weights]
-            readout = lambda rows: decoder.readout(decoder.norm(rows)).max(dim=-1)
-            timed = (readout, state), (key_value, state), (key_value, state.repeat(4, 1))
-            clocks = [Timer("f(x)", globals={"f": f, "x": x}, num_threads=threads) for f, x in timed]
-            readout, one, four = (clock.blocked_autorange(min_run_time=0.1).median for clock in clocks)
-        return readout, one / self.layers, four / self.layers
+            one = median_seconds(key_values, state) / self.layers
+            four = median_seconds(key_values, state.repeat(4, 1)) / self.layers
+            return median_seconds(readout, state), one, four
 
     def table(self, part: str) -> pd.DataFrame:
         """Lines of one of `PARTS`: median, lowest and highest of the rounds."""
@@ -165,12 +167,35 @@ class Bench:
         return rows[[*columns, "unit"]]
 
 
-def summary(rows: Iterable, middle: str) -> pd.DataFrame:
-    """Rows with their `values`, a number a round, as `lowest`, `highest` and a median, named `middle`."""
-    table = pd.DataFrame(rows)
-    spread = {middle: np.median, "lowest": np.min, "highest": np.max}
-    found = {name: table["values"].map(of_rounds) for name, of_rounds in spread.items()}
-    return table.drop(columns="values").assign(**found)
+def random_network(workload: Workload):
+    """A T5 of the workload's sizes with random weights."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = workload.sizes
+    config = T5Config(
+        vocab_size=sizes.vocabulary,
+        d_model=sizes.d_model,
+        d_kv=workload.d_kv,
+        num_heads=sizes.inner // workload.d_kv,
+        d_ff=sizes.d_ff,
+        num_layers=sizes.layers,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
+    torch.manual_seed(SEED)
+    return T5ForConditionalGeneration(config).eval()
+
+
+def median_seconds(function: Callable, argument) -> float:
+    """Seconds of a call that takes too little time to be clocked once."""
+    import torch
+    from torch.utils.benchmark import Timer
+
+    variables = {"function": function, "argument": argument}
+    timer = Timer("function(argument)", globals=variables, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=0.1).median
 
 
 def full_depth(bench: Bench) -> Iterator[Timing]:
@@ -182,11 +207,11 @@ def full_depth(bench: Bench) -> Iterator[Timing]:
             runs["transformers, static cache, compiled"] = compiled_peer(bench, batch)
         if single:
             runs["CTranslate2"] = ctranslate2_peer(bench, batch)
-        found = bench.times(runs, pause=PAUSE)
+        seconds = bench.times(runs, pause=PAUSE)
         for name in runs:
-            yield Timing(name, batch, found[name] / bench.workload.tokens * 1e3, "ms a step")
+            yield Timing(name, batch, seconds[name] / bench.workload.tokens * 1e3, "ms a step")
         for name in list(runs)[1:]:
-            yield Timing("ours", batch, found[name] / found["ours"], FASTER, name)
+            yield Timing("ours", batch, seconds[name] / seconds["ours"], FASTER, name)
 
 
 def exit_cost(bench: Bench) -> Iterator[Timing]:
@@ -195,26 +220,32 @@ def exit_cost(bench: Bench) -> Iterator[Timing]:
     Two patterns: every token exits at l (nobody ever needs the skipped layers), and every fourth token goes
     through all of them and takes the K/V of the three before it along, which adds what four rows cost more.
     """
-    layers, tokens = bench.layers, bench.workload.tokens
+    layers = bench.layers
+    tokens = bench.workload.tokens
     readout, one, four = bench.parts()
     for layer in sorted({max(1, layers // 4), layers // 2, 3 * layers // 4}):
         every = np.full((1, tokens), layer)
-        fourth = np.where(np.arange(tokens) % 4 == 3, layers, every)
-        patterns = {f"all tokens leave at layer {layer}": every}
-        patterns[f"leave at {layer}, each fourth at {layers}"] = fourth
-        runs = {"full": bench.ours(1), "encoder": bench.encode(1)}
-        found = bench.times(runs | {what: bench.forced(exits) for what, exits in patterns.items()})
-        stack = (found["full"] - found["encoder"]) / tokens - readout
+        patterns = {
+            f"all tokens leave at layer {layer}": every,
+            f"leave at {layer}, each fourth at {layers}": np.where(np.arange(tokens) % 4 == 3, layers, every),
+        }
+        runs = {what: bench.forced(exits) for what, exits in patterns.items()}
+        seconds = bench.times({"full": bench.ours(1), "encoder": bench.encode(1)} | runs)
+        stack = (seconds["full"] - seconds["encoder"]) / tokens - readout  # all layers of one token
         for what, exits in patterns.items():
             late = (four - one) * (exits == layers).mean() * (layers - layer)
-            ideal = found["encoder"] + tokens * (stack * exits.mean() / layers + readout + late)
-            yield Timing(what, 1, found[what] / ideal, "of the ideal", "share of full depth")
-            yield Timing(what, 1, found["full"] / found[what], FASTER, "ours, full depth")
+            ideal = seconds["encoder"] + tokens * (stack * exits.mean() / layers + readout + late)
+            yield Timing(what, 1, seconds[what] / ideal, "of the ideal", "share of full depth")
+            yield Timing(what, 1, seconds["full"] / seconds[what], FASTER, "ours, full depth")
     yield Timing("K/V of one skipped layer, if made at once", 1, [one * layers / stack.median()], LAYER)
 
 
-undecided = partial(ExitPolicy, threshold=1.0, min_layer=1)  # decides at every layer, and never exits
 MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
+
+
+def undecided(measure="softmax_margin", **options) -> ExitPolicy:
+    """A policy that decides at every layer and never exits."""
+    return ExitPolicy(measure, threshold=1.0, min_layer=1, **options)
 
 
 def decision_cost(bench: Bench) -> Iterator[Timing]:
@@ -223,30 +254,40 @@ def decision_cost(bench: Bench) -> Iterator[Timing]:
     The survey's rules are timed as they are measured (few ids); MuE's decision is that of hidden similarity.
     """
     full = bench.times({"full_depth": bench.ours(1)})["full_depth"]
-    layer = ((full / bench.workload.tokens - bench.parts()[0]) / bench.layers).median()
-    untrained = untrained_classifiers(bench)
-    policies = {name: undecided(name) for name in MEASURES}
-    policies |= {name: undecided(untrained[name]) for name in VARIANTS}
-    for rule in (RULES[name] for name in SURVEY):
-        if rule.thresholded and rule.decay is None:
-            policy = rule.policy(1.0, dict(min_layer=1, top_k=64), untrained)
-            never = float(min(policy.measure.range[1], bench.layers))
-            policies[rule.name] = policy.at_threshold(never)
-    policies |= {name: undecided(**options) for name, options in TABLES["readouts"].items()}
-    for name, policy in policies.items():
+    readout, *_ = bench.parts()
+    layer = ((full / bench.workload.tokens - readout) / bench.layers).median()
+    for name, policy in _timed_policies(bench).items():
         if policy.measure.lookback < bench.layers - 3:  # else it looks back farther than this decoder is deep
             yield Timing(name, 1, _decision_seconds(bench, policy) / layer, LAYER)
 
 
+def _timed_policies(bench: Bench) -> dict[str, ExitPolicy]:
+    """Policies that decide at every layer and never exit, by what the table calls them."""
+    untrained = untrained_classifiers(bench)
+    policies = {name: undecided(name) for name in MEASURES}
+    for name in VARIANTS:
+        policies[name] = undecided(untrained[name])
+    for name in SURVEY:
+        rule = RULES[name]
+        if rule.thresholded and rule.decay is None:
+            policy = rule.policy(1.0, {"min_layer": 1, "top_k": 64}, untrained)
+            never = float(min(policy.measure.range[1], bench.layers))
+            policies[name] = policy.at_threshold(never)
+    for name, options in TABLES["readouts"].items():
+        policies[name] = undecided(**options)
+    return policies
+
+
 def untrained_classifiers(bench: Bench) -> dict[str, ExitClassifier]:
     """A classifier of every variant for the benchmark's model, by rule: cost does not depend on weights."""
-    sizes = dict(decoder_layers=bench.layers, vocabulary=bench.workload.sizes.vocabulary)
-    width, found = bench.workload.sizes.d_model, {}
+    model_sizes = {"decoder_layers": bench.layers, "vocabulary": bench.workload.sizes.vocabulary}
+    width = bench.workload.sizes.d_model
+    classifiers = {}
     for name, variant in (VARIANTS | SURVEY_VARIANTS).items():
-        own = {size: sizes[size] for size in SIZED.get(variant.kind, ())}
-        classifier = new_classifier(variant.kind, width, **variant.options(width), **own)
-        found[name] = classifier.to(bench.network.dtype)
-    return found
+        sizes = {size: model_sizes[size] for size in SIZED.get(variant.kind, ())}
+        classifier = new_classifier(variant.kind, width, **variant.options(width), **sizes)
+        classifiers[name] = classifier.to(bench.network.dtype)
+    return classifiers
 
 
 def _decision_seconds(bench: Bench, policy: ExitPolicy) -> np.ndarray:
@@ -254,7 +295,8 @@ def _decision_seconds(bench: Bench, policy: ExitPolicy) -> np.ndarray:
 
     Differences of whole runs hold all the noise of the layers, and what these lose to caches; this does not.
     """
-    took, medians = [], []
+    took = []
+    medians = []
 
     def timed(decide, state):
         started = time.perf_counter()
@@ -262,7 +304,8 @@ def _decision_seconds(bench: Bench, policy: ExitPolicy) -> np.ndarray:
         took.append((state.layer, time.perf_counter() - started))
         return value
 
-    run, first = bench.ours(1, around(policy, timed)), 2 + policy.measure.lookback
+    run = bench.ours(1, around(policy, timed))
+    first = 2 + policy.measure.lookback
     for _ in range(bench.rounds + 1):
         took.clear()
         run()
@@ -279,31 +322,34 @@ def around(policy: ExitPolicy, confidence: Callable, **changed) -> ExitPolicy:
 
 def spread_exits(bench: Bench, batch: int = 32) -> Iterator[Timing]:
     """A batch whose rows exit at all layers, L/2 on average, against `generate` and our own full depth."""
-    layers, size = bench.layers, (batch, bench.workload.tokens)
+    layers = bench.layers
+    size = (batch, bench.workload.tokens)
     exits = np.random.default_rng(SEED).integers(1, layers, size=size, endpoint=True)
     exits = np.clip(np.round(exits - exits.mean() + layers / 2), 1, layers).astype(int)
+    what = f"exits spread, mean layer {exits.mean():.1f} of {layers}"
     others = {"transformers generate": bench.generate(batch), "ours, full depth": bench.ours(batch)}
-    found = bench.times(others | {"spread": bench.forced(exits)})
+    seconds = bench.times(others | {"spread": bench.forced(exits)})
     for name in others:
-        what = f"exits spread, mean layer {exits.mean():.1f} of {layers}"
-        yield Timing(what, batch, found[name] / found["spread"], FASTER, name)
+        yield Timing(what, batch, seconds[name] / seconds["spread"], FASTER, name)
 
 
 def bandwidth(bench: Bench) -> Iterator[Timing]:
     """Bytes of weights that a token needs, against what this machine reads from memory: the limit."""
     import torch
 
-    layers = bench.network.get_decoder().block
-    source = sum(layer.layer[1].EncDecAttention.k.weight.numel() * 2 for layer in layers)  # once an input
-    weights = sum(p.numel() for p in layers.parameters()) - source + bench.network.lm_head.weight.numel()
-    size, memory = weights * bench.network.dtype.itemsize, torch.ones(256 * 1024 * 1024 // 4)
+    blocks = bench.network.get_decoder().block
+    # keys and values of the source are computed once an input
+    source = sum(block.layer[1].EncDecAttention.k.weight.numel() * 2 for block in blocks)
+    layers = sum(weight.numel() for weight in blocks.parameters()) - source
+    size = (layers + bench.network.lm_head.weight.numel()) * bench.network.dtype.itemsize
+    memory = torch.ones(256 * 1024 * 1024 // 4)
     runs = {"ours": bench.ours(1), "transformers generate": bench.generate(1)}
-    found = bench.times(runs | {"encoder": bench.encode(1), "read": memory.sum})
-    limit = memory.numel() * 4 / found["read"]
+    seconds = bench.times(runs | {"encoder": bench.encode(1), "read": memory.sum})
+    limit = memory.numel() * 4 / seconds["read"]  # bytes a second
     yield Timing("weights a token", 1, [size / 1e6], "MB")
     yield Timing("this machine reads", 1, limit / 1e9, "GB/s")
     for name in runs:
-        step = (found[name] - found["encoder"]) / bench.workload.tokens
+        step = (seconds[name] - seconds["encoder"]) / bench.workload.tokens
         yield Timing(name, 1, size / step / limit, "of the limit")
 
 
@@ -327,17 +373,24 @@ def ctranslate2_peer(bench: Bench, batch: int) -> Run:
         raise MeeError(message) from error
     import torch
 
-    length, threads = bench.workload.tokens, dict(intra_threads=torch.get_num_threads(), inter_threads=1)
     with TemporaryDirectory() as source, TemporaryDirectory() as target:
         bench.network.config.eos_token_id = 1
         bench.network.save_pretrained(source)
         train_tokenizer(["the red house is near the river"] * 50, 200).save_pretrained(source)
         bench.network.config.eos_token_id = None
         TransformersConverter(source).convert(target, force=True)
-        translator = ctranslate2.Translator(target, compute_type="float32", **threads)
-    options = dict(beam_size=1, max_decoding_length=length, min_decoding_length=length)
+        translator = ctranslate2.Translator(
+            target, compute_type="float32", intra_threads=torch.get_num_threads(), inter_threads=1
+        )
+    length = bench.workload.tokens
     inputs = [["▁the"] * bench.workload.source] * batch
-    return partial(translator.translate_batch, inputs, **options)
+    return partial(
+        translator.translate_batch,
+        inputs,
+        beam_size=1,
+        max_decoding_length=length,
+        min_decoding_length=length,
+    )
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Timing]]] = {

@@ -38,17 +38,8 @@ from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import weights_digest
 from mee_utils.study.result_tables import best_of_families
 
-from .decoder import (
-    PAUSE,
-    SEED,
-    WORKLOADS,
-    Bench,
-    Run,
-    around,
-    ctranslate2_peer,
-    summary,
-    untrained_classifiers,
-)
+from .clock import summary
+from .decoder import PAUSE, SEED, WORKLOADS, Bench, Run, around, ctranslate2_peer, untrained_classifiers
 from .rules import BATCHES, certain, drafts_by, trained
 
 KEYS = ("profile", "part", "shape")
@@ -65,10 +56,18 @@ class Script(NamedTuple):
     @classmethod
     def of(cls, bench: Bench, batch: int, layers: list, right: list, depth: int) -> "Script":
         """From `[token]` of each output, with layers of a decoder of this depth."""
-        order, size = np.random.default_rng(SEED).permutation(len(layers)), (batch, bench.workload.tokens)
+        order = np.random.default_rng(SEED).permutation(len(layers))
         ends = [np.arange(len(output)) == len(output) - 1 for output in layers]
-        played = lambda of: np.resize(np.concatenate([of[number] for number in order]), size)
-        return cls(deeper(played(layers), bench, depth), played(right), played(ends))
+
+        def one_after_the_other(outputs: list) -> np.ndarray:
+            tokens = np.concatenate([outputs[number] for number in order])
+            return np.resize(tokens, (batch, bench.workload.tokens))
+
+        return cls(
+            layers=deeper(one_after_the_other(layers), bench, depth),
+            right=one_after_the_other(right),
+            ends=one_after_the_other(ends),
+        )
 
 
 def deeper(layers, bench: Bench, depth: int) -> np.ndarray:
@@ -87,8 +86,15 @@ def played(policy: ExitPolicy, script: Script, bench: Bench, depth: int) -> Exit
         return forced.confidence(state)
 
     layers = deeper(policy.bind(depth, bench.workload.sizes.vocabulary).decision_layers, bench, depth)
-    how = dict(threshold=0.5, decay=None, decay_form="scaled", min_layer=None, exit_layers=layers.tolist())
-    return around(policy, confidence, **how)
+    return around(
+        policy,
+        confidence,
+        threshold=0.5,
+        decay=None,
+        decay_form="scaled",
+        min_layer=None,
+        exit_layers=layers.tolist(),
+    )
 
 
 class Actor(Row):
@@ -126,7 +132,8 @@ def verified(bench: Bench, policy: ExitPolicy, script: Script) -> Run:
     """Decoding with verified exits by a script; a call gives the outputs."""
     import torch
 
-    inputs, bound = bench.inputs(len(script.right)), bind_policy(policy, bench.decoder)
+    inputs = bench.inputs(len(script.right))
+    bound = bind_policy(policy, bench.decoder)
 
     @torch.inference_mode()
     def run():
@@ -151,7 +158,8 @@ def assisted_peer(bench: Bench, layers: int) -> Run:
             outputs = attention.SelfAttention.o, cross.EncDecAttention.o, feed_forward.DenseReluDense.wo
             for linear in outputs:
                 linear.weight.zero_()
-    first, assistant = copy.copy(decoder), copy.copy(peer.network)
+    first = copy.copy(decoder)
+    assistant = copy.copy(peer.network)
     first._modules = {**decoder._modules, "block": decoder.block[:layers]}
     assistant._modules = {**assistant._modules, "decoder": first}
     first.config = assistant.config = copy.deepcopy(decoder.config)
@@ -165,23 +173,37 @@ def assisted_peer(bench: Bench, layers: int) -> Run:
 def lossy(experiment: Experiment, bench: Bench) -> Iterator[dict]:
     """The cheapest setting of each family of rules that keeps the score for certain, decoded, and played."""
     settings = experiment.profile.results
-    kept = best_of_families(certain(experiment.profile.name), ["task"], "flops_share")
+    best = best_of_families(certain(experiment.profile.name), ["task"], "flops_share")
     (model,) = experiment.models([MAIN_MODEL]).values()
     model.network.float()
-    classifiers, untrained = trained(experiment, model), untrained_classifiers(bench)
-    tasks, options, runs = experiment.tasks(EXAMPLES), settings.model_dump(), {}
-    for row in kept.itertuples():
-        policies = [RULES[row.rule].policy(row.threshold, options, own) for own in (classifiers, untrained)]
+    classifiers = trained(experiment, model)
+    untrained = untrained_classifiers(bench)
+    tasks = experiment.tasks(EXAMPLES)
+    options = settings.model_dump()
+    rows = []
+    runs = {"full depth": bench.ours(1)}
+    for number, row in enumerate(best.itertuples()):
+        rule = RULES[row.rule]
         inputs = tasks[row.task].inputs
-        exits = generate(model, inputs, policies[0], max_new_tokens=settings.max_new_tokens).exit_layers
-        script = Script.of(bench, 1, exits, [np.ones(len(output)) for output in exits], model.layers)
-        about = dict(task=row.task, rule=row.rule, threshold=row.threshold)
-        about |= dict(depth=float(np.concatenate(exits).mean() / model.layers))
-        runs[tuple(about.items())] = bench.ours(1, played(policies[1], script, bench, model.layers))
+        policy = rule.policy(row.threshold, options, classifiers)
+        exits = generate(model, inputs, policy, max_new_tokens=settings.max_new_tokens).exit_layers
+        all_right = [np.ones(len(output)) for output in exits]
+        script = Script.of(bench, 1, exits, all_right, model.layers)
+        same_cost = rule.policy(row.threshold, options, untrained)
+        runs[number] = bench.ours(1, played(same_cost, script, bench, model.layers))
+        rows.append(
+            {
+                "task": row.task,
+                "rule": row.rule,
+                "threshold": row.threshold,
+                "depth": float(np.concatenate(exits).mean() / model.layers),
+            }
+        )
     bench.take_threads()
-    found = bench.times({"full depth": bench.ours(1)} | runs)
-    for about in runs:
-        yield dict(about) | dict(batch=1, against="full depth", values=found["full depth"] / found[about])
+    seconds = bench.times(runs)
+    for number, row in enumerate(rows):
+        speed = seconds["full depth"] / seconds[number]
+        yield row | {"batch": 1, "against": "full depth", "values": speed}
 
 
 def lossless(experiment: Experiment, bench: Bench) -> Iterator[dict]:
@@ -293,7 +315,11 @@ def run(
             raise MeeError(f"{few}: time another shape.")
         progress(f"{shape}: {part}")
         bench = Bench(WORKLOADS[shape], 3 * rounds if shape == "mini" else rounds)
-        labels = dict(profile=experiment.profile.name, part=part, shape=shape)
-        labels["weights"] = weights_digest(experiment.profile, MAIN_MODEL)[:12]
-        tables.append(summary(PARTS[part](experiment, bench), "speed").assign(**labels))
+        table = summary(PARTS[part](experiment, bench), "speed").assign(
+            profile=experiment.profile.name,
+            part=part,
+            shape=shape,
+            weights=weights_digest(experiment.profile, MAIN_MODEL)[:12],
+        )
+        tables.append(table)
     return pd.concat(tables, ignore_index=True)

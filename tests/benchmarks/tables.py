@@ -18,9 +18,7 @@ from mee_utils.study.results import output_root, processor
 from .decoder import PARTS, WORKLOADS
 
 DIGESTS = "digests.json"
-ORDERS = {
-    name: {x: place for place, x in enumerate(xs)} for name, xs in (("shape", WORKLOADS), ("group", PARTS))
-}
+ORDERS = {"shape": list(WORKLOADS), "group": list(PARTS)}  # of lines in a table
 
 
 def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("shape", "group")) -> Path:
@@ -29,44 +27,84 @@ def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("sha
     What was not timed now (by `keys`) is kept: all of other machines, and of this one with the same versions.
     `digests.json` has the sha256 of every table, as a manifest has it.
     """
-    folder, keys = output_root() / "bench", ["processor", *keys]
-    path, known = folder / f"{name}.csv", folder / MACHINES
-    machines, about = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}, _machine()
-    here, others = about.pop("processor"), machines.get(name, {})
-    before = others.pop(here, {})
-    about["ctranslate2"] = about["ctranslate2"] or before.get("ctranslate2")  # its stored lines may be kept
-    same = before and all(before.get(name) in (None, value) for name, value in about.items())
-    machines[name] = {here: about} | others  # what was timed last comes first
-    table = table.assign(processor=here)[["processor", *table.columns]]
+    folder = output_root() / "bench"
+    path = folder / f"{name}.csv"
+    machines = _read_json(folder / MACHINES)
+    digests = _read_json(folder / DIGESTS).get("files", {})
+    keys = ["processor", *keys]
+    machine = _machine()
+    processor_name = machine.pop("processor")
+    others = machines.get(name, {})
+    before = others.pop(processor_name, {})
+    # its stored lines may be kept
+    machine["ctranslate2"] = machine["ctranslate2"] or before.get("ctranslate2")
+    same_versions = bool(before) and all(before.get(key) in (None, value) for key, value in machine.items())
+    machines[name] = {processor_name: machine} | others  # what was timed last comes first
+    table = table.assign(processor=processor_name)[["processor", *table.columns]]
     if path.exists():
         stored = pd.read_csv(path, keep_default_na=False)
-        own = stored.processor == here
-        timed = stored.set_index(keys).index.isin(table.set_index(keys).index)
-        table = pd.concat([table, stored[~(timed if same else own)]], ignore_index=True)
-        orders = ORDERS | {"processor": {each: place for place, each in enumerate(machines[name])}}
-        place = lambda column: column.map(orders[column.name]) if column.name in orders else column
-        table = table.sort_values(keys, key=place, kind="stable")
-    if "threshold" in table:
-        exact = lambda level: f"{float(level):.10g}" if level != "" else level
-        table["threshold"] = table.threshold.map(exact, na_action="ignore")
-    rounded = lambda value: f"{value:.4g}" if isinstance(value, float) and value == value else value
-    for name in table.select_dtypes(object, exclude="str"):  # floats beside lines that have none
-        table[name] = table[name].map(rounded)
-    text, stated = table.to_csv(index=False, float_format="%.4g", lineterminator="\n"), folder / DIGESTS
-    digests = json.loads(stated.read_text(encoding="utf-8"))["files"] if stated.exists() else {}
+        table = _with_stored(table, stored, keys, same_versions)
+        table = _sorted(table, keys, processors=list(machines[name]))
+    text = _rounded(table).to_csv(index=False, float_format="%.4g", lineterminator="\n")
     digests[path.name] = sha256(text.encode()).hexdigest()
-    listed = {known: machines, stated: {"files": dict(sorted(digests.items()))}}
-    texts = {path: text} | {file: json.dumps(about, indent=1) + "\n" for file, about in listed.items()}
+    texts = {
+        path: text,
+        folder / MACHINES: json.dumps(machines, indent=1) + "\n",
+        folder / DIGESTS: json.dumps({"files": dict(sorted(digests.items()))}, indent=1) + "\n",
+    }
     with ExitStack() as files:
         for file, content in texts.items():
             files.enter_context(complete_file(file)).write_text(content, encoding="utf-8")
     return path
 
 
+def _read_json(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _with_stored(
+    table: pd.DataFrame, stored: pd.DataFrame, keys: list[str], same_versions: bool
+) -> pd.DataFrame:
+    """The lines timed now, and those stored that they do not replace."""
+    replaced = stored.set_index(keys).index.isin(table.set_index(keys).index)
+    if not same_versions:
+        replaced = stored.processor == table.processor.iloc[0]
+    return pd.concat([table, stored[~replaced]], ignore_index=True)
+
+
+def _sorted(table: pd.DataFrame, keys: list[str], processors: list[str]) -> pd.DataFrame:
+    """Lines in the order of their keys: sizes and parts as they are defined, processors as given."""
+    orders = ORDERS | {"processor": processors}
+
+    def rank(column: pd.Series) -> pd.Series:
+        if column.name not in orders:
+            return column
+        return column.map({value: index for index, value in enumerate(orders[column.name])})
+
+    return table.sort_values(keys, key=rank, kind="stable")
+
+
+def _rounded(table: pd.DataFrame) -> pd.DataFrame:
+    """Floats that stand in columns beside empty cells with four digits, thresholds with ten."""
+
+    def four_digits(value):
+        return f"{value:.4g}" if isinstance(value, float) and value == value else value
+
+    def ten_digits(level):
+        return f"{float(level):.10g}" if level != "" else level
+
+    table = table.copy()
+    if "threshold" in table:
+        table["threshold"] = table.threshold.map(ten_digits, na_action="ignore")
+    for name in table.select_dtypes(object, exclude="str"):
+        table[name] = table[name].map(four_digits)
+    return table
+
+
 def _machine() -> dict:
     import torch
 
-    installed = {found.metadata["Name"].lower(): found.version for found in metadata.distributions()}
+    installed = {package.metadata["Name"].lower(): package.version for package in metadata.distributions()}
     return {
         "processor": processor(),
         "cores": os.cpu_count(),

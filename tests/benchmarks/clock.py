@@ -1,0 +1,54 @@
+"""The clock of all benchmarks: contenders take turns, round by round.
+
+Every ratio is taken within a round, so that a busy moment of the machine hits all contenders alike.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from timeit import timeit
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+
+Result = TypeVar("Result")
+
+
+def take_turns(
+    contenders: Mapping[str, Callable[[int], Result]], rounds: int, pause: float = 0.0
+) -> list[dict[str, Result]]:
+    """What the contenders return, by name, in each round.
+
+    Args:
+        contenders: functions of the number of the round, from 0.
+        rounds: how many; one more comes first, to warm up, with the number 0, and is dropped.
+        pause: seconds between contenders, for those whose threads go on spinning for a while.
+    """
+    results = []
+    for number in [0, *range(rounds)]:
+        results.append({})
+        for name, run in contenders.items():
+            time.sleep(pause)
+            results[-1][name] = run(number)
+    return results[1:]
+
+
+def seconds_in_turns(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, pause: float = 0.0
+) -> pd.DataFrame:
+    """Seconds `[round, contender]`."""
+
+    def timed(run: Callable[[], object]) -> Callable[[int], float]:
+        return lambda number: timeit(run, number=1)
+
+    return pd.DataFrame(take_turns({name: timed(run) for name, run in contenders.items()}, rounds, pause))
+
+
+def summary(rows: list, middle: str) -> pd.DataFrame:
+    """Rows with their `values`, a number a round, as `lowest`, `highest` and a median, named `middle`."""
+    table = pd.DataFrame(rows)
+    return table.drop(columns="values").assign(
+        **{middle: table["values"].map(np.median)},
+        lowest=table["values"].map(np.min),
+        highest=table["values"].map(np.max),
+    )
