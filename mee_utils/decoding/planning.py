@@ -325,7 +325,7 @@ def _replays_at_layers(model: Model, states: FullDepthStates, policy: ExitPolicy
     if not candidates:
         return
     # what a policy sees at a layer is the same whichever other layers decide, but for these
-    depends_on_exits = policy.measure.counts_exits or not policy.plain
+    depends_on_exits = policy.measure.uses_exit_history or not policy.plain
     first, *_ = candidates  # all others decide at some of its layers
     at_all_layers = replay_states(model, states, first.policy)
     for bound in candidates:
