@@ -18,48 +18,71 @@ def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarr
     """
     if task.spans is None:
         raise MeeError(f'Difficulty is known for synthetic data only, not for "{task.source}".')
-    cut = dict(truncation=max_length is not None, max_length=max_length)
-    encoded, names = tokenizer(task.targets, return_offsets_mapping=True, **cut), []
+    encoded = tokenizer(
+        task.targets, return_offsets_mapping=True, truncation=max_length is not None, max_length=max_length
+    )
+    names = []
     for target, offsets, spans in zip(task.targets, encoded["offset_mapping"], task.spans, strict=True):
-        for start, end in offsets:
-            while start < end and target[start] == " ":
-                start += 1
-            covering = [span.difficulty for span in spans if span.start <= start < span.end]
-            names.append(covering[0] if covering and end > start else "grammatical")
+        names += [_difficulty_at(target, start, end, spans) for start, end in offsets]
     return np.array(names)
+
+
+def _difficulty_at(target: str, start: int, end: int, spans) -> str:
+    """The difficulty of the token from `start` to `end` of a target."""
+    while start < end and target[start] == " ":
+        start += 1
+    if end <= start:
+        return "grammatical"
+    covering = (span.difficulty for span in spans if span.start <= start < span.end)
+    return next(covering, "grammatical")
 
 
 def score_table(tasks: Mapping, texts: Mapping, seed: int = 0) -> pd.DataFrame:
     """Scores of systems on `texts[task][kind, system]`, percent: of the corpus, and mean of examples."""
     rows = []
     for name, task in tasks.items():
-        for (kind, system), produced in texts[name].items():
-            corpus = task.score(produced)
-            for metric, values in task.score_examples(produced).items():
-                row = dict(task=name, system=system, kind=kind, metric=metric, corpus_score=corpus[metric])
-                rows.append(row | mean_interval(values, np.arange(len(values)), seed=seed).columns())
+        for (kind, system), outputs in texts[name].items():
+            corpus_scores = task.score(outputs)
+            for metric, values in task.score_examples(outputs).items():
+                rows.append(
+                    {
+                        "task": name,
+                        "system": system,
+                        "kind": kind,
+                        "metric": metric,
+                        "corpus_score": corpus_scores[metric],
+                        **mean_interval(values, np.arange(len(values)), seed=seed).columns(),
+                    }
+                )
     return pd.DataFrame(rows)
 
 
 def difficulty_accuracy(tasks: Mapping, models: Mapping, max_target: int) -> pd.DataFrame:
     """Accuracy at full depth by difficulty, references fed in, with 95 % intervals over sequences."""
-    rows, inputs = [], [text for task in tasks.values() for text in task.inputs]
+    rows = []
+    inputs = [text for task in tasks.values() for text in task.inputs]
     targets = [text for task in tasks.values() for text in task.targets]
     for name, model in models.items() if tasks else ():
-        found = np.concatenate([token_difficulty(t, model.tokenizer, max_target) for t in tasks.values()])
+        difficulty = np.concatenate(
+            [token_difficulty(task, model.tokenizer, max_target) for task in tasks.values()]
+        )
         along = trace(model, inputs, targets, top_k=2, max_new_tokens=max_target)
-        right, sequence = along.final_id == along.token_id, along.sequence
-        for difficulty in filter(set(found).__contains__, DIFFICULTIES):
-            chosen = found == difficulty
-            share = mean_interval(right[chosen], sequence[chosen]).columns("accuracy")
-            rows.append({"model": name, "difficulty": difficulty, **share, "tokens": chosen.sum()})
+        right = along.final_id == along.token_id
+        for kind in DIFFICULTIES:
+            chosen = difficulty == kind
+            if chosen.any():
+                accuracy = mean_interval(right[chosen], along.sequence[chosen]).columns("accuracy")
+                rows.append({"model": name, "difficulty": kind, **accuracy, "tokens": chosen.sum()})
     return pd.DataFrame(rows, columns=["model", "difficulty", "accuracy", "low", "high", "tokens"])
 
 
 def form_table(manifests: Mapping[str, dict]) -> pd.DataFrame:
     """Exact match on each form of synthetic question, percent, as `make train` measured it."""
-    scores = [(name, of_task) for name, about in manifests.items() for of_task in about["scores"].values()]
-    rows = [(name, *pair) for name, found in scores for pair in found.get("exact_match_by_form", {}).items()]
+    rows = []
+    for model, manifest in manifests.items():
+        for scores in manifest["scores"].values():
+            for form, exact_match in scores.get("exact_match_by_form", {}).items():
+                rows.append((model, form, exact_match))
     return pd.DataFrame(rows, columns=["model", "form", "exact_match"])
 
 

@@ -1,4 +1,4 @@
-"""Does a prediction, once made, stay? Does confidence in it grow with every layer? (MEE, section 3)"""
+"""Does a prediction, once it is right, stay? Does confidence in it grow with every layer? (MEE, section 3)"""
 
 from collections.abc import Callable, Iterable
 
@@ -11,9 +11,13 @@ RELIABILITY_RESAMPLES = 100
 
 
 def settled_from(trace) -> np.ndarray:
-    """`[token]`, the first layer from which the top-1 equals the last layer's for good: the oracle's exit."""
-    changed = trace.top1_id != trace.final_id[:, None]
-    return np.where(changed.any(axis=1), trace.layers - np.argmax(changed[:, ::-1], axis=1), 0) + 1
+    """`[token]`, the first layer from which on the top-1 is the last layer's: the oracle's exit.
+
+    If the last of four layers predicts 9 and the layers predict 9, 7, 9, 9, a token settles at layer 3.
+    """
+    differs = trace.top1_id != trace.final_id[:, None]  # [token, layer]
+    layers_after_last_change = np.argmax(differs[:, ::-1], axis=1)
+    return np.where(differs.any(axis=1), trace.layers - layers_after_last_change, 0) + 1
 
 
 def stable(trace) -> np.ndarray:
@@ -48,52 +52,99 @@ def monotonic_shares(trace, **labels) -> pd.DataFrame:
 
 
 def reliability_bins(trace, correct, layers: Iterable[int], bins: int = 10, **labels) -> pd.DataFrame:
-    """A reliability diagram for each of some layers: accuracy by top-1 probability, with an interval for each
-    bin. `correct` `[token, layer]` says whether the layer's top-1 is right, by whatever truth is meant.
+    """A reliability diagram for each of some layers: accuracy by top-1 probability.
+
+    Args:
+        trace: of some outputs.
+        correct: `[token, layer]`, whether the layer's top-1 is right, by whatever truth is meant.
+        layers: of the diagrams, from 1.
+        bins: of equal width.
+        labels: columns that are the same in all rows.
+
+    Returns:
+        One row a layer and bin: mean `confidence`, `accuracy` with its interval, number of `tokens`, and the
+        layer's `expected_calibration_error`.
     """
     tables = []
     for layer in layers:
         right = correct[:, layer - 1]
-        found = reliability(trace.top1_probability[:, layer - 1], right, bins)
-        chosen = [found.index == number for number in range(bins)]
-        intervals = [mean_interval(right[c], trace.sequence[c]) if c.any() else NOTHING for c in chosen]
-        columns = {**labels, "layer": layer, "bin_low": found.edges[:-1], "bin_high": found.edges[1:]}
-        columns |= {"confidence": found.confidence, "accuracy": found.accuracy, "tokens": found.count}
-        columns |= {"expected_calibration_error": found.error}
-        columns |= {bound: [getattr(each, bound) for each in intervals] for bound in ("low", "high")}
+        binned = reliability(trace.top1_probability[:, layer - 1], right, bins)
+        accuracies = [_accuracy(right, trace.sequence, binned.index == number) for number in range(bins)]
+        columns = {
+            **labels,
+            "layer": layer,
+            "bin_low": binned.edges[:-1],
+            "bin_high": binned.edges[1:],
+            "confidence": binned.confidence,
+            "accuracy": binned.accuracy,
+            "tokens": binned.count,
+            "expected_calibration_error": binned.error,
+            "low": [accuracy.low for accuracy in accuracies],
+            "high": [accuracy.high for accuracy in accuracies],
+        }
         tables.append(pd.DataFrame(columns))
     return pd.concat(tables, ignore_index=True)
 
 
+def _accuracy(right: np.ndarray, sequence: np.ndarray, in_bin: np.ndarray):
+    """The accuracy of the tokens of a bin with its interval; of an empty bin nothing."""
+    return mean_interval(right[in_bin], sequence[in_bin]) if in_bin.any() else NOTHING
+
+
 def layer_reliability(trace, correct: np.ndarray, bins: int = 10, **labels) -> pd.DataFrame:
     """Per layer: mean top-1 probability, mean of `correct` and expected calibration error, with intervals."""
-    confidence, name = trace.top1_probability.astype(np.float64), "expected_calibration_error"
-    error = lambda rows, layer: reliability(confidence[rows, layer], correct[rows, layer], bins).error
-    errors = lambda rows: [error(rows, layer) for layer in range(trace.layers)]
-    table = {**labels, "layer": np.arange(1, trace.layers + 1)}
-    for column, values in (("confidence", confidence), ("accuracy", correct)):
-        table |= mean_interval(values, trace.sequence).columns(column, f"{column}_")
-    drawn = [errors(rows) for rows in resampled_tokens(trace.sequence, RELIABILITY_RESAMPLES)]
-    low, high = percentiles(drawn)
-    return pd.DataFrame(table | {name: errors(slice(None)), f"{name}_low": low, f"{name}_high": high})
+    confidence = trace.top1_probability.astype(np.float64)
+
+    def errors(rows) -> list[float]:
+        """Of every layer, over some tokens."""
+        return [
+            reliability(confidence[rows, layer], correct[rows, layer], bins).error
+            for layer in range(trace.layers)
+        ]
+
+    draws = [errors(rows) for rows in resampled_tokens(trace.sequence, RELIABILITY_RESAMPLES)]
+    low, high = percentiles(draws)
+    return pd.DataFrame(
+        {
+            **labels,
+            "layer": np.arange(1, trace.layers + 1),
+            **mean_interval(confidence, trace.sequence).columns("confidence", "confidence_"),
+            **mean_interval(correct, trace.sequence).columns("accuracy", "accuracy_"),
+            "expected_calibration_error": errors(slice(None)),
+            "expected_calibration_error_low": low,
+            "expected_calibration_error_high": high,
+        }
+    )
 
 
 def predictions(trace, token: int, decode: Callable[[int], str], top: int = 3, **labels) -> pd.DataFrame:
     """The `top` tokens of every layer with their probabilities, for one row of the trace (MEE, Figure 3)."""
-    ids, probabilities = trace.top_ids[token, :, :top], trace.top_probabilities[token, :, :top]
+    ids = trace.top_ids[token, :, :top]  # [layer, rank]
+    probabilities = trace.top_probabilities[token, :, :top]
     layer, rank = np.indices(ids.shape).reshape(2, -1) + 1
-    names, values = [decode(int(i)) for i in ids.ravel()], probabilities.ravel().astype(np.float64)
-    return pd.DataFrame({**labels, "layer": layer, "rank": rank, "token": names, "probability": values})
+    return pd.DataFrame(
+        {
+            **labels,
+            "layer": layer,
+            "rank": rank,
+            "token": [decode(int(token_id)) for token_id in ids.ravel()],
+            "probability": probabilities.ravel().astype(np.float64),
+        }
+    )
 
 
 def percentile_tokens(trace, shares: tuple[float, ...], seed: int = 0) -> dict[int, int]:
     """Tokens at percentiles of the settling layer: percent -> row. Ties by seed, without last tokens."""
-    last = np.append(trace.sequence[1:] != trace.sequence[:-1], True)
-    rows = np.random.default_rng(seed).permutation(np.flatnonzero(~last))
+    is_last = np.append(trace.sequence[1:] != trace.sequence[:-1], True)
+    rows = np.random.default_rng(seed).permutation(np.flatnonzero(~is_last))
     ordered = rows[np.argsort(settled_from(trace)[rows], kind="stable")]
     return {round(100 * share): int(ordered[int(share * (len(ordered) - 1))]) for share in shares}
 
 
 def token_text(tokenizer) -> Callable[[int], str]:
     """`id -> text` for figures: a word boundary is a low line; ids beyond the vocabulary are numbers."""
-    return lambda token: (tokenizer.convert_ids_to_tokens(token) or f"<id {token}>").replace("▁", "_")
+
+    def text(token_id: int) -> str:
+        return (tokenizer.convert_ids_to_tokens(token_id) or f"<id {token_id}>").replace("▁", "_")
+
+    return text

@@ -15,7 +15,7 @@ from ..common.errors import MeeError
 from .monotonicity import settled_from, strictly_monotonic
 from .statistics import by_layer, by_sequence, interval, mean_interval
 
-EASY = ("grammatical", "copied")  # what needs no search and no computation
+EASY = ("grammatical", "copied")  # difficulties that need no search and no computation
 GROUPS = ("easy", "difficult")
 
 
@@ -31,17 +31,22 @@ def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
         raise MeeError(f"threshold={threshold}: give a cosine between 0 and 1 (MEE: 0.9).")
     if trace.along != "reference":
         raise MeeError("Saturation is described on references: trace(model, inputs, references).")
-    similarity = trace.final_similarity[:, :-1].astype(np.float64)
+    similarity = trace.final_similarity[:, :-1].astype(np.float64)  # [token, layer - 1]
     similar = similarity >= threshold
-    first = np.where(similar.any(axis=1), similar.argmax(axis=1) + 1, trace.layers)
-    columns = {"sequence": trace.sequence, "prefix_tokens": trace.position + 1}
-    columns |= {"mean_similarity": similarity.mean(axis=1), "first_similar": first}
-    columns |= {"similar_states": similar.sum(axis=1)}
+    first_similar = np.where(similar.any(axis=1), similar.argmax(axis=1) + 1, trace.layers)
+    probability = trace.token_probability[:, -1].astype(np.float64)
+    columns = {
+        "sequence": trace.sequence,
+        "prefix_tokens": trace.position + 1,
+        "mean_similarity": similarity.mean(axis=1),
+        "first_similar": first_similar,
+        "similar_states": similar.sum(axis=1),
+    }
     for after in starts(trace.layers):
         columns[f"rises_after_{after}"] = strictly_monotonic(trace.final_similarity, after)
-    probability = trace.token_probability[:, -1].astype(np.float64)
-    loss = -np.log(np.maximum(probability, 1e-12))
-    return pd.DataFrame(columns | {"settled_from": settled_from(trace), "loss": loss})
+    columns["settled_from"] = settled_from(trace)
+    columns["loss"] = -np.log(np.maximum(probability, 1e-12))
+    return pd.DataFrame(columns)
 
 
 def starts(layers: int) -> tuple[int, int, int]:
@@ -53,7 +58,7 @@ def select(prefixes: pd.DataFrame, by: str = "mean_similarity", share: float = 0
     """For each prefix "easy", "difficult" or "": the two ends of a ranking, a `share` of the prefixes each.
 
     `by` is "mean_similarity" (high is easy; MEE, with 1,000 of 2,500 at each end), "loss" (low is easy), or
-    "difficulty" (known by construction; all prefixes are used).
+    "difficulty" (of the synthetic data, by construction; all prefixes are used).
     """
     if by == "difficulty":
         return pd.Series(np.where(prefixes["difficulty"].isin(EASY), *GROUPS), index=prefixes.index)
@@ -71,19 +76,28 @@ def compare(prefixes: pd.DataFrame, groups: pd.Series, **labels) -> pd.DataFrame
     """MEE's Table 1: mean, interval and spread of each property of easy and difficult prefixes."""
     rows = []
     for group in GROUPS:
-        found = prefixes[groups == group]
-        for name in found.columns.difference(["sequence", "difficulty"], sort=False):
-            values = found[name].to_numpy(dtype=np.float64)
-            row = {**labels, "group": group, "property": name}
-            row |= mean_interval(values, found["sequence"].to_numpy()).columns()
-            rows.append(row | {"standard_deviation": values.std(), "prefixes": len(found)})
+        members = prefixes[groups == group]
+        for name in members.columns.difference(["sequence", "difficulty"], sort=False):
+            values = members[name].to_numpy(dtype=np.float64)
+            row = {
+                **labels,
+                "group": group,
+                "property": name,
+                **mean_interval(values, members["sequence"].to_numpy()).columns(),
+                "standard_deviation": values.std(),
+                "prefixes": len(members),
+            }
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
 def similarity_curves(trace, groups: pd.Series, **labels) -> pd.DataFrame:
     """Mean similarity with the last state at each layer: `group`, `layer`, `similarity`, `low`, `high`."""
-    part = lambda rows: (trace.final_similarity[rows], trace.sequence[rows], "similarity")
-    tables = [by_layer(*part((groups == group).to_numpy()), **labels, group=group) for group in GROUPS]
+    tables = []
+    for group in GROUPS:
+        rows = (groups == group).to_numpy()
+        similarity = trace.final_similarity[rows]  # [token, layer]
+        tables.append(by_layer(similarity, trace.sequence[rows], "similarity", **labels, group=group))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -98,41 +112,75 @@ def associations(prefixes, measures: Sequence[str], outcomes: Sequence[str], **l
 
     Resamples draw sequences, and keep the ranks that tokens have among all.
     """
-    ranks, sequence, rows = prefixes[[*measures, *outcomes]].rank(), prefixes["sequence"].to_numpy(), []
+    ranks = prefixes[[*measures, *outcomes]].rank()
+    sequence = prefixes["sequence"].to_numpy()
+    rows = []
     for measure, depth in product(measures, outcomes):
-        x, y = ranks[measure].to_numpy(), ranks[depth].to_numpy()
-        moments = by_sequence(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1), sequence)
-        found = interval(lambda weights, moments=moments: _correlation(weights @ moments), len(moments))
-        rows.append({**labels, "measure": measure, "depth": depth, **found.columns("spearman")})
+        moments = _moments(ranks[measure].to_numpy(), ranks[depth].to_numpy(), sequence)
+        correlation = interval(
+            lambda weights, moments=moments: _correlation(weights @ moments), units=len(moments)
+        )
+        rows.append({**labels, "measure": measure, "depth": depth, **correlation.columns("spearman")})
     return pd.DataFrame(rows)
 
 
+def _moments(x: np.ndarray, y: np.ndarray, sequence: np.ndarray) -> np.ndarray:
+    """Sums over each sequence, `[sequence, (1, x, y, xx, yy, xy)]`, of `[token]` values."""
+    return by_sequence(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1), sequence)
+
+
 def _correlation(moments: np.ndarray) -> np.ndarray:
-    """Pearson's, from sums `[..., (1, x, y, xx, yy, xy)]`."""
-    count, x, y, xx, yy, xy = np.moveaxis(moments, -1, 0)
-    return (count * xy - x * y) / np.sqrt((count * xx - x * x) * (count * yy - y * y))
+    """Pearson's correlation from moments `[..., (1, x, y, xx, yy, xy)]`."""
+    count = moments[..., 0]
+    x = moments[..., 1]
+    y = moments[..., 2]
+    variance_x = count * moments[..., 3] - x * x
+    variance_y = count * moments[..., 4] - y * y
+    covariance = count * moments[..., 5] - x * y
+    return covariance / np.sqrt(variance_x * variance_y)
 
 
 def depth_by_difficulty(prefixes, order: Sequence[str], least: int = 20, **labels) -> pd.DataFrame:
-    """Mean exit of the oracle and first similar layer by known difficulty, of those with `least` prefixes."""
+    """Mean exit of the oracle and first similar layer by difficulty, for those with `least` prefixes.
+
+    One row a difficulty (of the synthetic data) and `depth` ("settled_from" or "first_similar").
+    """
     rows = []
     for difficulty in order:
-        found = prefixes[prefixes["difficulty"] == difficulty]
-        for depth in ("settled_from", "first_similar") if len(found) >= least else ():
-            mean = mean_interval(found[depth].to_numpy(), found["sequence"].to_numpy()).columns("mean_layer")
-            row = {"difficulty": difficulty, "depth": depth, **mean}
-            rows.append({**labels, **row, "prefixes": len(found), "loss": found["loss"].mean()})
+        members = prefixes[prefixes["difficulty"] == difficulty]
+        if len(members) < least:
+            continue
+        for depth in ("settled_from", "first_similar"):
+            mean = mean_interval(members[depth].to_numpy(), members["sequence"].to_numpy())
+            rows.append(
+                {
+                    **labels,
+                    "difficulty": difficulty,
+                    "depth": depth,
+                    **mean.columns("mean_layer"),
+                    "prefixes": len(members),
+                    "loss": members["loss"].mean(),
+                }
+            )
     return pd.DataFrame(rows)
 
 
 def examples(trace, prefixes: pd.DataFrame, decode, count: int = 3, **labels) -> pd.DataFrame:
     """Similarity curves of prefixes evenly spaced in the easy and the difficult fifth (MEE, Appendix A)."""
-    order = prefixes["mean_similarity"].sort_values(ascending=False, kind="stable").index.to_numpy()
-    fifth, tables = max(count, len(order) // 5), []
-    for group, ranked in zip(GROUPS, (order[:fifth], order[::-1][:fifth]), strict=True):
-        for number, token in enumerate(ranked[np.linspace(0, fifth - 1, count).round().astype(int)], start=1):
-            which = {"group": group, "example": number, "token": decode(int(trace.token_id[token]))}
-            values = trace.final_similarity[token].astype(np.float64)
-            columns = {"layer": np.arange(1, trace.layers + 1), "similarity": values}
-            tables.append(pd.DataFrame({**labels, **which, **columns}))
+    ranked = prefixes["mean_similarity"].sort_values(ascending=False, kind="stable").index.to_numpy()
+    fifth = max(count, len(ranked) // 5)
+    chosen = np.linspace(0, fifth - 1, count).round().astype(int)
+    ends = {"easy": ranked[:fifth], "difficult": ranked[::-1][:fifth]}
+    tables = []
+    for group, prefixes_of_group in ends.items():
+        for number, token in enumerate(prefixes_of_group[chosen], start=1):
+            columns = {
+                **labels,
+                "group": group,
+                "example": number,
+                "token": decode(int(trace.token_id[token])),
+                "layer": np.arange(1, trace.layers + 1),
+                "similarity": trace.final_similarity[token].astype(np.float64),
+            }
+            tables.append(pd.DataFrame(columns))
     return pd.concat(tables, ignore_index=True)

@@ -15,21 +15,26 @@ def shaded(text: str, share: float, title: str = "") -> Markup:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    look = f"background: {to_hex(colormaps['viridis'](share))}; color: {'#000' if share > 0.5 else '#fff'}"
-    return Markup(f'<span style="{look}; white-space: pre" title="{escape(title)}">{escape(text)}</span>')
+    background = to_hex(colormaps["viridis"](share))
+    colour = "#000" if share > 0.5 else "#fff"
+    look = f"background: {background}; color: {colour}; white-space: pre"
+    return Markup(f'<span style="{look}" title="{escape(title)}">{escape(text)}</span>')
 
 
 def table(rows: Sequence[Sequence], header: Sequence = (), caption: str = "") -> str:
-    """The first rows of a table, a line that says how many are left out, and a caption."""
-
-    def cell(value) -> str:
-        return value if isinstance(value, Markup) else escape(str(value))
-
-    def line(row: Sequence, tag: str) -> str:
-        return "".join(f'<{tag} style="text-align: left">{cell(value)}</{tag}>' for value in row)
-
-    lines = [f"<tr>{line(row, 'td')}</tr>" for row in rows[:SHOWN]]
+    """The first rows of a table, a line that says how many follow, and a caption."""
+    lines = [_row(row, "td") for row in rows[:SHOWN]]
     if len(rows) > SHOWN:
         lines.append(f"<tr><td></td><td>and {len(rows) - SHOWN} more</td></tr>")
-    head = f"<thead><tr>{line(header, 'th')}</tr></thead>" if header else ""
+    head = f"<thead>{_row(header, 'th')}</thead>" if header else ""
     return f"<p>{escape(caption)}</p><table>{head}<tbody>{''.join(lines)}</tbody></table>"
+
+
+def _row(values: Sequence, tag: str) -> str:
+    """One line of a table; `tag` is "td" or "th"."""
+    cells = [f'<{tag} style="text-align: left">{_cell(value)}</{tag}>' for value in values]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, Markup) else escape(str(value))

@@ -10,7 +10,7 @@ activations, residuals, the softmax). For one token at position t (from 0), with
 | its attention | `4 i (t + 1) + 4 i S` |
 | keys and values of a layer the token skipped, once a later token needs them | `4 d i` |
 | keys and values of the source for a layer, once a row, if any token reaches it | `4 d i S` |
-| a readout over V' ids | `2 d V'` |
+| logits of V' ids | `2 d V'` |
 
 The encoder runs once at full depth under every policy and is left out. No padding is counted.
 """
@@ -27,7 +27,7 @@ class DecoderSizes:
     """The sizes that the count needs."""
 
     d_model: int
-    inner: int
+    inner: int  # heads times d_kv
     d_ff: int
     gated: bool
     layers: int
@@ -35,9 +35,15 @@ class DecoderSizes:
 
     @classmethod
     def of(cls, config) -> DecoderSizes:
-        """Reads them off a T5-family configuration."""
-        inner, layers = config.num_heads * config.d_kv, config.num_decoder_layers or config.num_layers
-        return cls(config.d_model, inner, config.d_ff, config.is_gated_act, layers, config.vocab_size)
+        """The sizes in a T5-family configuration."""
+        return cls(
+            d_model=config.d_model,
+            inner=config.num_heads * config.d_kv,
+            d_ff=config.d_ff,
+            gated=config.is_gated_act,
+            layers=config.num_decoder_layers or config.num_layers,
+            vocabulary=config.vocab_size,
+        )
 
     @property
     def projections(self) -> int:
@@ -51,7 +57,7 @@ class DecoderSizes:
 
     @property
     def readout(self) -> int:
-        """One readout over the whole vocabulary."""
+        """Logits of the whole vocabulary, one token."""
         return 2 * self.d_model * self.vocabulary
 
 
@@ -67,35 +73,57 @@ def generation_flops(
 ) -> dict[str, int]:
     """FLOPs of one generated sequence by part; "skipped" is done later for layers that tokens skipped.
 
-    `exit_layers`, `readout_rows` (of `W`) and `decisions` are `[token]`, `source` is the length of the input,
-    `per_decision` what the measure itself takes. `parallel`: skipped layers are run in full for waiting
-    tokens (FREE); else they get keys and values. `positions` `[token]`: where tokens stood that were verified
-    (those that were thrown away among them): all of them run through all layers.
+    Args:
+        sizes: of the decoder.
+        exit_layers: `[token]`.
+        source: number of tokens of the input.
+        readout_rows: rows of the LM head that each token multiplied, `[token]`.
+        decisions: how often the measure was computed for each token, `[token]`.
+        per_decision: FLOPs of the measure itself.
+        parallel: skipped layers are run in full for waiting tokens (FREE); else they get keys and values.
+        positions: where exits were verified, the positions of all tokens that were run, `[token]` (those that
+            were thrown away among them): all of them run through all layers.
     """
-    exits, verified = np.asarray(exit_layers, dtype=np.int64), positions is not None
-    attention = 4 * sizes.inner * ((positions if verified else np.arange(len(exits))) + 1 + source)
-    layers, skipped = int((exits * (sizes.projections + attention)).sum()), 0
+    exits = np.asarray(exit_layers, dtype=np.int64)
+    verified = positions is not None
+    position = positions if verified else np.arange(len(exits))
+    attention = 4 * sizes.inner * (position + 1 + source)  # [token], of one layer
+    deepest = sizes.layers if verified else int(exits.max(initial=0))
     if verified:
         skipped = int(((sizes.layers - exits) * (sizes.projections + attention)).sum())
-    elif len(exits):
-        reached = exits[:, None] >= np.arange(1, exits.max() + 1)
-        # the last token that reaches each layer takes those before it along
-        last = len(exits) - 1 - reached[::-1].argmax(axis=0)
-        late = last + 1 - reached.sum(axis=0)
-        skipped = int(late.sum()) * (sizes.projections if parallel else sizes.key_value)
-        if parallel:
-            skipped += int((np.cumsum(attention)[last] - (attention[:, None] * reached).sum(axis=0)).sum())
+    else:
+        skipped = _skipped_flops(sizes, exits, attention, parallel)
     return {
-        "layers": layers,
+        "layers": int((exits * (sizes.projections + attention)).sum()),
         "skipped": skipped,
-        "source": (sizes.layers if verified else int(exits.max(initial=0))) * sizes.key_value * source,
+        "source": deepest * sizes.key_value * source,
         "readout": round(2 * sizes.d_model * float(np.sum(readout_rows))),
         "measure": int(np.sum(decisions)) * per_decision,
     }
 
 
-SHAPES = {  # the mini models of profile `small`, and the papers' sizes
-    "mini": DecoderSizes(96, 96, 128, False, 12, 1500),
-    "t5-base": DecoderSizes(768, 768, 3072, False, 12, 32128),
-    "t5-large": DecoderSizes(1024, 1024, 4096, False, 24, 32128),
+def _skipped_flops(sizes: DecoderSizes, exits: np.ndarray, attention: np.ndarray, parallel: bool) -> int:
+    """What is done for skipped layers once a later token reaches them.
+
+    Three tokens that exit at layers 2, 4 and 3: layer 3 is reached last by the third token and layer 4 by the
+    second. Before them the first token has skipped both layers, so that it gets keys and values of two; the
+    third skips layer 4, which nobody reaches after it.
+    """
+    if not len(exits):
+        return 0
+    reached = exits[:, None] >= np.arange(1, exits.max() + 1)  # [token, layer]
+    last = len(exits) - 1 - reached[::-1].argmax(axis=0)  # [layer], the last token that reaches it
+    caught_up = last + 1 - reached.sum(axis=0)  # [layer], tokens before it that skipped the layer
+    if not parallel:
+        return int(caught_up.sum()) * sizes.key_value
+    # their attention too: of all tokens up to the last, minus of those that reached the layer themselves
+    extra_attention = np.cumsum(attention)[last] - (attention[:, None] * reached).sum(axis=0)
+    return int(caught_up.sum()) * sizes.projections + int(extra_attention.sum())
+
+
+# the mini models of profile `small`, and the papers' sizes
+SHAPES = {
+    "mini": DecoderSizes(d_model=96, inner=96, d_ff=128, gated=False, layers=12, vocabulary=1500),
+    "t5-base": DecoderSizes(d_model=768, inner=768, d_ff=3072, gated=False, layers=12, vocabulary=32128),
+    "t5-large": DecoderSizes(d_model=1024, inner=1024, d_ff=4096, gated=False, layers=24, vocabulary=32128),
 }
