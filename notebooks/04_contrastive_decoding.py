@@ -336,7 +336,7 @@ measured.pivot(index="what", columns="shape", values="median").round(2)
 
 # %%
 documents = experiment.long_documents(long_corpus, long_limit)
-long_model = long_documents.random_long_t5(experiment.tokenizer(), experiment.scratch("random_long_t5"))
+long_model = long_documents.random_long_t5(experiment.tokenizer())
 tried = {"full_depth": None} | rule_policies(rules, 1.0, settings)
 tried["static"] = RULES["static"].policy(min_layer, settings)
 long_costs = [

@@ -37,9 +37,11 @@ def test_confidences_while_decoding_are_those_computed_offline_from_the_trace(tr
     model, found = traced
     classifier, seen = untrained(kind), {}
     confidence = classifier.confidence
-    classifier.confidence = lambda now: (
-        seen.setdefault((now.layer, now.position), on_host(confidence(now))) * 0
-    )
+
+    def recorded(state):
+        return seen.setdefault((state.layer, state.position), on_host(confidence(state))) * 0
+
+    classifier.confidence = recorded
     generate(model, INPUTS, ExitPolicy(classifier), max_new_tokens=LENGTH, batch_size=len(INPUTS))
     del classifier.confidence
     offline = confidences(found, ExitPolicy(classifier), model)

@@ -75,7 +75,7 @@ def test_some_exits_are_wrong_here_and_some_tokens_do_not_exit(explorer):
 @pytest.mark.parametrize("exits", ["taken", "verified"])
 def test_a_token_leaves_at_the_first_layer_that_is_sure_enough(explorer, model, exits):
     for run, threshold in runs_of(explorer, exits):
-        for layer, fate, sure in zip(run["layer"], run["fate"], run["confidence"]):
+        for layer, fate, sure in zip(run["layer"], run["fate"], run["confidence"], strict=True):
             assert all(value is None or value <= threshold + 1e-4 for value in sure[: layer - 1])
             assert (layer == model.layers) == (fate == ALL)
             assert fate == ALL or sure[layer - 1] >= threshold - 1e-4
@@ -84,7 +84,8 @@ def test_a_token_leaves_at_the_first_layer_that_is_sure_enough(explorer, model, 
 
 def test_the_layer_that_is_left_says_the_token(explorer):
     for run, _ in runs_of(explorer, "taken"):
-        assert [said[layer - 1] for said, layer in zip(run["said"], run["layer"])] == run["token"]
+        exited = zip(run["said"], run["layer"], strict=True)
+        assert [said[layer - 1] for said, layer in exited] == run["token"]
 
 
 def test_nothing_exits_at_the_last_level_of_a_confidence(explorer):

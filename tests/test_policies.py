@@ -32,11 +32,15 @@ PROBABILITY = {1: [0.3, 0.5, 0.2], 2: [0.6, 0.5, 0.4], 3: [0.95, 0.97, 0.3]}
 class Now:
     """Three rows at layers 1, 2 and 3 of a decoder of four."""
 
-    layers, position, sequence = 4, 2, np.array([0, 1, 2])
+    layers = 4
+    position = 2
+    sequence = np.array([0, 1, 2])
+    similarity = np.array([0.9, -0.2, 0.4])
 
     def __init__(self, layer):
-        self.layer, self.top1_probability = layer, np.array(PROBABILITY[layer])
-        self.margin, self.similarity = self.top1_probability - 0.1, np.array([0.9, -0.2, 0.4])
+        self.layer = layer
+        self.top1_probability = np.array(PROBABILITY[layer])
+        self.margin = self.top1_probability - 0.1
 
     def earlier(self, layers):
         return Now(self.layer - layers)
@@ -273,7 +277,7 @@ def test_a_named_measure_is_one_object_and_a_threshold_cannot_be_changed():
 )
 def test_settings_of_thresholds_out_of_range_are_one_clear_line(kind, settings):
     name, value = list(settings.items())[-1]
-    with pytest.raises(MeeError, match="give|Unknown decay_form") as caught:
+    with pytest.raises(MeeError, match=r"give|Unknown decay_form") as caught:
         kind(**settings)
     assert "\n" not in str(caught.value)
     if kind is not Threshold and not isinstance(value, np.ndarray):
@@ -321,7 +325,7 @@ def test_replay_takes_the_first_layer_that_exceeds(traced):
         ExitPolicy("max_probability", threshold=0.3, decay=4.0),
     ):
         values, exits = (
-            (found.margin if policy.measure == "softmax_margin" else found.top1_probability),
+            (found.margin if policy.measure.name == "softmax_margin" else found.top1_probability),
             replay(found, policy, LENGTH),
         )
         for token in range(len(found)):

@@ -314,7 +314,7 @@ def test_long_documents_come_in_both_layouts(tmp_path, tokenizer):
     assert all(len(text.split()) > 200 for text in tasks["BigPatent"].inputs)
     again = long_documents.long_tasks(str(tmp_path / "multi-news.jsonl"), 1, tmp_path)
     assert again["BigPatent"].inputs == tasks["BigPatent"].inputs[:1]
-    model = long_documents.random_long_t5(tokenizer, tmp_path / "model")
+    model = long_documents.random_long_t5(tokenizer)
     policies = {"full_depth": None, "margin": ExitPolicy("softmax_margin", threshold=1.0, min_layer=4)}
     table = long_documents.costs_by_part(model, tasks["Multi-News"], policies, 3).set_index("rule")
     parts = [column for column in table if column.endswith("_share") and column != "flops_share"]

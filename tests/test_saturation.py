@@ -136,10 +136,10 @@ def test_shares_that_have_reached_a_layer_and_single_examples():
 
 def test_mistakes_are_one_clear_line():
     trace = made_trace()
-    for change, message in (({"threshold": 1.2}, "threshold=1.2"), ({"threshold": 0}, "threshold=0")):
+    for change, message in (({"threshold": 1.2}, r"threshold=1\.2"), ({"threshold": 0}, "threshold=0")):
         with pytest.raises(MeeError, match=message):
             saturation.describe(trace, **change)
-    with pytest.raises(MeeError, match="share=0.7"):
+    with pytest.raises(MeeError, match=r"share=0\.7"):
         saturation.select(saturation.describe(trace), share=0.7)
     trace.along = "greedy"
     with pytest.raises(MeeError, match="on references"):

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from dataclasses import dataclass
 from itertools import product
 from math import log
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ from test_verify import agreeing, check_replay
 
 from mee_utils import (
     ExitPolicy,
+    Measure,
     MeeError,
     Task,
+    Trace,
     calibrate,
     generate,
     load_classifier,
@@ -128,39 +131,112 @@ def foretold(measure, states, head, token, layer):
     return head @ (maps @ states[token, layer - 1] + shifts)
 
 
-def read(name, policy, found, states, head, token, exits):
-    """Confidence of one token at the last of the exits so far, from its definition."""
-    p, measure = [distribution(found, token, layer) for layer in exits], policy.measure
-    tops, here = [int(each.argmax()) for each in p], exits[-1]
-    if name == "entropy":
-        return np.exp(-entropy(p[-1]))
-    if name == "patience":
-        run = 1
-        while run < len(tops) and tops[-run - 1] == tops[-1]:
-            run += 1
-        return run
-    if name == "vote":
-        return tops.count(tops[-1])
-    if name == "weighted_vote":
-        return sum(each.max() for top, each in zip(tops, p, strict=True) if top == tops[-1])
-    if name == "pcee":
-        return np.exp(-max(map(entropy, p[-3:]))) if len(p) >= 3 else 0.0
-    if name == "elbert":
-        risen = len(p) >= 2 and p[-1].max() > p[-2].max() and p[-1].max() > 0.05
-        return 1.0 if risen else np.exp(-entropy(p[-1]))
-    if name == "ztw":
-        weights, bias = np.exp(measure.log_weights.numpy()), measure.bias.numpy()
-        return softmax(sum(weights[i - 1] * np.log(q) for i, q in zip(exits, p, strict=True)) + bias).max()
-    if name in ("learning_to_exit", "q_exit"):
-        w, b = measure.network.weight.numpy()[0], measure.network.bias.numpy()[0]
-        leave = [sigmoid(w @ states[token, layer - 1] + b) for layer in range(1, here + 1)]
-        return leave[-1] if name == "learning_to_exit" else 1 - np.prod([1 - each for each in leave])
-    if name == "past_future":
-        return softmax(foretold(measure, states, head, token, here)).max()
-    if name == "token_hash":
-        before = -1 if found.position[token] == 0 else found.token_id[token - 1]
-        return measure.shares.numpy()[before, here - 1]
-    return {"bandit": p[-1].max(), "mue": found.similarity[token, here - 1]}[name]
+@dataclass
+class Decision:
+    """One token at the last of the `exits` so far, in plain numpy."""
+
+    measure: Measure
+    found: Trace
+    states: np.ndarray  # [token, layer, d_model], normalised
+    head: np.ndarray  # [id, d_model]
+    token: int
+    exits: list[int]
+
+    @property
+    def layer(self):
+        return self.exits[-1]
+
+    @property
+    def distributions(self):
+        """Of every exit so far."""
+        return [distribution(self.found, self.token, layer) for layer in self.exits]
+
+    @property
+    def top1_ids(self):
+        return [int(p.argmax()) for p in self.distributions]
+
+    @property
+    def top1_probability(self):
+        return self.distributions[-1].max()
+
+
+# ---- each rule from its definition: the confidence of one decision
+
+
+def entropy_of_one(decision):
+    return np.exp(-entropy(decision.distributions[-1]))
+
+
+def patience_of_one(decision):
+    ids = decision.top1_ids
+    run = 1
+    while run < len(ids) and ids[-run - 1] == ids[-1]:
+        run += 1
+    return run
+
+
+def vote_of_one(decision):
+    return decision.top1_ids.count(decision.top1_ids[-1])
+
+
+def weighted_vote_of_one(decision):
+    votes = zip(decision.top1_ids, decision.distributions, strict=True)
+    return sum(p.max() for top1_id, p in votes if top1_id == decision.top1_ids[-1])
+
+
+def pcee_of_one(decision):
+    last = decision.distributions[-3:]
+    return np.exp(-max(map(entropy, last))) if len(last) == 3 else 0.0
+
+
+def elbert_of_one(decision):
+    tops = [p.max() for p in decision.distributions]
+    risen = len(tops) >= 2 and tops[-1] > tops[-2] and tops[-1] > 0.05
+    return 1.0 if risen else entropy_of_one(decision)
+
+
+def ztw_of_one(decision):
+    weights = np.exp(decision.measure.log_weights.numpy())
+    experts = zip(decision.exits, decision.distributions, strict=True)
+    scores = sum(weights[layer - 1] * np.log(p) for layer, p in experts)
+    return softmax(scores + decision.measure.bias.numpy()).max()
+
+
+def exit_probabilities(decision):
+    """Of one linear unit at every layer up to this one."""
+    weight = decision.measure.network.weight.numpy()[0]
+    bias = decision.measure.network.bias.numpy()[0]
+    return [sigmoid(weight @ state + bias) for state in decision.states[decision.token, : decision.layer]]
+
+
+def learning_to_exit_of_one(decision):
+    return exit_probabilities(decision)[-1]
+
+
+def q_exit_of_one(decision):
+    return 1 - np.prod([1 - probability for probability in exit_probabilities(decision)])
+
+
+def past_future_of_one(decision):
+    scores = foretold(decision.measure, decision.states, decision.head, decision.token, decision.layer)
+    return softmax(scores).max()
+
+
+def token_hash_of_one(decision):
+    at_start = decision.found.position[decision.token] == 0
+    before = -1 if at_start else decision.found.token_id[decision.token - 1]
+    return decision.measure.shares.numpy()[before, decision.layer - 1]
+
+
+def bandit_of_one(decision):
+    return decision.top1_probability
+
+
+def mue_of_one(decision):
+    return decision.found.similarity[decision.token, decision.layer - 1]
+
+
+DEFINITIONS = {name: globals()[f"{name}_of_one"] for name in RULES}
 
 
 def arrays(model, found):
@@ -177,7 +253,8 @@ def test_a_replay_reads_what_the_definition_says(traced, name, layers):
     seen, (states, head) = confidences(found, policy, model), arrays(model, found)
     for token in range(len(found)):
         expected = [
-            read(name, policy, found, states, head, token, layers[: n + 1]) for n in range(len(layers))
+            DEFINITIONS[name](Decision(policy.measure, found, states, head, token, layers[: n + 1]))
+            for n in range(len(layers))
         ]
         assert np.allclose(seen[token], expected, rtol=1e-3, atol=1e-5)
 
@@ -516,13 +593,13 @@ def test_distilled_targets_are_what_the_last_layer_says(traced):
     model, found, _, _ = traced
     hard = torch.from_numpy(targets(found, "distilled"))
     assert np.array_equal(hard, targets(found, "consistency"))
-    silent = SimpleNamespace(parameters=lambda: iter([torch.zeros(1).double()]), loss=lambda lesson: lesson)
-    lesson = _Loss(silent, hard, "distilled")(StoredStates(found, model), slice(0, len(found)))
+    silent = SimpleNamespace(parameters=lambda: iter([torch.zeros(1).double()]), loss=lambda batch: batch)
+    batch = _Loss(silent, hard, "distilled")(StoredStates(found, model), slice(0, len(found)))
     said = np.zeros((len(found), model.network.config.vocab_size))
     np.put_along_axis(said, found.top_ids[:, -1].astype(int), found.top_probabilities[:, -1], axis=1)
     soft = np.take_along_axis(said, found.top1_id[:, :-1].astype(int), axis=1)
-    assert np.allclose(lesson.labels.numpy(), soft, atol=1e-5) and 0 < soft.min() < soft.max() < 1
-    assert np.allclose(lesson.teacher.exp().numpy()[:, 0], said, atol=1e-5)
+    assert np.allclose(batch.labels.numpy(), soft, atol=1e-5) and 0 < soft.min() < soft.max() < 1
+    assert np.allclose(batch.teacher.exp().numpy()[:, 0], said, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["past_future", "ztw"])
@@ -534,7 +611,10 @@ def test_distilled_exits_say_more_of_what_the_last_layer_says(traced, kind, toke
         for target in ("consistency", "distilled")
     )
     labels = torch.from_numpy(targets(found))
-    apart = lambda one: float(_Loss(one, labels, "distilled")(StoredStates(found, model), slice(None)))
+
+    def apart(classifier):
+        return float(_Loss(classifier, labels, "distilled")(StoredStates(found, model), slice(None)))
+
     with torch.no_grad():
         assert apart(distilled) < min(apart(plain), apart(new(kind, tokenizer)))
 

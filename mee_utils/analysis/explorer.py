@@ -1,17 +1,16 @@
-"""The explorer: move a threshold and see, token by token, where a sentence exits and what it says.
+"""The explorer: move a threshold and see, token by token, where a sentence exits and what it predicts.
 
 Each sentence is decoded for real at every threshold of the slider, with exits as they are and with exits
-verified. Only layers behind an exit, which were not run, show what full depth would say. No server is asked.
+verified. Only layers behind an exit, which were not run, show what full depth would predict. The page needs
+no server.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from html import escape
-from itertools import product
 from math import isfinite
 from pathlib import Path
 from string import Template
@@ -24,18 +23,25 @@ from ..common.files import PACKAGE, complete_file, read_yaml
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
 from ..decoding.token import on_host
-from ..exits.policy import MAX_DRAFT, ExitPolicy
+from ..exits.policy import MAX_DRAFT, BoundPolicy, ExitPolicy
 from ..tasks.loading import Task
 from ..traces.replay import check_policy
 from ..traces.trace import trace
 from .monotonicity import token_text
 
-MOST, WIDE = 16, 110  # sentences at a time; characters in a line
+MAX_SENTENCES = 16
+LINE_WIDTH = 110  # characters
 RULES = ("softmax_margin", "hidden_similarity", "rising_top1")
-AGREES, DIFFERS, ALL = "the last layer agrees", "the last layer differs", "no exit"
+
+# the fates of a token
+AGREES = "the last layer agrees"
+DIFFERS = "the last layer differs"
+ALL = "no exit"
+
 CHOICES = ("task", "model", "rule", "sentence", "exits")
 LARGE = ("input", "text", "full", "said", "confidence")  # the page has these in a shorter form
-VIEWS, PAGE = (PACKAGE / "analysis" / f"explorer.{kind}" for kind in ("yaml", "html"))
+VIEWS = PACKAGE / "analysis" / "explorer.yaml"
+PAGE = PACKAGE / "analysis" / "explorer.html"
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,30 +58,35 @@ class Explorer:
     @property
     def spec(self) -> dict:
         """The page in Vega-Lite: explorer.yaml with its data and parameters."""
-        rows: dict[str, int] = {}  # what a token says at every layer, which runs share -> its number
-        number = lambda *said: rows.setdefault(json.dumps(said), len(rows))
-        runs, inputs, params = [], {}, []
-        for run in self.runs:
-            inputs[run["task"], run["sentence"]] = wrap(f"Input: {run['input']}", WIDE)
-            same = f"With exits: {run['text']} ({'' if run['same'] else 'not '}as at full depth)"
-            lines = [*wrap(f"Full depth: {run['full']}", WIDE), *wrap(same, WIDE)]
-            said = map(number, run["said"], run["confidence"])
-            lean = {name: value for name, value in run.items() if name not in LARGE}
-            runs.append(lean | {"lines": "\n".join(lines), "row": [*said]})
+        row_numbers: dict[
+            str, int
+        ] = {}  # what a token says at every layer, as JSON -> number; runs share rows
+        runs = [_page_run(run, row_numbers) for run in self.runs]
+        rows = []
+        for number, row in enumerate(row_numbers):
+            said, confidence = json.loads(row)
+            rows.append({"row": number, "said": said, "confidence": confidence})
+        sentences = {(run["task"], run["sentence"]): run["input"] for run in self.runs}
+        inputs = [
+            {"task": task, "sentence": number, "lines": wrap(f"Input: {text}", LINE_WIDTH)}
+            for (task, number), text in sentences.items()
+        ]
+        datasets = {"runs": runs, "rows": rows, "inputs": inputs}
+        return read_yaml(VIEWS) | {"datasets": datasets, "params": self._params()}
+
+    def _params(self) -> list[dict]:
+        """A menu for each of `CHOICES` that leaves a choice, and the slider."""
+        params = []
         for name in CHOICES:
-            options = list(dict.fromkeys(run[name] for run in runs))
-            bind = {"bind": {"input": "select", "options": options, "name": f"{name} "}}
-            params.append({"name": name, "value": options[0]} | (bind if len(options) > 1 else {}))
-        last = max(run["levels"][-1] for run in runs)
+            options = list(dict.fromkeys(run[name] for run in self.runs))
+            param = {"name": name, "value": options[0]}
+            if len(options) > 1:
+                param["bind"] = {"input": "select", "options": options, "name": f"{name} "}
+            params.append(param)
+        last = max(run["levels"][-1] for run in self.runs)
         slider = {"input": "range", "min": 0, "max": last, "step": 1, "name": "threshold, low to high "}
         params.append({"name": "level", "value": last // 2, "bind": slider})
-        cells = [json.loads(row) for row in rows]
-        sets = {
-            "runs": runs,
-            "rows": [{"row": n, "said": said, "confidence": sure} for n, (said, sure) in enumerate(cells)],
-            "inputs": [{"task": task, "sentence": n, "lines": text} for (task, n), text in inputs.items()],
-        }
-        return read_yaml(VIEWS) | {"datasets": sets, "params": params}
+        return params
 
     @property
     def html(self) -> str:
@@ -87,7 +98,7 @@ class Explorer:
         return page.substitute(library=javascript_bundle(), spec=spec)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the page: one file that asks no network for anything."""
+        """Writes the page: one file that uses no network."""
         with complete_file(path) as partial:
             partial.write_text(self.html, encoding="utf-8")
         return Path(path)
@@ -97,6 +108,21 @@ class Explorer:
 
     def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{escape(self.html)}" style="width: 100%; height: 900px; border: 0"></iframe>'
+
+
+def _page_run(run: dict, row_numbers: dict[str, int]) -> dict:
+    """A run as the page has it: its long texts wrapped, its rows by number."""
+    same = "as at full depth" if run["same"] else "not as at full depth"
+    lines = [
+        *wrap(f"Full depth: {run['full']}", LINE_WIDTH),
+        *wrap(f"With exits: {run['text']} ({same})", LINE_WIDTH),
+    ]
+    numbers = []
+    for said, confidence in zip(run["said"], run["confidence"], strict=True):
+        row = json.dumps([said, confidence])
+        numbers.append(row_numbers.setdefault(row, len(row_numbers)))
+    small = {name: value for name, value in run.items() if name not in LARGE}
+    return {**small, "lines": "\n".join(lines), "row": numbers}
 
 
 def explore(
@@ -111,104 +137,226 @@ def explore(
     """Shows what exits do to some sentences: `explore(model, "translate English to French: ...")`.
 
     Args:
+        model: what decodes.
         inputs: a prompt, up to 16 of them, a task of as many, or name -> task.
         policies: an `ExitPolicy`, or name -> `ExitPolicy`; by default three rules that need no training and
             may exit from the first layer on. Their thresholds are the slider's.
-        levels: how many thresholds: quantiles of what is seen at full depth; at the last nothing exits.
-        max_new_tokens, max_draft: as in `generate` and `ExitPolicy`.
+        levels: how many thresholds: quantiles of the confidences at full depth; at the last nothing exits.
+        max_new_tokens: as in `generate`.
+        max_draft: as in `ExitPolicy`.
 
-    Raises `MeeError` for too many inputs, a policy without a threshold, and as `generate` does.
+    Raises:
+        MeeError: too many inputs, a policy without a threshold, and as `generate` does.
     """
-    given = inputs if isinstance(inputs, Mapping) else {getattr(inputs, "name", ""): inputs}
-    labels = []
-    for name, task in given.items():
-        for number, text in enumerate(check_inputs(getattr(task, "inputs", task)), start=1):
-            labels.append({"task": name.replace("_", " "), "sentence": number, "input": text})
-    texts = [label["input"] for label in labels]
-    if len(texts) > MOST:
-        raise MeeError(f"{len(texts)} sentences are more than a page shows: give at most {MOST}.")
+    sentences = _sentences(inputs)
     check_whole("levels", levels, 2)
+    decoding = _Decoding(model, sentences, max_new_tokens)
+    runs = []
+    for rule, policy in _policies(policies).items():
+        runs += _runs_of_rule(decoding, rule, policy, levels, max_draft)
+    return Explorer(runs)
+
+
+def _sentences(inputs) -> list[dict]:
+    """The sentences, each with its `task`, `sentence` (a number) and `input`."""
+    tasks = inputs if isinstance(inputs, Mapping) else {getattr(inputs, "name", ""): inputs}
+    sentences = []
+    for name, task in tasks.items():
+        texts = check_inputs(getattr(task, "inputs", task))
+        for number, text in enumerate(texts, start=1):
+            sentences.append({"task": _spaced(name), "sentence": number, "input": text})
+    if len(sentences) > MAX_SENTENCES:
+        raise MeeError(
+            f"{len(sentences)} sentences are more than a page shows: give at most {MAX_SENTENCES}."
+        )
+    return sentences
+
+
+def _policies(policies) -> dict[str, ExitPolicy]:
+    """Policies by the name of their rule, none of them verified."""
     if policies is None:
-        policies = {name.replace("_", " "): ExitPolicy(name, min_layer=1) for name in RULES}
+        policies = {_spaced(name): ExitPolicy(name, min_layer=1) for name in RULES}
     if not isinstance(policies, Mapping):
-        policies = {check_policy(policies).measure.name.replace("_", " "): policies}
-    settings = dict(max_new_tokens=max_new_tokens, batch_size=len(texts), encodings=EncoderCache())
-    full, runs = generate(model, texts, **settings), []
-    final, decode = _traced(model, texts, full), token_text(model.tokenizer)
+        policies = {_spaced(check_policy(policies).measure.name): policies}
+    unverified = {}
     for rule, policy in policies.items():
-        if check_policy(policy).propagation == "verify":  # done below
-            policy = replace(policy, propagation="copy", max_draft="auto")
-        _, sure = _decided(model, texts, policy.at_threshold(policy.measure.range[1]), settings)
-        thresholds, latest = _thresholds(policy, sure, levels), {}
-        for threshold in sorted(set(thresholds)):
-            at = policy.at_threshold(threshold)
-            taken = _decided(model, texts, at, settings)
-            drafts = replace(at, propagation="verify", max_draft=max_draft)
-            said = final if taken[0].token_ids == full.token_ids else _traced(model, texts, taken[0])
-            ways = {"taken": (*taken, said), "verified": (*_decided(model, texts, drafts, settings), final)}
-            here = [level for level, other in enumerate(thresholds) if other == threshold]
-            for (exits, way), (number, label) in product(ways.items(), enumerate(labels)):
-                run = {**label, "model": model.name, "rule": rule, "exits": exits}
-                run |= _run(*way, full, number, decode)
+        verified = check_policy(policy).propagation == "verify"
+        unverified[rule] = replace(policy, propagation="copy", max_draft="auto") if verified else policy
+    return unverified
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
+
+
+class _Decoding:
+    """Decodes the sentences of a page; `full` is their decoding at full depth."""
+
+    def __init__(self, model, sentences: list[dict], max_new_tokens: int):
+        self.model = model
+        self.sentences = sentences
+        self.texts = [sentence["input"] for sentence in sentences]
+        self.max_new_tokens = max_new_tokens
+        self.encodings = EncoderCache()
+        self.full = self.generate(None)
+        self.full_ids = self._full_depth_ids(self.full)
+        self.token_text = token_text(model.tokenizer)
+
+    def generate(self, policy: ExitPolicy | None) -> Generation:
+        return generate(
+            self.model,
+            self.texts,
+            policy,
+            max_new_tokens=self.max_new_tokens,
+            batch_size=len(self.texts),
+            encodings=self.encodings,
+        )
+
+    def run(self, policy: ExitPolicy) -> _Run:
+        recorded = _RecordedPolicy.of(policy)
+        generation = self.generate(recorded)
+        same = policy.propagation == "verify" or generation.token_ids == self.full.token_ids
+        full_ids = self.full_ids if same else self._full_depth_ids(generation)
+        return _Run(generation, recorded.decisions, full_ids)
+
+    def _full_depth_ids(self, generation: Generation) -> list[np.ndarray]:
+        """What full depth predicts at each layer along some outputs, `[token, layer]` for each of them."""
+        along = trace(self.model, self.texts, outputs=generation.token_ids, batch_size=len(self.texts))
+        return along.by_output(along.top1_id)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One decoding of all sentences."""
+
+    generation: Generation
+    decisions: Mapping[tuple[int, int, int], tuple[float, int]]  # (input, position, layer) -> confidence, id
+    full_ids: list[np.ndarray]  # `[token, layer]` for each output, what full depth predicts there
+
+
+@dataclass(frozen=True, repr=False)
+class _RecordedPolicy(ExitPolicy):
+    """A policy that keeps its decisions: (input, position, layer) -> (confidence, id)."""
+
+    decisions: dict = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, policy: ExitPolicy) -> _RecordedPolicy:
+        return cls(**{option.name: getattr(policy, option.name) for option in fields(policy) if option.init})
+
+    def bind(self, layers: int, vocabulary: int, min_exit_layer: int | None = None) -> _RecordedDecisions:
+        return _RecordedDecisions(self, layers, vocabulary, min_exit_layer)
+
+
+class _RecordedDecisions(BoundPolicy):
+    """Decides as its policy says, and keeps every decision there; of a token drafted again the last."""
+
+    def exceeded(self, confidence: np.ndarray, state, length: int) -> np.ndarray:
+        # logits for the page alone are not counted among the FLOPs
+        ids = on_host(state.top1_id if self.measure.readout else state.full_logits.argmax(-1))
+        positions = np.broadcast_to(state.position, len(ids)).tolist()
+        for row, number in enumerate(state.sequence.tolist()):
+            decision = float(confidence[row]), int(ids[row])
+            self.policy.decisions[number, positions[row], state.layer] = decision
+        return super().exceeded(confidence, state, length)
+
+
+def _runs_of_rule(
+    decoding: _Decoding, rule: str, policy: ExitPolicy, levels: int, max_draft: int
+) -> list[dict]:
+    """The runs of one rule at all levels of the slider; see `Explorer`."""
+    nothing_exits = decoding.run(policy.at_threshold(policy.measure.range[1]))
+    thresholds = _thresholds(policy, nothing_exits, levels)
+    runs = []
+    latest: dict[tuple[str, int], dict] = {}  # (exits, index of the sentence) -> its run before this one
+    for threshold in sorted(set(thresholds)):
+        levels_here = [level for level, other in enumerate(thresholds) if other == threshold]
+        at_threshold = policy.at_threshold(threshold)
+        ways = {
+            "taken": decoding.run(at_threshold),
+            "verified": decoding.run(replace(at_threshold, propagation="verify", max_draft=max_draft)),
+        }
+        for exits, way in ways.items():
+            for number, sentence in enumerate(decoding.sentences):
+                run = {
+                    **sentence,
+                    "model": decoding.model.name,
+                    "rule": rule,
+                    "exits": exits,
+                    **_describe(way, number, decoding),
+                }
                 before = latest.get((exits, number), {})
                 if any(before.get(name) != value for name, value in run.items()):
                     before = latest[exits, number] = {**run, "levels": [], "thresholds": []}
                     runs.append(before)
-                before["levels"] += here
-                before["thresholds"] += [threshold] * len(here)
-    return Explorer(runs)
+                before["levels"] += levels_here
+                before["thresholds"] += [threshold] * len(levels_here)
+    return runs
 
 
-def _decided(model, texts: list[str], policy: ExitPolicy, settings: dict) -> tuple[Generation, dict]:
-    """A decoding, and all of its decisions: (input, position, layer) -> confidence and id."""
-    seen, measure = [], copy(policy.measure)
-
-    def confidence(state):
-        value = policy.measure.confidence(state)
-        ids = state.top1_id if measure.readout else state.full_logits.argmax(-1)  # adds nothing to the FLOPs
-        places = np.broadcast_to(state.position, len(state.sequence))
-        columns = np.full_like(places, state.layer), on_host(value), on_host(ids)
-        seen.extend(zip(*map(np.ndarray.tolist, (state.sequence, places, *columns))))
-        return value
-
-    measure.confidence = confidence
-    out = generate(model, texts, replace(policy, measure=measure), **settings)
-    return out, {decision[:3]: decision[3:] for decision in seen}
-
-
-def _thresholds(policy: ExitPolicy, sure: dict, levels: int) -> list[float]:
+def _thresholds(policy: ExitPolicy, nothing_exits: _Run, levels: int) -> list[float]:
     """Quantiles of the confidences of full depth (equal ones once), and last what nothing exceeds."""
     low, high = policy.measure.range
-    values = np.unique([value for value, _ in sure.values()] or [low])
-    found = np.quantile(values, np.linspace(0, 1, levels), method="lower").clip(low, high)
-    return [*found[:-1].round(4).tolist(), high if isfinite(high) else float(found[-1])]
+    confidences = np.unique([confidence for confidence, _ in nothing_exits.decisions.values()] or [low])
+    quantiles = np.quantile(confidences, np.linspace(0, 1, levels), method="lower").clip(low, high)
+    last = high if isfinite(high) else float(quantiles[-1])
+    return [*quantiles[:-1].round(4).tolist(), last]
 
 
-def _traced(model, texts: list[str], out: Generation) -> list[np.ndarray]:
-    """`[token, layer]` for each output: the ids that full depth would say there."""
-    found = trace(model, texts, outputs=out.token_ids, batch_size=len(texts))
-    return found.by_output(found.top1_id)
-
-
-def _run(out, decisions: dict, traced: list, full: Generation, number: int, decode) -> dict:
-    """What became of one input; see `Explorer`."""
-    ids, exits, said = out.token_ids[number], out.exit_layers[number].tolist(), traced[number].copy()
-    layers, depth, drafts = exits, said.shape[1], out.drafts and out.drafts[number]
-    if drafts:  # of a token drafted again the last
-        last = dict(zip(drafts.positions.tolist(), drafts.exit_layers.tolist()))
-        layers = [last[place] for place in range(len(ids))]
-        agrees = [at == settled for at, settled in zip(layers, exits)]
+def _describe(run: _Run, number: int, decoding: _Decoding) -> dict:
+    """What became of one sentence; see `Explorer`."""
+    generation = run.generation
+    full = decoding.full
+    ids = generation.token_ids[number]
+    drafts = generation.drafts[number] if generation.drafts else None
+    layers = _drafted_layers(generation, number) if drafts else generation.exit_layers[number].tolist()
+    said, confidence = _said(run, number, layers, verified=drafts is not None)
+    depth = said.shape[1]
+    if drafts:
+        agrees = (np.array(layers) == generation.exit_layers[number]).tolist()
     else:
-        agrees = [token == final for token, final in zip(ids, said[:, -1])]
-        said[range(len(ids)), np.array(layers) - 1] = ids
-    fates = [ALL if at == depth else AGREES if same else DIFFERS for at, same in zip(layers, agrees)]
+        agrees = (np.array(ids) == run.full_ids[number][:, -1]).tolist()
+    return {
+        "text": generation.texts[number],
+        "full": full.texts[number],
+        "same": ids == full.token_ids[number],
+        "flops": round(float(generation.flops[number] / full.flops[number]), 4),
+        "layers": depth,
+        "mean_exit_layer": round(float(generation.exit_layers[number].mean()), 2),
+        "drafts": [drafts.judged, drafts.kept] if drafts else None,
+        "layer": layers,
+        "fate": [_fate(layer, depth, same) for layer, same in zip(layers, agrees, strict=True)],
+        "token": [decoding.token_text(token_id) for token_id in ids],
+        "said": [[decoding.token_text(int(token_id)) for token_id in row] for row in said],
+        "confidence": confidence.tolist(),
+    }
+
+
+def _drafted_layers(generation: Generation, number: int) -> list[int]:
+    """At which layer each token of a verified output was drafted, the last time if several times."""
+    drafts = generation.drafts[number]
+    last = dict(zip(drafts.positions.tolist(), drafts.exit_layers.tolist(), strict=True))
+    return [last[position] for position in range(len(generation.token_ids[number]))]
+
+
+def _said(run: _Run, number: int, layers: list[int], verified: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Ids that each layer predicts for each token, and confidences (None: nothing decided), `[token, layer]`.
+
+    Up to the exit they are those of the decoding, behind it those of full depth.
+    """
+    said = run.full_ids[number].copy()
+    if not verified:
+        said[np.arange(len(layers)), np.array(layers) - 1] = run.generation.token_ids[number]
     confidence = np.full(said.shape, None)
-    for place, layer in np.ndindex(said.shape):
-        if layer < layers[place] and (decision := decisions.get((number, place, layer + 1))):
-            confidence[place, layer], said[place, layer] = round(decision[0], 4), decision[1]
-    run = {"text": out.texts[number], "full": full.texts[number], "same": ids == full.token_ids[number]}
-    run |= {"flops": round(float(out.flops[number] / full.flops[number]), 4), "layers": depth}
-    run |= {"mean_exit_layer": round(float(out.exit_layers[number].mean()), 2)}
-    run |= {"drafts": drafts and [drafts.judged, drafts.kept], "layer": layers, "fate": fates}
-    texts = [[decode(int(token)) for token in row] for row in said]
-    return run | {"token": [*map(decode, ids)], "said": texts, "confidence": confidence.tolist()}
+    for position, exit_layer in enumerate(layers):
+        for layer in range(1, exit_layer + 1):
+            if decision := run.decisions.get((number, position, layer)):
+                confidence[position, layer - 1] = round(decision[0], 4)
+                said[position, layer - 1] = decision[1]
+    return said, confidence
+
+
+def _fate(layer: int, depth: int, same: bool) -> str:
+    if layer == depth:
+        return ALL
+    return AGREES if same else DIFFERS

@@ -50,8 +50,8 @@ def minimum_layer(replayed: PolicyReplay, precision: float = 0.95, **labels) -> 
     """The minimum exit layer that a model and task call for, in place of a guess.
 
     `minimum_layer`: from there on at least a share `precision` of the tokens that the policy would let exit
-    at a layer keep their prediction. `calibrated` needs no threshold: from there on the mean top-1 probability
-    exceeds the share of predictions that are full depth's by at most 0.05.
+    at a layer keep their prediction. `calibrated` needs no threshold: from there on the mean top-1
+    probability exceeds the share of predictions that are full depth's by at most 0.05.
     """
     if not 0 < precision <= 1:
         raise MeeError(f"precision={precision}: give a share above 0 and up to 1.")

@@ -34,7 +34,7 @@ from math import e, inf
 import numpy as np
 import torch
 
-from ..common.errors import MeeError, check_choice, check_whole
+from ..common.errors import MeeError, check_choice, check_whole, shown
 from .equality import EqualByValue
 
 NEVER = np.iinfo(np.int64).max  # a layer that no decoder has
@@ -365,8 +365,7 @@ def find_measure(measure: str | Measure) -> Measure:
     if isinstance(measure, type):
         raise MeeError(f"measure={measure.__name__} is a class: give an instance, {measure.__name__}(...).")
     if not isinstance(measure, str):
-        shown = " ".join(repr(measure).split())
-        raise MeeError(f'measure={shown:.60}: give a name, such as "softmax_margin", or a Measure.')
+        raise MeeError(f'measure={shown(measure)}: give a name, such as "softmax_margin", or a Measure.')
     if measure in TRAINED:
         raise MeeError(f'"{measure}" needs a trained classifier: give the classifier as the measure.')
     check_choice("measure", measure, [*MEASURES, *TRAINED])

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 
 import numpy as np
 
-from ..common.errors import MeeError, check_choice
+from ..common.errors import MeeError, check_choice, shown
 from ..common.html import table
 from ..models.costs import DecoderSizes, generation_flops
 from .contrast import ALPHA, Contrast, contrast_of
@@ -262,12 +262,12 @@ class ExitPolicy:
         return replace(self, threshold=level)
 
     def __repr__(self) -> str:
-        shown = [f'"{self.measure.name}"']
+        options = [f'"{self.measure.name}"']
         for option in fields(self)[1:]:
             value = getattr(self, option.name)
-            if option.init and value != option.default:
-                shown.append(f"{option.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+            if option.init and option.compare and value != option.default:
+                options.append(f"{option.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(options)})"
 
     def _repr_html_(self) -> str:
         first = f"layer {self.min_layer}" if self.min_layer else "the model's first safe layer"
@@ -375,8 +375,7 @@ def _check_layers(layers: object) -> tuple[int, ...] | None:
     if layers is None:
         return None
     if not isinstance(layers, Sequence | np.ndarray) or not all(_is_whole(each, -np.inf) for each in layers):
-        shown = " ".join(repr(layers).split())
-        raise MeeError(f"exit_layers={shown:.60}: give a list of layers, as in exit_layers=[4].")
+        raise MeeError(f"exit_layers={shown(layers)}: give a list of layers, as in exit_layers=[4].")
     checked = tuple(int(layer) for layer in layers)
     if not checked or sorted(set(checked)) != list(checked) or checked[0] < 1:
         raise MeeError(f"exit_layers={list(checked)}: give layers from 1 on, ascending, at least one.")
