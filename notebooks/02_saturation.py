@@ -47,7 +47,7 @@ from mee_utils.analysis import saturation
 from mee_utils.analysis.model_quality import token_difficulty
 from mee_utils.analysis.monotonicity import token_text
 from mee_utils.analysis.statistics import NOTHING, mean_interval
-from mee_utils.analysis.survey import by_place
+from mee_utils.analysis.survey import by_part
 from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
 from mee_utils.study import figures
@@ -282,7 +282,7 @@ def confident_and_apart(t, task, model):
 
 
 def last_entropy(t, **labels):
-    thirds = by_place(t.entropy[:, -1], t, **labels)
+    thirds = by_part(t.entropy[:, -1], t, **labels)
     return thirds.rename(columns={"mean": "entropy", "mean_draws": "entropy_draws"})
 
 

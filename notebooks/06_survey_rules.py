@@ -121,7 +121,7 @@ sizes = {f"profile {profile}": traces[next(iter(tasks))].sizes}
 sizes |= {shape: size for shape, size in SHAPES.items() if shape != "mini"}
 described = [
     {"rule": rule, "source": RULES[rule].source, "bug": RULES[rule].bug}
-    | survey.describe(policy_of(rule).measure, sizes, top_k)
+    | survey.what_it_costs(policy_of(rule).measure, sizes, top_k)
     for rule in [*group_of, "bandit"]
 ]
 described = experiment.save_table(pd.DataFrame(described), "what_they_cost")
@@ -488,9 +488,9 @@ for task, t in traces.items():
     labels = {"task": task, "model": "calm"}
     reference = along["calm", task]
     wrong = reference.top1_id[:, -1] != reference.token_id
-    thirds.append(survey.by_place(wrong, reference, **labels, what="full depth"))
+    thirds.append(survey.by_part(wrong, reference, **labels, what="full depth"))
     differs = ~plain[task, "fixed"].same_token[:, 0]
-    thirds.append(survey.by_place(differs, t, **labels, what="the first exit"))
+    thirds.append(survey.by_part(differs, t, **labels, what="the first exit"))
 thirds = pd.concat(thirds, ignore_index=True).rename(columns={"mean": "wrong", "mean_draws": "wrong_draws"})
 thirds = experiment.save_table(thirds, "errors_by_place")
 thirds.pivot(index=["what", "task"], columns="part", values="wrong").map("{:.1%}".format)

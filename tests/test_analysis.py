@@ -60,7 +60,7 @@ def test_interval_covers_the_mean_and_resamples_sequences_not_tokens():
     independent = rng.random(1000)
     clustered = np.repeat(rng.random(40), 25)
     a, b = mean_interval(independent, sequence), mean_interval(clustered, sequence)
-    assert a.low < a.mean < a.high and b.low < b.mean < b.high
+    assert a.low < a.value < a.high and b.low < b.value < b.high
     assert b.high - b.low > 3 * (a.high - a.low)
 
 
@@ -69,14 +69,14 @@ def test_the_same_draws_serve_means_differences_and_other_ratios():
     first, second, sequence = rng.random(90), rng.random(90), np.repeat(np.arange(30), 3)
     mean, sums = mean_interval(first, sequence), np.add.reduceat(first, np.arange(0, 90, 3))
     ratio = interval(lambda w: (w @ sums) / (3 * w.sum(axis=1)), 30)
-    assert ratio[:3] == pytest.approx(mean[:3]) and np.allclose(ratio.draws, mean.draws)
+    assert ratio.value == pytest.approx(mean.value) and np.allclose(ratio.draws, mean.draws)
     constant = difference_interval((first, sequence), (first - 0.5, sequence))
-    assert constant[:3] == pytest.approx((0.5, 0.5, 0.5))
+    assert (constant.value, constant.low, constant.high) == pytest.approx((0.5, 0.5, 0.5))
     paired = difference_interval((first, sequence), (second, sequence))
     assert np.allclose(paired.draws, mean.draws - mean_interval(second, sequence).draws)
     columns = paired.columns("gain", "gain_")
     assert columns.pop("gain" + DRAWS) is paired.draws
-    assert columns == {"gain": paired.mean, "gain_low": paired.low, "gain_high": paired.high}
+    assert columns == {"gain": paired.value, "gain_low": paired.low, "gain_high": paired.high}
 
 
 def test_a_sequence_is_drawn_alike_whatever_else_is_measured():
@@ -105,8 +105,8 @@ def test_paired_difference_of_settling_is_the_difference_of_the_means_and_tighte
     first = (np.repeat(easy + 3.0, 5) + rng.normal(0, 0.1, 300), np.repeat(np.arange(60), 5))
     second = (np.repeat(easy * 1.0, 5), np.repeat(np.arange(60), 5))
     found = difference_interval(first, second)
-    assert found.mean == pytest.approx(first[0].mean() - second[0].mean())
-    assert found.low < found.mean < found.high and found.high - found.low < 0.1
+    assert found.value == pytest.approx(first[0].mean() - second[0].mean())
+    assert found.low < found.value < found.high and found.high - found.low < 0.1
 
 
 def test_resampled_tokens_are_whole_sequences():

@@ -1,7 +1,6 @@
 """Statements of the papers on tables in which they are true, false, or cannot be tested."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,11 @@ import pytest
 from scipy.stats import norm
 
 from mee_utils import MeeError
-from mee_utils.analysis.statistics import DRAWS
+from mee_utils.analysis.statistics import DRAWS, Estimate, estimates
 from mee_utils.paper import claims
-from mee_utils.paper.statements import BELIEFS, Claim
+from mee_utils.paper.statement import Rows, largest_drop, statement
+from mee_utils.paper.statements import BELIEFS, statements_of
+from mee_utils.paper.statements.monotonicity import first_layer_above, last_layer
 
 ROOT = Path(__file__).parent.parent
 NUMBERS = {
@@ -99,46 +100,55 @@ YES, NO = (0.0, 1.0), (1.0, 0.0)  # p-values of facts
 
 
 def claim(notebook, name):
-    return next(claim for claim in claims.read_claims(notebook) if claim.claim == name)
+    return next(each for each in statements_of(notebook) if each.claim == name)
 
 
 def test_the_guarantee_can_hold_and_can_fail():
     rates = pd.DataFrame(
         {"model": "calm", "bound": "betting", "violated": [0.07, 0.2], "p_value": [0.1, 1e-5]}
     )
-    found = claim("08_results", "the guarantee holds")
-    judge = lambda rows: claims.judge_one(found, {"rates": rows}, {})
+    guarantee = claim("08_results", "the guarantee holds")
+
+    def judge(rows):
+        return claims.judge_one(guarantee, {"rates": rows}, {})
+
     assert judge(rates[:1]) == ("at worst 7.0% of the sets (p = 0.1, of 1 tests the smallest)", *YES)
     assert judge(rates) == ("at worst 20.0% of the sets (p = 1e-05, of 2 tests the smallest)", *NO)
     assert np.isnan(judge(rates[:0])[1])  # finite corpora
 
 
-def test_several_are_listed_in_their_order_and_full_depth_is_always_there():
+def test_full_depth_is_always_there():
     rows = pd.DataFrame({"model": "calm", "rule": ["linear", "softmax_margin", "hidden_similarity"]})
     rows = rows.assign(wanted=0.05, flops_share=[1.2, 0.7, 1.1])
-    found = claim("08_results", "softmax costs least at equal loss")
-    assert claims.judge_one(found, {"equal": rows}, {}) == ("FLOPs 70.0% against 100.0%", *YES)
-    listed = replace(
-        found,
-        ours="{all:.2f}",
-        values=found.values
-        | {"all": ["equal", "flops_share", {"rule": ["hidden_similarity", "linear"]}, "each"]},
-    )
-    assert claims.judge_one(listed, {"equal": rows}, {})[0] == "1.10, 1.20"
-    assert np.isnan(claims.judge_one(found, {"equal": rows[:1]}, {})[1])
+    cheapest = claim("08_results", "softmax costs least at equal loss")
+    assert claims.judge_one(cheapest, {"equal": rows}, {}) == ("FLOPs 70.0% against 100.0%", *YES)
+    assert np.isnan(claims.judge_one(cheapest, {"equal": rows[:1]}, {})[1])
+
+
+def test_rows_are_chosen_by_value_by_list_and_by_test():
+    table = pd.DataFrame({"rule": ["a", "b", "c"], "layer": [3, 1, 2], "share": [0.1, 0.2, 0.3]})
+    rows = Rows("table", table)
+    assert f"{rows.value('share', rule='b'):.1f}" == "0.2"
+    assert f"{rows.values('share', rule=['c', 'a']):.1f}" == "0.3, 0.1", "in the order of the list"
+    assert f"{rows.curve('share'):.1f}" == "0.2, 0.3, 0.1", "in the order of layers"
+    assert rows.count(layer=lambda layer: layer > 1) == 2
+    assert f"{rows.value('layer', rule='a')}" == "3" and f"{Estimate(np.nan):.1%}" == "none"
 
 
 def test_where_no_rule_keeps_the_score_the_claim_says_so():
-    found = claim("05_mee_classifiers", "several layers can be cheap and keep quality")
+    several = claim("05_mee_classifiers", "several layers can be cheap and keep quality")
     kept = pd.DataFrame({"model": "calm", "rule": ["linear", "three_hidden"], "flops_share": [0.5, 0.9]})
-    assert claims.judge_one(found, {"kept": kept}, {}) == ("FLOPs 90.0%", *YES)
-    assert claims.judge_one(found, {"kept": kept[:1]}, {}) == ("none keeps it for certain", *NO)
+    assert claims.judge_one(several, {"kept": kept}, {}) == ("FLOPs 90.0%", *YES)
+    assert claims.judge_one(several, {"kept": kept[:1]}, {}) == ("none keeps it for certain", *NO)
 
 
 def test_a_threshold_that_travels_is_weighed_against_home():
     moves = claim("06_survey_rules", "confidence moves with the domain")
     home = pd.DataFrame({"model": "calm", "rule": "surest", "place": ["at home"], "loss": 0.01})
-    judge = lambda *rows: claims.judge_one(moves, {"travelled": pd.concat(rows)}, {"demand": 0.02})
+
+    def judge(*rows):
+        return claims.judge_one(moves, {"travelled": pd.concat(rows)}, {"demand": 0.02})
+
     assert judge(home)[0] == "" and np.isnan(judge(home)[1:]).all(), "one task, and no other corpus"
     assert judge(home, home.assign(place="away", loss=0.05)) == ("loss 5.0% for 1.0% at home", *YES)
     assert judge(home, home.assign(place="away", loss=0.025))[1:] == NO, "more than the demand, but not by it"
@@ -150,22 +160,32 @@ def test_a_threshold_that_travels_is_weighed_against_home():
 def test_confidence_elsewhere_needs_another_corpus():
     moved = claim("06_survey_rules", "confidence is less right in another domain")
     home = pd.DataFrame({"model": "calm", "place": ["at home"], "wrong": 0.01})
-    judge = lambda *rows: claims.judge_one(moved, {"moved": pd.concat(rows)}, {})
+
+    def judge(*rows):
+        return claims.judge_one(moved, {"moved": pd.concat(rows)}, {})
+
     assert judge(home)[0] == "" and np.isnan(judge(home)[1:]).all(), "another task is no other corpus"
     assert judge(home, home.assign(place="tatoeba", wrong=0.04)) == ("4.0%, 1.0% at home", *YES)
     assert judge(home, home.assign(place="tatoeba", wrong=0.005)) == ("0.5%, 1.0% at home", *NO)
 
 
+def test_what_was_not_measured_cannot_be_tested():
+    faster = claim("08_results", "several layers, full quality and faster")
+    settings = pd.DataFrame({"model": ["calm"]})
+    ours, *p_values = claims.judge_one(faster, {"settings": settings, "answer": None}, {})
+    assert ours == "" and np.isnan(p_values).all()
+
+
 @pytest.mark.parametrize(("notebook", "number"), NUMBERS.items())
-def test_claims_name_their_source_and_use_what_they_look_up(notebook, number):
-    found = claims.read_claims(notebook)
-    assert len({claim.claim for claim in found}) == len(found) == number
-    assert all(claim.source and claim.published and claim.statement.endswith(".") for claim in found)
-    for claim in found:
-        used = set(re.findall(r"[a-z]\w*", claim.holds)) | set(re.findall(r"{(\w+)", claim.ours))
-        assert set(claim.values) <= used, (
-            f"{claim.claim}: {set(claim.values) - used} is looked up for nothing"
-        )
+def test_statements_name_their_source(notebook, number):
+    several = statements_of(notebook)
+    assert len({each.claim for each in several}) == len(several) == number
+    assert all(each.source and each.published and each.quote.endswith(".") for each in several)
+
+
+def test_a_notebook_without_statements_is_refused_by_name():
+    with pytest.raises(MeeError, match='notebook.*"00_models".*01_monotonicity'):
+        statements_of("00_models")
 
 
 def sampled(column, means, spread, seed=0):
@@ -178,41 +198,86 @@ def sampled(column, means, spread, seed=0):
 def test_a_margin_is_weighed_against_its_spread():
     settled = claim("01_monotonicity", "CALM settled after layer 2")  # 75 % or more
     for mean, spread, p in ((0.8, 0.02, norm.sf(2.5)), (0.76, 0.02, norm.sf(0.5)), (0.7, 0.01, norm.sf(-5))):
-        found = claims.judge_one(settled, {"stable": sampled("share", [0.5, mean], spread)}, {})
-        assert found[0] == f"{mean:.1%}" and found[1:] == pytest.approx((p, 1 - p), abs=0.02)
+        judged = claims.judge_one(settled, {"stable": sampled("share", [0.5, mean], spread)}, {})
+        assert judged[0] == f"{mean:.1%}" and judged[1:] == pytest.approx((p, 1 - p), abs=0.02)
 
 
 def test_what_is_measured_on_the_same_examples_is_compared_in_pairs():
     rng, common = np.random.default_rng(1), np.random.default_rng(2).normal(0, 0.1, 2000)
-    rows = [{"rule": rule, "model": "calm", "share": mean} for rule, mean in (("a", 0.5), ("b", 0.52))]
-    for row in rows:
-        row["share" + DRAWS] = row["share"] + common + rng.normal(0, 0.003, 2000)
-    better = Claim("c", "s", "t.", "p", {x: ["t", "share", {"rule": x}] for x in "ab"}, "", "b > a")
-    assert claims.judge_one(better, {"t": pd.DataFrame(rows)}, {})[1] < 1e-4
-    rows[1]["share" + DRAWS] = rng.permutation(rows[1]["share" + DRAWS])
-    assert claims.judge_one(better, {"t": pd.DataFrame(rows)}, {})[1] > 0.2
+    first = Estimate(0.5, 0.5 + common + rng.normal(0, 0.003, 2000))
+    second = Estimate(0.52, 0.52 + common + rng.normal(0, 0.003, 2000))
+    assert (second > first).p_holds < 1e-4
+    assert (Estimate(0.52, rng.permutation(second.draws)) > first).p_holds > 0.2
 
 
 def test_of_several_comparisons_all_must_hold_and_one_that_fails_is_enough():
-    both = Claim("c", "s", "t.", "p", {x: ["t", "share", {"layer": int(x[1])}] for x in ("l1", "l2")}, "", "")
-    rows = {"t": sampled("share", [0.6, 0.55], 0.02)}
-    one, other = (claims.judge_one(replace(both, holds=f"{x} > 0.5"), rows, {}) for x in ("l1", "l2"))
-    joined = claims.judge_one(replace(both, holds="l1 > 0.5 and l2 > 0.5"), rows, {})
-    assert joined[1] == other[1] > one[1] and joined[2] == min(1.0, 2 * other[2])
-    chained = claims.judge_one(replace(both, holds="0.5 < l2 < l1"), rows, {})
-    assert chained[1] == pytest.approx(norm.sf(0.05 / 0.02 / 2**0.5), abs=0.01)
+    first, second = (estimates(sampled("share", [0.6, 0.55], 0.02), "share").item(i) for i in (0, 1))
+    joined = (first > 0.5) & (second > 0.5)
+    assert joined.p_holds == (second > 0.5).p_holds > (first > 0.5).p_holds
+    assert joined.p_fails == min(1.0, 2 * (second > 0.5).p_fails)
+    ordered = (second > 0.5) & (second < first)
+    assert ordered.p_holds == pytest.approx(norm.sf(0.05 / 0.02 / 2**0.5), abs=0.01)
+    with pytest.raises(TypeError, match="join with &"):
+        0.5 < second < first  # noqa: B015  (Python would drop the first comparison)
 
 
-def test_reductions_reduce_draws_as_they_do_means():
-    rows = sampled("share", [0.2, 0.6, 0.55, 0.9], 0.01)
-    draws = np.stack(rows["share" + DRAWS].to_list())
-    for how in [*claims.REDUCTIONS, "mean", "max", "median", "sum"]:
-        if how in ("each", "count", "mean weighted by share above") or how.startswith("rises"):
-            continue
-        reduced = claims.reduce(rows, draws, how)
-        assert [claims.reduce(rows, draws[:, i], how) for i in range(5)] == pytest.approx(reduced[:5])
-    assert claims.reduce(rows, rows.share.to_numpy(), "largest drop") == pytest.approx(0.05)
-    assert claims.reduce(rows, rows.share.to_numpy(), "first layer above 0.5") == 2
+def test_arithmetic_treats_draws_as_values():
+    draws = np.random.default_rng(0).normal(0.4, 0.1, (7, 3))
+    several = Estimate(np.array([0.2, 0.4, 0.6]), draws)
+    one = several.item(1)
+    combined = (1 - 2 * one) / (one + 3.0) - one * several
+    assert combined.value == pytest.approx((1 - 0.8) / 3.4 - 0.4 * several.value)
+    assert np.allclose(
+        combined.draws, ((1 - 2 * draws[:, 1]) / (draws[:, 1] + 3))[:, None] - draws[:, [1]] * draws
+    )
+    fact = Estimate(3) - 1
+    assert fact.draws is None and fact.low == fact.high == 2 and (fact >= 2).p_holds == 0.0
+    assert (np.float64(0.5) > one).p_holds == (one < 0.5).p_holds, "numpy's numbers give way"
+
+
+def test_nothing_is_said_of_a_tie_or_of_missing_draws():
+    tied = Estimate(0.0, np.zeros(50))
+    assert (tied > 0).p_holds == (tied > 0).p_fails == 1.0
+    assert (tied >= 0).p_holds == 0.0, "where equality is enough a tie is a fact"
+    missing = Estimate(0.5, np.where(np.arange(50) < 5, np.nan, 0.5))
+    assert (missing > 0).p_holds == (missing > 0).p_fails == 1.0
+    assert (Estimate(np.nan) > 0).p_holds == 1.0
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        Estimate.mean,
+        Estimate.max,
+        Estimate.min,
+        Estimate.median,
+        Estimate.sum,
+        largest_drop,
+        last_layer,
+        lambda curve: first_layer_above(curve, 0.5),
+    ],
+)
+def test_draws_are_reduced_as_values_are(reduce):
+    curve = estimates(sampled("share", [0.2, 0.6, 0.55, 0.9], 0.01), "share")
+    reduced = reduce(curve)
+    assert [reduce(Estimate(draw)).value for draw in curve.draws[:5]] == pytest.approx(reduced.draws[:5])
+
+
+def test_drops_and_first_layers_of_a_curve_by_hand():
+    curve = Estimate(np.array([0.2, 0.6, 0.55, 0.9]))
+    assert largest_drop(curve).value == pytest.approx(0.05)
+    assert first_layer_above(curve, 0.5).value == 2 and first_layer_above(curve, 0.95).value == 5
+
+
+def test_a_statement_is_a_function_of_tables_and_parameters():
+    @statement("exits early", source="here", quote="Tokens exit early.", published="none", models=["calm"])
+    def exits_early(results):
+        layer = results.exits.value("layer", model="calm")
+        return f"layer {layer:.1f}", layer < results.latest
+
+    exits = pd.DataFrame({"model": ["calm"], "layer": [3.0], "layer" + DRAWS: [np.linspace(2.9, 3.1, 99)]})
+    ours, p_holds, p_fails = claims.judge_one(exits_early, {"exits": exits}, {"latest": 3.5})
+    assert ours == "layer 3.0" and p_holds < 1e-9 and p_fails > 1 - 1e-9
 
 
 def test_the_ledger_counts_tasks_and_corrects_for_all_of_them():
@@ -257,7 +322,7 @@ def test_at_least_24_statements_are_in_the_ledger():
 
 
 def test_beliefs_rest_on_statements_of_the_ledger():
-    known = {claim.claim for notebook in NUMBERS for claim in claims.read_claims(notebook)}
+    known = {each.claim for notebook in NUMBERS for each in statements_of(notebook)}
     for about in BELIEFS:
         assert set(about) <= {"belief", "for", "against", "fails"} and about.get("for", about.get("against"))
         assert set(about.get("for", [])) | set(about.get("against", [])) <= known, about["belief"]

@@ -1,5 +1,7 @@
 """Exit rules by hand: ranking, precision, thresholds for a quality, what is kept, what deciding costs."""
 
+import tracemalloc
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -97,17 +99,50 @@ def test_the_threshold_for_a_quality_is_the_lowest_from_which_on_it_is_kept():
         decisions.thresholds_for(replayed, [98])
 
 
+def ranked(tokens, outputs, layers=2):
+    """Confidences and labels `[token, layer]` of made-up tokens, and their sequences."""
+    rng = np.random.default_rng(0)
+    sequence = np.sort(np.append(rng.integers(outputs, size=tokens - 1), outputs - 1))
+    scores = rng.random((tokens, layers)).round(2)  # with ties
+    return scores, rng.random((tokens, layers)) < scores, sequence
+
+
+def test_the_area_does_not_depend_on_how_many_sequences_are_compared_at_once(monkeypatch):
+    sample = ranked(300, 20)
+    whole = decisions.area_interval(*sample)
+    for width in (1, 7, 20):
+        monkeypatch.setattr(decisions, "COMPARED_AT_ONCE", 300 * width)
+        blocks = decisions.area_interval(*sample)
+        assert blocks.value == whole.value and np.array_equal(blocks.draws, whole.draws)
+    scores, labels, _ = sample
+    pairs = [labels[:, layer].sum() * (~labels[:, layer]).sum() for layer in (0, 1)]
+    areas = [decisions.roc_area(scores[:, layer], labels[:, layer]) for layer in (0, 1)]
+    assert whole.value == pytest.approx(np.average(areas, weights=pairs))
+
+
+def test_the_area_needs_no_memory_for_tokens_times_sequences(monkeypatch):
+    monkeypatch.setattr(decisions, "COMPARED_AT_ONCE", 2**16)
+    sample = ranked(8_000, 400, layers=1)
+    decisions.area_interval(*ranked(400, 400, layers=1))  # the resamples stay in memory
+    tracemalloc.start()
+    decisions.area_interval(*sample)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3e7, "tokens x sequences alone are 26 MB, and were held three times"
+
+
 def made_decoded(examples, flops=1.0):
     return DecodingResult(float(np.mean(examples)), np.array(examples, float), 4.0, flops, 0.5, 10)
 
 
 def test_what_is_kept_is_a_ratio_with_a_paired_interval():
     full = made_decoded([50.0] * 40)
-    assert comparison.retained(full, full)[:3] == (1.0, 1.0, 1.0)
-    share, low, high, _ = comparison.retained(made_decoded([50.0] * 30 + [0.0] * 10), full)
-    assert share == pytest.approx(0.75) and 0.5 < low < 0.75 < high < 0.95
+    all_kept = comparison.retained(full, full)
+    assert all_kept.value == all_kept.low == all_kept.high == 1.0
+    share = comparison.retained(made_decoded([50.0] * 30 + [0.0] * 10), full)
+    assert share.value == pytest.approx(0.75) and 0.5 < share.low < 0.75 < share.high < 0.95
     none = made_decoded([0.0] * 40)
-    assert np.isnan(comparison.retained(full, none)[0]) and comparison.check_score(full) is full
+    assert np.isnan(comparison.retained(full, none).value) and comparison.check_score(full) is full
     with pytest.raises(MeeError, match="scores 0"):
         comparison.check_score(none)
 
@@ -115,8 +150,8 @@ def test_what_is_kept_is_a_ratio_with_a_paired_interval():
 def test_resamples_without_a_score_do_not_count():
     """Their share would be infinite, and more than any quality."""
     rare, lucky = made_decoded([10.0] + [0.0] * 3), made_decoded([10.0] + [5.0] * 3)
-    share, _, high, _ = comparison.retained(lucky, rare)
-    assert share == 2.5 and np.isfinite(high)
+    share = comparison.retained(lucky, rare)
+    assert share.value == 2.5 and np.isfinite(share.high)
 
 
 def test_a_threshold_of_ones_own_keeps_its_decay_in_every_function():

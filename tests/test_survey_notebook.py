@@ -12,6 +12,8 @@ from test_verify import agreeing
 from mee_utils import ExitPolicy, MeeError, Task, generate, replay_drafts, trace
 from mee_utils.analysis import calibration, comparison, lossless, survey
 from mee_utils.analysis.decisions import candidates
+from mee_utils.decoding.inputs import cut_at_end, detokenize
+from mee_utils.decoding.layerwise import start_and_end_ids
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
 from mee_utils.exits.thresholds import BanditThreshold
@@ -38,10 +40,26 @@ def margin(found, model, **options):
     return replay_policy(found, ExitPolicy("softmax_margin", threshold=0.5, min_layer=1, **options), model)
 
 
+def losses_one_by_one(replayed, model, task, levels):
+    """Losses `[threshold, example]` of the outputs that a replay predicts, as calibration scores them."""
+
+    def texts(ids):
+        _, ends = start_and_end_ids(model.network)
+        outputs = [cut_at_end(output.tolist(), ends) for output in replayed.trace.by_output(ids)]
+        return detokenize(model, outputs)
+
+    full, rows = texts(replayed.trace.final_id), []
+    for level in levels:
+        exits = replayed.at_threshold(level).exits(LENGTH)
+        emitted = replayed.token_ids[np.arange(len(exits)), exits]
+        rows.append(calibration.consistency_losses(task, texts(emitted), full))
+    return np.stack(rows)
+
+
 def test_losses_are_those_of_calibration_and_each_output_is_scored_once(traced, monkeypatch):
     model, found, _, task = traced
     replayed, levels = margin(found, model), [1.0, 0.5, 0.2, 0.1, 0.05, 0.0]
-    expected = calibration.replayed_losses(replayed, model, task, levels, LENGTH)
+    expected = losses_one_by_one(replayed, model, task, levels)
     losses, scored = survey.output_losses(found, model, task), []
     true = survey.consistency_losses
     monkeypatch.setattr(survey, "consistency_losses", lambda *given: scored.extend(given[1]) or true(*given))
@@ -98,7 +116,7 @@ def test_drafts_of_a_threshold_are_those_of_verified_decoding(traced):
 
 def test_what_a_rule_looks_at_and_costs():
     sizes = {"t5-base": SHAPES["t5-base"]}
-    describe = lambda measure, ids=None: survey.describe(measure, sizes, ids)
+    describe = lambda measure, ids=None: survey.what_it_costs(measure, sizes, ids)
     margin, patience = describe(find_measure("softmax_margin")), describe(find_measure("patience"))
     assert (margin["layers"], patience["layers"]) == ("1", "all so far") and not margin["trained"]
     assert margin["t5-base"] == patience["t5-base"] == sizes["t5-base"].readout / sizes["t5-base"].projections
@@ -143,8 +161,8 @@ def test_overthinking_fake_confidence_and_errors_by_place_are_counted():
     assert fake.sure.tolist() == [1, 0.5, 1] and fake.wrong.tolist() == [3 / 6, 1 / 3, 3 / 6]
     assert survey.fake_confidence(found, 0.99).wrong.isna().all()
     wrong = found.top1_id[:, -1] != 1
-    assert survey.by_place(wrong, found)["mean"].tolist() == [0, 1, 0.5]
-    assert survey.by_place(wrong, found, parts=4)["mean"].isna().all(), "all outputs are shorter"
+    assert survey.by_part(wrong, found)["mean"].tolist() == [0, 1, 0.5]
+    assert survey.by_part(wrong, found, parts=4)["mean"].isna().all(), "all outputs are shorter"
 
 
 def test_the_bandit_that_is_played_is_the_bandit_that_decodes(traced):

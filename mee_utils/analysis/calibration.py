@@ -17,11 +17,10 @@ from scipy.stats import binom
 
 from ..common.errors import MeeError, check_choice
 from ..decoding.generation import generate
-from ..decoding.inputs import EncoderCache, cut_at_end, detokenize
-from ..decoding.layerwise import start_and_end_ids
+from ..decoding.inputs import EncoderCache
 from ..exits.policy import ExitPolicy
 from ..tasks.loading import Task
-from ..traces.replay import PolicyReplay, check_policy
+from ..traces.replay import check_policy
 
 LOSSES = ("consistency", "risk")
 SOURCES = {"decoding": "guaranteed by decoding", "replay": "an estimate by replay, no guarantee"}
@@ -59,7 +58,7 @@ def betting(losses: np.ndarray, delta: float, eps: float = 0.05) -> float:
 
 
 def no_test(losses: np.ndarray, delta: float, eps: float) -> float:
-    """What one does without a guarantee: take the mean of the calibration examples at its word."""
+    """No test, and no guarantee: accept if the mean of the calibration examples is at most delta."""
     return 0.0 if float(np.mean(losses)) <= delta else 1.0
 
 
@@ -69,7 +68,7 @@ TESTS = BOUNDS | {"no_test": no_test}  # ways to choose a threshold, two with a 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What learn-then-test found of thresholds `tested`, highest first; the last failed unless all passed.
+    """What learn-then-test says of thresholds `tested`, highest first; the last failed unless all passed.
 
     Attributes:
         threshold: the lowest that passed with all above it; None if not even the highest did.
@@ -96,8 +95,8 @@ class Calibration:
         return f"Threshold {self.threshold:g} for {demand}: {SOURCES[self.source]}."
 
     def outcome(self, losses: np.ndarray) -> dict[str, float]:
-        """What the threshold found does to other `losses` `[threshold, example]`: `threshold` (NaN if none
-        passed), `mean_loss` (then 0: nobody exits), `violated`, whether that exceeds delta.
+        """What the threshold does to other `losses` `[threshold, example]`: `threshold` (NaN if none passed),
+        `mean_loss` (then 0: nobody exits), `violated`, whether that exceeds delta.
         """
         level, mean = np.nan, 0.0
         if self.threshold is not None:
@@ -131,30 +130,45 @@ def learn_then_test(
     """The last threshold that passes, testing from the highest down and stopping at the first that fails.
 
     `losses` are `[threshold, example]` in 0..1, or rows that are only taken while tests pass; `bound` is one
-    of `BOUNDS` or a p-value of your own, `(losses, delta, eps) -> number`; `source`, "decoding" or "replay",
+    of `BOUNDS` or a user-defined p-value, `(losses, delta, eps) -> number`; `source`, "decoding" or "replay",
     decides what is said of the result. `MeeError` for no examples, losses outside 0..1, thresholds that
-    do not descend, or a vain demand.
+    do not descend, or delta or eps outside (0, 1).
     """
     levels = check_demand(thresholds, delta, eps)
     check_choice("source", source, SOURCES)
     p_value = bound if callable(bound) else BOUNDS[check_choice("bound", bound, BOUNDS)]
-    threshold, tested, p_values, means, count = None, [], [], [], 0
+    threshold = None
+    tests: list[tuple[float, float, float]] = []  # threshold, p-value, mean loss
+    examples = 0
     for level, row in zip(levels, losses, strict=False):
-        row = np.asarray(row, dtype=np.float64)
-        count = len(row)
-        if row.ndim != 1 or not count:
-            raise MeeError("There are no calibration examples: give some hundred for a small delta.")
-        if not (np.isfinite(row).all() and row.min() >= 0 and row.max() <= 1):
-            raise MeeError("Losses must lie between 0 and 1: divide percentages by 100.")
-        tested.append(level)
-        means.append(float(row.mean()))
-        p_values.append(p_value(row, delta, eps))
-        if p_values[-1] > eps:
+        row = _checked_losses(row)
+        examples = len(row)
+        tests.append((level, p_value(row, delta, eps), float(row.mean())))
+        if tests[-1][1] > eps:
             break
         threshold = level
-    if not tested:
+    if not tests:
         raise MeeError("There are no losses: give one row of losses for each threshold.")
-    return Calibration(threshold, *map(tuple, (tested, p_values, means)), delta, eps, count, source)
+    return Calibration(
+        threshold=threshold,
+        tested=tuple(level for level, _, _ in tests),
+        p_values=tuple(p for _, p, _ in tests),
+        mean_losses=tuple(mean for _, _, mean in tests),
+        delta=delta,
+        eps=eps,
+        examples=examples,
+        source=source,
+    )
+
+
+def _checked_losses(row) -> np.ndarray:
+    """Losses `[example]` as numbers; an error if there are none, or if they are not between 0 and 1."""
+    row = np.asarray(row, dtype=np.float64)
+    if row.ndim != 1 or not len(row):
+        raise MeeError("There are no calibration examples: give some hundred for a small delta.")
+    if not (np.isfinite(row).all() and row.min() >= 0 and row.max() <= 1):
+        raise MeeError("Losses must lie between 0 and 1: divide percentages by 100.")
+    return row
 
 
 def consistency_losses(
@@ -172,7 +186,8 @@ def consistency_losses(
         return np.clip((full - ours) / 100, 0, 1)
     # an output without a word scores 0 against itself
     same = np.array([text == full for text, full in zip(texts, full_texts, strict=True)])
-    scores = replace(task, references=[[text] for text in full_texts]).score_examples(list(texts))[metric]
+    references = [[text] for text in full_texts]
+    scores = task.kind.score_examples(list(texts), references, task.language)[metric]
     return np.where(same, 0.0, np.clip(1 - scores / 100, 0, 1))  # a BLEU can be 100 and a rounding
 
 
@@ -188,7 +203,7 @@ def calibrate(
     bound: str = "hoeffding_bentkus",
     **settings,
 ) -> Calibration:
-    """The lowest threshold at which a policy keeps its demand, by real decoding of the calibration examples.
+    """The lowest threshold at which a policy satisfies its demand, by real decoding of calibration examples.
 
     Args:
         task: the calibration examples, from `load_task`; not those that results are reported on.
@@ -207,25 +222,12 @@ def calibrate(
     policies = [policy.at_threshold(level) for level in check_demand(thresholds, delta, eps)]
     settings = {"encodings": EncoderCache(), **settings}
     full = generate(model, task.inputs, None, **settings).texts
-    texts = (generate(model, task.inputs, each, **settings).texts for each in policies)
-    losses = (consistency_losses(task, found, full, kind) for found in texts)
-    found = learn_then_test(losses, thresholds, delta, eps, bound)
-    return found if found.threshold is None else replace(found, policy=policy.at_threshold(found.threshold))
-
-
-def replayed_losses(
-    replayed: PolicyReplay, model, task, thresholds: Sequence[float], max_new_tokens: int = 64
-) -> np.ndarray:
-    """Losses `[threshold, example]` that a replay of the model's own output foretells: quick, an estimate."""
-    trace, end = replayed.trace, start_and_end_ids(model.network)[1]
-    trace.check_own(len(task))
-    outputs = lambda tokens: [cut_at_end(ids.tolist(), end) for ids in trace.by_output(tokens)]
-    full, rows = detokenize(model, outputs(trace.final_id)), []
-    for threshold in thresholds:
-        exits = replayed.at_threshold(threshold).exits(max_new_tokens)
-        chosen = replayed.token_ids[np.arange(len(trace)), exits]
-        rows.append(consistency_losses(task, detokenize(model, outputs(chosen)), full))
-    return np.stack(rows)
+    texts = (generate(model, task.inputs, each, **settings).texts for each in policies)  # while tests pass
+    losses = (consistency_losses(task, decoded, full, kind) for decoded in texts)
+    calibration = learn_then_test(losses, thresholds, delta, eps, bound)
+    if calibration.threshold is None:
+        return calibration
+    return replace(calibration, policy=policy.at_threshold(calibration.threshold))
 
 
 def violations(
@@ -241,34 +243,37 @@ def violations(
 
     One row a split, the `Calibration.outcome` of all examples: these stand for the population, whose mean
     loss is what is guaranteed. Splits are not independent, and their rate is no binomial draw: see
-    `broken_promises`.
+    `broken_guarantees`.
     """
-    losses, random, rows = np.asarray(losses, dtype=np.float64), np.random.default_rng(0), []
+    losses = np.asarray(losses, dtype=np.float64)
+    random = np.random.default_rng(0)
     examples = losses.shape[1]
     calibrating = round(share * examples)
     if not 0 < calibrating < examples:
         raise MeeError(f"share={share} of {examples} examples leaves none to calibrate or to test on.")
+    rows = []
     for _ in range(splits):
         chosen = random.permutation(examples)[:calibrating]
-        found = learn_then_test(losses[:, chosen], thresholds, delta, eps, bound)
-        rows.append(found.outcome(losses))
+        calibration = learn_then_test(losses[:, chosen], thresholds, delta, eps, bound)
+        rows.append(calibration.outcome(losses))
     return pd.DataFrame(rows)
 
 
-def broken_promises(
+def broken_guarantees(
     losses: np.ndarray, thresholds: Sequence[float], deltas: Iterable[float], eps: float, sets: int
 ) -> pd.DataFrame:
-    """Whether thresholds from independent calibration sets keep their promise to the population.
+    """Whether the guarantee holds in the population for thresholds from independent calibration sets.
 
     The examples of `losses` `[threshold, example]`, decoded for this purpose alone, are dealt out to `sets`
     disjoint sets, and stand together for the population. One row a `bound`, `delta` and `set`: `threshold`
     (NaN if none passed), `mean_loss` of the population, `violated`.
     """
-    if not (size := losses.shape[1] // sets):
+    size = losses.shape[1] // sets
+    if size == 0:
         raise MeeError(f"{losses.shape[1]} examples cannot be dealt out to {sets} sets: give fewer sets.")
     rows = []
     for (bound, test), delta, number in product(TESTS.items(), deltas, range(sets)):
         part = losses[:, number * size : (number + 1) * size]
-        found = learn_then_test(part, thresholds, delta, eps, test)
-        rows.append({"bound": bound, "delta": delta, "set": number, **found.outcome(losses)})
+        calibration = learn_then_test(part, thresholds, delta, eps, test)
+        rows.append({"bound": bound, "delta": delta, "set": number, **calibration.outcome(losses)})
     return pd.DataFrame(rows)

@@ -15,7 +15,7 @@ from ..models.costs import DecoderSizes
 from ..traces.replay import PolicyReplay, replay_policy
 from ..traces.trace import Trace
 from .decisions import exit_values, thresholds_for
-from .statistics import DRAWS, NOTHING, Interval, interval, mean_interval
+from .statistics import DRAWS, NOTHING, Estimate, estimates, interval, mean_interval
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,29 @@ class DecodingResult:
     exit_layers: Sequence[np.ndarray] = field(default=(), repr=False)
 
 
-def decode(model, task, policy: ExitPolicy | None, full=None, **settings) -> DecodingResult:
+def decode(
+    model, task, policy: ExitPolicy | None, full: DecodingResult | None = None, **settings
+) -> DecodingResult:
     """Decodes a task and scores it; outputs are compared with those of `full`. `settings` of `generate`."""
-    found, metric = generate(model, task.inputs, policy, **settings), task.metric
-    same = [True] if full is None else [a == b for a, b in zip(found.texts, full.texts, strict=True)]
-    examples, flops = task.score_examples(found.texts), found.flops.sum()
-    kept = ("mean_exit_layer", "tokens", "token_ids", "texts", "exit_layers")
-    own = {name: getattr(found, name) for name in kept}
-    own |= dict(score=task.score(found.texts, examples)[metric], examples=examples[metric])
-    own |= dict(flops=flops / found.tokens, output_flops=found.flops.astype(np.float64))
-    own |= dict(readout=found.flops_by_part["readout"].sum() / flops, same_output=float(np.mean(same)))
-    return DecodingResult(**own)
+    generation = generate(model, task.inputs, policy, **settings)
+    scores = task.score_examples(generation.texts)
+    flops = generation.flops.sum()
+    same_output = 1.0
+    if full is not None:
+        same_output = np.mean([a == b for a, b in zip(generation.texts, full.texts, strict=True)])
+    return DecodingResult(
+        score=task.score(generation.texts, scores)[task.metric],
+        examples=scores[task.metric],
+        mean_exit_layer=generation.mean_exit_layer,
+        flops=flops / generation.tokens,
+        same_output=float(same_output),
+        tokens=generation.tokens,
+        token_ids=generation.token_ids,
+        texts=generation.texts,
+        readout=generation.flops_by_part["readout"].sum() / flops,
+        output_flops=generation.flops.astype(np.float64),
+        exit_layers=generation.exit_layers,
+    )
 
 
 def check_score(full: DecodingResult) -> DecodingResult:
@@ -55,28 +67,41 @@ def check_score(full: DecodingResult) -> DecodingResult:
     return full
 
 
-def retained(found: DecodingResult, full: DecodingResult) -> Interval:
-    """The share of the full score that is kept, with a paired interval; NaN if that is 0 on all examples."""
-    kept, total = found.examples, full.examples
-    if total.sum() == 0:
+def retained(decoding: DecodingResult, full: DecodingResult) -> Estimate:
+    """The share of the full score that is kept; NaN where that is 0, in a resample or on all examples."""
+    if full.examples.sum() == 0:
         return NOTHING
-    drawn = lambda weights: np.where(weights @ total > 0, weights @ total, np.nan)
-    return interval(lambda weights: (weights @ kept) / drawn(weights), len(kept))
+
+    def share(weights: np.ndarray) -> np.ndarray:
+        total = weights @ full.examples
+        return (weights @ decoding.examples) / np.where(total > 0, total, np.nan)
+
+    return interval(share, len(decoding.examples))
 
 
-def flops_share(found: DecodingResult, full: DecodingResult) -> Interval:
+def flops_share(decoding: DecodingResult, full: DecodingResult) -> Estimate:
     """FLOPs, a token, of a decoding as a share of those of full depth."""
-    parts = [(each.output_flops, np.array([*map(len, each.token_ids)], float)) for each in (found, full)]
-    a_token = lambda weights, part: (weights @ part[0]) / (weights @ part[1])
-    return interval(lambda weights: a_token(weights, parts[0]) / a_token(weights, parts[1]), len(parts[0][0]))
+
+    def per_token(weights: np.ndarray, result: DecodingResult) -> np.ndarray:
+        tokens = np.array([len(ids) for ids in result.token_ids], dtype=np.float64)
+        return (weights @ result.output_flops) / (weights @ tokens)
+
+    return interval(
+        lambda weights: per_token(weights, decoding) / per_token(weights, full), len(full.token_ids)
+    )
 
 
-def result_row(found: DecodingResult, full: DecodingResult) -> dict[str, float]:
+def result_row(decoding: DecodingResult, full: DecodingResult) -> dict[str, float]:
     """A decoding beside full depth, for a table; `length_share` is of the tokens emitted."""
-    row = {"score": found.score, **retained(found, full).columns("retained")}
-    row |= flops_share(found, full).columns("flops_share", "flops_")
-    row |= {"mean_exit_layer": found.mean_exit_layer, "readout_share": found.readout}
-    return row | {"same_output": found.same_output, "length_share": found.tokens / full.tokens}
+    return {
+        "score": decoding.score,
+        **retained(decoding, full).columns("retained"),
+        **flops_share(decoding, full).columns("flops_share", "flops_"),
+        "mean_exit_layer": decoding.mean_exit_layer,
+        "readout_share": decoding.readout,
+        "same_output": decoding.same_output,
+        "length_share": decoding.tokens / full.tokens,
+    }
 
 
 def comparison(model, task, policies: dict, names: Sequence[str], **settings) -> tuple[pd.DataFrame, dict]:
@@ -87,60 +112,82 @@ def comparison(model, task, policies: dict, names: Sequence[str], **settings) ->
     """
     settings = {"encodings": EncoderCache(), **settings}
     full = decode(model, task, None, **settings)
-    decoded = {labels: decode(model, task, policy, full, **settings) for labels, policy in policies.items()}
-    decoded, rows = {None: full, **decoded}, []
-    for labels, found in decoded.items():
-        columns = zip(names, labels or ("full_depth",) * len(names), strict=True)
-        rows.append({"task": task.name, **dict(columns), **result_row(found, full)})
+    decoded = {None: full}
+    for labels, policy in policies.items():
+        decoded[labels] = decode(model, task, policy, full, **settings)
+    rows = []
+    for labels, decoding in decoded.items():
+        values = labels or ["full_depth"] * len(names)
+        columns = dict(zip(names, values, strict=True))
+        rows.append({"task": task.name, **columns, **result_row(decoding, full)})
     return pd.DataFrame(rows), decoded
 
 
 def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
     """A replay at its own threshold, with intervals: what `at_exits` returns, and `flops_share`."""
-    trace, exits = replayed.trace, replayed.exits(max_new_tokens)
-    rows = replayed.readout_rows[np.arange(len(exits)), exits]
-    spent = _flops(trace, replayed.bound, replayed.layers[exits], rows)
-    depth, vocabulary = trace.layers, trace.sizes.vocabulary
-    no_exit = ExitPolicy("static", min_layer=depth).bind(depth, vocabulary)
-    full = _flops(trace, no_exit, np.full(len(trace), depth), np.full(len(trace), vocabulary))
+    trace = replayed.trace
+    exits = replayed.exits(max_new_tokens)  # [token], an index into `layers`
+    readout_rows = replayed.readout_rows[np.arange(len(exits)), exits]
+    spent = _flops(trace, replayed.bound, replayed.layers[exits], readout_rows)
+    full = _flops_of_full_depth(trace)
     share = interval(lambda weights: (weights @ spent) / (weights @ full), len(spent))
-    found = share.columns("flops_share", "flops_share_")
+    row = share.columns("flops_share", "flops_share_")
     for name, values in exit_values(replayed, max_new_tokens).items():
-        found |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
-    return found
+        row |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
+    return row
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
-    """What a rule costs where `shares` of predictions stay, chosen on the second half, told on the first."""
+    """What a rule costs where `shares` of predictions stay those of full depth; a row a share.
+
+    Thresholds are selected on the second half of the outputs, and costs reported on the first.
+    """
     outputs = len(replayed.trace.source_tokens)
-    levels = thresholds_for(replayed.part(outputs // 2, outputs), shares).threshold.tolist()
-    told = replayed.part(0, outputs // 2)
-    rows = pd.DataFrame([at_threshold(told.at_threshold(level)) for level in levels])
-    return pd.DataFrame({**labels, "wanted": shares, "threshold": levels, **rows})
+    selecting = replayed.part(outputs // 2, outputs)
+    reporting = replayed.part(0, outputs // 2)
+    thresholds = thresholds_for(selecting, shares).threshold.tolist()
+    rows = pd.DataFrame([at_threshold(reporting.at_threshold(level)) for level in thresholds])
+    return pd.DataFrame({**labels, "wanted": shares, "threshold": thresholds, **rows})
 
 
 def _flops(trace: Trace, bound: BoundPolicy, exit_layers: np.ndarray, readout_rows: np.ndarray) -> np.ndarray:
-    """Decoder FLOPs `[output]` of a trace whose tokens leave and are read out so, `[token]` each."""
-    outputs = map(trace.by_output, (exit_layers, readout_rows))
-    return sum(bound.flops(trace.sizes, *outputs, trace.source_tokens).values()).astype(np.float64)
+    """Decoder FLOPs `[output]` of a trace whose tokens exit, and have readout rows scored, `[token]`, so."""
+    layers, rows = trace.by_output(exit_layers), trace.by_output(readout_rows)
+    return sum(bound.flops(trace.sizes, layers, rows, trace.source_tokens).values()).astype(np.float64)
+
+
+def _flops_of_full_depth(trace: Trace) -> np.ndarray:
+    """Decoder FLOPs `[output]` where no token exits and nothing is decided."""
+    depth, vocabulary = trace.layers, trace.sizes.vocabulary
+    no_exit = ExitPolicy("static", min_layer=depth).bind(depth, vocabulary)
+    return _flops(trace, no_exit, np.full(len(trace), depth), np.full(len(trace), vocabulary))
 
 
 def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict[str, float]:
-    """How well a replay foretells real decoding (a `Generation` or `DecodingResult`) on the same inputs.
+    """How well a replay predicts real decoding (a `Generation` or `DecodingResult`) on the same inputs.
 
     `same_exit` is the share of tokens, up to the first that differs from the full-depth output.
     """
-    trace, exits = replayed.trace, replayed.exit_layers(max_new_tokens)
+    trace, exit_layers = replayed.trace, replayed.exit_layers(max_new_tokens)
     trace.check_own(len(decoded.token_ids))
     same_output, same_exit = [], []
-    foretold = (trace.by_output(trace.token_id), trace.by_output(exits))
-    for full, early, ids, layers in zip(*foretold, decoded.token_ids, decoded.exit_layers, strict=True):
-        same, upto = until_different(full, ids)
+    outputs = zip(
+        trace.by_output(trace.token_id),
+        trace.by_output(exit_layers),
+        decoded.token_ids,
+        decoded.exit_layers,
+        strict=True,
+    )
+    for full_ids, replayed_layers, ids, layers in outputs:
+        same, until = until_different(full_ids, ids)
         same_output.append(same)
-        same_exit.append(early[:upto] == layers[:upto])
-    row = {"same_output": float(np.mean(same_output)), "same_exit": float(np.concatenate(same_exit).mean())}
-    row |= {"mean_exit_layer_replay": float(exits.mean())}
-    return row | {"mean_exit_layer_decoded": decoded.mean_exit_layer}
+        same_exit.append(replayed_layers[:until] == layers[:until])
+    return {
+        "same_output": float(np.mean(same_output)),
+        "same_exit": float(np.concatenate(same_exit).mean()),
+        "mean_exit_layer_replay": float(exit_layers.mean()),
+        "mean_exit_layer_decoded": decoded.mean_exit_layer,
+    }
 
 
 def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, int]:
@@ -151,16 +198,19 @@ def until_different(first: Sequence[int], second: Sequence[int]) -> tuple[bool, 
     return len(first) == len(second), len(differs)
 
 
-def replay_against_decoding(model, task, trace: Trace, policies: dict, max_new_tokens=64) -> pd.DataFrame:
+def replay_against_decoding(
+    model, task, trace: Trace, policies: dict, max_new_tokens: int = 64
+) -> pd.DataFrame:
     """Decodes with each policy (name -> policy) and sets it beside its replay (of the model's own output)."""
-    settings = dict(max_new_tokens=max_new_tokens, batch_size=32)
-    full, rows = decode(model, task, None, **settings), []
+    settings = {"max_new_tokens": max_new_tokens, "batch_size": 32}
+    full = decode(model, task, None, **settings)
+    rows = []
     for name, policy in policies.items():
-        found = decode(model, task, policy, full, **settings)
-        agrees = agreement(replay_policy(trace, policy, model), found, max_new_tokens)
-        labels = {"task": task.name, "model": model.name, "policy": name}
-        scores = {"metric": task.metric, "score": found.score, "full_score": full.score}
-        rows.append({**labels, **agrees, **scores, "flops_share": found.flops / full.flops})
+        decoding = decode(model, task, policy, full, **settings)
+        row = {"task": task.name, "model": model.name, "policy": name}
+        row |= agreement(replay_policy(trace, policy, model), decoding, max_new_tokens)
+        row |= {"metric": task.metric, "score": decoding.score, "full_score": full.score}
+        rows.append(row | {"flops_share": decoding.flops / full.flops})
     return pd.DataFrame(rows)
 
 
@@ -175,27 +225,36 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
     if measure.readout:  # earlier layers are read out too; the last readout is the token's own
         cost = sizes.readout / sizes.projections * ((ids or sizes.vocabulary) / sizes.vocabulary)
         before += 1 - measure.lookback
-    even = (sizes.layers + before * cost) / (1 + cost) / sizes.layers
-    return {"share_of_layer": cost, "break_even": min(1.0, even)}
+    break_even = (sizes.layers + before * cost) / (1 + cost) / sizes.layers
+    return {"share_of_layer": cost, "break_even": min(1.0, break_even)}
 
 
 def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
-    """Mean of `columns` over seeds, with `<name>_low` and `<name>_high` (95 %, by t; one seed: the mean).
+    """The mean of `columns` over seeds, and their number `seeds`: a row a group of the columns `by`.
 
-    Where a column has draws, those of the mean resample the seeds too, those of each group by themselves.
+    `<name>_low` and `<name>_high` are the 95 % interval by Student's t (one seed: the mean itself). Where a
+    column has draws, those of the mean resample the seeds too, those of each group by themselves.
     """
     rows = []
-    for number, (key, part) in enumerate(table.groupby(list(by), sort=False)):
-        row, seeds = dict(zip(by, key, strict=True)), len(part)
-        quantile = round(float(t.ppf(0.975, seeds - 1)), 3) if seeds > 1 else 0.0  # as tables print it
+    for number, (key, group) in enumerate(table.groupby(list(by), sort=False)):
+        row = dict(zip(by, key, strict=True))
         for column in columns:
-            values = part[column].to_numpy(dtype=np.float64)
-            margin = quantile * values.std(ddof=1) / np.sqrt(seeds) if seeds > 1 else 0.0
-            low, high = values.mean() - margin, values.mean() + margin
-            row |= {column: values.mean(), f"{column}_low": low, f"{column}_high": high}
-            if column + DRAWS in part:
-                draws = np.stack(part[column + DRAWS].to_list())  # [seed, resample]
-                chosen = np.random.default_rng(number).integers(seeds, size=draws.shape)
-                row[column + DRAWS] = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
-        rows.append(row | {"seeds": seeds})
+            row |= _mean_over_seeds(estimates(group, column), column, number)
+        rows.append(row | {"seeds": len(group)})
     return pd.DataFrame(rows)
+
+
+def _mean_over_seeds(of_seeds: Estimate, name: str, group: int) -> dict[str, float]:
+    """The columns of a mean over seeds `[seed]`; the number of the `group` decides which seeds are drawn."""
+    values = np.asarray(of_seeds.value, dtype=np.float64)
+    mean = values.mean()
+    margin = 0.0
+    if len(values) > 1:
+        quantile = round(float(t.ppf(0.975, len(values) - 1)), 3)  # as printed tables have it
+        margin = quantile * values.std(ddof=1) / np.sqrt(len(values))
+    row = {name: mean, f"{name}_low": mean - margin, f"{name}_high": mean + margin}
+    if of_seeds.draws is not None:
+        draws = of_seeds.draws.T  # [seed, resample]
+        seeds = np.random.default_rng(group).integers(len(values), size=draws.shape)
+        row[name + DRAWS] = np.take_along_axis(draws, seeds, axis=0).mean(axis=0)
+    return row

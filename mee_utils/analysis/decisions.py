@@ -16,7 +16,9 @@ from sklearn.metrics import roc_auc_score
 from ..common.errors import MeeError
 from ..traces.replay import PolicyReplay
 from .monotonicity import settled_from
-from .statistics import NOTHING, Interval, interval, mean_interval, reliability
+from .statistics import NOTHING, Estimate, interval, mean_interval, reliability
+
+COMPARED_AT_ONCE = 2**22  # tokens times sequences: 32 MiB
 
 
 def roc_area(score: np.ndarray, label: np.ndarray) -> float:
@@ -30,34 +32,59 @@ def roc_area(score: np.ndarray, label: np.ndarray) -> float:
     return float(roc_auc_score(label, score)) if 0 < np.sum(label) < len(label) else float("nan")
 
 
-def area_interval(scores: np.ndarray, labels: np.ndarray, sequence: np.ndarray) -> Interval:
-    """`roc_area` of tokens with its interval over sequences; `scores` and `labels` are `[token, layer]`.
+def area_interval(scores: np.ndarray, labels: np.ndarray, sequence: np.ndarray) -> Estimate:
+    """`roc_area` of tokens, resampled by `sequence` `[token]`; `scores` and `labels` are `[token, layer]`.
 
     Tokens are compared within a layer, and layers count by their pairs. With `M_ij` how many tokens of
     sequence i that may exit are scored above how many of j that may not (ties: half), and `A_ij` the number
     of such pairs, resamples that draw sequence i `w_i` times have the area `w M w / w A w`.
     """
     units = int(sequence.max()) + 1
-    wins, pairs = np.zeros((2, units, units))
-    for score, label in zip(scores.T, np.asarray(labels, dtype=bool).T, strict=True):
-        order = np.argsort(score, kind="stable")
-        _, first, count = np.unique(score[order], return_index=True, return_counts=True)
-        places = (sequence[order], np.arange(len(order)))
-        may, may_not = (csr_array((of[order].astype(float), places)) for of in (label, ~label))
-        begun = np.vstack([np.zeros(units), np.cumsum(may_not.T.toarray(), axis=0)])  # below a place
-        wins += may @ np.repeat((begun[first] + begun[first + count]) / 2, count, axis=0)
-        pairs += np.outer(may.sum(axis=1), may_not.sum(axis=1))
+    wins = np.zeros((units, units))
+    pairs = np.zeros((units, units))
+    for score, may_exit in zip(scores.T, np.asarray(labels, dtype=bool).T, strict=True):
+        _add_wins(wins, score, may_exit, sequence)
+        may = np.bincount(sequence, weights=may_exit, minlength=units)
+        may_not = np.bincount(sequence, weights=~may_exit, minlength=units)
+        pairs += np.outer(may, may_not)
     some = pairs.any(axis=0)  # sequences with tokens that may not exit
-    form = lambda weights, matrix: ((weights @ matrix[:, some]) * weights[:, some]).sum(axis=1)
-    return interval(lambda weights: form(weights, wins) / form(weights, pairs), units)
+
+    def area(weights: np.ndarray) -> np.ndarray:
+        """`[resample]`, from `weights` `[resample, sequence]`."""
+        won = ((weights @ wins[:, some]) * weights[:, some]).sum(axis=1)
+        compared = ((weights @ pairs[:, some]) * weights[:, some]).sum(axis=1)
+        return won / compared
+
+    return interval(area, units)
+
+
+def _add_wins(wins: np.ndarray, score: np.ndarray, may_exit: np.ndarray, sequence: np.ndarray) -> None:
+    """Adds to `wins` `[i, j]` how often a token of i that may exit is scored above one of j that may not.
+
+    Of three tokens with scores 0.1, 0.4 and 0.4, where only the last may exit, that one wins once against the
+    first and half against the second. Sequences j are taken some at a time, for the sake of memory.
+    """
+    order = np.argsort(score, kind="stable")
+    sequence, may_exit = sequence[order], may_exit[order]
+    _, first, tie, count = np.unique(score[order], return_index=True, return_inverse=True, return_counts=True)
+    units, tokens = len(wins), len(order)
+    of_ties = csr_array((may_exit.astype(float), (sequence, tie)), shape=(units, len(first)))  # [i, tie]
+    width = max(1, COMPARED_AT_ONCE // tokens)
+    for start in range(0, units, width):
+        columns = min(width, units - start)
+        others = np.flatnonzero(~may_exit & (sequence >= start) & (sequence < start + columns))
+        below = np.zeros((tokens + 1, columns))  # [token, j]: tokens of j before it that may not exit
+        below[others + 1, sequence[others] - start] = 1
+        np.cumsum(below, axis=0, out=below)
+        wins[:, start : start + columns] += of_ties @ ((below[first] + below[first + count]) / 2)
 
 
 def ranking(replayed: PolicyReplay, **labels) -> pd.DataFrame:
     """How well a measure ranks tokens, at each layer at which it decides: `layer`, `roc_area`."""
     rows, sequence = [], replayed.trace.sequence
-    for place, layer in enumerate(replayed.decision_layers):
-        one = slice(place, place + 1)
-        area = area_interval(replayed.confidences[:, one], replayed.same_token[:, one], sequence)
+    for number, layer in enumerate(replayed.decision_layers):
+        scores = replayed.confidences[:, [number]]
+        area = area_interval(scores, replayed.same_token[:, [number]], sequence)
         rows.append({**labels, "layer": layer, **area.columns("roc_area", "roc_area_")})
     return pd.DataFrame(rows)
 
@@ -74,23 +101,30 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
     `precision`: of the tokens above the threshold at a layer, the share that may exit; `recall`: of those at
     which the oracle has exited by then, the share above the threshold; `above`: the share of all tokens.
     """
-    above, sequence = replayed.exceeded(max_new_tokens), replayed.trace.sequence
-    settled, rows = settled_from(replayed.trace), []
-    for place, layer in enumerate(replayed.decision_layers):
-        exits, same, oracle = above[:, place], replayed.same_token[:, place], settled <= layer
+    rows, sequence = [], replayed.trace.sequence
+    above = replayed.exceeded(max_new_tokens)  # [token, decision]
+    settled = settled_from(replayed.trace)
+    for number, layer in enumerate(replayed.decision_layers):
+        exits = above[:, number]
+        oracle = settled <= layer
+        precision = _mean_of(replayed.same_token[:, number], exits, sequence)
+        recall = _mean_of(exits, oracle, sequence)
         row = {**labels, "layer": layer, "above": float(exits.mean())}
-        for name, values, chosen in (("precision", same, exits), ("recall", exits, oracle)):
-            interval = mean_interval(values[chosen], sequence[chosen]) if chosen.any() else NOTHING
-            row |= interval.columns(name, f"{name}_")
-        rows.append(row)
+        row |= precision.columns("precision", "precision_")
+        rows.append(row | recall.columns("recall", "recall_"))
     return pd.DataFrame(rows)
+
+
+def _mean_of(values: np.ndarray, chosen: np.ndarray, sequence: np.ndarray) -> Estimate:
+    """The mean of the `values` `[token]` of chosen tokens; NaN where none are."""
+    return mean_interval(values[chosen], sequence[chosen]) if chosen.any() else NOTHING
 
 
 def reliability_diagram(replayed: PolicyReplay, bins: int = 10, **labels) -> pd.DataFrame:
     """Confidence against how often the token may exit, a row a bin that is not empty, all layers together."""
-    right = replayed.same_token[:, : len(replayed.decision_layers)]
-    found = vars(reliability(replayed.confidences.ravel(), right.ravel(), bins))
-    columns = {name: found[name] for name in ("error", "confidence", "accuracy", "count")}
+    may_exit = replayed.same_token[:, : len(replayed.decision_layers)]
+    diagram = reliability(replayed.confidences.ravel(), may_exit.ravel(), bins)
+    columns = {name: getattr(diagram, name) for name in ("error", "confidence", "accuracy", "count")}
     return pd.DataFrame({**labels, **columns}).query("count > 0").reset_index(drop=True)
 
 
@@ -108,8 +142,10 @@ def exit_values(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, n
 
 def sweep(replayed: PolicyReplay, thresholds: Sequence[float], max_new_tokens: int = 64) -> pd.DataFrame:
     """Replays a policy at other thresholds: one row each, `threshold` and what `at_exits` returns."""
-    row = lambda level: {"threshold": level, **at_exits(replayed.at_threshold(level), max_new_tokens)}
-    return pd.DataFrame([row(float(level)) for level in thresholds])
+    rows = []
+    for threshold in map(float, thresholds):
+        rows.append({"threshold": threshold, **at_exits(replayed.at_threshold(threshold), max_new_tokens)})
+    return pd.DataFrame(rows)
 
 
 def thresholds_for(replayed: PolicyReplay, shares: Sequence[float], steps: int = 200) -> pd.DataFrame:
@@ -122,22 +158,33 @@ def thresholds_for(replayed: PolicyReplay, shares: Sequence[float], steps: int =
         if not 0 <= share <= 1:
             raise MeeError(f"same_token={share}: give a share from 0 to 1.")
     table = sweep(replayed, _levels(replayed, steps))
-    worst_from = np.minimum.accumulate(table["same_token"].to_numpy()[::-1])[::-1]
-    places = [int(np.argmax([*(worst_from >= share), True])) for share in shares]
-    return table.iloc[np.minimum(places, len(table) - 1)].reset_index(drop=True)
+    same = table["same_token"].to_numpy()
+    worst_from = np.minimum.accumulate(same[::-1])[::-1]  # [threshold]: there, and at all higher ones
+    rows = []
+    for share in shares:
+        enough = np.flatnonzero(worst_from >= share)
+        rows.append(enough[0] if len(enough) else len(table) - 1)
+    return table.iloc[rows].reset_index(drop=True)
 
 
 def candidates(replayed: PolicyReplay, count: int, max_new_tokens: int = 64) -> list[float]:
-    """At most `count` thresholds, strictest first, from one to the next of which a replay foretells as much
-    change: in the mean exit layer, and in the logarithm of the share of predictions that are others.
+    """At most `count` thresholds, strictest first, evenly spaced by what a replay predicts for them.
+
+    From one to the next the mean exit layer changes as much, and the logarithm of the share of predictions
+    that are not those of full depth; each counts as a share of its whole change.
     """
     table = sweep(replayed, _levels(replayed, 400)[::-1], max_new_tokens)
-    changes = np.log(1e-3 + 1 - np.minimum.accumulate(table.same_token))
-    depth = -np.minimum.accumulate(table.mean_exit_layer)
-    share = lambda values: (values - values.iloc[0]) / max(values.iloc[-1] - values.iloc[0], 1e-9)
-    way = share(changes) + share(depth)
-    places = np.searchsorted(way, np.linspace(0, way.iloc[-1], count))
-    return table.threshold.iloc[np.unique(places)].tolist()
+    errors = np.log(1e-3 + 1 - np.minimum.accumulate(table.same_token))
+    saved = -np.minimum.accumulate(table.mean_exit_layer)
+    change = _share_of_change(errors) + _share_of_change(saved)
+    rows = np.searchsorted(change, np.linspace(0, change.iloc[-1], count))
+    return table.threshold.iloc[np.unique(rows)].tolist()
+
+
+def _share_of_change(values: pd.Series) -> pd.Series:
+    """How much of the way from the first to the last value lies behind each."""
+    whole = max(values.iloc[-1] - values.iloc[0], 1e-9)
+    return (values - values.iloc[0]) / whole
 
 
 def _levels(replayed: PolicyReplay, steps: int) -> np.ndarray:
@@ -149,7 +196,9 @@ def _levels(replayed: PolicyReplay, steps: int) -> np.ndarray:
     quantiles = np.quantile(replayed.confidences, np.linspace(0, 1, steps), method="lower")
     missing = np.clip(np.ceil(quantiles) - quantiles, 1e-9, None)
     decimals = np.clip(np.ceil(-np.log10(missing)) + 1, 4, None).astype(int)
-    rounded = map(round, quantiles.tolist(), decimals.tolist())
+    rounded = [
+        round(level, digits) for level, digits in zip(quantiles.tolist(), decimals.tolist(), strict=True)
+    ]
     low, high = replayed.bound.measure.range
-    high = min(high, replayed.trace.layers)
-    return np.unique(np.clip([*rounded, high], low, high))
+    highest = min(high, replayed.trace.layers)
+    return np.unique(np.clip([*rounded, highest], low, highest))

@@ -111,7 +111,7 @@ def verified_and_not(model, task, policies: dict[str, ExitPolicy], max_draft: in
                 "acceptance": verified.acceptance,
                 "flops_share": verified.flops.sum() / full.tokens / full.flops,
                 "flops_unverified": unverified.flops / full.flops,
-                "kept_unverified": retained(unverified, full)[0],
+                "kept_unverified": retained(unverified, full).value,
             }
         )
     return pd.DataFrame(rows)

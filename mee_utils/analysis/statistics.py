@@ -1,49 +1,240 @@
-"""Means with intervals, and reliability diagrams.
+"""Estimates with their uncertainty, and reliability diagrams.
 
 Tokens of one sequence are not independent, so every interval resamples *sequences* (a cluster bootstrap).
 With `s_i` the sum of the values of sequence i and `c_i` its number of tokens, a resample that draws it
-`w_i` times has the mean `sum_i w_i s_i / sum_i w_i c_i`; the interval goes between percentiles of these
-means. The `w_i` are Poisson draws that depend on i alone (Hanley and MacGibbon 2006), so that whatever is
-measured on the same examples is resampled alike: differences between any two such draws are paired.
+`w_i` times has the mean `sum_i w_i s_i / sum_i w_i c_i`. These means are the *draws* of an `Estimate`, and
+its interval goes between percentiles of them. The `w_i` are Poisson draws that depend on i alone (Hanley and
+MacGibbon 2006), so that whatever is measured on the same examples is resampled alike: differences between any
+two such draws are paired.
 """
 
+import operator
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from types import SimpleNamespace
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from warnings import catch_warnings
 
 import numpy as np
 import pandas as pd
+from scipy.stats import norm
 
 from ..common.errors import MeeError
 
 RESAMPLES = 2000
-DRAWS = "_draws"  # ending of the columns that hold them
+DRAWS = "_draws"  # ending of the columns of a table that hold the draws of another column
 
 
-class Interval(NamedTuple):
-    """A mean with its bootstrap interval, of the shape of one value (a scalar or `[layer]`)."""
+@dataclass(frozen=True)
+class Comparison:
+    """One or several comparisons of estimates, with a one-sided p-value for either answer."""
 
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    draws: np.ndarray  # `[resample, ...]`, the means that the interval comes from
+    margins: tuple[
+        tuple["Estimate", bool], ...
+    ]  # by how much each holds, and whether it does at a margin of 0
+
+    @property
+    def p_holds(self) -> float:
+        """Small if all comparisons hold: the largest p-value against that a margin is not above 0."""
+        return max(margin.p_values(or_equal)[0] for margin, or_equal in self.margins)
+
+    @property
+    def p_fails(self) -> float:
+        """Small if at least one comparison fails: the smallest p-value, corrected for their number."""
+        smallest = min(margin.p_values(or_equal)[1] for margin, or_equal in self.margins)
+        return min(1.0, len(self.margins) * smallest)
+
+    def __and__(self, other: "Comparison") -> "Comparison":
+        return Comparison(self.margins + other.margins)
+
+    def __bool__(self) -> bool:
+        raise TypeError("A comparison of estimates is uncertain: read p_holds, and join with & (no chains).")
+
+
+class Estimate:
+    """A value with the bootstrap draws that say how uncertain it is.
+
+    Arithmetic and comparisons treat the draws as they treat the value. Everything that is measured on the
+    same examples is resampled alike, so that the difference of two estimates is a paired one:
+
+    >>> calm = Estimate(0.9, np.array([0.88, 0.90, 0.92]))
+    >>> vanilla = Estimate(0.5, np.array([0.49, 0.50, 0.51]))
+    >>> gain = calm - vanilla
+    >>> f"{gain:.2f}, p = {(gain > 0.3).p_holds:.4f}"
+    '0.40, p = 0.0000'
+
+    Args:
+        value: a number, or an array `[item]`.
+        draws: `[resample]`, or `[resample, item]`; None for a fact, such as the number of a layer.
+    """
+
+    __array_ufunc__ = None  # numpy's numbers leave arithmetic with estimates to this class
+
+    def __init__(self, value, draws: np.ndarray | None = None):
+        self.value = value
+        self.draws = draws
+
+    @cached_property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The 95 % percentile interval; a fact is its own."""
+        return (self.value, self.value) if self.draws is None else percentiles(self.draws)
+
+    @property
+    def low(self) -> np.ndarray:
+        """The lower bound of the interval."""
+        return self.bounds[0]
+
+    @property
+    def high(self) -> np.ndarray:
+        """The upper bound of the interval."""
+        return self.bounds[1]
 
     def columns(self, name: str = "mean", prefix: str = "") -> dict[str, np.ndarray]:
-        """For a table: the mean under its `name`, the bounds as `low` and `high` behind a `prefix`, draws."""
+        """The columns of a table that hold this estimate; `estimates` reads them back.
+
+        The value stands under its `name`, the bounds as `low` and `high` behind a `prefix`, and the draws
+        under the name with the ending `DRAWS`, an array in every row.
+        """
         draws = self.draws if self.draws.ndim == 1 else list(self.draws.T)
-        return {name: self.mean, f"{prefix}low": self.low, f"{prefix}high": self.high, name + DRAWS: draws}
+        low, high = self.bounds
+        return {name: self.value, f"{prefix}low": low, f"{prefix}high": high, name + DRAWS: draws}
+
+    def item(self, number: int) -> "Estimate":
+        """One of several items `[item]`."""
+        draws = None if self.draws is None else self.draws[:, number]
+        return Estimate(self.value[number], draws)
+
+    def over_items(self, statistic: Callable) -> "Estimate":
+        """One value of several: a `statistic` that takes an array and the `axis` that it reduces."""
+        with catch_warnings(action="ignore", category=RuntimeWarning):  # of nothing but NaN it is NaN
+            value = statistic(self.value, axis=-1)
+            draws = None if self.draws is None else statistic(self.draws, axis=-1)
+        return Estimate(value, draws)
+
+    def max(self) -> "Estimate":
+        """The largest of several items; NaN does not count, here and below."""
+        return self.over_items(np.nanmax)
+
+    def min(self) -> "Estimate":
+        """The smallest of several items."""
+        return self.over_items(np.nanmin)
+
+    def mean(self) -> "Estimate":
+        """The mean of several items."""
+        return self.over_items(np.nanmean)
+
+    def median(self) -> "Estimate":
+        """The median of several items."""
+        return self.over_items(np.nanmedian)
+
+    def sum(self) -> "Estimate":
+        """The sum of several items."""
+        return self.over_items(np.nansum)
+
+    def __add__(self, other) -> "Estimate":
+        return _combine(operator.add, self, other)
+
+    def __radd__(self, other) -> "Estimate":
+        return _combine(operator.add, other, self)
+
+    def __sub__(self, other) -> "Estimate":
+        return _combine(operator.sub, self, other)
+
+    def __rsub__(self, other) -> "Estimate":
+        return _combine(operator.sub, other, self)
+
+    def __mul__(self, other) -> "Estimate":
+        return _combine(operator.mul, self, other)
+
+    def __rmul__(self, other) -> "Estimate":
+        return _combine(operator.mul, other, self)
+
+    def __truediv__(self, other) -> "Estimate":
+        return _combine(operator.truediv, self, other)
+
+    def __rtruediv__(self, other) -> "Estimate":
+        return _combine(operator.truediv, other, self)
+
+    def __gt__(self, other) -> Comparison:
+        return Comparison(((self - other, False),))
+
+    def __ge__(self, other) -> Comparison:
+        return Comparison(((self - other, True),))
+
+    def __lt__(self, other) -> Comparison:
+        return Comparison(((other - self, False),))
+
+    def __le__(self, other) -> Comparison:
+        return Comparison(((other - self, True),))
+
+    def p_values(self, or_equal: bool = False) -> tuple[float, float]:
+        """Of a margin: how likely one so far above 0 is if it is none, and one so far below.
+
+        The margin is normal, with the spread of its draws; without draws (of layers, say) it is a fact.
+        Nothing can be said if over a twentieth of the draws is missing, nor if the margin is exactly 0 in all
+        draws where one side should be above.
+        """
+        draws = np.asarray(self.value if self.draws is None else self.draws, dtype=np.float64)
+        if np.isnan(self.value) or np.isnan(draws).mean() > 0.05:
+            return 1.0, 1.0
+        spread = np.nanstd(draws)
+        if spread >= 1e-12:
+            distance = self.value / spread
+            return float(norm.sf(distance)), float(norm.cdf(distance))
+        tied = self.value == 0 and not or_equal
+        if tied and self.draws is not None:
+            return 1.0, 1.0
+        above = self.value > 0 or (self.value == 0 and or_equal)
+        return (0.0, 1.0) if above else (1.0, 0.0)
+
+    def __format__(self, spec: str) -> str:
+        """The value, with a format that numbers know; several are listed, and a missing one is "none"."""
+        values = np.atleast_1d(self.value).tolist()
+        return ", ".join("none" if value != value else format(value, spec) for value in values)
+
+    def __repr__(self) -> str:
+        return f"Estimate({self.value})"
 
 
-NOTHING = Interval(np.nan, np.nan, np.nan, np.full(RESAMPLES, np.nan))
+def _combine(operate: Callable, first, second) -> Estimate:
+    """An operation on two estimates or numbers, value by value and draw by draw."""
+    first = first if isinstance(first, Estimate) else Estimate(first)
+    second = second if isinstance(second, Estimate) else Estimate(second)
+    value = operate(first.value, second.value)
+    if first.draws is None and second.draws is None:
+        return Estimate(value)
+    return Estimate(value, operate(_draws_of(first, np.ndim(value)), _draws_of(second, np.ndim(value))))
 
 
-def percentiles(drawn, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bound of a statistic `[resample, ...]`; resamples that are NaN do not count."""
+def _draws_of(estimate: Estimate, dimensions: int) -> np.ndarray:
+    """Draws with axes for items that the other side may have; a fact is its value in every resample."""
+    if estimate.draws is None:
+        return estimate.value
+    missing = dimensions - np.ndim(estimate.value)
+    return estimate.draws.reshape(*estimate.draws.shape, *[1] * missing)
+
+
+NOTHING = Estimate(np.nan, np.full(RESAMPLES, np.nan))  # of an empty selection
+
+
+def estimates(table: pd.DataFrame, column: str) -> Estimate:
+    """A column of a table, `[row]`, with its draws where the table has them (`Estimate.columns`)."""
+    values = table[column].to_numpy()
+    if column + DRAWS not in table:
+        return Estimate(values)
+    return Estimate(values, np.stack([np.asarray(draws) for draws in table[column + DRAWS]], axis=1))
+
+
+def without_draws(table: pd.DataFrame) -> pd.DataFrame:
+    """A table without the columns of draws: what is written and shown."""
+    return table.drop(columns=[name for name in table if str(name).endswith(DRAWS)])
+
+
+def percentiles(draws, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds that hold a share `level` of a statistic's draws `[resample, ...]`; NaN does not count."""
     tail = 50 * (1 - level)
+    percentile = np.nanpercentile if np.isnan(draws).any() else np.percentile  # the same, but slower
     with catch_warnings(action="ignore", category=RuntimeWarning):  # where all are NaN so are the bounds
-        low, high = np.nanpercentile(drawn, [tail, 100 - tail], axis=0)
+        low, high = percentile(draws, [tail, 100 - tail], axis=0)
     return low, high
 
 
@@ -53,11 +244,12 @@ def resampled(units: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarr
     return np.random.default_rng(seed).poisson(1.0, (units, resamples)).T.astype(np.float64)
 
 
-def interval(statistic: Callable, units: int, level=0.95, resamples=RESAMPLES, seed=0) -> Interval:
-    """A `statistic` of `weights [resample, unit]`, with its percentile interval; units are resampled."""
+def interval(statistic: Callable, units: int, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
+    """The estimate of a `statistic` of weights `[resample, unit]`; its draws resample the units."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = statistic(resampled(units, resamples, seed))
-        return Interval(statistic(np.ones((1, units)))[0], *percentiles(drawn, level), drawn)
+        draws = statistic(resampled(units, resamples, seed))
+        value = statistic(np.ones((1, units)))[0]
+    return Estimate(value, draws)
 
 
 def by_sequence(values: np.ndarray, sequence: np.ndarray, units: int | None = None) -> np.ndarray:
@@ -67,15 +259,23 @@ def by_sequence(values: np.ndarray, sequence: np.ndarray, units: int | None = No
     return sums
 
 
-def mean_interval(values: np.ndarray, sequence: np.ndarray, **options) -> Interval:
-    """Mean over tokens of `values` `[token]` or `[token, layer]`, with its interval over the `sequence`s."""
-    values, sequence = np.asarray(values, dtype=np.float64), np.asarray(sequence)
+def mean_interval(values: np.ndarray, sequence: np.ndarray, **options) -> Estimate:
+    """The mean over tokens of `values` `[token]` or `[token, layer]`; resamples draw `sequence`s.
+
+    `options` are those of `interval`. `MeeError` if there are no tokens.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    sequence = np.asarray(sequence)
     if len(values) == 0:
         raise MeeError("There are no tokens to average over: the selection is empty.")
-    sums, counts = by_sequence(values, sequence), by_sequence(np.ones(len(values)), sequence)
-    shape = (-1, *[1] * (values.ndim - 1))
-    means = lambda weights: np.tensordot(weights, sums, 1) / (weights @ counts).reshape(shape)
-    return interval(means, len(counts), **options)._replace(mean=values.mean(axis=0))
+    sums = by_sequence(values, sequence)  # [sequence] or [sequence, layer]
+    counts = by_sequence(np.ones(len(values)), sequence)
+
+    def means(weights: np.ndarray) -> np.ndarray:
+        tokens = (weights @ counts).reshape(-1, *[1] * (values.ndim - 1))
+        return np.tensordot(weights, sums, 1) / tokens
+
+    return Estimate(values.mean(axis=0), interval(means, len(counts), **options).draws)
 
 
 def by_layer(values: np.ndarray, sequence: np.ndarray, name: str, **labels) -> pd.DataFrame:
@@ -84,13 +284,27 @@ def by_layer(values: np.ndarray, sequence: np.ndarray, name: str, **labels) -> p
     return pd.DataFrame({**labels, "layer": layer, **mean_interval(values, sequence).columns(name)})
 
 
-def difference_interval(first, second, **options) -> Interval:
-    """Difference of two means, each of `(values [token], sequence [token])`, with a paired interval."""
+def difference_interval(first, second, **options) -> Estimate:
+    """The difference of two means, each of `(values [token], sequence [token])`; draws are paired."""
     units = int(max(first[1].max(), second[1].max())) + 1
-    counted = lambda values: np.stack([np.asarray(values, dtype=np.float64), np.ones(len(values))], 1)
-    a, b = (by_sequence(counted(values), sequence, units) for values, sequence in (first, second))
-    share = lambda weights, part: np.divide(*np.moveaxis(weights @ part, -1, 0))
-    return interval(lambda weights: share(weights, a) - share(weights, b), units, **options)
+    sums = [by_sequence(_counted(values), sequence, units) for values, sequence in (first, second)]
+
+    def difference(weights: np.ndarray) -> np.ndarray:
+        first_mean, second_mean = [_share(weights @ of_sequence) for of_sequence in sums]
+        return first_mean - second_mean
+
+    return interval(difference, units, **options)
+
+
+def _counted(values) -> np.ndarray:
+    """`[token, (value, 1)]`: sums of these are a numerator and a denominator."""
+    values = np.asarray(values, dtype=np.float64)
+    return np.stack([values, np.ones(len(values))], axis=1)
+
+
+def _share(sums: np.ndarray) -> np.ndarray:
+    """The quotient of sums `[..., (numerator, denominator)]`."""
+    return sums[..., 0] / sums[..., 1]
 
 
 def resampled_tokens(sequence: np.ndarray, resamples: int) -> Iterator[np.ndarray]:
@@ -99,17 +313,26 @@ def resampled_tokens(sequence: np.ndarray, resamples: int) -> Iterator[np.ndarra
         yield np.repeat(np.arange(len(sequence)), weights[sequence])
 
 
-def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = 10) -> SimpleNamespace:
-    """Confidence against accuracy `[token]` in equal bins; `error` as in Guo et al. 2017, eq. 3.
+@dataclass(frozen=True)
+class Reliability:
+    """Confidence against accuracy in equal bins of confidence (Guo et al. 2017)."""
 
-    Also `edges`; `confidence`, `accuracy` (NaN: an empty bin) and `count`; `index`, the bin of each token.
-    """
+    edges: np.ndarray  # `[bin + 1]`
+    confidence: np.ndarray  # `[bin]`, the mean; NaN where the bin is empty, as is `accuracy`
+    accuracy: np.ndarray  # `[bin]`
+    count: np.ndarray  # `[bin]`, tokens
+    index: np.ndarray  # `[token]`, the bin of each
+    error: float  # the expected calibration error, eq. 3
+
+
+def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = 10) -> Reliability:
+    """How far `confidence` `[token]` in 0..1 is from how often it is `correct` `[token]`."""
     edges = np.linspace(0, 1, bins + 1)
     index = np.clip(np.digitize(confidence, edges[1:-1], right=True), 0, bins - 1)
     count = np.bincount(index, minlength=bins)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # empty bins
         mean = np.bincount(index, weights=confidence, minlength=bins) / count
         accuracy = np.bincount(index, weights=np.asarray(correct, dtype=np.float64), minlength=bins) / count
-    error = float((np.nan_to_num(np.abs(mean - accuracy)) * count).sum() / max(1, count.sum()))
-    binned = dict(confidence=mean, accuracy=accuracy, count=count)
-    return SimpleNamespace(edges=edges, error=error, index=index, **binned)
+    gaps = np.nan_to_num(np.abs(mean - accuracy))
+    error = float((gaps * count).sum() / max(1, count.sum()))
+    return Reliability(edges, mean, accuracy, count, index, error)

@@ -1,6 +1,6 @@
 """The survey's rules on one bench: what each costs at the same loss, and which of them say the same.
 
-Losses are consistency losses of whole outputs, foretold by replay: what exits change in later tokens is not
+Losses are consistency losses of whole outputs, predicted by replay: what exits change in later tokens is not
 seen. What needs a truth (overthinking, fake confidence) reads a trace along the references.
 """
 
@@ -17,7 +17,7 @@ from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .calibration import consistency_losses, violations
 from .comparison import at_threshold
-from .statistics import NOTHING, mean_interval
+from .statistics import NOTHING, Estimate, mean_interval
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
 
@@ -25,45 +25,64 @@ Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted
 def output_losses(trace: Trace, model, task) -> Losses:
     """The consistency loss of every output of a trace, by the ids its tokens would get; each scored once."""
     trace.check_own(len(task))
-    end, known = start_and_end_ids(model.network)[1], {}
-    outputs = lambda ids: [tuple(cut_at_end(each.tolist(), end)) for each in trace.by_output(ids)]
+    _, ends = start_and_end_ids(model.network)
+    scored: dict[tuple, float] = {}  # (output, output at full depth) -> loss
+
+    def outputs(ids: np.ndarray) -> list[tuple[int, ...]]:
+        return [tuple(cut_at_end(output.tolist(), ends)) for output in trace.by_output(ids)]
+
     full = outputs(trace.final_id)
 
     def losses(ids: np.ndarray) -> np.ndarray:
         pairs = list(zip(outputs(ids), full, strict=True))
-        if new := list({pair for pair in pairs if pair[0] != pair[1]} - known.keys()):
-            texts = [detokenize(model, side) for side in zip(*new, strict=True)]
-            known.update(zip(new, consistency_losses(task, *texts).tolist(), strict=True))
-        return np.array([known.get(pair, 0.0) for pair in pairs])
+        different = {pair for pair in pairs if pair[0] != pair[1]}
+        unscored = list(different - scored.keys())
+        if unscored:
+            texts = detokenize(model, [output for output, _ in unscored])
+            full_texts = detokenize(model, [output for _, output in unscored])
+            scored.update(zip(unscored, consistency_losses(task, texts, full_texts).tolist(), strict=True))
+        return np.array([scored.get(pair, 0.0) for pair in pairs])
 
     return losses
 
 
-def emitted(replayed: PolicyReplay, places: np.ndarray) -> np.ndarray:
-    """The ids `[token]` where tokens leave at these places of `layers`."""
-    return replayed.token_ids[np.arange(len(places)), places]
+def emitted(replayed: PolicyReplay, exits: np.ndarray) -> np.ndarray:
+    """The ids `[token]` where tokens exit at these indices of `layers`, `[token]`."""
+    return replayed.token_ids[np.arange(len(exits)), exits]
 
 
 def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict[str, float]:
     """A rule at its own threshold: the mean `loss`, and what `comparison.at_threshold` returns."""
     lost = losses(emitted(replayed, replayed.exits(max_new_tokens)))
-    loss = mean_interval(lost, np.arange(len(lost))).columns("loss", "loss_")
-    return {**loss, **at_threshold(replayed, max_new_tokens)}
+    return {**_mean_loss(lost).columns("loss", "loss_"), **at_threshold(replayed, max_new_tokens)}
 
 
-def lowest_level(replayed, losses: Losses, levels: Sequence, demand: float, max_new_tokens: int) -> float:
+def _mean_loss(lost: np.ndarray) -> Estimate:
+    """The mean of losses `[output]`."""
+    return mean_interval(lost, np.arange(len(lost)))
+
+
+def lowest_level(
+    replayed: PolicyReplay, losses: Losses, levels: Sequence[float], demand: float, max_new_tokens: int
+) -> float:
     """The last of descending thresholds before the mean loss exceeds `demand`; else the first."""
-    loss = lambda level: at_loss(replayed.at_threshold(level), losses, max_new_tokens)["loss"]
-    return [levels[0], *takewhile(lambda level: loss(level) <= demand, levels)][-1]
+
+    def within(level: float) -> bool:
+        exits = replayed.at_threshold(level).exits(max_new_tokens)
+        return losses(emitted(replayed, exits)).mean() <= demand
+
+    return [levels[0], *takewhile(within, levels)][-1]
 
 
-def describe(measure, sizes: Mapping, ids: int | None = None) -> dict:
-    """What a rule looks at and costs: `readouts` a decision, the `layers` it sees, `trained`, `parameters`,
-    and for each of `sizes` (name -> `DecoderSizes`) a decision as a share of a layer (`ids`: pruned to).
+def what_it_costs(measure, sizes: Mapping, ids: int | None = None) -> dict:
+    """What a rule looks at and costs.
+
+    `readouts` a decision, the `layers` it sees, whether it is `trained`, its `parameters`; and for each of
+    `sizes` (name -> `DecoderSizes`) a decision as a share of a layer (`ids`: what readouts are pruned to).
     """
-    seen = "all so far" if measure.layers_used is None else measure.layers_used
-    weights = getattr(measure, "state_dict", dict)().values()
-    row = {"readouts": int(measure.readout), "layers": str(seen)}
+    layers = "all so far" if measure.layers_used is None else measure.layers_used
+    weights = list(measure.state_dict().values()) if hasattr(measure, "state_dict") else []
+    row = {"readouts": int(measure.readout), "layers": str(layers)}
     row |= {"trained": len(weights) > 0, "parameters": sum(weight.numel() for weight in weights)}
     for name, size in sizes.items():
         flops = size.readout * (ids or size.vocabulary) / size.vocabulary if measure.readout else 0
@@ -85,44 +104,56 @@ def overthinking(trace: Trace, **labels) -> dict:
     """Shares of the tokens of a trace along references, with intervals: `overthought`, right at some layer
     and wrong at the last; `right`, at the last; `right_somewhere`, what an oracle of the truth could have.
     """
-    right = trace.top1_id == trace.token_id[:, None]
-    shares = {"overthought": right.any(1) & ~right[:, -1], "right": right[:, -1]}
-    for name, values in (shares | {"right_somewhere": right.any(1)}).items():
-        labels |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
-    return labels
+    right = trace.top1_id == trace.token_id[:, None]  # [token, layer]
+    at_last = right[:, -1]
+    somewhere = right.any(axis=1)
+    shares = {"overthought": somewhere & ~at_last, "right": at_last, "right_somewhere": somewhere}
+    row = dict(labels)
+    for name, values in shares.items():
+        row |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
+    return row
 
 
 def fake_confidence(trace: Trace, sure: float = 0.9, **labels) -> pd.DataFrame:
     """Along references, by layer: the share of tokens surer than `sure`, and of these the share `wrong`."""
-    wrong, rows = trace.top1_id != trace.token_id[:, None], []
-    for place in range(trace.layers):
-        chosen = trace.top1_probability[:, place] > sure
-        found = mean_interval(wrong[chosen, place], trace.sequence[chosen]) if chosen.any() else NOTHING
-        rows.append({**labels, "layer": place + 1, "sure": chosen.mean(), **found.columns("wrong")})
+    wrong = trace.top1_id != trace.token_id[:, None]  # [token, layer]
+    rows = []
+    for number in range(trace.layers):
+        chosen = trace.top1_probability[:, number] > sure
+        share = _mean_of(wrong[:, number], chosen, trace).columns("wrong")
+        rows.append({**labels, "layer": number + 1, "sure": chosen.mean(), **share})
     return pd.DataFrame(rows)
 
 
-def by_place(values: np.ndarray, trace: Trace, parts: int = 3, **labels) -> pd.DataFrame:
+def by_part(values: np.ndarray, trace: Trace, parts: int = 3, **labels) -> pd.DataFrame:
     """Mean of `values` `[token]` in equal parts of their outputs, in order; shorter outputs are left out."""
-    length = np.bincount(trace.sequence)[trace.sequence]
-    third, rows = trace.position * parts // length, []
-    for number in range(parts):
-        chosen = (third == number) & (length >= parts)
-        found = mean_interval(values[chosen], trace.sequence[chosen]) if chosen.any() else NOTHING
-        rows.append({**labels, "part": number + 1, **found.columns()})
+    length = np.bincount(trace.sequence)[trace.sequence]  # [token], of its output
+    part_of = trace.position * parts // length
+    rows = []
+    for part in range(parts):
+        chosen = (part_of == part) & (length >= parts)
+        rows.append({**labels, "part": part + 1, **_mean_of(values, chosen, trace).columns()})
     return pd.DataFrame(rows)
 
 
-def arm_rewards(replayed: PolicyReplay, arms: Sequence[float], cost: float = 1.0) -> tuple[np.ndarray, ...]:
-    """What each threshold of a bandit would have earned: rewards and places of exits, both `[token, arm]`.
+def _mean_of(values: np.ndarray, chosen: np.ndarray, trace: Trace) -> Estimate:
+    """The mean of the `values` `[token]` of chosen tokens; NaN where none are."""
+    return mean_interval(values[chosen], trace.sequence[chosen]) if chosen.any() else NOTHING
+
+
+def arm_rewards(
+    replayed: PolicyReplay, arms: Sequence[float], cost: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """What each threshold of a bandit would have earned, and its exits (indices of `layers`): `[token, arm]`.
 
     As in `BanditThreshold`: the gain in confidence since the first decision minus `cost` by share of depth.
     """
-    seen, tokens = replayed.confidences, np.arange(len(replayed.trace))[:, None]
-    above = seen[:, :, None] > np.asarray(arms)
-    places = np.where(above.any(1), above.argmax(1), len(replayed.decision_layers))
-    last = seen[tokens, np.minimum(places, seen.shape[1] - 1)]
-    return last - seen[:, :1] - cost * replayed.layers[places] / replayed.trace.layers, places
+    confidences = replayed.confidences  # [token, decision]
+    above = confidences[:, :, None] > np.asarray(arms)  # [token, decision, arm]
+    exits = np.where(above.any(axis=1), above.argmax(axis=1), len(replayed.decision_layers))
+    last_seen = np.minimum(exits, confidences.shape[1] - 1)
+    gain = np.take_along_axis(confidences, last_seen, axis=1) - confidences[:, :1]
+    return gain - cost * replayed.layers[exits] / replayed.trace.layers, exits
 
 
 def play(rewards: np.ndarray, streams: Sequence[np.ndarray], exploration: float = 1.0) -> np.ndarray:
@@ -130,9 +161,11 @@ def play(rewards: np.ndarray, streams: Sequence[np.ndarray], exploration: float 
 
     Arms are tried in their order, then the one with the largest `mean + exploration sqrt(ln t / n)`.
     """
-    chosen, count = np.zeros(len(rewards), dtype=np.int64), rewards.shape[1]
+    chosen = np.zeros(len(rewards), dtype=np.int64)
+    count = rewards.shape[1]
     for stream in streams:
-        earned, times = np.zeros(count), np.zeros(count)
+        earned = np.zeros(count)
+        times = np.zeros(count)
         for played, token in enumerate(stream):
             arm = played
             if played >= count:
@@ -152,22 +185,51 @@ def bandit_or_calibrated(
     One row for each of `splits` orders or halves: `who`, `regret` (what the best fixed arm earns a token
     more), `mean_exit_layer`, `loss` of all outputs and `broken`, whether that exceeds `delta`.
     """
-    rewards, places = arm_rewards(replayed, [*arms, *levels, np.inf])
-    tokens, count = np.arange(len(rewards)), len(arms)
-    lost = [losses(emitted(replayed, places[:, column])) for column in range(rewards.shape[1])]
-    outputs, random = replayed.trace.by_output(tokens), np.random.default_rng(0)
-    orders = [[np.concatenate([outputs[i] for i in random.permutation(len(outputs))])] for _ in range(splits)]
-    halves = violations(np.stack(lost[count:-1]), levels, delta, splits=splits).threshold
-    found = [(f"always {arm:g}", np.full(len(rewards), number)) for number, arm in enumerate(arms)]
-    found += [("bandit, each output", play(rewards[:, :count], outputs))]
-    found += [("bandit, one stream", play(rewards[:, :count], order)) for order in orders]
-    passed = [levels.index(level) if level in levels else len(levels) for level in halves]  # or nobody exits
-    found += [("calibrated", np.full(len(rewards), count + column)) for column in passed]
-    best, rows = rewards[:, :count].mean(axis=0).max(), []
-    for who, column in found:
-        place, sequence = places[tokens, column], replayed.trace.sequence
-        lost, short = losses(emitted(replayed, place)), best - rewards[tokens, column]
-        row = {"who": who, **mean_interval(short, sequence).columns("regret", "regret_")}
-        row |= mean_interval(lost, np.arange(len(lost))).columns("loss", "loss_")
-        rows.append(row | {"mean_exit_layer": replayed.layers[place].mean(), "broken": lost.mean() > delta})
+    rewards, exits = arm_rewards(replayed, [*arms, *levels, np.inf])  # the last never exits
+    of_arms = rewards[:, : len(arms)]
+    players = [(f"always {arm:g}", np.full(len(rewards), number)) for number, arm in enumerate(arms)]
+    players += _bandits(of_arms, replayed.trace, splits)
+    players += _calibrated(replayed, losses, exits, len(arms), levels, delta, splits)
+    best = of_arms.mean(axis=0).max()
+    tokens = np.arange(len(rewards))
+    rows = []
+    for who, arm in players:
+        lost = losses(emitted(replayed, exits[tokens, arm]))
+        regret = mean_interval(best - rewards[tokens, arm], replayed.trace.sequence)
+        row = {"who": who, **regret.columns("regret", "regret_"), **_mean_loss(lost).columns("loss", "loss_")}
+        row["mean_exit_layer"] = replayed.layers[exits[tokens, arm]].mean()
+        rows.append(row | {"broken": lost.mean() > delta})
     return pd.DataFrame(rows)
+
+
+def _bandits(rewards: np.ndarray, trace: Trace, splits: int) -> list[tuple[str, np.ndarray]]:
+    """Who, and the arm of each token `[token]`: a bandit for each output; one stream in `splits` orders."""
+    outputs = trace.by_output(np.arange(len(rewards)))
+    random = np.random.default_rng(0)
+    players = [("bandit, each output", play(rewards, outputs))]
+    for _ in range(splits):
+        stream = np.concatenate([outputs[number] for number in random.permutation(len(outputs))])
+        players.append(("bandit, one stream", play(rewards, [stream])))
+    return players
+
+
+def _calibrated(
+    replayed: PolicyReplay,
+    losses: Losses,
+    exits: np.ndarray,
+    first: int,
+    levels: list,
+    delta: float,
+    splits: int,
+) -> list[tuple[str, np.ndarray]]:
+    """Who, and the column of `exits` of each token: what learn-then-test finds on `splits` random halves.
+
+    Columns from `first` on are those of `levels`; the one behind them never exits, where none passed.
+    """
+    columns = range(first, first + len(levels))
+    lost = np.stack([losses(emitted(replayed, exits[:, column])) for column in columns])
+    players = []
+    for level in violations(lost, levels, delta, splits=splits).threshold:
+        number = levels.index(level) if level in levels else len(levels)
+        players.append(("calibrated", np.full(len(exits), first + number)))
+    return players

@@ -6,7 +6,7 @@ FREE (Bae et al. 2023) and PCEE-BERT (Zhang et al. 2022) was read; none is used 
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, log
@@ -15,14 +15,15 @@ import numpy as np
 import pandas as pd
 
 from .. import EncoderCache, ExitPolicy, MeeError
-from ..analysis.comparison import check_score, decode, result_row
+from ..analysis.comparison import DecodingResult, check_score, decode, result_row
 from ..decoding.token import on_host
 from ..exits.measures import RisingTop1
 from ..exits.readout import Readout, ReadoutLogits
 from ..exits.thresholds import AdaptiveThreshold
 from .statements import BUGS
 
-THRESHOLD, DECAY = 0.9, 4.0  # as published
+THRESHOLD = 0.9  # as published, and the decay
+DECAY = 4.0
 COLLAPSE_BATCHES = (1, 32)  # alone, and the batch of MEE's final run
 COLLAPSE_FROM = 2  # a mean exit layer of exactly 2.00 (CNN/DM) says so; the text of MEE has 4
 CALM_FROM = 4  # first exit layer of CALM, as in notebooks 03 and 04
@@ -36,27 +37,42 @@ def collapsing(policy: ExitPolicy, max_new_tokens: int) -> ExitPolicy:
     Depth only falls, and is whole again at the first token of the next batch. The decoder still fills the
     keys and values above, which nothing reads: FLOPs are a little too high.
     """
-    measure, depth, last_layer, going = copy.copy(policy.measure), None, inf, set()
+    measure = policy.measure
     if policy.propagation != "copy":
         raise MeeError(f'Depth collapse needs propagation="copy", not "{policy.propagation}".')
     if not measure.has_threshold or measure.needs_all_layers or policy.schedule.online:
         raise MeeError(f'"{measure.name}" cannot collapse: give a constant or decaying threshold.')
 
-    def confidence(state):
-        """The measure's own below the last layer that is left; there, infinite."""
-        nonlocal depth, last_layer, going
-        if state.layer <= last_layer:  # the first decision about a token
-            going = set(state.sequence.tolist())
-            depth = None if state.position == 0 else depth
-        last_layer, confidences = state.layer, on_host(policy.measure.confidence(state))
-        if state.layer == depth:
-            return np.full(len(confidences), inf)
-        going -= set(state.sequence[policy.schedule.exceeded(confidences, state.position, max_new_tokens)])
-        depth = depth if going else state.layer
-        return confidences
+    collapsed = copy.copy(measure)
+    collapsed.confidence = _Collapse(policy, max_new_tokens).confidence
+    return replace(policy, measure=collapsed)
 
-    measure.confidence = confidence
-    return replace(policy, measure=measure)
+
+class _Collapse:
+    """The depth that is left while a batch is decoded; it stands in for the measure's own `confidence`."""
+
+    def __init__(self, policy: ExitPolicy, max_new_tokens: int):
+        self.policy = policy
+        self.max_new_tokens = max_new_tokens
+        self.depth: int | None = None  # the last layer that is left; None: all are
+        self.layer_before = inf  # of the decision before
+        self.deep: set[int] = set()  # rows whose token has not exited yet
+
+    def confidence(self, state) -> np.ndarray:
+        """The measure's own below the last layer that is left; there, infinite."""
+        if state.layer <= self.layer_before:  # the first decision about a token
+            self.deep = set(state.sequence.tolist())
+            if state.position == 0:
+                self.depth = None
+        self.layer_before = state.layer
+        confidences = on_host(self.policy.measure.confidence(state))
+        if state.layer == self.depth:
+            return np.full(len(confidences), inf)
+        exits = self.policy.schedule.exceeded(confidences, state.position, self.max_new_tokens)
+        self.deep -= set(state.sequence[exits])
+        if not self.deep:
+            self.depth = state.layer
+        return confidences
 
 
 class RisingLogit(RisingTop1):
@@ -64,7 +80,9 @@ class RisingLogit(RisingTop1):
 
     def confidence(self, state):
         """The top-1 logit if it rose twice, else 0."""
-        third, second, first = (s.logits.amax(-1) for s in (state, state.earlier(1), state.earlier(2)))
+        third = state.logits.amax(-1)
+        second = state.earlier(1).logits.amax(-1)
+        first = state.earlier(2).logits.amax(-1)
         return third * ((third > second) & (second > first))
 
 
@@ -173,19 +191,28 @@ def measure_bugs(
     """
     rows = []
     for name, model in models.items():
-        chosen = [bug for bug in BUGS if name in BUGS[bug]["models"]]
-        for task_name, task in tasks.items() if chosen else ():
+        bugs = [bug for bug in BUGS if name in BUGS[bug]["models"]]
+        for task_name, task in tasks.items() if bugs else ():
             run = partial(decode, model, task, max_new_tokens=max_new_tokens, encodings=EncoderCache())
-            full, correct = check_score(run(None, batch_size=batch_size)), {}
-            for bug in chosen:
-                for pair in pairs(bug, name, model.layers, exit_layer, max_new_tokens):
-                    batch, key = pair.batch or batch_size, (bug, pair.rule)
-                    if key not in correct:
-                        correct[key] = run(pair.correct, full, batch_size=batch_size)
-                    published = run(pair.published, full, batch_size=batch)
-                    labels = {"bug": bug, "model": name, "task": task_name, "rule": pair.rule, "batch": batch}
-                    for version, found in {"published": published, "correct": correct[key]}.items():
-                        row = {**labels, "version": version, "threshold": pair.threshold}
-                        rows.append({**row, "full_score": full.score, **result_row(found, full)})
+            full = check_score(run(None, batch_size=batch_size))
+            for bug in bugs:
+                labels = {"bug": bug, "model": name, "task": task_name}
+                of_bug = pairs(bug, name, model.layers, exit_layer, max_new_tokens)
+                rows += [labels | row for row in _measure_pairs(of_bug, run, full, batch_size)]
     rows.sort(key=lambda row: list(BUGS).index(row["bug"]))
     return pd.DataFrame(rows)
+
+
+def _measure_pairs(
+    of_bug: Iterator[Pair], run: Callable[..., DecodingResult], full: DecodingResult, batch_size: int
+) -> Iterator[dict]:
+    """Two rows a pair, published and correct, beside full depth; `run` decodes with a policy."""
+    correct: dict[str, DecodingResult] = {}
+    for pair in of_bug:
+        batch = pair.batch or batch_size
+        if pair.rule not in correct:
+            correct[pair.rule] = run(pair.correct, full, batch_size=batch_size)
+        published = run(pair.published, full, batch_size=batch)
+        for version, decoding in {"published": published, "correct": correct[pair.rule]}.items():
+            row = {"rule": pair.rule, "batch": batch, "version": version, "threshold": pair.threshold}
+            yield row | {"full_score": full.score, **result_row(decoding, full)}

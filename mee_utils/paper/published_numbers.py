@@ -10,44 +10,74 @@ import pandas as pd
 
 from .statements import FOLDER
 
+REDUCTION_COLUMNS = [
+    *("model", "dataset", "reduction", "depth", "seconds", "samples_per_second", "samples", "score"),
+    *("score_at_full_depth", "our_model", "our_task", "our_score", "our_score_unpruned", "our_depth"),
+    "why_they_differ",
+]
+
 
 def published_reductions(complete: pd.DataFrame, layers: int) -> pd.DataFrame:
     """The published table, row by row, beside our rows of the same kind (NaN where we have none).
 
-    `complete` is ours: `model`, `task`, `reduction` ("unpruned", "fixed", "decaying"), `score` and
-    `mean_exit_layer`; `layers` the depth of our models. A `depth` is the mean exit layer as a share of all.
+    A `depth` is the mean exit layer as a share of all; `samples`, how many examples a published row is about.
+
+    Args:
+        complete: ours: `model`, `task`, `reduction` ("unpruned", "fixed", "decaying"), `score` and
+            `mean_exit_layer`.
+        layers: the depth of our models.
     """
-    rows = pd.read_csv(FOLDER / "reductions.csv")
-    ours = complete[["model", "task", "score"]].add_prefix("our_")
-    ours = ours.assign(reduction=complete.reduction, our_depth=complete.mean_exit_layer / layers)
-    at_full = rows[rows.reduction == "full_depth"][["model", "dataset", "score"]]
-    unpruned = ours[ours.reduction == "unpruned"].drop(columns=["reduction", "our_depth"])
-    rows["depth"] = rows.mean_exit_layer / rows.layers
-    rows["samples"] = (rows.seconds * rows.samples_per_second).round().astype(int)
-    rows["kind"] = rows.reduction.replace("full_depth", "unpruned")
-    rows = rows.merge(at_full, on=["model", "dataset"], suffixes=("", "_at_full_depth"))
-    rows = rows.merge(ours.rename(columns={"reduction": "kind"}), "left")
-    rows = rows.merge(unpruned, "left", ["our_model", "our_task"], suffixes=("", "_unpruned"))
-    published = "model dataset reduction depth seconds samples_per_second samples score score_at_full_depth"
-    beside = "our_model our_task our_score our_score_unpruned our_depth why_they_differ"
-    return rows[[*published.split(), *beside.split()]]
+    published = pd.read_csv(FOLDER / "reductions.csv")
+    published["depth"] = published.mean_exit_layer / published.layers
+    published["samples"] = (published.seconds * published.samples_per_second).round().astype(int)
+    ours = complete.set_index(["model", "task", "reduction"])
+    rows = []
+    for row in published.itertuples():
+        same_model = (published.model == row.model) & (published.dataset == row.dataset)
+        at_full = published[same_model & (published.reduction == "full_depth")]
+        reduction = "unpruned" if row.reduction == "full_depth" else row.reduction
+        key = (row.our_model, row.our_task)
+        rows.append(
+            {
+                "score_at_full_depth": at_full.score.item(),
+                "our_score": _lookup(ours.score, *key, reduction),
+                "our_score_unpruned": _lookup(ours.score, *key, "unpruned"),
+                "our_depth": _lookup(ours.mean_exit_layer, *key, reduction) / layers,
+            }
+        )
+    return pd.concat([published, pd.DataFrame(rows)], axis=1)[REDUCTION_COLUMNS]
+
+
+def _lookup(values: pd.Series, *key: str) -> float:
+    """The value with this key; NaN where there is none."""
+    return values.get(key, np.nan)
 
 
 def published_scores(scores: pd.DataFrame, sources: dict[str, str], texts: dict, tasks: dict) -> pd.DataFrame:
     """Scores that others published for models of about this size (`statements/scores.csv`) beside ours.
 
-    `scores` is ours: `task`, `system`, `metric`, `corpus_score`; `sources` says which corpus a task reads,
-    since a published score stands beside ours only where the corpus is the same. `ours_as_published` scores
-    the vanilla model's `texts`, by task, as was likely done there (`weighted_rouge_l`).
+    A published score stands beside ours only where the corpus is the same. `ours_as_published` scores our
+    texts as was likely done there (`weighted_rouge_l`).
+
+    Args:
+        scores: ours: `task`, `system`, `metric`, `corpus_score`.
+        sources: task -> the corpus that it reads.
+        texts: task -> the vanilla model's outputs.
+        tasks: task -> `Task`.
     """
     rows = pd.read_csv(FOLDER / "scores.csv")
-    known = rows.corpus.str.split().str[0].str.lower()
-    same = [name in sources.get(task, "").lower() for name, task in zip(known, rows.task, strict=True)]
+    corpora = rows.corpus.str.split().str[0].str.lower()
+    is_ours = [
+        corpus in sources.get(task, "").lower() for corpus, task in zip(corpora, rows.task, strict=True)
+    ]
     ours = scores[scores.system == "vanilla"].rename(columns={"corpus_score": "ours"})
-    rows = rows[same].merge(ours[["task", "metric", "ours"]], "left", ["task", "metric"])
-    again = lambda row: weighted_rouge_l(texts[row.task], tasks[row.task].targets)
-    scored = [again(row) if row.metric == "rougeL" else row.ours for row in rows.itertuples()]
-    return rows.assign(ours_as_published=scored)
+    rows = rows[is_ours].merge(ours[["task", "metric", "ours"]], "left", ["task", "metric"])
+    as_published = []
+    for row in rows.itertuples():
+        weighted = row.metric == "rougeL"
+        score = weighted_rouge_l(texts[row.task], tasks[row.task].targets) if weighted else row.ours
+        as_published.append(score)
+    return rows.assign(ours_as_published=as_published)
 
 
 def weighted_rouge_l(texts: Sequence[str], references: Sequence[str]) -> float:

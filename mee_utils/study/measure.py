@@ -263,7 +263,7 @@ def summary(table: pd.DataFrame, full: pd.DataFrame) -> dict[str, float]:
     lost = interval(lambda weights: 1 - (weights @ kept) / (weights @ total), len(total))
     a_token = lambda rows: rows.flops.sum() / rows.tokens.sum()
     saved = 1 - a_token(table) / a_token(full)
-    return {"loss": table.loss.mean(), "lost": lost.mean, "lost_at_most": lost.high, "saved": saved}
+    return {"loss": table.loss.mean(), "lost": lost.value, "lost_at_most": lost.high, "saved": saved}
 
 
 def search(places: int, values: Callable, bounds: Iterable, least: int = 0) -> dict[int, Mapping]:

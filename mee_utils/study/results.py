@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..analysis.statistics import DRAWS
+from ..analysis.statistics import without_draws
 from ..common.errors import MeeError
 from ..common.files import ROOT, build_root, complete_file
 from .digests import bytes_digest, code_digests, digest_of, loaded_code
@@ -73,7 +73,7 @@ class Run:
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
         """Writes a table without bootstrap draws as CSV; prints its digest line; returns it rounded."""
         rounded = round_table(table)
-        written = rounded.drop(columns=[column for column in table if str(column).endswith(DRAWS)])
+        written = without_draws(rounded)
         if "threshold" in table and table.threshold.dtype.kind == "f":
             written = written.assign(threshold=rounded.threshold.map(level_text, na_action="ignore"))
         text = written.to_csv(index=False, float_format=f"%.{DECIMALS}f", lineterminator="\n")

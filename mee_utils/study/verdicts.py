@@ -7,28 +7,34 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom
 
-from ..analysis.calibration import broken_promises, learn_then_test
-from ..analysis.statistics import DRAWS, RESAMPLES, Interval, percentiles
+from ..analysis.calibration import BOUNDS, LOSSES, broken_guarantees, learn_then_test
+from ..analysis.statistics import DRAWS, RESAMPLES, Estimate
 from .catalogue import RULES, SEVERAL_LAYERS
 from .result_tables import KEPT, KEYS, Measured, best_of_families, described
 
-BOUNDS = ("hoeffding_bentkus", "betting")
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
-FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}
-FULL_DEPTH |= {name + DRAWS: np.full(RESAMPLES, value) for name, value in FULL_DEPTH.items()}
-FULL_DEPTH = {"found": False, "threshold": np.nan, "mean_loss": 0.0} | FULL_DEPTH
+AT_FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}  # where no threshold passed
 
-KINDS = ("several layers", "other rules", "a fixed layer")
-KIND_OF = {"static": KINDS[2]} | dict.fromkeys(SEVERAL_LAYERS, KINDS[0])  # a rule's, if not the second
+SEVERAL = "several layers"
+OTHER_RULES = "other rules"
+FIXED_LAYER = "a fixed layer"
+KINDS = (SEVERAL, OTHER_RULES, FIXED_LAYER)
+KIND_OF = {"static": FIXED_LAYER} | dict.fromkeys(SEVERAL_LAYERS, SEVERAL)  # a rule's, if not OTHER_RULES
 
 Demands = Mapping[str, Sequence[float]]  # kind of loss ("consistency", "risk") -> largest mean losses
 
 
+def strictest_first(settings: pd.DataFrame) -> pd.DataFrame:
+    """Settings of a rule in the order in which they are tested."""
+    return settings.sort_values("threshold", ascending=False, kind="stable")
+
+
 def searched(stored: Measured, part: str, model: str | None = None) -> Iterator[tuple[tuple, pd.DataFrame]]:
     """Every (task, model, rule) with thresholds (static: layers) and its settings, strictest first."""
-    rows = stored.rows(part) if model is None else stored.rows(part, model=model)
-    for key, found in rows[~rows.rule.isin(WITHOUT_THRESHOLD)].groupby(KEYS[:3], sort=False):
-        yield key, found.sort_values("threshold", ascending=False, kind="stable")
+    settings = stored.select(part) if model is None else stored.select(part, model=model)
+    with_threshold = settings[~settings.rule.isin(WITHOUT_THRESHOLD)]
+    for key, of_rule in with_threshold.groupby(KEYS[:3], sort=False):
+        yield key, strictest_first(of_rule)
 
 
 def keeping(stored: Measured, model: str, quality: float) -> pd.DataFrame:
@@ -38,27 +44,33 @@ def keeping(stored: Measured, model: str, quality: float) -> pd.DataFrame:
     until the lower bound (97.5 %) of what is kept, `low`, falls below `quality`; in a fixed sequence so many
     tests cost no certainty. A rule that fails at once has its strictest setting, with the `verdict` on that.
     """
-    rows = []
-    for _, found in searched(stored, "test", model):
-        passed = int(np.logical_and.accumulate(found.low >= quality).sum())
-        rows.append(found.iloc[[max(passed - 1, 0)]])
-    kept = pd.concat(rows, ignore_index=True) if rows else stored.rows(model=model)[:0]
+    rows = [stored.rows(model=model)[:0]]
+    for _, settings in searched(stored, "test", model):
+        tested = stored.with_intervals(settings)
+        passed = int(np.logical_and.accumulate(tested.low >= quality).sum())
+        rows.append(tested.iloc[[max(passed - 1, 0)]])
+    kept = pd.concat(rows[1:] or rows, ignore_index=True)
     enough = [kept.low >= quality, kept.high < quality]
     return kept.assign(verdict=np.select(enough, KEPT[:2], KEPT[2]))
 
 
 def within_loss(stored: Measured, model: str, demand: float) -> pd.DataFrame:
-    """For each rule the last setting up to which none loses more than `demand` on the validation examples, or
-    its strictest, as it does on the test examples; a row a task and rule.
+    """For each rule the loosest setting such that it and all stricter ones lose at most `demand`.
+
+    That is found on the validation examples, and reported on the test examples; a row a task and rule. Where
+    even the strictest setting loses more, it is that one.
     """
-    rows, strictest_first = [], dict(by="threshold", ascending=False, kind="stable")
-    test = dict(list(stored.rows(model=model).groupby(KEYS[:3], sort=False)))
-    for key, tried in stored.rows("validation", model=model).groupby(KEYS[:3], sort=False):
-        tried, own = tried.sort_values(**strictest_first), test[key].sort_values(**strictest_first)
-        kept = int(np.logical_and.accumulate(tried.consistency_loss <= demand).sum())
-        as_strict = ~(own.threshold < tried.threshold.iloc[max(kept - 1, 0)])  # NaN: there is one setting
-        rows.append(own.iloc[[max(int(as_strict.sum()) - 1, 0)]])
-    return pd.concat(rows, ignore_index=True)
+    rows = []
+    tests = dict(list(stored.select(model=model).groupby(KEYS[:3], sort=False)))
+    for key, settings in stored.select("validation", model=model).groupby(KEYS[:3], sort=False):
+        tried = strictest_first(settings)
+        tested = strictest_first(tests[key])
+        mean_loss = stored.losses(tried).mean(axis=1, dtype=np.float64)
+        passed = int(np.logical_and.accumulate(mean_loss <= demand).sum())
+        loosest = tried.threshold.iloc[max(passed - 1, 0)]
+        as_strict = ~(tested.threshold < loosest)  # NaN: the rule has one setting
+        rows.append(tested.iloc[[max(int(as_strict.sum()) - 1, 0)]])
+    return stored.with_intervals(pd.concat(rows)).reset_index(drop=True)
 
 
 def at_equal_loss(stored: Measured, model: str, losses: Sequence[float], within=False) -> pd.DataFrame:
@@ -68,32 +80,50 @@ def at_equal_loss(stored: Measured, model: str, losses: Sequence[float], within=
     interval. Where no setting loses as much there is no row, or (`within`) the cheapest of all.
     """
     rows = []
-    for (task, _, rule), found in searched(stored, "test", model):
-        loss, flops = (_with_draws(found, name) for name in ("consistency_loss", "flops_share"))
-        loss, flops = np.insert(loss, 0, 0.0, axis=1), np.insert(flops, 0, 1.0, axis=1)
+    for (task, _, rule), settings in searched(stored, "test", model):
+        beside = stored.beside_full(settings)
         for wanted in losses:
-            drawn = np.array([_crossing(*line, wanted, within) for line in zip(loss, flops, strict=True)])
-            if np.isfinite(drawn[0]):
-                row = {"task": task, "model": model, "rule": rule, "wanted": wanted}
-                spent = Interval(drawn[0], *percentiles(drawn[1:]), drawn[1:])
-                rows.append(row | spent.columns("flops_share", "flops_"))
+            spent = _spent_at(wanted, beside["consistency_loss"], beside["flops_share"], within)
+            if np.isfinite(spent.value):
+                labels = {"task": task, "model": model, "rule": rule, "wanted": wanted}
+                rows.append(labels | spent.columns("flops_share", "flops_"))
     return pd.DataFrame(rows)
 
 
-def _with_draws(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """A column and its draws, `[1 + resample, setting]`."""
-    return np.vstack([rows[name], np.transpose(rows[f"{name}{DRAWS}"].to_list())])
+def _spent_at(wanted: float, loss: Estimate, flops: Estimate, within: bool) -> Estimate:
+    """The FLOPs at which a rule loses `wanted`, from those of its settings `[setting]`, strictest first."""
+    value = crossing(loss.value, flops.value, wanted, within).item()
+    return Estimate(value, crossing(loss.draws, flops.draws, wanted, within))
 
 
-def _crossing(loss: np.ndarray, flops: np.ndarray, wanted: float, within: bool) -> float:
-    """The FLOPs at which a line through points in the order of thresholds first exceeds a loss."""
-    loss = np.maximum.accumulate(loss)
-    if loss[-1] < wanted:
-        return float(flops.min()) if within else np.nan
-    return float(np.interp(wanted, loss, flops))
+def crossing(loss: np.ndarray, flops: np.ndarray, wanted: float, within: bool) -> np.ndarray:
+    """The FLOPs `[...]` at which a line through points `[..., point]`, in their order, first exceeds a loss.
+
+    The line begins at full depth, with a loss of 0. Where it never reaches the loss the FLOPs are NaN, or
+    (`within`) those of the cheapest point.
+
+    >>> crossing(np.array([0.02, 0.06]), np.array([0.8, 0.4]), 0.04, within=False).round(3)
+    np.float64(0.6)
+    """
+    start = np.zeros_like(loss[..., :1])
+    loss = np.maximum.accumulate(np.concatenate([start, loss], axis=-1), axis=-1)
+    flops = np.concatenate([start + 1, flops], axis=-1)
+    last = loss.shape[-1] - 1
+    before = (loss <= wanted).sum(axis=-1, keepdims=True) - 1  # the last point that loses no more
+    after = np.minimum(before + 1, last)
+    loss_before, loss_after = (np.take_along_axis(loss, point, axis=-1) for point in (before, after))
+    flops_before, flops_after = (np.take_along_axis(flops, point, axis=-1) for point in (before, after))
+    step = np.where(loss_after > loss_before, loss_after - loss_before, 1.0)
+    spent = (flops_after - flops_before) / step * (wanted - loss_before) + flops_before
+    exact = (loss_before == wanted) | (before == last)
+    reached = loss[..., -1:] >= wanted
+    otherwise = flops.min(axis=-1, keepdims=True) if within else np.nan
+    return np.where(reached, np.where(exact, flops_before, spent), otherwise)[..., 0]
 
 
-def calibrated(stored: Measured, model: str, demands: Demands, bounds=BOUNDS) -> pd.DataFrame:
+def calibrated(
+    stored: Measured, model: str, demands: Demands, bounds: Sequence[str] = tuple(BOUNDS)
+) -> pd.DataFrame:
     """The threshold of each rule for each demand by learn-then-test: one row a task, rule and demand.
 
     Thresholds come from validation examples; every other test example calibrates, and the rest reports. Where
@@ -101,35 +131,71 @@ def calibrated(stored: Measured, model: str, demands: Demands, bounds=BOUNDS) ->
     """
     rows = []
     for (task, _, rule), settings in searched(stored, "test", model):
-        thresholds, full = settings.threshold.tolist(), stored.full("test", task, model)
-        reported = described([stored.examples[place][1::2] for place in settings.index], full[1::2])
-        for kind, bound in product(demands, bounds):
-            losses = stored.losses(settings, kind)
-            for delta in demands[kind]:
-                row = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound, **FULL_DEPTH}
-                chosen = learn_then_test(losses[:, ::2], thresholds, delta, stored.eps, bound).threshold
-                if chosen is not None:
-                    place = thresholds.index(chosen)
-                    row |= reported[place]
-                    row |= {"found": True, "threshold": chosen, "mean_loss": losses[place, 1::2].mean()}
-                rows.append(row)
+        passed = _passed(stored, settings, demands, bounds)
+        numbers = sorted({number for *_, number in passed if number is not None})
+        reported = _reported(stored, settings, numbers)
+        for kind, bound, delta, number in passed:
+            labels = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound}
+            rows.append(labels | (_nobody_exits() if number is None else reported[kind, number]))
     return pd.DataFrame(rows)
 
 
+def _passed(
+    stored: Measured, settings: pd.DataFrame, demands: Demands, bounds: Sequence[str]
+) -> list[tuple[str, str, float, int | None]]:
+    """Kind of loss, bound, delta, and the number of the setting that passed last for them; None: none did."""
+    thresholds = settings.threshold.tolist()
+    passed = []
+    for kind, bound in product(demands, bounds):
+        losses = stored.losses(settings, kind)[:, ::2]
+        for delta in demands[kind]:
+            threshold = learn_then_test(losses, thresholds, delta, stored.eps, bound).threshold
+            number = None if threshold is None else thresholds.index(threshold)
+            passed.append((kind, bound, delta, number))
+    return passed
+
+
+def _reported(stored: Measured, settings: pd.DataFrame, numbers: Sequence[int]) -> dict[tuple, dict]:
+    """Some settings on the test examples that do not calibrate: (kind of loss, number) -> their row."""
+    if not numbers:
+        return {}
+    first = settings.iloc[0]
+    full = stored.full(first.part, first.task, first.model)[1::2]
+    rows = described([stored.examples[settings.index[number]][1::2] for number in numbers], full)
+    reported = {}
+    for kind in LOSSES:
+        mean_losses = stored.losses(settings, kind)[:, 1::2].mean(axis=1)
+        for number, row in zip(numbers, rows, strict=True):
+            chosen = {"threshold": settings.threshold.iloc[number], "mean_loss": mean_losses[number]}
+            reported[kind, number] = {"found": True, **chosen} | _in_order(row)
+    return reported
+
+
+def _nobody_exits() -> dict[str, object]:
+    """The row of full depth, with draws that do not vary."""
+    constant = {name + DRAWS: np.full(RESAMPLES, value) for name, value in AT_FULL_DEPTH.items()}
+    return {"found": False, "threshold": np.nan, "mean_loss": 0.0} | AT_FULL_DEPTH | constant
+
+
+def _in_order(row: dict) -> dict:
+    """What full depth has too comes first, so that columns do not depend on which threshold passed."""
+    return {name: row[name] for name in AT_FULL_DEPTH} | row
+
+
 def fresh_rates(fresh: pd.DataFrame, deltas: Sequence[float], eps: float, sets: int) -> pd.DataFrame:
-    """How often promises were broken on fresh sets: a row a `rule`, `bound` and `delta`.
+    """How often guarantees were broken on fresh sets: a row a `rule`, `bound` and `delta`.
 
     `fresh` has a row a rule, threshold and example. To `deltas` are added the hardest demands: a hundredth
     below the mean loss of each threshold, which must then just not pass. `violated` and `passed` are shares
-    of the sets, `limit` is what chance allows, `p_value` that of so many violations if the promise is kept.
+    of the sets, `limit` is what chance allows, `p_value` that of so many violations if the guarantee holds.
     """
     tables = []
-    for rule, found in fresh.groupby("rule", sort=False):
-        losses = {threshold: rows.loss for threshold, rows in found.groupby("threshold", sort=False)}
+    for rule, of_rule in fresh.groupby("rule", sort=False):
+        losses = {threshold: rows.loss for threshold, rows in of_rule.groupby("threshold", sort=False)}
         stacked = np.stack(list(losses.values()))
         hardest = 0.99 * stacked.mean(axis=1, dtype=np.float64)
         demands = sorted({*deltas, *hardest[hardest > 0].round(4)})
-        table = broken_promises(stacked, list(losses), demands, eps, sets)
+        table = broken_guarantees(stacked, list(losses), demands, eps, sets)
         tables.append(table.assign(rule=rule, passed=table.threshold.notna()))
     groups = pd.concat(tables).groupby(["rule", "bound", "delta"], sort=False)
     rates = groups.agg(violated=("violated", "mean"), passed=("passed", "mean"), sets=("passed", "size"))
@@ -139,9 +205,12 @@ def fresh_rates(fresh: pd.DataFrame, deltas: Sequence[float], eps: float, sets: 
 
 def on_front(cost: Sequence[float], value: Sequence[float]) -> np.ndarray:
     """`[point]`: whether no other point is cheaper and as good, or as cheap and better."""
-    cost, value = np.asarray(cost, dtype=np.float64), np.asarray(value, dtype=np.float64)
-    no_dearer, no_worse = cost <= cost[:, None], value >= value[:, None]
-    return ~(no_dearer & no_worse & ((cost < cost[:, None]) | (value > value[:, None]))).any(axis=1)
+    cost = np.asarray(cost, dtype=np.float64)
+    value = np.asarray(value, dtype=np.float64)
+    no_dearer = cost <= cost[:, None]  # [point, other point]
+    no_worse = value >= value[:, None]
+    differs = (cost < cost[:, None]) | (value > value[:, None])
+    return ~(no_dearer & no_worse & differs).any(axis=1)
 
 
 def fronts(stored: Measured) -> pd.DataFrame:
@@ -165,33 +234,58 @@ def timed(stored: Measured, model: str) -> pd.DataFrame:
     On the main model the cheapest of each family of what was calibrated (consistency, Hoeffding-Bentkus), if
     it saves FLOPs, and static exits; on the other models the middle setting of each rule.
     """
-    chosen = calibrated(stored, model, {"consistency": stored.deltas}, BOUNDS[:1]).assign(model=model)
-    chosen = best_of_families(chosen[chosen.flops_share < 1], ["task", "delta"], "flops_share")
-    static = stored.rows(model=model, rule="static")
+    demands = {"consistency": stored.deltas}
+    guaranteed = calibrated(stored, model, demands, ["hoeffding_bentkus"]).assign(model=model)
+    cheaper = guaranteed[guaranteed.flops_share < 1]
+    chosen = best_of_families(cheaper, ["task", "delta"], "flops_share")
+    static = stored.select(model=model, rule="static")
     others = [rows.iloc[[len(rows) // 2]] for (_, name, _), rows in searched(stored, "test") if name != model]
-    several = (chosen, static, *others)
-    return pd.concat([rows[KEYS] for rows in several]).drop_duplicates().reset_index(drop=True)
+    settings = pd.concat([rows[KEYS] for rows in (chosen, static, *others)])
+    return settings.drop_duplicates().reset_index(drop=True)
 
 
-def answer_lines(kept, answer, tasks: Sequence[str], quality: float, label: Callable) -> Iterator[str]:
+def answer_lines(
+    kept: pd.DataFrame, answer: pd.DataFrame, tasks: Sequence[str], quality: float, label: Callable
+) -> Iterator[str]:
     """MEE's question answered in words, from `keeping` and `fastest`; `label` says a name in words."""
-    first = lambda rows, text, nothing: next((text.format(r=r) for r in rows.itertuples()), nothing)
-    kind_of = lambda rule: KIND_OF.get(rule, KINDS[1])
-    named = lambda rows: rows.assign(label=rows.rule.map(label), kind=rows.rule.map(kind_of))
-    kept = named(kept[kept.verdict == KEPT[0]].sort_values("flops_share", kind="stable"))
-    answer = named(answer)
+    sure = _in_words(kept[kept.verdict == KEPT[0]].sort_values("flops_share", kind="stable"), label)
+    timed_rules = _in_words(answer, label)
     for task in tasks:
-        safe = kept[kept.task == task]
-        if safe.empty:
-            yield f"{label(task)}: of no rule it is certain that it keeps {quality:.0%}."
-            continue
-        several, cheapest = safe[safe.kind == KINDS[0]], "{r.label} with {r.flops_share:.0%} of the FLOPs"
-        kinds = (
-            f"{len(safe)} rules keep {quality:.0%}, {(safe.flops_share < 1).sum()} of them for fewer FLOPs"
-        )
-        costs = f"{first(several, cheapest, 'none')}; of all: {first(safe, cheapest, 'none')}"
-        yield f"{label(task)}: {kinds}; {len(several)} see several layers; the cheapest of those: {costs}."
-        speed = "{r.kind} {r.speed:.2f} ({r.lowest:.2f} to {r.highest:.2f}, {r.label})"
-        for batch, rows in answer[answer.task == task].groupby("batch"):
-            parts = [first(rows[rows.kind == kind], speed, f"{kind}: none timed") for kind in KINDS]
-            yield f"   tokens a second at batch {batch}, of full depth: " + "; ".join(parts)
+        yield _kept_line(label(task), sure[sure.task == task], quality)
+        if (sure.task == task).any():
+            for batch, rows in timed_rules[timed_rules.task == task].groupby("batch"):
+                fastest_of = "; ".join(_fastest_of_kind(kind, rows[rows.kind == kind]) for kind in KINDS)
+                yield f"   tokens a second at batch {batch}, of full depth: {fastest_of}"
+
+
+def _in_words(rows: pd.DataFrame, label: Callable) -> pd.DataFrame:
+    """Rows with the `label` of their rule and its `kind`, one of `KINDS`."""
+    kinds = [KIND_OF.get(rule, OTHER_RULES) for rule in rows.rule]
+    return rows.assign(label=rows.rule.map(label), kind=kinds)
+
+
+def _kept_line(task: str, sure: pd.DataFrame, quality: float) -> str:
+    """How many rules keep the quality on a task, and which is the cheapest; `sure` begins with that one."""
+    if sure.empty:
+        return f"{task}: of no rule it is certain that it keeps {quality:.0%}."
+    several = sure[sure.kind == SEVERAL]
+    cheaper = (sure.flops_share < 1).sum()
+    return (
+        f"{task}: {len(sure)} rules keep {quality:.0%}, {cheaper} of them for fewer FLOPs; "
+        f"{len(several)} see several layers; the cheapest of those: {_cheapest(several)}; "
+        f"of all: {_cheapest(sure)}."
+    )
+
+
+def _cheapest(rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return "none"
+    first = rows.iloc[0]
+    return f"{first.label} with {first.flops_share:.0%} of the FLOPs"
+
+
+def _fastest_of_kind(kind: str, rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return f"{kind}: none timed"
+    first = rows.iloc[0]
+    return f"{kind} {first.speed:.2f} ({first.lowest:.2f} to {first.highest:.2f}, {first.label})"

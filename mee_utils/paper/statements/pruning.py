@@ -1,0 +1,198 @@
+"""Statements on pruned readouts, compared with what 03 measures.
+
+Tables: `recall` (by k and layer), `honesty` (confidence and accuracy), `minimum` (exit layer), `complete` and
+`equal` (cost at equal quality), `first` (no minimum layer) and `times` (make bench).
+"""
+
+from ..statement import largest_drop, statement
+
+FORMS = ["fixed", "decaying", "adaptive"]  # of pruning
+
+
+@statement(
+    "the final token ranks high early",
+    source="Not all FLOPs, section 4",
+    quote="The final token is often highly ranked after the first few layers.",
+    published="figure",
+    models=["vanilla"],
+)
+def the_final_token_ranks_high_early(results):
+    recall = results.recall.value("recall", model="vanilla", layer=2, k=8)
+    return f"{recall:.1%} among the best 8 after layer 2", recall >= 0.5
+
+
+@statement(
+    "more so after fine-tuning",
+    source="Not all FLOPs, section 4",
+    quote="The final token ranks higher in fine-tuned than in pre-trained models.",
+    published="figure",
+    models=["pretrained", "vanilla"],
+)
+def more_so_after_fine_tuning(results):
+    tuned = results.recall.value("recall", model="vanilla", layer=4, k=8)
+    base = results.recall.value("recall", model="pretrained", layer=4, k=8)
+    return f"{tuned:.1%} against {base:.1%} among the best 8 after layer 4", tuned > base + 0.02
+
+
+@statement(
+    "early layers are too sure",
+    source="Not all FLOPs, section 4",
+    quote="The first layers are confident where they are wrong.",
+    published="figure",
+    models=["vanilla"],
+)
+def early_layers_are_too_sure(results):
+    confidence = results.honesty.value("confidence", model="vanilla", layer=1)
+    accuracy = results.honesty.value("accuracy", model="vanilla", layer=1)
+    return f"after layer 1: confidence {confidence:.1%}, right {accuracy:.1%}", confidence > accuracy
+
+
+@statement(
+    "fine-tuned models may exit earlier",
+    source="Not all FLOPs, section 4",
+    quote="The minimum exit layer of a fine-tuned model is smaller.",
+    published="expected",
+    models=["pretrained", "vanilla"],
+)
+def fine_tuned_models_may_exit_earlier(results):
+    tuned = results.minimum.value("minimum_layer", model="vanilla")
+    base = results.minimum.value("minimum_layer", model="pretrained")
+    return f"layer {tuned:.0f} against {base:.0f}", tuned < base
+
+
+@statement(
+    "pruning costs score",
+    source="Not all FLOPs, softmax results",
+    quote="Every way of pruning lowers the score.",
+    published="SAMSum ROUGE-L 36.0 to 2.5 and 0",
+)
+def pruning_costs_score(results):
+    unpruned = results.complete.value("retained", model="calm", reduction="unpruned")
+    pruned = results.complete.values("retained", model="calm", reduction=FORMS)
+    best = pruned.max()
+    return f"kept: {unpruned:.1%} unpruned, {pruned:.1%} fixed, decaying, adaptive", best < 0.98 * unpruned
+
+
+@statement(
+    "pruning costs score of vanilla",
+    source="Not all FLOPs, softmax results",
+    quote="Every way of pruning lowers the score of an ordinary fine-tuned model.",
+    published="SAMSum ROUGE-L 36.0 to 2.5 and 0",
+    models=["vanilla"],
+)
+def pruning_costs_score_of_vanilla(results):
+    unpruned = results.complete.value("retained", model="vanilla", reduction="unpruned")
+    pruned = results.complete.values("retained", model="vanilla", reduction=FORMS)
+    best = pruned.max()
+    return f"kept: {unpruned:.1%} unpruned, {pruned:.1%} fixed, decaying, adaptive", best < 0.98 * unpruned
+
+
+@statement(
+    "pruning saves work",
+    source="Not all FLOPs, softmax results",
+    quote="Pruned runs take fewer FLOPs than unpruned ones at the same threshold.",
+    published="not counted",
+)
+def pruning_saves_work(results):
+    shares = results.complete.values("flops_share", model="calm", reduction=["unpruned", *FORMS])
+    unpruned = results.complete.value("flops_share", model="calm", reduction="unpruned")
+    dearest = results.complete.values("flops_share", model="calm", reduction=FORMS).max()
+    return f"FLOPs {shares:.1%} of full depth", dearest < unpruned
+
+
+@statement(
+    "pruning saves time",
+    source="Not all FLOPs, softmax results",
+    quote="Pruned runs take less time than unpruned ones (one output at a time, fixed and decaying).",
+    published="36.0 to 7.6 s (CNN/DM, decaying)",
+    nothing="",
+)
+def pruning_saves_time(results):
+    pruned = results.times.values("speed", model="calm", batch=1, reduction=["fixed", "decaying"])
+    slowest = results.times.values("lowest", model="calm", batch=1, reduction=["fixed", "decaying"]).min()
+    unpruned = results.times.value("highest", model="calm", batch=1, reduction="unpruned")
+    ours = f"{pruned:.2f} of full depth (tokens a second), unpruned at most {unpruned:.2f}"
+    return ours, slowest > unpruned
+
+
+@statement(
+    "decaying is cheaper than fixed",
+    source="Not all FLOPs, section 4",
+    quote=(
+        "A list that shrinks from layer to layer costs less than one of a fixed size (here, of a quarter "
+        "of the size)."
+    ),
+    published="expected",
+)
+def decaying_is_cheaper_than_fixed(results):
+    decaying = results.complete.value("flops_share", model="calm", reduction="decaying")
+    fixed = results.complete.value("flops_share", model="calm", reduction="fixed")
+    return f"FLOPs {decaying:.1%} against {fixed:.1%}", decaying < fixed
+
+
+@statement(
+    "pruning pays only where most layers decide",
+    source="Not all FLOPs, softmax results",
+    quote="Where tokens leave after few decisions (CALM), reducing the vocabulary saves nothing.",
+    published="argued",
+)
+def pruning_pays_only_where_most_layers_decide(results):
+    fixed = results.complete.value("flops_share", model="calm", reduction="fixed")
+    unpruned = results.complete.value("flops_share", model="calm", reduction="unpruned")
+    layer = results.complete.value("mean_exit_layer", model="calm", reduction="unpruned")
+    return f"FLOPs {fixed:.1%} against {unpruned:.1%}, leaving at layer {layer:.1f}", fixed >= unpruned
+
+
+@statement(
+    "exits need a minimum layer",
+    source="Not all FLOPs, section 4",
+    quote=(
+        "Without a minimum exit layer, exits by softmax perform highly poorly (here, they lose half of "
+        "the score)."
+    ),
+    published="figure",
+    models=["vanilla"],
+)
+def exits_need_a_minimum_layer(results):
+    kept = results.first.value("retained", model="vanilla")
+    later = results.complete.value("retained", model="vanilla", reduction="unpruned")
+    return f"keeps {kept:.1%}, from layer 4 on {later:.1%}", kept < 0.5
+
+
+@statement(
+    "ranks fall smoothly",
+    source="Not all FLOPs, section 4",
+    quote=(
+        "The rank of the final token falls smoothly from layer to layer (here, the share among the best 8 "
+        "never falls by over a hundredth)."
+    ),
+    published="figure",
+    models=["pretrained"],
+)
+def ranks_fall_smoothly(results):
+    drop = largest_drop(results.recall.curve("recall", model="pretrained", k=8))
+    return f"largest fall {drop:.2%}", drop < 0.01
+
+
+@statement(
+    "only irrelevant tokens are discarded",
+    source="Not all FLOPs, section 4",
+    quote="What pruning discards is irrelevant: the output stays what it was.",
+    published="argued",
+)
+def only_irrelevant_tokens_are_discarded(results):
+    other = results.complete.values("other_token", model="calm", reduction=FORMS)
+    most = other.max()
+    return f"other tokens {other:.2%}", most < 0.01
+
+
+@statement(
+    "pruned confidence is cheaper than full depth",
+    source="Not all FLOPs, title",
+    quote="With pruning, deciding on probabilities pays at 98 % of predictions kept.",
+    published="open",
+)
+def pruned_confidence_is_cheaper_than_full_depth(results):
+    unpruned = results.equal.value("flops_share", rule="unpruned", wanted=0.98)
+    fixed = results.equal.value("flops_share", rule="fixed", wanted=0.98)
+    return f"FLOPs {unpruned:.0%} unpruned, {fixed:.0%} fixed, of full depth", fixed < 1
