@@ -61,7 +61,9 @@ def test_every_part_gives_its_lines(tiny, monkeypatch):
         table[table.group == "one decision"].what
     )
     weights = table[table.what == "weights a token"]["median"].iloc[0]
-    d, inner, heads = SIZES.d_model, SIZES.inner, SIZES.inner // TINY.d_kv
+    d = SIZES.d_model
+    inner = SIZES.inner
+    heads = SIZES.inner // TINY.d_kv
     layers = SIZES.layers * (6 * d * inner + 2 * d * SIZES.d_ff + 3 * d)
     expected = layers + 32 * heads + SIZES.vocabulary * d
     assert weights == pytest.approx(4 * expected / 1e6)
@@ -144,10 +146,13 @@ def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp
     assert re.search("run make (reproduce|measure)", capsys.readouterr().err)
 
 
-def test_progress_is_told_as_work_proceeds(monkeypatch):
+def test_progress_is_shown_as_work_proceeds(monkeypatch):
     monkeypatch.setattr(bench, "WORKLOADS", {"tiny": TINY})
     events = []
-    part = lambda name: lambda self: events.append(name) or [bench.Timing("x", 1, [1.0], "s")]
+
+    def part(name):
+        return lambda self: events.append(name) or [bench.Timing("x", 1, [1.0], "s")]
+
     monkeypatch.setattr(bench, "PARTS", {name: part(name) for name in ("exit cost", "bandwidth")})
     for name in bench.PARTS:
         bench.run(name, (), 1, lambda line: events.append(line.split(": ")[1] + " begins"))
@@ -157,7 +162,10 @@ def test_progress_is_told_as_work_proceeds(monkeypatch):
 def test_speeds_are_ratios_within_a_round(monkeypatch):
     """A machine that slows down by half between rounds does not change a ratio."""
     seconds = iter([9, 9, 1.0, 0.5, 2.0, 1.0])  # warm-up, round 1, round 2; full depth and policy in turn
-    out = lambda *_, **__: SimpleNamespace(seconds=next(seconds), tokens=10)
+
+    def out(*_, **__):
+        return SimpleNamespace(seconds=next(seconds), tokens=10)
+
     monkeypatch.setattr(rules, "generate", out)
     model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
     setting = rules.Setting(model, SimpleNamespace(inputs=["a"] * 4), None, ["policy"], 8, (1,))
@@ -166,8 +174,8 @@ def test_speeds_are_ratios_within_a_round(monkeypatch):
     assert found.seconds == 0.75 and found.tokens_per_second == 15
 
 
-def test_the_fastest_is_told_by_inputs_on_which_it_was_not_chosen(monkeypatch):
-    """Each round has inputs of its own; rules are ranked by one half of the rounds and told by the other."""
+def test_the_speed_of_the_fastest_comes_from_inputs_on_which_it_was_not_chosen(monkeypatch):
+    """Each round has inputs of its own; one half of the rounds ranks the rules, the other is reported."""
     given, seconds = [], iter([1.0, 1.0] + 5 * [1.0, 0.25, 1.0, 0.5])
 
     def out(_, inputs, policy, **__):

@@ -74,10 +74,8 @@ def test_the_states_are_those_of_the_full_depth_output(traced, batch_size):
 def test_a_plan_sees_what_a_trace_shows(traced, name):
     model, found, _ = traced
     policy = policy_for(name, model, found)
-    replay, expected = (
-        planning.replay_states(model, states_of(model), policy),
-        replay_policy(found, policy, model),
-    )
+    replay = planning.replay_states(model, states_of(model), policy)
+    expected = replay_policy(found, policy, model)
     assert np.allclose(replay.confidences, expected.confidences, atol=1e-5)
     assert np.array_equal(replay.token_ids, expected.token_ids[:, :-1])
     if policy.measure.readout:
@@ -148,7 +146,8 @@ SIZES = SimpleNamespace(layers=4, projections=100, readout=30, d_model=3)
 
 
 def test_the_work_of_rounds_is_what_a_hand_computes():
-    exits, right = [0, 0, 1, 0, 0, 0], np.ones((6, 2), dtype=bool)
+    exits = [0, 0, 1, 0, 0, 0]
+    right = np.ones((6, 2), dtype=bool)
     policy = ExitPolicy(threshold=0.5, exit_layers=[1, 2], propagation="verify", max_draft=4)
     replay, states = replay_by_hand(exits, right, policy, readout_rows=10)
     setting, _ = planning._best_setting(replay, states, 64, SIZES)
@@ -180,7 +179,7 @@ def test_the_best_draft_length_is_found():
 def test_the_rounds_of_three_tokens():
     """The worked example of the module."""
     same = np.array([[True, True], [False, True], [False, False]])
-    given = dict(decision_layers=(1, 2), sequence=np.zeros(3, dtype=int), max_draft=np.array([2]))
+    given = {"decision_layers": (1, 2), "sequence": np.zeros(3, dtype=int), "max_draft": np.array([2])}
     rounds = rounds_of(np.array([[0, 1, 2]]), same, **given)
     assert rounds.depth.tolist() == [[1, 2, 2]] and rounds.right.tolist() == [[True, True, False]]
     assert rounds.run_to.tolist() == [[2, 3, 3]] and rounds.settled_to.tolist() == [[2, 3, 3]]
@@ -233,7 +232,8 @@ def test_a_plan_takes_a_few_inputs_batches_of_neighbours_in_length(tokenizer, mo
 @pytest.mark.parametrize("name", ["margin", "own class", "pruned", "all at layer 3", "none", "classifier"])
 @pytest.mark.parametrize("speedup", [0.9, 1.04, 1.2])
 def test_auto_is_the_default_and_decodes_plainly_if_it_loses(tokenizer, name, speedup, monkeypatch):
-    model, options = agreeing("t5", tokenizer), {k: v for k, v in POLICIES[name].items() if k != "max_draft"}
+    model = agreeing("t5", tokenizer)
+    options = {key: value for key, value in POLICIES[name].items() if key != "max_draft"}
     policy = ExitPolicy(**options, propagation="verify")
     full = generate(model, INPUTS, max_new_tokens=LENGTH)
     trials = always_faster(monkeypatch, speedup)
@@ -283,7 +283,9 @@ def trained(kind, model):
 class LooksAtAll(Measure):
     """A user-defined measure that looks at all that the documentation names."""
 
-    name, readout, lookback = "looks at all", True, 1
+    name = "looks at all"
+    readout = True
+    lookback = 1
 
     def confidence(self, state):
         before = torch.as_tensor(state.token_before)
@@ -311,14 +313,14 @@ def test_every_measure_decodes_with_planned_drafts(planned, kind, options, monke
 @pytest.mark.parametrize(
     "options",
     [
-        dict(decay=4.0),
-        dict(decay=4.0, decay_form="calm", measure="max_probability"),
-        dict(threshold="bandit"),
-        dict(pruning="decaying", top_k=30, least_k=3),
-        dict(pruning="adaptive"),
-        dict(contrast="jsd"),
-        dict(contrast="weighted", contrast_token=True),
-        dict(measure="entropy", pruning="fixed", top_k=600),
+        {"decay": 4.0},
+        {"decay": 4.0, "decay_form": "calm", "measure": "max_probability"},
+        {"threshold": "bandit"},
+        {"pruning": "decaying", "top_k": 30, "least_k": 3},
+        {"pruning": "adaptive"},
+        {"contrast": "jsd"},
+        {"contrast": "weighted", "contrast_token": True},
+        {"measure": "entropy", "pruning": "fixed", "top_k": 600},
     ],
 )
 def test_every_schedule_and_readout_decodes_with_planned_drafts(planned, options, monkeypatch):
@@ -380,7 +382,7 @@ def test_long_inputs_that_were_allowed_are_planned_too(planned, monkeypatch):
     model, full = planned
     always_faster(monkeypatch)
     monkeypatch.setattr(model.tokenizer, "model_max_length", 3)
-    with pytest.raises(MeeError, match="Input 0 has .* tokens, more than 3"):
+    with pytest.raises(MeeError, match=r"Input 0 has .* tokens, more than 3"):
         generate(model, INPUTS, VERIFIED, max_new_tokens=LENGTH)
     out = generate(model, INPUTS, VERIFIED, max_new_tokens=LENGTH, max_source_tokens=100)
     assert out.token_ids == full and out.drafts
@@ -399,15 +401,15 @@ def test_inputs_may_be_anything_that_gives_texts_once(planned, once, monkeypatch
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        (dict(max_new_token=5), TypeError, "max_new_token"),
-        (dict(max_new_tokens=0), MeeError, "max_new_tokens=0"),
-        (dict(batch_size=0), MeeError, "batch_size=0"),
-        (dict(batch_size=2.0), MeeError, "batch_size=2.0"),
-        (dict(max_source_tokens=1), MeeError, "more than 1"),
-        (dict(max_source_tokens="9"), MeeError, "max_source_tokens='9'"),
-        (dict(encodings=5), MeeError, "encodings=5"),
-        (dict(policy=replace(VERIFIED, min_layer=9)), MeeError, "names layer 9"),
-        (dict(policy=replace(VERIFIED, measure=classifier("linear_classifier").float())), None, ""),
+        ({"max_new_token": 5}, TypeError, "max_new_token"),
+        ({"max_new_tokens": 0}, MeeError, "max_new_tokens=0"),
+        ({"batch_size": 0}, MeeError, "batch_size=0"),
+        ({"batch_size": 2.0}, MeeError, "batch_size=2.0"),
+        ({"max_source_tokens": 1}, MeeError, "more than 1"),
+        ({"max_source_tokens": "9"}, MeeError, "max_source_tokens='9'"),
+        ({"encodings": 5}, MeeError, "encodings=5"),
+        ({"policy": replace(VERIFIED, min_layer=9)}, MeeError, "names layer 9"),
+        ({"policy": replace(VERIFIED, measure=classifier("linear_classifier").float())}, None, ""),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_planned(planned, options, error, message, monkeypatch):

@@ -48,7 +48,13 @@ def test_a_setting_without_a_threshold_is_found_too(stored):
     """The bandit's, and not that of another rule without one."""
     wanted = pd.DataFrame({"task": "a", "model": "calm", "rule": ["margin", "bandit", "oracle"]})
     wanted = wanted.assign(threshold=[0.5, None, None], loss=[0.1, 0.2, 0.3])
-    rows = dict(task="a", model="calm", rule=["margin", "bandit"], threshold=[0.5, np.nan], batch=1)
+    rows = {
+        "task": "a",
+        "model": "calm",
+        "rule": ["margin", "bandit"],
+        "threshold": [0.5, np.nan],
+        "batch": 1,
+    }
     folder = stored("drafts", **rows, speed=[1.5, 1.2])
     found = read_timings("drafts", wanted, "small", folder=folder).set_index("rule")
     assert found.speed.to_dict() == {"margin": 1.5, "bandit": 1.2} and found.loss["bandit"] == 0.2
@@ -59,7 +65,10 @@ def test_a_setting_without_a_threshold_is_found_too(stored):
 
 def test_incomplete_timings_are_none_where_all_are_wanted(stored, tmp_path):
     wanted = pd.DataFrame({"task": "a", "model": "calm", "reduction": ["unpruned", "fixed"]})
-    read = lambda profile, **options: read_timings("reductions", wanted, profile, True, tmp_path)
+
+    def read(profile, **options):
+        return read_timings("reductions", wanted, profile, True, tmp_path)
+
     assert read("small").empty
     stored("reductions", task="a", model="calm", reduction=["unpruned", "fixed"], speed=[1.0, 2.0])
     assert list(read("small").speed) == [1.0, 2.0] and read("real").empty

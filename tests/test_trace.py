@@ -137,7 +137,7 @@ def test_settings_that_change_greedy_search_are_refused_and_references_do_not_ne
     settings = t5.network.generation_config
     settings.repetition_penalty = 5.0
     try:
-        with pytest.raises(MeeError, match="changes greedy search .repetition_penalty=5.0.*clear it"):
+        with pytest.raises(MeeError, match=r"changes greedy search .repetition_penalty=5.0.*clear it"):
             trace(t5, INPUTS, max_new_tokens=10)
         assert len(trace(t5, INPUTS[:1], ["Rome"]))
     finally:
@@ -162,25 +162,25 @@ def test_inputs_are_checked(t5, tmp_path):
     with pytest.raises(MeeError, match="1 outputs for 3 inputs"):
         trace(t5, INPUTS, outputs=[[5, 1]])
     for wrong, message in (
-        (dict(top_k=1), "top_k=1: keep at least 2"),
-        (dict(top_k="5"), "top_k='5': give a whole number"),
-        (dict(max_new_tokens=0), "max_new_tokens=0"),
-        (dict(outputs=[[5, 1], [10**6], [1]]), "Output 1 must be a list of token ids from 0 to"),
-        (dict(outputs=[[5, 1], [-2], [1]]), "Output 1 must be"),
-        (dict(outputs=[["5"], [2], [1]]), "Output 0 must be"),
-        (dict(outputs=[[5, 1], [], [1]]), "Output 1 must be"),
-        (dict(outputs=[[5, 1], [[5, 1], [2]], [1]]), "Output 1 must be"),
-        (dict(outputs=[[5, 1], 7, [1]]), "Output 1 must be"),
-        (dict(outputs=5), "outputs=5: give a list, one for each input"),
-        (dict(references=5), "references=5: give a list"),
-        (dict(references=[]), "0 references for 3 inputs"),
-        (dict(references=REFERENCES, outputs=[[1]] * 3), "references and outputs contradict"),
-        (dict(states="/proc/nothing/s.npy", max_new_tokens=2), "cannot be written"),
-        (dict(states=True), "states=True: give the path of a file, such as states.npy"),
-        (dict(states=False), "states=False: give the path"),
-        (dict(states=5), "states=5: give the path"),
-        (dict(states=""), "states='': give the path"),
-        (dict(states=tmp_path), "is a folder: give a file in it"),
+        ({"top_k": 1}, "top_k=1: keep at least 2"),
+        ({"top_k": "5"}, "top_k='5': give a whole number"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"outputs": [[5, 1], [10**6], [1]]}, "Output 1 must be a list of token ids from 0 to"),
+        ({"outputs": [[5, 1], [-2], [1]]}, "Output 1 must be"),
+        ({"outputs": [["5"], [2], [1]]}, "Output 0 must be"),
+        ({"outputs": [[5, 1], [], [1]]}, "Output 1 must be"),
+        ({"outputs": [[5, 1], [[5, 1], [2]], [1]]}, "Output 1 must be"),
+        ({"outputs": [[5, 1], 7, [1]]}, "Output 1 must be"),
+        ({"outputs": 5}, "outputs=5: give a list, one for each input"),
+        ({"references": 5}, "references=5: give a list"),
+        ({"references": []}, "0 references for 3 inputs"),
+        ({"references": REFERENCES, "outputs": [[1]] * 3}, "references and outputs contradict"),
+        ({"states": "/proc/nothing/s.npy", "max_new_tokens": 2}, "cannot be written"),
+        ({"states": True}, "states=True: give the path of a file, such as states.npy"),
+        ({"states": False}, "states=False: give the path"),
+        ({"states": 5}, "states=5: give the path"),
+        ({"states": ""}, "states='': give the path"),
+        ({"states": tmp_path}, "is a folder: give a file in it"),
     ):
         with pytest.raises(MeeError, match=message) as caught:
             trace(t5, INPUTS, **wrong)
@@ -212,7 +212,7 @@ def test_weights_that_are_no_numbers_are_reported(tokenizer):
     broken = Model(build_network("t5", len(tokenizer)), tokenizer, "broken")
     with torch.no_grad():
         broken.network.get_decoder().block[0].layer[2].DenseReluDense.wo.weight[0, 0] = float("nan")
-    with pytest.raises(MeeError, match="not finite from layer 1 on.*damaged weights"):
+    with pytest.raises(MeeError, match=r"not finite from layer 1 on.*damaged weights"):
         trace(broken, INPUTS, REFERENCES)
 
 
@@ -274,7 +274,7 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(t5, tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(traces._StatesFile, "write", full)
-    with pytest.raises(MeeError, match="s.npy cannot be written \\(No space left on device\\)"):
+    with pytest.raises(MeeError, match=r"s.npy cannot be written \(No space left on device\)"):
         trace(t5, INPUTS, max_new_tokens=2, states=tmp_path / "s.npy")
     assert not list(tmp_path.iterdir())
 
@@ -315,26 +315,26 @@ def test_what_cannot_be_replayed_is_one_clear_line(stored, t5):
 @pytest.mark.parametrize(
     "kind, options, message",
     [
-        ("linear_classifier", dict(learning_rate=-1), "learning_rate=-1: give a number above 0"),
-        ("linear_classifier", dict(learning_rate=0), "learning_rate=0: give"),
-        ("linear_classifier", dict(learning_rate=float("nan")), "learning_rate=nan: give"),
-        ("linear_classifier", dict(learning_rate=float("inf")), "learning_rate=inf: give"),
-        ("linear_classifier", dict(learning_rate="0.1"), "learning_rate='0.1': give"),
-        ("linear_classifier", dict(layers=0), "layers=0: give a whole number from 1"),
-        ("three_hidden_classifier", dict(layers=-1), "layers=-1: give"),
-        ("linear_classifier", dict(layers="2"), "layers='2': give"),
-        ("linear_classifier", dict(layers=4), "t5 decides at 3 layers.*give at most 3"),
-        ("three_hidden_classifier", dict(layers=13), "t5 decides at 3 layers.*give at most 3"),
-        ("hidden_classifier", dict(hidden=-1), "hidden=-1: give a whole number from 0"),
-        ("hidden_classifier", dict(hidden=2.5), "hidden=2.5: give"),
-        ("lstm_classifier", dict(hidden=0), "hidden=0: give a whole number from 1"),
-        ("lstm_classifier", dict(depth=0), "depth=0: give"),
-        ("past_future", dict(decoder_layers=7), "is for decoder_layers=7, t5 has 4"),
-        ("token_hash", dict(vocabulary=3), "is for vocabulary=3, t5 has"),
-        ("token_hash", dict(target="distilled"), "nothing can be distilled"),
-        ("linear_classifier", dict(target="correctness"), "trace made with trace.model, inputs, references."),
-        ("linear_classifier", dict(trace=None), "trace=None: give a Trace"),
-        ("linear_classifier", dict(held_out=5), "held_out=5: give a Trace"),
+        ("linear_classifier", {"learning_rate": -1}, "learning_rate=-1: give a number above 0"),
+        ("linear_classifier", {"learning_rate": 0}, "learning_rate=0: give"),
+        ("linear_classifier", {"learning_rate": float("nan")}, "learning_rate=nan: give"),
+        ("linear_classifier", {"learning_rate": float("inf")}, "learning_rate=inf: give"),
+        ("linear_classifier", {"learning_rate": "0.1"}, "learning_rate='0.1': give"),
+        ("linear_classifier", {"layers": 0}, "layers=0: give a whole number from 1"),
+        ("three_hidden_classifier", {"layers": -1}, "layers=-1: give"),
+        ("linear_classifier", {"layers": "2"}, "layers='2': give"),
+        ("linear_classifier", {"layers": 4}, "t5 decides at 3 layers.*give at most 3"),
+        ("three_hidden_classifier", {"layers": 13}, "t5 decides at 3 layers.*give at most 3"),
+        ("hidden_classifier", {"hidden": -1}, "hidden=-1: give a whole number from 0"),
+        ("hidden_classifier", {"hidden": 2.5}, "hidden=2.5: give"),
+        ("lstm_classifier", {"hidden": 0}, "hidden=0: give a whole number from 1"),
+        ("lstm_classifier", {"depth": 0}, "depth=0: give"),
+        ("past_future", {"decoder_layers": 7}, "is for decoder_layers=7, t5 has 4"),
+        ("token_hash", {"vocabulary": 3}, "is for vocabulary=3, t5 has"),
+        ("token_hash", {"target": "distilled"}, "nothing can be distilled"),
+        ("linear_classifier", {"target": "correctness"}, "trace made with trace.model, inputs, references."),
+        ("linear_classifier", {"trace": None}, "trace=None: give a Trace"),
+        ("linear_classifier", {"held_out": 5}, "held_out=5: give a Trace"),
     ],
 )
 def test_a_classifier_that_cannot_be_trained_is_one_clear_line(stored, t5, kind, options, message):
