@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from dataclasses import FrozenInstanceError, dataclass
 
 import numpy as np
@@ -125,6 +126,19 @@ def test_the_adaptive_threshold_waits_for_labels_of_both_kinds():
         ({"measure": "patience", "threshold": Threshold(2.5)}, "whole number"),
         ({"threshold": Threshold(0.5), "decay": 4.0}, "contradict each other: leave out decay"),
         ({"threshold": 1.2}, "from 0 to 1"),
+        ({"threshold": np.linspace(0, 1, 40)}, "from 0 to 1"),
+        ({"threshold": True}, "from 0 to 1"),
+        ({"decay": np.ones((9, 9))}, "give a temperature"),
+        ({"min_layer": np.ones((9, 9))}, "counted from 1"),
+        ({"min_layer": True}, "counted from 1"),
+        ({"exit_layers": np.array(3)}, "give a list of layers"),
+        ({"exit_layers": np.ones((9, 9), int)}, "give a list of layers"),
+        ({"exit_layers": {4}}, "give a list of layers"),
+        ({"propagation": "verify", "max_draft": np.ones((9, 9))}, "give a whole number of tokens"),
+        ({"propagation": "verify", "max_draft": "all"}, "give a whole number of tokens"),
+        ({"contrast": "jsd", "contrast_alpha": NAN}, "above 0 and up to 1"),
+        ({"contrast": "jsd", "contrast_alpha": "0.1"}, "above 0 and up to 1"),
+        ({"pruning": "fixed", "top_k": np.ones((9, 9))}, "needs a whole number of ids"),
         ({"threshold": -0.1}, "from 0 to 1"),
         ({"threshold": float("nan")}, "from 0 to 1"),
         ({"threshold": "high"}, "from 0 to 1"),
@@ -292,6 +306,25 @@ def test_the_least_settings_of_thresholds_work():
     for position in range(4):
         bandit.exceeded(np.array([0.5]), position, 9, np.array([0]), 0.5)
     assert len(bandit.rounds[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ExitPolicy(threshold=Threshold(0.5)).at_threshold("0.4"), "threshold='0.4': give a number"),
+        (lambda: ExitPolicy(threshold=Steep(0.5, 1)).at_threshold(NAN), "threshold=nan: give a number"),
+        (lambda: measures.ConfidenceWindow(distance="far"), "distance='far': give a number"),
+        (lambda: new_classifier("linear_classifier", 0), "d_model=0: give a whole number from 1 on"),
+        (lambda: new_classifier("linear_classifier", 8, seed=-1), "seed=-1: give a whole number from 0 on"),
+        (lambda: new_classifier("hidden_classifier", 8, hidden=-1), "hidden=-1: give a whole number"),
+        (lambda: new_classifier("hidden_classifier", 8, layers=0), "layers=0: give a whole number"),
+        (lambda: new_classifier("lstm_classifier", 8, depth=1.5), "depth=1.5: give a whole number"),
+    ],
+)
+def test_other_mistakes_are_one_clear_line(call, message):
+    with pytest.raises(MeeError, match=re.escape(message)) as caught:
+        call()
+    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@
 
 import difflib
 from collections.abc import Iterable
-from numbers import Integral
+from math import inf, isnan
+from numbers import Integral, Real
 
 
 class MeeError(ValueError):
@@ -35,6 +36,19 @@ def check_whole(name: str, value: object, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise MeeError(f"{name}={shown(value)}: give a whole number from {least} on.")
     return int(value)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number, numpy's included; neither a bool nor NaN is one."""
+    return isinstance(value, Real) and not isinstance(value, bool) and not isnan(value)
+
+
+def check_number(name: str, value: object, low: float = 0.0, high: float = inf) -> float:
+    """A finite number from `low` to `high` as a float; else a `MeeError` names it."""
+    if not is_number(value) or not low <= value <= high or value == inf:
+        expected = f"from {low:g} to {high:g}" if high < inf else f"from {low:g} on"
+        raise MeeError(f"{name}={shown(value)}: give a number {expected}.")
+    return float(value)
 
 
 def shown(value: object, longest: int = 60) -> str:

@@ -350,6 +350,8 @@ def new_classifier(kind: str, d_model: int, seed: int = 0, **options: int) -> Ex
         MeeError: an unknown kind or option, an option out of range, or a size that is missing.
     """
     check_choice("classifier", kind, CLASSES)
+    check_whole("d_model", d_model)
+    check_whole("seed", seed, 0)
     shape = default_options(kind, d_model)
     for name in options:
         check_choice(f"option of {kind}", name, shape)

@@ -13,13 +13,12 @@ scaled to the mass that `p_e` has there; elsewhere it is `p_e`. It sums to 1, an
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from numbers import Real
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..common.errors import MeeError, check_choice
+from ..common.errors import MeeError, check_choice, is_number, shown
 
 ALPHA = 0.1
 KINDS = ("weighted", "jsd")
@@ -59,8 +58,8 @@ def contrast_of(kind: str | None, alpha: object, token: bool) -> Contrast | None
 
 def check_alpha(alpha: object) -> None:
     """Refuses an alpha outside 0 to 1."""
-    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < alpha <= 1:
-        raise MeeError(f"contrast_alpha={alpha!r}: give a number above 0 and up to 1 (as in {ALPHA}).")
+    if not is_number(alpha) or not 0 < alpha <= 1:
+        raise MeeError(f"contrast_alpha={shown(alpha)}: give a number above 0 and up to 1 (as in {ALPHA}).")
 
 
 def weighted_contrast(expert: Tensor, amateur: Tensor, alpha: float = ALPHA) -> Tensor:

@@ -34,7 +34,7 @@ from math import e, inf
 import numpy as np
 import torch
 
-from ..common.errors import MeeError, check_choice, check_whole, shown
+from ..common.errors import MeeError, check_choice, check_whole, is_number, shown
 from .equality import EqualByValue
 
 NEVER = np.iinfo(np.int64).max  # a layer that no decoder has
@@ -233,6 +233,8 @@ class ConfidenceWindow(Measure):
 
     def __init__(self, window: int = 3, distance: float = 0.4):
         self.window = check_whole("window", window, 2)
+        if not is_number(distance):
+            raise MeeError(f"distance={shown(distance)}: give a number (MEE: 0.4).")
         self.distance = distance
 
     @property

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
+from numbers import Integral
 
 import numpy as np
 
-from ..common.errors import MeeError, check_choice, shown
+from ..common.errors import MeeError, check_choice, is_number, shown
 from ..common.html import table
 from ..models.costs import DecoderSizes, generation_flops
 from .contrast import ALPHA, Contrast, contrast_of
@@ -120,9 +120,9 @@ class ExitPolicy:
         """Refuses a level that no confidence of the measure can be compared with."""
         name = self.measure.name
         low, high = self.measure.range
-        if not isinstance(level, Real) or isinstance(level, bool) or not low <= level <= high:
+        if not is_number(level) or not low <= level <= high:
             allowed = f"give a number from {low:g} to {high:g} (constant {high:g}: no exit)."
-            raise MeeError(f"threshold={level!r} for {name}: {allowed}")
+            raise MeeError(f"threshold={shown(level)} for {name}: {allowed}")
         if self.measure.integer_threshold and level < np.inf and level % 1 > 0:
             raise MeeError(f"threshold={level!r} for {name}: give a whole number.")
 
@@ -193,11 +193,11 @@ class ExitPolicy:
 
     def _draft_contradictions(self) -> list[tuple[bool, str]]:
         verified = self.propagation == "verify"
-        fixed = self.max_draft != "auto"
+        fixed = not isinstance(self.max_draft, str) or self.max_draft != "auto"
         return [
             (
                 fixed and not _is_whole(self.max_draft),
-                f'max_draft={self.max_draft!r}: give a whole number of tokens from 1 on, or "auto".',
+                f'max_draft={shown(self.max_draft)}: give a whole number of tokens from 1 on, or "auto".',
             ),
             (
                 fixed and not verified,
@@ -217,7 +217,7 @@ class ExitPolicy:
         return [
             (
                 self.min_layer is not None and not _is_whole(self.min_layer),
-                f"min_layer={self.min_layer!r}: layers are counted from 1; give a whole number.",
+                f"min_layer={shown(self.min_layer)}: layers are counted from 1; give a whole number.",
             ),
             (
                 name == "static" and layers is None and self.min_layer is None,
@@ -374,9 +374,10 @@ def _check_layers(layers: object) -> tuple[int, ...] | None:
     """`exit_layers` as a tuple, or a `MeeError`."""
     if layers is None:
         return None
-    if not isinstance(layers, Sequence | np.ndarray) or not all(_is_whole(each, -np.inf) for each in layers):
+    listed = layers.tolist() if isinstance(layers, np.ndarray) else layers
+    if not isinstance(listed, Sequence) or not all(_is_whole(layer, -np.inf) for layer in listed):
         raise MeeError(f"exit_layers={shown(layers)}: give a list of layers, as in exit_layers=[4].")
-    checked = tuple(int(layer) for layer in layers)
+    checked = tuple(int(layer) for layer in listed)
     if not checked or sorted(set(checked)) != list(checked) or checked[0] < 1:
         raise MeeError(f"exit_layers={list(checked)}: give layers from 1 on, ascending, at least one.")
     return checked

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral
 
-from ..common.errors import MeeError, check_choice
+from ..common.errors import MeeError, check_choice, shown
 
 KINDS = ("fixed", "decaying", "adaptive")
 FORMS = ("recursion", "closed")
@@ -83,10 +83,10 @@ def _mistakes(kind: str | None, sizes: dict[str, object], form: str) -> Iterator
         needed = kind in SIZES[name]
         whole = isinstance(size, Integral) and not isinstance(size, bool) and size >= 1
         if needed and not whole:
-            yield f'{name}={size!r}: pruning="{kind}" needs a whole number of ids from 1 on.'
+            yield f'{name}={shown(size)}: pruning="{kind}" needs a whole number of ids from 1 on.'
         if not needed and size is not None:
             kinds = " or ".join(map(repr, SIZES[name]))
-            yield f"{name}={size!r} means nothing without pruning={kinds}: leave it out."
+            yield f"{name}={shown(size)} means nothing without pruning={kinds}: leave it out."
     if kind == "decaying" and sizes["least_k"] > sizes["top_k"]:
         yield f"least_k={sizes['least_k']} is more than top_k={sizes['top_k']}: ids can only become fewer."
     if kind != "decaying" and form != "recursion":

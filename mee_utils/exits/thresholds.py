@@ -13,29 +13,15 @@ import copy
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isnan, lgamma, log
-from numbers import Real
+from math import inf, lgamma, log
 from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import MeeError, check_choice, check_whole
+from ..common.errors import MeeError, check_choice, check_number, check_whole, is_number, shown
 from .equality import EqualByValue
 
 DECAY_FORMS = ("scaled", "calm")
-
-
-def is_number(value: object) -> bool:
-    """Whether a value is a real number, numpy's included; neither a bool nor NaN is one."""
-    return isinstance(value, Real) and not isinstance(value, bool | np.bool_) and not isnan(value)
-
-
-def check_number(name: str, value: object, low: float = 0.0, high: float = inf) -> float:
-    """A finite number from `low` to `high` as a float; else a `MeeError` names it."""
-    if not is_number(value) or not low <= value <= high or value == inf:
-        expected = f"from {low:g} to {high:g}" if high < inf else f"from {low:g} on"
-        raise MeeError(f"{name}={value!r}: give a number {expected}.")
-    return float(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,13 +56,16 @@ class Threshold(EqualByValue):
 
     def __post_init__(self):
         if not is_number(self.level):
-            raise MeeError(f"threshold={self.level!r}: give a number.")
+            raise MeeError(f"threshold={shown(self.level)}: give a number.")
         if self.decay is not None and (not is_number(self.decay) or not 0 < self.decay < inf):
-            raise MeeError(f"decay={self.decay!r}: give a temperature above 0 (CALM: 4), or None for none.")
+            wanted = "give a temperature above 0 (CALM: 4), or None for none"
+            raise MeeError(f"decay={shown(self.decay)}: {wanted}.")
         check_choice("decay_form", self.form, DECAY_FORMS)
 
     def with_level(self, level: float) -> "Threshold":
-        """The same schedule at another level."""
+        """The same schedule at another level; a `MeeError` if that is no number."""
+        if not is_number(level):
+            raise MeeError(f"threshold={shown(level)}: give a number.")
         other = copy.copy(self)
         object.__setattr__(other, "level", float(level))
         return other
@@ -234,7 +223,7 @@ class BanditThreshold(Threshold):
         listed = arms.tolist() if isinstance(arms, np.ndarray) else arms
         several = isinstance(listed, Sequence) and len(listed) >= 2
         if not several or not all(is_number(arm) and 0 <= arm <= 1 for arm in listed):
-            raise MeeError(f"arms={listed!r:.80}: give at least two thresholds from 0 to 1.")
+            raise MeeError(f"arms={shown(listed)}: give at least two thresholds from 0 to 1.")
         return tuple(float(arm) for arm in listed)
 
     def __repr__(self) -> str:
