@@ -160,7 +160,7 @@ def test_every_notebook_checks_what_papermill_injects():
     """Each begins with an `Experiment`, which does it."""
     for name in notebook_files.notebook_names():
         code = [cell.source for cell in notebook_files.read_source(name).cells if cell.cell_type == "code"]
-        assert "Experiment(" in code[2] or "Experiment(" in code[1], name
+        assert any("Experiment.of_notebook(" in source for source in code[1:3]), name
 
 
 def test_a_long_folder_for_temporary_files_works(sources, monkeypatch, tmp_path_factory):
