@@ -45,7 +45,7 @@ from mee_utils.paper.numbers import save_numbers
 from mee_utils.paper.published_numbers import published_reductions
 from mee_utils.study import figures
 from mee_utils.study.catalogue import PRUNED, RULES, rule_policies
-from mee_utils.study.result_tables import KEPT, inputs_of, read_measured, read_timings
+from mee_utils.study.result_tables import KEEPS_IT, inputs_of, read_measured, read_timings
 from mee_utils.study.results import round_table
 from mee_utils.study.verdicts import keeping
 from mee_utils.traces.replay import replay_policy
@@ -372,7 +372,7 @@ def draw(axis, rows):
     axis.axvline(1.0, color=figures.GREY, linewidth=0.8)
 
 
-drawn = kept[kept.verdict == KEPT[0]].sort_values("flops_share")
+drawn = kept[kept.verdict == KEEPS_IT].sort_values("flops_share")
 panels = {"row": "model", "values": list(tasks), "empty": f"no rule keeps {quality:.0%}\nfor certain"}
 look = {"xlabel": "FLOPs (1 = full depth)", "sharey": False, "width": 4.4, "note": tested}
 figure = figures.facets(drawn, draw, **panels, **look)

@@ -44,7 +44,7 @@ from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
 from mee_utils.study import figures
 from mee_utils.study.catalogue import MAIN_MODEL, RULES, VARIANTS
-from mee_utils.study.result_tables import KEPT, inputs_of, read_measured, read_measurements
+from mee_utils.study.result_tables import KEEPS_IT, inputs_of, read_measured, read_measurements
 from mee_utils.study.verdicts import keeping
 from mee_utils.tasks import TASKS
 from mee_utils.traces.replay import replay_policy
@@ -470,7 +470,7 @@ experiment.save_figure(figure, "score_against_cost", curve_points)
 kept = keeping(stored, "calm", quality)
 kept = experiment.save_table(kept[kept.rule.isin(wanted) & kept.task.isin(list(tasks))], "at_99_percent")
 for task, rows in kept.groupby("task", sort=False):
-    sure = rows[rows.verdict == KEPT[0]]
+    sure = rows[rows.verdict == KEEPS_IT]
     cheapest = "none"
     if len(sure):
         best = rows.loc[sure.flops_share.idxmin()]
@@ -490,7 +490,7 @@ tables = {
         "learned": most[most.task == task].assign(model="calm"),
         "published": published[published.task == task].assign(model="calm"),
         "decisions": quality_of[quality_of.task == task].assign(model="calm"),
-        "kept": kept[(kept.task == task) & (kept.verdict == KEPT[0])],
+        "kept": kept[(kept.task == task) & (kept.verdict == KEEPS_IT)],
     }
     for task in tasks
 }

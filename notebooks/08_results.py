@@ -77,7 +77,7 @@ def family_of(rule):
 
 # %%
 kept = experiment.save_table(verdicts.keeping(stored, main, quality), "at_99_percent")
-sure = kept[kept.verdict == result_tables.KEPT[0]]
+sure = kept[kept.verdict == result_tables.KEEPS_IT]
 answer = verdicts.fastest(result_tables.read_timings("kept", sure, name))
 
 

@@ -48,7 +48,9 @@ def test_rows_are_taken_only_while_tests_pass():
 @pytest.mark.parametrize("bound", calibration.BOUNDS)
 def test_p_values_hold_what_they_promise(bound):
     """Where the mean loss is delta, at most a share eps of draws may pass; well below it, nearly all do."""
-    random, trials, delta = np.random.default_rng(0), 2000, 0.2
+    random = np.random.default_rng(0)
+    trials = 2000
+    delta = 0.2
     draws = {
         "bernoulli": lambda mean: (random.random((trials, 100)) < mean).astype(float),
         "beta": lambda mean: random.beta(4 * mean, 4 * (1 - mean), (trials, 100)),
@@ -82,8 +84,12 @@ def test_betting_is_tighter_where_losses_vary_little():
 @pytest.mark.parametrize("bound", calibration.BOUNDS)
 def test_the_guarantee_holds_on_fresh_examples(bound):
     """Mean losses rise through delta: over many draws the chosen one exceeds delta in at most a share eps."""
-    random, means, delta, runs = np.random.default_rng(1), np.linspace(0.02, 0.3, 20), 0.12, 400
-    levels, wrong = list(np.linspace(0.99, 0.3, 20)), 0
+    random = np.random.default_rng(1)
+    means = np.linspace(0.02, 0.3, 20)
+    delta = 0.12
+    runs = 400
+    levels = list(np.linspace(0.99, 0.3, 20))
+    wrong = 0
     for _ in range(runs):
         losses = (random.random((20, 150)) < means[:, None]).astype(float)
         found = calibration.learn_then_test(losses, levels, delta, 0.05, bound)
@@ -142,7 +148,7 @@ def test_losses_are_those_of_the_metric(task):
 def test_a_calibrated_policy_is_ready_to_decode(tokenizer, task):
     model = build_lively("t5", tokenizer, layers=6)
     policy = ExitPolicy("softmax_margin", min_layer=2, pruning="fixed", top_k=50)
-    settings = dict(max_new_tokens=LENGTH, batch_size=4)
+    settings = {"max_new_tokens": LENGTH, "batch_size": 4}
     found = calibration.calibrate(model, task, policy, 0.9, 0.4, thresholds=[1.0, 0.5, 0.0], **settings)
     assert (
         found.threshold is not None
@@ -154,10 +160,10 @@ def test_a_calibrated_policy_is_ready_to_decode(tokenizer, task):
     strict = calibration.calibrate(model, task, policy, 0.01, 0.01, thresholds=[1.0], **settings)
     assert strict.policy is None and "No threshold satisfies" in str(strict)
     for wrong, message in (
-        (dict(thresholds=0.9), "thresholds=0.9: give a list of numbers"),
-        (dict(thresholds=["0.9"]), "give a list of numbers"),
-        (dict(task=list(INPUTS)), "give a Task, from load_task"),
-        (dict(policy="softmax_margin"), 'such as ExitPolicy\\("softmax_margin"\\)'),
+        ({"thresholds": 0.9}, "thresholds=0.9: give a list of numbers"),
+        ({"thresholds": ["0.9"]}, "give a list of numbers"),
+        ({"task": list(INPUTS)}, "give a Task, from load_task"),
+        ({"policy": "softmax_margin"}, 'such as ExitPolicy\\("softmax_margin"\\)'),
     ):
         with pytest.raises(MeeError, match=message) as caught:
             calibration.calibrate(model, **{"task": task, "policy": policy, "delta": 0.1, **wrong})
@@ -168,7 +174,7 @@ def test_a_calibrated_policy_is_ready_to_decode(tokenizer, task):
 
 def test_calibration_keeps_the_decay_of_a_threshold_of_ones_own(tokenizer, task):
     """Losses and the calibrated policy must be those of the same threshold given as options."""
-    model, settings = build_lively("t5", tokenizer), dict(max_new_tokens=LENGTH, batch_size=7)
+    model, settings = build_lively("t5", tokenizer), {"max_new_tokens": LENGTH, "batch_size": 7}
     found = [
         calibration.calibrate(model, task, policy, 0.9, 0.4, thresholds=[0.3, 0.2, 0.1], **settings)
         for policy in (

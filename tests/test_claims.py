@@ -89,7 +89,7 @@ def test_a_claim_about_an_absent_model_cannot_be_tested_and_a_missing_row_is_one
     judged = claims.judge("01_monotonicity", only, exit_layer=4)
     assert judged[["p_holds", "p_fails"]].isna().all(axis=None) and set(judged.ours) == {""}
     short = {"task": {name: rows[rows.layer != 2] for name, rows in GOOD.items()}}
-    with pytest.raises(MeeError, match='"CALM settled after layer 2" finds 0 rows .*layer.*"stable"'):
+    with pytest.raises(MeeError, match=r'"CALM settled after layer 2" finds 0 rows .*layer.*"stable"'):
         claims.judge("01_monotonicity", short, exit_layer=4)
     twice = {"task": {name: pd.concat([rows, rows]) for name, rows in GOOD.items()}}
     with pytest.raises(MeeError, match="finds 2 rows"):
@@ -184,7 +184,7 @@ def test_statements_name_their_source(notebook, number):
 
 
 def test_a_notebook_without_statements_is_refused_by_name():
-    with pytest.raises(MeeError, match='notebook.*"00_models".*01_monotonicity'):
+    with pytest.raises(MeeError, match=r'notebook.*"00_models".*01_monotonicity'):
         statements_of("00_models")
 
 

@@ -174,11 +174,9 @@ class Layer:
         flat = torch.tensor(
             [[2.0, 0.0, 0.0], [2.5, 1.5, 0.0], [3.0, 2.8, 0.0]]
         )  # the logit rises, the probability falls
-        self.layer, self.shift, self.logits = (
-            layer,
-            shift,
-            torch.stack([rising[layer - 1], flat[layer - 1]]) + shift,
-        )
+        self.layer = layer
+        self.shift = shift
+        self.logits = torch.stack([rising[layer - 1], flat[layer - 1]]) + shift
         self.top1_probability = self.logits.softmax(-1).amax(-1)
 
     def earlier(self, layers):
@@ -217,7 +215,7 @@ def test_rising_logits_are_those_of_the_layers_while_decoding(eight, traced):
 
 
 def test_positions_are_emitted_in_place_of_ids_and_confidence_stays(eight, traced):
-    options = dict(pruning="fixed", top_k=5, min_layer=3)
+    options = {"pruning": "fixed", "top_k": 5, "min_layer": 3}
     plain = generate(eight, INPUTS, ExitPolicy(threshold=1.0, **options), max_new_tokens=LENGTH)
     found = generate(
         eight, INPUTS, bugs.reading(bugs.PositionReadout, threshold=1.0, **options), max_new_tokens=LENGTH
@@ -241,7 +239,7 @@ def test_positions_are_emitted_in_place_of_ids_and_confidence_stays(eight, trace
 
 
 def test_at_the_first_layer_there_is_no_list_yet_and_the_token_is_right(eight):
-    options = dict(pruning="fixed", top_k=5, min_layer=3, threshold=0.0)
+    options = {"pruning": "fixed", "top_k": 5, "min_layer": 3, "threshold": 0.0}
     plain, found = (
         generate(eight, INPUTS, policy, max_new_tokens=LENGTH)
         for policy in (ExitPolicy(**options), bugs.reading(bugs.PositionReadout, **options))
@@ -258,7 +256,7 @@ def test_the_second_cut_keeps_the_lowest_ids_of_the_first(eight):
             cuts.setdefault((state.position, state.layer), (found[0], state.readout_logits.ids, state.logits))
             return found
 
-    options = dict(pruning="decaying", top_k=60, least_k=8, min_layer=3, threshold=1.0)
+    options = {"pruning": "decaying", "top_k": 60, "least_k": 8, "min_layer": 3, "threshold": 1.0}
     sizes = ExitPolicy(**options).bind(LAYERS, 600).readout.sizes
     policy = bugs.reading(Recorded, **options)
     found = generate(eight, INPUTS, policy, max_new_tokens=LENGTH, batch_size=7)
@@ -277,7 +275,7 @@ def test_the_second_cut_keeps_the_lowest_ids_of_the_first(eight):
 
 
 @pytest.mark.parametrize("contrast", ["weighted", "jsd"])
-@pytest.mark.parametrize("pruned", [{}, dict(pruning="fixed", top_k=5)])
+@pytest.mark.parametrize("pruned", [{}, {"pruning": "fixed", "top_k": 5}])
 def test_a_plausible_set_of_one_is_certain_without_its_mass(eight, contrast, pruned):
     options = dict(contrast=contrast, contrast_alpha=1.0, min_layer=3, **pruned)
     spies = (
@@ -348,7 +346,10 @@ def test_a_bound_policy_keeps_the_published_threshold_and_exits_where_free_was_t
 
 def test_without_its_entropy_pcee_counts_equal_predictions(eight):
     (pair,) = pairs("entropy never asked")
-    run = lambda policy: generate(eight, INPUTS, policy, max_new_tokens=LENGTH).exit_layers
+
+    def run(policy):
+        return generate(eight, INPUTS, policy, max_new_tokens=LENGTH).exit_layers
+
     pabee = run(ExitPolicy("patience", threshold=2, min_layer=pair.correct.min_layer))
     assert [layers.tolist() for layers in run(pair.published)] == [layers.tolist() for layers in pabee]
     sure = replace(pair.correct, threshold=0.0)  # random models never are: here any entropy will do

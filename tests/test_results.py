@@ -66,9 +66,11 @@ def test_a_setting_is_described_beside_full_depth():
 
 def test_each_rule_gets_the_last_threshold_that_passed_and_is_reported_on_other_examples():
     demands = {"consistency": (0.001, 0.1), "risk": (0.1,)}
-    lucky = lambda part, rule, threshold, examples: (
-        examples.assign(loss=np.where(np.arange(400) % 2, 0.3, 0.0)) if threshold == 0.7 else examples
-    )
+
+    def lucky(part, rule, threshold, examples):
+        loss = np.where(np.arange(400) % 2, 0.3, 0.0)
+        return examples.assign(loss=loss) if threshold == 0.7 else examples
+
     keys = ["rule", "kind", "delta", "bound"]
     found = verdicts.calibrated(measured(), "calm", demands).set_index(keys)
     at = found.loc[("fixed", "consistency", 0.1, "hoeffding_bentkus")]
@@ -88,7 +90,9 @@ def test_promises_are_broken_as_often_as_they_may_and_without_a_test_more_often(
     found = calibration.broken_guarantees(losses, [0.9, 0.8, 0.7, 0.6], (0.1,), 0.05, 200)
     assert len(found) == 3 * 200 and not found[found.threshold == 0.8].violated.any()
     assert found[found.threshold == 0.7].violated.all()  # the third is just not good enough
-    parts = [pd.DataFrame({"threshold": level, "loss": row}) for level, row in zip("abcd", losses)]
+    parts = [
+        pd.DataFrame({"threshold": level, "loss": row}) for level, row in zip("abcd", losses, strict=True)
+    ]
     fresh = pd.concat(parts).assign(rule="fixed", threshold=lambda rows: rows.threshold.map(ord) * -1.0)
     rates = verdicts.fresh_rates(fresh, (0.1,), 0.05, 200)
     just_below = pytest.approx([0.99 * 0.04, 0.1, 0.99 * 0.11, 0.99 * 0.5], rel=0.05)
@@ -113,14 +117,16 @@ def test_costs_at_equal_loss_lie_between_the_settings():
 
 
 def test_the_setting_within_a_loss_is_chosen_on_validation_examples():
-    chosen = lambda demand, found: verdicts.within_loss(found, "calm", demand).set_index("rule")
+    def chosen(demand, results):
+        return verdicts.within_loss(results, "calm", demand).set_index("rule")
+
+    def unlucky(part, rule, threshold, examples):
+        return examples.assign(loss=examples.loss + 0.5 * (part == "test" and threshold == 0.7))
+
     kept = chosen(0.06, measured())
     assert kept.threshold.drop(["oracle", "full_depth"]).to_dict() == {"fixed": 0.7, "static": 8.0}
     assert set(kept.part) == {"test"} and np.isnan(kept.threshold["oracle"]) and len(kept) == 4
     assert chosen(0.01, measured()).threshold["static"] == 8.0, "the strictest, where even that loses more"
-    unlucky = lambda part, rule, threshold, examples: examples.assign(
-        loss=examples.loss + 0.5 * (part == "test" and threshold == 0.7)
-    )
     worse = chosen(0.06, measured(change=unlucky))
     assert worse.threshold["fixed"] == 0.7 and worse.consistency_loss["fixed"] == pytest.approx(0.55)
     found = measured()
@@ -146,9 +152,9 @@ def test_what_keeps_the_score_is_the_last_in_a_sequence_of_tests():
     assert barely.threshold["fixed"] == 0.7
 
     def worse(*levels):
-        change = lambda part, rule, threshold, examples: examples.assign(
-            score=examples.score - 10 * (part == "test" and threshold in levels)
-        )
+        def change(part, rule, threshold, examples):
+            return examples.assign(score=examples.score - 10 * (part == "test" and threshold in levels))
+
         return verdicts.keeping(measured(change=change), "calm", 0.965).set_index("rule")
 
     assert worse(0.7).threshold["fixed"] == 0.9 and worse(0.7).verdict["fixed"] == "keeps it"
@@ -159,9 +165,11 @@ def test_what_keeps_the_score_is_the_last_in_a_sequence_of_tests():
 
 def test_where_it_is_not_certain_the_verdict_is_undecided():
     noise = np.random.default_rng(0).normal(0, 20, 400)
-    noisy = lambda part, rule, threshold, examples: (
-        examples.assign(score=examples.score + noise * (part == "test")) if threshold == 0.9 else examples
-    )
+
+    def noisy(part, rule, threshold, examples):
+        noisy_score = examples.score + noise * (part == "test")
+        return examples.assign(score=noisy_score) if threshold == 0.9 else examples
+
     found = measured(change=noisy)
     share = found.rows(threshold=0.9).retained.item()
     assert verdicts.keeping(found, "calm", share).set_index("rule").verdict["fixed"] == "undecided"

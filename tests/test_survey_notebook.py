@@ -116,7 +116,10 @@ def test_drafts_of_a_threshold_are_those_of_verified_decoding(traced):
 
 def test_what_a_rule_looks_at_and_costs():
     sizes = {"t5-base": SHAPES["t5-base"]}
-    describe = lambda measure, ids=None: survey.what_it_costs(measure, sizes, ids)
+
+    def describe(measure, ids=None):
+        return survey.what_it_costs(measure, sizes, ids)
+
     margin, patience = describe(find_measure("softmax_margin")), describe(find_measure("patience"))
     assert (margin["layers"], patience["layers"]) == ("1", "all so far") and not margin["trained"]
     assert margin["t5-base"] == patience["t5-base"] == sizes["t5-base"].readout / sizes["t5-base"].projections
@@ -134,7 +137,9 @@ def test_what_a_rule_looks_at_and_costs():
 
 
 def test_rules_that_order_tokens_alike_correlate_and_ties_share_a_rank():
-    make = lambda values: SimpleNamespace(confidences=np.array([values]).T, decision_layers=(4,))
+    def make(values):
+        return SimpleNamespace(confidences=np.array([values]).T, decision_layers=(4,))
+
     rules = {"a": make([1.0, 2, 3, 4]), "b": make([1.0, 4, 9, 16]), "c": make([4.0, 3, 2, 1])}
     rules |= {"d": make([1.0, 1, 2, 2]), "same": make([1.0, 1, 1, 1])}
     found = survey.rank_correlations(rules, 4)
@@ -148,7 +153,7 @@ def hand_made():
     """Six tokens of two outputs, three layers; the truth is 1 everywhere."""
     top = np.array([[1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0], [1, 1, 1]])
     sure = np.array([[0.95, 0.95, 0.95]] * 3 + [[0.95, 0.5, 0.95]] * 3)
-    arrays = dict(top1_id=top, top1_probability=sure, token_id=np.ones(6, int), layers=3)
+    arrays = {"top1_id": top, "top1_probability": sure, "token_id": np.ones(6, int), "layers": 3}
     return SimpleNamespace(sequence=np.repeat([0, 1], 3), position=np.tile([0, 1, 2], 2), **arrays)
 
 
@@ -167,7 +172,7 @@ def test_overthinking_fake_confidence_and_errors_by_place_are_counted():
 
 def test_the_bandit_that_is_played_is_the_bandit_that_decodes(traced):
     model, found, _, _ = traced
-    arms, options = (0.02, 0.1, 0.3), dict(exploration=0.05, cost=0.1)
+    arms, options = (0.02, 0.1, 0.3), {"exploration": 0.05, "cost": 0.1}
     replayed = replay_policy(found, ExitPolicy("max_probability", threshold=0.5, min_layer=1), model)
     bandit = ExitPolicy("max_probability", threshold=BanditThreshold(arms, **options), min_layer=1)
     rewards, places = survey.arm_rewards(replayed, arms, cost=0.1)

@@ -15,7 +15,7 @@ import pandas as pd
 from ..common.errors import check_choice
 from ..study.catalogue import MAIN_MODEL, SEVERAL_LAYERS
 from ..study.figures import label
-from ..study.result_tables import KEPT
+from ..study.result_tables import KEEPS_IT
 from ..study.results import DECIMALS, Run
 from ..tasks.kinds import TASKS
 from .claims import VERDICTS
@@ -131,7 +131,7 @@ def results(tables: SavedTables) -> Numbers:
     """08: the rules that keep 99 % of the score, the guarantee, a published bug, and the ledger."""
     stated: Numbers = {}
     safe = tables["at_99_percent"]
-    safe = safe[(safe.verdict == KEPT[0]) & (safe.flops_share < 1)]
+    safe = safe[(safe.verdict == KEEPS_IT) & (safe.flops_share < 1)]
     for row in safe.sort_values("flops_share", kind="stable").drop_duplicates("task").itertuples():
         cheapest = {"rule": label(row.rule), "flops_share": row.flops_share}
         stated.setdefault(row.task, {})["cheapest"] = cheapest | {

@@ -14,7 +14,7 @@ import pandas as pd
 from ..common.files import ROOT
 from ..study import result_tables
 from ..study.figures import label
-from ..study.result_tables import BENCH, KEPT, PARTS, best_of_families, missed, one_machine, read_timings
+from ..study.result_tables import BENCH, KEEPS_IT, PARTS, best_of_families, missed, one_machine, read_timings
 from ..tasks.kinds import TASKS
 from .claims import MIXED
 from .statements import BELIEFS
@@ -121,7 +121,7 @@ def in_order(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
 def fastest_at_full_quality(stored: StoredTables) -> pd.DataFrame:
     """Of each family of rules the fastest that keeps 99 % of the score for certain, by batch size."""
     rules = stored.table("08_results", "at_99_percent")
-    timed = stored.timings(rules[rules.verdict == KEPT[0]], "kept")
+    timed = stored.timings(rules[rules.verdict == KEEPS_IT], "kept")
     best = in_order(best_of_families(timed, [*TASK, "batch"], "ranked", ascending=False), "batch")
     columns = ["batch", "family", "rule", "mean_exit_layer", "flops_share", "retained", "tokens_per_second"]
     return best[[*TASK, *columns]]
@@ -130,7 +130,7 @@ def fastest_at_full_quality(stored: StoredTables) -> pd.DataFrame:
 def cheapest_at_full_quality(stored: StoredTables) -> pd.DataFrame:
     """Of each family of rules the one that keeps 99 % of the score for certain with the fewest FLOPs."""
     rules = stored.table("08_results", "at_99_percent")
-    safe = rules[(rules.verdict == KEPT[0]) & (rules.flops_share < 1)]
+    safe = rules[(rules.verdict == KEEPS_IT) & (rules.flops_share < 1)]
     best = in_order(best_of_families(safe, TASK, "flops_share"))
     best["flops"] = with_range(best, "flops_share", "flops_low", "flops_high", ".1%")
     best["rule"] = best.rule.map(label)

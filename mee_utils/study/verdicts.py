@@ -10,7 +10,7 @@ from scipy.stats import binom
 from ..analysis.calibration import BOUNDS, LOSSES, broken_guarantees, learn_then_test
 from ..analysis.statistics import DRAWS, RESAMPLES, Estimate
 from .catalogue import RULES, SEVERAL_LAYERS
-from .result_tables import KEPT, KEYS, Measured, best_of_families, described
+from .result_tables import KEEPS_IT, KEYS, LOSES_IT, UNDECIDED, Measured, best_of_families, described
 
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
 AT_FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}  # where no threshold passed
@@ -50,8 +50,8 @@ def keeping(stored: Measured, model: str, quality: float) -> pd.DataFrame:
         passed = int(np.logical_and.accumulate(tested.low >= quality).sum())
         rows.append(tested.iloc[[max(passed - 1, 0)]])
     kept = pd.concat(rows[1:] or rows, ignore_index=True)
-    enough = [kept.low >= quality, kept.high < quality]
-    return kept.assign(verdict=np.select(enough, KEPT[:2], KEPT[2]))
+    sure = [kept.low >= quality, kept.high < quality]
+    return kept.assign(verdict=np.select(sure, [KEEPS_IT, LOSES_IT], UNDECIDED))
 
 
 def within_loss(stored: Measured, model: str, demand: float) -> pd.DataFrame:
@@ -248,7 +248,7 @@ def answer_lines(
     kept: pd.DataFrame, answer: pd.DataFrame, tasks: Sequence[str], quality: float, label: Callable
 ) -> Iterator[str]:
     """MEE's question answered in words, from `keeping` and `fastest`; `label` says a name in words."""
-    sure = _in_words(kept[kept.verdict == KEPT[0]].sort_values("flops_share", kind="stable"), label)
+    sure = _in_words(kept[kept.verdict == KEEPS_IT].sort_values("flops_share", kind="stable"), label)
     timed_rules = _in_words(answer, label)
     for task in tasks:
         yield _kept_line(label(task), sure[sure.task == task], quality)

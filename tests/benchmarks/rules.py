@@ -18,7 +18,7 @@ from mee_utils.models.loading import Model
 from mee_utils.study.catalogue import BESIDE_SURVEY, MAIN_MODEL, PRUNED, RULES, SURVEY, rule_policies
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import load_tasks, weights_digest
-from mee_utils.study.result_tables import KEPT, read_manifest, read_measured, read_table
+from mee_utils.study.result_tables import KEEPS_IT, read_manifest, read_measured, read_table
 from mee_utils.study.verdicts import keeping, timed, within_loss
 from mee_utils.tasks.loading import Task
 
@@ -144,7 +144,7 @@ def drafts(experiment: Experiment) -> Iterator[Setting]:
 def certain(profile: str) -> pd.DataFrame:
     """The last setting of each rule that keeps `QUALITY` for certain, if that saves FLOPs."""
     rows = keeping(read_measured(profile), MAIN_MODEL, QUALITY)
-    return rows[(rows.verdict == KEPT[0]) & (rows.flops_share < 1)]
+    return rows[(rows.verdict == KEEPS_IT) & (rows.flops_share < 1)]
 
 
 def labelled_policies(
