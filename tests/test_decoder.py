@@ -3,6 +3,8 @@
 import copy
 import json
 import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import greedy, uncached
 
+import mee_utils
 from mee_utils import ExitPolicy, ForcedExits, MeeError, generate, load_model, replay, trace
-from mee_utils.decoding import generation, layerwise, linear
+from mee_utils.decoding import generation, layerwise
 from mee_utils.decoding import token as token_module
-from mee_utils.decoding.exit_state import ExitState, Step
 from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of, start_and_end_ids
+from mee_utils.decoding.token import ExitState, Step, decide
 from mee_utils.models.loading import Model
 from mee_utils.models.states import layer_states
 
@@ -236,7 +239,7 @@ def test_parallel_exits_are_those_of_a_replay_up_to_the_first_other_token(lively
 def test_packed_weights_in_single_precision_give_the_same_tokens(tokenizer, family, monkeypatch):
     model = build_lively(family, tokenizer, dtype=torch.float32)
     plain = LayerwiseDecoder(model.network)  # too small to be packed
-    monkeypatch.setattr(linear, "PACKED_FROM", 0)
+    monkeypatch.setattr(layerwise, "PACKED_FROM", 0)
     packed = LayerwiseDecoder(model.network)
     if not packed.head.packed:
         pytest.fail("this build of torch has no packed product; decoder and benchmark then run unpacked")
@@ -296,10 +299,8 @@ def test_changed_weights_are_noticed(tokenizer):
 
 
 def test_only_one_function_of_the_loop_fetches_from_the_device():
-    from pathlib import Path
-
     folder = Path(layerwise.__file__).parent
-    for name, count in (("token.py", 1), ("generation.py", 0), ("layerwise.py", 0), ("exit_state.py", 0)):
+    for name, count in (("token.py", 1), ("generation.py", 0), ("layerwise.py", 0), ("outputs.py", 0)):
         text = (folder / name).read_text()
         assert (
             text.count(".cpu()") == count
@@ -664,6 +665,33 @@ def test_any_iterable_of_texts_will_do(t5):
     assert generate(t5, INPUTS[0], max_new_tokens=3).token_ids == plain[:1]
 
 
+def test_from_the_call_to_a_decision_few_files_run(tokenizer, monkeypatch):
+    """Counted: files of ours whose functions are called until `decide` has returned for the first time.
+
+    The decoder of the model is there (it is made once); one token, the softmax margin.
+    """
+    model = build_lively("t5", tokenizer)
+    generate(model, INPUTS[:1], max_new_tokens=1)
+    policy = ExitPolicy(threshold=0.5)
+    folder = str(Path(mee_utils.__file__).parent)
+    files, decided = set(), []
+
+    def watch(frame, event, _):
+        code = frame.f_code
+        if code.co_filename.startswith(folder) and not decided:
+            files.add(Path(code.co_filename).name)
+            if event == "return" and code is decide.__code__:
+                decided.append(True)
+
+    sys.setprofile(watch)
+    try:
+        generate(model, INPUTS[:1], policy, max_new_tokens=1)
+    finally:
+        sys.setprofile(None)
+    assert decided and {"generation.py", "layerwise.py", "token.py", "measures.py"} <= files
+    assert len(files) <= 8, sorted(files)
+
+
 def test_of_equal_logits_a_measure_sees_the_first_as_the_last_layer_does():
     class Tied:
         layers, norm = 4, staticmethod(lambda states: states)
@@ -673,8 +701,8 @@ def test_of_equal_logits_a_measure_sees_the_first_as_the_last_layer_does():
             return torch.tensor([[1.0, 3.0, 3.0, 3.0], [0.0, 0.0, 1.0, 1.0]])
 
     state = torch.zeros(2, 4)
-    readout = ExitPolicy(min_layer=1).bind(4, 4).readout
-    step = Step(Tied(), readout, sequence=np.arange(2), position=0, fed=torch.zeros(2, dtype=torch.int64))
+    bound = ExitPolicy(min_layer=1).bind(4, 4)
+    step = Step(Tied(), bound, sequence=np.arange(2), position=0, fed=torch.zeros(2, dtype=torch.int64))
     now = ExitState(step, 1, state, state, np.arange(2))
     assert now.top1_id.tolist() == [1, 2] and now.margin.tolist() == [0, 0]
 

@@ -186,7 +186,7 @@ def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, family, mea
 
     def noted(decoder, layer, x, span, run=LayerwiseDecoder.run_span):
         # a causal pass multiplies queries with later keys too, and throws it away; nobody counts that
-        masked.append(4 * sizes.inner * span.places * (span.places - 1) // 2)
+        masked.append(4 * sizes.inner * span.width * (span.width - 1) // 2)
         return run(decoder, layer, x, span)
 
     monkeypatch.setattr(LayerwiseDecoder, "run_span", noted)

@@ -26,8 +26,9 @@ from .inputs import (
     detokenize,
 )
 from .layerwise import LayerwiseDecoder, decoder_of
+from .outputs import Drafts, Output
 from .planning import plan_drafts
-from .token import Drafts, Output, decode_tokens
+from .token import decode_tokens
 from .verify import DraftDecoder
 
 

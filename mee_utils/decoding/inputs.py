@@ -107,7 +107,7 @@ def batches_by_length(model: Model, inputs: Sequence[str], batch_size: int) -> I
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         padded = model.tokenizer.pad({"input_ids": [ids[i] for i in chosen]}, return_tensors="pt")
-        yield chosen, dict(padded.to(model.device))
+        yield chosen, dict(padded.to(model.network.device))
 
 
 def cut_at_end(ids: list[int], ends: Collection[int]) -> list[int]:

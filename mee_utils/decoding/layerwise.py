@@ -16,6 +16,7 @@ reaches a layer brings all earlier positions up to it.
 
 from __future__ import annotations
 
+import math
 import weakref
 from functools import cached_property
 from numbers import Integral
@@ -27,31 +28,103 @@ from torch.nn import functional
 
 from ..common.errors import MeeError
 from ..models.states import output_scale
-from .linear import Linear, Norm
 
 # `LayerwiseDecoder.compact_below` of wide and narrow models; measured at the mini shape and t5-base
 COMPACT_WIDE, COMPACT_NARROW, NARROW = 0.9, 0.0, 256
 GATHER_BELOW = 0.25  # with a smaller share of rows active, keys and values are gathered instead of masked
 PIECE = 128  # positions that a cache has room for at first; it doubles when they are full
+PACKED_FROM = 200_000  # elements of a weight; below, packing gains nothing (measured on three shapes)
+ROWS_HINT = 16  # oneDNN's layout for this many rows is the fastest at 1 and at 32 too
+
+
+class Linear:
+    """`x W^T` for rows `x`; `W`, `[outputs, inputs]`, is packed if it is large.
+
+    For 2 to 32 rows the general routine lays a large matrix out anew in every call, which costs more than the
+    product; oneDNN can keep the layout. For small matrices it has more overhead (`make bench` measures both).
+    """
+
+    def __init__(self, weight: Tensor):
+        self.weight = weight.detach()
+        self.packed = _can_be_packed(weight)
+        if self.packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS_HINT)
+        else:
+            self.transposed = self.weight.t()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """`[..., inputs]` to `[..., outputs]`. Raises ValueError where a gradient would be lost (packed)."""
+        if self.packed:
+            if rows.requires_grad and torch.is_grad_enabled():
+                raise ValueError("A packed weight passes on no gradient: use functional.linear.")
+            return torch.ops.mkldnn._linear_pointwise(rows, self.weight, None, "none", [], "")
+        return functional.linear(rows, self.weight)
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """`residual + x W^T`, both `[rows, ...]` of two dimensions."""
+        if self.packed:
+            return residual + self(rows)
+        return torch.addmm(residual, rows, self.transposed)
+
+
+def _can_be_packed(weight: Tensor) -> bool:
+    """Whether a weight is large enough to be packed, and of a kind that this processor can."""
+    on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    if weight.numel() < PACKED_FROM or not on_cpu:
+        return False
+    if weight.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype == torch.float32
+
+
+class Norm:
+    """T5's layer norm, `w x / sqrt(mean(x^2) + eps)`, in four small operations.
+
+    `sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(d eps)) / sqrt(d)`. Half precision is left to torch, which
+    computes it in single precision as `transformers` does.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.weight = module.weight.detach()
+        self.eps = module.variance_epsilon
+        self.half = self.weight.dtype in (torch.bfloat16, torch.float16)
+        size = self.weight.shape[0]
+        self.scaled = self.weight * math.sqrt(size)
+        self.smallest = self.weight.new_tensor([math.sqrt(size * self.eps)])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[..., d]` to `[..., d]`."""
+        if self.half:
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.smallest)
+        return (x / length).mul_(self.scaled)
 
 
 class LayerWeights:
     """The weights of one decoder layer, projections with the same input joined."""
 
     def __init__(self, layer: nn.Module):
-        own, cross = layer.layer[0].SelfAttention, layer.layer[1].EncDecAttention
-        feed, inner = layer.layer[-1].DenseReluDense, own.q.weight.shape[0]
+        attention = layer.layer[0].SelfAttention
+        cross = layer.layer[1].EncDecAttention
+        feed_forward = layer.layer[-1].DenseReluDense
         self.norms = [Norm(sublayer.layer_norm) for sublayer in layer.layer]
-        joined = torch.cat([own.q.weight, own.k.weight, own.v.weight]).detach()
-        self.query, self.key_value = Linear(joined[:inner]), Linear(joined[inner:])
+        inner = attention.q.weight.shape[0]
+        joined = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight]).detach()
+        self.query = Linear(joined[:inner])
+        self.key_value = Linear(joined[inner:])
         self.joined = None if self.key_value.packed else Linear(joined)
-        self.out = Linear(own.o.weight)
-        self.cross_query, self.cross_out = Linear(cross.q.weight), Linear(cross.o.weight)
+        self.out = Linear(attention.o.weight)
+        self.cross_query = Linear(cross.q.weight)
         self.cross_key_value = Linear(torch.cat([cross.k.weight, cross.v.weight]))
-        self.gated = hasattr(feed, "wi_0")
-        wide = torch.cat([feed.wi_0.weight, feed.wi_1.weight]) if self.gated else feed.wi.weight
-        self.wide, self.narrow = Linear(wide), Linear(feed.wo.weight)
-        self.activation = torch.relu if isinstance(feed.act, nn.ReLU) else feed.act.forward
+        self.cross_out = Linear(cross.o.weight)
+        self.gated = hasattr(feed_forward, "wi_0")
+        if self.gated:
+            self.wide = Linear(torch.cat([feed_forward.wi_0.weight, feed_forward.wi_1.weight]))
+        else:
+            self.wide = Linear(feed_forward.wi.weight)
+        self.narrow = Linear(feed_forward.wo.weight)
+        relu = isinstance(feed_forward.act, nn.ReLU)
+        self.activation = torch.relu if relu else feed_forward.act.forward
 
     def queries_keys_values(self, normed: Tensor) -> Tensor:
         """`[rows, d]` to `[rows, 3 * inner]`."""
@@ -61,52 +134,74 @@ class LayerWeights:
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The last sublayer with its residual, `[rows, d]`."""
-        gate, *linear = self.wide(self.norms[-1](x)).chunk(1 + self.gated, dim=-1)
-        inner = self.activation(gate)
-        return self.narrow.add_to(x, inner * linear[0] if linear else inner)
+        wide = self.wide(self.norms[-1](x))
+        if not self.gated:
+            return self.narrow.add_to(x, self.activation(wide))
+        gate, linear = wide.chunk(2, dim=-1)
+        return self.narrow.add_to(x, self.activation(gate) * linear)
 
 
 class Cache:
-    """Keys, values and waiting states of one batch. Made by `LayerwiseDecoder.begin`."""
+    """Keys, values and waiting states of one batch. Made by `LayerwiseDecoder.begin`.
+
+    `filled[layer - 1, row]` is the number of positions with keys and values at a layer. A worked example: one
+    row in a decoder of four layers ("copy"), of whose tokens the first exits at layer 2, the second runs all
+    layers, and the third exits at layer 1:
+
+    | token | exits at | what runs | `filled`, layers 1 to 4 |
+    |---|---|---|---|
+    | 0 | 2 | layers 1 and 2 on token 0; its state waits in `states[row, 0]` | 1 1 0 0 |
+    | 1 | 4 | all layers on token 1; layers 3 and 4 first make keys and values of token 0's state | 2 2 2 2 |
+    | 2 | 1 | layer 1 on token 2 | 3 2 2 2 |
+    """
 
     def __init__(self, encoded: Tensor, mask: Tensor | None, layers: int, length: int, parallel: bool):
         self.batch, _, size = encoded.shape  # number of rows
-        self.encoded, self.mask, self.length, self.parallel = encoded, mask, length, parallel
-        self.position, self.capacity = 0, min(length, PIECE)  # of the present token, and room for how many
-        # keys and values of tokens and of the source for each layer, `[2, row, head, position, d_kv]`
-        self.own: list[Tensor | None] = [None] * layers
-        self.cross: list[Tensor | None] = [None] * layers
-        # how many positions have them, and each token's exit state ("parallel": brought up later)
+        self.encoded = encoded  # [row, source, d_model]
+        self.mask = mask  # [row, 1, 1, source], minus infinity at padding; None: there is none
+        self.length = length  # of the longest output
+        self.parallel = parallel
+        self.position = 0  # of the present token
+        self.capacity = min(length, PIECE)  # how many positions there is room for
+        # keys and values for each layer, [2, row, head, position, d_kv]
+        self.own: list[Tensor | None] = [None] * layers  # of tokens
+        self.cross: list[Tensor | None] = [None] * layers  # of the source
         self.filled = np.zeros((layers, self.batch), dtype=np.int64)
+        # each token's exit state, [row, position, d_model] ("parallel": brought up by later tokens)
         self.states = encoded.new_zeros(self.batch, self.capacity, size)
 
     def keep(self, slots: np.ndarray) -> None:
         """Drops all other rows, and their memory."""
-        index, self.batch = torch.from_numpy(slots).to(self.encoded.device), len(slots)
-        self.encoded, self.states = self.encoded[index], self.states[index]
+        index = torch.from_numpy(slots).to(self.encoded.device)
+        self.batch = len(slots)
+        self.encoded = self.encoded[index]
+        self.states = self.states[index]
         self.mask = None if self.mask is None else self.mask[index]
-        self.own = [None if made is None else made[:, index] for made in self.own]
-        self.cross = [None if made is None else made[:, index] for made in self.cross]
+        self.own = [None if pair is None else pair[:, index] for pair in self.own]
+        self.cross = [None if pair is None else pair[:, index] for pair in self.cross]
         self.filled = self.filled[:, slots]
 
     def move_to(self, position: int) -> None:
         """Goes on to the token at `position`; a full cache doubles its room, up to `length`."""
         self.position = position
         if position == self.capacity:
-            room = (0, 0, 0, min(self.capacity, self.length - self.capacity))
-            self.capacity += room[-1]
+            added = min(self.capacity, self.length - self.capacity)
+            self.capacity += added
+            room = (0, 0, 0, added)  # behind the last position
             self.states = functional.pad(self.states, room)
-            self.own = [None if made is None else functional.pad(made, room) for made in self.own]
+            self.own = [None if pair is None else functional.pad(pair, room) for pair in self.own]
 
 
 class Rows:
     """Some rows of a batch, all at its present token: their slots in the cache."""
 
     def __init__(self, cache: Cache, slots: np.ndarray):
-        self.cache, self.slots, self.keys = cache, slots, cache.position + 1
+        self.cache = cache
+        self.slots = slots
+        self.keys = cache.position + 1  # how many positions are attended to
         self.all = len(slots) == cache.batch
         self.gathered = not self.all and len(slots) < GATHER_BELOW * cache.batch
-        self.queries: np.ndarray | None = None  # positions `[row, places]`; None: one, at the last key
+        self.queries: np.ndarray | None = None  # positions `[row, width]`; None: one, at the last key
         self.bias: Tensor | None = None  # made by the first layer
 
     def __len__(self) -> int:
@@ -159,71 +254,91 @@ class Span(Rows):
     """The tokens that go through a layer together: of each row, all those that have not seen it yet.
 
     Rows stand at positions of their own ("verify"). States are flat, row by row, `[token, d_model]`;
-    attention takes them as `[row, places]`, each row's last token at the right. `ends`, `[row]`, is one
-    beyond the position of each row's last token; rows without any token are left out.
+    attention takes them as `[row, width]`, each row's last token at the right:
+
+        row 0, positions 3 to 5   3 4 5        flat: 3 4 5 | 5
+        row 1, position 5         . . 5        flat_index: 0 1 2 5
+
+    `ends`, `[row]`, is one beyond the position of each row's last token; rows without any token are left out.
+    Where all rows of the cache stand at the same positions, as one row alone always does, the span is
+    `aligned`: the tokens fill the rectangle, and slices address them in the cache.
     """
 
     def __init__(self, cache: Cache, slots: np.ndarray, ends: np.ndarray, layer: int):
-        self.given, filled = (slots, ends), cache.filled[:, slots]
-        first = filled[layer - 1]
-        # the next layer at which more tokens join; L + 1 if there is none
-        self.until = len(filled) + 1 - int((filled == first).all(axis=1)[::-1].argmax())
-        waits = first < ends
-        if not waits.all():
-            slots, first, ends = slots[waits], first[waits], ends[waits]
+        self.request = (slots, ends)
+        filled = cache.filled[:, slots]  # [layer, row]
+        first = filled[layer - 1]  # [row], the first position that has not seen the layer
+        # the layers from here on that the same tokens have not seen; L + 1 if these are all
+        self.next_merge_layer = len(filled) + 1 - int((filled == first).all(axis=1)[::-1].argmax())
+        waiting = first < ends
+        if not waiting.all():
+            slots, first, ends = slots[waiting], first[waiting], ends[waiting]
         super().__init__(cache, slots)
-        self.gathered, self.ends, self.counts = not self.all, ends, ends - first
-        self.places, self.keys = int(self.counts.max()), int(ends.max())
-        begin = self.keys - self.places
-        # all rows of the cache, at the same positions, as one row alone always is: slices do
-        self.together = self.all and bool((first == begin).all() and (ends == self.keys).all())
-        if self.places > 1 or not self.together:  # as few as tell; left of a row's first token none is in use
-            asked = ends[:1] if self.together else ends
-            self.queries = (asked[:, None] + np.arange(-self.places, 0)).clip(0)
-        self.place = None  # where the tokens stand among `[row * places]`, unless they fill it
-        if self.together:
-            self.where = (slice(None), slice(begin, self.keys))
-            return
-        row, positions = waiting_places(first, ends, np.arange(len(slots)))
-        self.where = tuple(self.on_device(np.stack([slots[row], positions])))
-        if len(row) < len(slots) * self.places:
-            self.place = self.on_device(row * self.places + positions - (ends - self.places)[row])
+        self.gathered = not self.all
+        self.ends = ends
+        self.counts = ends - first  # [row], tokens
+        self.width = int(self.counts.max())
+        self.keys = int(ends.max())
+        begin = self.keys - self.width
+        self.aligned = self.all and bool((first == begin).all() and (ends == self.keys).all())
+        self.flat_index = None  # where the tokens stand in `[row * width]`, unless they fill it
+        if self.aligned:
+            self._align(begin)
+        else:
+            self._spread(first)
+
+    def _align(self, begin: int) -> None:
+        """All rows hold positions `begin` to `keys - 1`."""
+        self.cache_index = (slice(None), slice(begin, self.keys))
+        if self.width > 1:  # one row stands for all
+            self.queries = np.arange(begin, self.keys)[None]
+
+    def _spread(self, first: np.ndarray) -> None:
+        """Each row holds positions `first` to `ends - 1`, `[row]`."""
+        row, positions = waiting_positions(first, self.ends, np.arange(len(self)))
+        self.cache_index = tuple(self.on_device(np.stack([self.slots[row], positions])))
+        left_edge = self.ends - self.width  # [row], may lie before the output; nothing there is used
+        self.queries = (left_edge[:, None] + np.arange(self.width)).clip(0)
+        if len(row) < len(self) * self.width:
+            self.flat_index = self.on_device(row * self.width + positions - left_edge[row])
 
     def joined(self, layer: int, x: Tensor) -> tuple[Span, Tensor]:
         """What goes through a later layer: these tokens, and those that join there."""
-        if layer != self.until:
+        if layer != self.next_merge_layer:
             return self, x
         self.store(x)
-        span = Span(self.cache, *self.given, layer)
+        slots, ends = self.request
+        span = Span(self.cache, slots, ends, layer)
         return span, span.load()
 
     def load(self) -> Tensor:
         """The states with which the tokens wait, `[token, d_model]`."""
-        return self.cache.states[self.where].flatten(0, -2)
+        return self.cache.states[self.cache_index].flatten(0, -2)
 
     def store(self, x: Tensor) -> None:
         """Leaves the tokens waiting with these states."""
-        self.cache.states[self.where] = x.view(*self.counts.shape, -1, x.shape[-1]) if self.together else x
+        self.cache.states[self.cache_index] = x.view(len(self), -1, x.shape[-1]) if self.aligned else x
 
     def last(self, x: Tensor) -> Tensor:
         """Of each row its last token, `[row, d_model]`."""
-        if self.places == 1:
+        if self.width == 1:
             return x
-        if self.together:
-            return x[self.places - 1 :: self.places]
+        if self.aligned:
+            return x[self.width - 1 :: self.width]
         return x[self.on_device(self.counts.cumsum() - 1)]
 
     def attend(self, query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
-        if self.places == 1:
+        """From queries `[token, head, d_kv]` to the keys of their own rows; `[token, inner]`."""
+        if self.width == 1:
             return super().attend(query, keys_values, bias)
-        if self.place is not None:
-            spread = query.new_zeros(len(self) * self.places, *query.shape[1:])
-            spread[self.place] = query
+        if self.flat_index is not None:
+            spread = query.new_zeros(len(self) * self.width, *query.shape[1:])
+            spread[self.flat_index] = query
             query = spread
-        query = query.unflatten(0, (-1, self.places)).transpose(1, 2)
+        query = query.unflatten(0, (-1, self.width)).transpose(1, 2)  # [row, head, width, d_kv]
         own = keys_values if self.all else keys_values.index_select(1, self.index)
         mixed = attention(query, own, bias).transpose(1, 2).flatten(2).flatten(0, 1)
-        return mixed if self.place is None else mixed[self.place]
+        return mixed if self.flat_index is None else mixed[self.flat_index]
 
 
 class LayerwiseDecoder:
@@ -234,20 +349,25 @@ class LayerwiseDecoder:
     """
 
     def __init__(self, network: nn.Module):
-        decoder, config, head = network.get_decoder(), network.config, network.lm_head.weight
+        decoder = network.get_decoder()
+        config = network.config
         self.embedding = decoder.embed_tokens.weight.detach()
         if self.embedding.dtype == torch.float16:
             raise MeeError("T5's states exceed the range of float16: load it in bfloat16 or float32.")
-        self.config, self.encoder = config, network.get_encoder()
-        self.heads, self.d_kv = config.num_heads, config.d_kv
+        self.config = config
+        self.encoder = network.get_encoder()
+        self.heads = config.num_heads
+        self.d_kv = config.d_kv
         self.start, self.ends = start_and_end_ids(network)
         self.weights = [LayerWeights(layer) for layer in decoder.block]
         self.layers = len(self.weights)
-        self.norm, self.scale = Norm(decoder.final_layer_norm), output_scale(network)
+        self.norm = Norm(decoder.final_layer_norm)
+        self.scale = output_scale(network)
         # exited rows stay in the batch until no more than this share of it is active: taking rows out costs
         # time, in a narrow model more than running them for nothing
         self.compact_below = COMPACT_NARROW if config.d_model < NARROW else COMPACT_WIDE
-        self.head, self._head_weight = Linear(head), head.detach()
+        self.head = Linear(network.lm_head.weight)
+        self._head_weight = network.lm_head.weight.detach()
         self._bias_module = decoder.block[0].layer[0].SelfAttention
         self._relative_bias = self._make_relative_bias(PIECE)
 
@@ -257,10 +377,13 @@ class LayerwiseDecoder:
 
     def begin(self, batch: dict, length: int, parallel: bool = False, encoded: Tensor | None = None) -> Cache:
         """Encodes a batch, unless that is done, for outputs of at most `length` tokens."""
-        encoded, there = self.encode(batch) if encoded is None else encoded, batch["attention_mask"]
+        if encoded is None:
+            encoded = self.encode(batch)
         mask = None
-        if not bool(there.all()):
-            mask = encoded.new_zeros(there.shape).masked_fill_(there == 0, -torch.inf)[:, None, None, :]
+        is_token = batch["attention_mask"]  # [row, source]
+        if not bool(is_token.all()):
+            mask = encoded.new_zeros(is_token.shape).masked_fill_(is_token == 0, -torch.inf)
+            mask = mask[:, None, None, :]
         return Cache(encoded, mask, self.layers, length, parallel)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -272,13 +395,14 @@ class LayerwiseDecoder:
         return self.head(normed if self.scale == 1.0 else normed * self.scale)
 
     def head_rows(self, ids: Tensor) -> Tensor:
-        """The rows of `W` of ids `[rows, k]`, with the scale of the readout: `[rows, k, d_model]`."""
+        """The rows of the LM head of ids `[rows, k]`, with the readout's scale: `[rows, k, d_model]`."""
         rows = functional.embedding(ids, self._head_weight)
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
     def run_layer(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
         """Runs layer `layer` (1 to L) for the present token of some rows, `[rows, d_model]` to the same."""
-        cache, first = rows.cache, rows.waiting(layer)
+        cache = rows.cache
+        first = rows.waiting(layer)
         if first is not None and cache.parallel:  # one causal pass of waiting tokens and the present one
             rows.store_exit_state(x)
             span = Span(cache, rows.slots, np.full(len(rows), rows.keys), layer)
@@ -286,57 +410,65 @@ class LayerwiseDecoder:
             span.store(x)
             x = span.last(x)
         else:
-            x = self._attend_and_feed(layer, x, self._store_keys_values(layer, x, rows, first), rows)
+            query = self._store_keys_values(layer, x, rows, first)
+            x = self._attend_and_feed(layer, x, query, rows)
         cache.filled[layer - 1, rows.slots] = rows.keys
         return x
 
     def run_span(self, layer: int, x: Tensor, span: Span) -> Tensor:
         """Runs layer `layer` (1 to L) for the tokens of a span, `[token, d_model]` before and after it."""
-        weights, own = self.weights[layer - 1], self._reserve(layer, span.cache)
-        made = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
-        if span.together:
-            own[:, :, :, span.where[1]] = made[1:].unflatten(1, (-1, span.places)).transpose(2, 3)
+        weights = self.weights[layer - 1]
+        own = self._reserve(layer, span.cache)  # [2, row, head, position, d_kv]
+        projected = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
+        rows, positions = span.cache_index
+        if span.aligned:
+            own[:, :, :, positions] = projected[1:].unflatten(1, (-1, span.width)).transpose(2, 3)
         else:
-            own[:, span.where[0], :, span.where[1]] = made[1:].transpose(0, 1)
-        return self._attend_and_feed(layer, x, made[0], span)
+            own[:, rows, :, positions] = projected[1:].transpose(0, 1)
+        return self._attend_and_feed(layer, x, projected[0], span)
 
     def _reserve(self, layer: int, cache: Cache) -> Tensor:
         """The layer's keys and values; at first makes room for them, and makes those of the source."""
         if cache.own[layer - 1] is None:
             size = (2, cache.batch, self.heads, cache.capacity, self.d_kv)
             cache.own[layer - 1] = cache.encoded.new_zeros(size)
-            made = self.weights[layer - 1].cross_key_value(cache.encoded)
-            shaped = made.view(*made.shape[:2], 2, self.heads, self.d_kv).permute(2, 0, 3, 1, 4)
-            cache.cross[layer - 1] = shaped.contiguous()
+            joined = self.weights[layer - 1].cross_key_value(cache.encoded)  # [row, source, 2 * inner]
+            shaped = joined.view(*joined.shape[:2], 2, self.heads, self.d_kv)
+            cache.cross[layer - 1] = shaped.permute(2, 0, 3, 1, 4).contiguous()
         return cache.own[layer - 1]
 
     def _store_keys_values(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray | None) -> Tensor:
         """Stores keys and values of the present token and of those that waited; returns the query."""
-        weights, cache, position = self.weights[layer - 1], rows.cache, rows.cache.position
-        own, norm = self._reserve(layer, cache), weights.norms[0]
+        weights = self.weights[layer - 1]
+        norm = weights.norms[0]
+        own = self._reserve(layer, rows.cache)  # [2, row, head, position, d_kv]
+        position = rows.cache.position
         if first is None:
-            made = self._split(weights.queries_keys_values(norm(x)), 3)
-            own[:, slice(None) if rows.all else rows.index, :, position] = made[1:]
-            return made[0]
+            projected = self._split(weights.queries_keys_values(norm(x)), 3)
+            own[:, slice(None) if rows.all else rows.index, :, position] = projected[1:]
+            return projected[0]
         begin = int(first[0])
-        if rows.all and (first == begin).all():  # all catch up from the same place, as one row always does
-            normed = norm(torch.cat([cache.states[:, begin:position], x[:, None]], dim=1))
-            made = self._split(weights.key_value(normed).flatten(0, 1), 2).unflatten(1, normed.shape[:2])
-            own[:, :, :, begin : position + 1] = made.transpose(2, 3)
+        if rows.all and (first == begin).all():  # all catch up from the same position, as one row always does
+            waiting = rows.cache.states[:, begin:position]  # [row, position, d_model]
+            normed = norm(torch.cat([waiting, x[:, None]], dim=1))
+            pairs = self._split(weights.key_value(normed).flatten(0, 1), 2).unflatten(1, normed.shape[:2])
+            own[:, :, :, begin : position + 1] = pairs.transpose(2, 3)
             return weights.query(normed[:, -1]).view(-1, self.heads, self.d_kv)
-        slots, positions = rows.on_device(waiting_places(first, position, rows.slots))
-        normed = norm(torch.cat([x, cache.states[slots, positions]]))
+        slots, positions = rows.on_device(waiting_positions(first, position, rows.slots))
+        normed = norm(torch.cat([x, rows.cache.states[slots, positions]]))  # the present tokens first
         present = torch.full((len(x),), position, device=x.device)
-        made = self._split(weights.key_value(normed), 2)
-        own[:, torch.cat([rows.index, slots]), :, torch.cat([present, positions])] = made.transpose(0, 1)
+        pairs = self._split(weights.key_value(normed), 2)
+        own[:, torch.cat([rows.index, slots]), :, torch.cat([present, positions])] = pairs.transpose(0, 1)
         return weights.query(normed[: len(x)]).view(-1, self.heads, self.d_kv)
 
     def _attend_and_feed(self, layer: int, x: Tensor, query: Tensor, rows: Rows) -> Tensor:
         """The layer from its queries `[token, head, d_kv]` on; `x` is `[token, d_model]`."""
-        weights, cache = self.weights[layer - 1], rows.cache
+        weights = self.weights[layer - 1]
+        cache = rows.cache
         if rows.bias is None:
             rows.bias = self._bias(rows)
-        x = weights.out.add_to(x, rows.attend(query, cache.own[layer - 1][:, :, :, : rows.keys], rows.bias))
+        own = cache.own[layer - 1][:, :, :, : rows.keys]
+        x = weights.out.add_to(x, rows.attend(query, own, rows.bias))
         query = weights.cross_query(weights.norms[1](x)).view(-1, self.heads, self.d_kv)
         mixed = rows.attend(query, cache.cross[layer - 1], rows.mask)
         return weights.feed_forward(weights.cross_out.add_to(x, mixed))
@@ -346,10 +478,11 @@ class LayerwiseDecoder:
         return joined.view(-1, parts, self.heads, self.d_kv).transpose(0, 1)
 
     def _bias(self, rows: Rows) -> Tensor:
-        """The bias of queries on keys, `[row, head, places, key]`; one row may stand for all."""
+        """The bias of queries on keys, `[row, head, width, key]`; one row may stand for all."""
         if rows.keys > self._relative_bias.shape[-1] // 2 + 1:
             self._relative_bias = self._make_relative_bias(2 * (rows.keys - 1))
-        middle, table = self._relative_bias.shape[-1] // 2, self._relative_bias
+        table = self._relative_bias
+        middle = table.shape[-1] // 2
         if rows.queries is None:  # a view
             return table[None, :, None, middle + 1 - rows.keys : middle + 1]
         index = torch.from_numpy(middle - rows.queries[..., None] + np.arange(rows.keys))
@@ -367,10 +500,10 @@ def attention(query: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor
     return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=1.0)
 
 
-def waiting_places(first: np.ndarray, end, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def waiting_positions(first: np.ndarray, end, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Slots and positions of everything from `first` (one a row) to before `end` (a number or `[row]`), flat.
 
-    >>> waiting_places(np.array([1, 3, 0]), 3, np.array([4, 5, 6]))
+    >>> waiting_positions(np.array([1, 3, 0]), 3, np.array([4, 5, 6]))
     (array([4, 4, 6, 6, 6]), array([1, 2, 0, 1, 2]))
     """
     counts = end - first
@@ -417,7 +550,7 @@ def _check_id(name: str, setting: object, token: object, vocabulary: int) -> Non
         raise MeeError(f"The model says {name}={setting!r}: {advice}.")
 
 
-_KEPT: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_DECODERS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def decoder_of(network: nn.Module) -> LayerwiseDecoder:
@@ -428,8 +561,8 @@ def decoder_of(network: nn.Module) -> LayerwiseDecoder:
     """
     weights = network.parameters()
     state = tuple((weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights)
-    if network not in _KEPT or _KEPT[network][0] != state:
-        _KEPT[network] = (state, LayerwiseDecoder(network))
-    decoder = _KEPT[network][1]
+    if network not in _DECODERS or _DECODERS[network][0] != state:
+        _DECODERS[network] = (state, LayerwiseDecoder(network))
+    decoder = _DECODERS[network][1]
     decoder.start, decoder.ends = start_and_end_ids(network)  # settings may have changed since
     return decoder

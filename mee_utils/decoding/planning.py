@@ -22,11 +22,11 @@ from ..exits.measures import Measure
 from ..exits.policy import MAX_DRAFT, BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
-from .exit_state import ExitState, Step
 from .inputs import batches_by_length, check_inputs, check_lengths, check_search_settings
 from .layerwise import LayerwiseDecoder, decoder_of
+from .outputs import Output
 from .rounds import Rounds, first_exits, rounds_of
-from .token import Output, decode_tokens, on_host
+from .token import ExitState, Step, decode_tokens, on_host, states_by_layer
 from .verify import DraftDecoder
 
 MIN_SPEEDUP = 1.05  # drafts are used if they are so many times as fast as full depth
@@ -265,17 +265,19 @@ def _replay_tokens(
     decoder: LayerwiseDecoder, states: FullDepthStates, bound: BoundPolicy, tokens: slice
 ) -> Replay:
     """The replay of some tokens."""
-    step = Step(decoder, bound.readout, states.sequence[tokens], states.position[tokens], states.fed[tokens])
+    step = Step(decoder, bound, states.sequence[tokens], states.position[tokens], states.fed[tokens])
     rows = np.arange(len(step.sequence))
     confidences = []
     token_ids = []
     readout_rows = []  # of this decision and those before
-    state = None
-    for layer in range(bound.first_layer, bound.decision_layers[-1] + 1):
+
+    def state_after(layer: int, previous: ExitState | None) -> ExitState:
         after = states.states[layer][tokens]  # [token, d_model]
         before = states.states[layer - 1][tokens]
-        state = ExitState(step, layer, after, before, rows, state)
-        if layer not in bound.decision_layers:
+        return ExitState(step, layer, after, before, rows, previous)
+
+    for state in states_by_layer(state_after, bound.decision_layers[-1]):
+        if state.layer not in bound.decision_layers:
             continue
         state.confidence = on_host(bound.measure.confidence(state))
         confidences.append(state.confidence)
@@ -389,7 +391,7 @@ def _threshold_levels(replay: Replay) -> list[float] | None:
 
 def _exits(replay: Replay, states: FullDepthStates, policy: ExitPolicy, max_new_tokens: int) -> np.ndarray:
     """`[token]`, the index of the decision at which each token exits; their number: at none."""
-    bound = policy.bind(replay.bound.layers, replay.bound.readout.vocabulary)
+    bound = policy.bind(replay.bound.layers, replay.bound.vocabulary)
     return first_exits(bound, replay.confidences, states.sequence, states.position, max_new_tokens)
 
 
@@ -400,7 +402,7 @@ def _work(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: DecoderSizes
     """
     bound = replay.bound
     layer = sizes.projections * sizes.layers / bound.layers  # of one layer here, in a decoder of these sizes
-    decision = replay.readout_rows / bound.readout.vocabulary * sizes.readout
+    decision = replay.readout_rows / bound.vocabulary * sizes.readout
     decision = decision + bound.measure.flops(sizes.d_model)  # [token, decision]
     until_exit = np.cumsum(decision, axis=1)
     until_exit = np.hstack([until_exit, until_exit[:, -1:]])  # no exit: all decisions were computed

@@ -1,10 +1,19 @@
-"""One token of every row, from its embedding to its exit: the heart of early exiting.
+"""One token of several rows, from its embedding to its exit: the heart of early exiting.
 
-embed -> layer 1 -> sure? -> layer 2 -> sure? -> ... -> layer L -> read out
+    embed -> layer 1 -> confident? -> layer 2 -> confident? -> ... -> layer L -> LM head
+
+After a layer, an `ExitState` shows the measure what is known of the token there, each quantity computed on
+first use. The policy turns the confidence into exits; rows that exit keep their state, and their token is the
+prediction of their layer. `states_by_layer` makes the states of a token wherever they come from: from running
+the layers here and in `verify`, or from a trace in `mee_utils.traces.replay`.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,168 +21,435 @@ from torch import Tensor
 
 from ..common.errors import MeeError
 from ..exits.policy import BoundPolicy
-from .exit_state import ExitState, Step
-from .layerwise import Cache, LayerwiseDecoder, Rows, waiting_places
+from ..exits.readout import ReadoutLogits
+from .layerwise import Cache, LayerwiseDecoder, Rows, waiting_positions
+from .outputs import Output
 
 COMPACT_AT = 0.5  # finished rows leave memory once this share of the batch is left
 
 
-class Output(NamedTuple):
-    """One decoded output; the arrays are `[token]`, see `Generation`."""
+# ---- what a measure sees
 
-    token_ids: list[int]
-    exit_layers: np.ndarray
-    confidences: np.ndarray
-    readout_rows: np.ndarray
-    drafts: "Drafts | None" = None  # where exits were verified
+
+@dataclass(repr=False, eq=False)
+class Step:
+    """What the states of one token share at all layers."""
+
+    decoder: LayerwiseDecoder
+    bound: BoundPolicy
+    sequence: np.ndarray  # [row], index of each row's input
+    position: int | np.ndarray  # of the token in its output: one number, or [row] where rows differ
+    fed: Tensor  # [row], the token before; at the start the decoder's start token
+
+    def __post_init__(self):
+        # [row], rows of the LM head multiplied so far: the one place where readouts are counted
+        self.readout_rows = np.zeros(len(self.sequence), dtype=np.int64)
+
+
+class LayerState:
+    """A token of several rows at one layer, as a measure sees it: live (`ExitState`) or of a trace.
+
+    Besides the attributes of the table in `mee_utils.exits.measures` it has `previous`, the state one layer
+    before, `rows`, which rows of the step are still here, and `decisions`, the layers that decide.
+    """
+
+    def memo(self, key, compute: Callable):
+        """`compute(self)`, a tuple of `[rows, ...]`; computed once for this layer, then kept under `key`."""
+        kept = vars(self).setdefault("_memo", {})
+        if key not in kept:
+            kept[key] = compute(self)
+        return kept[key]
+
+    def earlier(self, layers: int) -> LayerState:
+        """The same rows, `layers` layers before."""
+        state = self
+        for _ in range(layers):
+            state = state.previous
+            if state is None:
+                missing = f"There is no layer {layers} before layer {self.layer} to look at"
+                raise MeeError(f"{missing}: raise the measure's lookback.")
+        if len(state.rows) == len(self.rows):
+            return state
+        return RowView(state, np.searchsorted(state.rows, self.rows))
+
+    def so_far(self, name: str) -> tuple:
+        """An attribute at every decision about this token so far, this one last: `[rows]` each."""
+        layers = [layer for layer in self.decisions if layer < self.layer]
+        return tuple(getattr(self.earlier(self.layer - layer), name) for layer in [*layers, self.layer])
+
+
+@dataclass(repr=False, eq=False)
+class ExitState(LayerState):
+    """The present token of some rows at one layer, live."""
+
+    step: Step
+    layer: int  # 1 to L
+    after: Tensor  # h^l, the states after the layer, [rows, d_model]
+    before: Tensor  # the states before it, [rows, d_model]
+    rows: np.ndarray  # which rows of the step these are, ascending
+    previous: ExitState | None = None  # one layer before
+    confidence: np.ndarray | float = float("nan")  # set once the measure has decided here
+    settled: np.ndarray | None = None  # set for measures that need all layers
 
     @property
-    def work(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """What `BoundPolicy.flops` counts: layers and rows of `W` of all tokens, and positions (verified)."""
-        if self.drafts is None:
-            return self.exit_layers, self.readout_rows, None
-        return self.drafts.exit_layers, self.drafts.readout_rows, self.drafts.positions
+    def decoder(self) -> LayerwiseDecoder:
+        return self.step.decoder
+
+    @property
+    def layers(self) -> int:
+        """Depth L."""
+        return self.step.decoder.layers
+
+    @property
+    def decisions(self) -> tuple[int, ...]:
+        """The layers at which the policy decides."""
+        return self.step.bound.decision_layers
+
+    @property
+    def position(self) -> int | np.ndarray:
+        """How many tokens the rows have emitted before: a number, or `[rows]`."""
+        position = self.step.position
+        return position[self.rows] if isinstance(position, np.ndarray) else position
+
+    @property
+    def sequence(self) -> np.ndarray:
+        """`[rows]`, indices of the inputs."""
+        return self.step.sequence[self.rows]
+
+    @property
+    def token_before(self) -> Tensor:
+        """`[rows]`, -1 at the start."""
+        ids = self.step.fed[torch.from_numpy(self.rows).to(self.step.fed.device)]
+        return torch.where(torch.as_tensor(self.position == 0, device=ids.device), -1, ids)
+
+    @cached_property
+    def state(self) -> Tensor:
+        """`n(h)`, `[rows, d_model]`."""
+        return self.decoder.norm(self.after)
+
+    @cached_property
+    def read_state(self) -> Tensor:
+        """What goes to the LM head: `n(h)`, before the last layer through the measure's lens."""
+        lens = self.step.bound.measure.lens
+        return lens(self) if lens and self.layer < self.layers else self.state
+
+    @cached_property
+    def full_logits(self) -> Tensor:
+        """Logits of the whole vocabulary, `[rows, vocabulary]`, in single precision at least."""
+        logits = self.decoder.readout(self.read_state)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    @cached_property
+    def readout_logits(self) -> ReadoutLogits:
+        """What this layer predicts over the ids that the policy looks at; counted in `Step.readout_rows`."""
+        bound = self.step.bound
+        if bound.readout is not None:
+            computed = bound.readout.read(self)
+        else:
+            computed = ReadoutLogits(self.full_logits, None, bound.vocabulary, scores=self.full_logits)
+        self.step.readout_rows[self.rows] += computed.readout_rows
+        return computed
+
+    @property
+    def logits(self) -> Tensor:
+        """`[rows, ids]`, over the ids that the policy looks at."""
+        return self.readout_logits.logits
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """`[rows, ids]` (on CPUs `softmax` is faster than `logsumexp`)."""
+        return torch.softmax(self.readout_logits.scores, dim=-1)
+
+    @cached_property
+    def _top2(self) -> Tensor:
+        """The two largest probabilities, `[rows, 2]`; 0 for the second of a single id."""
+        top = torch.topk(self.probabilities, min(2, self.probabilities.shape[-1]), dim=-1).values
+        return top if top.shape[-1] == 2 else torch.cat([top, torch.zeros_like(top)], dim=-1)
+
+    @cached_property
+    def top1_id(self) -> Tensor:
+        """`[rows]`; of equal logits the first, as everywhere (`topk` picks another)."""
+        readout = self.step.bound.readout
+        return self.readout_logits.tokens(readout is not None and readout.scored)
+
+    @cached_property
+    def top1_probability(self) -> Tensor:
+        return self._top2[:, 0]
+
+    @cached_property
+    def margin(self) -> Tensor:
+        return self._top2[:, 0] - self._top2[:, 1]
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        return torch.special.entr(self.probabilities).sum(-1)
+
+    @cached_property
+    def similarity(self) -> Tensor:
+        """`[rows]`; the norm's division by the length cancels, so that only its weight is applied."""
+        wide = torch.promote_types(self.after.dtype, torch.float32)
+        weight = self.decoder.norm.weight
+        after = self.after.to(wide) * weight
+        before = self.before.to(wide) * weight
+        return torch.nn.functional.cosine_similarity(after, before, dim=-1).clamp_(max=1.0)
 
 
-class Drafts(NamedTuple):
-    """What verified exits took for one output. `tokens`: all that were run, thrown away ones among them."""
+class RowView(LayerState):
+    """An earlier `ExitState`, restricted to the rows that have not exited since.
 
-    rounds: int  # how often the last layer judged
-    judged: int  # drafts; those after a wrong one are dropped unjudged
-    kept: int
-    in_round: np.ndarray  # `[tokens]`, from 1: the round that each was run in
-    positions: np.ndarray  # `[tokens]`
-    exit_layers: np.ndarray  # `[tokens]`, L where the policy was not sure
-    readout_rows: np.ndarray  # `[tokens]`
+    Nothing is copied until an attribute is asked for, and then only that attribute is indexed.
+    """
+
+    def __init__(self, state: ExitState, index: np.ndarray):
+        self._state = state
+        self._index = index
+
+    def memo(self, key, compute: Callable):
+        return self._pick(self._state.memo(key, compute))
+
+    def __getattr__(self, name: str):
+        return self._pick(getattr(self._state, name))
+
+    def _pick(self, values):
+        if isinstance(values, Tensor):
+            return values[torch.from_numpy(self._index).to(values.device)]
+        if isinstance(values, np.ndarray):
+            return values[self._index]
+        if isinstance(values, tuple):
+            picked = [self._pick(value) for value in values]
+            return type(values)(*picked) if hasattr(values, "_fields") else tuple(picked)
+        return values
+
+
+def states_by_layer(
+    state_after: Callable[[int, LayerState | None], LayerState], last: int
+) -> Iterator[LayerState]:
+    """Yields a token's state after layers 1, 2, .. `last`; each knows the one before it.
+
+    `state_after(layer, previous)` makes a state: it runs the layer, or looks it up in a trace. A layer is run
+    when its state is asked for, so that the caller may take rows out in between.
+    """
+    state = None
+    for layer in range(1, last + 1):
+        state = state_after(layer, state)
+        yield state
+
+
+def decide(bound: BoundPolicy, state: ExitState, length: int) -> np.ndarray:
+    """Which rows exit at this layer, `[rows]`; `length` is that of the longest output."""
+    state.confidence = on_host(bound.measure.confidence(state))
+    return bound.exceeded(state.confidence, state, length)
+
+
+# ---- one token
 
 
 class Token:
-    """One token of several rows. They exit one after the other; then what is unknown is read out together.
+    """One token of several rows: added as they exit, then completed with the ids that are not known yet.
 
-    `ids`, `exit_layers`, `confidences`, `readout_rows`: `[row]`, on the host; `device_ids`: not there.
+    `ids`, `exit_layers`, `confidences`, `readout_rows`: `[row]`, on the host; `device_ids`: on the device.
     """
 
     def __init__(self, step: Step):
         rows = len(step.sequence)
-        self.step, self.exit_layers = step, np.zeros(rows, dtype=np.int32)
-        self.confidences, self.readout_rows = np.zeros(rows, np.float32), np.zeros(rows, np.int64)
-        self.known: list[tuple[np.ndarray, Tensor]] = []  # some rows, and their tokens
-        self.states: list[tuple[np.ndarray, Tensor]] = []
+        self.step = step
+        self.exit_layers = np.zeros(rows, dtype=np.int32)
+        self.confidences = np.zeros(rows, dtype=np.float32)
+        self.readout_rows = np.zeros(rows, dtype=np.int64)
+        self._with_ids: list[tuple[np.ndarray, Tensor]] = []  # some rows, and their ids
+        self._with_states: list[tuple[np.ndarray, Tensor]] = []  # some rows, and their exit states
 
-    def add(self, rows: np.ndarray, layers, confidences, found: Tensor, seen: bool) -> None:
-        """Takes rows in: with their token if a readout has shown it already, else with their state."""
-        self.exit_layers[rows], self.confidences[rows] = layers, confidences
+    def add(self, rows: np.ndarray, layers, confidences, *, ids=None, states=None) -> None:
+        """Adds rows with their ids, if their layer's prediction has been computed, else with their states."""
+        self.exit_layers[rows] = layers
+        self.confidences[rows] = confidences
         self.readout_rows[rows] = self.step.readout_rows[rows]
-        (self.known if seen else self.states).append((rows, found))
+        if ids is not None:
+            self._with_ids.append((rows, ids))
+        else:
+            self._with_states.append((rows, states))
 
-    def read_out(self) -> "Token":
-        """Itself, with all ids. Raises `MeeError` where a state is not finite."""
-        if self.states:
-            decoder, rows = self.step.decoder, np.concatenate([rows for rows, _ in self.states])
-            states = torch.cat([states for _, states in self.states])
-            best = decoder.readout(decoder.norm(states)).max(dim=-1)
-            self.readout_rows[rows] += self.step.readout.vocabulary
-            self.known.append((rows, torch.where(torch.isfinite(best.values), best.indices, -1)))
-        order = np.concatenate([rows for rows, _ in self.known])
-        ids = torch.cat([ids for _, ids in self.known])
-        if (np.diff(order) < 0).any():
-            ids = ids[torch.from_numpy(np.argsort(order)).to(ids.device, non_blocking=True)]
-        self.ids, self.device_ids = on_host(ids), ids
+    def complete(self) -> Token:
+        """Predicts the missing ids, all in one readout. Raises `MeeError` where a state is not finite."""
+        if self._with_states:
+            self._with_ids.append(self._predict())
+        rows = np.concatenate([rows for rows, _ in self._with_ids])
+        ids = torch.cat([ids for _, ids in self._with_ids])
+        if (np.diff(rows) < 0).any():
+            ids = ids[torch.from_numpy(np.argsort(rows)).to(ids.device, non_blocking=True)]
+        self.device_ids = ids
+        self.ids = on_host(ids)
         check_finite(self.ids, self.step.sequence, self.exit_layers)
         return self
+
+    def _predict(self) -> tuple[np.ndarray, Tensor]:
+        """The rows that were added with their states, and their ids."""
+        decoder = self.step.decoder
+        rows = np.concatenate([rows for rows, _ in self._with_states])
+        states = torch.cat([states for _, states in self._with_states])
+        self.readout_rows[rows] += self.step.bound.vocabulary
+        return rows, predicted_ids(decoder.readout(decoder.norm(states)))
+
+
+class TokenRun:
+    """The present token of some rows on its way through the layers; rows leave it as they exit.
+
+    Where few rows exit, they stay in the batch, which is faster in a narrow model: a mask then keeps their
+    exit state as it is, and higher layers get keys and values of that state ("copy").
+    """
+
+    def __init__(self, step: Step, rows: Rows):
+        self.step = step
+        self.rows = rows
+        self.x = step.decoder.embed(step.fed)  # [rows, d_model]
+        self.indices = np.arange(len(rows))  # which rows of the step these are
+        self.active = np.ones(len(rows), dtype=bool)  # [rows], which have not exited
+        self._mask: Tensor | None = None  # the same, [rows, 1], on the device; None: all
+
+    def state_after(self, layer: int, previous: ExitState | None) -> ExitState:
+        """Runs one layer."""
+        before = self.x
+        self.x = self.step.decoder.run_layer(layer, before, self.rows)
+        if self._mask is not None:
+            self.x = torch.where(self._mask, self.x, before)
+        return ExitState(self.step, layer, self.x, before, self.indices, previous)
+
+    def exit(self, exits: np.ndarray) -> None:
+        """Marks rows as exited, `[rows]`; takes them out once enough have."""
+        self.active = self.active & ~exits
+        decoder, cache = self.step.decoder, self.rows.cache
+        if self.active.sum() <= decoder.compact_below * len(self.rows) or cache.parallel:
+            self.rows.keep(~self.active).store_exit_state(pick(self.x, ~self.active))
+            if not self.active.any():
+                return
+            self.x = pick(self.x, self.active)
+            self.rows = self.rows.keep(self.active)
+            self.indices = self.indices[self.active]
+            self.active = np.ones(len(self.rows), dtype=bool)
+        self._mask = None
+        if not self.active.all():
+            mask = torch.from_numpy(self.active)[:, None]
+            self._mask = mask.to(self.x.device, non_blocking=True)
 
 
 class TokenDecoder:
     """Decodes the tokens of one batch, one at a time; `bound` says when they exit."""
 
     def __init__(self, decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy):
-        self.decoder, self.cache, self.bound = decoder, cache, bound
-        # for thresholds that learn: confidence and id of each input's tokens since it last went deep
+        self.decoder = decoder
+        self.cache = cache
+        self.bound = bound
+        # for thresholds that learn: confidence and id of each input's tokens since it last ran all layers
         self.shallow: dict[int, list[tuple[float, int]]] = defaultdict(list)
 
     def decode(self, rows: Rows, ids: Tensor, sequence: np.ndarray) -> Token:
-        """Brings one token of each row to its exit and reads it out.
+        """Brings one token of each row to its exit and predicts it.
 
-        `ids` are the tokens before, `sequence` the indices of the rows' inputs, both `[row]`;
-        `cache.position` is that of the token. Raises `MeeError` for states that are not finite.
+        Args:
+            rows: where they are in the cache; `cache.position` is the position of the token.
+            ids: the tokens before, `[row]`.
+            sequence: indices of the rows' inputs, `[row]`.
+
+        Raises:
+            MeeError: for states that are not finite.
         """
-        if self.bound.measure.needs_all_layers:
-            return self._decode_looking_ahead(rows, ids, sequence)
-        decoder, cache, bound = self.decoder, self.cache, self.bound
-        step = Step(decoder, bound.readout, sequence, cache.position, ids)
-        token, state, here = Token(step), None, np.arange(len(rows))
-        look_from, look_to = bound.first_layer, bound.layers - bound.readout.plain
-        x, active, mask = decoder.embed(ids), np.ones(len(rows), dtype=bool), None
-        for layer in range(1, bound.layers + 1):
-            before, x = x, decoder.run_layer(layer, x, rows)
-            if mask is not None:  # exited rows go along: the layer gets keys and values of their exit states
-                x = torch.where(mask, x, before)
-            if look_from <= layer <= look_to:
-                state = ExitState(step, layer, x, before, here, state)
-            if layer not in bound.decision_layers:
+        bound = self.bound
+        step = Step(self.decoder, bound, sequence, self.cache.position, ids)
+        if bound.measure.needs_all_layers:
+            return self._decode_in_hindsight(step, rows)
+        run = TokenRun(step, rows)
+        token = Token(step)
+        for state in states_by_layer(run.state_after, bound.layers):
+            if state.layer not in bound.decision_layers:
                 continue
-            state.confidence = confidence = on_host(bound.measure.confidence(state))
-            exits = bound.exceeded(confidence, state, cache.length) & active
+            exits = decide(bound, state, self.cache.length) & run.active
             if bound.schedule.learns:
-                shallow = zip(sequence.tolist(), confidence.tolist(), on_host(state.top1_id).tolist())
-                for row, *label in shallow:
-                    self.shallow[row].append(label)
-            if not exits.any():
-                continue
-            seen = bound.measure.readout
-            token.add(here[exits], layer, confidence[exits], pick(state.top1_id if seen else x, exits), seen)
-            active &= ~exits
-            if active.sum() <= decoder.compact_below * len(rows) or cache.parallel:
-                rows.keep(~active).store_exit_state(pick(x, ~active))
-                if not active.any():
-                    return token.read_out()
-                x, rows, here, active = pick(x, active), rows.keep(active), here[active], active[active]
-            mask = None if active.all() else torch.from_numpy(active)[:, None].to(x.device, non_blocking=True)
-        seen = not bound.readout.plain
-        last = torch.where(torch.isfinite(state.logits.amax(-1)), state.top1_id, -1) if seen else x
-        token.add(here[active], bound.layers, np.nan, pick(last, active), seen)
-        token.read_out()
+                self._note_shallow(state)
+            if exits.any():
+                _add_exits(token, state, exits)
+                run.exit(exits)
+                if not run.active.any():
+                    return token.complete()
+        _add_last(token, state, run.active)
+        token.complete()
         if bound.schedule.learns:
-            self._learn(rows, here, sequence, token)
+            self._learn(run, token)
         return token
 
-    def _decode_looking_ahead(self, rows: Rows, ids: Tensor, sequence: np.ndarray) -> Token:
-        """For measures that need all layers to decide: all are run, then the token goes back to its exit."""
-        decoder, cache, bound = self.decoder, self.cache, self.bound
-        step = Step(decoder, bound.readout, sequence, cache.position, ids)
-        x, here, states = decoder.embed(ids), np.arange(len(rows)), []
-        for layer in range(1, bound.layers + 1):
-            before, x = x, decoder.run_layer(layer, x, rows)
-            states.append(ExitState(step, layer, x, before, here, states[-1] if states else None))
-        predicted = np.stack([on_host(state.top1_id) for state in states])
-        settled = np.logical_and.accumulate((predicted == predicted[-1])[::-1])[::-1]
-        exits, confidence = np.full(len(rows), bound.layers), np.full(len(rows), np.nan)
-        for layer in bound.decision_layers[::-1]:
-            states[layer - 1].settled = settled[layer - 1].astype(np.float64)
-            found = on_host(bound.measure.confidence(states[layer - 1]))
-            leaves = bound.exceeded(found, states[layer - 1], cache.length)
-            exits[leaves], confidence[leaves] = layer, found[leaves]
-        step.readout_rows[:] = 0  # as if it had known
-        chosen = torch.stack([state.after for state in states])
-        chosen = chosen[torch.from_numpy(exits - 1).to(x.device), torch.arange(len(rows), device=x.device)]
+    def _decode_in_hindsight(self, step: Step, rows: Rows) -> Token:
+        """For measures that need all layers (the oracle): all are run, then the token goes back."""
+        bound = self.bound
+        run = TokenRun(step, rows)
+        states = list(states_by_layer(run.state_after, bound.layers))
+        predicted = np.stack([on_host(state.top1_id) for state in states])  # [layer, row]
+        final = predicted == predicted[-1]
+        settled = np.logical_and.accumulate(final[::-1])[::-1]  # the last layer's id from here on
+        exits = np.full(len(rows), bound.layers)
+        confidences = np.full(len(rows), np.nan)
+        for layer in bound.decision_layers[::-1]:  # the first decision that exits comes last, and counts
+            state = states[layer - 1]
+            state.settled = settled[layer - 1].astype(np.float64)
+            exits_here = decide(bound, state, self.cache.length)
+            exits[exits_here] = layer
+            confidences[exits_here] = state.confidence[exits_here]
+        step.readout_rows[:] = 0  # what the oracle computes in order to decide is not charged
+        after = torch.stack([state.after for state in states])  # [layer, row, d_model]
+        index = torch.from_numpy(exits - 1).to(after.device)
+        chosen = after[index, torch.arange(len(rows), device=after.device)]  # [row, d_model]
         rows.store_exit_state(chosen)
         rows.truncate_cache(exits)
         token = Token(step)
-        token.add(here, exits, confidence, chosen, seen=False)
-        return token.read_out()
+        token.add(run.indices, exits, confidences, states=chosen)
+        return token.complete()
 
-    def _learn(self, rows: Rows, here: np.ndarray, sequence: np.ndarray, token: Token) -> None:
-        """Labels of rows that went deep: were shallow predictions, waiting tokens' too, the deep ones?"""
-        shallow, deep = [self.shallow.pop(row) for row in sequence[here].tolist()], token.ids[here]
-        waits, position = np.array([len(labels) - 1 for labels in shallow]), self.cache.position
-        slots, positions = waiting_places(position - waits, position, rows.slots)
+    def _note_shallow(self, state: ExitState) -> None:
+        """Keeps what the layer that decides said, until a later token runs all layers."""
+        sequences = state.sequence.tolist()
+        confidences = state.confidence.tolist()
+        ids = on_host(state.top1_id).tolist()
+        for sequence, confidence, token_id in zip(sequences, confidences, ids, strict=True):
+            self.shallow[sequence].append((confidence, token_id))
+
+    def _learn(self, run: TokenRun, token: Token) -> None:
+        """Teaches the threshold, for rows that ran all layers: were the shallow predictions the deep ones?
+
+        Tokens that exited since such a row last did so wait in the cache; they have now been through all
+        layers too, and are read out again. This is charged to the token that took them along.
+        """
+        sequence = run.step.sequence[run.indices]
+        shallow = [self.shallow.pop(row) for row in sequence.tolist()]
+        waiting = np.array([len(labels) - 1 for labels in shallow])  # [row], tokens before this one
+        position = self.cache.position
+        slots, positions = waiting_positions(position - waiting, position, run.rows.slots)
+        deep = token.ids[run.indices]
         if len(slots):
             states = self.cache.states[torch.from_numpy(slots), torch.from_numpy(positions)]
-            deep = np.concatenate([on_host(self.decoder.readout(self.decoder.norm(states)).argmax(-1)), deep])
-            token.readout_rows[here] += waits * self.bound.readout.vocabulary
+            logits = self.decoder.readout(self.decoder.norm(states))
+            deep = np.concatenate([on_host(logits.argmax(-1)), deep])
+            token.readout_rows[run.indices] += waiting * self.bound.vocabulary
         labels = [label for row in shallow for label in row[:-1]] + [row[-1] for row in shallow]
-        confidence, ids = map(np.array, zip(*labels, strict=True))
-        self.bound.schedule.learn(confidence, ids == deep)
+        confidences = np.array([confidence for confidence, _ in labels])
+        ids = np.array([token_id for _, token_id in labels])
+        self.bound.schedule.learn(confidences, ids == deep)
+
+
+def _add_exits(token: Token, state: ExitState, exits: np.ndarray) -> None:
+    """Adds rows that exit at a decision, `[rows]`."""
+    rows, confidences = state.rows[exits], state.confidence[exits]
+    if token.step.bound.measure.readout:
+        token.add(rows, state.layer, confidences, ids=pick(state.top1_id, exits))
+    else:
+        token.add(rows, state.layer, confidences, states=pick(state.after, exits))
+
+
+def _add_last(token: Token, state: ExitState, active: np.ndarray) -> None:
+    """Adds the rows that ran all layers, `[rows]`."""
+    rows = state.rows[active]
+    if token.step.bound.readout is None:
+        token.add(rows, state.layer, np.nan, states=pick(state.after, active))
+    else:
+        ids = torch.where(torch.isfinite(state.logits.amax(-1)), state.top1_id, -1)
+        token.add(rows, state.layer, np.nan, ids=pick(ids, active))
 
 
 def decode_tokens(
@@ -181,25 +457,54 @@ def decode_tokens(
 ) -> list[Output]:
     """Decodes a batch token by token, rows until they end; `sequence` are the indices of its inputs."""
     token_decoder = TokenDecoder(decoder, cache, bound)
+    ends = list(decoder.ends)
     ids = torch.full((len(sequence),), decoder.start, device=cache.encoded.device)
-    going = alive = np.arange(len(sequence))  # rows of the batch, and where they are in the cache
+    rows = np.arange(len(sequence))  # rows of the batch that have not ended
+    slots = rows  # where they are in the cache
     steps: list[tuple[np.ndarray, Token]] = []
     for position in range(cache.length):
         cache.move_to(position)
-        token = token_decoder.decode(Rows(cache, alive), ids, sequence[going])
-        steps.append((going, token))
-        goes_on = ~np.isin(token.ids, list(decoder.ends))
+        token = token_decoder.decode(Rows(cache, slots), ids, sequence[rows])
+        steps.append((rows, token))
+        goes_on = ~np.isin(token.ids, ends)
         if not goes_on.any():
             break
-        ids, going, alive = pick(token.device_ids, goes_on), going[goes_on], alive[goes_on]
-        if len(alive) <= COMPACT_AT * cache.batch:
-            cache.keep(alive)
-            alive = np.arange(len(alive))
-    rows = np.concatenate([going for going, _ in steps])
-    order, ends = np.argsort(rows, kind="stable"), np.bincount(rows, minlength=len(sequence)).cumsum()[:-1]
-    columns = zip(*((t.ids, t.exit_layers, t.confidences, t.readout_rows) for _, t in steps), strict=True)
-    by_row = [np.split(np.concatenate(column)[order], ends) for column in columns]
-    return [Output(ids.tolist(), *arrays) for ids, *arrays in zip(*by_row, strict=True)]
+        ids = pick(token.device_ids, goes_on)
+        rows = rows[goes_on]
+        slots = slots[goes_on]
+        if len(slots) <= COMPACT_AT * cache.batch:
+            cache.keep(slots)
+            slots = np.arange(len(slots))
+    return outputs_from_steps(steps, len(sequence))
+
+
+def outputs_from_steps(steps: Sequence[tuple[np.ndarray, Token]], batch: int) -> list[Output]:
+    """The outputs of a batch from its steps: which rows decoded a token, and the tokens of these rows."""
+    rows = np.concatenate([rows for rows, _ in steps])
+    by_row = np.argsort(rows, kind="stable")  # within a row by position, as the steps are
+    ends = np.bincount(rows, minlength=batch).cumsum()[:-1]
+
+    def split(name: str) -> list[np.ndarray]:
+        values = np.concatenate([getattr(token, name) for _, token in steps])
+        return np.split(values[by_row], ends)
+
+    token_ids = split("ids")
+    exit_layers = split("exit_layers")
+    confidences = split("confidences")
+    readout_rows = split("readout_rows")
+    return [
+        Output(token_ids[row].tolist(), exit_layers[row], confidences[row], readout_rows[row])
+        for row in range(batch)
+    ]
+
+
+# ---- small tools
+
+
+def predicted_ids(logits: Tensor) -> Tensor:
+    """The id of the largest logit, `[..., vocabulary]` to `[...]`; -1 where that is not finite."""
+    best = logits.max(dim=-1)
+    return torch.where(torch.isfinite(best.values), best.indices, -1)
 
 
 def check_finite(ids: np.ndarray, sequence: np.ndarray, layers: np.ndarray) -> None:

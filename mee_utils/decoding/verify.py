@@ -1,34 +1,58 @@
-"""Lossless early exit: exits are drafts, the last layer judges them, and the output is that of full depth.
+"""Lossless early exit: exits are drafts, the last layer verifies them, and the output is that of full depth.
 
-- Draft. A token leaves at the first layer where the policy is sure, and its state waits there. A later token
-  that goes deeper takes along what waits before it. The first token of which the policy is not sure, an end
-  token, or the last that there is room for, ends the draft.
-- Verify. All that waits goes through the layers it has not seen, one pass a layer; all ids are read out.
-- Accept. Drafts are kept up to the first that is not the last layer's token; that one is replaced, and what
-  came after it is dropped. The token of which the policy was not sure comes from the last layer anyway.
+- Draft. A token exits at the first layer where the policy is confident, and its state waits there. A later
+  token that goes deeper takes along what waits before it. The first token of which the policy is not
+  confident, an end token, a draft of `max_draft` tokens, or the last token that there is room for, ends the
+  draft.
+- Verify. All that waits goes through the layers it has not seen, one pass a layer, and through the LM head.
+- Accept. Drafts are accepted up to the first that is not the last layer's token; that one is replaced, and
+  what came after it is dropped. The token of which the policy was not confident comes from the last layer.
 
 Whatever the policy, a draft was made from the states that full depth has too, if all before it were right.
 This is self-speculative decoding (Draft & Verify, Zhang et al. 2024; LayerSkip, Elhoushi et al. 2024) for an
 encoder and decoder, any exit rule, and rows that accept different numbers of tokens.
+
+A round with three tokens: one row, L = 4, `max_draft=3`, a policy that decides at layers 1 and 2. `filled`
+says for how many positions each layer has keys and values (`Cache.filled`).
+
+| step | what runs | drafts | `filled`, layers 1 to 4 |
+|---|---|---|---|
+| draft token 0 | layer 1, confident: "the" | the | 1 0 0 0 |
+| draft token 1 | layer 1, not confident; layer 2 takes token 0 along, confident: "red" | the red | 2 2 0 0 |
+| draft token 2 | layer 1, confident: "car" | the red car | 3 2 0 0 |
+| verify | layer 2 on token 2; layers 3 and 4 on all three: "the", "red", "house" | | 3 3 3 3 |
+| accept | two drafts; "house" replaces "car" at position 2, and the next token is at position 3 | | 3 3 3 3 |
+
+Had the last layer said "the", "blue", "house", then "blue" would replace "red", "car" and "house" would be
+dropped with their keys and values (`filled` 2 2 2 2), and the next token would be at position 2.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..exits.policy import BoundPolicy
-from .exit_state import ExitState, Step
 from .layerwise import Cache, LayerwiseDecoder, Span
-from .token import COMPACT_AT, Drafts, Output, check_finite, on_host, pick
+from .outputs import Drafts, Output
+from .token import (
+    COMPACT_AT,
+    ExitState,
+    Step,
+    check_finite,
+    decide,
+    on_host,
+    pick,
+    predicted_ids,
+    states_by_layer,
+)
 
 VERIFY_AT = 0.7  # rows are verified together, once the drafts of this share have ended; changes speed alone
-UNSURE = -1  # in place of a draft
+UNSURE = -1  # in place of a draft's token
 
 
 class Draft(NamedTuple):
-    """A token that waits for the last layer's word."""
+    """A token that waits to be verified."""
 
     token_id: int
     layer: int
@@ -36,139 +60,213 @@ class Draft(NamedTuple):
     readout_rows: int
 
 
+class Executed(NamedTuple):
+    """A token that was executed, whether it was accepted or thrown away."""
+
+    in_round: int
+    position: int
+    layer: int
+    readout_rows: int
+
+
 class Row:
-    """One output: what is settled of it, the drafts that wait, and all that was run."""
+    """One output: its settled tokens, the drafts that wait, and all tokens that were executed."""
 
     def __init__(self, sequence: int, slot: int, start: int):
-        self.sequence, self.slot, self.last = sequence, slot, start
-        self.ids: list[int] = []
-        self.made: list[Draft] = []  # of each id the draft that was kept, or what stands for none
+        self.sequence = sequence
+        self.slot = slot  # where it is in the cache
+        self.last = start  # the token before the next one
+        # of each settled token; a draft's layer and confidence, or L and NaN
+        self.token_ids: list[int] = []
+        self.exit_layers: list[int] = []
+        self.confidences: list[float] = []
+        self.readout_rows: list[int] = []
         self.drafts: list[Draft] = []
-        self.run: list[tuple[int, int, int]] = []  # position, layer and rows of `W` of all tokens
-        self.rounds = self.judged = self.kept = 0
-        self.waits = False  # the draft has ended
+        self.ready_to_verify = False  # whether the draft has ended
+        self.executed: list[Executed] = []
+        self.rounds = 0
+        self.verified_drafts = 0
+        self.accepted_drafts = 0
 
     @property
     def position(self) -> int:
         """Of the next token."""
-        return len(self.ids) + len(self.drafts)
+        return len(self.token_ids) + len(self.drafts)
 
-    def accept(self, found: list[int], layers: int, vocabulary: int) -> None:
-        """Settles drafts while they are what was `found` at the last layer, and the first that is not."""
-        read = [draft._replace(readout_rows=draft.readout_rows + vocabulary) for draft in self.drafts]
-        self.rounds, self.waits, self.drafts, run = self.rounds + 1, False, [], enumerate(read, len(self.ids))
-        self.run += [(self.rounds, at, draft.layer, draft.readout_rows) for at, draft in run]
-        for draft, token in zip(read, found, strict=True):
-            kept = draft.token_id == token
-            self.judged, self.kept = self.judged + (draft.token_id != UNSURE), self.kept + kept
-            self.ids.append(token)
-            self.made.append(draft if kept else draft._replace(layer=layers, confidence=float("nan")))
-            if not kept:
+    def settle(self, predicted: list[int], layers: int, vocabulary: int) -> None:
+        """Accepts drafts up to the first that the last layer does not predict, and takes its token there."""
+        self.rounds += 1
+        for position, draft in enumerate(self.drafts, start=len(self.token_ids)):
+            readout_rows = draft.readout_rows + vocabulary
+            self.executed.append(Executed(self.rounds, position, draft.layer, readout_rows))
+        for draft, token in zip(self.drafts, predicted, strict=True):
+            accepted = draft.token_id == token
+            self.verified_drafts += draft.token_id != UNSURE
+            self.accepted_drafts += accepted
+            self.token_ids.append(token)
+            self.exit_layers.append(draft.layer if accepted else layers)
+            self.confidences.append(draft.confidence if accepted else np.nan)
+            self.readout_rows.append(draft.readout_rows + vocabulary)
+            if not accepted:
                 break
-        self.last = self.ids[-1]
+        self.drafts = []
+        self.ready_to_verify = False
+        self.last = self.token_ids[-1]
 
     def output(self) -> Output:
         """The output, all its tokens settled."""
-        _, *made = zip(*self.made, strict=True)
-        run = map(np.array, zip(*self.run, strict=True))
-        made = map(np.array, made, (np.int32, np.float32, np.int64))
-        return Output(self.ids, *made, Drafts(self.rounds, self.judged, self.kept, *run))
+        drafts = Drafts(
+            rounds=self.rounds,
+            judged=self.verified_drafts,
+            kept=self.accepted_drafts,
+            in_round=np.array([token.in_round for token in self.executed]),
+            positions=np.array([token.position for token in self.executed]),
+            exit_layers=np.array([token.layer for token in self.executed]),
+            readout_rows=np.array([token.readout_rows for token in self.executed]),
+        )
+        return Output(
+            token_ids=self.token_ids,
+            exit_layers=np.array(self.exit_layers, dtype=np.int32),
+            confidences=np.array(self.confidences, dtype=np.float32),
+            readout_rows=np.array(self.readout_rows, dtype=np.int64),
+            drafts=drafts,
+        )
+
+
+class DraftRun:
+    """The token that some rows draft, on its way through the layers with the tokens that wait before it."""
+
+    def __init__(self, step: Step, cache: Cache, slots: np.ndarray):
+        self.step = step
+        self.cache = cache
+        self.slots = slots  # [row]
+        self.ends = step.position + 1  # [row], one beyond the drafted token's position
+        self.indices = np.arange(len(slots))  # which rows of the step are still drafting
+        self.span = Span(cache, slots, self.ends, layer=1)
+        self.x = step.decoder.embed(step.fed)  # [token, d_model], of all tokens of the span
+        self.present = self.x  # [row, d_model], of the drafted tokens alone
+
+    def state_after(self, layer: int, previous: ExitState | None) -> ExitState:
+        """Runs one layer."""
+        self.span, self.x = self.span.joined(layer, self.x)
+        before = self.present
+        self.x = self.step.decoder.run_span(layer, self.x, self.span)
+        self.present = self.span.last(self.x)
+        return ExitState(self.step, layer, self.present, before, self.indices, previous)
+
+    def exit(self, layer: int, exits: np.ndarray) -> None:
+        """Takes out rows that exit after a layer, `[rows]`; their tokens wait there."""
+        self.store(layer)
+        if exits.all():
+            return
+        self.indices = self.indices[~exits]
+        self.present = pick(self.present, ~exits)
+        self.span = Span(self.cache, self.slots[self.indices], self.ends[self.indices], layer + 1)
+        self.x = self.span.load()
+
+    def store(self, layer: int) -> None:
+        """Leaves all tokens of the span waiting after a layer."""
+        self.span.store(self.x)
+        self.cache.filled[:layer, self.span.slots] = self.span.ends
 
 
 class DraftDecoder:
-    """Decodes one batch; `bound` says when its tokens exit, `sequence` which inputs its rows are."""
+    """Decodes one batch; `bound` says when its tokens exit, `sequence` which inputs its rows are.
+
+    In the plain case a policy has a fixed `max_draft`; where it is "auto", a plan has replaced it before.
+    """
 
     def __init__(self, decoder: LayerwiseDecoder, cache: Cache, bound: BoundPolicy, sequence: np.ndarray):
-        self.decoder, self.cache, self.bound = decoder, cache, bound
+        self.decoder = decoder
+        self.cache = cache
+        self.bound = bound
         self.deepest = max(bound.decision_layers, default=0)  # no token is drafted beyond
-        self.ends = decoder.ends
         self.rows = [Row(index, slot, decoder.start) for slot, index in enumerate(sequence.tolist())]
 
     def decode(self) -> list[Output]:
         """Decodes all rows. Raises `MeeError` for states that are not finite."""
         going = self.rows
         while going:
-            if drafting := [row for row in going if not row.waits]:
+            drafting = [row for row in going if not row.ready_to_verify]
+            if drafting:
                 self.draft(drafting)
-            waiting = [row for row in going if row.waits]
-            if len(waiting) >= VERIFY_AT * len(going):
-                self.verify(waiting)
-                going = [row for row in going if row.waits or not self._ended(row)]
-                if going and len(going) <= COMPACT_AT * self.cache.batch:  # finished rows leave memory
-                    self.cache.keep(np.array([row.slot for row in going]))
-                    for slot, row in enumerate(going):
-                        row.slot = slot
+            ready = [row for row in going if row.ready_to_verify]
+            if len(ready) >= VERIFY_AT * len(going):
+                self.verify(ready)
+                going = [row for row in going if row.ready_to_verify or not self._ended(row)]
+                self._drop_finished(going)
         return [row.output() for row in self.rows]
-
-    def _ended(self, row: Row) -> bool:
-        return row.last in self.ends or row.position == self.cache.length
 
     def draft(self, rows: list[Row]) -> None:
         """Drafts one token of each row, as deep as the policy looks."""
-        decoder, cache, bound = self.decoder, self.cache, self.bound
-        slots, sequence, position = np.array([(row.slot, row.sequence, row.position) for row in rows]).T
+        bound, cache = self.bound, self.cache
+        slots = np.array([row.slot for row in rows])  # [row]
+        position = np.array([row.position for row in rows])  # [row]
+        sequence = np.array([row.sequence for row in rows])  # [row]
+        fed = torch.tensor([row.last for row in rows], device=cache.encoded.device)  # [row]
         cache.move_to(int(position.max()))
-        fed = torch.tensor([row.last for row in rows], device=cache.encoded.device)
-        step = Step(decoder, bound.readout, sequence, position, fed)
-        present = x = decoder.embed(fed)
-        span, state, here = Span(cache, slots, position + 1, 1), None, np.arange(len(rows))
-        for layer in range(1, self.deepest + 1):
-            span, x = span.joined(layer, x)
-            before, x = present, decoder.run_span(layer, x, span)
-            present = span.last(x)
-            if layer >= bound.first_layer:
-                state = ExitState(step, layer, present, before, here, state)
-            if layer not in bound.decision_layers:
+        run = DraftRun(Step(self.decoder, bound, sequence, position, fed), cache, slots)
+        for state in states_by_layer(run.state_after, self.deepest):
+            if state.layer not in bound.decision_layers:
                 continue
-            state.confidence = confidence = on_host(bound.measure.confidence(state))
-            exits = bound.exceeded(confidence, state, cache.length)
-            if not exits.any():
-                continue
-            self._note(rows, here[exits], state, exits)
-            self._wait(layer, x, span)
-            if exits.all():
-                return
-            here, present = here[~exits], pick(present, ~exits)
-            span = Span(cache, slots[here], position[here] + 1, layer + 1)
-            x = span.load()
-        self._wait(self.deepest, x, span)
-        for place in here:
-            rows[place].drafts.append(Draft(UNSURE, bound.layers, np.nan, int(step.readout_rows[place])))
-            rows[place].waits = True
-
-    def _note(self, rows: list[Row], places: np.ndarray, state: ExitState, exits: np.ndarray) -> None:
-        """Notes the drafts of rows that exit, and whether these drafts go on."""
-        if self.bound.measure.readout:
-            drafted, read = pick(state.top1_id, exits), 0
-        else:
-            logits = self.decoder.readout(self.decoder.norm(pick(state.after, exits)))
-            drafted, read = logits.argmax(dim=-1), self.bound.readout.vocabulary
-        found = zip(places.tolist(), on_host(drafted).tolist(), state.confidence[exits].tolist(), strict=True)
-        for place, token, confidence in found:
-            row, counted = rows[place], int(state.step.readout_rows[place]) + read
-            row.drafts.append(Draft(token, state.layer, confidence, counted))
-            row.last = token
-            row.waits = len(row.drafts) == self.bound.max_draft or self._ended(row)
+            exits = decide(bound, state, cache.length)  # [row still drafting]
+            if exits.any():
+                self._record_drafts(rows, state, exits)
+                run.exit(state.layer, exits)
+                if exits.all():
+                    return
+        run.store(self.deepest)
+        for index in run.indices:  # the policy was not confident at any layer: the last layer decides
+            unsure = Draft(UNSURE, bound.layers, np.nan, int(run.step.readout_rows[index]))
+            rows[index].drafts.append(unsure)
+            rows[index].ready_to_verify = True
 
     def verify(self, rows: list[Row]) -> None:
         """Runs what waits in these rows through all layers, and settles it."""
         decoder, cache, layers = self.decoder, self.cache, self.bound.layers
-        slots, ends = np.array([(row.slot, row.position) for row in rows]).T
-        first = int((cache.filled[:, slots] == ends).all(axis=1).sum()) + 1  # the first layer that is unseen
+        slots = np.array([row.slot for row in rows])  # [row]
+        ends = np.array([row.position for row in rows])  # [row], one beyond the last draft
+        complete = (cache.filled[:, slots] == ends).all(axis=1)  # [layer], whether all drafts have seen it
+        first = int(complete.sum()) + 1
         span = Span(cache, slots, ends, first)
-        x = span.load()
+        x = span.load()  # [token, d_model], the drafts of all rows, row by row
         for layer in range(first, layers + 1):
             span, x = span.joined(layer, x)
             x = decoder.run_span(layer, x, span)
-        best = decoder.readout(decoder.norm(x)).max(dim=-1)
-        ids = on_host(torch.where(torch.isfinite(best.values), best.indices, -1))
+        ids = on_host(predicted_ids(decoder.readout(decoder.norm(x))))  # [token]
         check_finite(ids, np.repeat([row.sequence for row in rows], span.counts), np.full(len(ids), layers))
-        for row, found in zip(rows, np.split(ids, span.counts.cumsum()[:-1]), strict=True):
-            row.accept(found.tolist(), layers, self.bound.readout.vocabulary)
-        # what comes after has no keys and values any more
+        by_row = np.split(ids, span.counts.cumsum()[:-1])
+        for row, predicted in zip(rows, by_row, strict=True):
+            row.settle(predicted.tolist(), layers, self.bound.vocabulary)
+        # tokens that were dropped have no keys and values any more
         cache.filled[:, slots] = [row.position for row in rows]
 
-    def _wait(self, layer: int, x: Tensor, span: Span) -> None:
-        """Leaves all tokens of a span waiting after a layer."""
-        span.store(x)
-        self.cache.filled[:layer, span.slots] = span.ends
+    def _record_drafts(self, rows: list[Row], state: ExitState, exits: np.ndarray) -> None:
+        """Appends the drafts of rows that exit, and sees whether these drafts end there."""
+        drafted, readout_rows = self._drafted_ids(state, exits)
+        indices = state.rows[exits]
+        readout_rows = readout_rows + state.step.readout_rows[indices]
+        confidences = state.confidence[exits]
+        for number, index in enumerate(indices):
+            row = rows[index]
+            row.last = int(drafted[number])
+            confidence = float(confidences[number])
+            row.drafts.append(Draft(row.last, state.layer, confidence, int(readout_rows[number])))
+            row.ready_to_verify = len(row.drafts) == self.bound.max_draft or self._ended(row)
+
+    def _drafted_ids(self, state: ExitState, exits: np.ndarray) -> tuple[np.ndarray, int]:
+        """The ids that exiting rows predict, `[exit]`, and how many more rows of the LM head that took."""
+        if self.bound.measure.readout:
+            return on_host(pick(state.top1_id, exits)), 0
+        logits = self.decoder.readout(self.decoder.norm(pick(state.after, exits)))
+        return on_host(logits.argmax(dim=-1)), self.bound.vocabulary
+
+    def _ended(self, row: Row) -> bool:
+        return row.last in self.decoder.ends or row.position == self.cache.length
+
+    def _drop_finished(self, going: list[Row]) -> None:
+        """Finished rows leave the cache once few enough are going."""
+        if going and len(going) <= COMPACT_AT * self.cache.batch:
+            self.cache.keep(np.array([row.slot for row in going]))
+            for slot, row in enumerate(going):
+                row.slot = slot

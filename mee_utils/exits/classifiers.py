@@ -149,14 +149,14 @@ class RecurrentClassifier(ExitClassifier):
         return self._log_odds_of(self.head(outputs))
 
     def confidence(self, state) -> Tensor:
-        hidden, _ = state.recall(id(self), self._memory)
+        hidden, _ = state.memo(id(self), self._memory)
         return torch.sigmoid(self._log_odds_of(self.head(hidden[:, -1])))
 
     def _memory(self, state) -> tuple[Tensor, ...]:
         """Hidden and cell states of the LSTM after this layer, `[row, depth, hidden]` each."""
         before = None
         if state.layer > 1:
-            memory = state.earlier(1).recall(id(self), self._memory)
+            memory = state.earlier(1).memo(id(self), self._memory)
             before = tuple(part.transpose(0, 1).contiguous() for part in memory)  # [depth, row, hidden]
         _, after = self.network(state.state.to(self._dtype)[:, None], before)
         return tuple(part.transpose(0, 1) for part in after)
@@ -192,12 +192,12 @@ class QExit(ExitClassifier):
         return total + torch.log(-torch.expm1(-total))
 
     def confidence(self, state) -> Tensor:
-        (total,) = state.recall(id(self), self._total)
+        (total,) = state.memo(id(self), self._total)
         return -torch.expm1(-total)
 
     def _total(self, state) -> tuple[Tensor]:
         """The sum up to this layer, `[rows]`."""
-        before = state.earlier(1).recall(id(self), self._total)[0] if state.layer > 1 else 0.0
+        before = state.earlier(1).memo(id(self), self._total)[0] if state.layer > 1 else 0.0
         log_odds = self._log_odds_of(self.network(state.state.to(self._dtype)))
         return (before + functional.softplus(log_odds),)
 

@@ -14,7 +14,7 @@ a batch) at one layer. Its attributes are computed on first use:
 | `token_before` | the token emitted before this one, -1 at the start |
 | `earlier(k)` | the same rows k layers before |
 | `so_far(name)` | an attribute at every exit so far, this one last: a tuple of `[rows]` |
-| `recall(key, make)` | `make(state)`, a tuple of `[rows, ...]`, computed once for each layer |
+| `memo(key, compute)` | `compute(state)`, a tuple of `[rows, ...]`, computed once for each layer |
 
 An *exit* is a layer at which the policy decides. An example of three exits: a token is decided at layers 2, 4
 and 6, where the most probable ids are 7, 9 and 9. At layer 6 `so_far("top1_id")` is `(7, 9, 9)`; `Patience`

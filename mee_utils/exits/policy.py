@@ -127,6 +127,11 @@ class ExitPolicy:
             raise MeeError(f"threshold={level!r} for {name}: give a whole number.")
 
     @property
+    def changes_readout(self) -> bool:
+        """Whether logits are not simply those of the LM head over all ids."""
+        return not self.plain or bool(self.measure.lens or self.measure.ensemble)
+
+    @property
     def _gives_probability(self) -> bool:
         """Whether the confidence comes from the probabilities of the layer that decides."""
         return self.measure.readout and not self.measure.needs_all_layers
@@ -288,7 +293,8 @@ class BoundPolicy:
         schedule: the threshold; one that learns begins anew.
         max_draft: most tokens of a draft.
         decision_layers: where the policy decides; at layer L all tokens exit.
-        readout: computes logits as the policy says.
+        vocabulary: number of ids.
+        readout: computes logits over fewer ids, or of a contrast; None: every readout scores all ids.
         first_layer: the first layer that the measure looks at; L + 1 if nothing is decided.
         decisions: `[layer]`, 0 to L, how often the measure is computed until an exit there (oracle: 0).
     """
@@ -300,7 +306,10 @@ class BoundPolicy:
         self.schedule = copy.deepcopy(policy.schedule)
         self.max_draft = MAX_DRAFT if policy.max_draft == "auto" else policy.max_draft
         self.decision_layers = self._decision_layers(min_exit_layer)
-        self.readout = policy.readout_class(policy, self.decision_layers, layers, vocabulary)
+        self.vocabulary = vocabulary
+        self.readout: Readout | None = None
+        if self.decision_layers and policy.changes_readout:
+            self.readout = policy.readout_class(policy, self.decision_layers, layers, vocabulary)
         self.first_layer = self._first_layer()
         self.decisions = self._count_decisions()
 
@@ -325,7 +334,7 @@ class BoundPolicy:
         if self.measure.recurrent:
             return 1
         first_decision = self.decision_layers[0]
-        amateurs = self.readout.amateurs.get(first_decision, ())
+        amateurs = self.readout.amateurs.get(first_decision, ()) if self.readout else ()
         return min([first_decision - self.measure.lookback, *amateurs])
 
     def _count_decisions(self) -> np.ndarray:

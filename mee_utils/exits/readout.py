@@ -14,6 +14,7 @@ Probabilities are exact softmaxes over the kept ids. The token is the best of th
 Every row keeps ids of its own; their rows of `W` are gathered when the ids change, not at every layer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ class ReadoutLogits:
 
     logits: Tensor  # `[rows, kept]`, in single precision at least
     ids: Tensor | None  # `[rows, kept]`, their tokens, in the order of the layer before; None: all ids
-    readout_rows: int | np.ndarray  # rows of `W` that each row multiplies here if alone
+    readout_rows: int | np.ndarray  # rows of the LM head that each row multiplies here if alone
     scores: Tensor  # what confidence is taken from: `logits`, or the log-probabilities of the contrast
 
     def tokens(self, contrast: bool) -> Tensor:
@@ -50,60 +51,68 @@ class Kept(NamedTuple):
 
     ids: Tensor  # `[rows, k]`, best first
     weights: Tensor | None  # their rows of `W`, `[rows, k, d_model]`; None where all logits are computed
-    count: np.ndarray  # `[rows]`, how many of the ids count for each row
+    count: np.ndarray  # `[rows]`, how many of the ids are valid for each row
     readout_rows: np.ndarray  # `[rows]`, rows of `W` that each row multiplies alone
 
 
 class Readout:
-    """Reads out layers as a policy says.
+    """Computes a layer's logits where a policy or its measure changes them; other policies have no `Readout`.
 
     A row alone gathers the rows of `W` of its kept ids. A batch that would gather more than `V` rows computes
     all logits once and indexes them: more FLOPs in less time. What is counted is what a row needs alone. A
     contrast with pruning scores its amateurs anew at every layer, over the ids kept there; an ensemble too.
 
-    It is made from an `ExitPolicy`, the layers at which it decides, and depth and vocabulary of the decoder,
-    whose last layer is read out too. A measure's `lens` and `ensemble` change what is read before that.
+    It is made from an `ExitPolicy`, the layers at which it decides (at least one), and depth and vocabulary
+    of the decoder, whose last layer is read out too. A measure's `lens` and `ensemble` change what is read
+    before that.
     """
 
     def __init__(self, policy, decisions: tuple[int, ...], layers: int, vocabulary: int):
-        self.policy, self.layers, self.vocabulary, self.decisions = policy, layers, vocabulary, decisions
-        self.pruning, self.contrast = policy.vocabulary_pruning, policy.layer_contrast
-        self.lens, self.ensemble = policy.measure.lens, policy.measure.ensemble
-        own = self.lens or self.ensemble or not policy.plain
-        self.plain = not (own and decisions)  # all ids are read out, and nothing is changed
-        self.scored = self.ensemble is not None or bool(
-            self.contrast and self.contrast.token
-        )  # whether tokens come from `scores`
-        self.first = decisions[0] if decisions else layers  # the first layer that is read out
+        self.policy = policy
+        self.pruning = policy.vocabulary_pruning
+        self.contrast = policy.layer_contrast
+        self.ensemble = policy.measure.ensemble
+        self.vocabulary = vocabulary
+        self.first = decisions[0]  # the first layer that is read out
+        # whether tokens come from `ReadoutLogits.scores`
+        self.scored = self.ensemble is not None or bool(self.contrast and self.contrast.token)
         # layer -> how many ids it scores, at most
         self.sizes = dict.fromkeys(range(self.first, layers + 1), vocabulary)
         if self.pruning:
             self.sizes = self.pruning.sizes(self.first, layers, vocabulary)
         self.amateurs: dict[int, list[int]] = {}  # the earlier layers that a layer is contrasted with
         self._unseen: dict[int, int] = {}  # how many of them are read out for the first time, over all ids
-        contrasted = (*decisions, layers) if self.scored else decisions
+        if self.contrast:
+            self._add_amateurs([*decisions, layers] if self.scored else decisions, layers)
+        if self.ensemble:
+            for number, layer in enumerate(decisions):
+                self.amateurs[layer] = list(decisions[:number])
+                self._unseen[layer] = 0
+
+    def _add_amateurs(self, contrasted: Sequence[int], layers: int) -> None:
         seen = set(range(self.first, layers + 1))
-        for layer in contrasted if self.contrast and not self.plain else ():
-            amateurs = self.contrast.amateur_layers(layer)
-            self.amateurs[layer], self._unseen[layer] = amateurs, len(set(amateurs) - seen)
-            seen |= set(amateurs)
-        for place, layer in enumerate(decisions if self.ensemble else ()):
-            self.amateurs[layer], self._unseen[layer] = list(decisions[:place]), 0
+        for layer in contrasted:
+            self.amateurs[layer] = self.contrast.amateur_layers(layer)
+            new = set(self.amateurs[layer]) - seen
+            self._unseen[layer] = len(new)
+            seen |= new
 
     def read(self, state) -> ReadoutLogits:
-        """Reads out one layer, given as `ExitState`."""
+        """Computes the logits of one layer, given as `ExitState`."""
         kept = None
         if self.pruning and state.layer > self.first:
-            kept = state.earlier(1).recall("kept", self._keep)
+            kept = state.earlier(1).memo("kept", self._keep)
         logits = self._logits(state, kept)
-        ids, rows = (None, self.vocabulary) if kept is None else (kept.ids, kept.readout_rows)
-        read = ReadoutLogits(logits, ids, rows, logits)
+        if kept is None:
+            computed = ReadoutLogits(logits, None, self.vocabulary, scores=logits)
+        else:
+            computed = ReadoutLogits(logits, kept.ids, kept.readout_rows, scores=logits)
         if state.layer in self.amateurs:
-            self._contrast(state, read, kept)
-        return read
+            self._contrast(state, computed, kept)
+        return computed
 
     def _logits(self, state, kept: Kept | None) -> Tensor:
-        """Logits over the kept ids, `[rows, kept]`; minus infinity where an id does not count."""
+        """Logits over the kept ids, `[rows, kept]`; minus infinity where an id is not valid for the row."""
         if kept is None:
             return state.full_logits
         if kept.weights is None:
@@ -119,57 +128,67 @@ class Readout:
     def _keep(self, state) -> Kept | None:
         """What the layer after `state` keeps; None if every row keeps all ids."""
         if self.pruning.adaptive:
-            confidence = np.broadcast_to(np.asarray(state.confidence, dtype=np.float64), len(state.rows))
-            share = 1 - 0.9 * np.nan_to_num(confidence).clip(0, 1)
-            count = np.floor(self.vocabulary * share).astype(np.int64).clip(min=1)
+            count = self._adaptive_count(state)
         else:
-            size, before = self.sizes[state.layer + 1], self.sizes[state.layer]
-            if size == before and state.layer > self.first:
-                return state.earlier(1).recall("kept", self._keep)
+            size = self.sizes[state.layer + 1]
+            if size == self.sizes[state.layer] and state.layer > self.first:
+                return state.earlier(1).memo("kept", self._keep)
             count = np.full(len(state.rows), size)
         if (count >= self.vocabulary).all():
             return None
         ids = self._best(state, int(count.max()))
-        few = self._few(ids.shape[1]) and ids.numel() <= self.vocabulary
-        weights = state.decoder.head_rows(ids) if few else None
+        gather = self._few(ids.shape[1]) and ids.numel() <= self.vocabulary
+        weights = state.decoder.head_rows(ids) if gather else None
         return Kept(ids, weights, count, np.where(self._few(count), count, self.vocabulary))
+
+    def _adaptive_count(self, state) -> np.ndarray:
+        """`[rows]`, how many ids each row keeps: fewer where it was more confident."""
+        confidence = np.broadcast_to(np.asarray(state.confidence, dtype=np.float64), len(state.rows))
+        share = 1 - 0.9 * np.nan_to_num(confidence).clip(0, 1)
+        return np.floor(self.vocabulary * share).astype(np.int64).clip(min=1)
 
     def _best(self, state, size: int) -> Tensor:
         """Ids of the `size` best of what `state` reads out (adaptive: the first layer), best first."""
         if self.pruning.adaptive:
-            ranking = lambda first: (first.full_logits.argsort(dim=-1, descending=True, stable=True),)
-            return state.earlier(state.layer - self.first).recall("order", ranking)[0][:, :size]
-        read = state.readout_logits
-        order = read.logits.topk(size, dim=-1).indices
-        return order if read.ids is None else read.ids.gather(1, order)
+            (order,) = state.earlier(state.layer - self.first).memo("order", _ranking)
+            return order[:, :size]
+        computed = state.readout_logits
+        order = computed.logits.topk(size, dim=-1).indices
+        return order if computed.ids is None else computed.ids.gather(1, order)
 
     def _few(self, count):
         return count <= GATHER_UP_TO * self.vocabulary
 
-    def _contrast(self, state, read: ReadoutLogits, kept: Kept | None) -> None:
-        """Puts contrast or ensemble into `read.scores`, what earlier layers cost into `read.readout_rows`."""
-        amateurs, logits = self.amateurs[state.layer], read.logits
-        over = [self._logits(state.earlier(state.layer - layer), kept) for layer in amateurs]
-        if kept is not None:  # ids that do not count are left out of both distributions
-            gone = torch.isinf(logits)
-            logits, *over = (scores.masked_fill(gone, LOWEST) for scores in (logits, *over))
+    def _contrast(self, state, computed: ReadoutLogits, kept: Kept | None) -> None:
+        """Sets `scores` to the contrast or ensemble; adds what the earlier layers cost to `readout_rows`."""
+        layers = self.amateurs[state.layer]
+        logits = computed.logits
+        amateurs = [self._logits(state.earlier(state.layer - layer), kept) for layer in layers]
+        if kept is not None:  # ids that are not valid are left out of both distributions
+            invalid = torch.isinf(logits)
+            logits = logits.masked_fill(invalid, LOWEST)
+            amateurs = [scores.masked_fill(invalid, LOWEST) for scores in amateurs]
         if self.ensemble:
             ids = None if kept is None else kept.ids
-            read.scores = self.ensemble([*amateurs, state.layer], [*over, logits], ids)
+            computed.scores = self.ensemble([*layers, state.layer], [*amateurs, logits], ids)
         elif self.contrast.kind == "weighted":
-            read.scores = weighted_contrast(logits, over[0], self.contrast.alpha)
+            computed.scores = weighted_contrast(logits, amateurs[0], self.contrast.alpha)
         elif kept is None:
-            distributions = [
-                state.earlier(state.layer - layer).recall("distribution", _distribution) for layer in amateurs
-            ]
-            chosen = farthest(state.recall("distribution", _distribution), distributions)
-            read.scores = contrast_with(logits, torch.stack(over), chosen, self.contrast.alpha)
+            earlier = [state.earlier(state.layer - layer) for layer in layers]
+            distributions = [each.memo("distribution", _distribution) for each in earlier]
+            chosen = farthest(state.memo("distribution", _distribution), distributions)
+            computed.scores = contrast_with(logits, torch.stack(amateurs), chosen, self.contrast.alpha)
         else:
-            read.scores, _ = jsd_contrast(logits, torch.stack(over), self.contrast.alpha)
+            computed.scores, _ = jsd_contrast(logits, torch.stack(amateurs), self.contrast.alpha)
         added = self._unseen[state.layer] * self.vocabulary
         if kept is not None:
-            added = np.where(self._few(kept.count), len(amateurs) * kept.readout_rows, added)
-        read.readout_rows = read.readout_rows + added
+            added = np.where(self._few(kept.count), len(layers) * kept.readout_rows, added)
+        computed.readout_rows = computed.readout_rows + added
+
+
+def _ranking(state) -> tuple[Tensor]:
+    """All ids of a layer, best first, `[rows, vocabulary]`."""
+    return (state.full_logits.argsort(dim=-1, descending=True, stable=True),)
 
 
 def _distribution(state) -> Distribution:

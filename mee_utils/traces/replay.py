@@ -8,22 +8,21 @@ values behind ("copy"), or is another token, and both change what follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..common.errors import MeeError, check_whole, shown
-from ..decoding.exit_state import ExitState, LayerState, Step
 from ..decoding.generation import bind_policy
 from ..decoding.layerwise import decoder_of
 from ..decoding.rounds import exceeded_decisions
-from ..decoding.token import on_host
+from ..decoding.token import ExitState, LayerState, Step, on_host, states_by_layer
 from ..exits.policy import BoundPolicy, ExitPolicy
-from ..exits.readout import Readout
 from ..models.loading import Model
 from .trace import Trace
 
@@ -105,10 +104,17 @@ def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) 
     if model is not None:
         trace.check_model(model)
         bound.measure.check_model(model)
-    read = _look_up if bound.readout.plain else _read_out
+    replay_tokens = _look_up if bound.readout is None else _read_out
     with torch.inference_mode():
-        parts = [read(trace, tokens, bound, model) for tokens in chunks(trace)]
-    return PolicyReplay(trace, bound, *map(np.concatenate, zip(*parts, strict=True)))
+        parts = [replay_tokens(trace, tokens, bound, model) for tokens in chunks(trace)]
+    return PolicyReplay(
+        trace,
+        bound,
+        confidences=np.concatenate([part.confidences for part in parts]),
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        readout_rows=np.concatenate([part.readout_rows for part in parts]),
+        kept=np.concatenate([part.kept for part in parts]),
+    )
 
 
 def check_policy(policy: object) -> ExitPolicy:
@@ -141,12 +147,13 @@ class StoredStates:
         if trace.states is None:
             raise MeeError("This trace was made without states: make it with trace(..., states=file).")
         trace.check_model(model)
-        found, wanted = trace.states.shape, (len(trace), model.layers, model.network.config.d_model)
-        if found != wanted:
-            raise MeeError(f"States are {found}, trace and model need {wanted}: trace again.")
-        dtype = model.network.lm_head.weight.dtype
-        self.trace, self.model, self.dtype = trace, model, dtype
-        self.working_dtype = torch.promote_types(dtype, torch.float32)  # what classifiers compute in
+        needed = (len(trace), model.layers, model.network.config.d_model)
+        if trace.states.shape != needed:
+            raise MeeError(f"States are {trace.states.shape}, trace and model need {needed}: trace again.")
+        self.trace = trace
+        self.model = model
+        self.dtype = model.network.lm_head.weight.dtype
+        self.working_dtype = torch.promote_types(self.dtype, torch.float32)  # what classifiers compute in
 
     def raw(self, tokens) -> Tensor:
         """`h^1 .. h^L` of some tokens, `[token, layer, d_model]`, in the precision of the model."""
@@ -158,101 +165,155 @@ class StoredStates:
         return self.model.network.get_decoder().final_layer_norm(self.raw(tokens)).to(self.working_dtype)
 
     @torch.inference_mode()
-    def exit_states(self, tokens, readout: Readout | None = None) -> list[ExitState]:
-        """Some tokens at every layer, as decoding would see them if nobody exits; nothing is computed yet.
+    def exit_states(self, tokens, bound: BoundPolicy | None = None) -> list[ExitState]:
+        """Some tokens at every layer, as decoding would see them if no token exits; nothing is computed yet.
 
-        The `readout` prunes or contrasts; by default all ids are read out.
+        The policy `bound` may prune or contrast; by default all ids are read out.
         """
-        decoder, raw, states = decoder_of(self.model.network), self.raw(tokens), []
-        readout, sequence = readout or bind_policy(None, decoder).readout, self.trace.sequence[tokens]
-        position, rows = self.trace.position[tokens], np.arange(len(sequence))
+        decoder = decoder_of(self.model.network)
+        raw = self.raw(tokens)  # [token, layer, d_model]
+        position = self.trace.position[tokens]
         fed = np.where(position == 0, decoder.start, self.trace.token_before[tokens])
-        fed = torch.from_numpy(fed).to(raw.device)
-        step = Step(decoder, readout, sequence, position, fed)
-        for layer in range(1, self.trace.layers + 1):
-            after, before = raw[:, layer - 1], raw[:, max(0, layer - 2)]
-            states.append(ExitState(step, layer, after, before, rows, states[-1] if states else None))
+        step = Step(
+            decoder,
+            bound or bind_policy(None, decoder),
+            sequence=self.trace.sequence[tokens],
+            position=position,
+            fed=torch.from_numpy(fed).to(raw.device),
+        )
+        rows = np.arange(len(position))
+
+        def state_after(layer: int, previous: ExitState | None) -> ExitState:
+            after = raw[:, layer - 1]
+            before = raw[:, max(0, layer - 2)]
+            return ExitState(step, layer, after, before, rows, previous)
+
+        states = list(states_by_layer(state_after, self.trace.layers))
         # before layer 1 stands the embedding, which is not stored; its similarity is
         states[0].similarity = torch.from_numpy(self.trace.similarity[tokens, 0]).to(raw.device)
         return states
 
 
-@dataclass(eq=False)
-class TraceState(LayerState):
-    """What measures look at (see `mee_utils.exits.measures`): tokens of a trace at one layer, as arrays.
+class ReplayedTokens(NamedTuple):
+    """What `PolicyReplay` holds, of some tokens."""
 
-    The states of all layers share `read_out`, the layers whose probabilities were looked at, and
-    `exit_states`, which makes the same of stored states.
-    """
+    confidences: np.ndarray
+    token_ids: np.ndarray
+    readout_rows: np.ndarray
+    kept: np.ndarray
+
+
+@dataclass(eq=False)
+class TracedTokens:
+    """Some tokens of a trace, as a policy goes through their layers."""
 
     trace: Trace
     tokens: slice
-    layer: int
-    previous: TraceState | None
-    read_out: set[int]
-    exit_states: Callable[[], list[ExitState]]
-    decisions: tuple[int, ...]
-    rows = ()  # all tokens are at all layers
+    bound: BoundPolicy
+    model: Model | None
+    read_layers: set[int] = field(default_factory=set)  # whose probabilities the measure has looked at
+
+    @cached_property
+    def exit_states(self) -> list[ExitState]:
+        """The same of stored states, for measures that look at states."""
+        return StoredStates(self.trace, self.model).exit_states(self.tokens)
+
+
+class TraceState(LayerState):
+    """Tokens of a trace at one layer, as a measure sees them (see `mee_utils.exits.measures`): arrays."""
+
+    rows = ()  # no token exits: all of them are at all layers
+
+    def __init__(self, traced: TracedTokens, layer: int, previous: TraceState | None):
+        self.traced = traced
+        self.layer = layer
+        self.previous = previous
 
     def __getattr__(self, name: str) -> np.ndarray:
+        trace, tokens = self.traced.trace, self.traced.tokens
         if name in ("sequence", "position", "token_before"):
-            return getattr(self.trace, name)[self.tokens]
+            return getattr(trace, name)[tokens]
         if name not in TRACED:
             missing = f'A trace does not keep "{name}", which this measure looks at'
-            raise MeeError(f"{missing}: decode with it (drafts: give max_draft).")
+            raise MeeError(f"{missing}: decode with it.")
         if name != "similarity":
-            self.read_out.add(self.layer)
-        return getattr(self.trace, name)[self.tokens, self.layer - 1]
+            self.traced.read_layers.add(self.layer)
+        return getattr(trace, name)[tokens, self.layer - 1]
 
     @property
     def layers(self) -> int:
         """Depth L."""
-        return self.trace.layers
+        return self.traced.trace.layers
+
+    @property
+    def decisions(self) -> tuple[int, ...]:
+        """The layers at which the policy decides."""
+        return self.traced.bound.decision_layers
 
     @property
     def state(self) -> Tensor:
         """`n(h)`, `[token, d_model]`."""
-        return self.exit_states()[self.layer - 1].state
+        return self.traced.exit_states[self.layer - 1].state
 
     @property
     def settled(self) -> np.ndarray:
         """1 where the prediction is the final one from this layer on."""
-        same = self.trace.top1_id[self.tokens, self.layer - 1 :] == self.trace.final_id[self.tokens, None]
+        trace, tokens = self.traced.trace, self.traced.tokens
+        same = trace.top1_id[tokens, self.layer - 1 :] == trace.final_id[tokens, None]
         return same.all(axis=1).astype(np.float64)
 
 
-def _look_up(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> tuple[np.ndarray, ...]:
-    """Confidences, ids, rows of `W` and kept ids of some tokens whose readouts are over all ids."""
-    decisions, measure, states, read_out = bound.decision_layers, bound.measure, [None], set()
-    exit_states = cache(lambda: StoredStates(trace, model).exit_states(tokens))
-    for layer in range(1, trace.layers + 1):
-        states.append(TraceState(trace, tokens, layer, states[-1], read_out, exit_states, decisions))
-    ids = trace.top1_id[tokens][:, np.array([*decisions, trace.layers]) - 1]
-    confidences, readouts = np.empty((len(ids), len(decisions))), []
-    for place, layer in enumerate(decisions):
-        confidences[:, place] = on_host(measure.confidence(states[layer]))
-        # the token is the top-1 of a readout that the measure has seen, or takes one of its own
-        readouts.append(len(read_out) + (not (measure.readout and layer in read_out)))
-    readouts.append(len(read_out) + 1)
-    rows = np.broadcast_to(np.array(readouts) * trace.sizes.vocabulary, ids.shape)
-    return confidences, ids, rows, np.ones((len(ids), trace.layers), dtype=bool)
+def _look_up(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> ReplayedTokens:
+    """Replays a policy that reads out all ids: what a measure looks at is in the trace."""
+    traced = TracedTokens(trace, tokens, bound, model)
+    confidences = []  # [decision][token]
+    readouts = []  # [decision + 1], for an exit there
+    for state in states_by_layer(partial(TraceState, traced), trace.layers):
+        if state.layer in bound.decision_layers:
+            confidences.append(on_host(bound.measure.confidence(state)))
+            # the token is the top-1 of a readout that the measure has looked at, or takes one of its own
+            predicted = bound.measure.readout and state.layer in traced.read_layers
+            readouts.append(len(traced.read_layers) + (not predicted))
+    readouts.append(len(traced.read_layers) + 1)
+    layers = np.array([*bound.decision_layers, trace.layers])
+    token_ids = trace.top1_id[tokens][:, layers - 1]
+    readout_rows = np.array(readouts) * trace.sizes.vocabulary
+    return ReplayedTokens(
+        confidences=np.array(confidences, dtype=np.float64).reshape(-1, len(token_ids)).T,
+        token_ids=token_ids,
+        readout_rows=np.broadcast_to(readout_rows, token_ids.shape),
+        kept=np.ones((len(token_ids), trace.layers), dtype=bool),
+    )
 
 
-def _read_out(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> tuple[np.ndarray, ...]:
-    """The same of some tokens whose readouts are pruned or contrasted."""
-    states = StoredStates(trace, model).exit_states(tokens, bound.readout)
-    confidences, ids, rows = [], [], []
+def _read_out(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> ReplayedTokens:
+    """Replays a policy that prunes or contrasts, on stored states."""
+    states = StoredStates(trace, model).exit_states(tokens, bound)
+    confidences = []  # [decision][token]
+    token_ids = []  # [decision + 1][token]
+    readout_rows = []  # [decision + 1][token]
     for layer in (*bound.decision_layers, trace.layers):
         state = states[layer - 1]
         if layer != trace.layers:
             state.confidence = on_host(bound.measure.confidence(state))
             confidences.append(state.confidence)
-        ids.append(on_host(state.top1_id))
-        rows.append(state.step.readout_rows.copy())
-    final = torch.from_numpy(trace.final_id[tokens].astype(np.int64)).to(model.device)
-    kept = np.ones((len(final), trace.layers), dtype=bool)
+        token_ids.append(on_host(state.top1_id))
+        readout_rows.append(state.step.readout_rows.copy())
+    return ReplayedTokens(
+        confidences=np.stack(confidences, axis=1),
+        token_ids=np.stack(token_ids, axis=1),
+        readout_rows=np.stack(readout_rows, axis=1),
+        kept=_kept_ids(states, trace.final_id[tokens]),
+    )
+
+
+def _kept_ids(states: list[ExitState], final_id: np.ndarray) -> np.ndarray:
+    """`[token, layer]`, whether the full-depth prediction is among the ids that each layer scores."""
+    kept = np.ones((len(final_id), len(states)), dtype=bool)
+    final = torch.from_numpy(final_id.astype(np.int64)).to(states[0].after.device)[:, None]
     for state in states:
-        if (read := vars(state).get("readout_logits")) is not None and read.ids is not None:
-            found = (read.ids == final[:, None]) & torch.isfinite(read.logits)
-            kept[:, state.layer - 1] = on_host(found.any(-1))
-    return np.stack(confidences, 1), np.stack(ids, 1), np.stack(rows, 1), kept
+        computed = vars(state).get("readout_logits")  # None where this layer was not read out
+        if computed is not None and computed.ids is not None:
+            scored = (computed.ids == final) & torch.isfinite(computed.logits)
+            kept[:, state.layer - 1] = on_host(scored.any(-1))
+    return kept

@@ -103,13 +103,13 @@ class Actor(Row):
     right: np.ndarray  # `[token]`
     vocabulary: int
 
-    def accept(self, found: list[int], layers: int, vocabulary: int) -> None:
-        begin = len(self.ids)
-        said = [
+    def settle(self, predicted: list[int], layers: int, vocabulary: int) -> None:
+        begin = len(self.token_ids)
+        played = [
             token if draft.token_id == UNSURE else (draft.token_id + (not right)) % vocabulary
-            for draft, token, right in zip(self.drafts, found, self.right[begin:], strict=False)
+            for draft, token, right in zip(self.drafts, predicted, self.right[begin:], strict=False)
         ]
-        super().accept(said, layers, vocabulary)
+        super().settle(played, layers, vocabulary)
 
 
 class Actors(DraftDecoder):
@@ -122,10 +122,11 @@ class Actors(DraftDecoder):
             row.right = right
         self.ends_at = script.ends
 
-    def _note(self, rows, places, state, exits) -> None:
-        super()._note(rows, places, state, exits)
-        for row in (rows[place] for place in places):
-            row.waits = row.waits or bool(self.ends_at[row.sequence, row.position - 1])
+    def _record_drafts(self, rows, state, exits) -> None:
+        super()._record_drafts(rows, state, exits)
+        for index in state.rows[exits]:
+            row = rows[index]
+            row.ready_to_verify |= bool(self.ends_at[row.sequence, row.position - 1])
 
 
 def verified(bench: Bench, policy: ExitPolicy, script: Script) -> Run:
