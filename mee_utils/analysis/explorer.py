@@ -50,7 +50,7 @@ class Explorer:
 
     A run is a decoding at one or more `levels` of the slider. It has `CHOICES`, `thresholds` of its levels,
     `text`, `flops` as a share of full depth's, `same` (are the tokens full depth's?), and of every token its
-    `layer`, its `fate`, and what is `said` at every layer, with which `confidence` (None: nothing decided).
+    `layer`, its `fate`, and what each layer predicts (`said`) with which `confidence` (None: no decision).
     """
 
     runs: list[dict]
@@ -58,9 +58,8 @@ class Explorer:
     @property
     def spec(self) -> dict:
         """The page in Vega-Lite: explorer.yaml with its data and parameters."""
-        row_numbers: dict[
-            str, int
-        ] = {}  # what a token says at every layer, as JSON -> number; runs share rows
+        # what each layer predicts for a token, as JSON -> number of the row; runs share rows
+        row_numbers: dict[str, int] = {}
         runs = [_page_run(run, row_numbers) for run in self.runs]
         rows = []
         for number, row in enumerate(row_numbers):
@@ -249,7 +248,7 @@ class _RecordedPolicy(ExitPolicy):
 
 
 class _RecordedDecisions(BoundPolicy):
-    """Decides as its policy says, and keeps every decision there; of a token drafted again the last."""
+    """Decides as its policy, and keeps every decision there; of a token that is drafted again the last."""
 
     def exceeded(self, confidence: np.ndarray, state, length: int) -> np.ndarray:
         # logits for the page alone are not counted among the FLOPs

@@ -316,12 +316,12 @@ def _are_layers(values: np.ndarray) -> bool:
 
 
 def stack(values: Sequence):
-    """One array, or tensor, of what several exits say: `[exit, rows]`."""
+    """The values of several exits, `[rows]` each, as one array or tensor `[exit, rows]`."""
     return torch.stack(values) if isinstance(values[0], torch.Tensor) else np.stack(values)
 
 
 def _maximum(values: Sequence):
-    """The largest of what several exits say, `[rows]`."""
+    """The largest of the values of several exits, `[rows]`."""
     stacked = stack(values)
     return stacked.amax(0) if isinstance(stacked, torch.Tensor) else stacked.max(0)
 

@@ -140,7 +140,7 @@ class ExitPolicy:
         """What cannot be said about pruning and contrast: (whether it is said, the message)."""
         measure = self.measure
         option = f'pruning="{self.pruning}"' if self.pruning else f'contrast="{self.contrast}"'
-        own_readout = bool(measure.lens or measure.ensemble)
+        changes_logits = bool(measure.lens or measure.ensemble)
         does = "looks back" if measure.lookback else "computes logits in its own way"
         return [
             (
@@ -153,7 +153,7 @@ class ExitPolicy:
                 f'{option} and threshold="adaptive" contradict each other: give a number.',
             ),
             (
-                self.contrast is not None and (measure.lookback > 0 or own_readout),
+                self.contrast is not None and (measure.lookback > 0 or changes_logits),
                 f'contrast="{self.contrast}" and "{measure.name}", which {does}, contradict each other: '
                 "use another measure.",
             ),
