@@ -310,7 +310,7 @@ for row in bench.itertuples():
     replayed = replays[row.task, row.rule]
     if row.rule != "bandit":  # which finds its threshold itself
         replayed = replayed.at_threshold(row.threshold)
-    drafts = lossless.summary(replayed, max_draft, max_new_tokens)
+    drafts = lossless.draft_summary(replayed, max_draft, max_new_tokens)
     drafted.append({"task": row.task, "rule": row.rule, **drafts})
 
 # %%

@@ -173,7 +173,7 @@ experiment.save_figure(figure, "acceptance_by_layer", by_layer)
 
 # %%
 def drafts_of(replayed, **labels):
-    return {**labels, **lossless.summary(replayed, max_draft, max_new_tokens)}
+    return {**labels, **lossless.draft_summary(replayed, max_draft, max_new_tokens)}
 
 
 by_round = experiment.save_table(experiment.table(drafts_of, replays, keys), "rounds")

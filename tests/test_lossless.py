@@ -50,7 +50,7 @@ def test_acceptance_by_layer_adds_up_to_what_decoding_keeps(model):
     assert table.drafted.sum() == pytest.approx(judged / tokens)
     kept = (table.drafted * table.kept.fillna(0)).sum() * tokens
     assert kept == pytest.approx(sum(output.kept for output in found.drafts))
-    row = lossless.summary(replayed, 4, LENGTH)
+    row = lossless.draft_summary(replayed, 4, LENGTH)
     assert row["acceptance"] == found.acceptance and row["drafted"] == pytest.approx(judged / tokens)
     assert row["tokens_a_round"] == tokens / sum(output.rounds for output in found.drafts)
 

@@ -107,7 +107,7 @@ def test_every_rule_goes_from_careful_to_careless(traced, rule):
 
 def test_drafts_of_a_threshold_are_those_of_verified_decoding(traced):
     model, found, full, _ = traced
-    columns = lossless.summary(margin(found, model).at_threshold(0.05), 3, LENGTH)
+    columns = lossless.draft_summary(margin(found, model).at_threshold(0.05), 3, LENGTH)
     verified = ExitPolicy("softmax_margin", threshold=0.05, min_layer=1, propagation="verify", max_draft=3)
     drafts = replay_drafts(found, verified, 3, LENGTH)
     assert columns["acceptance"] == drafts.acceptance and 0 < drafts.acceptance <= 1

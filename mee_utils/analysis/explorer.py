@@ -31,7 +31,7 @@ from .monotonicity import token_text
 
 MAX_SENTENCES = 16
 LINE_WIDTH = 110  # characters
-RULES = ("softmax_margin", "hidden_similarity", "rising_top1")
+DEFAULT_RULES = ("softmax_margin", "hidden_similarity", "rising_top1")
 
 # the fates of a token
 AGREES = "the last layer agrees"
@@ -174,7 +174,7 @@ def _sentences(inputs) -> list[dict]:
 def _policies(policies) -> dict[str, ExitPolicy]:
     """Policies by the name of their rule, none of them verified."""
     if policies is None:
-        policies = {_spaced(name): ExitPolicy(name, min_layer=1) for name in RULES}
+        policies = {_spaced(name): ExitPolicy(name, min_layer=1) for name in DEFAULT_RULES}
     if not isinstance(policies, Mapping):
         policies = {_spaced(check_policy(policies).measure.name): policies}
     unverified = {}

@@ -15,10 +15,10 @@ from .comparison import decode, retained
 from .statistics import NOTHING, mean_interval
 
 # the fates of a token that was run
-KEPT = "kept"
-REPLACED = "replaced"
-DROPPED = "dropped"
-LAST = "from the last layer"
+DRAFT_KEPT = "kept"
+DRAFT_REPLACED = "replaced"
+DRAFT_DROPPED = "dropped"
+FROM_LAST_LAYER = "from the last layer"
 
 
 def one_output(generation: Generation, number: int, layers: int, decode: Callable) -> pd.DataFrame:
@@ -46,8 +46,8 @@ def one_output(generation: Generation, number: int, layers: int, decode: Callabl
     final_layer = generation.exit_layers[number][np.minimum(position, len(ids) - 1)]
     fate = np.select(
         [position >= settled_until, drafts.exit_layers == layers, final_layer == layers],
-        [DROPPED, LAST, REPLACED],
-        default=KEPT,
+        [DRAFT_DROPPED, FROM_LAST_LAYER, DRAFT_REPLACED],
+        default=DRAFT_KEPT,
     )
     return pd.DataFrame(
         {
@@ -76,7 +76,7 @@ def acceptance(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd
     return pd.DataFrame(rows)
 
 
-def summary(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) -> dict[str, float]:
+def draft_summary(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) -> dict[str, float]:
     """Drafts of all outputs together: share of tokens `drafted`, `acceptance`, tokens settled a round."""
     predicted = drafts_of(replayed, max_draft, max_new_tokens)
     tokens = len(replayed.trace)

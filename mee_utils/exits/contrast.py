@@ -21,7 +21,7 @@ from torch import Tensor
 from ..common.errors import MeeError, check_choice, is_number, shown
 
 ALPHA = 0.1
-KINDS = ("weighted", "jsd")
+CONTRASTS = ("weighted", "jsd")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def contrast_of(kind: str | None, alpha: object, token: bool) -> Contrast | None
         if token or alpha != ALPHA:
             raise MeeError('contrast_token and contrast_alpha need contrast="weighted" or "jsd".')
         return None
-    return Contrast(check_choice("contrast", kind, KINDS), float(alpha), bool(token))
+    return Contrast(check_choice("contrast", kind, CONTRASTS), float(alpha), bool(token))
 
 
 def check_alpha(alpha: object) -> None:

@@ -16,9 +16,9 @@ from numbers import Integral
 
 from ..common.errors import MeeError, check_choice, shown
 
-KINDS = ("fixed", "decaying", "adaptive")
-FORMS = ("recursion", "closed")
-SIZES = {"top_k": ("fixed", "decaying"), "least_k": ("decaying",)}  # the kinds that need each size
+PRUNINGS = ("fixed", "decaying", "adaptive")
+PRUNING_FORMS = ("recursion", "closed")
+NEEDED_SIZES = {"top_k": ("fixed", "decaying"), "least_k": ("decaying",)}  # the kinds that need each size
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def pruning_of(kind: str | None, top_k: object, least_k: object, form: str) -> P
     Raises `MeeError` for an unknown kind or form, sizes that are missing, out of range or mean nothing.
     """
     if kind is not None:
-        check_choice("pruning", kind, KINDS)
-    check_choice("pruning_form", form, FORMS)
+        check_choice("pruning", kind, PRUNINGS)
+    check_choice("pruning_form", form, PRUNING_FORMS)
     for mistake in _mistakes(kind, {"top_k": top_k, "least_k": least_k}, form):
         raise MeeError(mistake)
     return None if kind is None else Pruning(kind, top_k, least_k, form)
@@ -80,12 +80,12 @@ def pruning_of(kind: str | None, top_k: object, least_k: object, form: str) -> P
 
 def _mistakes(kind: str | None, sizes: dict[str, object], form: str) -> Iterator[str]:
     for name, size in sizes.items():
-        needed = kind in SIZES[name]
+        needed = kind in NEEDED_SIZES[name]
         whole = isinstance(size, Integral) and not isinstance(size, bool) and size >= 1
         if needed and not whole:
             yield f'{name}={shown(size)}: pruning="{kind}" needs a whole number of ids from 1 on.'
         if not needed and size is not None:
-            kinds = " or ".join(map(repr, SIZES[name]))
+            kinds = " or ".join(map(repr, NEEDED_SIZES[name]))
             yield f"{name}={shown(size)} means nothing without pruning={kinds}: leave it out."
     if kind == "decaying" and sizes["least_k"] > sizes["top_k"]:
         yield f"least_k={sizes['least_k']} is more than top_k={sizes['top_k']}: ids can only become fewer."
