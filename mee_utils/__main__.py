@@ -1,18 +1,29 @@
 """The command line behind the Makefile: `python -m mee_utils reproduce --profile small`."""
 
 import argparse
+import errno
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .common.errors import MeeError, one_line
 from .common.files import ROOT
-from .study import pipeline
-from .study.profiles import load_profile
+from .study import jobs, pipeline
+from .study.profiles import Profile, is_file_name, load_profile
+from .study.results import build_root, output_root
+
+NOT_WRITABLE = (
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EROFS,
+)
 
 
 def reproduce(options) -> str:
@@ -21,67 +32,29 @@ def reproduce(options) -> str:
     return f"profile {options.profile} is up to date; figures and tables: {folder}"
 
 
+def measure(options) -> str:
+    """Decodes every rule at thresholds that are searched for; stores what 05 and 08 are drawn from."""
+    return f"measured: {pipeline.measure(options.profile, options.data, options.cores, options.force)}"
+
+
 def train(options) -> str:
     """Makes the missing models and exit classifiers of a profile."""
-    from .study import artifacts
+    from .study.artifacts import ship_classifiers
     from .training import build
 
     profile = load_profile(options.profile, options.data)
     if not options.model:
         build.check(profile, profile.training.models)
         pipeline.make("classifiers", options.profile, options.data, options.cores)
-        for job in artifacts.classifier_jobs(profile):
-            artifacts.copy_file(job.path(profile), job.shipped(profile))
+        ship_classifiers(profile)
     folders = build.train(profile, options.model)
     return f"trained: {', '.join(map(str, folders))} (scores in manifest.json)"
 
 
-def trace(options) -> str:
-    """Traces models of a profile on its tasks, for all notebooks."""
-    from .study.artifacts import stored_trace
-
-    profile = load_profile(options.profile, options.data)
-    for name in options.model:
-        for task in profile.corpora:
-            stored_trace(profile, name, task)
-    return f"traced {' and '.join(options.model)}"
-
-
-def classifiers(options) -> str:
-    """Trains exit classifiers of a profile."""
-    from .study.artifacts import train_classifiers
-
-    found = train_classifiers(load_profile(options.profile, options.data), options.model, options.seed)
-    return f"trained {len(found)} exit classifiers of {' and '.join(options.model)}"
-
-
-def measure(options) -> str:
-    """Decodes every rule at thresholds that are searched for; stores what 05 and 08 are drawn from."""
-    from .paper.published_bugs import measure_bugs
-    from .study import measure as measuring
-
-    profile = load_profile(options.profile, options.data)
-    if options.part == TABLES:
-        return f"tables: {measuring.store(profile)}"
-    if not options.model:
-        return f"measured: {pipeline.measure(options.profile, options.data, options.cores, options.force)}"
-    job = measuring.Job(options.model[0], options.task, *options.part[:1])
-    return f"measured: {measuring.run(profile, job, measure_bugs, options.force)}"
-
-
 def retrain(options) -> str:
     """Trains further seeds and ablations of a profile, for tables."""
-    from .training import retraining
-
-    profile = load_profile(options.profile, options.data)
-    if options.part == TABLES:
-        return f"tables: {retraining.store(profile)}"
-    if not options.model:
-        pipeline.make("retrained", options.profile, options.data, options.cores)
-        return "seeds and ablations are up to date"
-    (name,) = options.model
-    kind = "ablations" if name in profile.ablation_runs else "seeds"
-    return f"rows: {retraining.run(profile, retraining.Retraining(kind, name, *options.seed))}"
+    pipeline.make("retrained", options.profile, options.data, options.cores)
+    return "seeds and ablations are up to date"
 
 
 def notebook(options) -> str:
@@ -89,7 +62,8 @@ def notebook(options) -> str:
     from .study.notebooks import run_notebook
     from .study.parameters import parse_assignments
 
-    path = run_notebook(options.name, options.profile, options.data, parse_assignments(options.parameter))
+    given = parse_assignments(options.parameter)
+    path = run_notebook(options.name, options.profile, options.data, given)
     trial = " (other parameters than the profile's: kept apart)" if "trials" in path.parts else ""
     return f"executed {options.name}: {path}{trial}"
 
@@ -110,14 +84,9 @@ def results(options) -> None:
 
 def status(options) -> None:
     """Which models of a profile are there, and whether its results are fresh, stale or missing."""
-    from .study.inputs import is_trained
-    from .study.status import states
+    from .study.status import lines
 
-    profile = load_profile(options.profile)
-    for name in profile.training.models:
-        print(f"model {name}: {'there' if is_trained(profile, name) else 'missing'}")
-    for name, state in states(profile):
-        print(f"results {name}: {state}")
+    print(*lines(load_profile(options.profile)), sep="\n")
 
 
 def origin(options) -> None:
@@ -127,91 +96,183 @@ def origin(options) -> None:
     print(*lines(options.file), sep="\n")
 
 
+def job(options) -> str:
+    """One part of the pipeline, as the Snakefile runs it (kinds: `study.jobs`; "model" and "tables")."""
+    profile = load_profile(options.profile, options.data)
+    work = jobs.Job(options.kind, options.model, options.task, options.seed)
+    if work.kind == "model":
+        return _train_model(profile, work.model)
+    if work.kind == "tables":
+        return _store_tables(profile, options.name)
+    if work.kind == "trace":
+        return _trace(profile, work.model)
+    return _make(profile, work, options.force)
+
+
+def _train_model(profile: Profile, model: str) -> str:
+    from .study import freshness
+    from .training import build
+
+    (folder,) = build.train(profile, [model])
+    freshness.write_record(freshness.marker_path(profile, "model", model), {})
+    return f"trained: {folder}"
+
+
+def _trace(profile: Profile, model: str) -> str:
+    from .study.artifacts import stored_trace
+
+    for task in profile.corpora:
+        stored_trace(profile, model, task)  # writes its record
+    return f"traced {model}"
+
+
+def _make(profile: Profile, work: jobs.Job, force: bool) -> str:
+    """Classifiers, a measurement or a retraining."""
+    from .study import artifacts, freshness, measure
+    from .training import retraining
+
+    with freshness.recorded(freshness.record_path(profile, work), freshness.sources(profile, work)):
+        if work.kind in jobs.CLASSIFIERS:
+            seeds = {single.seed for single in jobs.members(profile, work)}
+            classifiers = artifacts.train_classifiers(profile, [work.model], seeds)
+            return f"trained {len(classifiers)} exit classifiers of {work.model}"
+        if work.kind in jobs.RETRAININGS:
+            return f"rows: {retraining.run(profile, work)}"
+        from .paper.published_bugs import measure_bugs
+
+        return f"measured: {measure.run(profile, work, measure_bugs, force)}"
+
+
+def _store_tables(profile: Profile, name: str) -> str:
+    from .study import freshness, measure
+    from .training import retraining
+
+    if name == "measured":
+        sources = freshness.table_sources(profile, jobs.measurements(profile))
+        store = measure.store
+    else:
+        sources = freshness.table_sources(profile, jobs.retrainings(profile))
+        store = retraining.store
+    with freshness.recorded(freshness.marker_path(profile, "tables", name), sources):
+        return f"tables: {store(profile)}"
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors are one line."""
+
+    def error(self, message: str):
+        """As `argparse` calls it when it cannot understand a command line."""
+        raise MeeError(f"{message}; --help lists what there is.")
+
+
+def profile_options() -> Parser:
+    """The options of every command that works on a profile."""
+    options = Parser(add_help=False)
+    options.add_argument("--profile", type=_profile, default="small", help="a profile's name, or its file")
+    options.add_argument("--data", type=_full, help="folder that holds the corpora of the profile")
+    return options
+
+
+def new_parser() -> Parser:
+    """The parser of all commands."""
+    parser = Parser(prog="mee_utils", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    profile = profile_options()
+    running = Parser(add_help=False, parents=[profile])
+    running.add_argument("--cores", type=int, default=min(4, os.cpu_count() or 1), help="jobs at a time")
+
+    def add(function, parent: Parser | None = None) -> argparse.ArgumentParser:
+        parents = [parent] if parent else []
+        command = commands.add_parser(function.__name__, help=function.__doc__, parents=parents)
+        command.set_defaults(run=function)
+        return command
+
+    for function in (reproduce, measure):
+        add(function, running).add_argument("--force", action="store_true", help="run everything again")
+    command = add(train, running)
+    command.add_argument("--model", action="append", default=[], help="only this one (may be given again)")
+    add(retrain, running)
+    command = add(notebook, profile)
+    command.add_argument("name", help="of the notebook")
+    command.add_argument("-p", "--parameter", metavar="NAME=VALUE", action="append", default=[])
+    add(explorer, profile)
+    add(results)
+    add(status, profile)
+    add(origin).add_argument("file", help="below figures")
+    _add_job_options(add(job, profile))
+    return parser
+
+
+def _add_job_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("kind", choices=jobs.KINDS)
+    command.add_argument("--model", default=jobs.ALL)
+    command.add_argument("--task", default=jobs.ALL)
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--name", choices=["measured", "retrained"], help="of the tables")
+    command.add_argument("--force", action="store_true")
+
+
 def _full(path: str) -> str:
     return str(Path(path).expanduser().resolve()) if path else path
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise MeeError(f"{message}; --help lists what there is.")
+def _profile(name: str) -> str:
+    return _full(name) if is_file_name(name) else name
 
 
-TABLES = ["tables"]  # the part that puts what all jobs have made in its place
-LIST = dict(action="append", default=[])
-OPTIONS = {
-    "name": dict(help="of the notebook"),
-    "file": dict(help="below figures"),
-    "--profile": dict(default="small", help="a profile's name, or its file")
-    | {"type": lambda name: _full(name) if name.endswith((".yaml", ".yml")) else name},
-    "--data": dict(type=_full, help="folder that holds the corpora of the profile"),
-    "--cores": dict(type=int, default=min(4, os.cpu_count() or 1), help="jobs at a time"),
-    "--force": dict(action="store_true", help="run everything again"),
-    "--model": LIST | {"help": "only this model (may be given again)"},
-    "--task": dict(help="only this task"),
-    "--seed": LIST | {"type": int},
-    "--part": LIST | {"help": "only this part"},
-    "-p --parameter": LIST | {"metavar": "NAME=VALUE", "help": "of the notebook"},
-}
-COMMANDS = {
-    reproduce: ["--profile", "--data", "--cores", "--force"],
-    train: ["--profile", "--data", "--cores", "--model"],
-    trace: ["--profile", "--data", "--model"],
-    classifiers: ["--profile", "--data", "--model", "--seed"],
-    measure: ["--profile", "--data", "--cores", "--force", "--model", "--task", "--part"],
-    retrain: ["--profile", "--data", "--cores", "--model", "--seed", "--part"],
-    notebook: ["name", "--profile", "--data", "-p --parameter"],
-    status: ["--profile", "--data"],
-    origin: ["file"],
-    explorer: ["--profile", "--data"],
-    results: [],
-}
-
-
-def parser(known: Mapping[Callable, list[str]] = COMMANDS) -> argparse.ArgumentParser:
-    """The `known` commands with their options."""
-    top = _Parser(prog="mee_utils", description=__doc__)
-    commands = top.add_subparsers(dest="command", required=True)
-    for function, names in known.items():
-        command = commands.add_parser(function.__name__, help=function.__doc__)
-        command.set_defaults(run=function)
-        for name in names:
-            command.add_argument(*name.split(), **OPTIONS[name])
-    return top
-
-
-def run(arguments: list[str] | None, known: Mapping = COMMANDS) -> None:
+def run(arguments: list[str] | None, parser: argparse.ArgumentParser) -> None:
     """Runs one command, and prints its answer if it has one."""
     if os.name != "posix":
         raise MeeError("Linux or macOS is needed; on Windows use WSL.")
     if not (ROOT / "notebooks" / "Snakefile").exists():
         raise MeeError(f"{ROOT} is no checkout: clone the repository and pip install -e . there.")
-    started, options = time.monotonic(), parser(known).parse_args(arguments)
+    started = time.monotonic()
+    options = parser.parse_args(arguments)
     if os.environ.get("MEE_OUTPUT"):
         os.environ["MEE_OUTPUT"] = _full(os.environ["MEE_OUTPUT"])
     pipeline.end_with_pipeline()
-    with pipeline.announced(arguments or sys.argv[1:]):
-        answer = options.run(options)
+    answer = options.run(options)
     if answer:
-        print(f"{answer} ({time.monotonic() - started:.0f} seconds)", flush=True)
+        print(f"{answer} ({time.monotonic() - started:.0f} seconds)")
+    sys.stdout.flush()
 
 
-def main(arguments: list[str] | None = None, known: Mapping = COMMANDS) -> int:
+def main(arguments: list[str] | None = None, parser: argparse.ArgumentParser | None = None) -> int:
     """Runs one command; a mistake in its input is one line on standard error and exit status 2."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        run(arguments, known)
+        run(arguments, parser or new_parser())
         return 0
     except MeeError as error:
         print(f"error: {error}", file=sys.stderr)
+    except BrokenPipeError:  # what reads our output has seen enough, as in `make origin FILE=... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
-        what = f"{error.filename or 'a file'}: {error.strerror or one_line(error)}"
-        print(f"error: {what}; free it, or set MEE_OUTPUT.", file=sys.stderr)
+        print(f"error: {_one_line(error)}", file=sys.stderr)
     except KeyboardInterrupt:
         if pipeline.STARTED_BY not in os.environ:  # a job leaves it to the command that was interrupted
             print(f"interrupted. {pipeline.KEPT}", file=sys.stderr)
         return 130
     return 2
+
+
+def _one_line(error: OSError) -> str:
+    """What the operating system refused; with advice if it was to write results."""
+    path = error.filename if isinstance(error.filename, str | os.PathLike) else None
+    refused = f"{path or 'a file'}: {error.strerror or one_line(error)}"
+    if error.errno in NOT_WRITABLE and (path is None or _is_output(Path(path))):
+        return f"{refused}; free it, or set MEE_OUTPUT."
+    return f"{refused}."
+
+
+def _is_output(path: Path) -> bool:
+    """Whether a path is where results are written, or above it."""
+    for root in (output_root(), build_root()):
+        if root == path or root in path.parents or path in root.parents:
+            return True
+    return False
 
 
 if __name__ == "__main__":

@@ -170,10 +170,17 @@ class Clone:
 
     def edit(self, change, name="paper"):
         """Changes a profile's YAML in this clone."""
-        path = self.profiles / f"{name}.yaml"
-        content = yaml.safe_load(path.read_text())
+        content = self.read(name)
         change(content)
-        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        self.write(name, content)
+
+    def read(self, name):
+        """A profile's YAML in this clone."""
+        return yaml.safe_load((self.profiles / f"{name}.yaml").read_text())
+
+    def write(self, name, content):
+        """Puts another profile in its place."""
+        (self.profiles / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
 
     def run(self, *arguments, **environment):
         """`python -m mee_utils ...` in the clone."""

@@ -20,6 +20,7 @@ import test_readme
 from mee_utils import MeeError, load_model
 from mee_utils.analysis import statistics
 from mee_utils.study import measure, result_tables
+from mee_utils.study.jobs import Job
 
 ROOT = Path(__file__).parent.parent
 NAME = "08_results"
@@ -174,7 +175,7 @@ def test_another_level_of_the_bootstrap_is_found(monkeypatch):
 
 def test_a_line_of_the_package_that_shifts_a_result_is_found(monkeypatch):
     """The decoder counts an operation too many: stored measurements are not what is decoded again."""
-    job = measure.Job("free", "question_answering")
+    job = Job("settings", "free", "question_answering")
     generate = measure.generate
 
     def shifted(*given, **options):

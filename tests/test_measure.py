@@ -14,6 +14,7 @@ from mee_utils.analysis.decisions import candidates
 from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.study import measure
 from mee_utils.study.catalogue import RULES
+from mee_utils.study.jobs import Job, measurements
 from mee_utils.study.profiles import load_profile
 from mee_utils.study.result_tables import read_measurements
 from mee_utils.traces.replay import replay_policy
@@ -71,7 +72,7 @@ def few():
     return profile.model_copy(update={"results": profile.results.model_copy(update=FEW)})
 
 
-class Counted(measure._Bench):
+class Counted(measure.RuleDecoder):
     """Says which rules were decoded."""
 
     decoded: ClassVar[list[str]] = []
@@ -81,12 +82,12 @@ class Counted(measure._Bench):
         return super().measured(rule)
 
 
-JOB = measure.Job("vanilla", "translation")
+JOB = Job("settings", "vanilla", "translation")
 
 
 def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few, tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    monkeypatch.setattr(measure, "_Bench", Counted)
+    monkeypatch.setattr(measure, "RuleDecoder", Counted)
     monkeypatch.setattr(measure, "OTHER_SWEEP", ("softmax_margin", "fixed"))
     monkeypatch.setattr(measure, "ABLATED", ())
     path = measure.run(few, JOB, None)
@@ -117,13 +118,13 @@ def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few,
     measure.run(few, JOB, None, anew=True)
     assert Counted.decoded[7:] == rules[:4]  # and what this run has just measured stays
     with pytest.raises(MeeError, match="measures no settings of vanilla on all"):
-        measure.run(few, measure.Job("vanilla", "all"), None)
+        measure.run(few, Job("settings", "vanilla"), None)
 
 
 def test_a_name_or_a_colour_is_no_reason_to_measure_again(few, monkeypatch):
     from mee_utils.study.experiment import Experiment
 
-    bench = measure._Bench(Experiment(None, few), JOB)
+    bench = measure.RuleDecoder(Experiment(None, few), JOB)
     before = bench.key("fixed")
     rule = RULES["fixed"]
     monkeypatch.setitem(
@@ -137,12 +138,12 @@ def test_a_profile_names_what_it_measures_besides_calm_and_where_fewer_threshold
 
     short = {"models": ["free"], "most_candidates": {"translation": 2}}
     profile = few.model_copy(update={"results": few.results.model_copy(update=short)})
-    named = {job.model for job in measure.jobs(profile)}
-    assert named == {"calm", "free"} and {job.model for job in measure.jobs(few)} > named
-    bench = measure._Bench(Experiment(None, profile), measure.Job("free", "translation"))
-    assert len(bench.levels("softmax_margin")) <= 2
-    assert bench.key("fixed") != measure._Bench(Experiment(None, few), bench.job).key("fixed")
-    elsewhere = measure._Bench(Experiment(None, profile), measure.Job("free", "summarization"))
+    named = {job.model for job in measurements(profile)}
+    assert named == {"calm", "free"} and {job.model for job in measurements(few)} > named
+    bench = measure.RuleDecoder(Experiment(None, profile), Job("settings", "free", "translation"))
+    assert len(bench.thresholds("softmax_margin")) <= 2
+    assert bench.key("fixed") != measure.RuleDecoder(Experiment(None, few), bench.job).key("fixed")
+    elsewhere = measure.RuleDecoder(Experiment(None, profile), Job("settings", "free", "summarization"))
     assert elsewhere.candidates == FEW["other_candidates"]
 
 
@@ -150,7 +151,7 @@ SAMPLE = 3  # settings of each stored table
 
 
 @pytest.mark.parametrize(
-    "job", [job for job in measure.jobs(load_profile("small")) if job.what in ("settings", "survey")]
+    "job", [job for job in measurements(load_profile("small")) if job.kind in ("settings", "survey")]
 )
 def test_a_sample_of_what_is_stored_is_decoded_again(job):
     """Settings and examples drawn anew for each commit of the tables: every number is the same."""
@@ -159,7 +160,7 @@ def test_a_sample_of_what_is_stored_is_decoded_again(job):
         pytest.fail(f"{job.name} is not stored: run make measure")
     from mee_utils.study.experiment import Experiment
 
-    bench = measure._Bench(Experiment(None, load_profile("small")), job)
+    bench = measure.RuleDecoder(Experiment(None, load_profile("small")), job)
     assert stored.attrs["keys"] == {rule: bench.key(rule) for rule in bench.rules}
     random, tasks = np.random.default_rng(len(stored)), dict(bench.tasks)
     settings = stored[["part", "rule", "threshold"]].drop_duplicates()

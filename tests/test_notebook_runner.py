@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +16,6 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
-import yaml
 
 from mee_utils import MeeError
 from mee_utils.__main__ import main
@@ -454,72 +452,100 @@ def test_an_installation_without_a_checkout_says_so(capsys, monkeypatch, tmp_pat
     assert "is no checkout: clone the repository" in capsys.readouterr().err
 
 
-HERE = platform.node()
+STUB = """
+rule all:
+    input: "second"
+
+rule first:
+    output: "first"
+    shell: "{sys.executable} -c '{config[job]}' && touch first"
+
+rule second:
+    input: "first"
+    output: "second"
+    shell: "touch second"
+"""
+JOB = "import time; from mee_utils.study import pipeline; "
+JOB += "pipeline.end_with_pipeline(); open({!r}, 'w'); time.sleep({})"
+MAKE = """
+import os, sys, pathlib
+from mee_utils.__main__ import main
+from mee_utils.study import pipeline
+pipeline.SNAKEFILE = pathlib.Path(sys.argv[1])
+pipeline._check = lambda profile, cores: None
+pipeline.measure = lambda *_: pipeline.make("all", "small", None, 1, sys.argv[2])
+sys.exit(main(["measure"]))
+"""
 
 
 @pytest.fixture
-def locked(monkeypatch, tmp_path):
-    """A folder that a pipeline holds; says by which process, if one is given."""
+def stub(tmp_path):
+    """Starts `make` on a Snakefile of two short rules; the first sleeps for some seconds."""
+    (tmp_path / "Snakefile").write_text("import sys\n" + STUB)
+    begun = tmp_path / "begun"
+
+    def start(seconds, **options):
+        job = JOB.format(str(begun), seconds).replace("'", '"')
+        command = [sys.executable, "-c", MAKE, str(tmp_path / "Snakefile"), f"job={job}"]
+        known = os.environ | {"MEE_OUTPUT": str(tmp_path)}
+        return subprocess.Popen(command, cwd=ROOT, env=known, stderr=subprocess.PIPE, text=True, **options)
+
+    start.begun = begun
+    start.build = tmp_path / "build"
+    return start
+
+
+def wait_until(condition, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert condition()
+
+
+def test_a_second_pipeline_in_the_same_folder_is_refused_however_close_they_start(stub):
+    """Before, two that started within seconds both ran, and the loser deleted the winner's mark."""
+    both = [stub(4), stub(4)]
+    said = sorted(process.communicate()[1] for process in both)
+    assert sorted(process.returncode for process in both) == [0, 2], said
+    assert "error: Another make reproduce is running here: wait for it.\n" in said
+    third = stub(0)
+    assert third.wait() == 0, third.stderr.read()
+    third.stderr.close()
+
+
+def test_snakemake_that_runs_by_hand_is_not_disturbed(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    build = tmp_path / "build"
-    (build / ".snakemake/locks").mkdir(parents=True)
-    (build / ".snakemake/locks/0.input.lock").touch()
-
-    def held(by=""):
-        if by:
-            (build / "pipeline.pid").write_text(by)
-        return build
-
-    return held
-
-
-@pytest.fixture
-def dead():
-    """The number of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
-HOLDERS = ["", f"{HERE} {os.getpid()}", "another-machine 4194303"]
-
-
-@pytest.mark.parametrize("by", HOLDERS, ids=["nobody known", "one that lives", "another machine"])
-def test_a_second_reproduce_in_the_same_folder_is_refused(locked, capsys, by):
-    """One that lives, one on another machine, or Snakemake run by hand, of which nothing is known."""
-    locks = locked(by) / ".snakemake/locks"
+    locks = tmp_path / "build/.snakemake/locks"
+    locks.mkdir(parents=True)
+    (locks / "0.input.lock").touch()
     assert main(["measure"]) == 2
     said = capsys.readouterr().err
-    assert said == f"error: Another make reproduce is running here: wait (if none is, delete {locks}).\n"
+    assert said == f"error: Snakemake is running here: wait for it (if it is not, delete {locks}).\n"
     assert list(locks.iterdir())
 
 
-def clear(build):
-    pipeline._clear(build, build / "pipeline.pid", build / ".snakemake/locks")
-
-
-def test_what_a_killed_pipeline_left_behind_is_cleared(locked, tmp_path, dead):
-    build = locked(f"{HERE} {dead}")
-    (build / "running").mkdir()
-    (build / "running" / f"{dead} notebook {NAME}").touch()
-    left = [tmp_path / f"small/.{NAME}.abcd.{dead}.partial", build / f"traces/.calm.{dead}.partial.npy"]
+def test_what_a_killed_pipeline_left_behind_is_cleared(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    build = tmp_path / "build"
+    gone = [
+        tmp_path / f"small/.{NAME}.abcd.{process.pid}.partial",
+        build / f"traces/.calm.{process.pid}.partial.npy",
+    ]
     kept = [tmp_path / f"small/.{NAME}.ab.{os.getpid()}.partial", build / "traces/.partial.csv"]
-    for folder in (left[0], kept[0]):
+    for folder in (gone[0], kept[0]):
         (folder / NAME).mkdir(parents=True)
-        (folder / NAME / f".t.{dead}.partial.csv").touch()
-    left[1].parent.mkdir()
-    left[1].touch()
-    kept[1].touch()
-    clear(build)
-    assert not any(path.exists() for path in (*left, build / "running", build / ".snakemake/locks"))
-    assert all(path.exists() for path in kept)
-
-
-def test_a_number_from_before_a_restart_is_somebody_elses(locked):
-    build = locked(f"{HERE} {os.getpid()}")
-    os.utime(build / "pipeline.pid", (1, 1))
-    clear(build)
-    assert not (build / ".snakemake/locks").exists()
+        (folder / NAME / f".t.{process.pid}.partial.csv").touch()
+    (build / "traces").mkdir(parents=True)
+    (build / ".snakemake/locks").mkdir(parents=True)
+    for path in (gone[1], kept[1], build / ".snakemake/locks/0.input.lock"):
+        path.touch()
+    (build / "pipeline.lock").write_text(platform.node())
+    with pipeline._the_only_pipeline(build):
+        assert not any(path.exists() for path in (*gone, build / ".snakemake/locks"))
+        assert all(path.exists() for path in kept)
+    assert (build / "pipeline.lock").read_text() == ""
 
 
 def test_what_is_written_names_its_process(tmp_path):
@@ -545,88 +571,40 @@ def children(group):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_pipeline_leaves_no_process_and_says_one_line(tmp_path, sign):
-    command = [sys.executable, "-m", "mee_utils", "reproduce", "--cores", "1"]
-    known = os.environ | {"MEE_OUTPUT": str(tmp_path)}
+def test_an_interrupted_pipeline_leaves_no_process_and_says_one_line(stub, sign):
+    """Afterwards the same command goes on, also after a kill that cannot be answered."""
     listening = lambda: signal.signal(sign, signal.SIG_DFL) if sign != signal.SIGKILL else None
-    options = dict(stderr=subprocess.PIPE, text=True, preexec_fn=listening)  # in the background SIGINT is off
-    process = subprocess.Popen(command, cwd=ROOT, env=known, **options)
-    locks = tmp_path / "build/.snakemake/locks"
-    deadline = time.monotonic() + 120
-    while not any(locks.glob("*")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
-    time.sleep(3)  # the first job has begun
+    process = stub(100, preexec_fn=listening)  # in the background SIGINT is off
+    wait_until(stub.begun.exists)
     (session,) = map(int, _sessions_of(process.pid))
     process.send_signal(sign)
     process.wait()
     if sign != signal.SIGKILL:
         error = process.stderr.read()
         assert error.count("\n") == 1 and error.startswith("interrupted.") and process.returncode == 130
-    deadline = time.monotonic() + 30
-    while children(session) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert children(session) == []
+    wait_until(lambda: children(session) == [], 30)
     process.stderr.close()
+    again = stub(0)
+    assert again.wait() == 0, again.stderr.read()
+    again.stderr.close()
+    assert (stub.build / "second").exists() and (stub.build / "pipeline.lock").read_text() == ""
 
 
-FEW = {"examples": 4, "max_new_tokens": 8, "validation": 2, "test": 2}
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
-def test_after_a_kill_the_same_command_goes_on(tmp_path):
-    """First the command alone is killed, then every process of it, as in a restart; then it finishes."""
-    content = yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text())
-    content["results"] = FEW
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(content))
-    code = "import sys; from mee_utils.study.pipeline import make; make('trace_calm', sys.argv[1], None, 1)"
-    command = [sys.executable, "-c", code, str(tmp_path / "small.yaml")]
-    known = os.environ | {"MEE_OUTPUT": str(tmp_path)}
-    options = dict(cwd=ROOT, env=known, stderr=subprocess.PIPE, text=True)
-    build = tmp_path / "build"
-    for everything in (False, True):
-        process = subprocess.Popen(command, **options)
-        deadline = time.monotonic() + 120
-        while not any(build.glob("running/*")) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        (session,) = map(int, _sessions_of(process.pid))
-        process.kill()
-        if everything:
-            os.killpg(session, signal.SIGKILL)
-        process.wait()
-        process.stderr.close()
-        while children(session) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert not list(build.glob("traces/small/*.key")) and (build / "pipeline.pid").exists()
-    assert list((build / ".snakemake/locks").iterdir()) and list((build / "running").iterdir())
-    process = subprocess.run(command, **options, check=False)
-    assert process.returncode == 0, process.stderr[-3000:]
-    assert len(list(build.glob("traces/small/*.key"))) == 3
-    left = [build / name for name in ("pipeline.pid", "running", ".snakemake/locks")]
-    assert not any(path.is_file() or list(path.glob("*")) for path in left if path.exists())
-    assert not list(tmp_path.rglob(".*.partial*"))
+def test_after_a_restart_of_the_machine_the_same_command_goes_on(stub):
+    """Every process of the pipeline is killed at once."""
+    process = stub(100)
+    wait_until(stub.begun.exists)
+    (session,) = map(int, _sessions_of(process.pid))
+    process.kill()
+    os.killpg(session, signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    assert list((stub.build / ".snakemake/locks").iterdir())
+    again = stub(0)
+    assert again.wait() == 0, again.stderr.read()
+    again.stderr.close()
 
 
 def _sessions_of(parent):
     """The children of a process, each the leader of a session."""
     return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-
-
-def test_a_pipeline_says_how_far_it_is(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    monkeypatch.setattr(pipeline, "SILENCE", 1)
-    monkeypatch.setenv(notebook.STARTED_BY, "1")
-    folder, ended = tmp_path / "small/00_models", threading.Event()
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text('{"seconds": 600}')
-    planned = "rule notebook_00_models:\n  input\nrule trace_calm:\nlocalrule all:"
-    teller = threading.Thread(target=pipeline._tell, args=("small", planned, 2, ended))
-    with pipeline.announced(["trace", "--model", "calm", "--profile", "small"]):
-        teller.start()
-        time.sleep(2.5)
-    with pipeline.announced(["notebook", "00_models", "--profile", "small"]):
-        time.sleep(2.5)
-    ended.set()
-    teller.join()
-    said = capsys.readouterr().out
-    assert re.search(r"0 of 2 done; now trace calm \(\d s\); about 5 min left", said)
-    assert re.search(r"1 of 2 done; now notebook 00_models \(\d s\); about 5 min left", said)

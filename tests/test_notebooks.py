@@ -10,14 +10,14 @@ from pathlib import Path
 
 import nbformat
 import pandas as pd
+import papers
 import pytest
-import yaml
 
 from mee_utils.paper import numbers
-from mee_utils.study import notebook_files
+from mee_utils.study import notebook_files, pipeline
 from mee_utils.study.inputs import is_trained, manifest
-from mee_utils.study.pipeline import notebook_seconds
 from mee_utils.study.profiles import load_profile
+from mee_utils.study.results import stored_seconds
 from mee_utils.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
@@ -190,29 +190,34 @@ def without(content, names):
 @pytest.mark.xdist_group("pipeline")
 def test_the_pipeline_without_a_network_on_a_few_examples(tmp_path):
     """Traces, classifiers, measurements, a notebook; then nothing again; then what a change asks for."""
-    content = without(yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text()), SPARED) | FEW
-    profile, known = tmp_path / "small.yaml", without_network(tmp_path)
-    profile.write_text(yaml.safe_dump(content))
+    clone = papers.Clone(tmp_path)
+    checkpoints = clone.root / "mee_utils/checkpoints"
+    checkpoints.symlink_to(ROOT / "mee_utils/checkpoints")
+    clone.write("small", without(clone.read("small"), SPARED) | FEW)
     build = tmp_path / "figures/build"
-    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", "notebooks/Snakefile", "--cores", "2"]
-    snakemake += ["--directory", str(build), "--quiet", "all", "--config", f"profile={profile}"]
+    known = without_network(tmp_path) | {"PYTHONPATH": f"{tmp_path}:{clone.root}"}
+    snakemake = ["-m", "snakemake", "--snakefile", "notebooks/Snakefile", "--cores", "2", "--quiet", "all"]
+    snakemake += ["--directory", str(build), *pipeline.BY_RECORDS, "--"]
 
     def run(*targets):
-        command = [*snakemake, "--", *targets]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=known, check=False)
+        done = clone.python(*snakemake, *targets, **known)
         assert done.returncode == 0, done.stderr[-4000:]
-        return done.stdout
+        return [done.stdout.count(word) for word in ("executed", "measured: ", "traced ", "tables: ")]
 
     targets = ("measured", "notebook_01_monotonicity")
-    first = run(*targets)
-    assert [first.count(word) for word in ("executed", "measured: ", "traced ")] == [1, 6, 3]
+    assert run(*targets) == [1, 6, 3, 1]
     for name in ("measured", "01_monotonicity"):
         assert (tmp_path / "figures/small" / name / "manifest.json").exists()
-    assert run(*targets) == ""  # everything is up to date
-    trace = build / "traces/small/calm-translation.states.npy"
-    trace.write_bytes(trace.read_bytes() + b"changed")
-    again = run(*targets)
-    assert again.count("executed") == 1 and again.count("measured") == 0  # the notebook alone reads traces
+    for folder in (clone.root / "mee_utils", clone.root / "notebooks", build):
+        for path in folder.rglob("*"):
+            os.utime(path)
+    assert run(*targets) == [0, 0, 0, 0]  # everything is up to date, whatever the times of files say
+    (build / "traces/small/calm-translation.safetensors").unlink()
+    assert run(*targets) == [1, 0, 1, 0]  # the notebook alone reads traces
+    clone.replace("study/results.py", "DECIMALS = 4", "DECIMALS = 3")
+    assert run(*targets) == [1, 0, 0, 0]
+    clone.edit(lambda content: content["results"].update(validation=7), "small")
+    assert run("measured") == [0, 5, 0, 1]  # the bugs of published code do not read them
 
 
 COLLECT = """
@@ -261,7 +266,7 @@ def results(tmp_path_factory):
     return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "results"
 
 
-SECONDS = notebook_seconds("small")
+SECONDS = stored_seconds("small")
 LONGEST_FIRST = sorted(NAMES, key=lambda name: -SECONDS.get(name, 0))
 EACH_IN_TURN = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in LONGEST_FIRST]
 

@@ -452,14 +452,14 @@ print([task.inputs[0][:10] for task in load_tasks(profile)])
 EVERY = """
 import sys
 from mee_utils.__main__ import main
-from mee_utils.study import measure
+from mee_utils.study import jobs
 from mee_utils.study.profiles import load_profile
 where = ["--profile", "paper", "--data", sys.argv[1]]
 for name in sys.argv[2:]:
     if name == "measure":
-        for job in measure.jobs(load_profile("paper")):
-            main(["measure", "--model", job.model, "--task", job.task, "--part", job.what, *where])
-        main(["measure", "--part", "tables", *where])
+        for job in jobs.measurements(load_profile("paper")):
+            main(["job", job.kind, "--model", job.model, "--task", job.task, *where])
+        main(["job", "tables", "--name", "measured", *where])
     else:
         main(["notebook", name, *where])
 """

@@ -15,7 +15,7 @@ from mee_utils.analysis import calibration, statistics
 from mee_utils.paper import claims
 from mee_utils.paper.statement import NoRows, Rows
 from mee_utils.paper.statements import statements_of
-from mee_utils.study import digests, results, status, verdicts
+from mee_utils.study import digests, freshness, results, status, verdicts
 from mee_utils.study import result_tables as stored
 from mee_utils.study.catalogue import RULES
 from mee_utils.study.inputs import weights_digest
@@ -294,19 +294,22 @@ def test_notebook_06_is_drawn_without_a_model(monkeypatch, tmp_path):
 def test_status_says_what_has_changed_since(tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     profile, folder = load_profile("small"), tmp_path / "small" / "measured"
-    assert status.changes(profile, "measured") is None
+    assert freshness.result_changes(profile, "measured") is None
     run = results.Run("measured", "small", {}, folder)
     run.inputs["model calm"] = weights_digest(profile, "calm")
     run.save_table(pd.DataFrame({"a": [1.0]}), "table")
     run.finish()
-    assert status.changes(profile, "measured") == [] and dict(status.states(profile))["measured"] == "fresh"
+    assert (
+        freshness.result_changes(profile, "measured") == []
+        and dict(status.states(profile))["measured"] == "fresh"
+    )
     made = json.loads((folder / "manifest.json").read_text())
     assert "study/rules.yaml" in made["code"] and "study/results.py" in made["code"]
     made["code"]["study/results.py"] = made["inputs"]["model calm"] = "another"
     (folder / "manifest.json").write_text(json.dumps(made))
     (folder / "table.csv").write_text("a\n2.0\n")
     found = ["table.csv", "mee_utils/study/results.py", "model calm"]
-    assert status.changes(profile, "measured") == found
+    assert freshness.result_changes(profile, "measured") == found
     assert dict(status.states(profile))["measured"] == f"stale, changed since: {', '.join(found)}"
 
 

@@ -11,8 +11,8 @@ from test_making_models import tiny
 
 from mee_utils import MeeError
 from mee_utils.study import inputs, result_tables, results
+from mee_utils.study.jobs import Job, retrainings
 from mee_utils.training import build, loop, retraining
-from mee_utils.training.retraining import Retraining
 
 STAGES = [
     {"examples": {"pairs": 40}, "learning_rate": 0.02},
@@ -59,23 +59,23 @@ def done(tmp_path_factory):
         patch.setattr(inputs, "PACKAGE", root)
         build.train(PROFILE)
         patch.setattr(loop, "train_backbone", recorded)
-        jobs = retraining.retrainings(PROFILE)
+        jobs = retrainings(PROFILE)
         rows = {job: json.loads(retraining.run(PROFILE, job).read_text()) for job in jobs}
         yield root, rows, trainings
 
 
 def test_every_seed_of_a_backbone_and_every_ablation_is_one_job(done):
-    seeds = [Retraining("seeds", "calm", seed) for seed in (3, 4)]
-    seeds += [Retraining("seeds", "alternating", 3)]  # it is not kept as a model
+    seeds = [Job("seeds", "calm", seed=seed) for seed in (3, 4)]
+    seeds += [Job("seeds", "alternating", seed=3)]  # it is not kept as a model
     assert not inputs.is_trained(PROFILE, "alternating") and "alternating" not in PROFILE.training.models
-    assert list(done[1]) == seeds + [Retraining("ablations", name, 3) for name in RUNS]
+    assert list(done[1]) == seeds + [Job("ablations", name, seed=3) for name in RUNS]
     with pytest.raises(MeeError, match='Profile tiny retrains no seeds "vanilla", seed 4'):
-        retraining.run(PROFILE, Retraining("seeds", "vanilla", 4))
+        retraining.run(PROFILE, Job("seeds", "vanilla", seed=4))
 
 
 def test_the_first_seed_is_the_shipped_model_and_others_are_new_trainings_of_its_recipe(done):
     root, rows, trainings = done
-    first, second = (rows[Retraining("seeds", "calm", seed)] for seed in (3, 4))
+    first, second = (rows[Job("seeds", "calm", seed=seed)] for seed in (3, 4))
     assert [row["task"] for row in first] == [row["task"] for row in second] == [*PROFILE.corpora]
     scores = inputs.manifest(PROFILE, "calm")["scores"]
     for row in first:
@@ -104,7 +104,7 @@ def test_an_ablation_changes_what_it_says_and_nothing_else(done):
         assert {schedule.muon for schedule in schedules} == {not changed}
     choices = {task.name: task for task in inputs.load_tasks(PROFILE, "choices")}["question_answering"]
     for name in RUNS:
-        run_rows = rows[Retraining("ablations", name, 3)]
+        run_rows = rows[Job("ablations", name, seed=3)]
         assert {row["form"] for row in run_rows} == set(choices.forms)
         assert sum(row["questions"] for row in run_rows) == 11
         assert all(0 <= row["exact_match"] <= 100 and row["run"] == name for row in run_rows)

@@ -1,6 +1,7 @@
 """What `make status` sees, which stored tables are read, and where a number comes from."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from mee_utils import MeeError
 from mee_utils.common.files import PACKAGE
-from mee_utils.study import digests, measure, notebook_files, pipeline, result_tables, results, status
+from mee_utils.study import digests, freshness, jobs, measure, notebook_files, result_tables, results, status
 from mee_utils.study import notebooks as notebook
+from mee_utils.study.jobs import Job
 from mee_utils.study.profiles import load_profile
 
 ROOT = Path(__file__).parent.parent
@@ -68,7 +70,7 @@ def run(executed, tmp_path, monkeypatch):
 
 
 def changes(name=NAME):
-    return status.changes(PROFILE, name)
+    return freshness.result_changes(PROFILE, name)
 
 
 def test_a_deleted_notebook_is_missing(run):
@@ -123,7 +125,7 @@ def test_a_figure_or_table_that_is_gone_or_another_one_is_stale(run, file):
 def test_a_changed_module_is_stale_and_a_comment_is_none(run, tmp_path, monkeypatch):
     package = tmp_path / "mee_utils"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
-    for module in (status, digests):
+    for module in (freshness, digests):
         monkeypatch.setattr(module, "PACKAGE", package)
     module = package / "study" / "results.py"
     module.write_text(module.read_text() + "# a comment\n")
@@ -138,7 +140,7 @@ def test_a_timing_that_a_notebook_reads_is_an_input(run, tmp_path, monkeypatch):
     made = json.loads((run / NAME / "manifest.json").read_text())["inputs"]
     assert set(made) == {"results bench/lossless.csv", "results retrained"}
     bench = shutil.copytree(result_tables.BENCH, tmp_path / "bench")
-    monkeypatch.setattr(status, "BENCH", bench)
+    monkeypatch.setattr(freshness, "BENCH", bench)
     with (bench / "kept.csv").open("a") as other:
         other.write("\n")
     assert changes() == []
@@ -159,44 +161,119 @@ def test_what_was_not_timed_or_retrained_then_is_seen_when_it_comes(tmp_path, mo
     run.save_table(pd.DataFrame({"t": [1.0]}), "t")
     run.finish()
     profile = PROFILE.model_copy(update={"name": "nobody"})
-    monkeypatch.setattr(status, "BENCH", tmp_path)
-    assert status.changes(profile, "measured") == []
+    monkeypatch.setattr(freshness, "BENCH", tmp_path)
+    assert freshness.result_changes(profile, "measured") == []
     (tmp_path / "shapes.csv").write_text("speed\n1\n")
     other = results.Run("retrained", "nobody", {}, tmp_path / "nobody/retrained")
     other.save_table(pd.DataFrame({"t": [1.0]}), "seeds")
     other.finish()
-    assert status.changes(profile, "measured") == ["results bench/shapes.csv", "results retrained"]
+    assert freshness.result_changes(profile, "measured") == ["results bench/shapes.csv", "results retrained"]
     assert [name for name, _ in status.states(profile)][:2] == ["measured", "retrained"]
 
 
 def test_a_changed_model_makes_measurements_stale(tmp_path, monkeypatch):
     """Also those whose manifest, as it once was written, names the model alone."""
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    monkeypatch.setattr(measure, "jobs", lambda profile: [])
+    monkeypatch.setattr(measure, "measurements", lambda profile: [])
     folder, made = measure.store(PROFILE), {}
     for name in ("model calm", "calm"):
         about = json.loads((folder / "manifest.json").read_text())
         made[name] = {key.replace("model calm", name): digest for key, digest in about["inputs"].items()}
     assert set(made["model calm"]) == {f"model {name}" for name in PROFILE.training.backbones}
-    digest = status.weights_digest
+    digest = freshness.weights_digest
     for name, inputs in made.items():
         (folder / "manifest.json").write_text(json.dumps(about | {"inputs": inputs}))
-        monkeypatch.setattr(status, "weights_digest", digest)
+        monkeypatch.setattr(freshness, "weights_digest", digest)
         assert changes("measured") == []
         other = lambda profile, model: "another" if model == "calm" else digest(profile, model)
-        monkeypatch.setattr(status, "weights_digest", other)
+        monkeypatch.setattr(freshness, "weights_digest", other)
         assert changes("measured") == [name]
-    monkeypatch.setattr(status, "is_trained", lambda profile, model: model != "calm")
+    monkeypatch.setattr(freshness, "is_trained", lambda profile, model: model != "calm")
     assert changes("measured") == ["calm"]
 
 
-def test_what_is_not_as_it_was_made_is_made_again(run, monkeypatch):
-    asked, product = [], run.parent / "build/notebooks/small" / f"{NAME}.ipynb"
-    monkeypatch.setattr(pipeline, "make", lambda *arguments: asked.append(product.exists()))
-    pipeline.reproduce("small", None, 1, force=False)
+def test_what_is_not_as_it_was_made_is_made_again(run):
+    record = freshness.marker_path(PROFILE, "notebook", NAME)
+    freshness.write_record(record, freshness.notebook_sources(PROFILE, NAME))
+    freshness.forget_stale(PROFILE)
+    assert record.exists()
     (run / NAME / "part_1.png").unlink()
-    pipeline.reproduce("small", None, 1, force=False)
-    assert asked == [True, False]
+    freshness.forget_stale(PROFILE)
+    assert not record.exists()
+
+
+def test_times_of_files_decide_nothing(run, monkeypatch):
+    """Before, 03, 05, 06 and 08 ran again after a `touch`, since files above 1 MB went by time."""
+    job = Job("trace", "vanilla", "translation")
+    record = freshness.record_path(PROFILE, job)
+    job.path(PROFILE).parent.mkdir(parents=True)
+    job.path(PROFILE).touch()
+    freshness.write_record(record, freshness.sources(PROFILE, job))
+    notebook_record = freshness.marker_path(PROFILE, "notebook", NAME)
+    freshness.write_record(notebook_record, freshness.notebook_sources(PROFILE, NAME))
+    for path in run.parent.rglob("*"):
+        os.utime(path, (1, 1))
+    freshness.forget_stale(PROFILE)
+    assert record.exists() and notebook_record.exists()
+
+
+@pytest.mark.parametrize("kind", ["trace", "classifiers", "settings", "fresh", "learning", "published_bugs"])
+def test_a_record_says_what_has_changed(run, monkeypatch, kind):
+    job = Job(kind, "calm", "translation" if kind in ("trace", "settings") else jobs.ALL)
+    then = freshness.sources(PROFILE, job)
+    assert freshness.changed(then, freshness.sources(load_profile("small"), job)) == []
+    digest = freshness.weights_digest
+    monkeypatch.setattr(freshness, "weights_digest", lambda profile, name: digest(profile, name)[::-1])
+    assert "model calm" in freshness.changed(then, freshness.sources(PROFILE, job))
+    monkeypatch.setattr(freshness, "weights_digest", digest)
+    corpora = {name: corpus.model_copy(update={"choices": 7}) for name, corpus in PROFILE.corpora.items()}
+    other = PROFILE.model_copy(update={"corpora": corpora})
+    assert "corpus translation" in freshness.changed(then, freshness.sources(other, job))
+    more_tokens = PROFILE.classifiers.model_copy(update={"tokens": 99})
+    other = PROFILE.model_copy(update={"classifiers": more_tokens})
+    assert bool(freshness.changed(then, freshness.sources(other, job))) == (kind != "trace")
+
+
+def test_a_corpus_on_disk_is_a_source_by_its_content(tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "train.jsonl").write_text("{}\n")
+    translation = PROFILE.corpora["translation"].model_copy(update={"source": str(corpus)})
+    profile = PROFILE.model_copy(update={"corpora": {"translation": translation}})
+    then = freshness.notebook_sources(profile, "01_monotonicity")
+    os.utime(corpus / "train.jsonl", (1, 1))
+    assert freshness.notebook_sources(profile, "01_monotonicity") == then
+    (corpus / "test.jsonl").write_text("{}\n")
+    assert freshness.changed(then, freshness.notebook_sources(profile, "01_monotonicity")) == [
+        "corpus translation"
+    ]
+
+
+def test_another_line_end_is_no_change(tmp_path):
+    """A checkout with core.autocrlf, as WSL has beside Git for Windows: everything was stale."""
+    for name in ("t.csv", "manifest.json", "README.md", "p.yaml", "n.ipynb", "words.tsv"):
+        unix, windows = tmp_path / name, tmp_path / f"windows-{name}"
+        unix.write_bytes(b"a,b\n1,2\n")
+        windows.write_bytes(b"a,b\r\n1,2\r\n")
+        assert digests.file_digest(unix) == digests.file_digest(windows)
+    for name in ("figure.png", "t.parquet", "model.safetensors"):
+        assert digests.bytes_digest(b"\r\n", name) != digests.bytes_digest(b"\n", name)
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_bytes(b"x = 1\ny = 2\n" if name == "a.py" else b"x = 1\r\ny = 2\r\n")
+    assert digests.code_digest(tmp_path / "a.py") == digests.code_digest(tmp_path / "b.py")
+
+
+@pytest.mark.parametrize("name", ["90_trial.ipynb", "90_trial/manifest.json"])
+def test_conflict_marks_are_one_line_of_make_status(run, name):
+    """Before, `NotJSONError` and a long report."""
+    path = run / name
+    path.write_text(f"<<<<<<< HEAD\n{path.read_text()}\n=======\n{{}}\n>>>>>>> theirs\n")
+    states = dict(status.states(PROFILE))
+    assert states[NAME].startswith(f"unreadable: {path} ") and "\n" not in states[NAME]
+    assert states["measured"] == "missing"
+    if path.suffix == ".json":
+        with pytest.raises(MeeError, match="is no JSON"):
+            next(status.origin(str(run / NAME / "t.csv")))
 
 
 @pytest.fixture

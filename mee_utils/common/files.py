@@ -1,5 +1,6 @@
 """Folders of the checkout, and files that appear only when they are complete."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +23,14 @@ def build_root() -> Path:
 def read_yaml(name: str | Path):
     """A table of the package, such as "study/rules.yaml", or another file by its full path."""
     return yaml.safe_load((PACKAGE / name).read_text(encoding="utf-8"))
+
+
+def read_json(path: Path):
+    """What a JSON file of ours holds; one line if it is damaged, as by the conflict marks of a merge."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise MeeError(f"{path} is no JSON ({one_line(error)}): restore it from version control.") from error
 
 
 def is_hub_id(source: str) -> bool:

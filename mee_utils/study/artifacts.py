@@ -1,119 +1,105 @@
 """What is made once and read by all notebooks: traces and exit classifiers, stored below `build`.
 
-They have a key of what is behind them (weights, data, settings; of a trace also code), and are made again
-when that changes. Classifiers are shipped beside the models (`make train`).
+They are made again when what is behind them changes: `freshness` says so of a trace. Classifiers are
+shipped beside the models (`make train`), so each has in its file the key of what it belongs to: weights,
+data and settings.
 """
 
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from ..common.files import complete_file
-from .catalogue import ABLATED, DISTILLED, MAIN_MODEL, RULES, SURVEY_VARIANTS, VARIANTS
-from .digests import code_files, digest_of
-from .inputs import checkpoint_folder, load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
+from . import freshness
+from .catalogue import RULES
+from .digests import digest_of
+from .inputs import load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
+from .jobs import ClassifierJob, Job, classifier_jobs
 from .profiles import Profile
-from .results import build_root
-
-CODE = ("common", "tasks", "models", "exits", "decoding", "traces")
-
-
-def trace_path(profile: Profile, model: str, task: str) -> Path:
-    """Where a trace is kept."""
-    return build_root() / "traces" / profile.name / f"{model}-{task}.safetensors"
 
 
 def stored_trace(
-    profile: Profile, model: str, task: str, limit: int | None = None, longest: int | None = None
+    profile: Profile, model: str, task: str, limit: int | None = None, max_new_tokens: int | None = None
 ):
-    """The `Trace` of a model's own output on a task; made and stored where it is missing.
+    """The `Trace` of a model's own output on a task; made and stored where it is missing or stale.
 
-    At least `limit` examples are traced, and as many as the profile says, `longest` tokens at most.
+    Args:
+        profile: whose model and corpus.
+        model: the name of a model of the profile.
+        task: the name of a task of the profile.
+        limit: how many examples are needed; at least as many as the profile says are traced.
+        max_new_tokens: the longest output; by default what the profile says.
     """
     from ..traces.trace import load_trace, states_path, trace
 
-    path, usual = trace_path(profile, model, task), (profile.results.examples, profile.results.max_new_tokens)
-    needed = (max(limit or 0, usual[0]), longest or usual[1])
-    if needed != usual:
-        path = path.with_stem(f"{path.stem}-{needed[0]}-{needed[1]}")
-    (chosen,) = load_tasks(profile, limit=needed[0], only=task)
-    code = [file.read_text(encoding="utf-8") for file in code_files(*CODE)]
-    data, about = (chosen.digest, chosen.inputs), path.with_suffix(".key")
-    key = digest_of([code, weights_digest(profile, model), *data, needed, profile.dtype])
-    if not about.exists() or about.read_text() != key:
-        loaded = load_profile_model(profile, model)
-        trace(loaded, chosen.inputs, max_new_tokens=needed[1], states=states_path(path)).save(path)
-        with complete_file(about) as partial:
-            partial.write_text(key)
+    settings = profile.results
+    examples = max(limit or 0, settings.examples)
+    longest = max_new_tokens or settings.max_new_tokens
+    job = Job("trace", model, task)
+    path = job.path(profile)
+    record = freshness.record_path(profile, job)
+    if (examples, longest) != (settings.examples, settings.max_new_tokens):
+        path = path.with_stem(f"{path.stem}-{examples}-{longest}")
+        record = record.with_stem(f"{record.stem}-{examples}-{longest}")
+    sources = freshness.trace_sources(profile, model, task, examples, longest)
+    if not path.exists() or freshness.changes(record, sources) != []:
+        with freshness.recorded(record, sources):
+            (chosen,) = load_tasks(profile, limit=examples, only=task)
+            loaded = load_profile_model(profile, model)
+            traced = trace(loaded, chosen.inputs, max_new_tokens=longest, states=states_path(path))
+            traced.save(path)
     return load_trace(path)
 
 
-@dataclass(frozen=True)
-class ClassifierJob:
-    """One classifier to train: a variant for a backbone, with a target and a seed."""
-
-    model: str
-    variant: str
-    target: str
-    seed: int
-
-    @property
-    def file(self) -> str:
-        """The name of its file."""
-        return f"{self.model}-{self.variant}-{self.target}-{self.seed}.safetensors"
-
-    def path(self, profile: Profile) -> Path:
-        """Where it is made."""
-        return build_root() / "classifiers" / profile.name / self.file
-
-    def shipped(self, profile: Profile) -> Path:
-        """Where it comes with the package, if it does."""
-        return checkpoint_folder(profile, "classifiers") / self.file
-
-
-def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
-    """All on the main model (the survey's once); the ablated also for the other target and on vanilla."""
-    seeds = profile.classifiers.seeds
-    groups = [(MAIN_MODEL, "consistency", VARIANTS, seeds), (MAIN_MODEL, "correctness", ABLATED, seeds)]
-    groups += [("vanilla", "consistency", ABLATED, seeds), (MAIN_MODEL, "consistency", SURVEY_VARIANTS, 1)]
-    groups += [(MAIN_MODEL, "distilled", DISTILLED, 1)]
-    return [
-        ClassifierJob(model, variant, target, seed)
-        for model, target, variants, seeds in groups
-        if model in profile.training.backbones
-        for variant in variants
-        for seed in range(seeds)
-    ]
-
-
-def train_classifiers(profile: Profile, models=(), seeds=()) -> dict[ClassifierJob, Path]:
+def train_classifiers(
+    profile: Profile, models: Collection[str] = (), seeds: Collection[int] = ()
+) -> dict[ClassifierJob, Path]:
     """Takes or trains what is missing of a profile's classifiers, of all or some `models` and `seeds`."""
-    asked = lambda job: (not models or job.model in models) and (not seeds or job.seed in seeds)
-    wanted = list(filter(asked, classifier_jobs(profile)))
-    tasks = _first_tokens(profile, "train") if wanted else []
+    wanted = [
+        job
+        for job in classifier_jobs(profile)
+        if (not models or job.model in models) and (not seeds or job.seed in seeds)
+    ]
+    if not wanted:
+        return {}
+    tasks = _first_tokens(profile, "train")
     keys = classifier_keys(profile, wanted, tasks)
-    missing = [job for job in wanted if stored_key(job.path(profile)) != keys[job]]
-    for job in [job for job in missing if stored_key(job.shipped(profile)) == keys[job]]:
-        copy_file(job.shipped(profile), job.path(profile))
-        missing.remove(job)
-    held_out = _first_tokens(profile, "held_out") if missing else []
-    for name in dict.fromkeys(job.model for job in missing):
-        _train_all(profile, name, {job: keys[job] for job in missing if job.model == name}, tasks, held_out)
+    missing = []
+    for job in wanted:
+        if stored_key(job.path(profile)) == keys[job]:
+            continue
+        if stored_key(job.shipped(profile)) == keys[job]:
+            copy_file(job.shipped(profile), job.path(profile))
+        else:
+            missing.append(job)
+    if missing:
+        held_out = _first_tokens(profile, "held_out")
+        for name in dict.fromkeys(job.model for job in missing):
+            chosen = {job: keys[job] for job in missing if job.model == name}
+            _train_all(profile, name, chosen, tasks, held_out)
     return {job: job.path(profile) for job in wanted}
+
+
+def ship_classifiers(profile: Profile) -> None:
+    """Puts the classifiers beside the models, with which they come."""
+    for job in classifier_jobs(profile):
+        copy_file(job.path(profile), job.shipped(profile))
 
 
 def classifier_keys(profile: Profile, jobs: Sequence[ClassifierJob], tasks: Sequence) -> dict:
     """What each of some classifiers belongs to: weights, settings, and the `tasks` that it is trained on."""
+    data = digest_of([[(task.inputs, task.targets) for task in tasks]])
     settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
-    about = [digest_of([[(task.inputs, task.targets) for task in tasks]]), settings]
-    names = {job.model for job in jobs}
-    common = {name: digest_of([weights_digest(profile, name), *about]) for name in names}
-    return {job: f"{common[job.model]} {asdict(job)} {asdict(RULES[job.variant].classifier)}" for job in jobs}
+    keys = {}
+    for job in jobs:
+        common = digest_of([weights_digest(profile, job.model), data, settings])
+        keys[job] = f"{common} {asdict(job)} {asdict(RULES[job.variant].classifier)}"
+    return keys
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -136,34 +122,54 @@ def stored_key(path: Path) -> str | None:
 def _first_tokens(profile: Profile, part: str) -> list:
     """The first examples of each corpus with about `classifiers.tokens` target tokens (held out: half)."""
     wanted = profile.classifiers.tokens // (2 if part == "held_out" else 1)
-    tokenizer, found = load_profile_tokenizer(profile, next(iter(profile.training.backbones))), []
+    tokenizer = load_profile_tokenizer(profile, next(iter(profile.training.backbones)))
+    chosen = []
     for name in profile.corpora:
         for limit in (wanted // 16 + 1, wanted // 4 + 1, wanted):  # few tokens an example, or one
             (task,) = load_tasks(profile, part, limit, name)
             counts = [min(len(ids), profile.training.max_target) for ids in tokenizer(task.targets).input_ids]
             if sum(counts) >= wanted or len(task) < limit:
                 break
-        found.append(task[: int(np.searchsorted(np.cumsum(counts), wanted)) + 1])
-    return found
+        enough = int(np.searchsorted(np.cumsum(counts), wanted)) + 1
+        chosen.append(task[:enough])
+    return chosen
 
 
-def _train_all(profile: Profile, name: str, keys: dict[ClassifierJob, str], *splits: Sequence) -> None:
-    """Trains classifiers of one model on its states along the references."""
-    from .. import save_classifier, trace, train_classifier
+def _train_all(profile: Profile, name: str, keys: dict[ClassifierJob, str], train, held_out) -> None:
+    """Trains classifiers of one model on its states along the references of two splits."""
+    from .. import save_classifier, train_classifier
 
-    model, traces, longest = load_profile_model(profile, name), [], profile.training.max_target
-    fingerprint, width = model.fingerprint, model.network.config.d_model
+    model = load_profile_model(profile, name)
     learning = profile.classifiers.model_dump(include={"epochs", "batch_size", "learning_rate"})
     with tempfile.TemporaryDirectory(prefix="mee-") as folder:
-        for tasks in splits:
-            inputs = [text for task in tasks for text in task.inputs]
-            targets = [text for task in tasks for text in task.targets]
-            states = Path(folder) / f"{len(traces)}.npy"
-            traces.append(trace(model, inputs, targets, states=states, max_new_tokens=longest))
-        seen, held_out = traces
+        training_trace = _reference_trace(profile, model, train, Path(folder) / "train.npy")
+        held_out_trace = _reference_trace(profile, model, held_out, Path(folder) / "held_out.npy")
         for job, key in keys.items():
             variant = RULES[job.variant].classifier
-            options = variant.options(width) | learning | {"target": job.target, "seed": job.seed}
-            classifier, curve = train_classifier(variant.kind, seen, model, held_out=held_out, **options)
-            about = dict(key=key, curve=curve, tokens=len(seen), **asdict(job))
-            save_classifier(classifier, job.path(profile), fingerprint, **about)
+            classifier, curve = train_classifier(
+                variant.kind,
+                training_trace,
+                model,
+                held_out=held_out_trace,
+                target=job.target,
+                seed=job.seed,
+                **learning,
+                **variant.options(model.network.config.d_model),
+            )
+            save_classifier(
+                classifier,
+                job.path(profile),
+                model.fingerprint,
+                key=key,
+                curve=curve,
+                tokens=len(training_trace),
+                **asdict(job),
+            )
+
+
+def _reference_trace(profile: Profile, model, tasks: Sequence, states: Path):
+    from .. import trace
+
+    inputs = [text for task in tasks for text in task.inputs]
+    targets = [text for task in tasks for text in task.targets]
+    return trace(model, inputs, targets, states=states, max_new_tokens=profile.training.max_target)

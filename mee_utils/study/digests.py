@@ -5,6 +5,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from ..common.files import PACKAGE
@@ -31,6 +32,11 @@ def file_digest(path: Path) -> str:
 
 def code_digest(path: Path) -> str:
     """Of a module what it means, without comments, docstrings and formatting; of a table its text."""
+    return _code_digest(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(None)
+def _code_digest(path: Path, modified: int) -> str:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         tree = ast.parse(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import lru_cache
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..common.errors import MeeError
-from ..common.files import PACKAGE
+from ..common.files import PACKAGE, read_json
 from ..tasks.loading import Task, load_task, shortened
 from ..tasks.sources import local_files
 from .hub_lock import at_locked_commit, locked_commit
@@ -40,7 +39,7 @@ def manifest(profile: Profile, name: str) -> dict:
         source = f" (from {base.checkpoint})" if isinstance(base, Checkpoint) else ""
         missing = f'Profile "{profile.name}" has no trained model "{name}"{source}'
         raise MeeError(f'{missing}: run "make train PROFILE={profile.name}", if need be with DATA=...')
-    return json.loads((checkpoint_folder(profile, name) / "manifest.json").read_text(encoding="utf-8"))
+    return read_json(checkpoint_folder(profile, name) / "manifest.json")
 
 
 def model_shape(profile: Profile) -> dict[str, int]:

@@ -1,13 +1,13 @@
 """Measurements: every rule decoded for real at thresholds that are searched for (`make measure`).
 
-A job is a model and a task. A replay of validation examples gives the candidate thresholds of a rule;
-decoding them bisects to what `BOUNDS` names; what is chosen there is decoded on the test examples. All of
-a setting's examples are kept. Rules that are stored with the same key (weights, data, rule, settings) are not
-decoded again. `store` puts the tables where notebooks 05 and 08 read them.
+A job is a model and a task (`jobs.measurements`). A replay of validation examples gives the candidate
+thresholds of a rule; decoding them bisects to what `BOUNDS` names; what is chosen there is decoded on the
+test examples. All of a setting's examples are kept. Rules that are stored with the same key (weights,
+data, rule, settings) are not decoded again. `store` puts the tables where notebooks 05 and 08 read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from itertools import pairwise, product, takewhile
 from pathlib import Path
@@ -24,76 +24,75 @@ from ..traces.replay import replay_policy
 from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY
 from .digests import digest_of
 from .inputs import load_tasks, weights_digest
+from .jobs import ALL, Job, measurements
 from .profiles import Profile
 from .result_tables import MEASURED, read_measurements
-from .results import Run, build_root, output_root, staged
+from .results import Run, output_root, staged
 
-# what decoding bisects to: the mean consistency loss; the share of the score that is lost, and its upper
-# bound (97.5 %); the share of the FLOPs that is saved
-BOUNDS = [("loss", bound) for bound in (0.003, 0.01, 0.02, 0.05, 0.1, 0.25)]
-BOUNDS += [("lost", 0.01), ("lost_at_most", 0.01), ("saved", 0.2), ("saved", 0.4), ("saved", 0.6)]
+# What decoding bisects to, for each column of `summary` its largest value: the mean consistency loss; the
+# share of the score that is lost, and the upper end of its interval (97.5 %); the share of the FLOPs that
+# is saved.
+BOUNDS = (
+    *(("loss", bound) for bound in (0.003, 0.01, 0.02, 0.05, 0.1, 0.25)),
+    ("lost", 0.01),
+    ("lost_at_most", 0.01),
+    *(("saved", bound) for bound in (0.2, 0.4, 0.6)),
+)
 FRESH_SEED = 101
 LEARNERS = ("hidden", "wide_hidden", "three_hidden", "low_rank_three", "lstm")
-LEAST = 30  # settings of a rule on the main model, where it has that many
+LEAST_SETTINGS = 30  # of a rule on the main model, where it has that many
 NO_THRESHOLD = float("nan")
-
-
-@dataclass(frozen=True)
-class Job:
-    """A model on a task, or all; `what`: "settings", "survey", "fresh", "learning" or "published_bugs"."""
-
-    model: str
-    task: str
-    what: str = "settings"
-
-    @property
-    def name(self) -> str:
-        """The name of its file, without ending."""
-        first = {"settings": self.model, "survey": "survey"}.get(self.what)
-        return f"{first}-{self.task}" if first else self.what
-
-    def path(self, profile: Profile) -> Path:
-        """Where its table is made, beside the folder of its rules."""
-        return build_root() / MEASURED / profile.name / f"{self.name}.parquet"
-
-
-def jobs(profile: Profile) -> list[Job]:
-    """Every job of a profile, in the order of the tables: the main model first."""
-    wanted = {MAIN_MODEL, *(profile.results.models or profile.training.backbones)}
-    models = [name for name in profile.training.backbones if name in wanted]
-    models.sort(key=lambda name: name != MAIN_MODEL)
-    settings = [Job(model, task) for model in models for task in profile.corpora]
-    if MAIN_MODEL in models:
-        settings += [Job(MAIN_MODEL, task, "survey") for task in profile.corpora]
-    endless = [task for task, corpus in profile.corpora.items() if corpus.source == "synthetic"]
-    fresh = [Job(MAIN_MODEL, task, "fresh") for task in endless[-1:] if MAIN_MODEL in models]
-    return [*settings, *fresh, *(Job(MAIN_MODEL, "all", what) for what in ("learning", "published_bugs"))]
+DRAWN = (
+    "label",
+    "family",
+    "colour",
+    "marker",
+    "dashes",
+    "idea",
+    "source",
+    "bug",
+)  # of a rule: only for figures
+DECODED_WITH = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}  # settings that a key holds
 
 
 def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) -> Path:
-    """Measures one job; returns its table. What is stored with the same key is taken, unless `anew`."""
+    """Measures one job; returns its table.
+
+    Args:
+        profile: whose models, corpora and settings.
+        job: one of `jobs.measurements`.
+        measure_bugs: `paper.published_bugs.measure_bugs`, which this floor does not know.
+        anew: whether what is stored with the same key is decoded again.
+    """
     from .experiment import Experiment
 
-    if job not in jobs(profile):
-        raise MeeError(f"Profile {profile.name} measures no {job.what} of {job.model} on {job.task}.")
+    if job not in measurements(profile):
+        raise MeeError(f"Profile {profile.name} measures no {job.kind} of {job.model} on {job.task}.")
     experiment = Experiment(None, profile)
-    if job.task == "all":
-        found = _learning(experiment) if job.what == "learning" else _bugs(experiment, measure_bugs)
-        _write(found, job.path(profile), {})
-        return job.path(profile)
-    bench = (_Fresh if job.what == "fresh" else _Bench)(experiment, job)
-    keys = {rule: bench.key(rule) for rule in bench.rules}
-    stored, tables = None if anew else read_measurements(profile.name, job.name), []
+    path = job.path(profile)
+    if job.kind == "learning":
+        _write(_learning(experiment), path, {})
+    elif job.kind == "published_bugs":
+        _write(_bugs(experiment, measure_bugs), path, {})
+    else:
+        decoder = FreshDecoder(experiment, job) if job.kind == "fresh" else RuleDecoder(experiment, job)
+        _run_rules(decoder, path, None if anew else read_measurements(profile.name, job.name))
+    return path
+
+
+def _run_rules(decoder: "RuleDecoder", path: Path, stored: pd.DataFrame | None) -> None:
+    """Puts the rules of a job together: stored ones, those of an interrupted run, and those decoded now."""
+    keys = {rule: decoder.key(rule) for rule in decoder.rules}
+    tables = []
     for rule, key in keys.items():
-        path = job.path(profile).with_suffix("") / f"{rule}.parquet"
         if stored is not None and stored.attrs["keys"].get(rule) == key:
             tables.append(stored[stored.rule == rule])
-        else:
-            if not path.exists() or pd.read_parquet(path, columns=[]).attrs.get("keys") != {rule: key}:
-                _write(bench.measured(rule), path, {rule: key})
-            tables.append(pd.read_parquet(path))
-    _write(pd.concat(tables, ignore_index=True), job.path(profile), keys)
-    return job.path(profile)
+            continue
+        part = path.with_suffix("") / f"{rule}.parquet"
+        if not part.exists() or pd.read_parquet(part, columns=[]).attrs.get("keys") != {rule: key}:
+            _write(decoder.measured(rule), part, {rule: key})
+        tables.append(pd.read_parquet(part))
+    _write(pd.concat(tables, ignore_index=True), path, keys)
 
 
 def _write(table: pd.DataFrame, path: Path, keys: dict[str, str]) -> None:
@@ -102,58 +101,82 @@ def _write(table: pd.DataFrame, path: Path, keys: dict[str, str]) -> None:
         table.to_parquet(partial, compression="zstd", index=False)
 
 
-class _Bench:
-    """A model, its classifiers and the examples of a job."""
+class RuleDecoder:
+    """Decodes the rules of a job: a model, its classifiers and the examples of both parts.
+
+    `rules` are the names of those that are measured; `tasks` the validation and the test examples.
+    """
 
     def __init__(self, experiment, job: Job):
-        self.experiment, self.job, self.profile = experiment, job, experiment.profile
-        self.settings, self.model = self.profile.results, experiment.models([job.model])[job.model]
-        survey = job.what == "survey"
-        trained = experiment.classifiers({job.model: self.model}, seeds=[0], survey=survey)
-        self.classifiers = {rule: c for (_, rule, target), (c,) in trained.items() if target == "consistency"}
-        self.main = job.model == MAIN_MODEL and not survey
-        names = MAIN_SWEEP if self.main else SURVEY if survey else (*OTHER_SWEEP, *ABLATED[:2])
-        self.rules = ["full_depth"] if survey else ["full_depth", "static", "oracle"]
-        self.rules += ["free_adaptive"] if job.model == "free" else []
-        self.rules += [rule for rule in names if RULES[rule].classifier is None or rule in self.classifiers]
-        self.candidates = self.settings.candidates if self.main else self.settings.other_candidates
+        self.experiment = experiment
+        self.job = job
+        self.profile = experiment.profile
+        self.settings = self.profile.results
+        self.model = experiment.models([job.model])[job.model]
+        self.is_main = job.model == MAIN_MODEL and job.kind != "survey"
+        self.classifiers = self._load_classifiers()
+        self.rules = self._rules()
+        self.candidates = self.settings.candidates if self.is_main else self.settings.other_candidates
         self.candidates = min(self.candidates, self.settings.most_candidates.get(job.task, self.candidates))
         sizes = {"validation": self.settings.validation, "test": self.settings.test}
         self.tasks = {part: load_tasks(self.profile, part, size, job.task)[0] for part, size in sizes.items()}
-        self.encodings, self._full = {part: EncoderCache() for part in sizes}, {}
+        self.encodings = {part: EncoderCache() for part in sizes}
+        self._full: dict[str, tuple[list[str], pd.DataFrame]] = {}
+
+    def _load_classifiers(self) -> dict:
+        survey = self.job.kind == "survey"
+        trained = self.experiment.classifiers({self.job.model: self.model}, seeds=[0], survey=survey)
+        return {
+            rule: classifiers[0]
+            for (_, rule, target), classifiers in trained.items()
+            if target == "consistency"
+        }
+
+    def _rules(self) -> list[str]:
+        if self.job.kind == "survey":
+            rules = ["full_depth"]
+            swept = SURVEY
+        else:
+            rules = ["full_depth", "static", "oracle"]
+            swept = MAIN_SWEEP if self.is_main else (*OTHER_SWEEP, *ABLATED[:2])
+        if self.job.model == "free":
+            rules.append("free_adaptive")
+        return rules + [rule for rule in swept if not RULES[rule].classifier or rule in self.classifiers]
 
     def key(self, rule: str) -> str:
         """What a rule's table belongs to."""
-        drawn = ("label", "family", "colour", "marker", "dashes", "idea", "source", "bug")
-        about = {name: value for name, value in asdict(RULES[rule]).items() if name not in drawn}
+        options = {name: value for name, value in asdict(RULES[rule]).items() if name not in DRAWN}
         classifier = self.classifiers[rule].key() if rule in self.classifiers else ""
         data = [(task.digest, task.inputs) for task in self.tasks.values()]
         weights = weights_digest(self.profile, self.job.model)
-        names = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}
-        how = (self.settings.model_dump(include=names), self.candidates, LEAST, self.profile.dtype, BOUNDS)
-        return digest_of([weights, classifier, about, data, how])
+        settings = self.settings.model_dump(include=DECODED_WITH)
+        search_settings = (settings, self.candidates, LEAST_SETTINGS, self.profile.dtype, BOUNDS)
+        return digest_of([weights, classifier, options, data, search_settings])
 
     def measured(self, rule: str) -> pd.DataFrame:
         """All settings of a rule: those tried on validation examples, then the chosen on test examples."""
         if rule == "full_depth":
             return pd.concat([self.full(part)[1] for part in self.tasks], ignore_index=True)
-        levels, tables = self.levels(rule), {}
+        thresholds = self.thresholds(rule)
+        tables = {}
 
-        def values(place: int) -> dict[str, float]:
-            tables[place] = self.decode("validation", rule, levels[place])
-            return summary(tables[place], self.full("validation")[1])
+        def values(index: int) -> dict[str, float]:
+            tables[index] = self.decode("validation", rule, thresholds[index])
+            return summary(tables[index], self.full("validation")[1])
 
         if not RULES[rule].thresholded or rule == "static":
-            chosen = [place for place in range(len(levels)) if values(place)]
+            chosen = range(len(thresholds))
+            for index in chosen:
+                values(index)
         else:
-            tried = search(len(levels), values, BOUNDS, LEAST if self.main else 0)
+            tried = search(len(thresholds), values, BOUNDS, LEAST_SETTINGS if self.is_main else 0)
             chosen = sorted({last_within(tried, *bound) for bound in BOUNDS} - {-1}) or [0]
-        found = [tables[place] for place in sorted(tables)]
-        found += [self.decode("test", rule, levels[place]) for place in chosen]
-        return pd.concat(found, ignore_index=True)
+        validation = [tables[index] for index in sorted(tables)]
+        test = [self.decode("test", rule, thresholds[index]) for index in chosen]
+        return pd.concat([*validation, *test], ignore_index=True)
 
-    def levels(self, rule: str) -> list[float]:
-        """The thresholds of a rule that may be tried, strictest first."""
+    def thresholds(self, rule: str) -> list[float]:
+        """The thresholds of a rule that may be tried, strictest first ("static": layers)."""
         if rule == "static":
             return [float(layer) for layer in range(self.model.layers - 1, self.settings.min_layer - 1, -1)]
         if not RULES[rule].thresholded:
@@ -164,8 +187,12 @@ class _Bench:
     @cached_property
     def trace(self) -> Trace:
         """The validation examples at full depth, with states."""
-        longest, states = self.settings.max_new_tokens, self.experiment.scratch("states.npy")
-        return trace(self.model, self.tasks["validation"].inputs, max_new_tokens=longest, states=states)
+        return trace(
+            self.model,
+            self.tasks["validation"].inputs,
+            max_new_tokens=self.settings.max_new_tokens,
+            states=self.experiment.scratch("states.npy"),
+        )
 
     def policy(self, rule: str, threshold: float) -> ExitPolicy:
         """A rule of the job at a threshold."""
@@ -176,7 +203,8 @@ class _Bench:
 
     def decode(self, part: str, rule: str, threshold: float) -> pd.DataFrame:
         """One setting on the "validation" or "test" examples, a row each."""
-        return self._decoded(part, rule, threshold, self.policy(rule, threshold), self.full(part)[0])[1]
+        full_texts, _ = self.full(part)
+        return self._decoded(part, rule, threshold, self.policy(rule, threshold), full_texts)[1]
 
     def full(self, part: str) -> tuple[list[str], pd.DataFrame]:
         """Texts and table at full depth."""
@@ -184,34 +212,48 @@ class _Bench:
             self._full[part] = self._decoded(part, "full_depth", NO_THRESHOLD, None, None)
         return self._full[part]
 
-    def _decoded(self, part, rule, threshold, policy, full) -> tuple[list[str], pd.DataFrame]:
-        task, settings = self.tasks[part], self.settings
-        options = dict(max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size)
-        found = generate(self.model, task.inputs, policy, **options, encodings=self.encodings[part])
-        columns = {
-            "loss": consistency_losses(task, found.texts, full or found.texts).astype(np.float32),
-            "score": task.score_examples(found.texts)[task.metric].astype(np.float32),
-            "flops": found.flops.astype(np.int64),
-            "tokens": np.array([len(ids) for ids in found.token_ids], dtype=np.int16),
-            "layers": np.array([layers.sum() for layers in found.exit_layers], dtype=np.int32),
-        }
-        labels = {"part": part, "rule": rule, "threshold": threshold}
-        return found.texts, pd.DataFrame(labels | {"example": np.arange(len(task), dtype=np.int32)} | columns)
+    def _decoded(self, part, rule, threshold, policy, full_texts) -> tuple[list[str], pd.DataFrame]:
+        task = self.tasks[part]
+        generation = generate(
+            self.model,
+            task.inputs,
+            policy,
+            max_new_tokens=self.settings.max_new_tokens,
+            batch_size=self.settings.batch_size,
+            encodings=self.encodings[part],
+        )
+        texts = generation.texts
+        table = pd.DataFrame(
+            {
+                "part": part,
+                "rule": rule,
+                "threshold": threshold,
+                "example": np.arange(len(task), dtype=np.int32),
+                "loss": consistency_losses(task, texts, full_texts or texts).astype(np.float32),
+                "score": task.score_examples(texts)[task.metric].astype(np.float32),
+                "flops": generation.flops.astype(np.int64),
+                "tokens": np.array([len(ids) for ids in generation.token_ids], dtype=np.int16),
+                "layers": np.array([layers.sum() for layers in generation.exit_layers], dtype=np.int32),
+            }
+        )
+        return texts, table
 
 
-class _Fresh(_Bench):
+class FreshDecoder(RuleDecoder):
     """The main model on fresh examples, for the guarantee, at thresholds chosen for bounds on the loss."""
 
     def __init__(self, experiment, job: Job):
-        super().__init__(experiment, Job(job.model, job.task))
-        self.rules, count = self.settings.fresh_rules, self.settings.fresh_sets * self.settings.fresh_size
+        super().__init__(experiment, Job("settings", job.model, job.task))
+        self.rules = self.settings.fresh_rules
+        count = self.settings.fresh_sets * self.settings.fresh_size
         self.tasks["fresh"] = load_task(job.task, "synthetic", "test", count, FRESH_SEED)
         self.encodings["fresh"] = EncoderCache()
 
     def measured(self, rule: str) -> pd.DataFrame:
         """All settings of a rule that the job of the model on this task measured on test examples."""
-        own = pd.read_parquet(self.job.path(self.profile)).query("part == 'test' and rule == @rule")
-        tables = [self.decode("fresh", rule, threshold) for threshold in own.threshold.unique()]
+        measured = pd.read_parquet(self.job.path(self.profile))
+        thresholds = measured.query("part == 'test' and rule == @rule").threshold.unique()
+        tables = [self.decode("fresh", rule, threshold) for threshold in thresholds]
         return pd.concat(tables, ignore_index=True)[["rule", "threshold", "loss"]]
 
 
@@ -221,37 +263,64 @@ def _learning(experiment) -> pd.DataFrame:
     Training examples alternate between the tasks; each classifier takes at least as many steps as those that
     are shipped. One row a variant, number of `tokens`, seed and task (`decisions.overall_ranking`).
     """
-    profile, rows = experiment.profile, []
-    settings, sizes = profile.classifiers, profile.results.learning_tokens
-    (model,), longest = experiment.models([MAIN_MODEL]).values(), profile.training.max_target
-    tasks = load_tasks(profile, "train", max(sizes) // 10)
-    pairs = [pair for each in zip(*(zip(task.inputs, task.targets) for task in tasks)) for pair in each]
-    inputs, targets = map(list, zip(*pairs))
-    lengths = np.cumsum([min(len(ids), longest) for ids in model.tokenizer(targets).input_ids])
-    enough = int(np.searchsorted(lengths, max(sizes))) + 1
-    options = dict(max_new_tokens=longest, states=experiment.scratch("training.npy"))
-    seen, own = trace(model, inputs[:enough], targets[:enough], **options), {}
+    profile = experiment.profile
+    settings = profile.classifiers
+    sizes = profile.results.learning_tokens
+    model = experiment.models([MAIN_MODEL])[MAIN_MODEL]
+    training_trace, task_count = _alternating_trace(experiment, model, max(sizes))
+    test_traces = {}
     for task in load_tasks(profile, "test", profile.results.examples):
-        options["states"] = experiment.scratch(f"{task.name}.npy")
-        own[task.name] = trace(model, task.inputs, **options)
-    learning = settings.model_dump(include={"batch_size", "learning_rate"})
-    shipped = settings.tokens * len(tasks)
+        states = experiment.scratch(f"{task.name}.npy")
+        longest = profile.training.max_target
+        test_traces[task.name] = trace(model, task.inputs, max_new_tokens=longest, states=states)
+    shipped_tokens = settings.tokens * task_count
+    rows = []
     for size, rule, seed in product(sizes, LEARNERS, range(settings.seeds)):
-        part, variant = seen.first(int(seen.sequence[min(size, len(seen)) - 1]) + 1), RULES[rule].classifier
-        given = variant.options(model.network.config.d_model) | learning | {"seed": seed}
-        given["epochs"] = max(settings.epochs, round(settings.epochs * shipped / len(part)))
-        classifier, _ = train_classifier(variant.kind, part, model, **given)
+        last_sequence = training_trace.sequence[min(size, len(training_trace)) - 1]
+        part = training_trace.first(int(last_sequence) + 1)
+        variant = RULES[rule].classifier
+        classifier, _ = train_classifier(
+            variant.kind,
+            part,
+            model,
+            seed=seed,
+            epochs=max(settings.epochs, round(settings.epochs * shipped_tokens / len(part))),
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            **variant.options(model.network.config.d_model),
+        )
         policy = RULES[rule].policy(0.9, profile.results.model_dump(), {rule: classifier})
-        for task, found in own.items():
-            labels = {"task": task, "rule": rule, "tokens": len(part), "seed": seed}
-            rows.append(overall_ranking(replay_policy(found, policy, model), **labels))
+        for task, test_trace in test_traces.items():
+            replayed = replay_policy(test_trace, policy, model)
+            rows.append(overall_ranking(replayed, task=task, rule=rule, tokens=len(part), seed=seed))
     return pd.concat(rows, ignore_index=True)
+
+
+def _alternating_trace(experiment, model, tokens: int) -> tuple[Trace, int]:
+    """A trace along the references of at least so many tokens, one example of each task in turn; tasks."""
+    profile = experiment.profile
+    longest = profile.training.max_target
+    tasks = load_tasks(profile, "train", tokens // 10)
+    inputs = []
+    targets = []
+    for example in range(min(len(task) for task in tasks)):
+        for task in tasks:
+            inputs.append(task.inputs[example])
+            targets.append(task.targets[example])
+    lengths = np.cumsum([min(len(ids), longest) for ids in model.tokenizer(targets).input_ids])
+    enough = int(np.searchsorted(lengths, tokens)) + 1
+    states = experiment.scratch("training.npy")
+    along = trace(model, inputs[:enough], targets[:enough], max_new_tokens=longest, states=states)
+    return along, len(tasks)
 
 
 def _bugs(experiment, measure: Callable) -> pd.DataFrame:
     """Bugs of published code, switched on."""
-    settings, training = experiment.profile.results, experiment.profile.training
-    models = experiment.models([n for n in (MAIN_MODEL, "vanilla", "free") if n in training.backbones])
+    settings = experiment.profile.results
+    training = experiment.profile.training
+    models = experiment.models(
+        [name for name in (MAIN_MODEL, "vanilla", "free") if name in training.backbones]
+    )
     exit_layer = training.exit_layer("free", models["free"].layers) if "free" in models else None
     tasks = experiment.tasks(settings.bug_examples)
     return measure(models, tasks, exit_layer, settings.max_new_tokens, settings.batch_size)
@@ -259,50 +328,74 @@ def _bugs(experiment, measure: Callable) -> pd.DataFrame:
 
 def summary(table: pd.DataFrame, full: pd.DataFrame) -> dict[str, float]:
     """What `BOUNDS` bounds, of one setting beside full depth on the same examples."""
-    kept, total = table.score.to_numpy(np.float64), full.score.to_numpy(np.float64)
+    kept = table.score.to_numpy(np.float64)
+    total = full.score.to_numpy(np.float64)
     lost = interval(lambda weights: 1 - (weights @ kept) / (weights @ total), len(total))
-    a_token = lambda rows: rows.flops.sum() / rows.tokens.sum()
-    saved = 1 - a_token(table) / a_token(full)
-    return {"loss": table.loss.mean(), "lost": lost.value, "lost_at_most": lost.high, "saved": saved}
+    return {
+        "loss": table.loss.mean(),
+        "lost": lost.value,
+        "lost_at_most": lost.high,
+        "saved": 1 - _flops_per_token(table) / _flops_per_token(full),
+    }
 
 
-def search(places: int, values: Callable, bounds: Iterable, least: int = 0) -> dict[int, Mapping]:
-    """Bisects for the last of some places (from the strictest on) within each bound (column, largest value).
+def _flops_per_token(table: pd.DataFrame) -> float:
+    return table.flops.sum() / table.tokens.sum()
 
-    `values` decodes a place; returned are all that were. What grows from place to place is found exactly.
-    Then the widest gaps are halved until `least` places are tried, or all.
+
+def search(
+    count: int,
+    values: Callable[[int], Mapping[str, float]],
+    bounds: Iterable[tuple[str, float]],
+    least: int = 0,
+) -> dict[int, Mapping[str, float]]:
+    """Bisects for the last of some thresholds (in order, the strictest first) within each bound.
+
+    What grows from threshold to threshold is found exactly. Then the widest gaps are halved until `least`
+    of them are tried, or all.
+
+    Args:
+        count: how many thresholds there are.
+        values: decodes a threshold, given its index; returns what is bounded.
+        bounds: pairs of a key of `values` and its largest value.
+        least: how many thresholds are tried at least.
+
+    Returns:
+        The values of every threshold that was tried, by its index.
     """
-    tried: dict[int, Mapping] = {}
-
-    def halve(low: int, high: int) -> bool:
-        if high - low > 1:
-            tried[(low + high) // 2] = values((low + high) // 2)
-        return high - low > 1
-
+    tried: dict[int, Mapping[str, float]] = {}
     for column, bound in bounds:
-        after = lambda low: min((place for place in tried if place > low), default=places)
-        while halve(low := last_within(tried, column, bound), after(low)):
-            pass
-    while len(tried) < min(least, places):
-        halve(*max(pairwise([-1, *sorted(tried), places]), key=lambda gap: gap[1] - gap[0]))
+        while True:
+            low = last_within(tried, column, bound)
+            high = min((index for index in tried if index > low), default=count)
+            if high - low <= 1:
+                break
+            middle = (low + high) // 2
+            tried[middle] = values(middle)
+    while len(tried) < min(least, count):
+        low, high = max(pairwise([-1, *sorted(tried), count]), key=lambda gap: gap[1] - gap[0])
+        middle = (low + high) // 2
+        tried[middle] = values(middle)
     return tried
 
 
-def last_within(tried: Mapping[int, Mapping], column: str, bound: float) -> int:
-    """The last place tried up to which all are within a bound; -1 if the first is not, or none was tried."""
-    within = takewhile(lambda place: tried[place][column] <= bound, sorted(tried))
+def last_within(tried: Mapping[int, Mapping[str, float]], column: str, bound: float) -> int:
+    """The last index tried up to which all are within a bound; -1 if the first is not, or none was tried."""
+    within = takewhile(lambda index: tried[index][column] <= bound, sorted(tried))
     return max(within, default=-1)
 
 
 def store(profile: Profile) -> Path:
     """Puts the tables of all jobs, with a manifest, in their place, all at once; returns their folder."""
     folder = output_root() / profile.name / MEASURED
+    parameters = profile.results.model_dump() | {"device": profile.device}
     with staged(folder) as results:
-        made = Run(MEASURED, profile.name, profile.results.model_dump() | {"device": profile.device}, results)
-        made.inputs = {f"model {name}": weights_digest(profile, name) for name in profile.training.backbones}
-        for job in jobs(profile):
-            made.save_file(job.path(profile))
-            if job.task == "all":
-                made.save_table(pd.read_parquet(job.path(profile)), job.what)
-        made.finish()
+        tables = Run(MEASURED, profile.name, parameters, results)
+        for name in profile.training.backbones:
+            tables.inputs[f"model {name}"] = weights_digest(profile, name)
+        for job in measurements(profile):
+            tables.save_file(job.path(profile))
+            if job.task == ALL:
+                tables.save_table(pd.read_parquet(job.path(profile)), job.name)
+        tables.finish()
     return folder

@@ -76,8 +76,6 @@ def run_notebook(name: str, profile="small", data=None, parameters: dict | None 
             raise MeeError(f"{name} saved results but never called finish: add it as the last cell.")
         _normalize(executed, data)
         _write(executed, target)
-        if chosen == usual:  # for Snakemake, which must never delete a committed notebook
-            _write(executed, build_root() / "notebooks" / settings.name / f"{name}.ipynb")
     return target
 
 

@@ -1,6 +1,6 @@
-"""Runs `notebooks/Snakefile`, which says what depends on what; no job outlives the process that asked."""
+"""Runs `notebooks/Snakefile`, which says what depends on what; no job outlives who started it."""
 
-import json
+import fcntl
 import os
 import platform
 import re
@@ -13,135 +13,143 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 from ..common.errors import MeeError
-from ..common.files import ROOT, complete_file
+from ..common.files import ROOT
 from .inputs import check_recipe, is_trained
+from .jobs import folder_of
 from .notebook_files import notebook_names
-from .notebooks import STARTED_BY
-from .profiles import load_profile
+from .notebooks import STARTED_BY, profile_parameters
+from .profiles import Profile, load_profile
 from .result_tables import MEASURED
 from .results import build_root, output_root
 
 KEPT = "What had finished is kept: run the same command again."
-SILENCE = 15  # seconds after which it is said how far a pipeline is
+SNAKEFILE = ROOT / "notebooks" / "Snakefile"
+BY_RECORDS = ("--rerun-triggers", "params")  # times of files decide nothing: `study.freshness` does
+TO_END = 10  # seconds that an interrupted pipeline has to end by itself
 
 
 def make(target: str, profile: str, data: str | None, cores: int, *config: str) -> None:
-    """Makes a rule of the Snakefile up to date, with at most `cores` jobs at a time (one on a GPU)."""
-    if cores < 1:
-        raise MeeError(f"--cores {cores}: give 1 or more.")
-    settings, build = load_profile(profile, data), build_root()
-    for task in settings.corpora:
-        settings.source(task)  # says what is missing
-    for name in [name for name in settings.training.backbones if is_trained(settings, name)]:
-        check_recipe(settings, name)
-    places = ["--snakefile", str(ROOT / "notebooks" / "Snakefile"), "--directory", str(build)]
-    command = [sys.executable, "-m", "snakemake", target, *places, "--cores", str(cores)]
-    command += ["--rerun-incomplete", "--scheduler", "greedy"]
+    """Makes a rule of the Snakefile up to date.
+
+    Args:
+        target: the rule.
+        profile: the name of a profile, or its file.
+        data: the folder that stands for `{data}` in the profile.
+        cores: how many jobs run at a time, at most (on a GPU one).
+        config: further settings of the Snakefile, as "force=1".
+
+    Raises:
+        MeeError: the profile does not fit what is there, another pipeline runs here, or a job failed.
+    """
+    settings = load_profile(profile, data)
+    _check(settings, cores)
+    command = [sys.executable, "-m", "snakemake", target, "--snakefile", str(SNAKEFILE)]
+    command += ["--directory", str(build_root()), "--cores", str(cores), "--scheduler", "greedy"]
+    command += ["--rerun-incomplete", *BY_RECORDS, "--quiet", "all"]
     if settings.device != "cpu" and Path("/dev/nvidiactl").exists():
         command += ["--resources", "gpu=1"]
-    options = ["--config", f"profile={profile}", f"data={data or ''}", *config]
-    own, locks = build / "pipeline.pid", build / ".snakemake" / "locks"
-    _clear(build, own, locks)
-    known, ended = os.environ | {STARTED_BY: str(os.getpid())}, threading.Event()
-    dry = subprocess.run([*command, "--dry-run", *options], capture_output=True, text=True, check=False)
-    with complete_file(own) as partial:
-        partial.write_text(f"{platform.node()} {os.getpid()}", encoding="utf-8")
-    process = subprocess.Popen([*command, "--quiet", "all", *options], env=known, start_new_session=True)
-    told = (settings.name, dry.stdout + dry.stderr, cores, ended)
-    threading.Thread(target=_tell, args=told, daemon=True).start()
-    try:
-        status = process.wait()
-    finally:
-        ended.set()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-            shutil.rmtree(locks, ignore_errors=True)
-        own.unlink(missing_ok=True)
+    command += ["--config", f"profile={profile}", f"data={data or ''}", *config]
+    with _the_only_pipeline(build_root()) as lock:
+        status = _run(command, lock)
     if status:
         raise MeeError(f"A part failed; the lines above name it. {KEPT}")
 
 
-def _clear(build: Path, own: Path, locks: Path) -> None:
-    """Refuses where another pipeline runs; clears what one that was killed has left behind."""
-    host, pid = own.read_text(encoding="utf-8").split() if own.exists() else ("", "-1")
-    here = host == platform.node()  # on another machine its number says nothing, nor after a restart
-    lives = psutil.pid_exists(int(pid)) and own.stat().st_mtime > psutil.boot_time()
-    if lives if here else any(locks.glob("*")):
-        raise MeeError(f"Another make reproduce is running here: wait (if none is, delete {locks}).")
-    for path in [path for root in (build, output_root()) for path in root.rglob(".*.partial*") if here]:
-        writer = re.search(r"\.(\d+)\.partial", path.name)
-        if writer and not psutil.pid_exists(int(writer[1])):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    for left in (locks, build / "running"):
-        shutil.rmtree(left, ignore_errors=True)
+def _check(profile: Profile, cores: int) -> None:
+    """Says before anything runs what would fail after hours."""
+    if cores < 1:
+        raise MeeError(f"--cores {cores}: give 1 or more.")
+    for task in profile.corpora:
+        profile.source(task)  # says what is missing
+    for name in profile.training.backbones:
+        if is_trained(profile, name):
+            check_recipe(profile, name)
+    for name in notebook_names():
+        profile_parameters(profile, name)
+
+
+def _run(command: list[str], lock: IO) -> int:
+    """Runs Snakemake in a session of its own, and ends all of it when this process is interrupted."""
+    environment = os.environ | {STARTED_BY: str(os.getpid())}
+    # the lock stays locked for as long as Snakemake lives, also if this process is killed
+    process = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=[lock.fileno()])
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(TO_END)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
-def announced(arguments: list[str]) -> Iterator[None]:
-    """In a job: a file's name says for as long as it runs what runs ("1234 notebook 06_survey_rules")."""
-    told = re.sub(r"--profile.*|--\w+ ", "", " ".join(arguments)).strip()[:99]
-    path = build_root() / "running" / f"{os.getpid()} {told}"
-    if STARTED_BY in os.environ:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
+def _the_only_pipeline(build: Path) -> Iterator[IO]:
+    """Holds the lock of a build folder; clears what a pipeline that was killed has left behind.
+
+    The operating system unlocks the file when its holders end, however they end. It names the machine for
+    as long as a pipeline runs: if it still does when nobody holds it, that pipeline was killed.
+    """
+    build.mkdir(parents=True, exist_ok=True)
+    locks = build / ".snakemake" / "locks"
+    with (build / "pipeline.lock").open("a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MeeError("Another make reproduce is running here: wait for it.") from None
+        lock.seek(0)
+        killed_on = lock.read()
+        if not killed_on and any(locks.glob("*")):
+            raise MeeError(f"Snakemake is running here: wait for it (if it is not, delete {locks}).")
+        if killed_on == platform.node():
+            _remove_partial_files(build)
+            _remove_partial_files(output_root())
+        shutil.rmtree(locks, ignore_errors=True)
+        _write(lock, platform.node())
+        yield lock
+        shutil.rmtree(locks, ignore_errors=True)
+        _write(lock, "")
 
 
-def notebook_seconds(profile: str) -> dict[str, float]:
-    """How long the notebooks took whose results are stored."""
-    paths = (output_root() / profile).glob("[0-9]*/manifest.json")
-    return {path.parent.name: json.loads(path.read_text(encoding="utf-8"))["seconds"] for path in paths}
+def _write(lock: IO, text: str) -> None:
+    lock.truncate(0)
+    lock.write(text)
+    lock.flush()
 
 
-def _tell(name: str, planned: str, cores: int, ended: threading.Event) -> None:
-    """Says how far a pipeline is: what is done of what is planned, what runs, how long the notebooks take."""
-    jobs, folder = set(re.findall(r"^rule (\w+):", planned, re.M)), build_root() / "running"
-    seconds = {f"notebook {n}": took for n, took in notebook_seconds(name).items() if f"notebook_{n}" in jobs}
-    begun, said = {}, time.monotonic()
-    while not ended.wait(1):
-        now, running = time.monotonic(), {path.name.partition(" ")[2] for path in folder.glob("*")}
-        begun |= dict.fromkeys(running - begun.keys(), now)
-        if now - said >= SILENCE and running:
-            left = (seconds.keys() - begun.keys()) | running
-            left = sum(max(0, seconds.get(job, 0) - (now - begun.get(job, now))) for job in left) / cores
-            runs = ", ".join(f"{job} ({now - begun[job]:.0f} s)" for job in sorted(running))
-            about = f"; about {max(1, round(left / 60))} min left" if left else ""
-            print(f"{len(begun) - len(running)} of {len(jobs)} done; now {runs}{about}", flush=True)
-            said = now
+def _remove_partial_files(root: Path) -> None:
+    """Removes what processes that are gone had begun to write (`complete_file`, `results.staged`)."""
+    for path in list(root.rglob(".*.partial*")):
+        writer = re.search(r"\.(\d+)\.partial", path.name)
+        if writer and not psutil.pid_exists(int(writer[1])):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def reproduce(profile: str, data: str | None, cores: int, force: bool) -> Path:
     """Makes everything stale of a profile, or with `force` everything; returns the folder of the results."""
-    from .status import changes
-
-    settings, build = load_profile(profile), build_root()
-    for name in notebook_names():
-        if changes(settings, name) != []:  # what is gone, or was changed by hand, is made again
-            (build / "notebooks" / settings.name / f"{name}.ipynb").unlink(missing_ok=True)
-    for part in ("traces", "classifiers", "notebooks") if force else ():
-        shutil.rmtree(build / part / settings.name, ignore_errors=True)
+    settings = load_profile(profile)
+    for part in ("records", "traces", "classifiers") if force else ():
+        shutil.rmtree(folder_of(settings, part), ignore_errors=True)
     make("all", profile, data, cores)
     return output_root() / settings.name
 
 
 def measure(profile: str, data: str | None, cores: int, force: bool) -> Path:
     """Measures what is not stored of a profile, or with `force` everything; returns the tables' folder."""
-    name = load_profile(profile).name
+    settings = load_profile(profile)
     if force:
-        shutil.rmtree(build_root() / MEASURED / name, ignore_errors=True)
+        shutil.rmtree(folder_of(settings, MEASURED), ignore_errors=True)
     make("measured", profile, data, cores, "force=1" if force else "force=")
-    return output_root() / name / MEASURED
+    return output_root() / settings.name / MEASURED
 
 
 def end_with_pipeline() -> None:

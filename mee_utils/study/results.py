@@ -22,7 +22,7 @@ import pandas as pd
 
 from ..analysis.statistics import without_draws
 from ..common.errors import MeeError
-from ..common.files import ROOT, build_root, complete_file
+from ..common.files import ROOT, build_root, complete_file, read_json
 from .digests import bytes_digest, code_digests, digest_of, loaded_code
 from .parameters import injected_parameters
 
@@ -41,6 +41,12 @@ def output_root() -> Path:
 def trial_folder(profile: str, notebook: str, parameters: dict) -> Path:
     """Where results of a run by hand or with other parameters are kept: a folder for each choice of them."""
     return build_root() / "trials" / _checked(profile) / _checked(notebook) / digest_of(parameters)[:8]
+
+
+def stored_seconds(profile: str) -> dict[str, float]:
+    """How long the notebooks took whose results are stored."""
+    paths = (output_root() / profile).glob("[0-9]*/manifest.json")
+    return {path.parent.name: read_json(path)["seconds"] for path in paths}
 
 
 class Run:

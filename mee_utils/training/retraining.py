@@ -5,7 +5,6 @@ shipped; what is committed are the rows of two tables and the recipe behind each
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +13,7 @@ from .. import MeeError
 from ..common.files import complete_file
 from ..study import inputs
 from ..study.catalogue import RULES
+from ..study.jobs import Job, retrainings
 from ..study.profiles import Profile
 from ..study.result_tables import RETRAINED
 from ..study.results import Run, build_root, output_root, staged
@@ -24,34 +24,10 @@ THRESHOLD = 0.9
 EXAMPLES = 200
 
 
-@dataclass(frozen=True)
-class Retraining:
-    """One training: a backbone with a seed (`kind` "seeds"), or a run of `profiles.AblationSettings`."""
-
-    kind: str
-    name: str
-    seed: int
-
-    def path(self, profile: Profile) -> Path:
-        """Where its rows are kept."""
-        return build_root() / RETRAINED / profile.name / f"{self.kind}-{self.name}-{self.seed}.json"
-
-
-def retrainings(profile: Profile) -> list[Retraining]:
-    """Every seed of every backbone, the shipped ones too, and every ablation; in the order of the tables."""
-    first_seed = profile.training.seed
-    jobs = []
-    for name, backbone in profile.training.objectives.items():
-        if backbone.seeds > 1 or name not in profile.training.backbones:
-            seeds = range(first_seed, first_seed + backbone.seeds)
-            jobs += [Retraining("seeds", name, seed) for seed in seeds]
-    return jobs + [Retraining("ablations", name, first_seed) for name in profile.ablation_runs]
-
-
-def run(profile: Profile, job: Retraining) -> Path:
+def run(profile: Profile, job: Job) -> Path:
     """Trains and measures one; keeps its rows."""
     if job not in retrainings(profile):
-        raise MeeError(f'Profile {profile.name} retrains no {job.kind} "{job.name}", seed {job.seed}.')
+        raise MeeError(f'Profile {profile.name} retrains no {job.kind} "{job.model}", seed {job.seed}.')
     rows = _seed_rows(profile, job) if job.kind == "seeds" else _ablation_rows(profile, job)
     with complete_file(job.path(profile)) as path:
         path.write_text(json.dumps(rows), encoding="utf-8")
@@ -63,7 +39,7 @@ def store(profile: Profile) -> Path:
     folder = output_root() / profile.name / RETRAINED
     settings = profile.training
     jobs = retrainings(profile)
-    recipes = {job.name: _recipe(profile, job) for job in jobs}
+    recipes = {job.model: _recipe(profile, job) for job in jobs}
     with staged(folder) as results:
         tables = Run(RETRAINED, profile.name, {"recipes": recipes}, results)
         tables.inputs = {f"model {name}": inputs.weights_digest(profile, name) for name in settings.models}
@@ -78,31 +54,31 @@ def store(profile: Profile) -> Path:
     return folder
 
 
-def _recipe(profile: Profile, job: Retraining) -> dict:
+def _recipe(profile: Profile, job: Job) -> dict:
     if job.kind == "ablations":
-        return profile.ablation_runs[job.name].model_dump()
-    return profile.training.recipe(job.name).model_dump()
+        return profile.ablation_runs[job.model].model_dump()
+    return profile.training.recipe(job.model).model_dump()
 
 
-def _seed_rows(profile: Profile, job: Retraining) -> list[dict]:
+def _seed_rows(profile: Profile, job: Job) -> list[dict]:
     """One row a task: score at full depth, where tokens settle, and what one exit rule makes of it."""
     model = _seed_model(profile, job)
     return [_seed_row(profile, job, model, task) for task in inputs.load_tasks(profile)]
 
 
-def _seed_model(profile: Profile, job: Retraining):
+def _seed_model(profile: Profile, job: Job):
     """The shipped model where it has this seed, else a new training."""
     from .build import new_builder, work_folder
 
-    if job.seed == profile.training.seed and job.name in profile.training.backbones:
-        return inputs.load_profile_model(profile, job.name)
+    if job.seed == profile.training.seed and job.model in profile.training.backbones:
+        return inputs.load_profile_model(profile, job.model)
     builder = new_builder(profile)
-    folder = work_folder(profile, job.name, job.seed, builder.tasks)
-    network, _ = builder.train_model(job.name, job.seed, folder)
+    folder = work_folder(profile, job.model, job.seed, builder.tasks)
+    network, _ = builder.train_model(job.model, job.seed, folder)
     return builder.save_weights(network, folder / "model", profile.dtype)
 
 
-def _seed_row(profile: Profile, job: Retraining, model, task) -> dict:
+def _seed_row(profile: Profile, job: Job, model, task) -> dict:
     from .. import generate, trace
     from ..analysis.comparison import decode
     from ..analysis.monotonicity import settled_from
@@ -117,7 +93,7 @@ def _seed_row(profile: Profile, job: Retraining, model, task) -> dict:
     early = decode(model, sample, policy, full, **options)
     return {
         "task": task.name,
-        "model": job.name,
+        "model": job.model,
         "seed": job.seed,
         "metric": task.metric,
         "examples": len(task),
@@ -131,19 +107,19 @@ def _seed_row(profile: Profile, job: Retraining, model, task) -> dict:
     }
 
 
-def _ablation_rows(profile: Profile, job: Retraining) -> list[dict]:
+def _ablation_rows(profile: Profile, job: Job) -> list[dict]:
     """One row a form of question: exact match after the run."""
     from .. import generate
     from .build import DEPTH, new_builder
     from .model_manifest import by_form
     from .muon import RATES_FROM_SCRATCH
 
-    ablation = profile.ablation_runs[job.name]
+    ablation = profile.ablation_runs[job.model]
     builder = new_builder(profile)
-    folder = build_root() / RETRAINED / profile.name / job.name
+    folder = build_root() / RETRAINED / profile.name / job.model
     shape = profile.training.shape.model_dump() | dict.fromkeys(DEPTH, profile.ablations.layers)
     network, curve = builder.train_from_scratch(
-        job.name,
+        job.model,
         ablation.stages,
         job.seed,
         folder / "training",
@@ -166,7 +142,7 @@ def _ablation_rows(profile: Profile, job: Retraining) -> list[dict]:
         for form, score in by_form(task, generation.texts).items():
             rows.append(
                 {
-                    "run": job.name,
+                    "run": job.model,
                     "form": form,
                     "exact_match": score,
                     "questions": task.forms.count(form),

@@ -3,7 +3,7 @@
 import sys
 from functools import partial
 
-from mee_utils.__main__ import OPTIONS
+from mee_utils.__main__ import Parser, profile_options
 from mee_utils.__main__ import main as command
 from mee_utils.common.errors import check_choice
 
@@ -29,14 +29,14 @@ def bench(options) -> None:
         print(f"table: {path}")
 
 
-OPTIONS["--shape"] = OPTIONS["--part"] | {"help": "only this size"}
-OPTIONS["--rounds"] = {"type": int, "default": 3}
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; a mistake in its input is one line on standard error and exit status 2."""
-    options = ["--profile", "--data", "--shape", "--part", "--rounds"]
-    return command(["bench", *(sys.argv[1:] if arguments is None else arguments)], {bench: options})
+    parser = Parser(prog="benchmarks", description=__doc__, parents=[profile_options()])
+    parser.add_argument("--part", action="append", default=[], help="only this part (may be given again)")
+    parser.add_argument("--shape", action="append", default=[], help="only this size (may be given again)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.set_defaults(run=bench)
+    return command(arguments, parser)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,149 @@
+"""What the pipeline has to do for a profile, as lists of jobs. The Snakefile says which of them need which:
+
+models -> traces, classifiers -> measurements -> notebooks
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .catalogue import ABLATED, DISTILLED, MAIN_MODEL, SURVEY_VARIANTS, VARIANTS
+from .inputs import checkpoint_folder
+from .profiles import Profile
+from .results import build_root
+
+ALL = "all"
+CLASSIFIERS = ("classifiers", "further_classifiers")
+MEASUREMENTS = ("settings", "survey", "fresh", "learning", "published_bugs")
+RETRAININGS = ("seeds", "ablations")
+KINDS = ("model", "trace", *CLASSIFIERS, *MEASUREMENTS, *RETRAININGS, "tables")  # of the command `job`
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work on a model, perhaps on one task, perhaps with a seed.
+
+    Kinds:
+        trace: the model's own output on a task, for all notebooks.
+        classifiers, further_classifiers: exit classifiers of a model, with the first seed or with the others.
+        settings, survey, fresh, learning, published_bugs: measurements (`study.measure`).
+        seeds, ablations: trainings beside the shipped models; `model` names the backbone or the ablation.
+    """
+
+    kind: str
+    model: str
+    task: str = ALL
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of what it makes, without ending."""
+        return {
+            "trace": f"{self.model}-{self.task}",
+            "classifiers": f"{self.model}-first",
+            "further_classifiers": f"{self.model}-further",
+            "settings": f"{self.model}-{self.task}",
+            "survey": f"survey-{self.task}",
+            "seeds": f"seeds-{self.model}-{self.seed}",
+            "ablations": f"ablations-{self.model}-{self.seed}",
+        }.get(self.kind, self.kind)
+
+    def path(self, profile: Profile) -> Path:
+        """What it makes: a trace, the table of a measurement, the rows of a retraining."""
+        if self.kind == "trace":
+            return folder_of(profile, "traces") / f"{self.name}.safetensors"
+        if self.kind in RETRAININGS:
+            return folder_of(profile, "retrained") / f"{self.name}.json"
+        return folder_of(profile, "measured") / f"{self.name}.parquet"
+
+
+@dataclass(frozen=True)
+class ClassifierJob:
+    """One classifier to train: a variant for a backbone, with a target and a seed."""
+
+    model: str
+    variant: str
+    target: str
+    seed: int
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{self.model}-{self.variant}-{self.target}-{self.seed}.safetensors"
+
+    def path(self, profile: Profile) -> Path:
+        """Where it is made."""
+        return folder_of(profile, "classifiers") / self.file
+
+    def shipped(self, profile: Profile) -> Path:
+        """Where it comes with the package, if it does."""
+        return checkpoint_folder(profile, "classifiers") / self.file
+
+
+def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
+    """All on the main model (the survey's once); the ablated also for the other target and on vanilla."""
+    seeds = profile.classifiers.seeds
+    groups = [
+        (MAIN_MODEL, "consistency", VARIANTS, seeds),
+        (MAIN_MODEL, "correctness", ABLATED, seeds),
+        ("vanilla", "consistency", ABLATED, seeds),
+        (MAIN_MODEL, "consistency", SURVEY_VARIANTS, 1),
+        (MAIN_MODEL, "distilled", DISTILLED, 1),
+    ]
+    return [
+        ClassifierJob(model, variant, target, seed)
+        for model, target, variants, count in groups
+        if model in profile.training.backbones
+        for variant in variants
+        for seed in range(count)
+    ]
+
+
+def classifier_sets(profile: Profile) -> list[Job]:
+    """The classifiers of each model as two jobs: measurements wait for those of the first seed alone."""
+    singles = classifier_jobs(profile)
+    models = dict.fromkeys(single.model for single in singles)
+    sets = [Job(kind, model) for model in models for kind in CLASSIFIERS]
+    return [job for job in sets if members(profile, job)]
+
+
+def members(profile: Profile, job: Job) -> list[ClassifierJob]:
+    """The classifiers that one of `classifier_sets` trains."""
+    first = job.kind == "classifiers"
+    singles = classifier_jobs(profile)
+    return [single for single in singles if single.model == job.model and (single.seed == 0) == first]
+
+
+def folder_of(profile: Profile, part: str) -> Path:
+    """Where one kind of products of a profile is made."""
+    return build_root() / part / profile.name
+
+
+def traces(profile: Profile) -> list[Job]:
+    """A trace of every model that notebooks read, on every task."""
+    models = [*profile.training.models[:1], *profile.training.backbones]
+    return [Job("trace", model, task) for model in dict.fromkeys(models) for task in profile.corpora]
+
+
+def measurements(profile: Profile) -> list[Job]:
+    """The measurements of a profile, in the order of the tables: the main model first."""
+    chosen = {MAIN_MODEL, *(profile.results.models or profile.training.backbones)}
+    models = [name for name in profile.training.backbones if name in chosen]
+    models.sort(key=lambda name: name != MAIN_MODEL)
+    jobs = [Job("settings", model, task) for model in models for task in profile.corpora]
+    if MAIN_MODEL in models:
+        jobs += [Job("survey", MAIN_MODEL, task) for task in profile.corpora]
+        endless = [task for task, corpus in profile.corpora.items() if corpus.source == "synthetic"]
+        jobs += [Job("fresh", MAIN_MODEL, task) for task in endless[-1:]]
+    return [*jobs, Job("learning", MAIN_MODEL), Job("published_bugs", MAIN_MODEL)]
+
+
+def retrainings(profile: Profile) -> list[Job]:
+    """Every seed of every backbone, the shipped ones too, and every ablation; in the order of the tables."""
+    first = profile.training.seed
+    jobs = []
+    for name, backbone in profile.training.objectives.items():
+        if backbone.seeds > 1 or name not in profile.training.backbones:
+            jobs += [Job("seeds", name, seed=first + number) for number in range(backbone.seeds)]
+    return jobs + [Job("ablations", name, seed=first) for name in profile.ablation_runs]
