@@ -70,7 +70,7 @@ def sources(tmp_path, monkeypatch):
         ({"limit": True}, "limit: Input should be a valid integer .it is True"),
         ({"limit": 2.5}, "limit: Input should be a valid integer .it is 2.5"),
         ({"names": "b"}, "names: Input should be a valid list"),
-        ({"limit": 0}, "limit: Input should be greater than or equal to 1 .it is 0"),
+        ({"limit": 0}, "limit: Input should be greater than or equal to 3 .it is 0"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0 .it is -1"),
         ({"share": 1.5}, "share: Input should be less than or equal to 1 .it is 1.5"),
         ({"share": True}, "share: Input should be a valid number .it is True"),
@@ -137,7 +137,7 @@ parameters.check_injected("90_trial")"""
         ({"limt": 3}, 'Parameters: Unknown key "limt": did you mean "limit"'),
         ({"share": "0.95"}, "Parameters: share: Input should be a valid number .it is '0.95'"),
         ({"limit": "3"}, "Parameters: limit: Input should be a valid integer .it is '3'"),
-        ({"limit": 0}, "Parameters: limit: Input should be greater than or equal to 1"),
+        ({"limit": 0}, "Parameters: limit: Input should be greater than or equal to 3"),
     ],
 )
 def test_a_notebook_that_papermill_runs_checks_its_parameters_itself(sources, given, message):
@@ -152,6 +152,16 @@ def test_a_notebook_that_papermill_runs_checks_its_parameters_itself(sources, gi
         papermill.execute_notebook(folder.parent / "p.ipynb", None, given, progress_bar=False)
     assert error.value.ename == "MeeError" and re.match(message, error.value.evalue)
     papermill.execute_notebook(folder.parent / "p.ipynb", None, {"limit": 4, "share": 1}, progress_bar=False)
+
+
+@pytest.mark.parametrize("name", [name for name in notebook_files.notebook_names() if name[:2] != "08"])
+def test_too_few_examples_are_refused_before_anything_runs(name):
+    """Before, `limit=1` was a KeyError in 02, a ValueError in 03 and 04, "no inputs" in 07."""
+    declared = notebook_files.declared_parameters(notebook_files.read_source(name))
+    for limit in (1, 4):
+        with pytest.raises(MeeError, match="limit: Input should be greater than or equal to 5"):
+            parameters.check_parameters({"limit": limit}, declared)
+    assert parameters.check_parameters({"limit": 5}, declared) == {"limit": 5}
 
 
 def test_every_notebook_checks_what_papermill_injects():
@@ -433,7 +443,11 @@ def test_committed_results_are_those_of_their_manifest(path):
         (["notebook", "01_monotonicity", "-p", "limt=3"], 'error: Parameters: Unknown key "limt"'),
         (
             ["notebook", "01_monotonicity", "-p", "limit=0"],
-            "Parameters: limit: Input should be greater than or equal to 1",
+            "Parameters: limit: Input should be greater than or equal to 5",
+        ),
+        (
+            ["notebook", "01_monotonicity", "-p", "max_new_tokens=1"],
+            "Parameters: max_new_tokens: Input should be greater than or equal to 8",
         ),
         (["train", "--model", "clam"], 'error: Unknown model "clam": did you mean "calm"'),
     ],

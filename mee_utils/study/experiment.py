@@ -15,7 +15,7 @@ from .artifacts import stored_trace, train_classifiers
 from .catalogue import SURVEY_VARIANTS
 from .figures import use_style
 from .notebook_files import declared_parameters, read_source
-from .parameters import check_injected
+from .parameters import check_injected, check_parameters
 from .profiles import Profile, load_profile
 from .results import Run
 
@@ -29,8 +29,6 @@ class Experiment:
     """
 
     def __init__(self, notebook: str | None, profile: str | Profile, data: str | None = "", **parameters):
-        if notebook:
-            check_injected(notebook)
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile, data)
         self.data, self.used = data, {}
         self.layers = inputs.model_shape(self.profile)["num_decoder_layers"]
@@ -51,7 +49,9 @@ class Experiment:
         `variables` has their values: the notebook passes `globals()`.
         """
         declared = declared_parameters(read_source(notebook))
-        return cls(notebook, **{name: variables[name] for name in declared})
+        check_injected(notebook)
+        values = check_parameters({name: variables[name] for name in declared}, declared)
+        return cls(notebook, **values)
 
     @property
     def parameters(self) -> dict:

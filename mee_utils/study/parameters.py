@@ -14,6 +14,8 @@ from .notebook_files import assigned_literals, declared_parameters, notebook_nam
 from .profiles import Strict, first_mistake
 
 PAPERMILL = "# Parameters"  # the first line of the cell that papermill puts in
+# With fewer, tables have no rows to compare, or intervals no two outputs that differ.
+LEAST = {"limit": 5, "choosing": 5, "frequency_limit": 20, "max_new_tokens": 8, "bins": 2, "splits": 2}
 
 
 def check_parameters(given: dict, declared: dict) -> dict:
@@ -31,7 +33,7 @@ def check_parameters(given: dict, declared: dict) -> dict:
     Raises:
         MeeError: names the first parameter that does not fit.
     """
-    fields = {name: (_field_type(default), default) for name, default in declared.items()}
+    fields = {name: (_field_type(name, default), default) for name, default in declared.items()}
     parameters = create_model("Parameters", __base__=Strict, **fields)
     try:
         return parameters(**given).model_dump(include=given.keys())
@@ -39,10 +41,10 @@ def check_parameters(given: dict, declared: dict) -> dict:
         raise MeeError(f"Parameters: {first_mistake(error)}") from error
 
 
-def _field_type(default):
-    """The type of a parameter, and the range of numbers that its default suggests."""
+def _field_type(name: str, default):
+    """The type of a parameter, and the range of numbers that its name and its default suggest."""
     if type(default) is int:
-        return Annotated[int, Field(ge=min(default, 1))]
+        return Annotated[int, Field(ge=min(default, LEAST.get(name, 1)))]
     if type(default) is float:
         return Annotated[float, Field(ge=0, le=1 if default <= 1 else None, allow_inf_nan=False)]
     return type(default)

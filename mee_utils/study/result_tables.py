@@ -74,7 +74,7 @@ def read_retrained(profile: str, kind: str) -> pd.DataFrame:
 
 
 def read_measurements(profile: str, name: str) -> pd.DataFrame | None:
-    """Stored measurements of a profile, a row an example of a setting; `name` as in `measure.Job.name`."""
+    """Stored measurements of a profile, a row an example of a setting; `name` as in `jobs.Job.name`."""
     path = _stored(profile, MEASURED, f"{name}.parquet", needed=False)
     return pd.read_parquet(path) if path else None
 
