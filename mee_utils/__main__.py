@@ -59,13 +59,18 @@ def retrain(options) -> str:
 
 def notebook(options) -> str:
     """Executes one notebook strictly."""
+    from .study import freshness
     from .study.notebooks import run_notebook
     from .study.parameters import parse_assignments
 
     given = parse_assignments(options.parameter)
+    profile = load_profile(options.profile, options.data)
+    sources = freshness.notebook_sources(profile, options.name)
     path = run_notebook(options.name, options.profile, options.data, given)
-    trial = " (other parameters than the profile's: kept apart)" if "trials" in path.parts else ""
-    return f"executed {options.name}: {path}{trial}"
+    if "trials" in path.parts:
+        return f"executed {options.name}: {path} (other parameters than the profile's: kept apart)"
+    freshness.write_record(freshness.marker_path(profile, "notebook", options.name), sources)
+    return f"executed {options.name}: {path}"
 
 
 def explorer(options) -> str:

@@ -154,10 +154,12 @@ def _corpora(profile: Profile, tasks: Collection[str]) -> dict[str, str]:
     for task in tasks:
         corpus = (profile.corpora | profile.away)[task]
         settings = [corpus.model_dump(), profile.training.seed, profile.training.max_source]
-        source = profile.source(task)
-        if source == "synthetic":
+        files = []
+        if corpus.source == "synthetic":
             settings.append(code_digests(code_files("tasks")))
-        digests[f"corpus {task}"] = digest_of([settings, _files(Path(source))])
+        elif profile.has_data(task):
+            files = _files(Path(profile.source(task)))
+        digests[f"corpus {task}"] = digest_of([settings, files])
     return digests
 
 

@@ -307,6 +307,10 @@ class Profile(Strict):
         """The file that pins hub ids to commits (`hub_lock`)."""
         return FOLDER / f"{self.name}.lock.json"
 
+    def has_data(self, task: str) -> bool:
+        """Whether the DATA folder is given, where a task's corpus is in it."""
+        return bool(self._data) or "{data}" not in (self.corpora | self.extra | self.away)[task].source
+
     def source(self, task: str) -> str:
         """The source of a task's corpus, with DATA filled in."""
         source = (self.corpora | self.extra | self.away)[task].source

@@ -1,0 +1,71 @@
+"""The Snakefile: no model that is there is made again or deleted, and what is planned is what is missing."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import papers
+import pytest
+
+from mee_utils.study import pipeline
+from mee_utils.study.profiles import load_profile
+
+ROOT = Path(__file__).parent.parent
+MODELS = load_profile("small").training.models
+PLAN = ["-m", "snakemake", "--snakefile", "notebooks/Snakefile", "--cores", "1", "--dry-run"]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A checkout with a user's own profile, whose models are those of `small`."""
+    clone = papers.Clone(tmp_path_factory.mktemp("pipeline"))
+    clone.write("mine", clone.read("small") | {"name": "mine"})
+    for name in MODELS:
+        source = ROOT / "mee_utils/checkpoints/small" / name
+        folder = clone.root / "mee_utils/checkpoints/mine" / name
+        folder.mkdir(parents=True)
+        for file in ("manifest.json", "model.safetensors"):
+            shutil.copy(source / file, folder / file)
+    return clone
+
+
+def planned(clone, target, triggers=pipeline.BY_RECORDS):
+    """The models that would be trained, and the files that Snakemake may delete."""
+    build = Path(clone.environment["MEE_OUTPUT"]) / "build"
+    command = [*PLAN, "--directory", str(build), *triggers, "--config", "profile=mine", "--", target]
+    done = clone.python(*command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    outputs = [path for line in re.findall(r"output: (.*)", done.stdout) for path in line.split(", ")]
+    assert all(path.startswith(str(build / "records")) for path in outputs), outputs
+    return sorted(re.findall(r"rule model:.*?wildcards: model=(\w+)", done.stdout, re.DOTALL))
+
+
+@pytest.mark.parametrize("target", ["classifiers", "all", "measured"])
+def test_no_model_that_is_there_is_trained_again(clone, target):
+    """Before, `make train` twice began every training from step 0, and deleted the manifests first."""
+    assert planned(clone, target) == []
+    assert planned(clone, target, triggers=()) == []  # also with Snakemake's own rules for what is stale
+
+
+def test_one_that_is_missing_is_trained_and_no_other(clone):
+    manifest = clone.root / "mee_utils/checkpoints/mine/free/manifest.json"
+    content = manifest.read_text()
+    manifest.unlink()
+    assert planned(clone, "classifiers") == ["free"]
+    manifest.write_text(content)
+    assert planned(clone, "classifiers") == []
+
+
+def test_what_the_backbones_started_from_is_not_needed_any_more(clone):
+    folder = clone.root / "mee_utils/checkpoints/mine"
+    for name in ("pretrained", "base"):
+        (folder / name).rename(folder / f"_{name}")
+    try:
+        assert planned(clone, "all") == []
+        (folder / "free").rename(folder / "_free")
+        assert planned(clone, "classifiers") == ["base", "free"]
+    finally:
+        for path in folder.glob("_*"):
+            path.rename(path.with_name(path.name[1:]))
+    assert json.loads((folder / "base/manifest.json").read_text())["model"] == "base"
