@@ -13,8 +13,9 @@ import pytest
 from benchmarks import decoder as bench
 from benchmarks import rules, shapes, tables
 from benchmarks.__main__ import main
+from benchmarks.clock import take_turns
 
-from mee_utils import MeeError
+from mee_utils import DraftPlan, ExitPolicy, MeeError
 from mee_utils.study.result_tables import BENCH, missed, one_machine
 
 SIZES = replace(bench.SHAPES["mini"], layers=6, vocabulary=300)
@@ -157,6 +158,36 @@ def test_progress_is_shown_as_work_proceeds(monkeypatch):
     for name in bench.PARTS:
         bench.run(name, (), 1, lambda line: events.append(line.split(": ")[1] + " begins"))
     assert events == ["exit cost begins", "exit cost", "bandwidth begins", "bandwidth"]
+
+
+def test_contenders_take_turns_and_a_first_round_warms_up():
+    calls = []
+
+    def contender(name):
+        def run(number):
+            calls.append((name, number))
+            return len(calls)
+
+        return run
+
+    rounds = take_turns({"a": contender("a"), "b": contender("b")}, 2)
+    assert calls == [("a", 0), ("b", 0), ("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert rounds == [{"a": 3, "b": 4}, {"a": 5, "b": 6}]
+
+
+def test_a_table_says_what_was_planned():
+    policy = ExitPolicy(threshold=0.5, exit_layers=[2, 5], propagation="verify", max_draft=4)
+    row = rules.describe_plan(DraftPlan(policy, speedup=1.2, expected=1.3, settings=9))
+    assert row == {
+        "rule": "softmax_margin",
+        "min_layer": None,
+        "exit_layers": "2 5",
+        "threshold": 0.5,
+        "max_draft": 4,
+        "expected": 1.3,
+    }
+    plain = rules.describe_plan(DraftPlan(None, speedup=1.0, expected=1.01, settings=9))
+    assert list(plain) == list(row) and plain["expected"] == 1.01 and plain["exit_layers"] == ""
 
 
 def test_speeds_are_ratios_within_a_round(monkeypatch):
