@@ -14,20 +14,24 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..common.errors import MeeError, check_whole, shown
-from ..exits.measures import Measure
-from ..exits.policy import MAX_DRAFT, BoundPolicy, ExitPolicy
+from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
-from .inputs import batches_by_length, check_inputs, check_lengths, check_search_settings
-from .layerwise import LayerwiseDecoder, decoder_of
-from .outputs import Output
+from .full_depth import (
+    Batch,
+    FullDepthStates,
+    Replay,
+    bind_to,
+    decode_encoded,
+    encode_batches,
+    full_depth_states,
+    replay_states,
+)
+from .inputs import check_inputs, check_lengths, check_search_settings
+from .layerwise import decoder_of
 from .rounds import Rounds, first_exits, rounds_of
-from .token import ExitState, Step, decode_tokens, on_host, states_by_layer
-from .verify import DraftDecoder
 
 MIN_SPEEDUP = 1.05  # drafts are used if they are so many times as fast as full depth
 PLANNING_INPUTS = 16  # inputs that are replayed and timed (one batch, where that is larger)
@@ -35,7 +39,6 @@ SETTINGS_TIMED = 5  # of different policies or layers
 TRIAL_ROUNDS = 3  # how often each of them is timed
 THRESHOLDS_TRIED = 24  # where the policy names none
 LAYER_STEP = 3  # between decisions, where not every layer decides
-LOGITS_AT_ONCE = 16_000_000  # elements of `[layer, token, vocabulary]` that a replay holds at a time
 DEFAULT_MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
 DEFAULT_TOP_K = 64  # vocabulary entries of the pruned margin
 
@@ -85,7 +88,7 @@ def plan_drafts(
     batch_size = min(check_whole("batch_size", batch_size), len(texts))
     policies = _check_policies(policies)
     for policy in policies:
-        _bind(model, policy).measure.check_model(model)
+        bind_to(model, policy).measure.check_model(model)
     chosen = _choose_inputs(texts, batch_size)
     batches = encode_batches(model, texts, chosen, batch_size)
     states = full_depth_states(model, encode_batches(model, texts, _thin_out(chosen)), max_new_tokens)
@@ -117,40 +120,6 @@ def _check_policies(policies: ExitPolicy | Sequence[ExitPolicy] | None) -> list[
     return [replace(policy, propagation="verify") for policy in policies]
 
 
-# ---- a few inputs at full depth
-
-
-class Batch(NamedTuple):
-    """Some inputs that are decoded together, with the encoder's states."""
-
-    indices: np.ndarray  # of the inputs among all
-    tokens: dict[str, Tensor]
-    encoded: Tensor  # [row, source, d_model]
-
-
-class _Keep(Measure):
-    """A measure that never exits and keeps the states that it is shown."""
-
-    name = "keep"
-
-    def __init__(self):
-        self.states: list[ExitState] = []
-
-    def confidence(self, state: ExitState) -> np.ndarray:
-        self.states.append(state)
-        return np.zeros(len(state.rows))
-
-
-class FullDepthStates(NamedTuple):
-    """Full-depth outputs of some inputs with the states of every token; tokens in the order of outputs."""
-
-    sequence: np.ndarray  # [token], the index of its input
-    position: np.ndarray  # [token], from 0
-    fed: Tensor  # [token], the id before, at the start the decoder's start id
-    final_id: np.ndarray  # [token]
-    states: list[Tensor]  # the embedding, then those after layers 1 to L - 1: [token, d_model] each
-
-
 def _choose_inputs(texts: list[str], batch_size: int) -> np.ndarray:
     """Indices of a few inputs: batches of neighbours in length, at equal distances among all lengths."""
     order = np.argsort([len(text) for text in texts], kind="stable")
@@ -162,139 +131,6 @@ def _choose_inputs(texts: list[str], batch_size: int) -> np.ndarray:
 def _thin_out(indices: np.ndarray) -> np.ndarray:
     """At most `PLANNING_INPUTS` of them, at equal distances: a replay need not see a large batch whole."""
     return indices[:: -(-len(indices) // PLANNING_INPUTS)]
-
-
-def encode_batches(
-    model: Model, texts: list[str], indices: np.ndarray | None = None, batch_size: int = 8
-) -> list[Batch]:
-    """The inputs with these indices (by default all) in batches, encoded."""
-    decoder = decoder_of(model.network)
-    indices = np.arange(len(texts)) if indices is None else indices
-    batches = []
-    for rows, tokens in batches_by_length(model, [texts[index] for index in indices], batch_size):
-        with torch.inference_mode():
-            encoded = decoder.encode(tokens)
-        batches.append(Batch(indices[rows], tokens, encoded))
-    return batches
-
-
-@torch.inference_mode()
-def _decode(decoder: LayerwiseDecoder, batch: Batch, bound: BoundPolicy, max_new_tokens: int) -> list[Output]:
-    cache = decoder.begin(batch.tokens, max_new_tokens, encoded=batch.encoded)
-    if bound.policy.propagation == "verify":
-        return DraftDecoder(decoder, cache, bound, batch.indices).decode()
-    return decode_tokens(decoder, cache, bound, batch.indices)
-
-
-def full_depth_states(model: Model, batches: Sequence[Batch], max_new_tokens: int) -> FullDepthStates:
-    """Decodes some batches at full depth and keeps the states of all tokens."""
-    decoder = decoder_of(model.network)
-    keep = _Keep()
-    bound = _bind(model, ExitPolicy(keep, min_layer=1))
-    ids = {}  # [position] of each output, by the index of its input
-    for batch in batches:
-        outputs = _decode(decoder, batch, bound, max_new_tokens)
-        ids |= {index: out.token_ids for index, out in zip(batch.indices.tolist(), outputs, strict=True)}
-    indices = sorted(ids)
-    lengths = [len(ids[index]) for index in indices]
-    fed = [before for index in indices for before in (decoder.start, *ids[index][:-1])]
-    return FullDepthStates(
-        sequence=np.repeat(indices, lengths),
-        position=np.concatenate([np.arange(length) for length in lengths]),
-        fed=torch.tensor(fed, device=decoder.embedding.device),
-        final_id=np.concatenate([ids[index] for index in indices]),
-        states=_in_order(keep.states, decoder.layers),
-    )
-
-
-def _in_order(kept: list[ExitState], layers: int) -> list[Tensor]:
-    """The embedding and the states after layers 1 to L - 1, `[token, d_model]`, in the order of outputs."""
-    first_layer = [state for state in kept if state.layer == 1]
-    if not first_layer:
-        return []
-    sequence = np.concatenate([state.sequence for state in first_layer])
-    position = np.concatenate([np.broadcast_to(state.position, len(state.rows)) for state in first_layer])
-    order = torch.from_numpy(np.lexsort((position, sequence))).to(first_layer[0].after.device)
-    states = [torch.cat([state.before for state in first_layer])[order]]
-    for layer in range(1, layers):
-        states.append(torch.cat([state.after for state in kept if state.layer == layer])[order])
-    return states
-
-
-# ---- the replay of a policy
-
-
-class Replay(NamedTuple):
-    """What a policy sees at each of its decisions if no token exits, `[token, decision]`."""
-
-    bound: BoundPolicy
-    confidences: np.ndarray
-    token_ids: np.ndarray  # predicted there
-    readout_rows: np.ndarray  # rows of the LM head multiplied for this decision
-
-    def at_layers(self, bound: BoundPolicy) -> "Replay":
-        """The same with some of its decisions left out."""
-        columns = np.searchsorted(self.bound.decision_layers, bound.decision_layers)
-        return Replay(
-            bound, self.confidences[:, columns], self.token_ids[:, columns], self.readout_rows[:, columns]
-        )
-
-
-@torch.inference_mode()
-def replay_states(model: Model, states: FullDepthStates, policy: ExitPolicy) -> Replay:
-    """Replays a policy, with at least one decision, on the states of all tokens."""
-    decoder = decoder_of(model.network)
-    bound = _bind(model, policy)
-    size = max(1, LOGITS_AT_ONCE // (decoder.config.vocab_size * decoder.layers))
-    parts = []
-    for start in range(0, len(states.sequence), size):
-        parts.append(_replay_tokens(decoder, states, bound, slice(start, start + size)))
-    return Replay(
-        bound,
-        confidences=np.concatenate([part.confidences for part in parts]),
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        readout_rows=np.concatenate([part.readout_rows for part in parts]),
-    )
-
-
-def _bind(model: Model, policy: ExitPolicy) -> BoundPolicy:
-    return policy.bind(model.layers, model.network.config.vocab_size, model.min_exit_layer)
-
-
-def _replay_tokens(
-    decoder: LayerwiseDecoder, states: FullDepthStates, bound: BoundPolicy, tokens: slice
-) -> Replay:
-    """The replay of some tokens."""
-    step = Step(decoder, bound, states.sequence[tokens], states.position[tokens], states.fed[tokens])
-    rows = np.arange(len(step.sequence))
-    confidences = []
-    token_ids = []
-    readout_rows = []  # of this decision and those before
-
-    def state_after(layer: int, previous: ExitState | None) -> ExitState:
-        after = states.states[layer][tokens]  # [token, d_model]
-        before = states.states[layer - 1][tokens]
-        return ExitState(step, layer, after, before, rows, previous)
-
-    for state in states_by_layer(state_after, bound.decision_layers[-1]):
-        if state.layer not in bound.decision_layers:
-            continue
-        state.confidence = on_host(bound.measure.confidence(state))
-        confidences.append(state.confidence)
-        if bound.measure.readout:
-            token_ids.append(on_host(state.top1_id))
-        else:
-            token_ids.append(on_host(decoder.readout(state.state).argmax(dim=-1)))
-        readout_rows.append(step.readout_rows.copy())
-    return Replay(
-        bound,
-        confidences=np.stack(confidences, axis=1),
-        token_ids=np.stack(token_ids, axis=1),
-        readout_rows=np.diff(np.stack(readout_rows, axis=1), axis=1, prepend=0),
-    )
-
-
-# ---- settings, and what they are expected to gain
 
 
 def rank_settings(
@@ -322,7 +158,7 @@ def rank_settings(
 
 def _replays_at_layers(model: Model, states: FullDepthStates, policy: ExitPolicy) -> Iterator[Replay]:
     """The replay of a policy at every choice of layers."""
-    candidates = [_bind(model, candidate) for candidate in _at_layers(policy, model.layers)]
+    candidates = [bind_to(model, candidate) for candidate in _at_layers(policy, model.layers)]
     candidates = [bound for bound in candidates if bound.decision_layers]
     if not candidates:
         return
@@ -434,8 +270,8 @@ def _seconds(model: Model, batches: Sequence[Batch], policy: ExitPolicy, max_new
     decoder = decoder_of(model.network)
     total = 0.0
     for batch in batches:
-        bound = _bind(model, policy)
+        bound = bind_to(model, policy)
         started = time.perf_counter()
-        _decode(decoder, batch, bound, max_new_tokens)
+        decode_encoded(decoder, batch, bound, max_new_tokens)
         total += time.perf_counter() - started
     return total

@@ -16,17 +16,9 @@ import numpy as np
 import pandas as pd
 
 from mee_utils.common.errors import MeeError
+from mee_utils.decoding.full_depth import FullDepthStates, encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.generation import bind_policy, generate
-from mee_utils.decoding.planning import (
-    MIN_SPEEDUP,
-    SETTINGS_TIMED,
-    FullDepthStates,
-    default_policies,
-    encode_batches,
-    full_depth_states,
-    rank_settings,
-    replay_states,
-)
+from mee_utils.decoding.planning import MIN_SPEEDUP, SETTINGS_TIMED, default_policies, rank_settings
 from mee_utils.decoding.rounds import first_exits
 from mee_utils.decoding.token import on_host
 from mee_utils.decoding.verify import UNSURE, DraftDecoder, Row
