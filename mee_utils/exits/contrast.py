@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import log
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,8 @@ def contrast_of(kind: str | None, alpha: object, token: bool) -> Contrast | None
     Raises `MeeError` for an unknown kind, an alpha out of range, or options that mean nothing.
     """
     check_alpha(alpha)
+    if not isinstance(token, bool | np.bool_):
+        raise MeeError(f"contrast_token={shown(token)}: give True or False.")
     if kind is None:
         if token or alpha != ALPHA:
             raise MeeError('contrast_token and contrast_alpha need contrast="weighted" or "jsd".')

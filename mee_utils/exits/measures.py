@@ -364,7 +364,7 @@ def find_measure(measure: str | Measure) -> Measure:
     """
     if isinstance(measure, Measure):
         return measure
-    if isinstance(measure, type):
+    if isinstance(measure, type) and issubclass(measure, Measure):
         raise MeeError(f"measure={measure.__name__} is a class: give an instance, {measure.__name__}(...).")
     if not isinstance(measure, str):
         raise MeeError(f'measure={shown(measure)}: give a name, such as "softmax_margin", or a Measure.')

@@ -78,6 +78,8 @@ class ExitPolicy:
 
     def __post_init__(self):
         check_choice("propagation", self.propagation, PROPAGATIONS)
+        if not isinstance(self.readout_class, type) or not issubclass(self.readout_class, Readout):
+            raise MeeError(f"readout_class={shown(self.readout_class)}: give a class of Readout.")
         self._set(measure=find_measure(self.measure), exit_layers=_check_layers(self.exit_layers))
         self._set(
             schedule=self._make_schedule(),
