@@ -64,6 +64,42 @@ def test_a_setting_is_described_beside_full_depth():
     assert found.low < 0.8 < found.high and found.flops_low == found.flops_high  # all examples cost alike
 
 
+def test_intervals_and_draws_are_computed_when_they_are_asked_for(monkeypatch):
+    """Thousands of settings are stored: reading them resamples none."""
+    resampled = []
+    beside_full = stored.beside_full
+
+    def counted(settings, full):
+        resampled.append(len(settings))
+        return beside_full(settings, full)
+
+    monkeypatch.setattr(stored, "beside_full", counted)
+    results = measured()
+    assert len(results.select("validation")) == 7 and results.tested == "400" and not resampled
+    rows = results.rows(rule="fixed")
+    pd.testing.assert_frame_equal(
+        results.rows(rule="fixed").drop(columns="retained_draws"), rows.drop(columns="retained_draws")
+    )
+    assert resampled == [3], "each setting once"
+    low, high = statistics.percentiles(np.asarray(rows.retained_draws.iloc[1]))
+    assert (low, high) == pytest.approx((rows.low.iloc[1], rows.high.iloc[1])) and resampled == [3, 1]
+    at_once = results.beside_full(results.select(rule="fixed"))["flops_share"]
+    assert at_once.low == pytest.approx(rows.flops_low) and at_once.high == pytest.approx(rows.flops_high)
+
+
+def test_a_line_through_settings_is_crossed_where_it_first_loses_more():
+    loss, flops = np.array([0.02, 0.01, 0.06]), np.array([0.8, 0.9, 0.4])
+    for wanted in (0.0, 0.01, 0.02, 0.03, 0.06):
+        one = verdicts.crossing(loss, flops, wanted, within=False)
+        highest = np.maximum.accumulate([0.0, *loss])
+        assert one == pytest.approx(np.interp(wanted, highest, [1.0, *flops]))
+    assert np.isnan(verdicts.crossing(loss, flops, 0.07, within=False))
+    assert verdicts.crossing(loss, flops, 0.07, within=True) == 0.4
+    several = np.stack([loss, loss / 2, loss * 2]), np.stack([flops] * 3)
+    each = [verdicts.crossing(*point, 0.03, within=False) for point in zip(*several, strict=True)]
+    assert verdicts.crossing(*several, 0.03, within=False) == pytest.approx(each)
+
+
 def test_each_rule_gets_the_last_threshold_that_passed_and_is_reported_on_other_examples():
     demands = {"consistency": (0.001, 0.1), "risk": (0.1,)}
 
