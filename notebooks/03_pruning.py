@@ -291,7 +291,7 @@ for task in tasks:
         sized = settings | {"top_k": k, "least_k": min(k, first_k)}
         for form, policy in rule_policies(("fixed", "decaying"), threshold, sized).items():
             replayed = replay_policy(traces["calm", task], policy, calm)
-            swept.append({"task": task, "rule": form, "k": k, **comparison.at_threshold(replayed)})
+            swept.append({"task": task, "rule": form, "k": k, **comparison.replayed_row(replayed)})
 swept = pd.DataFrame(swept)
 
 # %%

@@ -181,7 +181,7 @@ for task in tasks:
     compared = {rule: replays[task, rule] for rule in ("unpruned", "weighted", "jsd")}
     for rule, replayed in (compared | {"weighted, without the mass": bare}).items():
         at_level.append(
-            {"task": task, "rule": rule, "threshold": threshold, **comparison.at_threshold(replayed)}
+            {"task": task, "rule": rule, "threshold": threshold, **comparison.replayed_row(replayed)}
         )
 at_level = experiment.save_table(pd.DataFrame(at_level), "at_equal_threshold")
 at_level.pivot(index="task", columns="rule", values=["mean_exit_layer", "same_token"]).round(3)

@@ -125,7 +125,7 @@ def test_break_even_is_where_the_count_of_operations_breaks_even():
 def test_at_threshold_agrees_with_a_count_by_hand(eight, traced):
     policy = ExitPolicy("softmax_margin", threshold=1.0, min_layer=3, pruning="fixed", top_k=30)
     sources = [len(ids) for ids in eight.tokenizer(INPUTS).input_ids]
-    found = comparison.at_threshold(replay_policy(traced, policy, eight))
+    found = comparison.replayed_row(replay_policy(traced, policy, eight))
     assert traced.source_tokens == sources
     sizes, lengths = DecoderSizes.of(eight.network.config), np.unique(traced.sequence, return_counts=True)[1]
     spent, full = (

@@ -83,8 +83,8 @@ def test_a_part_of_a_replay_is_the_replay_of_a_part(traced):
     assert ours.trace.source_tokens == some.source_tokens
     both = [margin(found, model).part(*ends) for ends in ((0, FIRST), (FIRST, len(INPUTS)))]
     weights = [len(each.trace) for each in both]
-    means = [comparison.at_threshold(each, LENGTH)["mean_exit_layer"] for each in both]
-    whole = comparison.at_threshold(margin(found, model), LENGTH)["mean_exit_layer"]
+    means = [comparison.replayed_row(each, LENGTH)["mean_exit_layer"] for each in both]
+    whole = comparison.replayed_row(margin(found, model), LENGTH)["mean_exit_layer"]
     assert np.average(means, weights=weights) == pytest.approx(whole)
 
 

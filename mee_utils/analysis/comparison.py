@@ -123,7 +123,7 @@ def comparison(model, task, policies: dict, names: Sequence[str], **settings) ->
     return pd.DataFrame(rows), decoded
 
 
-def at_threshold(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
+def replayed_row(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
     """A replay at its own threshold, with intervals: what `at_exits` returns, and `flops_share`."""
     trace = replayed.trace
     exits = replayed.exits(max_new_tokens)  # [token], an index into `layers`
@@ -146,7 +146,7 @@ def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) 
     selecting = replayed.part(outputs // 2, outputs)
     reporting = replayed.part(0, outputs // 2)
     thresholds = thresholds_for(selecting, shares).threshold.tolist()
-    rows = pd.DataFrame([at_threshold(reporting.at_threshold(level)) for level in thresholds])
+    rows = pd.DataFrame([replayed_row(reporting.at_threshold(level)) for level in thresholds])
     return pd.DataFrame({**labels, "wanted": shares, "threshold": thresholds, **rows})
 
 

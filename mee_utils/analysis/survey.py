@@ -16,7 +16,7 @@ from ..decoding.layerwise import start_and_end_ids
 from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .calibration import consistency_losses, violations
-from .comparison import at_threshold
+from .comparison import replayed_row
 from .statistics import NOTHING, Estimate, mean_interval
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
@@ -52,9 +52,9 @@ def emitted(replayed: PolicyReplay, exits: np.ndarray) -> np.ndarray:
 
 
 def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict[str, float]:
-    """A rule at its own threshold: the mean `loss`, and what `comparison.at_threshold` returns."""
+    """A rule at its own threshold: the mean `loss`, and what `comparison.replayed_row` returns."""
     lost = losses(emitted(replayed, replayed.exits(max_new_tokens)))
-    return {**_mean_loss(lost).columns("loss", "loss_"), **at_threshold(replayed, max_new_tokens)}
+    return {**_mean_loss(lost).columns("loss", "loss_"), **replayed_row(replayed, max_new_tokens)}
 
 
 def _mean_loss(lost: np.ndarray) -> Estimate:
