@@ -32,8 +32,8 @@ def traced(request, tokenizer, tmp_path_factory):
         model = build_lively(request.param, tokenizer)
     states = tmp_path_factory.mktemp("states") / "s.npy"
     full = generate(model, INPUTS, max_new_tokens=LENGTH)
-    found = trace(model, INPUTS, outputs=full.token_ids, states=states, max_new_tokens=LENGTH)
-    return model, found, full
+    full_trace = trace(model, INPUTS, outputs=full.token_ids, states=states, max_new_tokens=LENGTH)
+    return model, full_trace, full
 
 
 def states_of(model, batch_size=3, inputs=INPUTS):
@@ -59,23 +59,23 @@ def always_faster(monkeypatch, speedup=2.0):
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_the_states_are_those_of_the_full_depth_output(traced, batch_size):
-    model, found, _ = traced
+    model, full_trace, _ = traced
     states = states_of(model, batch_size)
-    assert states.sequence.tolist() == found.sequence.tolist()
-    assert states.position.tolist() == found.position.tolist()
-    assert states.final_id.tolist() == found.token_id.tolist()
-    fed = torch.where(torch.from_numpy(found.position) == 0, -1, states.fed)
-    assert fed.tolist() == found.token_before.tolist()
+    assert states.sequence.tolist() == full_trace.sequence.tolist()
+    assert states.position.tolist() == full_trace.position.tolist()
+    assert states.final_id.tolist() == full_trace.token_id.tolist()
+    fed = torch.where(torch.from_numpy(full_trace.position) == 0, -1, states.fed)
+    assert fed.tolist() == full_trace.token_before.tolist()
     for layer in range(1, model.layers):
-        assert np.allclose(states.states[layer], found.states[:, layer - 1], atol=1e-5)
+        assert np.allclose(states.states[layer], full_trace.states[:, layer - 1], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "none"])
 def test_a_plan_sees_what_a_trace_shows(traced, name):
-    model, found, _ = traced
-    policy = policy_for(name, model, found)
+    model, full_trace, _ = traced
+    policy = policy_for(name, model, full_trace)
     replay = planning.replay_states(model, states_of(model), policy)
-    expected = replay_policy(found, policy, model)
+    expected = replay_policy(full_trace, policy, model)
     assert np.allclose(replay.confidences, expected.confidences, atol=1e-5)
     assert np.array_equal(replay.token_ids, expected.token_ids[:, :-1])
     if policy.measure.readout:
@@ -108,7 +108,7 @@ class OnePass(SimpleNamespace):
 @pytest.mark.parametrize("seed", range(2))
 def test_the_work_is_the_passes_that_decoding_makes(traced, max_draft, seed, monkeypatch):
     """Exactly, where all drafts are right: behind a wrong one a plan guesses how far drafts go."""
-    model, found, full = traced
+    model, full_trace, full = traced
     passes = []
 
     def counted(decoder, layer, x, span, run=LayerwiseDecoder.run_span):
@@ -116,7 +116,7 @@ def test_the_work_is_the_passes_that_decoding_makes(traced, max_draft, seed, mon
         return run(decoder, layer, x, span)
 
     monkeypatch.setattr(LayerwiseDecoder, "run_span", counted)
-    policy = forced(right_layers(found, seed), max_draft=max_draft)
+    policy = forced(right_layers(full_trace, seed), max_draft=max_draft)
     out = generate(model, INPUTS, policy, max_new_tokens=LENGTH, batch_size=1)
     assert out.token_ids == full.token_ids
     policy = replace(policy, min_layer=None, exit_layers=range(1, model.layers))
@@ -334,14 +334,14 @@ def test_forced_exits_are_those_of_their_own_inputs(planned, monkeypatch):
     """A plan decodes a few inputs; they keep their indices."""
     model, full = planned
     trials = always_faster(monkeypatch)
-    found = trace(model, INPUTS, max_new_tokens=LENGTH)
+    full_trace = trace(model, INPUTS, max_new_tokens=LENGTH)
     texts = INPUTS * 6
-    layers = right_layers(found, 0) * 6
+    layers = right_layers(full_trace, 0) * 6
     policy = ExitPolicy(ForcedExits(layers), propagation="verify")
     out = generate(model, texts, policy, max_new_tokens=LENGTH, batch_size=3)
     assert out.token_ids == full * 6 and out.acceptance == 1.0
     assert np.concatenate([batch.indices for batch in trials[0].batches]).max() > len(INPUTS)
-    predicted = replay_drafts(found, trials[0].policies[0], max_new_tokens=LENGTH)
+    predicted = replay_drafts(full_trace, trials[0].policies[0], max_new_tokens=LENGTH)
     assert [drafts.kept for drafts in out.drafts] == predicted.kept.tolist() * 6
 
 

@@ -61,31 +61,31 @@ def logits_of(model, text, ids):
 
 
 def test_the_last_layer_is_the_models_own_output(model):
-    found = trace(model, INPUTS, REFERENCES, top_k=4)
+    traced = trace(model, INPUTS, REFERENCES, top_k=4)
     start = 0
     for text, reference in zip(INPUTS, REFERENCES, strict=True):
         ids = model.tokenizer(reference).input_ids
         expected = logits_of(model, text, ids).softmax(-1)
         top = expected.topk(4)
         rows = slice(start, start + len(ids))
-        assert np.allclose(found.top_probabilities[rows, -1], top.values.numpy(), atol=1e-6)
-        assert (found.top_ids[rows, -1, 0] == top.indices[:, 0].numpy()).all()
+        assert np.allclose(traced.top_probabilities[rows, -1], top.values.numpy(), atol=1e-6)
+        assert (traced.top_ids[rows, -1, 0] == top.indices[:, 0].numpy()).all()
         assert np.allclose(
-            found.token_probability[rows, -1],
+            traced.token_probability[rows, -1],
             expected.gather(-1, torch.tensor(ids)[:, None])[:, 0],
             atol=1e-6,
         )
-        assert (found.token_id[rows] == ids).all()
+        assert (traced.token_id[rows] == ids).all()
         start += len(ids)
-    assert start == len(found)
+    assert start == len(traced)
 
 
 def test_along_its_own_output_the_last_layer_predicts_what_was_emitted(model):
-    found = trace(model, INPUTS, max_new_tokens=12)
-    assert (found.final_id == found.token_id).all()
+    traced = trace(model, INPUTS, max_new_tokens=12)
+    assert (traced.final_id == traced.token_id).all()
     outputs = greedy(model, INPUTS, max_new_tokens=12)
-    assert [list(found.token_id[found.sequence == i]) for i in range(3)] == outputs
-    assert (found.final_rank[:, -1] == 1).all() and np.allclose(found.final_similarity[:, -1], 1)
+    assert [list(traced.token_id[traced.sequence == i]) for i in range(3)] == outputs
+    assert (traced.final_rank[:, -1] == 1).all() and np.allclose(traced.final_similarity[:, -1], 1)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
@@ -101,29 +101,29 @@ def test_padding_and_batch_size_change_no_number_beyond_rounding(model, batch_si
 
 
 def test_what_is_derived_follows_its_definition(t5, tmp_path):
-    found = trace(t5, INPUTS, REFERENCES, top_k=len(t5.tokenizer), states=tmp_path / "s.npy")
-    p, ids = found.top_probabilities.astype(np.float64), found.top_ids
+    traced = trace(t5, INPUTS, REFERENCES, top_k=len(t5.tokenizer), states=tmp_path / "s.npy")
+    p, ids = traced.top_probabilities.astype(np.float64), traced.top_ids
     assert np.allclose(p.sum(-1), 1, atol=1e-5)
-    assert np.allclose(found.margin, p[..., 0] - p[..., 1])
-    assert np.allclose(found.entropy, -(p * np.log(p)).sum(-1), atol=1e-4)
-    rank = (ids == found.final_id[:, None, None]).argmax(-1) + 1
-    assert (found.final_rank == rank).all()
+    assert np.allclose(traced.margin, p[..., 0] - p[..., 1])
+    assert np.allclose(traced.entropy, -(p * np.log(p)).sum(-1), atol=1e-4)
+    rank = (ids == traced.final_id[:, None, None]).argmax(-1) + 1
+    assert (traced.final_rank == rank).all()
     norm = t5.network.get_decoder().final_layer_norm
-    states = norm(torch.tensor(np.array(found.states)).double()).detach().numpy()
+    states = norm(torch.tensor(np.array(traced.states)).double()).detach().numpy()
 
     def cosine(a, b):
         return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
 
-    assert np.allclose(found.similarity[:, 1:], cosine(states[:, 1:], states[:, :-1]), atol=1e-5)
-    assert np.allclose(found.final_similarity, cosine(states, states[:, -1:]), atol=1e-5)
+    assert np.allclose(traced.similarity[:, 1:], cosine(states[:, 1:], states[:, :-1]), atol=1e-5)
+    assert np.allclose(traced.final_similarity, cosine(states, states[:, -1:]), atol=1e-5)
 
 
 def test_a_saved_trace_is_the_same_trace(t5, tmp_path):
-    found = trace(t5, INPUTS, states=tmp_path / "raw.npy", max_new_tokens=6)
-    again = load_trace(found.save(tmp_path / "t.safetensors"))
+    traced = trace(t5, INPUTS, states=tmp_path / "raw.npy", max_new_tokens=6)
+    again = load_trace(traced.save(tmp_path / "t.safetensors"))
     for name in (*ARRAYS, "sequence", "position", "token_id", "top_ids", "final_rank", "states"):
-        assert np.array_equal(getattr(again, name), getattr(found, name)), name
-    assert (again.along, again.model, again.layers) == (found.along, found.model, found.layers)
+        assert np.array_equal(getattr(again, name), getattr(traced, name)), name
+    assert (again.along, again.model, again.layers) == (traced.along, traced.model, traced.layers)
     assert not list(tmp_path.glob(".*"))
 
 
@@ -142,8 +142,8 @@ def test_settings_that_change_greedy_search_are_refused_and_references_do_not_ne
         assert len(trace(t5, INPUTS[:1], ["Rome"]))
     finally:
         settings.repetition_penalty = 1.0
-    found = trace(t5, INPUTS, max_new_tokens=10)
-    assert (found.final_id == found.token_id).all()
+    traced = trace(t5, INPUTS, max_new_tokens=10)
+    assert (traced.final_id == traced.token_id).all()
 
 
 def test_inputs_are_checked(t5, tmp_path):
@@ -223,32 +223,32 @@ def stored(t5, tmp_path_factory):
 
 
 def test_the_first_inputs_of_a_trace_are_a_trace(stored):
-    found, _ = stored
-    first = found.first(2)
-    assert set(first.sequence) == {0, 1} and first.source_tokens == found.source_tokens[:2]
-    assert np.array_equal(first.states, found.states[: len(first)]) and np.array_equal(
-        first.margin, found.margin[: len(first)]
+    traced, _ = stored
+    first = traced.first(2)
+    assert set(first.sequence) == {0, 1} and first.source_tokens == traced.source_tokens[:2]
+    assert np.array_equal(first.states, traced.states[: len(first)]) and np.array_equal(
+        first.margin, traced.margin[: len(first)]
     )
-    assert len(found.first(10)) == len(found)
+    assert len(traced.first(10)) == len(traced)
     assert (
         repr(first) == f'Trace("t5", along="greedy": {len(first)} tokens of 2 inputs, 4 layers, with states)'
     )
     with pytest.raises(MeeError, match="limit=0"):
-        found.first(0)
+        traced.first(0)
 
 
 def test_states_that_lie_in_their_place_are_not_written_again(stored):
-    found, path = stored
+    traced, path = stored
     written = states_path(path).stat()
-    found.save(path)
+    traced.save(path)
     assert states_path(path).stat().st_mtime_ns == written.st_mtime_ns and len(
         load_trace(path).states
-    ) == len(found)
+    ) == len(traced)
 
 
 def test_damaged_files_and_folders_are_one_clear_line(stored, tmp_path):
-    found, path = stored
-    found.save(path)
+    traced, path = stored
+    traced.save(path)
     copy = tmp_path / "t.safetensors"
     for cut, message in ((1000, "cut short or damaged"), (64, "cut short or damaged")):
         shutil.copy(path, copy)
@@ -265,7 +265,7 @@ def test_damaged_files_and_folders_are_one_clear_line(stored, tmp_path):
     with pytest.raises(MeeError, match="no trace, or damaged"):
         load_trace(copy)
     with pytest.raises(MeeError, match="is a folder: give a file"):
-        found.save(tmp_path)
+        traced.save(tmp_path)
     assert not states_path(tmp_path).exists()
 
 
@@ -288,22 +288,25 @@ def test_states_are_written_so_that_a_full_disk_is_an_error(t5):
 
 
 def test_what_cannot_be_replayed_is_one_clear_line(stored, t5):
-    found, _ = stored
+    traced, _ = stored
     pruned = ExitPolicy("softmax_margin", pruning="fixed", top_k=9)
     for call, message in (
-        (lambda: replay(found, "softmax_margin"), "policy='softmax_margin': give an ExitPolicy"),
+        (lambda: replay(traced, "softmax_margin"), "policy='softmax_margin': give an ExitPolicy"),
         (lambda: replay("t.safetensors", pruned), "trace='t.safetensors': give a Trace"),
-        (lambda: replay(found, ExitPolicy(), max_new_tokens=0), "max_new_tokens=0"),
-        (lambda: replay(found, pruned), "give the model of the trace too"),
+        (lambda: replay(traced, ExitPolicy(), max_new_tokens=0), "max_new_tokens=0"),
+        (lambda: replay(traced, pruned), "give the model of the trace too"),
         (
-            lambda: replay(replace(found, states=found.states[:, :, :5]), pruned, model=t5),
+            lambda: replay(replace(traced, states=traced.states[:, :, :5]), pruned, model=t5),
             "trace and model need",
         ),
-        (lambda: replay(replace(found, states=found.states[:-1]), pruned, model=t5), "trace and model need"),
-        (lambda: train_classifier("linear_classifier", found, t5, epochs=0), "epochs=0"),
-        (lambda: train_classifier("linear_classifier", found, t5, seed="a"), "seed='a'"),
         (
-            lambda: train_classifier("linear_classifier", replace(found, states=found.states[:, :2]), t5),
+            lambda: replay(replace(traced, states=traced.states[:-1]), pruned, model=t5),
+            "trace and model need",
+        ),
+        (lambda: train_classifier("linear_classifier", traced, t5, epochs=0), "epochs=0"),
+        (lambda: train_classifier("linear_classifier", traced, t5, seed="a"), "seed='a'"),
+        (
+            lambda: train_classifier("linear_classifier", replace(traced, states=traced.states[:, :2]), t5),
             "trace and model need",
         ),
     ):
@@ -352,11 +355,11 @@ def test_a_decoder_of_one_layer_has_no_classifier(tokenizer, tmp_path):
     from conftest import build_network
 
     flat = Model(build_network("t5-deep-decoder", len(tokenizer), layers=1), tokenizer, "flat")
-    found = trace(flat, INPUTS, states=tmp_path / "s.npy", max_new_tokens=2)
-    assert found.layers == 1
+    traced = trace(flat, INPUTS, states=tmp_path / "s.npy", max_new_tokens=2)
+    assert traced.layers == 1
     for kind in ("linear_classifier", "token_hash", "past_future", "lstm_classifier"):
         with pytest.raises(MeeError, match="flat has one layer"):
-            train_classifier(kind, found, flat)
+            train_classifier(kind, traced, flat)
 
 
 def change_in_place(model, folder):
@@ -407,19 +410,19 @@ def test_a_trace_of_other_weights_is_refused(tokenizer, tmp_path, change):
     model = load_model(tmp_path / "model", dtype="float64", name="mine")
     states = tmp_path / "t.states.npy"
     path = trace(model, INPUTS, states=states, max_new_tokens=4).save(tmp_path / "t.safetensors")
-    found = load_trace(path)
+    traced = load_trace(path)
     pruned = ExitPolicy("softmax_margin", min_layer=1, pruning="fixed", top_k=9)
-    train_classifier("linear_classifier", found, model, epochs=1)
-    before = replay(found, pruned, model=model)
+    train_classifier("linear_classifier", traced, model, epochs=1)
+    before = replay(traced, pruned, model=model)
     again = load_model(tmp_path / "model", dtype="float64", name="mine")
-    assert (replay(found, pruned, model=again) == before).all(), "the same weights loaded anew"
+    assert (replay(traced, pruned, model=again) == before).all(), "the same weights loaded anew"
     changed = change(model, tmp_path / "model")
     for call in (
-        lambda: train_classifier("linear_classifier", found, changed),
-        lambda: replay(found, pruned, model=changed),
-        lambda: replay(found, ExitPolicy(min_layer=1), model=changed),
-        lambda: replay_drafts(found, ExitPolicy(min_layer=1), model=changed),
-        lambda: StoredStates(found.first(2), changed),
+        lambda: train_classifier("linear_classifier", traced, changed),
+        lambda: replay(traced, pruned, model=changed),
+        lambda: replay(traced, ExitPolicy(min_layer=1), model=changed),
+        lambda: replay_drafts(traced, ExitPolicy(min_layer=1), model=changed),
+        lambda: StoredStates(traced.first(2), changed),
     ):
         with pytest.raises(MeeError, match='of other weights than "mine" has now: trace again') as caught:
             call()
@@ -438,14 +441,14 @@ def test_a_trace_is_of_the_model_that_is_named(stored, t5):
 def test_precision_does_not_make_a_trace_stale(tokenizer, tmp_path):
     """Weights are compared in single precision, as those of classifiers are."""
     model = build_lively("t5", tokenizer, dtype=torch.float32)
-    found = trace(model, INPUTS, states=tmp_path / "s.npy", max_new_tokens=4)
+    traced = trace(model, INPUTS, states=tmp_path / "s.npy", max_new_tokens=4)
     model.network.double()
-    assert len(replay(found, ExitPolicy(min_layer=1), model=model)) == len(found)
+    assert len(replay(traced, ExitPolicy(min_layer=1), model=model)) == len(traced)
 
 
 def test_one_token_of_one_input_is_a_trace(t5, tmp_path):
-    found = trace(t5, INPUTS[:1], max_new_tokens=1, states=tmp_path / "s.npy")
-    again = load_trace(found.save(tmp_path / "t.safetensors"))
+    traced = trace(t5, INPUTS[:1], max_new_tokens=1, states=tmp_path / "s.npy")
+    again = load_trace(traced.save(tmp_path / "t.safetensors"))
     assert len(again) == 1 and again.token_before.tolist() == [-1]
     assert [len(part) for part in again.by_output(again.position)] == [1]
     assert len(trace(t5, iter(INPUTS), iter(REFERENCES)).source_tokens) == 3
@@ -463,8 +466,8 @@ tokenizer = train_tokenizer(["the red house is near the river"] * 50, 200)
 model = Model(build_network("t5", 32128), tokenizer, "wide")
 ids = list(np.random.default_rng(0).integers(3, 32000, 100))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-found = trace(model, ["the red house"] * 40, outputs=[ids] * 40, states=sys.argv[1])
-assert len(found) == 4_000
+traced = trace(model, ["the red house"] * 40, outputs=[ids] * 40, states=sys.argv[1])
+assert len(traced) == 4_000
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 

@@ -36,35 +36,35 @@ def calm():
     return load_model(checkpoint_folder(load_profile("small"), "calm"), dtype="float64", name="calm")
 
 
-def learned(found, model):
+def learned(paths, model):
     """Weights, settings and learning curves (the files themselves order their metadata at random)."""
-    loaded = {job: load_classifier(path, model) for job, path in found.items()}
+    loaded = {job: load_classifier(path, model) for job, path in paths.items()}
     return {job: (one.key(), one.metadata) for job, one in loaded.items()}
 
 
 def test_every_job_of_a_profile_is_named_once():
     profile = load_profile("small")
-    found = train_exits.classifier_jobs(profile)
+    jobs = train_exits.classifier_jobs(profile)
     swept, survey = len(VARIANTS) + 2 * len(ABLATED), len(SURVEY_VARIANTS)
-    *several, distilled = found
-    assert len(found) == len(set(found)) == profile.classifiers.seeds * swept + survey + 1
+    *several, distilled = jobs
+    assert len(jobs) == len(set(jobs)) == profile.classifiers.seeds * swept + survey + 1
     assert distilled == Job("calm", "past_future", "distilled", 0) and survey == 5
     last = several[-survey:]
     assert {(job.model, job.target, job.seed) for job in last} == {("calm", "consistency", 0)}
     assert {job.variant for job in last} == set(SURVEY_VARIANTS)
-    assert len({job.path(profile) for job in found}) == len(found)
+    assert len({job.path(profile) for job in jobs}) == len(jobs)
     options = [VARIANTS[name].options(96) for name in ("wide_hidden", "lstm")]
     assert options == [{"hidden": 288}, {"hidden": 48}]
 
 
 def test_what_is_there_is_kept_and_what_is_missing_or_foreign_is_made(small, calm):
-    made = train_exits.train_classifiers(small)
-    first, times = learned(made, calm), {path: path.stat().st_mtime_ns for path in made.values()}
+    paths = train_exits.train_classifiers(small)
+    first, times = learned(paths, calm), {path: path.stat().st_mtime_ns for path in paths.values()}
     folder = next(iter(times)).parent
     assert set(folder.iterdir()) == set(times), "traces are gone"
     train_exits.train_classifiers(small)
     assert times == {path: path.stat().st_mtime_ns for path in folder.iterdir()}, "nothing was made again"
-    gone, broken, kept = made.values()
+    gone, broken, kept = paths.values()
     gone.unlink()
     broken.write_bytes(b"half")
     assert learned(train_exits.train_classifiers(small), calm) == first, "the same seeds learn the same"
@@ -76,11 +76,11 @@ def test_what_is_there_is_kept_and_what_is_missing_or_foreign_is_made(small, cal
 
 def test_shipped_ones_are_taken_unless_they_belong_to_something_else(small, calm, monkeypatch, tmp_path):
     monkeypatch.setattr(Job, "shipped", lambda job, profile: tmp_path / "shipped" / job.file)
-    made = train_exits.train_classifiers(small)
-    first = learned(made, calm)
+    paths = train_exits.train_classifiers(small)
+    first = learned(paths, calm)
     for job in train_exits.classifier_jobs(small):
         train_exits.copy_file(job.path(small), job.shipped(small))
-    for path in made.values():
+    for path in paths.values():
         path.unlink()
     monkeypatch.setattr(train_exits, "_train_all", lambda *_: pytest.fail("trained in spite of all"))
     assert learned(train_exits.train_classifiers(small), calm) == first
@@ -125,20 +125,20 @@ def test_an_interruption_keeps_what_was_finished(small, monkeypatch):
     monkeypatch.setattr(training, "train_classifier", failing)
     with pytest.raises(KeyboardInterrupt):
         train_exits.train_classifiers(small)
-    found = train_exits.train_classifiers(small)
-    assert len(calls) == 2 + 2 and all(path.exists() for path in found.values())
+    paths = train_exits.train_classifiers(small)
+    assert len(calls) == 2 + 2 and all(path.exists() for path in paths.values())
 
 
 def test_a_notebook_gets_them_by_name(small, calm, monkeypatch):
     experiment = Experiment(None, "small")
     experiment.profile = small
     models = {"calm": calm}
-    found = experiment.classifiers(models)
-    assert {key: len(trained) for key, trained in found.items()} == {
+    classifiers = experiment.classifiers(models)
+    assert {key: len(trained) for key, trained in classifiers.items()} == {
         ("calm", "linear", "consistency"): 2,
         ("calm", "low_rank_three", "correctness"): 1,
     }
-    one = found["calm", "low_rank_three", "correctness"][0]
+    one = classifiers["calm", "low_rank_three", "correctness"][0]
     assert (
         one.metadata["target"] == "correctness"
         and one.lookback == 2
@@ -150,4 +150,6 @@ def test_a_notebook_gets_them_by_name(small, calm, monkeypatch):
     assert not experiment.classifiers(models), "the survey's are only there for who asks for them"
     assert list(experiment.classifiers(models, survey=True)) == [("calm", "token_hash", "consistency")]
     path = Job("calm", "linear", "consistency", 0).path(small)
-    assert load_classifier(path, models["calm"]).key() == found["calm", "linear", "consistency"][0].key()
+    assert (
+        load_classifier(path, models["calm"]).key() == classifiers["calm", "linear", "consistency"][0].key()
+    )
