@@ -30,16 +30,22 @@ class Experiment:
 
     def __init__(self, notebook: str | None, profile: str | Profile, data: str | None = "", **parameters):
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile, data)
-        self.data, self.used = data, {}
+        self.data = data
+        self.used: dict[str, str] = {}  # name -> sha256
         self.layers = inputs.model_shape(self.profile)["num_decoder_layers"]
         self.backbones = list(self.profile.training.backbones)  # they do not need what they started from
-        there = lambda name: name in self.backbones or inputs.is_trained(self.profile, name)
-        self.model_names = list(filter(there, self.profile.training.models))
+        self.model_names = [
+            name
+            for name in self.profile.training.models
+            if name in self.backbones or inputs.is_trained(self.profile, name)
+        ]
         self._scratch: tempfile.TemporaryDirectory | None = None
         if notebook:
-            self.run = run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
-            self.used = run.inputs  # name -> sha256
-            self.save_table, self.save_figure, self.finish = run.save_table, run.save_figure, run.finish
+            self.run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
+            self.used = self.run.inputs
+            self.save_table = self.run.save_table
+            self.save_figure = self.run.save_figure
+            self.finish = self.run.finish
             use_style()
 
     @classmethod
@@ -86,8 +92,10 @@ class Experiment:
 
     def away(self, limit: int) -> dict[str, Task]:
         """At most `limit` examples of each corpus of another domain; none where the profile names none."""
-        source, corpora = self.profile.source, self.profile.away.items()
-        tasks = {name: load_task(of.task, source(name), "validation", limit) for name, of in corpora}
+        tasks = {
+            name: load_task(corpus.task, self.profile.source(name), "validation", limit)
+            for name, corpus in self.profile.away.items()
+        }
         self.used |= {f"corpus {name}": task.digest for name, task in tasks.items()}
         return tasks
 
@@ -104,27 +112,28 @@ class Experiment:
 
     def trace(self, model: str, task: str, limit: int | None = None, max_new_tokens=None) -> Trace:
         """The model's own output on the first held-out examples, traced with states; notebooks share it."""
-        found = stored_trace(self.profile, model, task, limit, max_new_tokens)
-        return found.first(limit) if limit else found
+        traced = stored_trace(self.profile, model, task, limit, max_new_tokens)
+        return traced.first(limit) if limit else traced
 
     def classifiers(self, models: dict[str, Model], seeds=(), survey: bool = False) -> dict[tuple, list]:
         """(model, variant, target) -> classifiers, one a seed; trains missing ones. The survey's if asked."""
-        found: dict = {}
+        groups: dict = {}
         for job, path in train_classifiers(self.profile, models, seeds).items():
             if job.variant in SURVEY_VARIANTS and not survey:
                 continue
             classifier = load_classifier(path, models[job.model])
-            found.setdefault((job.model, job.variant, job.target), []).append(classifier)
-        for key, trained in found.items():
+            groups.setdefault((job.model, job.variant, job.target), []).append(classifier)
+        for key, trained in groups.items():
             digest = hashlib.sha256("".join(c.key() for c in trained).encode()).hexdigest()
-            self.used |= {" ".join(("classifiers", *key)): digest}
-        return found
+            self.used[" ".join(("classifiers", *key))] = digest
+        return groups
 
     def long_documents(self, corpus: str, limit: int) -> dict[str, Task]:
         """Documents of a corpus ("synthetic", or a folder inside DATA) in both layouts: layout -> `Task`."""
-        folder, source = self.scratch("long_documents"), corpus
+        folder = self.scratch("long_documents")
         folder.mkdir(exist_ok=True)
-        if corpus != "synthetic" and not Path(source := str(Path(self.data or "DATA") / corpus)).exists():
+        source = corpus if corpus == "synthetic" else str(Path(self.data or "DATA") / corpus)
+        if corpus != "synthetic" and not Path(source).exists():
             wanted = 'give DATA=path/to/corpora that holds it, or long_corpus="synthetic"'
             raise MeeError(f'DATA holds no folder "{corpus}": {wanted}.')
         tasks = long_tasks(source, limit, folder)

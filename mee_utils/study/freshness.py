@@ -190,14 +190,14 @@ def result_changes(profile: Profile, name: str) -> list[str] | None:
     executed = _executed_notebook(folder)
     if not manifest.exists() or (executed and not executed.exists()):
         return None
-    made = read_json(manifest)
-    differing = [file for file, digest in made["files"].items() if file_digest(folder / file) != digest]
-    then = made.get("code", {})
+    recorded = read_json(manifest)
+    differing = [file for file, digest in recorded["files"].items() if file_digest(folder / file) != digest]
+    then = recorded.get("code", {})
     now = code_digests(path for path in map(PACKAGE.joinpath, then) if path.exists())
     differing += [f"mee_utils/{file}" for file in then if now.get(file) != then[file]]
     inputs = _inputs_now(profile)
     kinds = ("model", "results", *profile.training.models)
-    for key, digest in made["inputs"].items():
+    for key, digest in recorded["inputs"].items():
         if key.split()[0] in kinds and inputs.get(key, "") != digest:
             differing.append(key)
     if executed:

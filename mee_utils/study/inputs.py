@@ -82,25 +82,41 @@ def extra_corpora(profile: Profile, name: str) -> list[str]:
 
 def check_recipe(profile: Profile, name: str) -> None:
     """Refuses a trained model that is not what the profile and the data now ask for."""
-    found, settings = manifest(profile, name), profile.training
+    recorded = manifest(profile, name)
+    changed = [key for key, value in _wanted(profile, name).items() if recorded.get(key) != value]
+    if not isinstance(profile.training.recipe(name), Checkpoint):
+        for task in [*profile.corpora, *extra_corpora(profile, name)]:
+            if not _is_training_data(Path(profile.source(task)), recorded["data"].get(task)):
+                changed.append(f"training data of {task}")
+    if changed:
+        folder = checkpoint_folder(profile, name)
+        differing = " and ".join(changed)
+        raise MeeError(f"{folder} was trained with another {differing}: delete it, or rename the profile.")
+
+
+def _wanted(profile: Profile, name: str) -> dict:
+    """What the manifest of a model must say for it to be the one that a profile asks for."""
+    settings = profile.training
     recipe = settings.recipe(name)
     wanted = {"recipe": recipe.model_dump(), "seed": settings.seed}
     if settings.shape:
         wanted["shape"] = settings.shape.model_dump()
+    start = settings.start(name)
     if isinstance(recipe, Checkpoint):
         wanted["weights"] = ready_digest(profile, name)
-    elif (start := settings.start(name)) and is_trained(profile, start):
+    elif start and is_trained(profile, start):
         ready = isinstance(settings.recipe(start), Checkpoint)
-        wanted["base"] = (ready_digest if ready else weights_digest)(profile, start)
-    changed = [key for key, value in wanted.items() if found.get(key) != value]
-    for task in [] if isinstance(recipe, Checkpoint) else [*profile.corpora, *extra_corpora(profile, name)]:
-        source, seen = Path(profile.source(task)), found["data"].get(task)
-        local = str(source) != "synthetic" and source.exists()
-        if seen is None or (local and local_files(source, "train")[1] != seen["sha256"]):
-            changed.append(f"training data of {task}")
-    if changed:
-        folder, other = checkpoint_folder(profile, name), " and ".join(changed)
-        raise MeeError(f"{folder} was trained with another {other}: delete it, or rename the profile.")
+        wanted["base"] = ready_digest(profile, start) if ready else weights_digest(profile, start)
+    return wanted
+
+
+def _is_training_data(source: Path, recorded: dict | None) -> bool:
+    """Whether a corpus is what a manifest says a model was trained on; of other than local ones its name."""
+    if recorded is None:
+        return False
+    if str(source) == "synthetic" or not source.exists():
+        return True
+    return local_files(source, "train")[1] == recorded["sha256"]
 
 
 def from_source(profile: Profile, name: str, load: Callable):
@@ -121,8 +137,11 @@ def load_profile_model(profile: Profile, name: str, dtype: str | None = None) ->
     measured = manifest(profile, name) if is_trained(profile, name) else {}
     if measured and measured["shape"]["d_model"] < NARROW:
         torch.set_num_threads(1)
-    options = dict(dtype=dtype or profile.dtype, device=profile.device, name=name)
-    model = from_source(profile, name, lambda source, commit: load_model(source, commit, **options))
+
+    def load(source: str, commit: str | None) -> Model:
+        return load_model(source, commit, dtype=dtype or profile.dtype, device=profile.device, name=name)
+
+    model = from_source(profile, name, load)
     return replace(model, min_exit_layer=measured.get("min_exit_layer", model.min_exit_layer))
 
 

@@ -231,7 +231,8 @@ def read_measured(profile: str, only: str | None = None) -> Measured:
         model = MAIN_MODEL if is_survey else model
         if only not in (None, model):
             continue
-        for part, rule, threshold, rows in _settings_of(read_measurements(profile, name)):
+        table = pd.read_parquet(_stored(profile, MEASURED, f"{name}.parquet"))
+        for part, rule, threshold, rows in _settings_of(table):
             if not (is_survey and rule == "full_depth"):  # the model's own table has it already
                 labels.append((part, task, model, rule, threshold))
                 examples.append(rows)
