@@ -106,7 +106,8 @@ def counted_and_profiled(model, text, policy, max_new_tokens):
         with FlopCounterMode(display=False) as counter:
             row = decode_batch(decoder, dict(encoded), policy, max_new_tokens, np.array([0]))[0]
     source, sizes = [encoded.input_ids.shape[1]], DecoderSizes.of(model.network.config)
-    layers, rows, positions = row.work
-    counted = policy.flops(sizes, [layers], [rows], source, [positions])
+    executed = row.executed
+    positions = None if row.drafts is None else [executed.positions]
+    counted = policy.flops(sizes, [executed.exit_layers], [executed.readout_rows], source, positions)
     profiled = counter.get_total_flops() - encoding.get_total_flops()
     return row, {part: flops[0] for part, flops in counted.items()}, profiled

@@ -78,14 +78,14 @@ def test_cached_exits_are_what_an_uncached_pass_gives(lively, seed, batch_size, 
 
 
 POLICIES = {
-    "margin": dict(measure="softmax_margin", min_layer=2),
-    "probability, decaying": dict(measure="max_probability", decay=4.0),
-    "similarity": dict(measure="hidden_similarity"),
-    "similarity, parallel": dict(measure="hidden_similarity", propagation="parallel"),
-    "rising": dict(measure="rising_top1"),
-    "static": dict(measure="static", min_layer=2),
-    "oracle": dict(measure="oracle"),
-    "oracle, parallel": dict(measure="oracle", propagation="parallel"),
+    "margin": {"measure": "softmax_margin", "min_layer": 2},
+    "probability, decaying": {"measure": "max_probability", "decay": 4.0},
+    "similarity": {"measure": "hidden_similarity"},
+    "similarity, parallel": {"measure": "hidden_similarity", "propagation": "parallel"},
+    "rising": {"measure": "rising_top1"},
+    "static": {"measure": "static", "min_layer": 2},
+    "oracle": {"measure": "oracle"},
+    "oracle, parallel": {"measure": "oracle", "propagation": "parallel"},
 }
 
 
@@ -357,36 +357,36 @@ def test_states_that_are_not_finite_are_reported(tokenizer, where, policy):
 
 def test_mistakes_are_one_clear_line(lively, tokenizer, tmp_path):
     for arguments, message in (
-        (dict(inputs=[]), "no inputs"),
-        (dict(inputs=["a", " "]), "Input 1 is ' '"),
-        (dict(model="mini"), "give what load_model returns"),
-        (dict(model=None), "give what load_model returns"),
-        (dict(inputs=["a", "b\ud800"]), "Input 1 is no valid Unicode at character 1"),
-        (dict(inputs=["word " * 100_000]), "more than 16384: shorten it"),
-        (dict(encodings={}), "give an EncoderCache"),
-        (dict(max_new_tokens=0), "max_new_tokens=0"),
-        (dict(batch_size=2.5), "batch_size=2.5"),
-        (dict(max_source_tokens=4), "more than 4: shorten it, or raise max_source_tokens"),
-        (dict(max_source_tokens="5"), "max_source_tokens='5'"),
-        (dict(max_source_tokens=0), "max_source_tokens=0"),
-        (dict(inputs=None), "inputs=None"),
-        (dict(inputs=5), "inputs=5: give a list of texts"),
-        (dict(inputs={"a": 1}), "give a list of texts"),
-        (dict(inputs={"a", "b"}), "give a list of texts"),
-        (dict(inputs=b"ab"), "give a list of texts"),
-        (dict(inputs=np.array("a")), "give a list of texts"),
-        (dict(inputs=iter([])), "no inputs"),
-        (dict(inputs=[np.zeros((9, 9))]), "Input 0 is array"),
-        (dict(model=lively.network), "model=.*ForConditionalGeneration.*: give what load_model returns"),
-        (dict(policy=lively.network), "give ExitPolicy"),
-        (dict(encodings=lively.network), "give an EncoderCache"),
-        (dict(batch_size=lively.network), "batch_size=.*give a whole number"),
-        (dict(policy="softmax_margin"), "give ExitPolicy"),
-        (dict(policy=ForcedExits([[1]])), "give ExitPolicy"),
-        (dict(policy=ExitPolicy(ForcedExits([[1]]))), "lists for 1 inputs"),
-        (dict(policy=ExitPolicy(exit_layers=[4])), "leaves nothing to decide"),
-        (dict(policy=ExitPolicy(min_layer=5)), "names layer 5, but the decoder has 4"),
-        (dict(policy=ExitPolicy(exit_layers=[2, 9])), "names layer 9"),
+        ({"inputs": []}, "no inputs"),
+        ({"inputs": ["a", " "]}, "Input 1 is ' '"),
+        ({"model": "mini"}, "give what load_model returns"),
+        ({"model": None}, "give what load_model returns"),
+        ({"inputs": ["a", "b\ud800"]}, "Input 1 is no valid Unicode at character 1"),
+        ({"inputs": ["word " * 100_000]}, "more than 16384: shorten it"),
+        ({"encodings": {}}, "give an EncoderCache"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"max_source_tokens": 4}, "more than 4: shorten it, or raise max_source_tokens"),
+        ({"max_source_tokens": "5"}, "max_source_tokens='5'"),
+        ({"max_source_tokens": 0}, "max_source_tokens=0"),
+        ({"inputs": None}, "inputs=None"),
+        ({"inputs": 5}, "inputs=5: give a list of texts"),
+        ({"inputs": {"a": 1}}, "give a list of texts"),
+        ({"inputs": {"a", "b"}}, "give a list of texts"),
+        ({"inputs": b"ab"}, "give a list of texts"),
+        ({"inputs": np.array("a")}, "give a list of texts"),
+        ({"inputs": iter([])}, "no inputs"),
+        ({"inputs": [np.zeros((9, 9))]}, "Input 0 is array"),
+        ({"model": lively.network}, "model=.*ForConditionalGeneration.*: give what load_model returns"),
+        ({"policy": lively.network}, "give ExitPolicy"),
+        ({"encodings": lively.network}, "give an EncoderCache"),
+        ({"batch_size": lively.network}, "batch_size=.*give a whole number"),
+        ({"policy": "softmax_margin"}, "give ExitPolicy"),
+        ({"policy": ForcedExits([[1]])}, "give ExitPolicy"),
+        ({"policy": ExitPolicy(ForcedExits([[1]]))}, "lists for 1 inputs"),
+        ({"policy": ExitPolicy(exit_layers=[4])}, "leaves nothing to decide"),
+        ({"policy": ExitPolicy(min_layer=5)}, "names layer 5, but the decoder has 4"),
+        ({"policy": ExitPolicy(exit_layers=[2, 9])}, "names layer 9"),
     ):
         with pytest.raises(MeeError, match=message) as caught:
             generate(**{"model": lively, "inputs": INPUTS, "policy": None} | arguments)
@@ -397,7 +397,7 @@ def test_a_tokenizer_that_knows_its_models_length_is_obeyed(tokenizer):
     model = build_lively("t5", tokenizer)
     limited = Model(model.network, copy.deepcopy(tokenizer), "limited")
     limited.tokenizer.model_max_length = 6
-    with pytest.raises(MeeError, match="Input 0 has .* tokens, more than 6"):
+    with pytest.raises(MeeError, match=r"Input 0 has .* tokens, more than 6"):
         generate(limited, INPUTS, max_new_tokens=2)
     assert generate(limited, INPUTS, max_new_tokens=2, max_source_tokens=100).tokens
 
@@ -409,7 +409,7 @@ def test_float16_is_refused(tokenizer):
 
 
 def test_encoder_states_are_kept_for_their_inputs_and_refused_for_another_model(lively, tokenizer):
-    cache, options = EncoderCache(), dict(max_new_tokens=LENGTH, batch_size=3)
+    cache, options = EncoderCache(), {"max_new_tokens": LENGTH, "batch_size": 3}
     for inputs in (INPUTS, INPUTS[::-1], INPUTS, INPUTS[1:4]):
         found = generate(lively, inputs, encodings=cache, **options)
         assert found.token_ids == generate(lively, inputs, **options).token_ids
@@ -484,10 +484,15 @@ def test_a_policy_that_names_no_layer_begins_where_the_model_is_safe(lively):
 @pytest.mark.parametrize(
     "options",
     [
-        dict(measure="hidden_similarity", propagation="parallel"),
-        dict(pruning="fixed", top_k=20, threshold=0.2),
-        dict(contrast="weighted", threshold=0.2),
-        dict(measure="max_probability", threshold="adaptive", propagation="parallel", exit_layers=[2]),
+        {"measure": "hidden_similarity", "propagation": "parallel"},
+        {"pruning": "fixed", "top_k": 20, "threshold": 0.2},
+        {"contrast": "weighted", "threshold": 0.2},
+        {
+            "measure": "max_probability",
+            "threshold": "adaptive",
+            "propagation": "parallel",
+            "exit_layers": [2],
+        },
     ],
 )
 @pytest.mark.parametrize("where", ["shared.weight", "decoder.final_layer_norm.weight"])
@@ -538,14 +543,17 @@ def stored_with(checkpoint, tmp_path, config, generation=None):
 
 
 IDS = [
-    (dict(decoder_start_token_id=5, eos_token_id=7), None),
-    (dict(decoder_start_token_id=5), dict(decoder_start_token_id=9, eos_token_id=[1, 30], pad_token_id=0)),
+    ({"decoder_start_token_id": 5, "eos_token_id": 7}, None),
     (
-        dict(decoder_start_token_id=None),
-        dict(decoder_start_token_id=5, eos_token_id=[1], _from_model_config=True),
+        {"decoder_start_token_id": 5},
+        {"decoder_start_token_id": 9, "eos_token_id": [1, 30], "pad_token_id": 0},
     ),
-    (dict(decoder_start_token_id=None, bos_token_id=5), None),
-    (dict(pad_token_id=None), dict(decoder_start_token_id=5, eos_token_id=1)),
+    (
+        {"decoder_start_token_id": None},
+        {"decoder_start_token_id": 5, "eos_token_id": [1], "_from_model_config": True},
+    ),
+    ({"decoder_start_token_id": None, "bos_token_id": 5}, None),
+    ({"pad_token_id": None}, {"decoder_start_token_id": 5, "eos_token_id": 1}),
 ]
 
 
@@ -575,14 +583,14 @@ def test_outputs_begin_and_end_with_the_ids_that_transformers_takes(checkpoint, 
 
 def test_ids_that_no_file_names_come_from_the_other_one_or_from_the_padding(checkpoint, tmp_path):
     model = stored_with(
-        checkpoint, tmp_path, dict(decoder_start_token_id=None, eos_token_id=7), {"max_length": 9}
+        checkpoint, tmp_path, {"decoder_start_token_id": None, "eos_token_id": 7}, {"max_length": 9}
     )
     assert start_and_end_ids(model.network) == (model.network.config.pad_token_id, {7})
     model.network.config.eos_token_id = None
     assert start_and_end_ids(model.network) == (0, frozenset())
     assert all(len(ids) == LENGTH for ids in generate(model, INPUTS, max_new_tokens=LENGTH).token_ids)
     model.network.config.pad_token_id = None
-    with pytest.raises(MeeError, match="no decoder_start_token_id and no pad_token_id: set model.network"):
+    with pytest.raises(MeeError, match="no decoder_start_token_id and no pad_token_id: set model"):
         generate(model, INPUTS)
 
 
@@ -600,38 +608,38 @@ def test_ids_that_the_model_does_not_have_are_one_line(t5, name, value, propagat
         assert "\n" not in str(caught.value)
 
 
-SETTINGS = dict(
-    forced_bos_token_id=5,
-    forced_eos_token_id=1,
-    no_repeat_ngram_size=2,
-    encoder_no_repeat_ngram_size=1,
-    repetition_penalty=1.5,
-    encoder_repetition_penalty=0.5,
-    min_length=5,
-    min_new_tokens=3,
-    suppress_tokens=[7],
-    begin_suppress_tokens=[7],
-    bad_words_ids=[[7]],
-    sequence_bias={(7,): -10.0},
-    exponential_decay_length_penalty=(2, 1.5),
-    guidance_scale=2.0,
-    max_time=1.0,
-    stop_strings=["house"],
-)
-NEUTRAL = dict(
-    repetition_penalty=1.0,
-    encoder_repetition_penalty=1.0,
-    no_repeat_ngram_size=0,
-    min_length=0,
-    min_new_tokens=0,
-    max_length=20,
-    do_sample=True,
-    num_beams=4,
-    length_penalty=2.0,
-    early_stopping=True,
-    temperature=0.5,
-    renormalize_logits=True,
-)
+SETTINGS = {
+    "forced_bos_token_id": 5,
+    "forced_eos_token_id": 1,
+    "no_repeat_ngram_size": 2,
+    "encoder_no_repeat_ngram_size": 1,
+    "repetition_penalty": 1.5,
+    "encoder_repetition_penalty": 0.5,
+    "min_length": 5,
+    "min_new_tokens": 3,
+    "suppress_tokens": [7],
+    "begin_suppress_tokens": [7],
+    "bad_words_ids": [[7]],
+    "sequence_bias": {(7,): -10.0},
+    "exponential_decay_length_penalty": (2, 1.5),
+    "guidance_scale": 2.0,
+    "max_time": 1.0,
+    "stop_strings": ["house"],
+}
+NEUTRAL = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "max_length": 20,
+    "do_sample": True,
+    "num_beams": 4,
+    "length_penalty": 2.0,
+    "early_stopping": True,
+    "temperature": 0.5,
+    "renormalize_logits": True,
+}
 
 
 @pytest.mark.parametrize("name", SETTINGS)

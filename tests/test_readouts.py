@@ -76,7 +76,7 @@ def kept_ids(first, layers, **options):
 
 
 def test_sizes_shrink_as_the_paper_says():
-    decaying = dict(pruning="decaying", top_k=400, least_k=50)
+    decaying = {"pruning": "decaying", "top_k": 400, "least_k": 50}
     fixed = kept_ids(4, 12, pruning="fixed", top_k=50)
     assert fixed == {4: 1000} | dict.fromkeys(range(5, 13), 50)
     found, k = kept_ids(4, 12, **decaying), 400
@@ -118,7 +118,9 @@ def recomputed(states, policy, head, layers, first):
     vocabulary, confidence = len(head), None
     sizes = policy.bind(layers, vocabulary).readout.sizes
     full = {layer: head @ state for layer, state in states.items()}
-    kept, ordered, found = np.arange(vocabulary), np.argsort(-full[first], kind="stable"), {}
+    kept = np.arange(vocabulary)
+    ordered = np.argsort(-full[first], kind="stable")
+    found = {}
     for layer in range(first, max(states) + 1):
         if layer > first and policy.pruning == "adaptive":
             kept = ordered[: max(1, int(vocabulary * (1 - 0.9 * confidence)))]
@@ -147,17 +149,17 @@ def recomputed(states, policy, head, layers, first):
 
 
 OPTIONS = [
-    dict(pruning="fixed", top_k=20),
-    dict(pruning="decaying", top_k=60, least_k=8),
-    dict(pruning="fixed", top_k=500),
-    dict(pruning="decaying", top_k=60, least_k=8, pruning_form="closed"),
-    dict(pruning="adaptive"),
-    dict(contrast="weighted"),
-    dict(contrast="jsd"),
-    dict(contrast="weighted", contrast_token=True, contrast_alpha=0.3),
-    dict(pruning="fixed", top_k=20, contrast="jsd", contrast_token=True),
-    dict(pruning="adaptive", contrast="weighted"),
-    dict(pruning="decaying", top_k=60, least_k=8, contrast="weighted"),
+    {"pruning": "fixed", "top_k": 20},
+    {"pruning": "decaying", "top_k": 60, "least_k": 8},
+    {"pruning": "fixed", "top_k": 500},
+    {"pruning": "decaying", "top_k": 60, "least_k": 8, "pruning_form": "closed"},
+    {"pruning": "adaptive"},
+    {"contrast": "weighted"},
+    {"contrast": "jsd"},
+    {"contrast": "weighted", "contrast_token": True, "contrast_alpha": 0.3},
+    {"pruning": "fixed", "top_k": 20, "contrast": "jsd", "contrast_token": True},
+    {"pruning": "adaptive", "contrast": "weighted"},
+    {"pruning": "decaying", "top_k": 60, "least_k": 8, "contrast": "weighted"},
 ]
 
 
@@ -172,8 +174,15 @@ def eight(request, tokenizer):
 
 def level(model, rule, options, share):
     """A threshold that this share of the confidences do not exceed, half-way between two of them."""
-    confidence, seen = rule.confidence, []
-    rule.confidence = lambda now: (seen.append(on_host(confidence(now))), confidence(now))[1]
+    confidence = rule.confidence
+    seen = []
+
+    def noted(state):
+        values = confidence(state)
+        seen.append(on_host(values))
+        return values
+
+    rule.confidence = noted
     generate(
         model,
         INPUTS,
@@ -182,8 +191,8 @@ def level(model, rule, options, share):
         batch_size=len(INPUTS),
     )
     values = np.unique(np.concatenate(seen))
-    place = int(share * len(values))
-    return float(values[place : place + 2].mean())
+    index = int(share * len(values))
+    return float(values[index : index + 2].mean())
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=named)
@@ -225,7 +234,7 @@ def test_a_row_gets_what_it_gets_alone(eight, options):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(pruning="fixed", top_k=10**6), dict(pruning="decaying", top_k=10**6, least_k=10**6)],
+    [{"pruning": "fixed", "top_k": 10**6}, {"pruning": "decaying", "top_k": 10**6, "least_k": 10**6}],
     ids=named,
 )
 @pytest.mark.parametrize("measure", ["softmax_margin", "rising_top1"])
@@ -265,8 +274,8 @@ def test_a_pruned_readout_costs_in_proportion_to_what_it_keeps(eight):
         )
         for options in (
             {},
-            dict(pruning="fixed", top_k=vocabulary // 2),
-            dict(pruning="fixed", top_k=vocabulary // 20),
+            {"pruning": "fixed", "top_k": vocabulary // 2},
+            {"pruning": "fixed", "top_k": vocabulary // 20},
         )
     )
     for out, later in ((full, vocabulary), (half, vocabulary // 2), (few, vocabulary // 20)):
@@ -276,31 +285,31 @@ def test_a_pruned_readout_costs_in_proportion_to_what_it_keeps(eight):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(pruning="fxed", top_k=5), 'did you mean "fixed"'),
-        (dict(pruning="fixed"), "needs a whole number of ids"),
-        (dict(pruning="fixed", top_k=0), "needs a whole number of ids"),
-        (dict(top_k=5), "means nothing without pruning"),
-        (dict(pruning="adaptive", least_k=5), "means nothing without pruning"),
-        (dict(pruning="decaying", top_k=5, least_k=9), "ids can only become fewer"),
-        (dict(pruning="fixed", top_k=5, pruning_form="closed"), 'belongs to pruning="decaying"'),
-        (dict(contrast="jds"), 'did you mean "jsd"'),
-        (dict(contrast="jsd", contrast_alpha=0.0), "above 0 and up to 1"),
-        (dict(contrast_token=True), "need contrast="),
+        ({"pruning": "fxed", "top_k": 5}, 'did you mean "fixed"'),
+        ({"pruning": "fixed"}, "needs a whole number of ids"),
+        ({"pruning": "fixed", "top_k": 0}, "needs a whole number of ids"),
+        ({"top_k": 5}, "means nothing without pruning"),
+        ({"pruning": "adaptive", "least_k": 5}, "means nothing without pruning"),
+        ({"pruning": "decaying", "top_k": 5, "least_k": 9}, "ids can only become fewer"),
+        ({"pruning": "fixed", "top_k": 5, "pruning_form": "closed"}, 'belongs to pruning="decaying"'),
+        ({"contrast": "jds"}, 'did you mean "jsd"'),
+        ({"contrast": "jsd", "contrast_alpha": 0.0}, "above 0 and up to 1"),
+        ({"contrast_token": True}, "need contrast="),
         (
-            dict(measure="hidden_similarity", pruning="adaptive"),
+            {"measure": "hidden_similarity", "pruning": "adaptive"},
             "needs a measure that looks at probabilities",
         ),
-        (dict(measure="static", contrast="weighted"), "needs a measure that looks at probabilities"),
-        (dict(measure="oracle", contrast="weighted"), "needs a measure that looks at probabilities"),
-        (dict(measure="rising_top1", contrast="weighted"), "contradict each other"),
+        ({"measure": "static", "contrast": "weighted"}, "needs a measure that looks at probabilities"),
+        ({"measure": "oracle", "contrast": "weighted"}, "needs a measure that looks at probabilities"),
+        ({"measure": "rising_top1", "contrast": "weighted"}, "contradict each other"),
         (
-            dict(
-                threshold="adaptive",
-                measure="max_probability",
-                exit_layers=[2],
-                propagation="parallel",
-                pruning="adaptive",
-            ),
+            {
+                "threshold": "adaptive",
+                "measure": "max_probability",
+                "exit_layers": [2],
+                "propagation": "parallel",
+                "pruning": "adaptive",
+            },
             "contradict each other",
         ),
     ],
@@ -351,7 +360,7 @@ class Alternating(MaxProbability):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, *OPTIONS, dict(propagation="parallel"), dict(propagation="verify", max_draft=3)],
+    [{}, *OPTIONS, {"propagation": "parallel"}, {"propagation": "verify", "max_draft": 3}],
     ids=named,
 )
 def test_a_measure_may_look_at_the_token_before_wherever_it_decides(eight, options, tmp_path):
@@ -392,7 +401,7 @@ def test_what_is_kept_is_what_ranks_high_enough(eight, tmp_path):
         assert (replayed.kept[:, layer - 1] == (found.final_rank[:, 2] <= 5)).all()
     many, shrinking = (
         replay_policy(found, ExitPolicy("softmax_margin", min_layer=3, top_k=500, **given), eight).kept[:, 3:]
-        for given in (dict(pruning="fixed"), dict(pruning="decaying", least_k=2))
+        for given in ({"pruning": "fixed"}, {"pruning": "decaying", "least_k": 2})
     )
     assert (np.diff(shrinking.astype(int), axis=1) <= 0).all() and not (shrinking & ~many).any()
     assert shrinking.sum() < many.sum()

@@ -33,20 +33,25 @@ def classifier(kind, seed=0):
 
 
 POLICIES = {
-    "margin": dict(measure="softmax_margin", max_draft=3),
-    "probability, decaying": dict(measure="max_probability", decay=4.0, max_draft=1),
-    "similarity": dict(measure="hidden_similarity", max_draft=4),
-    "rising": dict(measure="rising_top1"),
-    "own class": dict(measure=Entropy(), exit_layers=[1, 3]),
-    "all at layer 1": dict(measure="static", min_layer=1),
-    "all at layer 3": dict(measure="static", min_layer=3, max_draft=2),
-    "none": dict(measure="static", min_layer=4),
-    "pruned": dict(measure="max_probability", pruning="fixed", top_k=20),
-    "pruned by confidence": dict(measure="softmax_margin", pruning="adaptive", max_draft=5),
-    "contrasted": dict(measure="softmax_margin", contrast="weighted", contrast_token=True, min_layer=2),
-    "classifier": dict(measure=classifier("hidden_classifier"), max_draft=6),
-    "three layers": dict(measure=classifier("three_hidden_classifier")),
-    "recurrent": dict(measure=classifier("lstm_classifier")),
+    "margin": {"measure": "softmax_margin", "max_draft": 3},
+    "probability, decaying": {"measure": "max_probability", "decay": 4.0, "max_draft": 1},
+    "similarity": {"measure": "hidden_similarity", "max_draft": 4},
+    "rising": {"measure": "rising_top1"},
+    "own class": {"measure": Entropy(), "exit_layers": [1, 3]},
+    "all at layer 1": {"measure": "static", "min_layer": 1},
+    "all at layer 3": {"measure": "static", "min_layer": 3, "max_draft": 2},
+    "none": {"measure": "static", "min_layer": 4},
+    "pruned": {"measure": "max_probability", "pruning": "fixed", "top_k": 20},
+    "pruned by confidence": {"measure": "softmax_margin", "pruning": "adaptive", "max_draft": 5},
+    "contrasted": {
+        "measure": "softmax_margin",
+        "contrast": "weighted",
+        "contrast_token": True,
+        "min_layer": 2,
+    },
+    "classifier": {"measure": classifier("hidden_classifier"), "max_draft": 6},
+    "three layers": {"measure": classifier("three_hidden_classifier")},
+    "recurrent": {"measure": classifier("lstm_classifier")},
 }
 
 
@@ -151,7 +156,7 @@ def test_any_exits_at_all_give_full_depth(traced, batch_size, seed, monkeypatch)
     monkeypatch.setattr(layerwise, "PIECE", 2)  # the cache grows
     monkeypatch.setattr(verify, "VERIFY_AT", (0.1, 0.5, 1.0)[seed])  # rows that wait for each other or do not
     layers = np.random.default_rng(seed).integers(1, model.layers + 1, size=(len(INPUTS), LENGTH))
-    options = dict(max_new_tokens=LENGTH, batch_size=batch_size)
+    options = {"max_new_tokens": LENGTH, "batch_size": batch_size}
     assert generate(model, INPUTS, forced(layers, max_draft=4), **options).token_ids == full.token_ids
     one = generate(model, INPUTS, forced(layers), batch_size=batch_size, max_new_tokens=1)
     assert one.token_ids == [ids[:1] for ids in full.token_ids]
@@ -223,7 +228,7 @@ def test_no_token_differs_whatever_the_rule_the_threshold_and_the_batch(family, 
         for batch_size, count in ((1, 3), (4, 9), (32, 33)):
             level, many = float(draw.random() ** 3), int(draw.integers(1, 9))
             policy = ExitPolicy(**POLICIES[name] | {"max_draft": many}, threshold=level, propagation="verify")
-            options = dict(max_new_tokens=LENGTH, batch_size=batch_size)
+            options = {"max_new_tokens": LENGTH, "batch_size": batch_size}
             out = generate(model, inputs[:count], policy, **options)
             assert out.token_ids == full[:count], (policy, batch_size)
 
@@ -243,14 +248,17 @@ def test_thresholds_are_swept_without_reading_the_trace_again(tokenizer):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(propagation="verify", max_draft=0), "max_draft=0: give a whole number of tokens from 1 on"),
-        (dict(propagation="verify", max_draft=2.5), "max_draft=2.5: give a whole number"),
-        (dict(propagation="verify", max_draft=True), "max_draft=True: give a whole number"),
-        (dict(max_draft=4), 'means nothing without propagation="verify"'),
-        (dict(propagation="parallel", max_draft=4), 'means nothing without propagation="verify"'),
-        (dict(measure="oracle", propagation="verify"), "runs all layers to decide and cannot draft"),
-        (dict(threshold="adaptive", propagation="verify", exit_layers=[2]), 'needs propagation="parallel"'),
-        (dict(propagation="verified"), 'did you mean "verify"'),
+        ({"propagation": "verify", "max_draft": 0}, "max_draft=0: give a whole number of tokens from 1 on"),
+        ({"propagation": "verify", "max_draft": 2.5}, "max_draft=2.5: give a whole number"),
+        ({"propagation": "verify", "max_draft": True}, "max_draft=True: give a whole number"),
+        ({"max_draft": 4}, 'means nothing without propagation="verify"'),
+        ({"propagation": "parallel", "max_draft": 4}, 'means nothing without propagation="verify"'),
+        ({"measure": "oracle", "propagation": "verify"}, "runs all layers to decide and cannot draft"),
+        (
+            {"threshold": "adaptive", "propagation": "verify", "exit_layers": [2]},
+            'needs propagation="parallel"',
+        ),
+        ({"propagation": "verified"}, 'did you mean "verify"'),
     ],
 )
 def test_mistakes_in_a_policy_are_one_line(options, message):

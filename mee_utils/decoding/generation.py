@@ -36,17 +36,18 @@ from .verify import DraftDecoder
 class Generation:
     """What `generate` returns; lists and arrays are in the order of the inputs.
 
-    Where FREE's threshold learns, waiting tokens are read out again: counted for the one that goes deep.
-    Where exits are verified, a token has the layer of the draft that was kept, L if the last layer made it,
-    and FLOPs count drafts that were thrown away too. FLOPs are the decoder's (see `mee_utils.models.costs`),
-    seconds those of decoding, with the encoder unless `encodings` are given, without tokenization.
+    Where FREE's threshold learns, copied tokens are read again; this is charged to the token that ran all
+    layers. Where exits are verified, a token has the layer of the draft that was accepted, L if the last
+    layer made it, and FLOPs count drafts that were thrown away too. FLOPs are the decoder's (see
+    `mee_utils.models.costs`), seconds those of decoding, with the encoder unless `encodings` are given,
+    without tokenization.
     """
 
     texts: list[str]  # without special tokens
     token_ids: list[list[int]]  # up to and with the end token
     exit_layers: list[np.ndarray]  # for each output `[token]`; L: all layers were run
     confidences: list[np.ndarray]  # for each output `[token]`, at its exit; NaN at layer L
-    readout_rows: list[np.ndarray]  # for each output `[token]`, rows of `W` multiplied for it; plain: V
+    readout_rows: list[np.ndarray]  # for each output `[token]`, rows of the LM head multiplied
     flops: np.ndarray  # `[input]`
     flops_by_part: dict[str, np.ndarray]  # "layers", "skipped", "source", "readout", "measure"
     seconds: float
@@ -55,9 +56,10 @@ class Generation:
 
     @property
     def acceptance(self) -> float:
-        """Which share of the judged drafts the last layer kept; NaN if there were none."""
-        judged = sum(output.judged for output in self.drafts or ())
-        return sum(output.kept for output in self.drafts) / judged if judged else float("nan")
+        """Which share of the verified drafts the last layer accepted; NaN if there were none."""
+        verified = sum(output.judged for output in self.drafts or ())
+        accepted = sum(output.kept for output in self.drafts or ())
+        return accepted / verified if verified else float("nan")
 
     @property
     def tokens(self) -> int:
@@ -75,11 +77,16 @@ class Generation:
 
     def _repr_html_(self) -> str:
         """The first outputs, each token on the colour of its exit layer."""
-        depth, rows = self.model.layers, []
-        for ids, layers, flops in zip(self.token_ids, self.exit_layers, self.flops):
-            words = zip(self.model.tokenizer.convert_ids_to_tokens(ids), layers.tolist())
-            said = [shaded((word or "?").replace("▁", " "), at / depth, f"layer {at}") for word, at in words]
-            rows.append((len(rows), Markup("".join(said)), f"{layers.mean():.1f}", f"{flops / 1e6:.1f}"))
+        depth = self.model.layers
+        rows = []
+        for ids, layers, flops in zip(self.token_ids, self.exit_layers, self.flops, strict=True):
+            words = self.model.tokenizer.convert_ids_to_tokens(ids)
+            coloured = [
+                shaded((word or "?").replace("▁", " "), layer / depth, f"layer {layer}")
+                for word, layer in zip(words, layers.tolist(), strict=True)
+            ]
+            text = Markup("".join(coloured))
+            rows.append((len(rows), text, f"{layers.mean():.1f}", f"{flops / 1e6:.1f}"))
         scale = "".join(shaded(f" {layer} ", layer / depth) for layer in range(1, depth + 1))
         header = ("", Markup(f"output, coloured by exit layer {scale}"), "mean exit layer", "MFLOPs")
         return table(rows, header, repr(self))
@@ -115,14 +122,10 @@ def generate(
     the model, generation settings as above, start or end ids that the model does not have, and states that
     are not finite.
     """
-    if not isinstance(model, Model):
-        raise MeeError(f"model={shown(model)}: give what load_model returns.")
-    texts, max_new_tokens = check_inputs(inputs), check_whole("max_new_tokens", max_new_tokens)
+    _check_types(model, policy, encodings)
+    texts = check_inputs(inputs)
+    max_new_tokens = check_whole("max_new_tokens", max_new_tokens)
     batch_size = check_whole("batch_size", batch_size)
-    if policy is not None and not isinstance(policy, ExitPolicy):
-        raise MeeError(f"policy={shown(policy)}: give ExitPolicy(...), or None to run all layers.")
-    if encodings is not None and not isinstance(encodings, EncoderCache):
-        raise MeeError(f"encodings={shown(encodings)}: give an EncoderCache().")
     check_search_settings(model)
     decoder = decoder_of(model.network)
     bound = bind_policy(policy, decoder, model.min_exit_layer)
@@ -138,23 +141,57 @@ def generate(
             max_source_tokens=max_source_tokens,
         )
         bound = bind_policy(plan.policy, decoder, model.min_exit_layer)
-    outputs, seconds = {}, 0.0
+    outputs: dict[int, Output] = {}
+    seconds = 0.0
     bar = tqdm(total=len(texts), desc="generate", delay=5, disable=None)
     for chosen, batch in batches_by_length(model, texts, batch_size):
         encoded = encodings.states(decoder, batch) if encodings else None
         started = time.perf_counter()
-        rows = decode_batch(decoder, batch, bound, max_new_tokens, np.array(chosen), encoded)
+        decoded = decode_batch(decoder, batch, bound, max_new_tokens, np.array(chosen), encoded)
         seconds += time.perf_counter() - started
-        outputs |= zip(chosen, rows, strict=True)
+        outputs |= zip(chosen, decoded, strict=True)
         bar.update(len(chosen))
     bar.close()
-    outputs = [outputs[index] for index in range(len(texts))]
-    ids, exits, confidences, readout_rows, drafts = map(list, zip(*outputs, strict=True))
-    layers, rows, positions = zip(*(output.work for output in outputs), strict=True)
-    parts = bound.flops(DecoderSizes.of(model.network.config), layers, rows, lengths, positions)
-    total, texts = sum(parts.values()), detokenize(model, ids)
-    drafts = None if drafts[0] is None else drafts
-    return Generation(texts, ids, exits, confidences, readout_rows, total, parts, seconds, model, drafts)
+    in_order = [outputs[index] for index in range(len(texts))]
+    return _generation(model, bound, in_order, lengths, seconds)
+
+
+def _check_types(model: object, policy: object, encodings: object) -> None:
+    """Raises `MeeError` for arguments of `generate` that are something else."""
+    if not isinstance(model, Model):
+        raise MeeError(f"model={shown(model)}: give what load_model returns.")
+    if policy is not None and not isinstance(policy, ExitPolicy):
+        raise MeeError(f"policy={shown(policy)}: give ExitPolicy(...), or None to run all layers.")
+    if encodings is not None and not isinstance(encodings, EncoderCache):
+        raise MeeError(f"encodings={shown(encodings)}: give an EncoderCache().")
+
+
+def _generation(
+    model: Model, bound: BoundPolicy, outputs: list[Output], source: list[int], seconds: float
+) -> Generation:
+    """The result of `generate`: the outputs in order, with their FLOPs and texts."""
+    verified = bound.policy.propagation == "verify"
+    token_ids = [output.token_ids for output in outputs]
+    executed = [output.executed for output in outputs]
+    flops_by_part = bound.flops(
+        DecoderSizes.of(model.network.config),
+        exit_layers=[tokens.exit_layers for tokens in executed],
+        readout_rows=[tokens.readout_rows for tokens in executed],
+        source=source,
+        positions=[tokens.positions for tokens in executed] if verified else None,
+    )
+    return Generation(
+        texts=detokenize(model, token_ids),
+        token_ids=token_ids,
+        exit_layers=[output.exit_layers for output in outputs],
+        confidences=[output.confidences for output in outputs],
+        readout_rows=[output.readout_rows for output in outputs],
+        flops=sum(flops_by_part.values()),
+        flops_by_part=flops_by_part,
+        seconds=seconds,
+        model=model,
+        drafts=[output.drafts for output in outputs] if verified else None,
+    )
 
 
 def bind_policy(policy: ExitPolicy | None, decoder: LayerwiseDecoder, min_exit_layer=None) -> BoundPolicy:

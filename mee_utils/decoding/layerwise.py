@@ -30,7 +30,9 @@ from ..common.errors import MeeError
 from ..models.states import output_scale
 
 # `LayerwiseDecoder.compact_below` of wide and narrow models; measured at the mini shape and t5-base
-COMPACT_WIDE, COMPACT_NARROW, NARROW = 0.9, 0.0, 256
+COMPACT_WIDE = 0.9
+COMPACT_NARROW = 0.0
+NARROW = 256  # d_model; below, a model is narrow
 GATHER_BELOW = 0.25  # with a smaller share of rows active, keys and values are gathered instead of masked
 PIECE = 128  # positions that a cache has room for at first; it doubles when they are full
 PACKED_FROM = 200_000  # elements of a weight; below, packing gains nothing (measured on three shapes)
@@ -272,7 +274,9 @@ class Span(Rows):
         self.next_merge_layer = len(filled) + 1 - int((filled == first).all(axis=1)[::-1].argmax())
         waiting = first < ends
         if not waiting.all():
-            slots, first, ends = slots[waiting], first[waiting], ends[waiting]
+            slots = slots[waiting]
+            first = first[waiting]
+            ends = ends[waiting]
         super().__init__(cache, slots)
         self.gathered = not self.all
         self.ends = ends

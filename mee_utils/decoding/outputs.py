@@ -32,8 +32,6 @@ class Output(NamedTuple):
     drafts: Drafts | None = None  # where exits were verified
 
     @property
-    def work(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """What `BoundPolicy.flops` counts: exit layers, readout rows and (verified exits only) positions."""
-        if self.drafts is None:
-            return self.exit_layers, self.readout_rows, None
-        return self.drafts.exit_layers, self.drafts.readout_rows, self.drafts.positions
+    def executed(self) -> Output | Drafts:
+        """Whose `exit_layers` and `readout_rows` are those of all tokens that were run, for FLOPs."""
+        return self if self.drafts is None else self.drafts

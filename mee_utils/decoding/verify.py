@@ -223,7 +223,9 @@ class DraftDecoder:
 
     def verify(self, rows: list[Row]) -> None:
         """Runs what waits in these rows through all layers, and settles it."""
-        decoder, cache, layers = self.decoder, self.cache, self.bound.layers
+        decoder = self.decoder
+        cache = self.cache
+        layers = self.bound.layers
         slots = np.array([row.slot for row in rows])  # [row]
         ends = np.array([row.position for row in rows])  # [row], one beyond the last draft
         complete = (cache.filled[:, slots] == ends).all(axis=1)  # [layer], whether all drafts have seen it
