@@ -66,7 +66,9 @@ def test_interval_covers_the_mean_and_resamples_sequences_not_tokens():
 
 def test_the_same_draws_serve_means_differences_and_other_ratios():
     rng = np.random.default_rng(2)
-    first, second, sequence = rng.random(90), rng.random(90), np.repeat(np.arange(30), 3)
+    first = rng.random(90)
+    second = rng.random(90)
+    sequence = np.repeat(np.arange(30), 3)
     mean, sums = mean_interval(first, sequence), np.add.reduceat(first, np.arange(0, 90, 3))
     ratio = interval(lambda w: (w @ sums) / (3 * w.sum(axis=1)), 30)
     assert ratio.value == pytest.approx(mean.value) and np.allclose(ratio.draws, mean.draws)

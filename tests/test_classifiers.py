@@ -146,10 +146,14 @@ def test_only_measures_that_see_several_layers_learn_what_lies_between_them(lear
 def test_the_same_seed_trains_the_same_classifier(learnable):
     model, found = learnable
     teach(found, found.states[:, :-1, 0] > 0)
-    first, again, other = (
-        train_classifier("hidden_classifier", found, model, seed=seed, epochs=1)[0].key()
-        for seed in (0, 0, 1)
-    )
+
+    def trained(seed):
+        classifier, _ = train_classifier("hidden_classifier", found, model, seed=seed, epochs=1)
+        return classifier.key()
+
+    first = trained(seed=0)
+    again = trained(seed=0)
+    other = trained(seed=1)
     assert first == again != other
 
 
