@@ -5,6 +5,7 @@
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet           PART="one decision"
 # make measure      decodes every rule anew; hours (03, 05, 06, 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
+# make pin          writes the present commit of every hub id into a profile       PROFILE=paper
 # make retrain      further seeds and ablations, for the tables of spread    PROFILE=small|real  DATA=folder
 # make lab          JupyterLab, on a list of the notebooks
 # make site         all notebooks and results as web pages, in build/site; nothing is run, no network is used
@@ -40,7 +41,7 @@ endif
 COMPANION = $(PYTHON) -m mee_utils
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce measure test explorer bench train retrain status origin results site lab setup clean
+.PHONY: reproduce measure test explorer bench train pin retrain status origin results site lab setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
@@ -60,6 +61,9 @@ bench: $(INSTALLED)
 
 train: $(INSTALLED)
 	@$(COMPANION) train $(OPTIONS) $(if $(MODEL),--model $(MODEL))
+
+pin: $(INSTALLED)
+	@$(COMPANION) pin --profile $(PROFILE)
 
 retrain: $(INSTALLED)
 	@$(COMPANION) retrain $(OPTIONS)

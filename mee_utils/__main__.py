@@ -12,6 +12,7 @@ from pathlib import Path
 from .common.errors import MeeError, one_line
 from .common.files import ROOT
 from .study import jobs, pipeline
+from .study.pins import how_to_pin
 from .study.profiles import Profile, is_file_name, load_profile
 from .study.results import build_root, output_root
 
@@ -48,7 +49,8 @@ def train(options) -> str:
         pipeline.make("classifiers", options.profile, options.data, options.cores)
         ship_classifiers(profile)
     folders = build.train(profile, options.model)
-    return f"trained: {', '.join(map(str, folders))} (scores in manifest.json)"
+    moving = how_to_pin(profile, options.profile)
+    return f"trained: {', '.join(map(str, folders))} (scores in manifest.json){moving}"
 
 
 def retrain(options) -> str:
@@ -85,6 +87,15 @@ def results(options) -> None:
     from .paper.results_page import update
 
     update()
+
+
+def pin(options) -> str:
+    """Writes the present commit of every hub id into a profile's file."""
+    from .study import pins
+
+    commits = pins.pin(options.profile)
+    pinned = ", ".join(f"{source} at {commit}" for source, commit in commits.items())
+    return f"pinned {pinned}" if pinned else f"profile {options.profile}: every hub id has its commit"
 
 
 def status(options) -> None:
@@ -202,6 +213,7 @@ def new_parser() -> Parser:
     command.add_argument("-p", "--parameter", metavar="NAME=VALUE", action="append", default=[])
     add(explorer, profile)
     add(results)
+    add(pin, profile)
     add(status, profile)
     add(origin).add_argument("file", help="below figures")
     _add_job_options(add(job, profile))

@@ -146,9 +146,7 @@ class Clone:
             ignore=shutil.ignore_patterns("checkpoints", "__pycache__"),
         )
         shutil.copytree(
-            ROOT / "notebooks",
-            self.root / "notebooks",
-            ignore=shutil.ignore_patterns("*.ipynb", "*.lock.json", ".*"),
+            ROOT / "notebooks", self.root / "notebooks", ignore=shutil.ignore_patterns("*.ipynb", ".*")
         )
         self.profiles = self.root / "notebooks" / "profiles"
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {

@@ -222,50 +222,53 @@ def test_what_the_hub_does_not_have_is_one_line(hub, call, message):
 
 
 READ = """
-from pathlib import Path
 from mee_utils import MeeError, load_task
-from mee_utils.study.hub_lock import at_locked_commit
-load = lambda commit: load_task("translation", "someone/pairs", revision=commit, folder="en-fr")
+from mee_utils.study.pins import hub_commit
 try:
-    print(at_locked_commit(Path({lock!r}), "datasets", "someone/pairs", None, load).targets)
+    commit = hub_commit("dataset", "someone/pairs", {revision!r})
+    print(commit[0], load_task("translation", "someone/pairs", revision=commit, folder="en-fr").targets)
 except MeeError as error:
     print(error)
 """
 
 
-def test_a_locked_commit_is_read_again_also_without_the_hub(tmp_path):
-    a, b, c = "a" * 40, "b" * 40, "c" * 40
+def test_a_pinned_commit_is_read_again_also_without_the_hub(tmp_path):
+    a = "a" * 40
+    b = "b" * 40
+    c = "c" * 40
     for commit, french in ((a, "Oui"), (b, "Si")):
         folder = tmp_path / "hub/datasets/someone/pairs" / commit / "en-fr/validation"
         folder.mkdir(parents=True)
         for part in ("0000", "0001"):
             row = {"translation": {"en": "Yes", "fr": f"{french} {part}"}}
             (folder / f"{part}.jsonl").write_text(json.dumps(row) + "\n")
-    commits, lock = {"main": a}, tmp_path / "paper.lock.json"
+    commits = {"main": a}
+    first = "a ['Oui 0000', 'Oui 0001']"
+    second = "b ['Si 0000', 'Si 0001']"
     with serving(tmp_path, commits) as (asked, environment):
 
-        def read(**more):
-            code = READ.format(lock=str(lock))
-            command = [sys.executable, "-c", code]
-            done = subprocess.run(command, capture_output=True, text=True, env=environment | more, cwd=ROOT)
+        def read(revision, **variables):
+            command = [sys.executable, "-c", READ.format(revision=revision)]
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environment | variables, cwd=ROOT, check=False
+            )
             assert done.returncode == 0, done.stderr[-2500:]
             return done.stdout.strip()
 
-        assert read() == "['Oui 0000', 'Oui 0001']"
-        before = lock.read_bytes()
-        assert json.loads(before) == {"datasets": {"someone/pairs": {"revision": "main", "commit": a}}}
+        assert read(None) == read("main") == first
+        assert read(None, HF_HUB_OFFLINE="1") == first  # what the cache last knew
         commits["main"] = b
-        assert read() == "['Oui 0000', 'Oui 0001']" and lock.read_bytes() == before
+        assert read(a) == first
         asked.clear()
-        assert read(HF_HUB_OFFLINE="1") == "['Oui 0000', 'Oui 0001']" and asked == []
-        lock.write_bytes(before.replace(a.encode(), c.encode()))
-        assert f'The hub no longer has the commit {c} of "someone/pairs"' in read()
-        assert "the hub did not give its split" in read(HF_HUB_OFFLINE="1")  # another commit is in the cache
-        lock.unlink()
-        assert read() == "['Si 0000', 'Si 0001']"
+        assert read(a, HF_HUB_OFFLINE="1") == first and asked == []
+        assert "the hub did not give its split" in read(c)
+        assert "the hub did not give its split" in read(
+            b, HF_HUB_OFFLINE="1"
+        )  # another commit is in the cache
+        assert read(None) == read(b) == second
         (part,) = (tmp_path / "cache").rglob(f"{b}/en-fr/validation/0001.jsonl")
         part.unlink()
-        assert "the hub did not give its split" in read(HF_HUB_OFFLINE="1")  # half a download is none
+        assert "the hub did not give its split" in read(b, HF_HUB_OFFLINE="1")  # half a download is none
 
 
 def test_a_split_in_no_usual_folder_asks_for_the_folder(hub):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,8 +12,7 @@ import yaml
 from test_hub import serving
 
 from mee_utils import MeeError
-from mee_utils.study import hub_lock as lock
-from mee_utils.study import notebook_files, parameters, profiles
+from mee_utils.study import notebook_files, parameters, pins, profiles
 from mee_utils.study.profiles import load_profile
 
 pytestmark = pytest.mark.xdist_group("notebooks")
@@ -61,14 +61,12 @@ def test_every_notebook_takes_the_parameters_of_the_papers_profiles(name):
     }  # which runs nothing
 
 
-def test_the_lock_is_meant_to_be_committed_and_weights_are_not():
+def test_weights_of_the_papers_profiles_are_not_committed():
     def ignored(path):
         return subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False).returncode == 0
 
-    assert not ignored("notebooks/profiles/paper.lock.json")
-    assert ignored("mee_utils/checkpoints/paper/calm/model.safetensors") and not ignored(
-        "mee_utils/checkpoints/small/calm/model.safetensors"
-    )
+    assert ignored("mee_utils/checkpoints/paper/calm/model.safetensors")
+    assert not ignored("mee_utils/checkpoints/small/calm/model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -137,152 +135,132 @@ def test_a_backbone_may_be_a_ready_checkpoint():
     assert vanilla.checkpoint == vanilla.source == "jvelja/t5-samsum"
 
 
-# The lock, without a hub
-
-
-class Hub:
-    """Says which commit a revision is at, and counts how often it is asked."""
-
-    def __init__(self, monkeypatch, folder):
-        self.commits, self.asked = {None: A, "v1": B}, []
-        monkeypatch.setattr(profiles, "FOLDER", folder)
-        monkeypatch.setattr(lock, "_info", self.answer)
-        self.path = folder / "paper.lock.json"
-
-    def answer(self, kind, identifier, revision=None):
-        self.asked.append((identifier, revision))
-        return type("Information", (), {"sha": self.commits[revision]})
-
-    def load(self, identifier="some/thing", revision=None, kind="models", load=lambda commit: commit):
-        return lock.at_locked_commit(PAPER.lock, kind, identifier, revision, load)
-
-
-PAPER = load_profile("paper")
+# Pins, without a hub
 
 
 @pytest.fixture
-def told(monkeypatch, tmp_path):
-    return Hub(monkeypatch, tmp_path)
+def hub(monkeypatch, tmp_path):
+    """A hub that says at which commit a revision is; it lists what it is asked."""
+    questions = []
+    commits = {None: A, "main": A, "v1": B, "refs/convert/parquet": C}
+
+    def answer(kind, source, revision):
+        questions.append((kind, source, revision))
+        return commits[revision]
+
+    monkeypatch.setattr(pins, "_ask_hub", answer)
+    monkeypatch.setattr(profiles, "FOLDER", tmp_path)
+    pins.hub_commit.cache_clear()
+    yield questions
+    pins.hub_commit.cache_clear()
 
 
-def test_the_first_load_writes_what_later_loads_obey(told):
-    assert told.load() == A and told.asked == [("some/thing", None)]
-    told.commits[None] = B
-    assert told.load() == A and len(told.asked) == 1  # the hub is not even asked
-    assert told.load("other/data", kind="datasets") == B
-    assert told.load("other/fixed", C) == C and len(told.asked) == 2  # a whole commit needs no asking
-    assert json.loads(told.path.read_text()) == {
-        "datasets": {"other/data": {"commit": B, "revision": "main"}},
-        "models": {
-            "other/fixed": {"commit": C, "revision": C},
-            "some/thing": {"commit": A, "revision": "main"},
-        },
-    }
-    assert (
-        told.path.read_text()
-        == json.dumps(json.loads(told.path.read_text()), indent=1, sort_keys=True) + "\n"
+def profile_file(folder, name, change=lambda text: text):
+    path = folder / f"{name}.yaml"
+    path.write_bytes(change((ROOT / f"notebooks/profiles/{name}.yaml").read_text(encoding="utf-8")).encode())
+    return path
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_pinning_adds_commits_and_leaves_all_else_in_the_file(hub, tmp_path, name):
+    path = profile_file(tmp_path, name)
+    before = path.read_text(encoding="utf-8")
+    profile = load_profile(name)
+    ids = set(pins.unpinned(profile))
+    commits = pins.pin(name)
+    assert set(commits) == ids and set(commits.values()) <= {A, C} and ids == {source for _, source, _ in hub}
+    after = path.read_text(encoding="utf-8")
+    assert re.sub(r'(, )?revision: ("[abc]{40}"|refs/convert/parquet)', "", after) == re.sub(
+        r"(, )?revision: refs/convert/parquet", "", before
     )
+    pinned = load_profile(name)
+    for task, corpus in pinned.corpora.items():
+        assert corpus.revision == (C if profile.corpora[task].revision else A)
+    assert pinned.training.base.revision == A and pins.unpinned(pinned) == []
+    hub.clear()
+    assert pins.pin(name) == {} and path.read_text(encoding="utf-8") == after and hub == []
 
 
-def test_a_load_that_fails_pins_nothing(told):
-    def fails(commit):
-        raise MeeError("no")
+STYLES = {
+    "block": "  question_answering:\n    train: 5\n    source: someone/questions  # of people\n",
+    "windows": "  question_answering:\r\n    source: someone/questions\r\n    train: 5  # few\r\n",
+    "quoted": '  question_answering: {"source": "someone/questions", train: 5}  # {one}\n',
+    "several lines": "  question_answering: {train: 5,\n    source: someone/questions  # of people\n    }\n",
+    "tag": "  question_answering: {source: someone/questions, revision: v1, train: 5}  # first\n",
+    "tag in a block": "  question_answering:\n    revision: v1  # first\n    source: someone/questions\n",
+    "null": "  question_answering:\n    revision:\n    source: someone/questions\n",
+    "accents": "  # à la façon de Müller\n  question_answering: {source: someone/questions}\n",
+}
 
-    with pytest.raises(MeeError, match="^no$"):
-        told.load(load=fails)
-    assert not told.path.exists() and not list(told.path.parent.glob(".*"))
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_style_of_a_profile_is_pinned(hub, tmp_path, style):
+    wanted = B if "tag" in style else A
+
+    def change(text):
+        lines = [
+            line
+            for line in text.splitlines(keepends=True)
+            if not line.startswith("  question_answering: {so")
+        ]
+        (corpora,) = [number for number, line in enumerate(lines) if line == "corpora:\n"]
+        return "".join([*lines[: corpora + 1], STYLES[style], *lines[corpora + 1 :]])
+
+    path = profile_file(tmp_path, "paper", change)
+    comments = re.findall("#.*", path.read_text(encoding="utf-8"))
+    pins.pin(path)
+    assert load_profile("paper").corpora["question_answering"].revision == wanted
+    assert re.findall("#.*", path.read_text(encoding="utf-8")) == comments
+    assert (b"\r\n" in path.read_bytes()) == (style == "windows")
 
 
-def test_a_revision_of_the_profile_that_the_lock_contradicts_is_refused(told):
-    told.load()
-    assert told.load(revision=A) == A  # the same commit by its own name
+def test_local_sources_and_commits_are_left_alone(hub, tmp_path):
+    for name in ("small", "real"):
+        path = profile_file(tmp_path, name)
+        before = path.read_bytes()
+        assert pins.pin(name) == {} and path.read_bytes() == before
+    assert pins.hub_commit("dataset", "synthetic", None) is None
+    assert pins.hub_commit("model", str(tmp_path), "v1") is None
+    assert pins.hub_commit("model", "other/fixed", C) == C and hub == []
+
+
+def test_a_hub_that_cannot_be_asked_leaves_the_file_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiles, "FOLDER", tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pins.hub_commit.cache_clear()
+    path = profile_file(tmp_path, "paper")
+    before = path.read_bytes()
     with pytest.raises(
-        MeeError,
-        match=f'pins "some/thing" at {A} for the revision "main", but the profile asks for "v1": delete',
-    ):
-        told.load(revision="v1")
+        MeeError, match=r'The hub could not be asked for "rajpurkar/squad" \(revision main; '
+    ) as error:
+        pins.pin("paper")
+    assert "\n" not in str(error.value) and path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "cannot be read .*Invalid JSON.*: restore it from version control, or delete it"),
-        ("[]", "should be an object"),
-        ('{"model": {}}', "model: .*'datasets' or 'models'"),
-        ('{"models": {"some/thing": "aaa"}}', "models.some/thing: .*should be an object"),
-        (
-            '{"models": {"some/thing": {"revision": "main", "commit": "abc"}}}',
-            "models.some/thing.commit: String should match pattern",
-        ),
-        (b"\xff\xfe", "Invalid JSON"),
-    ],
-)
-def test_a_broken_lock_is_named_and_kept(told, content, message):
-    told.path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    before = told.path.read_bytes()
-    with pytest.raises(MeeError, match=f"paper.lock.json.*{message}"):
-        told.load()
-    assert told.path.read_bytes() == before and told.asked == []
+def test_the_last_line_of_a_command_says_what_may_move(hub, tmp_path):
+    profile_file(tmp_path, "paper")
+    said = pins.how_to_pin(load_profile("paper"), "my paper.yaml")
+    assert "google-t5/t5-large, rajpurkar/squad" in said and "pin --profile 'my paper.yaml'" in said
+    pins.pin("paper")
+    assert pins.how_to_pin(load_profile("paper"), "paper") == ""
 
 
-def test_a_lock_that_cannot_be_read_or_written_is_said_before_anything_is_loaded(told, monkeypatch):
-    loaded = []
-    told.path.mkdir()
-    with pytest.raises(MeeError, match="paper.lock.json cannot be read"):
-        told.load(load=loaded.append)
-    told.path.rmdir()
-    real = Path.touch
-
-    def read_only(path, *arguments, **options):
-        if path.parent == told.path.parent:
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "touch", read_only)
-    with pytest.raises(
-        MeeError, match=r"paper.lock.json cannot be written \(Permission denied\): choose another place"
-    ):
-        told.load(load=loaded.append)
-    assert loaded == [] and told.asked == []
-
-
-def test_what_two_runs_pin_is_joined_and_never_overwritten(told):
-    def other_run(commit):
-        told.load("other/thing")
-        return commit
-
-    assert told.load(load=other_run) == A
-    assert set(json.loads(told.path.read_text())["models"]) == {"some/thing", "other/thing"}
-
-    def sooner(commit):
-        content = json.loads(told.path.read_text())
-        content["models"]["third/thing"] = {"revision": "main", "commit": B}
-        told.path.write_text(json.dumps(content))
-
-    with pytest.raises(MeeError, match=f'has just pinned "third/thing" at {B}'):
-        told.load("third/thing", load=sooner)
-
-
-# The lock, through the real clients and a loopback stand-in for the hub
+# Pins, through the real clients and a loopback stand-in for the hub
 
 
 READ = """
-import json, sys
-from pathlib import Path
+import json
 from mee_utils import MeeError
-from mee_utils.study.inputs import load_profile_model, load_tasks
+from mee_utils.study.inputs import check_recipe, load_profile_model, load_tasks
 from mee_utils.study.profiles import load_profile
 profile = load_profile("paper")
-for lock in json.loads(sys.argv[1]):
-    profile.lock.write_text(lock) if lock else profile.lock.unlink()
-    try:
-        targets = [task.targets[0] for task in load_tasks(profile)]
-        weights = load_profile_model(profile, "base").network.shared.weight.double().sum()
-        print(json.dumps([targets, round(float(weights), 3)]))
-    except MeeError as error:
-        print(json.dumps(str(error)))
-    if lock and profile.lock.read_text() != lock:
-        print("the lock was changed")
+try:
+    targets = [task.targets[0] for task in load_tasks(profile)]
+    weights = load_profile_model(profile, "base").network.shared.weight.double().sum()
+    check_recipe(profile, "base")
+    print(json.dumps([targets, round(float(weights), 3)]))
+except MeeError as error:
+    print(json.dumps(str(error)))
 """
 
 
@@ -322,42 +300,49 @@ def publish(folder, commit, tokenizer, seed, word):
             pd.DataFrame(rows).to_parquet(news / "0000.parquet")
 
 
-def test_a_moved_branch_does_not_move_results(tmp_path):
+def test_a_moved_branch_moves_no_results_of_a_pinned_profile(tmp_path):
     tokenizer = papers.train_tokenizer()
     publish(tmp_path / "hub", A, tokenizer, 0, "Rome")
     publish(tmp_path / "hub", B, tokenizer, 1, "Oslo")
     commits = {"main": A, "refs/convert/parquet": A}
     clone = papers.Clone(tmp_path)
     clone.edit(from_a_hub)
-    path, base = clone.profiles / "paper.lock.json", clone.root / "mee_utils/checkpoints/paper/base"
+    path = clone.profiles / "paper.yaml"
+    base = clone.root / "mee_utils/checkpoints/paper/base"
     with serving(tmp_path, commits) as (asked, environment):
 
-        def read(*locks, offline):
-            more = environment | {"HF_HUB_OFFLINE": offline}
-            done = clone.python("-c", READ, json.dumps(locks), **more)
+        def read(offline):
+            done = clone.python("-c", READ, **environment, HF_HUB_OFFLINE=offline)
             assert done.returncode == 0, done.stderr[-2000:]
-            return [json.loads(line) for line in done.stdout.splitlines()]
+            return json.loads(done.stdout)
 
-        made = clone.run("train", "--profile", "paper", "--model", "base", **environment, HF_HUB_OFFLINE="0")
-        assert made.returncode == 0, made.stderr[-2000:]
-        lock = path.read_text()
-        found = {kind: {n: e["commit"] for n, e in names.items()} for kind, names in json.loads(lock).items()}
-        datasets = {"someone/news": A, "someone/pairs": A}
-        assert found == {"datasets": datasets, "models": {"someone/mini": A}}
+        trained = clone.run(
+            "train", "--profile", "paper", "--model", "base", **environment, HF_HUB_OFFLINE="0"
+        )
+        assert trained.returncode == 0, trained.stderr[-2000:]
+        assert "at their newest commit: someone/mini, someone/news, someone/pairs" in trained.stdout
         manifest = json.loads((base / "manifest.json").read_text())
         assert manifest["source"] == {"checkpoint": "someone/mini", "commit": A}
         assert manifest["shape"]["num_decoder_layers"] == 12
         assert os.listdir(base) == ["manifest.json"]  # weights stay in the hub's cache
         assert set(manifest["scores"]) == {"translation", "summarization"}
         assert len(manifest["layer_cross_entropy"][0]["cross_entropy"]) == 12
+
+        unpinned = path.read_text()
+        done = clone.run("pin", "--profile", "paper", **environment, HF_HUB_OFFLINE="0")
+        assert done.returncode == 0, done.stderr[-2000:]
+        pinned = path.read_text()
+        assert pinned.count(A) == 3 and "refs/convert" not in pinned
         commits.update({"main": B, "refs/convert/parquet": B})
-        # as it was; without the lock, where the same code takes the other commit; at a commit that is gone
-        pinned, moved, gone = read(lock, None, lock.replace(A, C), offline="0")
-        assert pinned[0] == ["Rome", "Rome 3.0.0"] and moved[0] == ["Oslo", "Oslo 3.0.0"]
-        assert moved[1] != pinned[1]
-        assert f'The hub no longer has the commit {C} of "someone/pairs" that' in gone
+        # what was trained before it was pinned stays; without pins the other commit is found, and said
+        before = read(offline="0")
+        assert before[0] == ["Rome", "Rome 3.0.0"]
         asked.clear()
-        assert read(lock, offline="1") == [pinned] and asked == []
+        assert read(offline="1") == before and asked == []
+        path.write_text(unpinned)
+        assert "was trained with another weights" in read(offline="0")
+        path.write_text(pinned.replace(A, C))
+        assert '"someone/pairs" is no local file or folder, and the hub did not give its split' in read("0")
 
 
 def test_long_documents_lie_in_data():
@@ -430,7 +415,6 @@ def test_models_are_fine_tuned_from_the_checkpoint_and_say_so(trained):
     with safe_open(folder / "calm/model.safetensors", framework="pt") as weights:
         dtypes = {str(weights.get_tensor(name).dtype) for name in weights.keys()}  # noqa: SIM118
         assert dtypes == {"torch.bfloat16"}
-    assert not list(trained.profiles.glob("*.lock.json"))  # nothing came from the hub
 
 
 def test_sources_are_cut_where_the_checkpoint_was_trained_to_be(trained):

@@ -1,4 +1,4 @@
-"""Where a profile's models and corpora are, and how they are loaded: hub ids at the commit of its lock."""
+"""Where a profile's models and corpora are, and how they are loaded: hub ids at their pinned commits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..common.errors import MeeError
 from ..common.files import PACKAGE, read_json
 from ..tasks.loading import Task, load_task, shortened
 from ..tasks.sources import local_files
-from .hub_lock import at_locked_commit, locked_commit
+from .pins import hub_commit
 from .profiles import Checkpoint, Profile
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def ready_digest(profile: Profile, name: str) -> str:
         for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
             digest.update(path.read_bytes())
     else:
-        commit = locked_commit(profile.lock, "models", recipe.source, recipe.revision)
+        commit = hub_commit("model", recipe.source, recipe.revision)
         digest.update(f"{recipe.source}@{commit}".encode())
     return digest.hexdigest()
 
@@ -83,6 +83,7 @@ def extra_corpora(profile: Profile, name: str) -> list[str]:
 def check_recipe(profile: Profile, name: str) -> None:
     """Refuses a trained model that is not what the profile and the data now ask for."""
     recorded = manifest(profile, name)
+    recorded["recipe"].pop("revision", None)  # the weights tell commits apart, however they are named
     changed = [key for key, value in _wanted(profile, name).items() if recorded.get(key) != value]
     if not isinstance(profile.training.recipe(name), Checkpoint):
         for task in [*profile.corpora, *extra_corpora(profile, name)]:
@@ -99,6 +100,7 @@ def _wanted(profile: Profile, name: str) -> dict:
     settings = profile.training
     recipe = settings.recipe(name)
     wanted = {"recipe": recipe.model_dump(), "seed": settings.seed}
+    wanted["recipe"].pop("revision", None)
     if settings.shape:
         wanted["shape"] = settings.shape.model_dump()
     start = settings.start(name)
@@ -124,8 +126,7 @@ def from_source(profile: Profile, name: str, load: Callable):
     recipe = profile.training.recipe(name)
     if not isinstance(recipe, Checkpoint):
         return load(str(checkpoint_folder(profile, name)), None)
-    at_commit = lambda commit: load(recipe.source, commit)
-    return at_locked_commit(profile.lock, "models", recipe.source, recipe.revision, at_commit)
+    return load(recipe.source, hub_commit("model", recipe.source, recipe.revision))
 
 
 def load_profile_model(profile: Profile, name: str, dtype: str | None = None) -> Model:
@@ -181,7 +182,15 @@ def _load(profile: Profile, name: str, part: str, limit: int | None) -> Task:
         "validation": ("validation", None, corpus.choices) if own_split else ("train", corpus.choices, 0),
     }[part]
     size = size if limit is None else min(limit, size or limit)
-    options = dict(seed=profile.training.seed, languages=tuple(corpus.languages), folder=corpus.folder)
-    wanted = None if size is None else size + skipped
-    at_commit = lambda commit: load_task(name, source, split, wanted, revision=commit, **options)
-    return at_locked_commit(profile.lock, "datasets", source, corpus.revision, at_commit)[skipped:]
+    task = load_task(
+        name,
+        source,
+        split,
+        limit=None if size is None else size + skipped,
+        seed=profile.training.seed,
+        revision=hub_commit("dataset", source, corpus.revision),
+        languages=tuple(corpus.languages),
+        folder=corpus.folder,
+        skip_unanswerable=corpus.skip_unanswerable,
+    )
+    return task[skipped:]

@@ -53,7 +53,8 @@ class Corpus(Strict):
     choices: PositiveInt = 100
     held_out_split: Literal["validation", "test"] = "validation"
     languages: Annotated[list[str], Field(min_length=2, max_length=2)] = ["en", "fr"]
-    revision: str | None = None
+    revision: str | None = None  # of a hub data set: its commit, as `python -m mee_utils pin` writes it
+    skip_unanswerable: bool = False  # leave out questions without an answer (SQuAD 2)
     folder: str | None = None  # of a hub data set; it holds one file or folder a split
 
 
@@ -302,11 +303,6 @@ class Profile(Strict):
         """The ablations of the recipe, by name."""
         return self.ablations.runs if self.ablations else {}
 
-    @property
-    def lock(self) -> Path:
-        """The file that pins hub ids to commits (`hub_lock`)."""
-        return FOLDER / f"{self.name}.lock.json"
-
     def has_data(self, task: str) -> bool:
         """Whether the DATA folder is given, where a task's corpus is in it."""
         return bool(self._data) or "{data}" not in (self.corpora | self.extra | self.away)[task].source
@@ -355,6 +351,13 @@ def profile_name(profile: str | Path) -> str:
     return load_profile(profile).name if is_file_name(profile) else str(profile)
 
 
+def profile_path(name: str | Path) -> Path:
+    """The file of a profile that is given by name or as a file."""
+    if is_file_name(name) and Path(name).is_file():
+        return Path(name)
+    return FOLDER / f"{check_choice('profile', name, profile_names())}.yaml"
+
+
 def load_profile(name: str | Path, data: str | None = None) -> Profile:
     """Reads a profile.
 
@@ -365,10 +368,7 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
     Raises:
         MeeError: no such profile, or a mistake in it; the message names the key.
     """
-    if is_file_name(name) and Path(name).is_file():
-        path = Path(name)
-    else:
-        path = FOLDER / f"{check_choice('profile', name, profile_names())}.yaml"
+    path = profile_path(name)
     try:
         profile = Profile.model_validate(_read_mapping(path))
     except pydantic.ValidationError as error:

@@ -1,0 +1,149 @@
+"""Which commit of a hub repository a profile means: the `revision` beside its id.
+
+`python -m mee_utils pin --profile paper` writes the present commit of every hub id into the profile's file.
+Commit that file with the results: whoever runs it again gets the same data and weights. An id without a
+revision, or at a branch, is taken at its newest commit.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import yaml
+
+from ..common.errors import MeeError, one_line
+from ..common.files import complete_file, is_hub_id
+from .profiles import Checkpoint, Corpus, Profile, load_profile, profile_path
+
+COMMIT = re.compile("[0-9a-f]{40}")
+Kind = Literal["dataset", "model"]
+
+
+@lru_cache
+def hub_commit(kind: Kind, source: str, revision: str | None) -> str | None:
+    """The commit of a hub id: that of its revision, or the newest; None for a source that is not on the hub.
+
+    Without the network it is what the hub's cache last knew. The answer holds for the whole process.
+    """
+    if not is_hub_id(source):
+        return None
+    if revision and COMMIT.fullmatch(revision):
+        return revision
+    try:
+        return _ask_hub(kind, source, revision)
+    except Exception as error:  # the hub's client raises a dozen kinds
+        cached = _cached_commit(kind, source, revision)
+        if cached:
+            return cached
+        reason = f"revision {revision or 'main'}; {one_line(error)}"
+        advice = "or copy the hub's cache from a machine that has it, and pin the profile there"
+        raise MeeError(
+            f'The hub could not be asked for "{source}" ({reason}). Check the id and the network, {advice}.'
+        ) from error
+
+
+def _ask_hub(kind: Kind, source: str, revision: str | None) -> str:
+    from huggingface_hub import HfApi
+
+    return HfApi().repo_info(source, revision=revision, repo_type=kind).sha
+
+
+def _cached_commit(kind: Kind, source: str, revision: str | None) -> str | None:
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=source, repo_type=kind)
+    reference = folder / "refs" / (revision or "main")
+    return reference.read_text(encoding="utf-8").strip() if reference.is_file() else None
+
+
+def unpinned(profile: Profile) -> list[str]:
+    """The hub ids of a profile that stand at no commit."""
+    settings = [*profile.corpora.values(), profile.training.base, *profile.training.backbones.values()]
+    sources = [(each.source, each.revision) for each in settings if isinstance(each, Corpus | Checkpoint)]
+    moving = [source for source, revision in sources if not COMMIT.fullmatch(revision or "")]
+    return sorted({source for source in moving if "{data}" not in source and is_hub_id(source)})
+
+
+def how_to_pin(profile: Profile, given: str) -> str:
+    """The end of a command's last line: which hub ids may move, and what would hold them; mostly nothing."""
+    sources = ", ".join(unpinned(profile))
+    command = f"python -m mee_utils pin --profile {shlex.quote(str(given))}"
+    return f"; at their newest commit: {sources} (pin them by {command})" if sources else ""
+
+
+class Edit(NamedTuple):
+    """A text to put in place of the characters from `start` to `end` of a file."""
+
+    start: int
+    end: int
+    text: str
+
+
+def pin(name: str | Path) -> dict[str, str]:
+    """Writes the commit of every hub id into a profile's file, and leaves all else in it as it is.
+
+    Returns:
+        hub id -> commit, of those that had none.
+    """
+    profile = load_profile(name)
+    path = profile_path(name)
+    text = path.read_bytes().decode("utf-8")
+    commits: dict[str, str] = {}
+    edits: dict[int, Edit] = {}
+    for kind, settings, node in _sources(profile, yaml.compose(text, Loader=yaml.SafeLoader)):
+        if settings.source in unpinned(profile):
+            commit = hub_commit(kind, settings.source, settings.revision)
+            commits[settings.source] = commit
+            edit = _edit(node, commit, text)
+            edits[edit.start] = edit  # one, where an alias stands for the same lines
+    for edit in sorted(edits.values(), reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    if edits:
+        with complete_file(path) as partial:
+            partial.write_bytes(text.encode("utf-8"))
+    return commits
+
+
+def _sources(
+    profile: Profile, root: yaml.MappingNode
+) -> Iterator[tuple[Kind, Corpus | Checkpoint, yaml.Node]]:
+    """The settings of a profile that may name a hub id, each with its mapping in the file."""
+    top = _entries(root)
+    training = _entries(top["training"])
+    corpora = _entries(top["corpora"])
+    backbones = _entries(training["backbones"])
+    for task, corpus in profile.corpora.items():
+        yield "dataset", corpus, corpora[task]
+    models = {"base": training["base"], **backbones}
+    for name, node in models.items():
+        recipe = profile.training.recipe(name)
+        if isinstance(recipe, Checkpoint):
+            yield "model", recipe, node
+
+
+def _entries(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
+    return {key.value: value for key, value in mapping.value}
+
+
+def _edit(mapping: yaml.MappingNode, commit: str, text: str) -> Edit:
+    """What puts `revision: "<commit>"` into a mapping, in the style that it has."""
+    entries = _entries(mapping)
+    quoted = f'"{commit}"'  # without quotes a commit of digits would be a number
+    if "revision" in entries:
+        value = entries["revision"]
+        start = value.start_mark.index
+        blank = "" if text[start - 1] == " " else " "
+        return Edit(start, value.end_mark.index, blank + quoted)
+    key, value = next((key, value) for key, value in mapping.value if key.value in ("source", "checkpoint"))
+    if mapping.flow_style:
+        end = value.end_mark.index
+        return Edit(end, end, f", revision: {quoted}")
+    start = key.start_mark.index
+    line_end = "\r\n" if "\r\n" in text else "\n"
+    return Edit(start, start, f"revision: {quoted}{line_end}{' ' * key.start_mark.column}")
