@@ -149,6 +149,7 @@ def hub(monkeypatch, tmp_path):
         return commits[revision]
 
     monkeypatch.setattr(pins, "_ask_hub", answer)
+    monkeypatch.setattr(pins, "_reference", lambda *arguments: tmp_path / "cache" / "ref")
     monkeypatch.setattr(profiles, "FOLDER", tmp_path)
     pins.hub_commit.cache_clear()
     yield questions

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -34,17 +35,21 @@ def hub_commit(kind: Kind, source: str, revision: str | None) -> str | None:
         return None
     if revision and COMMIT.fullmatch(revision):
         return revision
+    reference = _reference(kind, source, revision)
     try:
-        return _ask_hub(kind, source, revision)
+        commit = _ask_hub(kind, source, revision)
     except Exception as error:  # the hub's client raises a dozen kinds
-        cached = _cached_commit(kind, source, revision)
-        if cached:
-            return cached
+        if reference.is_file():
+            return reference.read_text(encoding="utf-8").strip()
         reason = f"revision {revision or 'main'}; {one_line(error)}"
         advice = "or copy the hub's cache from a machine that has it, and pin the profile there"
         raise MeeError(
             f'The hub could not be asked for "{source}" ({reason}). Check the id and the network, {advice}.'
         ) from error
+    with suppress(OSError):
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(commit, encoding="utf-8")
+    return commit
 
 
 def _ask_hub(kind: Kind, source: str, revision: str | None) -> str:
@@ -53,13 +58,13 @@ def _ask_hub(kind: Kind, source: str, revision: str | None) -> str:
     return HfApi().repo_info(source, revision=revision, repo_type=kind).sha
 
 
-def _cached_commit(kind: Kind, source: str, revision: str | None) -> str | None:
+def _reference(kind: Kind, source: str, revision: str | None) -> Path:
+    """Where the hub's cache keeps the commit that a revision was last seen at."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=source, repo_type=kind)
-    reference = folder / "refs" / (revision or "main")
-    return reference.read_text(encoding="utf-8").strip() if reference.is_file() else None
+    return folder / "refs" / (revision or "main")
 
 
 def unpinned(profile: Profile) -> list[str]:
