@@ -83,7 +83,7 @@ def extra_corpora(profile: Profile, name: str) -> list[str]:
 def check_recipe(profile: Profile, name: str) -> None:
     """Refuses a trained model that is not what the profile and the data now ask for."""
     recorded = manifest(profile, name)
-    recorded["recipe"].pop("revision", None)  # the weights tell commits apart, however they are named
+    recorded.get("recipe", {}).pop("revision", None)  # the weights tell commits apart, however they are named
     changed = [key for key, value in _wanted(profile, name).items() if recorded.get(key) != value]
     if not isinstance(profile.training.recipe(name), Checkpoint):
         for task in [*profile.corpora, *extra_corpora(profile, name)]:
