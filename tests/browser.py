@@ -21,7 +21,9 @@ class Page:
     """One open tab: what it asked for, what it complained of, what a script finds in it."""
 
     def __init__(self, socket):
-        self.socket, self.number, self.events = socket, 0, []
+        self.socket = socket
+        self.number = 0
+        self.events = []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
 
@@ -40,7 +42,7 @@ class Page:
 
     def open(self, address, width=1280, height=900, dark=False):
         """Opens an address in a window of this size and waits until everything is there."""
-        size = dict(width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setDeviceMetricsOverride", **size)
         self.send("Emulation.setEmulatedMedia", features=[scheme])

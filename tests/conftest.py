@@ -60,32 +60,35 @@ def build_network(family: str, vocabulary: int, seed: int = 0, layers: int = 4):
     import transformers
 
     torch.manual_seed(seed)
-    sizes = dict(
-        vocab_size=vocabulary,
-        d_model=32,
-        d_kv=8,
-        num_heads=4,
-        d_ff=64,
-        num_layers=3,
-        num_decoder_layers=layers,
-        decoder_start_token_id=0,
-        pad_token_id=0,
-        eos_token_id=1,
-        dropout_rate=0.0,
-    )
+    sizes = {
+        "vocab_size": vocabulary,
+        "d_model": 32,
+        "d_kv": 8,
+        "num_heads": 4,
+        "d_ff": 64,
+        "num_layers": 3,
+        "num_decoder_layers": layers,
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "dropout_rate": 0.0,
+    }
     if family == "t5":
         network = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes | {"num_layers": 4}))
     elif family == "t5-v1.1":
-        gated = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_layers=4)
+        gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_layers": 4}
         network = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes | gated))
     elif family == "mt5":
         network = transformers.MT5ForConditionalGeneration(
             transformers.MT5Config(**sizes | {"num_layers": 4})
         )
     elif family == "longt5":
-        long = dict(
-            num_layers=4, encoder_attention_type="transient-global", local_radius=8, global_block_size=4
-        )
+        long = {
+            "num_layers": 4,
+            "encoder_attention_type": "transient-global",
+            "local_radius": 8,
+            "global_block_size": 4,
+        }
         network = transformers.LongT5ForConditionalGeneration(transformers.LongT5Config(**sizes | long))
     else:
         network = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))

@@ -12,21 +12,17 @@ import torch
 import yaml
 
 ROOT = Path(__file__).parent.parent
-NAMES, PLACES, THINGS = (
-    ("Ann", "Bob", "Carl", "Dora", "Emil"),
-    ("Rome", "Oslo", "Lyon"),
-    {"key": "clé", "book": "livre", "hat": "chapeau"},
-)
+NAMES = ("Ann", "Bob", "Carl", "Dora", "Emil")
+PLACES = ("Rome", "Oslo", "Lyon")
+THINGS = {"key": "clé", "book": "livre", "hat": "chapeau"}
 SPLITS = {"train": range(0, 45), "validation": range(45, 53), "test": range(53, 61)}
 
 
 def rows(task, number):
     """One example in the columns of SQuAD, CNN/DailyMail or WMT15."""
-    name, place, (thing, chose) = (
-        NAMES[number % 5],
-        PLACES[number % 3],
-        sorted(THINGS.items())[number // 5 % 3],
-    )
+    name = NAMES[number % 5]
+    place = PLACES[number % 3]
+    thing, chose = sorted(THINGS.items())[number // 5 % 3]
     story = f"{name} lives in {place}. {name} has {number} things, and one is a {thing}. It rains."
     if task == "question_answering":
         answers = {"text": [place, f"in {place}"], "answer_start": [story.index(place)] * 2}

@@ -34,7 +34,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder" / "inside").mkdir(parents=True)
     for path in (tmp_path / "file" / "below.csv", tmp_path / "folder"):
-        refused = pytest.raises(MeeError, match="cannot be written .*: choose another place")
+        refused = pytest.raises(MeeError, match=r"cannot be written .*: choose another place")
         with refused, complete_file(path) as partial:
             partial.write_text("x")
 

@@ -99,7 +99,9 @@ def test_a_notebook_whose_cells_were_touched_is_found(monkeypatch, path, broken,
 
 @pytest.mark.parametrize("broken", [deleted, swapped])
 def test_a_notebook_that_is_not_its_source_is_found(monkeypatch, broken):
-    check = lambda path: test_notebooks.test_the_stored_notebook_is_its_source(path.stem)
+    def check(path):
+        return test_notebooks.test_the_stored_notebook_is_its_source(path.stem)
+
     test_a_notebook_whose_cells_were_touched_is_found(monkeypatch, STORED[0], broken, check)
 
 
@@ -212,7 +214,7 @@ def test_pickled_code_in_a_checkpoint_is_refused_and_never_run(tmp_path):
     folder = shutil.copytree(source, tmp_path / "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
     with (folder / "pytorch_model.bin").open("wb") as file:
         pickle.dump({"shared.weight": Harmful(trace)}, file)
-    with pytest.raises(MeeError, match="The weights of .* cannot be read"):
+    with pytest.raises(MeeError, match=r"The weights of .* cannot be read"):
         load_model(folder)
     assert not trace.exists()
 

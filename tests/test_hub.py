@@ -44,7 +44,9 @@ class Hub(BaseHTTPRequestHandler):
         if parts[0] == "api":
             return self.answer_api(parts[1], "/".join(parts[2:4]), parts[4:], wanted)
         kind = parts.pop(0) if parts[0] == "datasets" else "models"
-        repository, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
+        repository = "/".join(parts[:2])
+        revision = parts[3]
+        name = "/".join(parts[4:])
         folder = self.find(kind, repository, revision)
         if folder is None:
             return self.refuse_repository(kind, repository)

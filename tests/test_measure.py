@@ -32,7 +32,9 @@ def test_bisection_finds_the_last_place_within_each_bound(steps, bounds):
 
 
 def test_gaps_are_halved_until_there_are_enough_settings():
-    values = lambda place: {"loss": place / 100}
+    def values(place):
+        return {"loss": place / 100}
+
     assert len(measure.search(64, values, [("loss", 0.5)], least=30)) == 30
     assert sorted(measure.search(7, values, [("loss", 0.5)], least=30)) == list(range(7))
     tried = measure.search(64, values, [("loss", 0.0)], least=9)

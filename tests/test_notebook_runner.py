@@ -206,7 +206,7 @@ def test_a_notebook_that_is_none_is_one_line(sources, content):
     path = notebook.run_notebook(NAME)
     path.write_text(content)
     with pytest.raises(
-        MeeError, match="cannot be read as a notebook .*: restore it with git checkout"
+        MeeError, match=r"cannot be read as a notebook .*: restore it with git checkout"
     ) as error:
         notebook.run_notebook(NAME)
     assert "\n" not in str(error.value) and path.read_text() == content
@@ -224,7 +224,7 @@ def test_a_failed_notebook_is_kept_aside_and_the_last_good_one_stays(sources):
     assert good == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
     assert "the reason" in (folder / f"build/failed/{NAME}.ipynb").read_text()
     sources(SAVES + "\nimport os\nos.kill(os.getpid(), 9)")
-    with pytest.raises(MeeError, match="its kernel was killed, .* Finished results are untouched"):
+    with pytest.raises(MeeError, match=r"its kernel was killed, .* Finished results are untouched"):
         notebook.run_notebook(NAME)
     assert good == {file: file.read_bytes() for file in (folder / "small").rglob("*.*")}
     sources(SAVES.replace("run.finish()", ""))
@@ -297,7 +297,9 @@ def test_unknown_notebooks_and_assignments():
 
 
 def test_what_a_kernel_cut_in_pieces_is_stored_as_one():
-    stream = lambda name, text: nbformat.v4.new_output("stream", name=name, text=text)
+    def stream(name, text):
+        return nbformat.v4.new_output("stream", name=name, text=text)
+
     figure = nbformat.v4.new_output("display_data", data={"text/plain": "f"})
     pieces = [("stdout", "a\n"), ("stdout", "b\n"), None, ("stdout", "c\n"), ("stderr", "d\n")]
     outputs = [stream(*piece) if piece else figure for piece in pieces]
@@ -410,7 +412,7 @@ def test_a_table_that_is_missing_names_its_notebook(tmp_path, monkeypatch):
     for name in names:
         (folder / name).mkdir(parents=True)
         claims.to_csv(folder / name / "claims.csv", index=False)
-    with pytest.raises(MeeError, match="05_mee_classifiers/claims.csv is missing: run make reproduce"):
+    with pytest.raises(MeeError, match=r"05_mee_classifiers/claims.csv is missing: run make reproduce"):
         result_tables.claims_of("made_up")
     (folder / "05_mee_classifiers").mkdir()
     claims.to_csv(folder / "05_mee_classifiers" / "claims.csv", index=False)
@@ -587,7 +589,10 @@ def children(group):
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_pipeline_leaves_no_process_and_says_one_line(stub, sign):
     """Afterwards the same command goes on, also after a kill that cannot be answered."""
-    listening = lambda: signal.signal(sign, signal.SIG_DFL) if sign != signal.SIGKILL else None
+
+    def listening():
+        return signal.signal(sign, signal.SIG_DFL) if sign != signal.SIGKILL else None
+
     process = stub(100, preexec_fn=listening)  # in the background SIGINT is off
     wait_until(stub.begun.exists)
     (session,) = map(int, _sessions_of(process.pid))

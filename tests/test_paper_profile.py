@@ -18,7 +18,9 @@ from mee_utils.study.profiles import load_profile
 pytestmark = pytest.mark.xdist_group("notebooks")
 ROOT = Path(__file__).parent.parent
 PAPERS = [name for name in profiles.profile_names() if name.startswith("paper")]
-A, B, C = "a" * 40, "b" * 40, "c" * 40
+A = "a" * 40
+B = "b" * 40
+C = "c" * 40
 
 
 # What a profile may say
@@ -85,9 +87,15 @@ def test_weights_of_the_papers_profiles_are_not_committed():
         (
             "paper",
             lambda c: c["training"].update(
-                shape=dict(
-                    vocab_size=9, d_model=9, d_kv=9, num_heads=9, d_ff=9, num_layers=9, num_decoder_layers=9
-                )
+                shape={
+                    "vocab_size": 9,
+                    "d_model": 9,
+                    "d_kv": 9,
+                    "num_heads": 9,
+                    "d_ff": 9,
+                    "num_layers": 9,
+                    "num_decoder_layers": 9,
+                }
             ),
             "training: shape contradicts the checkpoint of base",
         ),
@@ -349,7 +357,7 @@ def test_a_moved_branch_moves_no_results_of_a_pinned_profile(tmp_path):
 def test_long_documents_lie_in_data():
     from mee_utils.study.experiment import Experiment
 
-    with pytest.raises(MeeError, match='DATA holds no folder "nothing": give DATA=.*, or long_corpus'):
+    with pytest.raises(MeeError, match=r'DATA holds no folder "nothing": give DATA=.*, or long_corpus'):
         Experiment(None, "small").long_documents("nothing", 1)
 
 

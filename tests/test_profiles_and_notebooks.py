@@ -252,12 +252,12 @@ def trained(monkeypatch, tmp_path, **changes):
 
 
 def test_a_model_trained_on_other_data_or_by_another_recipe_is_not_taken_for_this_one(monkeypatch, tmp_path):
-    profile, corpus, train = trained(monkeypatch, tmp_path)
+    profile, corpus, _ = trained(monkeypatch, tmp_path)
     inputs.check_recipe(profile, "calm")
     (corpus / "train.jsonl").write_text(json.dumps({"translation": {"en": "other", "fr": "y"}}) + "\n")
     with pytest.raises(MeeError, match="trained with another training data of translation: delete"):
         inputs.check_recipe(profile, "calm")
-    profile, _, train = trained(monkeypatch, tmp_path, seed=5)
+    profile, _, _train = trained(monkeypatch, tmp_path, seed=5)
     with pytest.raises(MeeError, match="another seed"):
         inputs.check_recipe(profile, "calm")
 
@@ -266,7 +266,7 @@ def test_training_and_measuring_on_the_same_file_is_refused(monkeypatch, tmp_pat
     profile, corpus, train = trained(monkeypatch, tmp_path)
     one_file = profile.corpora["translation"].model_copy(update={"source": str(corpus / "train.jsonl")})
     profile = profile.model_copy(update={"corpora": {"translation": one_file}})
-    with pytest.raises(MeeError, match="training and held-out data at once: give .* one file a split"):
+    with pytest.raises(MeeError, match=r"training and held-out data at once: give .* one file a split"):
         train.new_builder(profile)
 
 
@@ -287,7 +287,7 @@ def test_a_run_with_another_recipe_does_not_resume_an_old_one(monkeypatch, tmp_p
 
 
 def test_a_corpus_that_is_new_in_a_trained_profile_is_one_line(monkeypatch, tmp_path):
-    profile, corpus, train = trained(monkeypatch, tmp_path, data={})
+    profile, _corpus, _train = trained(monkeypatch, tmp_path, data={})
     with pytest.raises(MeeError, match="trained with another training data of translation: delete"):
         inputs.check_recipe(profile, "calm")
 

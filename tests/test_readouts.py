@@ -1,6 +1,7 @@
 """Pruned and contrasted readouts, against arithmetic by hand and a plain recomputation from the states."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -265,20 +266,11 @@ def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, options):
 
 def test_a_pruned_readout_costs_in_proportion_to_what_it_keeps(eight):
     vocabulary = eight.network.config.vocab_size
-    full, half, few = (
-        generate(
-            eight,
-            INPUTS,
-            ExitPolicy("max_probability", threshold=1.0, min_layer=1, **options),
-            max_new_tokens=4,
-        )
-        for options in (
-            {},
-            {"pruning": "fixed", "top_k": vocabulary // 2},
-            {"pruning": "fixed", "top_k": vocabulary // 20},
-        )
-    )
-    for out, later in ((full, vocabulary), (half, vocabulary // 2), (few, vocabulary // 20)):
+    unpruned = ExitPolicy("max_probability", threshold=1.0, min_layer=1)
+    for later in (vocabulary, vocabulary // 2, vocabulary // 20):
+        pruned = replace(unpruned, pruning="fixed", top_k=later)
+        policy = unpruned if later == vocabulary else pruned
+        out = generate(eight, INPUTS, policy, max_new_tokens=4)
         assert all((row == vocabulary + 7 * later).all() for row in out.readout_rows)
 
 

@@ -185,7 +185,10 @@ def test_a_changed_model_makes_measurements_stale(tmp_path, monkeypatch):
         (folder / "manifest.json").write_text(json.dumps(about | {"inputs": inputs}))
         monkeypatch.setattr(freshness, "weights_digest", digest)
         assert changes("measured") == []
-        other = lambda profile, model: "another" if model == "calm" else digest(profile, model)
+
+        def other(profile, model):
+            return "another" if model == "calm" else digest(profile, model)
+
         monkeypatch.setattr(freshness, "weights_digest", other)
         assert changes("measured") == [name]
     monkeypatch.setattr(freshness, "is_trained", lambda profile, model: model != "calm")

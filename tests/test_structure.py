@@ -183,3 +183,33 @@ def test_installed_versions_are_the_pinned_ones():
 def test_shipped_weights_stay_below_eighty_megabytes():
     sizes = [path.stat().st_size for path in (PACKAGE / "checkpoints").rglob("*.safetensors")]
     assert sizes and sum(sizes) <= 80_000_000
+
+
+def packed(tree):
+    """Assignments that put more than two values into names at once; to unpack what one call gives is fine."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call | ast.Await):
+            many = any(isinstance(target, ast.Tuple) and len(target.elts) > 2 for target in node.targets)
+            if many and not isinstance(node.value, ast.Name | ast.Attribute | ast.Subscript):
+                yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "line, refused",
+    [
+        ("a, b, c = 1, 2, 3", True),
+        ("a, b, c = (f(x) for x in y)", True),
+        ("a, b = 1, 2", False),
+        ("a, b, c = f(x)", False),
+        ("rows, columns, layers = states.shape", False),
+    ],
+)
+def test_packed_assignments_are_seen(line, refused):
+    assert bool(list(packed(ast.parse(line)))) == refused
+
+
+def test_one_thought_a_line():
+    """Statements were once packed to meet a limit on lines, until they were riddles."""
+    files = [*FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "notebooks").glob("*.py")]
+    dense = [f"{path.name}:{line}" for path in files for line in packed(ast.parse(path.read_text()))]
+    assert dense == []

@@ -148,9 +148,9 @@ class Pair:
 
 
 SWAPPED = {  # bug -> what has it, and rule -> its options, as in notebooks 03 and 04
-    "positions for ids": (PositionReadout, {"fixed": dict(pruning="fixed", top_k=64)}),
-    "list sorted by id": (SortedReadout, {"decaying": dict(pruning="decaying", top_k=256, least_k=16)}),
-    "plausible set without its mass": (MasslessReadout, {c: dict(contrast=c) for c in ("weighted", "jsd")}),
+    "positions for ids": (PositionReadout, {"fixed": {"pruning": "fixed", "top_k": 64}}),
+    "list sorted by id": (SortedReadout, {"decaying": {"pruning": "decaying", "top_k": 256, "least_k": 16}}),
+    "plausible set without its mass": (MasslessReadout, {c: {"contrast": c} for c in ("weighted", "jsd")}),
 }
 
 

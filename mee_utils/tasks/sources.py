@@ -139,18 +139,23 @@ def rows(files: list[Path]) -> Iterator[tuple[str, dict]]:
         if ending is None:
             raise MeeError(f"{path} is none of {', '.join(ENDINGS)}: convert it, or name another file.")
         number = 0
-        try:
-            for number, row in READERS[ending](path):
-                yield f"{path}, row {number}", row
-        except MeeError:
-            raise
-        except UnicodeError as error:
-            raise MeeError(f"{path} is not UTF-8 ({one_line(error, 80)}): save it as UTF-8.") from error
-        except (ValueError, OSError, EOFError, zlib.error, csv.Error) as error:
-            if path.stat().st_size:
-                raise MeeError(f"{path} cannot be read as {ending}: {one_line(error)}") from error
+        for number, row in _readable_rows(path, ending):
+            yield f"{path}, row {number}", row
         if not number:
             raise MeeError(f"{path} is empty: there is nothing to run on.")
+
+
+def _readable_rows(path: Path, ending: str) -> Iterator[tuple[int, dict]]:
+    """The numbered rows of a file; what its reader raises is one line, and an empty file has none."""
+    try:
+        yield from READERS[ending](path)
+    except MeeError:
+        raise
+    except UnicodeError as error:
+        raise MeeError(f"{path} is not UTF-8 ({one_line(error, 80)}): save it as UTF-8.") from error
+    except (ValueError, OSError, EOFError, zlib.error, csv.Error) as error:
+        if path.stat().st_size:
+            raise MeeError(f"{path} cannot be read as {ending}: {one_line(error)}") from error
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:

@@ -99,7 +99,9 @@ def _maybe_adjective(random: Random) -> Adjective | None:
 
 def transitive(random: Random) -> Pair:
     """Paul found three small keys yesterday."""
-    name, verb, noun = _name(random), random.choice(lexicon.TRANSITIVE), _thing(random)
+    name = _name(random)
+    verb = random.choice(lexicon.TRANSITIVE)
+    noun = _thing(random)
     kind = random.choice(["definite", "indefinite", "number"])
     plural = kind == "number" or random.random() < 0.4
     it = noun_phrase(kind, noun, plural, _maybe_adjective(random), random.randint(2, 12))
@@ -116,7 +118,9 @@ def located(random: Random) -> Pair:
 
 def relative(random: Random) -> Pair:
     """The houses that Paul saw yesterday are white: participle and adjective agree across the clause."""
-    name, (saw, vu), noun = _name(random), random.choice(lexicon.TRANSITIVE), _thing(random)
+    name = _name(random)
+    saw, vu = random.choice(lexicon.TRANSITIVE)
+    noun = _thing(random)
     plural, time = random.random() < 0.5, random.choice(lexicon.TIMES)
     it, so = noun_phrase("definite", noun, plural), _is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
     verb = saw, inflect(vu, noun.gender, plural)
@@ -131,7 +135,13 @@ def motion(random: Random) -> Pair:
     participle, to = in_french.split()
     who = words("{0:copied} et {1:copied}" if plural else "{0:copied}", *names)
     agrees = [Word(inflect(participle, gender, plural), "distant_agreement" if plural else "agreement")]
-    parts = dict(who=(" and ".join(names), who), verb=(arrived, agrees), to=to, city=city, time=time)
+    parts = {
+        "who": (" and ".join(names), who),
+        "verb": (arrived, agrees),
+        "to": to,
+        "city": city,
+        "time": time,
+    }
     return say("motion", are=_be(plural), **parts)
 
 
@@ -144,14 +154,18 @@ def predicate(random: Random) -> Pair:
 
 def mood(random: Random) -> Pair:
     """The sisters of Paul are tired."""
-    noun, plural, name = random.choice(lexicon.PEOPLE), random.random() < 0.5, _name(random)
+    noun = random.choice(lexicon.PEOPLE)
+    plural = random.random() < 0.5
+    name = _name(random)
     it, so = noun_phrase("definite", noun, plural), _is_so(noun, plural, random.choice(lexicon.MOODS))
     return say("mood", it=it, de=elided("de", name), name=name, so=so)
 
 
 def possession(random: Random) -> Pair:
     """Vera has a big grey horse and two cats."""
-    name, first, second = _name(random), _thing(random), _thing(random)
+    name = _name(random)
+    first = _thing(random)
+    second = _thing(random)
     one = noun_phrase("indefinite", first, False, _maybe_adjective(random))
     many = noun_phrase("number", second, True, None, random.randint(2, 12))
     return say("possession", name=name, one=one, many=many)
@@ -166,9 +180,11 @@ def negation(random: Random) -> Pair:
 
 def question(random: Random) -> Pair:
     """Where are the new keys of Irene?"""
-    noun, plural, name = _thing(random), random.random() < 0.5, _name(random)
+    noun = _thing(random)
+    plural = random.random() < 0.5
+    name = _name(random)
     it = noun_phrase("definite", noun, plural, _maybe_adjective(random))
-    parts = dict(where=("where", "où"), are=_be(plural), it=it)
+    parts = {"where": ("where", "où"), "are": _be(plural), "it": it}
     return say("question", **parts, de=elided("de", name), name=name)
 
 

@@ -53,8 +53,10 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 NOUNS = tuple(Noun(**row) for row in rows("nouns"))
-_kinds = ("thing", "animal", "person", "place")
-THINGS, ANIMALS, PEOPLE, PLACES = (tuple(noun for noun in NOUNS if noun.kind == kind) for kind in _kinds)
+THINGS = tuple(noun for noun in NOUNS if noun.kind == "thing")
+ANIMALS = tuple(noun for noun in NOUNS if noun.kind == "animal")
+PEOPLE = tuple(noun for noun in NOUNS if noun.kind == "person")
+PLACES = tuple(noun for noun in NOUNS if noun.kind == "place")
 PORTABLE = tuple(noun for noun in THINGS if noun.use == "portable")
 MEETING_PLACES = tuple(noun for noun in PLACES if noun.use == "meeting")
 _adjectives = [Adjective(**row) for row in rows("adjectives")]

@@ -8,8 +8,8 @@ from . import lexicon
 TRANSPORTS, MONTHS, DISHES = map(lexicon.english, ("transport", "month", "dish"))
 JOBS = [("an " if job[0] in "aeiou" else "a ") + job for job in lexicon.english("job")]
 QUALITIES = [adjective.english for adjective in lexicon.ADJECTIVES]
-TRAVEL = dict(transport=TRANSPORTS, month=MONTHS, destination=lexicon.CITIES)
-OWNED = dict(count=range(2, 13), adjective=QUALITIES, thing=lexicon.PORTABLE + lexicon.ANIMALS)
+TRAVEL = {"transport": TRANSPORTS, "month": MONTHS, "destination": lexicon.CITIES}
+OWNED = {"count": range(2, 13), "adjective": QUALITIES, "thing": lexicon.PORTABLE + lexicon.ANIMALS}
 DRAWN = {"city": lexicon.CITIES, "job": JOBS, **TRAVEL, "dish": DISHES, **OWNED}  # of a person, in this order
 NUMBERS = ["none", *(english for english, _ in lexicon.NUMBERS)]
 OTHERS = ("friend", "boss", "neighbour")
@@ -38,7 +38,10 @@ class Person(SimpleNamespace):
 
 def people(random: Random, count: int) -> list[Person]:
     """Draws people of different names."""
-    drawn = lambda: {fact: random.choice(values) for fact, values in DRAWN.items()}
+
+    def drawn():
+        return {fact: random.choice(values) for fact, values in DRAWN.items()}
+
     return [Person(name=name, told=set(), **drawn()) for name in random.sample(lexicon.NAMES, count)]
 
 

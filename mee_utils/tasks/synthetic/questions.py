@@ -222,9 +222,9 @@ def _holders(random: Random) -> Case:
     return sentences, asked
 
 
-_CASES = dict(pairs=_pairs, same_fact=_same_fact, several_facts=_several_facts, relations=_relations)
-_CASES |= dict(cities=partial(_counted, cities=2))
-_CASES |= dict(owners=partial(_compared, owners=4, fillers=0, questions=3), holders=_holders)
+_CASES = {"pairs": _pairs, "same_fact": _same_fact, "several_facts": _several_facts, "relations": _relations}
+_CASES |= {"cities": partial(_counted, cities=2)}
+_CASES |= {"owners": partial(_compared, owners=4, fillers=0, questions=3), "holders": _holders}
 
 
 def _lesson(random: Random, case: Callable[[Random], Case], alone: bool = False, silent: bool = False):
@@ -238,7 +238,7 @@ def _lesson(random: Random, case: Callable[[Random], Case], alone: bool = False,
 # the lessons of pre-training, and what they are compared with: one question a context, bare values
 LESSONS: dict[str, Callable[[Random], SyntheticExample]] = {
     f"{name}{way}": partial(_lesson, case=case, **options)
-    for way, options in {"": {}, ", alone": dict(alone=True), ", silent": dict(silent=True)}.items()
+    for way, options in {"": {}, ", alone": {"alone": True}, ", silent": {"silent": True}}.items()
     for name, case in _CASES.items()
 }
 LESSONS["questions, silent"] = partial(question, bare=1)

@@ -28,7 +28,7 @@ def _event(random: Random) -> tuple[list[str], list[Word]]:
     if random.random() < 0.5:
         body.insert(random.randint(0, 4), tell(random, third, random.choice(["job", "dish"])))
     earlier, later = sorted(same, key=lambda name: body.index(same[name]))
-    facts = dict(deed=[Word(deed, "one_fact")], total=NUMBERS[sum(counts[:2])], things=things)
+    facts = {"deed": [Word(deed, "one_fact")], "total": NUMBERS[sum(counts[:2])], "things": things}
     summary = words(SUMMARY, earlier, later, **facts, place=place, city=city, day=day)
     if counts[0] != counts[1]:
         most = first if counts[0] > counts[1] else second
@@ -38,6 +38,6 @@ def _event(random: Random) -> tuple[list[str], list[Word]]:
 
 def report(random: Random, column: str, events: int) -> SyntheticExample:
     """Draws a report of one or more events, in a `column`, and its summary, event by event."""
-    stories, summaries = zip(*(_event(random) for _ in range(events)))
+    stories, summaries = zip(*(_event(random) for _ in range(events)), strict=False)
     document, (target, spans) = " ".join(chain(*stories)), write([*chain(*summaries)])
     return SyntheticExample({column: document, "summary": target}, document, target, spans)

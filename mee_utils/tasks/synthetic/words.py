@@ -45,7 +45,10 @@ def words(template: str, *values, **named) -> list[Word]:
     ["l'", 'école', '.']
     """
     found, formatter = [], Formatter()
-    marked = lambda text, difficulty: [Word(word, difficulty) for word in text.replace("'", "' ").split()]
+
+    def marked(text, difficulty):
+        return [Word(word, difficulty) for word in text.replace("'", "' ").split()]
+
     for between, place, difficulty, _ in formatter.parse(template):
         found += marked(between, "grammatical")
         if place is not None:
