@@ -34,7 +34,7 @@ def reproduce(options) -> str:
 
 
 def measure(options) -> str:
-    """Decodes every rule at thresholds that are searched for; stores what 05 and 08 are drawn from."""
+    """Decodes every rule at searched thresholds; stores what 03, 05, 06 and 08 are drawn from."""
     return f"measured: {pipeline.measure(options.profile, options.data, options.cores, options.force)}"
 
 
@@ -90,7 +90,7 @@ def results(options) -> None:
 
 
 def pin(options) -> str:
-    """Writes the present commit of every hub id into a profile's file."""
+    """Writes the current commit of every hub id into a profile's file."""
     from .study import pins
 
     commits = pins.pin(options.profile)
@@ -102,7 +102,7 @@ def status(options) -> None:
     """Which models of a profile are there, and whether its results are fresh, stale or missing."""
     from .study.status import lines
 
-    print(*lines(load_profile(options.profile)), sep="\n")
+    print(*lines(load_profile(options.profile, options.data)), sep="\n")
 
 
 def origin(options) -> None:

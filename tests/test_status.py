@@ -73,10 +73,70 @@ def changes(name=NAME):
     return freshness.result_changes(PROFILE, name)
 
 
+def write_record():
+    freshness.write_record(
+        freshness.marker_path(PROFILE, "notebook", NAME), freshness.notebook_sources(PROFILE, NAME)
+    )
+
+
 def test_a_deleted_notebook_is_missing(run):
+    write_record()
     assert dict(status.states(PROFILE)) == {"measured": "missing", NAME: "fresh"}
     (run / f"{NAME}.ipynb").unlink()
     assert changes() is None and dict(status.states(PROFILE))[NAME] == "missing"
+
+
+def test_status_calls_stale_what_make_reproduce_runs_again(run):
+    """Before, another profile was "fresh" for `make status` while `make reproduce` ran every notebook."""
+    assert "no record in build: make reproduce runs it" in dict(status.states(PROFILE))[NAME]
+    write_record()
+    corpora = {
+        name: corpus.model_copy(update={"held_out": 7, "choices": 8})
+        for name, corpus in PROFILE.corpora.items()
+    }
+    for change, named in (
+        ({"dtype": "bfloat16"}, ["profile"]),
+        ({"corpora": corpora}, ["corpus", "profile"]),
+    ):
+        state = dict(status.states(PROFILE.model_copy(update=change)))[NAME]
+        assert state.startswith("stale, changed since: ") and all(word in state for word in named)
+    freshness.forget_stale(PROFILE)
+    assert dict(status.states(PROFILE))[NAME] == "fresh"
+
+
+def test_status_reads_the_corpora_in_the_data_folder(run, tmp_path):
+    """Before, --data was taken and ignored: a corpus that had changed was not seen."""
+    file = tmp_path / "data" / "corpus" / "train.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}\n")
+    translation = PROFILE.corpora["translation"].model_copy(update={"source": "{data}/corpus"})
+    without = PROFILE.model_copy(update={"corpora": {"translation": translation}})
+    profile = without.model_copy()
+    profile._data = str(tmp_path / "data")
+    record = freshness.marker_path(profile, "notebook", NAME)
+    freshness.write_record(record, freshness.notebook_sources(profile, NAME))
+    assert dict(status.states(profile))[NAME] == dict(status.states(without))[NAME] == "fresh"
+    file.write_text("{}\n{}\n")
+    assert dict(status.states(profile))[NAME] == "stale, changed since: corpus translation"
+    profile._data = str(tmp_path / "nowhere")
+    with pytest.raises(MeeError, match="is no folder"):
+        list(status.lines(profile))
+
+
+@pytest.mark.parametrize("name", ["measured", "retrained"])
+def test_measurements_are_kept_when_code_changes(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    store = results.Run(name, "small", {}, tmp_path / "small" / name)
+    store.save_table(pd.DataFrame({"t": [1.0]}), "t")
+    store.finish()
+    manifest = tmp_path / "small" / name / "manifest.json"
+    written = json.loads(manifest.read_text())
+    code = dict.fromkeys(written["code"], "another")
+    manifest.write_text(json.dumps(written | {"code": code}))
+    assert dict(status.states(PROFILE))[name].startswith("code has changed since (kept; make ")
+    (tmp_path / "small" / name / "t.csv").unlink()
+    state = dict(status.states(PROFILE))[name]
+    assert state.startswith("stale, changed since: t.csv, ") and state.endswith(f" and {len(code) - 4} more")
 
 
 def edited(cells):
@@ -197,7 +257,7 @@ def test_a_changed_model_makes_measurements_stale(tmp_path, monkeypatch):
 
 def test_what_is_not_as_it_was_made_is_made_again(run):
     record = freshness.marker_path(PROFILE, "notebook", NAME)
-    freshness.write_record(record, freshness.notebook_sources(PROFILE, NAME))
+    write_record()
     freshness.forget_stale(PROFILE)
     assert record.exists()
     (run / NAME / "part_1.png").unlink()

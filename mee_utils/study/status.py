@@ -8,31 +8,77 @@ from pathlib import Path
 
 from ..common.errors import MeeError
 from ..common.files import ROOT, read_json
-from .freshness import result_changes
+from . import freshness
 from .inputs import is_trained
 from .notebook_files import SOURCES, notebook_names, read_executed
 from .profiles import Profile
 from .result_tables import MACHINES, MEASURED, RETRAINED
 from .results import output_root
 
+CODE = "mee_utils/"  # begins the names of changed modules
+KEPT_WHATEVER_THE_CODE = {  # results that take hours -> how to make them anew
+    MEASURED: "make measure FORCE=1 measures anew",
+    RETRAINED: "make clean retrain TRAINING=1 trains anew",
+}
+NAMED = 5  # changes that a line names
+
 
 def states(profile: Profile) -> Iterator[tuple[str, str]]:
-    """ "fresh", "stale (and since what changed)" or "missing" for the measurements and every notebook."""
+    """What is stored of a profile, by name, and its state: `make status` prints "results NAME: STATE"."""
     retrained = [RETRAINED] if (output_root() / profile.name / RETRAINED).exists() else []
     for name in [MEASURED, *retrained, *notebook_names()]:
         try:
-            changes = result_changes(profile, name)
+            yield name, _state(profile, name)
         except MeeError as error:
             yield name, f"unreadable: {error}"
-            continue
-        if changes is None:
-            yield name, "missing"
-        else:
-            yield name, f"stale, changed since: {', '.join(changes)}" if changes else "fresh"
+
+
+def _state(profile: Profile, name: str) -> str:
+    """ "missing", "fresh", or what has changed since a notebook was run or measurements were stored."""
+    changes = freshness.result_changes(profile, name)
+    if changes is None:
+        return "missing"
+    if name in KEPT_WHATEVER_THE_CODE:
+        if changes and all(change.startswith(CODE) for change in changes):
+            return f"code has changed since (kept; {KEPT_WHATEVER_THE_CODE[name]})"
+        return _stale_or(changes, "fresh")
+    record = freshness.marker_path(profile, "notebook", name)
+    settings = _changed_settings(profile, name, record)
+    if settings is None:
+        return _stale_or(changes, "fresh by its manifest (no record in build: make reproduce runs it)")
+    return _stale_or(changes + settings, "fresh")
+
+
+def _changed_settings(profile: Profile, name: str, record: Path) -> list[str] | None:
+    """Changed sources of a notebook that are in its record but not in its manifest; None without a record.
+
+    Without the DATA folder, a corpus in it is not compared.
+    """
+    changes = freshness.changes(record, freshness.notebook_sources(profile, name))
+    if changes is None:
+        return None
+    tasks = [*profile.corpora, *profile.away]
+    unseen = {f"corpus {task}" for task in tasks if not profile.has_data(task)}
+    return [change for change in changes if change not in unseen]
+
+
+def _stale_or(changes: list[str], fresh: str) -> str:
+    """The state that changes make, at most `NAMED` of them by name; `fresh` if there are none."""
+    if not changes:
+        return fresh
+    others = f" and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
+    return f"stale, changed since: {', '.join(changes[:NAMED])}{others}"
 
 
 def lines(profile: Profile) -> Iterator[str]:
-    """A line for each model and for each of the results of a profile."""
+    """A line for each model and for each of the results of a profile.
+
+    Raises:
+        MeeError: the DATA folder is given and lacks a corpus.
+    """
+    for task in profile.corpora:
+        if profile.has_data(task):
+            profile.source(task)
     for name in profile.training.models:
         yield f"model {name}: {'there' if is_trained(profile, name) else 'missing'}"
     for name, state in states(profile):
