@@ -239,7 +239,7 @@ def test_drafts_are_made_and_kept_as_the_script_says(tiny, batch, most):
     kept = script.right & (script.layers < SIZES.layers)
     assert np.array_equal([row.exit_layers for row in rows], np.where(kept, script.layers, SIZES.layers))
     for number, row in enumerate(rows):
-        assert row.drafts.kept == kept[number].sum()
+        assert row.drafts.accepted == kept[number].sum()
         rounds, length = 0, 0
         for right, layer, end in zip(kept[number], script.layers[number], script.ends[number], strict=True):
             rounds, length = rounds + (length == 0), length + 1

@@ -64,7 +64,7 @@ def test_runs_are_what_generate_gives_at_their_thresholds(model, explorer, exits
         else:
             kept = np.where(np.array(run["fate"]) == DIFFERS, model.layers, run["layer"])
             assert kept.tolist() == found.exit_layers[0].tolist()
-            assert run["drafts"] == [found.drafts[0].judged, found.drafts[0].kept]
+            assert run["drafts"] == [found.drafts[0].verified, found.drafts[0].accepted]
 
 
 def test_some_exits_are_wrong_here_and_some_tokens_do_not_exit(explorer):

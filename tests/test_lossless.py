@@ -28,8 +28,8 @@ def test_every_token_that_was_run_has_one_fate(model, threshold, max_draft):
         past = table.position >= len(found.token_ids[number])  # drafted after an end that came sooner
         assert ((table.token == "") == past).all()
         fates = table.fate.value_counts()
-        assert fates.get("kept", 0) == drafts.kept
-        assert fates.get("kept", 0) + fates.get("replaced", 0) == drafts.judged
+        assert fates.get("kept", 0) == drafts.accepted
+        assert fates.get("kept", 0) + fates.get("replaced", 0) == drafts.verified
         settled = table[table.fate != "dropped"]
         assert settled.position.tolist() == list(range(len(found.token_ids[number])))
         assert settled.token.tolist() == list(map(str, found.token_ids[number]))
@@ -45,13 +45,13 @@ def test_acceptance_by_layer_adds_up_to_what_decoding_keeps(model):
     found = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
     replayed = replay_policy(trace(model, INPUTS, max_new_tokens=LENGTH), policy)
     table = lossless.acceptance(replayed, LENGTH, rule="margin")
-    tokens, judged = found.tokens, sum(output.judged for output in found.drafts)
+    tokens, verified = found.tokens, sum(output.verified for output in found.drafts)
     assert table.layer.tolist() == list(range(2, model.layers)) and (table.rule == "margin").all()
-    assert table.drafted.sum() == pytest.approx(judged / tokens)
+    assert table.drafted.sum() == pytest.approx(verified / tokens)
     kept = (table.drafted * table.kept.fillna(0)).sum() * tokens
-    assert kept == pytest.approx(sum(output.kept for output in found.drafts))
+    assert kept == pytest.approx(sum(output.accepted for output in found.drafts))
     row = lossless.draft_summary(replayed, 4, LENGTH)
-    assert row["acceptance"] == found.acceptance and row["drafted"] == pytest.approx(judged / tokens)
+    assert row["acceptance"] == found.acceptance and row["drafted"] == pytest.approx(verified / tokens)
     assert row["tokens_a_round"] == tokens / sum(output.rounds for output in found.drafts)
 
 

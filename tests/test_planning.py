@@ -342,7 +342,7 @@ def test_forced_exits_are_those_of_their_own_inputs(planned, monkeypatch):
     assert out.token_ids == full * 6 and out.acceptance == 1.0
     assert np.concatenate([batch.indices for batch in trials[0].batches]).max() > len(INPUTS)
     predicted = replay_drafts(full_trace, trials[0].policies[0], max_new_tokens=LENGTH)
-    assert [drafts.kept for drafts in out.drafts] == predicted.kept.tolist() * 6
+    assert [drafts.accepted for drafts in out.drafts] == predicted.accepted.tolist() * 6
 
 
 @pytest.mark.parametrize("layers", [1, 2])

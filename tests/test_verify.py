@@ -106,7 +106,7 @@ def right_layers(found, seed):
 
 
 def check_replay(out, foretold):
-    for name in ("rounds", "judged", "kept"):
+    for name in ("rounds", "verified", "accepted"):
         assert [getattr(drafts, name) for drafts in out.drafts] == getattr(foretold, name).tolist(), name
     assert np.concatenate(out.exit_layers).tolist() == foretold.exit_layers.tolist()
     assert out.acceptance == pytest.approx(foretold.acceptance, nan_ok=True)
@@ -122,7 +122,7 @@ def test_the_output_is_that_of_full_depth_and_the_trace_foretells_the_drafts(tra
         assert out.token_ids == full.token_ids
         check_replay(out, foretold)
         kept = np.concatenate(out.exit_layers) < model.layers
-        assert kept.sum() == foretold.kept.sum()
+        assert kept.sum() == foretold.accepted.sum()
         assert (np.isnan(np.concatenate(out.confidences)) == ~kept).all()
         assert (out.flops >= full.flops).all() and sum(
             out.flops_by_part.values()
@@ -142,8 +142,8 @@ def test_drafts_that_are_right_are_all_kept_however_deep_they_are(traced, max_dr
             out = generate(model, INPUTS, policy, max_new_tokens=LENGTH, batch_size=batch_size)
             assert out.token_ids == full.token_ids
             check_replay(out, foretold)
-            assert out.acceptance == 1.0 or not foretold.judged.any()
-            assert foretold.kept.sum() > len(found) / 2 or not model.name.startswith("agreeing")
+            assert out.acceptance == 1.0 or not foretold.verified.any()
+            assert foretold.accepted.sum() > len(found) / 2 or not model.name.startswith("agreeing")
             assert out.flops_by_part["layers"].sum() <= full.flops_by_part["layers"].sum()
             both = out.flops_by_part["layers"] + out.flops_by_part["skipped"]
             assert both.tolist() == full.flops_by_part["layers"].tolist()  # nothing was thrown away
@@ -180,7 +180,7 @@ def test_an_end_token_may_be_drafted_rightly_or_wrongly(tokenizer):
             len(i) < LENGTH and e[-1] == 1 for i, e in zip(out.token_ids, out.exit_layers, strict=True)
         )
     full = trace(model, INPUTS, outputs=expected, max_new_tokens=LENGTH)
-    assert sum(drafts.judged for drafts in out.drafts) == len(full)
+    assert sum(drafts.verified for drafts in out.drafts) == len(full)
 
 
 @pytest.mark.parametrize("family", ["t5", "t5-v1.1"])
@@ -203,7 +203,7 @@ def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, family, mea
         policy = ExitPolicy(measure, threshold=level, min_layer=1, propagation="verify", max_draft=3)
         row, counted, profiled = counted_and_profiled(model, text, policy, LENGTH)
         assert sum(counted.values()) == profiled - sum(masked)
-        rejected += row.drafts.judged - row.drafts.kept
+        rejected += row.drafts.verified - row.drafts.accepted
     assert rejected
 
 
@@ -241,7 +241,7 @@ def test_thresholds_are_swept_without_reading_the_trace_again(tokenizer):
         swept = drafts_of(replayed.at_threshold(level), 4, LENGTH)
         again = replay_drafts(found, ExitPolicy("max_probability", threshold=level), 4, LENGTH)
         assert swept.rounds.tolist() == again.rounds.tolist()
-        kept.append(int(swept.kept.sum()))
+        kept.append(int(swept.accepted.sum()))
     assert kept[0] > kept[-1] == 0
 
 

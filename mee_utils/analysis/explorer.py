@@ -250,14 +250,14 @@ class _RecordedPolicy(ExitPolicy):
 class _RecordedDecisions(BoundPolicy):
     """Decides as its policy, and keeps every decision there; of a token that is drafted again the last."""
 
-    def exceeded(self, confidence: np.ndarray, state, length: int) -> np.ndarray:
+    def exceeded(self, confidence: np.ndarray, state, max_new_tokens: int) -> np.ndarray:
         # logits for the page alone are not counted among the FLOPs
         ids = on_host(state.top1_id if self.measure.readout else state.full_logits.argmax(-1))
         positions = np.broadcast_to(state.position, len(ids)).tolist()
         for row, number in enumerate(state.sequence.tolist()):
             decision = float(confidence[row]), int(ids[row])
             self.policy.decisions[number, positions[row], state.layer] = decision
-        return super().exceeded(confidence, state, length)
+        return super().exceeded(confidence, state, max_new_tokens)
 
 
 def _runs_of_rule(
@@ -322,7 +322,7 @@ def _describe(run: _Run, number: int, decoding: _Decoding) -> dict:
         "flops": round(float(generation.flops[number] / full.flops[number]), 4),
         "layers": depth,
         "mean_exit_layer": round(float(generation.exit_layers[number].mean()), 2),
-        "drafts": [drafts.judged, drafts.kept] if drafts else None,
+        "drafts": [drafts.verified, drafts.accepted] if drafts else None,
         "layer": layers,
         "fate": [_fate(layer, depth, same) for layer, same in zip(layers, agrees, strict=True)],
         "token": [decoding.token_text(token_id) for token_id in ids],

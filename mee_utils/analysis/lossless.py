@@ -81,7 +81,7 @@ def draft_summary(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 
     predicted = drafts_of(replayed, max_draft, max_new_tokens)
     tokens = len(replayed.trace)
     return {
-        "drafted": predicted.judged.sum() / tokens,
+        "drafted": predicted.verified.sum() / tokens,
         "acceptance": predicted.acceptance,
         "tokens_a_round": tokens / predicted.rounds.sum(),
     }

@@ -1,6 +1,6 @@
 """`generate`: greedy decoding with early exits, batched; rows exit and finish independently of each other.
 
-Whatever the policy, a row gets what it would get alone (in bfloat16 up to rounding, as in `transformers`).
+With every policy, a row gets what it would get alone (in bfloat16 up to rounding, as in `transformers`).
 """
 
 import time
@@ -36,11 +36,13 @@ from .verify import DraftDecoder
 class Generation:
     """What `generate` returns; lists and arrays are in the order of the inputs.
 
-    Where FREE's threshold learns, copied tokens are read again; this is charged to the token that ran all
-    layers. Where exits are verified, a token has the layer of the draft that was accepted, L if the last
-    layer made it, and FLOPs count drafts that were thrown away too. FLOPs are the decoder's (see
-    `mee_utils.models.costs`), seconds those of decoding, with the encoder unless `encodings` are given,
-    without tokenization.
+    - Exit layers: the layer whose prediction the token is. With `propagation="verify"` this is the layer of
+      the accepted draft, or L if the last layer replaced it.
+    - FLOPs are those of the decoder (see `mee_utils.models.costs`). With `propagation="verify"` they include
+      drafts that were thrown away.
+    - Seconds are those of decoding: with the encoder unless `encodings` are given, without tokenization.
+    - With FREE's learning threshold, the logits of tokens that had exited are computed again when a later
+      token runs all layers; that token is charged for it.
     """
 
     texts: list[str]  # without special tokens
@@ -56,9 +58,9 @@ class Generation:
 
     @property
     def acceptance(self) -> float:
-        """Which share of the verified drafts the last layer accepted; NaN if there were none."""
-        verified = sum(output.judged for output in self.drafts or ())
-        accepted = sum(output.kept for output in self.drafts or ())
+        """The share of the verified drafts that the last layer accepted; NaN if there were none."""
+        verified = sum(output.verified for output in self.drafts or ())
+        accepted = sum(output.accepted for output in self.drafts or ())
         return accepted / verified if verified else float("nan")
 
     @property
@@ -112,7 +114,7 @@ def generate(
         inputs: the prompts; one text stands for a list of one.
         policy: when to exit; None runs all layers and gives the tokens of `transformers`' own greedy search.
             With `propagation="verify"` and no `max_draft`, drafts are planned first (`plan_drafts`), which
-            takes a while and is not part of `seconds`; where they are not faster, all layers are run.
+            takes a while and is not part of `seconds`; if they are not faster, all layers are run.
         max_new_tokens: the longest output, end token included; the `N` of decaying thresholds.
         batch_size: rows at a time; changes speed, not results (but for an adaptive threshold, which learns).
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.

@@ -1,4 +1,4 @@
-"""What decoding a batch returns: for every output its tokens, and what verified exits took."""
+"""What decoding a batch returns: the tokens of every output, and its drafts where exits were verified."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 
 
 class Drafts(NamedTuple):
-    """What verified exits took for one output; the arrays are `[token]` over all tokens that were executed.
+    """The drafts of one output, where exits were verified.
 
-    Tokens that were executed and thrown away are among them.
+    The arrays are `[token]`, over all tokens that were run, thrown away or not.
     """
 
     rounds: int  # how often the last layer verified
-    judged: int  # drafts that were verified; those after a wrong one are dropped unverified
-    kept: int  # drafts that were accepted
-    in_round: np.ndarray  # the round that executed the token, from 1
+    verified: int  # drafts that were verified; those after a wrong one are dropped unverified
+    accepted: int  # drafts that were accepted
+    in_round: np.ndarray  # the round that ran the token, from 1
     positions: np.ndarray
     exit_layers: np.ndarray  # L where the policy was not confident at any layer
     readout_rows: np.ndarray
@@ -33,5 +33,5 @@ class Output(NamedTuple):
 
     @property
     def executed(self) -> Output | Drafts:
-        """Whose `exit_layers` and `readout_rows` are those of all tokens that were run, for FLOPs."""
+        """What FLOPs are counted on: all tokens that were run, drafts that were thrown away included."""
         return self if self.drafts is None else self.drafts

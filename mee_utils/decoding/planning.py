@@ -5,7 +5,7 @@
    follow exactly (`rounds`), and with them the work: each pass through a layer, each decision and each
    verification reads its weights once, however many tokens take part.
 3. The most promising settings are timed on the same inputs, in turns with full depth. The fastest is taken if
-   it wins by a margin; else the inputs are decoded plainly. The output is that of full depth either way.
+   it is faster by `MIN_SPEEDUP`; else all layers are run. The output is that of full depth either way.
 """
 
 import time
@@ -33,12 +33,12 @@ from .inputs import check_inputs, check_lengths, check_search_settings
 from .layerwise import decoder_of
 from .rounds import Rounds, first_exits, rounds_of
 
-MIN_SPEEDUP = 1.05  # drafts are used if they are so many times as fast as full depth
-PLANNING_INPUTS = 16  # inputs that are replayed and timed (one batch, where that is larger)
-SETTINGS_TIMED = 5  # of different policies or layers
+MIN_SPEEDUP = 1.05  # drafts are used if decoding is at least this many times as fast as full depth
+PLANNING_INPUTS = 16  # number of inputs that are replayed and timed; at least one batch is timed
+SETTINGS_TIMED = 5  # how many of the most promising settings are timed
 TRIAL_ROUNDS = 3  # how often each of them is timed
-THRESHOLDS_TRIED = 24  # where the policy names none
-LAYER_STEP = 3  # between decisions, where not every layer decides
+THRESHOLDS_TRIED = 24  # thresholds that are compared if the policy gives none
+LAYER_STEP = 3  # layers from one decision to the next in policies that do not decide at every layer
 DEFAULT_MEASURES = ("softmax_margin", "max_probability", "hidden_similarity", "rising_top1")
 DEFAULT_TOP_K = 64  # vocabulary entries of the pruned margin
 
@@ -226,27 +226,30 @@ def _threshold_levels(replay: Replay) -> list[float] | None:
 
 
 def _exits(replay: Replay, states: FullDepthStates, policy: ExitPolicy, max_new_tokens: int) -> np.ndarray:
-    """`[token]`, the index of the decision at which each token exits; their number: at none."""
+    """`[token]`, the index of the decision at which each token exits.
+
+    It is equal to the number of decisions if the token exits at none.
+    """
     bound = policy.bind(replay.bound.layers, replay.bound.vocabulary)
     return first_exits(bound, replay.confidences, states.sequence, states.position, max_new_tokens)
 
 
 def _work(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: DecoderSizes) -> np.ndarray:
-    """`[setting]`, FLOPs of all rounds, those of a pass of several tokens counted as those of one.
+    """`[setting]`, FLOPs of all rounds; a pass of several tokens through a layer counts as one token.
 
-    A pass reads the weights of its layer once, and this is what it takes time for.
+    Such a pass reads the weights of its layer once, and reading them is what takes time.
     """
     bound = replay.bound
     layer = sizes.projections * sizes.layers / bound.layers  # of one layer here, in a decoder of these sizes
     decision = replay.readout_rows / bound.vocabulary * sizes.readout
     decision = decision + bound.measure.flops(sizes.d_model)  # [token, decision]
     until_exit = np.cumsum(decision, axis=1)
-    until_exit = np.hstack([until_exit, until_exit[:, -1:]])  # no exit: all decisions were computed
+    until_exit = np.hstack([until_exit, until_exit[:, -1:]])  # [token, decision + 1]; no exit: all decisions
     if not bound.measure.readout:
-        until_exit[:, :-1] += sizes.readout  # a draft then computes logits of its own
-    draft = rounds.depth * layer + until_exit[np.arange(len(until_exit)), exits]  # [setting, token]
-    drafts_before = np.pad(np.cumsum(draft, axis=1), ((0, 0), (1, 0)))
-    drafting = np.take_along_axis(drafts_before, rounds.run_to, axis=1) - drafts_before[:, :-1]
+        until_exit[:, :-1] += sizes.readout  # the draft's token then needs logits too
+    work = rounds.depth * layer + until_exit[np.arange(len(until_exit)), exits]  # [setting, token]
+    work_before = np.pad(np.cumsum(work, axis=1), ((0, 0), (1, 0)))  # [setting, token + 1], of earlier tokens
+    drafting = np.take_along_axis(work_before, rounds.run_to, axis=1) - work_before[:, :-1]
     # the last token of a round waits at the least depth: those before it were taken along
     waits_at = np.take_along_axis(rounds.depth, rounds.run_to - 1, axis=1)
     verifying = (bound.layers - waits_at) * layer + sizes.readout

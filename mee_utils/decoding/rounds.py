@@ -64,7 +64,8 @@ def rounds_of(
     """The rounds of several settings.
 
     Args:
-        exits: `[setting, token]`, the index of the decision at which each token exits; their number: at none.
+        exits: `[setting, token]`, the index of the decision at which each token exits; equal to the number of
+            decisions if it exits at none.
         same_token: `[token, decision]`, whether the prediction there is the last layer's.
         decision_layers: the layers before the last at which the policy decides.
         sequence: `[token]`, the index of the output that each token belongs to, ascending.
@@ -131,7 +132,10 @@ def first_exits(
     position: np.ndarray,
     max_new_tokens: int,
 ) -> np.ndarray:
-    """The index of the decision at which each token exits, `[token]`; their number: at none."""
+    """The index of the decision at which each token exits, `[token]`.
+
+    It is equal to the number of decisions if the token exits at none.
+    """
     exceeded = exceeded_decisions(bound, confidences, sequence, position, max_new_tokens)
     at_the_end = np.ones((len(exceeded), 1), dtype=bool)
     return np.hstack([exceeded, at_the_end]).argmax(axis=1)

@@ -168,7 +168,7 @@ class ExitState(LayerState):
 
     @cached_property
     def top1_id(self) -> Tensor:
-        """`[rows]`; of equal logits the first, as everywhere (`topk` picks another)."""
+        """`[rows]`; ties go to the first id, as everywhere (`topk` picks another)."""
         readout = self.step.bound.readout
         return self.readout_logits.tokens(readout is not None and readout.scored)
 
@@ -235,10 +235,10 @@ def states_by_layer(
         yield state
 
 
-def decide(bound: BoundPolicy, state: ExitState, length: int) -> np.ndarray:
-    """Which rows exit at this layer, `[rows]`; `length` is that of the longest output."""
+def decide(bound: BoundPolicy, state: ExitState, max_new_tokens: int) -> np.ndarray:
+    """Which rows exit at this layer, `[rows]`; `max_new_tokens` is the `N` of decaying thresholds."""
     state.confidence = on_host(bound.measure.confidence(state))
-    return bound.exceeded(state.confidence, state, length)
+    return bound.exceeded(state.confidence, state, max_new_tokens)
 
 
 # ---- one token
@@ -294,8 +294,9 @@ class Token:
 class TokenRun:
     """The present token of some rows on its way through the layers; rows leave it as they exit.
 
-    Where few rows exit, they stay in the batch, which is faster in a narrow model: a mask then keeps their
-    exit state as it is, and higher layers get keys and values of that state ("copy").
+    In a narrow model exited rows stay in the batch, masked, until all have exited: taking them out costs more
+    than running them. The mask keeps their exit state as it is, so that higher layers get keys and values of
+    that state ("copy"). FLOPs count each row as if it were decoded alone.
     """
 
     def __init__(self, step: Step, rows: Rows):
@@ -315,21 +316,29 @@ class TokenRun:
         return ExitState(self.step, layer, self.x, before, self.indices, previous)
 
     def exit(self, exits: np.ndarray) -> None:
-        """Marks rows as exited, `[rows]`; takes them out once enough have."""
+        """Marks rows as exited, `[rows]`; takes exited rows out once enough have."""
         self.active = self.active & ~exits
-        decoder, cache = self.step.decoder, self.rows.cache
-        if self.active.sum() <= decoder.compact_below * len(self.rows) or cache.parallel:
-            self.rows.keep(~self.active).store_exit_state(pick(self.x, ~self.active))
-            if not self.active.any():
-                return
-            self.x = pick(self.x, self.active)
-            self.rows = self.rows.keep(self.active)
-            self.indices = self.indices[self.active]
-            self.active = np.ones(len(self.rows), dtype=bool)
+        few_active = self.active.sum() <= self.step.decoder.compact_below * len(self.rows)
+        if few_active or self.rows.cache.parallel:
+            self._take_out_exited()
+        else:
+            self._mask_exited()
+
+    def _take_out_exited(self) -> None:
+        """Stores the exit states of exited rows and goes on with the others alone."""
         self._mask = None
-        if not self.active.all():
-            mask = torch.from_numpy(self.active)[:, None]
-            self._mask = mask.to(self.x.device, non_blocking=True)
+        self.rows.keep(~self.active).store_exit_state(pick(self.x, ~self.active))
+        if not self.active.any():
+            return
+        self.x = pick(self.x, self.active)
+        self.rows = self.rows.keep(self.active)
+        self.indices = self.indices[self.active]
+        self.active = np.ones(len(self.rows), dtype=bool)
+
+    def _mask_exited(self) -> None:
+        """Leaves exited rows in the batch; their states do not change any more."""
+        mask = torch.from_numpy(self.active)[:, None]
+        self._mask = mask.to(self.x.device, non_blocking=True)
 
 
 class TokenDecoder:
@@ -370,7 +379,7 @@ class TokenDecoder:
                 run.exit(exits)
                 if not run.active.any():
                     return token.complete()
-        _add_last(token, state, run.active)
+        _add_last(token, state, run.active)  # after the loop `state` is the last layer's
         token.complete()
         if bound.schedule.learns:
             self._learn(run, token)
@@ -403,7 +412,7 @@ class TokenDecoder:
         return token.complete()
 
     def _note_shallow(self, state: ExitState) -> None:
-        """Keeps what the layer that decides said, until a later token runs all layers."""
+        """Keeps the prediction of the decision layer until a later token runs all layers."""
         sequences = state.sequence.tolist()
         confidences = state.confidence.tolist()
         ids = on_host(state.top1_id).tolist()
@@ -413,8 +422,8 @@ class TokenDecoder:
     def _learn(self, run: TokenRun, token: Token) -> None:
         """Teaches the threshold, for rows that ran all layers: were the shallow predictions the deep ones?
 
-        Tokens that exited since such a row last did so wait in the cache; they have now been through all
-        layers too, and are read out again. This is charged to the token that took them along.
+        Tokens that exited since such a row last did so wait in the cache. They have now been through all
+        layers too, and their logits are computed again; the token that took them along is charged for it.
         """
         sequence = run.step.sequence[run.indices]
         shallow = [self.shallow.pop(row) for row in sequence.tolist()]
@@ -523,7 +532,7 @@ def pick(values: Tensor, which: np.ndarray) -> Tensor:
 
 
 def on_host(values) -> np.ndarray:
-    """A tensor or array as a numpy array. Nothing else waits for the device, and this once a decision."""
+    """A tensor or array as a numpy array. The only place that waits for the device, once per decision."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
     return (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()

@@ -8,7 +8,8 @@
 - Accept. Drafts are accepted up to the first that is not the last layer's token; that one is replaced, and
   what came after it is dropped. The token of which the policy was not confident comes from the last layer.
 
-Whatever the policy, a draft was made from the states that full depth has too, if all before it were right.
+If all tokens before it were right, a draft is computed from exactly the states of full depth, whatever the
+policy.
 This is self-speculative decoding (Draft & Verify, Zhang et al. 2024; LayerSkip, Elhoushi et al. 2024) for an
 encoder and decoder, any exit rule, and rows that accept different numbers of tokens.
 
@@ -100,6 +101,7 @@ class Row:
             readout_rows = draft.readout_rows + vocabulary
             self.executed.append(Executed(self.rounds, position, draft.layer, readout_rows))
         for draft, token in zip(self.drafts, predicted, strict=True):
+            # UNSURE equals no token: `verify` has refused ids of -1
             accepted = draft.token_id == token
             self.verified_drafts += draft.token_id != UNSURE
             self.accepted_drafts += accepted
@@ -117,8 +119,8 @@ class Row:
         """The output, all its tokens settled."""
         drafts = Drafts(
             rounds=self.rounds,
-            judged=self.verified_drafts,
-            kept=self.accepted_drafts,
+            verified=self.verified_drafts,
+            accepted=self.accepted_drafts,
             in_round=np.array([token.in_round for token in self.executed]),
             positions=np.array([token.position for token in self.executed]),
             exit_layers=np.array([token.layer for token in self.executed]),
@@ -155,7 +157,7 @@ class DraftRun:
         return ExitState(self.step, layer, self.present, before, self.indices, previous)
 
     def exit(self, layer: int, exits: np.ndarray) -> None:
-        """Takes out rows that exit after a layer, `[rows]`; their tokens wait there."""
+        """Takes out rows that exit at a layer, `[rows]`; their tokens wait there."""
         self.store(layer)
         if exits.all():
             return

@@ -1,1 +1,1 @@
-"""When to exit (floor 2): confidence measures, threshold schedules, and the policy that joins them."""
+"""When to exit: confidence measures, threshold schedules, and the policy that joins them."""

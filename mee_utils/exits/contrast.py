@@ -105,7 +105,7 @@ def jensen_shannon(p: Distribution, q: Distribution) -> Tensor:
 
 
 def farthest(expert: Distribution, amateurs: Sequence[Distribution]) -> Tensor:
-    """Index of the amateur of largest divergence from the expert, `[rows]`; of equals the first.
+    """Index of the amateur of largest divergence from the expert, `[rows]`; ties go to the first.
 
     Each distribution is `[rows, ids]`. Over the L layers of a token there are L (L - 1) / 2 pairs, but only L
     distributions: keep them from layer to layer, and each pair costs one entropy.
@@ -126,7 +126,7 @@ def jsd_contrast(expert: Tensor, amateurs: Tensor, alpha: float = ALPHA) -> tupl
     """The contrast with the amateur of largest Jensen-Shannon divergence (after DoLa, with a true JSD).
 
     Takes logits `[rows, ids]` and `[layers, rows, ids]`; returns log-probabilities `[rows, ids]` and the
-    index of the chosen amateur, `[rows]` (of equals the first).
+    index of the chosen amateur, `[rows]` (ties go to the first).
     """
     chosen = farthest(Distribution.from_logits(expert), [Distribution.from_logits(each) for each in amateurs])
     return contrast_with(expert, amateurs, chosen, alpha), chosen

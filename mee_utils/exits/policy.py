@@ -34,7 +34,8 @@ class ExitPolicy:
             for FREE's, "bandit" for UCBEE's and CeeBERT's, or a `Threshold`.
         decay: temperature `tau` of a threshold that falls with the position (CALM: 4); None: it is constant.
         decay_form: "scaled" (all public code) or "calm" (CALM, Eq. 5).
-        min_layer: first layer at which a token may exit, from 1 on; by default the model's `min_exit_layer`.
+        min_layer: first layer at which a token may exit, from 1 on; by default the model's `min_exit_layer`,
+            see `mee_utils.models.loading.Model`.
         exit_layers: the only layers at which a token may exit (FREE: one), in place of `min_layer`.
         propagation: where keys and values of skipped layers come from, "copy" (CALM, MEE: the exit state),
             "parallel" (FREE: waiting tokens run through a layer together once a later one needs it) or
@@ -143,7 +144,7 @@ class ExitPolicy:
         measure = self.measure
         option = f'pruning="{self.pruning}"' if self.pruning else f'contrast="{self.contrast}"'
         changes_logits = bool(measure.lens or measure.ensemble)
-        does = "looks back" if measure.lookback else "computes logits in its own way"
+        does = "looks at earlier layers" if measure.lookback else "computes logits in its own way"
         return [
             (
                 not self.plain and not self._gives_probability,
@@ -277,7 +278,7 @@ class ExitPolicy:
         return f"{type(self).__name__}({', '.join(options)})"
 
     def _repr_html_(self) -> str:
-        first = f"layer {self.min_layer}" if self.min_layer else "the model's first safe layer"
+        first = f"layer {self.min_layer}" if self.min_layer else "the model's min_exit_layer"
         where = f"at the layers {list(self.exit_layers)}" if self.exit_layers else f"from {first} on"
         rows = [("exits", where), ("skipped layers", self.propagation)]
         if self.measure.has_threshold:
@@ -297,7 +298,6 @@ class BoundPolicy:
         decision_layers: where the policy decides; at layer L all tokens exit.
         vocabulary: number of ids.
         readout: computes logits over fewer ids, or of a contrast; None: every readout scores all ids.
-        first_layer: the first layer that the measure looks at; L + 1 if nothing is decided.
         decisions: `[layer]`, 0 to L, how often the measure is computed until an exit there (oracle: 0).
     """
 
@@ -312,7 +312,6 @@ class BoundPolicy:
         self.readout: Readout | None = None
         if self.decision_layers and policy.changes_readout:
             self.readout = policy.readout_class(policy, self.decision_layers, layers, vocabulary)
-        self.first_layer = self._first_layer()
         self.decisions = self._count_decisions()
 
     def _decision_layers(self, min_exit_layer: int | None) -> tuple[int, ...]:
@@ -330,15 +329,6 @@ class BoundPolicy:
         allowed = given or range(first, self.layers)
         return tuple(layer for layer in allowed if needed_before < layer < self.layers)
 
-    def _first_layer(self) -> int:
-        if not self.decision_layers:
-            return self.layers + 1
-        if self.measure.recurrent:
-            return 1
-        first_decision = self.decision_layers[0]
-        amateurs = self.readout.amateurs.get(first_decision, ()) if self.readout else ()
-        return min([first_decision - self.measure.lookback, *amateurs])
-
     def _count_decisions(self) -> np.ndarray:
         reached = np.arange(self.layers + 1)
         if self.measure.needs_all_layers:
@@ -347,10 +337,10 @@ class BoundPolicy:
             return np.minimum(reached, self.decision_layers[-1])
         return np.searchsorted(self.decision_layers, reached, side="right")
 
-    def exceeded(self, confidence: np.ndarray, state, length: int) -> np.ndarray:
-        """Which rows of a state exit, `[rows]`; `length` is that of the longest output."""
+    def exceeded(self, confidence: np.ndarray, state, max_new_tokens: int) -> np.ndarray:
+        """Which rows of a state exit, `[rows]`; `max_new_tokens` is the `N` of decaying thresholds."""
         depth = state.layer / self.layers
-        return self.schedule.exceeded(confidence, state.position, length, state.sequence, depth)
+        return self.schedule.exceeded(confidence, state.position, max_new_tokens, state.sequence, depth)
 
     def flops(self, sizes: DecoderSizes, exit_layers, readout_rows, source, positions=None) -> dict:
         """FLOPs by part (see `mee_utils.models.costs`).

@@ -38,7 +38,7 @@ class ReadoutLogits:
     scores: Tensor  # what confidence is taken from: `logits`, or the log-probabilities of the contrast
 
     def tokens(self, contrast: bool) -> Tensor:
-        """The best id of every row; of equals the first, as where all ids are read out."""
+        """The best id of every row; ties go to the first, as when all ids are scored."""
         values = self.scores if contrast else self.logits
         if self.ids is None:
             return values.argmax(dim=-1)

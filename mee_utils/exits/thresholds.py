@@ -194,7 +194,8 @@ class _Round:
 class BanditThreshold(Threshold):
     """A bandit over thresholds, the `arms` (UCBEE, Pacheco et al. 2024; CeeBERT, Bajpai and Hanawal 2024).
 
-    Each output has a bandit to itself (in a batch a row gets what it gets alone), and each token is a round.
+    Each output has a bandit to itself, so that a row of a batch gets what it would get alone. Each token is a
+    round.
     Arms are tried once in their order, then the one with the largest `mean + exploration sqrt(ln t / n)`.
     The reward is the gain in confidence from the first decision to the last, minus `cost` times the share of
     the depth that was run: at a cost of 1 a layer pays off if it raises the confidence by `1 / L`. Nothing is

@@ -107,7 +107,7 @@ def _skipped_flops(sizes: DecoderSizes, exits: np.ndarray, attention: np.ndarray
 
     Three tokens that exit at layers 2, 4 and 3: layer 3 is reached last by the third token and layer 4 by the
     second. Before them the first token has skipped both layers, so that it gets keys and values of two; the
-    third skips layer 4, which nobody reaches after it.
+    third skips layer 4, which no token reaches after it.
     """
     if not len(exits):
         return 0

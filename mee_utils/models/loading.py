@@ -26,7 +26,13 @@ WANTED = "a folder written by save_pretrained, or a hub id (google-t5/t5-large)"
 class Model:
     """A loaded checkpoint: its `transformers` network in evaluation mode, and its fast tokenizer.
 
-    `name` is what figures call it, `min_exit_layer` (half the depth) the first of policies that name none.
+    Attributes:
+        network: the `transformers` model.
+        tokenizer: the fast tokenizer that belongs to it.
+        name: what figures call it.
+        min_exit_layer: the first layer at which a policy that names no layer may exit. Shipped models record
+            it (see `mee_utils.training.model_manifest`: from there on at least 95 % of confident predictions
+            are final); without a record it is half the depth.
     """
 
     network: nn.Module
@@ -166,7 +172,7 @@ def _config(where: str, revision: str | None):
 
 
 def _recorded_exit_layer(folder: Path) -> int | None:
-    """The first safe exit layer, which `make train` writes into a checkpoint's manifest."""
+    """`Model.min_exit_layer`, as `make train` writes it into a checkpoint's manifest; None without one."""
     path = folder / "manifest.json"
     if not path.is_file():
         return None

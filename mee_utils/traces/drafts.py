@@ -21,15 +21,15 @@ class DraftReplay:
     """What verified exits do, exactly; see `Generation.drafts`."""
 
     rounds: np.ndarray = field(repr=False)  # `[output]`, how often the last layer verified
-    judged: np.ndarray = field(repr=False)  # `[output]`, drafts that it verified
-    kept: np.ndarray = field(repr=False)  # `[output]`, drafts that it accepted
+    verified: np.ndarray = field(repr=False)  # `[output]`, drafts that it verified
+    accepted: np.ndarray = field(repr=False)  # `[output]`, drafts that it accepted
     exit_layers: np.ndarray = field(repr=False)  # `[token]`, of an accepted draft its layer, else L
 
     @property
     def acceptance(self) -> float:
         """The share of the verified drafts that is accepted; NaN if there are none."""
-        verified = int(self.judged.sum())
-        return int(self.kept.sum()) / verified if verified else float("nan")
+        verified = int(self.verified.sum())
+        return int(self.accepted.sum()) / verified if verified else float("nan")
 
 
 def replay_drafts(
@@ -72,7 +72,7 @@ def drafts_of(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) 
     outputs = len(trace.source_tokens)
     return DraftReplay(
         rounds=np.bincount(trace.sequence[rounds.begins[0]], minlength=outputs),
-        judged=np.bincount(trace.sequence[exits < len(replayed.decision_layers)], minlength=outputs),
-        kept=np.bincount(trace.sequence[accepted], minlength=outputs),
+        verified=np.bincount(trace.sequence[exits < len(replayed.decision_layers)], minlength=outputs),
+        accepted=np.bincount(trace.sequence[accepted], minlength=outputs),
         exit_layers=np.where(accepted, replayed.layers[exits], trace.layers),
     )

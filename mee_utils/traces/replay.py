@@ -1,6 +1,6 @@
 """Replay: exit policies run on a trace, thousands of thresholds in seconds.
 
-`replay_policy` computes what a policy reads at each of its decisions if nobody exits; a threshold then says
+`replay_policy` computes what a policy reads at each of its decisions if no token exits; a threshold then says
 where each token would have left. What replay cannot see: a token that exits early leaves other keys and
 values behind ("copy"), or is another token, and both change what follows.
 `mee_utils.analysis.comparison.agreement` measures how much.
@@ -32,7 +32,7 @@ TRACED = ("top1_probability", "top1_id", "margin", "entropy", "similarity")
 
 @dataclass(frozen=True)
 class PolicyReplay:
-    """What a policy reads if nobody exits; `decision` counts the layers at which it decides."""
+    """What a policy reads if no token exits; `decision` counts the layers at which it decides."""
 
     trace: Trace = field(repr=False)
     bound: BoundPolicy

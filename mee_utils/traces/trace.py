@@ -114,7 +114,7 @@ class Trace:
         return np.where(self.position == 0, -1, np.roll(self.token_id, 1))
 
     def by_output(self, values: np.ndarray) -> list[np.ndarray]:
-        """`[token]` as one array an output."""
+        """`[token]` as one array per output."""
         return np.split(values, np.flatnonzero(np.diff(self.sequence)) + 1)
 
     def check_model(self, model: Model) -> None:
