@@ -8,23 +8,15 @@ import pandas as pd
 import pytest
 from scipy.stats import norm
 
-from mee_utils import MeeError
+from mee_utils import MeeError, load_model, load_task, trace
 from mee_utils.analysis.statistics import DRAWS, Estimate, estimates
 from mee_utils.paper import claims
 from mee_utils.paper.statement import Rows, largest_drop, statement
-from mee_utils.paper.statements import BELIEFS, statements_of
+from mee_utils.paper.statements import BELIEFS, NOTEBOOKS, statements_of
 from mee_utils.paper.statements.monotonicity import first_layer_above, last_layer
+from mee_utils.study.experiment import Experiment
 
 ROOT = Path(__file__).parent.parent
-NUMBERS = {
-    "01_monotonicity": 9,
-    "02_saturation": 9,
-    "03_pruning": 14,
-    "04_contrastive_decoding": 9,
-    "05_mee_classifiers": 11,
-    "06_survey_rules": 16,
-    "08_results": 13,
-}
 
 
 def table(column, **curves):
@@ -176,11 +168,30 @@ def test_what_was_not_measured_cannot_be_tested():
     assert ours == "" and np.isnan(p_values).all()
 
 
-@pytest.mark.parametrize(("notebook", "number"), NUMBERS.items())
-def test_statements_name_their_source(notebook, number):
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_statements_name_their_source(notebook):
     several = statements_of(notebook)
-    assert len({each.claim for each in several}) == len(several) == number
+    assert several
     assert all(each.source and each.published and each.quote.endswith(".") for each in several)
+
+
+def test_no_two_statements_have_the_same_name():
+    """The ledger groups by name: a second one of a name, in any notebook, would join the first."""
+    names = [each.claim for notebook in NOTEBOOKS for each in statements_of(notebook)]
+    assert len(set(names)) == len(names)
+
+
+def test_the_example_of_the_architecture_page_judges_a_statement(monkeypatch, capsys):
+    page = (ROOT / "mee_utils" / "README.md").read_text(encoding="utf-8")
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "Experiment(None" in code]
+
+    def short_trace(experiment, model, task):
+        loaded = load_model(ROOT / "mee_utils" / "checkpoints" / experiment.profile.name / model)
+        return trace(loaded, load_task(task, limit=4).inputs, max_new_tokens=48)
+
+    monkeypatch.setattr(Experiment, "trace", short_trace)
+    exec(compile(code, "mee_utils/README.md", "exec"), {})
+    assert re.match(r"\('\d+\.\d%', [\d.e-]+, [\d.e-]+\)", capsys.readouterr().out)
 
 
 def test_a_notebook_without_statements_is_refused_by_name():
@@ -322,7 +333,7 @@ def test_at_least_24_statements_are_in_the_ledger():
 
 
 def test_beliefs_rest_on_statements_of_the_ledger():
-    known = {each.claim for notebook in NUMBERS for each in statements_of(notebook)}
+    known = {each.claim for notebook in NOTEBOOKS for each in statements_of(notebook)}
     for about in BELIEFS:
         assert set(about) <= {"belief", "for", "against", "fails"} and about.get("for", about.get("against"))
         assert set(about.get("for", [])) | set(about.get("against", [])) <= known, about["belief"]

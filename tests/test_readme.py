@@ -10,6 +10,7 @@ import pytest
 
 from mee_utils.paper import results_page
 from mee_utils.study.notebook_files import notebook_names
+from mee_utils.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "mee_utils/README.md")}
@@ -51,6 +52,17 @@ def test_what_a_page_names_is_there(page):
 def test_it_names_every_notebook_and_profile():
     profiles = [path.stem for path in (ROOT / "notebooks" / "profiles").glob("*.yaml")]
     assert all(name in README for name in [*notebook_names(), *(f"`{name}`" for name in profiles)])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_table_of_tasks_has_their_columns_and_metric(name):
+    """Before, README gave the columns of long documents as those of summaries."""
+    layouts = []
+    for layout in TASKS[name].layouts:
+        columns = ", ".join(f"`{column}`" for column in layout.columns)
+        layouts.append(f"{columns} ({layout.corpora})")
+    row = f"| `{name}` | {' or '.join(layouts)} | `{TASKS[name].metric}` |"
+    assert row in PAGES["mee_utils/README.md"].splitlines()
 
 
 def test_its_python_version_is_the_package_s():

@@ -28,13 +28,12 @@ DRAWS = "_draws"  # ending of the columns of a table that hold the draws of anot
 class Comparison:
     """One or several comparisons of estimates, with a one-sided p-value for either answer."""
 
-    margins: tuple[
-        tuple["Estimate", bool], ...
-    ]  # by how much each holds, and whether it does at a margin of 0
+    # of each comparison: the difference that must be positive, and whether 0 is enough (as for >=)
+    margins: tuple[tuple["Estimate", bool], ...]
 
     @property
     def p_holds(self) -> float:
-        """Small if all comparisons hold: the largest p-value against that a margin is not above 0."""
+        """Small if all comparisons hold: the largest p-value against "this margin is not above 0"."""
         return max(margin.p_values(or_equal)[0] for margin, or_equal in self.margins)
 
     @property
@@ -167,11 +166,11 @@ class Estimate:
         return Comparison(((other - self, True),))
 
     def p_values(self, or_equal: bool = False) -> tuple[float, float]:
-        """Of a margin: how likely one so far above 0 is if it is none, and one so far below.
+        """The one-sided p-values of this estimate as a margin: against "not above 0" and "not below 0".
 
-        The margin is normal, with the spread of its draws; without draws (of layers, say) it is a fact.
-        Nothing can be said if over a twentieth of the draws is missing, nor if the margin is exactly 0 in all
-        draws where one side should be above.
+        The margin is taken as normal, with the standard deviation of its draws. Without draws (a layer's
+        number, say) it is a fact, with p-values of 0 and 1. Both are 1, so that nothing is decided, if more
+        than a twentieth of the draws is missing, or if all draws are exactly 0 and 0 is not enough.
         """
         draws = np.asarray(self.value if self.draws is None else self.draws, dtype=np.float64)
         if np.isnan(self.value) or np.isnan(draws).mean() > 0.05:

@@ -1,7 +1,8 @@
 """The papers' statements (`statements/<notebook>.py`), judged on the tables of a notebook; the ledger of all.
 
-Each statement has two p-values on each task: one against "it does not hold", one against "it holds". Where a
-table has no bootstrap draws of a column, its values are facts.
+Each statement has two p-values on each task: `p_holds` is small where the data contradict "it does not hold",
+`p_fails` where they contradict "it holds". Values without bootstrap draws (a column `share` without a column
+`share_draws`) are taken as facts, without uncertainty.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +32,8 @@ def judge(notebook: str, tables: Mapping[str, Mapping], **parameters: float) -> 
     Args:
         notebook: its name, "01_monotonicity".
         tables: task -> name of a table -> its rows of this task, with a column `model`; None: not measured.
-        parameters: what the statements leave open; they find them beside the tables.
+        parameters: values that statements need beside the tables, such as `exit_layer`; attributes of
+            `results` as the tables are.
 
     Returns:
         The `TEXTS` of the statement, `task`, `ours` (our value in words), `p_holds` (small where the

@@ -32,7 +32,7 @@ class NotMeasured(Exception):
 
 
 class NoRows(Exception):
-    """A table has not the rows that a statement looks up."""
+    """A table lacks the rows that a statement looks up."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class Statement:
     quote: str  # the statement, in the paper's words or close to them; in brackets, how it is tested here
     published: str  # the published number
     models: tuple[str, ...]  # that it speaks of; without one of them it cannot be tested
-    nothing: str | None  # our value where there is no row, so that it does not hold; "": it cannot be tested
+    # where a table lacks the rows: None is an error, "" means that the statement cannot be tested, and
+    # another text is our value of a statement that does not hold
+    nothing: str | None
     compare: Callable[[Any], tuple[str, Comparison]]
 
 
@@ -77,7 +79,11 @@ class Rows:
         self.table = table
 
     def value(self, column: str, **values) -> Estimate:
-        """The estimate in a column of the one row with these values."""
+        """The estimate in a column of the one row with these values.
+
+        Its uncertainty comes from the bootstrap draws in `<column>_draws`, not from columns `low` and `high`:
+        without draws the value is taken as exact. A table that was read back from its CSV file has none.
+        """
         rows = self._select(values)
         if len(rows) != 1:
             raise NoRows(f'finds {len(rows)} rows with {values} in table "{self.name}" and needs one')

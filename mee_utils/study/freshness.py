@@ -1,6 +1,6 @@
-"""Is a product what its sources would give now? The one answer, by content: times say nothing in a clone.
+"""Would a product come out the same if it were made now? Digests of its sources decide, not file times.
 
-A record lists the digests of the sources that a product was made from:
+Times of files mean nothing in a fresh clone. A record lists the digests of the sources of a product:
 
 - a trace, a set of classifiers, a measurement, a run of a notebook: a JSON file below `build`, written
   when it is done;
@@ -8,8 +8,9 @@ A record lists the digests of the sources that a product was made from:
 - a model: its manifest; `inputs.check_recipe` refuses one that no longer fits, and nothing here makes it
   again.
 
-`forget_stale` deletes the records below `build` that are no longer true, and Snakemake runs what has
-none. A product itself is never an output of Snakemake, so that it cannot be deleted by it.
+`forget_stale` deletes the records below `build` that no longer match, and Snakemake runs what has none.
+Products themselves are not declared as outputs of Snakemake, since it deletes outputs before it makes them
+again.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from .profiles import Profile
 from .result_tables import BENCH, MEASURED, RETRAINED, inputs_of
 from .results import output_root
 
-LIBRARY = ("common", "tasks", "models", "exits", "decoding", "traces")  # what a trace is made by
-OF_NOTEBOOKS = {"notebooks", "ablations"}  # parts of a profile that change one notebook, or none
+LIBRARY = ("common", "tasks", "models", "exits", "decoding", "traces")  # the code that a trace depends on
+OF_NOTEBOOKS = {"notebooks", "ablations"}  # parts of a profile that matter to one notebook, or to none
 
 
 def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -114,7 +115,7 @@ def _classifier_sources(profile: Profile, model: str) -> dict[str, str]:
 
 
 def _measurement_sources(profile: Profile, job: Job) -> dict[str, str]:
-    """Not the code: measurements take hours, and `make status` says where code has changed under them."""
+    """Measurements take hours, so a change of code does not make them stale; `make status` reports it."""
     settings = profile.results
     tasks = profile.corpora if job.task == ALL else [job.task]
     digests = _corpora(profile, tasks) | {"classifiers": digest_of(profile.classifiers.model_dump())}
@@ -133,13 +134,13 @@ def _measurement_sources(profile: Profile, job: Job) -> dict[str, str]:
 
 
 def notebook_sources(profile: Profile, name: str) -> dict[str, str]:
-    """What decides about a notebook beside its manifest: its profile and the corpora."""
+    """The digests of what a notebook depends on and its manifest does not list: its profile, the corpora."""
     settings = [profile.model_dump(exclude=OF_NOTEBOOKS), profile.notebooks.get(name, {})]
     return _corpora(profile, [*profile.corpora, *profile.away]) | {"profile": digest_of(settings)}
 
 
 def table_sources(profile: Profile, jobs: Collection[Job]) -> dict[str, str]:
-    """Stored tables are made from what jobs have made."""
+    """The digests of what stored tables are made from: the products of jobs."""
     return {job.name: file_digest(job.path(profile)) for job in jobs}
 
 
@@ -149,7 +150,7 @@ def _weights(profile: Profile, models: Collection[str]) -> dict[str, str]:
 
 
 def _corpora(profile: Profile, tasks: Collection[str]) -> dict[str, str]:
-    """Of synthetic data and of a data set of the hub the settings, of local ones every file."""
+    """The digest of each corpus: of its settings, the code of synthetic ones, every file of local ones."""
     digests = {}
     for task in tasks:
         corpus = (profile.corpora | profile.away)[task]
@@ -241,7 +242,7 @@ def _notebook_changes(path: Path, name: str) -> list[str]:
 
 
 def forget_stale(profile: Profile) -> None:
-    """Deletes the records below `build` that are no longer true, and notes which models are there."""
+    """Deletes the records below `build` that no longer match, and records which models exist."""
     for name in profile.training.models:
         _note_model(profile, name)
     for job in [*traces(profile), *measurements(profile), *retrainings(profile)]:
@@ -269,7 +270,7 @@ def _forget(
 
 
 def _note_model(profile: Profile, name: str) -> None:
-    """A model that is there is never made again, nor one that all which start from it no longer need."""
+    """Records that a model need not be trained: it exists, or every model that starts from it does."""
     settings = profile.training
     heirs = [model for model in settings.models if settings.start(model) == name]
     marker = marker_path(profile, "model", name)

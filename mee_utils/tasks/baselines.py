@@ -63,7 +63,7 @@ def one_constant_summary(inputs: Sequence[str], train) -> list[str]:
 
 
 def source_copied(inputs: Sequence[str], train) -> list[str]:
-    """The source sentence, untranslated."""
+    """The source sentence, untranslated: the prompt after its prefix."""
     return [prompt.partition(": ")[2] for prompt in inputs]
 
 

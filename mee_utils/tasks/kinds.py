@@ -1,6 +1,7 @@
-"""The tasks. A new one is one entry of `TASKS`; whatever differs between tasks is asked of it.
+"""The tasks: an entry of `TASKS` has all that differs between them.
 
-A corpus is recognised by its columns. Prompts are those of T5 (Raffel et al. 2020, appendix D).
+The layout of a corpus is recognised by its columns. `source="synthetic"` also needs a generator of the same
+name in `synthetic.generator.GENERATORS`. Prompts are those of T5 (Raffel et al. 2020, appendix D).
 """
 
 import json
@@ -38,11 +39,12 @@ class TaskKind:
     """What differs between tasks."""
 
     layouts: tuple[Layout, ...]  # the columns its corpora come in
-    metric: str  # that figures show, one of those that `score_examples` returns
-    # (texts, references, language of the texts) -> metric -> array `[example]`, in percent
+    metric: str  # the one that figures show; a key of what `score_examples` returns
+    # called as score_examples(texts, references, language): metric -> array `[example]`, in percent
     score_examples: Callable[..., Scores]
-    baselines: tuple[Callable[[Texts, Any], list[str]], ...]  # trivial: (prompts, training split) -> texts
-    # the same -> metric -> percent, where that is not a mean over examples
+    # trivial ones, called as baseline(prompts, training split): a text for each prompt
+    baselines: tuple[Callable[[Texts, Any], list[str]], ...]
+    # called like score_examples: metric -> percent, for metrics that are no mean over examples, such as BLEU
     score_corpus: Callable[..., dict[str, float]] | None = None
 
     def score(

@@ -152,7 +152,7 @@ def load_task(
         source: "synthetic" (seeded, offline, known difficulty); a jsonl, jsonl.gz, parquet or csv file; a
             folder with one file or folder for each split; or the id of a data set on the hub. Columns are the
             hub's.
-        split: "train", "validation" or "test".
+        split: "train", "validation" or "test". A single file is read whole, whatever the split.
         limit: the number of examples to take from the beginning; required for "synthetic", which never ends.
         seed: which synthetic examples; the split of an example does not depend on it.
         revision: of a hub data set: a commit, tag or branch.

@@ -1,6 +1,7 @@
 """Statements on monotonicity, compared with what 01 measures.
 
-Tables: `stable` (figure 1) and `confidence` (figure 2). Parameter: `exit_layer`, where the model FREE exits.
+Tables: `stable` (figure 1) and `confidence` (figure 2). Parameter: `exit_layer`, the layer at which the model
+FREE was trained to exit.
 """
 
 import numpy as np
