@@ -416,7 +416,7 @@ def test_what_cannot_be_replayed_says_so(traced):
         def confidence(self, now):
             return now.state.sum(-1)
 
-    with pytest.raises(MeeError, match="give the model of the trace"):
+    with pytest.raises(MeeError, match=r"give the model of the trace too, model=.*states=file"):
         replay(found, ExitPolicy(OnState()))
     with pytest.raises(MeeError, match="made without states"):
         replay(found, ExitPolicy(OnState()), model=traced[0])
@@ -467,10 +467,96 @@ def test_a_measure_cannot_look_before_the_first_layer(traced):
         def confidence(self, now):
             return now.earlier(3).margin
 
-    with pytest.raises(MeeError, match="no layer 3 before layer 1"):
+    message = re.escape("earlier(3) at layer 1: the layers begin with 1; set lookback = 3")
+    with pytest.raises(MeeError, match=message):
         replay(found, ExitPolicy(TooFar()))
-    with pytest.raises(MeeError, match="no layer 3 before layer 1"):
+    with pytest.raises(MeeError, match=message):
         generate(model, INPUTS, ExitPolicy(TooFar()))
+    TooFar.lookback = 3
+    assert replay(found, ExitPolicy(TooFar(), min_layer=1, threshold=0.0)).min() >= 4
+
+
+@dataclass(eq=False)
+class Returns(Measure):
+    """What `compute` makes of the margin, `[rows]`."""
+
+    compute: object
+
+    name = "returns"
+    readout = True
+
+    def confidence(self, state):
+        return self.compute(state.margin)
+
+
+NO_CONFIDENCES = {
+    "scalar": (lambda margin: margin.mean(), "returned"),
+    "number": (lambda margin: 0.5, "returned 0.5"),
+    "column": (lambda margin: margin[:, None], "returned shape"),
+    "row": (lambda margin: margin[None], "returned shape"),
+    "one row less": (lambda margin: margin[1:], "returned shape"),
+    "none": (lambda margin: None, "returned None"),
+    "word": (lambda margin: "high", "returned 'high'"),
+    "words": (lambda margin: ["high"] * len(margin), "returned ['high'"),
+    "ragged": (lambda margin: [[0.1, 0.2], *([[0.1]] * (len(margin) - 1))], "returned"),
+    "dict": (lambda margin: {"confidence": margin}, "returned"),
+}
+
+
+@pytest.mark.parametrize(("compute", "what"), NO_CONFIDENCES.values(), ids=NO_CONFIDENCES.keys())
+def test_a_confidence_that_is_not_one_number_per_row_is_refused(traced, compute, what):
+    model, found = traced
+    policy = ExitPolicy(Returns(compute))
+    message = re.escape(f'confidence(state) of "returns" {what}')
+    for decode in (
+        lambda: replay(found, policy),
+        lambda: generate(model, INPUTS, policy),
+        lambda: generate(model, INPUTS, ExitPolicy(Returns(compute), propagation="verify", max_draft=2)),
+        lambda: generate(model, INPUTS, ExitPolicy(Returns(compute), propagation="verify")),
+        lambda: generate(model, INPUTS, ExitPolicy(Returns(compute), pruning="fixed", top_k=5)),
+    ):
+        with pytest.raises(MeeError, match=message) as error:
+            decode()
+        assert "one number per row, shape (" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_confidences_may_be_any_numbers_one_per_row(traced):
+    model, found = traced
+    for compute in (
+        lambda margin: margin > 0.5,
+        lambda margin: margin.tolist(),
+        lambda margin: [*margin],
+        lambda margin: on_host(margin).astype(np.float16),
+        lambda margin: margin * NAN,
+    ):
+        policy = ExitPolicy(Returns(compute), threshold=0.5)
+        assert len(replay(found, policy)) == len(found)
+        assert generate(model, INPUTS, policy, max_new_tokens=2).tokens
+
+
+def test_a_measure_without_a_confidence_says_so(traced):
+    class Empty(Measure):
+        pass
+
+    class Child(Empty):
+        pass
+
+    class Margin(measures.SoftmaxMargin):
+        pass
+
+    assert (Empty.name, Child.name, Margin.name) == ("Empty", "Child", "softmax_margin")
+    assert repr(ExitPolicy(Child())) == 'ExitPolicy("Child")'
+    with pytest.raises(MeeError, match=re.escape("Child has no method confidence(self, state)")):
+        generate(traced[0], INPUTS, ExitPolicy(Child()))
+
+
+def test_a_measure_shows_its_options():
+    assert repr(measures.PatientEntropy(patience=3)) == "PatientEntropy(patience=3)"
+    assert repr(measures.ConfidenceWindow(distance=0.2)) == "ConfidenceWindow(window=3, distance=0.2)"
+    assert repr(measures.SoftmaxMargin()) == "SoftmaxMargin()"
+    assert repr(ForcedExits([[1]])) == "ForcedExits()"
+    with pytest.raises(MeeError, match=r'did you mean "softmax_margin".*Or give a Measure object\.'):
+        ExitPolicy("softmax_marign")
 
 
 @pytest.mark.parametrize("layers", [[], [1, 2], [[0]], [[1.5]], [["a"]], None])

@@ -17,7 +17,7 @@ from ..models.loading import Model
 from .inputs import batches_by_length
 from .layerwise import LayerwiseDecoder, decoder_of
 from .outputs import Output
-from .token import ExitState, Step, decode_tokens, on_host, states_by_layer
+from .token import ExitState, Step, confidence_of, decode_tokens, on_host, states_by_layer
 from .verify import DraftDecoder
 
 LOGITS_AT_ONCE = 16_000_000  # elements of `[layer, token, vocabulary]` that a replay holds at a time
@@ -170,7 +170,7 @@ def _replay_tokens(
     for state in states_by_layer(state_after, bound.decision_layers[-1]):
         if state.layer not in bound.decision_layers:
             continue
-        state.confidence = on_host(bound.measure.confidence(state))
+        state.confidence = confidence_of(bound.measure, state)
         confidences.append(state.confidence)
         if bound.measure.readout:
             token_ids.append(on_host(state.top1_id))

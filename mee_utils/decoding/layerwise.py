@@ -252,6 +252,25 @@ class Rows:
         self.cache.filled[:, self.slots] -= np.arange(1, len(self.cache.filled) + 1)[:, None] > layers
 
 
+def next_merge_layer(filled: np.ndarray, layer: int) -> int:
+    """The layer at which further tokens join those that have not seen `layer`; L + 1 if none do.
+
+    Two rows, L = 4: row 0 has keys and values of 3 positions at layers 1 and 2, of 1 at layers 3 and 4; row 1
+    of 2 positions at layer 1, of none above. New tokens begin at layer 1, row 1's two join them at layer 2,
+    and positions 1 and 2 of row 0 join at layer 3. Then all have joined.
+
+    >>> filled = np.array([[3, 2], [3, 0], [1, 0], [1, 0]])
+    >>> [next_merge_layer(filled, layer) for layer in (1, 2, 3, 4)]
+    [2, 3, 5, 5]
+
+    Args:
+        filled: `[layer, row]`, positions with keys and values; higher layers never have more.
+        layer: the layer that the tokens go through next, from 1 on.
+    """
+    fewer = (filled[layer - 1 :] < filled[layer - 1]).any(axis=1)  # [layer], from `layer` on
+    return layer + int(fewer.argmax()) if fewer.any() else len(filled) + 1
+
+
 class Span(Rows):
     """The tokens that go through a layer together: of each row, all those that have not seen it yet.
 
@@ -270,8 +289,7 @@ class Span(Rows):
         self.request = (slots, ends)
         filled = cache.filled[:, slots]  # [layer, row]
         first = filled[layer - 1]  # [row], the first position that has not seen the layer
-        # the layers from here on that the same tokens have not seen; L + 1 if these are all
-        self.next_merge_layer = len(filled) + 1 - int((filled == first).all(axis=1)[::-1].argmax())
+        self.next_merge_layer = next_merge_layer(filled, layer)
         waiting = first < ends
         if not waiting.all():
             slots = slots[waiting]

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..common.errors import MeeError
+from ..common.errors import MeeError, shown
+from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy
 from ..exits.readout import ReadoutLogits
 from .layerwise import Cache, LayerwiseDecoder, Rows, waiting_positions
@@ -66,8 +67,9 @@ class LayerState:
         for _ in range(layers):
             state = state.previous
             if state is None:
-                missing = f"There is no layer {layers} before layer {self.layer} to look at"
-                raise MeeError(f"{missing}: raise the measure's lookback.")
+                missing = f"earlier({layers}) at layer {self.layer}: the layers begin with 1"
+                remedy = f"set lookback = {layers} in the measure's class"
+                raise MeeError(f"{missing}; {remedy}, and it decides from layer {layers + 1} on.")
         if len(state.rows) == len(self.rows):
             return state
         return RowView(state, np.searchsorted(state.rows, self.rows))
@@ -235,9 +237,28 @@ def states_by_layer(
         yield state
 
 
+def confidence_of(measure: Measure, state: LayerState) -> np.ndarray:
+    """The confidence of a measure on the host, `[rows]`.
+
+    Raises `MeeError` if the measure returns something else.
+    """
+    returned = measure.confidence(state)
+    rows = len(state.sequence)
+    try:
+        confidence = on_host(returned)
+    except (TypeError, ValueError):  # lists of unequal lengths
+        confidence = np.asarray(None)
+    are_numbers = confidence.dtype.kind in "bfiu"
+    if are_numbers and confidence.shape == (rows,):
+        return confidence
+    what = f"shape {confidence.shape}" if are_numbers and confidence.ndim else shown(returned)
+    wanted = f"return one number per row, shape ({rows},)"
+    raise MeeError(f'confidence(state) of "{measure.name}" returned {what}: {wanted}.')
+
+
 def decide(bound: BoundPolicy, state: ExitState, max_new_tokens: int) -> np.ndarray:
     """Which rows exit at this layer, `[rows]`; `max_new_tokens` is the `N` of decaying thresholds."""
-    state.confidence = on_host(bound.measure.confidence(state))
+    state.confidence = confidence_of(bound.measure, state)
     return bound.exceeded(state.confidence, state, max_new_tokens)
 
 

@@ -10,7 +10,7 @@
 | `learning_to_exit` | `n(h^l)` | `d + 1` parameters, squared error | BERxiT |
 | `q_exit` | all `n(h)` so far | `d + 1`: how likely is it to have exited by now | PALBERT |
 | `past_future` | `n(h^l)` | an affine map a layer that predicts `n(h^L)` | PF-BERxiT, DeeCap; tuned lens |
-| `ztw` | the exits so far | `log q = sum_i w_i log p_i + b`, a product of experts | ZTW |
+| `ztw` | the decision layers so far | `log q = sum_i w_i log p_i + b`, a product of experts | ZTW |
 | `token_hash` | the token before | a table: id and layer -> share that may exit | HashEE |
 
 One classifier serves all layers. Two outputs and a softmax are the sigmoid of their difference, `log_odds`.
@@ -235,10 +235,10 @@ class PastFuture(ExitClassifier):
 
 
 class Ensemble(ExitClassifier):
-    """The product of the exits so far, `log q = sum_i w_i log p_i + b` with `w_i > 0` and `b` of an id (ZTW).
+    """The product over the decision layers so far, `log q = sum_i w_i log p_i + b` (ZTW).
 
-    Token and confidence, the largest probability, come from `q` over the valid ids. Trained by the
-    cross-entropy of `q` at every layer from `min_exit_layer` on.
+    All `w_i > 0`, and `b` has one value per id. Token and confidence, the largest probability, come from `q`
+    over the valid ids. Trained by the cross-entropy of `q` at every layer from `min_exit_layer` on.
     """
 
     readout = True
@@ -264,7 +264,7 @@ class Ensemble(ExitClassifier):
 
         Args:
             layers: where the exits are, from 1.
-            logits: of each exit, `[rows, ids]`.
+            logits: at each decision layer, `[rows, ids]`.
             ids: which they are, `[rows, ids]`; None for the whole vocabulary.
 
         Returns:

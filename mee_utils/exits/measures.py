@@ -1,8 +1,8 @@
 """Confidence measures: from what is known of a token at a layer to one number, its confidence.
 
-A measure is a class with one method, `confidence(state)`. It returns one number a row; the token exits at the
-first layer where that number exceeds the threshold. `state` is the present token of several rows (outputs of
-a batch) at one layer. Its attributes are computed on first use:
+A measure is a class with one method, `confidence(state)`. It returns one number per row, `[rows]`; the token
+exits at the first layer where that number exceeds the threshold. `state` is the present token of several rows
+(outputs of a batch) at one layer. Its attributes are computed on first use:
 
 | attribute | per row |
 |---|---|
@@ -13,28 +13,32 @@ a batch) at one layer. Its attributes are computed on first use:
 | `sequence`, `position` | index of the input, and how many tokens its output has so far |
 | `token_before` | the token emitted before this one, -1 at the start |
 | `earlier(k)` | the same rows k layers before |
-| `so_far(name)` | an attribute at every exit so far, this one last: a tuple of `[rows]` |
+| `so_far(name)` | an attribute at every decision layer so far, this one last: a tuple of `[rows]` |
 | `memo(key, compute)` | `compute(state)`, a tuple of `[rows, ...]`, computed once for each layer |
+| `probabilities`, `logits` | `[rows, ids]`, while decoding alone: a trace does not keep them |
 
-An *exit* is a layer at which the policy decides. An example of three exits: a token is decided at layers 2, 4
-and 6, where the most probable ids are 7, 9 and 9. At layer 6 `so_far("top1_id")` is `(7, 9, 9)`; `Patience`
-gives 2 (the last two agree), and so does `Vote` (two of three predict 9).
+A *decision layer* is a layer at which the policy decides. An example with three of them: a token is decided
+at layers 2, 4 and 6, where the most probable ids are 7, 9 and 9. At layer 6 `so_far("top1_id")` is
+`(7, 9, 9)`; `Patience` gives 2 (the last two agree), and so does `Vote` (two of three predict 9).
 
-The token of an exit is always this layer's own top-1: rules that count exits ask how many support that token.
+The token of an exit is always this layer's own top-1: rules that count decision layers count those that
+predict that token too.
 
 Attributes are tensors while decoding and numpy arrays in a replay; a measure that keeps to operators works on
-both. To add a measure, write its class here and name it in `MEASURES`.
+both. To add a measure, write its class. Pass an instance to use it. Name it in `MEASURES` to use it by name
+and in `study/rules.yaml`; then run `pytest tests/test_policies.py tests/test_planning.py`.
 """
 
 from collections.abc import Sequence
 from functools import cache
+from inspect import signature
 from itertools import pairwise
 from math import e, inf
 
 import numpy as np
 import torch
 
-from ..common.errors import MeeError, check_choice, check_whole, is_number, shown
+from ..common.errors import MeeError, check_whole, is_number, nearest, shown
 from .equality import EqualByValue
 
 NEVER = np.iinfo(np.int64).max  # a layer that no decoder has
@@ -46,7 +50,7 @@ class Measure(EqualByValue):
     Measures of one class are equal if their attributes are, so that equal policies are equal.
     """
 
-    name = ""  # as in `ExitPolicy(measure=...)`
+    name = ""  # as in `ExitPolicy(measure=...)`; by default that of the class
     range = (0.0, 1.0)  # lowest and highest threshold; confidences do not exceed the highest
     default_threshold = 0.9
     has_threshold = True  # False: confidence is 0 or 1, and decides alone
@@ -55,18 +59,25 @@ class Measure(EqualByValue):
 
     readout = False  # whether it needs probabilities, that is, a product with the LM head at each decision
     lookback = 0  # how many layers before this one it needs, by `earlier`
-    uses_exit_history = False  # whether it needs all exits so far, by `so_far`
+    uses_exit_history = False  # whether it needs all decision layers so far, by `so_far`
     recurrent = False  # whether it has to run at every layer from the first on, deciding there or not
     needs_all_layers = False  # whether it needs later layers too (the oracle): decoding then runs all of them
 
     # `lens(state)`: the states that are multiplied with the LM head before the last layer, `[rows, d_model]`
     lens = None
-    # `ensemble(layers, logits, ids)`: scores `[rows, ids]` from the logits of the exits so far
+    # `ensemble(layers, logits, ids)`: scores `[rows, ids]` from the logits at all decision layers so far
     ensemble = None
 
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        unnamed = ["", *(base.__name__ for base in cls.__bases__)]  # a parent without a name has its class's
+        if cls.name in unnamed:
+            cls.name = cls.__name__
+
     def confidence(self, state):
-        """One number a row, `[rows]`; the token exits if it exceeds the threshold."""
-        raise NotImplementedError
+        """One number per row, `[rows]`; the token exits if it exceeds the threshold."""
+        missing = f"{type(self).__name__} has no method confidence(self, state)"
+        raise MeeError(f"{missing}: write one that returns one number per row.")
 
     @property
     def layers_used(self) -> int | None:
@@ -81,7 +92,9 @@ class Measure(EqualByValue):
         """Raises `MeeError` if the measure belongs to another model (trained measures)."""
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}("{self.name}")'
+        options = [name for name in signature(type(self)).parameters if name in vars(self)]
+        values = ", ".join(f"{name}={vars(self)[name]!r}" for name in options)
+        return f"{type(self).__name__}({values})"
 
 
 # ---- one layer
@@ -148,11 +161,11 @@ class RisingTop1(Measure):
         return third * ((third > second) & (second > first))
 
 
-# ---- all exits so far
+# ---- all decision layers so far
 
 
 class Patience(Measure):
-    """At how many exits in a row, this one included, the top-1 was the same (PABEE, LeeBERT).
+    """At how many decision layers in a row, this one included, the top-1 was the same (PABEE, LeeBERT).
 
     The patience p is the threshold: a token exits after p + 1 equal predictions. PABEE's best p is 6.
     """
@@ -166,23 +179,23 @@ class Patience(Measure):
 
     def confidence(self, state):
         ids = state.so_far("top1_id")
-        agrees = stack(ids[::-1]) == ids[-1]  # [exit, rows], the latest exit first
+        agrees = stack(ids[::-1]) == ids[-1]  # [decision layer, rows], the latest first
         return agrees.cumprod(0).sum(0) * 1.0
 
 
 class Vote(Patience):
-    """How many of the exits so far predict what this one does, in a row or not (Sun et al. 2021)."""
+    """How many decision layers so far predict what this one does, in a row or not (Sun et al. 2021)."""
 
     name = "vote"
 
     def confidence(self, state):
         ids = state.so_far("top1_id")
-        agrees = stack(ids) == ids[-1]  # [exit, rows]
+        agrees = stack(ids) == ids[-1]  # [decision layer, rows]
         return agrees.sum(0) * 1.0
 
 
 class WeightedVote(Vote):
-    """The same, a vote weighing as much as the probability that its exit gives it."""
+    """The same, each vote weighted by the probability that its decision layer gives to its prediction."""
 
     name = "weighted_vote"
     integer_threshold = False
@@ -197,10 +210,10 @@ class WeightedVote(Vote):
 
 
 class PatientEntropy(Measure):
-    """The least `exp(-H)` of the last `patience` exits, 0 until there are so many (PCEE-BERT, as written).
+    """The least `exp(-H)` of the last `patience` decision layers, 0 before there are as many (PCEE-BERT).
 
-    It is high if so many exits in a row were confident, whatever they predicted. (The public code is
-    `Patience`: `H` is unused.)
+    It is high if that many decision layers in a row were confident, whatever they predicted. This is the
+    rule as written; the public code is `Patience`, and `H` is unused.
     """
 
     name = "pcee"
@@ -223,8 +236,8 @@ class PatientEntropy(Measure):
 class ConfidenceWindow(Measure):
     """`exp(-H)`, or 1 where the top-1 probability has risen to far above one half (ELBERT).
 
-    Risen: strictly over the last `window` exits; far: by `distance` (0.4 is MEE's 0.9). The forerunner of
-    MEE's rising top-1, which has no first half.
+    Risen: strictly over the last `window` decision layers; far: by `distance` (0.4 is MEE's 0.9). The
+    forerunner of MEE's rising top-1, which has no first half.
     """
 
     name = "elbert"
@@ -316,12 +329,12 @@ def _are_layers(values: np.ndarray) -> bool:
 
 
 def stack(values: Sequence):
-    """The values of several exits, `[rows]` each, as one array or tensor `[exit, rows]`."""
+    """The values at several decision layers, `[rows]` each, as one array or tensor `[layer, rows]`."""
     return torch.stack(values) if isinstance(values[0], torch.Tensor) else np.stack(values)
 
 
 def _maximum(values: Sequence):
-    """The largest of the values of several exits, `[rows]`."""
+    """The largest of the values at several decision layers, `[rows]`."""
     stacked = stack(values)
     return stacked.amax(0) if isinstance(stacked, torch.Tensor) else stacked.max(0)
 
@@ -370,7 +383,9 @@ def find_measure(measure: str | Measure) -> Measure:
         raise MeeError(f'measure={shown(measure)}: give a name, such as "softmax_margin", or a Measure.')
     if measure in TRAINED:
         raise MeeError(f'"{measure}" needs a trained classifier: give the classifier as the measure.')
-    check_choice("measure", measure, [*MEASURES, *TRAINED])
+    names = [*MEASURES, *TRAINED]
+    if measure not in names:
+        raise MeeError(f'Unknown measure "{measure}": {nearest(measure, names)} Or give a Measure object.')
     return _named(measure)
 
 

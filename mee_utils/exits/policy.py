@@ -149,7 +149,7 @@ class ExitPolicy:
             (
                 not self.plain and not self._gives_probability,
                 f"{option} needs a measure that looks at probabilities before it exits, not "
-                f'"{measure.name}".',
+                f'"{measure.name}" (set readout = True in the class if it computes probabilities).',
             ),
             (
                 not self.plain and self.schedule.learns,

@@ -21,7 +21,7 @@ from ..common.errors import MeeError, check_whole, shown
 from ..decoding.generation import bind_policy
 from ..decoding.layerwise import decoder_of
 from ..decoding.rounds import exceeded_decisions
-from ..decoding.token import ExitState, LayerState, Step, on_host, states_by_layer
+from ..decoding.token import ExitState, LayerState, Step, confidence_of, on_host, states_by_layer
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
 from .trace import Trace
@@ -142,10 +142,13 @@ class StoredStates:
     """
 
     def __init__(self, trace: Trace, model: Model | None):
+        missing = []
         if model is None:
-            raise MeeError("This rule looks at states: give the model of the trace too, model=...")
+            missing.append("give the model of the trace too, model=...")
         if trace.states is None:
-            raise MeeError("This trace was made without states: make it with trace(..., states=file).")
+            missing.append("this trace was made without states, make it with trace(..., states=file)")
+        if missing:
+            raise MeeError(f"This rule looks at states: {'; '.join(missing)}.")
         trace.check_model(model)
         needed = (len(trace), model.layers, model.network.config.d_model)
         if trace.states.shape != needed:
@@ -270,7 +273,7 @@ def _look_up(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | Non
     readouts = []  # [decision + 1], for an exit there
     for state in states_by_layer(partial(TraceState, traced), trace.layers):
         if state.layer in bound.decision_layers:
-            confidences.append(on_host(bound.measure.confidence(state)))
+            confidences.append(confidence_of(bound.measure, state))
             # the token is the top-1 of a readout that the measure has looked at, or takes one of its own
             predicted = bound.measure.readout and state.layer in traced.read_layers
             readouts.append(len(traced.read_layers) + (not predicted))
@@ -295,7 +298,7 @@ def _read_out(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | No
     for layer in (*bound.decision_layers, trace.layers):
         state = states[layer - 1]
         if layer != trace.layers:
-            state.confidence = on_host(bound.measure.confidence(state))
+            state.confidence = confidence_of(bound.measure, state)
             confidences.append(state.confidence)
         token_ids.append(on_host(state.top1_id))
         readout_rows.append(state.step.readout_rows.copy())
