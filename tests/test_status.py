@@ -297,6 +297,27 @@ def test_a_record_says_what_has_changed(run, monkeypatch, kind):
     assert bool(freshness.changed(then, freshness.sources(other, job))) == (kind != "trace")
 
 
+@pytest.mark.parametrize(
+    ("file", "changes_measurements"),
+    [("tasks/kinds.py", False), ("tasks/synthetic/french.py", True), ("tasks/synthetic/nouns.tsv", True)],
+)
+def test_measurements_depend_on_generators_and_not_on_all_code_of_tasks(
+    tmp_path, monkeypatch, file, changes_measurements
+):
+    """Before, an entry of `TASKS` made hours of measurements stale."""
+    job = Job("settings", "calm", "translation")
+    package = tmp_path / "mee_utils"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
+    for module in (freshness, digests):
+        monkeypatch.setattr(module, "PACKAGE", package)
+    then = freshness.sources(PROFILE, job)
+    assert freshness.changed(then, freshness.sources(PROFILE, job)) == []
+    with (package / file).open("a", encoding="utf-8") as opened:
+        opened.write("\nADDED = 1\n")
+    changed = freshness.changed(then, freshness.sources(PROFILE, job))
+    assert changed == (["corpus translation"] if changes_measurements else [])
+
+
 def test_a_corpus_on_disk_is_a_source_by_its_content(tmp_path):
     corpus = tmp_path / "corpus"
     corpus.mkdir()

@@ -150,14 +150,14 @@ def _weights(profile: Profile, models: Collection[str]) -> dict[str, str]:
 
 
 def _corpora(profile: Profile, tasks: Collection[str]) -> dict[str, str]:
-    """The digest of each corpus: of its settings, the code of synthetic ones, every file of local ones."""
+    """The digest of each corpus: of its settings, the generators of synthetic ones, every file of local ones."""
     digests = {}
     for task in tasks:
         corpus = (profile.corpora | profile.away)[task]
         settings = [corpus.model_dump(), profile.training.seed, profile.training.max_source]
         files = []
         if corpus.source == "synthetic":
-            settings.append(code_digests(code_files("tasks")))
+            settings.append(code_digests(code_files("tasks/synthetic")))
         elif profile.has_data(task):
             files = _files(Path(profile.source(task)))
         digests[f"corpus {task}"] = digest_of([settings, files])
