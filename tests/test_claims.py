@@ -175,6 +175,13 @@ def test_statements_name_their_source(notebook):
     assert all(each.source and each.published and each.quote.endswith(".") for each in several)
 
 
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_statements_of_our_own_are_marked_as_their_source_says(notebook):
+    for each in statements_of(notebook):
+        says_so = each.source.startswith("not asked by") or "not in the papers" in each.source
+        assert each.of_our_own == says_so, each.claim
+
+
 def test_no_two_statements_have_the_same_name():
     """The ledger groups by name: a second one of a name, in any notebook, would join the first."""
     names = [each.claim for notebook in NOTEBOOKS for each in statements_of(notebook)]

@@ -63,9 +63,9 @@ def judge_one(each: Statement, tables: Mapping, parameters: Mapping) -> tuple[st
     except NotMeasured:
         return "", np.nan, np.nan
     except NoRows as error:
-        if each.nothing is None:
+        if each.without_rows is None:
             raise MeeError(f'The claim "{each.claim}" {error}: check the table and the statement.') from error
-        return (each.nothing, 1.0, 0.0) if each.nothing else ("", np.nan, np.nan)
+        return (each.without_rows, 1.0, 0.0) if each.without_rows else ("", np.nan, np.nan)
     return ours, comparison.p_holds, comparison.p_fails
 
 

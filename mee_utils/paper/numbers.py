@@ -19,6 +19,7 @@ from ..study.result_tables import KEEPS_IT
 from ..study.results import DECIMALS, Run
 from ..tasks.kinds import TASKS
 from .claims import VERDICTS
+from .statements import claims_of_our_own
 
 FILE = "numbers.json"
 OF_CALM = f"model == {MAIN_MODEL!r}"
@@ -146,7 +147,7 @@ def results(tables: SavedTables) -> Numbers:
     for task, rows in bugs.groupby("task"):
         stated.setdefault(task, {})["positions_for_ids"] = _by(rows, "version", "retained")
     ledger = tables["ledger"]
-    of_our_own = ledger.source.str.contains("not asked|not in the papers").sum()
+    of_our_own = ledger.claim.isin(claims_of_our_own()).sum()
     together: Numbers = {"ledger": {"statements": len(ledger), "of_our_own": int(of_our_own)}}
     together["verdicts"] = {verdict: int((ledger.verdict == verdict).sum()) for verdict in VERDICTS}
     if "fresh_sets" in tables:

@@ -46,7 +46,8 @@ class Statement:
     models: tuple[str, ...]  # that it speaks of; without one of them it cannot be tested
     # where a table lacks the rows: None is an error, "" means that the statement cannot be tested, and
     # another text is our value of a statement that does not hold
-    nothing: str | None
+    without_rows: str | None
+    of_our_own: bool  # whether we added it: no paper states it
     compare: Callable[[Any], tuple[str, Comparison]]
 
 
@@ -57,12 +58,22 @@ def statement(
     quote: str,
     published: str,
     models: Sequence[str] = ("calm",),
-    nothing: str | None = None,
+    without_rows: str | None = None,
+    of_our_own: bool = False,
 ) -> Callable[[Callable], Statement]:
     """Makes a `Statement` of the function that compares our results with it; the fields are the class's."""
 
     def complete(compare: Callable[[Any], tuple[str, Comparison]]) -> Statement:
-        return Statement(claim, source, quote, published, tuple(models), nothing, compare)
+        return Statement(
+            claim=claim,
+            source=source,
+            quote=quote,
+            published=published,
+            models=tuple(models),
+            without_rows=without_rows,
+            of_our_own=of_our_own,
+            compare=compare,
+        )
 
     return complete
 

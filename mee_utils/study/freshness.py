@@ -150,7 +150,7 @@ def _weights(profile: Profile, models: Collection[str]) -> dict[str, str]:
 
 
 def _corpora(profile: Profile, tasks: Collection[str]) -> dict[str, str]:
-    """The digest of each corpus: of its settings, the generators of synthetic ones, every file of local ones."""
+    """The digest of each corpus: of its settings, synthetic ones' generators, local ones' files."""
     digests = {}
     for task in tasks:
         corpus = (profile.corpora | profile.away)[task]

@@ -113,6 +113,7 @@ def jsd_keeps_predictions(results):
 @statement(
     "without the mass, contrast is a looser threshold",
     source="not asked by the papers",
+    of_our_own=True,
     quote=(
         "Without the mass of its plausible set, contrast exits earlier at the same threshold and keeps "
         "fewer predictions."

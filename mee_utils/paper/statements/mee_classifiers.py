@@ -35,6 +35,7 @@ def three_layers_decide_better_than_one(results):
 @statement(
     "it is the layers, not the parameters",
     source="not asked by the papers",
+    of_our_own=True,
     quote="Three states decide better than one state with as many parameters.",
     published="not tested",
 )
@@ -47,6 +48,7 @@ def it_is_the_layers_not_the_parameters(results):
 @statement(
     "many tokens bring out the layers",
     source="not asked by the papers",
+    of_our_own=True,
     quote=(
         "Trained on ten times as many tokens, three states decide better than one state with as many "
         "parameters."
@@ -88,7 +90,7 @@ def states_say_more_than_probabilities(results):
     source="MEE report, section 5",
     quote="Three rising top-1 scores, the last above 0.9, almost never change later.",
     published="almost never",
-    nothing="no score is above 0.9",
+    without_rows="no score is above 0.9",
 )
 def three_rising_scores_above_0_9_are_final(results):
     precision = precision_of_exits(results.decisions, rule="rising_top1")
@@ -98,11 +100,12 @@ def three_rising_scores_above_0_9_are_final(results):
 @statement(
     "rising scores are surer than one",
     source="not asked by the papers",
+    of_our_own=True,
     quote=(
         "Of scores above 0.9, those that rose three times stay more often than all of them (by a thousandth)."
     ),
     published="not tested",
-    nothing="no score is above 0.9",
+    without_rows="no score is above 0.9",
 )
 def rising_scores_are_surer_than_one(results):
     rising = precision_of_exits(results.decisions, rule="rising_top1")
@@ -153,7 +156,7 @@ def mee_is_slower_than_full_depth(results):
     source="MEE blog, open question 1",
     quote="A classifier on several layers keeps 99 % of the score for fewer FLOPs than full depth.",
     published="open",
-    nothing="none keeps it for certain",
+    without_rows="none keeps it for certain",
 )
 def several_layers_can_be_cheap_and_keep_quality(results):
     shares = results.kept.values("flops_share", rule=SEVERAL)

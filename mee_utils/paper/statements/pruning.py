@@ -105,7 +105,7 @@ def pruning_saves_work(results):
     source="Not all FLOPs, softmax results",
     quote="Pruned runs take less time than unpruned ones (one output at a time, fixed and decaying).",
     published="36.0 to 7.6 s (CNN/DM, decaying)",
-    nothing="",
+    without_rows="",
 )
 def pruning_saves_time(results):
     pruned = results.times.values("speed", model="calm", batch=1, reduction=["fixed", "decaying"])

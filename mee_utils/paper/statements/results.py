@@ -31,7 +31,7 @@ def with_and_without(results, bug: str, **values) -> list[Estimate]:
         "every rule."
     ),
     published="proved, 95 %",
-    nothing="",
+    without_rows="",
 )
 def the_guarantee_holds(results):
     tested = {"bound": lambda bound: bound != "no_test"}
@@ -74,7 +74,7 @@ def calibrated_softmax_saves_layers(results):
     source="CALM, results",
     quote="At the same quality the softmax measure spends less than classifier and similarity.",
     published="figures",
-    nothing="",
+    without_rows="",
 )
 def softmax_costs_least_at_equal_loss(results):
     margin = cheapest(results.equal.values("flops_share", rule="softmax_margin", wanted=0.05))
@@ -87,7 +87,7 @@ def softmax_costs_least_at_equal_loss(results):
     source="Not all FLOPs, title",
     quote="With pruning the margin spends less for the same quality.",
     published="announced",
-    nothing="",
+    without_rows="",
 )
 def pruning_is_cheaper_at_equal_loss(results):
     pruned = cheapest(results.equal.values("flops_share", rule="fixed", wanted=0.05))
@@ -100,7 +100,7 @@ def pruning_is_cheaper_at_equal_loss(results):
     source="Not all FLOPs, introduction",
     quote="With contrast less is spent for the same quality (both pruned).",
     published="claimed",
-    nothing="",
+    without_rows="",
 )
 def contrast_is_a_pareto_improvement_at_equal_loss(results):
     contrast = cheapest(
@@ -115,7 +115,7 @@ def contrast_is_a_pareto_improvement_at_equal_loss(results):
     source="MEE blog, section 3",
     quote="At the same quality MEE's measures spend less than CALM's.",
     published="implied (at 0.9)",
-    nothing="",
+    without_rows="",
 )
 def mees_measures_are_better_at_equal_loss(results):
     mee = cheapest(results.equal.values("flops_share", rule=list(MEE_RULES), wanted=0.05))
@@ -132,7 +132,7 @@ def mees_measures_are_better_at_equal_loss(results):
     source="MEE blog, open question 1",
     quote="A rule over several layers keeps 99 % of the score and emits more tokens a second.",
     published="open",
-    nothing="none of the timed ones keeps 99 %",
+    without_rows="none of the timed ones keeps 99 %",
 )
 def several_layers_full_quality_and_faster(results):
     speed = results.answer.values("speed", rule=list(SEVERAL_LAYERS), batch=1).max()
@@ -146,7 +146,7 @@ def several_layers_full_quality_and_faster(results):
     quote="On FREE's own model the adaptive threshold saves work and keeps (here: 98 % of) the score.",
     published="claimed",
     models=["free"],
-    nothing="",
+    without_rows="",
 )
 def free_saves_at_full_quality(results):
     retained = results.settings.value("retained", model="free", rule="free_adaptive")
@@ -157,6 +157,7 @@ def free_saves_at_full_quality(results):
 @statement(
     "the depth collapse ruins the margin",
     source="MEE, code (not in the papers)",
+    of_our_own=True,
     quote=(
         "The published collapse of the softmax margin comes from the decoder, which cuts itself short: so "
         "cut, in batches of 32 as published, it keeps less than half."
@@ -171,6 +172,7 @@ def the_depth_collapse_ruins_the_margin(results):
 @statement(
     "the depth collapse ruins similarity",
     source="MEE, code (not in the papers)",
+    of_our_own=True,
     quote=(
         "The published collapse of hidden similarity comes from the same bug: so cut it keeps less than "
         "half, and uncut it does not."
@@ -185,6 +187,7 @@ def the_depth_collapse_ruins_similarity(results):
 @statement(
     "zeros come from positions",
     source="Not all FLOPs, code (not in the papers)",
+    of_our_own=True,
     quote=(
         "Positions in the kept list emitted as ids explain scores near 0 (below a seventh); ids do not "
         "lose a tenth."
@@ -199,6 +202,7 @@ def zeros_come_from_positions(results):
 @statement(
     "the sorted list costs the score",
     source="Not all FLOPs, code (not in the papers)",
+    of_our_own=True,
     quote=(
         "A kept list sorted by id explains losses under decaying pruning (a tenth or more); in order of "
         "score it loses less."

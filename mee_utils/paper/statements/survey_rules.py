@@ -48,6 +48,7 @@ def confidence_is_fake_at_early_layers(results):
 @statement(
     "training for exits cures fake confidence",
     source="not asked by the survey",
+    of_our_own=True,
     quote="Of the tokens of which the first exit is sure, fewer are wrong under CALM than under vanilla.",
     published="not tested",
     models=["calm", "vanilla"],
@@ -85,6 +86,7 @@ def an_ensemble_is_more_trustworthy(results):
 @statement(
     "ELBERT is MEE's rule with another half",
     source="not asked by the survey",
+    of_our_own=True,
     quote="ELBERT's window leaves where a low entropy or MEE's rising top-1 does, token by token.",
     published="two rules of two papers",
 )
@@ -164,7 +166,7 @@ def fewer_mistakes_later_in_a_sentence(results):
         "than the demand."
     ),
     published="named, no number",
-    nothing="",
+    without_rows="",
 )
 def confidence_moves_with_the_domain(results):
     home = results.travelled.value("loss", rule="surest", place="at home")
@@ -181,7 +183,7 @@ def confidence_moves_with_the_domain(results):
         "of the task."
     ),
     published="named, no number",
-    nothing="",
+    without_rows="",
 )
 def confidence_is_less_right_in_another_domain(results):
     home = results.moved.value("wrong", place="at home")
