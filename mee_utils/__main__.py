@@ -67,11 +67,11 @@ def notebook(options) -> str:
 
     given = parse_assignments(options.parameter)
     profile = load_profile(options.profile, options.data)
-    sources = freshness.notebook_sources(profile, options.name)
+    digests = freshness.notebook_digests(profile, options.name)
     path = run_notebook(options.name, options.profile, options.data, given)
     if "trials" in path.parts:
         return f"executed {options.name}: {path} (other parameters than the profile's: kept apart)"
-    freshness.write_record(freshness.marker_path(profile, "notebook", options.name), sources)
+    freshness.write_record(freshness.record_path(profile, "notebook", options.name), digests)
     return f"executed {options.name}: {path}"
 
 
@@ -130,7 +130,7 @@ def _train_model(profile: Profile, model: str) -> str:
     from .training import build
 
     (folder,) = build.train(profile, [model])
-    freshness.write_record(freshness.marker_path(profile, "model", model), {})
+    freshness.write_record(freshness.record_path(profile, "model", model), {})
     return f"trained: {folder}"
 
 
@@ -147,7 +147,7 @@ def _make(profile: Profile, work: jobs.Job, force: bool) -> str:
     from .study import artifacts, freshness, measure
     from .training import retraining
 
-    with freshness.recorded(freshness.record_path(profile, work), freshness.sources(profile, work)):
+    with freshness.recorded(freshness.job_record_path(profile, work), freshness.job_digests(profile, work)):
         if work.kind in jobs.CLASSIFIERS:
             seeds = {single.seed for single in jobs.members(profile, work)}
             classifiers = artifacts.train_classifiers(profile, [work.model], seeds)
@@ -164,12 +164,12 @@ def _store_tables(profile: Profile, name: str) -> str:
     from .training import retraining
 
     if name == "measured":
-        sources = freshness.table_sources(profile, jobs.measurements(profile))
+        digests = freshness.table_digests(profile, jobs.measurements(profile))
         store = measure.store
     else:
-        sources = freshness.table_sources(profile, jobs.retrainings(profile))
+        digests = freshness.table_digests(profile, jobs.retrainings(profile))
         store = retraining.store
-    with freshness.recorded(freshness.marker_path(profile, "tables", name), sources):
+    with freshness.recorded(freshness.record_path(profile, "tables", name), digests):
         return f"tables: {store(profile)}"
 
 

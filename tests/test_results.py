@@ -330,13 +330,13 @@ def test_notebook_06_is_drawn_without_a_model(monkeypatch, tmp_path):
 def test_status_says_what_has_changed_since(tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     profile, folder = load_profile("small"), tmp_path / "small" / "measured"
-    assert freshness.result_changes(profile, "measured") is None
+    assert freshness.stored_result_changes(profile, "measured") is None
     run = results.Run("measured", "small", {}, folder)
     run.inputs["model calm"] = weights_digest(profile, "calm")
     run.save_table(pd.DataFrame({"a": [1.0]}), "table")
     run.finish()
     assert (
-        freshness.result_changes(profile, "measured") == []
+        freshness.stored_result_changes(profile, "measured") == []
         and dict(status.states(profile))["measured"] == "fresh"
     )
     made = json.loads((folder / "manifest.json").read_text())
@@ -345,7 +345,7 @@ def test_status_says_what_has_changed_since(tmp_path, monkeypatch):
     (folder / "manifest.json").write_text(json.dumps(made))
     (folder / "table.csv").write_text("a\n2.0\n")
     found = ["table.csv", "mee_utils/study/results.py", "model calm"]
-    assert freshness.result_changes(profile, "measured") == found
+    assert freshness.stored_result_changes(profile, "measured") == found
     assert dict(status.states(profile))["measured"] == f"stale, changed since: {', '.join(found)}"
 
 

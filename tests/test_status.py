@@ -70,12 +70,12 @@ def run(executed, tmp_path, monkeypatch):
 
 
 def changes(name=NAME):
-    return freshness.result_changes(PROFILE, name)
+    return freshness.stored_result_changes(PROFILE, name)
 
 
 def write_record():
     freshness.write_record(
-        freshness.marker_path(PROFILE, "notebook", NAME), freshness.notebook_sources(PROFILE, NAME)
+        freshness.record_path(PROFILE, "notebook", NAME), freshness.notebook_digests(PROFILE, NAME)
     )
 
 
@@ -113,8 +113,8 @@ def test_status_reads_the_corpora_in_the_data_folder(run, tmp_path):
     without = PROFILE.model_copy(update={"corpora": {"translation": translation}})
     profile = without.model_copy()
     profile._data = str(tmp_path / "data")
-    record = freshness.marker_path(profile, "notebook", NAME)
-    freshness.write_record(record, freshness.notebook_sources(profile, NAME))
+    record = freshness.record_path(profile, "notebook", NAME)
+    freshness.write_record(record, freshness.notebook_digests(profile, NAME))
     assert dict(status.states(profile))[NAME] == dict(status.states(without))[NAME] == "fresh"
     file.write_text("{}\n{}\n")
     assert dict(status.states(profile))[NAME] == "stale, changed since: corpus translation"
@@ -222,12 +222,15 @@ def test_what_was_not_timed_or_retrained_then_is_seen_when_it_comes(tmp_path, mo
     run.finish()
     profile = PROFILE.model_copy(update={"name": "nobody"})
     monkeypatch.setattr(freshness, "BENCH", tmp_path)
-    assert freshness.result_changes(profile, "measured") == []
+    assert freshness.stored_result_changes(profile, "measured") == []
     (tmp_path / "shapes.csv").write_text("speed\n1\n")
     other = results.Run("retrained", "nobody", {}, tmp_path / "nobody/retrained")
     other.save_table(pd.DataFrame({"t": [1.0]}), "seeds")
     other.finish()
-    assert freshness.result_changes(profile, "measured") == ["results bench/shapes.csv", "results retrained"]
+    assert freshness.stored_result_changes(profile, "measured") == [
+        "results bench/shapes.csv",
+        "results retrained",
+    ]
     assert [name for name, _ in status.states(profile)][:2] == ["measured", "retrained"]
 
 
@@ -256,7 +259,7 @@ def test_a_changed_model_makes_measurements_stale(tmp_path, monkeypatch):
 
 
 def test_what_is_not_as_it_was_made_is_made_again(run):
-    record = freshness.marker_path(PROFILE, "notebook", NAME)
+    record = freshness.record_path(PROFILE, "notebook", NAME)
     write_record()
     freshness.forget_stale(PROFILE)
     assert record.exists()
@@ -268,12 +271,12 @@ def test_what_is_not_as_it_was_made_is_made_again(run):
 def test_times_of_files_decide_nothing(run, monkeypatch):
     """Before, 03, 05, 06 and 08 ran again after a `touch`, since files above 1 MB went by time."""
     job = Job("trace", "vanilla", "translation")
-    record = freshness.record_path(PROFILE, job)
+    record = freshness.job_record_path(PROFILE, job)
     job.path(PROFILE).parent.mkdir(parents=True)
     job.path(PROFILE).touch()
-    freshness.write_record(record, freshness.sources(PROFILE, job))
-    notebook_record = freshness.marker_path(PROFILE, "notebook", NAME)
-    freshness.write_record(notebook_record, freshness.notebook_sources(PROFILE, NAME))
+    freshness.write_record(record, freshness.job_digests(PROFILE, job))
+    notebook_record = freshness.record_path(PROFILE, "notebook", NAME)
+    freshness.write_record(notebook_record, freshness.notebook_digests(PROFILE, NAME))
     for path in run.parent.rglob("*"):
         os.utime(path, (1, 1))
     freshness.forget_stale(PROFILE)
@@ -283,18 +286,18 @@ def test_times_of_files_decide_nothing(run, monkeypatch):
 @pytest.mark.parametrize("kind", ["trace", "classifiers", "settings", "fresh", "learning", "published_bugs"])
 def test_a_record_says_what_has_changed(run, monkeypatch, kind):
     job = Job(kind, "calm", "translation" if kind in ("trace", "settings") else jobs.ALL)
-    then = freshness.sources(PROFILE, job)
-    assert freshness.changed(then, freshness.sources(load_profile("small"), job)) == []
+    then = freshness.job_digests(PROFILE, job)
+    assert freshness.differing_keys(then, freshness.job_digests(load_profile("small"), job)) == []
     digest = freshness.weights_digest
     monkeypatch.setattr(freshness, "weights_digest", lambda profile, name: digest(profile, name)[::-1])
-    assert "model calm" in freshness.changed(then, freshness.sources(PROFILE, job))
+    assert "model calm" in freshness.differing_keys(then, freshness.job_digests(PROFILE, job))
     monkeypatch.setattr(freshness, "weights_digest", digest)
     corpora = {name: corpus.model_copy(update={"choices": 7}) for name, corpus in PROFILE.corpora.items()}
     other = PROFILE.model_copy(update={"corpora": corpora})
-    assert "corpus translation" in freshness.changed(then, freshness.sources(other, job))
+    assert "corpus translation" in freshness.differing_keys(then, freshness.job_digests(other, job))
     more_tokens = PROFILE.classifiers.model_copy(update={"tokens": 99})
     other = PROFILE.model_copy(update={"classifiers": more_tokens})
-    assert bool(freshness.changed(then, freshness.sources(other, job))) == (kind != "trace")
+    assert bool(freshness.differing_keys(then, freshness.job_digests(other, job))) == (kind != "trace")
 
 
 @pytest.mark.parametrize(
@@ -310,11 +313,11 @@ def test_measurements_depend_on_generators_and_not_on_all_code_of_tasks(
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
     for module in (freshness, digests):
         monkeypatch.setattr(module, "PACKAGE", package)
-    then = freshness.sources(PROFILE, job)
-    assert freshness.changed(then, freshness.sources(PROFILE, job)) == []
+    then = freshness.job_digests(PROFILE, job)
+    assert freshness.differing_keys(then, freshness.job_digests(PROFILE, job)) == []
     with (package / file).open("a", encoding="utf-8") as opened:
         opened.write("\nADDED = 1\n")
-    changed = freshness.changed(then, freshness.sources(PROFILE, job))
+    changed = freshness.differing_keys(then, freshness.job_digests(PROFILE, job))
     assert changed == (["corpus translation"] if changes_measurements else [])
 
 
@@ -324,11 +327,11 @@ def test_a_corpus_on_disk_is_a_source_by_its_content(tmp_path):
     (corpus / "train.jsonl").write_text("{}\n")
     translation = PROFILE.corpora["translation"].model_copy(update={"source": str(corpus)})
     profile = PROFILE.model_copy(update={"corpora": {"translation": translation}})
-    then = freshness.notebook_sources(profile, "01_monotonicity")
+    then = freshness.notebook_digests(profile, "01_monotonicity")
     os.utime(corpus / "train.jsonl", (1, 1))
-    assert freshness.notebook_sources(profile, "01_monotonicity") == then
+    assert freshness.notebook_digests(profile, "01_monotonicity") == then
     (corpus / "test.jsonl").write_text("{}\n")
-    assert freshness.changed(then, freshness.notebook_sources(profile, "01_monotonicity")) == [
+    assert freshness.differing_keys(then, freshness.notebook_digests(profile, "01_monotonicity")) == [
         "corpus translation"
     ]
 

@@ -42,13 +42,13 @@ def stored_trace(
     longest = max_new_tokens or settings.max_new_tokens
     job = Job("trace", model, task)
     path = job.path(profile)
-    record = freshness.record_path(profile, job)
+    record = freshness.job_record_path(profile, job)
     if (examples, longest) != (settings.examples, settings.max_new_tokens):
         path = path.with_stem(f"{path.stem}-{examples}-{longest}")
         record = record.with_stem(f"{record.stem}-{examples}-{longest}")
-    sources = freshness.trace_sources(profile, model, task, examples, longest)
-    if not path.exists() or freshness.changes(record, sources) != []:
-        with freshness.recorded(record, sources):
+    digests = freshness.trace_digests(profile, model, task, examples, longest)
+    if not path.exists() or freshness.changes_since_record(record, digests) != []:
+        with freshness.recorded(record, digests):
             (chosen,) = load_tasks(profile, limit=examples, only=task)
             loaded = load_profile_model(profile, model)
             traced = trace(loaded, chosen.inputs, max_new_tokens=longest, states=states_path(path))

@@ -4,7 +4,7 @@ Times of files mean nothing in a fresh clone. A record lists the digests of the 
 
 - a trace, a set of classifiers, a measurement, a run of a notebook: a JSON file below `build`, written
   when it is done;
-- stored results (`figures`): their manifest, with the executed notebook (`result_changes`);
+- stored results (`figures`): their manifest, with the executed notebook (`stored_result_changes`);
 - a model: its manifest; `inputs.check_recipe` refuses one that no longer fits, and nothing here makes it
   again.
 
@@ -48,57 +48,57 @@ LIBRARY = ("common", "tasks", "models", "exits", "decoding", "traces")  # the co
 OF_NOTEBOOKS = {"notebooks", "ablations"}  # parts of a profile that matter to one notebook, or to none
 
 
-def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def differing_keys(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """The sources that differ between a record and now."""
     return sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
 
 
-def record_path(profile: Profile, job: Job) -> Path:
+def job_record_path(profile: Profile, job: Job) -> Path:
     """The record of a job."""
-    return marker_path(profile, job.kind, f"{job.model}-{job.task}-{job.seed}")
+    return record_path(profile, job.kind, f"{job.model}-{job.task}-{job.seed}")
 
 
-def marker_path(profile: Profile, kind: str, name: str) -> Path:
+def record_path(profile: Profile, kind: str, name: str) -> Path:
     """A record by its kind ("model", "notebook", "tables" or that of a job) and name."""
     return folder_of(profile, "records") / f"{kind}-{name}.json"
 
 
-def changes(record: Path, sources: Mapping[str, str]) -> list[str] | None:
+def changes_since_record(record: Path, digests: Mapping[str, str]) -> list[str] | None:
     """What has changed since a record was written; None if there is none that can be read."""
     try:
         then = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return changed(then, sources)
+    return differing_keys(then, digests)
 
 
-def write_record(record: Path, sources: Mapping[str, str]) -> None:
+def write_record(record: Path, digests: Mapping[str, str]) -> None:
     """Writes what a product was made from."""
     with complete_file(record) as file:
-        file.write_text(json.dumps(sources, indent=1), encoding="utf-8")
+        file.write_text(json.dumps(digests, indent=1), encoding="utf-8")
 
 
 @contextmanager
-def recorded(record: Path, sources: Mapping[str, str]) -> Iterator[None]:
+def recorded(record: Path, digests: Mapping[str, str]) -> Iterator[None]:
     """Writes a record if the block, which makes the product, ends without an error."""
     record.unlink(missing_ok=True)
     yield
-    write_record(record, sources)
+    write_record(record, digests)
 
 
-def sources(profile: Profile, job: Job) -> dict[str, str]:
+def job_digests(profile: Profile, job: Job) -> dict[str, str]:
     """The digests of what a job is made from."""
     if job.kind == "trace":
         settings = profile.results
-        return trace_sources(profile, job.model, job.task, settings.examples, settings.max_new_tokens)
+        return trace_digests(profile, job.model, job.task, settings.examples, settings.max_new_tokens)
     if job.kind in CLASSIFIERS:
-        return _classifier_sources(profile, job.model)
+        return _classifier_digests(profile, job.model)
     if job.kind in RETRAININGS:
         return {}  # hours of training: what is there is kept until it is deleted
-    return _measurement_sources(profile, job)
+    return _measurement_digests(profile, job)
 
 
-def trace_sources(
+def trace_digests(
     profile: Profile, model: str, task: str, examples: int, max_new_tokens: int
 ) -> dict[str, str]:
     """The digests of what a trace is made from."""
@@ -108,13 +108,13 @@ def trace_sources(
     return digests | {"settings": digest_of(settings)} | code
 
 
-def _classifier_sources(profile: Profile, model: str) -> dict[str, str]:
+def _classifier_digests(profile: Profile, model: str) -> dict[str, str]:
     variants = [asdict(rule.classifier) for rule in RULES.values() if rule.classifier]
     settings = [profile.classifiers.model_dump(), profile.dtype, profile.training.max_target, variants]
     return _weights(profile, [model]) | _corpora(profile, profile.corpora) | {"settings": digest_of(settings)}
 
 
-def _measurement_sources(profile: Profile, job: Job) -> dict[str, str]:
+def _measurement_digests(profile: Profile, job: Job) -> dict[str, str]:
     """Measurements take hours, so a change of code does not make them stale; `make status` reports it."""
     settings = profile.results
     tasks = profile.corpora if job.task == ALL else [job.task]
@@ -133,13 +133,13 @@ def _measurement_sources(profile: Profile, job: Job) -> dict[str, str]:
     return digests | _weights(profile, models) | {"settings": digest_of([chosen, profile.dtype])}
 
 
-def notebook_sources(profile: Profile, name: str) -> dict[str, str]:
+def notebook_digests(profile: Profile, name: str) -> dict[str, str]:
     """The digests of what a notebook depends on and its manifest does not list: its profile, the corpora."""
     settings = [profile.model_dump(exclude=OF_NOTEBOOKS), profile.notebooks.get(name, {})]
     return _corpora(profile, [*profile.corpora, *profile.away]) | {"profile": digest_of(settings)}
 
 
-def table_sources(profile: Profile, jobs: Collection[Job]) -> dict[str, str]:
+def table_digests(profile: Profile, jobs: Collection[Job]) -> dict[str, str]:
     """The digests of what stored tables are made from: the products of jobs."""
     return {job.name: file_digest(job.path(profile)) for job in jobs}
 
@@ -180,7 +180,7 @@ def _large_file_digest(path: Path, modified: int) -> str:
     return file_digest(path)
 
 
-def result_changes(profile: Profile, name: str) -> list[str] | None:
+def stored_result_changes(profile: Profile, name: str) -> list[str] | None:
     """What has changed since results were stored: files, code, inputs, the notebook; None: they are missing.
 
     Args:
@@ -246,26 +246,26 @@ def forget_stale(profile: Profile) -> None:
     for name in profile.training.models:
         _note_model(profile, name)
     for job in [*traces(profile), *measurements(profile), *retrainings(profile)]:
-        _forget(record_path(profile, job), partial(sources, profile, job), [job.path(profile)])
+        _forget(job_record_path(profile, job), partial(job_digests, profile, job), [job.path(profile)])
     for job in classifier_sets(profile):
         files = [single.path(profile) for single in members(profile, job)]
-        _forget(record_path(profile, job), partial(sources, profile, job), files)
+        _forget(job_record_path(profile, job), partial(job_digests, profile, job), files)
     for name, jobs in ((MEASURED, measurements(profile)), (RETRAINED, retrainings(profile))):
-        _forget(marker_path(profile, "tables", name), partial(table_sources, profile, jobs))
+        _forget(record_path(profile, "tables", name), partial(table_digests, profile, jobs))
     for name in notebook_names():
-        record = marker_path(profile, "notebook", name)
-        _forget(record, partial(notebook_sources, profile, name))
-        if record.exists() and result_changes(profile, name) != []:
+        record = record_path(profile, "notebook", name)
+        _forget(record, partial(notebook_digests, profile, name))
+        if record.exists() and stored_result_changes(profile, name) != []:
             record.unlink()
 
 
 def _forget(
-    record: Path, sources_now: Callable[[], Mapping[str, str]], products: Collection[Path] = ()
+    record: Path, digests_now: Callable[[], Mapping[str, str]], products: Collection[Path] = ()
 ) -> None:
     """Deletes a record if its sources have changed, or a product is gone."""
     if not record.exists():
         return
-    if changes(record, sources_now()) != [] or not all(product.exists() for product in products):
+    if changes_since_record(record, digests_now()) != [] or not all(product.exists() for product in products):
         record.unlink()
 
 
@@ -273,9 +273,9 @@ def _note_model(profile: Profile, name: str) -> None:
     """Records that a model need not be trained: it exists, or every model that starts from it does."""
     settings = profile.training
     heirs = [model for model in settings.models if settings.start(model) == name]
-    marker = marker_path(profile, "model", name)
+    record = record_path(profile, "model", name)
     if is_trained(profile, name) or (heirs and all(is_trained(profile, heir) for heir in heirs)):
-        if not marker.exists():
-            write_record(marker, {})
+        if not record.exists():
+            write_record(record, {})
     else:
-        marker.unlink(missing_ok=True)
+        record.unlink(missing_ok=True)

@@ -35,14 +35,14 @@ def states(profile: Profile) -> Iterator[tuple[str, str]]:
 
 def _state(profile: Profile, name: str) -> str:
     """ "missing", "fresh", or what has changed since a notebook was run or measurements were stored."""
-    changes = freshness.result_changes(profile, name)
+    changes = freshness.stored_result_changes(profile, name)
     if changes is None:
         return "missing"
     if name in KEPT_WHATEVER_THE_CODE:
         if changes and all(change.startswith(CODE) for change in changes):
             return f"code has changed since (kept; {KEPT_WHATEVER_THE_CODE[name]})"
         return _stale_or(changes, "fresh")
-    record = freshness.marker_path(profile, "notebook", name)
+    record = freshness.record_path(profile, "notebook", name)
     settings = _changed_settings(profile, name, record)
     if settings is None:
         return _stale_or(changes, "fresh by its manifest (no record in build: make reproduce runs it)")
@@ -54,7 +54,7 @@ def _changed_settings(profile: Profile, name: str, record: Path) -> list[str] | 
 
     Without the DATA folder, a corpus in it is not compared.
     """
-    changes = freshness.changes(record, freshness.notebook_sources(profile, name))
+    changes = freshness.changes_since_record(record, freshness.notebook_digests(profile, name))
     if changes is None:
         return None
     tasks = [*profile.corpora, *profile.away]
