@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from mee_utils import MeeError, load_task
+from mee_utils.tasks import TASKS
 from mee_utils.tasks.synthetic.generator import GENERATORS
 
 ROWS = {
@@ -409,6 +410,18 @@ def test_every_synthetic_task_has_trivial_baselines():
         train = load_task(name, split="train", limit=20)
         for texts in task.baseline_texts(train).values():
             assert len(texts) == 2 and all(texts)
+
+
+def test_a_task_without_a_generator_needs_a_source(tmp_path, monkeypatch):
+    """Before, the message listed the lessons of pre-training as synthetic tasks."""
+    monkeypatch.setitem(TASKS, "headlines", TASKS["summarization"])
+    with pytest.raises(
+        MeeError, match=r'^Task "headlines" has no synthetic examples: give the source'
+    ) as error:
+        load_task("headlines", limit=3)
+    assert "\n" not in str(error.value)
+    path = write(tmp_path / "a.jsonl", [{"article": "Much text.", "highlights": "Text."}], "jsonl")
+    assert load_task("headlines", path).targets == ["Text."]
 
 
 def test_scoring_needs_one_text_for_each_input():

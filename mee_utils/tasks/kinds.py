@@ -131,13 +131,34 @@ TRANSLATIONS = Layout("IWSLT 2017, WMT15, Multi30k", ("translation",), _translat
 MULTI_NEWS = _summary("Multi-News", "document", "summary")
 BIG_PATENT = _summary("BigPatent", "description", "abstract")
 
-ANSWERS = (baselines.best_overlapping_sentence, baselines.three_random_words)
-SENTENCES = (baselines.source_copied, baselines.nearest_training_sentence)
-BLEU = ("bleu", scores.translation_scores, SENTENCES, scores.corpus_translation)
-ROUGE = ("rougeL", scores.rouge_scores, (baselines.first_sentence, baselines.one_constant_summary))
+ANSWER_BASELINES = (baselines.best_overlapping_sentence, baselines.three_random_words)
+SUMMARY_BASELINES = (baselines.first_sentence, baselines.one_constant_summary)
+TRANSLATION_BASELINES = (baselines.source_copied, baselines.nearest_training_sentence)
+
 TASKS: dict[str, TaskKind] = {
-    "question_answering": TaskKind((SQUAD,), "exact_match", scores.answer_scores, ANSWERS),
-    "summarization": TaskKind((CNN_DAILYMAIL, DIALOGUES), *ROUGE),
-    "translation": TaskKind((TRANSLATIONS,), *BLEU),
-    "long_document_summarization": TaskKind((MULTI_NEWS, BIG_PATENT), *ROUGE),
+    "question_answering": TaskKind(
+        layouts=(SQUAD,),
+        metric="exact_match",
+        score_examples=scores.answer_scores,
+        baselines=ANSWER_BASELINES,
+    ),
+    "summarization": TaskKind(
+        layouts=(CNN_DAILYMAIL, DIALOGUES),
+        metric="rougeL",
+        score_examples=scores.rouge_scores,
+        baselines=SUMMARY_BASELINES,
+    ),
+    "translation": TaskKind(
+        layouts=(TRANSLATIONS,),
+        metric="bleu",
+        score_examples=scores.translation_scores,
+        baselines=TRANSLATION_BASELINES,
+        score_corpus=scores.corpus_translation,
+    ),
+    "long_document_summarization": TaskKind(
+        layouts=(MULTI_NEWS, BIG_PATENT),
+        metric="rougeL",
+        score_examples=scores.rouge_scores,
+        baselines=SUMMARY_BASELINES,
+    ),
 }

@@ -18,6 +18,7 @@ from . import sources
 from .kinds import TASKS, Languages, TaskKind, Unanswerable
 from .languages import language_code
 from .scores import STANDARD_TOKENIZER, bleu_tokenizer
+from .synthetic.generator import GENERATORS
 from .synthetic.stored import first_examples
 from .synthetic.words import Span
 
@@ -229,6 +230,9 @@ def _checked_languages(languages: tuple[str, str]) -> tuple[str, str]:
 
 
 def _check_synthetic(name: str, limit: int | None, languages, revision, folder) -> None:
+    if name not in GENERATORS:
+        advice = "give the source of a corpus, or add a generator to mee_utils/tasks/synthetic/generator.py"
+        raise MeeError(f'Task "{name}" has no synthetic examples: {advice}.')
     if limit is None:
         raise MeeError('source="synthetic" never ends: set limit to the number of examples.')
     if name == "translation" and languages != ("en", "fr"):
