@@ -96,7 +96,7 @@ class Calibration:
 
     def outcome(self, losses: np.ndarray) -> dict[str, float]:
         """What the threshold does to other `losses` `[threshold, example]`: `threshold` (NaN if none passed),
-        `mean_loss` (then 0: nobody exits), `violated`, whether that exceeds delta.
+        `mean_loss` (then 0: no token exits), `violated`, whether that exceeds delta.
         """
         level, mean = np.nan, 0.0
         if self.threshold is not None:

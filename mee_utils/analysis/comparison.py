@@ -138,7 +138,7 @@ def replayed_row(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, 
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
-    """What a rule costs where `shares` of predictions stay those of full depth; a row a share.
+    """What a rule costs where `shares` of predictions stay those of full depth; one row per share.
 
     Thresholds are selected on the second half of the outputs, and costs reported on the first.
     """
@@ -230,7 +230,7 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
 
 
 def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
-    """The mean of `columns` over seeds, and their number `seeds`: a row a group of the columns `by`.
+    """The mean of `columns` over seeds, and their number `seeds`: one row per group of the columns `by`.
 
     `<name>_low` and `<name>_high` are the 95 % interval by Student's t (one seed: the mean itself). Where a
     column has draws, those of the mean resample the seeds too, those of each group by themselves.

@@ -135,9 +135,10 @@ def _margin(probabilities: Tensor) -> np.ndarray:
 def plausible_sets(trace: Trace, model: Model, alpha: float = ALPHA, **labels) -> pd.DataFrame:
     """How many ids are plausible at each layer, and what that does to the weighted contrast's confidence.
 
-    One row a layer. `single` is the share of tokens with one plausible id, `wrong_single` of those the share
-    whose id is not the prediction of full depth; mean margins: `plain`, `contrast` (ours), `without_mass` (as
-    in the public code, the softmax over the plausible set not scaled to the expert's mass: one id gets 1).
+    One row per layer. `single` is the share of tokens with one plausible id, `wrong_single` of those the
+    share whose id is not the prediction of full depth; mean margins: `plain`, `contrast` (ours),
+    `without_mass` (as in the public code, the softmax over the plausible set not scaled to
+    the expert's mass: one id gets 1).
     """
     check_alpha(alpha)
     layers = range(2, trace.layers + 1)

@@ -121,7 +121,7 @@ def _mean_of(values: np.ndarray, chosen: np.ndarray, sequence: np.ndarray) -> Es
 
 
 def reliability_diagram(replayed: PolicyReplay, bins: int = 10, **labels) -> pd.DataFrame:
-    """Confidence against how often the token may exit, a row a bin that is not empty, all layers together."""
+    """Confidence against how often the token may exit, one row per nonempty bin, all layers together."""
     may_exit = replayed.same_token[:, : len(replayed.decision_layers)]
     diagram = reliability(replayed.confidences.ravel(), may_exit.ravel(), bins)
     columns = {name: getattr(diagram, name) for name in ("error", "confidence", "accuracy", "count")}

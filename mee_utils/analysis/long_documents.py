@@ -80,7 +80,7 @@ def random_long_t5(tokenizer) -> Model:
 
 
 def costs_by_part(model, task, policies: Mapping, max_new_tokens: int, **labels) -> pd.DataFrame:
-    """FLOPs a token by part, a row a policy (name -> policy), in shares of the first (full depth)."""
+    """FLOPs per token by part, one row per policy (name -> policy), in shares of the first (full depth)."""
     source_tokens = float(np.mean([len(ids) for ids in model.tokenizer(list(task.inputs)).input_ids]))
     rows = []
     full_depth = None  # FLOPs a token of the first policy

@@ -61,7 +61,7 @@ def one_output(generation: Generation, number: int, layers: int, decode: Callabl
 
 
 def acceptance(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd.DataFrame:
-    """How many tokens are drafted at each layer, and which share of these drafts is right: one row a layer.
+    """How many tokens are drafted at each layer, and which share of these drafts is right: one row per layer.
 
     `drafted` is a share of all tokens; `kept` of those drafted there. All tokens before a draft are taken to
     be right.

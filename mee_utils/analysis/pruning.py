@@ -39,7 +39,7 @@ def kept_by_layer(replayed: PolicyReplay, **labels) -> pd.DataFrame:
     """How many tokens keep their full-depth prediction at each layer that computes logits.
 
     One row a layer: `recall` with `low` and `high`, and `ids`, the rows of the LM head that are multiplied
-    there if nobody exits, a mean over tokens.
+    there if no token exits, a mean over tokens.
     """
     kept = mean_interval(replayed.kept[:, replayed.layers - 1], replayed.trace.sequence)
     ids = np.diff(replayed.readout_rows, axis=1, prepend=0).mean(axis=0)

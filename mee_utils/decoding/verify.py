@@ -4,7 +4,7 @@
   token that goes deeper takes along what waits before it. The first token of which the policy is not
   confident, an end token, a draft of `max_draft` tokens, or the last token that there is room for, ends the
   draft.
-- Verify. All that waits goes through the layers it has not seen, one pass a layer, and through the LM head.
+- Verify. All that waits goes through the layers it has not seen, one pass per layer, and through the LM head.
 - Accept. Drafts are accepted up to the first that is not the last layer's token; that one is replaced, and
   what came after it is dropped. The token of which the policy was not confident comes from the last layer.
 
@@ -167,7 +167,7 @@ class DraftRun:
         self.x = self.span.load()
 
     def store(self, layer: int) -> None:
-        """Leaves all tokens of the span waiting after a layer."""
+        """Stores all tokens of the span, which wait there, after a layer."""
         self.span.store(self.x)
         self.cache.filled[:layer, self.span.slots] = self.span.ends
 

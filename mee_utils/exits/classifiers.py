@@ -180,7 +180,7 @@ class QExit(ExitClassifier):
 
     `lambda_i`, a sigmoid of one unit, is the probability to exit at layer i. PALBERT exits where the product
     passes one half, and trains its expected loss; here it learns as classifiers do. The sums below are
-    `-log prod (1 - lambda_i)`, a softplus a layer.
+    `-log prod (1 - lambda_i)`, one softplus per layer.
     """
 
     recurrent = True

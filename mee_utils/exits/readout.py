@@ -1,6 +1,7 @@
 """Readouts: from a state to scores over token ids, all or a few ("Not all FLOPs", vocabulary pruning).
 
-The first layer that a policy reads out scores all `V` ids. Later layers score only kept ids, best first:
+The first layer at which a policy computes logits scores all `V` ids. Later layers score only kept ids,
+best first:
 
 | pruning | ids at layer l | source |
 |---|---|---|
@@ -63,8 +64,8 @@ class Readout:
     contrast with pruning scores its amateurs anew at every layer, over the ids kept there; an ensemble too.
 
     It is made from an `ExitPolicy`, the layers at which it decides (at least one), and depth and vocabulary
-    of the decoder, whose last layer is read out too. A measure's `lens` and `ensemble` change what is read
-    before that.
+    of the decoder, whose last layer computes logits too. Before it, a measure's `lens` and `ensemble` change
+    what logits are computed from.
     """
 
     def __init__(self, policy, decisions: tuple[int, ...], layers: int, vocabulary: int):
@@ -73,7 +74,7 @@ class Readout:
         self.contrast = policy.layer_contrast
         self.ensemble = policy.measure.ensemble
         self.vocabulary = vocabulary
-        self.first = decisions[0]  # the first layer that is read out
+        self.first = decisions[0]  # the first layer that computes logits
         # whether tokens come from `ReadoutLogits.scores`
         self.scored = self.ensemble is not None or bool(self.contrast and self.contrast.token)
         # layer -> how many ids it scores, at most
@@ -81,7 +82,7 @@ class Readout:
         if self.pruning:
             self.sizes = self.pruning.sizes(self.first, layers, vocabulary)
         self.amateurs: dict[int, list[int]] = {}  # the earlier layers that a layer is contrasted with
-        self._unseen: dict[int, int] = {}  # how many of them are read out for the first time, over all ids
+        self._unseen: dict[int, int] = {}  # how many of them compute logits for the first time, over all ids
         if self.contrast:
             self._add_amateurs([*decisions, layers] if self.scored else decisions, layers)
         if self.ensemble:
@@ -148,7 +149,7 @@ class Readout:
         return np.floor(self.vocabulary * share).astype(np.int64).clip(min=1)
 
     def _best(self, state, size: int) -> Tensor:
-        """Ids of the `size` best of what `state` reads out (adaptive: the first layer), best first."""
+        """Ids of the `size` best that `state` scores (adaptive: the first layer), best first."""
         if self.pruning.adaptive:
             (order,) = state.earlier(state.layer - self.first).memo("order", _ranking)
             return order[:, :size]

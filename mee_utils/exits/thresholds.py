@@ -37,7 +37,7 @@ class Threshold(EqualByValue):
     | 1 | 0.9 (0.9 + 0.1 exp(-4/3)) = 0.834 | yes |
     | 2 | 0.9 (0.9 + 0.1 exp(-8/3)) = 0.816 | yes |
 
-    >>> Threshold(0.9, decay=4.0).at([0, 1, 2], length=3).round(3).tolist()
+    >>> Threshold(0.9, decay=4.0).at([0, 1, 2], max_new_tokens=3).round(3).tolist()
     [0.9, 0.834, 0.816]
 
     Attributes:
@@ -70,38 +70,40 @@ class Threshold(EqualByValue):
         object.__setattr__(other, "level", float(level))
         return other
 
-    def at(self, position, length: int):
-        """The threshold at a position of an output of at most `length` tokens.
+    def at(self, position, max_new_tokens: int):
+        """The threshold at a position of an output of at most `max_new_tokens` tokens.
 
         Args:
             position: from 0; a number or an array.
-            length: the `N` of the table above.
+            max_new_tokens: the `N` of the table above.
 
         Returns:
             A number, or an array of the shape of `position`.
         """
         if self.decay is None:
             return self.level
-        fading = 0.1 * np.exp(-self.decay * np.asarray(position) / length)
+        fading = 0.1 * np.exp(-self.decay * np.asarray(position) / max_new_tokens)
         level = self.level * (0.9 + fading)
         if self.form == "calm":
             level = np.clip(0.9 * self.level + fading, 0.0, 1.0)
         return level if np.ndim(level) else float(level)
 
-    def exceeded(self, confidence: np.ndarray, position, length: int, sequence=None, depth=1.0) -> np.ndarray:
+    def exceeded(
+        self, confidence: np.ndarray, position, max_new_tokens: int, sequence=None, depth=1.0
+    ) -> np.ndarray:
         """Which rows exit at this layer.
 
         Args:
             confidence: `[rows]`; one that is NaN never exceeds.
             position: of the rows' tokens in their outputs, a number or `[rows]`.
-            length: most tokens of an output.
+            max_new_tokens: the most tokens of an output.
             sequence: `[rows]`, the index of each row's input; only a bandit needs it.
             depth: this layer as a share of all layers; only a bandit needs it.
 
         Returns:
             `[rows]`, bool.
         """
-        return confidence > self.at(position, length)
+        return confidence > self.at(position, max_new_tokens)
 
 
 class AdaptiveThreshold(Threshold):
@@ -171,9 +173,11 @@ class AdaptiveThreshold(Threshold):
             log_joint[label] = scale + (a - 1) * np.log(inside) + (b - 1) * np.log1p(-inside)
         return 1.0 / (1.0 + np.exp(np.clip(log_joint[False] - log_joint[True], -700, 700)))
 
-    def exceeded(self, confidence: np.ndarray, position, length: int, sequence=None, depth=1.0) -> np.ndarray:
+    def exceeded(
+        self, confidence: np.ndarray, position, max_new_tokens: int, sequence=None, depth=1.0
+    ) -> np.ndarray:
         if self.fitted is None:
-            return super().exceeded(confidence, position, length)
+            return super().exceeded(confidence, position, max_new_tokens)
         return (self.posterior(confidence) > self.zeta) & ~np.isnan(confidence)
 
 
@@ -231,7 +235,9 @@ class BanditThreshold(Threshold):
         settings = f"arms={self.arms}, exploration={self.exploration}, cost={self.cost}"
         return f"{type(self).__name__}({settings})"
 
-    def exceeded(self, confidence: np.ndarray, position, length: int, sequence=None, depth=1.0) -> np.ndarray:
+    def exceeded(
+        self, confidence: np.ndarray, position, max_new_tokens: int, sequence=None, depth=1.0
+    ) -> np.ndarray:
         exits = np.zeros(len(confidence), dtype=bool)
         positions = np.broadcast_to(position, len(confidence)).tolist()
         for row, output in enumerate(sequence.tolist()):

@@ -9,7 +9,7 @@ activations, residuals, the softmax). For one token at position t (from 0), with
 | its feed-forward | `2 d f 2`, gated `2 d f 3` |
 | its attention | `4 i (t + 1) + 4 i S` |
 | keys and values of a layer the token skipped, once a later token needs them | `4 d i` |
-| keys and values of the source for a layer, once a row, if any token reaches it | `4 d i S` |
+| keys and values of the source for a layer, once per row, if any token reaches it | `4 d i S` |
 | logits of V' ids | `2 d V'` |
 
 The encoder runs once at full depth under every policy and is left out. No padding is counted.

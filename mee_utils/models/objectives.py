@@ -87,7 +87,7 @@ def _trained_layers(objective: Objective, layers: int) -> Sequence[int]:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a token; labels `[batch, position]` are -100 at padding."""
+    """Mean cross-entropy in nats per token; labels `[batch, position]` are -100 at padding."""
     return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 

@@ -101,7 +101,7 @@ def facets(
             `quantities` also with the panel's own, as `x` or `y` (see `named`).
         values: which values of `column` have panels; all that occur, if not given.
         per_line: panels in a line, at most, where there is neither `row` nor `quantities`.
-        quantities: in place of `row`: columns of the table, one a row of panels -> the name of their axis.
+        quantities: in place of `row`: columns of the table, one per row of panels -> the name of their axis.
         named: the axis, "x" or "y", that shows a quantity.
         empty: what a panel without rows says.
         xlabel, ylabel: of every axis; shown at the edges where axes are shared, as `sharex` and `sharey` say.

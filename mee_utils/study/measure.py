@@ -202,7 +202,7 @@ class RuleDecoder:
         return RULES[rule].policy(threshold, options, self.classifiers)
 
     def decode(self, part: str, rule: str, threshold: float) -> pd.DataFrame:
-        """One setting on the "validation" or "test" examples, a row each."""
+        """One setting on the "validation" or "test" examples, one row per example."""
         full_texts, _ = self.full(part)
         return self._decoded(part, rule, threshold, self.policy(rule, threshold), full_texts)[1]
 

@@ -74,7 +74,7 @@ def read_retrained(profile: str, kind: str) -> pd.DataFrame:
 
 
 def read_measurements(profile: str, name: str) -> pd.DataFrame | None:
-    """Stored measurements of a profile, a row an example of a setting; `name` as in `jobs.Job.name`."""
+    """Stored measurements of a profile, one row per example of a setting; `name` as in `jobs.Job.name`."""
     path = _stored(profile, MEASURED, f"{name}.parquet", needed=False)
     return pd.read_parquet(path) if path else None
 
@@ -134,7 +134,7 @@ def beside_full(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> dict[st
 
 
 def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict[str, float]]:
-    """`beside_full` as a row a setting, with the mean `score` and `length_share`, that of tokens emitted."""
+    """`beside_full`, one row per setting, with the mean `score` and `length_share`, of tokens emitted."""
     beside = beside_full(settings, full)
     rows = []
     for number, examples in enumerate(settings):
@@ -250,7 +250,7 @@ def _settings_of(table: pd.DataFrame) -> Iterator[tuple[str, str, float, pd.Data
 
 
 def claims_of(profile: str) -> pd.DataFrame:
-    """The claims of all notebooks before 08, a row a claim and task, in their order; `notebook` in front."""
+    """The claims of all notebooks before 08, one row per claim and task, in order; `notebook` in front."""
     tables = {}
     for name in notebook_names():
         source = (SOURCES / f"{name}.py").read_text(encoding="utf-8")
@@ -303,7 +303,7 @@ def _rounded_thresholds(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def one_machine(times: pd.DataFrame) -> pd.DataFrame:
-    """The lines of the machine that timed most of them; of equals the one that comes first."""
+    """The lines of the machine that timed most of them; ties go to the one that comes first."""
     counts = times.processor.value_counts(sort=False)
     return times[times.processor == counts.idxmax()] if len(times) else times
 

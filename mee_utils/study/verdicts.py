@@ -38,7 +38,7 @@ def searched(stored: Measured, part: str, model: str | None = None) -> Iterator[
 
 
 def keeping(stored: Measured, model: str, quality: float) -> pd.DataFrame:
-    """For each rule the last setting that keeps a share `quality` of the score; a row a task and rule.
+    """For each rule the last setting that keeps a share `quality` of the score; one row per task and rule.
 
     Thresholds come from validation examples. On the test examples they are tested from the strictest down,
     until the lower bound (97.5 %) of what is kept, `low`, falls below `quality`; in a fixed sequence so many
@@ -57,8 +57,8 @@ def keeping(stored: Measured, model: str, quality: float) -> pd.DataFrame:
 def within_loss(stored: Measured, model: str, demand: float) -> pd.DataFrame:
     """For each rule the loosest setting such that it and all stricter ones lose at most `demand`.
 
-    That is found on the validation examples, and reported on the test examples; a row a task and rule. Where
-    even the strictest setting loses more, it is that one.
+    That is found on the validation examples, and reported on the test examples; one row per task and rule.
+    Where even the strictest setting loses more, it is that one.
     """
     rows = []
     tests = dict(list(stored.select(model=model).groupby(KEYS[:3], sort=False)))
@@ -127,7 +127,7 @@ def calibrated(
     """The threshold of each rule for each demand by learn-then-test: one row a task, rule and demand.
 
     Thresholds come from validation examples; every other test example calibrates, and the rest reports. Where
-    no threshold passed (`found`) nobody exits.
+    no threshold passed (`found`) no token exits.
     """
     rows = []
     for (task, _, rule), settings in searched(stored, "test", model):
@@ -136,7 +136,7 @@ def calibrated(
         reported = _reported(stored, settings, numbers)
         for kind, bound, delta, number in passed:
             labels = {"task": task, "rule": rule, "kind": kind, "delta": delta, "bound": bound}
-            rows.append(labels | (_nobody_exits() if number is None else reported[kind, number]))
+            rows.append(labels | (_no_token_exits() if number is None else reported[kind, number]))
     return pd.DataFrame(rows)
 
 
@@ -171,7 +171,7 @@ def _reported(stored: Measured, settings: pd.DataFrame, numbers: Sequence[int]) 
     return reported
 
 
-def _nobody_exits() -> dict[str, object]:
+def _no_token_exits() -> dict[str, object]:
     """The row of full depth, with draws that do not vary."""
     constant = {name + DRAWS: np.full(RESAMPLES, value) for name, value in AT_FULL_DEPTH.items()}
     return {"found": False, "threshold": np.nan, "mean_loss": 0.0} | AT_FULL_DEPTH | constant
@@ -183,11 +183,12 @@ def _in_order(row: dict) -> dict:
 
 
 def fresh_rates(fresh: pd.DataFrame, deltas: Sequence[float], eps: float, sets: int) -> pd.DataFrame:
-    """How often guarantees were broken on fresh sets: a row a `rule`, `bound` and `delta`.
+    """How often guarantees were broken on fresh sets: one row per `rule`, `bound` and `delta`.
 
-    `fresh` has a row a rule, threshold and example. To `deltas` are added the hardest demands: a hundredth
-    below the mean loss of each threshold, which must then just not pass. `violated` and `passed` are shares
-    of the sets, `limit` is what chance allows, `p_value` that of so many violations if the guarantee holds.
+    `fresh` has one row per rule, threshold and example. To `deltas` are added the hardest demands: a
+    hundredth below the mean loss of each threshold, which must then just not pass. `violated` and `passed`
+    are shares of the sets, `limit` is what chance allows, `p_value` that of so many violations if the
+    guarantee holds.
     """
     tables = []
     for rule, of_rule in fresh.groupby("rule", sort=False):

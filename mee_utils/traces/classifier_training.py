@@ -144,7 +144,7 @@ def _untrained(kind: str, model: Model, seed: int, options: dict) -> ExitClassif
 
 
 class _Loss:
-    """The loss of a classifier; both classes of the labels, `[token, layer - 1]`, count alike in a layer."""
+    """The loss of a classifier; both classes of the labels, `[token, layer - 1]`, count alike per layer."""
 
     def __init__(self, classifier: ExitClassifier, labels: Tensor, target: str):
         share = labels.double().mean(0).clamp(1e-3, 1 - 1e-3)

@@ -39,7 +39,7 @@ class PolicyReplay:
     confidences: np.ndarray = field(repr=False)  # `[token, decision]`
     token_ids: np.ndarray = field(repr=False)  # `[token, decision + 1]`, predicted there and at layer L
     readout_rows: np.ndarray = field(repr=False)  # `[token, decision + 1]`, of `W`, for an exit there
-    kept: np.ndarray = field(repr=False)  # `[token, layer]`, is the full-depth prediction read out there?
+    kept: np.ndarray = field(repr=False)  # `[token, layer]`, is the full-depth prediction scored there?
 
     @property
     def decision_layers(self) -> tuple[int, ...]:
@@ -48,12 +48,12 @@ class PolicyReplay:
 
     @property
     def layers(self) -> np.ndarray:
-        """`[decision + 1]`, the layers at which tokens can leave; the last of them is L."""
+        """`[decision + 1]`, the layers at which tokens can exit; the last of them is L."""
         return np.array([*self.decision_layers, self.trace.layers])
 
     @property
     def same_token(self) -> np.ndarray:
-        """`[token, decision + 1]`, whether the prediction is that of full depth (all ids read out)."""
+        """`[token, decision + 1]`, whether the prediction is that of full depth (all ids scored)."""
         return self.token_ids == self.trace.final_id[:, None]
 
     def at_threshold(self, threshold: float) -> PolicyReplay:
@@ -75,7 +75,7 @@ class PolicyReplay:
         )
 
     def exits(self, max_new_tokens: int = 64) -> np.ndarray:
-        """`[token]`, at which place of `layers` each token leaves."""
+        """`[token]`, the index in `layers` of the layer at which each token exits."""
         always = np.ones((len(self.trace), 1), dtype=bool)
         return np.concatenate([self.exceeded(max_new_tokens), always], axis=1).argmax(axis=1)
 
@@ -171,7 +171,7 @@ class StoredStates:
     def exit_states(self, tokens, bound: BoundPolicy | None = None) -> list[ExitState]:
         """Some tokens at every layer, as decoding would see them if no token exits; nothing is computed yet.
 
-        The policy `bound` may prune or contrast; by default all ids are read out.
+        The policy `bound` may prune or contrast; by default all ids are scored.
         """
         decoder = decoder_of(self.model.network)
         raw = self.raw(tokens)  # [token, layer, d_model]
@@ -267,7 +267,7 @@ class TraceState(LayerState):
 
 
 def _look_up(trace: Trace, tokens: slice, bound: BoundPolicy, model: Model | None) -> ReplayedTokens:
-    """Replays a policy that reads out all ids: what a measure looks at is in the trace."""
+    """Replays a policy that scores all ids: what a measure looks at is in the trace."""
     traced = TracedTokens(trace, tokens, bound, model)
     confidences = []  # [decision][token]
     readouts = []  # [decision + 1], for an exit there
@@ -315,7 +315,7 @@ def _kept_ids(states: list[ExitState], final_id: np.ndarray) -> np.ndarray:
     kept = np.ones((len(final_id), len(states)), dtype=bool)
     final = torch.from_numpy(final_id.astype(np.int64)).to(states[0].after.device)[:, None]
     for state in states:
-        computed = vars(state).get("readout_logits")  # None where this layer was not read out
+        computed = vars(state).get("readout_logits")  # None where this layer computed no logits
         if computed is not None and computed.ids is not None:
             scored = (computed.ids == final) & torch.isfinite(computed.logits)
             kept[:, state.layer - 1] = on_host(scored.any(-1))
