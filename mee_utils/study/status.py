@@ -112,8 +112,8 @@ def _record_of(path: Path) -> dict | None:
     if not path.exists():
         return None
     if manifest.exists():
-        made = read_json(manifest)
-        return made if path.name in made["files"] else None
+        content = read_json(manifest)
+        return content if path.name in content["files"] else None
     if machines.exists():
         return read_json(machines).get(path.stem) if path.suffix == ".csv" else None
     return None
