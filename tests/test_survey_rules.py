@@ -767,6 +767,6 @@ def test_the_catalogue_knows_every_rule_and_does_not_sweep_it(traced):
 
 def test_the_architecture_page_shows_a_rule_as_it_is():
     page = (PACKAGE / "README.md").read_text(encoding="utf-8")
-    (code,), (row,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.S) for kind in ("python", "yaml"))
-    assert code == inspect.getsource(Vote)
+    assert f"```python\n{inspect.getsource(Vote)}```" in page
+    (row,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
     assert yaml.safe_load(row) == {"vote": read_yaml("study/rules.yaml")["rules"]["vote"]}
