@@ -251,7 +251,7 @@ def forget_stale(profile: Profile) -> None:
         files = [single.path(profile) for single in members(profile, job)]
         _forget(job_record_path(profile, job), partial(job_digests, profile, job), files)
     for name, jobs in ((MEASURED, measurements(profile)), (RETRAINED, retrainings(profile))):
-        # Snakemake does not look behind a record that is there: tables go with the record of any of their jobs
+        # Snakemake does not look behind a record that is there: tables go with any of their jobs
         done = [job_record_path(profile, job) for job in jobs]
         _forget(record_path(profile, "tables", name), partial(table_digests, profile, jobs), done)
     for name in notebook_names():
