@@ -308,6 +308,11 @@ def one_machine(times: pd.DataFrame) -> pd.DataFrame:
     return times[times.processor == counts.idxmax()] if len(times) else times
 
 
+def bench_command(profile: str) -> str:
+    """The command that times a profile."""
+    return "make bench" if profile_name(profile) == "small" else f"make bench PROFILE={profile}"
+
+
 def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascending=True) -> pd.DataFrame:
     """Of each family of rules the first row by a number, for every value of the columns `by`."""
     rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
@@ -315,13 +320,16 @@ def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascendi
 
 
 def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:
-    """What exits cost in decoders of other sizes: the fastest `kind` for each profile, task, shape and batch.
+    """What exits would cost in decoders of other sizes, simulated: the fastest `kind` of each profile, task,
+    shape and batch; `real` comes first.
 
     A kind is "verified", or unverified exits whose rule sees several layers, or one. No rows: not timed.
     """
     by = ["profile", "task", "shape", "batch", "kind"]
     times = _timed(folder / "shapes.csv", ["processor", "part", "rule", "speed", *RANGE, *by])
-    times = one_machine(times.dropna(subset="task"))
+    times = times.dropna(subset="task")
+    by_profile = [one_machine(rows) for _, rows in times.groupby("profile")]
+    times = pd.concat(by_profile) if by_profile else times
     layers_seen = times.rule.isin(SEVERAL_LAYERS).map({True: "several layers", False: "one layer"})
     unverified = "unverified, " + layers_seen
     times = times.assign(kind=unverified.where(times.part == "lossy shapes", "verified"))
