@@ -275,12 +275,12 @@ def test_speeds_are_ratios_within_a_round(monkeypatch):
     seconds = iter([9, 9, 1.0, 0.5, 2.0, 1.0])  # warm-up, round 1, round 2; full depth and policy in turn
 
     def out(*_, **__):
-        return SimpleNamespace(seconds=next(seconds), tokens=10)
+        return SimpleNamespace(seconds=next(seconds), tokens=10, texts=["a"] * 4)
 
     monkeypatch.setattr(rules, "generate", out)
     model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
     setting = rules.Setting(model, SimpleNamespace(inputs=["a"] * 4), None, ["policy"], 8, (1,))
-    found = rules.speeds(setting, 1, 2).iloc[0]
+    found = rules.speeds(setting, rules.in_turns(setting, 1, 2)).iloc[0]
     assert found.speed == found.ranked == found.lowest == found.highest == found.samples_speed == 2
     assert found.seconds == 0.75 and found.tokens_per_second == 15
 
@@ -291,12 +291,12 @@ def test_the_speed_of_the_fastest_comes_from_inputs_on_which_it_was_not_chosen(m
 
     def out(_, inputs, policy, **__):
         given.extend(inputs if policy is None else [])
-        return SimpleNamespace(seconds=next(seconds), tokens=10)
+        return SimpleNamespace(seconds=next(seconds), tokens=10, texts=inputs)
 
     monkeypatch.setattr(rules, "generate", out)
     model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
     setting = rules.Setting(model, SimpleNamespace(inputs=list(range(30))), None, ["policy"], 8, (1,), True)
-    found = rules.speeds(setting, 1, 3).iloc[0]
+    found = rules.speeds(setting, rules.in_turns(setting, 1, 3)).iloc[0]
     assert sorted(given[3:]) == list(range(30)) and given[:3] == given[3:6] == [0, 10, 20]  # a warm-up first
     assert (found.ranked, found.speed, found.lowest, found.highest) == (4, 2, 2, 2)
 

@@ -2,7 +2,7 @@
 
 import json
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from .results import READ, output_root
 
 RETRAINED = "retrained"  # folders of tables, beside those of the notebooks
 MEASURED = "measured"
+ORACLE = "oracle"  # measurements of what limits exits
 BENCH = ROOT / "figures" / "bench"
 MACHINES = "machines.json"
 KEEPS_IT = "keeps it"  # verdicts on a share of the score
@@ -28,13 +29,23 @@ UNDECIDED = "undecided"
 VALUES = ["loss", "score", "flops", "tokens", "layers"]  # of an example
 KEYS = ["task", "model", "rule", "threshold"]
 RANGE = ["lowest", "highest"]
+SAMPLES_RANGE = ["samples_lowest", "samples_highest"]
 SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *RANGE]
 OF_RULES = ["batch", "speed", *RANGE, "ranked", "samples_speed"]
+OF_OUTPUTS = [
+    *("metric", "score", "score_low", "score_high", "corpus_score"),
+    *("retained", "retained_low", "retained_high", "mean_exit_layer", "flops_share", "length_share"),
+]
 PARTS = {  # part of the benchmark -> file, what identifies a row, what was measured
     "reductions": ("reductions", ["task", "model", "reduction"], SPEEDS),
     "kept": ("kept", KEYS, OF_RULES),
     "results": ("results", KEYS, OF_RULES),
     "lossless": ("lossless", ["task", "model"], ["batch", "rule", "max_draft", "expected", "speed", *RANGE]),
+    "published": (
+        "published",
+        [*KEYS, "min_layer", "decoder"],
+        [*SPEEDS, "samples_speed", *SAMPLES_RANGE, *OF_OUTPUTS],
+    ),
     "drafts": ("drafts", KEYS, ["batch", "speed", *RANGE]),
     "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
 }
@@ -227,6 +238,8 @@ def read_measured(profile: str, only: str | None = None) -> Measured:
     examples: list[pd.DataFrame] = []
     for name in [Path(file).stem for file in manifest["files"] if "-" in file]:
         model, task = name.split("-")
+        if model == ORACLE:
+            continue
         is_survey = model == "survey"
         model = MAIN_MODEL if is_survey else model
         if only not in (None, model):
@@ -240,6 +253,12 @@ def read_measured(profile: str, only: str | None = None) -> Measured:
     parameters = manifest["parameters"]
     deltas, risk_deltas = tuple(parameters["deltas"]), tuple(parameters["risk_deltas"])
     return Measured(settings, examples, parameters["eps"], deltas, risk_deltas)
+
+
+def read_oracle(profile: str, tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
+    """What `measure.OracleDecoder` stored: task -> its table, of the tasks that have one."""
+    tables = {task: read_measurements(profile, f"{ORACLE}-{task}") for task in tasks}
+    return {task: table for task, table in tables.items() if table is not None}
 
 
 def _settings_of(table: pd.DataFrame) -> Iterator[tuple[str, str, float, pd.DataFrame]]:
