@@ -12,7 +12,7 @@ import yaml
 from test_hub import serving
 
 from mee_utils import MeeError
-from mee_utils.study import notebook_files, parameters, pins, profiles
+from mee_utils.study import inputs, notebook_files, parameters, pins, profiles
 from mee_utils.study.profiles import load_profile
 
 pytestmark = pytest.mark.xdist_group("notebooks")
@@ -200,6 +200,61 @@ STYLES = {
     "null": "  question_answering:\n    revision:\n    source: someone/questions\n",
     "accents": "  # à la façon de Müller\n  question_answering: {source: someone/questions}\n",
 }
+
+
+FURTHER = """\
+extra:
+  web: {task: translation, source: someone/web, folder: en-fr, languages: [fr, en]}
+away:
+  quizzes: {task: question_answering, source: someone/quizzes, revision: v1, skip_unanswerable: true}
+  shop: {task: translation, source: synthetic}
+"""
+
+
+def test_further_corpora_are_pinned_and_loaded_like_those_of_tasks(hub, tmp_path, monkeypatch):
+    path = profile_file(tmp_path, "paper", lambda text: text.replace("training:\n", f"{FURTHER}training:\n"))
+    assert {"someone/web", "someone/quizzes"} <= set(pins.unpinned(load_profile(path)))
+    assert pins.pin(path).items() >= {"someone/web": A, "someone/quizzes": B}.items()
+    profile = load_profile(path)
+    assert pins.unpinned(profile) == []
+    loads = {}
+
+    def load(task, source, split, **options):
+        loads[source] = {"task": task, "split": split} | options
+
+    monkeypatch.setattr(inputs, "load_task", load)
+    monkeypatch.setattr(inputs, "_fitting", lambda profile, tasks: tasks)
+    inputs.load_corpus(profile, "web", "train")
+    inputs.load_away(profile, 3)
+    web = loads["someone/web"]
+    quizzes = loads["someone/quizzes"]
+    assert (web["task"], web["split"], web["limit"], web["revision"]) == ("translation", "train", None, A)
+    assert (web["folder"], web["languages"]) == ("en-fr", ("fr", "en"))
+    assert (quizzes["split"], quizzes["limit"], quizzes["revision"]) == ("validation", 3, B)
+    assert quizzes["skip_unanswerable"] and loads["synthetic"]["revision"] is None
+
+
+MERGED = {
+    "source of an anchor": ("{source: someone/web}", "{<<: *one, folder: a}", (A, A)),
+    "both of an anchor": ("{source: someone/web, revision: v1}", "{<<: *one, folder: a}", (B, B)),
+    "its own source": ("{source: someone/web, revision: v1}", "{<<: *one, source: someone/else}", (B, B)),
+    "its own revision": ("{source: someone/web}", "{<<: *one, revision: v1}", (A, B)),
+    "several anchors": ("{source: someone/web}", "{<<: [{folder: a}, *one]}", (A, A)),
+}
+
+
+@pytest.mark.parametrize("case", MERGED)
+def test_mappings_that_take_over_others_are_pinned(hub, tmp_path, case):
+    """Before, a source that came by "<<" ended in StopIteration."""
+    first, second, wanted = MERGED[case]
+    further = f"away:\n  one: &one {first[:-1]}, task: translation}}\n  two: {second}\n"
+    path = profile_file(tmp_path, "paper", lambda text: text.replace("training:\n", f"{further}training:\n"))
+    before = load_profile(path).away
+    pins.pin(path)
+    after = load_profile(path).away
+    assert (after["one"].revision, after["two"].revision) == wanted
+    for name in before:
+        assert after[name] == before[name].model_copy(update={"revision": after[name].revision})
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -292,6 +292,36 @@ def test_a_corpus_that_is_new_in_a_trained_profile_is_one_line(monkeypatch, tmp_
         inputs.check_recipe(profile, "calm")
 
 
+def test_a_corpus_in_a_folder_of_its_source_is_the_one_a_model_was_trained_on(monkeypatch, tmp_path):
+    """Before, the files beside the folder were compared."""
+    (tmp_path / "en-fr").mkdir()
+    (tmp_path / "en-fr" / "train.jsonl").write_text('{"translation": {"en": "a", "fr": "b"}}\n')
+    content = yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text())
+    content["corpora"]["translation"] = {"source": str(tmp_path), "folder": "en-fr"}
+    profile = Profile.model_validate(content)
+    recorded = {"sha256": inputs.load_corpus(profile, "translation", "train").digest}
+    assert inputs._is_training_data(profile, "translation", recorded)
+    (tmp_path / "en-fr" / "train.jsonl").write_text('{"translation": {"en": "a", "fr": "c"}}\n')
+    assert not inputs._is_training_data(profile, "translation", recorded)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"extra": {"translation": "a"}}, 'extra: "translation" is the name of a task'),
+        ({"away": {"question_answering": "a"}}, 'away: "question_answering" is the name of a task'),
+        ({"extra": {"news": "a"}, "away": {"news": "b"}}, 'extra: "news" is another corpus in away'),
+    ],
+)
+def test_a_name_means_one_corpus(parts, message):
+    """Before, the corpus named last took the place of the other."""
+    content = yaml.safe_load((ROOT / "notebooks/profiles/small.yaml").read_text())
+    for part, corpora in parts.items():
+        content[part] = {name: {"task": "translation", "source": file} for name, file in corpora.items()}
+    with pytest.raises(ValueError, match=message):
+        Profile.model_validate(content)
+
+
 def test_corpora_of_other_domains_are_loaded_by_name():
     from mee_utils.study.experiment import Experiment
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import MeeError, Model, Task, Trace, load_classifier, load_task
+from .. import MeeError, Model, Task, Trace, load_classifier
 from ..analysis.long_documents import long_tasks
 from ..common.errors import check_choice
 from . import inputs
@@ -92,10 +92,7 @@ class Experiment:
 
     def away(self, limit: int) -> dict[str, Task]:
         """At most `limit` examples of each corpus of another domain; none where the profile names none."""
-        tasks = {
-            name: load_task(corpus.task, self.profile.source(name), "validation", limit)
-            for name, corpus in self.profile.away.items()
-        }
+        tasks = inputs.load_away(self.profile, limit)
         self.used |= {f"corpus {name}": task.digest for name, task in tasks.items()}
         return tasks
 

@@ -153,7 +153,7 @@ def _corpora(profile: Profile, tasks: Collection[str]) -> dict[str, str]:
     """The digest of each corpus: of its settings, synthetic ones' generators, local ones' files."""
     digests = {}
     for task in tasks:
-        corpus = (profile.corpora | profile.away)[task]
+        corpus = profile.corpus(task)
         settings = [corpus.model_dump(), profile.training.seed, profile.training.max_source]
         files = []
         if corpus.source == "synthetic":

@@ -14,7 +14,7 @@ from ..common.files import PACKAGE, read_json
 from ..tasks.loading import Task, load_task, shortened
 from ..tasks.sources import local_files
 from .pins import hub_commit
-from .profiles import Checkpoint, Profile
+from .profiles import Checkpoint, Extra, Profile
 
 if TYPE_CHECKING:
     from ..models.loading import Model
@@ -87,7 +87,7 @@ def check_recipe(profile: Profile, name: str) -> None:
     changed = [key for key, value in _wanted(profile, name).items() if recorded.get(key) != value]
     if not isinstance(profile.training.recipe(name), Checkpoint):
         for task in [*profile.corpora, *extra_corpora(profile, name)]:
-            if not _is_training_data(Path(profile.source(task)), recorded["data"].get(task)):
+            if not _is_training_data(profile, task, recorded["data"].get(task)):
                 changed.append(f"training data of {task}")
     if changed:
         folder = checkpoint_folder(profile, name)
@@ -112,13 +112,14 @@ def _wanted(profile: Profile, name: str) -> dict:
     return wanted
 
 
-def _is_training_data(source: Path, recorded: dict | None) -> bool:
+def _is_training_data(profile: Profile, name: str, recorded: dict | None) -> bool:
     """Whether a corpus is what a manifest says a model was trained on; of other than local ones its name."""
     if recorded is None:
         return False
+    source = Path(profile.source(name))
     if str(source) == "synthetic" or not source.exists():
         return True
-    return local_files(source, "train")[1] == recorded["sha256"]
+    return local_files(source, "train", profile.corpus(name).folder)[1] == recorded["sha256"]
 
 
 def from_source(profile: Profile, name: str, load: Callable):
@@ -163,15 +164,26 @@ def load_tasks(
     Models that start from a ready checkpoint get inputs cut to `max_source` tokens, as they were trained.
     """
     chosen = [only] if isinstance(only, str) else only or profile.corpora
-    tasks = [_load(profile, name, part, limit) for name in profile.corpora if name in chosen]
-    if isinstance(profile.training.base, Checkpoint):
-        tokenizer = load_profile_tokenizer(profile, "base")
-        tasks = [shortened(task, tokenizer, profile.training.max_source) for task in tasks]
-    return tasks
+    tasks = [_load_part(profile, name, part, limit) for name in profile.corpora if name in chosen]
+    return _fitting(profile, tasks)
 
 
-def _load(profile: Profile, name: str, part: str, limit: int | None) -> Task:
-    corpus, source = profile.corpora[name], profile.source(name)
+def load_away(profile: Profile, limit: int) -> dict[str, Task]:
+    """At most `limit` validation examples of every corpus of another domain, by its name."""
+    tasks = [load_corpus(profile, name, "validation", limit) for name in profile.away]
+    return dict(zip(profile.away, _fitting(profile, tasks), strict=True))
+
+
+def _fitting(profile: Profile, tasks: list[Task]) -> list[Task]:
+    """The tasks as the profile's models take them: of a ready checkpoint, with inputs cut to `max_source`."""
+    if not tasks or not isinstance(profile.training.base, Checkpoint):
+        return tasks
+    tokenizer = load_profile_tokenizer(profile, "base")
+    return [shortened(task, tokenizer, profile.training.max_source) for task in tasks]
+
+
+def _load_part(profile: Profile, name: str, part: str, limit: int | None) -> Task:
+    corpus = profile.corpora[name]
     own_split = corpus.held_out_split == "test"  # the validation split is free for choices
     aside = 0 if own_split else corpus.choices  # else the first examples for training are kept for them
     split, size, skipped = {
@@ -182,15 +194,22 @@ def _load(profile: Profile, name: str, part: str, limit: int | None) -> Task:
         "validation": ("validation", None, corpus.choices) if own_split else ("train", corpus.choices, 0),
     }[part]
     size = size if limit is None else min(limit, size or limit)
-    task = load_task(
-        name,
+    task = load_corpus(profile, name, split, None if size is None else size + skipped)
+    return task[skipped:]
+
+
+def load_corpus(profile: Profile, name: str, split: str, limit: int | None = None) -> Task:
+    """A split of any corpus of a profile, by the name of its task or its own; of the hub at its revision."""
+    corpus = profile.corpus(name)
+    source = profile.source(name)
+    return load_task(
+        corpus.task if isinstance(corpus, Extra) else name,
         source,
         split,
-        limit=None if size is None else size + skipped,
+        limit=limit,
         seed=profile.training.seed,
         revision=hub_commit("dataset", source, corpus.revision),
         languages=tuple(corpus.languages),
         folder=corpus.folder,
         skip_unanswerable=corpus.skip_unanswerable,
     )
-    return task[skipped:]

@@ -19,9 +19,11 @@ import yaml
 
 from ..common.errors import MeeError, one_line
 from ..common.files import complete_file, is_hub_id
-from .profiles import Checkpoint, Corpus, Profile, load_profile, profile_path
+from .profiles import Checkpoint, Profile, Source, load_profile, profile_path
 
 COMMIT = re.compile("[0-9a-f]{40}")
+MERGE = "tag:yaml.org,2002:merge"  # YAML's "<<"
+SOURCE = {"source", "checkpoint"}  # the keys that may hold a hub id
 Kind = Literal["dataset", "model"]
 
 
@@ -69,10 +71,16 @@ def _reference(kind: Kind, source: str, revision: str | None) -> Path:
 
 def unpinned(profile: Profile) -> list[str]:
     """The hub ids of a profile that stand at no commit."""
-    settings = [*profile.corpora.values(), profile.training.base, *profile.training.backbones.values()]
-    sources = [(each.source, each.revision) for each in settings if isinstance(each, Corpus | Checkpoint)]
-    moving = [source for source, revision in sources if not COMMIT.fullmatch(revision or "")]
-    return sorted({source for source in moving if "{data}" not in source and is_hub_id(source)})
+    corpora = [*profile.corpora.values(), *profile.extra.values(), *profile.away.values()]
+    models = [profile.training.base, *profile.training.backbones.values()]
+    ready = [model for model in models if isinstance(model, Checkpoint)]
+    return sorted({each.source for each in [*corpora, *ready] if _moves(each)})
+
+
+def _moves(settings: Source | Checkpoint) -> bool:
+    """Whether a source is on the hub, and at no commit."""
+    at_commit = COMMIT.fullmatch(settings.revision or "")
+    return not at_commit and "{data}" not in settings.source and is_hub_id(settings.source)
 
 
 def how_to_pin(profile: Profile, given: str) -> str:
@@ -102,7 +110,7 @@ def pin(name: str | Path) -> dict[str, str]:
     commits: dict[str, str] = {}
     edits: dict[int, Edit] = {}
     for kind, settings, node in _sources(profile, yaml.compose(text, Loader=yaml.SafeLoader)):
-        if settings.source in unpinned(profile):
+        if _moves(settings):
             commit = hub_commit(kind, settings.source, settings.revision)
             commits[settings.source] = commit
             edit = _edit(node, commit, text)
@@ -117,15 +125,16 @@ def pin(name: str | Path) -> dict[str, str]:
 
 def _sources(
     profile: Profile, root: yaml.MappingNode
-) -> Iterator[tuple[Kind, Corpus | Checkpoint, yaml.Node]]:
+) -> Iterator[tuple[Kind, Source | Checkpoint, yaml.MappingNode]]:
     """The settings of a profile that may name a hub id, each with its mapping in the file."""
     top = _entries(root)
+    for part in ("corpora", "extra", "away"):
+        corpora = getattr(profile, part)
+        nodes = _entries(top[part]) if corpora else {}
+        for name, corpus in corpora.items():
+            yield "dataset", corpus, nodes[name]
     training = _entries(top["training"])
-    corpora = _entries(top["corpora"])
-    backbones = _entries(training["backbones"])
-    for task, corpus in profile.corpora.items():
-        yield "dataset", corpus, corpora[task]
-    models = {"base": training["base"], **backbones}
+    models = {"base": training["base"], **_entries(training["backbones"])}
     for name, node in models.items():
         recipe = profile.training.recipe(name)
         if isinstance(recipe, Checkpoint):
@@ -133,19 +142,38 @@ def _sources(
 
 
 def _entries(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
-    return {key.value: value for key, value in mapping.value}
+    """The values of a mapping by key, with those that "<<" takes over from other mappings."""
+    entries: dict[str, yaml.Node] = {}
+    for merged in reversed(_merged(mapping)):
+        entries |= _entries(merged)
+    return entries | {key.value: value for key, value in mapping.value if key.tag != MERGE}
+
+
+def _merged(mapping: yaml.MappingNode) -> list[yaml.MappingNode]:
+    """The mappings that "<<" takes over, the first being the strongest."""
+    merged: list[yaml.MappingNode] = []
+    for key, value in mapping.value:
+        if key.tag == MERGE:
+            merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
+    return merged
 
 
 def _edit(mapping: yaml.MappingNode, commit: str, text: str) -> Edit:
-    """What puts `revision: "<commit>"` into a mapping, in the style that it has."""
-    entries = _entries(mapping)
+    """What puts `revision: "<commit>"` into a mapping, in the style that it has.
+
+    Without a source of its own, a mapping has it from another by "<<": there the revision is written, too.
+    """
+    keys = {key.value: (key, value) for key, value in mapping.value if key.tag != MERGE}
     quoted = f'"{commit}"'  # without quotes a commit of digits would be a number
-    if "revision" in entries:
-        value = entries["revision"]
+    if "revision" in keys:
+        _, value = keys["revision"]
         start = value.start_mark.index
         blank = "" if text[start - 1] == " " else " "
         return Edit(start, value.end_mark.index, blank + quoted)
-    key, value = next((key, value) for key, value in mapping.value if key.value in ("source", "checkpoint"))
+    if not SOURCE & keys.keys():
+        origin = next(merged for merged in _merged(mapping) if SOURCE & _entries(merged).keys())
+        return _edit(origin, commit, text)
+    key, value = keys.get("source") or keys["checkpoint"]
     if mapping.flow_style:
         end = value.end_mark.index
         return Edit(end, end, f", revision: {quoted}")

@@ -40,29 +40,33 @@ class Strict(BaseModel, extra="forbid", frozen=True, strict=True):
         return given
 
 
-class Corpus(Strict):
-    """Where one task's examples come from; `{data}` stands for the DATA folder of the command line.
+class Source(Strict):
+    """Where examples come from, as in `load_task`; `{data}` is the DATA folder of the command line."""
+
+    source: str
+    revision: str | None = None  # of a hub data set: its commit, as `python -m mee_utils pin` writes it
+    folder: str | None = None  # it holds one file or folder a split
+    languages: Annotated[list[str], Field(min_length=2, max_length=2)] = ["en", "fr"]
+    skip_unanswerable: bool = False  # leave out questions without an answer (SQuAD 2)
+
+
+class Corpus(Source):
+    """The corpus of one task, and how many of its examples are used.
 
     Learning curves and the best checkpoint are judged on `choices` examples, which are neither trained on nor
     scored: of the validation split where scores come from the test split, else the first ones for training.
     """
 
-    source: str
     train: PositiveInt | None = None
     held_out: PositiveInt | None = None
     choices: PositiveInt = 100
     held_out_split: Literal["validation", "test"] = "validation"
-    languages: Annotated[list[str], Field(min_length=2, max_length=2)] = ["en", "fr"]
-    revision: str | None = None  # of a hub data set: its commit, as `python -m mee_utils pin` writes it
-    skip_unanswerable: bool = False  # leave out questions without an answer (SQuAD 2)
-    folder: str | None = None  # of a hub data set; it holds one file or folder a split
 
 
-class Extra(Strict):
-    """Another corpus of a task, not scored: to pre-train on, or to try thresholds on; see `Corpus.source`."""
+class Extra(Source):
+    """Another corpus of a task, not scored: to pre-train on, or to try thresholds on."""
 
     task: Literal[*TASKS]
-    source: str
 
 
 class ShapeSettings(Strict):
@@ -303,13 +307,28 @@ class Profile(Strict):
         """The ablations of the recipe, by name."""
         return self.ablations.runs if self.ablations else {}
 
+    @model_validator(mode="after")
+    def _one_corpus_a_name(self) -> Profile:
+        """A name means the same corpus in all three parts of a profile."""
+        for part in ("extra", "away"):
+            for name, corpus in getattr(self, part).items():
+                if name in TASKS:
+                    raise ValueError(f'{part}: "{name}" is the name of a task; give the corpus another one')
+                if self.corpus(name) != corpus:
+                    raise ValueError(f'{part}: "{name}" is another corpus in away; rename one of them')
+        return self
+
+    def corpus(self, name: str) -> Source:
+        """The corpus of a task, or a further one by its own name."""
+        return (self.corpora | self.extra | self.away)[name]
+
     def has_data(self, task: str) -> bool:
         """Whether the DATA folder is given, where a task's corpus is in it."""
-        return bool(self._data) or "{data}" not in (self.corpora | self.extra | self.away)[task].source
+        return bool(self._data) or "{data}" not in self.corpus(task).source
 
     def source(self, task: str) -> str:
         """The source of a task's corpus, with DATA filled in."""
-        source = (self.corpora | self.extra | self.away)[task].source
+        source = self.corpus(task).source
         if "{data}" not in source:
             return source
         if not self._data:

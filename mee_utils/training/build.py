@@ -23,7 +23,7 @@ from ..study.digests import digest_of
 from ..study.inputs import checkpoint_folder, is_trained, load_profile_tokenizer, ready_digest, weights_digest
 from ..study.profiles import BackboneSettings, BaseSettings, Checkpoint, Profile, Stage
 from ..study.results import build_root, staged
-from ..tasks.loading import load_lesson, load_task
+from ..tasks.loading import load_lesson
 from . import loop
 from .batches import Pair, corrupt_spans, padded, repeated
 from .loop import LearningCurve, Schedule
@@ -281,10 +281,7 @@ class ModelBuilder:
     @cached_property
     def extra(self) -> dict[str, Task]:
         """The further corpora of pre-training."""
-        return {
-            name: load_task(corpus.task, self.profile.source(name), "train")
-            for name, corpus in self.profile.extra.items()
-        }
+        return {name: inputs.load_corpus(self.profile, name, "train") for name in self.profile.extra}
 
     def stage_pairs(self, stage: Stage, seed: int) -> list[Pair]:
         """The examples that a stage asks for; tasks that are smaller than that are repeated."""
