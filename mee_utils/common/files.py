@@ -36,7 +36,14 @@ def read_json(path: Path):
 def is_hub_id(source: str) -> bool:
     """Whether a source can only be on the hub: it is neither "synthetic" nor a path, there or misspelt."""
     path_like = source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(ENDINGS)
-    return source != "synthetic" and not path_like and not Path(source).expanduser().exists()
+    return source != "synthetic" and not path_like and not _exists(source)
+
+
+def _exists(source: str | Path) -> bool:
+    try:
+        return Path(source).expanduser().exists()
+    except (RuntimeError, OSError):  # "~" of no user; a name that is too long
+        return False
 
 
 def find_local(source: str | Path, wanted: str) -> Path | None:
@@ -45,10 +52,9 @@ def find_local(source: str | Path, wanted: str) -> Path | None:
         raise MeeError(f"source={source!r}: give {wanted}.")
     if is_hub_id(str(source)):
         return None
-    path = Path(source).expanduser()
-    if not path.exists():
+    if not _exists(source):
         raise MeeError(f"{source} does not exist: give {wanted}.")
-    return path
+    return Path(source).expanduser()
 
 
 @contextmanager

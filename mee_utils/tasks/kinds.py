@@ -72,6 +72,11 @@ def _text(value: Any, what: str, empty: bool = False) -> str:
     """`value`, if it is a text; only documents may be `empty`, as one of SAMSum is."""
     if not isinstance(value, str) or not (value.strip() or empty):
         raise MeeError(f"{what} holds {str(value)[:60]!r}, a text is expected: correct or remove it.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # as JSON writes an emoji that was cut in two
+        half = f"{value[error.start]!r}, half of a character"
+        raise MeeError(f"{what} holds {half}, which no tokenizer can read: correct or remove it.") from error
     return value
 
 

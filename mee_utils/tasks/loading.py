@@ -14,7 +14,7 @@ import numpy as np
 from ..common.errors import MeeError, check_choice, check_whole
 from ..common.files import find_local
 from ..common.html import table
-from . import sources
+from . import rows, sources
 from .kinds import TASKS, Languages, TaskKind, Unanswerable
 from .languages import language_code
 from .scores import STANDARD_TOKENIZER, bleu_tokenizer
@@ -151,8 +151,9 @@ def load_task(
     Args:
         name: one of `TASKS`, such as "translation".
         source: "synthetic" (seeded, offline, known difficulty); a jsonl, jsonl.gz, parquet or csv file; a
-            folder with one file or folder for each split; or the id of a data set on the hub. Columns are the
-            hub's.
+            folder with one file or folder for each split; a folder that `save_to_disk` of the `datasets`
+            library wrote, whatever it was read from; or the id of a data set on the hub. Columns are those
+            that the hub has.
         split: "train", "validation" or "test". A single file is read whole, whatever the split.
         limit: the number of examples to take from the beginning; required for "synthetic", which never ends.
         seed: which synthetic examples; the split of an example does not depend on it.
@@ -171,6 +172,9 @@ def load_task(
     limit = None if limit is None else check_whole("limit", limit)
     seed = check_whole("seed", seed, 0)
     pair = _checked_languages(languages)
+    for option, value in {"revision": revision, "folder": folder}.items():
+        if not isinstance(value, str | None):
+            raise MeeError(f"{option}={value!r}: give a text, or leave it out.")
     if str(source) == "synthetic":
         _check_synthetic(name, limit, pair, revision, folder)
         return _drawn(name, name, split, limit, seed)
@@ -182,12 +186,12 @@ def load_task(
         files, digest = sources.hub_files(str(source), split, revision, folder)
     language = pair[1] if name == "translation" else "en"
     task = Task(name, str(source), split, [], [], digest, language=language)
-    return _with_examples(task, sources.rows(files), pair, limit, skip_unanswerable)
+    return _with_examples(task, rows.rows(files), pair, limit, skip_unanswerable)
 
 
 def _with_examples(
     task: Task,
-    rows: Iterable[tuple[str, dict]],
+    numbered_rows: Iterable[tuple[str, dict]],
     languages: Languages,
     limit: int | None,
     skip_unanswerable: bool,
@@ -196,7 +200,7 @@ def _with_examples(
     inputs: list[str] = []
     references: list[list[str]] = []
     skipped = 0
-    for where, row in rows:
+    for where, row in numbered_rows:
         try:
             prompt, accepted = task.kind.read(row, where, languages)
         except Unanswerable:

@@ -1,20 +1,21 @@
-"""Where rows come from: local files in the hub's column layouts, or a data set on the hub.
+"""Where the files of a split are: in a local file or folder, or in a data set on the hub.
 
 A file may be jsonl, jsonl.gz, parquet or csv. In a folder, also one on the hub, a split is a file or folder
-named after it, as `validation.jsonl.gz`, `validation-00000-of-00001.parquet` or `validation/0000.parquet`.
+named after it, as `validation.jsonl.gz`, `validation-00000-of-00001.parquet` or `validation/0000.parquet`, or
+a data set that `datasets` saved (`rows.is_saved`).
+
+The hub's client fetches the files, and not `datasets.load_dataset`, which fetches every split and, without
+the network, gives the latest rows that it has, whatever commit `revision` is.
 """
 
-import csv
-import gzip
 import hashlib
-import json
 import re
-import zlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 
 from ..common.errors import MeeError, one_line
 from ..common.files import ENDINGS
+from .rows import ending_of, is_saved
 
 FOLDERS = (
     "",
@@ -30,8 +31,8 @@ def local_files(source: Path, split: str, folder: str | None = None) -> tuple[li
     """The files to read of a local source, in order, and the sha256 of their bytes.
 
     Args:
-        source: a file; a folder with a file or folder for each split; or the folder that Spark writes in
-            place of one file ("validation.parquet/part-00000.parquet").
+        source: a file; a folder with a file or folder for each split; the folder that Spark writes in place
+            of one file ("validation.parquet/part-00000.parquet"); or a data set that `datasets` saved.
         split: the split to look for in a folder; a file is taken as it is.
         folder: where in `source` the splits are.
 
@@ -40,8 +41,18 @@ def local_files(source: Path, split: str, folder: str | None = None) -> tuple[li
     files = _local_files(source, split, folder)
     digest = hashlib.sha256()
     for path in files:
-        digest.update(path.read_bytes())
+        # of a saved data set the rows, and not what `datasets` may have cached beside them
+        contents = sorted(path.glob("data*.arrow")) if path.is_dir() else [path]
+        for content in contents:
+            digest.update(_read(content))
     return files, digest.hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise MeeError(f"{path} cannot be read ({error.strerror}): restore it, or remove it.") from error
 
 
 def _local_files(source: Path, split: str, folder: str | None) -> list[Path]:
@@ -49,57 +60,75 @@ def _local_files(source: Path, split: str, folder: str | None) -> list[Path]:
         if not (source / folder).is_dir():
             raise MeeError(f'folder="{folder}": {source} has no such folder; leave it out, or give another.')
         source = source / folder
-    if not source.is_dir():
+    if not source.is_dir() or is_saved(source):
         return [source]
     files = _parts(source) if source.name.endswith(ENDINGS) else _find_split(source, split, FOLDERS)
     if files:
         return files
-    present = sorted(
-        {re.split(r"[.-]", path.name)[0] for path in source.rglob("*") if path.name.endswith(ENDINGS)}
-    )
-    advice = f"it has {', '.join(present[:8])}" if present else f"it has no {', '.join(ENDINGS)} file"
+    present = {re.split(r"[.-]", path.name)[0] for path in source.rglob("*") if ending_of(path)}
+    present |= {path.parent.name for path in source.rglob("state.json")}
+    names = ", ".join(sorted(present)[:8])
+    advice = f"it has {names}" if names else f"it has no {', '.join(ENDINGS)} file"
     raise MeeError(f'No file of the split "{split}" in {source}: {advice}.')
 
 
 def _parts(path: Path) -> list[Path]:
-    """A file, or the data files of a folder in its place; Spark marks all others by "_" or "."."""
-    if not path.is_dir():
+    """A file or a saved data set itself; of another folder the data files in it that are not hidden."""
+    if not path.is_dir() or is_saved(path):
         return [path]
-    return sorted(part for part in path.glob("[!._]*") if part.name.endswith(ENDINGS) and part.is_file())
+    return sorted(part for part in path.glob("[!._]*") if ending_of(part) and not part.is_dir())
 
 
 def _find_split(source: Path, split: str, folders: tuple[str, ...]) -> list[Path]:
     """The files of a split in order; an error if it is there in two forms, which would double the data."""
     forms = [form for inside in folders for form in _forms(source, f"{inside}{split}")]
     if len(forms) > 1:
-        names = " and ".join(str(form[0].relative_to(source)) for form in forms[:2])
-        raise MeeError(
-            f'{source} has the split "{split}" twice, {names}: remove one, or name the file to read.'
-        )
+        raise _twice(source, split, [form[0] for form in forms])
     files = forms[0] if forms else []
-    _check_shards(source, files)
+    _check_shards(source, split, files)
     return [part for path in files for part in _parts(path)]
 
 
+def _twice(source: Path, split: str, paths: list[Path]) -> MeeError:
+    names = " and ".join(str(path.relative_to(source)) for path in paths[:2])
+    advice = "remove one, or name the file to read"
+    return MeeError(f'{source} has the split "{split}" twice, {names}: {advice}.')
+
+
 def _forms(source: Path, stem: str) -> list[list[Path]]:
-    """Every form in which a split is there: single files, shards of one ending, or a folder of one ending."""
-    forms = [[path] for path in sorted(source.glob(f"{stem}.*")) if _ending(path)]
-    for pattern in (f"{stem}-*", f"{stem}/*"):
-        files = sorted(source.glob(pattern))
-        by_ending = [[path for path in files if _ending(path) == ending] for ending in ENDINGS]
-        forms += [shards for shards in by_ending if shards]
-    return forms
+    """Every form in which a split is there: single files, series of shards, or a folder."""
+    forms = [[path] for path in sorted(source.glob(f"{stem}.*")) if ending_of(path)]
+    forms += _series(path for path in source.glob(f"{stem}-*") if ending_of(path))
+    folder = source / stem
+    if is_saved(folder):
+        return [*forms, [folder]]
+    return forms + (_series(_parts(folder), any_name=True) if folder.is_dir() else [])
 
 
-def _check_shards(source: Path, files: list[Path]) -> None:
-    numbered = [match for path in files if (match := SHARD.search(path.name))]
-    if numbered and len(numbered) != int(numbered[0][2]):
-        missing = f"{len(numbered)} of the {int(numbered[0][2])} files that {files[0].name} belongs to"
+def _series(paths: Iterable[Path], any_name: bool = False) -> list[list[Path]]:
+    """Shards in series: of one ending, and numbered of the same total or, but for numbers, of one name."""
+    series: dict[Hashable, list[Path]] = {}
+    for path in sorted(paths):
+        numbered = SHARD.search(path.name)
+        name = "" if any_name else re.sub(r"\d", "", path.name)
+        key = (ending_of(path), numbered[2] if numbered else name)
+        series.setdefault(key, []).append(path)
+    return list(series.values())
+
+
+def _check_shards(source: Path, split: str, files: list[Path]) -> None:
+    """Of shards that are numbered as on the hub, each must be there, and once."""
+    paths: dict[int, Path] = {}
+    total = 0
+    for path in files:
+        if numbered := SHARD.search(path.name):
+            number, total = map(int, numbered.groups())
+            if number in paths:
+                raise _twice(source, split, [paths[number], path])
+            paths[number] = path
+    if len(paths) != total:
+        missing = f"{len(paths)} of the {total} files that {files[0].name} belongs to"
         raise MeeError(f"{source} has only {missing}: copy the others too.")
-
-
-def _ending(path: Path) -> str | None:
-    return next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
 
 
 def hub_files(source: str, split: str, revision: str | None, folder: str | None) -> tuple[list[Path], str]:
@@ -130,65 +159,3 @@ def hub_files(source: str, split: str, revision: str | None, folder: str | None)
     commit = snapshot.name
     identity = "\n".join(map(str, (source, commit, folder, split)))
     return files, hashlib.sha256(identity.encode()).hexdigest()
-
-
-def rows(files: list[Path]) -> Iterator[tuple[str, dict]]:
-    """Yields ("file, row 3", row) of some files; an empty or broken file is an error in one line."""
-    for path in files:
-        ending = _ending(path)
-        if ending is None:
-            raise MeeError(f"{path} is none of {', '.join(ENDINGS)}: convert it, or name another file.")
-        number = 0
-        for number, row in _readable_rows(path, ending):
-            yield f"{path}, row {number}", row
-        if not number:
-            raise MeeError(f"{path} is empty: there is nothing to run on.")
-
-
-def _readable_rows(path: Path, ending: str) -> Iterator[tuple[int, dict]]:
-    """The numbered rows of a file; what its reader raises is one line, and an empty file has none."""
-    try:
-        yield from READERS[ending](path)
-    except MeeError:
-        raise
-    except UnicodeError as error:
-        raise MeeError(f"{path} is not UTF-8 ({one_line(error, 80)}): save it as UTF-8.") from error
-    except (ValueError, OSError, EOFError, zlib.error, csv.Error) as error:
-        if path.stat().st_size:
-            raise MeeError(f"{path} cannot be read as {ending}: {one_line(error)}") from error
-
-
-def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
-    opened = gzip.open if path.name.endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                reason = f"{error.msg} at character {error.pos + 1}"
-                raise MeeError(f"{path}, line {number} is not JSON ({reason}): correct it.") from error
-            if not isinstance(row, dict):
-                raise MeeError(f"{path}, line {number} is {line.strip()[:40]!r}, no object.")
-            yield number, row
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(path) as file:
-        batches = file.iter_batches(batch_size=1000)
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict]]:
-    csv.field_size_limit(2**31 - 1)  # a long document is one cell
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
-            if None in row or None in row.values():
-                raise MeeError(f"{path}, row {number} has more or fewer cells than the header.")
-            yield number, row
-
-
-READERS = {".jsonl.gz": _json_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows, ".csv": _csv_rows}
