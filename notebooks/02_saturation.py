@@ -50,6 +50,7 @@ from mee_utils.analysis.statistics import NOTHING, mean_interval
 from mee_utils.analysis.survey import by_part
 from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
+from mee_utils.paper.published_numbers import published_saturation
 from mee_utils.study import figures
 from mee_utils.study.figures import label
 from mee_utils.tasks.synthetic.words import DIFFICULTIES
@@ -100,16 +101,24 @@ table_1 = experiment.save_table(table_1, "table_1")
 ours = table_1[table_1.model == "calm"].pivot(index="property", columns=["task", "group"], values="mean")
 ours.rename(index=label).round(2)
 
+# %% [markdown]
+# Beside the published table: layers as a share of the depth, since 12 layers are not 24, and the standard deviation
+# over prefixes behind each mean. The published layers are counted from 0; one is added. (The share of prefixes
+# that rise strictly is published without one.)
+
 # %%
-published = {"first_similar": (8.65, 18.46), "similar_states": (14.35, 4.54), "prefix_tokens": (58.16, 11.48)}
-for name, (easy, difficult) in published.items():
-    counted = "24 layers, counted from 0" if name == "first_similar" else "24 layers"
-    print(f"{name.replace('_', ' ')}: published, of {counted}: easy {easy}, difficult {difficult}")
-    for task, _ in calm:
-        print(
-            f"   {label(task)}, of {layers} layers: easy {ours.loc[name, (task, 'easy')]:.2f}, "
-            f"difficult {ours.loc[name, (task, 'difficult')]:.2f}"
-        )
+of_calm = table_1[table_1.model == "calm"]
+beside = published_saturation(of_calm, layers) if len(of_calm) else pd.DataFrame()
+if len(beside):
+    experiment.save_table(beside, "table_1_beside_published")
+for (name, unit), rows in beside.groupby(["property", "unit"], sort=False) if len(beside) else ():
+    print(f"{label(name)}, {unit}:")
+    for task, groups in rows.set_index("group").groupby("task", sort=False):
+        texts = [f"{group} {groups['mean'][group]:.0f}" for group in saturation.GROUPS]
+        spread = groups.standard_deviation
+        if spread.notna().all():
+            texts = [f"{text} (sd {spread[g]:.0f})" for text, g in zip(texts, saturation.GROUPS, strict=True)]
+        print(f"   {label(task)}: {', '.join(texts)}")
 
 # %% [markdown]
 # ## All tokens, not only the two ends
@@ -305,7 +314,7 @@ tables = {
     }
     for task in tasks
 }
-verdicts = claims.judge("02_saturation", tables)
+verdicts = claims.judge("02_saturation", tables, layers=layers)
 experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours", "alone"]]
 
 # %% [markdown]

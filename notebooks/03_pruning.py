@@ -251,8 +251,9 @@ by_rule.set_index(keys).round(3)
 # %% [markdown]
 # ## By the clock
 #
-# Tokens a second of the fine-tuned models above, full depth being 1, timed by `make bench` in single
-# precision, contenders taking turns. Seconds and samples a second are in `times.csv`.
+# Tokens a second of the fine-tuned models above (`speed`), and samples a second (`samples speed`: outputs may be longer
+# or shorter), full depth being 1, timed by `make bench` in single precision, contenders taking turns. Seconds are in
+# `times.csv`.
 
 # %%
 compared = complete[(complete.reduction != "full_depth") & complete.model.isin(experiment.backbones)]
@@ -262,26 +263,22 @@ if len(times):
     experiment.save_table(times, "times")
 else:
     print("not measured for these settings: run make bench")
-times.set_index(["model", "task", "batch", "reduction"]).speed.unstack(sort=False).astype(float).round(2)
+by_batch = times.set_index(["model", "task", "batch", "reduction"])
+by_batch[["speed", "samples_speed"]].astype(float).unstack(sort=False).round(2)
 
 # %% [markdown]
 # ## Each published row beside ours
 #
 # The paper's rows, its mean exit layer as a share of the depth, beside ours: pre-trained beside `pretrained`,
 # fine-tuned beside `vanilla`, and its "full depth", which exits too, beside our margin over all ids. Scores are
-# not comparable across models and corpora; what pruning does to them is. `seconds` are for ten examples, as its
-# rows seem to be, ours one at a time (`make bench`; machines differ, so compare rows of one model).
+# not comparable across models and corpora; what pruning does to them is.
 
 # %%
-as_published = {"model": {pre_trained: "pretrained"}}
-decided = complete[complete.reduction != "full_depth"][["task", "model", "reduction"]]
-all_times = read_timings("reductions", decided, profile).replace(as_published)
-beside = published_reductions(complete.replace(as_published), all_times, calm.layers)
+beside = published_reductions(complete.replace({"model": {pre_trained: "pretrained"}}), calm.layers)
 experiment.save_table(beside, "published_rows")
 theirs = ["score", "score_at_full_depth"]
 ours = ["our_task", "our_score", "our_score_unpruned"]
-speeds = ["seconds", "our_seconds", "samples_per_second", "our_samples_per_second"]
-beside[["model", "dataset", "reduction", *theirs, *ours, *speeds, "why_they_differ"]].round(1)
+beside[["model", "dataset", "reduction", *theirs, *ours, "why_they_differ"]].round(1)
 
 # %% [markdown]
 # ## How small may k be?
@@ -356,10 +353,10 @@ equal.pivot(index=["task", "rule"], columns="wanted", values=["mean_exit_layer",
 # %% [markdown]
 # ## What keeps 99 % of the full score
 #
-# From the stored measurements (`make measure`). The thresholds of a rule, found on validation examples, are
-# tested on the test examples from the strictest down, as long as 99 % of the score is kept for certain (the
-# lower end of a paired 95 % interval). Bars are what the last of them costs; the line is full depth. A rule
-# without a bar fails at its strictest threshold.
+# From the stored measurements (`make measure`). The settings of a rule are tested on the test examples in an order
+# that validation examples fix (08), as long as 99 % of the score is kept for certain (the lower end of a paired 95 %
+# interval). Bars are what the cheapest of those that pass costs; the line is full depth. A rule without a bar fails
+# at the first.
 
 # %%
 stored = read_measured(profile)

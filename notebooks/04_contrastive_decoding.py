@@ -192,7 +192,8 @@ at_level.pivot(index="task", columns="rule", values=["mean_exit_layer", "same_to
 # As in 05: the area under the ROC curve (of two tokens at a layer, one of which may exit, how often is that
 # one scored higher?). No threshold is involved. The token is the expert's own; contrast gives the confidence
 # only. Above CALM, whose early layers were trained too; below vanilla, whose early layers were not, so that
-# they are amateurs indeed.
+# they are amateurs indeed. Bands are 95 % intervals over sequences. A layer at which fewer than 20 tokens are not
+# final is left out, of the figure and of the means: there one or two tokens would decide.
 
 # %%
 ranked = {}
@@ -206,9 +207,17 @@ for (name, task), t in of_both.items():
 ranks = experiment.table(decisions.ranking, ranked, labels=("model", "task", "rule"))
 
 # %%
-curves = {"x": "layer", "y": "roc_area", "ylabel": "area under the ROC curve"}
-figure = figures.facets(ranks.dropna(), figures.lines, row="model", **curves, note=note)
+def draw(axis, rows):
+    figures.lines(axis, rows, "layer", "roc_area", band=("roc_area_low", "roc_area_high"), clip=(0, 1))
+
+
+look = {"row": "model", "ylabel": "area under the ROC curve", "note": note}
+figure = figures.facets(ranks.dropna(), draw, **look)
 experiment.save_figure(figure, "ranking", ranks)
+unranked = ranks[ranks.roc_area.isna() & (ranks.rule == "unpruned")]
+for (name, task), rows in unranked.groupby(["model", "task"], sort=False):
+    few = ", ".join(map(str, rows.layer))
+    print(f"{figures.label(name)}, {figures.label(task)}: fewer than 20 tokens are not final at layers {few}")
 areas = ranks.groupby(["model", "rule"], sort=False).roc_area.mean()
 means = [f"{figures.label(name)}, {figures.label(rule)} {area:.3f}" for (name, rule), area in areas.items()]
 print("Mean area over layers and tasks:", "; ".join(means))

@@ -54,6 +54,17 @@ def test_strict_monotonicity_and_its_tolerant_sister():
     assert monotonicity.never_falling(values, tolerance=0.001).tolist() == [True, True, False, False]
 
 
+def test_shares_of_monotonic_tokens_stand_beside_where_their_confidence_starts():
+    probability = np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.4, 0.6, 0.9], [0.9, 0.895, 0.99, 0.995]])
+    found = made_trace([[7, 7, 7, 7]] * 3, final_probability=probability)
+    shares = monotonicity.monotonic_shares(found, model="calm").set_index(["kind", "after_layer"])
+    assert shares.share["strictly rising", 0] == pytest.approx(1 / 3)
+    assert shares.share["never falling", 0] == pytest.approx(2 / 3)
+    assert shares.start["strictly rising", 0] == pytest.approx(0.5)
+    assert shares.share["strictly rising", 1] == 1
+    assert shares.start["never falling", 1] == pytest.approx(probability[:, 1].mean())
+
+
 def test_interval_covers_the_mean_and_resamples_sequences_not_tokens():
     rng = np.random.default_rng(0)
     sequence = np.repeat(np.arange(40), 25)

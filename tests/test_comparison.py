@@ -73,7 +73,21 @@ def test_precision_and_recall_by_hand():
     assert none.precision.isna().all() and (none.recall == 0).all()
 
 
-def test_ranking_and_reliability_look_at_each_deciding_layer():
+def test_a_layer_with_a_handful_of_tokens_of_one_kind_is_not_ranked(monkeypatch):
+    """At layer 2 three tokens are not final, at layer 3 one: its area would be 1 or 0 by its score alone."""
+    replayed = by_hand(ExitPolicy("softmax_margin", min_layer=2))
+    for least, ranked in ((1, [True, True]), (2, [True, False]), (4, [False, False])):
+        monkeypatch.setattr(decisions, "LEAST_TO_RANK", least)
+        ranks = decisions.ranking(replayed)
+        assert list(ranks.roc_area.notna()) == ranked and list(ranks.not_final) == [3, 1]
+        assert (ranks.roc_area_low.notna() == ranks.roc_area.notna()).all()
+    monkeypatch.setattr(decisions, "LEAST_TO_RANK", 4)
+    few_may_exit = decisions.ranking(by_hand(ExitPolicy("softmax_margin", min_layer=1)))
+    assert few_may_exit.not_final[0] == 3 and np.isnan(few_may_exit.roc_area[0])
+
+
+def test_ranking_and_reliability_look_at_each_deciding_layer(monkeypatch):
+    monkeypatch.setattr(decisions, "LEAST_TO_RANK", 1)
     ranks = decisions.ranking(by_hand(ExitPolicy("softmax_margin", min_layer=2)))
     assert (
         list(ranks.layer) == [2, 3]

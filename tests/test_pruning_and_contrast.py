@@ -20,7 +20,12 @@ from mee_utils.exits.contrast import Distribution
 from mee_utils.exits.measures import find_measure
 from mee_utils.models.costs import DecoderSizes, generation_flops
 from mee_utils.models.states import output_scale
-from mee_utils.paper.published_numbers import published_reductions, published_scores, weighted_rouge_l
+from mee_utils.paper.published_numbers import (
+    published_reductions,
+    published_saturation,
+    published_scores,
+    weighted_rouge_l,
+)
 from mee_utils.traces.replay import chunks, replay_policy
 
 
@@ -277,9 +282,7 @@ def test_published_rows_stand_beside_ours_with_a_reason():
             for r, s in (("full_depth", 41.0), ("unpruned", 40.0), ("fixed", 39.0), ("decaying", 38.0))
         ]
     )
-    timed = ours.assign(batch=1, samples_per_second=5.0)
-    times = pd.concat([timed, timed.assign(batch=100, samples_per_second=50.0)])
-    table = published_reductions(ours, times, 12)
+    table = published_reductions(ours, 12)
     assert len(table) == 27 and table.why_they_differ.str.len().gt(10).all()
     squad = table[(table.model == "t5-squad") & (table.reduction == "fixed")].iloc[0]
     assert (squad.our_score, squad.our_score_unpruned, squad.our_depth, squad.our_model) == (
@@ -288,10 +291,7 @@ def test_published_rows_stand_beside_ours_with_a_reason():
         0.5,
         "vanilla",
     )
-    assert (squad.our_seconds, squad.our_samples_per_second) == (2.0, 5.0)  # of ten examples, one at a time
     assert table[table.dataset == "multi_news"].our_score.isna().all()
-    untimed = published_reductions(ours, times[:0], 12)
-    assert untimed.our_seconds.isna().all() and untimed.our_score.equals(table.our_score)
     assert set(table.samples) == {
         10
     }  # seconds times samples a second: ten examples a row, where the paper says a hundred
@@ -331,3 +331,28 @@ def test_a_longer_source_makes_deciding_matter_less():
     table = long_documents.counted_by_length(DecoderSizes(64, 64, 128, False, 12, 5000), (64, 4096), 4, 50)
     wide = table.pivot(index="source_tokens", columns="rule", values="flops_share")
     assert wide.unpruned[64] > wide.unpruned[4096] > 1 and wide.unpruned[64] > wide.fixed[64] > 1
+
+
+def test_table_1_stands_beside_ours_as_a_share_of_the_depth():
+    """8.65 of 24, counted from 0, is 40 % of the depth; 8.65 of 12, counted from 1, is 72 %."""
+    rows = [
+        ("first_similar", "easy", 8.65, 1.2),
+        ("first_similar", "difficult", 9.6, 1.2),
+        ("rises_after_2", "easy", 0.9, 0.3),
+        ("loss", "easy", 0.1, 0.1),
+    ]
+    ours = pd.DataFrame(rows, columns=["property", "group", "mean", "standard_deviation"])
+    found = published_saturation(ours.assign(task="translation"), 12)
+    found = found.set_index(["property", "group", "task"])
+    means = found["mean"].round(1).to_dict()
+    assert means["first_similar", "easy", "published"] == 40.2
+    assert means["first_similar", "difficult", "published"] == 81.1
+    assert means["first_similar", "easy", "translation"] == 72.1
+    assert means["first_similar", "difficult", "translation"] == 80.0
+    spread = found.standard_deviation.round(1)
+    assert spread["first_similar", "easy", "published"] == 5.6, "1.34 layers of 24"
+    assert spread["first_similar", "easy", "translation"] == 10.0, "1.2 layers of 12"
+    after_a_sixth = found.loc["rises_after_2"]["mean"].to_dict()
+    assert after_a_sixth[("easy", "published")] == 78, "after layer 4 of 24"
+    assert after_a_sixth[("easy", "translation")] == 90
+    assert "loss" not in found.index and list(found.index[0]) == ["first_similar", "easy", "published"]

@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from mee_utils import MeeError
-from mee_utils.paper import numbers, results_page
+from mee_utils.paper import numbers, results_page, results_tables
 from mee_utils.paper.results_tables import StoredTables
 from mee_utils.study.results import Run
 
@@ -74,7 +75,8 @@ def save_results_tables(run, kept=("keeps it", 0.8), rule="low_rank_three"):
 def answer(rule, ranked, speed):
     """One timed setting."""
     timed = {"task": "translation", "rule": rule, "batch": 1, "ranked": ranked, "speed": speed}
-    return timed | {"lowest": speed, "highest": speed, "mean_exit_layer": 6.0, "flops_share": 0.5}
+    timed |= {"lowest": speed, "highest": speed, "samples_speed": 0.9 * speed}
+    return timed | {"mean_exit_layer": 6.0, "flops_share": 0.5}
 
 
 def test_a_notebook_saves_the_numbers_that_it_states(run):
@@ -95,6 +97,7 @@ def test_a_notebook_saves_the_numbers_that_it_states(run):
     task = stated["tasks"]["translation"]
     assert task["fastest"]["rule"] == "softmax margin (CALM)", "half of the rounds order the rules"
     assert task["fastest"]["speed"] == 1.1, "the other half are stated"
+    assert task["fastest"]["samples_speed"] == 0.99, "beside tokens: outputs may be longer"
     assert task["fastest_of_several_layers"]["speed"] == 1.5
     assert task["cheapest"]["flops_share"] == 0.8
     assert task["positions_for_ids"] == {"published": 0.25, "correct": 0.75}
@@ -123,3 +126,61 @@ def test_numbers_of_all_notebooks_stand_together_saved_or_not(tmp_path, monkeypa
     assert stated == {"tasks": {"translation": groups}, "together": {"n": 1}}
     with pytest.raises(MeeError, match="06_survey_rules"):
         numbers.stated_in("06_survey_rules", tmp_path)
+
+
+class Given(StoredTables):
+    """Tables by name, of one profile, in place of stored ones."""
+
+    def __init__(self, **tables):
+        super().__init__()
+        self.given = tables
+
+    def table(self, notebook, name):
+        table = self.given[name].copy()
+        table.insert(0, "profile", "small")
+        return table
+
+
+def test_where_nothing_was_measured_a_table_says_so():
+    rule = {"task": "translation", "wanted": 0.01, "flops_low": np.nan, "flops_high": np.nan}
+    rows = [
+        rule | {"rule": "static", "flops_share": np.nan, "reading": "none measured"},
+        rule | {"rule": "hidden", "flops_share": 0.9, "flops_low": 0.8, "flops_high": 1.0},
+        rule | {"rule": "linear", "flops_share": np.nan, "reading": "none measured"},
+        rule | {"rule": "fixed", "flops_share": 0.3, "reading": "none loses so much"},
+    ]
+    equal = pd.DataFrame(rows).fillna({"reading": "between settings"})
+    found = results_tables.at_equal_loss(Given(at_equal_loss=equal)).set_index("family")
+    assert found.flops.to_dict() == {
+        "one layer": "90.0% (80.0% to 100.0%)",
+        "reference": "none measured",
+        "pruned": "none loses so much",
+    }
+    assert found.rule.to_dict() == {"one layer": "hidden", "reference": "", "pruned": ""}
+    described = {"source": "s", "readouts": "", "layers": "", "trained": False, "roc_area": 0.9}
+    beside = described | {"guaranteed": 0.9, "verified_speed": 1.1}
+    names = ["mue", "surest", "bandit"]
+    rules = pd.DataFrame([{"rule": name, "equal_flops": np.nan, **beside} for name in names])
+    rules.loc[1, "equal_flops"] = 0.876
+    table = results_tables.survey(Given(rules=rules))
+    lines = results_page.markdown(table).splitlines()[2:]
+    shown = [line.split("|")[8].strip() for line in lines]
+    assert shown == ["none measured", "87.6%", ""], "the bandit has no threshold to vary"
+
+
+def test_each_verdict_of_the_ledger_stands_with_our_number():
+    row = {
+        "source": "MEE",
+        "statement": "It is.",
+        "published": "75 %",
+        "judged_by": "time",
+        "tasks": 2,
+        "held": 1,
+    }
+    rows = [row | {"verdict": "holds on some tasks", "ours": "x: 0.8 (0.7 to 0.9)", "reason": "not timed"}]
+    (found,) = results_tables.ledger(Given(ledger=pd.DataFrame(rows))).to_dict("records")
+    assert found["small"] == "holds on 1 of 2" and found["judged_by"] == "time"
+    assert found["small: ours"] == "x: 0.8 (0.7 to 0.9); not timed"
+    of_before = pd.DataFrame(rows).drop(columns=["judged_by", "reason"])
+    (found,) = results_tables.ledger(Given(ledger=of_before)).to_dict("records")
+    assert found["small: ours"] == "x: 0.8 (0.7 to 0.9)"

@@ -19,6 +19,7 @@ from .monotonicity import settled_from
 from .statistics import NOTHING, Estimate, interval, mean_interval, reliability
 
 COMPARED_AT_ONCE = 2**22  # tokens times sequences: 32 MiB
+LEAST_TO_RANK = 20  # tokens of either kind at a layer, those that may exit there and those that may not
 
 
 def roc_area(score: np.ndarray, label: np.ndarray) -> float:
@@ -80,12 +81,21 @@ def _add_wins(wins: np.ndarray, score: np.ndarray, may_exit: np.ndarray, sequenc
 
 
 def ranking(replayed: PolicyReplay, **labels) -> pd.DataFrame:
-    """How well a measure ranks tokens, at each layer at which it decides: `layer`, `roc_area`."""
-    rows, sequence = [], replayed.trace.sequence
+    """How well a measure ranks tokens, at each layer at which it decides: `layer`, `roc_area`.
+
+    `not_final` is how many tokens may not exit there. Of fewer than `LEAST_TO_RANK`, or of as few that may,
+    nothing can be said, and the area is NaN: one or two tokens would make it anything from 0 to 1.
+    """
+    rows = []
+    sequence = replayed.trace.sequence
     for number, layer in enumerate(replayed.decision_layers):
-        scores = replayed.confidences[:, [number]]
-        area = area_interval(scores, replayed.same_token[:, [number]], sequence)
-        rows.append({**labels, "layer": layer, **area.columns("roc_area", "roc_area_")})
+        may_exit = replayed.same_token[:, [number]]
+        not_final = int((~may_exit).sum())
+        area = NOTHING
+        if LEAST_TO_RANK <= not_final <= len(may_exit) - LEAST_TO_RANK:
+            area = area_interval(replayed.confidences[:, [number]], may_exit, sequence)
+        row = {**labels, "layer": layer, "not_final": not_final}
+        rows.append(row | area.columns("roc_area", "roc_area_"))
     return pd.DataFrame(rows)
 
 
@@ -157,7 +167,7 @@ def thresholds_for(replayed: PolicyReplay, shares: Sequence[float], steps: int =
     for share in shares:
         if not 0 <= share <= 1:
             raise MeeError(f"same_token={share}: give a share from 0 to 1.")
-    table = sweep(replayed, _levels(replayed, steps))
+    table = sweep(replayed, _levels(replayed, np.linspace(0, 1, steps)))
     same = table["same_token"].to_numpy()
     worst_from = np.minimum.accumulate(same[::-1])[::-1]  # [threshold]: there, and at all higher ones
     rows = []
@@ -171,14 +181,24 @@ def candidates(replayed: PolicyReplay, count: int, max_new_tokens: int = 64) -> 
     """At most `count` thresholds, strictest first, evenly spaced by what a replay predicts for them.
 
     From one to the next the mean exit layer changes as much, and the logarithm of the share of predictions
-    that are not those of full depth; each counts as a share of its whole change.
+    that are not those of full depth; each counts as a share of its whole change. The share is resolved down
+    to a single token, so that the first thresholds after that of no exit lose next to nothing.
     """
-    table = sweep(replayed, _levels(replayed, 400)[::-1], max_new_tokens)
-    errors = np.log(1e-3 + 1 - np.minimum.accumulate(table.same_token))
+    shares = np.concatenate([np.linspace(0, 1, 400), _tail(replayed.confidences.size)])
+    table = sweep(replayed, _levels(replayed, shares)[::-1], max_new_tokens)
+    one_token = min(1e-3, 1 / len(replayed.trace))
+    errors = np.log(one_token + 1 - np.minimum.accumulate(table.same_token))
     saved = -np.minimum.accumulate(table.mean_exit_layer)
     change = _share_of_change(errors) + _share_of_change(saved)
     rows = np.searchsorted(change, np.linspace(0, change.iloc[-1], count))
     return table.threshold.iloc[np.unique(rows)].tolist()
+
+
+def _tail(values: int, per_decade: int = 20) -> np.ndarray:
+    """Quantiles between the last of 400 and 1, closer and closer, up to the one before the largest value."""
+    first, last = 1 / 400, 1 / max(values, 400)
+    steps = 1 + round(per_decade * np.log10(first / last))
+    return 1 - np.geomspace(first, last, steps)
 
 
 def _share_of_change(values: pd.Series) -> pd.Series:
@@ -187,13 +207,13 @@ def _share_of_change(values: pd.Series) -> pd.Series:
     return (values - values.iloc[0]) / whole
 
 
-def _levels(replayed: PolicyReplay, steps: int) -> np.ndarray:
-    """Thresholds at quantiles of the confidences, lowest first; at last the highest.
+def _levels(replayed: PolicyReplay, shares: np.ndarray) -> np.ndarray:
+    """Thresholds at the quantiles `shares` of the confidences, lowest first; at last the highest.
 
     They have four decimals, or more: two digits of what is missing to the next whole number (0.999983). Of a
     model that is this sure, what exits lose is decided between 0.9999 and 1.
     """
-    quantiles = np.quantile(replayed.confidences, np.linspace(0, 1, steps), method="lower")
+    quantiles = np.quantile(replayed.confidences, shares, method="lower")
     missing = np.clip(np.ceil(quantiles) - quantiles, 1e-9, None)
     decimals = np.clip(np.ceil(-np.log10(missing)) + 1, 4, None).astype(int)
     rounded = [

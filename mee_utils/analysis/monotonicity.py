@@ -42,12 +42,17 @@ def curve(values: np.ndarray, trace, name: str, **labels) -> pd.DataFrame:
 
 
 def monotonic_shares(trace, **labels) -> pd.DataFrame:
-    """Share of tokens whose final prediction grows in probability, from layer 1 on and after a third of L."""
+    """Share of tokens whose confidence in the final prediction grows, from layer 1 on and after a third of L.
+
+    `start` is the mean confidence at the first of these layers: one that starts near 0 has more room to rise.
+    """
     rows = []
     for kind, test in (("strictly rising", strictly_monotonic), ("never falling", never_falling)):
         for after in (0, trace.layers // 3):
             share = mean_interval(test(trace.final_probability, after), trace.sequence)
-            rows.append({**labels, "kind": kind, "after_layer": after, **share.columns("share")})
+            start = float(trace.final_probability[:, after].mean(dtype=np.float64))
+            row = {**labels, "kind": kind, "after_layer": after, "start": start}
+            rows.append(row | share.columns("share"))
     return pd.DataFrame(rows)
 
 

@@ -59,7 +59,7 @@ class Estimate:
     >>> vanilla = Estimate(0.5, np.array([0.49, 0.50, 0.51]))
     >>> gain = calm - vanilla
     >>> f"{gain:.2f}, p = {(gain > 0.3).p_holds:.4f}"
-    '0.40, p = 0.0000'
+    '0.40 (0.39 to 0.41), p = 0.0000'
 
     Args:
         value: a number, or an array `[item]`.
@@ -186,9 +186,19 @@ class Estimate:
         return (0.0, 1.0) if above else (1.0, 0.0)
 
     def __format__(self, spec: str) -> str:
-        """The value, with a format that numbers know; several are listed, and a missing one is "none"."""
+        """The value with its interval, in a format that numbers know: "85.0% (82.1% to 87.9%)".
+
+        A fact has no interval, several values are listed, and a missing one is "none".
+        """
         values = np.atleast_1d(self.value).tolist()
-        return ", ".join("none" if value != value else format(value, spec) for value in values)
+        texts = ["none" if value != value else format(value, spec) for value in values]
+        if self.draws is not None:
+            bounds = [np.atleast_1d(bound).tolist() for bound in self.bounds]
+            texts = [
+                text if text == "none" else f"{text} ({low:{spec}} to {high:{spec}})"
+                for text, low, high in zip(texts, *bounds, strict=True)
+            ]
+        return ", ".join(texts)
 
     def __repr__(self) -> str:
         return f"Estimate({self.value})"

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ..common.errors import MeeError, shown
-from ..exits.contrast import entropy
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy
 from ..exits.readout import ReadoutLogits
@@ -185,7 +184,7 @@ class ExitState(LayerState):
 
     @cached_property
     def entropy(self) -> Tensor:
-        return entropy(self.probabilities)
+        return torch.special.entr(self.probabilities).sum(-1)
 
     @cached_property
     def similarity(self) -> Tensor:

@@ -12,16 +12,17 @@ import numpy as np
 import pandas as pd
 
 from ..common.errors import MeeError
-from .statement import NoRows, NotMeasured, Rows, Statement
+from ..study.figures import label
+from .statement import QUANTITIES, NoRows, Rows, Statement, Untestable
 from .statements import statements_of
 
 HOLDS = "holds"
 FAILS = "does not hold"
 UNDECIDED = "undecided"
-UNTESTABLE = "cannot be tested"
+UNTESTABLE = "cannot be tested here"
 MIXED = "holds on some tasks"
 VERDICTS = (HOLDS, MIXED, FAILS, UNDECIDED, UNTESTABLE)
-TEXTS = ("claim", "source", "statement", "published")
+TEXTS = ("claim", "source", "statement", "published", "judged_by")
 LEVEL = 0.05  # of all verdicts of the ledger together
 LAST_NOTEBOOK = "08_results"  # it writes the ledger
 
@@ -36,9 +37,10 @@ def judge(notebook: str, tables: Mapping[str, Mapping], **parameters: float) -> 
             `results` as the tables are.
 
     Returns:
-        The `TEXTS` of the statement, `task`, `ours` (our value in words), `p_holds` (small where the
-        statement holds), `p_fails` (small where it does not; both NaN where it cannot be tested) and `alone`,
-        the verdict on the row by itself. What counts is the verdict of the `ledger`.
+        The `TEXTS` of the statement, `task`, `ours` (our value in words, with its interval; the reason where
+        it cannot be tested), `p_holds` (small where the statement holds), `p_fails` (small where it does not;
+        both NaN where it cannot be tested) and `alone`, the verdict on the row by itself. What counts is the
+        verdict of the `ledger`.
 
     Raises:
         MeeError: a table without the one row that a statement needs.
@@ -47,26 +49,43 @@ def judge(notebook: str, tables: Mapping[str, Mapping], **parameters: float) -> 
     for each in statements_of(notebook):
         for task, of_task in tables.items():
             ours, p_holds, p_fails = judge_one(each, of_task, parameters)
-            rows.append([each.claim, each.source, each.quote, each.published, task, ours, p_holds, p_fails])
+            texts = [each.claim, each.source, each.quote, each.published, each.judged_by]
+            rows.append([*texts, task, ours, p_holds, p_fails])
     judged = pd.DataFrame(rows, columns=[*TEXTS, "task", "ours", "p_holds", "p_fails"])
     return judged.assign(alone=decided(judged))
 
 
 def judge_one(each: Statement, tables: Mapping, parameters: Mapping) -> tuple[str, float, float]:
-    """Our value of one statement on the tables of one task, and its p-values against failing and holding."""
+    """Our value of one statement on the tables of one task, and its p-values against failing and holding.
+
+    Where it cannot be tested: the reason, and NaN twice.
+    """
     models = set().union(*(table["model"] for table in tables.values() if table is not None))
-    if not models.issuperset(each.models):
-        return "", np.nan, np.nan
-    results = SimpleNamespace(**{name: Rows(name, table) for name, table in tables.items()}, **parameters)
+    missing = [label(model) for model in each.models if model not in models]
+    if missing:
+        return f"no {', no '.join(missing)} model", np.nan, np.nan
+    rows = {name: Rows(name, table) for name, table in tables.items()}
     try:
-        ours, comparison = each.compare(results)
-    except NotMeasured:
-        return "", np.nan, np.nan
+        ours, comparison = each.compare(SimpleNamespace(**rows, **parameters))
+    except Untestable as reason:
+        return str(reason), np.nan, np.nan
     except NoRows as error:
-        if each.without_rows is None:
-            raise MeeError(f'The claim "{each.claim}" {error}: check the table and the statement.') from error
-        return (each.without_rows, 1.0, 0.0) if each.without_rows else ("", np.nan, np.nan)
+        if each.untested is not None:
+            return each.untested, np.nan, np.nan
+        if each.without_rows is not None:
+            return each.without_rows, 1.0, 0.0
+        raise MeeError(f'The claim "{each.claim}" {error}: check the table and the statement.') from error
+    check_quantity(each, set().union(*(table.looked_up for table in rows.values())))
     return ours, comparison.p_holds, comparison.p_fails
+
+
+def check_quantity(each: Statement, looked_up: set[str]) -> None:
+    """An error if a statement looks up no column of the quantity that it is judged by, or time beside it."""
+    if not looked_up.intersection(QUANTITIES[each.judged_by]):
+        raise MeeError(f'The claim "{each.claim}" is judged by {each.judged_by}, and looks up {looked_up}.')
+    times = looked_up.intersection(QUANTITIES["time"])
+    if times and each.judged_by != "time":
+        raise MeeError(f'The claim "{each.claim}" looks up {times}, but is judged by {each.judged_by}.')
 
 
 def decided(rows: pd.DataFrame, adjust: Callable | None = None) -> np.ndarray:
@@ -86,7 +105,8 @@ def ledger(stored: pd.DataFrame, latest: pd.DataFrame) -> pd.DataFrame:
     """One row a statement of all notebooks, with its verdict over all tasks.
 
     A statement is decided on a task where Holm's correction over all statements and tasks leaves it below
-    `LEVEL`. `tasks` counts those on which it can be tested; on these it `held`, `failed` or is `undecided`.
+    `LEVEL`. `tasks` counts those on which it can be tested; on these it `held`, `failed` or is `undecided`,
+    and `ours` is our value there; `reason` says why it cannot be tested on the others.
 
     Args:
         stored: what `judge` returned for each notebook, with a column `notebook`.
@@ -96,24 +116,28 @@ def ledger(stored: pd.DataFrame, latest: pd.DataFrame) -> pd.DataFrame:
     rows = pd.concat([others, latest.assign(notebook=LAST_NOTEBOOK)], ignore_index=True)
     verdicts = decided(rows, holm)
     tested = rows.p_holds.notna()
+    texts = rows.task.map(label) + ": " + rows.ours.fillna("").astype(str)
     rows = rows.assign(
-        ours=rows.ours.where(tested),
+        ours=texts.where(tested),
+        reason=rows.ours.where(~tested),
         tasks=tested,
         held=verdicts == HOLDS,
         failed=verdicts == FAILS,
         undecided=verdicts == UNDECIDED,
     )
     counts = ["tasks", "held", "failed", "undecided"]
-    texts = dict.fromkeys(["notebook", *TEXTS[1:]], "first")
+    firsts = dict.fromkeys(["notebook", *TEXTS[1:]], "first")
+    sums = dict.fromkeys(counts, "sum")
     summary = rows.groupby("claim", sort=False).agg(
-        {**texts, "ours": _together, **dict.fromkeys(counts, "sum")}
+        {**firsts, "ours": _together, "reason": _together, **sums}
     )
     summary["verdict"] = _over_tasks(summary)
-    return summary.reset_index()[["notebook", *TEXTS, "ours", *counts, "verdict"]]
+    return summary.reset_index()[["notebook", *TEXTS, "ours", "reason", *counts, "verdict"]]
 
 
 def _together(texts: pd.Series) -> str:
-    return "; ".join(texts.dropna().astype(str))
+    """Different texts, in their order."""
+    return "; ".join(dict.fromkeys(texts.dropna().astype(str)))
 
 
 def _over_tasks(summary: pd.DataFrame) -> np.ndarray:

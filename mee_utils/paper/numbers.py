@@ -116,13 +116,13 @@ def contrasted(tables: SavedTables) -> Numbers:
 
 
 def verified(tables: SavedTables) -> Numbers:
-    """07: the speed of verified exits, one output at a time; here, and simulated at the shape of T5-large."""
+    """07: the speed of verified exits, one output at a time; here, and at the shape of T5-large."""
     stated: Numbers = {}
     if "speed" in tables:
         for row in tables["speed"].query(f"{OF_CALM} and batch == 1").itertuples():
             stated.setdefault(row.task, {})["verified"] = {"speed": row.speed}
     if "speed_by_shape" in tables:
-        shapes = tables["speed_by_shape"].rename(columns={"simulated_speed": "speed"})
+        shapes = tables["speed_by_shape"]
         for row in shapes.query("shape == 't5-large' and batch == 1 and kind == 'verified'").itertuples():
             stated.setdefault(row.task, {})["verified_t5_large"] = {"speed": row.speed}
     return {"tasks": stated}
@@ -170,6 +170,7 @@ def _fastest(answer: pd.DataFrame) -> Numbers:
                 "speed": row.speed,
                 "lowest": row.lowest,
                 "highest": row.highest,
+                "samples_speed": row.samples_speed,
                 "mean_exit_layer": row.mean_exit_layer,
                 "flops_share": row.flops_share,
             }

@@ -12,7 +12,7 @@ import pandas as pd
 from ..common.files import ROOT, complete_file, read_yaml
 from ..study.figures import label
 from .numbers import Numbers, stored_numbers
-from .results_tables import FIGURES, PROFILES, SENTENCES, TABLES, StoredTables, with_range
+from .results_tables import FIGURES, PROFILES, TABLES, StoredTables, with_range
 
 BEGIN = "<!-- numbers: python -m mee_utils results -->"
 END = "<!-- end of numbers -->"
@@ -38,8 +38,7 @@ def readme() -> str:
 def results() -> str:
     """The text of RESULTS.md: every table with a caption, and the list of figures."""
     tables = {field: _table_with_sources(field) for field in TABLES}
-    sentences = {field: sentence(StoredTables()) for field, sentence in SENTENCES.items()}
-    return _filled("results", figures=_figures(), **sentences, **tables)
+    return _filled("results", figures=_figures(), **tables)
 
 
 def findings() -> str:
@@ -60,6 +59,11 @@ def findings() -> str:
         """On how many tasks a rule was faster than full depth in every round."""
         return sum(numbers[group]["lowest"] > 1 for numbers in tasks if group in numbers)
 
+    def untestable(profile: str) -> int:
+        """How many statements a profile cannot test."""
+        verdicts = profiles[profile]["verdicts"]
+        return sum(count for verdict, count in verdicts.items() if verdict.startswith("cannot be tested"))
+
     decisions = StoredTables().decoder_bench("one decision").query("shape == 't5-large'")
     return _filled(
         "findings",
@@ -68,18 +72,26 @@ def findings() -> str:
         profiles=profiles,
         each=each,
         faster=faster,
+        untestable=untestable,
         decision_in_layers=decisions.set_index("what")["median"].to_dict(),
     )
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table as Markdown: numbers by their column's format, names as a reader knows them."""
+    """A table as Markdown: numbers by their column's format, names as a reader knows them.
+
+    A text in a column of numbers stays as it is ("none measured").
+    """
     shown = table.astype(object).where(table.notna(), "")
     for column in table:
         form = FORMATS.get(column, "")
-        shown[column] = [f"{x:{form}}" if form and x != "" else label(str(x)) for x in shown[column]]
+        shown[column] = [_cell(value, form) for value in shown[column]]
     shown.columns = [label(column) for column in table]
     return shown.to_markdown(index=False, disable_numparse=True)
+
+
+def _cell(value, form: str) -> str:
+    return f"{value:{form}}" if form and not isinstance(value, str) else label(str(value))
 
 
 def _tasks(profiles: dict[str, Numbers]) -> list[dict]:
@@ -107,6 +119,8 @@ def _fastest_by_task(tasks: list[dict]) -> pd.DataFrame:
     ]
     table = pd.DataFrame(rows)
     table["tokens_per_second"] = with_range(table, "speed", "lowest", "highest")
+    if "samples_speed" in table:  # a run of before has none
+        table["samples_speed"] = table.pop("samples_speed")  # behind tokens
     return table.drop(columns=["speed", "lowest", "highest"])
 
 

@@ -13,10 +13,13 @@ import pandas as pd
 
 from ..common.files import ROOT
 from ..study import result_tables
+from ..study.catalogue import RULES
 from ..study.figures import label
 from ..study.result_tables import BENCH, KEEPS_IT, PARTS, best_of_families, missed, one_machine, read_timings
+from ..study.verdicts import BETWEEN, NONE_MEASURED
 from ..tasks.kinds import TASKS
 from .claims import MIXED
+from .published_numbers import published_saturation
 from .statements import BELIEFS
 
 FIGURES = ROOT / "figures"
@@ -123,8 +126,8 @@ def fastest_at_full_quality(stored: StoredTables) -> pd.DataFrame:
     rules = stored.table("08_results", "at_99_percent")
     timed = stored.timings(rules[rules.verdict == KEEPS_IT], "kept")
     best = in_order(best_of_families(timed, [*TASK, "batch"], "ranked", ascending=False), "batch")
-    columns = ["batch", "family", "rule", "mean_exit_layer", "flops_share", "retained", "tokens_per_second"]
-    return best[[*TASK, *columns]]
+    described = ["batch", "family", "rule", "mean_exit_layer", "flops_share", "retained"]
+    return best[[*TASK, *described, "tokens_per_second", "samples_speed"]]
 
 
 def cheapest_at_full_quality(stored: StoredTables) -> pd.DataFrame:
@@ -138,10 +141,16 @@ def cheapest_at_full_quality(stored: StoredTables) -> pd.DataFrame:
 
 
 def at_equal_loss(stored: StoredTables) -> pd.DataFrame:
-    """Of each family of rules the cheapest at two mean consistency losses."""
+    """Of each family of rules the cheapest at two mean consistency losses; "none measured" where none is."""
     rows = stored.table("08_results", "at_equal_loss").query("wanted in (0.01, 0.05)")
+    if "reading" not in rows:  # of an older run, which read off every line
+        rows = rows.assign(reading=BETWEEN)
+    rows = rows.assign(flops_share=rows.flops_share.where(rows.reading == BETWEEN))
     best = in_order(best_of_families(rows, [*TASK, "wanted"], "flops_share"), "wanted")
-    best["flops"] = with_range(best, "flops_share", "flops_low", "flops_high", ".1%")
+    read = best.reading == BETWEEN
+    shares = pd.Series(with_range(best, "flops_share", "flops_low", "flops_high", ".1%"), index=best.index)
+    best["flops"] = shares.where(read, best.reading)
+    best["rule"] = best.rule.where(read, "")
     return best[[*TASK, "wanted", "family", "rule", "flops"]]
 
 
@@ -152,11 +161,11 @@ def at_guaranteed_loss(stored: StoredTables) -> pd.DataFrame:
     rows = rows.query("delta in (0.1, 0.25) and flops_share < 1").assign(model="calm")
     keys = [*TASK, "delta", "rule"]
     single = stored.timings(rows, "results").query("batch == 1").sort_values("speed", ascending=False)
-    rows = single[[*keys, "tokens_per_second"]].merge(rows, on=keys, how="right")
+    rows = single[[*keys, "tokens_per_second", "samples_speed"]].merge(rows, on=keys, how="right")
     rows = rows.sort_values("tokens_per_second", ascending=False, kind="stable")  # of equals: what was timed
     best = in_order(best_of_families(rows, [*TASK, "delta"], "flops_share"), "delta")
-    columns = ["delta", "family", "rule", "mean_exit_layer", "flops_share", "tokens_per_second"]
-    return best[[*TASK, *columns]]
+    columns = ["delta", "family", "rule", "mean_exit_layer", "flops_share"]
+    return best[[*TASK, *columns, "tokens_per_second", "samples_speed"]]
 
 
 def models(stored: StoredTables) -> pd.DataFrame:
@@ -183,12 +192,30 @@ def difficulty(stored: StoredTables) -> pd.DataFrame:
     return later.sort_index(ascending=[False, True, True]).reset_index()
 
 
+def saturation(stored: StoredTables) -> pd.DataFrame:
+    """MEE's Table 1 beside ours: easy and difficult prefixes, selected as published."""
+    rows = stored.table("02_saturation", "table_1").query("model == 'calm'")
+    tables = []
+    for profile, of_profile in rows.groupby("profile", sort=False):
+        depth = stored.table("01_monotonicity", "figure_1_settled").query("profile == @profile").layer.max()
+        tables.append(published_saturation(of_profile, depth).assign(profile=profile))
+    together = pd.concat(tables, ignore_index=True)
+    ours = together.task.map(label) + " (" + together.profile + ")"
+    together["task"] = ours.where(together.task != "published", "published")
+    spread = together.standard_deviation.map(" (sd {:.0f})".format).where(
+        together.standard_deviation.notna(), ""
+    )
+    together["shown"] = together["mean"].map("{:.0f}".format) + spread
+    together["property"] = together.property.map(label) + ", " + together.group + ", " + together.unit
+    return wide(together.drop_duplicates(["property", "task"]), ["property"], "task", "shown")
+
+
 def pruning(stored: StoredTables) -> pd.DataFrame:
     """The softmax margin with every way of pruning, decoded and timed."""
     table = stored.table("03_pruning", "complete_table").query("model == 'calm'")
     settings = table[table.reduction != "full_depth"][[*TASK, "model", "reduction"]]
     single = stored.timings(settings, "reductions").query("batch == 1")
-    single = single[[*TASK, "reduction", "tokens_per_second"]]
+    single = single[[*TASK, "reduction", "tokens_per_second", "samples_speed"]]
     columns = ["reduction", "score", "retained", "other_token", "mean_exit_layer", "flops_share"]
     return table[[*TASK, *columns]].merge(single, on=[*TASK, "reduction"], how="left")
 
@@ -207,6 +234,9 @@ def contrast(stored: StoredTables) -> pd.DataFrame:
 def survey(stored: StoredTables) -> pd.DataFrame:
     """Every rule of the survey, means over tasks."""
     rules = stored.table("06_survey_rules", "rules").replace({"trained": {True: "yes", False: "no"}})
+    has_threshold = rules.rule.map(lambda rule: RULES[rule].thresholded)
+    missing = rules.equal_flops.isna() & has_threshold
+    rules["equal_flops"] = rules.equal_flops.astype(object).mask(missing, NONE_MEASURED)
     described = ["profile", "rule", "source", "readouts", "layers", "trained"]
     return rules[[*described, "roc_area", "equal_flops", "guaranteed", "verified_speed"]]
 
@@ -221,11 +251,20 @@ def bugs(stored: StoredTables) -> pd.DataFrame:
 
 
 def ledger(stored: StoredTables) -> pd.DataFrame:
-    """Every statement with its verdict, a column a profile."""
+    """Every statement with its verdict and our numbers, two columns a profile."""
     rows = stored.table("08_results", "ledger")
+    rows = rows.reindex(columns=[*rows.columns, *{"judged_by", "reason"}.difference(rows.columns)])
     mixed = rows.verdict == MIXED
     rows.loc[mixed, "verdict"] = "holds on " + rows.held.astype(str) + " of " + rows.tasks.astype(str)
-    return wide(rows, ["source", "statement", "published"], "profile", "verdict")
+    parts = rows[["ours", "reason"]].astype(object).fillna("")
+    texts = parts.agg(lambda row: "; ".join(filter(None, row)), axis=1)
+    rows = rows.assign(ours=texts, judged_by=rows.judged_by.astype(object).fillna(""))
+    keys = ["source", "statement", "published", "judged_by"]
+    verdicts = wide(rows, keys, "profile", "verdict")
+    ours = wide(rows.assign(profile=rows.profile + ": ours"), keys, "profile", "ours")
+    together = verdicts.merge(ours, on=keys)
+    numbers = [column for profile in rows.profile.unique() for column in (profile, f"{profile}: ours")]
+    return together[[*keys, *numbers]]
 
 
 def beliefs(stored: StoredTables) -> pd.DataFrame:
@@ -279,43 +318,14 @@ def lossless(stored: StoredTables) -> pd.DataFrame:
 
 
 def shapes(stored: StoredTables) -> pd.DataFrame:
-    """The simulated speed of exits in decoders of other sizes; real text first."""
-    rows = stored.shapes_bench()
-    table = wide(rows, [*TASK, "batch", "kind"], "shape", "measured")
-    return table.rename(columns={shape: f"{shape}, simulated" for shape in rows["shape"].unique()})
+    """The speed of exits in decoders of other sizes."""
+    return wide(stored.shapes_bench(), ["batch", "task", "kind"], "shape", "measured")
 
 
 def missed_targets(stored: StoredTables) -> pd.DataFrame:
     """Lines of the benchmark that miss their target."""
     return stored.missed_targets()[["shape", "group", "what", "batch", "measured", "unit", "target"]]
 
-
-def lost_to_int8(stored: StoredTables) -> str:
-    """What our decoder, which has no int8, loses to one that has it, one output at a time."""
-    rows = stored.decoder_bench("full depth").query("what == 'ours' and batch == 1 and dtype == 'float32'")
-    rows = rows[rows.against.str.contains("CTranslate2, int8")]
-    if rows.empty:
-        return "CTranslate2 in int8 was not timed yet: run `make bench`."
-    times = [
-        f"{1 / median:.1f} times ({shape})" for shape, median in rows.set_index("shape")["median"].items()
-    ]
-    faster = "Our decoder has no int8: with it CTranslate2 is so much faster than ours, one output at a time"
-    return f"{faster}: {', '.join(times)}."
-
-
-def not_simulated(stored: StoredTables) -> str:
-    """Of which profiles nothing was played at other sizes yet, and the command that does it."""
-    missing = [profile for profile in PROFILES if profile not in set(stored.shapes_bench().profile)]
-    commands = [f"`{result_tables.bench_command(profile)}`" for profile in missing]
-    if not missing:
-        return ""
-    return f"Not simulated yet: {', '.join(missing)} (run {' and '.join(commands)})."
-
-
-SENTENCES: dict[str, Callable[[StoredTables], str]] = {  # field of results.md -> a sentence with its numbers
-    "lost_to_int8": lost_to_int8,
-    "not_simulated": not_simulated,
-}
 
 TABLES: dict[str, Callable[[StoredTables], pd.DataFrame]] = {  # field of results.md -> its table
     "answer": fastest_at_full_quality,
@@ -324,6 +334,7 @@ TABLES: dict[str, Callable[[StoredTables], pd.DataFrame]] = {  # field of result
     "guaranteed": at_guaranteed_loss,
     "models": models,
     "difficulty": difficulty,
+    "saturation": saturation,
     "pruning": pruning,
     "contrast": contrast,
     "survey": survey,

@@ -8,13 +8,16 @@ task (tables and parameters by name), looks up estimates, and returns our value 
         source="MEE report, section 3",
         quote="Under CALM, 75 % of the tokens keep their top-1 after layer 2.",
         published="75 %",
+        judged_by="predictions",
     )
     def calm_settled_after_layer_2(results):
         settled = results.stable.value("share", model="calm", layer=2)
         return f"{settled:.1%}", settled >= 0.75
 
 `settled` is an `Estimate`: its comparison weighs the margin against the bootstrap draws. Comparisons are
-joined with `&`. A statement that does not hold here is a result, not a refutation at the papers' scale.
+joined with `&`, but a statement that joins two things is two statements. Each is judged by one quantity, of
+which it reads at least one column (`QUANTITIES`): what is said of time is judged by the clock and by nothing
+else. A statement that does not hold here is a result, not a refutation at the papers' scale.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +28,30 @@ import numpy as np
 import pandas as pd
 
 from ..analysis.statistics import Comparison, Estimate, estimates
+from ..common.errors import MeeError, check_choice
+
+QUANTITIES = {  # what a statement may be judged by -> the columns that measure it
+    "time": ("speed", "samples_speed", "lowest", "highest"),
+    "FLOPs": ("flops_share", "equal_flops"),
+    "score": ("retained",),
+    "score and FLOPs": ("improves",),
+    "exit layer": ("mean_exit_layer", "minimum_layer", "same_exit"),
+    "predictions": (
+        *("share", "same_token", "other_token", "precision", "recall"),
+        *("wrong", "overthought", "accuracy"),
+    ),
+    "confidence": ("confidence", "entropy", "unsaturated"),
+    "states and tokens": ("mean", "spearman"),
+    "ranking": ("roc_area",),
+    "loss": ("loss", "regret", "p_value"),
+}
 
 
-class NotMeasured(Exception):
-    """A table that a statement needs was not measured: the statement cannot be tested."""
+TIMED = ("times", "answer", "published_times")  # the tables of the clock: make bench
+
+
+class Untestable(Exception):
+    """Why a statement cannot be tested here: nothing was measured, or the model cannot speak to it."""
 
 
 class NoRows(Exception):
@@ -43,10 +66,10 @@ class Statement:
     source: str  # paper and place
     quote: str  # the statement, in the paper's words or close to them; in brackets, how it is tested here
     published: str  # the published number
+    judged_by: str  # one of `QUANTITIES`
     models: tuple[str, ...]  # that it speaks of; without one of them it cannot be tested
-    # where a table lacks the rows: None is an error, "" means that the statement cannot be tested, and
-    # another text is our value of a statement that does not hold
-    without_rows: str | None
+    without_rows: str | None  # our value where a table lacks the rows: then the statement does not hold
+    untested: str | None  # why it cannot be tested where a table lacks the rows; both None: an error
     of_our_own: bool  # whether we added it: no paper states it
     compare: Callable[[Any], tuple[str, Comparison]]
 
@@ -57,11 +80,16 @@ def statement(
     source: str,
     quote: str,
     published: str,
+    judged_by: str,
     models: Sequence[str] = ("calm",),
     without_rows: str | None = None,
+    untested: str | None = None,
     of_our_own: bool = False,
 ) -> Callable[[Callable], Statement]:
     """Makes a `Statement` of the function that compares our results with it; the fields are the class's."""
+    check_choice("judged_by", judged_by, QUANTITIES)
+    if without_rows is not None and untested is not None:
+        raise MeeError(f'The claim "{claim}" has without_rows and untested: it fails, or it is not tested.')
 
     def complete(compare: Callable[[Any], tuple[str, Comparison]]) -> Statement:
         return Statement(
@@ -69,8 +97,10 @@ def statement(
             source=source,
             quote=quote,
             published=published,
+            judged_by=judged_by,
             models=tuple(models),
             without_rows=without_rows,
+            untested=untested,
             of_our_own=of_our_own,
             compare=compare,
         )
@@ -82,35 +112,49 @@ class Rows:
     """The rows of one table of a notebook, for one task (`table` None: it was not measured).
 
     Rows are chosen by `values`: column=value, column=[several values] (the rows come in this order), or
-    column=test, a function of a value. `NoRows` where there are none, `NotMeasured` without a table.
+    column=test, a function of a value. `NoRows` where there are none, `Untestable` without a table.
+    `looked_up` remembers the columns.
     """
 
     def __init__(self, name: str, table: pd.DataFrame | None):
         self.name = name
         self.table = table
+        self.looked_up: set[str] = set()
 
     def value(self, column: str, **values) -> Estimate:
         """The estimate in a column of the one row with these values.
 
         Its uncertainty comes from the bootstrap draws in `<column>_draws`, not from columns `low` and `high`:
         without draws the value is taken as exact. A table that was read back from its CSV file has none.
+        A value that is missing (NaN) was not measured, and what rests on it is `Untestable`.
         """
         rows = self._select(values)
         if len(rows) != 1:
             raise NoRows(f'finds {len(rows)} rows with {values} in table "{self.name}" and needs one')
-        return estimates(rows, column).item(0)
+        value = self._estimates(rows, column).item(0)
+        if np.isnan(value.value):
+            raise Untestable(f"none measured: {', '.join(map(str, values.values()))}")
+        return value
 
     def values(self, column: str, **values) -> Estimate:
         """The estimates `[row]` in a column of all rows with these values."""
-        return estimates(self._some(values), column)
+        return self._estimates(self._some(values), column)
 
     def curve(self, column: str, **values) -> Estimate:
         """`values` in the order of layers, `[layer]`."""
-        return estimates(self._some(values).sort_values("layer", kind="stable"), column)
+        return self._estimates(self._some(values).sort_values("layer", kind="stable"), column)
+
+    def has(self, **values) -> bool:
+        """Whether any row has these values."""
+        return not self._select(values).empty
 
     def count(self, **values) -> int:
         """The number of rows with these values."""
         return len(self._some(values))
+
+    def _estimates(self, rows: pd.DataFrame, column: str) -> Estimate:
+        self.looked_up.add(column)
+        return estimates(rows, column)
 
     def _some(self, values: dict) -> pd.DataFrame:
         rows = self._select(values)
@@ -120,11 +164,44 @@ class Rows:
 
     def _select(self, values: dict) -> pd.DataFrame:
         if self.table is None:
-            raise NotMeasured(self.name)
+            raise Untestable("not timed" if self.name in TIMED else "not measured")
         rows = self.table
         for column, wanted in values.items():
             rows = _with_value(rows, column, wanted)
         return rows
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Timed settings `[setting]`, full depth being 1: medians over rounds, and the range of the first."""
+
+    tokens: np.ndarray  # a second
+    lowest: np.ndarray
+    highest: np.ndarray
+    samples: np.ndarray  # a second: the same, but for longer or shorter outputs
+
+    @classmethod
+    def of(cls, table: Rows, **values) -> "Timing":
+        """The timings in the rows of a table with these values."""
+        columns = ("speed", "lowest", "highest", "samples_speed")
+        return cls(*[table.values(column, **values).value for column in columns])
+
+    def at(self, number: int) -> "Timing":
+        """One of the settings."""
+        one = slice(number, number + 1)
+        return Timing(self.tokens[one], self.lowest[one], self.highest[one], self.samples[one])
+
+    def __str__(self) -> str:
+        tokens = zip(self.tokens, self.lowest, self.highest, strict=True)
+        shown = ", ".join(f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in tokens)
+        return f"{shown} tokens a second, {', '.join(f'{x:.2f}' for x in self.samples)} samples a second"
+
+
+def surely_positive(least: float, most: float) -> Comparison:
+    """Whether a margin of times is positive, from its range over rounds; open where that goes through 0."""
+    if least > 0 or most < 0:
+        return Estimate(least if least > 0 else most) > 0
+    return Estimate(0.0, np.zeros(2)) > 0
 
 
 def _with_value(rows: pd.DataFrame, column: str, wanted) -> pd.DataFrame:
@@ -133,7 +210,8 @@ def _with_value(rows: pd.DataFrame, column: str, wanted) -> pd.DataFrame:
         return rows[rows[column].map(wanted).astype(bool)]
     if isinstance(wanted, list):
         order = rows[column].map({value: number for number, value in enumerate(wanted)})
-        return rows.loc[order.dropna().sort_values(kind="stable").index]
+        order = order.reset_index(drop=True).dropna()  # positions: labels of a joined table may repeat
+        return rows.iloc[order.sort_values(kind="stable").index]
     return rows[rows[column] == wanted]
 
 

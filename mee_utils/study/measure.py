@@ -7,7 +7,7 @@ data, rule, settings) are not decoded again. `store` puts the tables where noteb
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from itertools import pairwise, product, takewhile
 from pathlib import Path
@@ -20,7 +20,6 @@ from ..analysis.calibration import consistency_losses
 from ..analysis.decisions import candidates, overall_ranking
 from ..analysis.statistics import interval
 from ..common.files import complete_file
-from ..exits.measures import ForcedExits
 from ..traces.replay import replay_policy
 from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY
 from .digests import digest_of
@@ -34,16 +33,14 @@ from .results import Run, output_root, staged
 # share of the score that is lost, and the upper end of its interval (97.5 %); the share of the FLOPs that
 # is saved.
 BOUNDS = (
-    *(("loss", bound) for bound in (0.003, 0.01, 0.02, 0.05, 0.1, 0.25)),
+    *(("loss", bound) for bound in (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.25)),
     ("lost", 0.01),
     ("lost_at_most", 0.01),
     *(("saved", bound) for bound in (0.2, 0.4, 0.6)),
 )
 FRESH_SEED = 101
 LEARNERS = ("hidden", "wide_hidden", "three_hidden", "low_rank_three", "lstm")
-MARGIN_THRESHOLDS = (0.99, 0.97, 0.9, 0.7, 0.5, 0.3)  # that are decoded with copied and with exact states
-ORACLE_DRAFT = 8  # tokens that wait at most where the oracle's exits are verified
-LEAST_SETTINGS = 30  # of a rule on the main model, where it has that many
+LEAST_SETTINGS = 30  # of a rule on the main model, where it has that many and outputs are not long
 NO_THRESHOLD = float("nan")
 DRAWN = (
     "label",
@@ -78,8 +75,7 @@ def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) 
     elif job.kind == "published_bugs":
         _write(_bugs(experiment, measure_bugs), path, {})
     else:
-        of_kind = {"fresh": FreshDecoder, "oracle": OracleDecoder}
-        decoder = of_kind.get(job.kind, RuleDecoder)(experiment, job)
+        decoder = FreshDecoder(experiment, job) if job.kind == "fresh" else RuleDecoder(experiment, job)
         _run_rules(decoder, path, None if anew else read_measurements(profile.name, job.name))
     return path
 
@@ -122,6 +118,8 @@ class RuleDecoder:
         self.rules = self._rules()
         self.candidates = self.settings.candidates if self.is_main else self.settings.other_candidates
         self.candidates = min(self.candidates, self.settings.most_candidates.get(job.task, self.candidates))
+        every_candidate = self.is_main and job.task not in self.settings.most_candidates
+        self.least_settings = LEAST_SETTINGS if every_candidate else 0
         sizes = {"validation": self.settings.validation, "test": self.settings.test}
         self.tasks = {part: load_tasks(self.profile, part, size, job.task)[0] for part, size in sizes.items()}
         self.encodings = {part: EncoderCache() for part in sizes}
@@ -154,7 +152,7 @@ class RuleDecoder:
         data = [(task.digest, task.inputs) for task in self.tasks.values()]
         weights = weights_digest(self.profile, self.job.model)
         settings = self.settings.model_dump(include=DECODED_WITH)
-        search_settings = (settings, self.candidates, LEAST_SETTINGS, self.profile.dtype, BOUNDS)
+        search_settings = (settings, self.candidates, self.least_settings, self.profile.dtype, BOUNDS)
         return digest_of([weights, classifier, options, data, search_settings])
 
     def measured(self, rule: str) -> pd.DataFrame:
@@ -173,11 +171,20 @@ class RuleDecoder:
             for index in chosen:
                 values(index)
         else:
-            tried = search(len(thresholds), values, BOUNDS, LEAST_SETTINGS if self.is_main else 0)
-            chosen = sorted({last_within(tried, *bound) for bound in BOUNDS} - {-1}) or [0]
+            tried = search(len(thresholds), values, BOUNDS, self.least_settings)
+            chosen = sorted(self._chosen(tried))
         validation = [tables[index] for index in sorted(tables)]
         test = [self.decode("test", rule, thresholds[index]) for index in chosen]
         return pd.concat([*validation, *test], ignore_index=True)
+
+    def _chosen(self, tried: Mapping[int, Mapping[str, float]]) -> set[int]:
+        """What is decoded on test examples: the last setting within each bound, and the strictest that exits.
+
+        That one is where the measured line of the rule begins: nothing is read off before it.
+        """
+        exits = [index for index in sorted(tried) if tried[index]["exits"]]
+        chosen = {last_within(tried, *bound) for bound in BOUNDS} - {-1}
+        return chosen.union(exits[:1]) or {0}
 
     def thresholds(self, rule: str) -> list[float]:
         """The thresholds of a rule that may be tried, strictest first ("static": layers)."""
@@ -261,50 +268,6 @@ class FreshDecoder(RuleDecoder):
         return pd.concat(tables, ignore_index=True)[["rule", "threshold", "loss"]]
 
 
-class OracleDecoder(RuleDecoder):
-    """What limits exits: the main model's test examples with states that are copied, exact, or verified.
-
-    The oracle makes no wrong decision: what it loses is lost to states that exits left behind. The margin,
-    at thresholds beside those that rules are searched for, is decoded with copied and with exact states, so
-    that what its decisions lose stands apart from what its states do. A column `propagation` says which.
-    """
-
-    def __init__(self, experiment, job: Job):
-        super().__init__(experiment, Job("settings", job.model, job.task))
-        self.rules = ["full_depth", "oracle", "softmax_margin"]
-
-    def key(self, rule: str) -> str:
-        """What a rule's table belongs to."""
-        return digest_of([super().key(rule), ORACLE_DRAFT, *MARGIN_THRESHOLDS])
-
-    def measured(self, rule: str) -> pd.DataFrame:
-        """The test examples of a rule at each of its thresholds, with states of each kind."""
-        if rule == "full_depth":
-            return self.full("test")[1].assign(propagation="copy")
-        if rule == "oracle":
-            copied = [self.policy(rule, NO_THRESHOLD)]
-            verified = [self.verified_oracle()]
-        else:
-            copied = [self.policy(rule, threshold) for threshold in MARGIN_THRESHOLDS]
-            verified = []
-        exact = [replace(policy, propagation="parallel") for policy in copied]
-        full_texts, _ = self.full("test")
-        tables = []
-        for policy in [*copied, *exact, *verified]:
-            threshold = NO_THRESHOLD if rule == "oracle" else policy.threshold
-            _, table = self._decoded("test", rule, threshold, policy, full_texts)
-            tables.append(table.assign(propagation=policy.propagation))
-        return pd.concat(tables, ignore_index=True)
-
-    def verified_oracle(self) -> ExitPolicy:
-        """Drafts where the oracle exits with exact states, as a replay of full depth says."""
-        longest = self.settings.max_new_tokens
-        at_full_depth = trace(self.model, self.tasks["test"].inputs, max_new_tokens=longest)
-        exits = replay_policy(at_full_depth, self.policy("oracle", NO_THRESHOLD), self.model)
-        by_output = at_full_depth.by_output(exits.exit_layers(longest))
-        return ExitPolicy(ForcedExits(by_output), propagation="verify", max_draft=ORACLE_DRAFT)
-
-
 def _learning(experiment) -> pd.DataFrame:
     """How well classifiers of the main model rank tokens, by the number of tokens that they were trained on.
 
@@ -375,7 +338,7 @@ def _bugs(experiment, measure: Callable) -> pd.DataFrame:
 
 
 def summary(table: pd.DataFrame, full: pd.DataFrame) -> dict[str, float]:
-    """What `BOUNDS` bounds, of one setting beside full depth on the same examples."""
+    """What `BOUNDS` bounds, of one setting beside full depth on the same examples; and whether it `exits`."""
     kept = table.score.to_numpy(np.float64)
     total = full.score.to_numpy(np.float64)
     lost = interval(lambda weights: 1 - (weights @ kept) / (weights @ total), len(total))
@@ -384,6 +347,7 @@ def summary(table: pd.DataFrame, full: pd.DataFrame) -> dict[str, float]:
         "lost": lost.value,
         "lost_at_most": lost.high,
         "saved": 1 - _flops_per_token(table) / _flops_per_token(full),
+        "exits": float(table.layers.sum() / table.tokens.sum() < full.layers.sum() / full.tokens.sum()),
     }
 
 

@@ -244,7 +244,7 @@ class ResultSettings(Strict):
     test: PositiveInt = 1000  # examples on which what was chosen is reported
     candidates: PositiveInt = 64  # thresholds of a rule among which decoding searches; on the other models
     other_candidates: PositiveInt = 24
-    most_candidates: dict[TaskName, PositiveInt] = {}  # on a task whose outputs are long
+    most_candidates: dict[TaskName, PositiveInt] = {}  # on a task whose outputs are long; not all are decoded
     models: list[Name] = []  # measured beside the main model; none named: all backbones
     examples: PositiveInt = 150  # that notebooks trace, and make bench times
     bug_examples: PositiveInt = 30

@@ -2,7 +2,7 @@
 
 import json
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from .results import READ, output_root
 
 RETRAINED = "retrained"  # folders of tables, beside those of the notebooks
 MEASURED = "measured"
-ORACLE = "oracle"  # measurements of what limits exits
 BENCH = ROOT / "figures" / "bench"
 MACHINES = "machines.json"
 KEEPS_IT = "keeps it"  # verdicts on a share of the score
@@ -29,23 +28,13 @@ UNDECIDED = "undecided"
 VALUES = ["loss", "score", "flops", "tokens", "layers"]  # of an example
 KEYS = ["task", "model", "rule", "threshold"]
 RANGE = ["lowest", "highest"]
-SAMPLES_RANGE = ["samples_lowest", "samples_highest"]
-SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *RANGE]
+SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *RANGE, "samples_speed"]
 OF_RULES = ["batch", "speed", *RANGE, "ranked", "samples_speed"]
-OF_OUTPUTS = [
-    *("metric", "score", "score_low", "score_high", "corpus_score"),
-    *("retained", "retained_low", "retained_high", "mean_exit_layer", "flops_share", "length_share"),
-]
 PARTS = {  # part of the benchmark -> file, what identifies a row, what was measured
     "reductions": ("reductions", ["task", "model", "reduction"], SPEEDS),
     "kept": ("kept", KEYS, OF_RULES),
     "results": ("results", KEYS, OF_RULES),
     "lossless": ("lossless", ["task", "model"], ["batch", "rule", "max_draft", "expected", "speed", *RANGE]),
-    "published": (
-        "published",
-        [*KEYS, "min_layer", "decoder"],
-        [*SPEEDS, "samples_speed", *SAMPLES_RANGE, *OF_OUTPUTS],
-    ),
     "drafts": ("drafts", KEYS, ["batch", "speed", *RANGE]),
     "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
 }
@@ -209,6 +198,12 @@ class Measured:
         first = settings.iloc[0]
         return self.full(first.part, first.task, first.model)
 
+    def depth(self, model: str) -> int:
+        """The layers of a model's decoder: what full depth runs for every token."""
+        full = self.select(model=model, rule="full_depth")
+        examples = self.examples[full.index[0]]
+        return round(examples.layers.sum() / examples.tokens.sum())
+
     def losses(self, rows: pd.DataFrame, kind: str = "consistency") -> np.ndarray:
         """Losses `[setting, example]` ("consistency" or "risk") of rows of `settings`, one task and model."""
         settings = [self.examples[index] for index in rows.index]
@@ -238,8 +233,6 @@ def read_measured(profile: str, only: str | None = None) -> Measured:
     examples: list[pd.DataFrame] = []
     for name in [Path(file).stem for file in manifest["files"] if "-" in file]:
         model, task = name.split("-")
-        if model == ORACLE:
-            continue
         is_survey = model == "survey"
         model = MAIN_MODEL if is_survey else model
         if only not in (None, model):
@@ -253,12 +246,6 @@ def read_measured(profile: str, only: str | None = None) -> Measured:
     parameters = manifest["parameters"]
     deltas, risk_deltas = tuple(parameters["deltas"]), tuple(parameters["risk_deltas"])
     return Measured(settings, examples, parameters["eps"], deltas, risk_deltas)
-
-
-def read_oracle(profile: str, tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
-    """What `measure.OracleDecoder` stored: task -> its table, of the tasks that have one."""
-    tables = {task: read_measurements(profile, f"{ORACLE}-{task}") for task in tasks}
-    return {task: table for task, table in tables.items() if table is not None}
 
 
 def _settings_of(table: pd.DataFrame) -> Iterator[tuple[str, str, float, pd.DataFrame]]:
@@ -316,6 +303,14 @@ def read_timings(
     return timings if is_complete or not complete else timings.iloc[:0]
 
 
+def published_times(profile: str) -> pd.DataFrame:
+    """The papers' settings by the clock (`make bench`, part "published"); no rows where it was not timed."""
+    columns = ["processor", "profile", "task", "model", "rule", "threshold", "min_layer", "version", "batch"]
+    times = _timed(BENCH / "published.csv", [*columns, "speed", *RANGE, "samples_speed"])
+    of_profile = times[(times.profile == profile_name(profile)) & (times.version == "correct")]
+    return one_machine(of_profile)
+
+
 def _rounded_thresholds(table: pd.DataFrame) -> pd.DataFrame:
     """A table with thresholds to eight decimals; NaN where a rule has none."""
     return table.astype({"threshold": float}).round({"threshold": 8})
@@ -327,11 +322,6 @@ def one_machine(times: pd.DataFrame) -> pd.DataFrame:
     return times[times.processor == counts.idxmax()] if len(times) else times
 
 
-def bench_command(profile: str) -> str:
-    """The command that times a profile."""
-    return "make bench" if profile_name(profile) == "small" else f"make bench PROFILE={profile}"
-
-
 def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascending=True) -> pd.DataFrame:
     """Of each family of rules the first row by a number, for every value of the columns `by`."""
     rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
@@ -339,16 +329,13 @@ def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascendi
 
 
 def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:
-    """What exits would cost in decoders of other sizes, simulated: the fastest `kind` of each profile, task,
-    shape and batch; `real` comes first.
+    """What exits cost in decoders of other sizes: the fastest `kind` for each profile, task, shape and batch.
 
     A kind is "verified", or unverified exits whose rule sees several layers, or one. No rows: not timed.
     """
     by = ["profile", "task", "shape", "batch", "kind"]
     times = _timed(folder / "shapes.csv", ["processor", "part", "rule", "speed", *RANGE, *by])
-    times = times.dropna(subset="task")
-    by_profile = [one_machine(rows) for _, rows in times.groupby("profile")]
-    times = pd.concat(by_profile) if by_profile else times
+    times = one_machine(times.dropna(subset="task"))
     layers_seen = times.rule.isin(SEVERAL_LAYERS).map({True: "several layers", False: "one layer"})
     unverified = "unverified, " + layers_seen
     times = times.assign(kind=unverified.where(times.part == "lossy shapes", "verified"))

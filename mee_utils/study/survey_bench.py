@@ -45,7 +45,7 @@ def survey_bench(
         return rows[rows.rule.isin(rules) & rows.task.isin(tasks)]
 
     chosen = wanted(verdicts.within_loss(stored, MAIN_MODEL, demand))
-    equal = wanted(verdicts.at_equal_loss(stored, MAIN_MODEL, [demand], within=True))
+    equal = wanted(verdicts.at_equal_loss(stored, MAIN_MODEL, [demand]))
     equal = equal.rename(columns=EQUAL_FLOPS)[[*KEYS, *EQUAL_FLOPS.values()]]
     demands = {"consistency": [promise]}
     guaranteed = wanted(verdicts.calibrated(stored, MAIN_MODEL, demands, ("hoeffding_bentkus",)))

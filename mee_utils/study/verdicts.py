@@ -8,12 +8,16 @@ import pandas as pd
 from scipy.stats import binom
 
 from ..analysis.calibration import BOUNDS, LOSSES, broken_guarantees, learn_then_test
-from ..analysis.statistics import DRAWS, RESAMPLES, Estimate
+from ..analysis.statistics import DRAWS, NOTHING, RESAMPLES, Estimate
 from .catalogue import RULES, SEVERAL_LAYERS
 from .result_tables import KEEPS_IT, KEYS, LOSES_IT, UNDECIDED, Measured, best_of_families, described
 
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
 AT_FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}  # where no threshold passed
+
+BETWEEN = "between settings"  # where a number at equal loss was read off
+NONE_LOSES_SO_MUCH = "none loses so much"
+NONE_MEASURED = "none measured"
 
 SEVERAL = "several layers"
 OTHER_RULES = "other rules"
@@ -38,20 +42,50 @@ def searched(stored: Measured, part: str, model: str | None = None) -> Iterator[
 
 
 def keeping(stored: Measured, model: str, quality: float) -> pd.DataFrame:
-    """For each rule the last setting that keeps a share `quality` of the score; one row per task and rule.
+    """For each rule the cheapest setting that keeps a share `quality` of the score; a row per task and rule.
 
-    Thresholds come from validation examples. On the test examples they are tested from the strictest down,
-    until the lower bound (97.5 %) of what is kept, `low`, falls below `quality`; in a fixed sequence so many
-    tests cost no certainty. A rule that fails at once has its strictest setting, with the `verdict` on that.
+    Settings are tested on the test examples in the order in which validation examples put them (`ranked`), as
+    long as the lower bound (97.5 %) of what is kept, `low`, reaches `quality`. The order is fixed before a
+    test example is looked at, so that the first setting that truly keeps less passes with a probability of at
+    most 2.5 %, and only then can a later one: of all that pass none is wrong more often than that. Of these
+    the one stands for the rule that took the fewest FLOPs on validation examples. A rule that fails at once
+    has its first setting, with the `verdict` on that.
     """
     rows = [stored.rows(model=model)[:0]]
-    for _, settings in searched(stored, "test", model):
-        tested = stored.with_intervals(settings)
-        passed = int(np.logical_and.accumulate(tested.low >= quality).sum())
-        rows.append(tested.iloc[[max(passed - 1, 0)]])
+    tried = dict(list(stored.select("validation", model=model).groupby(KEYS[:3], sort=False)))
+    for key, settings in searched(stored, "test", model):
+        order = ranked(stored, settings, tried[key], quality)
+        tested = stored.with_intervals(settings.loc[order.index])
+        passed = passing(tested.low.to_numpy(), quality)
+        cheapest = order.flops_share.iloc[:passed].argmin() if passed else 0
+        rows.append(tested.iloc[[cheapest]])
     kept = pd.concat(rows[1:] or rows, ignore_index=True)
     sure = [kept.low >= quality, kept.high < quality]
     return kept.assign(verdict=np.select(sure, [KEEPS_IT, LOSES_IT], UNDECIDED))
+
+
+def ranked(stored: Measured, settings: pd.DataFrame, tried: pd.DataFrame, quality: float) -> pd.DataFrame:
+    """The order in which the test `settings` of a rule, strictest first, are tested.
+
+    Those that keep a share `quality` of the score on the validation examples (`tried`) come first, the
+    strictest before all, then the others: one that validation warns of does not end the rule. (Ordered by
+    what is kept there, in place of strictness, the luck of validation puts loose settings before strict ones,
+    and fewer pass.) One row a setting, with the index of `settings`: `kept` and `flops_share` on validation.
+    """
+    index_of = pd.Series(tried.index, index=tried.threshold)
+    beside = stored.beside_full(tried.loc[index_of[settings.threshold]])
+    order = pd.DataFrame({"kept": beside["retained"].value, "flops_share": beside["flops_share"].value})
+    order.index = settings.index
+    return pd.concat([order[order.kept >= quality], order[~(order.kept >= quality)]])
+
+
+def passing(low: np.ndarray, quality: float) -> int:
+    """How many of a sequence of settings pass, from their lower bounds `[setting]` in the order of testing.
+
+    >>> passing(np.array([0.995, 0.992, 0.985, 0.999]), 0.99)
+    2
+    """
+    return int(np.logical_and.accumulate(low >= quality).sum())
 
 
 def within_loss(stored: Measured, model: str, demand: float) -> pd.DataFrame:
@@ -73,52 +107,74 @@ def within_loss(stored: Measured, model: str, demand: float) -> pd.DataFrame:
     return stored.with_intervals(pd.concat(rows)).reset_index(drop=True)
 
 
-def at_equal_loss(stored: Measured, model: str, losses: Sequence[float], within=False) -> pd.DataFrame:
-    """What each rule spends at these mean consistency losses: one row a task, rule and `wanted`.
+def at_equal_loss(stored: Measured, model: str, losses: Sequence[float]) -> pd.DataFrame:
+    """What each rule spends at mean consistency losses of at most these: a row a task, rule and `wanted`.
 
-    `flops_share` is read off the line through the rule's test settings and full depth (a loss of 0), with an
-    interval. Where no setting loses as much there is no row, or (`within`) the cheapest of all.
+    `flops_share` is read off the line through the rule's test settings, from the strictest at which a token
+    exits to the loosest, never outside it; `reading` says where: `BETWEEN` settings, at the cheapest
+    (`NONE_LOSES_SO_MUCH`), or not at all (`NONE_MEASURED`, NaN), where even the strictest loses more.
     """
     rows = []
     for (task, _, rule), settings in searched(stored, "test", model):
-        beside = stored.beside_full(settings)
+        exiting = [index for index in settings.index if _exits(stored, settings.loc[[index]])]
+        beside = stored.beside_full(settings.loc[exiting or settings.index])
+        loss = beside["consistency_loss"]
         for wanted in losses:
-            spent = _spent_at(wanted, beside["consistency_loss"], beside["flops_share"], within)
-            if np.isfinite(spent.value):
-                labels = {"task": task, "model": model, "rule": rule, "wanted": wanted}
-                rows.append(labels | spent.columns("flops_share", "flops_"))
+            labels = {"task": task, "model": model, "rule": rule, "wanted": wanted}
+            labels["reading"] = _reading(loss.value, wanted) if exiting else NONE_MEASURED
+            spent = _spent_at(wanted, loss, beside["flops_share"])
+            measured = labels["reading"] != NONE_MEASURED
+            rows.append(labels | (spent if measured else NOTHING).columns("flops_share", "flops_"))
     return pd.DataFrame(rows)
 
 
-def _spent_at(wanted: float, loss: Estimate, flops: Estimate, within: bool) -> Estimate:
-    """The FLOPs at which a rule loses `wanted`, from those of its settings `[setting]`, strictest first."""
-    value = crossing(loss.value, flops.value, wanted, within).item()
-    return Estimate(value, crossing(loss.draws, flops.draws, wanted, within))
+def _exits(stored: Measured, setting: pd.DataFrame) -> bool:
+    """Whether any token exits at a setting, the one row of `setting`."""
+    row = setting.iloc[0]
+    examples = stored.examples[row.name]
+    full = stored.full(row.part, row.task, row.model)
+    return bool(examples.layers.sum() / examples.tokens.sum() < full.layers.sum() / full.tokens.sum())
 
 
-def crossing(loss: np.ndarray, flops: np.ndarray, wanted: float, within: bool) -> np.ndarray:
+def _reading(loss: np.ndarray, wanted: float) -> str:
+    """Where `wanted` lies among the losses `[setting]` of a rule, the strictest setting first."""
+    if loss[0] > wanted:
+        return NONE_MEASURED
+    return BETWEEN if loss.max() >= wanted else NONE_LOSES_SO_MUCH
+
+
+def _spent_at(wanted: float, loss: Estimate, flops: Estimate) -> Estimate:
+    """The FLOPs at which a rule loses `wanted`, from those of its settings `[setting]`, strictest first.
+
+    The value lies between settings. A resample in which the strictest loses more than `wanted` takes the line
+    on to full depth (a loss of 0): its draw is then dearer, so that the interval is rather too wide.
+    """
+    start = np.zeros_like(loss.draws[:, :1])
+    draws = crossing(np.hstack([start, loss.draws]), np.hstack([start + 1, flops.draws]), wanted)
+    return Estimate(crossing(loss.value, flops.value, wanted).item(), draws)
+
+
+def crossing(loss: np.ndarray, flops: np.ndarray, wanted: float) -> np.ndarray:
     """The FLOPs `[...]` at which a line through points `[..., point]`, in their order, first exceeds a loss.
 
-    The line begins at full depth, with a loss of 0. Where it never reaches the loss the FLOPs are NaN, or
-    (`within`) those of the cheapest point.
+    NaN where the first point loses more already, and the cheapest point where none loses as much.
 
-    >>> crossing(np.array([0.02, 0.06]), np.array([0.8, 0.4]), 0.04, within=False).round(3)
+    >>> crossing(np.array([0.02, 0.06]), np.array([0.8, 0.4]), 0.04).round(3)
     np.float64(0.6)
     """
-    start = np.zeros_like(loss[..., :1])
-    loss = np.maximum.accumulate(np.concatenate([start, loss], axis=-1), axis=-1)
-    flops = np.concatenate([start + 1, flops], axis=-1)
+    loss = np.maximum.accumulate(loss, axis=-1)
     last = loss.shape[-1] - 1
-    before = (loss <= wanted).sum(axis=-1, keepdims=True) - 1  # the last point that loses no more
+    within = (loss <= wanted).sum(axis=-1, keepdims=True)  # points that lose no more
+    before = np.maximum(within - 1, 0)  # the last of them
     after = np.minimum(before + 1, last)
     loss_before, loss_after = (np.take_along_axis(loss, point, axis=-1) for point in (before, after))
     flops_before, flops_after = (np.take_along_axis(flops, point, axis=-1) for point in (before, after))
     step = np.where(loss_after > loss_before, loss_after - loss_before, 1.0)
     spent = (flops_after - flops_before) / step * (wanted - loss_before) + flops_before
     exact = (loss_before == wanted) | (before == last)
-    reached = loss[..., -1:] >= wanted
-    otherwise = flops.min(axis=-1, keepdims=True) if within else np.nan
-    return np.where(reached, np.where(exact, flops_before, spent), otherwise)[..., 0]
+    spent = np.where(exact, flops_before, spent)
+    spent = np.where(loss[..., -1:] >= wanted, spent, flops.min(axis=-1, keepdims=True))
+    return np.where(within > 0, spent, np.nan)[..., 0]
 
 
 def calibrated(
@@ -289,4 +345,5 @@ def _fastest_of_kind(kind: str, rows: pd.DataFrame) -> str:
     if rows.empty:
         return f"{kind}: none timed"
     first = rows.iloc[0]
-    return f"{kind} {first.speed:.2f} ({first.lowest:.2f} to {first.highest:.2f}, {first.label})"
+    spread = f"{first.lowest:.2f} to {first.highest:.2f}; samples {first.samples_speed:.2f}"
+    return f"{kind} {first.speed:.2f} ({spread}; {first.label})"

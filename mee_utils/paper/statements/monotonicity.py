@@ -1,13 +1,14 @@
 """Statements on monotonicity, compared with what 01 measures.
 
-Tables: `stable` (figure 1) and `confidence` (figure 2). Parameter: `exit_layer`, the layer at which the model
-FREE was trained to exit.
+Tables: `stable` (figure 1), `confidence` (figure 2) and `monotonic` (token by token). Parameters:
+`exit_layer`, the layer at which the model FREE was trained to exit, and `third`, a third of the depth.
 """
 
 import numpy as np
 
-from ...analysis.statistics import Estimate
-from ..statement import largest_drop, statement
+from ...analysis.statistics import Comparison, Estimate
+from ...study.figures import label
+from ..statement import Untestable, largest_drop, statement
 
 
 def first_layer_above(curve: Estimate, level: float) -> Estimate:
@@ -30,6 +31,7 @@ def last_layer(curve: Estimate) -> Estimate:
     source="MEE report, section 3",
     quote="Under CALM, 75 % of the tokens keep their top-1 after layer 2.",
     published="75 %",
+    judged_by="predictions",
 )
 def calm_settled_after_layer_2(results):
     settled = results.stable.value("share", model="calm", layer=2)
@@ -41,6 +43,7 @@ def calm_settled_after_layer_2(results):
     source="MEE report, section 3",
     quote="Under CALM, 90 % of the tokens keep their top-1 after layer 4.",
     published="90 %",
+    judged_by="predictions",
 )
 def calm_settled_after_layer_4(results):
     settled = results.stable.value("share", model="calm", layer=4)
@@ -52,6 +55,7 @@ def calm_settled_after_layer_4(results):
     source="MEE report, section 3",
     quote="The vanilla model changes its top-1 far more often after layer 4 than CALM.",
     published="lower curve",
+    judged_by="predictions",
     models=["vanilla", "calm"],
 )
 def vanilla_settles_later(results):
@@ -65,6 +69,7 @@ def vanilla_settles_later(results):
     source="MEE report, section 3",
     quote="FREE too changes its top-1 more often than CALM (here, mean over all layers).",
     published="lower curve",
+    judged_by="predictions",
     models=["calm", "free"],
 )
 def free_settles_later(results):
@@ -81,6 +86,7 @@ def free_settles_later(results):
         "0.005)."
     ),
     published="monotonic",
+    judged_by="confidence",
 )
 def calm_grows_layer_by_layer(results):
     drop = largest_drop(results.confidence.curve("confidence", model="calm"))
@@ -92,6 +98,7 @@ def calm_grows_layer_by_layer(results):
     source="MEE blog, section 2",
     quote="Monotonicity holds for the default model too; its mean confidence never falls (by over 0.005).",
     published="monotonic",
+    judged_by="confidence",
     models=["vanilla"],
 )
 def vanilla_grows_layer_by_layer(results):
@@ -104,27 +111,117 @@ def vanilla_grows_layer_by_layer(results):
     source="MEE blog, section 2",
     quote="Vanilla's mean confidence passes one half at a later layer than CALM's.",
     published="much later",
+    judged_by="confidence",
     models=["vanilla", "calm"],
 )
 def vanilla_gains_confidence_later(results):
     vanilla = first_layer_above(results.confidence.curve("confidence", model="vanilla"), 0.5)
     calm = first_layer_above(results.confidence.curve("confidence", model="calm"), 0.5)
-    return f"layer {vanilla} against {calm}", vanilla > calm
+    return f"layer {vanilla:.0f} against {calm:.0f}", vanilla > calm
+
+
+def holds_best_for_calm(results, kind: str, after_layer: int) -> tuple[str, Comparison]:
+    """Whether more of CALM's tokens are monotonic than of any other of the paper's models.
+
+    In words each model's share, and from where it starts: the mean confidence at layer 1.
+    """
+    models = [name for name in ("calm", "vanilla", "free") if results.monotonic.has(model=name)]
+    if len(models) < 2:
+        raise Untestable("no other model")
+    shares = results.monotonic.values("share", model=models, kind=kind, after_layer=after_layer)
+    starts = results.confidence.values("confidence", model=models, layer=1)
+    texts = [
+        f"{label(name)} {shares.item(number):.1%}, from {starts.item(number).value:.2f} at layer 1"
+        for number, name in enumerate(models)
+    ]
+    others = results.monotonic.values("share", model=models[1:], kind=kind, after_layer=after_layer).max()
+    return "; ".join(texts), shares.item(0) > others
 
 
 @statement(
-    "FREE dips after its exit",
+    "confidence never falls, most often for CALM",
     source="MEE blog, section 2",
-    quote="FREE's mean confidence rises to its exit layer, falls after it, and rises again to the end.",
+    quote=(
+        "Monotonicity holds best for CALM (here, token by token: of its tokens the largest share has a "
+        "confidence in the final prediction that never falls by over 0.01, from the first layer on)."
+    ),
+    published="holds best",
+    judged_by="predictions",
+)
+def confidence_never_falls_most_often_for_calm(results):
+    return holds_best_for_calm(results, "never falling", 0)
+
+
+@statement(
+    "confidence never falls after a third, most often for CALM",
+    source="MEE blog, section 2",
+    quote=(
+        "Monotonicity holds best for CALM (here, token by token: never falling after a third of the layers)."
+    ),
+    published="holds best",
+    judged_by="predictions",
+)
+def confidence_never_falls_after_a_third_most_often_for_calm(results):
+    return holds_best_for_calm(results, "never falling", results.third)
+
+
+@statement(
+    "confidence rises strictly, most often for CALM",
+    source="MEE blog, section 2",
+    quote=(
+        "Monotonicity holds best for CALM (here, token by token: strictly rising from the first layer on)."
+    ),
+    published="holds best",
+    judged_by="predictions",
+)
+def confidence_rises_strictly_most_often_for_calm(results):
+    return holds_best_for_calm(results, "strictly rising", 0)
+
+
+@statement(
+    "confidence rises strictly after a third, most often for CALM",
+    source="MEE blog, section 2",
+    quote=(
+        "Monotonicity holds best for CALM (here, token by token: strictly rising after a third of the "
+        "layers)."
+    ),
+    published="holds best",
+    judged_by="predictions",
+)
+def confidence_rises_strictly_after_a_third_most_often_for_calm(results):
+    return holds_best_for_calm(results, "strictly rising", results.third)
+
+
+@statement(
+    "FREE falls after its exit",
+    source="MEE blog, section 2",
+    quote="FREE's mean confidence falls after its exit layer (by over 0.01).",
     published="rise, dip, rise",
+    judged_by="confidence",
     models=["free"],
 )
-def free_dips_after_its_exit(results):
+def free_falls_after_its_exit(results):
     at_exit = results.confidence.value("confidence", model="free", layer=results.exit_layer)
     later = results.confidence.values("confidence", model="free", layer=lambda x: x > results.exit_layer)
     dip = later.min()
+    return f"{at_exit:.3f} at the exit, {dip:.3f} at least after it", dip < at_exit - 0.01
+
+
+@statement(
+    "FREE rises again to the end",
+    source="MEE blog, section 2",
+    quote=(
+        "After its exit layer FREE's mean confidence rises again to the last layer (from its least value)."
+    ),
+    published="rise, dip, rise",
+    judged_by="confidence",
+    models=["free"],
+)
+def free_rises_again_to_the_end(results):
+    later = results.confidence.values("confidence", model="free", layer=lambda x: x > results.exit_layer)
+    dip = later.min()
     end = last_layer(results.confidence.curve("confidence", model="free"))
-    return f"{at_exit:.3f}, {dip:.3f}, {end:.3f}", (dip < at_exit - 0.01) & (dip < end)
+    return f"{dip:.3f} at least after the exit, {end:.3f} at the end", dip < end
 
 
 @statement(
@@ -135,6 +232,7 @@ def free_dips_after_its_exit(results):
         "layers (to a twentieth of the tokens); before, nothing is asked of it."
     ),
     published="not tested",
+    judged_by="predictions",
     models=["calm", "late_weighted"],
 )
 def late_weighting_keeps_early_layers_free(results):

@@ -2,7 +2,7 @@
 
 Tables: `selections` (easy and difficult prefixes), `depth` (what predicts it), `reached` (by layer),
 `confident` and `thirds`. Prefixes are selected by loss: selected by similarity, they differ in it by
-construction.
+construction. Parameter: `layers`, the depth.
 """
 
 from ...analysis.statistics import Estimate
@@ -27,12 +27,14 @@ def rises_after(selections: Rows, number: int, **values) -> Estimate:
     "easy states saturate earlier",
     source="MEE report, section 4",
     quote="Easy prefixes have their first similar state much earlier than difficult ones.",
-    published="layer 8.65 against 18.46 of 24, counted from 0",
+    published="40 % against 81 % of the depth (layers 8.65 and 18.46 of 24, counted from 0)",
+    judged_by="states and tokens",
 )
 def easy_states_saturate_earlier(results):
     easy = results.selections.value("mean", **EASY, property="first_similar")
     difficult = results.selections.value("mean", **DIFFICULT, property="first_similar")
-    return f"{easy:.2f} against {difficult:.2f}", easy < difficult - 1
+    shares = f"{easy / results.layers:.0%} against {difficult / results.layers:.0%} of the depth"
+    return shares, easy / results.layers < difficult / results.layers - 1 / 12
 
 
 @statement(
@@ -40,6 +42,7 @@ def easy_states_saturate_earlier(results):
     source="MEE report, section 4",
     quote="Easy prefixes are considerably longer than difficult ones.",
     published="58.16 against 11.48 tokens",
+    judged_by="states and tokens",
 )
 def easy_prefixes_are_longer(results):
     easy = results.selections.value("mean", **EASY, property="prefix_tokens")
@@ -52,6 +55,7 @@ def easy_prefixes_are_longer(results):
     source="MEE report, section 4",
     quote="More easy than difficult prefixes rise strictly from the first layer on.",
     published="24 % against 3 %",
+    judged_by="states and tokens",
 )
 def easy_states_rise_from_the_first_layer(results):
     easy = rises_after(results.selections, 0, **EASY)
@@ -64,6 +68,7 @@ def easy_states_rise_from_the_first_layer(results):
     source="MEE report, section 4",
     quote="Nearly all difficult prefixes rise strictly after a sixth of the layers (4 of 24).",
     published="97 %",
+    judged_by="states and tokens",
 )
 def difficult_states_rise_later_on(results):
     difficult = rises_after(results.selections, 1, **DIFFICULT)
@@ -75,6 +80,7 @@ def difficult_states_rise_later_on(results):
     source="MEE report, section 4",
     quote="After a third of the layers (8 of 24) more difficult than easy prefixes rise strictly.",
     published="98 % against 85 %",
+    judged_by="states and tokens",
 )
 def difficult_states_rise_more_than_easy_ones_later_on(results):
     difficult = rises_after(results.selections, 2, **DIFFICULT)
@@ -83,12 +89,13 @@ def difficult_states_rise_more_than_easy_ones_later_on(results):
 
 
 @statement(
-    "length foretells depth",
+    "length predicts depth",
     source="MEE report, section 4",
     quote="An exit rule could benefit from the length: longer prefixes settle earlier.",
     published="suggested",
+    judged_by="states and tokens",
 )
-def length_foretells_depth(results):
+def length_predicts_depth(results):
     correlation = results.depth.value("spearman", model="calm", measure="prefix_tokens", depth="settled_from")
     return f"rank correlation {correlation:+.2f}", correlation < 0
 
@@ -101,6 +108,7 @@ def length_foretells_depth(results):
         "loss have their final prediction at layer 3 or later, on average)."
     ),
     published="no similar state",
+    judged_by="states and tokens",
 )
 def the_first_layers_are_of_no_use(results):
     settled = results.selections.value("mean", **EASY, property="settled_from")
@@ -117,6 +125,7 @@ def the_first_layers_are_of_no_use(results):
         "layers, of more than a tenth of the tokens with a probability above 0.9)."
     ),
     published="argued",
+    judged_by="confidence",
 )
 def confident_without_saturation(results):
     unsaturated = results.confident.value("unsaturated", model="calm")
@@ -131,6 +140,7 @@ def confident_without_saturation(results):
         "in the first third against the last)."
     ),
     published="argued",
+    judged_by="confidence",
 )
 def tokens_get_more_certain_along_the_output(results):
     begin = results.thirds.value("entropy", model="calm", part=1)

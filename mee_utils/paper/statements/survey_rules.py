@@ -14,6 +14,7 @@ from ..statement import statement
     source="Survey, section 1 (Kaya et al. 2019)",
     quote="Some tokens that an earlier layer has right are wrong at the last layer (here, at least 1 %).",
     published="named, no number",
+    judged_by="predictions",
 )
 def deep_layers_overthink(results):
     share = results.thinking.value("overthought", model="calm")
@@ -25,6 +26,7 @@ def deep_layers_overthink(results):
     source="Survey, section 2, advantage 7",
     quote="Exits mitigate overthinking, so that the score rises (here, by patience, whose paper says so).",
     published="named, no number",
+    judged_by="score",
 )
 def exits_improve_the_score(results):
     kept = results.bench.value("retained", model="calm", rule="patience")
@@ -38,6 +40,7 @@ def exits_improve_the_score(results):
         "Tokens of which an early exit is sure are wrong more often than those of which the last layer is."
     ),
     published="a figure on SST-2",
+    judged_by="predictions",
 )
 def confidence_is_fake_at_early_layers(results):
     early = results.fake.value("wrong", model="calm", layer=results.first)
@@ -51,6 +54,7 @@ def confidence_is_fake_at_early_layers(results):
     of_our_own=True,
     quote="Of the tokens of which the first exit is sure, fewer are wrong under CALM than under vanilla.",
     published="not tested",
+    judged_by="predictions",
     models=["calm", "vanilla"],
 )
 def training_for_exits_cures_fake_confidence(results):
@@ -64,6 +68,7 @@ def training_for_exits_cures_fake_confidence(results):
     source="Survey, section 3.3 (PABEE)",
     quote="At equal loss, equal predictions in a row cost less than the confidence of one exit.",
     published="named, no number",
+    judged_by="FLOPs",
 )
 def patience_is_more_reliable_than_one_confidence(results):
     patience = results.bench.value("equal_flops", rule="patience")
@@ -76,6 +81,7 @@ def patience_is_more_reliable_than_one_confidence(results):
     source="Survey, section 3.3 (ZTW)",
     quote="A weighted ensemble of the exits ranks tokens better than the confidence of one exit.",
     published="named, no number",
+    judged_by="ranking",
 )
 def an_ensemble_is_more_trustworthy(results):
     ensemble = results.bench.value("roc_area", rule="ztw")
@@ -87,12 +93,13 @@ def an_ensemble_is_more_trustworthy(results):
     "ELBERT is MEE's rule with another half",
     source="not asked by the survey",
     of_our_own=True,
-    quote="ELBERT's window leaves where a low entropy or MEE's rising top-1 does, token by token.",
+    quote="ELBERT's window exits where a low entropy or MEE's rising top-1 does, token by token.",
     published="two rules of two papers",
+    judged_by="exit layer",
 )
 def elbert_is_mees_rule_with_another_half(results):
     share = results.same.value("same_exit", pair="ELBERT, entropy or rising top-1")
-    return f"{share:.1%} of the tokens leave at the same layer", share > 0.999
+    return f"{share:.1%} of the tokens exit at the same layer", share > 0.999
 
 
 @statement(
@@ -100,6 +107,7 @@ def elbert_is_mees_rule_with_another_half(results):
     source="Survey, section 4.1 (BERxiT)",
     quote="A learned unit decides better than the model's own confidence.",
     published="named, no number",
+    judged_by="ranking",
 )
 def learning_to_exit_beats_a_confidence(results):
     learned = results.bench.value("roc_area", rule="learning_to_exit")
@@ -111,10 +119,12 @@ def learning_to_exit_beats_a_confidence(results):
     "similarity saves the decision",
     source="Survey, section 3.3 (MuE)",
     quote=(
-        "At equal loss, the similarity of consecutive layers costs less than probabilities, as it reads "
-        "out nothing."
+        "At equal loss, the similarity of consecutive layers costs less than probabilities, since it needs "
+        "no "
+        "logits."
     ),
     published="named, no number",
+    judged_by="FLOPs",
 )
 def similarity_saves_the_decision(results):
     similarity = results.bench.value("equal_flops", rule="mue")
@@ -125,8 +135,9 @@ def similarity_saves_the_decision(results):
 @statement(
     "a table of tokens suffices",
     source="Survey, sections 3.3 and 4.2 (HashEE)",
-    quote="At equal loss, a layer looked up by token costs less than asking a confidence at every layer.",
+    quote="At equal loss, a layer looked up by token costs less than a confidence at every layer.",
     published="named, no number",
+    judged_by="FLOPs",
 )
 def a_table_of_tokens_suffices(results):
     table = results.bench.value("equal_flops", rule="token_hash")
@@ -139,6 +150,7 @@ def a_table_of_tokens_suffices(results):
     source="Survey, section 7.1",
     quote="At equal loss, exits at every third layer cost no more than exits at every layer.",
     published="advice, no number",
+    judged_by="FLOPs",
 )
 def exits_at_intervals_suffice(results):
     some = results.spaced.value("flops_share", every=3)
@@ -151,6 +163,7 @@ def exits_at_intervals_suffice(results):
     source="Survey, section 3.4 (MuE)",
     quote="The decoder makes fewer mistakes in the last third of an output than in the first.",
     published="motivation",
+    judged_by="predictions",
 )
 def fewer_mistakes_later_in_a_sentence(results):
     begin = results.thirds.value("wrong", what="full depth", part=1)
@@ -166,7 +179,8 @@ def fewer_mistakes_later_in_a_sentence(results):
         "than the demand."
     ),
     published="named, no number",
-    without_rows="",
+    judged_by="loss",
+    untested="no other domain here",
 )
 def confidence_moves_with_the_domain(results):
     home = results.travelled.value("loss", rule="surest", place="at home")
@@ -183,7 +197,8 @@ def confidence_moves_with_the_domain(results):
         "of the task."
     ),
     published="named, no number",
-    without_rows="",
+    judged_by="predictions",
+    untested="no other corpus of the task here",
 )
 def confidence_is_less_right_in_another_domain(results):
     home = results.moved.value("wrong", place="at home")
@@ -197,6 +212,7 @@ def confidence_is_less_right_in_another_domain(results):
     source="Survey, section 3.4 (UCBEE, CeeBERT)",
     quote="Over one stream a bandit earns what the best fixed threshold does, to a hundredth of the depth.",
     published="named, no number",
+    judged_by="loss",
 )
 def a_bandit_finds_the_threshold(results):
     regret = results.keepers.value("regret", who="bandit, one stream")
@@ -208,6 +224,7 @@ def a_bandit_finds_the_threshold(results):
     source="Survey, section 5 (CeeBERT)",
     quote="What the bandit's thresholds lose is at most what a calibrated threshold may lose.",
     published="named, no number",
+    judged_by="loss",
 )
 def a_bandit_keeps_the_quality(results):
     loss = results.keepers.value("loss", who="bandit, one stream")
