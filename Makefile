@@ -2,7 +2,7 @@
 # make test         unit tests, exactness tests, stored notebooks re-run and compared
 # make results      RESULTS.md, and the numbers of README.md, from the stored tables
 # make explorer     one page on which thresholds move and outputs follow    PROFILE=small|real  DATA=folder
-# make bench        the decoder against its peers; writes figures/bench; keep the machine quiet           PART="one decision"
+# make bench        the decoder against its peers; writes figures/bench; keep the machine quiet    PROFILE, DATA, PART="one decision"
 # make measure      decodes every rule anew; hours (03, 05, 06, 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
 # make pin          writes the current commit of every hub id into a profile       PROFILE=paper
@@ -57,7 +57,7 @@ explorer: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(PYTHON) -c 'import ctranslate2' 2>/dev/null || $(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	@PYTHONPATH=tests $(PYTHON) -m benchmarks $(if $(PART),--part "$(PART)")
+	@PYTHONPATH=tests $(PYTHON) -m benchmarks $(OPTIONS) $(if $(PART),--part "$(PART)")
 
 train: $(INSTALLED)
 	@$(COMPANION) train $(OPTIONS) $(if $(MODEL),--model $(MODEL))

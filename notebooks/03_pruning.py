@@ -271,14 +271,19 @@ by_batch[["speed", "samples_speed"]].astype(float).unstack(sort=False).round(2)
 #
 # The paper's rows, its mean exit layer as a share of the depth, beside ours: pre-trained beside `pretrained`,
 # fine-tuned beside `vanilla`, and its "full depth", which exits too, beside our margin over all ids. Scores are
-# not comparable across models and corpora; what pruning does to them is.
+# not comparable across models and corpora; what pruning does to them is. `seconds` are for ten examples, as its
+# rows seem to be, ours one at a time (`make bench`; machines differ, so compare rows of one model).
 
 # %%
-beside = published_reductions(complete.replace({"model": {pre_trained: "pretrained"}}), calm.layers)
+as_published = {"model": {pre_trained: "pretrained"}}
+decided = complete[complete.reduction != "full_depth"][["task", "model", "reduction"]]
+all_times = read_timings("reductions", decided, profile).replace(as_published)
+beside = published_reductions(complete.replace(as_published), all_times, calm.layers)
 experiment.save_table(beside, "published_rows")
 theirs = ["score", "score_at_full_depth"]
 ours = ["our_task", "our_score", "our_score_unpruned"]
-beside[["model", "dataset", "reduction", *theirs, *ours, "why_they_differ"]].round(1)
+speeds = ["seconds", "our_seconds", "samples_per_second", "our_samples_per_second"]
+beside[["model", "dataset", "reduction", *theirs, *ours, *speeds, "why_they_differ"]].round(1)
 
 # %% [markdown]
 # ## How small may k be?

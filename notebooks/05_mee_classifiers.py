@@ -270,7 +270,7 @@ errors.pivot(index="rule", columns="task", values="error").rename(figures.label)
 # %% [markdown]
 # ## What deciding costs
 #
-# One decision as a share of one layer, in counted FLOPs, for a mini model (as in profile `small`, with 1,500 ids)
+# One decision as a share of one layer, in counted FLOPs, for a mini model (as in profile `small`, with 1,600 ids)
 # and for the shapes of T5-base and T5-large. Rules on probabilities multiply by the whole vocabulary; classifiers
 # do not. Below: the *break-even* depth, the mean exit layer below which a rule that decides at every layer
 # from layer 4 on costs less than full depth. (Hidden similarity counts as free and is not on the logarithmic

@@ -189,11 +189,10 @@ shown_rules.pivot(index=["model", "rule"], columns="task", values=["drafted", "a
 # %% [markdown]
 # ## Is it faster?
 #
-# `max_draft="auto"` (the default) chooses rule, layers to ask at, threshold and draft length by replay and by
-# the measured costs of a layer on one to eight tokens. The best setting is then tried on a few inputs, and
-# where it does not win, tokens are decoded plainly. Bars are the speeds that `make bench` measured, whiskers
-# its range over rounds. Where nothing is drafted (the list below says where) the same code was timed against
-# itself: how far such a bar is from one is the noise of the machine.
+# `max_draft="auto"` (the default) chooses rule, decision layers, threshold and draft length by replay. The most
+# promising settings are then timed on a few inputs, and the fastest once more on others; where it does not win
+# there, all layers are run. Bars are the speeds that `make bench` measured, whiskers its range over rounds.
+# Where nothing is drafted (the list below says where) the speed is that of full depth.
 
 # %%
 wanted = pd.DataFrame([{"task": task, "model": name} for name in experiment.backbones for task in tasks])
@@ -210,7 +209,7 @@ if len(timed):
     figure = figures.facets(timed, draw, ylabel="tokens a second (1 = full depth)", note=f"profile {profile}")
     experiment.save_figure(figure, "speed", timed.drop(columns=["low", "high", "rows"]))
 else:
-    print("not timed yet: run make bench")
+    print(f"not timed yet: run {result_tables.bench_command(profile)}")
 
 # %%
 for (name, batch), part in timed.groupby(["model", "batch"], sort=False):
@@ -221,36 +220,40 @@ for (name, batch), part in timed.groupby(["model", "batch"], sort=False):
     print(f"{figures.label(name)}, batch {batch}: {speeds}")
 
 # %% [markdown]
-# ## What would it be at the size of T5-base and T5-large?
+# ## What would it be at the size of T5-base and T5-large? A simulation
 #
 # At this size a good part of a decision is Python. `make bench` lets decoders of T5's sizes with random
-# weights play what the CALM model did here: tokens leave at the same relative depth, the same drafts are
+# weights play what the CALM model did here: tokens exit at the same relative depth, the same drafts are
 # right and wrong, every decision is computed. *Verified* is planned for each size anew. *Unverified*: of the
 # rules that keep 99 % of the score (08), the cheapest of each family, and of these the fastest that looks at
-# several layers, and at one. Acceptance at T5's sizes may differ: this says what such exits would cost there, not
-# that models of that size have them.
+# several layers, and at one. *mini* has the sizes of the profile's own models: it shows how good the simulation
+# is. Acceptance at T5's sizes may differ: this says what such exits would cost there, not that models of that
+# size have them. The figure is of this profile; the list has real text first.
 
 # %%
-shapes = result_tables.fastest_by_shape()
-shapes = shapes[(shapes.profile == experiment.profile.name) & (shapes.batch == 1)]
+simulated = result_tables.fastest_by_shape().rename(columns={"speed": "simulated_speed"})
+simulated = simulated[simulated.batch == 1]
+of_profile = simulated[simulated.profile == experiment.profile.name]
 
 
 def draw(axis, rows):
-    figures.grouped_bars(axis, rows, "shape", "speed", by="kind")
+    figures.grouped_bars(axis, rows, "shape", "simulated_speed", by="kind")
     axis.axhline(1.0, color=figures.GREY, linewidth=0.8)
 
 
 # %%
-if len(shapes):
-    look = {"ylabel": "tokens a second, batch 1\n(1 = full depth)", "note": f"profile {profile}"}
-    figure = figures.facets(shapes, draw, values=list(tasks), width=3.8, **look)
-    experiment.save_figure(figure, "speed_by_shape", shapes)
-    for shape, rows in shapes.groupby("shape", sort=False):
-        best = rows.loc[rows.groupby("kind", sort=False).speed.idxmax()].itertuples()
-        speeds = [f"{row.kind} {row.speed:.2f} ({figures.label(row.task)})" for row in best]
-        print(f"{shape}, fastest of all tasks: {'; '.join(speeds)}")
-else:
-    print("not timed yet: run make bench")
+if len(of_profile):
+    look = {"ylabel": "simulated tokens a second,\nbatch 1 (1 = full depth)", "note": f"profile {profile}"}
+    figure = figures.facets(of_profile, draw, values=list(tasks), width=3.8, **look)
+    experiment.save_figure(figure, "speed_by_shape", of_profile)
+for name in dict.fromkeys(["real", "small", experiment.profile.name]):
+    by_shape = simulated[simulated.profile == name].groupby("shape", sort=False)
+    for shape, rows in by_shape:
+        best = rows.loc[rows.groupby("kind", sort=False).simulated_speed.idxmax()].itertuples()
+        speeds = [f"{row.kind} {row.simulated_speed:.2f} ({figures.label(row.task)})" for row in best]
+        print(f"profile {name}, {shape}, simulated, fastest of all tasks: {'; '.join(speeds)}")
+    if not len(by_shape):
+        print(f"profile {name}: not simulated yet, run {result_tables.bench_command(name)}")
 
 # %% [markdown]
 # ## What this shows, and what it does not

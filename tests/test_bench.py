@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
@@ -10,33 +11,71 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from benchmarks import decoder as bench
-from benchmarks import rules, shapes, tables
-from benchmarks.__main__ import main
+from benchmarks import decoder, peers, rules, shapes, tables, workloads
+from benchmarks.__main__ import main, timed
 from benchmarks.clock import take_turns
+from transformers import T5Config
 
 from mee_utils import DraftPlan, ExitPolicy, MeeError
+from mee_utils.common.files import PACKAGE
+from mee_utils.models.costs import DecoderSizes
 from mee_utils.study.result_tables import BENCH, missed, one_machine
 
-SIZES = replace(bench.SHAPES["mini"], layers=6, vocabulary=300)
-TINY = replace(bench.WORKLOADS["mini"], shape="tiny", sizes=SIZES, tokens=6, source=8)
+SIZES = replace(workloads.SHAPES["mini"], layers=6, vocabulary=300)
+TINY = replace(workloads.WORKLOADS["mini"], shape="tiny", sizes=SIZES, tokens=6, source=8)
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return bench.Bench(TINY, 1)
+    return workloads.Bench(TINY, 1)
+
+
+@pytest.fixture(scope="module")
+def agreeing():
+    return workloads.Bench(replace(TINY, agreeing=True), 1)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """Peers that compile, or need not be installed, are replaced by the one that is there."""
+    monkeypatch.setattr(peers, "compiled", peers.greedy)
+    forms = ("CTranslate2, float32", "CTranslate2, int8_float32")
+    monkeypatch.setattr(
+        peers,
+        "ctranslate2_forms",
+        lambda bench: {name: lambda batch: peers.greedy(bench, batch) for name in forms},
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_contenders_emit_the_same_tokens(tiny, batch):
     ours = [row[0] for row in tiny.ours(batch)()]
-    theirs = tiny.generate(batch)()[:, 1:].tolist()
+    theirs = peers.greedy(tiny, batch)()[:, 1:].tolist()
     assert ours == theirs and all(len(row) == TINY.tokens for row in ours)
+
+
+def test_an_assistant_whose_drafts_are_all_right_changes_nothing(agreeing):
+    """All layers of this model predict the same."""
+    plain = peers.greedy(agreeing, 1)()
+    assert plain.tolist() == peers.assisted(agreeing, 2)().tolist()
+    first = agreeing.forced(np.ones((1, TINY.tokens), dtype=int))()
+    assert [row.token_ids for row in first] == plain[:, 1:].tolist()
+
+
+def test_rows_say_how_transformers_computes_attention(tiny):
+    assert tiny.network.config._attn_implementation == "sdpa"
+    assert peers.with_attention(tiny, peers.GREEDY) == "transformers generate, sdpa"
+
+
+def test_the_mini_shape_is_that_of_the_shipped_models():
+    config = T5Config.from_pretrained(PACKAGE / "checkpoints/small/calm")
+    assert DecoderSizes.of(config) == workloads.SHAPES["mini"]
+    assert config.d_kv == workloads.WORKLOADS["mini"].d_kv
 
 
 def test_no_rounds_are_refused():
     with pytest.raises(MeeError, match="rounds=0"):
-        bench.Bench(TINY, 0)
+        workloads.Bench(TINY, 0)
 
 
 def test_forced_exits_are_taken(tiny):
@@ -45,10 +84,19 @@ def test_forced_exits_are_taken(tiny):
     assert np.array_equal([row[1] for row in rows], exits)
 
 
-def test_every_part_gives_its_lines(tiny, monkeypatch):
-    for peer in ("compiled_peer", "ctranslate2_peer"):  # one compiles, the other need not be installed
-        monkeypatch.setattr(bench, peer, lambda tiny, batch: tiny.generate(batch))
-    table = pd.concat([tiny.table(part) for part in bench.PARTS])
+def test_every_part_gives_its_lines(stand_ins):
+    table = pd.concat([decoder.run(part, TINY, 1) for part in decoder.PARTS])
+    assert set(table[table.what == "ours"].against) == {
+        "",
+        "transformers generate, sdpa",
+        "transformers, static cache, compiled, sdpa",
+        "transformers, assistant, sdpa",
+        "CTranslate2, float32",
+        "CTranslate2, int8_float32",
+    }
+    assert set(table[table.group == "full depth"].dtype) == {"float32", "bfloat16"}
+    mini = table.assign(shape="mini")
+    assert decoder._matches(mini, decoder.TABLES["targets"][0][0]).sum() == 1, "whatever the attention"
     assert (table.groupby("group").size() >= 2).all() and set(table.group) == {
         "full depth",
         "exit cost",
@@ -126,17 +174,33 @@ def test_an_unknown_shape_is_one_line(capsys):
 
 
 def test_without_the_peer_the_error_says_what_to_do(tiny, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(MeeError, match="make bench"):
-        bench.ctranslate2_peer(tiny, 1)
+        peers.ctranslate2_forms(tiny)
 
 
-def test_every_part_has_its_code(tiny, monkeypatch):
-    """Each part can be asked for by name and gives lines of that name."""
-    monkeypatch.setattr(bench, "WORKLOADS", {"tiny": TINY})
-    for part in set(bench.PARTS) - {"full depth"}:
-        found = bench.run(part, (), 1, lambda line: None)
-        assert set(found.group) == {part}
+def test_the_types_that_ctranslate2_has_are_timed_by_the_names_of_what_it_uses(tiny, monkeypatch):
+    """A type that this processor lacks is left out: it would be another one by a wrong name."""
+    used = {"float32": "float32", "int8": "int8_float32"}
+
+    def translator(path, compute_type, **_):
+        return SimpleNamespace(compute_type=used[compute_type], translate_batch=None)
+
+    peer = SimpleNamespace(get_supported_compute_types=lambda _: set(used), Translator=translator)
+    converter = SimpleNamespace(
+        TransformersConverter=lambda _: SimpleNamespace(convert=lambda *_, **__: None)
+    )
+    monkeypatch.setitem(sys.modules, "ctranslate2", peer)
+    monkeypatch.setitem(sys.modules, "ctranslate2.converters", converter)
+    assert list(peers.ctranslate2_forms(tiny)) == ["CTranslate2, float32", "CTranslate2, int8_float32"]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_ctranslate2_decodes_as_many_tokens(tiny, batch):
+    pytest.importorskip("ctranslate2", reason="only make bench installs it")
+    for translate in peers.ctranslate2_forms(tiny).values():
+        outputs = translate(batch)()
+        assert [len(output.hypotheses[0]) for output in outputs] == [TINY.tokens] * batch
 
 
 @pytest.mark.parametrize("part", ["reductions", "results", "drafts"])
@@ -147,17 +211,33 @@ def test_rules_are_timed_at_what_a_notebook_found(part, capsys, monkeypatch, tmp
     assert re.search("run make (reproduce|measure)", capsys.readouterr().err)
 
 
-def test_progress_is_shown_as_work_proceeds(monkeypatch):
-    monkeypatch.setattr(bench, "WORKLOADS", {"tiny": TINY})
-    events = []
+def test_each_part_is_named_before_it_is_timed_and_stored_before_the_next(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    monkeypatch.setattr("benchmarks.__main__.WORKLOADS", {"mini": TINY})
 
-    def part(name):
-        return lambda self: events.append(name) or [bench.Timing("x", 1, [1.0], "s")]
+    def part(bench):
+        print("timed")
+        return [decoder.Timing("x", 1, [1.0], "s")]
 
-    monkeypatch.setattr(bench, "PARTS", {name: part(name) for name in ("exit cost", "bandwidth")})
-    for name in bench.PARTS:
-        bench.run(name, (), 1, lambda line: events.append(line.split(": ")[1] + " begins"))
-    assert events == ["exit cost begins", "exit cost", "bandwidth begins", "bandwidth"]
+    for name in ("exit cost", "bandwidth"):
+        monkeypatch.setitem(decoder.PARTS, name, part)
+    assert main(["--part", "bandwidth", "--part", "exit cost", "--rounds", "1"]) == 0
+    lines = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["mini", "timed", "table"] * 2
+    stored = pd.read_csv(tmp_path / "bench" / "decoder.csv")
+    assert set(stored.group) == {"exit cost", "bandwidth"}
+
+
+@pytest.mark.parametrize("profile", ["small", "real"])
+def test_what_belongs_to_no_profile_is_timed_with_small(profile, monkeypatch):
+    """So that `make bench` and `make bench PROFILE=real` together time everything, once."""
+    done = []
+    for module in (decoder, shapes, rules):
+        monkeypatch.setattr(module, "run", lambda part, *_: done.append(part))
+    options = {"profile": profile, "data": None, "shape": [], "part": [], "rounds": 1}
+    assert list(timed(SimpleNamespace(**options)))
+    expected = [*decoder.PARTS, *shapes.PARTS] if profile == "small" else [*shapes.PARTS]
+    assert done == expected * len(workloads.WORKLOADS) + [*rules.PARTS]
 
 
 def test_contenders_take_turns_and_a_first_round_warms_up():
@@ -195,12 +275,12 @@ def test_speeds_are_ratios_within_a_round(monkeypatch):
     seconds = iter([9, 9, 1.0, 0.5, 2.0, 1.0])  # warm-up, round 1, round 2; full depth and policy in turn
 
     def out(*_, **__):
-        return SimpleNamespace(seconds=next(seconds), tokens=10)
+        return SimpleNamespace(seconds=next(seconds), tokens=10, texts=["a"] * 4)
 
     monkeypatch.setattr(rules, "generate", out)
     model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
     setting = rules.Setting(model, SimpleNamespace(inputs=["a"] * 4), None, ["policy"], 8, (1,))
-    found = rules.speeds(setting, 1, 2).iloc[0]
+    found = rules.speeds(setting, rules.in_turns(setting, 1, 2)).iloc[0]
     assert found.speed == found.ranked == found.lowest == found.highest == found.samples_speed == 2
     assert found.seconds == 0.75 and found.tokens_per_second == 15
 
@@ -211,12 +291,12 @@ def test_the_speed_of_the_fastest_comes_from_inputs_on_which_it_was_not_chosen(m
 
     def out(_, inputs, policy, **__):
         given.extend(inputs if policy is None else [])
-        return SimpleNamespace(seconds=next(seconds), tokens=10)
+        return SimpleNamespace(seconds=next(seconds), tokens=10, texts=inputs)
 
     monkeypatch.setattr(rules, "generate", out)
     model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
     setting = rules.Setting(model, SimpleNamespace(inputs=list(range(30))), None, ["policy"], 8, (1,), True)
-    found = rules.speeds(setting, 1, 3).iloc[0]
+    found = rules.speeds(setting, rules.in_turns(setting, 1, 3)).iloc[0]
     assert sorted(given[3:]) == list(range(30)) and given[:3] == given[3:6] == [0, 10, 20]  # a warm-up first
     assert (found.ranked, found.speed, found.lowest, found.highest) == (4, 2, 2, 2)
 
@@ -224,7 +304,7 @@ def test_the_speed_of_the_fastest_comes_from_inputs_on_which_it_was_not_chosen(m
 # ---- exits of the trained models in decoders of other sizes
 
 
-def script_of(tiny, batch, seed=0):
+def script_of(batch, seed=0):
     draw, size = np.random.default_rng(seed), (batch, TINY.tokens)
     ends = draw.random(size) < 0.2
     return shapes.Script(draw.integers(1, SIZES.layers + 1, size), draw.random(size) < 0.7, ends)
@@ -232,10 +312,10 @@ def script_of(tiny, batch, seed=0):
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("most", [1, 2, 8])
-def test_drafts_are_made_and_kept_as_the_script_says(tiny, batch, most):
-    script = script_of(tiny, batch)
+def test_drafts_are_made_and_kept_as_the_script_says(agreeing, batch, most):
+    script = script_of(batch)
     policy = shapes.ExitPolicy(min_layer=1, propagation="verify", max_draft=most)
-    rows = shapes.verified(tiny, shapes.played(policy, script, tiny, SIZES.layers), script)()
+    rows = shapes.verified(agreeing, shapes.played(policy, script, agreeing, SIZES.layers), script)()
     kept = script.right & (script.layers < SIZES.layers)
     assert np.array_equal([row.exit_layers for row in rows], np.where(kept, script.layers, SIZES.layers))
     for number, row in enumerate(rows):
@@ -263,29 +343,63 @@ def test_a_played_policy_decides_at_the_layers_that_stand_for_its_own_and_listen
 
 
 def test_outputs_are_played_at_the_same_relative_depth():
-    bench = SimpleNamespace(layers=24, workload=SimpleNamespace(tokens=5))
-    layers, right = [np.array([1, 12]), np.array([7])], [np.array([True, False]), np.array([False])]
-    script = shapes.Script.of(bench, 2, layers, right, 12)
+    bench = SimpleNamespace(layers=24)
+    layers = [np.array([1, 12]), np.array([7])]
+    right = [np.array([True, False]), np.array([False])]
+    script = shapes.Script.of(shapes.Outputs(layers, right, 12), bench, (2, 5))
     played = list(zip(script.layers.ravel(), script.right.ravel(), script.ends.ravel(), strict=True))
     assert sorted(set(played)) == [(2, True, False), (14, False, True), (24, False, True)]
     assert all(after[0] == 24 for before, after in pairwise(played) if before[0] == 2)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_outputs():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shapes, "EXAMPLES", 3)
+        yield
+    shapes.trained_of.cache_clear()
+
+
 @pytest.mark.parametrize("part", list(shapes.PARTS))
 def test_shapes_are_timed_with_what_the_trained_models_did(monkeypatch, part):
-    sizes = replace(SIZES, layers=12)
-    monkeypatch.setattr(shapes, "WORKLOADS", {"tiny": replace(TINY, sizes=sizes)})
-    monkeypatch.setattr(shapes, "EXAMPLES", 3)
     monkeypatch.setattr(shapes, "BATCHES", (1,))
-    monkeypatch.setattr(shapes, "ctranslate2_peer", lambda bench, batch: bench.generate(batch))
-    found = shapes.run(part, "small", None, [], 1, lambda line: None)
+    monkeypatch.setattr(shapes, "TOKENS", {1: 6})
+    workload = replace(TINY, sizes=replace(SIZES, layers=12))
+    found = shapes.run(part, "small", None, workload, 1)
     assert {"speed", "lowest", "highest", "shape", "weights"} <= set(found) and (found.speed > 0).all()
-    assert set(found.task.dropna()) == {"question_answering", "summarization", "translation"}
-    if part == "lossless shapes":
-        assert list(found.rule[3:]) == ["transformers generate", "CTranslate2", "transformers, assistant"]
+    assert set(found.task) == {"question_answering", "summarization", "translation"}
 
 
-def test_shallow_shapes_are_refused(monkeypatch):
-    monkeypatch.setattr(shapes, "WORKLOADS", {"tiny": TINY})
+def test_shallow_shapes_are_refused():
     with pytest.raises(MeeError, match="tiny has fewer layers"):
-        shapes.run("lossy shapes", "small", None, ["tiny"], 1, print)
+        shapes.run("lossy shapes", "small", None, TINY, 1)
+
+
+def test_the_mini_shape_has_the_sizes_of_the_profiles_own_models(monkeypatch):
+    """There the simulation can be compared with the models themselves."""
+    timed = []
+    monkeypatch.setitem(shapes.PARTS, "lossy shapes", lambda model, bench: timed.append(bench.workload) or [])
+    mini = replace(workloads.WORKLOADS["mini"], sizes=replace(SIZES, layers=30))
+    assert shapes.run("lossy shapes", "small", None, mini, 1).empty, "a profile may have nothing to time"
+    assert timed[0].sizes == workloads.SHAPES["mini"]
+
+
+def test_no_drafts_where_the_fastest_is_not_confirmed_on_other_outputs(agreeing, monkeypatch):
+    """Drafts that are right in the outputs of the trial, and wrong in those of the confirmation."""
+    right = np.ones(TINY.tokens, dtype=bool)
+    drafts = shapes.Outputs([np.ones(TINY.tokens, dtype=int)] * 2, [right, right], SIZES.layers)
+    policy = ExitPolicy(min_layer=1, propagation="verify", max_draft=3)
+    choices = [shapes.Drafting(shapes.Setting(policy, 2.0), drafts)]
+    monkeypatch.setattr(shapes, "TOKENS", {1: TINY.tokens})
+    seconds = {0: 1.0, shapes.TRIAL_SEED: 0.5, shapes.CONFIRMING_SEED: 0.99}
+
+    def run_of(drafting, bench, batch, seed=0):
+        return seed
+
+    monkeypatch.setattr(shapes.Drafting, "run", run_of)
+    monkeypatch.setattr(shapes, "timeit", lambda run, number: seconds.get(run, 1.0) if run is not None else 1)
+    monkeypatch.setattr(type(agreeing), "ours", lambda *_, **__: 0)
+    assert shapes.fastest(agreeing, 1, choices) is None
+    seconds[shapes.CONFIRMING_SEED] = 0.6
+    assert shapes.fastest(agreeing, 1, choices) is choices[0]
+    assert shapes.fastest(agreeing, 1, []) is None

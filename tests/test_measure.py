@@ -1,5 +1,7 @@
 """Measurements: the search for thresholds, what is stored, and stored numbers decoded again."""
 
+import json
+import shutil
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -13,8 +15,9 @@ from hypothesis import strategies as st
 from mee_utils import ExitPolicy, MeeError, replay, trace
 from mee_utils.analysis.decisions import candidates
 from mee_utils.decoding.inputs import EncoderCache
-from mee_utils.study import measure
+from mee_utils.study import measure, result_tables
 from mee_utils.study.catalogue import RULES
+from mee_utils.study.digests import file_digest
 from mee_utils.study.jobs import Job, measurements
 from mee_utils.study.profiles import load_profile
 from mee_utils.study.result_tables import read_measurements
@@ -206,6 +209,54 @@ def test_a_profile_names_what_it_measures_besides_calm_and_where_fewer_threshold
     assert bench.key("fixed") != measure.RuleDecoder(Experiment(None, few), bench.job).key("fixed")
     elsewhere = measure.RuleDecoder(Experiment(None, profile), Job("settings", "free", "summarization"))
     assert elsewhere.candidates == FEW["other_candidates"]
+
+
+@pytest.fixture(scope="module")
+def oracle_table(few, tmp_path_factory):
+    """The oracle's job on questions, where small models lose by copied states."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEE_OUTPUT", str(tmp_path_factory.mktemp("oracle")))
+        patch.setattr(measure, "MARGIN_THRESHOLDS", (0.9, 0.3))
+        profile = few.model_copy(update={"results": few.results.model_copy(update={"test": 40})})
+        yield pd.read_parquet(measure.run(profile, Job("oracle", "calm", "question_answering"), None))
+
+
+def test_an_oracle_with_exact_states_gives_the_output_of_full_depth(oracle_table):
+    full = oracle_table[oracle_table.rule == "full_depth"]
+    by_states = dict(list(oracle_table[oracle_table.rule == "oracle"].groupby("propagation")))
+    assert list(by_states) == ["copy", "parallel", "verify"]
+    columns = ["loss", "score", "tokens"]
+    for states in ("parallel", "verify"):
+        assert np.array_equal(by_states[states][columns], full[columns])
+    assert by_states["copy"].score.sum() < full.score.sum()  # the only loss is that of copied states
+    flops = {states: rows.flops.sum() / rows.tokens.sum() for states, rows in by_states.items()}
+    full_flops = full.flops.sum() / full.tokens.sum()
+    assert max(flops["copy"], flops["parallel"]) < full_flops < flops["verify"]
+    assert by_states["parallel"].layers.sum() == by_states["verify"].layers.sum()  # the same exits
+
+
+def test_a_margin_loses_less_with_exact_states(oracle_table):
+    margin = oracle_table[oracle_table.rule == "softmax_margin"]
+    sizes = margin.groupby(["threshold", "propagation"]).size()
+    assert len(sizes) == 4 and set(sizes) == {40}
+    kept = margin.groupby(["threshold", "propagation"]).score.mean().unstack()
+    assert (kept.parallel >= kept["copy"]).all() and (kept.parallel > kept["copy"]).any()
+
+
+def test_the_oracles_tables_are_not_taken_for_those_of_a_model(oracle_table, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    folder = tmp_path / "small" / "measured"
+    shutil.copytree(result_tables.ROOT / "figures" / "small" / "measured", folder)
+    oracle_table.to_parquet(folder / "oracle-question_answering.parquet")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["oracle-question_answering.parquet"] = file_digest(
+        folder / "oracle-question_answering.parquet"
+    )
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    stored = result_tables.read_measured("small", "calm")
+    assert set(stored.settings.model) == {"calm"}
+    read = result_tables.read_oracle("small", ["question_answering", "translation"])
+    assert list(read) == ["question_answering"] and read["question_answering"].equals(oracle_table)
 
 
 SAMPLE = 3  # settings of each stored table

@@ -42,14 +42,15 @@ def states_of(model, batch_size=3, inputs=INPUTS):
 
 
 def always_faster(monkeypatch, speedup=2.0):
-    """The trial finds all settings faster than full depth; what it is given is returned."""
+    """The trial finds the first setting faster than full depth; what each trial is given is returned."""
     trials = []
 
-    def timed(model, batches, policies, max_new_tokens):
-        trials.append(SimpleNamespace(batches=batches, policies=policies, max_new_tokens=max_new_tokens))
-        return np.full(len(policies), speedup)
+    def found(policies, trial, confirming):
+        given = {"batches": trial.args[1], "confirming": confirming.args[1], **trial.keywords}
+        trials.append(SimpleNamespace(policies=policies, **given))
+        return 0, speedup
 
-    monkeypatch.setattr(planning, "time_settings", timed)
+    monkeypatch.setattr(planning, "find_fastest", found)
     monkeypatch.setattr(planning, "MIN_SPEEDUP", 0.0 if speedup > 1.05 else 1.05)
     return trials
 
@@ -248,24 +249,95 @@ def test_auto_is_the_default_and_decodes_plainly_if_it_loses(tokenizer, name, sp
 def test_hopeless_settings_are_not_timed(tokenizer, monkeypatch):
     """By their work alone they are no faster, and time is never less."""
     model = agreeing("t5", tokenizer)
-    monkeypatch.setattr(planning, "time_settings", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(planning, "_seconds", lambda *_, **__: pytest.fail("timed"))
     never = ExitPolicy(threshold=1.0, propagation="verify")
     plan = plan_drafts(model, INPUTS, never, max_new_tokens=LENGTH)
     assert plan.policy is None and plan.speedup == 1.0 and plan.expected < 1.05
 
 
-def test_the_trial_takes_medians_of_rounds_in_turns(t5, monkeypatch):
-    seconds = iter([3.0, 1.0, 3.0, 4.0, 1.0, 2.0, 9.0, 1.0, 9.0])  # full depth, then two settings
-    order = []
+class Clock:
+    """Seconds of full depth (None) and of policies that are truly `speeds` times as fast."""
 
-    def clocked(model, batches, policy, max_new_tokens):
-        order.append(policy.measure.name)
-        return next(seconds)
+    def __init__(self, speeds, noise=0.0, seed=0):
+        self.speeds = {None: 1.0} | dict(enumerate(speeds))
+        self.noise = noise
+        self.draw = np.random.default_rng(seed)
+        self.order = []
 
-    monkeypatch.setattr(planning, "_seconds", clocked)
-    two = [ExitPolicy(), ExitPolicy("rising_top1")]
-    assert planning.time_settings(t5, [], two, 5).tolist() == [4.0, 1.0]
-    assert order == ["static", "softmax_margin", "rising_top1"] * 3
+    def seconds(self, policy):
+        self.order.append(policy)
+        return np.exp(self.noise * self.draw.normal()) / self.speeds[policy]
+
+
+def test_the_fastest_is_timed_again_and_that_alone_counts():
+    trial = Clock([1.1, 1.6, 1.2])
+    confirming = Clock([1.1, 1.3, 1.2])
+    assert planning.find_fastest(range(3), trial.seconds, confirming.seconds) == (1, pytest.approx(1.3))
+    assert trial.order == [None, 0, 1, 2] * planning.TRIAL_ROUNDS, "all in turns"
+    assert confirming.order == [None, 1] * planning.CONFIRMING_ROUNDS, "the fastest alone"
+
+
+def test_where_nothing_wins_the_trial_nothing_is_timed_again():
+    trial = Clock([0.8, 1.04])
+    found = planning.find_fastest(range(2), trial.seconds, lambda policy: pytest.fail("timed"))
+    assert found == (1, pytest.approx(1.04))
+
+
+def test_speedups_are_medians_of_ratios_within_a_round():
+    """A machine that slows down between rounds does not change them, nor does one bad round."""
+    seconds = iter([3.0, 1.0, 2.0, 30.0, 10.0, 20.0, 3.0, 9.0, 0.1])  # full depth, then two settings
+    assert planning._speedups(range(2), lambda policy: next(seconds), 3).tolist() == [3.0, 1.5]
+
+
+def test_a_setting_that_was_only_lucky_in_the_trial_is_not_used():
+    """Five settings truly slower than full depth, timings 5 % off: the trial alone often likes one."""
+    liked = used = 0
+    for seed in range(1000):
+        clock = Clock([0.97] * 5, noise=0.05, seed=seed)
+        _, speedup = planning.find_fastest(range(5), clock.seconds, clock.seconds)
+        liked += len(clock.order) > 6 * planning.TRIAL_ROUNDS
+        used += speedup >= planning.MIN_SPEEDUP
+    assert liked > 100 and used < 20
+
+
+def test_a_setting_that_is_truly_faster_is_used():
+    used = 0
+    for seed in range(200):
+        clock = Clock([0.9, 1.0, 1.25, 1.1], noise=0.05, seed=seed)
+        fastest, speedup = planning.find_fastest(range(4), clock.seconds, clock.seconds)
+        used += speedup >= planning.MIN_SPEEDUP and clock.speeds[fastest] > 1.05
+    assert used > 195
+
+
+def test_thresholds_that_fit_the_trials_inputs_alone_are_not_used(planned, monkeypatch):
+    """A setting that wins on the inputs it was chosen on, and loses on others."""
+    model, full = planned
+    texts = INPUTS * 8
+    trial, confirming = planning._choose_inputs(texts, 1)
+    assert not set(trial) & set(confirming)
+
+    def seconds(model, batches, policy, max_new_tokens):
+        on_trial = all(batch.indices[0] in trial for batch in batches)
+        return 1.0 if policy is None else 0.5 if on_trial else 1.1
+
+    monkeypatch.setattr(planning, "_seconds", seconds)
+    monkeypatch.setattr(planning, "promising", lambda ranked: ranked)
+    policy = ExitPolicy(threshold=0.0, exit_layers=[2], propagation="verify")
+    plan = plan_drafts(model, texts, policy, max_new_tokens=LENGTH, batch_size=1)
+    assert plan.policy is None and plan.speedup == pytest.approx(1 / 1.1)
+    out = generate(model, texts, policy, max_new_tokens=LENGTH, batch_size=1)
+    assert out.drafts is None and out.token_ids == full * 8
+
+
+@pytest.mark.parametrize("texts", [1, 7, 15, 16, 17, 33, 100])
+@pytest.mark.parametrize("batch_size", [1, 2, 8, 32])
+def test_confirming_inputs_are_others_where_there_are_enough(texts, batch_size):
+    inputs = ["a" * (texts - number) for number in range(texts)]
+    trial, confirming = map(set, planning._choose_inputs(inputs, min(batch_size, texts)))
+    assert trial and confirming and trial | confirming <= set(range(texts))
+    if texts >= 2 * max(planning.PLANNING_INPUTS, batch_size):
+        assert not trial & confirming
+        assert len(confirming) >= batch_size, "at least one whole batch"
 
 
 @pytest.fixture(scope="module")

@@ -282,7 +282,9 @@ def test_published_rows_stand_beside_ours_with_a_reason():
             for r, s in (("full_depth", 41.0), ("unpruned", 40.0), ("fixed", 39.0), ("decaying", 38.0))
         ]
     )
-    table = published_reductions(ours, 12)
+    timed = ours.assign(batch=1, samples_per_second=5.0)
+    times = pd.concat([timed, timed.assign(batch=100, samples_per_second=50.0)])
+    table = published_reductions(ours, times, 12)
     assert len(table) == 27 and table.why_they_differ.str.len().gt(10).all()
     squad = table[(table.model == "t5-squad") & (table.reduction == "fixed")].iloc[0]
     assert (squad.our_score, squad.our_score_unpruned, squad.our_depth, squad.our_model) == (
@@ -291,7 +293,10 @@ def test_published_rows_stand_beside_ours_with_a_reason():
         0.5,
         "vanilla",
     )
+    assert (squad.our_seconds, squad.our_samples_per_second) == (2.0, 5.0)  # of ten examples, one at a time
     assert table[table.dataset == "multi_news"].our_score.isna().all()
+    untimed = published_reductions(ours, times[:0], 12)
+    assert untimed.our_seconds.isna().all() and untimed.our_score.equals(table.our_score)
     assert set(table.samples) == {
         10
     }  # seconds times samples a second: ten examples a row, where the paper says a hundred

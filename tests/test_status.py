@@ -283,9 +283,11 @@ def test_times_of_files_decide_nothing(run, monkeypatch):
     assert record.exists() and notebook_record.exists()
 
 
-@pytest.mark.parametrize("kind", ["trace", "classifiers", "settings", "fresh", "learning", "published_bugs"])
+@pytest.mark.parametrize(
+    "kind", ["trace", "classifiers", "settings", "oracle", "fresh", "learning", "published_bugs"]
+)
 def test_a_record_says_what_has_changed(run, monkeypatch, kind):
-    job = Job(kind, "calm", "translation" if kind in ("trace", "settings") else jobs.ALL)
+    job = Job(kind, "calm", "translation" if kind in ("trace", "settings", "oracle") else jobs.ALL)
     then = freshness.job_digests(PROFILE, job)
     assert freshness.differing_keys(then, freshness.job_digests(load_profile("small"), job)) == []
     digest = freshness.weights_digest

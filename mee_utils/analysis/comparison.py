@@ -8,7 +8,7 @@ import pandas as pd
 from scipy.stats import t
 
 from ..common.errors import MeeError
-from ..decoding.generation import generate
+from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
@@ -39,15 +39,22 @@ def decode(
     model, task, policy: ExitPolicy | None, full: DecodingResult | None = None, **settings
 ) -> DecodingResult:
     """Decodes a task and scores it; outputs are compared with those of `full`. `settings` of `generate`."""
-    generation = generate(model, task.inputs, policy, **settings)
+    return scored(generate(model, task.inputs, policy, **settings), task, full)
+
+
+def scored(
+    generation: Generation, task, full: DecodingResult | None = None, metric: str | None = None
+) -> DecodingResult:
+    """The outputs of a task with their scores, by its own metric if none is named."""
+    metric = metric or task.metric
     scores = task.score_examples(generation.texts)
     flops = generation.flops.sum()
     same_output = 1.0
     if full is not None:
         same_output = np.mean([a == b for a, b in zip(generation.texts, full.texts, strict=True)])
     return DecodingResult(
-        score=task.score(generation.texts, scores)[task.metric],
-        examples=scores[task.metric],
+        score=task.score(generation.texts, scores)[metric],
+        examples=scores[metric],
         mean_exit_layer=generation.mean_exit_layer,
         flops=flops / generation.tokens,
         same_output=float(same_output),

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..common.errors import MeeError, shown
+from ..exits.contrast import entropy
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy
 from ..exits.readout import ReadoutLogits
@@ -184,7 +185,7 @@ class ExitState(LayerState):
 
     @cached_property
     def entropy(self) -> Tensor:
-        return torch.special.entr(self.probabilities).sum(-1)
+        return entropy(self.probabilities)
 
     @cached_property
     def similarity(self) -> Tensor:

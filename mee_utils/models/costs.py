@@ -123,7 +123,7 @@ def _skipped_flops(sizes: DecoderSizes, exits: np.ndarray, attention: np.ndarray
 
 # the mini models of profile `small`, and the papers' sizes
 SHAPES = {
-    "mini": DecoderSizes(d_model=96, inner=96, d_ff=128, gated=False, layers=12, vocabulary=1500),
+    "mini": DecoderSizes(d_model=96, inner=96, d_ff=128, gated=False, layers=12, vocabulary=1600),
     "t5-base": DecoderSizes(d_model=768, inner=768, d_ff=3072, gated=False, layers=12, vocabulary=32128),
     "t5-large": DecoderSizes(d_model=1024, inner=1024, d_ff=4096, gated=False, layers=24, vocabulary=32128),
 }

@@ -116,13 +116,13 @@ def contrasted(tables: SavedTables) -> Numbers:
 
 
 def verified(tables: SavedTables) -> Numbers:
-    """07: the speed of verified exits, one output at a time; here, and at the shape of T5-large."""
+    """07: the speed of verified exits, one output at a time; here, and simulated at the shape of T5-large."""
     stated: Numbers = {}
     if "speed" in tables:
         for row in tables["speed"].query(f"{OF_CALM} and batch == 1").itertuples():
             stated.setdefault(row.task, {})["verified"] = {"speed": row.speed}
     if "speed_by_shape" in tables:
-        shapes = tables["speed_by_shape"]
+        shapes = tables["speed_by_shape"].rename(columns={"simulated_speed": "speed"})
         for row in shapes.query("shape == 't5-large' and batch == 1 and kind == 'verified'").itertuples():
             stated.setdefault(row.task, {})["verified_t5_large"] = {"speed": row.speed}
     return {"tasks": stated}

@@ -14,36 +14,43 @@ from .statements import FOLDER
 REDUCTION_COLUMNS = [
     *("model", "dataset", "reduction", "depth", "seconds", "samples_per_second", "samples", "score"),
     *("score_at_full_depth", "our_model", "our_task", "our_score", "our_score_unpruned", "our_depth"),
+    *("our_seconds", "our_samples_per_second"),
     "why_they_differ",
 ]
 
 
-def published_reductions(complete: pd.DataFrame, layers: int) -> pd.DataFrame:
+def published_reductions(complete: pd.DataFrame, times: pd.DataFrame, layers: int) -> pd.DataFrame:
     """The published table, row by row, beside our rows of the same kind (NaN where we have none).
 
-    A `depth` is the mean exit layer as a share of all; `samples`, how many examples a published row is about.
+    A `depth` is the mean exit layer as a share of all; `samples`, how many examples a published row is about;
+    `our_seconds`, what we take for as many, one at a time.
 
     Args:
         complete: ours: `model`, `task`, `reduction` ("unpruned", "fixed", "decaying"), `score` and
             `mean_exit_layer`.
+        times: ours: `model`, `task`, `reduction`, `batch` and `samples_per_second`; no rows: not timed.
         layers: the depth of our models.
     """
     published = pd.read_csv(FOLDER / "reductions.csv")
     published["depth"] = published.mean_exit_layer / published.layers
     published["samples"] = (published.seconds * published.samples_per_second).round().astype(int)
     ours = complete.set_index(["model", "task", "reduction"])
+    single = times[times.batch == 1].set_index(["model", "task", "reduction"])
     rows = []
     for row in published.itertuples():
         same_model = (published.model == row.model) & (published.dataset == row.dataset)
         at_full = published[same_model & (published.reduction == "full_depth")]
         reduction = "unpruned" if row.reduction == "full_depth" else row.reduction
         key = (row.our_model, row.our_task)
+        samples_per_second = _lookup(single.samples_per_second, *key, reduction)
         rows.append(
             {
                 "score_at_full_depth": at_full.score.item(),
                 "our_score": _lookup(ours.score, *key, reduction),
                 "our_score_unpruned": _lookup(ours.score, *key, "unpruned"),
                 "our_depth": _lookup(ours.mean_exit_layer, *key, reduction) / layers,
+                "our_seconds": row.samples / samples_per_second,
+                "our_samples_per_second": samples_per_second,
             }
         )
     return pd.concat([published, pd.DataFrame(rows)], axis=1)[REDUCTION_COLUMNS]
@@ -52,6 +59,44 @@ def published_reductions(complete: pd.DataFrame, layers: int) -> pd.DataFrame:
 def _lookup(values: pd.Series, *key: str) -> float:
     """The value with this key; NaN where there is none."""
     return values.get(key, np.nan)
+
+
+def published_main_figure() -> pd.DataFrame:
+    """MEE's main figure as numbers (`statements/main_figure.csv`): a row a task and measure, T5-large.
+
+    `depth` is the mean exit layer as a share of all, NaN where it is not given.
+    """
+    published = pd.read_csv(FOLDER / "main_figure.csv")
+    return published.assign(depth=published.mean_exit_layer / published.layers)
+
+
+def beside_main_figure(times: pd.DataFrame, layers: int) -> pd.DataFrame:
+    """Each published number of MEE's main figure beside ours, as shares of full depth.
+
+    Scores and speeds of different models do not compare, their shares do: `kept`, of the score at full depth;
+    `speed`, samples a second as a multiple of full depth's; `depth`, the mean exit layer.
+
+    Args:
+        times: ours, as `result_tables.read_timings` returns part "published".
+        layers: the depth of our models.
+    """
+    published = published_main_figure()
+    full = published[published.rule == "full_depth"].set_index("task")
+    published = published.assign(
+        published_kept=published.score / published.task.map(full.score),
+        published_speed=published.samples_per_second / published.task.map(full.samples_per_second),
+        published_depth=published.depth,
+    )
+    keys = ["task", "rule", "batch"]
+    columns = [*keys, "published_kept", "published_speed", "published_depth"]
+    at_published_share = (times.min_layer == times.min_layer.min()) | (times.rule == "full_depth")
+    ours = times[at_published_share].assign(depth=times.mean_exit_layer / layers)
+    ours = ours.rename(columns={"retained": "kept"})
+    values = {"kept": "kept", "samples_speed": "speed", "depth": "depth"}
+    wide = ours.pivot(index=keys, columns="decoder", values=list(values))
+    wide.columns = [f"{values[value]}_{decoder}" for value, decoder in wide.columns]
+    order = ours[keys].drop_duplicates()
+    return order.merge(wide.reset_index(), on=keys).merge(published[columns], on=keys, how="left")
 
 
 MEE_LAYERS = 24  # of T5-large, which MEE's Table 1 is about

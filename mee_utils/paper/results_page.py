@@ -12,7 +12,7 @@ import pandas as pd
 from ..common.files import ROOT, complete_file, read_yaml
 from ..study.figures import label
 from .numbers import Numbers, stored_numbers
-from .results_tables import FIGURES, PROFILES, TABLES, StoredTables, with_range
+from .results_tables import FIGURES, PROFILES, SENTENCES, TABLES, StoredTables, with_range
 
 BEGIN = "<!-- numbers: python -m mee_utils results -->"
 END = "<!-- end of numbers -->"
@@ -38,7 +38,8 @@ def readme() -> str:
 def results() -> str:
     """The text of RESULTS.md: every table with a caption, and the list of figures."""
     tables = {field: _table_with_sources(field) for field in TABLES}
-    return _filled("results", figures=_figures(), **tables)
+    sentences = {field: sentence(StoredTables()) for field, sentence in SENTENCES.items()}
+    return _filled("results", figures=_figures(), **sentences, **tables)
 
 
 def findings() -> str:

@@ -318,14 +318,43 @@ def lossless(stored: StoredTables) -> pd.DataFrame:
 
 
 def shapes(stored: StoredTables) -> pd.DataFrame:
-    """The speed of exits in decoders of other sizes."""
-    return wide(stored.shapes_bench(), ["batch", "task", "kind"], "shape", "measured")
+    """The simulated speed of exits in decoders of other sizes; real text first."""
+    rows = stored.shapes_bench()
+    table = wide(rows, [*TASK, "batch", "kind"], "shape", "measured")
+    return table.rename(columns={shape: f"{shape}, simulated" for shape in rows["shape"].unique()})
 
 
 def missed_targets(stored: StoredTables) -> pd.DataFrame:
     """Lines of the benchmark that miss their target."""
     return stored.missed_targets()[["shape", "group", "what", "batch", "measured", "unit", "target"]]
 
+
+def lost_to_int8(stored: StoredTables) -> str:
+    """What our decoder, which has no int8, loses to one that has it, one output at a time."""
+    rows = stored.decoder_bench("full depth").query("what == 'ours' and batch == 1 and dtype == 'float32'")
+    rows = rows[rows.against.str.contains("CTranslate2, int8")]
+    if rows.empty:
+        return "CTranslate2 in int8 was not timed yet: run `make bench`."
+    times = [
+        f"{1 / median:.1f} times ({shape})" for shape, median in rows.set_index("shape")["median"].items()
+    ]
+    faster = "Our decoder has no int8: with it CTranslate2 is so much faster than ours, one output at a time"
+    return f"{faster}: {', '.join(times)}."
+
+
+def not_simulated(stored: StoredTables) -> str:
+    """Of which profiles nothing was played at other sizes yet, and the command that does it."""
+    missing = [profile for profile in PROFILES if profile not in set(stored.shapes_bench().profile)]
+    commands = [f"`{result_tables.bench_command(profile)}`" for profile in missing]
+    if not missing:
+        return ""
+    return f"Not simulated yet: {', '.join(missing)} (run {' and '.join(commands)})."
+
+
+SENTENCES: dict[str, Callable[[StoredTables], str]] = {  # field of results.md -> a sentence with its numbers
+    "lost_to_int8": lost_to_int8,
+    "not_simulated": not_simulated,
+}
 
 TABLES: dict[str, Callable[[StoredTables], pd.DataFrame]] = {  # field of results.md -> its table
     "answer": fastest_at_full_quality,

@@ -92,6 +92,7 @@ def facets(
     width: float = 3.4,
     height: float = 2.9,
     note: str = "",
+    message: str = "",
     **drawing,
 ) -> matplotlib.figure.Figure:
     """A panel for each value of `column`, from left to right, and of `row`, downwards, with one legend below.
@@ -107,6 +108,7 @@ def facets(
         xlabel, ylabel: of every axis; shown at the edges where axes are shared, as `sharex` and `sharey` say.
         width, height: of a panel, in inches.
         note: above the figure, at the right: the profile, and how many examples there are.
+        message: above the figure: what it shows, in a sentence.
     """
     across = list(table[column].unique() if values is None else values)
     down = _values_down(table, row, quantities)
@@ -117,8 +119,7 @@ def facets(
     wide = math.ceil(len(panels) / deep)  # lines of the same length, or the last one shorter
     size = (width * wide, height * deep)
     figure, axes = _empty_panels(len(panels), deep, wide, figsize=size, sharex=sharex, sharey=sharey)
-    if note:
-        figure.text(1.0, 1.01, note, ha="right", va="bottom", fontsize=8, color=GREY)
+    _write_above(figure, message, note)
     for number, (below, value) in enumerate(panels):
         axis = axes[number]
         if number < len(across):
@@ -138,6 +139,14 @@ def facets(
     _hide_shared_names(axes, wide, sharex, sharey)
     legend(figure)
     return figure
+
+
+def _write_above(figure: matplotlib.figure.Figure, message: str, note: str) -> None:
+    if message:
+        in_lines = textwrap.fill(message, int(12 * figure.get_figwidth()))
+        figure.suptitle(in_lines, x=0.01, ha="left", fontsize=12, color=DARK)
+    if note:
+        figure.text(1.0, 1.01, note, ha="right", va="bottom", fontsize=8, color=GREY)
 
 
 def _values_down(table: pd.DataFrame, row: str | None, quantities: Mapping[str, str] | None) -> list:
@@ -324,6 +333,87 @@ def grouped_bars(axis, rows, x: str, y: str, by: str = "model", rotation: float 
     align = {"ha": "right", "rotation_mode": "anchor"} if rotation else {}
     axis.set_xticks(range(len(categories)), names, rotation=rotation, fontsize=9, **align)
     axis.grid(axis="x", visible=False)
+
+
+def name_at_the_side(axis, points: Sequence[tuple[float, float, str]], size: float = 8) -> None:
+    """Names points in a column at the right of a panel, each with a thin line to its point.
+
+    Args:
+        axis: with its final limits; its vertical axis is linear.
+        points: x, y and name of each.
+        size: of the names, in points.
+    """
+    bottom, top = axis.get_ylim()
+    height = axis.get_window_extent().height / axis.figure.dpi * 72  # in points
+    heights = [(y - bottom) / (top - bottom) for _, y, _ in points]  # shares of the panel's height
+    sides = spread(heights, gap=1.25 * size / height)
+    for (x, y, name), side in zip(points, sides, strict=True):
+        axis.annotate(
+            name,
+            xy=(x, y),
+            xytext=(1.04, side),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=size,
+            color=DARK,
+            arrowprops={"arrowstyle": "-", "color": "#aaaaaa", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3},
+            annotation_clip=False,
+        )
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Moves heights apart until neighbours differ by `gap`, in their order, and keeps their middle.
+
+    >>> spread([0.5, 0.5, 0.9], 0.25)
+    [0.375, 0.625, 0.9]
+    """
+    order = sorted(range(len(heights)), key=lambda number: heights[number])
+    groups: list[list[int]] = []  # of numbers whose names touch, from below
+    for number in order:
+        groups.append([number])
+        while len(groups) > 1 and _top_of(groups[-2], heights, gap) + gap > _bottom_of(
+            groups[-1], heights, gap
+        ):
+            last = groups.pop()
+            groups[-1] += last
+    moved = list(heights)
+    for group in groups:
+        for rank, number in enumerate(group):
+            moved[number] = round(_bottom_of(group, heights, gap) + rank * gap, 6)
+    return moved
+
+
+def _bottom_of(group: Sequence[int], heights: Sequence[float], gap: float) -> float:
+    """Where the lowest of a group of names stands that are `gap` apart around their mean height."""
+    mean = sum(heights[number] for number in group) / len(group)
+    return mean - gap * (len(group) - 1) / 2
+
+
+def _top_of(group: Sequence[int], heights: Sequence[float], gap: float) -> float:
+    return _bottom_of(group, heights, gap) + gap * (len(group) - 1)
+
+
+def name_above(axis, points: Sequence[tuple[float, float, str]], size: float = 8, first: float = 10) -> None:
+    """Names points above a panel's data, from left to right ever lower, each with a thin line to its point.
+
+    Args:
+        axis: with its final limits.
+        points: x, y and name of each.
+        size: of the names, in points.
+        first: height of the lowest name above its point, in points.
+    """
+    ordered = sorted(points)
+    for rank, (x, y, name) in enumerate(reversed(ordered)):
+        axis.annotate(
+            name,
+            xy=(x, y),
+            xytext=(0, first + 1.4 * size * rank),
+            textcoords="offset points",
+            fontsize=size,
+            color=DARK,
+            arrowprops={"arrowstyle": "-", "color": "#aaaaaa", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
+            annotation_clip=False,
+        )
 
 
 def _errors(rows: pd.DataFrame, column: str, band: Sequence[str] | None) -> list | None:

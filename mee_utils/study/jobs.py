@@ -15,7 +15,7 @@ from .profiles import Profile
 
 ALL = "all"
 CLASSIFIERS = ("classifiers", "further_classifiers")
-MEASUREMENTS = ("settings", "survey", "fresh", "learning", "published_bugs")
+MEASUREMENTS = ("settings", "survey", "oracle", "fresh", "learning", "published_bugs")
 RETRAININGS = ("seeds", "ablations")
 KINDS = ("model", "trace", *CLASSIFIERS, *MEASUREMENTS, *RETRAININGS, "tables")  # of the command `job`
 
@@ -27,7 +27,7 @@ class Job:
     Kinds:
         trace: the model's own output on a task, for all notebooks.
         classifiers, further_classifiers: exit classifiers of a model, with the first seed or with the others.
-        settings, survey, fresh, learning, published_bugs: measurements (`study.measure`).
+        settings, survey, oracle, fresh, learning, published_bugs: measurements (`study.measure`).
         seeds, ablations: trainings beside the shipped models; `model` names the backbone or the ablation.
     """
 
@@ -45,6 +45,7 @@ class Job:
             "further_classifiers": f"{self.model}-further",
             "settings": f"{self.model}-{self.task}",
             "survey": f"survey-{self.task}",
+            "oracle": f"oracle-{self.task}",
             "seeds": f"seeds-{self.model}-{self.seed}",
             "ablations": f"ablations-{self.model}-{self.seed}",
         }.get(self.kind, self.kind)
@@ -134,6 +135,7 @@ def measurements(profile: Profile) -> list[Job]:
     jobs = [Job("settings", model, task) for model in models for task in profile.corpora]
     if MAIN_MODEL in models:
         jobs += [Job("survey", MAIN_MODEL, task) for task in profile.corpora]
+        jobs += [Job("oracle", MAIN_MODEL, task) for task in profile.corpora]
         endless = [task for task, corpus in profile.corpora.items() if corpus.source == "synthetic"]
         jobs += [Job("fresh", MAIN_MODEL, task) for task in endless[-1:]]
     return [*jobs, Job("learning", MAIN_MODEL), Job("published_bugs", MAIN_MODEL)]

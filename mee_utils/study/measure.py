@@ -7,7 +7,7 @@ data, rule, settings) are not decoded again. `store` puts the tables where noteb
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import pairwise, product, takewhile
 from pathlib import Path
@@ -20,6 +20,7 @@ from ..analysis.calibration import consistency_losses
 from ..analysis.decisions import candidates, overall_ranking
 from ..analysis.statistics import interval
 from ..common.files import complete_file
+from ..exits.measures import ForcedExits
 from ..traces.replay import replay_policy
 from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY
 from .digests import digest_of
@@ -40,6 +41,8 @@ BOUNDS = (
 )
 FRESH_SEED = 101
 LEARNERS = ("hidden", "wide_hidden", "three_hidden", "low_rank_three", "lstm")
+MARGIN_THRESHOLDS = (0.99, 0.97, 0.9, 0.7, 0.5, 0.3)  # that are decoded with copied and with exact states
+ORACLE_DRAFT = 8  # tokens that wait at most where the oracle's exits are verified
 LEAST_SETTINGS = 30  # of a rule on the main model, where it has that many and outputs are not long
 NO_THRESHOLD = float("nan")
 DRAWN = (
@@ -75,7 +78,8 @@ def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) 
     elif job.kind == "published_bugs":
         _write(_bugs(experiment, measure_bugs), path, {})
     else:
-        decoder = FreshDecoder(experiment, job) if job.kind == "fresh" else RuleDecoder(experiment, job)
+        of_kind = {"fresh": FreshDecoder, "oracle": OracleDecoder}
+        decoder = of_kind.get(job.kind, RuleDecoder)(experiment, job)
         _run_rules(decoder, path, None if anew else read_measurements(profile.name, job.name))
     return path
 
@@ -266,6 +270,50 @@ class FreshDecoder(RuleDecoder):
         thresholds = measured.query("part == 'test' and rule == @rule").threshold.unique()
         tables = [self.decode("fresh", rule, threshold) for threshold in thresholds]
         return pd.concat(tables, ignore_index=True)[["rule", "threshold", "loss"]]
+
+
+class OracleDecoder(RuleDecoder):
+    """What limits exits: the main model's test examples with states that are copied, exact, or verified.
+
+    The oracle makes no wrong decision: what it loses is lost to states that exits left behind. The margin,
+    at thresholds beside those that rules are searched for, is decoded with copied and with exact states, so
+    that what its decisions lose stands apart from what its states do. A column `propagation` says which.
+    """
+
+    def __init__(self, experiment, job: Job):
+        super().__init__(experiment, Job("settings", job.model, job.task))
+        self.rules = ["full_depth", "oracle", "softmax_margin"]
+
+    def key(self, rule: str) -> str:
+        """What a rule's table belongs to."""
+        return digest_of([super().key(rule), ORACLE_DRAFT, *MARGIN_THRESHOLDS])
+
+    def measured(self, rule: str) -> pd.DataFrame:
+        """The test examples of a rule at each of its thresholds, with states of each kind."""
+        if rule == "full_depth":
+            return self.full("test")[1].assign(propagation="copy")
+        if rule == "oracle":
+            copied = [self.policy(rule, NO_THRESHOLD)]
+            verified = [self.verified_oracle()]
+        else:
+            copied = [self.policy(rule, threshold) for threshold in MARGIN_THRESHOLDS]
+            verified = []
+        exact = [replace(policy, propagation="parallel") for policy in copied]
+        full_texts, _ = self.full("test")
+        tables = []
+        for policy in [*copied, *exact, *verified]:
+            threshold = NO_THRESHOLD if rule == "oracle" else policy.threshold
+            _, table = self._decoded("test", rule, threshold, policy, full_texts)
+            tables.append(table.assign(propagation=policy.propagation))
+        return pd.concat(tables, ignore_index=True)
+
+    def verified_oracle(self) -> ExitPolicy:
+        """Drafts where the oracle exits with exact states, as a replay of full depth says."""
+        longest = self.settings.max_new_tokens
+        at_full_depth = trace(self.model, self.tasks["test"].inputs, max_new_tokens=longest)
+        exits = replay_policy(at_full_depth, self.policy("oracle", NO_THRESHOLD), self.model)
+        by_output = at_full_depth.by_output(exits.exit_layers(longest))
+        return ExitPolicy(ForcedExits(by_output), propagation="verify", max_draft=ORACLE_DRAFT)
 
 
 def _learning(experiment) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 import json
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from .results import READ, output_root
 
 RETRAINED = "retrained"  # folders of tables, beside those of the notebooks
 MEASURED = "measured"
+ORACLE = "oracle"  # measurements of what limits exits
 BENCH = ROOT / "figures" / "bench"
 MACHINES = "machines.json"
 KEEPS_IT = "keeps it"  # verdicts on a share of the score
@@ -28,13 +29,23 @@ UNDECIDED = "undecided"
 VALUES = ["loss", "score", "flops", "tokens", "layers"]  # of an example
 KEYS = ["task", "model", "rule", "threshold"]
 RANGE = ["lowest", "highest"]
+SAMPLES_RANGE = ["samples_lowest", "samples_highest"]
 SPEEDS = ["batch", "seconds", "samples_per_second", "tokens_per_second", "speed", *RANGE, "samples_speed"]
 OF_RULES = ["batch", "speed", *RANGE, "ranked", "samples_speed"]
+OF_OUTPUTS = [
+    *("metric", "score", "score_low", "score_high", "corpus_score"),
+    *("retained", "retained_low", "retained_high", "mean_exit_layer", "flops_share", "length_share"),
+]
 PARTS = {  # part of the benchmark -> file, what identifies a row, what was measured
     "reductions": ("reductions", ["task", "model", "reduction"], SPEEDS),
     "kept": ("kept", KEYS, OF_RULES),
     "results": ("results", KEYS, OF_RULES),
     "lossless": ("lossless", ["task", "model"], ["batch", "rule", "max_draft", "expected", "speed", *RANGE]),
+    "published": (
+        "published",
+        [*KEYS, "min_layer", "decoder"],
+        [*SPEEDS, "samples_speed", *SAMPLES_RANGE, *OF_OUTPUTS],
+    ),
     "drafts": ("drafts", KEYS, ["batch", "speed", *RANGE]),
     "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
 }
@@ -233,6 +244,8 @@ def read_measured(profile: str, only: str | None = None) -> Measured:
     examples: list[pd.DataFrame] = []
     for name in [Path(file).stem for file in manifest["files"] if "-" in file]:
         model, task = name.split("-")
+        if model == ORACLE:
+            continue
         is_survey = model == "survey"
         model = MAIN_MODEL if is_survey else model
         if only not in (None, model):
@@ -246,6 +259,12 @@ def read_measured(profile: str, only: str | None = None) -> Measured:
     parameters = manifest["parameters"]
     deltas, risk_deltas = tuple(parameters["deltas"]), tuple(parameters["risk_deltas"])
     return Measured(settings, examples, parameters["eps"], deltas, risk_deltas)
+
+
+def read_oracle(profile: str, tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
+    """What `measure.OracleDecoder` stored: task -> its table, of the tasks that have one."""
+    tables = {task: read_measurements(profile, f"{ORACLE}-{task}") for task in tasks}
+    return {task: table for task, table in tables.items() if table is not None}
 
 
 def _settings_of(table: pd.DataFrame) -> Iterator[tuple[str, str, float, pd.DataFrame]]:
@@ -322,6 +341,11 @@ def one_machine(times: pd.DataFrame) -> pd.DataFrame:
     return times[times.processor == counts.idxmax()] if len(times) else times
 
 
+def bench_command(profile: str) -> str:
+    """The command that times a profile."""
+    return "make bench" if profile_name(profile) == "small" else f"make bench PROFILE={profile}"
+
+
 def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascending=True) -> pd.DataFrame:
     """Of each family of rules the first row by a number, for every value of the columns `by`."""
     rows = rows.assign(family=[RULES[rule].family for rule in rows.rule])
@@ -329,13 +353,16 @@ def best_of_families(rows: pd.DataFrame, by: Sequence[str], number: str, ascendi
 
 
 def fastest_by_shape(folder: Path = BENCH) -> pd.DataFrame:
-    """What exits cost in decoders of other sizes: the fastest `kind` for each profile, task, shape and batch.
+    """What exits would cost in decoders of other sizes, simulated: the fastest `kind` of each profile, task,
+    shape and batch; `real` comes first.
 
     A kind is "verified", or unverified exits whose rule sees several layers, or one. No rows: not timed.
     """
     by = ["profile", "task", "shape", "batch", "kind"]
     times = _timed(folder / "shapes.csv", ["processor", "part", "rule", "speed", *RANGE, *by])
-    times = one_machine(times.dropna(subset="task"))
+    times = times.dropna(subset="task")
+    by_profile = [one_machine(rows) for _, rows in times.groupby("profile")]
+    times = pd.concat(by_profile) if by_profile else times
     layers_seen = times.rule.isin(SEVERAL_LAYERS).map({True: "several layers", False: "one layer"})
     unverified = "unverified, " + layers_seen
     times = times.assign(kind=unverified.where(times.part == "lossy shapes", "verified"))

@@ -28,6 +28,7 @@ from ..common.html import shaded, table
 from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED, batches_by_length, check_inputs
 from ..decoding.layerwise import start_and_end_ids
+from ..exits.contrast import entropy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
 from ..models.states import layer_states, output_scale
@@ -454,7 +455,7 @@ def _describe(network, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k:
     return {
         "top_ids": top_ids,
         "top_probabilities": top.values,
-        "entropy": torch.special.entr(probabilities).sum(-1),
+        "entropy": entropy(probabilities),
         "final_probability": final_probability,
         "final_rank": (probabilities > final_probability[..., None]).sum(-1) + 1,
         "token_probability": _probability_of(probabilities, token_ids),

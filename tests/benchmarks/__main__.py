@@ -1,32 +1,54 @@
-"""The command behind `make bench`: all parts, or some (`make bench PART="one decision"`)."""
+"""The command behind `make bench`: all parts, or some (`make bench PART="one decision"`).
+
+What belongs to no profile is timed with profile `small`, unless it is named: `make bench PROFILE=real` times
+the models of `real` alone.
+"""
 
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
+
+import pandas as pd
 
 from mee_utils.__main__ import Parser, profile_options
 from mee_utils.__main__ import main as command
 from mee_utils.common.errors import check_choice
 
 from . import decoder, rules, shapes, tables
+from .workloads import WORKLOADS
+
+PARTS = [*decoder.PARTS, *shapes.PARTS, *rules.PARTS]
+Timed = tuple[
+    pd.DataFrame, str, Sequence[str]
+]  # a table, the name of its file, and what identifies its lines
 
 
 def bench(options) -> None:
     """Times the decoder against its peers, and a profile's exit rules against full depth."""
-    progress = partial(print, flush=True)
-    shape_names = [check_choice("shape", name, decoder.WORKLOADS) for name in options.shape]
-    parts = [*decoder.PARTS, *shapes.PARTS]
-    if not shape_names:
-        parts += rules.PARTS
-    for part in [check_choice("part", name, parts) for name in options.part] or parts:
-        if part in decoder.PARTS:
-            path = tables.save(decoder.run(part, shape_names, options.rounds, progress))
-        elif part in shapes.PARTS:
-            table = shapes.run(part, options.profile, options.data, shape_names, options.rounds, progress)
-            path = tables.save(table, "shapes", shapes.KEYS)
-        else:
-            table = rules.run(part, options.profile, options.data, options.rounds, progress)
-            path = tables.save(table, part, rules.KEYS)
-        print(f"table: {path}")
+    for name in options.shape:
+        check_choice("shape", name, WORKLOADS)
+    for name in options.part:
+        check_choice("part", name, PARTS)
+    for table, name, keys in timed(options):
+        print(f"table: {tables.save(table, name, keys)}")
+
+
+def timed(options) -> Iterator[Timed]:
+    """Times what the options name, size by size, so that a model is made once."""
+    own = [name for name in PARTS if options.profile == "small" or name not in decoder.PARTS]
+    parts = options.part or own
+    for shape in options.shape or WORKLOADS:
+        for part in [name for name in parts if name not in rules.PARTS]:
+            print(f"{shape}: {part}", flush=True)
+            if part in decoder.PARTS:
+                yield decoder.run(part, WORKLOADS[shape], options.rounds), "decoder", decoder.KEYS
+            else:
+                where = (options.profile, options.data, WORKLOADS[shape])
+                yield shapes.run(part, *where, options.rounds), "shapes", shapes.KEYS
+    for part in [name for name in parts if name in rules.PARTS and not options.shape]:
+        progress = partial(print, flush=True)
+        table = rules.run(part, options.profile, options.data, options.rounds, progress)
+        yield table, part, rules.KEYS
 
 
 def main(arguments: list[str] | None = None) -> int:

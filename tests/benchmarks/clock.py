@@ -4,7 +4,7 @@ Every ratio is taken within a round, so that a busy moment of the machine hits a
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from timeit import timeit
 from typing import TypeVar
 
@@ -44,9 +44,11 @@ def seconds_in_turns(
     return pd.DataFrame(take_turns({name: timed(run) for name, run in contenders.items()}, rounds, pause))
 
 
-def summary(rows: list, middle: str) -> pd.DataFrame:
+def summary(rows: Iterable, middle: str) -> pd.DataFrame:
     """Rows with their `values`, a number a round, as `lowest`, `highest` and a median, named `middle`."""
     table = pd.DataFrame(rows)
+    if table.empty:
+        return table
     return table.drop(columns="values").assign(
         **{middle: table["values"].map(np.median)},
         lowest=table["values"].map(np.min),

@@ -15,14 +15,18 @@ from mee_utils.decoding.planning import DraftPlan, plan_drafts
 from mee_utils.exits.classifiers import ExitClassifier
 from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.loading import Model
+from mee_utils.paper.published_bugs import collapsing
 from mee_utils.study.catalogue import BESIDE_SURVEY, MAIN_MODEL, PRUNED, RULES, SURVEY, rule_policies
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import load_tasks, weights_digest
+from mee_utils.study.published_setting import BATCHES as PUBLISHED_BATCHES
+from mee_utils.study.published_setting import CUT, METRICS, policy_of, published_settings
 from mee_utils.study.result_tables import KEEPS_IT, read_manifest, read_measured, read_table
 from mee_utils.study.verdicts import keeping, timed, within_loss
 from mee_utils.tasks.loading import Task
 
 from .clock import take_turns
+from .scores import scores
 
 QUALITY = 0.99  # of the full score: notebook 08's question
 DEMAND = 0.01  # mean consistency loss: notebook 06's
@@ -36,6 +40,8 @@ SPEEDS = (
     "highest",
     "ranked",
     "samples_speed",
+    "samples_lowest",
+    "samples_highest",
 )
 KEYS = ("profile", "task", "model", "batch")  # what identifies lines of a table
 FEW = 16  # examples that are decoded one at a time
@@ -54,6 +60,7 @@ class Setting(NamedTuple):
     max_new_tokens: int
     batches: tuple[int, ...]
     all_inputs: bool = False  # of the task, each in one of `PORTIONS` rounds; else the same in every round
+    metric: str = ""  # by which the timed outputs are scored; needs `all_inputs`
 
 
 def reductions(experiment: Experiment) -> Iterator[Setting]:
@@ -65,7 +72,7 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
     policies = list(rule_policies(forms, settings["threshold"], settings).values())
     labels = pd.DataFrame({"reduction": forms})
     batches = (1, settings["batch_size"])
-    names = [name for name in experiment.backbones if name in set(wanted.model)]
+    names = [name for name in experiment.model_names if name in set(wanted.model)]
     for model in experiment.models(names).values():
         for task in experiment.tasks(settings["limit"]).values():
             yield Setting(model, task, labels, policies, settings["max_new_tokens"], batches)
@@ -96,6 +103,29 @@ def results(experiment: Experiment) -> Iterator[Setting]:
             rows = wanted[(wanted.model == name) & (wanted.task == task.name)]
             labels, policies = labelled_policies(rows, options, classifiers)
             yield Setting(model, task, labels, policies, settings.max_new_tokens, batches)
+
+
+def published(experiment: Experiment) -> Iterator[Setting]:
+    """MEE's main figure (`study.published_setting`) on all test inputs; the timed outputs are scored."""
+    settings = experiment.profile.results
+    (model,) = experiment.models([MAIN_MODEL]).values()
+    labels = published_settings(model.layers)
+    classifiers = trained(experiment, model)
+    policies = []
+    for row in labels.itertuples():
+        policy = policy_of(row, settings.model_dump(), classifiers)
+        policies.append(collapsing(policy, settings.max_new_tokens) if row.decoder == CUT else policy)
+    for task in load_tasks(experiment.profile, "test", settings.test):
+        yield Setting(
+            model,
+            task,
+            labels,
+            policies,
+            settings.max_new_tokens,
+            PUBLISHED_BATCHES,
+            all_inputs=True,
+            metric=METRICS[task.name],
+        )
 
 
 def lossless(experiment: Experiment) -> Iterator[Setting]:
@@ -171,6 +201,7 @@ PARTS: dict[str, Callable[[Experiment], Iterator[Setting]]] = {
     "reductions": reductions,
     "kept": kept,
     "results": results,
+    "published": published,
     "lossless": lossless,
     "drafts": drafts,
 }
@@ -198,28 +229,24 @@ def run(
                 batch=batch,
                 weights=weights_digest(experiment.profile, model.name)[:12],
             )
-            table = labels.reset_index(drop=True).join(speeds(setting, batch, rounds))
-            tables.append(table[[*KEYS, *setting.labels, *SPEEDS, "weights"]])
+            generations = in_turns(setting, batch, rounds)
+            table = labels.reset_index(drop=True).join(speeds(setting, generations))
+            columns = [*KEYS, *setting.labels, *SPEEDS]
+            if setting.metric:
+                outputs = scores(setting.task, setting.metric, generations)
+                table = table.join(outputs)
+                columns += list(outputs)
+            tables.append(table[[*columns, "weights"]])
     return pd.concat(tables, ignore_index=True)
 
 
-def speeds(setting: Setting, batch: int, rounds: int) -> pd.DataFrame:
-    """The policies of a setting against full depth, in single precision; at batch 1 on its first 16 inputs.
+def in_turns(setting: Setting, batch: int, rounds: int) -> list[list[Generation]]:
+    """What full depth and then each policy give in each round, `[round][contender]`, in single precision.
 
-    With all inputs each round has its own, and the policies are ranked by one half of the rounds and reported
-    by the other: the speed of the fastest of many comes from inputs on which it was not chosen.
-
-    Returns:
-        One row a policy, medians over rounds: `seconds`, `samples_per_second`, `tokens_per_second`, `speed`
-        (tokens a second, full depth being 1) with `lowest` and `highest`, `ranked` (the speed that they are
-        ordered by), and `samples_speed` (samples a second likewise: what longer or shorter outputs do to it
-        included).
+    With `all_inputs` each round has its own inputs; else all have the same, at batch 1 the first 16.
     """
     setting.model.network.float()
-    inputs = setting.task.inputs[: FEW if batch == 1 and not setting.all_inputs else None]
-    portions = [inputs] * rounds
-    if setting.all_inputs:
-        portions = [inputs[number::PORTIONS] for number in range(PORTIONS)]
+    portions = portions_of(setting, batch, rounds)
 
     def decoding(policy: ExitPolicy | None):
         def decode(number: int) -> Generation:
@@ -234,15 +261,38 @@ def speeds(setting: Setting, batch: int, rounds: int) -> pd.DataFrame:
         return decode
 
     contenders = {number: decoding(policy) for number, policy in enumerate([None, *setting.policies])}
-    generations = [list(turns.values()) for turns in take_turns(contenders, len(portions))]
+    return [list(turns.values()) for turns in take_turns(contenders, len(portions))]
+
+
+def portions_of(setting: Setting, batch: int, rounds: int) -> list[list[str]]:
+    """The inputs of each round."""
+    inputs = setting.task.inputs
+    if setting.all_inputs:
+        return [inputs[number::PORTIONS] for number in range(min(PORTIONS, len(inputs)))]
+    return [inputs[: FEW if batch == 1 else None]] * rounds
+
+
+def speeds(setting: Setting, generations: list[list[Generation]]) -> pd.DataFrame:
+    """The policies of a setting against full depth, from what `in_turns` returns.
+
+    With all inputs the policies are ranked by one half of the rounds and reported by the other: the speed of
+    the fastest of many comes from inputs on which it was not chosen.
+
+    Returns:
+        One row a policy, medians over rounds: `seconds`, `samples_per_second`, `tokens_per_second`, `speed`
+        (tokens a second, full depth being 1) with `lowest` and `highest`, `ranked` (the speed that they are
+        ordered by), and `samples_speed` (samples a second likewise: what longer or shorter outputs do to it
+        included).
+    """
     seconds = np.array([[generation.seconds for generation in row] for row in generations])  # [round, policy]
     tokens = np.array([[generation.tokens for generation in row] for row in generations])
+    samples = np.array([[len(row[0].texts)] for row in generations])
     rate = tokens[:, 1:] / seconds[:, 1:]  # of the policies, in tokens a second
     full_rate = tokens[:, :1] / seconds[:, :1]
-    samples = np.array([[len(portion)] for portion in portions])
     speed = rate / full_rate
+    samples_speed = seconds[:, :1] / seconds[:, 1:]
     ranked = reported = speed
-    if setting.all_inputs:
+    if setting.all_inputs and len(speed) > 1:
         ranked = speed[::2]
         reported = speed[1::2]
     return pd.DataFrame(
@@ -254,6 +304,8 @@ def speeds(setting: Setting, batch: int, rounds: int) -> pd.DataFrame:
             "lowest": reported.min(axis=0),
             "highest": reported.max(axis=0),
             "ranked": np.median(ranked, axis=0),
-            "samples_speed": np.median(seconds[:, :1] / seconds[:, 1:], axis=0),
+            "samples_speed": np.median(samples_speed, axis=0),
+            "samples_lowest": samples_speed.min(axis=0),
+            "samples_highest": samples_speed.max(axis=0),
         }
     )

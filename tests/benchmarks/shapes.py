@@ -1,15 +1,16 @@
 """`make bench`, third part: what the exits of the trained models would cost in decoders of other sizes.
 
-A decoder of T5's sizes with random weights plays what a trained mini model did: its tokens leave at the same
-relative depth, and the same drafts are right and wrong. Every decision is computed as there, and then not
-listened to. Exits are decided at those layers alone that stand for one of the mini model's. Cost does not
-depend on what the weights are, so this is what a model of that size with such exits would cost.
+A simulation. A decoder of T5's sizes with random weights plays what the trained model of a profile did: its
+tokens exit at the same relative depth, and the same drafts are right and wrong. Every decision is computed as
+there, and then not listened to. Exits are decided at those layers alone that stand for one of the trained
+model's. Cost does not depend on what the weights are, so this is what a model of that size with such exits
+would cost; that it would have such exits is not said.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, lru_cache, partial
+from timeit import timeit
 from typing import NamedTuple
 
 import numpy as np
@@ -18,46 +19,126 @@ import pandas as pd
 from mee_utils.common.errors import MeeError
 from mee_utils.decoding.full_depth import FullDepthStates, encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.generation import bind_policy, generate
-from mee_utils.decoding.planning import MIN_SPEEDUP, SETTINGS_TIMED, default_policies, rank_settings
+from mee_utils.decoding.planning import (
+    MIN_SPEEDUP,
+    Setting,
+    default_policies,
+    find_fastest,
+    promising,
+    rank_settings,
+)
 from mee_utils.decoding.rounds import first_exits
 from mee_utils.decoding.token import on_host
-from mee_utils.decoding.verify import UNSURE, DraftDecoder, Row
+from mee_utils.decoding.verify import DraftDecoder
 from mee_utils.exits.measures import ForcedExits
 from mee_utils.exits.policy import ExitPolicy
-from mee_utils.models.loading import Model
+from mee_utils.models.costs import DecoderSizes
 from mee_utils.study.catalogue import MAIN_MODEL, RULES
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import weights_digest
 from mee_utils.study.result_tables import best_of_families
 
 from .clock import summary
-from .decoder import PAUSE, SEED, WORKLOADS, Bench, Run, around, ctranslate2_peer, untrained_classifiers
+from .decoder import around, untrained_classifiers
 from .rules import BATCHES, certain, drafts_by, trained
+from .workloads import PAUSE, SEED, Bench, Run, Workload, bench_of
 
 KEYS = ("profile", "part", "shape")
 EXAMPLES = 64  # outputs of each task that are played
+TOKENS = {1: 48, 8: 16, 32: 12}  # batch -> tokens that each row plays
+TRIAL_SEED = 1
+CONFIRMING_SEED = 2
+
+
+# ---- what the trained model does
+
+
+class Outputs(NamedTuple):
+    """What the trained model does, `[token]` of each output, in a decoder of `depth` layers."""
+
+    layers: list[np.ndarray]  # at which the token exits or is drafted; the last: neither
+    right: list[np.ndarray]  # whether a draft is the last layer's token
+    depth: int
+
+
+class Trained:
+    """The main model of a profile and what it does on a few examples."""
+
+    def __init__(self, experiment: Experiment):
+        self.experiment = experiment
+        self.settings = experiment.profile.results
+        (self.model,) = experiment.models([MAIN_MODEL]).values()
+        self.model.network.float()
+        self.tasks = experiment.tasks(EXAMPLES)
+
+    @cached_property
+    def kept(self) -> list[tuple[dict, Outputs]]:
+        """The cheapest setting of each family of rules that keeps the score for certain, and its exits."""
+        best = best_of_families(certain(self.experiment.profile.name), ["task"], "flops_share")
+        classifiers = trained(self.experiment, self.model)
+        options = self.settings.model_dump()
+        length = self.settings.max_new_tokens
+        kept = []
+        for row in best.itertuples():
+            policy = RULES[row.rule].policy(row.threshold, options, classifiers)
+            inputs = self.tasks[row.task].inputs
+            exits = generate(self.model, inputs, policy, max_new_tokens=length).exit_layers
+            labels = {"task": row.task, "rule": row.rule, "threshold": row.threshold}
+            labels["depth"] = float(np.concatenate(exits).mean() / self.model.layers)
+            kept.append((labels, Outputs(exits, [exit > 0 for exit in exits], self.model.layers)))
+        return kept
+
+    @cached_property
+    def states(self) -> dict[str, FullDepthStates]:
+        """By task: the states of all tokens at full depth."""
+        length = self.settings.max_new_tokens
+        return {
+            name: full_depth_states(self.model, encode_batches(self.model, task.inputs), length)
+            for name, task in self.tasks.items()
+        }
+
+    def drafts(self, task: str, policy: ExitPolicy) -> Outputs:
+        """The drafts of a policy."""
+        states = self.states[task]
+        replay = replay_states(self.model, states, policy)
+        length = self.settings.max_new_tokens
+        exits = first_exits(replay.bound, replay.confidences, states.sequence, states.position, length)
+        layers = np.array([*replay.bound.decision_layers, self.model.layers])[exits]
+        no_draft = np.full((len(exits), 1), -1)
+        drafted = np.hstack([replay.token_ids, no_draft])[np.arange(len(exits)), exits]
+        ends = np.flatnonzero(np.diff(states.sequence)) + 1
+        right = np.split(drafted == states.final_id, ends)
+        return Outputs(np.split(layers, ends), right, self.model.layers)
+
+
+@lru_cache(maxsize=1)
+def trained_of(profile: str, data: str | None) -> Trained:
+    """What the main model of a profile does; kept for the next size."""
+    return Trained(Experiment(None, profile, data))
+
+
+# ---- played in another decoder
 
 
 class Script(NamedTuple):
-    """What each row of a batch does, `[row, token]`: outputs of the mini model, one after the other."""
+    """What each row of a batch does, `[row, token]`: outputs of the trained model, one after the other."""
 
-    layers: np.ndarray  # of the larger decoder, at which the token leaves or is drafted
+    layers: np.ndarray  # of the other decoder, at which the token exits or is drafted
     right: np.ndarray  # whether the last layer says the same
     ends: np.ndarray  # whether an output ends here, and with it a round
 
     @classmethod
-    def of(cls, bench: Bench, batch: int, layers: list, right: list, depth: int) -> "Script":
-        """From `[token]` of each output, with layers of a decoder of this depth."""
-        order = np.random.default_rng(SEED).permutation(len(layers))
-        ends = [np.arange(len(output)) == len(output) - 1 for output in layers]
+    def of(cls, outputs: Outputs, bench: Bench, size: tuple[int, int], seed: int = SEED) -> "Script":
+        """Outputs in random order, in a batch of `size` rows and tokens."""
+        order = np.random.default_rng(seed).permutation(len(outputs.layers))
+        ends = [np.arange(len(layers)) == len(layers) - 1 for layers in outputs.layers]
 
-        def one_after_the_other(outputs: list) -> np.ndarray:
-            tokens = np.concatenate([outputs[number] for number in order])
-            return np.resize(tokens, (batch, bench.workload.tokens))
+        def one_after_the_other(by_output: list) -> np.ndarray:
+            return np.resize(np.concatenate([by_output[number] for number in order]), size)
 
         return cls(
-            layers=deeper(one_after_the_other(layers), bench, depth),
-            right=one_after_the_other(right),
+            layers=deeper(one_after_the_other(outputs.layers), bench, outputs.depth),
+            right=one_after_the_other(outputs.right),
             ends=one_after_the_other(ends),
         )
 
@@ -68,7 +149,7 @@ def deeper(layers, bench: Bench, depth: int) -> np.ndarray:
 
 
 def played(policy: ExitPolicy, script: Script, bench: Bench, depth: int) -> ExitPolicy:
-    """The policy with all that it computes; where its tokens leave, the script says."""
+    """The policy with all that it computes; where its tokens exit, the script says."""
     if policy.measure.name == "static":
         return replace(policy, min_layer=int(deeper(policy.min_layer, bench, depth)))
     forced = ForcedExits(script.layers)
@@ -89,230 +170,146 @@ def played(policy: ExitPolicy, script: Script, bench: Bench, depth: int) -> Exit
     )
 
 
-class Actor(Row):
-    """A row whose drafts are right where the script says so."""
-
-    right: np.ndarray  # `[token]`
-    vocabulary: int
-
-    def settle(self, predicted: list[int], layers: int, vocabulary: int) -> None:
-        begin = len(self.token_ids)
-        played = [
-            token if draft.token_id == UNSURE else (draft.token_id + (not right)) % vocabulary
-            for draft, token, right in zip(self.drafts, predicted, self.right[begin:], strict=False)
-        ]
-        super().settle(played, layers, vocabulary)
-
-
-class Actors(DraftDecoder):
-    """Verified exits by a script: rounds end where its outputs do."""
+class ScriptedDrafts(DraftDecoder):
+    """Verified exits of a model whose layers agree: drafts are wrong, and rounds end, as the script says."""
 
     def __init__(self, decoder, cache, bound, script: Script):
         super().__init__(decoder, cache, bound, np.arange(len(script.right)))
-        self.rows = [Actor(row.sequence, row.slot, row.last) for row in self.rows]
-        for row, right in zip(self.rows, script.right, strict=True):
-            row.right = right
-        self.ends_at = script.ends
+        self.script = script
+
+    def _drafted_ids(self, state, exits):
+        ids, readout_rows = super()._drafted_ids(state, exits)
+        right = self.script.right[state.sequence[exits], state.position[exits]]
+        return np.where(right, ids, (ids + 1) % self.bound.vocabulary), readout_rows
 
     def _record_drafts(self, rows, state, exits) -> None:
         super()._record_drafts(rows, state, exits)
         for index in state.rows[exits]:
             row = rows[index]
-            row.ready_to_verify |= bool(self.ends_at[row.sequence, row.position - 1])
+            row.ready_to_verify |= bool(self.script.ends[row.sequence, row.position - 1])
 
 
 def verified(bench: Bench, policy: ExitPolicy, script: Script) -> Run:
     """Decoding with verified exits by a script; a call gives the outputs."""
     import torch
 
-    inputs = bench.inputs(len(script.right))
+    rows, tokens = script.right.shape
+    inputs = bench.inputs(rows)
     bound = bind_policy(policy, bench.decoder)
 
     @torch.inference_mode()
     def run():
-        cache = bench.decoder.begin(inputs, bench.workload.tokens)
-        return Actors(bench.decoder, cache, bound, script).decode()
+        cache = bench.decoder.begin(inputs, tokens)
+        return ScriptedDrafts(bench.decoder, cache, bound, script).decode()
 
     return run
 
 
-def assisted_peer(bench: Bench, layers: int) -> Run:
-    """`generate` with its first layers as `assistant_model`, all weights shared. Every draft is right.
+class Drafting(NamedTuple):
+    """A setting of verified exits, and the drafts that it gives in the trained model."""
 
-    What later layers add to the states is set to zero, at no less work: the most that drafting gains there.
-    """
-    import torch
+    setting: Setting
+    drafts: Outputs
 
-    peer = copy.copy(bench)
-    peer.network = copy.deepcopy(bench.network)
-    decoder = peer.network.decoder
-    with torch.no_grad():
-        for attention, cross, feed_forward in (block.layer for block in decoder.block[layers:]):
-            outputs = attention.SelfAttention.o, cross.EncDecAttention.o, feed_forward.DenseReluDense.wo
-            for linear in outputs:
-                linear.weight.zero_()
-    first = copy.copy(decoder)
-    assistant = copy.copy(peer.network)
-    first._modules = {**decoder._modules, "block": decoder.block[:layers]}
-    assistant._modules = {**assistant._modules, "decoder": first}
-    first.config = assistant.config = copy.deepcopy(decoder.config)
-    first.config.num_decoder_layers = layers
-    assistant.generation_config = copy.deepcopy(assistant.generation_config)
-    assistant.generation_config.eos_token_id = None
-    peer.network.generate = partial(peer.network.generate, assistant_model=assistant)
-    return peer.generate(1)
+    def run(self, bench: Bench, batch: int, seed: int = SEED) -> Run:
+        """Plays the drafts in the benchmark's decoder."""
+        script = Script.of(self.drafts, bench, (batch, TOKENS[batch]), seed)
+        return verified(bench, played(self.setting.policy, script, bench, self.drafts.depth), script)
+
+    def labels(self) -> dict:
+        """What the table says of it."""
+        policy = self.setting.policy
+        first, *_ = policy.exit_layers or [policy.min_layer]
+        return {
+            "expected": self.setting.expected,
+            "rule": drafts_by(policy),
+            "threshold": policy.threshold,
+            "max_draft": policy.max_draft,
+            "depth": first / self.drafts.depth,
+            "right": float(np.concatenate(self.drafts.right).mean()),
+        }
 
 
-def lossy(experiment: Experiment, bench: Bench) -> Iterator[dict]:
-    """The cheapest setting of each family of rules that keeps the score for certain, decoded, and played."""
-    settings = experiment.profile.results
-    best = best_of_families(certain(experiment.profile.name), ["task"], "flops_share")
-    (model,) = experiment.models([MAIN_MODEL]).values()
-    model.network.float()
-    classifiers = trained(experiment, model)
+def fastest(bench: Bench, batch: int, settings: list[Drafting]) -> Drafting | None:
+    """The fastest setting in a trial on this size, confirmed on other outputs; None: full depth is faster."""
+
+    def seconds(drafting: Drafting | None, seed: int) -> float:
+        run = drafting.run(bench, batch, seed) if drafting else bench.ours(batch, tokens=TOKENS[batch])
+        return timeit(run, number=1)
+
+    if not settings:
+        return None
+    trial = partial(seconds, seed=TRIAL_SEED)
+    best, speedup = find_fastest(settings, trial, confirming=partial(seconds, seed=CONFIRMING_SEED))
+    return settings[best] if speedup >= MIN_SPEEDUP else None
+
+
+# ---- the parts
+
+
+def lossy(model: Trained, bench: Bench) -> Iterator[dict]:
+    """The cheapest setting of each family of rules that keeps the score for certain, one output at a time."""
     untrained = untrained_classifiers(bench)
-    tasks = experiment.tasks(EXAMPLES)
-    options = settings.model_dump()
-    rows = []
-    runs = {"full depth": bench.ours(1)}
-    for number, row in enumerate(best.itertuples()):
-        rule = RULES[row.rule]
-        inputs = tasks[row.task].inputs
-        policy = rule.policy(row.threshold, options, classifiers)
-        exits = generate(model, inputs, policy, max_new_tokens=settings.max_new_tokens).exit_layers
-        all_right = [np.ones(len(output)) for output in exits]
-        script = Script.of(bench, 1, exits, all_right, model.layers)
-        same_cost = rule.policy(row.threshold, options, untrained)
-        runs[number] = bench.ours(1, played(same_cost, script, bench, model.layers))
-        rows.append(
-            {
-                "task": row.task,
-                "rule": row.rule,
-                "threshold": row.threshold,
-                "depth": float(np.concatenate(exits).mean() / model.layers),
-            }
-        )
+    options = model.settings.model_dump()
+    runs = {"full depth": bench.ours(1, tokens=TOKENS[1])}
+    for number, (labels, outputs) in enumerate(model.kept):
+        policy = RULES[labels["rule"]].policy(labels["threshold"], options, untrained)
+        script = Script.of(outputs, bench, (1, TOKENS[1]))
+        runs[number] = bench.ours(1, played(policy, script, bench, outputs.depth), TOKENS[1])
     bench.take_threads()
     seconds = bench.times(runs)
-    for number, row in enumerate(rows):
-        speed = seconds["full depth"] / seconds[number]
-        yield row | {"batch": 1, "against": "full depth", "values": speed}
+    for number, (labels, _) in enumerate(model.kept):
+        yield labels | {"batch": 1, "values": seconds["full depth"] / seconds[number]}
 
 
-def lossless(experiment: Experiment, bench: Bench) -> Iterator[dict]:
-    """Drafts planned for this size by what the trained models predict and a trial here, and peers."""
-    (model,) = experiment.models([MAIN_MODEL]).values()
-    longest = experiment.profile.results.max_new_tokens
-    promising = {}
-    for name, task in experiment.tasks(EXAMPLES).items():
-        states = full_depth_states(model, encode_batches(model, task.inputs), longest)
-        ranked, _ = rank_settings(model, states, default_policies(), longest, bench.workload.sizes)
-        promising[name] = [
-            (setting, drafts_of(model, states, setting.policy, longest))
-            for setting in ranked[:SETTINGS_TIMED]
-            if setting.expected >= MIN_SPEEDUP
-        ]
+def lossless(model: Trained, bench: Bench) -> Iterator[dict]:
+    """Drafts planned for this size by what the trained model predicts and a trial here; 1 without drafts."""
+    length = model.settings.max_new_tokens
+    settings = {}
+    for task, states in model.states.items():
+        ranked, _ = rank_settings(model.model, states, default_policies(), length, bench.workload.sizes)
+        settings[task] = [Drafting(one, model.drafts(task, one.policy)) for one in promising(ranked)]
     bench.take_threads()
     for batch in BATCHES:
-        peers = {
-            "transformers generate": bench.generate(batch),
-            "CTranslate2": ctranslate2_peer(bench, batch),
-        }
-        if batch == 1:
-            peers["transformers, assistant"] = assisted_peer(bench, max(1, bench.layers // 3))
-        runs = {"full depth": bench.ours(batch)} | peers
-        rows = []
-        for task, settings in promising.items():
-            row = {"task": task, "model": MAIN_MODEL}
-            rows.append(row)
-            fastest = _fastest(bench, batch, settings, model.layers)
-            if fastest is not None:
-                row.update(fastest.row)
-                runs[task] = fastest.run
+        runs = {"full depth": bench.ours(batch, tokens=TOKENS[batch])}
+        rows = {}
+        for task in settings:
+            chosen = fastest(bench, batch, settings[task])
+            rows[task] = {"task": task, "model": MAIN_MODEL, **(chosen.labels() if chosen else {})}
+            if chosen:
+                runs[task] = chosen.run(bench, batch)
         seconds = bench.times(runs, pause=PAUSE)
-        for row in rows:
-            speed = seconds["full depth"] / seconds[row["task"]] if row["task"] in seconds else [1.0]
-            yield row | {"batch": batch, "against": "full depth", "values": speed}
-        for peer in peers:
-            speed = seconds["full depth"] / seconds[peer]
-            yield {"rule": peer, "batch": batch, "against": "full depth", "values": speed}
+        for task, row in rows.items():
+            speed = seconds["full depth"] / seconds[task] if task in runs else [1.0]
+            yield row | {"batch": batch, "values": speed}
 
 
-class Planned(NamedTuple):
-    """The fastest of some settings: its columns in the table, and a run of it."""
-
-    row: dict
-    run: Run
-
-
-def _fastest(bench: Bench, batch: int, settings: list, depth: int) -> Planned | None:
-    """The fastest of `(setting, drafts)` in a trial on this size; None if full depth is faster."""
-    runs = {}
-    for number, (setting, drafts) in enumerate(settings):
-        script = Script.of(bench, batch, drafts.layers, drafts.right, depth)
-        runs[number] = verified(bench, played(setting.policy, script, bench, depth), script)
-    if not runs:
-        return None
-    seconds = bench.times({"full depth": bench.ours(batch)} | runs)
-    speeds = {number: np.median(seconds["full depth"] / seconds[number]) for number in runs}
-    best = max(speeds, key=speeds.get)
-    if speeds[best] < MIN_SPEEDUP:
-        return None
-    setting, drafts = settings[best]
-    policy = setting.policy
-    first, *_ = policy.exit_layers or [policy.min_layer]
-    row = {
-        "expected": setting.expected,
-        "rule": drafts_by(policy),
-        "threshold": policy.threshold,
-        "max_draft": policy.max_draft,
-        "depth": first / depth,
-        "right": float(np.concatenate(drafts.right).mean()),
-    }
-    return Planned(row, runs[best])
+PARTS: dict[str, Callable[[Trained, Bench], Iterator[dict]]] = {
+    "lossy shapes": lossy,
+    "lossless shapes": lossless,
+}
 
 
-class Drafts(NamedTuple):
-    """What the trained model's drafts are, `[token]` of each output."""
+def run(part: str, profile: str, data: str | None, workload: Workload, rounds: int) -> pd.DataFrame:
+    """A row a setting, task and batch of one of `PARTS`: `speed`, `lowest` and `highest`, full depth being 1.
 
-    layers: list[np.ndarray]  # at which the token is drafted; the last: not at all
-    right: list[np.ndarray]  # whether the draft is the last layer's token
-
-
-def drafts_of(model: Model, states: FullDepthStates, policy: ExitPolicy, max_new_tokens: int) -> Drafts:
-    """The drafts of a policy on the outputs of the trained model."""
-    replay = replay_states(model, states, policy)
-    exits = first_exits(replay.bound, replay.confidences, states.sequence, states.position, max_new_tokens)
-    layers = np.array([*replay.bound.decision_layers, model.layers])[exits]
-    drafted = np.hstack([replay.token_ids, np.full((len(exits), 1), -1)])[np.arange(len(exits)), exits]
-    ends = np.flatnonzero(np.diff(states.sequence)) + 1
-    return Drafts(np.split(layers, ends), np.split(drafted == states.final_id, ends))
-
-
-PARTS: dict[str, Callable] = {"lossy shapes": lossy, "lossless shapes": lossless}
-
-
-def run(
-    part: str, profile: str, data: str | None, shapes: list[str], rounds: int, progress: Callable
-) -> pd.DataFrame:
-    """A row a setting, task, shape and batch: `speed`, `lowest` and `highest`, full depth being 1.
+    The shape "mini" stands for the sizes of the profile's own models: how good the simulation is.
 
     Raises:
         MeeError: nothing was measured for this profile.
     """
-    tables = []
-    for shape in shapes or WORKLOADS:
-        experiment = Experiment(None, profile, data)
-        if experiment.layers > WORKLOADS[shape].sizes.layers:
-            few = f"{shape} has fewer layers than the models of {profile}"
-            raise MeeError(f"{few}: time another shape.")
-        progress(f"{shape}: {part}")
-        bench = Bench(WORKLOADS[shape], 3 * rounds if shape == "mini" else rounds)
-        table = summary(PARTS[part](experiment, bench), "speed").assign(
-            profile=experiment.profile.name,
-            part=part,
-            shape=shape,
-            weights=weights_digest(experiment.profile, MAIN_MODEL)[:12],
-        )
-        tables.append(table)
-    return pd.concat(tables, ignore_index=True)
+    model = trained_of(profile, data)
+    config = model.model.network.config
+    if workload.shape == "mini":
+        workload = replace(workload, sizes=DecoderSizes.of(config), d_kv=config.d_kv)
+    if workload.sizes.layers < model.model.layers:
+        few = f"{workload.shape} has fewer layers than the models of {profile}"
+        raise MeeError(f"{few}: time another shape.")
+    bench = bench_of(replace(workload, agreeing=part == "lossless shapes"), rounds)
+    return summary(PARTS[part](model, bench), "speed").assign(
+        against="full depth",
+        profile=model.experiment.profile.name,
+        part=part,
+        shape=workload.shape,
+        weights=weights_digest(model.experiment.profile, MAIN_MODEL)[:12],
+    )

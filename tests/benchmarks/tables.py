@@ -15,7 +15,8 @@ from mee_utils.common.files import complete_file
 from mee_utils.study.result_tables import MACHINES
 from mee_utils.study.results import output_root, processor
 
-from .decoder import PARTS, WORKLOADS
+from .decoder import PARTS
+from .workloads import WORKLOADS
 
 DIGESTS = "digests.json"
 ORDERS = {"shape": list(WORKLOADS), "group": list(PARTS)}  # of lines in a table

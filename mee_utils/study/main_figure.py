@@ -1,0 +1,201 @@
+"""MEE's main figure, drawn: score against speed, a point a measure, with and without the published cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from . import figures
+from .catalogue import CALM_RULES, MEE_RULES
+from .published_setting import BATCHES, CUT, EXACT, METRICS
+
+SHORT_NAMES = {
+    "full_depth": "full depth",
+    "softmax_margin": "softmax margin",
+    "hidden_similarity": "saturation",
+    "hidden": "one state",
+    "rising_top1": "rising top-1",
+    "three_hidden": "three states",
+    "lstm": "LSTM",
+}
+PAPERS = {"CALM's": CALM_RULES, "MEE's": MEE_RULES}
+NOT_PUBLISHED = "the published run scores\nBLEU 0.001 at full depth too:\nanother model's tokenizer"
+
+
+def published_and_ours(times: pd.DataFrame, published: pd.DataFrame, tasks: Sequence[str], note: str = ""):
+    """Score against samples a second: the published numbers above ours, with and without the cut.
+
+    Args:
+        times: ours, as `result_tables.read_timings` returns part "published".
+        published: as `paper.published_numbers.published_main_figure` returns it.
+        tasks: in the order of the panels.
+        note: as in `figures.facets`.
+    """
+    batch, *_ = BATCHES
+    ours = with_rate(times[_at_published_share(times) & (times.batch == batch)], "samples")
+    theirs = published.assign(rate=published.samples_per_second, hollow=False)
+    upper = {task: _published_title(task, published) for task in tasks}
+    lower = {task: f"{figures.label(task)}, ours" for task in tasks}
+    panels = [
+        theirs.assign(panel=theirs.task.map(upper)),
+        ours.assign(panel=ours.task.map(lower), hollow=ours.decoder == CUT),
+    ]
+    return _figure(
+        pd.concat(panels, ignore_index=True),
+        [*upper.values(), *lower.values()],
+        per_line=len(tasks),
+        hollow="ours, with the published cut",
+        xlabel=f"samples a second (batch {batch})",
+        note=note,
+        message=cut_message(times, batch),
+    )
+
+
+def by_batch(times: pd.DataFrame, tasks: Sequence[str], note: str = ""):
+    """Score against tokens a second at each batch size, from both first layers; arguments as above."""
+    exact = with_rate(times[times.decoder == EXACT], "tokens")
+    names = {(task, batch): f"{figures.label(task)}, batch {batch}" for batch in BATCHES for task in tasks}
+    panel = [names[key] for key in zip(exact.task, exact.batch, strict=True)]
+    later = exact.min_layer[~_at_published_share(exact)].max()
+    return _figure(
+        exact.assign(panel=panel, hollow=~_at_published_share(exact)),
+        list(names.values()),
+        per_line=len(tasks),
+        hollow=f"exits from layer {later:g} on, not from {exact.min_layer.min():g}",
+        xlabel="tokens a second",
+        note=note,
+        message=speed_message(times),
+    )
+
+
+def _at_published_share(times: pd.DataFrame) -> pd.Series:
+    """Which rows exit from the published share of the depth on; full depth is among them."""
+    return (times.min_layer == times.min_layer.min()) | (times.rule == "full_depth")
+
+
+def _published_title(task: str, published: pd.DataFrame) -> str:
+    """The title of a panel of published numbers: the corpus, and on what."""
+    datasets = published.dataset[published.task == task]
+    return f"{figures.label(task)}, as published ({datasets.iloc[0] if len(datasets) else 'IWSLT'}, T5-large)"
+
+
+def with_rate(times: pd.DataFrame, unit: str) -> pd.DataFrame:
+    """Rows with `rate`, "samples" or "tokens" a second, and its range over rounds.
+
+    The range is that of the ratio to full depth, which is taken within a round.
+    """
+    ratio = {"samples": ("samples_speed", "samples_"), "tokens": ("speed", "")}
+    speed, prefix = ratio[unit]
+    rate = times[f"{unit}_per_second"]
+    return times.assign(
+        rate=rate,
+        rate_low=rate * times[f"{prefix}lowest"] / times[speed],
+        rate_high=rate * times[f"{prefix}highest"] / times[speed],
+    )
+
+
+def _figure(table: pd.DataFrame, values: Sequence[str], **options):
+    return figures.facets(
+        table,
+        _draw,
+        "panel",
+        values=values,
+        empty=NOT_PUBLISHED,
+        sharex=False,
+        sharey=False,
+        width=4.0,
+        height=2.7,
+        **options,
+    )
+
+
+def _draw(axis, rows, hollow: str) -> None:
+    """One panel: filled points with their names, hollow ones joined to the point of the same rule."""
+    filled = rows[~rows.hollow.astype(bool)]
+    others = rows[rows.hollow.astype(bool)]
+    _draw_points(axis, filled, filled=True)
+    _draw_points(axis, others, filled=False)
+    pairs = filled.merge(others, on="rule", suffixes=("", "_hollow"))
+    for row in pairs.itertuples():
+        style = figures.FAMILIES[row.rule]
+        look = {"color": style.colour, "linewidth": 0.8, "alpha": 0.6, "zorder": 1}
+        axis.plot([row.rate, row.rate_hollow], [row.score, row.score_hollow], **look)
+    if len(others):
+        axis.plot([], [], "o", color=figures.GREY, markerfacecolor="white", label=hollow)
+    axis.set_ylabel(figures.label(rows.metric.iloc[0]))
+    axis.margins(0.08)
+    points = [(row.rate, row.score, SHORT_NAMES[row.rule]) for row in filled.itertuples()]
+    figures.name_at_the_side(axis, points)
+
+
+def _draw_points(axis, rows, filled: bool) -> None:
+    for row in rows.itertuples():
+        style = figures.FAMILIES[row.rule]
+        look = {"fmt": style.marker, "color": style.colour, "elinewidth": 0.7, "markersize": 5.5}
+        if not filled:
+            look["markerfacecolor"] = "white"
+        axis.errorbar(
+            [row.rate],
+            [row.score],
+            xerr=_whiskers(row.rate, getattr(row, "rate_low", None), getattr(row, "rate_high", None)),
+            yerr=_whiskers(row.score, getattr(row, "score_low", None), getattr(row, "score_high", None)),
+            **look,
+        )
+
+
+def _whiskers(value: float, low: float | None, high: float | None) -> list | None:
+    """The lengths of whiskers, none where no range is known."""
+    if low is None or low != low:
+        return None
+    return [[max(value - low, 0)], [max(high - value, 0)]]
+
+
+def cut_message(times: pd.DataFrame, batch: int) -> str:
+    """What the published cut does to the measures of both papers, in a sentence."""
+    kept = mean_retained(times[_at_published_share(times) & (times.batch == batch)])
+    parts = [
+        f"{paper} measures from {kept[paper, EXACT]:.0%} to {kept[paper, CUT]:.0%} of the full score"
+        for paper in PAPERS
+    ]
+    return f"The published decoder's cut takes {', '.join(parts)} (mean of the tasks, batch {batch})"
+
+
+def mean_retained(times: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """(paper, decoder) -> the mean share of the full score that its measures keep."""
+    return {
+        (paper, decoder): times[times.rule.isin(rules) & (times.decoder == decoder)].retained.mean()
+        for paper, rules in PAPERS.items()
+        for decoder in (EXACT, CUT)
+    }
+
+
+def speed_message(times: pd.DataFrame) -> str:
+    """How many of the measures are faster than full depth by the clock, in a sentence."""
+    exact = _measures(times)
+    counts = []
+    for batch in BATCHES:
+        rows = exact[exact.batch == batch]
+        counts.append(f"{(rows.lowest > 1).sum()} of {len(rows)} at batch {batch}")
+    return f"More tokens a second than full depth, in every round: {', '.join(counts)} (measures and tasks)"
+
+
+def _measures(times: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the six measures at the published share of the depth, without the cut."""
+    measured = (times.decoder == EXACT) & (times.rule != "full_depth")
+    return times[measured & _at_published_share(times)]
+
+
+def setting_lines(times: pd.DataFrame) -> Iterator[str]:
+    """Each task and batch in words: what the measures of either paper keep, and how fast they are."""
+    for (task, batch), rows in _measures(times).groupby(["task", "batch"], sort=False):
+        parts = [_in_words(paper, rows[rows.rule.isin(rules)]) for paper, rules in PAPERS.items()]
+        metric = figures.label(METRICS[task])
+        yield f"{figures.label(task)} ({metric}), batch {batch}: {'; '.join(parts)}"
+
+
+def _in_words(paper: str, rows: pd.DataFrame) -> str:
+    kept = f"{rows.retained.min():.0%} to {rows.retained.max():.0%}"
+    tokens = f"{rows.speed.min():.2f} to {rows.speed.max():.2f}"
+    samples = f"{rows.samples_speed.min():.2f} to {rows.samples_speed.max():.2f}"
+    return f"{paper} keep {kept}, tokens a second {tokens} and samples a second {samples} of full depth's"
