@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+import datasets
 import pytest
 from conftest import build_network
 
@@ -151,87 +152,87 @@ def serving(folder, commits=COMMITS):
     server.shutdown()
 
 
+EVALUATE = """
+import json, sys
+import mee_utils
+from mee_utils.study import pins
+for expression in sys.stdin:
+    pins.hub_commit.cache_clear()  # which else answers once in a process
+    try:
+        print(json.dumps(eval(expression)), flush=True)
+    except mee_utils.MeeError as error:
+        print(json.dumps(f"error: {error}"), flush=True)
+"""
+
+
+@contextmanager
+def evaluating(environment, **variables):
+    """Yields what evaluates an expression in a process with these variables, which the hub's clients read once.
+
+    A `MeeError` becomes the text "error: ...".
+    """
+    command = [sys.executable, "-c", EVALUATE]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment | variables, cwd=ROOT, **pipes) as process:
+
+        def evaluate(expression):
+            process.stdin.write(f"{expression}\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield evaluate
+
+
 @pytest.fixture
 def hub(tmp_path):
-    with serving(tmp_path) as (asked, environment):
+    with serving(tmp_path) as (asked, environment), evaluating(environment) as evaluate:
+        yield tmp_path / "hub", asked, evaluate
 
-        def run(code):
-            return subprocess.run(
-                [sys.executable, "-c", code],
-                capture_output=True,
-                text=True,
-                env=environment,
-                cwd=ROOT,
-                check=False,
-            )
 
-        yield tmp_path / "hub", asked, run
+def write_pair(path, french):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"translation": {"en": "Yes", "fr": french}}) + "\n")
 
 
 def test_a_checkpoint_comes_from_the_hub_at_its_revision(hub, tokenizer):
-    root, asked, run = hub
+    root, asked, evaluate = hub
     for revision, seed in (("main", 0), ("v1", 1)):
         build_network("t5", len(tokenizer), seed).save_pretrained(root / "models/someone/mini" / revision)
         tokenizer.save_pretrained(root / "models/someone/mini" / revision)
-    code = (
-        "from mee_utils import load_model; m = load_model('someone/mini', revision={}); "
-        "print(float(m.network.shared.weight.sum()))"
-    )
-    sums = []
-    for revision in ("None", "'v1'"):
-        done = run(code.format(revision))
-        assert done.returncode == 0, done.stderr[-1500:]
-        sums.append(float(done.stdout))
-    expected = [float(build_network("t5", len(tokenizer), seed).shared.weight.sum()) for seed in (0, 1)]
-    assert sums == pytest.approx(expected, rel=1e-4) and any("model.safetensors" in path for path in asked)
+    for revision, seed in ((None, 0), ("v1", 1)):
+        load = f"mee_utils.load_model('someone/mini', revision={revision!r})"
+        weights = evaluate(f"float({load}.network.shared.weight.detach().sum())")
+        expected = build_network("t5", len(tokenizer), seed).shared.weight.detach().sum()
+        assert weights == pytest.approx(float(expected), rel=1e-4)
+    assert any("model.safetensors" in path for path in asked)
 
 
 def test_a_corpus_comes_from_the_hub_at_its_revision(hub):
-    root, _, run = hub
-    for revision, french in (("main", "Oui"), ("v1", "Si")):
-        folder = root / "datasets/someone/pairs" / revision
-        folder.mkdir(parents=True)
-        (folder / "validation.jsonl").write_text(
-            json.dumps({"translation": {"en": "Yes", "fr": french}}) + "\n"
-        )
-    code = (
-        "from mee_utils import load_task; t = load_task('translation', 'someone/pairs', revision={}); "
-        "print(t.inputs, t.targets)"
-    )
-    for revision, french in (("None", "Oui"), ("'v1'", "Si")):
-        done = run(code.format(revision))
-        assert done.returncode == 0, done.stderr[-2500:]
-        assert done.stdout.strip() == f"['translate English to French: Yes'] ['{french}']"
+    root, _, evaluate = hub
+    write_pair(root / "datasets/someone/pairs/main/validation.jsonl", "Oui")
+    write_pair(root / "datasets/someone/pairs/v1/validation.jsonl", "Si")
+    for revision, french in ((None, "Oui"), ("v1", "Si")):
+        load = f"mee_utils.load_task('translation', 'someone/pairs', revision={revision!r})"
+        assert evaluate(f"list({load})") == [["translate English to French: Yes", [french]]]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ("load_model('someone/nothing')", "config.json of someone/nothing cannot be read"),
-        (
-            "load_task('translation', 'someone/nothing')",
-            "is no local file or folder, and the hub did not give",
-        ),
-    ],
-)
-def test_what_the_hub_does_not_have_is_one_line(hub, call, message):
-    _, _, run = hub
-    done = run(
-        f"import mee_utils\nfrom mee_utils import *\ntry:\n    mee_utils.{call}\n"
-        "except MeeError as e:\n    print(e)"
-    )
-    assert message in done.stdout and done.stdout.count("\n") == 1, done.stderr[-1500:]
+def test_a_corpus_that_datasets_saved_comes_from_the_hub(hub):
+    root, _, evaluate = hub
+    datasets.disable_progress_bars()
+    rows = [{"translation": {"en": "Yes", "fr": "Oui"}}, {"translation": {"en": "No", "fr": "Non"}}]
+    saved = datasets.DatasetDict(validation=datasets.Dataset.from_list(rows))
+    saved.save_to_disk(str(root / "datasets/someone/pairs/main"), num_shards={"validation": 2})
+    assert evaluate("mee_utils.load_task('translation', 'someone/pairs').targets") == ["Oui", "Non"]
+    message = evaluate("mee_utils.load_task('translation', 'someone/pairs', 'test').targets")
+    assert message.startswith('error: "someone/pairs" has no file of the split "test"')
 
 
-READ = """
-from mee_utils import MeeError, load_task
-from mee_utils.study.pins import hub_commit
-try:
-    commit = hub_commit("dataset", "someone/pairs", {revision!r})
-    print(commit[0], load_task("translation", "someone/pairs", revision=commit, folder="en-fr").targets)
-except MeeError as error:
-    print(error)
-"""
+def test_what_the_hub_does_not_have_is_one_line(hub):
+    _, _, evaluate = hub
+    message = evaluate("mee_utils.load_model('someone/nothing')")
+    assert "config.json of someone/nothing cannot be read" in message and "\n" not in message
+    message = evaluate("mee_utils.load_task('translation', 'someone/nothing')")
+    assert "is no local file or folder, and the hub did not give" in message and "\n" not in message
 
 
 def test_a_pinned_commit_is_read_again_also_without_the_hub(tmp_path):
@@ -239,49 +240,41 @@ def test_a_pinned_commit_is_read_again_also_without_the_hub(tmp_path):
     b = "b" * 40
     c = "c" * 40
     for commit, french in ((a, "Oui"), (b, "Si")):
-        folder = tmp_path / "hub/datasets/someone/pairs" / commit / "en-fr/validation"
-        folder.mkdir(parents=True)
         for part in ("0000", "0001"):
-            row = {"translation": {"en": "Yes", "fr": f"{french} {part}"}}
-            (folder / f"{part}.jsonl").write_text(json.dumps(row) + "\n")
+            path = f"hub/datasets/someone/pairs/{commit}/en-fr/validation/{part}.jsonl"
+            write_pair(tmp_path / path, f"{french} {part}")
     commits = {"main": a}
-    first = "a ['Oui 0000', 'Oui 0001']"
-    second = "b ['Si 0000', 'Si 0001']"
-    with serving(tmp_path, commits) as (asked, environment):
+    first = ["a", ["Oui 0000", "Oui 0001"]]
+    second = ["b", ["Si 0000", "Si 0001"]]
+    with (
+        serving(tmp_path, commits) as (asked, environment),
+        evaluating(environment) as online,
+        evaluating(environment, HF_HUB_OFFLINE="1") as offline,
+    ):
 
-        def read(revision, **variables):
-            command = [sys.executable, "-c", READ.format(revision=revision)]
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=environment | variables, cwd=ROOT, check=False
-            )
-            assert done.returncode == 0, done.stderr[-2500:]
-            return done.stdout.strip()
+        def read(evaluate, revision):
+            commit = f"(commit := pins.hub_commit('dataset', 'someone/pairs', {revision!r}))[0]"
+            load = "mee_utils.load_task('translation', 'someone/pairs', revision=commit, folder='en-fr')"
+            return evaluate(f"[{commit}, {load}.targets]")
 
-        assert read(None) == read("main") == first
-        assert read(None, HF_HUB_OFFLINE="1") == first  # what the cache last knew
+        assert read(online, None) == read(online, "main") == first
+        assert read(offline, None) == first  # what the cache last knew
         commits["main"] = b
-        assert read(a) == first
+        assert read(online, a) == first
         asked.clear()
-        assert read(a, HF_HUB_OFFLINE="1") == first and asked == []
-        assert "the hub did not give its split" in read(c)
-        assert "the hub did not give its split" in read(
-            b, HF_HUB_OFFLINE="1"
-        )  # another commit is in the cache
-        assert read(None) == read(b) == second
+        assert read(offline, a) == first and asked == []
+        assert "the hub did not give its split" in read(online, c)
+        assert "the hub did not give its split" in read(offline, b)  # another commit is in the cache
+        assert read(online, None) == read(online, b) == second
+        assert read(offline, a) == first and read(offline, b) == second  # both are in the cache
         (part,) = (tmp_path / "cache").rglob(f"{b}/en-fr/validation/0001.jsonl")
         part.unlink()
-        assert "the hub did not give its split" in read(b, HF_HUB_OFFLINE="1")  # half a download is none
+        assert "the hub did not give its split" in read(offline, b)  # half a download is none
 
 
 def test_a_split_in_no_usual_folder_asks_for_the_folder(hub):
-    root, _, run = hub
-    folder = root / "datasets/someone/pairs/main/en-fr"
-    folder.mkdir(parents=True)
-    (folder / "validation.jsonl").write_text('{"translation": {"en": "Yes", "fr": "Oui"}}\n')
-    code = (
-        "from mee_utils import *\ntry:\n    load_task('translation', 'someone/pairs'{})\n"
-        "except MeeError as e:\n    print(e)"
-    )
-    done = run(code.format(""))
-    assert "name the `folder` that has it" in done.stdout and done.stdout.count("\n") == 1, done.stderr
-    assert run(code.format(", folder='en-fr'")).stdout == ""
+    root, _, evaluate = hub
+    write_pair(root / "datasets/someone/pairs/main/en-fr/validation.jsonl", "Oui")
+    message = evaluate("mee_utils.load_task('translation', 'someone/pairs').targets")
+    assert "name the `folder` that has it" in message and "\n" not in message
+    assert evaluate("mee_utils.load_task('translation', 'someone/pairs', folder='en-fr').targets") == ["Oui"]
