@@ -167,7 +167,7 @@ for expression in sys.stdin:
 
 @contextmanager
 def evaluating(environment, **variables):
-    """Yields what evaluates an expression in a process with these variables, which the hub's clients read once.
+    """Yields what evaluates an expression in a process with these variables: clients read them once.
 
     A `MeeError` becomes the text "error: ...".
     """
