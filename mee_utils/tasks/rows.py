@@ -109,7 +109,13 @@ def _saved_rows(folder: Path) -> Iterator[tuple[int, dict]]:
         return  # no rows: `load_from_disk` would fail
     # as Arrow: whatever format it was saved in, and no image or sound beside the texts is decoded
     dataset = load_from_disk(str(folder)).with_format("arrow")
-    yield from _arrow_rows(dataset.iter(batch_size=BATCH))
+    yield from _arrow_rows(_valid(table) for table in dataset.iter(batch_size=BATCH))
+
+
+def _valid(table):
+    """An Arrow table as it is; an error where its file is damaged, which else would end the process."""
+    table.validate(full=True)
+    return table
 
 
 def _arrow_rows(batches: Iterable) -> Iterator[tuple[int, dict]]:
