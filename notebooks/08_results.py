@@ -37,9 +37,11 @@ from mee_utils import Experiment
 from mee_utils.analysis.model_quality import seed_spread
 from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
+from mee_utils.paper.published_numbers import beside_main_figure, published_main_figure
 from mee_utils.paper.statements import BUGS
-from mee_utils.study import figures, result_tables, verdicts
+from mee_utils.study import figures, limits, main_figure, result_tables, verdicts
 from mee_utils.study.catalogue import FAMILY_COLOURS, RULES
+from mee_utils.study.published_setting import EXACT, wanted_timings
 from mee_utils.tasks import TASKS
 
 # %%
@@ -103,6 +105,80 @@ else:
 # %%
 for line in verdicts.answer_lines(kept, answer, tasks, quality, figures.label):
     print(line)
+
+# %% [markdown]
+# ## MEE's main figure, by the clock
+#
+# Six measures at a threshold of 0.9 that falls with the position (temperature 4), on CALM's model: score against
+# samples a second, as published and ours. MEE lets tokens exit from layer 4 of 24 on; ours from the same share of
+# the depth. Hollow points are decoded as MEE's code does it: once a whole batch has exited at a layer, no later
+# token runs deeper. Scores are those of the timed outputs, all test examples, with 95 % intervals over them;
+# times are ranges over rounds. F1 and ROUGE-1 are means over outputs, as BLEU is here (`corpus_score` in the
+# table is BLEU as papers report it). Compare shares of full depth, not the numbers: models, corpora and
+# machines differ.
+
+# %%
+wanted = wanted_timings(experiment.layers, tasks)
+at_published = result_tables.read_timings("published", wanted, name)
+command = f"run make bench PART=published PROFILE={name}" + (" DATA=folder" if name != "small" else "")
+if len(at_published):
+    clock = f"{note}; {at_published.attrs['processor']}"
+    figure = main_figure.published_and_ours(at_published, published_main_figure(), tasks, clock)
+    experiment.save_figure(figure, "main_figure", at_published)
+else:
+    print(f"not timed: {command}")
+
+# %% [markdown]
+# Longer outputs take longer, so samples a second also depend on how much a rule writes; tokens a second do not.
+# The same settings at both batch sizes, without the cut; hollow points exit from layer 4 on.
+
+# %%
+if len(at_published):
+    figure = main_figure.by_batch(at_published, tasks, clock)
+    experiment.save_figure(figure, "main_figure_by_batch", at_published[at_published.decoder == EXACT])
+    for line in main_figure.setting_lines(at_published):
+        print(line)
+
+# %%
+if len(at_published):
+    beside = experiment.save_table(beside_main_figure(at_published, experiment.layers), "beside_published")
+    display(beside.replace({"task": figures.LABELS}).round(2))
+
+# %% [markdown]
+# ## What limits exits: decisions or states?
+#
+# The oracle exits at the first layer from which on the prediction is the last layer's, so that it makes no wrong
+# decision. It is decoded three ways. With *copied states* (CALM, MEE) a skipped layer takes its keys and values
+# from the exit state: what the oracle loses is lost to states that were never computed. With *exact states*
+# (FREE's parallel pass) a later token that goes deeper takes the waiting ones along; *verified*, exits are drafts
+# that the last layer checks: the output is that of full depth, and every layer is run. The margin is the best of
+# its settings over all vocabulary entries or a few; bands and whiskers are 95 % intervals over outputs.
+
+# %%
+oracle_tables = result_tables.read_oracle(name, tasks)
+if oracle_tables:
+    oracle = limits.decoded_oracle(oracle_tables)
+    curves = limits.limit_curves(stored, main, oracle)
+    equal_flops = limits.limits_at_equal_flops(stored, main, oracle)
+    headline = limits.message(equal_flops)
+    figure = limits.limits_figure(curves, list(oracle_tables), headline, note)
+    experiment.save_figure(figure, "limits", curves)
+    experiment.save_table(equal_flops, "limits_at_equal_flops")
+    for line in limits.limit_lines(equal_flops, figures.label):
+        print(line)
+else:
+    print(f"the oracle was not decoded with exact states: run make measure PROFILE={name}")
+
+# %% [markdown]
+# The margin's own loss, split: decoded with exact states it loses by wrong decisions alone; copied states add
+# the rest.
+
+# %%
+if oracle_tables:
+    losses = experiment.save_table(limits.split_losses(oracle), "margin_losses")
+    for line in limits.split_lines(losses, 0.9, figures.label):
+        print(line)
+    display(losses.replace({"task": figures.LABELS}).round(3))
 
 # %% [markdown]
 # ## Score against FLOPs: every rule, task and model

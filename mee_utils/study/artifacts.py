@@ -57,13 +57,18 @@ def stored_trace(
 
 
 def train_classifiers(
-    profile: Profile, models: Collection[str] = (), seeds: Collection[int] = ()
+    profile: Profile,
+    models: Collection[str] = (),
+    seeds: Collection[int] = (),
+    variants: Collection[str] = (),
 ) -> dict[ClassifierJob, Path]:
-    """Takes or trains what is missing of a profile's classifiers, of all or some `models` and `seeds`."""
+    """Takes or trains what is missing of the classifiers, of all or some models, seeds and variants."""
     wanted = [
         job
         for job in classifier_jobs(profile)
-        if (not models or job.model in models) and (not seeds or job.seed in seeds)
+        if (not models or job.model in models)
+        and (not seeds or job.seed in seeds)
+        and (not variants or job.variant in variants)
     ]
     if not wanted:
         return {}

@@ -112,10 +112,15 @@ class Experiment:
         traced = stored_trace(self.profile, model, task, limit, max_new_tokens)
         return traced.first(limit) if limit else traced
 
-    def classifiers(self, models: dict[str, Model], seeds=(), survey: bool = False) -> dict[tuple, list]:
-        """(model, variant, target) -> classifiers, one a seed; trains missing ones. The survey's if asked."""
+    def classifiers(
+        self, models: dict[str, Model], seeds=(), survey: bool = False, variants: Sequence[str] = ()
+    ) -> dict[tuple, list]:
+        """(model, variant, target) -> classifiers, one a seed; trains missing ones. The survey's if asked.
+
+        `variants` are the rules whose classifiers are wanted, if not all.
+        """
         groups: dict = {}
-        for job, path in train_classifiers(self.profile, models, seeds).items():
+        for job, path in train_classifiers(self.profile, models, seeds, variants).items():
             if job.variant in SURVEY_VARIANTS and not survey:
                 continue
             classifier = load_classifier(path, models[job.model])

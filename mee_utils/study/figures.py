@@ -346,7 +346,7 @@ def name_at_the_side(axis, points: Sequence[tuple[float, float, str]], size: flo
     bottom, top = axis.get_ylim()
     height = axis.get_window_extent().height / axis.figure.dpi * 72  # in points
     heights = [(y - bottom) / (top - bottom) for _, y, _ in points]  # shares of the panel's height
-    sides = spread(heights, gap=1.25 * size / height)
+    sides = spread(heights, gap=1.6 * size / height)
     for (x, y, name), side in zip(points, sides, strict=True):
         axis.annotate(
             name,

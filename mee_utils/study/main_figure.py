@@ -19,6 +19,15 @@ SHORT_NAMES = {
     "three_hidden": "three states",
     "lstm": "LSTM",
 }
+MARKERS = {  # that can be hollow
+    "full_depth": "+",
+    "softmax_margin": "o",
+    "hidden_similarity": "s",
+    "hidden": "D",
+    "rising_top1": "^",
+    "three_hidden": "v",
+    "lstm": "P",
+}
 PAPERS = {"CALM's": CALM_RULES, "MEE's": MEE_RULES}
 NOT_PUBLISHED = "the published run scores\nBLEU 0.001 at full depth too:\nanother model's tokenizer"
 
@@ -75,9 +84,9 @@ def _at_published_share(times: pd.DataFrame) -> pd.Series:
 
 
 def _published_title(task: str, published: pd.DataFrame) -> str:
-    """The title of a panel of published numbers: the corpus, and on what."""
+    """The title of a panel of published numbers: the corpus and the model."""
     datasets = published.dataset[published.task == task]
-    return f"{figures.label(task)}, as published ({datasets.iloc[0] if len(datasets) else 'IWSLT'}, T5-large)"
+    return f"{datasets.iloc[0] if len(datasets) else figures.label(task)}, T5-large, as published"
 
 
 def with_rate(times: pd.DataFrame, unit: str) -> pd.DataFrame:
@@ -105,7 +114,7 @@ def _figure(table: pd.DataFrame, values: Sequence[str], **options):
         sharex=False,
         sharey=False,
         width=4.0,
-        height=2.7,
+        height=3.0,
         **options,
     )
 
@@ -131,8 +140,8 @@ def _draw(axis, rows, hollow: str) -> None:
 
 def _draw_points(axis, rows, filled: bool) -> None:
     for row in rows.itertuples():
-        style = figures.FAMILIES[row.rule]
-        look = {"fmt": style.marker, "color": style.colour, "elinewidth": 0.7, "markersize": 5.5}
+        colour = figures.FAMILIES[row.rule].colour
+        look = {"fmt": MARKERS[row.rule], "color": colour, "elinewidth": 0.7, "markersize": 5.5}
         if not filled:
             look["markerfacecolor"] = "white"
         axis.errorbar(
@@ -154,11 +163,8 @@ def _whiskers(value: float, low: float | None, high: float | None) -> list | Non
 def cut_message(times: pd.DataFrame, batch: int) -> str:
     """What the published cut does to the measures of both papers, in a sentence."""
     kept = mean_retained(times[_at_published_share(times) & (times.batch == batch)])
-    parts = [
-        f"{paper} measures from {kept[paper, EXACT]:.0%} to {kept[paper, CUT]:.0%} of the full score"
-        for paper in PAPERS
-    ]
-    return f"The published decoder's cut takes {', '.join(parts)} (mean of the tasks, batch {batch})"
+    parts = [f"{paper} measures from {kept[paper, EXACT]:.0%} to {kept[paper, CUT]:.0%}" for paper in PAPERS]
+    return f"The published decoder's cut takes {', '.join(parts)} of the full score (mean, batch {batch})"
 
 
 def mean_retained(times: pd.DataFrame) -> dict[tuple[str, str], float]:

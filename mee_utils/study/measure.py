@@ -284,6 +284,9 @@ class OracleDecoder(RuleDecoder):
         super().__init__(experiment, Job("settings", job.model, job.task))
         self.rules = ["full_depth", "oracle", "softmax_margin"]
 
+    def _load_classifiers(self) -> dict:
+        return {}  # none of its rules has one
+
     def key(self, rule: str) -> str:
         """What a rule's table belongs to."""
         return digest_of([super().key(rule), ORACLE_DRAFT, *MARGIN_THRESHOLDS])

@@ -3,7 +3,7 @@
 Decoding is timed as users run it: in single precision, alone and in batches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from mee_utils.study.catalogue import BESIDE_SURVEY, MAIN_MODEL, PRUNED, RULES, 
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import load_tasks, weights_digest
 from mee_utils.study.published_setting import BATCHES as PUBLISHED_BATCHES
-from mee_utils.study.published_setting import CUT, METRICS, policy_of, published_settings
+from mee_utils.study.published_setting import CUT, METRICS, RULES_COMPARED, policy_of, published_settings
 from mee_utils.study.result_tables import KEEPS_IT, read_manifest, read_measured, read_table
 from mee_utils.study.verdicts import keeping, timed, within_loss
 from mee_utils.tasks.loading import Task
@@ -110,7 +110,7 @@ def published(experiment: Experiment) -> Iterator[Setting]:
     settings = experiment.profile.results
     (model,) = experiment.models([MAIN_MODEL]).values()
     labels = published_settings(model.layers)
-    classifiers = trained(experiment, model)
+    classifiers = trained(experiment, model, RULES_COMPARED)
     policies = []
     for row in labels.itertuples():
         policy = policy_of(row, settings.model_dump(), classifiers)
@@ -186,9 +186,9 @@ def labelled_policies(
     return labels, policies
 
 
-def trained(experiment: Experiment, model: Model) -> dict[str, ExitClassifier]:
-    """The first of a model's exit classifiers for each rule, as published and in single precision."""
-    by_rule = experiment.classifiers({model.name: model}, seeds=[0], survey=True)
+def trained(experiment: Experiment, model: Model, variants: Sequence[str] = ()) -> dict[str, ExitClassifier]:
+    """The first of a model's exit classifiers for each rule or for some, in single precision."""
+    by_rule = experiment.classifiers({model.name: model}, seeds=[0], survey=True, variants=variants)
     return {rule: one.float() for (_, rule, target), (one,) in by_rule.items() if target == "consistency"}
 
 
