@@ -137,7 +137,7 @@ def test_a_line_belongs_to_a_machine(tmp_path, monkeypatch):
 
     def save(shape, speed):
         columns = {"shape": [shape], "group": ["full depth"], "median": [speed], "against": [""]}
-        path = tables.save(pd.DataFrame(columns))
+        path = tables.save(pd.DataFrame(columns), "decoder", decoder.KEYS)
         return [line.split(",")[:2] + line.split(",")[3:4] for line in path.read_text().splitlines()[1:]]
 
     assert save("t5-base", 1.23456) == [["A", "t5-base", "1.235"]]
@@ -251,7 +251,7 @@ def test_contenders_take_turns_and_a_first_round_warms_up():
         return run
 
     rounds = take_turns({"a": contender("a"), "b": contender("b")}, 2)
-    assert calls == [("a", 0), ("b", 0), ("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert calls == [("a", -1), ("b", -1), ("a", 0), ("b", 0), ("a", 1), ("b", 1)]
     assert rounds == [{"a": 3, "b": 4}, {"a": 5, "b": 6}]
 
 
@@ -297,8 +297,45 @@ def test_the_speed_of_the_fastest_comes_from_inputs_on_which_it_was_not_chosen(m
     model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
     setting = rules.Setting(model, SimpleNamespace(inputs=list(range(30))), None, ["policy"], 8, (1,), True)
     found = rules.speeds(setting, rules.in_turns(setting, 1, 3)).iloc[0]
-    assert sorted(given[3:]) == list(range(30)) and given[:3] == given[3:6] == [0, 10, 20]  # a warm-up first
+    assert sorted(given[2:]) == list(range(30)) and given[:2] == [0, 10]  # a warm-up first
     assert (found.ranked, found.speed, found.lowest, found.highest) == (4, 2, 2, 2)
+
+
+def test_full_depth_is_not_timed_against_itself(monkeypatch):
+    """Where a plan drafts nothing, a row below 1 would be noise of the machine."""
+    seconds = iter([9, 9, 1.0, 0.5, 3.0, 1.0])
+
+    def out(*_, **__):
+        return SimpleNamespace(seconds=next(seconds), tokens=10, texts=["a"] * 4)
+
+    monkeypatch.setattr(rules, "generate", out)
+    model = SimpleNamespace(network=SimpleNamespace(float=lambda: None))
+    task = SimpleNamespace(inputs=["a"] * 4)
+    setting = rules.Setting(model, task, None, [None, "policy", None], 8, (8,))
+    found = rules.speeds(setting, rules.in_turns(setting, 8, 2))
+    assert found.speed.tolist() == [1.0, 2.5, 1.0] and found.seconds.tolist() == [2.0, 0.75, 2.0]
+    assert found.lowest[0] == found.highest[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("batch", "all_inputs", "metric", "expected"),
+    [
+        (1, False, "", [16] * 3),
+        (8, False, "", [64] * 3),
+        (50, False, "", [50] * 3),
+        (100, False, "", [100] * 3),
+        (1, True, "", [20] * 10),
+        (100, True, "", [50] * 10),
+        (1, True, "bleu", [50] * 10),
+    ],
+)
+def test_a_round_has_whole_batches_or_few_inputs_one_at_a_time(batch, all_inputs, metric, expected):
+    task = SimpleNamespace(inputs=list(range(500)))
+    setting = rules.Setting(None, task, None, [], 8, (batch,), all_inputs, metric)
+    portions = rules.portions_of(setting, batch, 3)
+    assert list(map(len, portions)) == expected
+    if all_inputs:
+        assert len(set().union(*portions)) == sum(expected), "each round has its own"
 
 
 # ---- exits of the trained models in decoders of other sizes

@@ -21,11 +21,11 @@ def take_turns(
 
     Args:
         contenders: functions of the number of the round, from 0.
-        rounds: how many; one more comes first, to warm up, with the number 0, and is dropped.
+        rounds: how many; one more comes first, to warm up, with the number -1, and is dropped.
         pause: seconds between contenders, for those whose threads go on spinning for a while.
     """
     results = []
-    for number in [0, *range(rounds)]:
+    for number in range(-1, rounds):
         results.append({})
         for name, run in contenders.items():
             time.sleep(pause)

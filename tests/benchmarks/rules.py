@@ -5,6 +5,7 @@ Decoding is timed as users run it: in single precision, alone and in batches.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +45,11 @@ SPEEDS = (
     "samples_highest",
 )
 KEYS = ("profile", "task", "model", "batch")  # what identifies lines of a table
-FEW = 16  # examples that are decoded one at a time
+FEW = 16  # inputs that are decoded one at a time
+SOME = 64  # inputs that are decoded in batches, at least one batch
 PORTIONS = 10  # rounds of what is timed on all inputs
+ALONE = 20  # inputs of a portion that are decoded one at a time, where outputs are not scored
+WARM_UP = 2  # inputs that are decoded before the first round
 BATCHES = (1, 8, 32)  # of lossless exits
 PLANNED = ("rule", "min_layer", "exit_layers", "threshold", "max_draft")
 
@@ -59,7 +63,7 @@ class Setting(NamedTuple):
     policies: list[ExitPolicy | None]
     max_new_tokens: int
     batches: tuple[int, ...]
-    all_inputs: bool = False  # of the task, each in one of `PORTIONS` rounds; else the same in every round
+    all_inputs: bool = False  # each round has its own; else the same few in every round
     metric: str = ""  # by which the timed outputs are scored; needs `all_inputs`
 
 
@@ -79,7 +83,7 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
 
 
 def kept(experiment: Experiment) -> Iterator[Setting]:
-    """The setting of each rule that keeps the score for certain, on all test inputs: notebook 08's answer."""
+    """The setting of each rule that keeps the score for certain, on test inputs: notebook 08's answer."""
     settings = experiment.profile.results
     rows = certain(experiment.profile.name)
     batches = (1, settings.batch_size)
@@ -171,6 +175,7 @@ def drafts(experiment: Experiment) -> Iterator[Setting]:
         yield Setting(model, task, labels, policies, settings.max_new_tokens, (1,))
 
 
+@cache
 def certain(profile: str) -> pd.DataFrame:
     """The last setting of each rule that keeps `QUALITY` for certain, if that saves FLOPs."""
     rows = keeping(read_measured(profile), MAIN_MODEL, QUALITY)
@@ -243,33 +248,43 @@ def run(
 def in_turns(setting: Setting, batch: int, rounds: int) -> list[list[Generation]]:
     """What full depth and then each policy give in each round, `[round][contender]`, in single precision.
 
-    With `all_inputs` each round has its own inputs; else all have the same, at batch 1 the first 16.
+    A policy of None is full depth itself, and not timed twice.
     """
     setting.model.network.float()
     portions = portions_of(setting, batch, rounds)
 
     def decoding(policy: ExitPolicy | None):
         def decode(number: int) -> Generation:
+            inputs = portions[number] if number >= 0 else portions[0][:WARM_UP]
             return generate(
-                setting.model,
-                portions[number],
-                policy,
-                max_new_tokens=setting.max_new_tokens,
-                batch_size=batch,
+                setting.model, inputs, policy, max_new_tokens=setting.max_new_tokens, batch_size=batch
             )
 
         return decode
 
-    contenders = {number: decoding(policy) for number, policy in enumerate([None, *setting.policies])}
-    return [list(turns.values()) for turns in take_turns(contenders, len(portions))]
+    contenders = {0: decoding(None)}
+    for number, policy in enumerate(setting.policies, start=1):
+        if policy is not None:
+            contenders[number] = decoding(policy)
+    numbers = range(1 + len(setting.policies))
+    return [
+        [turns.get(number, turns[0]) for number in numbers] for turns in take_turns(contenders, len(portions))
+    ]
 
 
 def portions_of(setting: Setting, batch: int, rounds: int) -> list[list[str]]:
-    """The inputs of each round."""
+    """The inputs of each round.
+
+    With `all_inputs` each round has its own: a tenth of all, or one at a time 20 of that tenth, unless the
+    outputs are scored. Else all rounds have the same: 16 one at a time, 64 in batches, or one batch.
+    """
     inputs = setting.task.inputs
+    alone = batch == 1
     if setting.all_inputs:
-        return [inputs[number::PORTIONS] for number in range(min(PORTIONS, len(inputs)))]
-    return [inputs[: FEW if batch == 1 else None]] * rounds
+        most = ALONE if alone and not setting.metric else None
+        return [inputs[number::PORTIONS][:most] for number in range(min(PORTIONS, len(inputs)))]
+    most = FEW if alone else max(1, SOME // batch) * batch
+    return [inputs[:most]] * rounds
 
 
 def speeds(setting: Setting, generations: list[list[Generation]]) -> pd.DataFrame:

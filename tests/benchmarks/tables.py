@@ -9,6 +9,7 @@ from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from mee_utils.common.files import complete_file
@@ -20,9 +21,10 @@ from .workloads import WORKLOADS
 
 DIGESTS = "digests.json"
 ORDERS = {"shape": list(WORKLOADS), "group": list(PARTS)}  # of lines in a table
+THRESHOLD_DIGITS = 10  # of other numbers four
 
 
-def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("shape", "group")) -> Path:
+def save(table: pd.DataFrame, name: str, keys: Sequence[str]) -> Path:
     """Writes a table as CSV; its first column is the processor, and `machines.json` says more of each.
 
     What was not timed now (by `keys`) is kept: all of other machines, and of this one with the same versions.
@@ -30,23 +32,20 @@ def save(table: pd.DataFrame, name: str = "decoder", keys: Sequence[str] = ("sha
     """
     folder = output_root() / "bench"
     path = folder / f"{name}.csv"
-    machines = _read_json(folder / MACHINES)
-    digests = _read_json(folder / DIGESTS).get("files", {})
-    keys = ["processor", *keys]
     machine = _machine()
-    processor_name = machine.pop("processor")
+    machines = _read_json(folder / MACHINES)
     others = machines.get(name, {})
-    before = others.pop(processor_name, {})
-    # its stored lines may be kept
+    before = others.pop(machine["processor"], {})
+    # without this peer its stored lines may be kept
     machine["ctranslate2"] = machine["ctranslate2"] or before.get("ctranslate2")
-    same_versions = bool(before) and all(before.get(key) in (None, value) for key, value in machine.items())
-    machines[name] = {processor_name: machine} | others  # what was timed last comes first
-    table = table.assign(processor=processor_name)[["processor", *table.columns]]
+    table = _as_text(table.assign(processor=machine["processor"]))
     if path.exists():
-        stored = pd.read_csv(path, keep_default_na=False)
-        table = _with_stored(table, stored, keys, same_versions)
-        table = _sorted(table, keys, processors=list(machines[name]))
-    text = _rounded(table).to_csv(index=False, float_format="%.4g", lineterminator="\n")
+        table = _with_stored(table, path, keys, _same_versions(machine, before))
+    description = {key: value for key, value in machine.items() if key != "processor"}
+    machines[name] = {machine["processor"]: description} | others  # what was timed last comes first
+    columns = ["processor", *(column for column in table if column != "processor")]
+    text = _sorted(table[columns], keys, list(machines[name])).to_csv(index=False, lineterminator="\n")
+    digests = _read_json(folder / DIGESTS).get("files", {})
     digests[path.name] = sha256(text.encode()).hexdigest()
     texts = {
         path: text,
@@ -63,43 +62,46 @@ def _read_json(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _with_stored(
-    table: pd.DataFrame, stored: pd.DataFrame, keys: list[str], same_versions: bool
-) -> pd.DataFrame:
+def _as_text(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with every value as it is stored."""
+
+    def text(value, digits: int) -> str:
+        if pd.isna(value):
+            return ""
+        return f"{value:.{digits}g}" if isinstance(value, float | np.floating) else str(value)
+
+    columns = {}
+    for name in table:
+        digits = THRESHOLD_DIGITS if name == "threshold" else 4
+        columns[name] = [text(value, digits) for value in table[name]]
+    return pd.DataFrame(columns, dtype=str)
+
+
+def _same_versions(machine: dict, before: dict) -> bool:
+    """Whether a machine is as it was described before, as far as it was."""
+    return bool(before) and all(before.get(key) in (None, value) for key, value in machine.items())
+
+
+def _with_stored(table: pd.DataFrame, path: Path, keys: Sequence[str], same_versions: bool) -> pd.DataFrame:
     """The lines timed now, and those stored that they do not replace."""
-    replaced = stored.set_index(keys).index.isin(table.set_index(keys).index)
-    if not same_versions:
-        replaced = stored.processor == table.processor.iloc[0]
-    return pd.concat([table, stored[~replaced]], ignore_index=True)
+    stored = pd.read_csv(path, dtype=str, keep_default_na=False)
+    keys = ["processor", *keys]
+    replaced = stored.processor.isin(table.processor)
+    if same_versions:
+        replaced = stored.set_index(keys).index.isin(table.set_index(keys).index)
+    return pd.concat([table, stored[~replaced]], ignore_index=True).fillna("")
 
 
-def _sorted(table: pd.DataFrame, keys: list[str], processors: list[str]) -> pd.DataFrame:
+def _sorted(table: pd.DataFrame, keys: Sequence[str], processors: list[str]) -> pd.DataFrame:
     """Lines in the order of their keys: sizes and parts as they are defined, processors as given."""
     orders = ORDERS | {"processor": processors}
 
     def rank(column: pd.Series) -> pd.Series:
         if column.name not in orders:
-            return column
+            return pd.to_numeric(column) if column.name == "batch" else column
         return column.map({value: index for index, value in enumerate(orders[column.name])})
 
-    return table.sort_values(keys, key=rank, kind="stable")
-
-
-def _rounded(table: pd.DataFrame) -> pd.DataFrame:
-    """Floats that stand in columns beside empty cells with four digits, thresholds with ten."""
-
-    def four_digits(value):
-        return f"{value:.4g}" if isinstance(value, float) and value == value else value
-
-    def ten_digits(level):
-        return f"{float(level):.10g}" if level != "" else level
-
-    table = table.copy()
-    if "threshold" in table:
-        table["threshold"] = table.threshold.map(ten_digits, na_action="ignore")
-    for name in table.select_dtypes(object, exclude="str"):
-        table[name] = table[name].map(four_digits)
-    return table
+    return table.sort_values(["processor", *keys], key=rank, kind="stable")
 
 
 def _machine() -> dict:
