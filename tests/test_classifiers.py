@@ -13,7 +13,8 @@ from mee_utils.exits.measures import TRAINED
 from mee_utils.traces.classifier_training import targets, train_classifier
 from mee_utils.traces.replay import StoredStates
 
-KINDS = [kind for kind in TRAINED if kind not in SIZED]  # those that give the log-odds of "exit"
+# those that give the log-odds of "exit" from states alone
+KINDS = [kind for kind in TRAINED if kind not in SIZED and kind != "history_classifier"]
 REFERENCES = ["Rome", "La maison rouge", "A meeting.", "quatre", "Bob.", "Bob", "la rivière"]
 
 

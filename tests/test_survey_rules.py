@@ -36,7 +36,7 @@ from mee_utils.analysis.calibration import consistency_losses
 from mee_utils.analysis.decisions import candidates, thresholds_for
 from mee_utils.common.files import PACKAGE, read_yaml
 from mee_utils.decoding.layerwise import decoder_of
-from mee_utils.exits.classifiers import SIZED, new_classifier
+from mee_utils.exits.classifiers import FEATURES, SIZED, new_classifier
 from mee_utils.exits.measures import ConfidenceWindow, PatientEntropy, Vote
 from mee_utils.exits.thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 from mee_utils.study import catalogue
@@ -45,7 +45,7 @@ from mee_utils.traces.replay import StoredStates, replay_policy
 
 LAYERS = 6
 ARMS = (0.02, 0.1, 0.3)
-TRAINED = ("learning_to_exit", "q_exit", "ztw", "past_future", "token_hash")
+TRAINED = ("learning_to_exit", "q_exit", "ztw", "past_future", "token_hash", "history_classifier")
 RULES = {
     "entropy": {},
     "patience": {},
@@ -228,6 +228,45 @@ def token_hash_of_one(decision):
     return decision.measure.shares.numpy()[before, decision.layer - 1]
 
 
+def history_classifier_of_one(decision):
+    """Of the example in its docstring the features are these of layer 6; here they are computed anew."""
+    ids = decision.top1_ids
+    margins = []
+    for p in decision.distributions:
+        second, first = np.sort(p)[-2:]
+        margins.append(log_odds(first - second))
+    tops = [log_odds(p.max()) for p in decision.distributions]
+    entropies = [entropy(p) for p in decision.distributions]
+    similarities = [decision.found.similarity[decision.token, layer - 1] for layer in decision.exits]
+    before = max(len(ids) - 2, 0)  # the decision before; the first has none, and stands for it itself
+    two_before = max(len(ids) - 3, 0)
+    features = {
+        "margin": margins[-1],
+        "margin before": margins[before],
+        "margin two before": margins[two_before],
+        "top-1": tops[-1],
+        "top-1 before": tops[before],
+        "entropy": entropies[-1],
+        "entropy before": entropies[before],
+        "similarity": similarities[-1],
+        "similarity before": similarities[before],
+        "same as before": ids[-1] == ids[before],
+        "same as two before": ids[-1] == ids[two_before],
+        "unchanged": patience_of_one(decision),
+        "position": np.log(1 + decision.found.position[decision.token]),
+        "depth": decision.layer / LAYERS,
+        "decided before": min(len(ids) - 1, 2),
+    }
+    first, _, last = decision.measure.network
+    numbers = np.array([features[name] for name in FEATURES], dtype=float)
+    hidden = np.maximum(first.weight.numpy() @ numbers + first.bias.numpy(), 0)
+    return sigmoid(last.weight.numpy()[0] @ hidden + last.bias.numpy()[0])
+
+
+def log_odds(p):
+    return np.log((p + 1e-6) / (1 - p + 1e-6))
+
+
 def bandit_of_one(decision):
     return decision.top1_probability
 
@@ -307,7 +346,7 @@ def check_rows(model, found, policy):
 UNTRAINED = ["entropy", "patience", "vote", "weighted_vote", "pcee", "elbert", "bandit"]
 
 
-@pytest.mark.parametrize("name", [*UNTRAINED, "ztw", "past_future"])
+@pytest.mark.parametrize("name", [*UNTRAINED, "ztw", "past_future", "history_classifier"])
 def test_over_few_ids_rows_and_replay_agree_too(traced, name):
     model, found, full, policies = traced
     few = {"pruning": "fixed", "top_k": 12}
@@ -644,13 +683,20 @@ def test_q_exit_never_becomes_less_likely_with_depth(traced):
 
 @pytest.mark.parametrize(
     "name, options",
-    [("patience", {}), ("q_exit", {}), ("past_future", {}), ("ztw", {"pruning": "fixed", "top_k": 12})],
+    [
+        ("patience", {}),
+        ("q_exit", {}),
+        ("past_future", {}),
+        ("ztw", {"pruning": "fixed", "top_k": 12}),
+        ("history_classifier", {"pruning": "fixed", "top_k": 12}),
+    ],
 )
 def test_operations_are_counted_as_a_profiler_counts_them(tokenizer, name, options):
     model = build_lively("t5", tokenizer, dtype=torch.float32, layers=LAYERS)
     measure = new(name, tokenizer).float() if name in TRAINED else name
     policy = ExitPolicy(measure, min_layer=1, **options)
-    level = {"patience": 2, "q_exit": 0.9, "past_future": 0.01, "ztw": 0.2}[name]
+    levels = {"patience": 2, "q_exit": 0.9, "past_future": 0.01, "ztw": 0.2, "history_classifier": 0.6}
+    level = levels[name]
     _, counted, profiled = counted_and_profiled(model, INPUTS[0], policy.at_threshold(level), LENGTH)
     assert sum(counted.values()) == profiled
 
@@ -753,7 +799,7 @@ def test_the_catalogue_knows_every_rule_and_does_not_sweep_it(traced):
     model, found, _, policies = traced
     swept = {*catalogue.VARIANTS, *catalogue.MAIN_SWEEP, *catalogue.ABLATED}
     own = set(catalogue.SURVEY) - {"surest"}  # CALM's measure over few ids
-    assert own == set(RULES) and not swept & set(RULES)
+    assert own == set(RULES) - {"history_classifier"} and not swept & set(RULES)  # that one is ours
     settings = {"min_layer": 2, "top_k": 12}
     measures = {name: policies[name].measure for name in TRAINED}
     for name in catalogue.SURVEY:

@@ -12,6 +12,7 @@
 | `past_future` | `n(h^l)` | an affine map a layer that predicts `n(h^L)` | PF-BERxiT, DeeCap; tuned lens |
 | `ztw` | the decision layers so far | `log q = sum_i w_i log p_i + b`, a product of experts | ZTW |
 | `token_hash` | the token before | a table: id and layer -> share that may exit | HashEE |
+| `history_classifier` | `FEATURES` of three decisions | `Linear(15, 32)`, ReLU, `Linear(32, 1)` | ours |
 
 One classifier serves all layers. Two outputs and a softmax are the sigmoid of their difference, `log_odds`.
 The LSTM starts anew with each token: it runs over layers, not over positions. The backbone is frozen (papers
@@ -20,7 +21,7 @@ often train it too): all learn from a trace, see `mee_utils.traces.classifier_tr
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -304,6 +305,131 @@ class TokenHash(ExitClassifier):
         return self.shares[torch.as_tensor(state.token_before), state.layer - 1]
 
 
+FEATURES = (
+    "margin",  # log-odds of the difference of the two largest probabilities
+    "margin before",
+    "margin two before",
+    "top-1",  # log-odds of the largest probability
+    "top-1 before",
+    "entropy",
+    "entropy before",
+    "similarity",  # to the state one layer before
+    "similarity before",
+    "same as before",  # 1 if the prediction is that of the decision layer before
+    "same as two before",
+    "unchanged",  # at how many decision layers in a row it has been the same, this one included
+    "position",  # log(1 + position)
+    "depth",  # layer / L
+    "decided before",  # at how many decision layers before this one, at most two
+)
+LEAST_ODDS = 1e-6  # added to a probability and to what it lacks to 1, so that log-odds are finite
+
+
+class Evidence(NamedTuple):
+    """What one decision layer says of some tokens, `[rows]` each."""
+
+    margin: Tensor  # log-odds
+    top1: Tensor  # log-odds
+    entropy: Tensor
+    similarity: Tensor
+    top1_id: Tensor
+    unchanged: Tensor  # at how many decision layers in a row this has been the prediction
+
+
+class HistoryClassifier(ExitClassifier):
+    """Looks at what the last three decision layers predict and how surely, and at no states (ours).
+
+    An example: the decision layers 4, 5 and 6 of a decoder of 12 predict the ids 7, 9 and 9 with margins 0.2,
+    0.5 and 0.9. At layer 6 the features "margin", "margin before" and "margin two before" are 2.2, 0.0 and
+    -1.4, "same as before" is 1, "same as two before" 0, "unchanged" 2, "depth" 0.5 and "decided before" 2.
+    At layer 4, where nothing was decided before, the layer itself stands for those before it.
+
+    The features are standardised with the mean and deviation of the tokens that it learned from, which are
+    stored with the weights. It learns from the readouts of a policy (`train_classifier`), and decides over
+    the same: pruned ones, so that a decision costs less than a hundredth of a layer of T5-large.
+    """
+
+    readout = True
+    uses_exit_history = True
+
+    def build(self, hidden: int) -> None:
+        self.network = nn.Sequential(nn.Linear(len(FEATURES), hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.register_buffer("mean", torch.zeros(len(FEATURES)))
+        self.register_buffer("deviation", torch.ones(len(FEATURES)))
+
+    def standardise(self, features: Tensor, without: Collection[str] = ()) -> None:
+        """Takes mean and deviation from the features that it learns from, `[example, feature]`.
+
+        Features that it is to go `without` are all standardised to 0.
+        """
+        deviation, mean = torch.std_mean(features.double(), dim=0)
+        self.mean = mean.to(self.mean)
+        self.deviation = torch.where(deviation > 0, deviation, 1.0).to(self.deviation)
+        self.deviation[[FEATURES.index(name) for name in without]] = torch.inf
+
+    def log_odds(self, features: Tensor) -> Tensor:
+        """Log-odds of "exit": `[..., feature]`, see `FEATURES`, to `[...]`."""
+        return self.network((features - self.mean) / self.deviation)[..., 0]
+
+    def confidence(self, state) -> Tensor:
+        return torch.sigmoid(self.log_odds(self.features(state)))
+
+    def features(self, state) -> Tensor:
+        """`FEATURES` of some tokens at a decision layer, `[rows, feature]`."""
+        now = state.memo(id(self), self._evidence)
+        before = self._evidence_before(state, 1) or now
+        two_before = self._evidence_before(state, 2) or before
+        decided_before = sum(layer < state.layer for layer in state.decisions)
+        columns = {
+            "margin": now.margin,
+            "margin before": before.margin,
+            "margin two before": two_before.margin,
+            "top-1": now.top1,
+            "top-1 before": before.top1,
+            "entropy": now.entropy,
+            "entropy before": before.entropy,
+            "similarity": now.similarity,
+            "similarity before": before.similarity,
+            "same as before": now.top1_id == before.top1_id,
+            "same as two before": now.top1_id == two_before.top1_id,
+            "unchanged": now.unchanged,
+            "position": torch.log1p(self._numbers(state.position)),
+            "depth": self._numbers(state.layer / state.layers),
+            "decided before": self._numbers(min(decided_before, 2)),
+        }
+        return torch.stack([columns[name].to(self._dtype).expand_as(now.margin) for name in FEATURES], dim=-1)
+
+    def _evidence(self, state) -> Evidence:
+        top1_id = torch.as_tensor(state.top1_id, device=self.mean.device)
+        unchanged = torch.ones_like(top1_id)
+        before = self._evidence_before(state, 1)
+        if before is not None:
+            unchanged = torch.where(top1_id == before.top1_id, before.unchanged + 1, unchanged)
+        return Evidence(
+            margin=log_odds_of(self._numbers(state.margin)),
+            top1=log_odds_of(self._numbers(state.top1_probability)),
+            entropy=self._numbers(state.entropy),
+            similarity=self._numbers(state.similarity),
+            top1_id=top1_id,
+            unchanged=unchanged,
+        )
+
+    def _evidence_before(self, state, decisions: int) -> Evidence | None:
+        """The evidence so many decision layers before; None if there were fewer."""
+        layers = [layer for layer in state.decisions if layer < state.layer]
+        if len(layers) < decisions:
+            return None
+        return state.earlier(state.layer - layers[-decisions]).memo(id(self), self._evidence)
+
+    def _numbers(self, values) -> Tensor:
+        return torch.as_tensor(values, dtype=self._dtype, device=self.mean.device)
+
+
+def log_odds_of(probability: Tensor) -> Tensor:
+    """`log p / (1 - p)`, finite at 0 and 1."""
+    return torch.log((probability + LEAST_ODDS) / (1 - probability + LEAST_ODDS))
+
+
 CLASSES: dict[str, type[ExitClassifier]] = {
     "linear_classifier": ExitClassifier,
     "hidden_classifier": ExitClassifier,
@@ -315,6 +441,7 @@ CLASSES: dict[str, type[ExitClassifier]] = {
     "past_future": PastFuture,
     "ztw": Ensemble,
     "token_hash": TokenHash,
+    "history_classifier": HistoryClassifier,
 }
 SIZED = {  # kinds whose weights depend on sizes of the model besides its width
     "past_future": ["decoder_layers"],
@@ -331,6 +458,7 @@ def default_options(kind: str, d_model: int) -> dict[str, int | None]:
         "low_rank_classifier": {"layers": 1, "hidden": max(1, d_model // 8)},
         "three_hidden_classifier": {"layers": 3, "hidden": d_model},
         "lstm_classifier": {"depth": 2, "hidden": d_model},
+        "history_classifier": {"hidden": 32},
     }
     return shapes.get(kind) or dict.fromkeys(SIZED.get(kind, ()))
 

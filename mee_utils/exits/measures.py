@@ -367,6 +367,7 @@ TRAINED = [
     "ztw",
     "past_future",
     "token_hash",
+    "history_classifier",
 ]
 
 

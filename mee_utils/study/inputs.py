@@ -160,7 +160,8 @@ def load_tasks(
     """Every corpus of a profile (or `only` some): at most `limit` examples of one part of it.
 
     Parts are "train", "held_out" (what is scored), "choices" (see `profiles.Corpus`), and for measurements
-    "test" (as held out, but as many as asked for) and "validation" (apart from choices where there are more).
+    "test" (as held out, but as many as asked for), "validation" (apart from choices where there are more) and
+    "unseen" (beyond those of validation that thresholds are chosen on; empty where there are no more).
     Models that start from a ready checkpoint get inputs cut to `max_source` tokens, as they were trained.
     """
     chosen = [only] if isinstance(only, str) else only or profile.corpora
@@ -186,14 +187,21 @@ def _load_part(profile: Profile, name: str, part: str, limit: int | None) -> Tas
     corpus = profile.corpora[name]
     own_split = corpus.held_out_split == "test"  # the validation split is free for choices
     aside = 0 if own_split else corpus.choices  # else the first examples for training are kept for them
+    thresholds = profile.results.validation
     split, size, skipped = {
         "train": ("train", corpus.train, aside),
         "choices": ("validation" if own_split else "train", corpus.choices, 0),
         "held_out": (corpus.held_out_split, corpus.held_out, 0),
         "test": (corpus.held_out_split, None, 0),
         "validation": ("validation", None, corpus.choices) if own_split else ("train", corpus.choices, 0),
+        "unseen": (
+            ("validation", None, corpus.choices + thresholds)
+            if own_split
+            else ("train", max(0, corpus.choices - thresholds), thresholds)
+        ),
     }[part]
-    size = size if limit is None else min(limit, size or limit)
+    if limit is not None:
+        size = limit if size is None else min(limit, size)
     task = load_corpus(profile, name, split, None if size is None else size + skipped)
     return task[skipped:]
 

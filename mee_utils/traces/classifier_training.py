@@ -6,8 +6,14 @@ layer find it (FastBERT's exits learn the whole distribution of the last layer; 
 their own here). The loss is the cross-entropy, weighted in each layer so that both classes count alike, mean
 over layers; some kinds have another (`ExitClassifier.loss`), a table only counts. The last layer, where
 nothing is decided, is left out.
+
+`history_classifier` learns from predictions, as the policy that it will decide with computes them, and both
+classes count as often as they are seen: its confidence is a probability. Give it a trace of the model's own
+outputs for examples that the model was not trained on, since a model is surer of examples that it has seen.
 """
 
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from numbers import Real
 
@@ -16,15 +22,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..common.errors import MeeError, check_choice, check_whole
-from ..exits.classifiers import SIZED, TARGETS, ExitClassifier, TokenHash, TrainingBatch, new_classifier
+from ..common.errors import MeeError, check_choice, check_whole, shown
+from ..decoding.token import on_host
+from ..exits.classifiers import (
+    CLASSES,
+    SIZED,
+    TARGETS,
+    ExitClassifier,
+    HistoryClassifier,
+    TokenHash,
+    TrainingBatch,
+    new_classifier,
+)
+from ..exits.policy import ExitPolicy
 from ..exits.readout import single
 from ..models.loading import Model
 from ..models.states import output_scale
-from .replay import StoredStates, chunks
+from .replay import StoredStates, bind_to_trace, check_policy, chunks
 from .trace import Trace
 
 HELD_OUT_CHUNK = 2048  # tokens of a held-out trace whose loss is computed at a time
+TOP_K = 64  # vocabulary entries over which `history_classifier` learns where no policy is given
 
 
 def targets(trace: Trace, target: str = "consistency") -> np.ndarray:
@@ -42,6 +60,17 @@ def target_ids(trace: Trace, target: str) -> np.ndarray:
     return trace.token_id
 
 
+@dataclass(frozen=True)
+class Histories:
+    """What a history classifier learns from: its features at every decision about the tokens of a trace."""
+
+    features: Tensor  # [token, decision, feature]
+    labels: Tensor  # [token, decision], whether the prediction there is right
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
 def train_classifier(
     kind: str,
     trace: Trace,
@@ -53,6 +82,7 @@ def train_classifier(
     batch_size: int = 128,
     learning_rate: float = 2e-3,
     held_out: Trace | None = None,
+    policy: ExitPolicy | None = None,
     **options,
 ) -> tuple[ExitClassifier, list[dict]]:
     """Trains one classifier; returns it, and of every epoch its number, mean `loss` and `held_out_loss`.
@@ -67,16 +97,21 @@ def train_classifier(
         batch_size: tokens at a time, each with all its layers.
         learning_rate: of AdamW, falling to zero along a cosine.
         held_out: another such trace, on which the loss is measured after every epoch.
+        policy: only for `history_classifier`, which it will decide for: its layers, pruning and contrast
+            matter, its measure and threshold do not. By default all layers from the model's `min_exit_layer`
+            on, over the 64 vocabulary entries that are best there.
 
     Raises:
-        MeeError: a trace without states or tokens, of another model or other weights; settings out of range.
+        MeeError: a trace without states or tokens, of another model or other weights; settings out of range;
+            a policy for a classifier that does not look at predictions.
     """
     check_whole("epochs", epochs)
     check_whole("batch_size", batch_size)
     check_whole("seed", seed, 0)
     _check_learning_rate(learning_rate)
+    check_choice("classifier", kind, CLASSES)
+    _check_policy(kind, target, policy)
     stored = _stored_states("trace", trace, model, target)
-    held_out_states = None if held_out is None else _stored_states("held_out", held_out, model, target)
     labels = torch.from_numpy(targets(trace, target))
     classifier = _untrained(kind, model, seed, options)
     classifier.to(stored.working_dtype)
@@ -86,28 +121,80 @@ def train_classifier(
             raise MeeError(f'"{kind}" counts, and nothing can be distilled: give another target.')
         classifier.count(torch.from_numpy(trace.token_before), labels)
         return classifier.float().to(stored.working_dtype), []  # rounded as a stored one
+    data = [stored] if held_out is None else [stored, _stored_states("held_out", held_out, model, target)]
+    learning = {"seed": seed, "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+    if isinstance(classifier, HistoryClassifier):
+        data = [histories(classifier, each, target, policy) for each in data]
+        curve = fit_history(classifier, data, **learning)
+    else:
+        curve = _optimise(classifier, _Loss(classifier, labels, target), data, **learning)
+    classifier.float().to(stored.working_dtype)  # rounded as a stored one
+    return classifier, curve
+
+
+def fit_history(
+    classifier: HistoryClassifier, data: Sequence[Histories], without: Collection[str] = (), **learning
+) -> list[dict]:
+    """Trains a history classifier on the first of some `data`; the loss of the second is measured.
+
+    Args:
+        classifier: whose weights are trained in place.
+        data: see `histories`.
+        without: names of features (`FEATURES`) that it learns without.
+        learning: `seed`, `epochs`, `batch_size` and `learning_rate`, as in `train_classifier`.
+
+    Returns:
+        The curve, see `train_classifier`.
+    """
+    classifier.standardise(data[0].features.flatten(0, 1), without)
+    return _optimise(classifier, _HistoryLoss(classifier), data, **learning)
+
+
+def _optimise(
+    classifier: ExitClassifier,
+    loss_of: Callable,
+    data: Sequence,
+    seed: int,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+) -> list[dict]:
+    """Trains a classifier on the first of some `data`; the loss of the second is measured. The curve."""
     classifier.train().requires_grad_(True)
-    loss_of = _Loss(classifier, labels, target)
-    steps_per_epoch = -(-len(labels) // batch_size)
+    training_data = data[0]
+    steps_per_epoch = -(-len(training_data) // batch_size)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps_per_epoch)
     random = np.random.default_rng(seed)
     curve = []
     for epoch in range(1, epochs + 1):
-        order = random.permutation(len(labels))
+        order = random.permutation(len(training_data))
         losses = []
         for start in range(0, len(order), batch_size):
-            loss = loss_of(stored, np.sort(order[start : start + batch_size]))
+            loss = loss_of(training_data, np.sort(order[start : start + batch_size]))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
             losses.append(float(loss.detach()))
         curve.append({"epoch": epoch, "loss": float(np.mean(losses))})
-        if held_out_states is not None:
-            curve[-1]["held_out_loss"] = _mean_loss(loss_of, held_out_states)
-    classifier.float().to(stored.working_dtype)  # rounded as a stored one
-    return classifier.eval().requires_grad_(False), curve
+        for held_out in data[1:]:
+            curve[-1]["held_out_loss"] = _mean_loss(loss_of, held_out)
+    classifier.eval().requires_grad_(False)
+    return curve
+
+
+def _check_policy(kind: str, target: str, policy: ExitPolicy | None) -> None:
+    """Refuses what a classifier of predictions cannot learn from, and a policy for other classifiers."""
+    if not issubclass(CLASSES[kind], HistoryClassifier):
+        if policy is not None:
+            raise MeeError(f'policy={shown(policy)}: "{kind}" looks at states; leave the policy out.')
+        return
+    if target == "distilled":
+        raise MeeError(f'"{kind}" learns whether predictions are right, and nothing can be distilled.')
+    if policy is not None and check_policy(policy).pruning == "adaptive":
+        circle = "keeps vocabulary entries by the confidence that has yet to be learned"
+        raise MeeError(f'pruning="adaptive" {circle}: give a policy with fixed or decaying pruning.')
 
 
 def _check_learning_rate(learning_rate: object) -> None:
@@ -184,14 +271,56 @@ class _Loss:
         )
 
 
+def histories(
+    classifier: HistoryClassifier, stored: StoredStates, target: str, policy: ExitPolicy | None = None
+) -> Histories:
+    """The features of a trace's tokens, the numbers that decoding with the policy computes.
+
+    Args:
+        classifier: says what the features are; its weights do not matter.
+        stored: the trace, with its states and its model.
+        target: what is right, see `target_ids`.
+        policy: as in `train_classifier`.
+    """
+    trace = stored.trace
+    policy = policy or ExitPolicy(pruning="fixed", top_k=TOP_K)
+    undecided = replace(policy, measure=classifier, threshold=None, decay=None, decay_form="scaled")
+    bound = bind_to_trace(trace, undecided)
+    if not bound.decision_layers:
+        raise MeeError(f"{policy!r} decides at no layer of {trace.model}: lower min_layer.")
+    right_ids = target_ids(trace, target)
+    features = []
+    labels = []
+    for tokens in chunks(trace):
+        states = stored.exit_states(tokens, bound)
+        with torch.inference_mode():
+            decided = [states[layer - 1] for layer in bound.decision_layers]
+            features.append(torch.stack([classifier.features(state) for state in decided], dim=1))
+            predicted = np.stack([on_host(state.top1_id) for state in decided], axis=1)  # [token, decision]
+        labels.append(torch.from_numpy(predicted == right_ids[tokens, None]))
+    return Histories(torch.cat(features).clone(), torch.cat(labels).to(features[0]))
+
+
+class _HistoryLoss:
+    """The cross-entropy of a history classifier; a class counts as often as it is seen."""
+
+    def __init__(self, classifier: HistoryClassifier):
+        self.classifier = classifier
+
+    def __call__(self, data: Histories, tokens) -> Tensor:
+        """Mean loss of some tokens, a slice or their indices."""
+        log_odds = self.classifier.log_odds(data.features[tokens])
+        return functional.binary_cross_entropy_with_logits(log_odds, data.labels[tokens])
+
+
 def _ids_on(device: torch.device, ids: np.ndarray) -> Tensor:
     return torch.from_numpy(ids.astype(np.int64)).to(device)
 
 
 @torch.no_grad()
-def _mean_loss(loss_of: _Loss, stored: StoredStates) -> float:
+def _mean_loss(loss_of: Callable, data: StoredStates | Histories) -> float:
     """The loss of all tokens, a mean over tokens."""
     total = 0.0
-    for part in chunks(stored.trace, HELD_OUT_CHUNK):
-        total += float(loss_of(stored, part)) * (part.stop - part.start)
-    return total / len(stored.trace)
+    for part in chunks(data, HELD_OUT_CHUNK):
+        total += float(loss_of(data, part)) * (part.stop - part.start)
+    return total / len(data)

@@ -8,7 +8,7 @@ values behind ("copy"), or is another token, and both change what follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -58,7 +58,7 @@ class PolicyReplay:
 
     def at_threshold(self, threshold: float) -> PolicyReplay:
         """The same policy at another threshold; nothing is computed anew."""
-        return replace(self, bound=_bind(self.trace, self.bound.policy.at_threshold(threshold)))
+        return replace(self, bound=bind_to_trace(self.trace, self.bound.policy.at_threshold(threshold)))
 
     def part(self, first: int, last: int) -> PolicyReplay:
         """The replay of the outputs `first` to `last - 1` alone; nothing is computed anew."""
@@ -100,7 +100,7 @@ def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) 
         raise MeeError(f"trace={shown(trace)}: give a Trace, from trace(...) or load_trace(...).")
     if check_policy(policy).schedule.learns:
         raise MeeError("A threshold that learns while decoding cannot be replayed: use generate.")
-    bound = _bind(trace, policy)
+    bound = bind_to_trace(trace, policy)
     if model is not None:
         trace.check_model(model)
         bound.measure.check_model(model)
@@ -125,14 +125,15 @@ def check_policy(policy: object) -> ExitPolicy:
     return policy
 
 
-def _bind(trace: Trace, policy: ExitPolicy) -> BoundPolicy:
+def bind_to_trace(trace: Trace, policy: ExitPolicy) -> BoundPolicy:
+    """The policy bound to the decoder that was traced."""
     return policy.bind(trace.layers, trace.sizes.vocabulary, trace.min_exit_layer)
 
 
-def chunks(trace: Trace, size: int = CHUNK) -> Iterator[slice]:
-    """The tokens of a trace, some at a time."""
-    for start in range(0, len(trace), size):
-        yield slice(start, min(start + size, len(trace)))
+def chunks(tokens: Sized, size: int = CHUNK) -> Iterator[slice]:
+    """The tokens of a trace, or of something else, some at a time."""
+    for start in range(0, len(tokens), size):
+        yield slice(start, min(start + size, len(tokens)))
 
 
 class StoredStates:
@@ -157,6 +158,9 @@ class StoredStates:
         self.model = model
         self.dtype = model.network.lm_head.weight.dtype
         self.working_dtype = torch.promote_types(self.dtype, torch.float32)  # what classifiers compute in
+
+    def __len__(self) -> int:
+        return len(self.trace)
 
     def raw(self, tokens) -> Tensor:
         """`h^1 .. h^L` of some tokens, `[token, layer, d_model]`, in the precision of the model."""
