@@ -23,7 +23,7 @@ class Hub(BaseHTTPRequestHandler):
     """Serves `root/<models|datasets>/<owner>/<name>/<revision>/...` as far as the hub's clients ask."""
 
     root: Path
-    asked: list
+    requests: list
     commits: dict = COMMITS
 
     def log_message(self, *arguments):
@@ -36,12 +36,12 @@ class Hub(BaseHTTPRequestHandler):
         self.answer(body=True)
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
-        self.answer(body=True, wanted=asked.get("paths"))
+        content = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+        self.answer(body=True, wanted=content.get("paths"))
 
     def answer(self, body, wanted=None):
         parts = [unquote(p) for p in urlparse(self.path).path.strip("/").split("/")]
-        self.asked.append("/".join(parts))
+        self.requests.append("/".join(parts))
         if parts[0] == "api":
             return self.answer_api(parts[1], "/".join(parts[2:4]), parts[4:], wanted)
         kind = parts.pop(0) if parts[0] == "datasets" else "models"
@@ -79,19 +79,19 @@ class Hub(BaseHTTPRequestHandler):
         if rest and rest[0] == "paths-info":
             return self.reply(json.dumps([f for f in files if f["path"] in (wanted or [])]).encode())
         if rest and rest[0] == "tree":
-            place = folder / "/".join(rest[2:])
-            if not place.is_dir():
+            inside = folder / "/".join(rest[2:])
+            if not inside.is_dir():
                 return self.refuse("EntryNotFound", 404)
-            found = sorted(place.rglob("*") if "recursive=true" in self.path.lower() else place.iterdir())
+            paths = sorted(inside.rglob("*") if "recursive=true" in self.path.lower() else inside.iterdir())
             folders = [
                 {"type": "directory", "path": str(p.relative_to(folder)), "size": 0, "oid": "0" * 40}
-                for p in found
+                for p in paths
                 if p.is_dir()
             ]
             return self.reply(
-                json.dumps([*folders, *(f for f in files if folder / f["path"] in found)]).encode()
+                json.dumps([*folders, *(f for f in files if folder / f["path"] in paths)]).encode()
             )
-        about = {
+        description = {
             "id": repository,
             "sha": self.commit(revision),
             "private": False,
@@ -99,7 +99,7 @@ class Hub(BaseHTTPRequestHandler):
             "downloads": 0,
             "likes": 0,
         }
-        self.reply(json.dumps(about | {"siblings": [{"rfilename": f["path"]} for f in files]}).encode())
+        self.reply(json.dumps(description | {"siblings": [{"rfilename": f["path"]} for f in files]}).encode())
 
     def commit(self, revision):
         return self.commits.get(revision, revision)
@@ -136,9 +136,9 @@ class Hub(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(folder, commits=COMMITS):
-    """Serves `folder/hub`; yields what it was asked for, and the environment in which clients turn to it."""
-    asked = []
-    handler = type("Handler", (Hub,), {"root": folder / "hub", "asked": asked, "commits": commits})
+    """Serves `folder/hub`; yields its requests, and the environment in which clients turn to it."""
+    requests = []
+    handler = type("Handler", (Hub,), {"root": folder / "hub", "requests": requests, "commits": commits})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
@@ -148,7 +148,7 @@ def serving(folder, commits=COMMITS):
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
-    yield asked, environment
+    yield requests, environment
     server.shutdown()
 
 
@@ -185,8 +185,8 @@ def evaluating(environment, **variables):
 
 @pytest.fixture
 def hub(tmp_path):
-    with serving(tmp_path) as (asked, environment), evaluating(environment) as evaluate:
-        yield tmp_path / "hub", asked, evaluate
+    with serving(tmp_path) as (requests, environment), evaluating(environment) as evaluate:
+        yield tmp_path / "hub", requests, evaluate
 
 
 def write_pair(path, french):
@@ -195,7 +195,7 @@ def write_pair(path, french):
 
 
 def test_a_checkpoint_comes_from_the_hub_at_its_revision(hub, tokenizer):
-    root, asked, evaluate = hub
+    root, requests, evaluate = hub
     for revision, seed in (("main", 0), ("v1", 1)):
         build_network("t5", len(tokenizer), seed).save_pretrained(root / "models/someone/mini" / revision)
         tokenizer.save_pretrained(root / "models/someone/mini" / revision)
@@ -204,7 +204,7 @@ def test_a_checkpoint_comes_from_the_hub_at_its_revision(hub, tokenizer):
         weights = evaluate(f"float({load}.network.shared.weight.detach().sum())")
         expected = build_network("t5", len(tokenizer), seed).shared.weight.detach().sum()
         assert weights == pytest.approx(float(expected), rel=1e-4)
-    assert any("model.safetensors" in path for path in asked)
+    assert any("model.safetensors" in path for path in requests)
 
 
 def test_a_corpus_comes_from_the_hub_at_its_revision(hub):
@@ -247,7 +247,7 @@ def test_a_pinned_commit_is_read_again_also_without_the_hub(tmp_path):
     first = ["a", ["Oui 0000", "Oui 0001"]]
     second = ["b", ["Si 0000", "Si 0001"]]
     with (
-        serving(tmp_path, commits) as (asked, environment),
+        serving(tmp_path, commits) as (requests, environment),
         evaluating(environment) as online,
         evaluating(environment, HF_HUB_OFFLINE="1") as offline,
     ):
@@ -261,8 +261,8 @@ def test_a_pinned_commit_is_read_again_also_without_the_hub(tmp_path):
         assert read(offline, None) == first  # what the cache last knew
         commits["main"] = b
         assert read(online, a) == first
-        asked.clear()
-        assert read(offline, a) == first and asked == []
+        requests.clear()
+        assert read(offline, a) == first and requests == []
         assert "the hub did not give its split" in read(online, c)
         assert "the hub did not give its split" in read(offline, b)  # another commit is in the cache
         assert read(online, None) == read(online, b) == second

@@ -240,12 +240,20 @@ MERGED = {
     "its own source": ("{source: someone/web, revision: v1}", "{<<: *one, source: someone/else}", (B, B)),
     "its own revision": ("{source: someone/web}", "{<<: *one, revision: v1}", (A, B)),
     "several anchors": ("{source: someone/web}", "{<<: [{folder: a}, *one]}", (A, A)),
+    "a chain": ("{source: someone/web, revision: v1}", "{<<: {<<: *one, folder: a}}", (B, B)),
+    "aliases": ("{source: &id someone/web}", "{source: *id, task: translation}", (A, A)),
+    "alias first": ("{source: &id someone/web}", "{task: translation, source: *id}", (A, A)),
+    "alias of a revision": (
+        "{source: someone/web, revision: &v v1}",
+        "{source: someone/else, revision: *v, task: translation}",
+        (B, B),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", MERGED)
 def test_mappings_that_take_over_others_are_pinned(hub, tmp_path, case):
-    """Before, a source that came by "<<" ended in StopIteration."""
+    """Before, a source that came by "<<" was a StopIteration, and an alias was pinned where its anchor is."""
     first, second, wanted = MERGED[case]
     further = f"away:\n  one: &one {first[:-1]}, task: translation}}\n  two: {second}\n"
     path = profile_file(tmp_path, "paper", lambda text: text.replace("training:\n", f"{further}training:\n"))

@@ -22,6 +22,8 @@ from ..common.files import complete_file, is_hub_id
 from .profiles import Checkpoint, Profile, Source, load_profile, profile_path
 
 COMMIT = re.compile("[0-9a-f]{40}")
+ALIAS = re.compile(r"\*[^\s,\[\]{}]+")
+ANCHOR = re.compile(r"&\S+\s+")
 MERGE = "tag:yaml.org,2002:merge"  # YAML's "<<"
 SOURCE = {"source", "checkpoint"}  # the keys that may hold a hub id
 Kind = Literal["dataset", "model"]
@@ -166,17 +168,25 @@ def _edit(mapping: yaml.MappingNode, commit: str, text: str) -> Edit:
     keys = {key.value: (key, value) for key, value in mapping.value if key.tag != MERGE}
     quoted = f'"{commit}"'  # without quotes a commit of digits would be a number
     if "revision" in keys:
-        _, value = keys["revision"]
-        start = value.start_mark.index
+        start, end = _span(*keys["revision"], text)
         blank = "" if text[start - 1] == " " else " "
-        return Edit(start, value.end_mark.index, blank + quoted)
+        return Edit(start, end, blank + quoted)
     if not SOURCE & keys.keys():
         origin = next(merged for merged in _merged(mapping) if SOURCE & _entries(merged).keys())
         return _edit(origin, commit, text)
     key, value = keys.get("source") or keys["checkpoint"]
     if mapping.flow_style:
-        end = value.end_mark.index
+        _, end = _span(key, value, text)
         return Edit(end, end, f", revision: {quoted}")
     start = key.start_mark.index
     line_end = "\r\n" if "\r\n" in text else "\n"
     return Edit(start, start, f"revision: {quoted}{line_end}{' ' * key.start_mark.column}")
+
+
+def _span(key: yaml.Node, value: yaml.Node, text: str) -> tuple[int, int]:
+    """From where to where a value is written: what follows its anchor, or the alias that stands for it."""
+    start = value.start_mark.index
+    if start < key.start_mark.index:  # where the anchor is
+        return ALIAS.search(text, key.end_mark.index).span()
+    anchor = ANCHOR.match(text, start)
+    return anchor.end() if anchor else start, value.end_mark.index

@@ -134,7 +134,7 @@ def _check_shards(source: Path, split: str, files: list[Path]) -> None:
 def hub_files(source: str, split: str, revision: str | None, folder: str | None) -> tuple[list[Path], str]:
     """The files of one split of a hub data set in the hub's cache, and a digest of what they are.
 
-    What was downloaded once is read without the network, if `revision` is a commit or still known there.
+    What was downloaded once is read without the network: a commit, or a branch or tag where the cache saw it.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars, logging
