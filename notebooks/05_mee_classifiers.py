@@ -44,6 +44,7 @@ from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
 from mee_utils.study import figures
 from mee_utils.study.catalogue import CALM_RULES, MAIN_MODEL, MEE_RULES, RULES, VARIANTS
+from mee_utils.study.published_setting import first_exit_layers
 from mee_utils.study.result_tables import KEEPS_IT, inputs_of, read_measured, read_measurements
 from mee_utils.study.verdicts import keeping
 from mee_utils.tasks import TASKS
@@ -413,7 +414,7 @@ started.pivot(index=["task", "rule"], columns="min_layer", values=values).round(
 # %%
 rules = [*main[:-1], "narrow_lstm", "lstm"]
 levels = (threshold, other_threshold)
-sixth = max(1, round(experiment.layers / 6))
+sixth = first_exit_layers(experiment.layers)[0]
 as_published = {
     (rule, level, min_layer): RULES[rule].policy(level, settings, first, decay)
     for rule in rules

@@ -41,11 +41,7 @@ PARTS = {  # part of the benchmark -> file, what identifies a row, what was meas
     "kept": ("kept", KEYS, OF_RULES),
     "results": ("results", KEYS, OF_RULES),
     "lossless": ("lossless", ["task", "model"], ["batch", "rule", "max_draft", "expected", "speed", *RANGE]),
-    "published": (
-        "published",
-        [*KEYS, "min_layer", "decoder"],
-        [*SPEEDS, "samples_speed", *SAMPLES_RANGE, *OF_OUTPUTS],
-    ),
+    "published": ("published", [*KEYS, "min_layer", "decoder"], [*SPEEDS, *SAMPLES_RANGE, *OF_OUTPUTS]),
     "drafts": ("drafts", KEYS, ["batch", "speed", *RANGE]),
     "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
 }
@@ -320,14 +316,6 @@ def read_timings(
     timings.attrs["processor"] = "".join(timings.pop("processor").unique())
     is_complete = len(timings[keys].drop_duplicates()) >= len(wanted)
     return timings if is_complete or not complete else timings.iloc[:0]
-
-
-def published_times(profile: str) -> pd.DataFrame:
-    """The papers' settings by the clock (`make bench`, part "published"); no rows where it was not timed."""
-    columns = ["processor", "profile", "task", "model", "rule", "threshold", "min_layer", "version", "batch"]
-    times = _timed(BENCH / "published.csv", [*columns, "speed", *RANGE, "samples_speed"])
-    of_profile = times[(times.profile == profile_name(profile)) & (times.version == "correct")]
-    return one_machine(of_profile)
 
 
 def _rounded_thresholds(table: pd.DataFrame) -> pd.DataFrame:
