@@ -442,6 +442,9 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # wasted decisions cheap: an answer is right only if each of its tokens is, and the states that exits leave
 # behind are not those that the later words were trained on (08: even the oracle's exits lose there).
 #
+# *What the pre-trained model cannot say.* It saw few examples and cannot do most of these tasks (its full depth is in the
+# table above), so where a statement compares it with the fine-tuned one the verdict is "cannot be tested here".
+#
 # All of this is about mini models with a vocabulary of 1,600 ids; that ranks are as good in
 # T5-large is what the paper's box plots say and was not run here.
 #

@@ -647,10 +647,10 @@ experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "
 # translations, and never on summaries; at home MuE alone breaks it badly.
 #
 # *On real text* (profile `real`) the margin still ranks best, and all rules on the probabilities of one layer rank
-# well; rules on states and the table of tokens fall further behind. The gains are gone. At a loss of one in a hundred the
-# cheapest rule of every task takes nearly all of the FLOPs, patient entropy on questions a little less. A list of
-# 64 ids misses words here, so that rules on probabilities lose outputs before they exit at all; where no rule may exit, the cheapest
-# is the one that asks least, and what the ledger says there of intervals, similarity and the table rests on that.
+# well; rules on states and the table of tokens fall further behind. The gains are gone. A list of 64 vocabulary
+# entries misses words here, so that rules on pruned probabilities lose more than one in a hundred before they exit at
+# all: at that loss they have no number, and no verdict of the ledger rests on one. Of the rules that were measured
+# there (printed above) the cheapest takes nearly all of the FLOPs.
 # What is taught still matters: distilled, the foretold state is right more often than the layer's own token on every
 # task, and ranks tokens a little better than the layer's own probability.
 #
