@@ -128,6 +128,18 @@ def test_numbers_of_all_notebooks_stand_together_saved_or_not(tmp_path, monkeypa
         numbers.stated_in("06_survey_rules", tmp_path)
 
 
+def test_01_states_how_many_tokens_are_monotonic_by_model(run):
+    settled = {"task": "translation", "layer": 4, "model": ["calm", "vanilla"], "share": [0.9, 0.3]}
+    run.save_table(pd.DataFrame(settled), "figure_1_settled")
+    before = numbers.stated_in("01_monotonicity", run.folder)["tasks"]["translation"]
+    assert before == {"settled": {"calm": 0.9, "vanilla": 0.3}}
+    kinds = {"kind": ["never falling"] * 2 + ["strictly rising"] * 2, "after_layer": 0}
+    shares = {"task": "translation", "model": ["calm", "vanilla"] * 2, "share": [0.5, 0.7, 0.1, 0.4]}
+    run.save_table(pd.DataFrame(kinds | shares), "strictly_monotonic")
+    stated = numbers.stated_in("01_monotonicity", run.folder)["tasks"]["translation"]
+    assert stated == before | {"never_falling": {"calm": 0.5, "vanilla": 0.7}}
+
+
 class Given(StoredTables):
     """Tables by name, of one profile, in place of stored ones."""
 

@@ -82,9 +82,13 @@ def full_depth(tables: SavedTables) -> Numbers:
 
 
 def settled(tables: SavedTables) -> Numbers:
-    """01: the share of predictions that are final after layer 4, by model."""
+    """01, by model: the share of predictions that are final after layer 4, and that of monotonic tokens."""
     shares = tables["figure_1_settled"].query("layer == 4")
     stated = {task: {"settled": _by(rows, "model", "share")} for task, rows in shares.groupby("task")}
+    if "strictly_monotonic" in tables:
+        monotonic = tables["strictly_monotonic"].query("kind == 'never falling' and after_layer == 0")
+        for task, rows in monotonic.groupby("task"):
+            stated[task]["never_falling"] = _by(rows, "model", "share")
     return {"tasks": stated}
 
 

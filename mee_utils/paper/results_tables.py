@@ -195,19 +195,18 @@ def difficulty(stored: StoredTables) -> pd.DataFrame:
 def saturation(stored: StoredTables) -> pd.DataFrame:
     """MEE's Table 1 beside ours: easy and difficult prefixes, selected as published."""
     rows = stored.table("02_saturation", "table_1").query("model == 'calm'")
-    tables = []
-    for profile, of_profile in rows.groupby("profile", sort=False):
-        depth = stored.table("01_monotonicity", "figure_1_settled").query("profile == @profile").layer.max()
-        tables.append(published_saturation(of_profile, depth).assign(profile=profile))
-    together = pd.concat(tables, ignore_index=True)
-    ours = together.task.map(label) + " (" + together.profile + ")"
-    together["task"] = ours.where(together.task != "published", "published")
-    spread = together.standard_deviation.map(" (sd {:.0f})".format).where(
-        together.standard_deviation.notna(), ""
-    )
-    together["shown"] = together["mean"].map("{:.0f}".format) + spread
-    together["property"] = together.property.map(label) + ", " + together.group + ", " + together.unit
-    return wide(together.drop_duplicates(["property", "task"]), ["property"], "task", "shown")
+    depths = stored.table("01_monotonicity", "figure_1_settled").groupby("profile").layer.max()
+    tables = [
+        published_saturation(of_profile, depths[profile]).assign(profile=profile)
+        for profile, of_profile in rows.groupby("profile", sort=False)
+    ]
+    table = pd.concat(tables, ignore_index=True)
+    published = table.task == "published"
+    table["task"] = table.task.where(published, table.task.map(label) + " (" + table.profile + ")")
+    table["property"] = table.property.map(label) + ", " + table.group + ", " + table.unit
+    spread = table.standard_deviation.map(" (sd {:.0f})".format)
+    table["mean"] = table["mean"].map("{:.0f}".format) + spread.where(table.standard_deviation.notna(), "")
+    return wide(table.drop_duplicates(["property", "task"]), ["property"], "task", "mean")
 
 
 def pruning(stored: StoredTables) -> pd.DataFrame:
