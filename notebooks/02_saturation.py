@@ -332,9 +332,9 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # `small` answer nearly all of it (00), so depth there is that of success. Everything here is at full depth along
 # references; no token exits.
 #
-# *Of the published table* the difficult end comes out as published, as a share of the depth (their first similar state
-# at about 80 %), and the easy end does not: at 60 to 70 % of the depth, where it was 40 %. Other models and corpora; and
-# prefixes here are far shorter.
+# *Of the published table*, as a share of the depth, the difficult end comes out nearly as published (the first similar
+# state at 65 to 80 %, where it was 81 %), and the easy end does not (60 to 70 %, where it was 40 %). Models and corpora
+# are others, and prefixes far shorter.
 #
 # *On real text* (profile `real`) the two come apart even more: in summaries and translations tokens of high loss have
 # their final prediction layers later than those of low loss, and their first similar state at about the same layer.

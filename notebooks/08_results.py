@@ -519,11 +519,7 @@ contrast[["task", "rule", "score", "flops_share", "improves", "worse"]].round(2)
 # those of profile `real` stand in `RESULTS.md`.
 
 # %%
-layers = stored.depth(main)
-timings = result_tables.read_timings("published", wanted_timings(layers, tasks), name)
-published_times = timings[timings.decoder == EXACT]
-if published_times.empty:
-    print("the published settings were not timed: run make bench PART=published")
+published_times = at_published[at_published.decoder == EXACT]
 
 
 def of_task(times, task):
@@ -543,7 +539,7 @@ tables = {
     for task in tasks
 }
 tables[tasks[-1]]["rates"] = rates.assign(model=main)  # the fresh sets are of one task
-judged = claims.judge("08_results", tables, sixth=first_exit_layers(layers)[0])
+judged = claims.judge("08_results", tables, sixth=first_exit_layers(experiment.layers)[0])
 judged = experiment.save_table(judged, "claims")
 judged[["claim", "published", "task", "ours", "alone"]]
 

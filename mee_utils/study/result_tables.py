@@ -205,12 +205,6 @@ class Measured:
         first = settings.iloc[0]
         return self.full(first.part, first.task, first.model)
 
-    def depth(self, model: str) -> int:
-        """The layers of a model's decoder: what full depth runs for every token."""
-        full = self.select(model=model, rule="full_depth")
-        examples = self.examples[full.index[0]]
-        return round(examples.layers.sum() / examples.tokens.sum())
-
     def losses(self, rows: pd.DataFrame, kind: str = "consistency") -> np.ndarray:
         """Losses `[setting, example]` ("consistency" or "risk") of rows of `settings`, one task and model."""
         settings = [self.examples[index] for index in rows.index]
