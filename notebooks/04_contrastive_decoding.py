@@ -212,7 +212,7 @@ def draw(axis, rows):
 
 
 look = {"row": "model", "ylabel": "area under the ROC curve", "note": note}
-figure = figures.facets(ranks.dropna(), draw, **look)
+figure = figures.facets(ranks, draw, **look)
 experiment.save_figure(figure, "ranking", ranks)
 unranked = ranks[ranks.roc_area.isna() & (ranks.rule == "unpruned")]
 for (name, task), rows in unranked.groupby(["model", "task"], sort=False):

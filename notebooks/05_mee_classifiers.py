@@ -139,7 +139,7 @@ ranks = experiment.table(decisions.ranking, replays, of_replay)
 
 # %%
 kinds = ["task", "model", "target", "rule"]
-by_layer = comparison.seed_interval(ranks.dropna(), [*kinds, "layer"], ["roc_area"])
+by_layer = comparison.seed_interval(ranks, [*kinds, "layer"], ["roc_area"])
 controls = ["wide_hidden", "two_hidden", "four_hidden"]  # drawn among the ablations below
 
 

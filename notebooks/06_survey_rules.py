@@ -151,7 +151,7 @@ ranks["group"] = ranks.rule.map(group_of)
 # %%
 def draw(axis, rows):
     band = ("roc_area_low", "roc_area_high")
-    figures.lines(axis, rows.dropna(), "layer", "roc_area", band=band, clip=(0, 1))
+    figures.lines(axis, rows, "layer", "roc_area", band=band, clip=(0, 1))
     axis.axhline(0.5, color=figures.GREY, linewidth=0.8, linestyle=":")
 
 
