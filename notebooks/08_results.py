@@ -170,8 +170,8 @@ else:
     print(f"the oracle was not decoded with exact states: run make measure PROFILE={name}")
 
 # %% [markdown]
-# The margin's own loss, split: decoded with exact states it loses by wrong decisions alone; copied states add
-# the rest.
+# What the margin changes, split: decoded with exact states only wrong decisions change an output; copied states
+# add the rest. (Parts of the mean consistency loss; those of the score are in the table.)
 
 # %%
 if oracle_tables:

@@ -89,16 +89,22 @@ def test_where_nothing_is_as_cheap_it_is_said(oracle, stored):
 def test_losses_are_split_into_decisions_and_states(oracle):
     losses = limits.split_losses(oracle)
     (row,) = losses.to_dict("records")
-    assert row["by_decisions"] == pytest.approx(0.05) and row["by_states"] == pytest.approx(0.15)
+    for quantity in ("loss", "score"):
+        assert row[f"{quantity}_by_decisions"] == pytest.approx(0.05)
+        assert row[f"{quantity}_by_states"] == pytest.approx(0.15)
     (line,) = limits.split_lines(losses, 0.9, figures.label)
-    assert "wrong decisions cost 5.0% of the full score, copied states 15.0% more" in line
+    assert "changes outputs by 20.0%: wrong decisions 5.0%, copied states 15.0% more" in line
 
 
 def test_the_figure_names_what_it_draws(stored, oracle):
     curves = limits.limit_curves(stored, "calm", oracle)
     assert set(curves.series) == set(limits.NAMES)
-    assert len(curves[curves.series == limits.MARGINS]) == 2  # on the front: 0.9 and the cheaper fixed list
     figure = limits.limits_figure(curves, [TASK], "message")
-    names = {text.get_text() for text in figure.axes[0].texts}
-    assert names == set(limits.NAMES.values()) and figure.get_suptitle() == "message"
+    kept, changed = figure.axes
+    assert {text.get_text() for text in kept.texts} == set(limits.NAMES.values())
+    assert {text.get_text() for text in changed.texts} == {"softmax margin", "a fixed layer"}
+    # on the margin's front: 0.9, and the fixed list, which is cheaper and better than the plain one
+    assert kept.lines[0].get_xydata().tolist() == [[0.45, 0.9], [0.8, 0.95]]
+    np.testing.assert_allclose(changed.lines[0].get_ydata(), [0.1, 0.05])
+    assert figure.get_suptitle() == "message" and not figure.legends
     plt.close(figure)

@@ -30,19 +30,17 @@ NAMES = {  # of what is drawn
     "static": "a fixed layer",
     "full_depth": "full depth",
 }
-LOWEST_DRAWN = 0.5  # of the score: what keeps less is cut off
+QUANTITIES = {  # that are drawn: column -> the name of its axis
+    "retained": "score kept (1 = full depth)",
+    "consistency_loss": "change of the outputs\n(mean consistency loss)",
+}
+BANDS = {"retained": ("low", "high"), "consistency_loss": ("consistency_low", "consistency_high")}
+LIMITS = {"retained": (0.5, 1.3), "consistency_loss": (-0.02, 0.5)}  # of the axes; the rest is cut off
+FLOPS_DRAWN = (0.35, 1.25)
 NOT_A_RULE = tuple(name for name, rule in RULES.items() if rule.family == "reference")
 SHOWN = [
-    "task",
-    "series",
-    "rule",
-    "threshold",
-    "retained",
-    "low",
-    "high",
-    "flops_share",
-    "flops_low",
-    "flops_high",
+    *("task", "series", "rule", "threshold", "retained", "low", "high"),
+    *("consistency_loss", "consistency_low", "consistency_high", "flops_share", "flops_low", "flops_high"),
 ]
 
 
@@ -67,19 +65,15 @@ def limit_curves(stored: Measured, model: str, oracle: pd.DataFrame) -> pd.DataF
     """What the figure draws: a `series` for each kind of the oracle, the margins, fixed layers, full depth.
 
     Args:
-        stored: every setting of the profile; the margins are the best of `MARGIN_RULES` at any cost.
+        stored: every setting of the profile; the margins are all settings of `MARGIN_RULES`.
         model: of which.
         oracle: from `decoded_oracle`.
     """
     rows = stored.rows(model=model)
     rows = rows[rows.task.isin(oracle.task.unique())]
     parts = [oracle[oracle.rule == "oracle"].assign(series="oracle_" + oracle.propagation)]
-    for _, of_task in rows.groupby("task", sort=False):
-        margins = of_task[of_task.rule.isin(MARGIN_RULES)]
-        best = margins[on_front(margins.flops_share, margins.retained)]
-        parts.append(best.assign(series=MARGINS))
-        for rule in ("static", "full_depth"):
-            parts.append(of_task[of_task.rule == rule].assign(series=rule))
+    parts.append(rows[rows.rule.isin(MARGIN_RULES)].assign(series=MARGINS))
+    parts += [rows[rows.rule == rule].assign(series=rule) for rule in ("static", "full_depth")]
     return pd.concat(parts, ignore_index=True)[SHOWN]
 
 
@@ -105,16 +99,26 @@ def _flops_per_token(examples: pd.DataFrame) -> float:
 
 
 def split_losses(oracle: pd.DataFrame) -> pd.DataFrame:
-    """What the margin loses at a threshold, in shares of the full score, by its decisions and by its states.
+    """What the margin loses at a threshold by its decisions, and what copied states add.
 
-    With exact states only wrong decisions lose (`by_decisions`); copied states add `by_states`. One row per
-    task and threshold.
+    With exact states only wrong decisions lose anything. One row per task and threshold: `loss_by_decisions`
+    and `loss_by_states` are parts of the mean consistency loss, `score_by_decisions` and `score_by_states` of
+    the share of the score that is lost.
     """
     margin = oracle[oracle.rule == "softmax_margin"]
-    kept = margin.pivot(index=["task", "threshold"], columns="propagation", values="retained")
-    layer = margin[margin.propagation == "copy"].set_index(["task", "threshold"]).mean_exit_layer
-    losses = {"by_decisions": 1 - kept["parallel"], "by_states": kept["parallel"] - kept["copy"]}
-    return pd.DataFrame({"mean_exit_layer": layer, **losses}).reset_index()
+    keys = ["task", "threshold"]
+    copied = margin[margin.propagation == "copy"].set_index(keys)
+    exact = margin[margin.propagation == "parallel"].set_index(keys)
+    return pd.DataFrame(
+        {
+            "mean_exit_layer": copied.mean_exit_layer,
+            "consistency_loss": copied.consistency_loss,
+            "loss_by_decisions": exact.consistency_loss,
+            "loss_by_states": copied.consistency_loss - exact.consistency_loss,
+            "score_by_decisions": 1 - exact.retained,
+            "score_by_states": exact.retained - copied.retained,
+        }
+    ).reset_index()
 
 
 def limits_at_equal_flops(stored: Measured, model: str, oracle: pd.DataFrame) -> pd.DataFrame:
@@ -174,9 +178,9 @@ def split_lines(losses: pd.DataFrame, threshold: float, label: Callable) -> Iter
     """`split_losses` at one threshold in words."""
     for row in losses[losses.threshold == threshold].itertuples():
         yield (
-            f"{label(row.task)}, the margin at {threshold:g} (mean exit layer {row.mean_exit_layer:.1f}): "
-            f"wrong decisions cost {row.by_decisions:.1%} of the full score, "
-            f"copied states {row.by_states:.1%} more"
+            f"{label(row.task)}, the margin at {threshold:g} (mean exit layer {row.mean_exit_layer:.1f}) "
+            f"changes outputs by {row.consistency_loss:.1%}: wrong decisions {row.loss_by_decisions:.1%}, "
+            f"copied states {row.loss_by_states:.1%} more"
         )
 
 
@@ -191,60 +195,67 @@ def message(limits: pd.DataFrame) -> str:
 
 
 def limits_figure(curves: pd.DataFrame, tasks: list[str], headline: str, note: str = ""):
-    """The share of the score that is kept, against FLOPs, a panel a task of `limit_curves`."""
+    """What is kept, and how much outputs change, against FLOPs, from `limit_curves`: a column a task."""
     return figures.facets(
         curves,
         _draw,
         values=tasks,
+        quantities=QUANTITIES,
+        sharey="row",
         xlabel="FLOPs (1 = full depth)",
-        ylabel="score kept (1 = full depth)",
         width=4.2,
-        height=3.6,
+        height=2.9,
         message=headline,
         note=note,
     )
 
 
-def _draw(axis, rows) -> None:
-    colours = figures.FAMILIES
-    curves = {MARGINS: colours["softmax_margin"].colour, "static": figures.GREY}
-    for series, colour in curves.items():
-        part = rows[rows.series == series].sort_values("flops_share", kind="stable")
-        axis.plot(part.flops_share, part.retained, color=colour, linewidth=1.4, marker=".")
-        axis.fill_between(part.flops_share, part.low, part.high, color=colour, alpha=0.15, linewidth=0)
+def _draw(axis, rows, y: str) -> None:
+    """One panel: the margin's front and fixed layers as curves, full depth and the oracle as points."""
+    margins = rows[rows.series == MARGINS]
+    quality = margins[y] if y == "retained" else -margins[y]
+    curves = {
+        MARGINS: margins[on_front(margins.flops_share, quality)],
+        "static": rows[rows.series == "static"],
+    }
+    colours = {MARGINS: figures.FAMILIES["softmax_margin"].colour, "static": figures.GREY}
+    for series, part in curves.items():
+        _draw_curve(axis, part.sort_values("flops_share", kind="stable"), y, colours[series])
     points = rows[~rows.series.isin(curves)]
-    for row in points.itertuples():
-        is_oracle = row.series != "full_depth"
-        axis.errorbar(
-            [row.flops_share],
-            [row.retained],
-            yerr=[[max(row.retained - row.low, 0)], [max(row.high - row.retained, 0)]],
-            color="#d55e00" if is_oracle else "black",
-            fmt="*" if is_oracle else "+",
-            markersize=10,
-            elinewidth=0.8,
+    styles = {series: figures.Style("_", "#d55e00", "*") for series in (COPIED, EXACT, VERIFIED)}
+    styles["full_depth"] = figures.Style("_", "black", "+")
+    figures.dots(axis, points, "flops_share", y, "series", yband=BANDS[y], styles=styles, markersize=9)
+    axis.set_ylim(*LIMITS[y])
+    if y == "retained":  # the points below stand at the same FLOPs
+        figures.name_above(
+            axis, [(row.flops_share, row.retained, NAMES[row.series]) for row in points.itertuples()]
         )
-    axis.axhline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
-    axis.set_ylim(max(LOWEST_DRAWN, rows.low.min() - 0.02), None)
-    axis.margins(x=0.05)
-    names = [(row.flops_share, row.retained, NAMES[row.series]) for row in points.itertuples()]
-    figures.name_above(axis, names)
-    for series, colour in curves.items():
-        _name_curve(axis, rows[rows.series == series], NAMES[series], colour)
+    axis.set_xlim(*FLOPS_DRAWN)
+    _name_curve(axis, curves["static"], y, NAMES["static"], colours["static"], cheapest=True)
+    _name_curve(axis, curves[MARGINS], y, NAMES[MARGINS], colours[MARGINS], cheapest=False)
 
 
-def _name_curve(axis, part: pd.DataFrame, name: str, colour: str) -> None:
-    """Writes the name of a curve below its lowest point that is drawn."""
-    drawn = part[part.retained >= axis.get_ylim()[0]]
-    if drawn.empty:
+def _draw_curve(axis, part: pd.DataFrame, y: str, colour: str) -> None:
+    low, high = BANDS[y]
+    axis.plot(part.flops_share, part[y], color=colour, linewidth=1.4, marker=".", markersize=4)
+    axis.fill_between(part.flops_share, part[low], part[high], color=colour, alpha=0.15, linewidth=0)
+
+
+def _name_curve(axis, part: pd.DataFrame, y: str, name: str, colour: str, cheapest: bool) -> None:
+    """Writes the name of a curve where it begins (`cheapest`), or off the place where it ends."""
+    inside = part[y].between(*axis.get_ylim()) & part.flops_share.between(*axis.get_xlim())
+    if not inside.any():
         return
-    lowest = drawn.loc[drawn.retained.idxmin()]
+    drawn = part[inside].sort_values("flops_share", kind="stable")
+    end = drawn.iloc[0 if cheapest else -1]
+    below = y == "retained"
     axis.annotate(
         name,
-        (lowest.flops_share, lowest.retained),
-        xytext=(6, -2),
+        (end.flops_share, end[y]),
+        xytext=(6, -2) if cheapest else (0, -18 if below else 18),
         textcoords="offset points",
         fontsize=8,
         color=colour,
-        va="top",
+        ha="left" if cheapest else "center",
+        va="top" if cheapest or below else "bottom",
     )
