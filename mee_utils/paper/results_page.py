@@ -102,8 +102,18 @@ def _tasks(profiles: dict[str, Numbers]) -> list[dict]:
         mark = "" if profile == "small" else f" ({profile})"
         for task in sorted(stated["tasks"]):
             names = {"profile": profile, "task": task, "name": label(task) + mark}
-            tasks.append(names | stated["tasks"][task])
+            groups = stated["tasks"][task]
+            several = groups.get("fastest_of_several_layers")
+            if several:
+                several["speeds"] = _speeds(several)
+            tasks.append(names | groups)
     return tasks
+
+
+def _speeds(numbers: dict) -> str:
+    """ "1.43 (1.46)": tokens a second and, where they were saved, samples a second, full depth being 1."""
+    samples = f" ({numbers['samples_speed']:.2f})" if "samples_speed" in numbers else ""
+    return f"{numbers['speed']:.2f}{samples}"
 
 
 def _fastest_by_task(tasks: list[dict]) -> pd.DataFrame:
