@@ -73,7 +73,9 @@ def test_limits_stand_beside_the_best_rule_and_a_fixed_layer(stored, oracle):
     (line,) = limits.limit_lines(table, figures.label)
     assert "an oracle keeps 90.0% (" in line and "with exact states 100.0% for 70%" in line
     assert "best rule keeps 75.0%" in line and "layer 6 for every token 60.0%" in line
-    assert "90% to 90% of the score for 50% to 50% of the FLOPs" in limits.message(table)
+    message = limits.message(table)
+    assert "with copied states 90% of the score for 50% of the FLOPs, with exact ones 100% for 70%" in message
+    assert message.endswith("the best rule for no more FLOPs than the first 75%")
 
 
 def test_where_nothing_is_as_cheap_it_is_said(oracle, stored):

@@ -36,6 +36,7 @@ QUANTITIES = {  # that are drawn: column -> the name of its axis
 }
 BANDS = {"retained": ("low", "high"), "consistency_loss": ("consistency_low", "consistency_high")}
 LIMITS = {"retained": (0.5, 1.3), "consistency_loss": (-0.02, 0.5)}  # of the axes; the rest is cut off
+KEPT = 0.95  # of the score: what keeps more is named above the curves
 FLOPS_DRAWN = (0.35, 1.25)
 NOT_A_RULE = tuple(name for name, rule in RULES.items() if rule.family == "reference")
 SHOWN = [
@@ -186,12 +187,18 @@ def split_lines(losses: pd.DataFrame, threshold: float, label: Callable) -> Iter
 
 def message(limits: pd.DataFrame) -> str:
     """What the figure shows, in a sentence, from `limits_at_equal_flops`."""
-    oracle = f"{limits.oracle.min():.0%} to {limits.oracle.max():.0%} of the score"
-    spent = f"{limits.flops_share.min():.0%} to {limits.flops_share.max():.0%} of the FLOPs"
+    copied = f"with copied states {_range(limits.oracle)} of the score for {_range(limits.flops_share)}"
+    exact = f"with exact ones {_range(limits.exact)} for {_range(limits.exact_flops)}"
     rules = "no rule spends as little"
     if "rule_kept" in limits and limits.rule_kept.notna().any():
-        rules = f"the best rule at that cost {limits.rule_kept.min():.0%} to {limits.rule_kept.max():.0%}"
-    return f"Perfect decisions keep {oracle} for {spent}; {rules}"
+        rules = f"the best rule for no more FLOPs than the first {_range(limits.rule_kept)}"
+    return f"Perfect decisions keep {copied} of the FLOPs, {exact}; {rules}"
+
+
+def _range(values: pd.Series) -> str:
+    """The smallest and the largest value in per cent."""
+    low, high = f"{values.min():.0%}", f"{values.max():.0%}"
+    return low if low == high else f"{low} to {high}"
 
 
 def limits_figure(curves: pd.DataFrame, tasks: list[str], headline: str, note: str = ""):
@@ -226,11 +233,9 @@ def _draw(axis, rows, y: str) -> None:
     styles["full_depth"] = figures.Style("_", "black", "+")
     figures.dots(axis, points, "flops_share", y, "series", yband=BANDS[y], styles=styles, markersize=9)
     axis.set_ylim(*LIMITS[y])
-    if y == "retained":  # the points below stand at the same FLOPs
-        figures.name_above(
-            axis, [(row.flops_share, row.retained, NAMES[row.series]) for row in points.itertuples()]
-        )
     axis.set_xlim(*FLOPS_DRAWN)
+    if y == "retained":  # the points below stand at the same FLOPs
+        _name_points(axis, points)
     _name_curve(axis, curves["static"], y, NAMES["static"], colours["static"], cheapest=True)
     _name_curve(axis, curves[MARGINS], y, NAMES[MARGINS], colours[MARGINS], cheapest=False)
 
@@ -239,6 +244,24 @@ def _draw_curve(axis, part: pd.DataFrame, y: str, colour: str) -> None:
     low, high = BANDS[y]
     axis.plot(part.flops_share, part[y], color=colour, linewidth=1.4, marker=".", markersize=4)
     axis.fill_between(part.flops_share, part[low], part[high], color=colour, alpha=0.15, linewidth=0)
+
+
+def _name_points(axis, points: pd.DataFrame) -> None:
+    """Names what keeps the score above it, and what does not beside it, where curves leave room."""
+    keeps = points.retained > KEPT
+    above = points[keeps]
+    names = [(row.flops_share, row.retained, NAMES[row.series]) for row in above.itertuples()]
+    figures.name_above(axis, names)
+    for row in points[~keeps].itertuples():
+        axis.annotate(
+            NAMES[row.series],
+            (row.flops_share, row.retained),
+            xytext=(8, 0),
+            textcoords="offset points",
+            fontsize=8,
+            color=figures.DARK,
+            va="center",
+        )
 
 
 def _name_curve(axis, part: pd.DataFrame, y: str, name: str, colour: str, cheapest: bool) -> None:
@@ -252,10 +275,10 @@ def _name_curve(axis, part: pd.DataFrame, y: str, name: str, colour: str, cheape
     axis.annotate(
         name,
         (end.flops_share, end[y]),
-        xytext=(6, -2) if cheapest else (0, -18 if below else 18),
+        xytext=(6, -2 if below else 4) if cheapest else (0, -18 if below else 18),
         textcoords="offset points",
         fontsize=8,
         color=colour,
         ha="left" if cheapest else "center",
-        va="top" if cheapest or below else "bottom",
+        va="top" if below else "bottom",
     )
