@@ -275,6 +275,9 @@ def test_the_fastest_is_timed_again_and_that_alone_counts():
     assert planning.find_fastest(range(3), trial.seconds, confirming.seconds) == (1, pytest.approx(1.3))
     assert trial.order == [None, 0, 1, 2] * planning.TRIAL_ROUNDS, "all in turns"
     assert confirming.order == [None, 1] * planning.CONFIRMING_ROUNDS, "the fastest alone"
+    trial = Clock([1.1] * planning.SETTINGS_TIMED)
+    planning.find_fastest(range(planning.SETTINGS_TIMED), trial.seconds, trial.seconds)
+    assert len(trial.order) <= 18, "no more decodings than in three rounds of a trial alone"
 
 
 def test_where_nothing_wins_the_trial_nothing_is_timed_again():

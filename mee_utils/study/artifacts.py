@@ -61,14 +61,16 @@ def train_classifiers(
     models: Collection[str] = (),
     seeds: Collection[int] = (),
     variants: Collection[str] = (),
+    targets: Collection[str] = (),
 ) -> dict[ClassifierJob, Path]:
-    """Takes or trains what is missing of the classifiers, of all or some models, seeds and variants."""
+    """Takes or trains what is missing of the classifiers: of all or some models, seeds, variants, targets."""
     wanted = [
         job
         for job in classifier_jobs(profile)
         if (not models or job.model in models)
         and (not seeds or job.seed in seeds)
         and (not variants or job.variant in variants)
+        and (not targets or job.target in targets)
     ]
     if not wanted:
         return {}

@@ -113,14 +113,19 @@ class Experiment:
         return traced.first(limit) if limit else traced
 
     def classifiers(
-        self, models: dict[str, Model], seeds=(), survey: bool = False, variants: Sequence[str] = ()
+        self,
+        models: dict[str, Model],
+        seeds=(),
+        survey: bool = False,
+        variants: Sequence[str] = (),
+        targets: Sequence[str] = (),
     ) -> dict[tuple, list]:
         """(model, variant, target) -> classifiers, one a seed; trains missing ones. The survey's if asked.
 
-        `variants` are the rules whose classifiers are wanted, if not all.
+        `variants` are the rules whose classifiers are wanted, and `targets` what they learned, if not all.
         """
         groups: dict = {}
-        for job, path in train_classifiers(self.profile, models, seeds, variants).items():
+        for job, path in train_classifiers(self.profile, models, seeds, variants, targets).items():
             if job.variant in SURVEY_VARIANTS and not survey:
                 continue
             classifier = load_classifier(path, models[job.model])

@@ -35,8 +35,8 @@ def bench(options) -> None:
 
 def timed(options) -> Iterator[Timed]:
     """Times what the options name, size by size, so that a model is made once."""
-    own = [name for name in PARTS if options.profile == "small" or name not in decoder.PARTS]
-    parts = options.part or own
+    of_profile = [name for name in PARTS if options.profile == "small" or name not in decoder.PARTS]
+    parts = options.part or of_profile
     for shape in options.shape or WORKLOADS:
         for part in [name for name in parts if name not in rules.PARTS]:
             print(f"{shape}: {part}", flush=True)

@@ -26,6 +26,7 @@ from .workloads import PAUSE, SEED, Bench, Workload, bench_of
 
 LAYER = "of a layer"  # unit: the time of one decoder layer
 FASTER = "times faster"
+DECIDED = 8  # tokens in a round of what one decision costs
 TABLES = read_yaml(Path(__file__).with_name("decoder.yaml"))
 KEYS = ("shape", "group")
 
@@ -150,7 +151,7 @@ def _decision_seconds(bench: Bench, policy: ExitPolicy) -> np.ndarray:
         took.append((state.layer, time.perf_counter() - started))
         return value
 
-    run = bench.ours(1, around(policy, timed))
+    run = bench.ours(1, around(policy, timed), DECIDED)
     first = 2 + policy.measure.lookback
     for _ in range(bench.rounds + 1):
         took.clear()

@@ -3,7 +3,7 @@
 Decoding is timed as users run it: in single precision, alone and in batches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -88,7 +88,7 @@ def kept(experiment: Experiment) -> Iterator[Setting]:
     rows = certain(experiment.profile.name)
     batches = (1, settings.batch_size)
     (model,) = experiment.models([MAIN_MODEL]).values()
-    classifiers = trained(experiment, model)
+    classifiers = trained(experiment, model, rows.rule)
     for task in load_tasks(experiment.profile, "test", settings.test):
         labels, policies = labelled_policies(rows[rows.task == task.name], settings.model_dump(), classifiers)
         yield Setting(model, task, labels, policies, settings.max_new_tokens, batches, all_inputs=True)
@@ -100,7 +100,7 @@ def results(experiment: Experiment) -> Iterator[Setting]:
     wanted = timed(read_measured(profile.name), MAIN_MODEL)
     settings = profile.results
     for name, model in experiment.models(wanted.model.unique()).items():
-        classifiers = trained(experiment, model)
+        classifiers = trained(experiment, model, wanted[wanted.model == name].rule)
         options = settings.model_dump() | {"exit_layer": profile.training.exit_layer(name, model.layers)}
         batches = (1, settings.batch_size) if name == MAIN_MODEL else (1,)
         for task in experiment.tasks(settings.examples).values():
@@ -168,7 +168,7 @@ def drafts(experiment: Experiment) -> Iterator[Setting]:
     rows = within_loss(read_measured(experiment.profile.name), MAIN_MODEL, DEMAND)
     rows = rows[rows.rule.isin([*SURVEY, *BESIDE_SURVEY])]
     (model,) = experiment.models([MAIN_MODEL]).values()
-    classifiers = trained(experiment, model)
+    classifiers = trained(experiment, model, rows.rule)
     for task in experiment.tasks(settings.examples).values():
         labels, policies = labelled_policies(rows[rows.task == task.name], settings.model_dump(), classifiers)
         policies = [replace(policy, propagation="verify", max_draft=LONGEST) for policy in policies]
@@ -191,10 +191,15 @@ def labelled_policies(
     return labels, policies
 
 
-def trained(experiment: Experiment, model: Model, variants: Sequence[str] = ()) -> dict[str, ExitClassifier]:
-    """The first of a model's exit classifiers for each rule or for some, in single precision."""
-    by_rule = experiment.classifiers({model.name: model}, seeds=[0], survey=True, variants=variants)
-    return {rule: one.float() for (_, rule, target), (one,) in by_rule.items() if target == "consistency"}
+def trained(experiment: Experiment, model: Model, rules: Iterable[str]) -> dict[str, ExitClassifier]:
+    """The first of a model's exit classifiers for each of the rules that has one, in single precision."""
+    names = set(rules)
+    if not names:
+        return {}
+    by_key = experiment.classifiers(
+        {model.name: model}, seeds=[0], survey=True, variants=names, targets=["consistency"]
+    )
+    return {rule: one.float() for (_, rule, _), (one,) in by_key.items()}
 
 
 def drafts_by(policy: ExitPolicy) -> str:

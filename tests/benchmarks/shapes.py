@@ -75,7 +75,7 @@ class Trained:
     def kept(self) -> list[tuple[dict, Outputs]]:
         """The cheapest setting of each family of rules that keeps the score for certain, and its exits."""
         best = best_of_families(certain(self.experiment.profile.name), ["task"], "flops_share")
-        classifiers = trained(self.experiment, self.model)
+        classifiers = trained(self.experiment, self.model, best.rule)
         options = self.settings.model_dump()
         length = self.settings.max_new_tokens
         kept = []
