@@ -48,7 +48,7 @@ from mee_utils.study.catalogue import PRUNED, RULES, rule_policies
 from mee_utils.study.result_tables import KEEPS_IT, inputs_of, read_measured, read_timings
 from mee_utils.study.results import round_table
 from mee_utils.study.verdicts import keeping
-from mee_utils.traces.replay import replay_policy
+from mee_utils.traces.replay import replay_policies, replay_policy
 
 # %%
 experiment = Experiment.of_notebook("03_pruning", globals())
@@ -168,11 +168,10 @@ print(f"The best {top_k} ids of layer {min_layer} hold at least:", ", ".join(lea
 # %%
 margins = rule_policies(("unpruned", *PRUNED), threshold, settings)
 policies = margins | rule_policies(("rising_top1", "rising_fixed"), threshold, settings)
-replays = {
-    (task, rule): replay_policy(traces["calm", task], policy, calm)
-    for task in tasks
-    for rule, policy in policies.items()
-}
+replays = {}
+for task in tasks:
+    by_key = {(task, rule): policy for rule, policy in policies.items()}
+    replays |= replay_policies(traces["calm", task], by_key, calm)
 replays_of_pruned = {(task, form): replays[task, form] for task in tasks for form in PRUNED}
 by_layer = experiment.table(pruning.kept_by_layer, replays_of_pruned, labels=("task", "rule"))
 
@@ -292,13 +291,15 @@ beside[["model", "dataset", "reduction", *theirs, *ours, *speeds, "why_they_diff
 # predictions that stay, and FLOPs; a replay, CALM.
 
 # %%
+of_size = {}
+for k in (2, 4, 8, 16, 32, 64, 128, 256, 512):
+    sized = settings | {"top_k": k, "least_k": min(k, first_k)}
+    for form, policy in rule_policies(("fixed", "decaying"), threshold, sized).items():
+        of_size[form, k] = policy
 swept = []
 for task in tasks:
-    for k in (2, 4, 8, 16, 32, 64, 128, 256, 512):
-        sized = settings | {"top_k": k, "least_k": min(k, first_k)}
-        for form, policy in rule_policies(("fixed", "decaying"), threshold, sized).items():
-            replayed = replay_policy(traces["calm", task], policy, calm)
-            swept.append({"task": task, "rule": form, "k": k, **comparison.replayed_row(replayed)})
+    for (form, k), replayed in replay_policies(traces["calm", task], of_size, calm).items():
+        swept.append({"task": task, "rule": form, "k": k, **comparison.replayed_row(replayed)})
 swept = pd.DataFrame(swept)
 
 # %%

@@ -58,7 +58,7 @@ from mee_utils.paper.numbers import save_numbers
 from mee_utils.study import figures
 from mee_utils.study.catalogue import CONTRASTED, RULES, rule_policies
 from mee_utils.study.result_tables import read_timings
-from mee_utils.traces.replay import replay_policy
+from mee_utils.traces.replay import replay_policies
 
 # %%
 experiment = Experiment.of_notebook("04_contrastive_decoding", globals())
@@ -170,11 +170,9 @@ print(f"Tokens with one plausible id at layer {min_layer}:", ", ".join(shares))
 every_rule = ("unpruned", "fixed", *CONTRASTED)
 rules = [rule for rule in every_rule if not rule.endswith("_token")]
 policies = rule_policies(rules, threshold, settings)
-replays = {
-    (task, rule): replay_policy(t, policy, model)
-    for task, t in traces.items()
-    for rule, policy in policies.items()
-}
+replays = {}
+for task, t in traces.items():
+    replays |= replay_policies(t, {(task, rule): policy for rule, policy in policies.items()}, model)
 at_level = []
 for task in tasks:
     bare = contrasting.without_mass(replays[task, "unpruned"], model, alpha)
@@ -196,14 +194,11 @@ at_level.pivot(index="task", columns="rule", values=["mean_exit_layer", "same_to
 # final is left out, of the figure and of the means: there one or two tokens would decide.
 
 # %%
-ranked = {}
-for (name, task), t in of_both.items():
-    for rule, policy in policies.items():
-        if not rule.endswith("fixed"):
-            of_calm = name == "calm"
-            ranked[name, task, rule] = (
-                replays[task, rule] if of_calm else replay_policy(t, policy, models[name])
-            )
+over_all_ids = {rule: policy for rule, policy in policies.items() if not rule.endswith("fixed")}
+ranked = {("calm", task, rule): replays[task, rule] for task in tasks for rule in over_all_ids}
+for task in tasks:
+    by_key = {("vanilla", task, rule): policy for rule, policy in over_all_ids.items()}
+    ranked |= replay_policies(of_both["vanilla", task], by_key, models["vanilla"])
 ranks = experiment.table(decisions.ranking, ranked, labels=("model", "task", "rule"))
 
 # %%
@@ -243,14 +238,16 @@ means = [f"{figures.label(rule)} {share:.0%}" for rule, share in depths.items()]
 print("FLOPs where 98 % of predictions stay, mean of tasks:", "; ".join(means))
 
 # %%
+later = {
+    (rule, start): RULES[rule].policy(threshold, settings | {"min_layer": start})
+    for rule in ("fixed", "weighted_fixed", "jsd_fixed")
+    for start in (2, 4, 6, 8)
+}
 starts = []
 for task, t in traces.items():
-    for rule in ("fixed", "weighted_fixed", "jsd_fixed"):
-        for start in (2, 4, 6, 8):
-            policy = RULES[rule].policy(threshold, settings | {"min_layer": start})
-            replayed = replays[task, rule] if start == min_layer else replay_policy(t, policy, model)
-            labels = {"task": task, "rule": rule, "min_layer": start}
-            starts.append(comparison.at_equal_quality(replayed, [0.98], **labels))
+    for (rule, start), replayed in replay_policies(t, later, model).items():
+        labels = {"task": task, "rule": rule, "min_layer": start}
+        starts.append(comparison.at_equal_quality(replayed, [0.98], **labels))
 starts = experiment.save_table(pd.concat(starts, ignore_index=True), "minimum_layer")
 starts.pivot(index=["task", "rule"], columns="min_layer", values=["mean_exit_layer", "flops_share"]).round(2)
 

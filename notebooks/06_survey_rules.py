@@ -53,7 +53,7 @@ from mee_utils.study import figures, verdicts
 from mee_utils.study.catalogue import IDEAS, MAIN_MODEL, RULES
 from mee_utils.study.result_tables import inputs_of, read_measured
 from mee_utils.study.survey_bench import survey_bench
-from mee_utils.traces.replay import replay_policy
+from mee_utils.traces.replay import replay_policies, replay_policy
 
 # %%
 experiment = Experiment.of_notebook("06_survey_rules", globals())
@@ -138,11 +138,9 @@ described.assign(rule=described.rule.map(figures.label)).set_index("rule").round
 # than 20 tokens are not final are left out. All ids are read out here, by the pruned rules too.
 
 # %%
-plain = {
-    (task, rule): replay_policy(traces[task], policy_of(rule, pruned=False), calm)
-    for task in tasks
-    for rule in group_of
-}
+plain = {}
+for task, t in traces.items():
+    plain |= replay_policies(t, {(task, rule): policy_of(rule, pruned=False) for rule in group_of}, calm)
 labels = ("task", "rule")
 ranks = experiment.table(decisions.ranking, plain, labels)
 ranks["group"] = ranks.rule.map(group_of)
@@ -303,10 +301,9 @@ bench = survey_bench(stored, experiment.profile.name, rules, list(tasks), mean_r
 
 # %%
 replays = dict(plain)
-for task in tasks:
-    for rule in rules:
-        if RULES[rule].pruning:
-            replays[task, rule] = replay_policy(traces[task], policy_of(rule), calm)
+for task, t in traces.items():
+    pruned = {(task, rule): policy_of(rule) for rule in rules if RULES[rule].pruning}
+    replays |= replay_policies(t, pruned, calm)
 drafted = []
 for row in bench.itertuples():
     replayed = replays[row.task, row.rule]

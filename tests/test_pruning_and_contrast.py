@@ -12,10 +12,12 @@ from conftest import INPUTS, LENGTH, build_lively
 from scipy.spatial.distance import jensenshannon
 from test_readouts import softmax
 
-from mee_utils import ExitPolicy, MeeError, generate, trace
+from mee_utils import ExitPolicy, MeeError, Task, generate, trace
 from mee_utils.analysis import comparison, decisions, long_documents, pruning
 from mee_utils.analysis import contrast as contrasting
 from mee_utils.analysis.comparison import DecodingResult
+from mee_utils.decoding.layerwise import decoder_of
+from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.contrast import Distribution
 from mee_utils.exits.measures import find_measure
 from mee_utils.models.costs import DecoderSizes, generation_flops
@@ -26,7 +28,7 @@ from mee_utils.paper.published_numbers import (
     published_scores,
     weighted_rouge_l,
 )
-from mee_utils.traces.replay import chunks, replay_policy
+from mee_utils.traces.replay import chunks, replay_policies, replay_policy
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +224,46 @@ def test_pruned_and_contrasted_rules_are_ranked_as_plain_ones_are(eight, traced)
         replayed = replay_policy(traced, policy, eight)
         assert list(decisions.ranking(replayed).layer) == [3, 4, 5, 6, 7]
         assert list(decisions.precision_and_recall(replayed).layer) == [3, 4, 5, 6, 7]
+
+
+def test_policies_replayed_together_are_as_each_alone_and_share_the_logits(eight, traced, monkeypatch):
+    policies = {
+        "margin": ExitPolicy(min_layer=2),
+        "similarity": ExitPolicy("hidden_similarity"),
+        "fixed": ExitPolicy(min_layer=2, pruning="fixed", top_k=500),
+        "few": ExitPolicy("max_probability", min_layer=3, pruning="fixed", top_k=9),
+        "adaptive": ExitPolicy(min_layer=4, pruning="adaptive"),
+        "weighted": ExitPolicy(min_layer=4, contrast="weighted"),
+        "jsd": ExitPolicy(min_layer=2, contrast="jsd", pruning="decaying", top_k=80, least_k=7),
+        "foretold": ExitPolicy(new_classifier("past_future", 32, decoder_layers=8).double()),
+    }
+    alone = {name: replay_policy(traced, policy, eight) for name, policy in policies.items()}
+    decoder = decoder_of(eight.network)
+    readout = decoder.readout
+    rows = []
+    monkeypatch.setattr(decoder, "readout", lambda states: rows.append(len(states)) or readout(states))
+    together = replay_policies(traced, policies, eight)
+    assert list(together) == list(policies)
+    for name, replayed in together.items():
+        assert replayed.bound.policy == policies[name]
+        for array in ("confidences", "token_ids", "readout_rows", "kept"):
+            assert np.array_equal(getattr(replayed, array), getattr(alone[name], array)), (name, array)
+    foretold = 7  # layers whose lens changes what the LM head is given
+    assert sum(rows) <= len(traced) * (8 + foretold), "each layer once, whatever the number of policies"
+
+
+def test_equal_policies_are_decoded_once(eight, monkeypatch):
+    task = Task("translation", "s", "t", INPUTS, [["the red house"]] * len(INPUTS), "d")
+    policies = {("a",): ExitPolicy(threshold=0.1), ("b",): ExitPolicy(threshold=0.1, min_layer=3)}
+    policies["again",] = ExitPolicy("softmax_margin", threshold=0.1)
+    decoded = []
+    decode = comparison.decode
+    monkeypatch.setattr(
+        comparison, "decode", lambda *given, **options: decoded.append(given) or decode(*given, **options)
+    )
+    table, results = comparison.comparison(eight, task, policies, ("rule",), max_new_tokens=LENGTH)
+    assert len(decoded) == 3 and results["a",] is results["again",] is not results["b",]
+    assert table.rule.tolist() == ["full_depth", "a", "b", "again"]
 
 
 def test_contrast_reads_a_few_tokens_at_a_time(eight, traced, monkeypatch):

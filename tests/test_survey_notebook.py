@@ -177,7 +177,7 @@ def test_the_bandit_that_is_played_is_the_bandit_that_decodes(traced):
     bandit = ExitPolicy("max_probability", threshold=BanditThreshold(arms, **options), min_layer=1)
     rewards, places = survey.arm_rewards(replayed, arms, cost=0.1)
     outputs = found.by_output(np.arange(len(found)))
-    chosen = survey.play(rewards, outputs, exploration=0.05)
+    chosen = np.concatenate(survey.play(rewards, outputs, exploration=0.05))
     exits = replay_policy(found, bandit, model).exits(LENGTH)
     assert (places[np.arange(len(found)), chosen] == exits).all() and len(set(chosen)) > 1
     never = survey.arm_rewards(replayed, [2.0], cost=0.1)

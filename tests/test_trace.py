@@ -100,6 +100,15 @@ def test_padding_and_batch_size_change_no_number_beyond_rounding(model, batch_si
     assert list(together.position) == [p for t in alone for p in t.position]
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_final_predictions_are_those_of_a_trace_along_the_references(model, batch_size):
+    along = trace(model, INPUTS, REFERENCES, max_new_tokens=6)
+    found = traces.final_predictions(model, INPUTS, REFERENCES, max_new_tokens=6, batch_size=batch_size)
+    for name in ("sequence", "token_id", "final_id"):
+        assert (getattr(found, name) == getattr(along, name)).all(), name
+    assert len(found.final_id) == len(along) and (found.final_id != found.token_id).any()
+
+
 def test_what_is_derived_follows_its_definition(t5, tmp_path):
     traced = trace(t5, INPUTS, REFERENCES, top_k=len(t5.tokenizer), states=tmp_path / "s.npy")
     p, ids = traced.top_probabilities.astype(np.float64), traced.top_ids

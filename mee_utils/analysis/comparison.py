@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t
+from scipy.special import stdtrit  # quantiles of Student's t
 
 from ..common.errors import MeeError
 from ..decoding.generation import Generation, generate
@@ -120,8 +120,11 @@ def comparison(model, task, policies: dict, names: Sequence[str], **settings) ->
     settings = {"encodings": EncoderCache(), **settings}
     full = decode(model, task, None, **settings)
     decoded = {None: full}
+    by_policy: dict[ExitPolicy, DecodingResult] = {}  # equal policies are decoded once
     for labels, policy in policies.items():
-        decoded[labels] = decode(model, task, policy, full, **settings)
+        if policy not in by_policy:
+            by_policy[policy] = decode(model, task, policy, full, **settings)
+        decoded[labels] = by_policy[policy]
     rows = []
     for labels, decoding in decoded.items():
         values = labels or ["full_depth"] * len(names)
@@ -257,7 +260,7 @@ def _mean_over_seeds(of_seeds: Estimate, name: str, group: int) -> dict[str, flo
     mean = values.mean()
     margin = 0.0
     if len(values) > 1:
-        quantile = round(float(t.ppf(0.975, len(values) - 1)), 3)  # as printed tables have it
+        quantile = round(float(stdtrit(len(values) - 1, 0.975)), 3)  # as printed tables have it
         margin = quantile * values.std(ddof=1) / np.sqrt(len(values))
     row = {name: mean, f"{name}_low": mean - margin, f"{name}_high": mean + margin}
     if of_seeds.draws is not None:

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array
-from sklearn.metrics import roc_auc_score
 
 from ..common.errors import MeeError
 from ..traces.replay import PolicyReplay
 from .monotonicity import settled_from
-from .statistics import NOTHING, Estimate, interval, mean_interval, reliability
+from .statistics import NOTHING, Estimate, by_sequence, interval, mean_interval, reliability
 
-COMPARED_AT_ONCE = 2**22  # tokens times sequences: 32 MiB
+COMPARED_AT_ONCE = 2**22  # tokens that may not exit times sequences: 32 MiB
 LEAST_TO_RANK = 20  # tokens of either kind at a layer, those that may exit there and those that may not
 
 
@@ -30,6 +29,8 @@ def roc_area(score: np.ndarray, label: np.ndarray) -> float:
     >>> roc_area(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
     """
+    from sklearn.metrics import roc_auc_score
+
     return float(roc_auc_score(label, score)) if 0 < np.sum(label) < len(label) else float("nan")
 
 
@@ -40,20 +41,19 @@ def area_interval(scores: np.ndarray, labels: np.ndarray, sequence: np.ndarray) 
     sequence i that may exit are scored above how many of j that may not (ties: half), and `A_ij` the number
     of such pairs, resamples that draw sequence i `w_i` times have the area `w M w / w A w`.
     """
+    labels = np.asarray(labels, dtype=bool)
     units = int(sequence.max()) + 1
+    may = by_sequence(labels, sequence, units)  # [sequence, layer]: how many tokens may exit
+    may_not = by_sequence(~labels, sequence, units)
+    some = may_not.any(axis=1)  # sequences with tokens that may not exit
     wins = np.zeros((units, units))
-    pairs = np.zeros((units, units))
-    for score, may_exit in zip(scores.T, np.asarray(labels, dtype=bool).T, strict=True):
+    for score, may_exit in zip(scores.T, labels.T, strict=True):
         _add_wins(wins, score, may_exit, sequence)
-        may = np.bincount(sequence, weights=may_exit, minlength=units)
-        may_not = np.bincount(sequence, weights=~may_exit, minlength=units)
-        pairs += np.outer(may, may_not)
-    some = pairs.any(axis=0)  # sequences with tokens that may not exit
 
     def area(weights: np.ndarray) -> np.ndarray:
         """`[resample]`, from `weights` `[resample, sequence]`."""
         won = ((weights @ wins[:, some]) * weights[:, some]).sum(axis=1)
-        compared = ((weights @ pairs[:, some]) * weights[:, some]).sum(axis=1)
+        compared = ((weights @ may) * (weights @ may_not)).sum(axis=1)
         return won / compared
 
     return interval(area, units)
@@ -63,21 +63,32 @@ def _add_wins(wins: np.ndarray, score: np.ndarray, may_exit: np.ndarray, sequenc
     """Adds to `wins` `[i, j]` how often a token of i that may exit is scored above one of j that may not.
 
     Of three tokens with scores 0.1, 0.4 and 0.4, where only the last may exit, that one wins once against the
-    first and half against the second. Sequences j are taken some at a time, for the sake of memory.
+    first and half against the second. Tokens that may not exit are taken some at a time, for the sake of
+    memory.
     """
-    order = np.argsort(score, kind="stable")
-    sequence, may_exit = sequence[order], may_exit[order]
-    _, first, tie, count = np.unique(score[order], return_index=True, return_inverse=True, return_counts=True)
-    units, tokens = len(wins), len(order)
-    of_ties = csr_array((may_exit.astype(float), (sequence, tie)), shape=(units, len(first)))  # [i, tie]
-    width = max(1, COMPARED_AT_ONCE // tokens)
-    for start in range(0, units, width):
-        columns = min(width, units - start)
-        others = np.flatnonzero(~may_exit & (sequence >= start) & (sequence < start + columns))
-        below = np.zeros((tokens + 1, columns))  # [token, j]: tokens of j before it that may not exit
-        below[others + 1, sequence[others] - start] = 1
-        np.cumsum(below, axis=0, out=below)
-        wins[:, start : start + columns] += of_ties @ ((below[first] + below[first + count]) / 2)
+    units = len(wins)
+    losers = np.flatnonzero(~may_exit)
+    losers = losers[np.argsort(score[losers], kind="stable")]
+    at_once = max(1, COMPARED_AT_ONCE // units)
+    for start in range(0, len(losers), at_once):
+        rivals = losers[start : start + at_once]
+        won = _wins_against(score[rivals], score[may_exit], sequence[may_exit], units)
+        in_sequence = csr_array((np.ones(len(rivals)), (np.arange(len(rivals)), sequence[rivals])))
+        wins[:, : in_sequence.shape[1]] += won @ in_sequence
+
+
+def _wins_against(rivals: np.ndarray, score: np.ndarray, sequence: np.ndarray, units: int) -> np.ndarray:
+    """`[i, rival]`: how many tokens of sequence i are scored above each rival (ties: half); rivals ascend.
+
+    A token that stands behind k of the rivals has won against the first k. Ties stand before and behind.
+    """
+    counts = len(rivals) + 1
+    tokens = np.zeros(units * counts)  # [i, k]: tokens of i behind k rivals, each before and behind its ties
+    for side in ("left", "right"):
+        beaten = np.searchsorted(rivals, score, side)
+        tokens += np.bincount(sequence * counts + beaten, minlength=units * counts)
+    behind = tokens.reshape(units, counts)[:, ::-1].cumsum(axis=1)[:, ::-1]  # [i, k]: behind k or more
+    return behind[:, 1:] / 2
 
 
 def ranking(replayed: PolicyReplay, **labels) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from ..common.errors import MeeError
 from ..tasks.synthetic.words import DIFFICULTIES
-from ..traces.trace import trace
+from ..traces.trace import final_predictions
 from .statistics import mean_interval
 
 
@@ -42,8 +42,9 @@ def score_table(tasks: Mapping, texts: Mapping, seed: int = 0) -> pd.DataFrame:
     rows = []
     for name, task in tasks.items():
         for (kind, system), outputs in texts[name].items():
-            corpus_scores = task.score(outputs)
-            for metric, values in task.score_examples(outputs).items():
+            of_examples = task.score_examples(outputs)
+            corpus_scores = task.score(outputs, of_examples)
+            for metric, values in of_examples.items():
                 rows.append(
                     {
                         "task": name,
@@ -66,7 +67,7 @@ def difficulty_accuracy(tasks: Mapping, models: Mapping, max_target: int) -> pd.
         difficulty = np.concatenate(
             [token_difficulty(task, model.tokenizer, max_target) for task in tasks.values()]
         )
-        along = trace(model, inputs, targets, top_k=2, max_new_tokens=max_target)
+        along = final_predictions(model, inputs, targets, max_new_tokens=max_target)
         right = along.final_id == along.token_id
         for kind in DIFFICULTIES:
             chosen = difficulty == kind

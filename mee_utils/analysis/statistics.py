@@ -16,7 +16,7 @@ from warnings import catch_warnings
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
+from scipy.special import ndtr  # the normal distribution; scipy.stats takes half a second to import
 
 from ..common.errors import MeeError
 
@@ -178,7 +178,7 @@ class Estimate:
         spread = np.nanstd(draws)
         if spread >= 1e-12:
             distance = self.value / spread
-            return float(norm.sf(distance)), float(norm.cdf(distance))
+            return float(ndtr(-distance)), float(ndtr(distance))
         tied = self.value == 0 and not or_equal
         if tied and self.draws is not None:
             return 1.0, 1.0
@@ -247,7 +247,7 @@ def percentiles(draws, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def resampled(units: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
     """How often each unit (sequence or example) is drawn, `[resample, unit]`; unit i always alike."""
     return np.random.default_rng(seed).poisson(1.0, (units, resamples)).T.astype(np.float64)

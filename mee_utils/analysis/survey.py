@@ -156,24 +156,34 @@ def arm_rewards(
     return gain - cost * replayed.layers[exits] / replayed.trace.layers, exits
 
 
-def play(rewards: np.ndarray, streams: Sequence[np.ndarray], exploration: float = 1.0) -> np.ndarray:
-    """The arm of each token, `[token]`, if UCB plays each stream (numbers of tokens, in order) by itself.
+def play(rewards: np.ndarray, streams: Sequence[np.ndarray], exploration: float = 1.0) -> list[np.ndarray]:
+    """The arm of each token of each stream, `[stream][token]`, if UCB plays every stream by itself.
 
     Arms are tried in their order, then the one with the largest `mean + exploration sqrt(ln t / n)`.
+
+    Args:
+        rewards: `[token, arm]`.
+        streams: indices of tokens, in the order in which they are played; all streams go side by side.
+        exploration: how much an arm's bonus for being rarely tried weighs.
     """
-    chosen = np.zeros(len(rewards), dtype=np.int64)
+    lengths = np.array([len(stream) for stream in streams])
+    tokens = np.zeros((len(streams), lengths.max()), dtype=np.int64)  # [stream, round]
+    for row, stream in zip(tokens, streams, strict=True):
+        row[: len(stream)] = stream
     count = rewards.shape[1]
-    for stream in streams:
-        earned = np.zeros(count)
-        times = np.zeros(count)
-        for played, token in enumerate(stream):
-            arm = played
-            if played >= count:
-                arm = int((earned / times + exploration * np.sqrt(np.log(played) / times)).argmax())
-            chosen[token] = arm
-            earned[arm] += rewards[token, arm]
-            times[arm] += 1
-    return chosen
+    chosen = np.zeros_like(tokens)
+    earned = np.zeros((len(streams), count))
+    times = np.zeros((len(streams), count))
+    for played in range(tokens.shape[1]):
+        running = np.flatnonzero(lengths > played)
+        arm = np.full(len(running), played)
+        if played >= count:
+            bonus = exploration * np.sqrt(np.log(played) / times[running])
+            arm = (earned[running] / times[running] + bonus).argmax(axis=1)
+        chosen[running, played] = arm
+        earned[running, arm] += rewards[tokens[running, played], arm]
+        times[running, arm] += 1
+    return [row[:length] for row, length in zip(chosen, lengths, strict=True)]
 
 
 def bandit_or_calibrated(
@@ -206,10 +216,13 @@ def _bandits(rewards: np.ndarray, trace: Trace, splits: int) -> list[tuple[str, 
     """Who, and the arm of each token `[token]`: a bandit for each output; one stream in `splits` orders."""
     outputs = trace.by_output(np.arange(len(rewards)))
     random = np.random.default_rng(0)
-    players = [("bandit, each output", play(rewards, outputs))]
-    for _ in range(splits):
-        stream = np.concatenate([outputs[number] for number in random.permutation(len(outputs))])
-        players.append(("bandit, one stream", play(rewards, [stream])))
+    orders = [random.permutation(len(outputs)) for _ in range(splits)]
+    streams = [np.concatenate([outputs[number] for number in order]) for order in orders]
+    players = [("bandit, each output", np.concatenate(play(rewards, outputs)))]
+    for stream, arms in zip(streams, play(rewards, streams), strict=True):
+        in_order = np.zeros(len(rewards), dtype=np.int64)
+        in_order[stream] = arms
+        players.append(("bandit, one stream", in_order))
     return players
 
 
