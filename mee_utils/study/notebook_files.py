@@ -9,6 +9,10 @@ from ..common.errors import MeeError, check_choice
 from ..common.files import ROOT
 from .digests import digest_of
 
+# jsonschema, which nbformat imports, compiles a grammar of IRIs where it finds this module: that takes every
+# kernel and every job more than a second, and no notebook has an IRI to be checked
+sys.modules.setdefault("rfc3987_syntax", None)
+
 SOURCES = ROOT / "notebooks"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 INJECTED = "injected-parameters"  # papermill's tag of the cell that it adds
