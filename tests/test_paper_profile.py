@@ -505,28 +505,12 @@ print([task.inputs[0][:10] for task in load_tasks(profile)])
     assert max(longest) <= 13 and "question: " in done.stdout, done.stderr[-1000:]
 
 
-EVERY = """
-import sys
-from mee_utils.__main__ import main
-from mee_utils.study import jobs
-from mee_utils.study.profiles import load_profile
-where = ["--profile", "paper", "--data", sys.argv[1]]
-for name in sys.argv[2:]:
-    if name == "measure":
-        for job in jobs.measurements(load_profile("paper")):
-            main(["job", job.kind, "--model", job.model, "--task", job.task, *where])
-        main(["job", "tables", "--name", "measured", *where])
-    else:
-        main(["notebook", name, *where])
-"""
-
-
 @pytest.fixture(scope="module")
 def executed(trained):
-    """What the commands said. After 00 one corpus and the two models that all need are enough."""
+    """What the commands said. 00 has a kernel, as users run it; then one corpus and two models are enough."""
     before = trained.files()
     (first, *rest), data = notebook_files.notebook_names(), str(trained.root.parent / "corpora")
-    start = trained.python("-c", EVERY, data, first)
+    start = trained.run("notebook", first, "--profile", "paper", "--data", data)
     spared = {"corpora": ("question_answering", "summarization"), "backbones": ("free", "late_weighted")}
 
     def spare(content):
@@ -538,7 +522,7 @@ def executed(trained):
                 backbone["examples"] = {"translation": 15}
 
     trained.edit(spare)
-    others = trained.python("-c", EVERY, data, "measure", *rest)
+    others = trained.python(str(ROOT / "tests/in_process.py"), data, "measure", *rest)
     assert trained.files() == before  # results are in their own folder
     return start.stdout + start.stderr + others.stdout + others.stderr
 

@@ -388,36 +388,6 @@ def test_no_single_example_turns_a_verdict(monkeypatch):
     assert weighed >= 6
 
 
-def test_notebook_06_is_drawn_without_a_model(monkeypatch, tmp_path):
-    """Its code run in this process where no model can be loaded: every file comes out as it is stored."""
-    import matplotlib
-
-    from mee_utils.study import experiment as companion
-    from mee_utils.study import results
-
-    matplotlib.use("Agg")
-    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    monkeypatch.chdir(ROOT / "notebooks")
-
-    def refuse(*arguments, **options):
-        raise AssertionError("08 must not load a model")
-
-    for name in ("models", "classifiers", "tasks"):
-        monkeypatch.setattr(companion.Experiment, name, refuse)
-    names = {}
-    for cell in read_source("08_results").cells:
-        if cell.cell_type == "code":
-            exec(compile(cell.source, "08_results", "exec"), names)
-    assert results.output_root() == tmp_path
-    committed = ROOT / "figures/small/08_results"
-    (again,) = (tmp_path / "build/trials/small/08_results").iterdir()  # one trial
-    files = {path.name for path in committed.glob("*.*") if path.suffix != ".json"}
-    assert files == {path.name for path in again.glob("*.*") if path.suffix != ".json"} and len(files) > 20
-    assert [
-        name for name in sorted(files) if (committed / name).read_bytes() != (again / name).read_bytes()
-    ] == []
-
-
 def test_status_says_what_has_changed_since(tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     profile, folder = load_profile("small"), tmp_path / "small" / "measured"

@@ -101,6 +101,13 @@ def test_the_package_ships_every_classifier_of_small_as_training_makes_it(monkey
     monkeypatch.setattr(train_exits, "classifier_jobs", lambda profile: [one])
     monkeypatch.setattr(Job, "shipped", lambda job, profile: tmp_path / "nowhere" / job.file)
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    first_tokens = train_exits._first_tokens
+
+    def few_held_out(profile, part):
+        """Those for training as ever; what is held out gives the learning curve, and no weight."""
+        return first_tokens(profile, part) if part == "train" else [task[:5] for task in tasks]
+
+    monkeypatch.setattr(train_exits, "_first_tokens", few_held_out)
     again = load_file(train_exits.train_classifiers(small)[one])
     for name, weight in shipped.items():
         assert torch.allclose(weight, again[name], rtol=1e-4, atol=1e-5), name

@@ -260,13 +260,14 @@ def read_oracle(profile: str, tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
 def _settings_of(table: pd.DataFrame) -> Iterator[tuple[str, str, float, pd.DataFrame]]:
     """Part, rule, threshold and examples of every setting of a stored table."""
     table.attrs = {}  # pandas would copy them with every slice
-    labels = [table[name].to_numpy() for name in ("part", "rule", "threshold")]
-    setting = table.groupby(["part", "rule", "threshold"], sort=False, dropna=False).ngroup()  # of each row
+    names = ["part", "rule", "threshold"]
+    setting = table.groupby(names, sort=False, dropna=False).ngroup()  # of each row
+    labels = [table[name].to_numpy() for name in names]
     ends = np.cumsum(np.bincount(setting))
     values = table[VALUES]
     for rows in np.split(np.argsort(setting, kind="stable"), ends[:-1]):
-        part, rule, threshold = (label[rows[0]] for label in labels)
-        yield part, rule, threshold, values.take(rows).reset_index(drop=True)
+        first = rows[0]
+        yield *(label[first] for label in labels), values.take(rows).reset_index(drop=True)
 
 
 def claims_of(profile: str) -> pd.DataFrame:

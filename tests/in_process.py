@@ -1,0 +1,56 @@
+"""`python in_process.py DATA NAME...`: measurements ("measure") and notebooks of the profile `paper`.
+
+All run in this process. Notebooks of `small` are run in kernels; the cells of these take less time than a
+kernel takes to start.
+"""
+
+import os
+import sys
+
+from IPython.core.interactiveshell import InteractiveShell
+from matplotlib import pyplot
+
+from mee_utils import MeeError
+from mee_utils.__main__ import main
+from mee_utils.study import jobs, notebook_files, notebooks, parameters
+from mee_utils.study.profiles import load_profile
+
+
+def execute(notebook, name, changed, results):
+    """In place of `notebooks._execute`: papermill's cell of parameters comes behind that of the defaults."""
+    os.environ[notebooks.STAGED] = f"{name}={results}"
+    os.chdir(notebook_files.SOURCES)
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance()
+    shell.display_formatter.active_types = shell.display_formatter.format_types  # as a browser asks for
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            run(shell, cell.source)
+        if "parameters" in cell.metadata.get("tags", []):
+            assignments = [f"{key} = {value!r}" for key, value in changed.items()]
+            run(shell, "\n".join([parameters.PAPERMILL, *assignments]))
+        pyplot.close("all")
+    return notebook
+
+
+def run(shell, source):
+    """One cell. After an error, of which IPython has printed the traceback, the next notebook goes on."""
+    if not shell.run_cell(source, store_history=True).success:
+        raise MeeError("A cell failed.")
+
+
+def measure(where):
+    """Every measurement of the profile, and their tables."""
+    for job in jobs.measurements(load_profile("paper")):
+        main(["job", job.kind, "--model", job.model, "--task", job.task, *where])
+    main(["job", "tables", "--name", "measured", *where])
+
+
+if __name__ == "__main__":
+    notebooks._execute = execute
+    where = ["--profile", "paper", "--data", sys.argv[1]]
+    for name in sys.argv[2:]:
+        if name == "measure":
+            measure(where)
+        else:
+            main(["notebook", name, *where])
