@@ -259,6 +259,17 @@ def test_the_oracles_tables_are_not_taken_for_those_of_a_model(oracle_table, tmp
     assert list(read) == ["question_answering"] and read["question_answering"].equals(oracle_table)
 
 
+def test_stored_oracles_with_exact_states_give_the_output_of_full_depth():
+    """Of the tasks whose oracle was measured."""
+    profile = load_profile("small")
+    for task, table in result_tables.read_oracle("small", profile.corpora).items():
+        full = table[table.rule == "full_depth"]
+        assert len(full) == profile.results.test
+        for states in ("parallel", "verify"):
+            same = table[(table.rule == "oracle") & (table.propagation == states)]
+            assert np.array_equal(same[["loss", "score", "tokens"]], full[["loss", "score", "tokens"]]), task
+
+
 SAMPLE = 3  # settings of each stored table
 STORED_JOBS = [job for job in measurements(load_profile("small")) if job.kind in ("settings", "survey")]
 
