@@ -113,5 +113,6 @@ def test_names_at_the_side_keep_their_order_and_do_not_touch(seed):
     heights = np.random.default_rng(seed).random(7).tolist()
     moved = figures.spread(heights, 0.12)
     assert np.array_equal(np.argsort(heights), np.argsort(moved))
-    assert np.diff(sorted(moved)).min() >= 0.12 - 1e-5
+    assert np.diff(sorted(moved)).min() >= 0.12 - 1e-5 and max(moved) <= 1
     assert figures.spread([0.1, 0.9], 0.12) == [0.1, 0.9]
+    assert figures.spread([0.99, 1.0], 0.12) == [0.88, 1.0]

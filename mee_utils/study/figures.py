@@ -362,7 +362,9 @@ def name_at_the_side(axis, points: Sequence[tuple[float, float, str]], size: flo
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Moves heights apart until neighbours differ by `gap`, in their order, and keeps their middle.
+    """Moves heights, shares of a panel's, apart until neighbours differ by `gap`, in their order.
+
+    The middle of what is moved stays, unless it would stand above the panel.
 
     >>> spread([0.5, 0.5, 0.9], 0.25)
     [0.375, 0.625, 0.9]
@@ -380,6 +382,10 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     for group in groups:
         for rank, number in enumerate(group):
             moved[number] = round(_bottom_of(group, heights, gap) + rank * gap, 6)
+    top = 1.0
+    for number in reversed(order):
+        moved[number] = min(moved[number], top)
+        top = round(moved[number] - gap, 6)
     return moved
 
 

@@ -164,7 +164,7 @@ def cut_message(times: pd.DataFrame, batch: int) -> str:
     """What the published cut does to the measures of both papers, in a sentence."""
     kept = mean_retained(times[_at_published_share(times) & (times.batch == batch)])
     parts = [f"{paper} measures from {kept[paper, EXACT]:.0%} to {kept[paper, CUT]:.0%}" for paper in PAPERS]
-    return f"The published decoder's cut takes {', '.join(parts)} of the full score (mean, batch {batch})"
+    return f"The published decoder's cut takes {' and '.join(parts)} of the full score (mean, batch {batch})"
 
 
 def mean_retained(times: pd.DataFrame) -> dict[tuple[str, str], float]:
