@@ -6,7 +6,7 @@
 # make measure      decodes every rule anew; hours (03, 05, 06, 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
 # make pin          writes the current commit of every hub id into a profile       PROFILE=paper
-# make retrain      further seeds and ablations, for the tables of spread    PROFILE=small|real  DATA=folder
+# make retrain      further seeds, decoders trained shallow, ablations     PROFILE=small|real  DATA=folder
 # make lab          JupyterLab, on a list of the notebooks
 # make site         all notebooks and results as web pages, in build/site; nothing is run, no network is used
 # make status       which models and results are there, and which are stale   PROFILE, DATA

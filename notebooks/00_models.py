@@ -328,6 +328,46 @@ if len(seeds):
         print(f"{quantity}: seeds differ by at most {width:.2f}, {by_model}")
 
 # %% [markdown]
+# ## What an objective costs before any token exits
+#
+# Training for exits changes full depth too. Every model is set beside the vanilla model with the same seed, on
+# the same examples. A dot is one training. A whisker is a paired 95 % interval over examples, drawn where the
+# score of each example is stored.
+#
+# **How to read it:** to the right of 0 a model scores lower than vanilla although no token exits. "99 % of full
+# depth" is 99 % of what is left here, so 08 sets exits beside vanilla's full depth as well as their own.
+
+# %%
+costs = quality.cost_at_full_depth(seeds)
+
+
+def draw_costs(axis, rows):
+    axis.axvline(0, color=figures.GREY, linewidth=0.8)
+    models = list(rows.model.unique())
+    for number, name in enumerate(models):
+        part = rows[rows.model == name]
+        style = figures.STYLES[name]
+        heights = number + 0.18 * (np.arange(len(part)) - (len(part) - 1) / 2)
+        whiskers = [(part.lost - part.low).fillna(0), (part.high - part.lost).fillna(0)]
+        axis.errorbar(part.lost, heights, xerr=whiskers, fmt=style.marker, color=style.colour, elinewidth=1)
+    axis.set_yticks(range(len(models)), [label(name) for name in models])
+    axis.set_ylim(len(models) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+
+
+# %%
+if len(costs):
+    look = {"xlabel": "points lost at full depth (vanilla = 0)", "width": 3.4, "height": 2.2}
+    figure = figures.facets(costs, draw_costs, **look, note=f"profile {profile}")
+    experiment.save_figure(figure, "cost_at_full_depth", costs)
+    for (task, name), part in costs.groupby(["task", "model"], sort=False):
+        lost = ", ".join(f"{value:+.1f}" for value in part.lost)
+        metric = label(part.metric.iloc[0])
+        print(f"{label(task)}, {label(name)}: {lost} points of {metric} lost, seed by seed")
+else:
+    print("no seeds are stored: run make retrain")
+
+# %% [markdown]
 # ## Ablations
 #
 # Short trainings with fewer layers, one part of the recipe changed at a time, on about as many tokens. *Flat

@@ -39,7 +39,7 @@ from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
 from mee_utils.paper.published_numbers import beside_main_figure, published_main_figure
 from mee_utils.paper.statements import BUGS
-from mee_utils.study import figures, limits, main_figure, result_tables, verdicts
+from mee_utils.study import figures, limits, main_figure, result_tables, rivals, verdicts
 from mee_utils.study.catalogue import FAMILY_COLOURS, RULES
 from mee_utils.study.published_setting import EXACT, first_exit_layers, wanted_timings
 from mee_utils.tasks import TASKS
@@ -245,6 +245,76 @@ if len(seeds):
         print(
             f"{figures.label(row.task)}, {figures.label(row.model)}: {means} of the FLOPs, {row.seeds} seeds"
         )
+
+# %% [markdown]
+# ## Rivals that need no exit rule
+#
+# A decoder of fewer layers saves for every token what exits save for some. Decoders of 3 to 8 layers under the
+# same encoder were trained like `vanilla`, on as many examples (`make retrain`). *Exit heads* are trained on a
+# frozen model; CALM's objective trains the model itself. Everything is set beside the **full depth of
+# vanilla**, so that what training for exits costs before any token exits (00) counts too.
+#
+# **How to read it:** a line joins the settings of one kind that no other of that kind beats; bands are paired
+# 95 % intervals over examples. Exit settings are selected on the examples that they are shown on. The shallow
+# decoders are not selected, so this comparison favours exits.
+
+# %%
+shallow = result_tables.read_retrained(name, "rivals")
+beside_vanilla = rivals.beside_exits(stored, shallow, main)
+kinds = {
+    rivals.SHALLOW: figures.Style(rivals.SHALLOW, "#d55e00", "s"),
+    rivals.EXITS: figures.Style(f"{rivals.EXITS}, {figures.label(main)}", "#0173b2", "o"),
+    rivals.FIXED: figures.Style(f"{rivals.FIXED}, {figures.label(main)}", "#333333", ".", (1, 1.5)),
+    rivals.SEPARATE: figures.Style("exit heads, vanilla frozen", "#029e73", "^", (4, 1.5)),
+    rivals.JOINT: figures.Style(f"exit heads, {figures.label(main)} frozen", "#949494", "v", (4, 1.5)),
+}
+
+
+def draw_rivals(axis, rows):
+    axis.axhline(1.0, **dotted)
+    axis.axhline(quality, **dotted)
+    axis.plot(1, 1, "*", color=figures.DARK, markersize=11, label="full depth, vanilla", linestyle="none")
+    within = rows[rows.relative_flops <= 1.02]
+    figures.lines(axis, within, "relative_flops", "kept", "kind", figures.BAND, kinds)
+    axis.set(xlim=(0.2, 1.03), ylim=(max(0.6, within.low.min()), max(1.03, within.high.max())))
+
+
+# %%
+look = {"xlabel": "FLOPs a token (1 = vanilla's full depth)", "ylabel": "score kept (1 = vanilla's)"}
+figure = figures.facets(beside_vanilla, draw_rivals, values=tasks, **look, width=3.9, height=3.3, note=note)
+experiment.save_figure(figure, "rivals", beside_vanilla)
+if shallow.empty:
+    print(f"no decoders were trained shallow: run make retrain PROFILE={name}")
+
+# %%
+equal_cost = rivals.at_equal_cost(beside_vanilla)
+if len(equal_cost):
+    experiment.save_table(equal_cost, "rivals_at_equal_cost")
+for row in equal_cost.itertuples():
+    print(
+        f"{figures.label(row.task)}, {row.setting} ({row.relative_flops:.0%} of the FLOPs) keep {row.kept:.1%} of "
+        f"vanilla's score; for no more FLOPs exit rules keep {row.exits_kept:.1%}, a fixed layer {row.fixed_kept:.1%}"
+    )
+cheapest = rivals.at_equal_score(beside_vanilla, quality)
+for task in tasks:
+    rows = cheapest[(cheapest.task == task) & (cheapest.relative_flops < 1)]
+    listed = [f"{row.kind} ({row.setting}) {row.relative_flops:.0%}" for row in rows.itertuples()]
+    cheaper = "; ".join(listed) or "nothing saves any"
+    print(f"{figures.label(task)}, FLOPs where {quality:.0%} of vanilla's score is kept: {cheaper}")
+
+# %% [markdown]
+# The rules that keep 99 % of their *own* full depth (first figure), beside vanilla's full depth:
+
+# %%
+beside_both = rivals.kept_of_baseline(stored, sure)
+columns = ["task", "rule", "threshold", "flops_share", "retained", "low", "of_vanilla", "of_vanilla_low"]
+experiment.save_table(beside_both[columns], "kept_of_vanilla")
+for task, rows in beside_both.groupby("task", sort=False):
+    certain = (rows.of_vanilla_low >= quality).sum()
+    own = rows.retained.mean()
+    shares = f"on average {own:.1%} of their own and {rows.of_vanilla.mean():.1%} of vanilla's"
+    print(f"{figures.label(task)}: {len(rows)} rules keep {quality:.0%} of their own full depth, {shares};")
+    print(f"   of {certain} it is certain that they keep {quality:.0%} of vanilla's")
 
 # %% [markdown]
 # ## Score against speed

@@ -1,12 +1,16 @@
 """Mini models begin with attention that looks up equal tokens and near ones."""
 
+import copy
+import itertools
+
 import pytest
 import torch
 from conftest import build_network
 
+from mee_utils import MeeError
 from mee_utils.training.batches import pad_pairs
 from mee_utils.training.loop import teacher_forced
-from mee_utils.training.mini import new_network, set_dropout
+from mee_utils.training.mini import STARTS, kept_layers, new_network, set_dropout, with_decoder_layers
 
 TOKENIZER = type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 1, "__len__": lambda self: 50})()
 SIZES = {"d_model": 96, "d_kv": 24, "num_heads": 4, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 3}
@@ -102,3 +106,50 @@ def test_dropout_is_changed_wherever_it_is_kept():
         set_dropout(network, rate)
         losses[rate] = {teacher_forced(network, batch)[1].sum().item() for _ in range(3)}
     assert len(losses[0.5]) == 3 and len(losses[0.0]) == 1
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(
+    ("layers", "of"), [(1, 1), (1, 12), (2, 3), (3, 12), (6, 12), (8, 12), (12, 12), (5, 24)]
+)
+def test_a_shallow_decoder_starts_with_layers_in_their_order(start, layers, of):
+    kept = kept_layers(start, layers, of)
+    assert len(kept) == layers and kept == sorted(set(kept))
+    assert kept[0] == 0, "it holds the table of position biases"
+    if start == "spaced" and layers > 1:
+        gaps = [later - earlier for earlier, later in itertools.pairwise(kept)]
+        assert kept[-1] == of - 1 and max(gaps) - min(gaps) <= 1
+    if start == "first":
+        assert kept == list(range(layers))
+
+
+def test_a_shallow_decoder_is_no_deeper_than_what_it_starts_from():
+    with pytest.raises(MeeError, match="decoder_layers=4: a decoder that starts from 3 layers has at most 3"):
+        kept_layers("spaced", 4, 3)
+    with pytest.raises(MeeError, match='Unknown start "spacd": did you mean "spaced"'):
+        kept_layers("spacd", 2, 3)
+
+
+def test_a_network_with_fewer_decoder_layers_computes_what_these_layers_do(begun):
+    """The encoder, the embedding and the kept layers are those of the whole network, which stays as it is."""
+    _, network = begun
+    before = {name: weight.clone() for name, weight in network.state_dict().items()}
+    shallow = with_decoder_layers(network, [0, 2]).double().eval()
+    assert shallow.config.num_decoder_layers == 2 and shallow.config.num_layers == 2
+    assert network.config.num_decoder_layers == 3
+    batch = pad_pairs([([5, 6, 1], [7, 1]), ([8, 1], [9, 9, 9, 1])], 0)
+    skipped = copy.deepcopy(network).eval()
+    del skipped.decoder.block[1]
+    for one, other in zip(*(teacher_forced(each, batch)[0] for each in (shallow, skipped)), strict=True):
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        shallow.decoder.block[1].layer[0].SelfAttention.q.weight.add_(1.0)
+    assert all(torch.equal(weight, before[name]) for name, weight in network.state_dict().items())
+
+
+def test_with_all_its_layers_a_network_stays_the_same(begun):
+    _, network = begun
+    batch = pad_pairs([([5, 6, 1], [7, 1])], 0)
+    copied = with_decoder_layers(network, range(3)).double().eval()
+    logits = [teacher_forced(each, batch)[1] for each in (copied, copy.deepcopy(network).eval())]
+    assert torch.equal(*logits)

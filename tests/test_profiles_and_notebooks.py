@@ -94,6 +94,14 @@ def edited(tmp_path, change, name="mine"):
             'notebooks: no "06_survey_rule": did you mean "06_survey_rules"',
         ),
         (lambda c: c["training"].update(backbones={}), "backbones: .* at least 1 item"),
+        (
+            lambda c: c.update(rivals={"decoder_layers": [3, 12]}),
+            "rivals.decoder_layers: 12 is not below the 12 of the shape",
+        ),
+        (lambda c: c.update(rivals={"decoder_layers": []}), "rivals.decoder_layers: .* at least 1 item"),
+        (lambda c: c.update(rivals={"decoder_layers": [0]}), "rivals.decoder_layers.0: .*greater than 0"),
+        (lambda c: c.update(rivals={"decoder_layer": [3]}), 'rivals: .*did you mean "decoder_layers"'),
+        (lambda c: c["training"]["backbones"].pop("vanilla"), 'rivals: they are trained as the .* "vanilla"'),
         (lambda c: c.update(corpora={}), "corpora: .* at least 1 item"),
     ],
 )

@@ -1,6 +1,10 @@
-"""`make retrain`: further seeds are other trainings of the same recipe, ablations change one part of it."""
+"""`make retrain`: further seeds are other trainings of the same recipe, ablations change one part of it.
+
+Rivals are trained as `vanilla` is, with fewer decoder layers.
+"""
 
 import json
+import shutil
 from typing import NamedTuple
 
 import pandas as pd
@@ -12,7 +16,8 @@ from test_making_models import tiny
 from mee_utils import MeeError
 from mee_utils.study import inputs, result_tables, results
 from mee_utils.study.jobs import Job, retrainings
-from mee_utils.training import build, loop, retraining
+from mee_utils.training import build, loop, retraining, rivals
+from mee_utils.training.rivals import load_rival
 
 STAGES = [
     {"examples": {"pairs": 40}, "learning_rate": 0.02},
@@ -24,6 +29,7 @@ RUNS = {"recipe": {"stages": STAGES}, "adam": {"stages": STAGES, "muon": False, 
 def change(content):
     content["results"] = {"min_layer": 1, "top_k": 16, "batch_size": 20}
     content["ablations"] = {"layers": 1, "runs": RUNS}
+    content["rivals"] = {"decoder_layers": [2]}
     content["training"]["base"]["stages"] = [{"examples": {"translation": 40}, "learning_rate": 0.02}]
     content["training"].pop("pretrained")
     calm = content["training"]["backbones"]["calm"]
@@ -32,6 +38,7 @@ def change(content):
 
 
 PROFILE = tiny(change)
+RIVAL = Job("rivals", "shallow_2", seed=3)
 
 
 class StageTraining(NamedTuple):
@@ -39,7 +46,9 @@ class StageTraining(NamedTuple):
 
     name: str
     layers: int
+    encoder_layers: int
     objective: str
+    pairs: list
     schedule: loop.Schedule
 
 
@@ -51,7 +60,8 @@ def done(tmp_path_factory):
     original = loop.train_backbone
 
     def recorded(network, objective, pairs, held_out, schedule, folder, name):
-        trainings.append(StageTraining(name, len(network.decoder.block), objective.name, schedule))
+        depths = (len(network.decoder.block), len(network.encoder.block))
+        trainings.append(StageTraining(name, *depths, objective.name, pairs, schedule))
         return original(network, objective, pairs, held_out, schedule, folder, name)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -65,12 +75,14 @@ def done(tmp_path_factory):
 
 
 def test_every_seed_of_a_backbone_and_every_ablation_is_one_job(done):
-    seeds = [Job("seeds", "calm", seed=seed) for seed in (3, 4)]
+    seeds = [Job("seeds", "vanilla", seed=3), *(Job("seeds", "calm", seed=seed) for seed in (3, 4))]
     seeds += [Job("seeds", "alternating", seed=3)]  # it is not kept as a model
     assert not inputs.is_trained(PROFILE, "alternating") and "alternating" not in PROFILE.training.models
-    assert list(done[1]) == seeds + [Job("ablations", name, seed=3) for name in RUNS]
-    with pytest.raises(MeeError, match='Profile tiny retrains no seeds "vanilla", seed 4'):
-        retraining.run(PROFILE, Job("seeds", "vanilla", seed=4))
+    rivals = [Job("rivals", name, seed=3) for name in ("vanilla", "shallow_2")]
+    assert list(done[1]) == seeds + rivals + [Job("ablations", name, seed=3) for name in RUNS]
+    for kind, model, seed in (("seeds", "vanilla", 4), ("rivals", "shallow_3", 3), ("rivals", "calm", 3)):
+        with pytest.raises(MeeError, match=f'Profile tiny retrains no {kind} "{model}", seed {seed}'):
+            retraining.run(PROFILE, Job(kind, model, seed=seed))
 
 
 def test_the_first_seed_is_the_shipped_model_and_others_are_new_trainings_of_its_recipe(done):
@@ -111,6 +123,74 @@ def test_an_ablation_changes_what_it_says_and_nothing_else(done):
         assert len({(row["tokens"], row["steps"]) for row in run_rows}) == 1
 
 
+def test_a_rival_is_trained_as_vanilla_is_with_fewer_decoder_layers(done):
+    _, rows, trainings = done
+    recipe = PROFILE.training.recipe("vanilla")
+    (training,) = [training for training in trainings if training.name == "shallow_2"]
+    trials = [training for training in trainings if training.name.startswith("shallow_2, ")]
+    assert [trial.name for trial in trials] == ["shallow_2, spaced", "shallow_2, first"]
+    for each in (training, *trials):
+        assert (each.layers, each.encoder_layers, each.objective) == (2, 2, "vanilla")
+        assert each.schedule.learning_rate == recipe.learning_rate and each.schedule.seed == 3
+        assert each.schedule.decay == recipe.decay
+    assert training.pairs == build.new_builder(PROFILE).stage_pairs(recipe, 3)
+    for trial in trials:
+        assert len(trial.pairs) == sum(count // rivals.TRIAL for count in recipe.examples.values())
+    model = load_rival(PROFILE, RIVAL)
+    assert model.layers == 2 and model.name == "shallow_2"
+    for row in rows[RIVAL]:
+        assert row["decoder_layers"] == 2 and row["start"] in ("spaced", "first")
+        assert row["parameters"] == sum(weight.numel() for weight in model.network.parameters())
+
+
+def test_a_rival_starts_with_the_layers_that_did_better_in_a_short_training(done):
+    kept = json.loads((rivals.rival_folder(PROFILE, RIVAL) / "manifest.json").read_text())
+    assert kept["start"] == min(kept["trials"], key=kept["trials"].get)
+    assert set(kept["trials"]) == {"spaced", "first"} and kept["seed"] == 3
+    assert kept["base"] == inputs.weights_digest(PROFILE, "base")
+    rows = [{"step": step, "cross_entropy": [9.0, last]} for step, last in ((0, 1.0), (5, 4.0), (10, 5.0))]
+    curve = loop.LearningCurve(layer_cross_entropy=rows)
+    assert rivals.lowest_cross_entropy(curve) == 4.0, "what it began with is no merit of the training"
+
+
+def test_the_kept_weights_of_a_rival_are_not_trained_again(done):
+    before = len(done[2])
+    assert load_rival(PROFILE, RIVAL).fingerprint == load_rival(PROFILE, RIVAL).fingerprint
+    assert len(done[2]) == before
+
+
+def test_vanilla_stands_among_the_rivals_at_its_full_depth(done):
+    retraining.store(PROFILE)
+    table = result_tables.read_retrained("tiny", "rivals").set_index(["model", "task"])
+    examples = result_tables.read_full_depth("tiny")
+    assert set(table.index.unique("model")) == {"vanilla", "shallow_2"}
+    vanilla = table.loc["vanilla"]
+    assert (vanilla.decoder_layers == 3).all() and vanilla.start.isna().all()
+    for column, value in {"lost": 0, "kept": 1, "relative_flops": 1}.items():
+        bounds = vanilla[[column, f"{column}_low", f"{column}_high"]]
+        assert (bounds.isna() | (bounds == value)).all(axis=None)
+    assert (table.loc["shallow_2"].relative_flops_high < 1).all()
+    examples = examples[examples.kind == "rivals"].set_index(["model", "task"]).sort_index()
+    for key, row in table.iterrows():
+        own = examples.loc[[key]]
+        assert row.mean_score == pytest.approx(own.score.mean(), abs=1e-3) and row.low <= row.high
+        assert row.flops == pytest.approx(own.flops.sum() / own.tokens.sum(), rel=1e-6)
+        assert row.tokens == pytest.approx(own.tokens.mean(), abs=1e-3) and row.examples == len(own)
+
+
+def test_what_an_earlier_session_stored_is_kept_where_build_has_no_rows(done):
+    root, _, _ = done
+    folder = retraining.store(PROFILE)
+    names = ("seeds.csv", "rivals.csv", "ablations.csv", "full_depth.parquet")
+    before = {name: (folder / name).read_bytes() for name in names}
+    built = root / "build" / "retrained" / "tiny"
+    moved = built.rename(root / "elsewhere")
+    retraining.store(PROFILE)
+    assert {name: (folder / name).read_bytes() for name in names} == before
+    shutil.rmtree(built)
+    moved.rename(built)
+
+
 def test_tables_carry_the_recipes(done):
     root, rows, _ = done
     folder = retraining.store(PROFILE)
@@ -118,12 +198,15 @@ def test_tables_carry_the_recipes(done):
     stored = json.loads((folder / "manifest.json").read_text())
     assert set(stored["inputs"]) == {f"model {name}" for name in PROFILE.training.models}
     recipes = stored["parameters"]["recipes"]
-    assert set(recipes) == {"calm", "alternating", *RUNS} and recipes["adam"]["rates"] == {"table": 9.0}
+    models = {"vanilla", "shallow_2", "calm", "alternating"}
+    assert set(recipes) == models | set(RUNS) and recipes["adam"]["rates"] == {"table": 9.0}
+    assert recipes["shallow_2"] == recipes["vanilla"] | {"decoder_layers": 2}
     assert recipes["calm"] == PROFILE.training.recipe("calm").model_dump()
     for kind in ("seeds", "ablations"):
         table = result_tables.read_retrained("tiny", kind)
         expected = pd.DataFrame(
             [row for job, job_rows in rows.items() if job.kind == kind for row in job_rows]
         )
-        pd.testing.assert_frame_equal(table, results.round_table(expected), check_dtype=False)
+        rows_alone = table[expected.columns]
+        pd.testing.assert_frame_equal(rows_alone, results.round_table(expected), check_dtype=False)
     assert result_tables.read_retrained("nobody", "seeds").empty

@@ -52,7 +52,9 @@ def test_every_job_of_a_profile_is_named_once():
     last = several[-survey:]
     assert {(job.model, job.target, job.seed) for job in last} == {("calm", "consistency", 0)}
     assert {job.variant for job in last} == set(SURVEY_VARIANTS)
-    assert len({job.path(profile) for job in jobs}) == len(jobs)
+    heads = train_exits.head_jobs(profile)
+    assert heads == [Job(model, "exit_heads", "correctness", 0) for model in ("vanilla", "calm")]
+    assert len({job.path(profile) for job in [*jobs, *heads]}) == len(jobs) + 2
     options = [VARIANTS[name].options(96) for name in ("wide_hidden", "lstm")]
     assert options == [{"hidden": 288}, {"hidden": 48}]
 

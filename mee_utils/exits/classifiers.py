@@ -10,6 +10,7 @@
 | `learning_to_exit` | `n(h^l)` | `d + 1` parameters, squared error | BERxiT |
 | `q_exit` | all `n(h)` so far | `d + 1`: how likely is it to have exited by now | PALBERT |
 | `past_future` | `n(h^l)` | an affine map a layer that predicts `n(h^L)` | PF-BERxiT, DeeCap; tuned lens |
+| `exit_heads` | `n(h^l)` | the same map, trained as an exit of its own on a frozen model | DeeBERT |
 | `ztw` | the decision layers so far | `log q = sum_i w_i log p_i + b`, a product of experts | ZTW |
 | `token_hash` | the token before | a table: id and layer -> share that may exit | HashEE |
 | `history_classifier` | `FEATURES` of three decisions | `Linear(15, 32)`, ReLU, `Linear(32, 1)` | ours |
@@ -31,7 +32,7 @@ from torch.nn import functional
 
 from ..common.errors import MeeError, check_choice, check_whole
 from ..common.files import complete_file
-from .measures import MaxProbability, Measure
+from .measures import MaxProbability, Measure, SoftmaxMargin
 
 FORMAT = "mee_utils.classifier.1"
 TARGETS = ("consistency", "correctness", "distilled")
@@ -219,11 +220,16 @@ class PastFuture(ExitClassifier):
         self.shifts = nn.Parameter(torch.zeros(decoder_layers - 1, self.d_model))
 
     def loss(self, batch: TrainingBatch) -> Tensor:
-        states = batch.states.to(self._dtype)
-        predicted = torch.einsum("tld,led->tle", states[:, :-1], self.maps) + self.shifts
-        if batch.teacher is None:
-            return functional.mse_loss(predicted, states[:, -1:].expand_as(predicted))
-        return divergence(batch.teacher, batch.logits_of(predicted))
+        predicted = self.predicted(batch)
+        if batch.teacher is not None:
+            return divergence(batch.teacher, batch.logits_of(predicted))
+        last = batch.states[:, -1:].to(self._dtype)
+        return functional.mse_loss(predicted, last.expand_as(predicted))
+
+    def predicted(self, batch: TrainingBatch) -> Tensor:
+        """What every layer before the last predicts the last state to be, `[token, layer - 1, d_model]`."""
+        states = batch.states[:, :-1].to(self._dtype)
+        return torch.einsum("tld,led->tle", states, self.maps) + self.shifts
 
     def lens(self, state) -> Tensor:
         """The predicted last state, `[rows, d_model]`."""
@@ -233,6 +239,25 @@ class PastFuture(ExitClassifier):
 
     def flops(self, d_model: int) -> int:
         return 2 * d_model**2
+
+
+class ExitHeads(PastFuture):
+    """An exit head for every layer, trained on a frozen model: the survey's *separate training* (DeeBERT).
+
+    In T5 a head is an affine map before the LM head that all layers share. It learns to predict the token, by
+    the cross-entropy of the reference (`target="correctness"`) at every layer; joint training, as by CALM's
+    objective, changes the model instead. The token of an exit is the head's, and the confidence its softmax
+    margin. Untrained, it is `softmax_margin`.
+    """
+
+    confidence = SoftmaxMargin.confidence
+
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        if batch.teacher is not None:
+            return super().loss(batch)
+        logits = batch.logits_of(self.predicted(batch))  # [token, layer - 1, id]
+        target_ids = batch.target_ids.repeat_interleave(logits.shape[1])
+        return functional.cross_entropy(logits.flatten(0, 1), target_ids)
 
 
 class Ensemble(ExitClassifier):
@@ -439,12 +464,14 @@ CLASSES: dict[str, type[ExitClassifier]] = {
     "learning_to_exit": LearningToExit,
     "q_exit": QExit,
     "past_future": PastFuture,
+    "exit_heads": ExitHeads,
     "ztw": Ensemble,
     "token_hash": TokenHash,
     "history_classifier": HistoryClassifier,
 }
 SIZED = {  # kinds whose weights depend on sizes of the model besides its width
     "past_future": ["decoder_layers"],
+    "exit_heads": ["decoder_layers"],
     "ztw": ["decoder_layers", "vocabulary"],
     "token_hash": ["decoder_layers", "vocabulary"],
 }

@@ -366,6 +366,7 @@ TRAINED = [
     "q_exit",
     "ztw",
     "past_future",
+    "exit_heads",
     "token_hash",
     "history_classifier",
 ]

@@ -19,7 +19,7 @@ from . import freshness
 from .catalogue import RULES
 from .digests import digest_of
 from .inputs import load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
-from .jobs import ClassifierJob, Job, classifier_jobs
+from .jobs import ClassifierJob, Job, classifier_jobs, head_jobs
 from .profiles import Profile
 
 
@@ -63,10 +63,14 @@ def train_classifiers(
     variants: Collection[str] = (),
     targets: Collection[str] = (),
 ) -> dict[ClassifierJob, Path]:
-    """Takes or trains what is missing of the classifiers: of all or some models, seeds, variants, targets."""
+    """Takes or trains what is missing of the classifiers: of all or some models, seeds, variants, targets.
+
+    Exit heads are wanted only if `variants` names them.
+    """
+    every = [*classifier_jobs(profile), *head_jobs(profile)] if variants else classifier_jobs(profile)
     wanted = [
         job
-        for job in classifier_jobs(profile)
+        for job in every
         if (not models or job.model in models)
         and (not seeds or job.seed in seeds)
         and (not variants or job.variant in variants)

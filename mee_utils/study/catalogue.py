@@ -95,7 +95,14 @@ _TABLES = read_yaml("study/rules.yaml")
 FAMILY_COLOURS: dict[str, str] = _TABLES["families"]
 RULES = {name: _rule(name, **row) for name, row in _TABLES["rules"].items()}
 SURVEY = tuple(name for name, rule in RULES.items() if rule.survey)
-VARIANTS = {name: rule.classifier for name, rule in RULES.items() if rule.classifier and not rule.survey}
+HEADS = (
+    "exit_heads",
+)  # trained by the references, on `vanilla` and on the main model (survey: "separate training")
+VARIANTS = {
+    name: rule.classifier
+    for name, rule in RULES.items()
+    if rule.classifier and not rule.survey and name not in HEADS
+}
 SURVEY_VARIANTS = {name: RULES[name].classifier for name in SURVEY if RULES[name].classifier}
 DISTILLED = ("past_future",)  # also trained to say what the last layer says, as FastBERT's exits are
 
@@ -110,6 +117,11 @@ MEE_RULES = _GROUPS["mee"]
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
 IDEAS = {name: rule.idea for name, rule in RULES.items() if rule.idea}  # the rules of notebook 06
 SEVERAL_LAYERS = tuple(name for name, rule in RULES.items() if rule.family == "several layers")
+
+
+def target_of(rule: str) -> str:
+    """What the classifier of a rule learns to predict where the rule is measured; others are ablations."""
+    return "correctness" if rule in HEADS else "consistency"
 
 
 def rule_policies(names: Iterable[str], threshold: float, settings: Mapping) -> dict[str, ExitPolicy]:

@@ -123,6 +123,7 @@ class Experiment:
         """(model, variant, target) -> classifiers, one a seed; trains missing ones. The survey's if asked.
 
         `variants` are the rules whose classifiers are wanted, and `targets` what they learned, if not all.
+        Exit heads are only there by name.
         """
         groups: dict = {}
         for job, path in train_classifiers(self.profile, models, seeds, variants, targets).items():

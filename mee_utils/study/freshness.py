@@ -45,7 +45,8 @@ from .result_tables import BENCH, MEASURED, RETRAINED, inputs_of
 from .results import output_root
 
 LIBRARY = ("common", "tasks", "models", "exits", "decoding", "traces")  # the code that a trace depends on
-OF_NOTEBOOKS = {"notebooks", "ablations"}  # parts of a profile that matter to one notebook, or to none
+# parts of a profile that matter to one notebook, or to none
+OF_NOTEBOOKS = {"notebooks", "ablations", "rivals"}
 
 
 def differing_keys(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

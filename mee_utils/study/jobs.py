@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..common.files import build_root
-from .catalogue import ABLATED, DISTILLED, MAIN_MODEL, SURVEY_VARIANTS, VARIANTS
+from .catalogue import ABLATED, DISTILLED, HEADS, MAIN_MODEL, SURVEY_VARIANTS, VARIANTS, target_of
 from .inputs import checkpoint_folder
 from .profiles import Profile
 
 ALL = "all"
 CLASSIFIERS = ("classifiers", "further_classifiers")
 MEASUREMENTS = ("settings", "survey", "oracle", "fresh", "learning", "published_bugs")
-RETRAININGS = ("seeds", "ablations")
+RETRAININGS = ("seeds", "rivals", "ablations")
 KINDS = ("model", "trace", *CLASSIFIERS, *MEASUREMENTS, *RETRAININGS, "tables")  # of the command `job`
 
 
@@ -28,7 +28,8 @@ class Job:
         trace: the model's own output on a task, for all notebooks.
         classifiers, further_classifiers: exit classifiers of a model, with the first seed or with the others.
         settings, survey, oracle, fresh, learning, published_bugs: measurements (`study.measure`).
-        seeds, ablations: trainings beside the shipped models; `model` names the backbone or the ablation.
+        seeds, rivals, ablations: trainings beside the shipped models; `model` names the backbone, the rival
+            (`vanilla` too, with which the others are compared) or the ablation.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Job:
             "survey": f"survey-{self.task}",
             "oracle": f"oracle-{self.task}",
             "seeds": f"seeds-{self.model}-{self.seed}",
+            "rivals": f"rivals-{self.model}-{self.seed}",
             "ablations": f"ablations-{self.model}-{self.seed}",
         }.get(self.kind, self.kind)
 
@@ -101,6 +103,15 @@ def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
     ]
 
 
+def head_jobs(profile: Profile) -> list[ClassifierJob]:
+    """Exit heads learn the references, on vanilla and, as a control, on the main model.
+
+    They are large and no notebook reads them, so they do not come with the package: measurements train them.
+    """
+    models = [model for model in ("vanilla", MAIN_MODEL) if model in profile.training.backbones]
+    return [ClassifierJob(model, variant, target_of(variant), 0) for model in models for variant in HEADS]
+
+
 def classifier_sets(profile: Profile) -> list[Job]:
     """The classifiers of each model as two jobs: measurements wait for those of the first seed alone."""
     singles = classifier_jobs(profile)
@@ -142,10 +153,17 @@ def measurements(profile: Profile) -> list[Job]:
 
 
 def retrainings(profile: Profile) -> list[Job]:
-    """Every seed of every backbone, the shipped ones too, and every ablation; in the order of the tables."""
+    """Seeds of every backbone, the shipped ones too, rivals and ablations; in the order of the tables."""
     first = profile.training.seed
-    jobs = []
-    for name, backbone in profile.training.objectives.items():
-        if backbone.seeds > 1 or name not in profile.training.backbones:
-            jobs += [Job("seeds", name, seed=first + number) for number in range(backbone.seeds)]
+    jobs = [
+        Job("seeds", name, seed=first + number)
+        for name, backbone in profile.training.objectives.items()
+        for number in range(backbone.seeds)
+    ]
+    if profile.rivals:
+        jobs += [
+            Job("rivals", name, seed=first + number)
+            for name in ("vanilla", *profile.shallow_decoders)
+            for number in range(profile.rivals.seeds)
+        ]
     return jobs + [Job("ablations", name, seed=first) for name in profile.ablation_runs]

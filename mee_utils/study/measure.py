@@ -22,7 +22,7 @@ from ..analysis.statistics import interval
 from ..common.files import complete_file
 from ..exits.measures import ForcedExits
 from ..traces.replay import replay_policy
-from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY
+from .catalogue import ABLATED, HEADS, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY, target_of
 from .digests import digest_of
 from .inputs import load_tasks, weights_digest
 from .jobs import ALL, Job, measurements
@@ -130,23 +130,27 @@ class RuleDecoder:
         self._full: dict[str, tuple[list[str], pd.DataFrame]] = {}
 
     def _load_classifiers(self) -> dict:
-        survey = self.job.kind == "survey"
-        trained = self.experiment.classifiers({self.job.model: self.model}, seeds=[0], survey=survey)
+        models = {self.job.model: self.model}
+        trained = self.experiment.classifiers(models, seeds=[0], survey=self.job.kind == "survey")
+        if set(HEADS) & set(self._swept()):
+            trained |= self.experiment.classifiers(models, seeds=[0], variants=HEADS)
         return {
             rule: classifiers[0]
             for (_, rule, target), classifiers in trained.items()
-            if target == "consistency"
+            if target == target_of(rule)
         }
 
-    def _rules(self) -> list[str]:
+    def _swept(self) -> tuple[str, ...]:
+        """The rules whose thresholds are searched for, whether their classifiers are there or not."""
         if self.job.kind == "survey":
-            rules = ["full_depth"]
-            swept = SURVEY
-        else:
-            rules = ["full_depth", "static", "oracle"]
-            swept = MAIN_SWEEP if self.is_main else (*OTHER_SWEEP, *ABLATED[:2])
+            return SURVEY
+        return MAIN_SWEEP if self.is_main else (*OTHER_SWEEP, *ABLATED[:2])
+
+    def _rules(self) -> list[str]:
+        rules = ["full_depth"] if self.job.kind == "survey" else ["full_depth", "static", "oracle"]
         if self.job.model == "free":
             rules.append("free_adaptive")
+        swept = self._swept()
         return rules + [rule for rule in swept if not RULES[rule].classifier or rule in self.classifiers]
 
     def key(self, rule: str) -> str:

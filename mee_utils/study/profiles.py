@@ -224,6 +224,13 @@ class AblationSettings(Strict):
     runs: Annotated[dict[Name, Ablation], Field(min_length=1)]
 
 
+class RivalSettings(Strict):
+    """Decoders of fewer layers, trained as `vanilla` on the same examples: what exits compete with."""
+
+    decoder_layers: Annotated[list[PositiveInt], Field(min_length=1)]
+    seeds: PositiveInt = 1
+
+
 class ClassifierSettings(Strict):
     """How exit classifiers are trained; `tokens` is how many of each task, `epochs` as in MEE."""
 
@@ -274,6 +281,7 @@ class Profile(Strict):
     away: dict[Name, Extra] = {}  # other domains, on whose validation examples thresholds from home are tried
     training: Training
     ablations: AblationSettings | None = None
+    rivals: RivalSettings | None = None
     classifiers: ClassifierSettings = ClassifierSettings()
     results: ResultSettings = ResultSettings()
     notebooks: dict[str, dict[str, int | float | str | bool]] = {}
@@ -290,6 +298,17 @@ class Profile(Strict):
             _check_examples(f"training.{name}.stages", stages, of_pre_training)
         for name, ablation in self.ablation_runs.items():
             _check_examples(f"ablations.runs.{name}.stages", ablation.stages, of_pre_training)
+        return self
+
+    @model_validator(mode="after")
+    def _shallower_rivals(self) -> Profile:
+        """Rivals are trained as `vanilla` is, and have fewer layers than its decoder."""
+        if self.rivals and "vanilla" not in self.training.objectives:
+            raise ValueError('rivals: they are trained as the backbone "vanilla", and none is trained here')
+        full = self.training.shape.num_decoder_layers if self.training.shape else None
+        for layers in self.rivals.decoder_layers if self.rivals and full else ():
+            if layers >= full:
+                raise ValueError(f"rivals.decoder_layers: {layers} is not below the {full} of the shape")
         return self
 
     @model_validator(mode="after")
@@ -321,6 +340,12 @@ class Profile(Strict):
     def corpus(self, name: str) -> Source:
         """The corpus of a task, or a further one by its own name."""
         return (self.corpora | self.extra | self.away)[name]
+
+    @property
+    def shallow_decoders(self) -> dict[str, int]:
+        """The rivals without exits: name -> decoder layers."""
+        sizes = self.rivals.decoder_layers if self.rivals else []
+        return {f"shallow_{layers}": layers for layers in sizes}
 
     def has_data(self, task: str) -> bool:
         """Whether the DATA folder is given, where a task's corpus is in it."""

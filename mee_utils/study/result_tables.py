@@ -21,6 +21,7 @@ from .results import READ, output_root
 RETRAINED = "retrained"  # folders of tables, beside those of the notebooks
 MEASURED = "measured"
 ORACLE = "oracle"  # measurements of what limits exits
+FULL_DEPTH = "full_depth"  # of the retrained models: a table of examples
 BENCH = ROOT / "figures" / "bench"
 MACHINES = "machines.json"
 KEEPS_IT = "keeps it"  # verdicts on a share of the score
@@ -75,9 +76,19 @@ def read_table(profile: str, notebook: str, name: str) -> pd.DataFrame:
 
 
 def read_retrained(profile: str, kind: str) -> pd.DataFrame:
-    """The "seeds" or "ablations" of a profile (`make retrain`); no rows where it has none."""
+    """The "seeds", "rivals" or "ablations" of a profile (`make retrain`); no rows where it has none."""
     path = _stored(profile, RETRAINED, f"{kind}.csv", needed=False)
     return pd.read_csv(path) if path else pd.DataFrame()
+
+
+def read_full_depth(profile: str) -> pd.DataFrame:
+    """Every example of the retrained models at full depth; no rows where a profile has none.
+
+    The columns are `kind` ("seeds" or "rivals"), `task`, `model`, `seed`, `example`, `score`, `flops` and
+    `tokens`. Seeds are scored on the held-out examples, rivals on those that exit rules are tested on.
+    """
+    path = _stored(profile, RETRAINED, f"{FULL_DEPTH}.parquet", needed=False)
+    return pd.read_parquet(path) if path else pd.DataFrame(columns=["kind", "task", "model", "seed"])
 
 
 def read_measurements(profile: str, name: str) -> pd.DataFrame | None:
@@ -187,9 +198,13 @@ class Measured:
         added = pd.DataFrame([self._rows[index] for index in settings.index], index=settings.index)
         return pd.concat([settings, added], axis=1)
 
-    def beside_full(self, settings: pd.DataFrame) -> dict[str, Estimate]:
-        """Estimates `[setting]` of each of `QUANTITIES`, for rows of one part, task and model."""
-        return beside_full([self.examples[index] for index in settings.index], self._full_of(settings))
+    def beside_full(self, settings: pd.DataFrame, model: str | None = None) -> dict[str, Estimate]:
+        """Estimates `[setting]` of each of `QUANTITIES`, for rows of one part, task and model.
+
+        They are set beside their model's own full depth, or beside that of another `model`.
+        """
+        examples = [self.examples[index] for index in settings.index]
+        return beside_full(examples, self._full_of(settings, model))
 
     @property
     def tested(self) -> str:
@@ -201,9 +216,9 @@ class Measured:
         """The examples of a model at full depth."""
         return self.examples[self.select(part, task=task, model=model, rule="full_depth").index[0]]
 
-    def _full_of(self, settings: pd.DataFrame) -> pd.DataFrame:
+    def _full_of(self, settings: pd.DataFrame, model: str | None = None) -> pd.DataFrame:
         first = settings.iloc[0]
-        return self.full(first.part, first.task, first.model)
+        return self.full(first.part, first.task, model or first.model)
 
     def losses(self, rows: pd.DataFrame, kind: str = "consistency") -> np.ndarray:
         """Losses `[setting, example]` ("consistency" or "risk") of rows of `settings`, one task and model."""

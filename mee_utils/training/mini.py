@@ -1,14 +1,17 @@
 """Mini T5s, with the depth of the papers' models at a width that trains on a laptop, and their tokenizer."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
+
+from ..common.errors import MeeError, check_choice
 
 SENTINELS = 32
 PAD = "<pad>"
 EOS = "</s>"
 UNKNOWN = "<unk>"
+STARTS = ("spaced", "first")  # of a decoder with fewer layers, see `kept_layers`
 
 # Heads that begin as views of their neighbours, see `begin_local`.
 SLOPE = 0.7  # by how much the bias of a local head falls with each token of distance
@@ -116,6 +119,40 @@ def _repeat_blocks(old_blocks, new_blocks) -> None:
         for name, weight in block.named_parameters():
             if name.endswith((".o.weight", ".wo.weight")):
                 weight /= copies
+
+
+def kept_layers(start: str, layers: int, of: int) -> list[int]:
+    """Which of a decoder's layers (from 0) a decoder of fewer layers starts with.
+
+    "spaced" takes them evenly spaced, with the first and the last among them (Shleifer and Rush 2020,
+    "Pre-trained summarization distillation"), "first" the lowest ones.
+
+    >>> kept_layers("spaced", 4, of=12), kept_layers("first", 4, of=12)
+    ([0, 4, 7, 11], [0, 1, 2, 3])
+    """
+    check_choice("start", start, STARTS)
+    if layers > of:
+        raise MeeError(f"decoder_layers={layers}: a decoder that starts from {of} layers has at most {of}.")
+    if start == "first" or layers == 1:
+        return list(range(layers))
+    return [round(number * (of - 1) / (layers - 1)) for number in range(layers)]
+
+
+@torch.no_grad()
+def with_decoder_layers(network, kept: Sequence[int]):
+    """A copy of a T5 with the same encoder and only the `kept` layers (from 0) of its decoder.
+
+    The first of them must be layer 0, which holds the decoder's table of position biases.
+    """
+    config = copy.deepcopy(network.config)
+    config.num_decoder_layers = len(kept)
+    shallow = type(network)(config)
+    of_decoder = "decoder.block."
+    shared = {name: w for name, w in network.state_dict().items() if not name.startswith(of_decoder)}
+    shallow.load_state_dict(shared, strict=False)
+    for number, block in zip(kept, shallow.decoder.block, strict=True):
+        block.load_state_dict(network.decoder.block[number].state_dict())
+    return shallow
 
 
 @torch.no_grad()

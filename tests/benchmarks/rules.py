@@ -17,7 +17,15 @@ from mee_utils.exits.classifiers import ExitClassifier
 from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.loading import Model
 from mee_utils.paper.published_bugs import collapsing
-from mee_utils.study.catalogue import BESIDE_SURVEY, MAIN_MODEL, PRUNED, RULES, SURVEY, rule_policies
+from mee_utils.study.catalogue import (
+    BESIDE_SURVEY,
+    MAIN_MODEL,
+    PRUNED,
+    RULES,
+    SURVEY,
+    rule_policies,
+    target_of,
+)
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import load_tasks, weights_digest
 from mee_utils.study.published_setting import BATCHES as PUBLISHED_BATCHES
@@ -196,10 +204,11 @@ def trained(experiment: Experiment, model: Model, rules: Iterable[str]) -> dict[
     names = set(rules)
     if not names:
         return {}
+    targets = {target_of(rule) for rule in names}
     by_key = experiment.classifiers(
-        {model.name: model}, seeds=[0], survey=True, variants=names, targets=["consistency"]
+        {model.name: model}, seeds=[0], survey=True, variants=names, targets=targets
     )
-    return {rule: one.float() for (_, rule, _), (one,) in by_key.items()}
+    return {rule: one.float() for (_, rule, target), (one,) in by_key.items() if target == target_of(rule)}
 
 
 def drafts_by(policy: ExitPolicy) -> str:

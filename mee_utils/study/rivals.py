@@ -1,0 +1,147 @@
+"""Exits beside what needs no exit rule: decoders trained shallow, and exit heads on a frozen model.
+
+Everything is set beside the full depth of one baseline, `vanilla`, on the same test examples. So what exits
+cost before any token exits (a model trained for exits scores lower at full depth) is counted too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from .catalogue import HEADS, MAIN_MODEL
+from .result_tables import Measured
+from .verdicts import on_front
+
+BASELINE = "vanilla"
+SHALLOW = "decoder trained shallow"
+EXITS = "best exit rules"
+FIXED = "fixed exit layer"
+SEPARATE = "exit heads, frozen model"
+JOINT = "exit heads, trained model"
+NO_RULE = ("static", "oracle", "full_depth", *HEADS)
+COLUMNS = ["task", "kind", "setting", "kept", "low", "high", "relative_flops"]
+
+
+def beside_exits(stored: Measured, shallow: pd.DataFrame, main: str = MAIN_MODEL) -> pd.DataFrame:
+    """What each way to a cheaper decoder keeps of the baseline's score, and costs.
+
+    Args:
+        stored: the measured exits of a profile.
+        shallow: the `rivals` of a profile (`result_tables.read_retrained`); it may have no rows.
+        main: the model on which all rules were measured.
+
+    Returns:
+        One row a task and setting: its `kind`, the share of the baseline's score that is `kept` with paired
+        bounds `low` and `high`, and `relative_flops`, FLOPs a token as a share of the baseline's. Of exits
+        only the settings on the front of their kind remain: none of that kind is cheaper and as good. They
+        are chosen on the examples that they are reported on, which favours them over the shallow decoders.
+    """
+    tables = [_shallow_rows(shallow)]
+    settings = stored.select()
+    for kind, model, chosen in (
+        (EXITS, main, ~settings.rule.isin(NO_RULE)),
+        (FIXED, main, settings.rule == "static"),
+        (SEPARATE, BASELINE, settings.rule.isin(HEADS)),
+        (JOINT, main, settings.rule.isin(HEADS)),
+    ):
+        for _, rows in settings[chosen & (settings.model == model)].groupby("task", sort=False):
+            tables.append(_front_of(stored, rows, kind))
+    tables = [table for table in tables if len(table)]
+    return pd.concat(tables, ignore_index=True)[COLUMNS] if tables else pd.DataFrame(columns=COLUMNS)
+
+
+def _shallow_rows(shallow: pd.DataFrame) -> pd.DataFrame:
+    if "kept" not in shallow:
+        return pd.DataFrame(columns=COLUMNS)
+    layers = shallow.decoder_layers.astype(str) + " layers"
+    bounds = {"low": shallow.kept_low, "high": shallow.kept_high}
+    return shallow.assign(kind=SHALLOW, setting=layers, **bounds)[COLUMNS]
+
+
+def _front_of(stored: Measured, settings: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """The settings of one task and model on their front, the cheapest first, beside the baseline."""
+    beside = stored.beside_full(settings, BASELINE)
+    kept = beside["retained"]
+    table = pd.DataFrame(
+        {
+            "task": settings.task,
+            "kind": kind,
+            "setting": [setting_name(*row) for row in zip(settings.rule, settings.threshold, strict=True)],
+            "kept": kept.value,
+            "low": kept.low,
+            "high": kept.high,
+            "relative_flops": beside["flops_share"].value,
+        }
+    )
+    front = table[on_front(table.relative_flops, table.kept)].drop_duplicates(["kept", "relative_flops"])
+    return front.sort_values("relative_flops", kind="stable")
+
+
+def setting_name(rule: str, threshold: float) -> str:
+    """A setting in words: a static exit has its layer in place of a threshold, and some rules have none."""
+    if rule == "static":
+        return f"layer {threshold:.0f}"
+    return rule if math.isnan(threshold) else f"{rule}, {threshold:.4g}"
+
+
+def kept_of_baseline(stored: Measured, rows: pd.DataFrame, baseline: str = BASELINE) -> pd.DataFrame:
+    """Settings of one model on test examples, with the share of the baseline's full score that they keep.
+
+    Args:
+        stored: the measured exits of a profile.
+        rows: with the columns `task`, `model`, `rule` and `threshold`, of settings in `stored`.
+        baseline: the model whose full depth counts as 1.
+
+    Returns:
+        The same rows with the columns `of_<baseline>`, `of_<baseline>_low` and `of_<baseline>_high`.
+    """
+    name = f"of_{baseline}"
+    columns: dict[str, list[float]] = {name: [], f"{name}_low": [], f"{name}_high": []}
+    for row in rows.itertuples():
+        same = stored.select(task=row.task, model=row.model, rule=row.rule)
+        has_threshold = same.threshold.notna().any()
+        setting = same[same.threshold == row.threshold] if has_threshold else same
+        kept = stored.beside_full(setting.iloc[:1], baseline)["retained"].item(0)
+        for column, value in zip(columns, (kept.value, kept.low, kept.high), strict=True):
+            columns[column].append(float(value))
+    return rows.assign(**columns)
+
+
+def at_equal_score(table: pd.DataFrame, quality: float) -> pd.DataFrame:
+    """Of each task and kind in `beside_exits` the cheapest setting that keeps a share of the score.
+
+    By the values, not by their bounds: the question is what is cheaper on average. No row: none keeps it.
+    """
+    good = table[table.kept >= quality].sort_values("relative_flops", kind="stable")
+    return good.drop_duplicates(["task", "kind"]).sort_index().reset_index(drop=True)
+
+
+def at_equal_cost(table: pd.DataFrame) -> pd.DataFrame:
+    """Each shallow decoder of `beside_exits` beside the best exits that cost no more.
+
+    Returns:
+        One row a task and shallow decoder, the baseline itself left out, the cheapest first: its `setting`,
+        `kept` and `relative_flops`, and for exit rules (`exits_`) and fixed exit layers (`fixed_`) the share
+        of the score that the best such setting keeps. NaN: all of them cost more.
+    """
+    rows = []
+    for task, of_task in table.groupby("task", sort=False):
+        shallow = of_task[(of_task.kind == SHALLOW) & (of_task.relative_flops < 1)]
+        for row in shallow.sort_values("relative_flops").itertuples():
+            affordable = of_task[of_task.relative_flops <= row.relative_flops]
+            best = affordable.groupby("kind").kept.max()
+            rows.append(
+                {
+                    "task": task,
+                    "setting": row.setting,
+                    "relative_flops": row.relative_flops,
+                    "kept": row.kept,
+                    "low": row.low,
+                    "high": row.high,
+                    "exits_kept": best.get(EXITS, math.nan),
+                    "fixed_kept": best.get(FIXED, math.nan),
+                }
+            )
+    return pd.DataFrame(rows)

@@ -1,0 +1,113 @@
+"""Exits beside decoders trained shallow and heads on a frozen model: all are set beside one baseline."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mee_utils.study import rivals
+from mee_utils.study.result_tables import VALUES, Measured
+
+EXAMPLES = 50
+NONE = float("nan")
+SETTINGS = [  # model, rule, threshold, score of every example, FLOPs of its 10 tokens
+    ("vanilla", "full_depth", NONE, 80.0, 1000),
+    ("vanilla", "exit_heads", 0.5, 60.0, 500),
+    ("vanilla", "exit_heads", 0.9, 76.0, 900),
+    ("vanilla", "softmax_margin", 0.9, 79.0, 100),  # vanilla's own exits are not among the rivals
+    ("calm", "full_depth", NONE, 72.0, 1000),
+    ("calm", "oracle", NONE, 72.0, 300),
+    ("calm", "static", 4.0, 40.0, 400),
+    ("calm", "static", 11.0, 72.0, 950),
+    ("calm", "fixed", 0.9, 72.0, 800),
+    ("calm", "fixed", 0.5, 56.0, 500),
+    ("calm", "hidden", 0.9, 64.0, 850),  # dearer and worse than "fixed"
+    ("calm", "bandit", NONE, 64.0, 600),
+]
+
+
+@pytest.fixture(scope="module")
+def stored():
+    labels = []
+    examples = []
+    noise = np.random.default_rng(0).normal(0, 5, EXAMPLES)
+    noise -= noise.mean()
+    for model, rule, threshold, score, flops in SETTINGS:
+        labels.append(("test", "translation", model, rule, threshold))
+        columns = {"loss": 0.0, "score": score + noise, "flops": flops, "tokens": 10, "layers": 60}
+        examples.append(pd.DataFrame(columns)[VALUES])
+    settings = pd.DataFrame(labels, columns=["part", "task", "model", "rule", "threshold"])
+    return Measured(settings, examples, 0.05, (0.1,), (0.1,))
+
+
+SHALLOW = pd.DataFrame(
+    {
+        "task": "translation",
+        "model": ["vanilla", "shallow_3"],
+        "decoder_layers": [12, 3],
+        "kept": [1.0, 0.97],
+        "kept_low": [1.0, 0.95],
+        "kept_high": [1.0, 0.99],
+        "relative_flops": [1.0, 0.3],
+    }
+)
+
+
+def test_all_is_set_beside_the_full_depth_of_the_baseline(stored):
+    table = rivals.beside_exits(stored, SHALLOW)
+    assert list(table.columns) == rivals.COLUMNS
+    by_setting = table.set_index("setting")
+    assert by_setting.loc["fixed, 0.9"].kept == pytest.approx(72 / 80)
+    assert by_setting.loc["fixed, 0.9"].relative_flops == pytest.approx(0.8)
+    assert by_setting.loc["layer 11"].kept == pytest.approx(0.9), "CALM's full depth is worth 90 % here"
+    assert by_setting.loc["exit_heads, 0.9"].kept == pytest.approx(76 / 80)
+    assert by_setting.loc["3 layers"].kept == 0.97 and by_setting.loc["3 layers"].high == 0.99
+    assert (table.low <= table.kept).all() and (table.kept <= table.high).all()
+
+
+def test_of_each_kind_of_exits_the_front_remains_the_cheapest_first(stored):
+    table = rivals.beside_exits(stored, SHALLOW)
+    settings = {kind: list(rows.setting) for kind, rows in table.groupby("kind")}
+    assert settings == {
+        rivals.SHALLOW: ["12 layers", "3 layers"],
+        rivals.EXITS: ["fixed, 0.5", "bandit", "fixed, 0.9"],  # neither "hidden" nor the oracle
+        rivals.FIXED: ["layer 4", "layer 11"],
+        rivals.SEPARATE: ["exit_heads, 0.5", "exit_heads, 0.9"],
+    }
+
+
+@pytest.mark.parametrize("shallow", [pd.DataFrame(), SHALLOW.drop(columns="kept")])
+def test_before_rivals_are_trained_exits_stand_alone(stored, shallow):
+    table = rivals.beside_exits(stored, shallow)
+    assert rivals.SHALLOW not in set(table.kind) and rivals.EXITS in set(table.kind)
+
+
+def test_a_share_of_the_own_score_is_less_of_the_baselines(stored):
+    rows = stored.rows(model="calm", rule="fixed")
+    beside = rivals.kept_of_baseline(stored, rows)
+    assert beside.of_vanilla.tolist() == pytest.approx([72 / 80, 56 / 80])
+    assert beside.retained.tolist() == pytest.approx([1.0, 56 / 72])
+    assert (beside.of_vanilla_low <= beside.of_vanilla).all()
+    without_threshold = rivals.kept_of_baseline(stored, stored.rows(model="calm", rule="bandit"))
+    assert without_threshold.of_vanilla.tolist() == pytest.approx([64 / 80])
+
+
+def test_at_equal_score_each_kind_has_its_cheapest_setting(stored):
+    table = rivals.beside_exits(stored, SHALLOW)
+    cheapest = rivals.at_equal_score(table, 0.79).set_index("kind").setting.to_dict()
+    assert cheapest == {
+        rivals.SHALLOW: "3 layers",
+        rivals.EXITS: "bandit",
+        rivals.FIXED: "layer 11",
+        rivals.SEPARATE: "exit_heads, 0.9",
+    }
+    assert list(rivals.at_equal_score(table, 0.98).kind) == [rivals.SHALLOW], "the baseline's own depth"
+
+
+def test_at_equal_cost_exits_may_be_cheaper_but_not_dearer(stored):
+    shallow = pd.concat([SHALLOW, SHALLOW.assign(decoder_layers=[12, 6], relative_flops=[1.0, 0.7])])
+    rows = rivals.at_equal_cost(rivals.beside_exits(stored, shallow)).set_index("setting")
+    assert list(rows.index) == ["3 layers", "6 layers"], "the baseline itself is no rival"
+    assert rows.loc["3 layers", ["exits_kept", "fixed_kept"]].isna().all(), "all exits cost more"
+    assert rows.loc["6 layers"].exits_kept == pytest.approx(64 / 80), "the bandit, for 60 % of the FLOPs"
+    assert rows.loc["6 layers"].fixed_kept == pytest.approx(40 / 80)
+    assert rivals.at_equal_cost(rivals.beside_exits(stored, pd.DataFrame())).empty
