@@ -226,8 +226,8 @@ for (name, batch), part in timed.groupby(["model", "batch"], sort=False):
 # weights play what the CALM model did here: tokens exit at the same relative depth, the same drafts are
 # right and wrong, every decision is computed. *Verified* is planned for each size anew. *Unverified*: of the
 # rules that keep 99 % of the score (08), the cheapest of each family, and of these the fastest that looks at
-# several layers, and at one. *mini* has the sizes of the profile's own models: it shows how good the simulation
-# is. Acceptance at T5's sizes may differ: this says what such exits would cost there, not that models of that
+# several layers, and at one. *mini* has the sizes of the profile's own models. The encoder, which no exit makes
+# faster, counts for less here than in short answers to long questions. Acceptance at T5's sizes may differ: this says what such exits would cost there, not that models of that
 # size have them. The figure is of this profile; the list has real text first.
 
 # %%

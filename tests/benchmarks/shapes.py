@@ -4,7 +4,8 @@ A simulation. A decoder of T5's sizes with random weights plays what the trained
 tokens exit at the same relative depth, and the same drafts are right and wrong. Every decision is computed as
 there, and then not listened to. Exits are decided at those layers alone that stand for one of the trained
 model's. Cost does not depend on what the weights are, so this is what a model of that size with such exits
-would cost; that it would have such exits is not said.
+would cost; that it would have such exits is not said. The encoder counts for less than with long inputs and
+short answers.
 """
 
 from collections.abc import Callable, Iterator
