@@ -257,10 +257,12 @@ def history_classifier_of_one(decision):
         "depth": decision.layer / LAYERS,
         "decided before": min(len(ids) - 1, 2),
     }
-    first, _, last = decision.measure.network
+    weights = {name: each.numpy() for name, each in decision.measure.state_dict().items()}
     numbers = np.array([features[name] for name in FEATURES], dtype=float)
-    hidden = np.maximum(first.weight.numpy() @ numbers + first.bias.numpy(), 0)
-    return sigmoid(last.weight.numpy()[0] @ hidden + last.bias.numpy()[0])
+    step = round(12 * decision.layer / LAYERS) - 1  # of depth, in twelfths
+    hidden = weights["network.weight"] @ numbers + weights["network.bias"]
+    hidden += weights["at_depth.weight"][step] + weights["margin_at_depth.weight"][step] * margins[-1]
+    return sigmoid(weights["head.weight"][0] @ np.maximum(hidden, 0) + weights["head.bias"][0])
 
 
 def log_odds(p):

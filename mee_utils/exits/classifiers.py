@@ -13,7 +13,7 @@
 | `exit_heads` | `n(h^l)` | the same map, trained as an exit of its own on a frozen model | DeeBERT |
 | `ztw` | the decision layers so far | `log q = sum_i w_i log p_i + b`, a product of experts | ZTW |
 | `token_hash` | the token before | a table: id and layer -> share that may exit | HashEE |
-| `history_classifier` | `FEATURES` of three decisions | `Linear(15, 32)`, ReLU, `Linear(32, 1)` | ours |
+| `history_classifier` | `FEATURES` of three decisions | 32 hidden units that know the depth | ours |
 
 One classifier serves all layers. Two outputs and a softmax are the sigmoid of their difference, `log_odds`.
 The LSTM starts anew with each token: it runs over layers, not over positions. The backbone is frozen (papers
@@ -347,6 +347,7 @@ FEATURES = (
     "depth",  # layer / L
     "decided before",  # at how many decision layers before this one, at most two
 )
+DEPTHS = 12  # steps of depth that a history classifier tells apart
 LEAST_ODDS = 1e-6  # added to a probability and to what it lacks to 1, so that log-odds are finite
 
 
@@ -369,16 +370,23 @@ class HistoryClassifier(ExitClassifier):
     -1.4, "same as before" is 1, "same as two before" 0, "unchanged" 2, "depth" 0.5 and "decided before" 2.
     At layer 4, where nothing was decided before, the layer itself stands for those before it.
 
-    The features are standardised with the mean and deviation of the tokens that it learned from, which are
-    stored with the weights. It learns from the readouts of a policy (`train_classifier`), and decides over
-    the same: pruned ones, so that a decision costs less than a hundredth of a layer of T5-large.
+    A hidden unit is a weighted sum of the standardised features. Its constant, and its weight of the margin,
+    differ with the depth, in twelfths of the decoder. The features are standardised with the mean and
+    deviation of the tokens that it learned from, which are stored with the weights. It learns from the
+    readouts of a policy (`train_classifier`), and decides over the same: pruned ones, so that a decision
+    costs less than a hundredth of a layer of T5-large.
     """
 
     readout = True
     uses_exit_history = True
 
     def build(self, hidden: int) -> None:
-        self.network = nn.Sequential(nn.Linear(len(FEATURES), hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.network = nn.Linear(len(FEATURES), hidden)
+        self.at_depth = nn.Embedding(DEPTHS, hidden)  # what a depth adds to the hidden units
+        self.margin_at_depth = nn.Embedding(DEPTHS, hidden)  # and how much the margin counts there
+        for embedding in (self.at_depth, self.margin_at_depth):
+            nn.init.zeros_(embedding.weight)  # a depth that it has not seen makes no difference
+        self.head = nn.Linear(hidden, 1)
         self.register_buffer("mean", torch.zeros(len(FEATURES)))
         self.register_buffer("deviation", torch.ones(len(FEATURES)))
 
@@ -394,10 +402,17 @@ class HistoryClassifier(ExitClassifier):
 
     def log_odds(self, features: Tensor) -> Tensor:
         """Log-odds of "exit": `[..., feature]`, see `FEATURES`, to `[...]`."""
-        return self.network((features - self.mean) / self.deviation)[..., 0]
+        standardised = (features - self.mean) / self.deviation
+        margin = standardised[..., :1]
+        depth = (features[..., FEATURES.index("depth")] * DEPTHS).round().long().clamp(1, DEPTHS) - 1
+        hidden = self.network(standardised) + self.at_depth(depth) + self.margin_at_depth(depth) * margin
+        return self.head(hidden.relu())[..., 0]
 
     def confidence(self, state) -> Tensor:
         return torch.sigmoid(self.log_odds(self.features(state)))
+
+    def flops(self, d_model: int) -> int:
+        return 2 * (self.network.weight.numel() + self.head.weight.numel())
 
     def features(self, state) -> Tensor:
         """`FEATURES` of some tokens at a decision layer, `[rows, feature]`."""
