@@ -227,8 +227,9 @@ for (name, batch), part in timed.groupby(["model", "batch"], sort=False):
 # right and wrong, every decision is computed. *Verified* is planned for each size anew. *Unverified*: of the
 # rules that keep 99 % of the score (08), the cheapest of each family, and of these the fastest that looks at
 # several layers, and at one. *mini* has the sizes of the profile's own models. The encoder, which no exit makes
-# faster, counts for less here than in short answers to long questions. Acceptance at T5's sizes may differ: this says what such exits would cost there, not that models of that
-# size have them. The figure is of this profile; the list has real text first.
+# faster, counts for less here than in short answers to long questions. Acceptance at T5's sizes may differ: this
+# says what such exits would cost there, not that models of that size have them. The figure is of this profile;
+# the list has real text first.
 
 # %%
 simulated = result_tables.fastest_by_shape().rename(columns={"speed": "simulated_speed"})
