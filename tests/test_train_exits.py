@@ -91,6 +91,7 @@ def test_shipped_ones_are_taken_unless_they_belong_to_something_else(small, calm
         train_exits.train_classifiers(longer)
 
 
+@pytest.mark.xdist_group("classifiers")  # takes long: it begins early
 def test_the_package_ships_every_classifier_of_small_as_training_makes_it(monkeypatch, tmp_path):
     small = load_profile("small")
     jobs, tasks = train_exits.classifier_jobs(small), train_exits._first_tokens(small, "train")
