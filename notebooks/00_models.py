@@ -357,11 +357,15 @@ def draw_costs(axis, rows):
 
 # %%
 if len(costs):
+    mean_costs = costs.groupby(["task", "model", "metric"], sort=False).lost.mean()
+    task, name, metric = mean_costs.idxmax()
+    dearest = f"{mean_costs.max():.1f} points of {label(metric)} ({label(name)}, {label(task)})"
     look = {"xlabel": "points lost at full depth (vanilla = 0)", "width": 3.4, "height": 2.2}
+    look["message"] = f"Training for exits costs up to {dearest} before any token exits"
     figure = figures.facets(costs, draw_costs, **look, note=f"profile {profile}")
     experiment.save_figure(figure, "cost_at_full_depth", costs)
     for (task, name), part in costs.groupby(["task", "model"], sort=False):
-        lost = ", ".join(f"{value:+.1f}" for value in part.lost)
+        lost = ", ".join(f"{round(value, 1) + 0.0:+.1f}" for value in part.lost)
         metric = label(part.metric.iloc[0])
         print(f"{label(task)}, {label(name)}: {lost} points of {metric} lost, seed by seed")
 else:

@@ -280,21 +280,22 @@ def draw_rivals(axis, rows):
 
 
 # %%
+equal_cost = rivals.at_equal_cost(beside_vanilla)
 look = {"xlabel": "FLOPs a token (1 = vanilla's full depth)", "ylabel": "score kept (1 = vanilla's)"}
-figure = figures.facets(beside_vanilla, draw_rivals, values=tasks, **look, width=3.9, height=3.3, note=note)
+look |= {"message": rivals.headline(equal_cost), "note": note, "width": 3.9, "height": 3.3}
+figure = figures.facets(beside_vanilla, draw_rivals, values=tasks, **look)
 experiment.save_figure(figure, "rivals", beside_vanilla)
 if shallow.empty:
     print(f"no decoders were trained shallow: run make retrain PROFILE={name}")
 
 # %%
-equal_cost = rivals.at_equal_cost(beside_vanilla)
 if len(equal_cost):
     experiment.save_table(equal_cost, "rivals_at_equal_cost")
 for row in equal_cost.itertuples():
-    print(
-        f"{figures.label(row.task)}, {row.setting} ({row.relative_flops:.0%} of the FLOPs) keep {row.kept:.1%} of "
-        f"vanilla's score; for no more FLOPs exit rules keep {row.exits_kept:.1%}, a fixed layer {row.fixed_kept:.1%}"
-    )
+    best = {"exit rules": row.exits_kept, "a fixed layer": row.fixed_kept}
+    exits = [f"{way} {share:.1%}" if share == share else f"{way} cost more" for way, share in best.items()]
+    layers = f"{figures.label(row.task)}, {row.setting} ({row.relative_flops:.0%} of the FLOPs)"
+    print(f"{layers}: {row.kept:.1%} of vanilla's score is kept; for no more FLOPs: {', '.join(exits)}")
 cheapest = rivals.at_equal_score(beside_vanilla, quality)
 for task in tasks:
     rows = cheapest[(cheapest.task == task) & (cheapest.relative_flops < 1)]

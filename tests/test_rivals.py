@@ -111,3 +111,14 @@ def test_at_equal_cost_exits_may_be_cheaper_but_not_dearer(stored):
     assert rows.loc["6 layers"].exits_kept == pytest.approx(64 / 80), "the bandit, for 60 % of the FLOPs"
     assert rows.loc["6 layers"].fixed_kept == pytest.approx(40 / 80)
     assert rivals.at_equal_cost(rivals.beside_exits(stored, pd.DataFrame())).empty
+
+
+def test_the_headline_counts_where_shallow_decoders_are_ahead(stored):
+    ahead = rivals.at_equal_cost(rivals.beside_exits(stored, SHALLOW.assign(relative_flops=[1.0, 0.7])))
+    assert rivals.headline(ahead).endswith("keeps more of the score than any exits")
+    behind = rivals.at_equal_cost(
+        rivals.beside_exits(stored, SHALLOW.assign(relative_flops=[1.0, 0.9], kept=[1.0, 0.85]))
+    )
+    both = rivals.headline(pd.concat([ahead, behind]))
+    assert both.endswith("than any exits in 1 of 2 cases"), both
+    assert "shallow" not in rivals.headline(rivals.at_equal_cost(rivals.beside_exits(stored, pd.DataFrame())))

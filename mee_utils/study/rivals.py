@@ -145,3 +145,14 @@ def at_equal_cost(table: pd.DataFrame) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
+
+
+def headline(equal_cost: pd.DataFrame) -> str:
+    """What `at_equal_cost` shows, in a sentence."""
+    if equal_cost.empty:
+        return "What exits keep of the score that vanilla has at full depth"
+    best_exits = equal_cost[["exits_kept", "fixed_kept"]].max(axis=1).fillna(0)
+    better = int((equal_cost.kept > best_exits).sum())
+    everywhere = better == len(equal_cost)
+    count = "" if everywhere else f" in {better} of {len(equal_cost)} cases"
+    return f"For the same FLOPs a decoder trained shallow keeps more of the score than any exits{count}"
