@@ -69,6 +69,7 @@ def done(tmp_path_factory):
         patch.setattr(inputs, "PACKAGE", root)
         build.train(PROFILE)
         patch.setattr(loop, "train_backbone", recorded)
+        patch.setattr(rivals, "TRIAL", 10)
         jobs = retrainings(PROFILE)
         rows = {job: json.loads(retraining.run(PROFILE, job).read_text()) for job in jobs}
         yield root, rows, trainings
