@@ -34,7 +34,7 @@ from .results import Run, output_root, staged
 # share of the score that is lost, and the upper end of its interval (97.5 %); the share of the FLOPs that
 # is saved.
 BOUNDS = (
-    *(("loss", bound) for bound in (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.25)),
+    *(("loss", bound) for bound in (0.003, 0.01, 0.02, 0.05, 0.1, 0.25)),
     ("lost", 0.01),
     ("lost_at_most", 0.01),
     *(("saved", bound) for bound in (0.2, 0.4, 0.6)),
@@ -160,7 +160,7 @@ class RuleDecoder:
         data = [(task.digest, task.inputs) for task in self.tasks.values()]
         weights = weights_digest(self.profile, self.job.model)
         settings = self.settings.model_dump(include=DECODED_WITH)
-        search_settings = (settings, self.candidates, self.least_settings, self.profile.dtype, BOUNDS)
+        search_settings = (settings, self.candidates, LEAST_SETTINGS, self.profile.dtype, BOUNDS)
         return digest_of([weights, classifier, options, data, search_settings])
 
     def measured(self, rule: str) -> pd.DataFrame:
