@@ -4,6 +4,7 @@ results.md has one field for each table of `results_tables`. findings.md states 
 notebooks have saved (`numbers`): `each("fastest", "{speed:.2f}")` writes one for every task that has it.
 """
 
+import re
 from pathlib import Path
 
 import jinja2
@@ -88,7 +89,9 @@ def markdown(table: pd.DataFrame) -> str:
         form = FORMATS.get(column, "")
         shown[column] = [_cell(value, form) for value in shown[column]]
     shown.columns = [label(column) for column in table]
-    return shown.to_markdown(index=False, disable_numparse=True)
+    table = shown.to_markdown(index=False, disable_numparse=True)
+    # one long cell would widen its whole column: spaces and rules that only align are left out
+    return re.sub("-{4,}", "---", re.sub(" {2,}", " ", table))
 
 
 def _cell(value, form: str) -> str:

@@ -16,7 +16,6 @@ from ..study import result_tables
 from ..study.catalogue import RULES
 from ..study.figures import label
 from ..study.result_tables import BENCH, KEEPS_IT, PARTS, best_of_families, missed, one_machine, read_timings
-from ..study.verdicts import BETWEEN, NONE_MEASURED
 from ..tasks.kinds import TASKS
 from .claims import MIXED
 from .published_numbers import published_saturation
@@ -142,6 +141,8 @@ def cheapest_at_full_quality(stored: StoredTables) -> pd.DataFrame:
 
 def at_equal_loss(stored: StoredTables) -> pd.DataFrame:
     """Of each family of rules the cheapest at two mean consistency losses; "none measured" where none is."""
+    from ..study.verdicts import BETWEEN  # loads torch
+
     rows = stored.table("08_results", "at_equal_loss").query("wanted in (0.01, 0.05)")
     if "reading" not in rows:  # of an older run, which read off every line
         rows = rows.assign(reading=BETWEEN)
@@ -232,6 +233,8 @@ def contrast(stored: StoredTables) -> pd.DataFrame:
 
 def survey(stored: StoredTables) -> pd.DataFrame:
     """Every rule of the survey, means over tasks."""
+    from ..study.verdicts import NONE_MEASURED  # loads torch
+
     rules = stored.table("06_survey_rules", "rules").replace({"trained": {True: "yes", False: "no"}})
     has_threshold = rules.rule.map(lambda rule: RULES[rule].thresholded)
     missing = rules.equal_flops.isna() & has_threshold
