@@ -333,7 +333,7 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # references; no token exits.
 #
 # *Of the published table*, as a share of the depth, the difficult end comes out nearly as published (the first similar
-# state at 65 to 80 %, where it was 81 %), and the easy end does not (60 to 70 %, where it was 40 %). Models and corpora
+# state; the table beside the published one has both), and the easy end does not: it comes much later. Models and corpora
 # are others, and prefixes far shorter.
 #
 # *On real text* (profile `real`) the two come apart even more: in summaries and translations tokens of high loss have

@@ -201,6 +201,7 @@ for task in tasks:
     ranked |= replay_policies(of_both["vanilla", task], by_key, models["vanilla"])
 ranks = experiment.table(decisions.ranking, ranked, labels=("model", "task", "rule"))
 
+
 # %%
 def draw(axis, rows):
     figures.lines(axis, rows, "layer", "roc_area", band=("roc_area_low", "roc_area_high"), clip=(0, 1))

@@ -424,6 +424,8 @@ as_published |= {
     (rule, threshold, sixth): RULES[rule].policy(threshold, settings | {"min_layer": sixth}, first, decay)
     for rule in (*CALM_RULES, *MEE_RULES)
 }
+
+# %%
 decoding = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
 labels = ("rule", "threshold", "min_layer")
 published = [

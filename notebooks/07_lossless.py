@@ -263,7 +263,7 @@ for name in dict.fromkeys(["real", "small", experiment.profile.name]):
 # and it depends on the model: where the early layers already say what the last one will (CALM), most drafts
 # are kept. There a rule over several layers has little advantage: what counts is how early it is sure, and how
 # much that costs. On the vanilla model nearly all drafts of a classifier on three layers are kept, and of the pruned
-# margin's about 60 % (table above; on real text hardly any). Outputs of one or two tokens cannot gain, since nothing waits; and where the last layer
+# margin's far fewer (table above; on real text hardly any). Outputs of one or two tokens cannot gain, since nothing waits; and where the last layer
 # disagrees often, drafts are thrown away. Operations are not saved, they grow (every token still goes through
 # every layer, and drafts come on top): the gain is that layers run on several tokens at once, so it exists where weights are read from
 # memory token by token, in small batches most of all.

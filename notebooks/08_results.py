@@ -597,6 +597,7 @@ def of_task(times, task):
     return times[times.task == task] if len(times) else None
 
 
+# %%
 tables = {
     task: {
         "settings": stored.rows(task=task),

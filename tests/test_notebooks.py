@@ -119,6 +119,8 @@ def test_prose_holds_no_number_of_ours(name):
                 "99 %",
                 "99.5 %",
                 "0.7",
+                "2.0",
+                "2.5 %",
                 "92.45",
                 "91.47",
             }, numbers

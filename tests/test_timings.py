@@ -86,9 +86,9 @@ def test_thresholds_near_one_have_the_decimals_that_they_need():
     seen = np.array([[0.12345678, 0.99987654, 0.99999987654, 1.0, 1.0]])
     found = SimpleNamespace(confidences=seen, trace=SimpleNamespace(layers=12))
     found.bound = SimpleNamespace(measure=SimpleNamespace(range=(0.0, 1.0)))
-    assert decisions._levels(found, 5).tolist() == [0.1235, 0.99988, 0.99999988, 1.0]
+    assert decisions._levels(found, np.linspace(0, 1, 5)).tolist() == [0.1235, 0.99988, 0.99999988, 1.0]
     found.bound.measure.range = (0.0, np.inf)
-    assert decisions._levels(found, 5).max() == 12, "a count of exits has an end"
+    assert decisions._levels(found, np.linspace(0, 1, 5)).max() == 12, "a count of exits has an end"
     assert [level_text(level) for level in (0.9, 0.12345, 0.99999988, np.inf)] == [
         "0.9000",
         "0.12345",
