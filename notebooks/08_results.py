@@ -74,7 +74,7 @@ def family_of(rule):
 # with a probability of at most 2.5 %, however many are tested. Of those that pass the one with the fewest FLOPs on validation examples stands for
 # the rule; one that fails at once, or saves no FLOPs, is not in the figure. Bars are tokens a second as a multiple of full
 # depth, with the range over rounds; the line at 1 is full depth. All test inputs are timed, a tenth of them a
-# round (one at a time: 20 of that tenth), rule after rule; bars are ordered by one half of the rounds and drawn from the other, so that the
+# round, rule after rule; bars are ordered by one half of the rounds and drawn from the other, so that the
 # fastest is not timed on the inputs that made it fastest. Upper row: one output at a time; lower row: in
 # batches. Colours are families of rules. The ten fastest of each panel are drawn; the table beside the figure has all.
 
