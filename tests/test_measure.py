@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -112,7 +113,7 @@ def test_on_test_examples_the_line_of_a_rule_begins_at_its_strictest_exits():
 
     tried = {0: setting(0.0, 0.0), 3: setting(0.002, 1.0), 5: setting(0.4, 1.0), 9: setting(0.6, 1.0)}
     decoder = SimpleNamespace()
-    assert measure.RuleDecoder._chosen(decoder, tried) == {3, 9}
+    assert measure.RuleDecoder._chosen(decoder, tried) == {0, 3, 9}
     careless = {0: setting(0.0, 0.0), 1: setting(0.12, 1.0)}
     assert measure.RuleDecoder._chosen(decoder, careless) == {0, 1}
     assert measure.RuleDecoder._chosen(decoder, {0: setting(0.5, 0.0)}) == {0}
@@ -161,7 +162,8 @@ def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few,
     assert list(table.rule.unique()) == rules and list(table.attrs["keys"]) == rules
     sizes = table.groupby(["part", "rule", "threshold"], dropna=False).size()
     assert set(sizes["validation"]) == {12} and set(sizes["test"]) == {9}
-    assert not table[table.rule == "full_depth"].loss.any() and len(set(table.attrs["keys"].values())) == 5
+    assert not table[table.rule == "full_depth"].loss.any()
+    assert len({keys["search"] for keys in table.attrs["keys"].values()}) == 5
     path.unlink()
     (path.with_suffix("") / "fixed.parquet").unlink()
     measure.run(few, JOB, None)
@@ -185,16 +187,42 @@ def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few,
         measure.run(few, Job("settings", "vanilla"), None)
 
 
+def test_a_wider_search_decodes_only_settings_that_are_not_stored(few, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(measure, "OTHER_SWEEP", ("softmax_margin",))
+    monkeypatch.setattr(measure, "ABLATED", ())
+    monkeypatch.setattr(measure, "BOUNDS", measure.BOUNDS[-1:])
+    columns = ["part", "rule", "threshold"]
+    narrow = pd.read_parquet(measure.run(few, JOB, None))
+    monkeypatch.setattr(measure, "BOUNDS", (("loss", 0.02), ("saved", 0.2), ("saved", 0.4), ("saved", 0.6)))
+    decoded = []
+    decode = measure.RuleDecoder._decoded
+
+    def counted(self, part, rule, threshold, policy, full_texts):
+        decoded.append((part, rule, threshold))
+        return decode(self, part, rule, threshold, policy, full_texts)
+
+    monkeypatch.setattr(measure.RuleDecoder, "_decoded", counted)
+    wide = pd.read_parquet(measure.run(few, JOB, None))
+    stored = set(narrow[columns].drop_duplicates().itertuples(index=False, name=None))
+    searched = {setting for setting in decoded if setting[1] != "full_depth"}
+    assert searched and not searched & stored
+    everything = set(wide[columns].drop_duplicates().itertuples(index=False, name=None))
+    assert {setting for setting in everything - stored if setting[1] == "softmax_margin"} == searched
+    again = pd.read_parquet(measure.run(few, JOB, None, anew=True))
+    assert again.equals(wide)
+
+
 def test_a_name_or_a_colour_is_no_reason_to_measure_again(few, monkeypatch):
     from mee_utils.study.experiment import Experiment
 
     bench = measure.RuleDecoder(Experiment(None, few), JOB)
-    before = bench.key("fixed")
+    before = bench.keys("fixed")
     rule = RULES["fixed"]
     monkeypatch.setitem(
         measure.RULES, "fixed", rule.__class__(**{**vars(rule), "label": "x", "colour": "#000"})
     )
-    assert bench.key("fixed") == before != bench.key("softmax_margin")
+    assert bench.keys("fixed") == before != bench.keys("softmax_margin")
 
 
 def test_a_profile_names_what_it_measures_besides_calm_and_where_fewer_thresholds_do(few):
@@ -206,7 +234,7 @@ def test_a_profile_names_what_it_measures_besides_calm_and_where_fewer_threshold
     assert named == {"calm", "free"} and {job.model for job in measurements(few)} > named
     bench = measure.RuleDecoder(Experiment(None, profile), Job("settings", "free", "translation"))
     assert len(bench.thresholds("softmax_margin")) <= 2
-    assert bench.key("fixed") != measure.RuleDecoder(Experiment(None, few), bench.job).key("fixed")
+    assert bench.keys("fixed") != measure.RuleDecoder(Experiment(None, few), bench.job).keys("fixed")
     elsewhere = measure.RuleDecoder(Experiment(None, profile), Job("settings", "free", "summarization"))
     assert elsewhere.candidates == FEW["other_candidates"]
 
@@ -281,7 +309,7 @@ def test_what_is_stored_was_searched_for_as_rules_are_now(job):
 
     stored = read_measurements("small", job.name)
     bench = measure.RuleDecoder(Experiment(None, load_profile("small")), job)
-    assert stored.attrs["keys"] == {rule: bench.key(rule) for rule in bench.rules}
+    assert stored.attrs["keys"] == {rule: asdict(bench.keys(rule)) for rule in bench.rules}
 
 
 @pytest.mark.parametrize("job", STORED_JOBS)

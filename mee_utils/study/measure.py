@@ -2,12 +2,13 @@
 
 A job is a model and a task (`jobs.measurements`). A replay of validation examples gives the candidate
 thresholds of a rule; decoding them bisects to what `BOUNDS` names; what is chosen there is decoded on the
-test examples. All of a setting's examples are kept. Rules that are stored with the same key (weights,
-data, rule, settings) are not decoded again. `store` puts the tables where notebooks 05 and 08 read them.
+test examples. All of a setting's examples are kept. A rule whose search has not changed since it was stored
+is not measured again, and where only the search has changed, no setting that is stored is decoded again
+(`Keys`). `store` puts the tables where notebooks 05 and 08 read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product, takewhile
 from pathlib import Path
@@ -34,7 +35,7 @@ from .results import Run, output_root, staged
 # share of the score that is lost, and the upper end of its interval (97.5 %); the share of the FLOPs that
 # is saved.
 BOUNDS = (
-    *(("loss", bound) for bound in (0.003, 0.01, 0.02, 0.05, 0.1, 0.25)),
+    *(("loss", bound) for bound in (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.25)),
     ("lost", 0.01),
     ("lost_at_most", 0.01),
     *(("saved", bound) for bound in (0.2, 0.4, 0.6)),
@@ -56,6 +57,20 @@ DRAWN = (
     "bug",
 )  # of a rule: only for figures
 DECODED_WITH = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}  # settings that a key holds
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the table of a rule belongs to, as digests. A table has those of its rules in `attrs`."""
+
+    decoding: str  # weights, classifier, rule and examples: a setting of the same threshold is the same
+    search: str  # these, and how thresholds are searched for: the whole table is the same
+
+    @classmethod
+    def of_rule(cls, table: pd.DataFrame | None, rule: str) -> "Keys | None":
+        """Those of a rule in a stored table; None where it is not there."""
+        stored = None if table is None else table.attrs.get("keys", {}).get(rule)
+        return cls(**stored) if isinstance(stored, dict) else None
 
 
 def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) -> Path:
@@ -86,21 +101,29 @@ def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) 
 
 def _run_rules(decoder: "RuleDecoder", path: Path, stored: pd.DataFrame | None) -> None:
     """Puts the rules of a job together: stored ones, those of an interrupted run, and those decoded now."""
-    keys = {rule: decoder.key(rule) for rule in decoder.rules}
-    tables = []
-    for rule, key in keys.items():
-        if stored is not None and stored.attrs["keys"].get(rule) == key:
-            tables.append(stored[stored.rule == rule])
-            continue
-        part = path.with_suffix("") / f"{rule}.parquet"
-        if not part.exists() or pd.read_parquet(part, columns=[]).attrs.get("keys") != {rule: key}:
-            _write(decoder.measured(rule), part, {rule: key})
-        tables.append(pd.read_parquet(part))
+    keys = {rule: decoder.keys(rule) for rule in decoder.rules}
+    tables = [_rule_table(decoder, rule, keys[rule], path, stored) for rule in decoder.rules]
     _write(pd.concat(tables, ignore_index=True), path, keys)
 
 
-def _write(table: pd.DataFrame, path: Path, keys: dict[str, str]) -> None:
-    table.attrs = {"keys": keys}  # stored with the table
+def _rule_table(
+    decoder: "RuleDecoder", rule: str, keys: Keys, path: Path, stored: pd.DataFrame | None
+) -> pd.DataFrame:
+    """The table of a rule: as it is stored, as an interrupted run left it, or measured now."""
+    part = path.with_suffix("") / f"{rule}.parquet"
+    interrupted = pd.read_parquet(part) if part.exists() else None
+    for table in (stored, interrupted):
+        table_keys = Keys.of_rule(table, rule)
+        if table_keys == keys:
+            return table[table.rule == rule]
+        if table_keys and table_keys.decoding == keys.decoding:
+            decoder.take(table[table.rule == rule])
+    _write(decoder.measured(rule), part, {rule: keys})
+    return pd.read_parquet(part)
+
+
+def _write(table: pd.DataFrame, path: Path, keys: Mapping[str, Keys]) -> None:
+    table.attrs = {"keys": {rule: asdict(each) for rule, each in keys.items()}}  # stored with the table
     with complete_file(path) as partial:
         table.to_parquet(partial, compression="zstd", index=False)
 
@@ -128,6 +151,7 @@ class RuleDecoder:
         self.tasks = {part: load_tasks(self.profile, part, size, job.task)[0] for part, size in sizes.items()}
         self.encodings = {part: EncoderCache() for part in sizes}
         self._full: dict[str, tuple[list[str], pd.DataFrame]] = {}
+        self._taken: dict[tuple[str, str, float | None], pd.DataFrame] = {}  # see `take`
 
     def _load_classifiers(self) -> dict:
         models = {self.job.model: self.model}
@@ -153,15 +177,21 @@ class RuleDecoder:
         swept = self._swept()
         return rules + [rule for rule in swept if not RULES[rule].classifier or rule in self.classifiers]
 
-    def key(self, rule: str) -> str:
+    def keys(self, rule: str) -> Keys:
         """What a rule's table belongs to."""
         options = {name: value for name, value in asdict(RULES[rule]).items() if name not in DRAWN}
         classifier = self.classifiers[rule].key() if rule in self.classifiers else ""
         data = [(task.digest, task.inputs) for task in self.tasks.values()]
         weights = weights_digest(self.profile, self.job.model)
         settings = self.settings.model_dump(include=DECODED_WITH)
-        search_settings = (settings, self.candidates, LEAST_SETTINGS, self.profile.dtype, BOUNDS)
-        return digest_of([weights, classifier, options, data, search_settings])
+        decoding = digest_of([weights, classifier, options, data, settings, self.profile.dtype])
+        search = digest_of([decoding, self.candidates, self.least_settings, BOUNDS])
+        return Keys(decoding, search)
+
+    def take(self, table: pd.DataFrame) -> None:
+        """Takes settings of a rule that were decoded before, so that `decode` need not."""
+        for setting, examples in table.groupby(["part", "rule", "threshold"], dropna=False, sort=False):
+            self._taken[_comparable(*setting)] = examples
 
     def measured(self, rule: str) -> pd.DataFrame:
         """All settings of a rule: those tried on validation examples, then the chosen on test examples."""
@@ -222,6 +252,9 @@ class RuleDecoder:
 
     def decode(self, part: str, rule: str, threshold: float) -> pd.DataFrame:
         """One setting on the "validation" or "test" examples, one row per example."""
+        setting = _comparable(part, rule, threshold)
+        if setting in self._taken:
+            return self._taken[setting]
         full_texts, _ = self.full(part)
         return self._decoded(part, rule, threshold, self.policy(rule, threshold), full_texts)[1]
 
@@ -258,6 +291,11 @@ class RuleDecoder:
         return texts, table
 
 
+def _comparable(part: str, rule: str, threshold: float) -> tuple[str, str, float | None]:
+    """A setting, where rules without a threshold (NaN, which equals nothing) have None."""
+    return part, rule, None if np.isnan(threshold) else threshold
+
+
 class FreshDecoder(RuleDecoder):
     """The main model on fresh examples, for the guarantee, at thresholds chosen for bounds on the loss."""
 
@@ -267,6 +305,10 @@ class FreshDecoder(RuleDecoder):
         count = self.settings.fresh_sets * self.settings.fresh_size
         self.tasks["fresh"] = load_task(job.task, "synthetic", "test", count, FRESH_SEED)
         self.encodings["fresh"] = EncoderCache()
+
+    def take(self, table: pd.DataFrame) -> None:
+        """Takes settings of a rule that were decoded before, so that `decode` need not."""
+        super().take(table.assign(part="fresh"))
 
     def measured(self, rule: str) -> pd.DataFrame:
         """All settings of a rule that the job of the model on this task measured on test examples."""
@@ -291,9 +333,10 @@ class OracleDecoder(RuleDecoder):
     def _load_classifiers(self) -> dict:
         return {}  # none of its rules has one
 
-    def key(self, rule: str) -> str:
+    def keys(self, rule: str) -> Keys:
         """What a rule's table belongs to."""
-        return digest_of([super().key(rule), ORACLE_DRAFT, *MARGIN_THRESHOLDS])
+        keys = super().keys(rule)
+        return replace(keys, search=digest_of([keys.decoding, ORACLE_DRAFT, *MARGIN_THRESHOLDS]))
 
     def measured(self, rule: str) -> pd.DataFrame:
         """The test examples of a rule at each of its thresholds, with states of each kind."""
