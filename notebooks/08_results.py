@@ -85,7 +85,7 @@ answer = verdicts.fastest(result_tables.read_timings("kept", sure, name))
 
 
 def draw(axis, rows):
-    figures.bars(axis, rows, "speed", band=("lowest", "highest"), styles=figures.FAMILIES)
+    figures.bars(axis, rows, "speed", band=("lowest", "highest"))
     axis.axvline(1.0, color=figures.GREY, linewidth=0.8)
 
 

@@ -1,5 +1,7 @@
 """Figures: every panel is drawn from its rows, and one legend holds whatever occurs in any panel."""
 
+import itertools
+
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -87,16 +89,79 @@ def test_a_line_of_panels_is_broken_where_it_is_too_long():
     assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 1)
 
 
-def test_every_rule_has_a_style_and_the_colour_of_its_family():
+def test_rules_have_the_colour_of_their_family_and_a_marker_of_their_own():
     for name, rule in catalogue.RULES.items():
-        assert figures.STYLES[name].label == rule.label == figures.label(name)
-        assert figures.FAMILIES[name].colour == catalogue.FAMILY_COLOURS[rule.family]
-    looks = [
-        (style.colour, style.marker)
-        for name, style in figures.FAMILIES.items()
-        if name in catalogue.MAIN_SWEEP
-    ]
+        style = figures.STYLES[name]
+        assert style.label == rule.label == figures.label(name)
+        assert style.colour == figures.STYLES[rule.family].colour == catalogue.FAMILY_COLOURS[rule.family]
+    same = {"unpruned"}  # the softmax margin under the name that it has beside pruned ones
+    looks = [figures.STYLES[name][1:3] for name in catalogue.RULES if name not in same]
     assert len(set(looks)) == len(looks)
+
+
+MODELS = ("base", "vanilla", "calm", "free", "late_weighted", "alternating", "pretrained")
+FAMILIES = (*catalogue.FAMILY_COLOURS, "verified")
+
+
+def test_no_colour_is_both_a_model_s_and_a_family_s():
+    models, families = ({figures.STYLES[name].colour for name in names} for names in (MODELS, FAMILIES))
+    assert len(models) == len(MODELS) and len(families) == len(FAMILIES) and not models & families
+
+
+# what is seen without the cones for red, for green or for blue (Machado et al. 2009), in linear RGB
+DICHROMACY = {
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+
+
+def seen(colour: str, kind: str) -> np.ndarray:
+    """A colour as someone sees it, in CIELAB, where distances are those that eyes notice."""
+    rgb = np.array(matplotlib.colors.to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(DICHROMACY[kind] @ linear, 0, 1)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(to_xyz @ linear / [0.9505, 1, 1.089])  # good enough above 0.01
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("kind", DICHROMACY)
+@pytest.mark.parametrize("names", [MODELS, FAMILIES], ids=["models", "families"])
+def test_the_colour_blind_tell_the_colours_of_a_palette_apart(names, kind):
+    for one, other in itertools.combinations(names, 2):
+        distance = np.linalg.norm(
+            seen(figures.STYLES[one].colour, kind) - seen(figures.STYLES[other].colour, kind)
+        )
+        assert distance > 8, f"{one} and {other}: {distance:.1f}"
+
+
+def test_an_axis_of_layers_begins_with_the_first_that_is_drawn():
+    late = curves()
+    figure = figures.facets(late[late.layer >= 4], figures.lines, x="layer", y="share", by="model")
+    assert [axis.get_xlim() for axis in figure.axes] == [(3.6, 12.4)] * 2
+    assert list(figure.axes[0].get_xticks()) == [4, 6, 8, 10, 12]
+
+
+def test_the_message_stands_above_and_the_note_below():
+    figure = drawn(message="CALM settles first", note="profile small")
+    figure.canvas.draw()
+    panels = [axis.get_window_extent() for axis in figure.axes]
+    (note,) = (text for text in figure.texts if text.get_text() == "profile small")
+    assert figure.get_suptitle() == "CALM settles first" and note.get_window_extent().y1 < panels[0].y0
+    assert figure._suptitle.get_window_extent().y0 > panels[0].y1
 
 
 def test_nothing_to_draw_is_one_clear_line():

@@ -213,15 +213,13 @@ def test_a_wider_search_decodes_only_settings_that_are_not_stored(few, tmp_path,
     assert again.equals(wide)
 
 
-def test_a_name_or_a_colour_is_no_reason_to_measure_again(few, monkeypatch):
+def test_a_name_or_a_marker_is_no_reason_to_measure_again(few, monkeypatch):
     from mee_utils.study.experiment import Experiment
 
     bench = measure.RuleDecoder(Experiment(None, few), JOB)
     before = bench.keys("fixed")
     rule = RULES["fixed"]
-    monkeypatch.setitem(
-        measure.RULES, "fixed", rule.__class__(**{**vars(rule), "label": "x", "colour": "#000"})
-    )
+    monkeypatch.setitem(measure.RULES, "fixed", rule.__class__(**{**vars(rule), "label": "x", "marker": "^"}))
     assert bench.keys("fixed") == before != bench.keys("softmax_margin")
 
 

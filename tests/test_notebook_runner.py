@@ -23,7 +23,7 @@ from mee_utils.__main__ import main
 from mee_utils.common.files import complete_file
 from mee_utils.study import notebook_files, parameters, pipeline, result_tables
 from mee_utils.study import notebooks as notebook
-from mee_utils.study.results import STAGED, Run, staged
+from mee_utils.study.results import DIGEST, STAGED, Run, noted_digests, staged
 
 ROOT = Path(__file__).parent.parent
 NAME = "90_trial"
@@ -112,8 +112,8 @@ def test_papermill_and_jupyterlab_do_not_touch_committed_results(sources):
     trials = (folder / "build/trials/small" / NAME).glob("*/t.csv")  # a sweep keeps all
     assert sorted(trial.read_text() for trial in trials) == ["x\n3\n", "x\n8\n"]
     executed = [nbformat.read(p, as_version=4).cells[-1] for p in (path, folder / "p.ipynb")]
-    printed = ["".join(output.text for output in cell.outputs).splitlines()[-1] for cell in executed]
-    assert printed[0] == printed[1]  # a strict comparison sees no difference
+    noted = [noted_digests(cell.outputs).splitlines()[-1] for cell in executed]
+    assert noted[0] == noted[1]  # a strict comparison sees no difference
 
 
 def test_every_trial_has_a_folder_of_its_own(sources):
@@ -323,7 +323,7 @@ def test_unknown_notebooks_and_assignments():
         parameters.parse_assignments(["limit"])
 
 
-def test_what_a_kernel_cut_in_pieces_is_stored_as_one():
+def test_what_a_kernel_cut_in_pieces_is_stored_as_one_and_a_folded_cell_stays_folded():
     def stream(name, text):
         return nbformat.v4.new_output("stream", name=name, text=text)
 
@@ -331,7 +331,9 @@ def test_what_a_kernel_cut_in_pieces_is_stored_as_one():
     pieces = [("stdout", "a\n"), ("stdout", "b\n"), None, ("stdout", "c\n"), ("stderr", "d\n")]
     outputs = [stream(*piece) if piece else figure for piece in pieces]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(1)", outputs=outputs)])
+    book.cells[0].metadata["tags"] = ["hide-input"]
     notebook._normalize(book, None)
+    assert book.cells[0].metadata == {"tags": ["hide-input"], "jupyter": {"source_hidden": True}}
     assert [output.get("text") for output in book.cells[0].outputs] == ["a\nb\n", None, "c\n", "d\n"]
 
 
@@ -382,6 +384,21 @@ def test_the_digest_line_changes_with_the_data(tmp_path, capsys):
     save(tmp_path / "b", 0.6)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("f:")]
     assert lines[0] != lines[1] and lines[0].startswith("f: 2 rows x 2 columns, 0.1235 to 0.5000, sha256 ")
+
+
+def test_in_a_notebook_the_digest_is_an_output_that_pages_do_not_show(tmp_path, monkeypatch, capsys):
+    shown = []
+
+    def display(data, raw):
+        shown.append({"data": data})
+
+    shell = SimpleNamespace(user_ns={})
+    kernel = SimpleNamespace(get_ipython=lambda: shell, display=SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    save(tmp_path, 0.5)
+    lines = noted_digests(shown).splitlines()
+    assert lines[0].startswith("f: 2 rows x 2 columns") and lines[-1].startswith("written to ")
+    assert all(list(output["data"]) == [DIGEST] for output in shown) and not capsys.readouterr().out
 
 
 def test_a_figure_cell_after_the_last_one_works(tmp_path, monkeypatch):

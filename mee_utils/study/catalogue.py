@@ -43,9 +43,8 @@ class Rule:
 
     name: str
     label: str  # in figures and text, with who proposed it
-    family: str  # colours figures in which all rules meet (`FAMILY_COLOURS`)
-    colour: str  # its style among rules of its own kind, with the next two
-    marker: str = "o"
+    family: str  # gives it its colour (`FAMILY_COLOURS`)
+    marker: str = "o"  # tells it from others of its family, with the dashes
     dashes: tuple[float, ...] = ()
     measure: str = "softmax_margin"
     pruning: str | None = None

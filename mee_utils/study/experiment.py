@@ -64,6 +64,14 @@ class Experiment:
         """The values of the notebook's parameters by name, `profile` and `data` apart."""
         return {name: value for name, value in self.run.parameters.items() if name != "device"}
 
+    def note(self, examples: int | None = None, intervals: str = "") -> str:
+        """The line below a figure: whose data, how many examples of each task, and what its bands are."""
+        sources = {corpus.source for corpus in self.profile.corpora.values()}
+        kind = "synthetic data" if sources == {"synthetic"} else "real text"
+        counted = f"{examples} examples a task" if examples else ""
+        parts = [f"profile {self.profile.name}: {kind}", counted, intervals]
+        return "; ".join(part for part in parts if part)
+
     @staticmethod
     def table(
         function: Callable, by_key: Mapping, labels: Sequence[str] = ("task", "model"), **options

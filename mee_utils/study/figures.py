@@ -1,5 +1,7 @@
 """How figures look: a colour, marker and dash for each model and rule (`styles.yaml`, `rules.yaml`).
 
+There are two palettes: one of models, one of families of rules, whose members differ by marker and dashes.
+
 `facets` makes a figure of panels. What is in a panel is drawn by one of the other functions, or by one of the
 notebook: it gets the panel's `axis`, its `rows` of the table, and keywords that `facets` passes on:
 
@@ -26,7 +28,7 @@ from .catalogue import DASHES, FAMILY_COLOURS, RULES
 GREY = "#666666"
 DARK = "#333333"
 PALE = "#cccccc"
-BLUE = "#0173b2"
+BLUE = "#5b7a99"  # slate, of what is neither a model nor a rule
 BAND = ("low", "high")
 
 
@@ -42,11 +44,25 @@ class Style(NamedTuple):
 _TABLES = read_yaml("study/styles.yaml")
 LABELS: dict[str, str] = _TABLES["labels"]
 FATES: dict[str, str] = _TABLES["fates"]  # what becomes of a draft -> colour
-STYLES: dict[object, Style] = {n: Style(r.label, r.colour, r.marker, r.dashes) for n, r in RULES.items()}
-for _name, _row in _TABLES["styles"].items():
-    STYLES[_name] = Style(**_row | {"dashes": DASHES[_row.get("dashes", "solid")]})
-# where rules of all kinds meet (08), colours are families
-FAMILIES = {name: STYLES[name]._replace(colour=FAMILY_COLOURS[rule.family]) for name, rule in RULES.items()}
+FAMILY_MARKERS = dict(zip(FAMILY_COLOURS, "*oshD^v", strict=True))
+
+
+def _styles() -> dict[object, Style]:
+    """Those of rules, of their families, and of what `styles.yaml` has besides."""
+    styles: dict[object, Style] = {}
+    for name, rule in RULES.items():
+        styles[name] = Style(rule.label, FAMILY_COLOURS[rule.family], rule.marker, rule.dashes)
+    for family, colour in FAMILY_COLOURS.items():
+        styles[family] = Style(family, colour, FAMILY_MARKERS[family])
+    for name, row in _TABLES["styles"].items():
+        looks = {key: value for key, value in row.items() if key != "family"}
+        if "family" in row:
+            looks["colour"] = FAMILY_COLOURS[row["family"]]
+        styles[name] = Style(**looks | {"dashes": DASHES[row.get("dashes", "solid")]})
+    return styles
+
+
+STYLES = _styles()
 
 
 def use_style() -> None:
@@ -107,7 +123,7 @@ def facets(
         empty: what a panel without rows says.
         xlabel, ylabel: of every axis; shown at the edges where axes are shared, as `sharex` and `sharey` say.
         width, height: of a panel, in inches.
-        note: above the figure, at the right: the profile, and how many examples there are.
+        note: below the figure: the profile, how many examples there are, and what bands are.
         message: above the figure: what it shows, in a sentence.
     """
     across = list(table[column].unique() if values is None else values)
@@ -119,7 +135,7 @@ def facets(
     wide = math.ceil(len(panels) / deep)  # lines of the same length, or the last one shorter
     size = (width * wide, height * deep)
     figure, axes = _empty_panels(len(panels), deep, wide, figsize=size, sharex=sharex, sharey=sharey)
-    _write_above(figure, message, note)
+    write_around(figure, message, note)
     for number, (below, value) in enumerate(panels):
         axis = axes[number]
         if number < len(across):
@@ -141,12 +157,14 @@ def facets(
     return figure
 
 
-def _write_above(figure: matplotlib.figure.Figure, message: str, note: str) -> None:
+def write_around(figure: matplotlib.figure.Figure, message: str = "", note: str = "") -> None:
+    """Writes what a figure shows above it, and of what below it."""
+    width = figure.get_figwidth()
     if message:
-        in_lines = textwrap.fill(message, int(12 * figure.get_figwidth()))
-        figure.suptitle(in_lines, x=0.01, ha="left", fontsize=12, color=DARK)
+        in_lines = textwrap.fill(message, int(11 * width))
+        figure.suptitle(in_lines, x=0.01, ha="left", fontsize=12.5, color="black")
     if note:
-        figure.text(1.0, 1.01, note, ha="right", va="bottom", fontsize=8, color=GREY)
+        figure.text(0.01, -0.01, textwrap.fill(note, int(18 * width)), va="top", fontsize=8, color=GREY)
 
 
 def _values_down(table: pd.DataFrame, row: str | None, quantities: Mapping[str, str] | None) -> list:
@@ -218,10 +236,11 @@ def legend(figure: matplotlib.figure.Figure) -> None:
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 
 
-def layer_axis(axis, layers: int) -> None:
-    """A horizontal axis in layers, with a tick at every sixth of the depth."""
+def layer_axis(axis, layers: int, first: int = 1) -> None:
+    """A horizontal axis in layers from the first that is drawn, with a tick at every sixth of the depth."""
     step = max(1, round(layers / 6))
-    axis.set(xlim=(0.6, layers + 0.4), xticks=range(step, layers + 1, step), xlabel="layer")
+    ticks = [layer for layer in range(step, layers + 1, step) if layer >= first]
+    axis.set(xlim=(first - 0.4, layers + 0.4), xticks=ticks, xlabel="layer")
 
 
 def layer_styles(layers: int) -> dict[int, Style]:
@@ -261,8 +280,15 @@ def lines(
             high = part[band[1]].clip(*clip)
             axis.fill_between(part[x], low, high, color=line.get_color(), alpha=0.18, linewidth=0)
     if x == "layer":
-        panels = axis.get_shared_x_axes().get_siblings(axis)
-        layer_axis(axis, max(int(max(line.get_xdata())) for panel in panels for line in panel.lines))
+        _limit_to_layers(axis)
+
+
+def _limit_to_layers(axis) -> None:
+    """Lets a horizontal axis span the layers that its panels show."""
+    panels = axis.get_shared_x_axes().get_siblings(axis)
+    drawn = [list(line.get_xdata()) for panel in panels for line in panel.lines]
+    layers = [layer for xs in drawn if xs != [0, 1] for layer in xs]  # that is a horizontal line
+    layer_axis(axis, int(max(layers)), int(min(layers)))
 
 
 def column_lines(axis, rows, x: str, columns: Sequence[str], styles=STYLES) -> None:

@@ -225,7 +225,7 @@ def _draw(axis, rows, y: str) -> None:
         MARGINS: margins[on_front(margins.flops_share, quality)],
         "static": rows[rows.series == "static"],
     }
-    colours = {MARGINS: figures.FAMILIES["softmax_margin"].colour, "static": figures.GREY}
+    colours = {MARGINS: figures.STYLES["softmax_margin"].colour, "static": figures.GREY}
     for series, part in curves.items():
         _draw_curve(axis, part.sort_values("flops_share", kind="stable"), y, colours[series])
     points = rows[~rows.series.isin(curves)]

@@ -127,7 +127,7 @@ def _draw(axis, rows, hollow: str) -> None:
     _draw_points(axis, others, filled=False)
     pairs = filled.merge(others, on="rule", suffixes=("", "_hollow"))
     for row in pairs.itertuples():
-        style = figures.FAMILIES[row.rule]
+        style = figures.STYLES[row.rule]
         look = {"color": style.colour, "linewidth": 0.8, "alpha": 0.6, "zorder": 1}
         axis.plot([row.rate, row.rate_hollow], [row.score, row.score_hollow], **look)
     if len(others):
@@ -140,7 +140,7 @@ def _draw(axis, rows, hollow: str) -> None:
 
 def _draw_points(axis, rows, filled: bool) -> None:
     for row in rows.itertuples():
-        colour = figures.FAMILIES[row.rule].colour
+        colour = figures.STYLES[row.rule].colour
         look = {"fmt": MARKERS[row.rule], "color": colour, "elinewidth": 0.7, "markersize": 5.5}
         if not filled:
             look["markerfacecolor"] = "white"

@@ -46,16 +46,7 @@ MARGIN_THRESHOLDS = (0.99, 0.97, 0.9, 0.7, 0.5, 0.3)  # that are decoded with co
 ORACLE_DRAFT = 8  # tokens that wait at most where the oracle's exits are verified
 LEAST_SETTINGS = 30  # of a rule on the main model, where it has that many and outputs are not long
 NO_THRESHOLD = float("nan")
-DRAWN = (
-    "label",
-    "family",
-    "colour",
-    "marker",
-    "dashes",
-    "idea",
-    "source",
-    "bug",
-)  # of a rule: only for figures
+DRAWN = ("label", "family", "marker", "dashes", "idea", "source", "bug")  # of a rule: only for figures
 DECODED_WITH = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}  # settings that a key holds
 
 

@@ -26,6 +26,7 @@ from .parameters import check_parameters
 from .profiles import Profile, load_profile
 from .results import STAGED, build_root, output_root, staged, trial_folder
 
+HIDDEN = "hide-input"  # the tag of a cell whose code is folded
 STARTED_BY = "MEE_PIPELINE"  # tells a job the process that started the pipeline
 LONGEST_SOCKET = 107  # characters of the path of a socket, on Linux; 103 on macOS
 
@@ -167,6 +168,8 @@ def _normalize(notebook, data: str | None) -> None:
         tags = cell.metadata.get("tags", [])
         cell["id"] = f"cell-{number:02d}"
         cell["metadata"] = {"tags": tags} if tags else {}
+        if HIDDEN in tags:
+            cell["metadata"]["jupyter"] = {"source_hidden": True}
         if cell.cell_type == "code":
             cell["outputs"] = _joined(cell["outputs"])
         if data and is_injected(cell):

@@ -1,7 +1,8 @@
 """The only ways out of a notebook: tables, figures with the data that was drawn, and a manifest.
 
-Only the strict runner puts them in their place (`figures/<profile>/<notebook>`), all at once. Each prints one
-line with a hash, so that stored outputs check it. Only the manifest has times: all else is the same bytes.
+Only the strict runner puts them in their place (`figures/<profile>/<notebook>`), all at once. Each leaves a
+line with a hash in the notebook, as an output that pages do not show, so that nbval compares it. Only the
+manifest has times: all else is the same bytes.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +29,7 @@ from .parameters import injected_parameters
 
 DECIMALS = 4
 COLOURS = 128  # of a figure's palette: a third of the size, and no difference to be seen
+DIGEST = "application/x-mee-digest"  # the type of an output that holds a line with a hash: shown nowhere
 STAGED = "MEE_STAGED"  # "notebook=folder" that collects a strict run's results; set for its kernel alone
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "pandas", "matplotlib", "seaborn")
 READ: dict[str, str] = {}  # stored results that the run that began last has read: name -> digest ("": none)
@@ -77,14 +79,14 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def save_table(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
-        """Writes a table without bootstrap draws as CSV; prints its digest line; returns it rounded."""
+        """Writes a table without bootstrap draws as CSV, with its digest line; returns it rounded."""
         rounded = round_table(table)
         written = without_draws(rounded)
         if "threshold" in table and table.threshold.dtype.kind == "f":
             written = written.assign(threshold=rounded.threshold.map(level_text, na_action="ignore"))
         text = written.to_csv(index=False, float_format=f"%.{DECIMALS}f", lineterminator="\n")
         self._write(f"{_checked(name)}.csv", text.encode())
-        print(digest_line(name, written, text))
+        note_digest(digest_line(name, written, text))
         return rounded
 
     def save_figure(self, figure, name: str, drawn: pd.DataFrame) -> None:
@@ -103,7 +105,7 @@ class Run:
         self._write(_checked(path.stem) + path.suffix, path.read_bytes())
 
     def finish(self) -> None:
-        """Writes the manifest. Prints which files were written."""
+        """Writes the manifest, and notes which files were written."""
         device = self.parameters.get("device", "cpu")
         versions = {name: metadata.version(name).split("+")[0] for name in PACKAGES}
         manifest = {
@@ -122,7 +124,7 @@ class Run:
             path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         where = "below figures (make reproduce) or build/trials (any other run)"  # one line, for nbval
         names = ", ".join(sorted(self.files))
-        print(f"written to {self.profile}/{self.notebook} {where}: {names}, manifest.json")
+        note_digest(f"written to {self.profile}/{self.notebook} {where}: {names}, manifest.json")
 
     def _write(self, name: str, content: bytes) -> None:
         with complete_file(self.folder / name) as path:
@@ -178,6 +180,21 @@ def digest_line(name: str, table: pd.DataFrame, text: str) -> str:
         span = f"{numbers.min().min():.{DECIMALS}f} to {numbers.max().max():.{DECIMALS}f}, "
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return f"{name}: {len(table)} rows x {len(table.columns)} columns, {span}sha256 {digest}"
+
+
+def note_digest(line: str) -> None:
+    """Leaves a line in the running notebook where pages do not show it; prints it anywhere else."""
+    ipython = sys.modules.get("IPython")
+    if ipython and ipython.get_ipython():
+        ipython.display.display({DIGEST: line}, raw=True)
+    else:
+        print(line)
+
+
+def noted_digests(outputs: Iterable[Mapping]) -> str:
+    """The lines that a cell has left, from its outputs."""
+    lines = [output.get("data", {}).get(DIGEST, "") for output in outputs]
+    return "\n".join(lines)
 
 
 def processor() -> str:

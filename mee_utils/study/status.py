@@ -13,7 +13,7 @@ from .inputs import is_trained
 from .notebook_files import SOURCES, notebook_names, read_executed
 from .profiles import Profile
 from .result_tables import MACHINES, MEASURED, RETRAINED
-from .results import output_root
+from .results import noted_digests, output_root
 
 CODE = "mee_utils/"  # begins the names of changed modules
 KEPT_WHATEVER_THE_CODE = {  # results that take hours -> how to make them anew
@@ -120,13 +120,17 @@ def _record_of(path: Path) -> dict | None:
 
 
 def _cell_that_saved(path: Path, manifest: dict) -> str:
-    """The notebook and the cell that printed the digest of a table, or of a figure's table."""
+    """The notebook and the cell that noted the digest of a table, or of a figure's table."""
     beside = path.parent.with_suffix(".ipynb")
     book = beside if beside.exists() else SOURCES / f"{manifest['notebook']}.ipynb"
     digest = manifest["files"][f"{path.stem}.csv"][:8]
     line = re.compile(rf"^{path.stem}: .*sha256 {digest}$", re.MULTILINE)
     numbers = []
     for number, cell in enumerate(read_executed(book).cells):
-        if any(line.search(output.get("text", "")) for output in cell.get("outputs", [])):
+        outputs = cell.get("outputs", [])
+        printed = [
+            output.get("text", "") for output in outputs
+        ]  # notebooks that ran before lines were hidden
+        if line.search("\n".join([noted_digests(outputs), *printed])):
             numbers.append(str(number))
     return f"{str(book).removeprefix(f'{ROOT}/')}, cell {', '.join(numbers) or 'unknown'}"

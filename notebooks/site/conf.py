@@ -15,6 +15,7 @@ from math_core import LatexToMathML
 
 ROOT = Path(__file__).parents[2]
 LEDGERS = {path.parts[-3]: path for path in sorted(ROOT.glob("figures/*/08_results/ledger.csv"))}
+HIDDEN = "application/x-mee-digest"  # an output that holds what pages do not show
 # the line by which two runs of a figure's table are compared; it names the figure
 DIGEST = re.compile(r"^(\w+): \d+ rows x .* sha256 \w+\n*", re.M)
 
@@ -83,13 +84,18 @@ def with_links(text, folder):
 
 def hide_digests(cell):
     """Takes out the lines with digests of a cell; the name of its figure becomes the picture's text."""
+    lines = []
     for output in cell["outputs"]:
+        lines.append("".join(output.get("data", {}).pop(HIDDEN, "")))
         if output["output_type"] == "stream":
             text = "".join(output["text"])
-            for name in DIGEST.findall(text):
-                cell["metadata"]["mystnb"] = {"image": {"alt": name.replace("_", " ")}}
+            lines.append(text)
             output["text"] = DIGEST.sub("", text)
-    cell["outputs"] = [output for output in cell["outputs"] if output.get("text") != ""]
+    for name in DIGEST.findall("\n".join(lines)):
+        cell["metadata"]["mystnb"] = {"image": {"alt": name.replace("_", " ")}}
+    cell["outputs"] = [
+        output for output in cell["outputs"] if output.get("text") != "" and output.get("data") != {}
+    ]
 
 
 def prepare(app, page, source):
