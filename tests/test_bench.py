@@ -232,8 +232,13 @@ def test_each_part_is_named_before_it_is_timed_and_stored_before_the_next(monkey
 def test_what_belongs_to_no_profile_is_timed_with_small(profile, monkeypatch):
     """So that `make bench` and `make bench PROFILE=real` together time everything, once."""
     done = []
+
+    def run(part, *_):
+        done.append(part)
+        return pd.DataFrame({"part": [part]})
+
     for module in (decoder, shapes, rules):
-        monkeypatch.setattr(module, "run", lambda part, *_: done.append(part))
+        monkeypatch.setattr(module, "run", run)
     options = {"profile": profile, "data": None, "shape": [], "part": [], "rounds": 1}
     assert list(timed(SimpleNamespace(**options)))
     expected = [*decoder.PARTS, *shapes.PARTS] if profile == "small" else [*shapes.PARTS]
@@ -315,6 +320,28 @@ def test_full_depth_is_not_timed_against_itself(monkeypatch):
     found = rules.speeds(setting, rules.in_turns(setting, 8, 2))
     assert found.speed.tolist() == [1.0, 2.5, 1.0] and found.seconds.tolist() == [2.0, 0.75, 2.0]
     assert found.lowest[0] == found.highest[0] == 1.0
+
+
+def test_rivals_are_timed_where_their_weights_are_kept(monkeypatch, capsys, t5, synthetic_tasks):
+    """Each is another model at full depth, beside that of vanilla; without any, a line says what to run."""
+    options = {"profile": "small", "data": None, "shape": [], "part": ["rivals"], "rounds": 1}
+    monkeypatch.setattr(rules, "kept_rivals", lambda profile: [])
+    assert not list(timed(SimpleNamespace(**options)))
+    assert "nothing to time here (rivals: make retrain PROFILE=small keeps them)" in capsys.readouterr().out
+    decoded = []
+
+    def out(model, inputs, policy, **_):
+        decoded.append((model.name, policy))
+        return SimpleNamespace(seconds=0.5 if model is t5 else 1.0, tokens=10, texts=inputs)
+
+    monkeypatch.setattr(rules, "generate", out)
+    monkeypatch.setattr(rules, "kept_rivals", lambda profile: ["shallow"])
+    monkeypatch.setattr(rules, "load_rival", lambda profile, job: t5)
+    monkeypatch.setattr(rules, "load_tasks", lambda *_: [synthetic_tasks["translation"][:20]])
+    ((table, part, keys),) = timed(SimpleNamespace(**options))
+    assert set(decoded) == {("vanilla", None), (t5.name, None)}
+    assert part == "rivals" and set(keys) <= set(table) and list(table.batch) == [1, 100]
+    assert (table.decoder_layers == t5.layers).all() and (table.samples_speed == 2).all()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from mee_utils.study.published_setting import (
     published_settings,
     wanted_timings,
 )
-from mee_utils.study.result_tables import PARTS
+from mee_utils.study.result_tables import OF_OUTPUTS, PARTS
 
 
 def test_the_outputs_of_all_rounds_are_joined_in_the_order_of_the_inputs(t5, synthetic_tasks):
@@ -36,7 +36,7 @@ def published_small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rules, "PORTIONS", 2)
         patch.setattr(rules, "load_tasks", lambda *_: few)
-        patch.setattr(rules, "PUBLISHED_BATCHES", (4,))
+        patch.setattr(rules, "PUBLISHED_BATCHES", (4, 1))
         yield few, rules.run("published", "small", None, 1, lambda line: None)
 
 
@@ -45,8 +45,9 @@ def test_what_is_timed_for_mees_figure_is_scored(published_small):
     wanted = wanted_timings(12, [task.name for task in few])
     keys, values = PARTS["published"][1:]
     assert set(keys) | set(values) <= set(table)
-    assert len(wanted.merge(table, on=keys)) == len(wanted) == len(table) == 2 * 19
-    full = table[table.rule == "full_depth"].set_index("task")
+    in_batches = table[table.batch == 4]
+    assert len(wanted.merge(in_batches, on=keys)) == len(wanted) == len(in_batches) == 2 * 19
+    full = in_batches[in_batches.rule == "full_depth"].set_index("task")
     assert (full.retained == 1).all() and (full.mean_exit_layer == 12).all()
     model = Experiment(None, "small").models(["calm"])["calm"]
     for task in few:
@@ -60,9 +61,23 @@ def test_what_is_timed_for_mees_figure_is_scored(published_small):
         assert row.corpus_score == pytest.approx(task.score(texts)[metric])
 
 
+def test_one_at_a_time_what_is_exact_is_timed_and_has_the_scores_of_batches(published_small):
+    _, table = published_small
+    alone = table[table.batch == 1]
+    assert len(alone) == 2 * 13 and set(alone.decoder) == {"exact"}
+    setting = ["task", "rule", "min_layer"]
+    both = alone.merge(
+        table[(table.batch == 4) & (table.decoder == "exact")], on=setting, suffixes=("", "_4")
+    )
+    assert len(both) == len(alone)
+    for column in OF_OUTPUTS:
+        assert both[column].equals(both[f"{column}_4"].rename(column))
+    assert (both.seconds != both.seconds_4).any()
+
+
 def test_the_published_cut_makes_tokens_exit_no_later(published_small):
     _, table = published_small
-    at_layer_2 = table[table.min_layer == 2]
+    at_layer_2 = table[(table.min_layer == 2) & (table.batch == 4)]
     layers = at_layer_2.pivot(index=["task", "rule"], columns="decoder", values="mean_exit_layer")
     assert len(layers) == 2 * len(RULES_COMPARED) and (layers.cut <= layers.exact + 1e-9).all()
     assert (layers.cut < layers.exact).any()

@@ -44,6 +44,7 @@ PARTS = {  # part of the benchmark -> file, what identifies a row, what was meas
     "lossless": ("lossless", ["task", "model"], ["batch", "rule", "max_draft", "expected", "speed", *RANGE]),
     "published": ("published", [*KEYS, "min_layer", "decoder"], [*SPEEDS, *SAMPLES_RANGE, *OF_OUTPUTS]),
     "drafts": ("drafts", KEYS, ["batch", "speed", *RANGE]),
+    "rivals": ("rivals", ["task", "model", "decoder_layers"], [*SPEEDS, *SAMPLES_RANGE]),
     "one decision": ("decoder", ["shape", "what"], ["median", *RANGE]),
 }
 

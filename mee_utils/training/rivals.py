@@ -32,6 +32,13 @@ def rival_folder(profile: Profile, job: Job) -> Path:
     return folder_of(profile, "retrained") / f"{job.model}-{job.seed}" / "model"
 
 
+def kept_rivals(profile: Profile) -> list[Job]:
+    """The decoders trained shallow (first seed) whose weights are kept here, those of fewest layers first."""
+    jobs = [Job("rivals", name, seed=profile.training.seed) for name in profile.shallow_decoders]
+    kept = [job for job in jobs if (rival_folder(profile, job) / "manifest.json").exists()]
+    return sorted(kept, key=lambda job: profile.shallow_decoders[job.model])
+
+
 def load_rival(profile: Profile, job: Job) -> Model:
     """The kept model of a rival; trained first where there is none."""
     folder = rival_folder(profile, job)

@@ -48,7 +48,10 @@ def timed(options) -> Iterator[Timed]:
     for part in [name for name in parts if name in rules.PARTS and not options.shape]:
         progress = partial(print, flush=True)
         table = rules.run(part, options.profile, options.data, options.rounds, progress)
-        yield table, part, rules.KEYS
+        if table.empty:
+            print(f"{part}: nothing to time here (rivals: make retrain PROFILE={options.profile} keeps them)")
+        else:
+            yield table, part, rules.KEYS
 
 
 def main(arguments: list[str] | None = None) -> int:

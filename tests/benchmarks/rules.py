@@ -6,6 +6,7 @@ Decoding is timed as users run it: in single precision, alone and in batches.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +30,19 @@ from mee_utils.study.catalogue import (
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import load_tasks, weights_digest
 from mee_utils.study.published_setting import BATCHES as PUBLISHED_BATCHES
-from mee_utils.study.published_setting import CUT, METRICS, RULES_COMPARED, policy_of, published_settings
-from mee_utils.study.result_tables import KEEPS_IT, read_manifest, read_measured, read_table
+from mee_utils.study.published_setting import (
+    CUT,
+    EXACT,
+    METRICS,
+    RULES_COMPARED,
+    policy_of,
+    published_settings,
+)
+from mee_utils.study.result_tables import KEEPS_IT, OF_OUTPUTS, read_manifest, read_measured, read_table
+from mee_utils.study.rivals import BASELINE
 from mee_utils.study.verdicts import keeping, timed, within_loss
 from mee_utils.tasks.loading import Task
+from mee_utils.training.rivals import kept_rivals, load_rival
 
 from .clock import take_turns
 from .scores import scores
@@ -62,13 +72,16 @@ BATCHES = (1, 8, 32)  # of lossless exits
 PLANNED = ("rule", "min_layer", "exit_layers", "threshold", "max_draft")
 
 
+Contender = ExitPolicy | Model | None  # a policy, the full depth of another model, or full depth itself
+
+
 class Setting(NamedTuple):
-    """What is timed of a model on a task: `labels` has a row a policy."""
+    """What is timed of a model on a task, against its full depth: `labels` has a row a contender."""
 
     model: Model
     task: Task
     labels: pd.DataFrame
-    policies: list[ExitPolicy | None]
+    contenders: list[Contender]
     max_new_tokens: int
     batches: tuple[int, ...]
     all_inputs: bool = False  # each round has its own; else the same few in every round
@@ -118,7 +131,11 @@ def results(experiment: Experiment) -> Iterator[Setting]:
 
 
 def published(experiment: Experiment) -> Iterator[Setting]:
-    """MEE's main figure (`study.published_setting`) on all test inputs; the timed outputs are scored."""
+    """MEE's main figure (`study.published_setting`) on test inputs.
+
+    In batches, as published, all are decoded and scored. Alone, a few are timed, without the published cut:
+    what exact decoding gives does not depend on the batch (`with_scores_of_batches`).
+    """
     settings = experiment.profile.results
     (model,) = experiment.models([MAIN_MODEL]).values()
     labels = published_settings(model.layers)
@@ -127,17 +144,15 @@ def published(experiment: Experiment) -> Iterator[Setting]:
     for row in labels.itertuples():
         policy = policy_of(row, settings.model_dump(), classifiers)
         policies.append(collapsing(policy, settings.max_new_tokens) if row.decoder == CUT else policy)
+    in_batches, *alone = PUBLISHED_BATCHES
+    exact = labels.decoder == EXACT
+    exact_policies = list(compress(policies, exact))
     for task in load_tasks(experiment.profile, "test", settings.test):
-        yield Setting(
-            model,
-            task,
-            labels,
-            policies,
-            settings.max_new_tokens,
-            PUBLISHED_BATCHES,
-            all_inputs=True,
-            metric=METRICS[task.name],
+        timed_on_all = Setting(
+            model, task, labels, policies, settings.max_new_tokens, (in_batches,), all_inputs=True
         )
+        yield timed_on_all._replace(metric=METRICS[task.name])
+        yield timed_on_all._replace(labels=labels[exact], contenders=exact_policies, batches=tuple(alone))
 
 
 def lossless(experiment: Experiment) -> Iterator[Setting]:
@@ -168,6 +183,22 @@ def describe_plan(plan: DraftPlan) -> dict:
             "max_draft": policy.max_draft,
         }
     return row | {"expected": plan.expected}
+
+
+def rivals(experiment: Experiment) -> Iterator[Setting]:
+    """Decoders trained shallow, as far as weights are kept here, against the full depth of `vanilla`."""
+    profile = experiment.profile
+    settings = profile.results
+    shallow = [load_rival(profile, job) for job in kept_rivals(profile)]
+    if not shallow:
+        return
+    for model in shallow:
+        model.network.float()
+    labels = pd.DataFrame({"decoder_layers": [model.layers for model in shallow]})
+    batches = (1, settings.batch_size)
+    (vanilla,) = experiment.models([BASELINE]).values()
+    for task in load_tasks(profile, "test", settings.test):
+        yield Setting(vanilla, task, labels, shallow, settings.max_new_tokens, batches, all_inputs=True)
 
 
 def drafts(experiment: Experiment) -> Iterator[Setting]:
@@ -223,6 +254,7 @@ PARTS: dict[str, Callable[[Experiment], Iterator[Setting]]] = {
     "published": published,
     "lossless": lossless,
     "drafts": drafts,
+    "rivals": rivals,
 }
 
 
@@ -230,6 +262,8 @@ def run(
     part: str, profile: str, data: str | None, rounds: int, progress: Callable[[str], None]
 ) -> pd.DataFrame:
     """The table of one of `PARTS`: `profile`, `task`, `model`, `batch`, the labels, `speeds` and `weights`.
+
+    It has no rows where the part has nothing to time: no weights of rivals are kept here.
 
     Raises:
         MeeError: the notebook has not been run, or the rules of this profile have not been decoded.
@@ -256,33 +290,43 @@ def run(
                 table = table.join(outputs)
                 columns += list(outputs)
             tables.append(table[[*columns, "weights"]])
-    return pd.concat(tables, ignore_index=True)
+    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    return with_scores_of_batches(table) if "score" in table else table
+
+
+def with_scores_of_batches(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the part "published": those timed alone get the scores of the same setting in batches."""
+    setting = ["task", "rule", "threshold", "min_layer", "decoder"]
+    scored = table.groupby(setting, dropna=False)[OF_OUTPUTS].transform("first")
+    return table.assign(**{column: scored[column] for column in OF_OUTPUTS})
 
 
 def in_turns(setting: Setting, batch: int, rounds: int) -> list[list[Generation]]:
-    """What full depth and then each policy give in each round, `[round][contender]`, in single precision.
+    """What full depth and then each contender give in each round, `[round][contender]`, in single precision.
 
-    A policy of None is full depth itself, and not timed twice.
+    A contender of None is full depth itself, and not timed twice.
     """
     setting.model.network.float()
     portions = portions_of(setting, batch, rounds)
 
-    def decoding(policy: ExitPolicy | None):
+    def decoding(contender: Contender):
+        model, policy = setting.model, contender
+        if isinstance(contender, Model):
+            model, policy = contender, None
+
         def decode(number: int) -> Generation:
             inputs = portions[number] if number >= 0 else portions[0][:WARM_UP]
-            return generate(
-                setting.model, inputs, policy, max_new_tokens=setting.max_new_tokens, batch_size=batch
-            )
+            return generate(model, inputs, policy, max_new_tokens=setting.max_new_tokens, batch_size=batch)
 
         return decode
 
-    contenders = {0: decoding(None)}
-    for number, policy in enumerate(setting.policies, start=1):
-        if policy is not None:
-            contenders[number] = decoding(policy)
-    numbers = range(1 + len(setting.policies))
+    decodings = {0: decoding(None)}
+    for number, contender in enumerate(setting.contenders, start=1):
+        if contender is not None:
+            decodings[number] = decoding(contender)
+    numbers = range(1 + len(setting.contenders))
     return [
-        [turns.get(number, turns[0]) for number in numbers] for turns in take_turns(contenders, len(portions))
+        [turns.get(number, turns[0]) for number in numbers] for turns in take_turns(decodings, len(portions))
     ]
 
 
@@ -302,21 +346,23 @@ def portions_of(setting: Setting, batch: int, rounds: int) -> list[list[str]]:
 
 
 def speeds(setting: Setting, generations: list[list[Generation]]) -> pd.DataFrame:
-    """The policies of a setting against full depth, from what `in_turns` returns.
+    """The contenders of a setting against full depth, from what `in_turns` returns.
 
-    With all inputs the policies are ranked by one half of the rounds and reported by the other: the speed of
-    the fastest of many comes from inputs on which it was not chosen.
+    With all inputs the contenders are ranked by one half of the rounds and reported by the other: the speed
+    of the fastest of many comes from inputs on which it was not chosen.
 
     Returns:
-        One row a policy, medians over rounds: `seconds`, `samples_per_second`, `tokens_per_second`, `speed`
-        (tokens a second, full depth being 1) with `lowest` and `highest`, `ranked` (the speed that they are
-        ordered by), and `samples_speed` (samples a second likewise: what longer or shorter outputs do to it
+        One row a contender, medians over rounds: `seconds`, `samples_per_second`, `tokens_per_second`,
+        `speed` (tokens a second, full depth being 1) with `lowest` and `highest`, `ranked` (the speed that
+        they are ordered by), and `samples_speed` (samples a second likewise: what longer or shorter outputs do to it
         included).
     """
-    seconds = np.array([[generation.seconds for generation in row] for row in generations])  # [round, policy]
+    seconds = np.array(
+        [[generation.seconds for generation in row] for row in generations]
+    )  # [round, contender]
     tokens = np.array([[generation.tokens for generation in row] for row in generations])
     samples = np.array([[len(row[0].texts)] for row in generations])
-    rate = tokens[:, 1:] / seconds[:, 1:]  # of the policies, in tokens a second
+    rate = tokens[:, 1:] / seconds[:, 1:]  # of the contenders, in tokens a second
     full_rate = tokens[:, :1] / seconds[:, :1]
     speed = rate / full_rate
     samples_speed = seconds[:, :1] / seconds[:, 1:]
