@@ -354,8 +354,8 @@ def speeds(setting: Setting, generations: list[list[Generation]]) -> pd.DataFram
     Returns:
         One row a contender, medians over rounds: `seconds`, `samples_per_second`, `tokens_per_second`,
         `speed` (tokens a second, full depth being 1) with `lowest` and `highest`, `ranked` (the speed that
-        they are ordered by), and `samples_speed` (samples a second likewise: what longer or shorter outputs do to it
-        included).
+        they are ordered by), and `samples_speed` (samples a second likewise: what longer or shorter outputs
+        do to it included).
     """
     seconds = np.array(
         [[generation.seconds for generation in row] for row in generations]
