@@ -21,7 +21,7 @@ from .results import Run
 
 
 class Experiment:
-    """One notebook's view of a profile. `save_table`, `save_figure` and `finish` are those of its `Run`.
+    """One notebook's view of a profile. `finish` and all that begins with `save_` are those of its `Run`.
 
     `notebook` is its name (None where nothing is saved), `data` the folder that stands for `{data}`, or "";
     `parameters`, what else it was run with, are for the manifest. `layers` is the number L of decoder layers;
@@ -45,6 +45,7 @@ class Experiment:
             self.used = self.run.inputs
             self.save_table = self.run.save_table
             self.save_figure = self.run.save_figure
+            self.save_drawing = self.run.save_drawing
             self.finish = self.run.finish
             use_style()
 

@@ -16,8 +16,8 @@ from math_core import LatexToMathML
 ROOT = Path(__file__).parents[2]
 LEDGERS = {path.parts[-3]: path for path in sorted(ROOT.glob("figures/*/08_results/ledger.csv"))}
 HIDDEN = "application/x-mee-digest"  # an output that holds what pages do not show
-# the line by which two runs of a figure's table are compared; it names the figure
-DIGEST = re.compile(r"^(\w+): \d+ rows x .* sha256 \w+\n*", re.M)
+# the line by which two runs of a figure's table are compared, and that of a drawing; it names the figure
+DIGEST = re.compile(r"^(\w+): (?:\d+ rows x .* sha256 \w+|a drawing$)\n*", re.M)
 
 project = html_title = "Early exiting in T5 generation"
 extensions = ["myst_nb"]
