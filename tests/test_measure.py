@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mee_utils import ExitPolicy, MeeError, replay, trace
+from mee_utils.analysis import statistics
 from mee_utils.analysis.decisions import candidates
 from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.study import measure, result_tables
@@ -331,3 +332,18 @@ def test_a_sample_of_what_is_stored_is_decoded_again(job):
         before = stored[same].iloc[chosen].reset_index(drop=True)
         columns = ["loss", "score", "flops", "tokens", "layers"]
         pd.testing.assert_frame_equal(found[columns], before[columns])
+
+
+def test_stored_draws_take_half_the_room_and_give_the_same_interval(tmp_path):
+    """They are the bulk of what a clone downloads beside the weights."""
+    draws = list(np.random.default_rng(0).normal(0.8, 0.02, (40, 2000)))
+    table = pd.DataFrame({"area": [row.mean() for row in draws], "area_draws": draws})
+    measure._write(table, tmp_path / "learning.parquet", {})
+    stored = pd.read_parquet(tmp_path / "learning.parquet")
+    size = (tmp_path / "learning.parquet").stat().st_size
+    assert size < 4.5 * 40 * 2000  # bytes: doubles that are noise cannot be compressed below 7 of 8
+    assert np.array_equal(stored.area, table.area) and stored.attrs == {"keys": {}}
+    exact = statistics.estimates(table, "area")
+    kept = statistics.estimates(stored, "area")
+    np.testing.assert_allclose(kept.bounds, exact.bounds, rtol=1e-6)
+    assert table.area_draws[0].dtype == np.float64, "the table that was measured is not touched"

@@ -19,7 +19,7 @@ import pandas as pd
 from .. import EncoderCache, ExitPolicy, MeeError, Trace, generate, load_task, trace, train_classifier
 from ..analysis.calibration import consistency_losses
 from ..analysis.decisions import candidates, overall_ranking
-from ..analysis.statistics import interval
+from ..analysis.statistics import DRAWS, interval
 from ..common.files import complete_file
 from ..exits.measures import ForcedExits
 from ..traces.replay import replay_policy
@@ -46,6 +46,7 @@ MARGIN_THRESHOLDS = (0.99, 0.97, 0.9, 0.7, 0.5, 0.3)  # that are decoded with co
 ORACLE_DRAFT = 8  # tokens that wait at most where the oracle's exits are verified
 LEAST_SETTINGS = 30  # of a rule on the main model, where it has that many and outputs are not long
 NO_THRESHOLD = float("nan")
+ZSTD_LEVEL = 19  # slow to write and quick to read: stored tables are cloned by everyone
 DRAWN = ("label", "family", "marker", "dashes", "idea", "source", "bug")  # of a rule: only for figures
 DECODED_WITH = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}  # settings that a key holds
 
@@ -114,9 +115,16 @@ def _rule_table(
 
 
 def _write(table: pd.DataFrame, path: Path, keys: Mapping[str, Keys]) -> None:
-    table.attrs = {"keys": {rule: asdict(each) for rule, each in keys.items()}}  # stored with the table
+    stored = with_short_draws(table)
+    stored.attrs = {"keys": {rule: asdict(each) for rule, each in keys.items()}}  # stored with the table
     with complete_file(path) as partial:
-        table.to_parquet(partial, compression="zstd", index=False)
+        stored.to_parquet(partial, compression="zstd", compression_level=ZSTD_LEVEL, index=False)
+
+
+def with_short_draws(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose bootstrap draws are in single precision: they take most of the room in the repository."""
+    draws = [name for name in table if str(name).endswith(DRAWS)]
+    return table.assign(**{name: [np.asarray(row, np.float32) for row in table[name]] for name in draws})
 
 
 class RuleDecoder:
