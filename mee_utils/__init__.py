@@ -13,6 +13,7 @@ _HOME = {
     "MeeError": "common.errors",
     "Experiment": "study.experiment",
     "Model": "models.loading",
+    "AnyModel": "models.any_model",
     "load_model": "models.loading",
     "Objective": "models.objectives",
     "layer_weights": "models.objectives",

@@ -12,7 +12,8 @@ activations, residuals, the softmax). For one token at position t (from 0), with
 | keys and values of the source for a layer, once per row, if any token reaches it | `4 d i S` |
 | logits of V' ids | `2 d V'` |
 
-The encoder runs once at full depth under every policy and is left out. No padding is counted.
+The encoder runs once at full depth under every policy and is left out, and so is what a causal model does
+with its prompt; its layers have no projections to a source (`2 d i 4`). No padding is counted.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class DecoderSizes:
     gated: bool
     layers: int
     vocabulary: int
+    cross_attention: bool = True  # False: a causal model, whose layers have read the input before
 
     @classmethod
     def of(cls, config) -> DecoderSizes:
@@ -48,7 +50,9 @@ class DecoderSizes:
     @property
     def projections(self) -> int:
         """A layer without its attention, one token."""
-        return 12 * self.d_model * self.inner + 2 * self.d_model * self.d_ff * (3 if self.gated else 2)
+        attention = 12 if self.cross_attention else 8
+        feed_forward = 2 * self.d_ff * (3 if self.gated else 2)
+        return self.d_model * (attention * self.inner + feed_forward)
 
     @property
     def key_value(self) -> int:
@@ -96,7 +100,7 @@ def generation_flops(
     return {
         "layers": int((exits * (sizes.projections + attention)).sum()),
         "skipped": skipped,
-        "source": deepest * sizes.key_value * source,
+        "source": deepest * sizes.key_value * source if sizes.cross_attention else 0,
         "readout": round(2 * sizes.d_model * float(np.sum(readout_rows))),
         "measure": int(np.sum(decisions)) * per_decision,
     }

@@ -75,15 +75,24 @@ class Model:
 
         Computed once for as long as no weight changes.
         """
-        weights = sorted(self.network.state_dict().items())
-        state = [(name, weight.data_ptr(), weight._version) for name, weight in weights]
-        if self._fingerprint[0] != state:
-            digest = hashlib.sha256()
-            for name, weight in weights:
-                digest.update(name.encode())
-                digest.update(weight.detach().float().cpu().contiguous().numpy())
-            self._fingerprint = (state, digest.hexdigest())
+        self._fingerprint = weights_fingerprint(self.network, self._fingerprint)
         return self._fingerprint[1]
+
+
+def weights_fingerprint(network: nn.Module, before: tuple) -> tuple:
+    """The state of all weights, and their sha256 in single precision.
+
+    `before` is what an earlier call returned: what has not changed since is not computed again.
+    """
+    weights = sorted(network.state_dict().items())
+    state = [(name, weight.data_ptr(), weight._version) for name, weight in weights]
+    if before[0] == state:
+        return before
+    digest = hashlib.sha256()
+    for name, weight in weights:
+        digest.update(name.encode())
+        digest.update(weight.detach().float().cpu().contiguous().numpy())
+    return state, digest.hexdigest()
 
 
 def load_model(

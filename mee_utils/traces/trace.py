@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -29,9 +29,11 @@ from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED, batches_by_length, check_inputs
 from ..decoding.layerwise import start_and_end_ids
 from ..exits.contrast import entropy
+from ..models.any_model import AnyModel
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
 from ..models.states import layer_states, output_scale
+from .any_passes import AnyPasses
 
 LOGITS_AT_ONCE = 8_000_000  # elements of `[token, layer, vocabulary]` that are in memory at a time
 FORMAT = "mee_utils.trace.3"
@@ -222,7 +224,7 @@ def _check_file(name: str, path: object, example: str) -> Path:
 
 
 def trace(
-    model: Model,
+    model: Model | AnyModel,
     inputs: Sequence[str],
     references: Sequence[str] | None = None,
     *,
@@ -235,6 +237,7 @@ def trace(
     """Traces a model at full depth, along `references` or, without them, its own greedy output.
 
     Args:
+        model: from `load_model`, or any other model of `transformers` that writes text, as `AnyModel`.
         outputs: ids of the greedy output, if it was decoded already.
         top_k: how many ids to keep for each token and layer (at least 2, for the margin).
         states: a file for the raw states `[token, layer, d_model]` (.npy); not kept by default.
@@ -245,18 +248,17 @@ def trace(
         MeeError: no inputs, an empty one, a missing reference, ids that the model does not have, states that
             are not finite, no room on the disk.
     """
-    if not isinstance(model, Model):
-        raise MeeError(f"model={type(model).__name__}: give what load_model returns.")
+    passes = _passes_of(model)
     texts = check_inputs(inputs)
     check_whole("top_k", top_k)
     check_whole("max_new_tokens", max_new_tokens)
     check_whole("batch_size", batch_size)
-    if not 2 <= top_k <= model.network.config.vocab_size:
+    if not 2 <= top_k <= passes.sizes.vocabulary:
         raise MeeError(f"top_k={top_k}: keep at least 2 (for the margin) and at most the vocabulary.")
     if states is not None:
         states = _check_file("states", states, "states.npy")
-    token_ids = _outputs_to_trace(model, texts, references, outputs, max_new_tokens, batch_size)
-    arrays = _trace_outputs(model, texts, token_ids, top_k, states, batch_size)
+    token_ids = _outputs_to_trace(passes, texts, references, outputs, max_new_tokens, batch_size)
+    arrays = _trace_outputs(passes, texts, token_ids, top_k, states, batch_size)
     lengths = [len(ids) for ids in token_ids]
     return Trace(
         sequence=np.repeat(np.arange(len(texts), dtype=np.int32), lengths),
@@ -266,11 +268,58 @@ def trace(
         model=model.name,
         fingerprint=model.fingerprint,
         min_exit_layer=model.min_exit_layer,
-        sizes=DecoderSizes.of(model.network.config),
+        sizes=passes.sizes,
         source_tokens=[len(ids) for ids in model.tokenizer(texts).input_ids],
         states=None if states is None else np.load(states, mmap_mode="r"),
         **arrays,
     )
+
+
+class T5Passes:
+    """Passes of a model of the T5 family over inputs and outputs; `AnyPasses` is the same of other models."""
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.network = model.network
+        self.norm = model.network.get_decoder().final_layer_norm
+        self.sizes = DecoderSizes.of(model.network.config)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Logits `[..., vocabulary]` of normed states."""
+        return self.network.lm_head(normed * output_scale(self.network))
+
+    def reference_ids(self, references: list[str], longest: int) -> list[list[int]]:
+        """Ids of references, end token included."""
+        return self.model.tokenizer(references, truncation=True, max_length=longest).input_ids
+
+    def greedy(self, texts: list[str], longest: int, batch_size: int) -> list[list[int]]:
+        """Ids of the model's own greedy output, `[output][token]`."""
+        generation = generate(
+            self.model, texts, batch_size=batch_size, max_new_tokens=longest, max_source_tokens=UNLIMITED
+        )
+        return generation.token_ids
+
+    def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[list[int], dict]]:
+        """Yields (indices, encoded inputs), long inputs first."""
+        return batches_by_length(self.model, texts, batch_size)
+
+    def states(self, batch: dict, outputs: list[np.ndarray]) -> tuple[Tensor, Tensor, Tensor]:
+        """One pass at full depth along outputs, as `AnyPasses.states`."""
+        labels = _padded(self.model, outputs)
+        real = labels != IGNORED
+        with layer_states(self.network) as states:
+            fed, _ = _feed(self.network, batch, labels)
+        raw = torch.stack([state[real] for state in states], dim=1)  # [token, layer, d_model]
+        embedding = self.network.get_decoder().embed_tokens(fed)[real]  # [token, d_model]
+        return raw, embedding, labels[real]
+
+
+def _passes_of(model: object) -> T5Passes | AnyPasses:
+    if isinstance(model, AnyModel):
+        return AnyPasses(model)
+    if isinstance(model, Model):
+        return T5Passes(model)
+    raise MeeError(f"model={type(model).__name__}: give what load_model returns, or an AnyModel.")
 
 
 class Predictions(NamedTuple):
@@ -292,7 +341,7 @@ def final_predictions(
 ) -> Predictions:
     """What the last layer alone predicts along `references`: the same as a trace says, in half the time."""
     texts = check_inputs(inputs)
-    outputs = _outputs_to_trace(model, texts, references, None, max_new_tokens, batch_size)
+    outputs = _outputs_to_trace(T5Passes(model), texts, references, None, max_new_tokens, batch_size)
     final_ids: list[np.ndarray] = [np.empty(0)] * len(outputs)
     for indices, batch in batches_by_length(model, texts, batch_size):
         labels = _padded(model, [outputs[index] for index in indices])
@@ -308,7 +357,7 @@ def final_predictions(
 
 
 def _outputs_to_trace(
-    model: Model,
+    passes: T5Passes | AnyPasses,
     texts: list[str],
     references: Iterable[str] | None,
     outputs: Iterable[Sequence[int]] | None,
@@ -321,13 +370,11 @@ def _outputs_to_trace(
     if references is not None:
         references = _check_one_each("references", references, len(texts))
         checked = check_inputs(references, "Reference")
-        outputs = model.tokenizer(checked, truncation=True, max_length=max_new_tokens).input_ids
+        outputs = passes.reference_ids(checked, max_new_tokens)
     elif outputs is None:
-        outputs = generate(
-            model, texts, batch_size=batch_size, max_new_tokens=max_new_tokens, max_source_tokens=UNLIMITED
-        ).token_ids
+        outputs = passes.greedy(texts, max_new_tokens, batch_size)
     outputs = _check_one_each("outputs", outputs, len(texts))
-    vocabulary = model.network.config.vocab_size
+    vocabulary = passes.sizes.vocabulary
     return [_check_output(number, ids, vocabulary) for number, ids in enumerate(outputs)]
 
 
@@ -356,7 +403,7 @@ def _check_output(number: int, token_ids: Sequence[int], vocabulary: int) -> np.
 
 
 def _trace_outputs(
-    model: Model,
+    passes: T5Passes | AnyPasses,
     texts: list[str],
     outputs: list[np.ndarray],
     top_k: int,
@@ -367,14 +414,15 @@ def _trace_outputs(
     lengths = [len(ids) for ids in outputs]
     tokens = sum(lengths)
     token_indices = np.split(np.arange(tokens), np.cumsum(lengths)[:-1])  # of each output
-    arrays = _empty_arrays(tokens, model.layers, top_k)
+    sizes = passes.sizes
+    arrays = _empty_arrays(tokens, sizes.layers, top_k)
     with ExitStack() as stack:
         states_file = None
         if states is not None:
             file = stack.enter_context(stack.enter_context(complete_file(states)).open("wb"))
-            states_file = _StatesFile(file, (tokens, model.layers, model.network.config.d_model))
+            states_file = _StatesFile(file, (tokens, sizes.layers, sizes.d_model))
         batches = tqdm(
-            batches_by_length(model, texts, batch_size),
+            passes.batches(texts, batch_size),
             desc="trace",
             total=-(-len(texts) // batch_size),
             delay=5,
@@ -382,7 +430,7 @@ def _trace_outputs(
         )
         for indices, batch in batches:
             rows = [token_indices[index] for index in indices]
-            raw = _trace_batch(model, batch, [outputs[index] for index in indices], rows, arrays)
+            raw = _trace_batch(passes, batch, [outputs[index] for index in indices], rows, arrays)
             if states_file:
                 states_file.write(rows, raw)
     return arrays
@@ -424,28 +472,21 @@ class _StatesFile:
 
 @torch.inference_mode()
 def _trace_batch(
-    model: Model,
-    batch: dict,
+    passes: T5Passes | AnyPasses,
+    batch,
     outputs: list[np.ndarray],
     rows: list[np.ndarray],
     arrays: dict[str, np.ndarray],
 ) -> Tensor:
     """Runs a batch, fills the `rows` of its tokens; returns their raw states `[token, layer, d_model]`."""
-    network = model.network
-    labels = _padded(model, outputs)
-    real = labels != IGNORED
-    with layer_states(network) as states:
-        fed, _ = _feed(network, batch, labels)
-    raw = torch.stack([state[real] for state in states], dim=1)  # [token, layer, d_model]
-    embedding = network.get_decoder().embed_tokens(fed)[real]  # [token, d_model]
-    token_ids = labels[real]  # [token]
-    _check_finite(model, raw)
+    raw, embedding, token_ids = passes.states(batch, outputs)
+    _check_finite(passes.model.name, raw)
     tokens = np.concatenate(rows)
     top_k = arrays["top_ids"].shape[-1]
-    size = max(1, LOGITS_AT_ONCE // (network.config.vocab_size * model.layers))
+    size = max(1, LOGITS_AT_ONCE // (passes.sizes.vocabulary * passes.sizes.layers))
     for start in range(0, len(tokens), size):
         part = slice(start, start + size)
-        described = _describe(network, raw[part], embedding[part], token_ids[part], top_k)
+        described = _describe(passes, raw[part], embedding[part], token_ids[part], top_k)
         for name, values in described.items():
             arrays[name][tokens[part]] = values.cpu().numpy()
     return raw
@@ -473,15 +514,15 @@ def _feed(network, batch: dict, labels: Tensor) -> tuple[Tensor, Tensor]:
     return fed, last_states
 
 
-def _check_finite(model: Model, raw: Tensor) -> None:
+def _check_finite(name: str, raw: Tensor) -> None:
     """Raises `MeeError` naming the first layer after which a state is not finite."""
     broken_layers = (~torch.isfinite(raw)).any(-1).any(0).nonzero()
     if len(broken_layers):
-        states = f"The states of {model.name} are not finite from layer {int(broken_layers[0]) + 1} on"
+        states = f"The states of {name} are not finite from layer {int(broken_layers[0]) + 1} on"
         raise MeeError(f"{states}: use dtype float32 or bfloat16, or look for damaged weights.")
 
 
-def _describe(network, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k: int) -> dict[str, Tensor]:
+def _describe(passes, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k: int) -> dict[str, Tensor]:
     """What is kept of some tokens at every layer, `[token, layer]` or `[token, layer, k]`.
 
     Args:
@@ -489,15 +530,14 @@ def _describe(network, raw: Tensor, embedding: Tensor, token_ids: Tensor, top_k:
         embedding: states before the first, `[token, d_model]`.
         token_ids: of the tokens, `[token]`.
     """
-    norm = network.get_decoder().final_layer_norm
-    states = norm(raw)
+    states = passes.norm(raw)
     wide = torch.promote_types(raw.dtype, torch.float32)
-    logits = network.lm_head(states * output_scale(network))  # [token, layer, vocabulary]
+    logits = passes.logits(states)  # [token, layer, vocabulary]
     probabilities = torch.softmax(logits.to(wide), dim=-1)
     top = probabilities.topk(top_k, dim=-1)
     top_ids = first_of_equals(probabilities, top.indices)
     final_probability = _probability_of(probabilities, top_ids[:, -1, 0])
-    states_before = torch.cat([norm(embedding)[:, None], states[:, :-1]], dim=1)
+    states_before = torch.cat([passes.norm(embedding)[:, None], states[:, :-1]], dim=1)
     return {
         "top_ids": top_ids,
         "top_probabilities": top.values,

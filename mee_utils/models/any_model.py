@@ -1,0 +1,178 @@
+"""Any encoder-decoder or causal model of `transformers`, for traces: states, final norm and logits by layer.
+
+Decoding with exits needs a decoder that is run layer by layer, and stays T5's (`load_model`). Everything that
+looks at a trace needs no more than what `output_hidden_states` gives: ranking, reliability, monotonicity,
+saturation, and the replay of rules on probabilities.
+
+Trap: the last of the L+1 hidden states of `transformers` has been normed already, those before it have not.
+Norming it again would shift every curve at the last layer. What the final norm is given is caught instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..common.errors import MeeError
+from .costs import DecoderSizes
+from .loading import weights_fingerprint
+from .states import output_scale
+
+TOLERANCE = 1e-3  # of logits, as a share of the largest: our own against the model's
+OF_DECODERS = ("decoder_layers", "num_decoder_layers")  # how many layers, in configurations
+OF_ALL = ("num_hidden_layers", "n_layer")
+HEADS = ("num_attention_heads", "decoder_attention_heads", "n_head", "num_heads")
+FEED_FORWARD = ("intermediate_size", "decoder_ffn_dim", "ffn_dim", "n_inner", "d_ff")
+
+
+class LayerStates(NamedTuple):
+    """One forward pass, `[batch, position, d_model]` each; `after` has `h^1 .. h^L`, none of them normed."""
+
+    embedding: Tensor
+    after: list[Tensor]
+    logits: Tensor  # `[batch, position, vocabulary]`, the model's own
+
+
+@dataclass(repr=False)
+class AnyModel:
+    """A model of `transformers` with a language-modelling head, for `trace`.
+
+    Attributes:
+        network: an encoder-decoder (T5Gemma, BART) or causal (GPT-2, Llama, Qwen, Pythia, OPT) model.
+        tokenizer: that belongs to it.
+        name: what figures call it.
+    """
+
+    network: nn.Module
+    tokenizer: object
+    name: str
+    _norm: nn.Module | None = field(default=None, init=False)  # the final norm, found by `run`
+    _fingerprint: tuple = field(default=(None, ""), init=False, compare=False)
+
+    def __post_init__(self):
+        if not isinstance(self.network, nn.Module) or getattr(self.network, "config", None) is None:
+            raise MeeError(f"network={type(self.network).__name__}: give a model of transformers.")
+        if self.network.get_output_embeddings() is None:
+            raise MeeError(f"{type(self.network).__name__} predicts no tokens: give one with an LM head.")
+        self.network.eval()
+
+    def __repr__(self) -> str:
+        return f'AnyModel("{self.name}": {self.config.model_type}, {self.layers} layers, {self.device})'
+
+    @property
+    def config(self):
+        """The configuration of what is decoded with: of an encoder-decoder, its decoder's."""
+        return self.network.config.get_text_config(decoder=True)
+
+    @property
+    def causal(self) -> bool:
+        """Whether the prompt is read by the layers that write the output."""
+        return not self.network.config.is_encoder_decoder
+
+    @property
+    def layers(self) -> int:
+        """Number L of layers that write the output."""
+        layers = _first(self.network.config, OF_DECODERS) or _first(self.config, OF_ALL)
+        if layers is None:
+            raise MeeError(f"The configuration of {self.name} does not say how many layers it has.")
+        return layers
+
+    @property
+    def min_exit_layer(self) -> int:
+        """Half the depth: nobody has recorded from which layer on its predictions can be trusted."""
+        return max(1, self.layers // 2)
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries of the vocabulary, padding of the head included."""
+        return self.network.get_output_embeddings().weight.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def fingerprint(self) -> str:
+        """As `Model.fingerprint`."""
+        self._fingerprint = weights_fingerprint(self.network, self._fingerprint)
+        return self._fingerprint[1]
+
+    @property
+    def sizes(self) -> DecoderSizes:
+        """The sizes that FLOPs are counted from; heads that share keys and values are counted as others."""
+        config = self.config
+        d_model = config.hidden_size
+        heads = _first(config, HEADS) or 1
+        per_head = getattr(config, "head_dim", None) or d_model // heads
+        activation = str(getattr(config, "hidden_act", getattr(config, "activation_function", "")))
+        return DecoderSizes(
+            d_model=d_model,
+            inner=heads * per_head,
+            d_ff=_first(config, FEED_FORWARD) or 4 * d_model,
+            gated=activation.startswith(("silu", "swi")) or "gemma" in config.model_type,
+            layers=self.layers,
+            vocabulary=self.vocabulary,
+            cross_attention=not self.causal,
+        )
+
+    def norm(self, states: Tensor) -> Tensor:
+        """The final norm of states after any layer; the states themselves where the model has none (BART)."""
+        return states if self._norm is None else self._norm(states)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Logits `[..., vocabulary]` of normed states, as the model computes them at its last layer."""
+        logits = self.network.get_output_embeddings()(normed * output_scale(self.network))
+        bias = getattr(self.network, "final_logits_bias", None)
+        if bias is not None:
+            logits = logits + bias
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    def run(self, **inputs: Tensor) -> LayerStates:
+        """One forward pass over inputs as the network takes them.
+
+        Raises:
+            MeeError: its logits are not those of its head after its final norm.
+        """
+        with _outputs_of_norms(self.network) as normed:
+            output = self.network(**inputs, output_hidden_states=True, use_cache=False, return_dict=True)
+        states = output.hidden_states if self.causal else output.decoder_hidden_states
+        embedding, *after = states
+        self._norm = None
+        for module, given, result in normed:
+            if result.data_ptr() == after[-1].data_ptr() and result.shape == after[-1].shape:
+                self._norm = module
+                after[-1] = given
+        ours = self.logits(self.norm(after[-1]))
+        error = (ours - output.logits).abs().max()
+        if len(after) != self.layers or error > TOLERANCE * output.logits.abs().max():
+            named = type(self.network).__name__
+            raise MeeError(f"The logits of {named} are not its LM head after its final norm: no trace of it.")
+        return LayerStates(embedding, after, output.logits)
+
+
+def _first(config, names: tuple[str, ...]) -> int | None:
+    return next((getattr(config, name) for name in names if getattr(config, name, None)), None)
+
+
+@contextmanager
+def _outputs_of_norms(network: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+    """Collects, of each norm beside the layers, `(norm, what it was given, its result)` in one pass."""
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def hook(module, inputs, result):
+        if inputs and isinstance(result, Tensor):
+            calls.append((module, inputs[0], result))
+
+    layers = [name for name, module in network.named_modules() if isinstance(module, nn.ModuleList)]
+    with ExitStack() as hooks:
+        for name, module in network.named_modules():
+            inside = any(name.startswith(f"{each}.") for each in layers)
+            if "norm" in type(module).__name__.lower() and not inside:
+                hooks.enter_context(module.register_forward_hook(hook))
+        yield calls

@@ -1,0 +1,112 @@
+"""What `trace` needs of any model of `transformers` (`AnyModel`): its greedy output, states along outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ..models.any_model import AnyModel
+
+
+class AnyPasses:
+    """Passes of a model over inputs and outputs; ids are lists, padded here and not by the tokenizer."""
+
+    def __init__(self, model: AnyModel):
+        self.model = model
+        self.network = model.network
+        self.norm = model.norm
+        self.logits = model.logits
+        self.sizes = model.sizes
+        padding = model.tokenizer.pad_token_id
+        self.padding = 0 if padding is None else padding  # is never attended to
+
+    def reference_ids(self, references: list[str], longest: int) -> list[list[int]]:
+        """Ids of references: of a causal model those of a continuation, without special tokens."""
+        special = not self.model.causal
+        encoded = self.model.tokenizer(
+            text_target=references, add_special_tokens=special, truncation=True, max_length=longest
+        )
+        return encoded.input_ids
+
+    @torch.inference_mode()
+    def greedy(self, texts: list[str], longest: int, batch_size: int) -> list[list[int]]:
+        """Ids of the model's own greedy output, `[output][token]`, end token included."""
+        outputs: list[list[int]] = [[]] * len(texts)
+        for indices, inputs in self.batches(texts, batch_size):
+            padded = self._padded(inputs, left=self.model.causal)
+            given = padded["input_ids"].shape[1]
+            generated = self.network.generate(
+                **padded, max_new_tokens=longest, do_sample=False, num_beams=1, pad_token_id=self.padding
+            )
+            # the prompt of a causal model, or the start token, comes first
+            new = generated[:, given if self.model.causal else 1 :].tolist()
+            for index, ids in zip(indices, new, strict=True):
+                outputs[index] = self._cut(ids)
+        return outputs
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """The ids up to and with the first end token."""
+        end = self.network.generation_config.eos_token_id
+        ends = set(end) if isinstance(end, list | tuple) else {end}
+        length = next((number for number, token in enumerate(ids, start=1) if token in ends), len(ids))
+        return ids[:length]
+
+    def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[list[int], list[list[int]]]]:
+        """Yields (indices, ids of inputs), long inputs first."""
+        ids = self.model.tokenizer(list(texts)).input_ids
+        order = sorted(range(len(texts)), key=lambda index: (-len(ids[index]), index))
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            yield chosen, [ids[index] for index in chosen]
+
+    def states(self, inputs: list[list[int]], outputs: list[np.ndarray]) -> tuple[Tensor, Tensor, Tensor]:
+        """One pass at full depth along outputs.
+
+        Returns:
+            Of all tokens, output by output: states after each layer `[token, layer, d_model]`, none of them
+            normed; those before the first `[token, d_model]`; ids `[token]`.
+        """
+        if self.model.causal:
+            # what predicts an output's first token is the prompt's last one
+            fed = [[*prompt, *ids[:-1].tolist()] for prompt, ids in zip(inputs, outputs, strict=True)]
+            first = [len(prompt) - 1 for prompt in inputs]
+            states = self.model.run(**self._padded(fed))
+        else:
+            start = self._start()
+            fed = [[start, *ids[:-1].tolist()] for ids in outputs]
+            first = [0] * len(fed)
+            decoder = self._padded(fed)
+            states = self.model.run(
+                **self._padded(inputs),
+                decoder_input_ids=decoder["input_ids"],
+                decoder_attention_mask=decoder["attention_mask"],
+            )
+        row = np.repeat(np.arange(len(outputs)), [len(ids) for ids in outputs])
+        position = np.concatenate(
+            [begin + np.arange(len(ids)) for begin, ids in zip(first, outputs, strict=True)]
+        )
+        token_ids = torch.as_tensor(np.concatenate(outputs), dtype=torch.long, device=self.model.device)
+        raw = torch.stack([after[row, position] for after in states.after], dim=1)
+        return raw, states.embedding[row, position], token_ids
+
+    def _start(self) -> int:
+        """The id that outputs of an encoder-decoder begin after."""
+        for settings in (self.network.generation_config, self.network.config, self.model.config):
+            for name in ("decoder_start_token_id", "bos_token_id"):
+                start = getattr(settings, name, None)
+                if start is not None:
+                    return start
+        return self.padding
+
+    def _padded(self, ids: list[list[int]], left: bool = False) -> dict[str, Tensor]:
+        """`input_ids` and `attention_mask`, `[row, position]`, padded on the right or left."""
+        side = "left" if left else "right"
+        rows = [torch.tensor(row) for row in ids]
+        tokens = pad_sequence(rows, batch_first=True, padding_value=self.padding, padding_side=side)
+        real = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
+        device = self.model.device
+        return {"input_ids": tokens.to(device), "attention_mask": real.to(device)}
