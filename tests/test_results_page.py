@@ -1,6 +1,7 @@
 """What README and RESULTS.md state comes from stored tables and from the numbers that notebooks save."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pandas as pd
 import pytest
 
 from mee_utils import MeeError
-from mee_utils.paper import numbers, results_page, results_tables
-from mee_utils.paper.results_tables import StoredTables
+from mee_utils.paper import answers, facts, ledger_page, numbers, reference_tables, results_page
+from mee_utils.paper.stored_tables import StoredTables, markdown
+from mee_utils.study.digests import file_digest as digest_of_file
 from mee_utils.study.results import Run
 
 FIGURES = Path(__file__).parent.parent / "figures"
@@ -21,9 +23,9 @@ def test_tables_of_results_name_the_stored_ones_behind_them_once():
     stored.table("measured", "learning")
     scores = stored.table("00_models", "scores")
     stored.table("measured", "learning")
-    assert list(scores.profile.unique()) == ["small", "real"]
+    assert list(scores.profile.unique()) == ["real", "small"]
     links = stored.sources()
-    assert links.startswith("[small/measured/learning](figures/small/measured/learning.csv), [")
+    assert links.startswith("[real/measured/learning](figures/real/measured/learning.csv), [small/")
     assert links.count("small/measured/learning.csv") == 1
 
 
@@ -37,7 +39,7 @@ def test_what_was_timed_is_shown_with_its_machine():
 
 def test_numbers_and_names_in_a_table_are_shown_as_a_reader_knows_them():
     table = pd.DataFrame({"task": ["question_answering", "translation"], "flops_share": [0.876, None]})
-    rows = [line.split("|")[1:-1] for line in results_page.markdown(table).splitlines()[2:]]
+    rows = [line.split("|")[1:-1] for line in markdown(table).splitlines()[2:]]
     cells = [[cell.strip() for cell in row] for row in rows]
     assert cells == [["question answering", "88%"], ["translation", ""]]
 
@@ -148,51 +150,120 @@ class Given(StoredTables):
         self.given = tables
 
     def table(self, notebook, name):
-        table = self.given[name].copy()
+        table = self.given.get(name, pd.DataFrame()).copy()
         table.insert(0, "profile", "small")
         return table
 
 
+class Both(Given):
+    """Tables of several profiles, which they name."""
+
+    def table(self, notebook, name):
+        return self.given[name].copy()
+
+
 def test_where_nothing_was_measured_a_table_says_so():
-    rule = {"task": "translation", "wanted": 0.01, "flops_low": np.nan, "flops_high": np.nan}
+    rule = {"task": "translation", "wanted": 0.01}
     rows = [
         rule | {"rule": "static", "flops_share": np.nan, "reading": "none measured"},
-        rule | {"rule": "hidden", "flops_share": 0.9, "flops_low": 0.8, "flops_high": 1.0},
-        rule | {"rule": "linear", "flops_share": np.nan, "reading": "none measured"},
+        rule | {"rule": "hidden", "flops_share": 0.9, "reading": "between settings"},
         rule | {"rule": "fixed", "flops_share": 0.3, "reading": "none loses so much"},
     ]
-    equal = pd.DataFrame(rows).fillna({"reading": "between settings"})
-    found = results_tables.at_equal_loss(Given(at_equal_loss=equal)).set_index("family")
-    assert found.flops.to_dict() == {
-        "one layer": "90.0% (80.0% to 100.0%)",
-        "reference": "none measured",
-        "pruned": "none loses so much",
-    }
-    assert found.rule.to_dict() == {"one layer": "hidden", "reference": "", "pruned": ""}
-    described = {"source": "s", "readouts": "", "layers": "", "trained": False, "roc_area": 0.9}
-    beside = described | {"guaranteed": 0.9, "verified_speed": 1.1}
-    names = ["mue", "surest", "bandit"]
-    rules = pd.DataFrame([{"rule": name, "equal_flops": np.nan, **beside} for name in names])
-    rules.loc[1, "equal_flops"] = 0.876
-    table = results_tables.survey(Given(rules=rules))
-    lines = results_page.markdown(table).splitlines()[2:]
-    shown = [line.split("|")[8].strip() for line in lines]
-    assert shown == ["none measured", "87.6%", ""], "the bandit has no threshold to vary"
+    kept = {"task": "translation", "rule": ["static", "hidden", "fixed"], "verdict": "keeps it"}
+    kept = pd.DataFrame(kept | {"flops_share": [1.2, 0.95, 0.8]})
+    stored = Given(at_equal_loss=pd.DataFrame(rows), at_99_percent=kept)
+    table = reference_tables.at_equal_loss(stored, 0.01)
+    assert table.rule.to_list() == ["fixed", "hidden", "static"], "what saves most comes first"
+    cells = table["translation, synthetic"].to_list()
+    assert cells == ["none loses so much", "90%", "none measured"]
+    of_before = pd.DataFrame(rows).drop(columns="reading")
+    unread = reference_tables.at_equal_loss(Given(at_equal_loss=of_before, at_99_percent=kept), 0.01)
+    assert set(unread["translation, synthetic"]) == {"none measured"}, "of an older run, which read off all"
+
+
+def ledger_row(**values):
+    """One statement with its verdict on the tasks of a profile."""
+    row = {"claim": "c", "source": "MEE report, section 3", "statement": "It is.", "published": "75 %"}
+    row |= {"notebook": "01_monotonicity", "judged_by": "time", "tasks": 2, "held": 1, "failed": 0}
+    return row | {"verdict": "holds", "ours": "x: 0.8 (0.7 to 0.9)", "reason": np.nan} | values
 
 
 def test_each_verdict_of_the_ledger_stands_with_our_number():
-    row = {
-        "source": "MEE",
-        "statement": "It is.",
-        "published": "75 %",
-        "judged_by": "time",
-        "tasks": 2,
-        "held": 1,
-    }
-    rows = [row | {"verdict": "holds on some tasks", "ours": "x: 0.8 (0.7 to 0.9)", "reason": "not timed"}]
-    (found,) = results_tables.ledger(Given(ledger=pd.DataFrame(rows))).to_dict("records")
-    assert found["small"] == "holds on 1 of 2" and found["judged_by"] == "time"
-    assert found["small: ours"] == "x: 0.8 (0.7 to 0.9); not timed"
-    of_before = pd.DataFrame(rows).drop(columns=["judged_by", "reason"])
-    (found,) = results_tables.ledger(Given(ledger=of_before)).to_dict("records")
+    row = ledger_row(verdict="holds on some tasks", reason="not timed")
+    (found,) = ledger_page.ledger(Given(ledger=pd.DataFrame([row]))).to_dict("records")
+    assert found["small: verdict"] == "holds on 1 of 2" and found["judged_by"] == "time"
+    assert found["small: ours"] == "x: 0.8 (0.7 to 0.9)<br>not timed"
+    assert found["stands"] == "Confirmed on some tasks" and found["paper"].endswith("(MEE)")
+    of_before = pd.DataFrame([row]).drop(columns=["judged_by", "reason"])
+    (found,) = ledger_page.ledger(Given(ledger=of_before)).to_dict("records")
     assert found["small: ours"] == "x: 0.8 (0.7 to 0.9)"
+
+
+@pytest.mark.parametrize(
+    "real, synthetic, heading",
+    [
+        ("does not hold", "holds", "Not confirmed"),
+        ("cannot be tested here", "holds", "Confirmed"),
+        ("cannot be tested", "undecided", "Undecided"),
+        ("cannot be tested here", "cannot be tested here", "Cannot be tested here"),
+    ],
+)
+def test_real_text_decides_where_a_statement_stands(real, synthetic, heading):
+    rows = [ledger_row(profile="real", verdict=real), ledger_row(profile="small", verdict=synthetic)]
+    ledger = ledger_page.ledger(Both(ledger=pd.DataFrame(rows)))
+    assert ledger.stands.to_list() == [heading]
+
+
+def test_what_is_undecided_is_folded():
+    rows = [ledger_row(verdict="undecided"), ledger_row(claim="d", statement="So it is.")]
+    text = "\n\n".join(ledger_page.sections(Given(ledger=pd.DataFrame(rows))))
+    assert text.index("### Confirmed") < text.index("So it is.") < text.index("<details>")
+    assert (
+        text.index("<summary>Undecided (1)</summary>") < text.index("| It is. |") < text.index("</details>")
+    )
+
+
+def test_every_statement_is_on_the_page_of_the_ledger_once():
+    stored = StoredTables()
+    text = "\n".join(ledger_page.sections(stored))
+    for statement, count in ledger_page.ledger(stored).statement.value_counts().items():
+        assert text.count(f"| {statement} |") == count, statement
+
+
+def test_data_say_what_the_pages_say():
+    data = json.loads((FIGURES / "results" / "RESULTS.json").read_text(encoding="utf-8"))
+    page = (FIGURES.parent / "RESULTS.md").read_text(encoding="utf-8")
+    cells = re.sub(r"^\| (real|synthetic|published) ", "", page, flags=re.M)  # the name of the data in front
+    for name, rows in data["tables"].items():
+        for row in rows:
+            values = pd.DataFrame([list(row.values())[1:]]).astype(object)
+            assert markdown(values).splitlines()[-1] in cells, (name, row)
+    assert len(data["ledger"]) == sum(data["facts"]["ledger"].values())
+    for table, digest in data["digests"].items():
+        assert digest_of_file(FIGURES / table) == digest
+    assert "commit" not in data
+
+
+def test_numbers_of_tasks_are_words():
+    shown = [facts.of_tasks(number, 3) for number in (0, 1, 3)]
+    assert shown == ["none of the three tasks", "one of three tasks", "all three tasks"]
+    assert facts.percent(0.997, 1) == "99.7 %"
+
+
+def test_a_smaller_decoder_is_shown_where_one_keeps_the_score():
+    rows = {"profile": "real", "task": "translation", "relative_flops": 0.5}
+    rows = pd.DataFrame(rows | {"model": ["vanilla", "s", "m", "l"], "decoder_layers": [12, 3, 6, 8]})
+    for kept, layers in (([1, 0.9, 0.991, 0.999], 6), ([1, 0.9, 0.95, 0.97], 8)):
+        chosen = answers.shallow_decoders(Both(rivals=rows.assign(kept=kept)))
+        assert chosen.decoder_layers.to_list() == [layers]
+
+
+def test_pages_need_no_table_that_is_not_measured_yet():
+    for name in ("limits", "published_main_figure", "scores_of_others"):
+        table = results_page.TABLES[name](Given())
+        assert isinstance(table, pd.DataFrame)
+
+
+def test_every_belief_stands_in_one_section():
+    questions = {*answers.TABLES, "bugs"}
+    assert set(answers.beliefs(StoredTables())) <= questions

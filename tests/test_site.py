@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import browser as chromium
-import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
@@ -19,8 +18,11 @@ from mee_utils.study.notebook_files import notebook_names
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = [f"notebooks/{name}.html" for name in notebook_names()]
 OTHERS = [path.relative_to(ROOT).with_suffix(".html") for path in sorted(ROOT.glob("figures/*/*.ipynb"))]
+CHAPTERS = list(NOTEBOOKS)  # as the navigation has them
 NOTEBOOKS += map(str, OTHERS)  # those of other profiles lie beside their figures
-PAGES = ["index.html", "RESULTS.html", "notebooks/site/ledger.html", "mee_utils/README.html", *NOTEBOOKS]
+BEHIND = [f"figures/results/{name}.html" for name in ("ledger", "rules", "published", "bugs", "speed")]
+LISTED = [*CHAPTERS, "RESULTS.html", *BEHIND, "mee_utils/USING.html", "mee_utils/README.html"]
+PAGES = ["index.html", *LISTED, *map(str, OTHERS)]
 LOADED = {"img": "src", "script": "src", "iframe": "src", "link": "href", "source": "srcset"}
 HOST = r"(url\(|@import )['\"]?(https?:)?//"
 in_a_browser = pytest.mark.skipif(not chromium.PROGRAM, reason="there is no Chromium here")
@@ -57,12 +59,29 @@ def test_it_is_built_without_a_warning(built):
 def test_every_page_is_there_and_in_the_navigation(built, pages):
     site = built[0]
     listed = [link["href"] for link in pages[site / "index.html"].select("nav.bd-links a")]
-    assert sorted(listed) == sorted(PAGES[1:]) and listed[: len(NOTEBOOKS)] == NOTEBOOKS
+    assert listed == LISTED
     for page in PAGES:
         assert len(pages[site / page].select("article h1")) == 1, page
     between = pages[site / NOTEBOOKS[1]]
     assert between.select_one("a.left-prev")["href"] == Path(NOTEBOOKS[0]).name
     assert between.select_one("a.right-next")["href"] == Path(NOTEBOOKS[2]).name
+
+
+@pytest.mark.parametrize("other", map(str, OTHERS))
+def test_a_chapter_leads_to_itself_on_other_data(built, pages, other):
+    site = built[0]
+    chapter = site / "notebooks" / Path(other).name
+    if not chapter.exists():
+        pytest.skip("this chapter was run on one set of data only")
+    for page, target in ((chapter, site / other), (site / other, chapter)):
+        links = [link["href"] for link in pages[page].select("article section > p:first-of-type a")]
+        assert [(page.parent / link).resolve() for link in links] == [target.resolve()]
+
+
+def test_no_page_on_real_text_speaks_of_the_small_profile(pages):
+    for path, page in pages.items():
+        if "real" in path.parts:
+            assert not re.search(r"profile .?small", page.select_one("article").text), path
 
 
 def test_every_link_and_picture_leads_somewhere(pages):
@@ -111,20 +130,19 @@ def test_formulas_are_written_out(pages):
     assert not any("\\" in formula.text for formula in formulas)
 
 
-def test_the_ledger_and_the_results_are_tables_that_can_be_sorted(built, pages):
-    site = built[0]
-    tables = pages[site / "notebooks/site/ledger.html"].select("article table")
-    stored = sorted(ROOT.glob("figures/*/08_results/ledger.csv"))
-    assert stored and len(tables) == len(stored)
-    for table, ledger in zip(tables, map(pd.read_csv, stored), strict=True):
-        assert [head.text.strip() for head in table.select("thead th")] == list(ledger.columns)
-        assert len(table.select("tbody tr")) == len(ledger)
-    results = pages[site / "RESULTS.html"]
-    assert len(results.select("article table thead")) == (ROOT / "RESULTS.md").read_text("utf-8").count(
-        "\n|:-"
-    )
+@pytest.mark.parametrize("name", ["RESULTS", "figures/results/ledger", "figures/results/rules"])
+def test_results_and_the_ledger_are_tables_that_can_be_sorted(built, pages, name):
+    tables = pages[built[0] / f"{name}.html"].select("article table")
+    written = (ROOT / f"{name}.md").read_text("utf-8")
+    assert len(tables) == written.count("\n|:-")
+    rows = sum(len(table.select("tbody tr")) for table in tables)
+    assert rows == written.count("\n| ") - len(tables)
+
+
+def test_every_page_can_sort(built, pages):
     for page in PAGES:
-        assert any("site.js" in tag["src"] for tag in pages[site / page].find_all("script", src=True)), page
+        scripts = pages[built[0] / page].find_all("script", src=True)
+        assert any("site.js" in tag["src"] for tag in scripts), page
 
 
 @in_a_browser
@@ -177,7 +195,7 @@ LOOK = r"""(() => {
 
 @in_a_browser
 def test_a_click_sorts_by_number_or_by_text(built, tab):
-    tab.open((built[0] / "RESULTS.html").as_uri())
+    tab.open((built[0] / "figures/results/speed.html").as_uri())
     column = """(name, clicks) => {
       const heads = [...document.querySelectorAll("article th")], text = (cell) => cell.textContent.trim();
       const head = heads.find((head) => text(head) === name), table = head.closest("table");

@@ -1,170 +1,186 @@
-"""RESULTS.md and the generated part of README.md: templates (results.md, findings.md) over stored numbers.
+"""The generated pages: templates (`pages/*.md`) over stored tables.
 
-results.md has one field for each table of `results_tables`. findings.md states single numbers, which the
-notebooks have saved (`numbers`): `each("fastest", "{speed:.2f}")` writes one for every task that has it.
+RESULTS.md answers seven questions; `figures/results` has what stands behind it (the ledger, every rule,
+published numbers, bugs, speed), the headline of README as a picture, and the same as data. Of README.md only
+what stands between marks is generated. A template calls `table("name")`, `picture("name", "caption")` and
+`believe("question")`; single numbers come from `facts`.
 """
 
-import re
+import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jinja2
 import pandas as pd
 
-from ..common.files import ROOT, complete_file, read_yaml
-from ..study.figures import label
-from .numbers import Numbers, stored_numbers
-from .results_tables import FIGURES, PROFILES, SENTENCES, TABLES, StoredTables, with_range
+from ..common.files import ROOT, complete_file
+from . import answers, facts, ledger_page, reference_tables
+from .result_data import result_data
+from .statements import BUGS
+from .stored_tables import FIGURES, PROFILES, StoredTables, markdown
 
-BEGIN = "<!-- numbers: python -m mee_utils results -->"
-END = "<!-- end of numbers -->"
-FORMATS = read_yaml("study/styles.yaml")["formats"]
+BEGIN = "<!-- {part}: python -m mee_utils results -->"
+END = "<!-- end of {part} -->"
+INDEX = ROOT / "notebooks" / "index.ipynb"
+FOLDER = FIGURES / "results"
+HEADLINE = "headline"
+TABLES: dict[str, Callable[[StoredTables], pd.DataFrame]] = answers.TABLES | reference_tables.TABLES
+PICTURES = {  # name in a template -> figures of notebooks, the first of which that is stored is shown
+    "settling": ("01_monotonicity/figure_1_settled",),
+    "price": ("00_models/cost_at_full_depth", "00_models/seeds"),
+    "easy": ("02_saturation/reached_by_layer", "02_saturation/circularity"),
+    "cheap": ("04_contrastive_decoding/ranking", "03_pruning/recall_by_k"),
+    "who": ("05_mee_classifiers/ranking",),
+    "limits": ("08_results/limits", "08_results/score_against_flops"),
+    "figure_1": ("01_monotonicity/figure_1_settled",),
+    "figure_2": ("01_monotonicity/figure_2_confidence",),
+    "figure_3": ("01_monotonicity/figure_3_token_90",),
+    "main_figure": ("08_results/main_figure",),
+    "bugs": ("08_results/published_bugs_switched_on",),
+}
 
 
 def update() -> None:
-    """Writes RESULTS.md and the generated part of README.md."""
+    """Writes README's generated part, RESULTS.md, and the pages, the picture and the data behind it."""
+    FOLDER.mkdir(exist_ok=True)
     for name, text_of in PAGES.items():
         text = text_of()
         with complete_file(ROOT / name) as path:
             path.write_text(text, encoding="utf-8")
+    with complete_file(FOLDER / f"{HEADLINE}.png") as path:
+        path.write_bytes(headline_picture())
 
 
 def readme() -> str:
-    """The text of README.md with its generated part renewed."""
-    stored = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, rest = stored.split(BEGIN, 1)
-    _, after = rest.split(END, 1)
-    return f"{before}{BEGIN}\n{findings()}{END}{after}"
+    """The text of README.md with its generated parts renewed."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for part, text_of in {"numbers": findings, "notebooks": list_of_notebooks}.items():
+        begin, end = BEGIN.format(part=part), END.format(part=part)
+        before, rest = text.split(begin, 1)
+        _, after = rest.split(end, 1)
+        text = f"{before}{begin}\n{text_of()}{end}{after}"
+    return text
 
 
-def results() -> str:
-    """The text of RESULTS.md: every table with a caption, and the list of figures."""
-    tables = {field: _table_with_sources(field) for field in TABLES}
-    sentences = {field: sentence(StoredTables()) for field, sentence in SENTENCES.items()}
-    return _filled("results", figures=_figures(), **sentences, **tables)
+def list_of_notebooks() -> str:
+    """The table of notebooks and their questions, as the index of the notebooks has it."""
+    index = json.loads(INDEX.read_text(encoding="utf-8"))
+    lines = [line for line in index["cells"][0]["source"] if line.startswith("|")]
+    return "".join(lines).replace("](", "](notebooks/")
 
 
 def findings() -> str:
-    """The generated part of README.md: one table, and what the notebooks found in words."""
-    profiles = {name: stored_numbers(FIGURES / name) for name in PROFILES}
-    tasks = _tasks(profiles)
-
-    def each(group: str, text: str, profile: str | None = None, task: str | None = None) -> str:
-        """ "translation 0.85; translation (real) 0.76": a text for every task, or for some, with its name."""
-        shown = [
-            f"{numbers['name']} {text.format(**numbers[group])}"
-            for numbers in tasks
-            if group in numbers and profile in (None, numbers["profile"]) and task in (None, numbers["task"])
-        ]
-        return "; ".join(shown)
-
-    def faster(group: str) -> int:
-        """On how many tasks a rule was faster than full depth in every round."""
-        return sum(numbers[group]["lowest"] > 1 for numbers in tasks if group in numbers)
-
-    def untestable(profile: str) -> int:
-        """How many statements a profile cannot test."""
-        verdicts = profiles[profile]["verdicts"]
-        return sum(count for verdict, count in verdicts.items() if verdict.startswith("cannot be tested"))
-
-    decisions = StoredTables().decoder_bench("one decision").query("shape == 't5-large'")
-    return _filled(
-        "findings",
-        table=markdown(_fastest_by_task(tasks)),
-        tasks=tasks,
-        profiles=profiles,
-        each=each,
-        faster=faster,
-        untestable=untestable,
-        decision_in_layers=decisions.set_index("what")["median"].to_dict(),
-    )
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """A table as Markdown: numbers by their column's format, names as a reader knows them.
-
-    A text in a column of numbers stays as it is ("none measured").
-    """
-    shown = table.astype(object).where(table.notna(), "")
-    for column in table:
-        form = FORMATS.get(column, "")
-        shown[column] = [_cell(value, form) for value in shown[column]]
-    shown.columns = [label(column) for column in table]
-    table = shown.to_markdown(index=False, disable_numparse=True)
-    # one long cell would widen its whole column: spaces and rules that only align are left out
-    return re.sub("-{4,}", "---", re.sub(" {2,}", " ", table))
-
-
-def _cell(value, form: str) -> str:
-    return f"{value:{form}}" if form and not isinstance(value, str) else label(str(value))
-
-
-def _tasks(profiles: dict[str, Numbers]) -> list[dict]:
-    """The numbers of every task of every profile, with its names."""
-    tasks = []
-    for profile, stated in profiles.items():
-        mark = "" if profile == "small" else f" ({profile})"
-        for task in sorted(stated["tasks"]):
-            names = {"profile": profile, "task": task, "name": label(task) + mark}
-            groups = stated["tasks"][task]
-            several = groups.get("fastest_of_several_layers")
-            if several:
-                several["speeds"] = _speeds(several)
-            tasks.append(names | groups)
-    return tasks
-
-
-def _speeds(numbers: dict) -> str:
-    """ "1.43 (1.46)": tokens a second and, where they were saved, samples a second, full depth being 1."""
-    samples = f" ({numbers['samples_speed']:.2f})" if "samples_speed" in numbers else ""
-    return f"{numbers['speed']:.2f}{samples}"
-
-
-def _fastest_by_task(tasks: list[dict]) -> pd.DataFrame:
-    """README's table: the fastest rule that keeps 99 % of the score, beside full depth and a baseline."""
-    rows = [
-        {
-            "profile": numbers["profile"],
-            "task": numbers["task"],
-            **numbers["full_depth"],
-            **numbers["fastest"],
-        }
-        for numbers in tasks
-        if "fastest" in numbers
-    ]
-    table = pd.DataFrame(rows)
-    table["tokens_per_second"] = with_range(table, "speed", "lowest", "highest")
-    if "samples_speed" in table:  # a run of before has none
-        table["samples_speed"] = table.pop("samples_speed")  # behind tokens
-    return table.drop(columns=["speed", "lowest", "highest"])
-
-
-def _table_with_sources(field: str) -> str:
-    """A table, and links to the stored ones that it comes from."""
+    """The generated part of README.md: a picture, a table, and what was found in five sentences."""
     stored = StoredTables()
-    text = markdown(TABLES[field](stored))
-    return f"{text}\n\nFrom {stored.sources()}."
+    return _filled("findings", ROOT, table=markdown(answers.winners(stored)))
 
 
-def _figures() -> str:
-    """A list of all figures by notebook, those of every profile."""
-    lines = []
-    for notebook in sorted({path.parent.name for path in FIGURES.glob("*/[0-9]*/*.png")}):
-        links = []
-        for profile in PROFILES:
-            for path in sorted((FIGURES / profile / notebook).glob("*.png")):
-                links.append(f"[{path.stem} ({profile})]({path.relative_to(ROOT).as_posix()})")
-        lines.append(f"- [{notebook}](notebooks/{notebook}.ipynb): " + ", ".join(links))
-    return "\n\n".join(lines)
+def page(name: str, folder: Path = FOLDER) -> str:
+    """The text of one generated page, which will stand in a folder."""
+    return _filled(name, folder, table=partial(_table_with_sources, folder))
 
 
-def _filled(page: str, **fields) -> str:
-    """A template of this folder with its fields filled in; a field that is missing is an error."""
+def _filled(name: str, folder: Path, table) -> str:
+    """A template with its fields filled in; a field that is missing is an error."""
+    stored = StoredTables(folder)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    return environment.get_template(f"{page}.md").render(fields)
+    sentences = {field: sentence(stored) for field, sentence in reference_tables.SENTENCES.items()}
+    return environment.get_template(f"{name}.md").render(
+        **facts.facts(stored),
+        **sentences,
+        message=headline_message(),
+        table=table,
+        picture=partial(_picture, stored),
+        believe=partial(_believe, answers.beliefs(stored)),
+        sections=ledger_page.sections(stored),
+        bugs=BUGS,
+        bug_table=partial(_bug_table, folder),
+        of_tasks=facts.of_tasks,
+        percent=facts.percent,
+    )
 
 
-PAGES = {"RESULTS.md": results, "README.md": readme}
+def _table_with_sources(folder: Path, field: str) -> str:
+    """A table, and links to the stored ones that it comes from."""
+    return _with_sources(TABLES[field], folder)
+
+
+def _bug_table(folder: Path, bug: str) -> str:
+    return _with_sources(partial(reference_tables.bug_table, bug=bug), folder)
+
+
+def _with_sources(table_of: Callable[[StoredTables], pd.DataFrame], folder: Path) -> str:
+    stored = StoredTables(folder)
+    table = table_of(stored)
+    if table.empty:
+        return (
+            "Not measured yet: run `make measure` and `make bench`, then `make reproduce` and `make results`."
+        )
+    return f"{markdown(table)}\n\nFrom {stored.sources()}."
+
+
+def _picture(stored: StoredTables, name: str, caption: str) -> str:
+    """A stored figure with its caption; that of real text, if there is one."""
+    for figure in PICTURES[name]:
+        for profile in PROFILES:
+            path = FIGURES / profile / f"{figure}.png"
+            if path.exists():
+                return f"![{caption}]({stored.link(path)})"
+    return f"*No figure is stored yet: {caption}.*"
+
+
+def _believe(beliefs: dict[str, list[dict]], question: str) -> str:
+    """What we believe about a question, with the verdicts for and against it."""
+    lines = []
+    for belief in beliefs[question]:
+        counts = f"Verdicts of the ledger for it: {belief['supported']}, against it: {belief['contradicted']}"
+        lines.append(f"**We believe:** {belief['text']} {counts}. Where it may fail: {belief['fails']}")
+    return "\n\n".join(lines)
+
+
+def headline_message() -> str:
+    """What the headline picture shows, in a sentence."""
+    from ..study.headline import headline_message as message
+
+    return message(answers.headlines()[answers.REAL], "Real text: exits")
+
+
+def headline_picture() -> bytes:
+    """The headline of README as PNG: real text, with synthetic data behind it."""
+    from ..study import figures
+    from ..study.headline import draw_headline
+    from ..study.results import png
+
+    figures.use_style()
+    real, synthetic = (answers.headlines()[profile] for profile in (answers.REAL, answers.SYNTHETIC))
+    figure = draw_headline(real, synthetic, "the same on synthetic data", message=headline_message())
+    return png(figure)
+
+
+def headline_table_text() -> str:
+    """What the headline picture shows, as CSV."""
+    tables = [table.assign(profile=name) for name, table in answers.headlines().items()]
+    return pd.concat(tables).to_csv(index=False, float_format="%.4f", lineterminator="\n")
+
+
+def data() -> str:
+    """RESULTS.json: ledger, answers and fronts as data."""
+    return json.dumps(result_data(), indent=1, ensure_ascii=False) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {  # file -> what makes its text
+    "RESULTS.md": partial(page, "results", ROOT),
+    "README.md": readme,
+    "figures/results/ledger.md": partial(page, "ledger"),
+    "figures/results/rules.md": partial(page, "rules"),
+    "figures/results/published.md": partial(page, "published"),
+    "figures/results/bugs.md": partial(page, "bugs"),
+    "figures/results/speed.md": partial(page, "speed"),
+    "figures/results/headline.csv": headline_table_text,
+    "figures/results/RESULTS.json": data,
+}

@@ -14,7 +14,12 @@ from docutils.nodes import SkipNode
 from math_core import LatexToMathML
 
 ROOT = Path(__file__).parents[2]
-LEDGERS = {path.parts[-3]: path for path in sorted(ROOT.glob("figures/*/08_results/ledger.csv"))}
+DATA = {"notebooks": "on synthetic data", "real": "on real text"}  # folder of a chapter -> what it was run on
+EXPLORER = ROOT / "build" / "explorer.html"  # of `make explorer`
+REFERENCE = {
+    "Results": ["RESULTS", *(f"figures/results/{name}" for name in ("ledger", "rules", "published", "bugs", "speed"))],
+    "The library": ["mee_utils/USING", "mee_utils/README"],
+}
 HIDDEN = "application/x-mee-digest"  # an output that holds what pages do not show
 # the line by which two runs of a figure's table are compared, and that of a drawing; it names the figure
 DIGEST = re.compile(r"^(\w+): (?:\d+ rows x .* sha256 \w+|a drawing$)\n*", re.M)
@@ -22,8 +27,8 @@ DIGEST = re.compile(r"^(\w+): (?:\d+ rows x .* sha256 \w+|a drawing$)\n*", re.M)
 project = html_title = "Early exiting in T5 generation"
 extensions = ["myst_nb"]
 root_doc = "README"
-pages = ["notebooks/[0-9]*.ipynb", "notebooks/site/ledger.md", "figures/*/*.ipynb"]
-include_patterns = ["README.md", "RESULTS.md", "mee_utils/README.md", *pages]
+pages = ["notebooks/[0-9]*.ipynb", "figures/results/*.md", "figures/*/*.ipynb"]
+include_patterns = ["README.md", "RESULTS.md", "mee_utils/README.md", "mee_utils/USING.md", *pages]
 exclude_patterns = [".*", "build", "tests", "mee_utils/*/**"]
 
 nb_execution_mode = "off"
@@ -42,22 +47,33 @@ mathml = LatexToMathML()
 
 
 def navigation():
-    """The chapters of every profile, and what else there is, as hidden lists on the first page."""
-    others = sorted({path.parent.name for path in ROOT.glob("figures/*/[0-9]*.ipynb")})
-    folders = {"Chapters": "notebooks"} | {f"Chapters, profile {name}": f"figures/{name}" for name in others}
-    parts = {caption: sorted((ROOT / folder).glob("[0-9]*.ipynb")) for caption, folder in folders.items()}
-    parts["Reference"] = [ROOT / page for page in ("RESULTS", "notebooks/site/ledger", "mee_utils/README")]
-    for caption, paths in parts.items():
-        names = [str(path.relative_to(ROOT).with_suffix("")) for path in paths]
-        if names:
-            yield "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```", ""])
+    """The chapters, once each, and what else there is, as hidden lists on the first page."""
+    chapters = [f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))]
+    for caption, names in ({"Chapters": chapters} | REFERENCE).items():
+        yield "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```", ""])
 
 
-def ledgers():
-    """The ledger of every profile, as a table."""
-    for name, path in LEDGERS.items():
-        options = f":file: /{path.relative_to(ROOT)}\n:header-rows: 1\n:widths: auto\n:class: ledger"
-        yield f"\n## Profile {name}\n\n```{{csv-table}}\n{options}\n```\n"
+def switch(path):
+    """A line that leads from a chapter to the same one on other data; none where there is no other."""
+    folders = [ROOT / "notebooks", *sorted(path.parent for path in ROOT.glob(f"figures/*/{path.name}"))]
+    if len(folders) < 2:
+        return ""
+    words = []
+    for folder in folders:
+        name = DATA.get(folder.name, f"profile {folder.name}")
+        target = os.path.relpath(folder / path.name, path.parent)
+        words.append(f"**{name}**" if folder == path.parent else f"[{name}]({target})")
+    return "This chapter " + " · ".join(words) + "\n\n"
+
+
+def with_switch(notebook, path):
+    """A notebook with its switch below the title; only that of the first folder stands in the navigation."""
+    first = notebook["cells"][0]
+    title, _, rest = "".join(first["source"]).partition("\n")
+    first["source"] = f"{title}\n\n{switch(path)}{rest.lstrip()}"
+    if path.parent.name != "notebooks":
+        notebook["metadata"]["orphan"] = True
+    return notebook
 
 
 def shown(cell, folder):
@@ -104,12 +120,21 @@ def prepare(app, page, source):
     if path.suffix == ".ipynb":
         notebook = json.loads(source[0])
         notebook["cells"] = [shown(cell, path.parent) for cell in notebook["cells"]]
+        notebook = with_switch(notebook, path)
         source[0] = json.dumps(notebook)
         return
     text = without_links_to_folders(source[0], path.parent)
     text = re.sub(r"```mermaid\n(.*?)```", boxes_of_chart, text, flags=re.S)
-    added = {root_doc: navigation, "notebooks/site/ledger": ledgers}.get(page, tuple)
-    source[0] = text + "".join(added())
+    if page == root_doc:
+        text = with_explorer(text) + "".join(navigation())
+    source[0] = text
+
+
+def with_explorer(text):
+    """The first page with the explorer behind its picture, if `make explorer` has made it."""
+    if not EXPLORER.exists():
+        return text
+    return re.sub(r"!\[The explorer.*?\)", r'<a href="explorer.html">\g<0></a>', text)
 
 
 def without_links_to_folders(text, folder):
@@ -139,9 +164,12 @@ def formula(displayed):
 
 
 def finish(app, error):
-    """The first page under the name that servers look for."""
-    if not error:
-        shutil.copy(Path(app.outdir) / "README.html", Path(app.outdir) / "index.html")
+    """The first page under the name that servers look for, and the explorer."""
+    if error:
+        return
+    shutil.copy(Path(app.outdir) / "README.html", Path(app.outdir) / "index.html")
+    if EXPLORER.exists():
+        shutil.copy(EXPLORER, Path(app.outdir) / EXPLORER.name)
 
 
 def setup(app):

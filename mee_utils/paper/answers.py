@@ -1,0 +1,320 @@
+"""The tables of RESULTS.md, at most eight rows for each question, and that of README; real text first."""
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pandas as pd
+
+from ..study.catalogue import MAIN_MODEL, RULES
+from ..study.figures import label
+from ..study.headline import FIXED, ONE, QUALITY, SEVERAL, VERIFIED, headline_table
+from ..study.result_tables import BENCH, KEEPS_IT
+from .numbers import stored_numbers
+from .published_numbers import published_saturation
+from .statements import BELIEFS
+from .stored_tables import FIGURES, PROFILES, TASK, StoredTables, in_order
+
+REAL, SYNTHETIC = PROFILES
+VANILLA = "vanilla"
+HISTORY = "history"
+KIND = "tokens a second (score kept)"
+WINNERS = {  # kind of exit -> its row in README's table
+    ONE: "rule on one layer",
+    SEVERAL: "rule on several layers",
+    FIXED: "fixed exit layer",
+    VERIFIED: "**verified exits**",
+}
+
+
+def settling(stored: StoredTables) -> pd.DataFrame:
+    """How early predictions are final, and how often confidence never falls."""
+    final = stored.table("01_monotonicity", "figure_1_settled").query("layer == 4")
+    never = stored.table("01_monotonicity", "strictly_monotonic")
+    never = never[(never.kind == "never falling") & (never.after_layer == 0)]
+    table = _by_model(final, "share", "{:.0%}", "final after layer 4")
+    return table.join(_by_model(never, "share", "{:.0%}", "confidence never falls")).reset_index()
+
+
+def _by_model(rows: pd.DataFrame, column: str, form: str, name: str) -> pd.DataFrame:
+    """A row a task, a column for the vanilla model and one for the main model."""
+    by_model = in_order(rows).pivot(index=TASK, columns="model", values=column)[[VANILLA, MAIN_MODEL]]
+    texts = by_model.loc[_tasks(rows)].map(form.format)
+    return texts.rename(columns=lambda model: f"{name}, {label(model)}")
+
+
+def _tasks(rows: pd.DataFrame) -> pd.Index:
+    """(profile, task) of the rows, real text first."""
+    ordered = rows.sort_values(TASK, key=lambda values: values.map(_order), kind="stable")
+    return pd.MultiIndex.from_frame(ordered[TASK].drop_duplicates())
+
+
+def _order(value: str) -> str:
+    return str(PROFILES.index(value)) if value in PROFILES else value
+
+
+def price(stored: StoredTables) -> pd.DataFrame:
+    """What training for exits costs at full depth, beside a decoder trained shallow."""
+    lost = lost_points(stored)
+    table = pd.DataFrame(
+        {
+            "metric": lost.metric,
+            "score, vanilla": lost.score_vanilla.map("{:.1f}".format),
+            "score, CALM": lost.score_calm.map("{:.1f}".format),
+            "points lost": lost.lost.map("{:+.1f}".format),
+        }
+    )
+    for row in shallow_decoders(stored).itertuples():
+        name = f"decoder of {row.decoder_layers} layers: score kept, FLOPs"
+        table.loc[(row.profile, row.task), name] = f"{row.kept:.0%}, {row.relative_flops:.0%}"
+    return table.reset_index().fillna("not trained")
+
+
+def lost_points(stored: StoredTables) -> pd.DataFrame:
+    """Full-depth scores of both models, means over seeds, and the points that the main model loses."""
+    seeds = stored.table("retrained", "seeds")
+    seeds = seeds[seeds.model.isin([VANILLA, MAIN_MODEL])]
+    means = seeds.groupby([*TASK, "metric", "model"]).score.mean().unstack("model").reset_index("metric")
+    means = means.loc[_tasks(seeds)].rename(columns={VANILLA: "score_vanilla", MAIN_MODEL: "score_calm"})
+    return means.assign(lost=means.score_vanilla - means.score_calm)
+
+
+def shallow_decoders(stored: StoredTables) -> pd.DataFrame:
+    """The decoders trained shallow: of each task the smallest that keeps 99 % on average, else the best."""
+    rivals = stored.table("retrained", "rivals")
+    if rivals.empty:
+        return pd.DataFrame(columns=[*TASK, "decoder_layers", "kept", "relative_flops"])
+    shallow = rivals[rivals.model != VANILLA].assign(good=rivals.kept >= QUALITY)
+    by_layers = shallow.groupby(["profile", "decoder_layers"]).kept.mean().reset_index()
+    chosen = by_layers.assign(good=by_layers.kept >= QUALITY)
+    chosen = chosen.sort_values(["good", "decoder_layers"], ascending=[False, True], kind="stable")
+    chosen.loc[~chosen.good, "decoder_layers"] = chosen.decoder_layers.max()
+    layers = chosen.drop_duplicates("profile").set_index("profile").decoder_layers
+    return shallow[shallow.decoder_layers == shallow.profile.map(layers)]
+
+
+def easy_tokens(stored: StoredTables) -> pd.DataFrame:
+    """Where easy and difficult prefixes saturate, and how much later tokens of high loss settle."""
+    shares = _first_similar(stored)
+    numbers = numbers_of_tasks()
+    later = {key: groups["high_loss_later"] for key, groups in numbers.items() if "high_loss_later" in groups}
+    table = pd.DataFrame(
+        {
+            "similar from, easy prefixes": shares.easy.map("{:.0f}% of the depth".format),
+            "similar from, difficult prefixes": shares.difficult.map("{:.0f}% of the depth".format),
+        }
+    )
+    names = {"first_similar": "similar later", "settled_from": "final prediction later"}
+    for quantity, name in names.items():
+        column = {key: f"{layers[quantity]:+.1f} layers" for key, layers in later.items()}
+        table[f"tokens of high loss: {name}"] = pd.Series(column)
+    return table.rename_axis(TASK).reset_index().fillna("")
+
+
+def _first_similar(stored: StoredTables) -> pd.DataFrame:
+    """The first state that is similar to the last, in percent of the depth, in MEE's Table 1 and here."""
+    rows = stored.table("02_saturation", "table_1")
+    rows = rows[(rows.model == MAIN_MODEL) & (rows.selected_by == "mean_similarity")]
+    depths = stored.table("01_monotonicity", "figure_1_settled").groupby("profile").layer.max()
+    tables = []
+    for profile, of_profile in rows.groupby("profile", sort=False):
+        table = published_saturation(of_profile, depths[profile]).query("property == 'first_similar'")
+        is_published = table.task == "published"
+        keys = {"profile": profile, "task": table.task.mask(is_published, "summarization")}
+        tables.append(table.assign(**keys | {"profile": np.where(is_published, "published", profile)}))
+    means = pd.concat(tables).drop_duplicates([*TASK, "group"])
+    wide = means.pivot(index=TASK, columns="group", values="mean")
+    return wide.loc[[("published", "summarization"), *_tasks(rows)]]
+
+
+def cheap_decisions(stored: StoredTables) -> pd.DataFrame:
+    """The margin over all vocabulary entries and over 64, and contrast as a confidence."""
+    rows = stored.table("03_pruning", "complete_table")
+    rows = rows[(rows.model == MAIN_MODEL) & rows.reduction.isin(["unpruned", "fixed"])]
+    spent = rows.pivot(index=TASK, columns="reduction", values="flops_share").loc[_tasks(rows)]
+    changed = rows[rows.reduction == "fixed"].set_index(TASK).other_token
+    ranks = stored.table("04_contrastive_decoding", "ranking")
+    ranks = ranks[ranks.model == MAIN_MODEL].groupby([*TASK, "rule"]).roc_area.mean().unstack("rule")
+    table = pd.DataFrame(
+        {
+            "FLOPs, all entries": spent.unpruned.map("{:.0%}".format),
+            "FLOPs, 64 entries": spent.fixed.map("{:.0%}".format),
+            "tokens changed by pruning": changed.map("{:.2%}".format),
+            "ROC area, plain margin": ranks.unpruned.map("{:.3f}".format, na_action="ignore"),
+            "ROC area, weighted contrast": ranks.weighted.map("{:.3f}".format, na_action="ignore"),
+            "ROC area, JSD contrast": ranks.jsd.map("{:.3f}".format, na_action="ignore"),
+        }
+    )
+    return table.loc[_tasks(rows)].reset_index().fillna("too few tokens")
+
+
+def who_decides(stored: StoredTables) -> pd.DataFrame:
+    """Of each family of rules the fewest FLOPs with which one keeps 99 % of the score."""
+    rules = stored.table("08_results", "at_99_percent")
+    families = rules.rule.map(lambda rule: "history" if rule == HISTORY else RULES[rule].family)
+    rules = rules.assign(family=families.replace({"reference": FIXED, "history": "history of predictions"}))
+    safe = rules[(rules.verdict == KEEPS_IT) & (rules.flops_share < 1)]
+    least = safe.groupby([*TASK, "family"]).flops_share.min().unstack("family")
+    shown = [family for family in _families(rules) if family in set(rules.family)]
+    table = least.reindex(index=_tasks(rules), columns=shown).map("{:.0%}".format, na_action="ignore")
+    return table.fillna("none").reset_index()
+
+
+def _families(rules: pd.DataFrame) -> list[str]:
+    """The families in the order in which they first occur; what needs no rule comes last."""
+    return [family for family in dict.fromkeys(rules.family) if family != FIXED] + [FIXED]
+
+
+def limits(stored: StoredTables) -> pd.DataFrame:
+    """What perfect decisions keep and cost, and the best rule for as few FLOPs."""
+    rows = stored.table("08_results", "limits_at_equal_flops")
+    if rows.empty:
+        return _oracle_alone(stored)
+    table = rows.assign(
+        oracle=rows.oracle.map("{:.1%}".format),
+        FLOPs=rows.flops_share.map("{:.0%}".format),
+        exact=rows.exact.map("{:.1%}".format),
+        best=rows.rule_kept.map("{:.1%}".format, na_action="ignore"),
+        fixed=rows.fixed_kept.map("{:.1%}".format, na_action="ignore"),
+    ).fillna({"best": "none spends as little", "fixed": "none spends as little"})
+    names = {
+        "oracle": "oracle keeps",
+        "exact": "oracle keeps, exact states",
+        "best": "best rule for no more FLOPs keeps",
+        "fixed": "fixed layer for no more FLOPs keeps",
+    }
+    return in_order(table)[[*TASK, "FLOPs", *names]].rename(columns=names)
+
+
+def _oracle_alone(stored: StoredTables) -> pd.DataFrame:
+    """The oracle with copied states alone: all that was measured so far."""
+    rows = stored.table("08_results", "score_against_flops")
+    if rows.empty:
+        return pd.DataFrame(columns=TASK)
+    oracle = rows[(rows.rule == "oracle") & (rows.model == MAIN_MODEL)]
+    table = oracle.assign(
+        FLOPs=oracle.flops_share.map("{:.0%}".format), kept=oracle.retained.map("{:.1%}".format)
+    )
+    return in_order(table)[[*TASK, "FLOPs", "kept"]].rename(columns={"kept": "oracle keeps"})
+
+
+@cache
+def headlines() -> dict[str, pd.DataFrame]:
+    """Profile -> its headline (`study.headline`), from the tables of 08."""
+    stored = StoredTables()
+    kept = stored.table("08_results", "at_99_percent")
+    points = stored.table("08_results", "score_against_flops")
+    static = points[(points.rule == "static") & (points.model == MAIN_MODEL)]
+    return {
+        profile: headline_table(profile, kept[kept.profile == profile], static[static.profile == profile])
+        for profile in PROFILES
+    }
+
+
+def speeds(stored: StoredTables) -> pd.DataFrame:
+    """The headline as a table, real text first: a row a kind of exit, a column a task."""
+    tables = []
+    for profile in PROFILES:
+        table = _headline_cells(profile, stored)
+        table.insert(0, "profile", profile)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def _headline_cells(profile: str, stored: StoredTables) -> pd.DataFrame:
+    """ "1.03× (99.7 %)": speed and share of the score, a row a kind of exit."""
+    rows = headlines()[profile]
+    stored.note_timings(rows)
+    kept = rows.retained.map(" ({:.1%})".format).mask(rows.kind == VERIFIED, " (same output)")
+    cells = rows.speed.map("{:.2f}×".format) + kept
+    wide = rows.assign(cell=cells).pivot(index="kind", columns="task", values="cell")
+    wide = wide.reindex(list(WINNERS)).fillna("none")
+    wide.index = [WINNERS[kind] for kind in wide.index]
+    return wide.rename(columns=label).rename_axis(KIND).reset_index()
+
+
+def winners(stored: StoredTables) -> pd.DataFrame:
+    """README's table: real text alone, with what else keeps the score there."""
+    table = _headline_cells(REAL, stored)
+    for row in (_history_row(stored), _shallow_row(stored)):
+        if row:
+            table = pd.concat([table.iloc[:-1], pd.DataFrame([row]), table.iloc[-1:]])
+    return table.fillna("none").rename(columns={KIND: "speed (score kept)"})
+
+
+def _history_row(stored: StoredTables) -> dict[str, str]:
+    """The rule on the history of predictions, where it was measured."""
+    rules = stored.table("08_results", "at_99_percent")
+    rows = rules[(rules.profile == REAL) & (rules.rule == HISTORY)]
+    if rows.empty:
+        return {}
+    timed = stored.timings(rows, "kept").query("batch == 1").set_index("task")
+    cells = {}
+    for row in rows.itertuples():
+        keeps = row.verdict == KEEPS_IT and row.flops_share < 1
+        cells[label(row.task)] = f"{_speed(timed, row.task)} ({row.retained:.1%})" if keeps else "none"
+    return {KIND: "rule on past predictions (ours)"} | cells
+
+
+def _speed(timed: pd.DataFrame, task: str) -> str:
+    return f"{timed.speed[task]:.2f}×" if task in timed.index else "not timed"
+
+
+def _shallow_row(stored: StoredTables) -> dict[str, str]:
+    """A decoder trained shallow, beside the vanilla model: its speed, or its FLOPs until it is timed."""
+    rows = shallow_decoders(stored)
+    rows = rows[rows.profile == REAL]
+    if rows.empty:
+        return {}
+    speeds = _shallow_speeds(stored, rows)
+    cells = {}
+    for row in rows.itertuples():
+        spent = speeds.get(row.task, f"{row.relative_flops:.0%} FLOPs")
+        cells[label(row.task)] = f"{spent} ({row.kept:.1%})"
+    note = "" if speeds else " (not timed)"
+    return {KIND: f"decoder of {rows.decoder_layers.iloc[0]:.0f} layers{note}"} | cells
+
+
+def _shallow_speeds(stored: StoredTables, rows: pd.DataFrame) -> dict[str, str]:
+    """Task -> the speed of its decoder trained shallow; empty until these are timed."""
+    if not (BENCH / "rivals.csv").exists():
+        return {}
+    wanted = rows[[*TASK, "decoder_layers"]].assign(model=VANILLA)
+    timed = stored.timings(wanted, "rivals").query("batch == 1")
+    return {row.task: f"{row.speed:.2f}×" for row in timed.itertuples()}
+
+
+@cache
+def numbers_of_tasks() -> dict[tuple[str, str], dict]:
+    """(profile, task) -> the groups of numbers that the notebooks state about it."""
+    stated = {profile: stored_numbers(FIGURES / profile)["tasks"] for profile in PROFILES}
+    return {(profile, task): groups for profile, tasks in stated.items() for task, groups in tasks.items()}
+
+
+def beliefs(stored: StoredTables) -> dict[str, list[dict]]:
+    """Question -> our beliefs about it, each with the number of verdicts for and against it."""
+    statements = stored.table("08_results", "ledger")
+    by_question: dict[str, list[dict]] = {}
+    for belief in BELIEFS:
+        speaks_for = statements[statements.claim.isin(belief.get("for", []))]
+        against = statements[statements.claim.isin(belief.get("against", []))]
+        weighed = {
+            "text": belief["belief"],
+            "fails": belief["fails"],
+            "supported": int(speaks_for.held.sum() + against.failed.sum()),
+            "contradicted": int(speaks_for.failed.sum() + against.held.sum()),
+            "undecided": int(speaks_for.undecided.sum() + against.undecided.sum()),
+        }
+        by_question.setdefault(belief["question"], []).append(weighed)
+    return by_question
+
+
+TABLES: dict[str, Callable[[StoredTables], pd.DataFrame]] = {  # field of results.md -> its table
+    "settling": settling,
+    "price": price,
+    "easy": easy_tokens,
+    "cheap": cheap_decisions,
+    "who": who_decides,
+    "limits": limits,
+    "speeds": speeds,
+}

@@ -1,0 +1,133 @@
+"""The numbers in the sentences of README and RESULTS.md, by name.
+
+They are means over the tasks of real text, unless a name says otherwise. The templates put them into
+sentences; one whose truth depends on a number is chosen there by that number.
+"""
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from ..study.catalogue import MAIN_MODEL
+from ..study.figures import label
+from ..study.headline import FIXED, ONE, SEVERAL, VERIFIED, faster_tasks
+from ..study.result_tables import KEEPS_IT
+from . import ledger_page
+from .answers import REAL, SYNTHETIC, VANILLA, headlines, lost_points, numbers_of_tasks, shallow_decoders
+from .numbers import stored_numbers
+from .stored_tables import FIGURES, PROFILES, StoredTables
+
+WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def facts(stored: StoredTables) -> dict:
+    """The numbers in the sentences of README and RESULTS.md, by name."""
+    numbers = numbers_of_tasks()
+    real = {task: groups for (profile, task), groups in numbers.items() if profile == REAL}
+    shares = pd.DataFrame({task: groups["settled"] for task, groups in real.items()}).mean(axis=1)
+    later = pd.DataFrame({task: groups["high_loss_later"] for task, groups in real.items()}).mean(axis=1)
+    lost = lost_points(stored).loc[REAL].lost
+    decisions = stored.decoder_bench("one decision").query("shape == 't5-large'")
+    return {
+        "tasks": len(real),
+        "settled": shares.to_dict(),
+        "less_monotonic": _less_monotonic(real.values()),
+        "best_rule": _least_flops(stored),
+        "later": later.to_dict(),
+        "lost": {"mean": lost.mean(), "most": lost.max()},
+        "shallow": _shallow_facts(stored),
+        "changed": max(groups["fixed_list"]["other_token"] for groups in real.values()),
+        "decision_in_layers": decisions.set_index("what")["median"].to_dict(),
+        "roc_area": {name: stored_numbers(FIGURES / name)["roc_area"] for name in PROFILES},
+        "oracle": _oracle_facts(stored),
+        "guarantee": stored_numbers(FIGURES / SYNTHETIC).get("guarantee"),
+        "ledger": ledger_page.counts(stored),
+        "three_layers": _verdict(stored, "three layers decide better than one"),
+        **_headline_facts(),
+    }
+
+
+def _less_monotonic(tasks: Iterable[dict]) -> int:
+    """On how many tasks the confidence of fewer tokens never falls in the main model than in vanilla."""
+    shares = [groups["never_falling"] for groups in tasks]
+    return sum(share[MAIN_MODEL] < share[VANILLA] for share in shares)
+
+
+def _least_flops(stored: StoredTables) -> float:
+    """The FLOPs of the cheapest rule that keeps 99 % of the score; full depth's where there is none."""
+    rules = stored.table("08_results", "at_99_percent")
+    real = rules[(rules.profile == REAL) & (rules.rule != "static")]
+    spent = real.flops_share.where((real.verdict == KEEPS_IT) & (real.flops_share < 1), 1.0)
+    return spent.groupby(real.task).min().mean()
+
+
+def _headline_facts() -> dict:
+    """How many tasks each kind of exit is faster on, and how fast verified ones are."""
+    rows = headlines()[REAL]
+    faster = faster_tasks(rows)
+    verified = rows[rows.kind == VERIFIED].speed
+    rules = rows[rows.kind.isin([ONE, SEVERAL])].groupby("task").speed.max()
+    fixed = rows[rows.kind == FIXED].set_index("task").speed
+    synthetic = headlines()[SYNTHETIC]
+    unverified = synthetic[synthetic.kind.isin([ONE, SEVERAL])]
+    return {
+        "faster": {
+            "verified": len(faster[VERIFIED]),
+            "rules": len(faster[ONE] | faster[SEVERAL]),
+            "several": len(faster[SEVERAL]),
+            "fixed": len(faster[FIXED]),
+        },
+        "fixed_not_slower": int((fixed >= rules.reindex(fixed.index).fillna(0)).sum()),
+        "verified": {"least": verified.min(), "most": verified.max()},
+        "synthetic_best": unverified.speed.max(),
+    }
+
+
+def _shallow_facts(stored: StoredTables) -> dict | None:
+    rows = shallow_decoders(stored)
+    rows = rows[rows.profile == REAL]
+    if rows.empty:
+        return None
+    return {
+        "layers": int(rows.decoder_layers.iloc[0]),
+        "kept": rows.kept.mean(),
+        "flops": rows.relative_flops.mean(),
+    }
+
+
+def _oracle_facts(stored: StoredTables) -> dict | None:
+    """What perfect decisions keep and spend on real text, and on the synthetic task where they keep least."""
+    rows = stored.table("08_results", "limits_at_equal_flops")
+    kept = "oracle"
+    if rows.empty:
+        rows = stored.table("08_results", "score_against_flops")
+        kept = "retained"
+        if rows.empty:
+            return None
+        rows = rows[(rows.rule == "oracle") & (rows.model == MAIN_MODEL)]
+    real = rows[rows.profile == REAL]
+    worst = rows[rows.profile == SYNTHETIC].sort_values(kept).iloc[0]
+    return {
+        "kept": real[kept].mean(),
+        "flops": real.flops_share.mean(),
+        "worst": worst[kept],
+        "worst_task": label(worst.task),
+    }
+
+
+def _verdict(stored: StoredTables, claim: str) -> str:
+    """Where a statement stands on real text: a key of `ledger_page.VERDICTS`."""
+    table = ledger_page.ledger(stored).set_index("claim")
+    return table.stands.get(claim, "Undecided")
+
+
+def of_tasks(number: int, tasks: int) -> str:
+    """ "all three tasks", "one of three tasks", "none of the three tasks"."""
+    if number == tasks:
+        return f"all {WORDS[tasks]} tasks"
+    return f"{WORDS[number]} of {'the ' if number == 0 else ''}{WORDS[tasks]} tasks"
+
+
+def percent(share: float, decimals: int = 0) -> str:
+    """ "79 %", for prose."""
+    return f"{100 * share:.{decimals}f} %"

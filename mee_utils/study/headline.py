@@ -1,0 +1,182 @@
+"""The headline: how fast are exits that keep 99 % of the score, by the kind of exit?
+
+Four kinds a task: a fixed exit layer, the fastest rule that looks at one layer, the fastest that looks at
+several, and exits that the last layer verifies. Speeds are tokens a second of the main model at batch size 1,
+full depth being 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ..analysis.statistics import without_draws
+from . import figures
+from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
+from .result_tables import KEEPS_IT, read_measured, read_timings
+
+QUALITY = 0.99  # of the model's own score at full depth
+FIXED = "fixed layer"
+ONE = "rule on one layer"
+SEVERAL = "rule on several layers"
+VERIFIED = "verified by the last layer"
+KINDS = (FIXED, ONE, SEVERAL, VERIFIED)
+COLUMNS = [
+    "task",
+    "kind",
+    "rule",
+    "threshold",
+    "retained",
+    "low",
+    "speed",
+    "lowest",
+    "highest",
+    "part",
+    "processor",
+]
+COLOURS = {
+    FIXED: figures.GREY,
+    ONE: figures.STYLES["one layer"].colour,
+    SEVERAL: figures.STYLES["several layers"].colour,
+    VERIFIED: figures.STYLES["verified"].colour,
+}
+ROOM_FOR_VALUES = 0.35  # at the right of a panel, in its units
+SETTING = ["task", "model", "rule", "threshold", "retained", "low", "flops_share"]
+
+
+def headline_figure(profile: str, kept: pd.DataFrame | None = None, static: pd.DataFrame | None = None):
+    """The headline of a profile, one panel a task; arguments as in `headline_table`."""
+    return draw_headline(headline_table(profile, kept, static))
+
+
+def headline_table(
+    profile: str, kept: pd.DataFrame | None = None, static: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """The best exits of each kind that keep 99 % of the score: a row a task and kind that has one.
+
+    A rule keeps it if the lower end of a 95 % interval does; a fixed layer, if its mean does. Of the rules
+    those that need fewer FLOPs than full depth compete; the fastest in one half of the timing rounds wins,
+    and its `speed` is that of the other half. Without timings there are no rows.
+
+    Args:
+        profile: whose timings are read.
+        kept: the cheapest safe setting of each rule, as `verdicts.keeping` returns them.
+        static: all fixed layers of the main model on test examples. Without these two, both are computed
+            from the stored measurements.
+    """
+    if kept is None or static is None:
+        from .verdicts import keeping  # loads torch
+
+        stored = read_measured(profile, MAIN_MODEL)
+        kept = keeping(stored, MAIN_MODEL, QUALITY)
+        static = stored.rows(model=MAIN_MODEL, rule="static")
+    parts = [_fixed_layers(profile, without_draws(static)), *_rules(profile, without_draws(kept))]
+    parts.append(_verified(profile, kept.task.unique()))
+    table = pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
+    return table.reindex(columns=COLUMNS)
+
+
+def _fixed_layers(profile: str, static: pd.DataFrame) -> pd.DataFrame:
+    """Of each task the first layer at which all tokens can exit and 99 % of the score is kept on average."""
+    good = static[static.retained >= QUALITY].sort_values("threshold").drop_duplicates("task")
+    return _single("results", good[SETTING], profile).assign(kind=FIXED)
+
+
+def _rules(profile: str, kept: pd.DataFrame) -> list[pd.DataFrame]:
+    """The fastest safe rule of each task on one layer, and on several."""
+    is_rule = kept.rule.map(lambda rule: RULES[rule].family != "reference")
+    safe = kept[(kept.verdict == KEEPS_IT) & (kept.flops_share < 1) & is_rule]
+    timed = _single("kept", safe[SETTING], profile).sort_values("ranked", ascending=False, kind="stable")
+    several = timed.rule.isin(SEVERAL_LAYERS)
+    kinds = {ONE: timed[~several], SEVERAL: timed[several]}
+    return [rows.drop_duplicates("task").assign(kind=kind) for kind, rows in kinds.items()]
+
+
+def _verified(profile: str, tasks: Sequence[str]) -> pd.DataFrame:
+    """Exits as drafts; their output is that of full depth."""
+    wanted = pd.DataFrame({"task": tasks, "model": MAIN_MODEL})
+    return _single("lossless", wanted, profile).assign(kind=VERIFIED, retained=1.0, low=1.0)
+
+
+def _single(part: str, settings: pd.DataFrame, profile: str) -> pd.DataFrame:
+    """The settings that a part of the benchmark timed one output at a time."""
+    timed = read_timings(part, settings, profile)
+    return timed[timed.batch == 1].assign(part=part, processor=timed.attrs["processor"])
+
+
+def draw_headline(
+    table: pd.DataFrame, behind: pd.DataFrame | None = None, behind_name: str = "", message: str = ""
+):
+    """Draws rows of `headline_table`, one panel a task: bars from full depth, with the range over rounds.
+
+    Args:
+        behind: the rows of another profile, drawn as open circles.
+        behind_name: what the legend calls them.
+        message: above the figure, if not `headline_message`.
+    """
+    speeds = [table.lowest, table.highest] + ([] if behind is None else [behind.speed])
+    drawn = pd.concat(speeds)
+    return figures.facets(
+        table,
+        _draw,
+        values=sorted(table.task.unique()),
+        behind=behind,
+        behind_name=behind_name,
+        limits=(min(drawn.min(), 1) - 0.06, drawn.max() + ROOM_FOR_VALUES),
+        xlabel="tokens a second (full depth = 1)",
+        sharey=True,
+        width=3.9,
+        height=2.5,
+        message=message or headline_message(table),
+    )
+
+
+def headline_message(table: pd.DataFrame, subject: str = "Exits") -> str:
+    """What the headline shows, in a sentence that begins with its subject."""
+    faster = faster_tasks(table)
+    tasks = table.task.nunique()
+    rules = len(faster[ONE] | faster[SEVERAL])
+    return (
+        f"{subject} that keep 99 % of the score beat full depth on {len(faster[VERIFIED])} of {tasks} tasks "
+        f"if verified, on {rules} of {tasks} if a rule decides alone"
+    )
+
+
+def faster_tasks(table: pd.DataFrame) -> dict[str, set[str]]:
+    """Kind -> the tasks on which it is faster than full depth in every round."""
+    faster = table[table.lowest > 1]
+    return {kind: set(faster.task[faster.kind == kind]) for kind in KINDS}
+
+
+def _draw(axis, rows: pd.DataFrame, behind: pd.DataFrame | None, behind_name: str, limits: tuple) -> None:
+    """One panel: a bar from 1 to its speed for each kind of exit, and its value at the right."""
+    heights = {kind: len(KINDS) - 1 - number for number, kind in enumerate(KINDS)}
+    by_kind = rows.set_index("kind")
+    axis.set_xlim(*limits)
+    for kind, height in heights.items():
+        colour = COLOURS[kind]
+        if kind in by_kind.index:
+            _draw_bar(axis, by_kind.loc[kind], height, colour)
+        else:
+            _write_value(axis, "none", height, figures.GREY)
+    if behind is not None:
+        others = behind[behind.task == rows.task.iloc[0]]
+        look = {"facecolors": "none", "edgecolors": figures.GREY, "s": 24, "zorder": 1, "linewidths": 0.9}
+        axis.scatter(others.speed, others.kind.map(heights), label=behind_name, **look)
+    axis.axvline(1, color="black", linewidth=1)
+    axis.set_yticks(list(heights.values()), list(heights))
+    axis.set_ylim(-0.6, len(KINDS) - 0.4)
+    axis.grid(False, axis="y")
+
+
+def _draw_bar(axis, row: pd.Series, height: int, colour: str) -> None:
+    axis.barh(height, row.speed - 1, left=1, height=0.5, color=colour, alpha=0.85, zorder=2)
+    axis.plot([row.lowest, row.highest], [height, height], color="black", linewidth=0.8, zorder=3)
+    _write_value(axis, f"{row.speed:.2f}×", height, colour)
+
+
+def _write_value(axis, text: str, height: int, colour: str) -> None:
+    """A text at the right end of a line of the panel."""
+    place = {"transform": axis.get_yaxis_transform(), "ha": "right", "va": "center"}
+    axis.text(0.98, height, text, fontsize=10, color=colour, **place)
