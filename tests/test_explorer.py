@@ -169,6 +169,19 @@ def test_the_page_of_a_profile_has_its_models_and_trained_rules(tmp_path, monkey
         assert name in page.read_text(encoding="utf-8")
 
 
+def test_the_sentences_of_the_page_exit_at_different_layers_and_are_short(model):
+    task = load_task("translation", limit=8)
+    (chosen,) = explorer_page.worth_looking_at(model, {"translation": task}).values()
+    policy = ExitPolicy("softmax_margin", threshold=0.9, min_layer=1)
+    out = generate(model, task.inputs, policy, max_new_tokens=explorer_page.MAX_NEW_TOKENS)
+    spread = {
+        text: np.std(layers) if len(layers) <= explorer_page.LONGEST else 0.0
+        for text, layers in zip(task.inputs, out.exit_layers, strict=True)
+    }
+    assert len(chosen) == explorer_page.SENTENCES
+    assert min(spread[text] for text in chosen) >= max(v for text, v in spread.items() if text not in chosen)
+
+
 def test_objects_show_themselves(model):
     task = load_task("translation", limit=SHOWN + 1)
     task.inputs[0] = NASTY

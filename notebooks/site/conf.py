@@ -16,6 +16,7 @@ from math_core import LatexToMathML
 ROOT = Path(__file__).parents[2]
 DATA = {"notebooks": "on synthetic data", "real": "on real text"}  # folder of a chapter -> what it was run on
 EXPLORER = ROOT / "build" / "explorer.html"  # of `make explorer`
+NO_EXPLORER = "<!doctype html><title>Explorer</title><p>Run <code>make explorer</code>: it writes this page."
 REFERENCE = {
     "Results": ["RESULTS", *(f"figures/results/{name}" for name in ("ledger", "rules", "published", "bugs", "speed"))],
     "The library": ["mee_utils/USING", "mee_utils/README"],
@@ -131,9 +132,7 @@ def prepare(app, page, source):
 
 
 def with_explorer(text):
-    """The first page with the explorer behind its picture, if `make explorer` has made it."""
-    if not EXPLORER.exists():
-        return text
+    """The first page with the explorer behind its picture."""
     return re.sub(r"!\[The explorer.*?\)", r'<a href="explorer.html">\g<0></a>', text)
 
 
@@ -168,8 +167,11 @@ def finish(app, error):
     if error:
         return
     shutil.copy(Path(app.outdir) / "README.html", Path(app.outdir) / "index.html")
+    explorer = Path(app.outdir) / EXPLORER.name
     if EXPLORER.exists():
-        shutil.copy(EXPLORER, Path(app.outdir) / EXPLORER.name)
+        shutil.copy(EXPLORER, explorer)
+    elif not explorer.exists():
+        explorer.write_text(NO_EXPLORER, encoding="utf-8")
 
 
 def setup(app):
