@@ -1,0 +1,429 @@
+"""Chapter 08: full quality and faster? The answer, the guarantee, and bugs of published code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from .. import figures
+from ..catalogue import RULES
+from ..result_tables import Measured, best_of_families
+from ..verdicts import BETWEEN, FIXED_LAYER, KIND_OF, NONE_MEASURED, OTHER_RULES, SEVERAL, on_front
+from .wording import by_task, listed, on_tasks, span
+
+ONE = "rules over one layer"
+VERIFIED = "verified by the last layer"
+WAYS = {  # ways to exit -> how they are drawn
+    FIXED_LAYER: figures.Style("a fixed layer (mean score only)", "black", "s"),
+    ONE: figures.Style("best rule over one layer", figures.STYLES["hidden"].colour, "o"),
+    SEVERAL: figures.Style("best rule over several layers", figures.STYLES["lstm"].colour, "^"),
+    VERIFIED: figures.Style("exits verified by the last layer (same output)", "#117733", "D"),
+}
+SPEEDS = ["speed", "lowest", "highest"]
+FLOPS_DRAWN = (0.3, 1.35)
+BOUNDS = {"no_test": "no test", "hoeffding_bentkus": "Hoeffding-Bentkus", "betting": "betting (WSR)"}
+VERSIONS = {
+    "correct": figures.Style("correct", figures.GREY, "o"),
+    "published": figures.Style("with the published bug", "#d55e00", "D"),
+}
+
+
+def four_ways(
+    answer: pd.DataFrame, fixed: pd.DataFrame, verified: pd.DataFrame, quality: float
+) -> pd.DataFrame:
+    """The fastest setting of each of `WAYS`: one row a task, batch size and way; ways that were not timed have none.
+
+    Args:
+        answer: timed settings of rules that keep the quality for certain, from `verdicts.fastest`.
+        fixed: timed settings of fixed layers, with `retained`, a mean over outputs.
+        verified: timed drafts that the last layer verifies: `task`, `batch` and the speeds.
+        quality: the share of the score that a fixed layer keeps on average.
+    """
+    kinds = answer.rule.map(KIND_OF).fillna(OTHER_RULES)
+    parts = [
+        fixed[fixed.retained >= quality].assign(way=FIXED_LAYER),
+        answer[kinds == OTHER_RULES].assign(way=ONE),
+        answer[kinds == SEVERAL].assign(way=SEVERAL),
+        verified.assign(way=VERIFIED, retained=1.0),
+    ]
+    columns = ["task", "batch", "way", "rule", "threshold", "retained", *SPEEDS]
+    timed = pd.concat([part.reindex(columns=columns) for part in parts if len(part)], ignore_index=True)
+    fastest = timed.sort_values("speed", ascending=False, kind="stable").drop_duplicates(
+        ["task", "batch", "way"]
+    )
+    place = fastest.way.map(list(WAYS).index)
+    return (
+        fastest.assign(place=place)
+        .sort_values(["task", "batch", "place"])
+        .drop(columns="place")
+        .reset_index(drop=True)
+    )
+
+
+def answer_figure(ways: pd.DataFrame, tasks: Sequence[str], quality: float, note: str = ""):
+    """Tokens a second of the best setting of each way, a panel a task: one output at a time, and in batches (hollow)."""
+    return figures.facets(
+        ways,
+        _draw_ways,
+        values=tasks,
+        width=3.9,
+        height=3.0,
+        xlabel="tokens a second (1 = full depth)",
+        message=answer_message(ways, quality),
+        note=note,
+        empty="nothing timed",
+    )
+
+
+def _draw_ways(axis, rows: pd.DataFrame) -> None:
+    for row in rows.itertuples():
+        style = WAYS[row.way]
+        place = list(WAYS).index(row.way) + (0 if row.batch == 1 else 0.3)
+        whiskers = [[max(row.speed - row.lowest, 0)], [max(row.highest - row.speed, 0)]]
+        look = {"fmt": style.marker, "color": style.colour, "elinewidth": 1, "markersize": 7}
+        if row.batch != 1:
+            look |= {"markerfacecolor": "white", "markersize": 5}
+        axis.errorbar([row.speed], [place], xerr=whiskers, **look)
+        if row.batch == 1:
+            axis.annotate(
+                f"{row.speed:.2f}",
+                (row.speed, place),
+                xytext=(0, 6),
+                textcoords="offset points",
+                fontsize=9,
+                ha="center",
+            )
+    axis.axvline(1.0, color=figures.GREY, linewidth=1)
+    axis.set_yticks(range(len(WAYS)), [style.label for style in WAYS.values()], fontsize=9)
+    axis.set_ylim(len(WAYS) - 0.4, -0.6)
+    axis.grid(axis="y", visible=False)
+
+
+def answer_message(ways: pd.DataFrame, quality: float) -> str:
+    """On how many tasks each way is faster than full depth in every round, one output at a time."""
+    single = ways[ways.batch == 1]
+    tasks = single.task.nunique()
+    counts = [
+        f"{WAYS[way].label}: {(rows.lowest > 1).sum()}" for way, rows in single.groupby("way", sort=False)
+    ]
+    return f"Faster than full depth in every round at {quality:.0%} of the score, of {tasks} tasks: {', '.join(counts)}"
+
+
+def answer_conclusion(ways: pd.DataFrame, quality: float) -> str:
+    """The fastest way of every task, one output at a time and in batches."""
+    texts = []
+    single = ways.batch == 1
+    for where, rows in (("one output at a time", ways[single]), ("in batches", ways[~single])):
+        best = rows.loc[rows.groupby("task", sort=False).speed.idxmax()]
+        each = [f"{figures.label(row.task)} {row.speed:.2f} ({_setting(row)})" for row in best.itertuples()]
+        texts.append(f"{where} {listed(each)}")
+    return (
+        f"Fastest way to keep {quality:.0%}, tokens a second of full depth's: {'; '.join(texts)}. A fixed layer keeps it on average, rules with "
+        f"a lower bound of 95 % intervals, verified exits return the very output of full depth."
+    )
+
+
+def _setting(row) -> str:
+    """The name of a setting: the rule, the fixed layer, or that exits are verified."""
+    if row.way == VERIFIED:
+        return VERIFIED
+    return f"layer {row.threshold:.0f}" if row.way == FIXED_LAYER else figures.label(row.rule)
+
+
+def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) -> str:
+    """How many rules keep the quality, and the cheapest of all and of several layers, by task."""
+    texts = []
+    for task in tasks:
+        rows = sure[sure.task == task].sort_values("flops_share", kind="stable")
+        several = rows[rows.rule.map(KIND_OF) == SEVERAL]
+        cheapest = [_with_flops(part) for part in (rows, several) if len(part)]
+        named = f": {' and, over several layers, '.join(dict.fromkeys(cheapest))}" if cheapest else ""
+        texts.append(f"{figures.label(task)} {len(rows)} rules{named}")
+    return f"Certain to keep {quality:.0%}, and cheapest in FLOPs. {'; '.join(texts)}."
+
+
+def _with_flops(rows: pd.DataFrame) -> str:
+    first = rows.iloc[0]
+    return f"{figures.label(first.rule)} {first.flops_share:.0%}"
+
+
+def flops_figure(points: pd.DataFrame, tasks: Sequence[str], quality: float, note: str = ""):
+    """Score kept against FLOPs of every setting: the front of all rules, a fixed layer, the oracle; a panel a task.
+
+    Args:
+        points: all settings of one model, with `front`, from `verdicts.fronts`.
+        tasks: in the order of the panels.
+        quality: the cheapest setting on the front that keeps it on average is named.
+        note: below the figure.
+    """
+    return figures.facets(
+        points,
+        _draw_front,
+        values=tasks,
+        quality=quality,
+        width=3.9,
+        height=3.3,
+        xlabel="FLOPs (1 = full depth)",
+        ylabel="score kept (1 = full depth)",
+        message=flops_message(points, quality),
+        note=note,
+    )
+
+
+def cheapest_on_front(points: pd.DataFrame, quality: float) -> pd.DataFrame:
+    """Of every task the cheapest setting of a rule that keeps a share of the score on average."""
+    rules = points[~points.rule.map(_is_reference) & (points.retained >= quality)]
+    return rules.sort_values(["task", "flops_share"], kind="stable").drop_duplicates("task")
+
+
+def _is_reference(rule: str) -> bool:
+    return RULES[rule].family == "reference"
+
+
+def _draw_front(axis, rows: pd.DataFrame, quality: float) -> None:
+    rules = rows[~rows.rule.map(_is_reference)]
+    axis.scatter(
+        rules.flops_share, rules.retained, color="#bbbbbb", s=5, linewidth=0, label="settings of rules"
+    )
+    best = rules[on_front(rules.flops_share, rules.retained)].sort_values("flops_share", kind="stable")
+    axis.plot(best.flops_share, best.retained, color="#0173b2", linewidth=1.5, label="front of all rules")
+    static = rows[rows.rule == "static"].sort_values("flops_share", kind="stable")
+    axis.plot(static.flops_share, static.retained, ".:", color="black", label="a fixed layer")
+    for rule, marker in (("oracle", "*"), ("full_depth", "+")):
+        point = rows[rows.rule == rule]
+        axis.plot(
+            point.flops_share, point.retained, marker, color="black", markersize=9, label=figures.label(rule)
+        )
+    axis.axhline(quality, color=figures.GREY, linewidth=0.8, linestyle=":")
+    axis.set(xlim=FLOPS_DRAWN, ylim=(0.75, 1.06))
+    for row in cheapest_on_front(rows, quality).itertuples():
+        look = {"xytext": (4, -32), "textcoords": "offset points", "fontsize": 8}
+        arrow = {"arrowstyle": "-", "color": "#888888", "linewidth": 0.7}
+        axis.annotate(figures.label(row.rule), (row.flops_share, row.retained), arrowprops=arrow, **look)
+
+
+def flops_message(points: pd.DataFrame, quality: float) -> str:
+    """The cheapest rule at this mean score beside the cheapest fixed layer."""
+    cheapest = cheapest_on_front(points, quality).set_index("task").flops_share
+    static = (
+        points[(points.rule == "static") & (points.retained >= quality)].groupby("task").flops_share.min()
+    )
+    ahead = [task for task in cheapest.index if not static.get(task, 9) <= cheapest[task]]
+    return f"At a mean of {quality:.0%} of the score some rule is cheaper than a fixed layer {on_tasks(ahead)}, in FLOPs"
+
+
+def flops_conclusion(points: pd.DataFrame, quality: float) -> str:
+    """FLOPs at a mean score: the best rule, a fixed layer, the oracle."""
+    texts = []
+    for row in cheapest_on_front(points, quality).itertuples():
+        static = points[(points.task == row.task) & (points.rule == "static") & (points.retained >= quality)]
+        fixed = f"a fixed layer {static.flops_share.min():.0%}" if len(static) else "no fixed layer"
+        texts.append(f"{figures.label(row.task)}: {figures.label(row.rule)} {row.flops_share:.0%}, {fixed}")
+    return (
+        f"FLOPs at a mean of {quality:.0%}. {'; '.join(texts)}. These settings are chosen on the examples that they are shown "
+        f"on, so that the front is optimistic; what is certain stands above."
+    )
+
+
+def equal_loss_conclusion(equal: pd.DataFrame, wanted: float) -> str:
+    """The cheapest rule of every task at one mean consistency loss, and how many rules have no number there."""
+    rows = equal[equal.wanted == wanted]
+    there = rows[rows.reading == BETWEEN]
+    best = there.sort_values(["task", "flops_share"], kind="stable").drop_duplicates("task")
+    texts = [
+        f"{figures.label(row.task)} {row.flops_share:.0%} ({row.flops_low:.0%} to {row.flops_high:.0%}; {figures.label(row.rule)})"
+        for row in best.itertuples()
+    ]
+    missing = (rows.reading == NONE_MEASURED).groupby(rows.task, sort=False).sum()
+    return (
+        f"FLOPs of the cheapest rule at a mean consistency loss of {wanted:.0%}: {listed(texts)}. Rules without a setting that "
+        f"strict: {by_task(missing, 'd')}."
+    )
+
+
+def guarantee_figure(calibrated: pd.DataFrame, tasks: Sequence[str], note: str = ""):
+    """FLOPs of the cheapest rule of each family at each guaranteed consistency loss; rows of names are families."""
+    found = calibrated[
+        calibrated.found & (calibrated.kind == "consistency") & (calibrated.bound == "hoeffding_bentkus")
+    ]
+    best = best_of_families(found, ["task", "delta"], "flops_share")
+    order = best.groupby("family").flops_share.mean().sort_values(ascending=False, kind="stable").index
+    return figures.facets(
+        best,
+        _draw_guarantees,
+        values=tasks,
+        families=list(order),
+        empty="no threshold passed",
+        width=3.9,
+        height=2.9,
+        xlabel="FLOPs (1 = full depth)",
+        message=guarantee_message(best),
+        note=note,
+    )
+
+
+def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str]) -> None:
+    deltas = sorted(rows.delta.unique())
+    shades = [str(0.65 - 0.6 * number / max(1, len(deltas) - 1)) for number in range(len(deltas))]
+    styles = {
+        delta: figures.Style(f"loss of at most {delta:g}", shade, marker)
+        for delta, shade, marker in zip(deltas, shades, "oD^sv", strict=False)
+    }
+    figures.dots(
+        axis,
+        rows.assign(place=rows.family.map(families.index)),
+        "flops_share",
+        "place",
+        "delta",
+        styles=styles,
+    )
+    axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
+    names = ["full depth or a fixed layer" if family == "reference" else family for family in families]
+    axis.set_yticks(range(len(families)), names, fontsize=9)
+
+
+def guarantee_message(best: pd.DataFrame) -> str:
+    """What the cheapest rule of all takes at the middle demand."""
+    deltas = sorted(best.delta.unique())
+    if not deltas:
+        return "No rule has a threshold whose loss is guaranteed"
+    middle = deltas[len(deltas) // 2]
+    shares = best[best.delta == middle].groupby("task").flops_share.min()
+    return f"FLOPs of the cheapest rule with a guaranteed mean loss of {middle:g}: {by_task(shares)}"
+
+
+def guarantee_conclusion(calibrated: pd.DataFrame, delta: float) -> str:
+    """The cheapest rule at one demand, by task, and how often each bound finds a threshold."""
+    chosen = calibrated[(calibrated.kind == "consistency") & (calibrated.delta == delta) & calibrated.found]
+    chosen = chosen[chosen.bound == "hoeffding_bentkus"].sort_values(["task", "flops_share"], kind="stable")
+    texts = []
+    for task, rows in chosen.groupby("task", sort=False):
+        best = rows.iloc[0]
+        texts.append(
+            f"{figures.label(task)} {figures.label(best.rule)} with {best.flops_share:.0%} (of {len(rows)} rules)"
+        )
+    shares = calibrated.groupby("bound", sort=False).found.mean()
+    bounds = [f"{BOUNDS.get(bound, bound)} {share:.0%}" for bound, share in shares.items()]
+    return (
+        f"Cheapest at a guaranteed mean consistency loss of {delta:g}: {listed(texts)}. Share of all demands for which a bound "
+        f"finds a threshold: {listed(bounds)}."
+    )
+
+
+def fresh_figure(rates: pd.DataFrame, eps: float, note: str = ""):
+    """How many calibration sets break the guarantee, by demand: a panel a bound."""
+    return figures.facets(
+        rates.replace({"bound": BOUNDS}),
+        _draw_rates,
+        "bound",
+        eps=eps,
+        xlabel="delta, the largest mean loss",
+        ylabel="share of sets that\nbreak the guarantee",
+        message=fresh_message(rates, eps),
+        note=note,
+    )
+
+
+def _draw_rates(axis, rows: pd.DataFrame, eps: float) -> None:
+    figures.dots(axis, rows, "delta", "violated", by="rule")
+    axis.axhline(eps, color="#d55e00", linewidth=1.2, label="eps, the share that may fail")
+    axis.axhline(rows.limit.iloc[0], color="#d55e00", linewidth=1, linestyle="--", label="by chance, at most")
+    axis.set_xscale("log")
+
+
+def fresh_message(rates: pd.DataFrame, eps: float) -> str:
+    """The worst rate with and without a test."""
+    untested = rates.bound == "no_test"
+    return (
+        f"Calibrated thresholds break the guarantee in at most {rates[~untested].violated.max():.1%} of the sets ({eps:.0%} may), "
+        f"thresholds without a test in up to {rates[untested].violated.max():.0%}"
+    )
+
+
+def fresh_conclusion(rates: pd.DataFrame) -> str:
+    """Mean rates of violation and of thresholds found, by bound."""
+    means = rates.groupby("bound", sort=False)[["violated", "passed"]].mean()
+    texts = [
+        f"{BOUNDS[bound]}: guarantee broken by {row.violated:.1%} of the sets, a threshold found by {row.passed:.0%}"
+        for bound, row in means.iterrows()
+    ]
+    return f"Means over rules and demands. {'; '.join(texts)}. By chance alone up to {rates.limit.max():.1%} is allowed."
+
+
+def named_bugs(bugs: pd.DataFrame) -> pd.DataFrame:
+    """Every measured case with a `name`: the bug, the rule, the model and, where there are several, the batch."""
+    several = bugs.groupby(["bug", "rule"]).batch.transform("nunique") > 1
+    batches = bugs.batch.map(", batch {}".format).where(several, "")
+    rules = bugs.rule.map(figures.label)
+    models = bugs.model.map(figures.label)
+    return bugs.assign(several=several, name=bugs.bug + ": " + rules + ", " + models + batches)
+
+
+def bugs_figure(bugs: pd.DataFrame, tasks: Sequence[str], note: str = ""):
+    """Score kept and mean exit layer with each published bug and without: a dumbbell a case, a column a task."""
+    return figures.facets(
+        bugs,
+        _draw_bugs,
+        quantities={"retained": "score kept (1 = full depth)", "mean_exit_layer": "mean exit layer"},
+        named="x",
+        values=tasks,
+        sharex="row",
+        width=3.6,
+        height=3.9,
+        message=bugs_message(bugs),
+        note=note,
+    )
+
+
+def _draw_bugs(axis, rows: pd.DataFrame, x: str) -> None:
+    import seaborn
+
+    pairs = {"x": x, "y": "name", "units": "name", "estimator": None, "orient": "y"}
+    seaborn.lineplot(rows, **pairs, color="#999999", linewidth=1.2, ax=axis)
+    figures.dots(axis, rows, x, "name", by="version", styles=VERSIONS)
+    axis.tick_params(axis="y", labelsize=9)
+    axis.set_ylabel("")
+
+
+def _losses(bugs: pd.DataFrame) -> pd.Series:
+    """By bug: the largest share of the full score that switching it on takes in any case."""
+    keys = ["bug", "task", "model", "rule", "batch"]
+    kept = bugs.pivot_table(index=keys, columns="version", values="retained", sort=False)
+    return (kept.correct - kept.published).groupby("bug", sort=False).max()
+
+
+def bugs_message(bugs: pd.DataFrame) -> str:
+    """How many bugs take a tenth of the score or more in some case."""
+    losses = _losses(bugs)
+    serious = int((losses >= 0.1).sum())
+    return f"{serious} of {len(losses)} published bugs take at least a tenth of the score in some case, everything else equal"
+
+
+def bugs_conclusion(bugs: pd.DataFrame) -> str:
+    """What each bug takes at most."""
+    losses = _losses(bugs).sort_values(ascending=False, kind="stable")
+    texts = [f"{bug} {loss:.0%}" for bug, loss in losses.items()]
+    return f"Largest share of the full score that a bug takes: {listed(texts)}. The table says which published number each may explain."
+
+
+def ledger_conclusion(ledger: pd.DataFrame) -> str:
+    """How many statements have each verdict."""
+    counts = ledger.verdict.value_counts()
+    texts = [f"{count} {verdict}" for verdict, count in counts.items()]
+    return f"Of {len(ledger)} statements: {listed(texts)}. What fails on models of this size may still hold at the scale of the papers."
+
+
+def seeds_conclusion(spread: pd.DataFrame) -> str:
+    """FLOPs of one rule by training objective, over seeds of the training."""
+    texts = []
+    for model, rows in spread.groupby("model", sort=False):
+        texts.append(f"{figures.label(model)} {span(rows['mean'])}")
+    return f"FLOPs of one rule on models that were trained again with other seeds, over the tasks: {listed(texts)}."
+
+
+def timings_of(stored: Measured, times: pd.DataFrame, model: str) -> pd.DataFrame:
+    """Timed settings of one model's fixed layers, with the share of the score that each keeps on average."""
+    kept = stored.rows(model=model, rule="static")[["task", "threshold", "retained"]]
+    static = times[(times.rule == "static") & (times.model == model)]
+    return static.drop(columns="retained", errors="ignore").merge(kept, on=["task", "threshold"])

@@ -1,0 +1,500 @@
+"""Chapter 05: confidence measures over one layer and over several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ...analysis.statistics import percentiles
+from .. import figures
+from ..catalogue import CALM_RULES, MEE_RULES, RULES, VARIANTS
+from ..result_tables import KEEPS_IT
+from .wording import by_task, listed, on_tasks, span
+
+MARGIN = "softmax_margin"
+PUBLISHED = (*CALM_RULES, *MEE_RULES)  # the six measures of MEE
+CONTROLS = ("wide_hidden", "two_hidden", "four_hidden")  # drawn among the ablations alone
+BESIDE_ONE_LAYER = ("wide_hidden", "two_hidden", "three_hidden", "four_hidden", "lstm")
+
+
+def on_calm(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of CALM's model and of classifiers that learned the last layer's predictions."""
+    return rows[(rows.model == "calm") & (rows.target == "consistency")]
+
+
+def last_epoch(curves: pd.DataFrame) -> pd.DataFrame:
+    """The losses of each classifier in its last epoch and in its best one, by held-out loss."""
+    best = curves.loc[curves.groupby("rule", sort=False).held_out_loss.idxmin()]
+    last = curves[curves.epoch == curves.epoch.max()]
+    ends = last[["rule", "loss", "held_out_loss"]].rename(columns={"loss": "training_loss"})
+    return ends.merge(best[["rule", "epoch"]].rename(columns={"epoch": "best_epoch"}), on="rule")
+
+
+def learning_conclusion(ends: pd.DataFrame) -> str:
+    """Which classifiers fit best, and which overfit."""
+    best = ends.loc[ends.held_out_loss.idxmin()]
+    gap = ends.assign(gap=ends.held_out_loss - ends.training_loss)
+    widest = gap.loc[gap.gap.idxmax()]
+    return (
+        f"The lowest held-out loss is that of {figures.label(best.rule)} ({best.held_out_loss:.3f} nats). The "
+        f"widest gap between held-out and training loss is that of {figures.label(widest.rule)} "
+        f"({widest.gap:.3f}), whose held-out loss is lowest in epoch {widest.best_epoch}."
+    )
+
+
+def best_of_kinds(mean_rank: pd.DataFrame) -> list[str]:
+    """The rules that the figure of ranking compares: the best classifier of either kind, and what needs none."""
+    areas = on_calm(mean_rank).groupby("rule").roc_area.mean()
+    classifiers = areas[[rule for rule in VARIANTS if rule in areas and rule not in CONTROLS]]
+    several = [rule for rule in classifiers.index if RULES[rule].family == "several layers"]
+    one = classifiers.index.difference(several)
+    best = [classifiers[one].idxmax(), classifiers[several].idxmax()]
+    return [MARGIN, *best, "hidden_similarity", "rising_top1"]
+
+
+def ranking_figure(by_layer: pd.DataFrame, mean_rank: pd.DataFrame, tasks: Sequence[str], note: str = ""):
+    """The area under the ROC curve by layer: the margin, the best classifier of one and of several layers."""
+    rules = best_of_kinds(mean_rank)
+    drawn = on_calm(by_layer)
+    drawn = drawn[drawn.rule.isin(rules)]
+    drawn = drawn.assign(order=drawn.rule.map(rules.index)).sort_values("order", kind="stable")
+    return figures.facets(
+        drawn,
+        _draw_ranking,
+        values=tasks,
+        ylabel="area under the ROC curve",
+        height=3.2,
+        message=ranking_message(mean_rank),
+        note=note,
+    )
+
+
+def _draw_ranking(axis, rows: pd.DataFrame) -> None:
+    margin = rows[rows.rule == MARGIN].sort_values("layer")
+    look = {"color": "#999999", "linewidth": 4, "alpha": 0.6, "zorder": 0}
+    axis.plot(margin.layer, margin.roc_area, label=figures.label(MARGIN), **look)
+    band = ("roc_area_low", "roc_area_high")
+    figures.lines(axis, rows[rows.rule != MARGIN], "layer", "roc_area", band=band, clip=(0, 1))
+    axis.axhline(0.5, color=figures.GREY, linewidth=0.8, linestyle=":")
+    axis.set_ylim(min(0.45, rows.roc_area.min() - 0.02), 1.01)
+
+
+def ranking_message(mean_rank: pd.DataFrame) -> str:
+    """Whether a classifier ranks tokens better than the margin."""
+    areas = on_calm(mean_rank).pivot(index="task", columns="rule", values="roc_area")
+    classifiers = [rule for rule in VARIANTS if rule in areas]
+    ahead = list(areas.index[areas[classifiers].max(axis=1) > areas[MARGIN]])
+    if not ahead:
+        return "No classifier ranks tokens as well as the softmax margin"
+    return f"A classifier ranks tokens better than the softmax margin {on_tasks(ahead)}"
+
+
+def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
+    """The best classifier of either kind beside the margin, and three layers beside one."""
+    areas = on_calm(mean_rank).pivot(index="rule", columns="task", values="roc_area")
+    margin, one, several, similarity, _ = best_of_kinds(mean_rank)
+    lines = [
+        f"{figures.label(rule)} {span(areas.loc[rule], '.2f')}" for rule in (margin, one, several, similarity)
+    ]
+    ahead = clear_gains(on_calm(mean_rank), "roc_area", "three_hidden", "hidden")
+    return (
+        f"Mean area, over the tasks: {listed(lines)}. Three layers rank tokens better than one {on_tasks(ahead)} "
+        f"(95 % interval over seeds and sequences above zero)."
+    )
+
+
+def clear_gains(rows: pd.DataFrame, column: str, better: str, worse: str) -> list[str]:
+    """The tasks on which one rule has more than another, with a 95 % interval above zero."""
+    tasks = []
+    for task, part in rows.groupby("task", sort=False):
+        draws = part.set_index("rule")[f"{column}_draws"]
+        low, _ = percentiles(draws[better] - draws[worse])
+        if low > 0:
+            tasks.append(task)
+    return tasks
+
+
+def tokens_figure(learned: pd.DataFrame, tasks: Sequence[str], sizes: Sequence[int], note: str = ""):
+    """The area under the ROC curve by the number of training tokens."""
+    return figures.facets(
+        learned,
+        _draw_tokens,
+        values=tasks,
+        sizes=sizes,
+        xlabel="training tokens",
+        ylabel="area under\nthe ROC curve",
+        message=tokens_message(learned),
+        note=note,
+    )
+
+
+def _draw_tokens(axis, rows: pd.DataFrame, sizes: Sequence[int]) -> None:
+    figures.lines(axis, rows, "tokens", "roc_area", band=("roc_area_low", "roc_area_high"), clip=(0, 1))
+    axis.set(xscale="log")
+    axis.set_xticks(sizes, [f"{size / 1000:g}k" for size in sizes])
+    axis.minorticks_off()
+
+
+def tokens_message(learned: pd.DataFrame) -> str:
+    """On how many tasks three layers lead with the most tokens."""
+    most = learned[learned.tokens == learned.tokens.max()]
+    ahead = {
+        other: clear_gains(most, "roc_area", "three_hidden", other) for other in ("hidden", "wide_hidden")
+    }
+    return (
+        f"With {learned.tokens.max():,} tokens three layers rank better than one {on_tasks(ahead['hidden'])}, "
+        f"and better than one with as many parameters {on_tasks(ahead['wide_hidden'])}"
+    )
+
+
+def tokens_conclusion(learned: pd.DataFrame) -> str:
+    """Three layers against the other classifiers, with the most training tokens."""
+    most = learned[learned.tokens == learned.tokens.max()]
+    texts = []
+    for task, rows in most.groupby("task", sort=False):
+        area = rows.set_index("rule")
+        gains = [_gain(area, other) for other in ("hidden", "wide_hidden", "lstm")]
+        texts.append(f"{figures.label(task)}: {', '.join(gains)}")
+    return f"Three layers minus another classifier, {learned.tokens.max():,} tokens. {'; '.join(texts)}."
+
+
+def _gain(area: pd.DataFrame, other: str) -> str:
+    """The area of three layers minus that of another classifier, with its interval."""
+    gain = area.roc_area["three_hidden"] - area.roc_area[other]
+    low, high = percentiles(area.roc_area_draws["three_hidden"] - area.roc_area_draws[other])
+    return f"{figures.label(other)} {gain:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def decisions_figure(quality_of: pd.DataFrame, threshold: float, note: str = ""):
+    """Precision and recall of six rules at a threshold, by layer."""
+    drawn = ["softmax_margin", "hidden_similarity", "linear", "hidden", "three_hidden", "lstm"]
+    return figures.facets(
+        quality_of[quality_of.rule.isin(drawn)],
+        _draw_decisions,
+        quantities={"precision": "precision", "recall": "recall"},
+        sharey="row",
+        height=2.5,
+        message=decisions_message(quality_of, threshold),
+        note=note,
+    )
+
+
+def _draw_decisions(axis, rows: pd.DataFrame, y: str) -> None:
+    figures.lines(axis, rows.dropna(subset=[y]), "layer", y, band=(f"{y}_low", f"{y}_high"))
+
+
+def decisions_message(quality_of: pd.DataFrame, threshold: float) -> str:
+    """What one threshold means for different rules."""
+    recall = quality_of.groupby("rule").recall.mean()
+    return (
+        f"The same threshold of {threshold:g} exits {recall.min():.0%} to {recall.max():.0%} of the tokens that may exit, "
+        f"depending on the measure"
+    )
+
+
+def decisions_conclusion(quality_of: pd.DataFrame) -> str:
+    """Precision and recall of the margin and similarity."""
+    means = quality_of.groupby("rule")[["precision", "recall"]].mean()
+    texts = [
+        f"{figures.label(rule)} {means.precision[rule]:.1%} and {means.recall[rule]:.0%}"
+        for rule in ("softmax_margin", "three_hidden", "hidden_similarity")
+    ]
+    return (
+        f"Precision and recall, means over layers and tasks: {listed(texts)}. A threshold is not a quality: "
+        f"rules are compared at equal quality from here on."
+    )
+
+
+def calibration_figure(reliability: pd.DataFrame, note: str = ""):
+    """Confidence against the share of exits that would have been right."""
+    return figures.facets(
+        reliability,
+        _draw_calibration,
+        xlabel="confidence",
+        ylabel="share whose prediction\nis the last layer's",
+        height=3.0,
+        message=calibration_message(reliability),
+        note=note,
+    )
+
+
+def _draw_calibration(axis, rows: pd.DataFrame) -> None:
+    figures.perfect_calibration(axis)
+    figures.lines(axis, rows, "confidence", "accuracy")
+
+
+def calibration_errors(reliability: pd.DataFrame) -> pd.Series:
+    """The expected calibration error of each rule, a mean over tasks, the smallest first."""
+    errors = reliability.drop_duplicates(["task", "rule"])
+    return errors.groupby("rule", sort=False).error.mean().sort_values()
+
+
+def calibration_message(reliability: pd.DataFrame) -> str:
+    """Between which calibration errors the rules lie."""
+    errors = calibration_errors(reliability)
+    return f"No measure is a probability: calibration errors of {errors.min():.2f} to {errors.max():.2f}"
+
+
+def calibration_conclusion(reliability: pd.DataFrame) -> str:
+    """The rules with the smallest and the largest calibration error."""
+    errors = calibration_errors(reliability)
+    ends = [f"{figures.label(rule)} ({errors[rule]:.3f})" for rule in errors.index[[0, -1]]]
+    return (
+        f"The expected calibration error is smallest for {ends[0]} and largest for {ends[1]}. Classifiers are "
+        f"trained with both classes counted alike: where most tokens may exit they are underconfident."
+    )
+
+
+def cost_figure(costs: pd.DataFrame):
+    """The cost of one decision and the break-even depth, for three shapes of model."""
+    ordered = costs.iloc[::-1].assign(panel="")
+    figure = figures.facets(
+        ordered.melt(["shape", "rule"], ["share_of_layer", "break_even"], "quantity", "value"),
+        _draw_costs,
+        "quantity",
+        sharex=False,
+        width=5.2,
+        height=4.2,
+        message=cost_message(costs),
+    )
+    decision, even = figure.axes[:2]
+    decision.set(
+        xscale="log", xlabel="FLOPs of one decision (1 = one decoder layer)", title="cost of a decision"
+    )
+    decision.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
+    even.set(
+        xlabel="mean exit layer below which exits save FLOPs\n(share of the depth)", title="break-even depth"
+    )
+    return figure
+
+
+SHAPE_STYLES = {
+    "mini": figures.Style("mini T5 (1,600 entries)", "#999999", "o"),
+    "t5-base": figures.Style("T5-base", "#56b4e9", "s"),
+    "t5-large": figures.Style("T5-large", "#0173b2", "D"),
+}
+FREE = 1e-4  # where a decision that costs nothing is drawn on the logarithmic axis
+
+
+def _draw_costs(axis, rows: pd.DataFrame) -> None:
+    rules = list(dict.fromkeys(rows.rule))
+    shown = rows.assign(place=rows.rule.map(rules.index), value=rows.value.clip(lower=FREE))
+    figures.dots(axis, shown, "value", "place", "shape", styles=SHAPE_STYLES, markersize=5)
+    axis.set_yticks(range(len(rules)), [figures.label(rule) for rule in rules], fontsize=8)
+    if (rows.quantity == "share_of_layer").all():
+        for place, rule in enumerate(rules):
+            if rows[rows.rule == rule].value.max() == 0:
+                axis.annotate(
+                    "free", (FREE, place), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8
+                )
+
+
+def cost_message(costs: pd.DataFrame) -> str:
+    """What the margin and the cheapest classifier over several layers cost at T5-large."""
+    large = costs[costs["shape"] == "t5-large"].set_index("rule").share_of_layer
+    return (
+        f"At the shape of T5-large a margin costs {large[MARGIN]:.1f} layers, a classifier of low rank on three layers "
+        f"{large['low_rank_three']:.2f}"
+    )
+
+
+def cost_conclusion(costs: pd.DataFrame) -> str:
+    """Who has to exit before which depth."""
+    large = costs[costs["shape"] == "t5-large"].set_index("rule").break_even
+    mini = costs[costs["shape"] == "mini"].set_index("rule").break_even
+    return (
+        f"A rule that decides at every layer saves FLOPs only if tokens exit before the break-even depth: "
+        f"for the margin {mini[MARGIN]:.0%} of the layers here and {large[MARGIN]:.0%} at the shape of T5-large, for three "
+        f"hidden states {mini['three_hidden']:.0%} and {large['three_hidden']:.0%}. Hidden similarity is counted as free. "
+        f"Rules on probabilities pay for the LM head, which pruning makes cheap (03)."
+    )
+
+
+def equal_quality_figure(at_share: pd.DataFrame, tasks: Sequence[str], share: float, note: str = ""):
+    """FLOPs of every rule at one share of predictions kept, the cheapest on top: a dot a rule, a panel a task."""
+    rows = on_calm(at_share)
+    rows = rows[~rows.rule.isin(CONTROLS)]
+    order = rows.groupby("rule").flops_share.mean().sort_values(ascending=False).index
+    return figures.facets(
+        rows.assign(place=rows.rule.map(list(order).index)),
+        _draw_ranked,
+        values=tasks,
+        names=[figures.label(rule) for rule in order],
+        height=3.8,
+        xlabel="FLOPs (1 = full depth)",
+        message=equal_quality_message(at_share, share),
+        note=note,
+    )
+
+
+def _draw_ranked(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
+    for row in rows.itertuples():
+        whiskers = [
+            [max(row.flops_share - row.flops_share_low, 0)],
+            [max(row.flops_share_high - row.flops_share, 0)],
+        ]
+        colour = figures.FAMILIES[row.rule].colour
+        axis.errorbar([row.flops_share], [row.place], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
+    axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+
+
+def equal_quality_message(at_share: pd.DataFrame, share: float) -> str:
+    """The cheapest rule at equal quality, by task."""
+    rows = on_calm(at_share)
+    best = rows.loc[rows.groupby("task", sort=False).flops_share.idxmin()]
+    texts = [f"{figures.label(row.rule)} ({figures.label(row.task)})" for row in best.itertuples()]
+    return f"Cheapest where {share:.0%} of the predictions stay: {listed(texts)}"
+
+
+def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: float) -> str:
+    """How deep tokens go on average, and what classifiers do on the vanilla model."""
+    rows = on_calm(at_share)
+    layers = rows.groupby("rule").mean_exit_layer.mean()
+    early = layers[layers < first_layer + 0.5]
+    vanilla = at_share[(at_share.model == "vanilla") & (at_share.target == "consistency")]
+    same = rows[rows.rule.isin(vanilla.rule.unique())]
+    return (
+        f"At {share:.0%} of the predictions kept, {len(early)} of {len(layers)} rules exit within half a layer of layer "
+        f"{first_layer}, the earliest allowed, on average over the tasks. The same classifiers exit at layer "
+        f"{same.mean_exit_layer.mean():.1f} on CALM's model and at layer {vanilla.mean_exit_layer.mean():.1f} on vanilla: the training "
+        f"of the model matters more than the rule."
+    )
+
+
+def beside_one_layer(equal: pd.DataFrame, share: float) -> pd.DataFrame:
+    """How much later classifiers of more layers exit than that of one, at equal quality: means over seeds.
+
+    Args:
+        equal: from `comparison.at_equal_quality`, a row a task, model, rule, target, seed and share.
+        share: of the predictions that stay.
+    """
+    rows = on_calm(equal)
+    rows = rows[(rows.wanted == share)]
+    layers = rows.pivot_table(index=["task", "seed"], columns="rule", values="mean_exit_layer", sort=False)
+    tables = []
+    for rule in BESIDE_ONE_LAYER:
+        later = (layers[rule] - layers["hidden"]).rename("later").reset_index()
+        tables.append(later.assign(rule=rule))
+    return pd.concat(tables, ignore_index=True).dropna()
+
+
+def layers_seen_figure(later: pd.DataFrame, tasks: Sequence[str], share: float, note: str = ""):
+    """Mean exit layer minus that of the classifier on one layer, with 95 % intervals over seeds."""
+    return figures.facets(
+        later,
+        _draw_later,
+        values=tasks,
+        xlabel="mean exit layer, minus that of one layer",
+        height=2.4,
+        width=3.8,
+        message=layers_seen_message(later, share),
+        note=note,
+    )
+
+
+def _draw_later(axis, rows: pd.DataFrame) -> None:
+    axis.axvline(0, color=figures.GREY, linewidth=1)
+    names = [figures.label(rule) for rule in BESIDE_ONE_LAYER]
+    for row in rows.itertuples():
+        place = len(names) - 1 - BESIDE_ONE_LAYER.index(row.rule)
+        whiskers = [[row.later - row.later_low], [row.later_high - row.later]]
+        colour = figures.FAMILIES[row.rule].colour
+        axis.errorbar([row.later], [place], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
+    axis.set_yticks(range(len(names)), names[::-1], fontsize=8)
+
+
+def layers_seen_message(later: pd.DataFrame, share: float) -> str:
+    """In how many cases more layers exit earlier than one."""
+    earlier = int((later.later_high < 0).sum())
+    return (
+        f"Seeing more makes tokens exit earlier, beyond seed noise, in {earlier} of {len(later)} cases "
+        f"({share:.0%} of predictions kept)"
+    )
+
+
+def layers_seen_conclusion(later: pd.DataFrame) -> str:
+    """What three layers gain, and what as many parameters on one layer gain."""
+    means = later.groupby("rule").later.mean()
+    return (
+        f"Mean over the tasks, in layers: three layers {means['three_hidden']:+.2f}, one layer with as many parameters "
+        f"{means['wide_hidden']:+.2f}, four layers {means['four_hidden']:+.2f}, the LSTM over all layers {means['lstm']:+.2f}."
+    )
+
+
+def published_conclusion(published: pd.DataFrame, sixth: int, first_layer: int, threshold: float) -> str:
+    """What the measures of both papers keep at the published threshold, from two first layers."""
+    texts = []
+    for layer in (sixth, first_layer):
+        rows = published[(published.min_layer == layer) & (published.threshold == threshold)]
+        kept = rows[rows.rule.isin(PUBLISHED)].groupby("rule").retained.mean()
+        calm = span(kept[[rule for rule in CALM_RULES if rule in kept]])
+        mee = span(kept[[rule for rule in MEE_RULES if rule in kept]])
+        texts.append(f"from layer {layer} on CALM's measures keep {calm} of the score and MEE's {mee}")
+    return f"At a threshold of {threshold:g} that decays, {'; '.join(texts)} (means over the tasks)."
+
+
+def curves_figure(points: pd.DataFrame, tasks: Sequence[str], note: str = ""):
+    """Score kept against FLOPs of the six published measures, a fixed layer and the oracle."""
+    shown = points[points.rule.isin([*PUBLISHED, "static", "oracle", "full_depth"])]
+    return figures.facets(
+        shown,
+        _draw_curves,
+        values=tasks,
+        xlabel="FLOPs (1 = full depth)",
+        ylabel="score kept (1 = full depth)",
+        width=3.8,
+        height=3.3,
+        message=curves_message(points),
+        note=note,
+    )
+
+
+def _draw_curves(axis, rows: pd.DataFrame) -> None:
+    """Published measures as lines; grey for a fixed layer, a star for the oracle, a cross for full depth."""
+    static = rows[rows.rule == "static"].sort_values("flops_share", kind="stable")
+    axis.plot(
+        static.flops_share, static.retained, color="#999999", linewidth=4, alpha=0.5, label="a fixed layer"
+    )
+    figures.lines(axis, rows[rows.rule.isin(PUBLISHED)], "flops_share", "retained")
+    for rule, marker in (("oracle", "*"), ("full_depth", "+")):
+        point = rows[rows.rule == rule]
+        look = {"color": "black", "marker": marker, "markersize": 9, "linestyle": "none", "zorder": 5}
+        axis.plot(point.flops_share, point.retained, label=figures.label(rule), **look)
+    axis.set(xlim=(0.25, 1.5), ylim=(0.5, 1.06))
+
+
+def curves_message(points: pd.DataFrame) -> str:
+    """Which of the six published measures is cheapest at 99 % of the score, on average."""
+    good = points[points.rule.isin(PUBLISHED) & (points.retained >= 0.99)]
+    texts = []
+    for task, rows in good.groupby("task", sort=False):
+        best = rows.loc[rows.flops_share.idxmin()]
+        texts.append(f"{figures.label(best.rule)} {best.flops_share:.0%} ({figures.label(task)})")
+    return f"Cheapest published measure that keeps a mean of 99%, FLOPs: {listed(texts)}"
+
+
+def curves_conclusion(points: pd.DataFrame) -> str:
+    """The oracle, and a fixed layer beside the rules."""
+    good = points[points.retained >= 0.99]
+    static = good[good.rule == "static"].groupby("task").flops_share.min()
+    oracle = points[points.rule == "oracle"].set_index("task")
+    fixed = f"a fixed layer takes {by_task(static)}" if len(static) else "no fixed layer keeps so much"
+    return (
+        f"At a mean of 99% of the score {fixed} of the FLOPs. The oracle, which knows the last layer's prediction, "
+        f"keeps {by_task(oracle.retained)} for {span(oracle.flops_share)}."
+    )
+
+
+def kept_conclusion(kept: pd.DataFrame, quality: float) -> str:
+    """For each task how many rules keep the quality for certain, and the cheapest of them."""
+    texts = []
+    for task, rows in kept.groupby("task", sort=False):
+        sure = rows[(rows.verdict == KEEPS_IT)].sort_values("flops_share", kind="stable")
+        cheapest = [
+            f"{figures.label(row.rule)}, {row.flops_share:.0%} of the FLOPs"
+            for row in sure.head(1).itertuples()
+        ]
+        texts.append(f"{figures.label(task)}: {len(sure)} of {len(rows)} rules, cheapest {listed(cheapest)}")
+    return f"Rules whose lower bound reaches {quality:.0%} of the score. {'; '.join(texts)}."

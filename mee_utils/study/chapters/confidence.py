@@ -1,0 +1,116 @@
+"""Chapter 10: overthinking, fake confidence, and how a rule is trained."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from .. import figures
+from .wording import by_task, on_tasks, span, with_interval
+
+
+def overthinking_figure(thinking: pd.DataFrame, note: str = ""):
+    """The share of tokens that some layer has right and the last has wrong, by task and model."""
+    tasks = list(thinking.task.unique())
+    return figures.facets(
+        thinking.assign(panel=""),
+        _draw_overthinking,
+        "panel",
+        tasks=tasks,
+        width=6.4,
+        height=2.2,
+        xlabel="share of tokens that an earlier layer has right\nand the last layer has wrong",
+        message=overthinking_message(thinking),
+        note=note,
+    )
+
+
+def _draw_overthinking(axis, rows: pd.DataFrame, tasks: list[str]) -> None:
+    models = list(rows.model.unique())
+    shift = rows.model.map(models.index) - (len(models) - 1) / 2
+    rows = rows.assign(place=rows.task.map(tasks.index) + 0.25 * shift)
+    band = ("overthought_low", "overthought_high")
+    figures.dots(axis, rows, "overthought", "place", "model", xband=band)
+    axis.set_yticks(range(len(tasks)), [figures.label(task) for task in tasks])
+    axis.set_ylim(len(tasks) - 0.5, -0.5)
+    axis.set_xlim(left=0)
+
+
+def overthinking_message(thinking: pd.DataFrame) -> str:
+    """Between which shares overthinking lies in the model that is trained for exits."""
+    shares = thinking[thinking.model == "calm"].overthought
+    return f"Overthinking concerns {span(shares, '.1%')} of CALM's tokens, by task"
+
+
+def overthinking_conclusion(thinking: pd.DataFrame) -> str:
+    """How much a rule that knew the truth could gain."""
+    calm = thinking[thinking.model == "calm"].set_index("task")
+    texts = [
+        f"{figures.label(task)} {with_interval(row, 'overthought', '.1%')} beside {row.right:.1%} that end right"
+        for task, row in calm.iterrows()
+    ]
+    return (
+        f"{'; '.join(texts)}. This is an upper bound: a token has as many chances as there are layers, and a rule does not "
+        f"see which of them is right."
+    )
+
+
+def fake_figure(fake: pd.DataFrame, sure: float, first_layer: int, note: str = ""):
+    """How many tokens a layer is sure of, and how many of these it has wrong: two rows, a column a task."""
+    quantities = {"sure": f"share of tokens\nabove {sure:g}", "wrong": "share of these\nthat is wrong"}
+    return figures.facets(
+        fake,
+        _draw_fake,
+        quantities=quantities,
+        sharey="row",
+        height=2.4,
+        message=fake_message(fake, first_layer),
+        note=note,
+    )
+
+
+def _draw_fake(axis, rows: pd.DataFrame, y: str) -> None:
+    band = figures.BAND if y == "wrong" else None
+    figures.lines(axis, rows, "layer", y, "model", band, clip=(0, 1))
+
+
+def wrong_at(fake: pd.DataFrame, layer: int) -> pd.DataFrame:
+    """The share of sure tokens that are wrong at a layer: a row a task, a column a model."""
+    return fake[fake.layer == layer].pivot(index="task", columns="model", values="wrong")
+
+
+def fake_message(fake: pd.DataFrame, first_layer: int) -> str:
+    """Whether training for exits makes sure tokens right."""
+    wrong = wrong_at(fake, first_layer)
+    means = wrong.mean()
+    return (
+        f"Sure and wrong at layer {first_layer}: {means['vanilla']:.0%} of vanilla's sure tokens, {means['calm']:.0%} of "
+        f"CALM's (mean of the tasks)"
+    )
+
+
+def fake_conclusion(fake: pd.DataFrame, first_layer: int) -> str:
+    """By task, at the first exit and at the last layer."""
+    wrong = wrong_at(fake, first_layer)
+    last = wrong_at(fake, int(fake.layer.max()))
+    fewer = wrong.index[wrong.calm < wrong.vanilla]
+    return (
+        f"At layer {first_layer}, the first exit, these shares of CALM's sure tokens are wrong: {by_task(wrong.calm, '.1%')}; "
+        f"at the last layer: {by_task(last.calm, '.1%')}. Training for exits makes confidence more honest {on_tasks(list(fewer))}."
+    )
+
+
+def training_conclusion(ways: pd.DataFrame) -> str:
+    """What a rule is taught: the loss of BERxiT's unit, and distillation of the predicted state."""
+    of = {key: rows.set_index("task") for key, rows in ways.groupby(["rule", "trained by"], sort=False)}
+    linear = of["linear", "balanced cross-entropy"].roc_area
+    berxit = of["learning_to_exit", "squared error"].roc_area
+    own = of["surest", "untrained"].right
+    state = of["past_future", "squared error of the state"].right
+    distilled = of["past_future", "distilled"].right
+    better = own.index[distilled > own]
+    return (
+        f"The same unit, taught with balanced cross-entropy, has an area of {by_task(linear, '.2f')}; with squared error "
+        f"{by_task(berxit, '.2f')}. The predicted state names the last layer's token in {by_task(state, '.1%')} of the cases, "
+        f"distilled in {by_task(distilled, '.1%')}, the layer's own token in {by_task(own, '.1%')}: distillation is ahead of "
+        f"it {on_tasks(list(better))}."
+    )

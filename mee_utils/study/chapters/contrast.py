@@ -1,0 +1,336 @@
+"""Chapter 04: contrast between an early and a late layer, as confidence and as decoder."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+import pandas as pd
+
+from .. import figures
+from .wording import by_task, listed, on_tasks, span, with_interval
+
+MARGIN = "unpruned"  # the rule that contrast is compared with: the softmax margin over all entries
+CONTRASTS = ("weighted", "jsd")
+DISTRIBUTIONS = ("expert", "amateur", "contrast")
+MARGINS = {
+    "plain": figures.Style("margin, plain", figures.BLUE, dashes=(4, 1.5)),
+    "contrast": figures.Style("margin, weighted contrast", "#d55e00", dashes=(1, 1)),
+    "without_mass": figures.Style(
+        "margin, contrast without the mass (public code)", "#cc78bc", dashes=(3, 1, 1, 1)
+    ),
+    "single": figures.Style("tokens with one plausible entry", figures.DARK),
+}
+
+
+def telling_example(single: pd.DataFrame, kind: str = "weighted") -> pd.DataFrame:
+    """The rows of the task on which the contrast of this kind takes most from the expert's first choice."""
+    rows = single[single.kind == kind]
+    taken = {task: _taken(part) for task, part in rows.groupby("task", sort=False)}
+    return rows[rows.task == max(taken, key=taken.get)]
+
+
+def _taken(rows: pd.DataFrame) -> float:
+    """By how much the contrast lowers the probability of the expert's best entry, if another one wins."""
+    best = rows.expert.idxmax()
+    if rows[rows.plausible].contrast.idxmax() == best:
+        return -1.0
+    return rows.expert[best] - rows.contrast[best]
+
+
+def one_token_figure(example: pd.DataFrame, note: str = ""):
+    """Expert, amateur and contrast of one token as a table: a row each, a column for each vocabulary entry."""
+    layer = example.layer.iloc[0]
+    amateur = example.amateur_layer.iloc[0]
+    names = {
+        "expert": f"expert\n(layer {layer})",
+        "amateur": f"amateur\n(layer {amateur})",
+        "contrast": "contrast",
+    }
+    ordered = example.sort_values("expert", ascending=False, kind="stable").reset_index(drop=True)
+    return figures.facets(
+        ordered,
+        _draw_token,
+        "task",
+        names=names,
+        width=9.5,
+        height=2.3,
+        message=one_token_message(example),
+        note=note,
+    )
+
+
+def one_token_message(example: pd.DataFrame) -> str:
+    """What the contrast does to this token, in a sentence."""
+    before = example.token[example.expert.idxmax()]
+    after = example.token[example[example.plausible].contrast.idxmax()]
+    if before == after:
+        return f"Contrast keeps the expert's choice ({before})"
+    return f"Contrast replaces {before}, the expert's choice, by {after}, which the amateur finds less likely"
+
+
+def _draw_token(axis, rows: pd.DataFrame, names: dict[str, str]) -> None:
+    grid = rows[list(DISTRIBUTIONS)].to_numpy(dtype=float).T  # [distribution, entry]
+    axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for column, plausible in enumerate(rows.plausible):
+        for row in range(len(DISTRIBUTIONS)):
+            value = grid[row, column]
+            colour = "white" if value > 0.55 else "black" if plausible else "#8a8a8a"
+            text = f"{value:.2f}" if value >= 0.005 else "< 0.01"
+            axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+    entries = [
+        token if plausible else f"({token})"
+        for token, plausible in zip(rows.token, rows.plausible, strict=True)
+    ]
+    axis.set_xticks(range(len(rows)), [textwrap.shorten(entry, 14) for entry in entries], fontsize=9)
+    axis.set_yticks(range(len(DISTRIBUTIONS)), [names[each] for each in DISTRIBUTIONS])
+    axis.grid(visible=False)
+
+
+def amateur_figure(amateurs: pd.DataFrame, note: str = ""):
+    """The share of tokens whose most different earlier layer is layer 1, by expert layer, a line a task."""
+    first = amateurs[(amateurs.amateur_layer == 1) & (amateurs.layer > 2)].assign(panel="")
+    return figures.facets(
+        first,
+        _draw_first_layer,
+        "panel",
+        width=5.6,
+        height=3.0,
+        ylabel="share of tokens whose\namateur is layer 1",
+        xlabel="expert layer",
+        message=f"JSD contrasts with layer 1 for {_mean_share(first)} of the tokens",
+        note=note,
+    )
+
+
+def _draw_first_layer(axis, rows: pd.DataFrame) -> None:
+    figures.lines(axis, rows, "layer", "share", "task")
+    axis.set_ylim(0, 1.03)
+
+
+def _mean_share(first: pd.DataFrame) -> str:
+    return span(first.groupby("task").share.mean())
+
+
+def amateur_conclusion(amateurs: pd.DataFrame) -> str:
+    """How often JSD chooses layer 1."""
+    first = amateurs[(amateurs.amateur_layer == 1) & (amateurs.layer > 2)]
+    shares = first.groupby("task", sort=False).share.mean()
+    return (
+        f"The amateur is layer 1 for these shares of the tokens (mean of the expert layers from 3 on): "
+        f"{by_task(shares)}. Where that is nearly all, JSD is contrast with the first layer under another "
+        f"name, but it computes logits at every earlier layer to find that out."
+    )
+
+
+def plausible_figure(plausible: pd.DataFrame, note: str = ""):
+    """How many tokens have one plausible entry, and what that does to the margin."""
+    quantities = {"single": "share of tokens", "plain": "mean margin"}
+    last = plausible[plausible.layer == plausible.layer.max()]
+    message = (
+        f"At the last layer {span(last.single)} of the tokens have one plausible entry: nothing to contrast"
+    )
+    return figures.facets(
+        plausible, _draw_plausible, quantities=quantities, height=2.5, message=message, note=note
+    )
+
+
+def _draw_plausible(axis, rows: pd.DataFrame, y: str) -> None:
+    columns = ["single"] if y == "single" else ["plain", "contrast", "without_mass"]
+    figures.column_lines(axis, rows, "layer", columns, MARGINS)
+
+
+def plausible_conclusion(
+    plausible: pd.DataFrame, at_level: pd.DataFrame, first_layer: int, threshold: float
+) -> str:
+    """What the missing mass does to exits at a threshold."""
+    at = plausible[plausible.layer == first_layer].set_index("task")
+    layers = at_level.pivot(index="rule", columns="task", values="mean_exit_layer").mean(axis=1)
+    bare = layers["weighted, without the mass"]
+    return (
+        f"At layer {first_layer}, tokens with one plausible entry are common: {by_task(at.single)}; of these "
+        f"{span(at.wrong_single, '.1%')} are predicted wrongly. Without the mass of the plausible set their "
+        f"confidence is 1 by construction. At a threshold of {threshold:g} the public form exits at layer {bare:.2f} on average, "
+        f"contrast with the mass at {layers['weighted']:.2f}, the plain margin at {layers[MARGIN]:.2f}: "
+        f"what looks fast is a looser threshold."
+    )
+
+
+def ranking_figure(ranks: pd.DataFrame, note: str = ""):
+    """The area under the ROC curve by layer: CALM above, vanilla below."""
+    return figures.facets(
+        ranks,
+        figures.lines,
+        row="model",
+        x="layer",
+        y="roc_area",
+        band=("roc_area_low", "roc_area_high"),
+        clip=(0, 1),
+        ylabel="area under\nthe ROC curve",
+        height=2.6,
+        message=ranking_message(ranks),
+        note=note,
+    )
+
+
+def mean_areas(ranks: pd.DataFrame) -> pd.DataFrame:
+    """A row a model and task, a column a rule: the area, a mean over the layers at which all rules have one."""
+    areas = ranks.pivot(index=["model", "task", "layer"], columns="rule", values="roc_area").dropna()
+    return areas.groupby(["model", "task"], sort=False).mean()
+
+
+def ranking_message(ranks: pd.DataFrame) -> str:
+    """On how many models and tasks the plain margin ranks tokens better than both contrasts."""
+    areas = mean_areas(ranks)
+    ahead = (areas[MARGIN] >= areas[list(CONTRASTS)].max(axis=1)).sum()
+    return (
+        f"The plain margin ranks tokens at least as well as both contrasts in {ahead} of {len(areas)} cases"
+    )
+
+
+def ranking_conclusion(ranks: pd.DataFrame) -> str:
+    """Mean areas, and the layers that say nothing."""
+    areas = mean_areas(ranks).groupby("model", sort=False).mean()
+    texts = [
+        f"{figures.label(model)}: {by_task(row[[MARGIN, *CONTRASTS]], '.3f')}"
+        for model, row in areas.iterrows()
+    ]
+    missing = ranks[ranks.roc_area.isna() & (ranks.rule == MARGIN)]
+    left_out = [
+        f"{figures.label(model)} on {figures.label(task)} ({len(rows)})"
+        for (model, task), rows in missing.groupby(["model", "task"], sort=False)
+    ]
+    sentence = (
+        f" Layers that are left out, since fewer than 20 tokens are not final there: {listed(left_out)}."
+    )
+    return f"Mean area over layers and tasks. {'. '.join(texts)}.{sentence if left_out else ''}"
+
+
+def equal_quality_figure(equal: pd.DataFrame, shares: Sequence[float], note: str = ""):
+    """Mean exit layer and FLOPs at thresholds that keep these shares of the predictions."""
+    figure = figures.facets(
+        equal,
+        figures.lines,
+        x="wanted",
+        quantities={"mean_exit_layer": "mean exit layer", "flops_share": "FLOPs\n(1 = full depth)"},
+        xlabel="predictions that stay those of full depth (%)",
+        sharey="row",
+        height=2.5,
+        message=equal_quality_message(equal),
+        note=note,
+    )
+    figure.axes[0].set_xticks(shares, [f"{100 * share:g}" for share in shares])
+    return figure
+
+
+def equal_quality_message(equal: pd.DataFrame, share: float = 0.98) -> str:
+    """What the margin and both contrasts cost at one share of predictions kept."""
+    mean = equal[equal.wanted == share].groupby("rule").flops_share.mean()
+    costs = [f"{figures.label(rule)} {mean[rule]:.0%}" for rule in (MARGIN, *CONTRASTS)]
+    return f"FLOPs where {share:.0%} of the predictions stay (mean of the tasks): {', '.join(costs)}"
+
+
+def equal_quality_conclusion(equal: pd.DataFrame, share: float = 0.98) -> str:
+    """Who exits earlier, and what pruning does for either."""
+    at = equal[equal.wanted == share]
+    layers = at.pivot(index="task", columns="rule", values="mean_exit_layer")
+    flops = at.groupby("rule").flops_share.mean()
+    earlier = layers.index[layers.weighted < layers[MARGIN]]
+    return (
+        f"At {share:.0%} of the predictions kept, weighted contrast exits earlier than the plain margin "
+        f"{on_tasks(earlier)}. Pruned to a few entries it takes {flops['weighted_fixed']:.0%} of the FLOPs, JSD "
+        f"{flops['jsd_fixed']:.0%}; the plain margin, pruned in the same way, takes {flops['fixed']:.0%}."
+    )
+
+
+def pareto_figure(verdicts: pd.DataFrame, note: str = ""):
+    """By how much each contrast setting scores more than the best plain margin that costs no more.
+
+    A dot a setting, sorted, with the interval of the verdict (95 % for all settings of a task together).
+    """
+    tested = verdicts[verdicts.gain.notna()].sort_values(["task", "gain"], kind="stable")
+    return figures.facets(
+        tested,
+        _draw_gains,
+        values=list(verdicts.task.unique()),
+        sharey=False,
+        sharex=False,
+        width=4.6,
+        height=3.6,
+        xlabel="score, minus that of the best margin as cheap",
+        message=pareto_message(verdicts),
+        note=note,
+    )
+
+
+def _draw_gains(axis, rows: pd.DataFrame) -> None:
+    axis.axvline(0, color=figures.GREY, linewidth=1)
+    places = range(len(rows))
+    for place, row in zip(places, rows.itertuples(), strict=True):
+        style = figures.STYLES[row.rule]
+        whiskers = [[max(row.gain - row.low, 0)], [max(row.high - row.gain, 0)]]
+        look = {"fmt": style.marker, "color": style.colour, "elinewidth": 1}
+        axis.errorbar([row.gain], [place], xerr=whiskers, **look)
+    names = [
+        f"{figures.label(rule)}, {flops:.0%}" for rule, flops in zip(rows.rule, rows.flops_share, strict=True)
+    ]
+    axis.set_yticks(list(places), names, fontsize=8)
+    axis.grid(axis="y", visible=False)
+
+
+def pareto_message(verdicts: pd.DataFrame) -> str:
+    """How many settings with contrast are better, and how many worse, than the plain margin as cheap."""
+    improves = int(verdicts.improves.sum())
+    worse = int(verdicts.worse.sum())
+    return (
+        f"Of {len(verdicts)} settings with contrast {improves or 'none'} beat the plain margin at equal cost; "
+        f"{worse} are worse (the other intervals hold zero)"
+    )
+
+
+def pareto_conclusion(verdicts: pd.DataFrame) -> str:
+    """The verdict on the Pareto improvement, by task."""
+    counts = verdicts.groupby("task", sort=False)[["improves", "worse"]].sum()
+    middle = verdicts.groupby("task", sort=False).gain.median()
+    improved = counts.index[counts.improves > 0]
+    return (
+        f"A clear improvement is found {on_tasks(improved)}. The median setting with contrast changes the "
+        f"score by {by_task(middle, '+.1f')} points against the best plain margin that costs no more. Behind each name "
+        f"stands what the setting takes of the FLOPs of full depth."
+    )
+
+
+def decoder_conclusion(decoded: pd.DataFrame) -> str:
+    """What contrast as decoder keeps, and how many outputs it changes."""
+    rows = decoded[decoded.rule != "full_depth"]
+    best = rows.loc[rows.retained.idxmax()]
+    clear = rows[rows.low > 1]
+    worse = rows[rows.high < 1]
+    return (
+        f"As decoder, contrast changes {span(1 - rows.same_output)} of the outputs. It improves the score for certain in "
+        f"{len(clear)} of {len(rows)} cases and lowers it for certain in {len(worse)}; the best is "
+        f"{figures.label(best.rule)} with {figures.label(best.model)} on {figures.label(best.task)}, which keeps "
+        f"{with_interval(best, 'retained', '.1%', 'low', 'high')} of the score."
+    )
+
+
+def lengths_figure(grown: pd.DataFrame):
+    """FLOPs if all layers decide, by the length of the source: a panel a shape of model."""
+    large = (
+        grown[(grown["shape"] == "t5-large") & (grown.rule == MARGIN)].set_index("source_tokens").flops_share
+    )
+    figure = figures.facets(
+        grown,
+        figures.lines,
+        "shape",
+        x="source_tokens",
+        y="flops_share",
+        xlabel="tokens of the source",
+        ylabel="FLOPs if all layers decide\n(1 = full depth)",
+        message=(
+            f"Deciding at every layer costs T5-large {large.iloc[0] - 1:.0%} with {large.index[0]:,} source tokens, "
+            f"{large.iloc[-1] - 1:.0%} with {large.index[-1]:,} (counted)"
+        ),
+    )
+    figure.axes[0].set_xscale("log", base=2)
+    return figure

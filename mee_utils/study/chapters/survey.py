@@ -1,0 +1,264 @@
+"""Chapter 06: the exit rules of other papers on one frozen model, at the same loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from .. import figures
+from ..catalogue import IDEAS
+from .wording import by_task, listed, span
+
+MARGIN = "fixed"  # the softmax margin over a few entries, with which other rules are compared
+COMPARED = (  # ten rules that between them have every idea; the table beside the figure has all
+    "fixed",
+    "surest",
+    "entropy",
+    "pcee",
+    "patience",
+    "vote",
+    "elbert",
+    "ztw",
+    "linear",
+    "hidden_similarity",
+)
+ALIKE = 0.95  # rank correlations from which two rules order tokens as good as alike
+LEAST_LOSS = 0.1  # per cent: smaller losses are drawn there, on a logarithmic axis
+FLOPS_DRAWN = (0.3, 1.3)
+
+
+def ranking_figure(mean_rank: pd.DataFrame, tasks: Sequence[str], note: str = ""):
+    """The mean area under the ROC curve as a table, a row a rule (the best on top), a column a task."""
+    areas = mean_rank.pivot(index="rule", columns="task", values="roc_area")[list(tasks)]
+    order = areas.mean(axis=1).sort_values(ascending=False, kind="stable").index
+    return figures.facets(
+        mean_rank.assign(panel="area under the ROC curve"),
+        _draw_areas,
+        "panel",
+        areas=areas.loc[order],
+        width=6.4,
+        height=0.3 * len(order) + 0.6,
+        message=ranking_message(mean_rank),
+        note=note,
+    )
+
+
+def _draw_areas(axis, rows: pd.DataFrame, areas: pd.DataFrame) -> None:
+    values = areas.to_numpy(dtype=float)  # [rule, task]
+    axis.imshow(values, cmap="Blues", vmin=0.3, vmax=1.0, aspect="auto")
+    for (row, column), value in np.ndenumerate(values):
+        colour = "white" if value > 0.75 else "black"
+        axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=9)
+    axis.set_xticks(range(areas.shape[1]), [figures.label(task) for task in areas])
+    axis.set_yticks(range(len(areas)), [figures.label(rule) for rule in areas.index], fontsize=9)
+    axis.grid(visible=False)
+
+
+def ranking_message(mean_rank: pd.DataFrame) -> str:
+    """How many rules rank tokens better than the margin, on average over the tasks."""
+    areas = mean_rank.groupby("rule").roc_area.mean()
+    ahead = int((areas > areas[MARGIN] + 0.005).sum())
+    if not ahead:
+        return "No rule ranks tokens clearly better than the softmax margin"
+    return f"{ahead} of {len(areas) - 1} rules rank tokens clearly better than the softmax margin"
+
+
+def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
+    """The best and the worst rule of every task, and the rules that use states."""
+    texts = []
+    for task, rows in mean_rank.groupby("task", sort=False):
+        best = rows.loc[rows.roc_area.idxmax()]
+        worst = rows.loc[rows.roc_area.idxmin()]
+        ends = [f"{figures.label(row.rule)} ({row.roc_area:.2f})" for row in (best, worst)]
+        texts.append(f"{figures.label(task)} from {ends[0]} to {ends[1]}")
+    by_idea = mean_rank.assign(idea=mean_rank.rule.map(IDEAS)).groupby("idea", sort=False).roc_area.mean()
+    ideas = [f"{idea} {area:.2f}" for idea, area in by_idea.items()]
+    return f"Best and worst: {'; '.join(texts)}. Mean area by idea: {listed(ideas)}."
+
+
+def same_rule_conclusion(same: pd.DataFrame) -> str:
+    """Which pairs are one rule, and which are not."""
+    shares = same.groupby("pair", sort=False).same_exit.min()
+    equal = [pair for pair, share in shares.items() if share > 0.999]
+    others = [f"{pair} {share:.1%}" for pair, share in shares.items() if share <= 0.999]
+    return (
+        f"Token by token the same exits on every task: {listed(equal)}. Least share of equal exits of the "
+        f"other pairs: {listed(others)}."
+    )
+
+
+def alike_figure(cells: pd.DataFrame, layer: int, note: str = ""):
+    """Rank correlations of ten rules' confidences, rules in the order of a hierarchical clustering."""
+    alike = cells.pivot(index="first", columns="second", values="correlation").loc[
+        list(COMPARED), list(COMPARED)
+    ]
+    order = clustered(alike)
+    return figures.facets(
+        cells.assign(panel=f"rank correlation of confidences at layer {layer}"),
+        _draw_alike,
+        "panel",
+        alike=alike.loc[order, order],
+        width=7.4,
+        height=4.4,
+        message=alike_message(cells),
+        note=note,
+    )
+
+
+def clustered(alike: pd.DataFrame) -> list[str]:
+    """Names in the order in which a hierarchical clustering (average linkage) puts them side by side."""
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    distance = 1 - alike.fillna(0).to_numpy()
+    distance = (distance + distance.T) / 2
+    np.fill_diagonal(distance, 0)
+    return alike.index[leaves_list(linkage(squareform(distance, checks=False), "average"))].tolist()
+
+
+def _draw_alike(axis, rows: pd.DataFrame, alike: pd.DataFrame) -> None:
+    values = alike.to_numpy(dtype=float)
+    lower = np.where(np.tri(len(values), k=-1, dtype=bool), values, np.nan)
+    axis.imshow(lower[1:, :-1], cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for (row, column), value in np.ndenumerate(lower[1:, :-1]):
+        if value == value:
+            colour = "white" if value > 0.6 else "black"
+            axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
+    names = [figures.label(rule) for rule in alike]
+    axis.set_xticks(range(len(names) - 1), names[:-1], rotation=30, ha="right", fontsize=8)
+    axis.set_yticks(range(len(names) - 1), names[1:], fontsize=8)
+    axis.grid(visible=False)
+
+
+def pairs_alike(cells: pd.DataFrame) -> pd.DataFrame:
+    """Every pair of rules once, the most alike first."""
+    pairs = cells[cells["first"] < cells.second].dropna()
+    return pairs.sort_values("correlation", ascending=False, kind="stable")
+
+
+def alike_message(cells: pd.DataFrame) -> str:
+    """How many pairs of all rules order tokens as good as alike."""
+    pairs = pairs_alike(cells)
+    number = int((pairs.correlation >= ALIKE).sum())
+    return (
+        f"{number} of {len(pairs)} pairs of rules order tokens almost alike (rank correlation from {ALIKE:g})"
+    )
+
+
+def alike_conclusion(cells: pd.DataFrame) -> str:
+    """The pairs that are most alike, similarity apart."""
+    pairs = pairs_alike(cells)
+    pairs = pairs[~((pairs["first"] == "hidden_similarity") & (pairs.second == "mue"))].head(4)
+    texts = [
+        f"{figures.label(row.first)} and {figures.label(row.second)} ({row.correlation:.2f})"
+        for row in pairs.itertuples()
+    ]
+    return (
+        f"Most alike: {listed(texts)}. At a correlation of 1, every threshold of one rule has a threshold of the other "
+        f"with the same exits. (Similarity and MuE are left out: MuE changes the threshold only.)"
+    )
+
+
+def highlighted(bench: pd.DataFrame) -> list[str]:
+    """Of each idea the rule with the fewest FLOPs at equal loss, a mean over tasks; no number counts as 1."""
+    known = bench[bench.rule.isin(IDEAS)]
+    means = known.equal_flops.fillna(1.0).groupby(known.rule, sort=False).mean()
+    ideas = means.index.map(IDEAS)
+    return [means[ideas == idea].idxmin() for idea in dict.fromkeys(ideas)]
+
+
+def equal_loss_figure(
+    curves: pd.DataFrame, bench: pd.DataFrame, tasks: Sequence[str], demand: float, note: str = ""
+):
+    """FLOPs against the consistency loss: the best rule of every idea, a fixed layer, and all others in grey."""
+    return figures.facets(
+        curves,
+        _draw_losses,
+        values=tasks,
+        shown=highlighted(bench),
+        demand=demand,
+        width=4.2,
+        height=3.6,
+        xlabel="mean consistency loss (%, log)",
+        ylabel="FLOPs (1 = full depth)",
+        message=equal_loss_message(bench, demand),
+        note=note,
+    )
+
+
+def _draw_losses(axis, rows: pd.DataFrame, shown: Sequence[str], demand: float) -> None:
+    rows = rows.assign(loss=rows.loss.clip(lower=LEAST_LOSS))
+    for _, part in rows[~rows.rule.isin([*shown, "static"])].groupby("rule", sort=False):
+        part = part.sort_values("loss", kind="stable")
+        axis.plot(part.loss, part.flops_share, color="#cccccc", linewidth=0.8, label="other rules")
+    fixed = rows[rows.rule == "static"].sort_values("loss", kind="stable")
+    axis.plot(fixed.loss, fixed.flops_share, ".:", color="black", label="a fixed layer")
+    figures.lines(axis, rows[rows.rule.isin(shown)], "loss", "flops_share")
+    axis.axvline(100 * demand, color=figures.GREY, linewidth=0.8)
+    axis.axhline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
+    axis.set(xscale="log", xlim=(0.9 * LEAST_LOSS, 50), ylim=FLOPS_DRAWN)
+    axis.set_xticks([0.1, 1, 10], ["≤ 0.1", "1", "10"])
+
+
+def equal_loss_message(bench: pd.DataFrame, demand: float) -> str:
+    """The cheapest rule at the demanded loss, by task."""
+    known = bench.dropna(subset=["equal_flops"])
+    if known.empty:
+        return f"No rule was measured at a loss of {demand:.0%}"
+    best = known.loc[known.groupby("task", sort=False).equal_flops.idxmin()]
+    texts = [
+        f"{figures.label(row.rule)} {row.equal_flops:.0%} ({figures.label(row.task)})"
+        for row in best.itertuples()
+    ]
+    return f"Cheapest at a loss of {demand:.0%}, FLOPs: {listed(texts)}"
+
+
+def equal_loss_conclusion(bench: pd.DataFrame, fixed: pd.Series, demand: float) -> str:
+    """The cheapest rule beside a fixed layer, with intervals, and how many rules have no number.
+
+    Args:
+        bench: from `survey_bench`.
+        fixed: by task, the FLOPs of a fixed layer at this loss; NaN: none was measured there.
+        demand: the mean consistency loss.
+    """
+    texts = []
+    for task, rows in bench.groupby("task", sort=False):
+        texts.append(f"{figures.label(task)}: {_cheapest(rows)}, a fixed layer {_share(fixed.get(task))}")
+    thresholded = bench[bench.rule != "bandit"]
+    missing = thresholded.equal_flops.isna().groupby(thresholded.task, sort=False).sum()
+    return (
+        f"FLOPs at a loss of {demand:.0%}. {'; '.join(texts)}. Rules of which even the strictest setting loses more, so "
+        f"that they have no number there: {by_task(missing, 'd')} (of {len(thresholded) // max(1, len(missing))} each)."
+    )
+
+
+def _cheapest(rows: pd.DataFrame) -> str:
+    known = rows.dropna(subset=["equal_flops"])
+    if known.empty:
+        return "no rule measured"
+    row = known.loc[known.equal_flops.idxmin()]
+    return f"{figures.label(row.rule)} {row.equal_flops:.0%} ({row.equal_low:.0%} to {row.equal_high:.0%})"
+
+
+def _share(value: float | None) -> str:
+    return "none measured" if value is None or value != value else f"{value:.0%}"
+
+
+def drafts_conclusion(bench: pd.DataFrame) -> str:
+    """How many exits the last layer accepts, and how fast verified exits are."""
+    accepted = bench.groupby("rule").acceptance.mean()
+    speeds = bench.dropna(subset=["verified_speed"])
+    timed = "Verified exits at these settings are not timed: run make bench."
+    if len(speeds):
+        best = speeds.loc[speeds.groupby("task", sort=False).verified_speed.idxmax()]
+        texts = [
+            f"{figures.label(row.task)} {row.verified_speed:.2f} ({figures.label(row.rule)})"
+            for row in best.itertuples()
+        ]
+        timed = f"Fastest as verified drafts, tokens a second of full depth's: {listed(texts)}."
+    return (
+        f"As drafts, the last layer accepts {span(accepted)} of the exits, by rule. {timed} A threshold strict enough for "
+        f"unverified exits is needlessly strict for drafts: 07 plans thresholds for them."
+    )

@@ -1,0 +1,172 @@
+"""Chapter 09: who sets the threshold, and does it hold elsewhere? Bandits, intervals, other domains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from .. import figures
+from .wording import by_task, listed, on_tasks, span, with_interval
+
+STREAM = "bandit, one stream"
+EACH = "bandit, each output"
+CALIBRATED = "calibrated"
+STRATEGIES = {  # who sets the threshold -> its name and colour
+    "best fixed arm": figures.Style("best fixed arm", "#999999"),
+    EACH: figures.Style("bandit,\neach output", "#b5a300"),
+    STREAM: figures.Style("bandit,\none stream", "#7a0177"),
+    CALIBRATED: figures.Style("calibrated\n(learn then test)", figures.DARK),
+}
+PLACES = {
+    "home": figures.Style("at home", figures.DARK, "o"),
+    "task": figures.Style("another task", "#999999", "s"),
+    "corpus": figures.Style("another corpus of the task", "#d55e00", "D"),
+}
+LEAST_LOSS = 1e-4  # smaller losses are drawn there, on a logarithmic axis
+
+
+def strategies(draws: pd.DataFrame) -> pd.DataFrame:
+    """The draws of both bandits and of calibration, and of the fixed arm that earns most."""
+    rows = draws[draws.who.isin(STRATEGIES)]
+    arms = draws[draws.who.str.startswith("always")]
+    best = arms.loc[arms.groupby("task", sort=False).regret.idxmin()].assign(who="best fixed arm")
+    return pd.concat([best, rows], ignore_index=True)
+
+
+def bandit_figure(draws: pd.DataFrame, delta: float, note: str = ""):
+    """The mean loss of all outputs, a box over random orders or halves for each strategy, a panel a task."""
+    return figures.facets(
+        strategies(draws),
+        _draw_boxes,
+        delta=delta,
+        sharey=False,
+        width=3.8,
+        height=3.0,
+        ylabel="mean consistency loss (%)",
+        message=bandit_message(draws),
+        note=note,
+    )
+
+
+def _draw_boxes(axis, rows: pd.DataFrame, delta: float) -> None:
+    names = [name for name in STRATEGIES if (rows.who == name).any()]
+    losses = [100 * rows[rows.who == name].loss for name in names]
+    boxes = axis.boxplot(losses, widths=0.55, patch_artist=True, medianprops={"color": "black"})
+    for box, name in zip(boxes["boxes"], names, strict=True):
+        box.set(facecolor=STRATEGIES[name].colour, alpha=0.5)
+    axis.axhline(100 * delta, color="#d55e00", linewidth=1.2, label=f"demand: {delta:.0%}")
+    axis.set_xticks(range(1, len(names) + 1), [STRATEGIES[name].label for name in names], fontsize=8)
+    axis.set_ylim(bottom=0)
+    axis.grid(axis="x", visible=False)
+
+
+def bandit_message(draws: pd.DataFrame) -> str:
+    """In how many draws the demand is exceeded."""
+    broken = draws.groupby("who").broken.mean()
+    return (
+        f"A bandit over one stream exceeds the calibrated demand in {broken[STREAM]:.0%} of the draws, a calibrated "
+        f"threshold in {broken[CALIBRATED]:.0%}"
+    )
+
+
+def bandit_conclusion(keepers: pd.DataFrame) -> str:
+    """What bandits earn, and what they lose."""
+    of = {who: rows.set_index("task") for who, rows in keepers.groupby("who", sort=False)}
+    return (
+        f"Regret of the bandit over one stream, a token: {by_task(of[STREAM].regret, '.3f')}: it earns about what the best "
+        f"fixed arm does. Its mean loss: {by_task(of[STREAM].loss, '.1%')}; that of the calibrated threshold: "
+        f"{by_task(of[CALIBRATED].loss, '.1%')}. Its reward is confidence minus depth, and neither is quality."
+    )
+
+
+def intervals_conclusion(spaced: pd.DataFrame) -> str:
+    """FLOPs with an exit at every layer and at every third."""
+    shares = spaced.pivot(index="task", columns="every", values="flops_share")
+    cheaper = shares.index[shares[3] < shares[1] - 0.005]
+    return (
+        f"FLOPs at equal loss with exits at every layer: {by_task(shares[1])}; at every third: {by_task(shares[3])}. "
+        f"Fewer exits are cheaper {on_tasks(list(cheaper))}."
+    )
+
+
+def places(travelled: pd.DataFrame) -> pd.DataFrame:
+    """The worst loss of each rule by where its threshold is used: at home, on another task or corpus."""
+    kind = travelled.place.map({"at home": "home", "away": "task"}).fillna("corpus")
+    worst = travelled.assign(place=kind).groupby(["rule", "place"], sort=False).loss.max()
+    return worst.reset_index()
+
+
+def away_figure(travelled: pd.DataFrame, demand: float, note: str = ""):
+    """The worst loss of every rule at home and away, rules sorted by what they lose away."""
+    worst = places(travelled)
+    order = worst.groupby("rule").loss.max().sort_values(kind="stable").index
+    return figures.facets(
+        worst.assign(panel=""),
+        _draw_places,
+        "panel",
+        order=list(order),
+        demand=demand,
+        width=7.2,
+        height=0.25 * len(order) + 0.9,
+        xlabel="largest mean consistency loss of any task (log)",
+        message=away_message(travelled, demand),
+        note=note,
+    )
+
+
+def _draw_places(axis, rows: pd.DataFrame, order: Sequence[str], demand: float) -> None:
+    rows = rows.assign(height=rows.rule.map(order.index), loss=rows.loss.clip(lower=LEAST_LOSS))
+    for height, part in rows.groupby("height"):
+        axis.plot([part.loss.min(), part.loss.max()], [height, height], color="#cccccc", zorder=0)
+    figures.dots(axis, rows, "loss", "height", "place", styles=PLACES)
+    axis.axvline(demand, color=figures.GREY, linewidth=1, linestyle="--", label=f"demand: {demand:.0%}")
+    axis.set_yticks(range(len(order)), [figures.label(rule) for rule in order], fontsize=8)
+    axis.set_xscale("log")
+
+
+def away_message(travelled: pd.DataFrame, demand: float) -> str:
+    """How many rules exceed twice the demand at home and elsewhere."""
+    worst = places(travelled).pivot(index="rule", columns="place", values="loss")
+    broken = (worst > 2 * demand).sum()
+    texts = [f"{broken[place]} {style.label}" for place, style in PLACES.items() if place in broken]
+    return f"Of {len(worst)} rules that were set for a loss of {demand:.0%}, over twice that on some task: {listed(texts)}"
+
+
+def away_conclusion(travelled: pd.DataFrame) -> str:
+    """The worst rule at home, on another task and on another corpus."""
+    worst = places(travelled)
+    texts = []
+    for place, rows in worst.groupby("place", sort=False):
+        row = rows.loc[rows.loss.idxmax()]
+        texts.append(
+            f"{PLACES[place].label} {row.loss:.1%} ({figures.label(row.rule)}), median rule {rows.loss.median():.1%}"
+        )
+    return f"Largest loss of any rule: {'; '.join(texts)}."
+
+
+def confidence_conclusion(moved: pd.DataFrame) -> str:
+    """How sure the first exit is at home and on other corpora, and how often the last layer contradicts it."""
+    home = moved[moved.place == "at home"].set_index("task")
+    away = moved[moved.place != "at home"]
+    if away.empty:
+        return "This profile names no other corpus of a task, so that only the other tasks are elsewhere."
+    texts = [
+        f"{row.place} ({figures.label(row.task)}) {row.sure:.0%}, of which {with_interval(row._asdict(), 'wrong', '.1%', 'low', 'high')}"
+        for row in away.itertuples()
+    ]
+    return (
+        f"At home the first exit is sure of {by_task(home.sure)} of the tokens, and the last layer contradicts "
+        f"{span(home.wrong, '.1%')} of these. Elsewhere: {'; '.join(texts)}."
+    )
+
+
+def later_conclusion(thirds: pd.DataFrame) -> str:
+    """Errors in the first and in the last third of the outputs."""
+    texts = []
+    for what, rows in thirds.groupby("what", sort=False):
+        by_part = rows.pivot(index="task", columns="part", values="wrong")
+        fewer = by_part.index[by_part[3] < by_part[1]]
+        change = [f"{figures.label(task)} {row[1]:.1%} and {row[3]:.1%}" for task, row in by_part.iterrows()]
+        texts.append(f"{what}: {listed(change)}, fewer at the end {on_tasks(list(fewer))}")
+    return f"Errors in the first and the last third of the outputs. {'. '.join(texts).capitalize()}."
