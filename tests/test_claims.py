@@ -198,7 +198,7 @@ def test_where_no_rule_keeps_the_score_the_claim_says_so():
 
 
 def test_a_threshold_that_travels_is_weighed_against_home():
-    moves = claim("06_survey_rules", "confidence moves with the domain")
+    moves = claim("09_thresholds", "confidence moves with the domain")
     home = pd.DataFrame({"model": "calm", "rule": "surest", "place": ["at home"], "loss": 0.01})
 
     def judge(*rows):
@@ -213,7 +213,7 @@ def test_a_threshold_that_travels_is_weighed_against_home():
 
 
 def test_confidence_elsewhere_needs_another_corpus():
-    moved = claim("06_survey_rules", "confidence is less right in another domain")
+    moved = claim("09_thresholds", "confidence is less right in another domain")
     home = pd.DataFrame({"model": "calm", "place": ["at home"], "wrong": 0.01})
 
     def judge(*rows):

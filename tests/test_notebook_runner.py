@@ -21,6 +21,7 @@ import pytest
 from mee_utils import MeeError
 from mee_utils.__main__ import main
 from mee_utils.common.files import complete_file
+from mee_utils.paper import statements
 from mee_utils.study import notebook_files, parameters, pipeline, result_tables
 from mee_utils.study import notebooks as notebook
 from mee_utils.study.results import DIGEST, STAGED, Run, noted_digests, staged
@@ -448,19 +449,31 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, caps
     assert str(blocked) in said and said.endswith("set MEE_OUTPUT.\n") and said.count("\n") == 1
 
 
-def test_a_table_that_is_missing_names_its_notebook(tmp_path, monkeypatch):
+def test_claims_that_are_missing_name_their_notebook(tmp_path, monkeypatch):
     """Before, 08 judged fewer statements where the tables of a notebook were missing, without a word."""
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    folder, claims = tmp_path / "made_up", pd.DataFrame({"claim": ["a"], "task": ["x"]})
-    names = [name for name in notebook_files.notebook_names() if name[:2] in ("01", "02", "03", "04", "06")]
-    for name in names:
-        (folder / name).mkdir(parents=True)
-        claims.to_csv(folder / name / "claims.csv", index=False)
-    with pytest.raises(MeeError, match=r"05_mee_classifiers/claims.csv is missing: run make reproduce"):
+    with pytest.raises(MeeError, match="No notebook has judged claims: run make reproduce PROFILE=made_up"):
         result_tables.claims_of("made_up")
-    (folder / "05_mee_classifiers").mkdir()
-    claims.to_csv(folder / "05_mee_classifiers" / "claims.csv", index=False)
-    assert list(result_tables.claims_of("made_up").notebook) == sorted([*names, "05_mee_classifiers"])
+    names = [name for name in notebook_files.notebook_names() if name in statements.NOTEBOOKS]
+    names.remove("08_results")
+
+    def store(name, *claims):
+        (tmp_path / "made_up" / name).mkdir(parents=True)
+        table = pd.DataFrame({"claim": claims, "task": "x"})
+        table.to_csv(tmp_path / "made_up" / name / "claims.csv", index=False)
+
+    for name in names:
+        if name not in ("05_mee_classifiers", "10_confidence"):
+            store(name, name, "has moved") if name == "06_survey_rules" else store(name, name)
+    stored, missing = result_tables.claims_of("made_up")
+    assert missing == ["05_mee_classifiers", "10_confidence"]
+    assert set(stored.notebook) == set(names) - set(missing)
+    assert stored.set_index("claim").notebook["has moved"] == "06_survey_rules"
+    store("05_mee_classifiers", "05_mee_classifiers")
+    store("10_confidence", "10_confidence", "has moved")
+    stored, missing = result_tables.claims_of("made_up")
+    assert not missing and list(dict.fromkeys(stored.notebook)) == names
+    assert stored.set_index("claim").notebook["has moved"] == "10_confidence", "and it counts once"
 
 
 @pytest.mark.parametrize(

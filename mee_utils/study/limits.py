@@ -14,6 +14,7 @@ import pandas as pd
 
 from . import figures
 from .catalogue import RULES
+from .prose import listed
 from .result_tables import Measured, described
 from .verdicts import on_front
 
@@ -183,6 +184,35 @@ def split_lines(losses: pd.DataFrame, threshold: float, label: Callable) -> Iter
             f"changes outputs by {row.consistency_loss:.1%}: wrong decisions {row.loss_by_decisions:.1%}, "
             f"copied states {row.loss_by_states:.1%} more"
         )
+
+
+def limits_conclusion(limits: pd.DataFrame, losses: pd.DataFrame, threshold: float = 0.9) -> str:
+    """What perfect decisions and real ones keep at equal FLOPs, and what the margin loses by either.
+
+    Args:
+        limits: from `limits_at_equal_flops`.
+        losses: from `split_losses`.
+        threshold: of the margin.
+    """
+    texts = []
+    for row in limits.to_dict("records"):
+        rule = f"the best rule {row['rule_kept']:.0%}" if _is_number(row.get("rule_kept")) else "no rule"
+        oracle = f"an oracle keeps {_interval(row, 'oracle')} of the score for {row['flops_share']:.0%}"
+        texts.append(f"{figures.label(row['task'])}: {oracle} of the FLOPs, for no more {rule}")
+    at = losses[losses.threshold == threshold]
+    parts = [
+        f"{figures.label(row.task)} {row.loss_by_decisions:.1%} and {row.loss_by_states:.1%}"
+        for row in at.itertuples()
+    ]
+    return (
+        f"{'; '.join(texts)}. At a threshold of {threshold:g} the margin changes outputs (mean consistency "
+        "loss) by wrong "
+        f"decisions, and by copied states besides: {listed(parts)}."
+    )
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and value == value
 
 
 def message(limits: pd.DataFrame) -> str:

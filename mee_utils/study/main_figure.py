@@ -200,6 +200,15 @@ def setting_lines(times: pd.DataFrame) -> Iterator[str]:
         yield f"{figures.label(task)} ({metric}), batch {batch}: {'; '.join(parts)}"
 
 
+def main_conclusion(times: pd.DataFrame) -> str:
+    """What the measures of either paper keep one batch at a time, and how fast they are, over the tasks."""
+    batch, *_ = BATCHES
+    rows = _measures(times)
+    rows = rows[rows.batch == batch]
+    parts = [_in_words(paper, rows[rows.rule.isin(rules)]) for paper, rules in PAPERS.items()]
+    return f"At batch {batch}, over tasks and measures: {'; '.join(parts)}. {speed_message(times)}."
+
+
 def _in_words(paper: str, rows: pd.DataFrame) -> str:
     kept = f"{rows.retained.min():.0%} to {rows.retained.max():.0%}"
     tokens = f"{rows.speed.min():.2f} to {rows.speed.max():.2f}"

@@ -15,7 +15,15 @@ from .profiles import Strict, first_mistake
 
 PAPERMILL = "# Parameters"  # the first line of the cell that papermill puts in
 # With fewer, tables have no rows to compare, or intervals no two outputs that differ.
-LEAST = {"limit": 5, "choosing": 5, "frequency_limit": 20, "max_new_tokens": 8, "bins": 2, "splits": 2}
+LEAST = {
+    "limit": 5,
+    "decoded": 5,
+    "choosing": 5,
+    "frequency_limit": 20,
+    "max_new_tokens": 8,
+    "bins": 2,
+    "splits": 2,
+}
 
 
 def check_parameters(given: dict, declared: dict) -> dict:

@@ -286,14 +286,26 @@ def _settings_of(table: pd.DataFrame) -> Iterator[tuple[str, str, float, pd.Data
         yield *(label[first] for label in labels), values.take(rows).reset_index(drop=True)
 
 
-def claims_of(profile: str) -> pd.DataFrame:
-    """The claims of all notebooks before 08, one row per claim and task, in order; `notebook` in front."""
+def claims_of(profile: str) -> tuple[pd.DataFrame, list[str]]:
+    """The stored claims of all notebooks but 08, and the notebooks that judge claims and have none stored.
+
+    One row per claim and task, in order, with `notebook` in front. Of a claim that has moved from one
+    notebook to another, what the later one says.
+    """
     tables = {}
+    missing = []
     for name in notebook_names():
         source = (SOURCES / f"{name}.py").read_text(encoding="utf-8")
-        if '"claims")' in source and not name.startswith("08"):
+        if '"claims")' not in source or name.startswith("08"):
+            continue
+        if _stored(profile, name, "claims.csv", needed=False):
             tables[name] = read_table(profile, name, "claims")
-    return pd.concat(tables, names=["notebook"]).reset_index("notebook").reset_index(drop=True)
+        else:
+            missing.append(name)
+    if not tables:
+        raise MeeError(f"No notebook has judged claims: run make reproduce PROFILE={profile_name(profile)}.")
+    claims = pd.concat(tables, names=["notebook"]).reset_index("notebook")
+    return claims.drop_duplicates(["claim", "task"], keep="last", ignore_index=True), missing
 
 
 def inputs_of(profile: str) -> dict[str, str]:

@@ -7,10 +7,13 @@ cost before any token exits (a model trained for exits scores lower at full dept
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from . import figures
 from .catalogue import HEADS, MAIN_MODEL
+from .prose import listed
 from .result_tables import Measured
 from .verdicts import on_front
 
@@ -145,6 +148,80 @@ def at_equal_cost(table: pd.DataFrame) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
+
+
+def rivals_figure(
+    table: pd.DataFrame, equal_cost: pd.DataFrame, tasks: Sequence[str], quality: float, note: str = ""
+):
+    """Score kept against FLOPs of every kind of `beside_exits`; dotted lines stand at 1 and at `quality`."""
+    return figures.facets(
+        table,
+        _draw,
+        values=tasks,
+        quality=quality,
+        xlabel="FLOPs a token (1 = vanilla's full depth)",
+        ylabel="score kept (1 = vanilla's)",
+        width=3.9,
+        height=3.3,
+        message=headline(equal_cost),
+        note=note,
+    )
+
+
+STYLES = {
+    SHALLOW: figures.Style(SHALLOW, figures.STYLES["vanilla"].colour, "s"),
+    EXITS: figures.Style(f"{EXITS}, CALM", figures.STYLES["calm"].colour, "o"),
+    FIXED: figures.Style(f"{FIXED}, CALM", "black", ".", (1, 1.5)),
+    SEPARATE: figures.Style("exit heads, vanilla frozen", "#777777", "^", (4, 1.5)),
+    JOINT: figures.Style("exit heads, CALM frozen", "#aaaaaa", "v", (4, 1.5)),
+}
+
+
+def _draw(axis, rows: pd.DataFrame, quality: float) -> None:
+    for level in (1.0, quality):
+        axis.axhline(level, color=figures.GREY, linewidth=0.8, linestyle=":")
+    axis.plot(1, 1, "*", color=figures.DARK, markersize=11, label="full depth, vanilla", linestyle="none")
+    within = rows[rows.relative_flops <= 1.02]
+    figures.lines(axis, within, "relative_flops", "kept", "kind", figures.BAND, STYLES)
+    axis.set(xlim=(0.2, 1.03), ylim=(max(0.6, within.low.min()), max(1.03, within.high.max())))
+
+
+def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: float) -> Iterator[str]:
+    """Shallow decoders beside exits at equal FLOPs, and the cheapest of every kind at equal score."""
+    for task, rows in equal_cost.groupby("task", sort=False):
+        shown = [f"{row.setting} {row.kept:.0%} (exits {_at_most(row)})" for row in rows.itertuples()]
+        yield f"{figures.label(task)}, share of vanilla's score that is kept: {listed(shown)}."
+    cheapest = at_equal_score(table, quality)
+    saving = cheapest[cheapest.relative_flops < 1]
+    texts = []
+    for task in table.task.unique():
+        kinds = [f"{row.kind} {row.relative_flops:.0%}" for row in saving[saving.task == task].itertuples()]
+        texts.append(f"{figures.label(task)}: {listed(kinds)}")
+    wanted = f"where a mean of {quality:.0%} of vanilla's score is kept, if any are saved"
+    yield f"FLOPs {wanted}. {'; '.join(texts)}."
+
+
+def _at_most(row) -> str:
+    """What exits keep for no more FLOPs than a shallow decoder, in words."""
+    best = pd.Series([row.exits_kept, row.fixed_kept]).max()
+    return "cost more" if math.isnan(best) else f"{best:.0%}"
+
+
+def baseline_conclusion(beside_both: pd.DataFrame, quality: float) -> str:
+    """How much rules that keep their own full depth keep of vanilla's, from `kept_of_baseline`."""
+    texts = []
+    for task, rows in beside_both.groupby("task", sort=False):
+        certain = int((rows.of_vanilla_low >= quality).sum())
+        shares = (
+            f"{rows.retained.mean():.1%} of their own and {rows.of_vanilla.mean():.1%} of vanilla's score"
+        )
+        texts.append(
+            f"{figures.label(task)} {shares} ({certain} of {len(rows)} rules certainly {quality:.0%})"
+        )
+    return (
+        f"Rules that keep {quality:.0%} of their own full depth for certain keep, on average: "
+        f"{'; '.join(texts)}."
+    )
 
 
 def headline(equal_cost: pd.DataFrame) -> str:

@@ -17,6 +17,8 @@ NOTEBOOKS = {  # notebook -> module of its statements
     "05_mee_classifiers": "mee_classifiers",
     "06_survey_rules": "survey_rules",
     "08_results": "results",
+    "09_thresholds": "thresholds",
+    "10_confidence": "confidence",
 }
 
 

@@ -8,17 +8,20 @@ import pandas as pd
 
 from .. import figures
 from ..catalogue import RULES
+from ..prose import listed, on_tasks
 from ..result_tables import Measured, best_of_families
 from ..verdicts import BETWEEN, FIXED_LAYER, KIND_OF, NONE_MEASURED, OTHER_RULES, SEVERAL, on_front
-from .wording import by_task, listed, on_tasks, span
+from .wording import by_task, percent_span
 
 ONE = "rules over one layer"
 VERIFIED = "verified by the last layer"
 WAYS = {  # ways to exit -> how they are drawn
     FIXED_LAYER: figures.Style("a fixed layer (mean score only)", "black", "s"),
-    ONE: figures.Style("best rule over one layer", figures.STYLES["hidden"].colour, "o"),
-    SEVERAL: figures.Style("best rule over several layers", figures.STYLES["lstm"].colour, "^"),
-    VERIFIED: figures.Style("exits verified by the last layer (same output)", "#117733", "D"),
+    ONE: figures.Style("best rule over one layer", figures.STYLES["one layer"].colour, "o"),
+    SEVERAL: figures.Style("best rule over several layers", figures.STYLES["several layers"].colour, "^"),
+    VERIFIED: figures.Style(
+        "exits verified by the last layer (same output)", figures.STYLES["verified"].colour, "D"
+    ),
 }
 SPEEDS = ["speed", "lowest", "highest"]
 FLOPS_DRAWN = (0.3, 1.35)
@@ -32,7 +35,7 @@ VERSIONS = {
 def four_ways(
     answer: pd.DataFrame, fixed: pd.DataFrame, verified: pd.DataFrame, quality: float
 ) -> pd.DataFrame:
-    """The fastest setting of each of `WAYS`: one row a task, batch size and way; ways that were not timed have none.
+    """The fastest setting of each of `WAYS` that was timed: one row a task, batch size and way.
 
     Args:
         answer: timed settings of rules that keep the quality for certain, from `verdicts.fastest`.
@@ -48,21 +51,24 @@ def four_ways(
         verified.assign(way=VERIFIED, retained=1.0),
     ]
     columns = ["task", "batch", "way", "rule", "threshold", "retained", *SPEEDS]
-    timed = pd.concat([part.reindex(columns=columns) for part in parts if len(part)], ignore_index=True)
+    parts = [part.reindex(columns=columns) for part in parts if len(part)]
+    if not parts:
+        return pd.DataFrame(columns=columns)
+    timed = pd.concat(parts, ignore_index=True)
     fastest = timed.sort_values("speed", ascending=False, kind="stable").drop_duplicates(
         ["task", "batch", "way"]
     )
-    place = fastest.way.map(list(WAYS).index)
+    height = fastest.way.map(list(WAYS).index)
     return (
-        fastest.assign(place=place)
-        .sort_values(["task", "batch", "place"])
-        .drop(columns="place")
+        fastest.assign(height=height)
+        .sort_values(["task", "batch", "height"])
+        .drop(columns="height")
         .reset_index(drop=True)
     )
 
 
 def answer_figure(ways: pd.DataFrame, tasks: Sequence[str], quality: float, note: str = ""):
-    """Tokens a second of the best setting of each way, a panel a task: one output at a time, and in batches (hollow)."""
+    """Tokens a second of the best setting of each way: one output at a time, and in batches (hollow)."""
     return figures.facets(
         ways,
         _draw_ways,
@@ -79,16 +85,16 @@ def answer_figure(ways: pd.DataFrame, tasks: Sequence[str], quality: float, note
 def _draw_ways(axis, rows: pd.DataFrame) -> None:
     for row in rows.itertuples():
         style = WAYS[row.way]
-        place = list(WAYS).index(row.way) + (0 if row.batch == 1 else 0.3)
+        height = list(WAYS).index(row.way) + (0 if row.batch == 1 else 0.3)
         whiskers = [[max(row.speed - row.lowest, 0)], [max(row.highest - row.speed, 0)]]
         look = {"fmt": style.marker, "color": style.colour, "elinewidth": 1, "markersize": 7}
         if row.batch != 1:
             look |= {"markerfacecolor": "white", "markersize": 5}
-        axis.errorbar([row.speed], [place], xerr=whiskers, **look)
+        axis.errorbar([row.speed], [height], xerr=whiskers, **look)
         if row.batch == 1:
             axis.annotate(
                 f"{row.speed:.2f}",
-                (row.speed, place),
+                (row.speed, height),
                 xytext=(0, 6),
                 textcoords="offset points",
                 fontsize=9,
@@ -107,7 +113,10 @@ def answer_message(ways: pd.DataFrame, quality: float) -> str:
     counts = [
         f"{WAYS[way].label}: {(rows.lowest > 1).sum()}" for way, rows in single.groupby("way", sort=False)
     ]
-    return f"Faster than full depth in every round at {quality:.0%} of the score, of {tasks} tasks: {', '.join(counts)}"
+    return (
+        f"Faster than full depth in every round at {quality:.0%} of the score, of {tasks} tasks: "
+        f"{', '.join(counts)}"
+    )
 
 
 def answer_conclusion(ways: pd.DataFrame, quality: float) -> str:
@@ -119,7 +128,8 @@ def answer_conclusion(ways: pd.DataFrame, quality: float) -> str:
         each = [f"{figures.label(row.task)} {row.speed:.2f} ({_setting(row)})" for row in best.itertuples()]
         texts.append(f"{where} {listed(each)}")
     return (
-        f"Fastest way to keep {quality:.0%}, tokens a second of full depth's: {'; '.join(texts)}. A fixed layer keeps it on average, rules with "
+        f"Fastest way to keep {quality:.0%}, tokens a second of full depth's: {'; '.join(texts)}. A fixed "
+        "layer keeps it on average, rules with "
         f"a lower bound of 95 % intervals, verified exits return the very output of full depth."
     )
 
@@ -149,7 +159,7 @@ def _with_flops(rows: pd.DataFrame) -> str:
 
 
 def flops_figure(points: pd.DataFrame, tasks: Sequence[str], quality: float, note: str = ""):
-    """Score kept against FLOPs of every setting: the front of all rules, a fixed layer, the oracle; a panel a task.
+    """Score kept against FLOPs of every setting: the front of all rules, a fixed layer, the oracle.
 
     Args:
         points: all settings of one model, with `front`, from `verdicts.fronts`.
@@ -187,7 +197,7 @@ def _draw_front(axis, rows: pd.DataFrame, quality: float) -> None:
         rules.flops_share, rules.retained, color="#bbbbbb", s=5, linewidth=0, label="settings of rules"
     )
     best = rules[on_front(rules.flops_share, rules.retained)].sort_values("flops_share", kind="stable")
-    axis.plot(best.flops_share, best.retained, color="#0173b2", linewidth=1.5, label="front of all rules")
+    axis.plot(best.flops_share, best.retained, color=figures.BLUE, linewidth=1.8, label="front of all rules")
     static = rows[rows.rule == "static"].sort_values("flops_share", kind="stable")
     axis.plot(static.flops_share, static.retained, ".:", color="black", label="a fixed layer")
     for rule, marker in (("oracle", "*"), ("full_depth", "+")):
@@ -210,7 +220,10 @@ def flops_message(points: pd.DataFrame, quality: float) -> str:
         points[(points.rule == "static") & (points.retained >= quality)].groupby("task").flops_share.min()
     )
     ahead = [task for task in cheapest.index if not static.get(task, 9) <= cheapest[task]]
-    return f"At a mean of {quality:.0%} of the score some rule is cheaper than a fixed layer {on_tasks(ahead)}, in FLOPs"
+    return (
+        f"At a mean of {quality:.0%} of the score some rule is cheaper than a fixed layer "
+        f"{on_tasks(ahead, cheapest.index)}, in FLOPs"
+    )
 
 
 def flops_conclusion(points: pd.DataFrame, quality: float) -> str:
@@ -221,33 +234,36 @@ def flops_conclusion(points: pd.DataFrame, quality: float) -> str:
         fixed = f"a fixed layer {static.flops_share.min():.0%}" if len(static) else "no fixed layer"
         texts.append(f"{figures.label(row.task)}: {figures.label(row.rule)} {row.flops_share:.0%}, {fixed}")
     return (
-        f"FLOPs at a mean of {quality:.0%}. {'; '.join(texts)}. These settings are chosen on the examples that they are shown "
+        f"FLOPs at a mean of {quality:.0%}. {'; '.join(texts)}. These settings are chosen on the examples "
+        "that they are shown "
         f"on, so that the front is optimistic; what is certain stands above."
     )
 
 
 def equal_loss_conclusion(equal: pd.DataFrame, wanted: float) -> str:
-    """The cheapest rule of every task at one mean consistency loss, and how many rules have no number there."""
+    """The cheapest rule of every task at one consistency loss, and how many rules have no number."""
     rows = equal[equal.wanted == wanted]
     there = rows[rows.reading == BETWEEN]
     best = there.sort_values(["task", "flops_share"], kind="stable").drop_duplicates("task")
     texts = [
-        f"{figures.label(row.task)} {row.flops_share:.0%} ({row.flops_low:.0%} to {row.flops_high:.0%}; {figures.label(row.rule)})"
+        f"{figures.label(row.task)} {row.flops_share:.0%} ({row.flops_low:.0%} to {row.flops_high:.0%}; "
+        f"{figures.label(row.rule)})"
         for row in best.itertuples()
     ]
     missing = (rows.reading == NONE_MEASURED).groupby(rows.task, sort=False).sum()
     return (
-        f"FLOPs of the cheapest rule at a mean consistency loss of {wanted:.0%}: {listed(texts)}. Rules without a setting that "
+        f"FLOPs of the cheapest rule at a mean consistency loss of {wanted:.0%}: {listed(texts)}. Rules "
+        "without a setting that "
         f"strict: {by_task(missing, 'd')}."
     )
 
 
 def guarantee_figure(calibrated: pd.DataFrame, tasks: Sequence[str], note: str = ""):
-    """FLOPs of the cheapest rule of each family at each guaranteed consistency loss; rows of names are families."""
-    found = calibrated[
+    """FLOPs of the cheapest rule of each family at each guaranteed consistency loss."""
+    passed = calibrated[
         calibrated.found & (calibrated.kind == "consistency") & (calibrated.bound == "hoeffding_bentkus")
     ]
-    best = best_of_families(found, ["task", "delta"], "flops_share")
+    best = best_of_families(passed, ["task", "delta"], "flops_share")
     order = best.groupby("family").flops_share.mean().sort_values(ascending=False, kind="stable").index
     return figures.facets(
         best,
@@ -272,9 +288,9 @@ def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str]) -> None:
     }
     figures.dots(
         axis,
-        rows.assign(place=rows.family.map(families.index)),
+        rows.assign(height=rows.family.map(families.index)),
         "flops_share",
-        "place",
+        "height",
         "delta",
         styles=styles,
     )
@@ -301,12 +317,14 @@ def guarantee_conclusion(calibrated: pd.DataFrame, delta: float) -> str:
     for task, rows in chosen.groupby("task", sort=False):
         best = rows.iloc[0]
         texts.append(
-            f"{figures.label(task)} {figures.label(best.rule)} with {best.flops_share:.0%} (of {len(rows)} rules)"
+            f"{figures.label(task)} {figures.label(best.rule)} with {best.flops_share:.0%} (of {len(rows)} "
+            "rules)"
         )
     shares = calibrated.groupby("bound", sort=False).found.mean()
     bounds = [f"{BOUNDS.get(bound, bound)} {share:.0%}" for bound, share in shares.items()]
     return (
-        f"Cheapest at a guaranteed mean consistency loss of {delta:g}: {listed(texts)}. Share of all demands for which a bound "
+        f"Cheapest at a guaranteed mean consistency loss of {delta:g}: {listed(texts)}. Share of all demands "
+        "for which a bound "
         f"finds a threshold: {listed(bounds)}."
     )
 
@@ -336,7 +354,8 @@ def fresh_message(rates: pd.DataFrame, eps: float) -> str:
     """The worst rate with and without a test."""
     untested = rates.bound == "no_test"
     return (
-        f"Calibrated thresholds break the guarantee in at most {rates[~untested].violated.max():.1%} of the sets ({eps:.0%} may), "
+        f"Calibrated thresholds break the guarantee in at most {rates[~untested].violated.max():.1%} of the "
+        f"sets ({eps:.0%} may), "
         f"thresholds without a test in up to {rates[untested].violated.max():.0%}"
     )
 
@@ -345,14 +364,18 @@ def fresh_conclusion(rates: pd.DataFrame) -> str:
     """Mean rates of violation and of thresholds found, by bound."""
     means = rates.groupby("bound", sort=False)[["violated", "passed"]].mean()
     texts = [
-        f"{BOUNDS[bound]}: guarantee broken by {row.violated:.1%} of the sets, a threshold found by {row.passed:.0%}"
+        f"{BOUNDS[bound]}: guarantee broken by {row.violated:.1%} of the sets, a threshold found by "
+        f"{row.passed:.0%}"
         for bound, row in means.iterrows()
     ]
-    return f"Means over rules and demands. {'; '.join(texts)}. By chance alone up to {rates.limit.max():.1%} is allowed."
+    return (
+        f"Means over rules and demands. {'; '.join(texts)}. By chance alone up to {rates.limit.max():.1%} "
+        "is allowed."
+    )
 
 
 def named_bugs(bugs: pd.DataFrame) -> pd.DataFrame:
-    """Every measured case with a `name`: the bug, the rule, the model and, where there are several, the batch."""
+    """Every measured case with a `name`: bug, rule, model and, where there are several, the batch."""
     several = bugs.groupby(["bug", "rule"]).batch.transform("nunique") > 1
     batches = bugs.batch.map(", batch {}".format).where(several, "")
     rules = bugs.rule.map(figures.label)
@@ -361,7 +384,7 @@ def named_bugs(bugs: pd.DataFrame) -> pd.DataFrame:
 
 
 def bugs_figure(bugs: pd.DataFrame, tasks: Sequence[str], note: str = ""):
-    """Score kept and mean exit layer with each published bug and without: a dumbbell a case, a column a task."""
+    """Score kept and mean exit layer with each published bug and without: a dumbbell a case."""
     return figures.facets(
         bugs,
         _draw_bugs,
@@ -397,33 +420,50 @@ def bugs_message(bugs: pd.DataFrame) -> str:
     """How many bugs take a tenth of the score or more in some case."""
     losses = _losses(bugs)
     serious = int((losses >= 0.1).sum())
-    return f"{serious} of {len(losses)} published bugs take at least a tenth of the score in some case, everything else equal"
+    return (
+        f"{serious} of {len(losses)} published bugs take at least a tenth of the score in some case, "
+        "everything else equal"
+    )
 
 
 def bugs_conclusion(bugs: pd.DataFrame) -> str:
     """What each bug takes at most."""
     losses = _losses(bugs).sort_values(ascending=False, kind="stable")
     texts = [f"{bug} {loss:.0%}" for bug, loss in losses.items()]
-    return f"Largest share of the full score that a bug takes: {listed(texts)}. The table says which published number each may explain."
+    return (
+        f"Largest share of the full score that a bug takes: {listed(texts)}. The table says which "
+        "published number each may explain."
+    )
 
 
 def ledger_conclusion(ledger: pd.DataFrame) -> str:
     """How many statements have each verdict."""
     counts = ledger.verdict.value_counts()
     texts = [f"{count} {verdict}" for verdict, count in counts.items()]
-    return f"Of {len(ledger)} statements: {listed(texts)}. What fails on models of this size may still hold at the scale of the papers."
+    return (
+        f"Of {len(ledger)} statements: {listed(texts)}. What fails on models of this size may still hold "
+        "at the scale of the papers."
+    )
 
 
 def seeds_conclusion(spread: pd.DataFrame) -> str:
     """FLOPs of one rule by training objective, over seeds of the training."""
     texts = []
     for model, rows in spread.groupby("model", sort=False):
-        texts.append(f"{figures.label(model)} {span(rows['mean'])}")
-    return f"FLOPs of one rule on models that were trained again with other seeds, over the tasks: {listed(texts)}."
+        texts.append(f"{figures.label(model)} {percent_span(rows['mean'])}")
+    return (
+        "FLOPs of one rule on models that were trained again with other seeds, over the tasks: "
+        f"{listed(texts)}."
+    )
 
 
-def timings_of(stored: Measured, times: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Timed settings of one model's fixed layers, with the share of the score that each keeps on average."""
+def timed_layers(stored: Measured, model: str, times: pd.DataFrame) -> pd.DataFrame:
+    """Timed settings of fixed layers of a model, with the share of the score that each keeps on average."""
     kept = stored.rows(model=model, rule="static")[["task", "threshold", "retained"]]
-    static = times[(times.rule == "static") & (times.model == model)]
-    return static.drop(columns="retained", errors="ignore").merge(kept, on=["task", "threshold"])
+    static = times[times.rule == "static"].drop(columns="retained", errors="ignore")
+    return static.merge(kept, on=["task", "threshold"])
+
+
+def in_one_batch(times: pd.DataFrame) -> pd.DataFrame:
+    """The timings of one output at a time and of the largest batch, drafts or none."""
+    return times[times.batch.isin([1, times.batch.max()])]

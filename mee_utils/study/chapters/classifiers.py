@@ -9,8 +9,9 @@ import pandas as pd
 from ...analysis.statistics import percentiles
 from .. import figures
 from ..catalogue import CALM_RULES, MEE_RULES, RULES, VARIANTS
+from ..prose import listed, on_tasks
 from ..result_tables import KEEPS_IT
-from .wording import by_task, listed, on_tasks, span
+from .wording import by_task, percent_span
 
 MARGIN = "softmax_margin"
 PUBLISHED = (*CALM_RULES, *MEE_RULES)  # the six measures of MEE
@@ -37,14 +38,15 @@ def learning_conclusion(ends: pd.DataFrame) -> str:
     gap = ends.assign(gap=ends.held_out_loss - ends.training_loss)
     widest = gap.loc[gap.gap.idxmax()]
     return (
-        f"The lowest held-out loss is that of {figures.label(best.rule)} ({best.held_out_loss:.3f} nats). The "
+        f"The lowest held-out loss is that of {figures.label(best.rule)} ({best.held_out_loss:.3f} nats). "
+        "The "
         f"widest gap between held-out and training loss is that of {figures.label(widest.rule)} "
         f"({widest.gap:.3f}), whose held-out loss is lowest in epoch {widest.best_epoch}."
     )
 
 
 def best_of_kinds(mean_rank: pd.DataFrame) -> list[str]:
-    """The rules that the figure of ranking compares: the best classifier of either kind, and what needs none."""
+    """The rules whose ranking is drawn: the best classifier of either kind, and what needs no training."""
     areas = on_calm(mean_rank).groupby("rule").roc_area.mean()
     classifiers = areas[[rule for rule in VARIANTS if rule in areas and rule not in CONTROLS]]
     several = [rule for rule in classifiers.index if RULES[rule].family == "several layers"]
@@ -87,7 +89,7 @@ def ranking_message(mean_rank: pd.DataFrame) -> str:
     ahead = list(areas.index[areas[classifiers].max(axis=1) > areas[MARGIN]])
     if not ahead:
         return "No classifier ranks tokens as well as the softmax margin"
-    return f"A classifier ranks tokens better than the softmax margin {on_tasks(ahead)}"
+    return f"A classifier ranks tokens better than the softmax margin {on_tasks(ahead, areas.index)}"
 
 
 def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
@@ -95,11 +97,13 @@ def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
     areas = on_calm(mean_rank).pivot(index="rule", columns="task", values="roc_area")
     margin, one, several, similarity, _ = best_of_kinds(mean_rank)
     lines = [
-        f"{figures.label(rule)} {span(areas.loc[rule], '.2f')}" for rule in (margin, one, several, similarity)
+        f"{figures.label(rule)} {percent_span(areas.loc[rule], '{:.2f}')}"
+        for rule in (margin, one, several, similarity)
     ]
     ahead = clear_gains(on_calm(mean_rank), "roc_area", "three_hidden", "hidden")
     return (
-        f"Mean area, over the tasks: {listed(lines)}. Three layers rank tokens better than one {on_tasks(ahead)} "
+        f"Mean area, over the tasks: {listed(lines)}. Three layers rank tokens better than one "
+        f"{on_tasks(ahead, areas.columns)} "
         f"(95 % interval over seeds and sequences above zero)."
     )
 
@@ -139,12 +143,14 @@ def _draw_tokens(axis, rows: pd.DataFrame, sizes: Sequence[int]) -> None:
 def tokens_message(learned: pd.DataFrame) -> str:
     """On how many tasks three layers lead with the most tokens."""
     most = learned[learned.tokens == learned.tokens.max()]
+    tasks = most.task.unique()
     ahead = {
         other: clear_gains(most, "roc_area", "three_hidden", other) for other in ("hidden", "wide_hidden")
     }
     return (
-        f"With {learned.tokens.max():,} tokens three layers rank better than one {on_tasks(ahead['hidden'])}, "
-        f"and better than one with as many parameters {on_tasks(ahead['wide_hidden'])}"
+        f"With {learned.tokens.max():,} tokens three layers rank better than one "
+        f"{on_tasks(ahead['hidden'], tasks)}, "
+        f"and better than one with as many parameters {on_tasks(ahead['wide_hidden'], tasks)}"
     )
 
 
@@ -188,7 +194,8 @@ def decisions_message(quality_of: pd.DataFrame, threshold: float) -> str:
     """What one threshold means for different rules."""
     recall = quality_of.groupby("rule").recall.mean()
     return (
-        f"The same threshold of {threshold:g} exits {recall.min():.0%} to {recall.max():.0%} of the tokens that may exit, "
+        f"The same threshold of {threshold:g} exits {recall.min():.0%} to {recall.max():.0%} of the tokens "
+        "that may exit, "
         f"depending on the measure"
     )
 
@@ -241,7 +248,8 @@ def calibration_conclusion(reliability: pd.DataFrame) -> str:
     errors = calibration_errors(reliability)
     ends = [f"{figures.label(rule)} ({errors[rule]:.3f})" for rule in errors.index[[0, -1]]]
     return (
-        f"The expected calibration error is smallest for {ends[0]} and largest for {ends[1]}. Classifiers are "
+        f"The expected calibration error is smallest for {ends[0]} and largest for {ends[1]}. Classifiers "
+        "are "
         f"trained with both classes counted alike: where most tokens may exit they are underconfident."
     )
 
@@ -270,23 +278,23 @@ def cost_figure(costs: pd.DataFrame):
 
 
 SHAPE_STYLES = {
-    "mini": figures.Style("mini T5 (1,600 entries)", "#999999", "o"),
-    "t5-base": figures.Style("T5-base", "#56b4e9", "s"),
-    "t5-large": figures.Style("T5-large", "#0173b2", "D"),
+    "mini": figures.Style("mini T5 (1,600 entries)", "#b5b5b5", "o"),
+    "t5-base": figures.Style("T5-base", figures.BLUE, "s"),
+    "t5-large": figures.Style("T5-large", figures.DARK, "D"),
 }
 FREE = 1e-4  # where a decision that costs nothing is drawn on the logarithmic axis
 
 
 def _draw_costs(axis, rows: pd.DataFrame) -> None:
     rules = list(dict.fromkeys(rows.rule))
-    shown = rows.assign(place=rows.rule.map(rules.index), value=rows.value.clip(lower=FREE))
-    figures.dots(axis, shown, "value", "place", "shape", styles=SHAPE_STYLES, markersize=5)
+    shown = rows.assign(height=rows.rule.map(rules.index), value=rows.value.clip(lower=FREE))
+    figures.dots(axis, shown, "value", "height", "shape", styles=SHAPE_STYLES, markersize=5)
     axis.set_yticks(range(len(rules)), [figures.label(rule) for rule in rules], fontsize=8)
     if (rows.quantity == "share_of_layer").all():
-        for place, rule in enumerate(rules):
+        for height, rule in enumerate(rules):
             if rows[rows.rule == rule].value.max() == 0:
                 axis.annotate(
-                    "free", (FREE, place), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8
+                    "free", (FREE, height), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8
                 )
 
 
@@ -294,7 +302,8 @@ def cost_message(costs: pd.DataFrame) -> str:
     """What the margin and the cheapest classifier over several layers cost at T5-large."""
     large = costs[costs["shape"] == "t5-large"].set_index("rule").share_of_layer
     return (
-        f"At the shape of T5-large a margin costs {large[MARGIN]:.1f} layers, a classifier of low rank on three layers "
+        f"At the shape of T5-large a margin costs {large[MARGIN]:.1f} layers, a classifier of low rank on "
+        "three layers "
         f"{large['low_rank_three']:.2f}"
     )
 
@@ -305,19 +314,21 @@ def cost_conclusion(costs: pd.DataFrame) -> str:
     mini = costs[costs["shape"] == "mini"].set_index("rule").break_even
     return (
         f"A rule that decides at every layer saves FLOPs only if tokens exit before the break-even depth: "
-        f"for the margin {mini[MARGIN]:.0%} of the layers here and {large[MARGIN]:.0%} at the shape of T5-large, for three "
-        f"hidden states {mini['three_hidden']:.0%} and {large['three_hidden']:.0%}. Hidden similarity is counted as free. "
+        f"for the margin {mini[MARGIN]:.0%} of the layers here and {large[MARGIN]:.0%} at the shape of "
+        "T5-large, for three "
+        f"hidden states {mini['three_hidden']:.0%} and {large['three_hidden']:.0%}. Hidden similarity is "
+        "counted as free. "
         f"Rules on probabilities pay for the LM head, which pruning makes cheap (03)."
     )
 
 
 def equal_quality_figure(at_share: pd.DataFrame, tasks: Sequence[str], share: float, note: str = ""):
-    """FLOPs of every rule at one share of predictions kept, the cheapest on top: a dot a rule, a panel a task."""
+    """FLOPs of every rule at one share of predictions kept, the cheapest on top: a dot a rule."""
     rows = on_calm(at_share)
     rows = rows[~rows.rule.isin(CONTROLS)]
     order = rows.groupby("rule").flops_share.mean().sort_values(ascending=False).index
     return figures.facets(
-        rows.assign(place=rows.rule.map(list(order).index)),
+        rows.assign(height=rows.rule.map(list(order).index)),
         _draw_ranked,
         values=tasks,
         names=[figures.label(rule) for rule in order],
@@ -334,8 +345,8 @@ def _draw_ranked(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
             [max(row.flops_share - row.flops_share_low, 0)],
             [max(row.flops_share_high - row.flops_share, 0)],
         ]
-        colour = figures.FAMILIES[row.rule].colour
-        axis.errorbar([row.flops_share], [row.place], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
+        colour = figures.STYLES[row.rule].colour
+        axis.errorbar([row.flops_share], [row.height], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
     axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
     axis.set_yticks(range(len(names)), names, fontsize=8)
 
@@ -356,9 +367,11 @@ def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: fl
     vanilla = at_share[(at_share.model == "vanilla") & (at_share.target == "consistency")]
     same = rows[rows.rule.isin(vanilla.rule.unique())]
     return (
-        f"At {share:.0%} of the predictions kept, {len(early)} of {len(layers)} rules exit within half a layer of layer "
+        f"At {share:.0%} of the predictions kept, {len(early)} of {len(layers)} rules exit within half a "
+        "layer of layer "
         f"{first_layer}, the earliest allowed, on average over the tasks. The same classifiers exit at layer "
-        f"{same.mean_exit_layer.mean():.1f} on CALM's model and at layer {vanilla.mean_exit_layer.mean():.1f} on vanilla: the training "
+        f"{same.mean_exit_layer.mean():.1f} on CALM's model and at layer "
+        f"{vanilla.mean_exit_layer.mean():.1f} on vanilla: the training "
         f"of the model matters more than the rule."
     )
 
@@ -398,10 +411,10 @@ def _draw_later(axis, rows: pd.DataFrame) -> None:
     axis.axvline(0, color=figures.GREY, linewidth=1)
     names = [figures.label(rule) for rule in BESIDE_ONE_LAYER]
     for row in rows.itertuples():
-        place = len(names) - 1 - BESIDE_ONE_LAYER.index(row.rule)
+        height = len(names) - 1 - BESIDE_ONE_LAYER.index(row.rule)
         whiskers = [[row.later - row.later_low], [row.later_high - row.later]]
-        colour = figures.FAMILIES[row.rule].colour
-        axis.errorbar([row.later], [place], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
+        colour = figures.STYLES[row.rule].colour
+        axis.errorbar([row.later], [height], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
     axis.set_yticks(range(len(names)), names[::-1], fontsize=8)
 
 
@@ -418,8 +431,10 @@ def layers_seen_conclusion(later: pd.DataFrame) -> str:
     """What three layers gain, and what as many parameters on one layer gain."""
     means = later.groupby("rule").later.mean()
     return (
-        f"Mean over the tasks, in layers: three layers {means['three_hidden']:+.2f}, one layer with as many parameters "
-        f"{means['wide_hidden']:+.2f}, four layers {means['four_hidden']:+.2f}, the LSTM over all layers {means['lstm']:+.2f}."
+        f"Mean over the tasks, in layers: three layers {means['three_hidden']:+.2f}, one layer with as many "
+        "parameters "
+        f"{means['wide_hidden']:+.2f}, four layers {means['four_hidden']:+.2f}, the LSTM over all layers "
+        f"{means['lstm']:+.2f}."
     )
 
 
@@ -429,8 +444,8 @@ def published_conclusion(published: pd.DataFrame, sixth: int, first_layer: int, 
     for layer in (sixth, first_layer):
         rows = published[(published.min_layer == layer) & (published.threshold == threshold)]
         kept = rows[rows.rule.isin(PUBLISHED)].groupby("rule").retained.mean()
-        calm = span(kept[[rule for rule in CALM_RULES if rule in kept]])
-        mee = span(kept[[rule for rule in MEE_RULES if rule in kept]])
+        calm = percent_span(kept[[rule for rule in CALM_RULES if rule in kept]])
+        mee = percent_span(kept[[rule for rule in MEE_RULES if rule in kept]])
         texts.append(f"from layer {layer} on CALM's measures keep {calm} of the score and MEE's {mee}")
     return f"At a threshold of {threshold:g} that decays, {'; '.join(texts)} (means over the tasks)."
 
@@ -482,8 +497,9 @@ def curves_conclusion(points: pd.DataFrame) -> str:
     oracle = points[points.rule == "oracle"].set_index("task")
     fixed = f"a fixed layer takes {by_task(static)}" if len(static) else "no fixed layer keeps so much"
     return (
-        f"At a mean of 99% of the score {fixed} of the FLOPs. The oracle, which knows the last layer's prediction, "
-        f"keeps {by_task(oracle.retained)} for {span(oracle.flops_share)}."
+        f"At a mean of 99% of the score {fixed} of the FLOPs. The oracle, which knows the last layer's "
+        "prediction, "
+        f"keeps {by_task(oracle.retained)} for {percent_span(oracle.flops_share)}."
     )
 
 

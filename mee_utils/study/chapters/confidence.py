@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from .. import figures
-from .wording import by_task, on_tasks, span, with_interval
+from ..prose import on_tasks
+from .wording import by_task, percent_span, with_interval
 
 
 def overthinking_figure(thinking: pd.DataFrame, note: str = ""):
@@ -27,9 +28,9 @@ def overthinking_figure(thinking: pd.DataFrame, note: str = ""):
 def _draw_overthinking(axis, rows: pd.DataFrame, tasks: list[str]) -> None:
     models = list(rows.model.unique())
     shift = rows.model.map(models.index) - (len(models) - 1) / 2
-    rows = rows.assign(place=rows.task.map(tasks.index) + 0.25 * shift)
+    rows = rows.assign(height=rows.task.map(tasks.index) + 0.25 * shift)
     band = ("overthought_low", "overthought_high")
-    figures.dots(axis, rows, "overthought", "place", "model", xband=band)
+    figures.dots(axis, rows, "overthought", "height", "model", xband=band)
     axis.set_yticks(range(len(tasks)), [figures.label(task) for task in tasks])
     axis.set_ylim(len(tasks) - 0.5, -0.5)
     axis.set_xlim(left=0)
@@ -38,18 +39,20 @@ def _draw_overthinking(axis, rows: pd.DataFrame, tasks: list[str]) -> None:
 def overthinking_message(thinking: pd.DataFrame) -> str:
     """Between which shares overthinking lies in the model that is trained for exits."""
     shares = thinking[thinking.model == "calm"].overthought
-    return f"Overthinking concerns {span(shares, '.1%')} of CALM's tokens, by task"
+    return f"Overthinking concerns {percent_span(shares, '{:.1%}')} of CALM's tokens, by task"
 
 
 def overthinking_conclusion(thinking: pd.DataFrame) -> str:
     """How much a rule that knew the truth could gain."""
     calm = thinking[thinking.model == "calm"].set_index("task")
     texts = [
-        f"{figures.label(task)} {with_interval(row, 'overthought', '.1%')} beside {row.right:.1%} that end right"
+        f"{figures.label(task)} {with_interval(row, 'overthought', '.1%')} beside {row.right:.1%} that end "
+        "right"
         for task, row in calm.iterrows()
     ]
     return (
-        f"{'; '.join(texts)}. This is an upper bound: a token has as many chances as there are layers, and a rule does not "
+        f"{'; '.join(texts)}. This is an upper bound: a token has as many chances as there are layers, and a "
+        "rule does not "
         f"see which of them is right."
     )
 
@@ -83,7 +86,8 @@ def fake_message(fake: pd.DataFrame, first_layer: int) -> str:
     wrong = wrong_at(fake, first_layer)
     means = wrong.mean()
     return (
-        f"Sure and wrong at layer {first_layer}: {means['vanilla']:.0%} of vanilla's sure tokens, {means['calm']:.0%} of "
+        f"Sure and wrong at layer {first_layer}: {means['vanilla']:.0%} of vanilla's sure tokens, "
+        f"{means['calm']:.0%} of "
         f"CALM's (mean of the tasks)"
     )
 
@@ -94,8 +98,10 @@ def fake_conclusion(fake: pd.DataFrame, first_layer: int) -> str:
     last = wrong_at(fake, int(fake.layer.max()))
     fewer = wrong.index[wrong.calm < wrong.vanilla]
     return (
-        f"At layer {first_layer}, the first exit, these shares of CALM's sure tokens are wrong: {by_task(wrong.calm, '.1%')}; "
-        f"at the last layer: {by_task(last.calm, '.1%')}. Training for exits makes confidence more honest {on_tasks(list(fewer))}."
+        f"At layer {first_layer}, the first exit, these shares of CALM's sure tokens are wrong: "
+        f"{by_task(wrong.calm, '.1%')}; "
+        f"at the last layer: {by_task(last.calm, '.1%')}. Training for exits makes confidence more honest "
+        f"{on_tasks(fewer, wrong.index)}."
     )
 
 
@@ -104,13 +110,16 @@ def training_conclusion(ways: pd.DataFrame) -> str:
     of = {key: rows.set_index("task") for key, rows in ways.groupby(["rule", "trained by"], sort=False)}
     linear = of["linear", "balanced cross-entropy"].roc_area
     berxit = of["learning_to_exit", "squared error"].roc_area
-    own = of["surest", "untrained"].right
+    untrained = of["surest", "untrained"].right
     state = of["past_future", "squared error of the state"].right
     distilled = of["past_future", "distilled"].right
-    better = own.index[distilled > own]
+    better = untrained.index[distilled > untrained]
     return (
-        f"The same unit, taught with balanced cross-entropy, has an area of {by_task(linear, '.2f')}; with squared error "
-        f"{by_task(berxit, '.2f')}. The predicted state names the last layer's token in {by_task(state, '.1%')} of the cases, "
-        f"distilled in {by_task(distilled, '.1%')}, the layer's own token in {by_task(own, '.1%')}: distillation is ahead of "
-        f"it {on_tasks(list(better))}."
+        f"The same unit, taught with balanced cross-entropy, has an area of {by_task(linear, '.2f')}; with "
+        "squared error "
+        f"{by_task(berxit, '.2f')}. The predicted state names the last layer's token in "
+        f"{by_task(state, '.1%')} of the cases, "
+        f"distilled in {by_task(distilled, '.1%')}, the layer's own token in {by_task(untrained, '.1%')}: "
+        "distillation is ahead of "
+        f"it {on_tasks(better, untrained.index)}."
     )

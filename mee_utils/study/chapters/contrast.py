@@ -8,16 +8,17 @@ from collections.abc import Sequence
 import pandas as pd
 
 from .. import figures
-from .wording import by_task, listed, on_tasks, span, with_interval
+from ..prose import listed, on_tasks
+from .wording import by_task, percent_span, with_interval
 
 MARGIN = "unpruned"  # the rule that contrast is compared with: the softmax margin over all entries
 CONTRASTS = ("weighted", "jsd")
 DISTRIBUTIONS = ("expert", "amateur", "contrast")
 MARGINS = {
-    "plain": figures.Style("margin, plain", figures.BLUE, dashes=(4, 1.5)),
-    "contrast": figures.Style("margin, weighted contrast", "#d55e00", dashes=(1, 1)),
+    "plain": figures.Style("margin, plain", figures.STYLES["unpruned"].colour, dashes=(4, 1.5)),
+    "contrast": figures.Style("margin, weighted contrast", figures.STYLES["weighted"].colour, dashes=(1, 1)),
     "without_mass": figures.Style(
-        "margin, contrast without the mass (public code)", "#cc78bc", dashes=(3, 1, 1, 1)
+        "margin, contrast without the mass (public code)", figures.STYLES["jsd"].colour, dashes=(3, 1, 1, 1)
     ),
     "single": figures.Style("tokens with one plausible entry", figures.DARK),
 }
@@ -39,7 +40,7 @@ def _taken(rows: pd.DataFrame) -> float:
 
 
 def one_token_figure(example: pd.DataFrame, note: str = ""):
-    """Expert, amateur and contrast of one token as a table: a row each, a column for each vocabulary entry."""
+    """Expert, amateur and contrast of one token as a table: a row each, a column a vocabulary entry."""
     layer = example.layer.iloc[0]
     amateur = example.amateur_layer.iloc[0]
     names = {
@@ -98,7 +99,7 @@ def amateur_figure(amateurs: pd.DataFrame, note: str = ""):
         height=3.0,
         ylabel="share of tokens whose\namateur is layer 1",
         xlabel="expert layer",
-        message=f"JSD contrasts with layer 1 for {_mean_share(first)} of the tokens",
+        message=amateur_message(amateurs),
         note=note,
     )
 
@@ -108,14 +109,20 @@ def _draw_first_layer(axis, rows: pd.DataFrame) -> None:
     axis.set_ylim(0, 1.03)
 
 
-def _mean_share(first: pd.DataFrame) -> str:
-    return span(first.groupby("task").share.mean())
+def amateur_message(amateurs: pd.DataFrame) -> str:
+    """For how many tokens JSD chooses layer 1."""
+    return f"JSD contrasts with layer 1 for {percent_span(first_layer_shares(amateurs))} of the tokens"
+
+
+def first_layer_shares(amateurs: pd.DataFrame) -> pd.Series:
+    """By task: the share of tokens whose amateur is layer 1, a mean over the expert layers from 3 on."""
+    first = amateurs[(amateurs.amateur_layer == 1) & (amateurs.layer > 2)]
+    return first.groupby("task", sort=False).share.mean()
 
 
 def amateur_conclusion(amateurs: pd.DataFrame) -> str:
     """How often JSD chooses layer 1."""
-    first = amateurs[(amateurs.amateur_layer == 1) & (amateurs.layer > 2)]
-    shares = first.groupby("task", sort=False).share.mean()
+    shares = first_layer_shares(amateurs)
     return (
         f"The amateur is layer 1 for these shares of the tokens (mean of the expert layers from 3 on): "
         f"{by_task(shares)}. Where that is nearly all, JSD is contrast with the first layer under another "
@@ -127,9 +134,8 @@ def plausible_figure(plausible: pd.DataFrame, note: str = ""):
     """How many tokens have one plausible entry, and what that does to the margin."""
     quantities = {"single": "share of tokens", "plain": "mean margin"}
     last = plausible[plausible.layer == plausible.layer.max()]
-    message = (
-        f"At the last layer {span(last.single)} of the tokens have one plausible entry: nothing to contrast"
-    )
+    shares = percent_span(last.single)
+    message = f"At the last layer {shares} of the tokens have one plausible entry: nothing to contrast"
     return figures.facets(
         plausible, _draw_plausible, quantities=quantities, height=2.5, message=message, note=note
     )
@@ -149,8 +155,10 @@ def plausible_conclusion(
     bare = layers["weighted, without the mass"]
     return (
         f"At layer {first_layer}, tokens with one plausible entry are common: {by_task(at.single)}; of these "
-        f"{span(at.wrong_single, '.1%')} are predicted wrongly. Without the mass of the plausible set their "
-        f"confidence is 1 by construction. At a threshold of {threshold:g} the public form exits at layer {bare:.2f} on average, "
+        f"{percent_span(at.wrong_single, '{:.1%}')} are predicted wrongly. Without the mass of the plausible "
+        "set their "
+        f"confidence is 1 by construction. At a threshold of {threshold:g} the public form exits at layer "
+        f"{bare:.2f} on average, "
         f"contrast with the mass at {layers['weighted']:.2f}, the plain margin at {layers[MARGIN]:.2f}: "
         f"what looks fast is a looser threshold."
     )
@@ -174,7 +182,7 @@ def ranking_figure(ranks: pd.DataFrame, note: str = ""):
 
 
 def mean_areas(ranks: pd.DataFrame) -> pd.DataFrame:
-    """A row a model and task, a column a rule: the area, a mean over the layers at which all rules have one."""
+    """A row a model and task, a column a rule: the mean area over the layers at which all rules have one."""
     areas = ranks.pivot(index=["model", "task", "layer"], columns="rule", values="roc_area").dropna()
     return areas.groupby(["model", "task"], sort=False).mean()
 
@@ -238,7 +246,8 @@ def equal_quality_conclusion(equal: pd.DataFrame, share: float = 0.98) -> str:
     earlier = layers.index[layers.weighted < layers[MARGIN]]
     return (
         f"At {share:.0%} of the predictions kept, weighted contrast exits earlier than the plain margin "
-        f"{on_tasks(earlier)}. Pruned to a few entries it takes {flops['weighted_fixed']:.0%} of the FLOPs, JSD "
+        f"{on_tasks(earlier, layers.index)}. Pruned to a few entries it takes {flops['weighted_fixed']:.0%} "
+        "of the FLOPs, JSD "
         f"{flops['jsd_fixed']:.0%}; the plain margin, pruned in the same way, takes {flops['fixed']:.0%}."
     )
 
@@ -265,16 +274,16 @@ def pareto_figure(verdicts: pd.DataFrame, note: str = ""):
 
 def _draw_gains(axis, rows: pd.DataFrame) -> None:
     axis.axvline(0, color=figures.GREY, linewidth=1)
-    places = range(len(rows))
-    for place, row in zip(places, rows.itertuples(), strict=True):
+    heights = range(len(rows))
+    for height, row in zip(heights, rows.itertuples(), strict=True):
         style = figures.STYLES[row.rule]
         whiskers = [[max(row.gain - row.low, 0)], [max(row.high - row.gain, 0)]]
         look = {"fmt": style.marker, "color": style.colour, "elinewidth": 1}
-        axis.errorbar([row.gain], [place], xerr=whiskers, **look)
+        axis.errorbar([row.gain], [height], xerr=whiskers, **look)
     names = [
         f"{figures.label(rule)}, {flops:.0%}" for rule, flops in zip(rows.rule, rows.flops_share, strict=True)
     ]
-    axis.set_yticks(list(places), names, fontsize=8)
+    axis.set_yticks(list(heights), names, fontsize=8)
     axis.grid(axis="y", visible=False)
 
 
@@ -283,7 +292,8 @@ def pareto_message(verdicts: pd.DataFrame) -> str:
     improves = int(verdicts.improves.sum())
     worse = int(verdicts.worse.sum())
     return (
-        f"Of {len(verdicts)} settings with contrast {improves or 'none'} beat the plain margin at equal cost; "
+        f"Of {len(verdicts)} settings with contrast {improves or 'none'} beat the plain margin at equal "
+        "cost; "
         f"{worse} are worse (the other intervals hold zero)"
     )
 
@@ -294,8 +304,10 @@ def pareto_conclusion(verdicts: pd.DataFrame) -> str:
     middle = verdicts.groupby("task", sort=False).gain.median()
     improved = counts.index[counts.improves > 0]
     return (
-        f"A clear improvement is found {on_tasks(improved)}. The median setting with contrast changes the "
-        f"score by {by_task(middle, '+.1f')} points against the best plain margin that costs no more. Behind each name "
+        f"A clear improvement is found {on_tasks(improved, counts.index)}. The median setting with contrast "
+        "changes the "
+        f"score by {by_task(middle, '+.1f')} points against the best plain margin that costs no more. Behind "
+        "each name "
         f"stands what the setting takes of the FLOPs of full depth."
     )
 
@@ -307,9 +319,11 @@ def decoder_conclusion(decoded: pd.DataFrame) -> str:
     clear = rows[rows.low > 1]
     worse = rows[rows.high < 1]
     return (
-        f"As decoder, contrast changes {span(1 - rows.same_output)} of the outputs. It improves the score for certain in "
+        f"As decoder, contrast changes {percent_span(1 - rows.same_output)} of the outputs. It improves the "
+        "score for certain in "
         f"{len(clear)} of {len(rows)} cases and lowers it for certain in {len(worse)}; the best is "
-        f"{figures.label(best.rule)} with {figures.label(best.model)} on {figures.label(best.task)}, which keeps "
+        f"{figures.label(best.rule)} with {figures.label(best.model)} on {figures.label(best.task)}, which "
+        "keeps "
         f"{with_interval(best, 'retained', '.1%', 'low', 'high')} of the score."
     )
 
@@ -328,7 +342,8 @@ def lengths_figure(grown: pd.DataFrame):
         xlabel="tokens of the source",
         ylabel="FLOPs if all layers decide\n(1 = full depth)",
         message=(
-            f"Deciding at every layer costs T5-large {large.iloc[0] - 1:.0%} with {large.index[0]:,} source tokens, "
+            f"Deciding at every layer costs T5-large {large.iloc[0] - 1:.0%} with {large.index[0]:,} source "
+            "tokens, "
             f"{large.iloc[-1] - 1:.0%} with {large.index[-1]:,} (counted)"
         ),
     )

@@ -9,7 +9,8 @@ import pandas as pd
 
 from .. import figures
 from ..catalogue import IDEAS
-from .wording import by_task, listed, span
+from ..prose import listed
+from .wording import by_task, percent_span
 
 MARGIN = "fixed"  # the softmax margin over a few entries, with which other rules are compared
 COMPARED = (  # ten rules that between them have every idea; the table beside the figure has all
@@ -156,15 +157,16 @@ def alike_conclusion(cells: pd.DataFrame) -> str:
         for row in pairs.itertuples()
     ]
     return (
-        f"Most alike: {listed(texts)}. At a correlation of 1, every threshold of one rule has a threshold of the other "
+        f"Most alike: {listed(texts)}. At a correlation of 1, every threshold of one rule has a threshold of "
+        "the other "
         f"with the same exits. (Similarity and MuE are left out: MuE changes the threshold only.)"
     )
 
 
 def highlighted(bench: pd.DataFrame) -> list[str]:
     """Of each idea the rule with the fewest FLOPs at equal loss, a mean over tasks; no number counts as 1."""
-    known = bench[bench.rule.isin(IDEAS)]
-    means = known.equal_flops.fillna(1.0).groupby(known.rule, sort=False).mean()
+    measured = bench[bench.rule.isin(IDEAS)]
+    means = measured.equal_flops.fillna(1.0).groupby(measured.rule, sort=False).mean()
     ideas = means.index.map(IDEAS)
     return [means[ideas == idea].idxmin() for idea in dict.fromkeys(ideas)]
 
@@ -172,7 +174,7 @@ def highlighted(bench: pd.DataFrame) -> list[str]:
 def equal_loss_figure(
     curves: pd.DataFrame, bench: pd.DataFrame, tasks: Sequence[str], demand: float, note: str = ""
 ):
-    """FLOPs against the consistency loss: the best rule of every idea, a fixed layer, and all others in grey."""
+    """FLOPs against the consistency loss: the best rule of every idea, a fixed layer; others in grey."""
     return figures.facets(
         curves,
         _draw_losses,
@@ -204,10 +206,10 @@ def _draw_losses(axis, rows: pd.DataFrame, shown: Sequence[str], demand: float) 
 
 def equal_loss_message(bench: pd.DataFrame, demand: float) -> str:
     """The cheapest rule at the demanded loss, by task."""
-    known = bench.dropna(subset=["equal_flops"])
-    if known.empty:
+    measured = bench.dropna(subset=["equal_flops"])
+    if measured.empty:
         return f"No rule was measured at a loss of {demand:.0%}"
-    best = known.loc[known.groupby("task", sort=False).equal_flops.idxmin()]
+    best = measured.loc[measured.groupby("task", sort=False).equal_flops.idxmin()]
     texts = [
         f"{figures.label(row.rule)} {row.equal_flops:.0%} ({figures.label(row.task)})"
         for row in best.itertuples()
@@ -229,16 +231,18 @@ def equal_loss_conclusion(bench: pd.DataFrame, fixed: pd.Series, demand: float) 
     thresholded = bench[bench.rule != "bandit"]
     missing = thresholded.equal_flops.isna().groupby(thresholded.task, sort=False).sum()
     return (
-        f"FLOPs at a loss of {demand:.0%}. {'; '.join(texts)}. Rules of which even the strictest setting loses more, so "
-        f"that they have no number there: {by_task(missing, 'd')} (of {len(thresholded) // max(1, len(missing))} each)."
+        f"FLOPs at a loss of {demand:.0%}. {'; '.join(texts)}. Rules of which even the strictest setting "
+        "loses more, so "
+        f"that they have no number there: {by_task(missing, 'd')} (of "
+        f"{len(thresholded) // max(1, len(missing))} each)."
     )
 
 
 def _cheapest(rows: pd.DataFrame) -> str:
-    known = rows.dropna(subset=["equal_flops"])
-    if known.empty:
+    measured = rows.dropna(subset=["equal_flops"])
+    if measured.empty:
         return "no rule measured"
-    row = known.loc[known.equal_flops.idxmin()]
+    row = measured.loc[measured.equal_flops.idxmin()]
     return f"{figures.label(row.rule)} {row.equal_flops:.0%} ({row.equal_low:.0%} to {row.equal_high:.0%})"
 
 
@@ -259,6 +263,7 @@ def drafts_conclusion(bench: pd.DataFrame) -> str:
         ]
         timed = f"Fastest as verified drafts, tokens a second of full depth's: {listed(texts)}."
     return (
-        f"As drafts, the last layer accepts {span(accepted)} of the exits, by rule. {timed} A threshold strict enough for "
+        f"As drafts, the last layer accepts {percent_span(accepted)} of the exits, by rule. {timed} A "
+        "threshold strict enough for "
         f"unverified exits is needlessly strict for drafts: 07 plans thresholds for them."
     )

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import pandas as pd
 
 from .. import figures
-from .wording import by_task, listed, on_tasks, span, with_interval
+from ..prose import listed, on_tasks
+from .wording import by_task, percent_span, with_interval
 
 STREAM = "bandit, one stream"
 EACH = "bandit, each output"
 CALIBRATED = "calibrated"
 STRATEGIES = {  # who sets the threshold -> its name and colour
     "best fixed arm": figures.Style("best fixed arm", "#999999"),
-    EACH: figures.Style("bandit,\neach output", "#b5a300"),
-    STREAM: figures.Style("bandit,\none stream", "#7a0177"),
+    EACH: figures.Style("bandit,\neach output", figures.STYLES["bandit"].colour),
+    STREAM: figures.Style("bandit,\none stream", figures.STYLES["bandit"].colour),
     CALIBRATED: figures.Style("calibrated\n(learn then test)", figures.DARK),
 }
 PLACES = {
@@ -65,7 +66,8 @@ def bandit_message(draws: pd.DataFrame) -> str:
     """In how many draws the demand is exceeded."""
     broken = draws.groupby("who").broken.mean()
     return (
-        f"A bandit over one stream exceeds the calibrated demand in {broken[STREAM]:.0%} of the draws, a calibrated "
+        f"A bandit over one stream exceeds the calibrated demand in {broken[STREAM]:.0%} of the draws, a "
+        "calibrated "
         f"threshold in {broken[CALIBRATED]:.0%}"
     )
 
@@ -74,9 +76,12 @@ def bandit_conclusion(keepers: pd.DataFrame) -> str:
     """What bandits earn, and what they lose."""
     of = {who: rows.set_index("task") for who, rows in keepers.groupby("who", sort=False)}
     return (
-        f"Regret of the bandit over one stream, a token: {by_task(of[STREAM].regret, '.3f')}: it earns about what the best "
-        f"fixed arm does. Its mean loss: {by_task(of[STREAM].loss, '.1%')}; that of the calibrated threshold: "
-        f"{by_task(of[CALIBRATED].loss, '.1%')}. Its reward is confidence minus depth, and neither is quality."
+        f"Regret of the bandit over one stream, a token: {by_task(of[STREAM].regret, '.3f')}: it earns about "
+        "what the best "
+        f"fixed arm does. Its mean loss: {by_task(of[STREAM].loss, '.1%')}; that of the calibrated "
+        "threshold: "
+        f"{by_task(of[CALIBRATED].loss, '.1%')}. Its reward is confidence minus depth, and neither is "
+        "quality."
     )
 
 
@@ -85,12 +90,13 @@ def intervals_conclusion(spaced: pd.DataFrame) -> str:
     shares = spaced.pivot(index="task", columns="every", values="flops_share")
     cheaper = shares.index[shares[3] < shares[1] - 0.005]
     return (
-        f"FLOPs at equal loss with exits at every layer: {by_task(shares[1])}; at every third: {by_task(shares[3])}. "
-        f"Fewer exits are cheaper {on_tasks(list(cheaper))}."
+        f"FLOPs at equal loss with exits at every layer: {by_task(shares[1])}; at every third: "
+        f"{by_task(shares[3])}. "
+        f"Fewer exits are cheaper {on_tasks(cheaper, shares.index)}."
     )
 
 
-def places(travelled: pd.DataFrame) -> pd.DataFrame:
+def worst_by_place(travelled: pd.DataFrame) -> pd.DataFrame:
     """The worst loss of each rule by where its threshold is used: at home, on another task or corpus."""
     kind = travelled.place.map({"at home": "home", "away": "task"}).fillna("corpus")
     worst = travelled.assign(place=kind).groupby(["rule", "place"], sort=False).loss.max()
@@ -99,7 +105,7 @@ def places(travelled: pd.DataFrame) -> pd.DataFrame:
 
 def away_figure(travelled: pd.DataFrame, demand: float, note: str = ""):
     """The worst loss of every rule at home and away, rules sorted by what they lose away."""
-    worst = places(travelled)
+    worst = worst_by_place(travelled)
     order = worst.groupby("rule").loss.max().sort_values(kind="stable").index
     return figures.facets(
         worst.assign(panel=""),
@@ -127,37 +133,43 @@ def _draw_places(axis, rows: pd.DataFrame, order: Sequence[str], demand: float) 
 
 def away_message(travelled: pd.DataFrame, demand: float) -> str:
     """How many rules exceed twice the demand at home and elsewhere."""
-    worst = places(travelled).pivot(index="rule", columns="place", values="loss")
+    worst = worst_by_place(travelled).pivot(index="rule", columns="place", values="loss")
     broken = (worst > 2 * demand).sum()
     texts = [f"{broken[place]} {style.label}" for place, style in PLACES.items() if place in broken]
-    return f"Of {len(worst)} rules that were set for a loss of {demand:.0%}, over twice that on some task: {listed(texts)}"
+    return (
+        f"Of {len(worst)} rules that were set for a loss of {demand:.0%}, over twice that on some task: "
+        f"{listed(texts)}"
+    )
 
 
 def away_conclusion(travelled: pd.DataFrame) -> str:
     """The worst rule at home, on another task and on another corpus."""
-    worst = places(travelled)
+    worst = worst_by_place(travelled)
     texts = []
     for place, rows in worst.groupby("place", sort=False):
         row = rows.loc[rows.loss.idxmax()]
         texts.append(
-            f"{PLACES[place].label} {row.loss:.1%} ({figures.label(row.rule)}), median rule {rows.loss.median():.1%}"
+            f"{PLACES[place].label} {row.loss:.1%} ({figures.label(row.rule)}), median rule "
+            f"{rows.loss.median():.1%}"
         )
     return f"Largest loss of any rule: {'; '.join(texts)}."
 
 
 def confidence_conclusion(moved: pd.DataFrame) -> str:
-    """How sure the first exit is at home and on other corpora, and how often the last layer contradicts it."""
+    """How sure the first exit is at home and elsewhere, and how often the last layer contradicts it."""
     home = moved[moved.place == "at home"].set_index("task")
     away = moved[moved.place != "at home"]
     if away.empty:
         return "This profile names no other corpus of a task, so that only the other tasks are elsewhere."
     texts = [
-        f"{row.place} ({figures.label(row.task)}) {row.sure:.0%}, of which {with_interval(row._asdict(), 'wrong', '.1%', 'low', 'high')}"
+        f"{row.place} ({figures.label(row.task)}) {row.sure:.0%}, of which "
+        f"{with_interval(row._asdict(), 'wrong', '.1%', 'low', 'high')}"
         for row in away.itertuples()
     ]
     return (
-        f"At home the first exit is sure of {by_task(home.sure)} of the tokens, and the last layer contradicts "
-        f"{span(home.wrong, '.1%')} of these. Elsewhere: {'; '.join(texts)}."
+        f"At home the first exit is sure of {by_task(home.sure)} of the tokens, and the last layer "
+        "contradicts "
+        f"{percent_span(home.wrong, '{:.1%}')} of these. Elsewhere: {'; '.join(texts)}."
     )
 
 
@@ -168,5 +180,5 @@ def later_conclusion(thirds: pd.DataFrame) -> str:
         by_part = rows.pivot(index="task", columns="part", values="wrong")
         fewer = by_part.index[by_part[3] < by_part[1]]
         change = [f"{figures.label(task)} {row[1]:.1%} and {row[3]:.1%}" for task, row in by_part.iterrows()]
-        texts.append(f"{what}: {listed(change)}, fewer at the end {on_tasks(list(fewer))}")
+        texts.append(f"{what}: {listed(change)}, fewer at the end {on_tasks(fewer, by_part.index)}")
     return f"Errors in the first and the last third of the outputs. {'. '.join(texts).capitalize()}."

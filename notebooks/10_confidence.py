@@ -1,0 +1,149 @@
+# %% [markdown]
+# # 10 · Confidence: overthinking, and layers that are sure and wrong
+#
+# [‹ 09 thresholds](09_thresholds.ipynb) · [all notebooks](../README.md#the-notebooks)
+#
+# **Question.** How often does a deep layer spoil what an earlier one had right? How often is an early layer sure and
+# wrong? And what does it take to train a rule that decides well?
+#
+# **What the survey says** (Bajpai and Hanawal 2025). Deep layers overthink (Kaya et al. 2019); early exits can be sure
+# and wrong (fake confidence); a network that learns when to exit beats a confidence.
+#
+# **What we do.** The first two questions need the truth: the references are fed to the decoder, and a token is right
+# if it is the reference's. The third compares losses of rules on one frozen model, by replay.
+#
+# **Expectation.** Confidence is fake where layers were never trained to predict tokens, and honest where they were.
+
+# %% tags=["parameters"]
+profile = "small"  # which models and corpora: small, real
+data = ""  # folder of the corpora, where the profile reads local ones
+limit = 300  # held-out examples of each task
+max_new_tokens = 48  # longest output, in tokens
+min_layer = 4  # first layer at which a token may exit
+top_k = 64  # vocabulary entries scored by rules on probabilities
+sure = 0.9  # a probability above which a layer counts as sure
+
+# %% tags=["hide-input"]
+from dataclasses import replace
+
+from IPython.display import display
+
+from mee_utils import ExitPolicy, Experiment, trace
+from mee_utils.analysis import decisions, survey
+from mee_utils.paper import claims
+from mee_utils.study import figures
+from mee_utils.study.catalogue import RULES
+from mee_utils.study.chapters import confidence as chapter
+from mee_utils.study.prose import conclude
+from mee_utils.traces.replay import replay_policies
+
+# %% tags=["hide-input"]
+experiment = Experiment.of_notebook("10_confidence", globals())
+settings = experiment.parameters
+note = experiment.note(limit, "95 % intervals over sequences")
+tasks = experiment.tasks(limit)
+models = experiment.models(["calm", "vanilla"])
+calm = models["calm"]
+along = {
+    (name, task_name): trace(model, task.inputs, task.targets, max_new_tokens=max_new_tokens)
+    for name, model in models.items()
+    for task_name, task in tasks.items()
+}
+
+# %% [markdown]
+# ## Overthinking
+#
+# A token is overthought if some layer has it right and the last has it wrong.
+
+# %% tags=["hide-input"]
+thinking = experiment.table(survey.overthinking, along, labels=("model", "task"))
+
+# %%
+figure = chapter.overthinking_figure(thinking, note)
+experiment.save_figure(figure, "overthinking", thinking)
+conclude(chapter.overthinking_conclusion(thinking))
+
+# %% [markdown]
+# ## Fake confidence
+#
+# A layer is sure of a token if its largest probability is above 0.9. How many tokens is it sure of, and how many of
+# these has it wrong?
+
+# %% tags=["hide-input"]
+fake = experiment.table(survey.fake_confidence, along, labels=("model", "task"), sure=sure)
+
+# %%
+figure = chapter.fake_figure(fake, sure, min_layer, note)
+experiment.save_figure(figure, "fake_confidence", fake)
+conclude(chapter.fake_conclusion(fake, min_layer))
+
+# %% [markdown]
+# ## How a rule is trained
+#
+# Two comparisons, means over the layers at which a rule decides. BERxiT's unit and CALM's linear classifier are the
+# same unit with another loss: squared error, or cross-entropy that weighs both classes equally. The predicted state and
+# the ensemble emit tokens of their own: `right` is how often that token is the last layer's; beside them stands the
+# layer's own token, which needs no training. *Distilled*: the map of a layer learns all of the last layer's
+# distribution, as FastBERT's exits do (Liu et al. 2020), in place of the last state. How the *model* is trained is
+# another question: 00 and 01 have BERxiT's alternating training beside CALM's.
+
+# %% tags=["hide-input"]
+losses_of = {
+    "linear": "balanced cross-entropy",
+    "learning_to_exit": "squared error",
+    "surest": "untrained",
+    "past_future": "squared error of the state",
+    "ztw": "cross-entropy of the token",
+}
+trained = experiment.classifiers({"calm": calm}, seeds=[0], survey=True)
+classifiers = {rule: one for (_, rule, target), (one,) in trained.items() if target == "consistency"}
+(distilled,) = trained["calm", "past_future", "distilled"]
+
+
+def policy_of(rule):
+    """A rule over all vocabulary entries, at no threshold in particular."""
+    return replace(RULES[rule].policy(1.0, settings, classifiers), pruning=None, top_k=None)
+
+
+# %% tags=["hide-input"]
+trained_by = {}
+for task in tasks:
+    t = experiment.trace("calm", task, limit, max_new_tokens)
+    by_key = {(task, rule, loss): policy_of(rule) for rule, loss in losses_of.items()}
+    by_key[task, "past_future", "distilled"] = ExitPolicy(distilled, threshold=1.0, min_layer=min_layer)
+    trained_by.update(replay_policies(t, by_key, calm))
+
+
+# %% tags=["hide-input"]
+def how_good(replayed, **labels):
+    area = decisions.ranking(replayed).roc_area.mean()
+    return {**labels, "roc_area": area, "right": replayed.same_token[:, :-1].mean()}
+
+
+ways = experiment.table(how_good, trained_by, labels=("task", "rule", "trained by"))
+ways = experiment.save_table(ways, "trained_how")
+shown = ways.assign(rule=ways.rule.map(figures.label))
+display(shown.pivot(index=["rule", "trained by"], columns="task", values=["roc_area", "right"]).round(3))
+conclude(chapter.training_conclusion(ways))
+
+# %% [markdown]
+# ## What this shows, and what it does not
+
+# %% tags=["hide-input"]
+conclude(f"{chapter.overthinking_message(thinking)}.", f"{chapter.fake_message(fake, min_layer)}.")
+
+# %% [markdown]
+# One seed of each trained rule, with the training that all classifiers get: a longer training of its own may help
+# BERxiT's unit. The map of a predicted state has more to do on a model that was not trained for exits.
+#
+# ## Each statement of the survey beside our number
+
+# %% tags=["hide-input"]
+tables = {
+    task: {"thinking": thinking[thinking.task == task], "fake": fake[fake.task == task]} for task in tasks
+}
+judged = claims.judge("10_confidence", tables, last=calm.layers, first=min_layer)
+experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "alone"]]
+
+# %% tags=["hide-input"]
+experiment.finish()

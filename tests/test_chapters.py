@@ -1,0 +1,323 @@
+"""Figures and sentences of the chapters, from small tables whose answer is known."""
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mee_utils.study import figures
+from mee_utils.study.chapters import answer, classifiers, confidence, contrast, survey, thresholds
+from mee_utils.study.chapters.wording import percent_span
+
+TASKS = ["question_answering", "summarization"]
+LAYERS = range(4, 12)
+
+
+def drawn(figure):
+    """The panels that a figure shows and the names in its legend; neither may be more than six."""
+    panels = [axis for axis in figure.axes if axis.get_visible()]
+    names = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert len(panels) <= 6 and len(names) <= 9, (len(panels), names)
+    return panels, names
+
+
+def message(figure):
+    return figure.get_suptitle().replace("\n", " ")
+
+
+def test_a_span_leaves_out_what_is_no_number():
+    assert percent_span([0.5, np.nan, 0.25]) == "25% to 50%" and percent_span([np.nan]) == "unknown"
+
+
+# contrast (04)
+
+TOKEN = pd.DataFrame(
+    {
+        "task": "summarization",
+        "kind": "weighted",
+        "layer": 6,
+        "amateur_layer": 3,
+        "token": ["a", "b", "c"],
+        "expert": [0.8, 0.15, 0.05],
+        "amateur": [0.9, 0.02, 0.08],
+        "contrast": [0.2, 0.75, 0.05],
+        "plausible": [True, True, False],
+    }
+)
+
+
+def test_the_example_is_the_task_on_which_the_contrast_changes_most():
+    unchanged = TOKEN.assign(task="question_answering", contrast=[0.9, 0.05, 0.05])
+    example = contrast.telling_example(pd.concat([unchanged, TOKEN], ignore_index=True))
+    assert set(example.task) == {"summarization"}
+    figure = contrast.one_token_figure(example)
+    assert "Contrast replaces a, the expert's choice, by b" in message(figure)
+    (panel,) = drawn(figure)[0]
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["a", "b", "(c)"], "not plausible"
+    assert contrast.one_token_message(unchanged) == "Contrast keeps the expert's choice (a)"
+
+
+def ranks(margin, weighted):
+    rows = product(["calm", "vanilla"], TASKS, ["unpruned", "weighted", "jsd"], LAYERS)
+    table = pd.DataFrame(rows, columns=["model", "task", "rule", "layer"])
+    area = table.rule.map({"unpruned": margin, "weighted": weighted, "jsd": 0.7})
+    return table.assign(roc_area=area, roc_area_low=area - 0.01, roc_area_high=area + 0.01)
+
+
+@pytest.mark.parametrize(("weighted", "cases"), [(0.8, "4 of 4"), (0.95, "0 of 4")])
+def test_the_message_on_ranking_follows_the_table(weighted, cases):
+    figure = contrast.ranking_figure(ranks(0.9, weighted))
+    assert message(figure).endswith(f"in {cases} cases")
+    panels, _ = drawn(figure)
+    assert panels[0].get_xlim()[0] > 3, "the axis begins where the data begin"
+
+
+def test_layers_without_an_area_count_for_no_rule():
+    table = ranks(0.9, 0.8)
+    table.loc[(table.layer == 5) & (table.rule == "unpruned") & (table.model == "calm"), "roc_area"] = np.nan
+    assert contrast.mean_areas(table).unpruned.tolist() == pytest.approx([0.9] * 4)
+    assert "CALM on question answering (1)" in contrast.ranking_conclusion(table)
+
+
+VERDICTS = pd.DataFrame(
+    {
+        "task": ["summarization"] * 3,
+        "rule": ["weighted", "jsd", "weighted_token"],
+        "threshold": 0.5,
+        "flops_share": [0.5, 0.6, 0.7],
+        "gain": [1.0, -2.0, np.nan],
+        "low": [0.5, -3.0, np.nan],
+        "high": [1.5, -1.0, np.nan],
+        "improves": [True, False, False],
+        "worse": [False, True, False],
+    }
+)
+
+
+def test_the_verdict_counts_what_is_better_and_what_is_worse():
+    figure = contrast.pareto_figure(VERDICTS)
+    assert "Of 3 settings with contrast 1 beat the plain margin at equal cost; 1 are worse" in message(figure)
+    (panel,) = drawn(figure)[0]
+    assert len(panel.get_yticklabels()) == 2, "a setting that nothing plain is as cheap as has no gain"
+    assert "is found on every task" in contrast.pareto_conclusion(VERDICTS)
+
+
+# classifiers (05)
+
+
+def mean_rank(one, three):
+    rows = product(TASKS, ["softmax_margin", "hidden", "three_hidden", "hidden_similarity", "rising_top1"])
+    table = pd.DataFrame(rows, columns=["task", "rule"]).assign(model="calm", target="consistency")
+    areas = {"hidden": one, "three_hidden": three, "softmax_margin": 0.9, "hidden_similarity": 0.5}
+    areas["rising_top1"] = 0.6
+    table["roc_area"] = table.rule.map(areas)
+    noise = np.random.default_rng(0).normal(0, 0.001, 500)
+    return table.assign(roc_area_draws=[area + noise for area in table.roc_area])
+
+
+def test_who_ranks_best_is_said_of_each_task():
+    assert classifiers.ranking_message(mean_rank(0.8, 0.85)).startswith("No classifier ranks tokens as well")
+    ahead = classifiers.ranking_message(mean_rank(0.8, 0.95))
+    assert ahead == "A classifier ranks tokens better than the softmax margin on every task"
+    assert classifiers.best_of_kinds(mean_rank(0.8, 0.85))[:3] == ["softmax_margin", "hidden", "three_hidden"]
+
+
+def test_a_gain_is_clear_where_its_interval_is_above_zero():
+    table = mean_rank(0.8, 0.85)
+    assert classifiers.clear_gains(table, "roc_area", "three_hidden", "hidden") == TASKS
+    assert classifiers.clear_gains(table, "roc_area", "hidden", "three_hidden") == []
+    assert "better than one on every task" in classifiers.ranking_conclusion(table)
+
+
+def test_one_layer_is_what_more_layers_are_set_beside():
+    rules = ["hidden", *classifiers.BESIDE_ONE_LAYER]
+    rows = product(TASKS, ["calm", "vanilla"], rules, range(3), [0.9, 0.98])
+    equal = pd.DataFrame(rows, columns=["task", "model", "rule", "seed", "wanted"]).assign(
+        target="consistency"
+    )
+    equal["mean_exit_layer"] = 5 + equal.rule.map(rules.index) - 0.5 * equal.seed
+    later = classifiers.beside_one_layer(equal, 0.98)
+    assert len(later) == len(TASKS) * len(classifiers.BESIDE_ONE_LAYER) * 3
+    by_rule = later.groupby("rule", sort=False).later
+    assert by_rule.mean().tolist() == [1, 2, 3, 4, 5] and by_rule.std().max() == 0, "paired by seed"
+    summary = later.groupby(["task", "rule"], sort=False, as_index=False).later.mean()
+    summary = summary.assign(later=-1.0, later_low=-1.5, later_high=-0.5)
+    figure = classifiers.layers_seen_figure(summary, TASKS, 0.98)
+    assert "in 10 of 10 cases" in message(figure)
+
+
+# survey (06), thresholds (09), confidence (10)
+
+
+def test_rules_that_are_alike_stand_side_by_side():
+    alike = pd.DataFrame(0.1, index=list("abcd"), columns=list("abcd"))
+    for first, second in (("a", "c"), ("b", "d")):
+        alike.loc[first, second] = alike.loc[second, first] = 0.9
+    order = survey.clustered(alike)
+    assert abs(order.index("a") - order.index("c")) == 1 and abs(order.index("b") - order.index("d")) == 1
+
+
+def bench(**flops):
+    rows = [
+        {"task": task, "rule": rule, "equal_flops": share} for rule, share in flops.items() for task in TASKS
+    ]
+    return pd.DataFrame(rows).assign(equal_low=0.1, equal_high=0.9)
+
+
+def test_of_each_idea_the_cheapest_rule_is_named_and_no_number_is_no_bargain():
+    table = bench(fixed=0.5, entropy=0.6, patience=0.7, vote=np.nan, mue=np.nan, linear=0.99)
+    assert survey.highlighted(table) == ["fixed", "patience", "linear"]
+    text = survey.equal_loss_conclusion(table, pd.Series({TASKS[0]: 0.4}), 0.01)
+    assert "question answering: margin, fixed pruning 50% (10% to 90%), a fixed layer 40%" in text
+    assert "summarization: margin, fixed pruning 50% (10% to 90%), a fixed layer none measured" in text
+    assert "question answering 2, summarization 2 (of 6 each)" in text
+    nothing = bench(fixed=np.nan)
+    assert survey.equal_loss_message(nothing, 0.01) == "No rule was measured at a loss of 1%"
+
+
+def travelled(**losses):
+    rows = [
+        {"task": task, "rule": rule, "place": place, "loss": loss}
+        for rule, by_place in losses.items()
+        for place, loss in by_place.items()
+        for task in TASKS
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_corpora_of_another_domain_count_by_the_worst():
+    table = travelled(
+        fixed={"at home": 0.01, "away": 0.05, "news": 0.3, "squad": 0.1},
+        vote={"at home": 0.03, "away": 0.01, "news": 0.0, "squad": 0.0},
+    )
+    worst = thresholds.worst_by_place(table).pivot(index="rule", columns="place", values="loss")
+    assert worst.loc["fixed"].to_dict() == {"home": 0.01, "task": 0.05, "corpus": 0.3}
+    figure = thresholds.away_figure(table, 0.01)
+    assert "Of 2 rules" in message(figure) and "1 at home, 1 another task and 1 another corpus" in message(
+        figure
+    )
+    drawn(figure)
+
+
+def test_without_another_corpus_two_places_are_drawn():
+    figure = thresholds.away_figure(travelled(fixed={"at home": 0.01, "away": 0.05}), 0.01)
+    assert drawn(figure)[1] == ["demand: 1%", "at home", "another task"]
+
+
+def test_the_bandit_is_drawn_beside_the_arm_that_earns_most():
+    rows = [
+        ("always 0.5", 0.02, 0.1, True),
+        ("always 0.9", 0.01, 0.02, False),
+        ("bandit, each output", 0.03, 0.2, True),
+        *[("bandit, one stream", 0.01, loss, loss > 0.05) for loss in (0.04, 0.06)],
+        *[("calibrated", 0.05, 0.01, False)] * 2,
+    ]
+    draws = pd.DataFrame(rows, columns=["who", "regret", "loss", "broken"]).assign(
+        task=TASKS[0], mean_exit_layer=4
+    )
+    fixed = thresholds.strategies(draws).set_index("who").loc["best fixed arm"]
+    assert fixed.loss == 0.02
+    figure = thresholds.bandit_figure(draws, 0.05)
+    assert "exceeds the calibrated demand in 50% of the draws, a calibrated threshold in 0%" in message(
+        figure
+    )
+
+
+def test_fake_confidence_is_said_of_the_first_exit():
+    rows = product(["calm", "vanilla"], TASKS, range(1, 13))
+    fake = pd.DataFrame(rows, columns=["model", "task", "layer"])
+    wrong = np.where(fake.model == "calm", 0.02, 0.3) * (fake.layer < 12)
+    fake = fake.assign(sure=0.5, wrong=wrong, low=wrong, high=wrong)
+    figure = confidence.fake_figure(fake, 0.9, 4)
+    assert "layer 4: 30% of vanilla's sure tokens, 2% of CALM's" in message(figure)
+    text = confidence.fake_conclusion(fake, 4)
+    assert text.endswith("more honest on every task.") and "summarization 2.0%" in text
+    drawn(figure)
+
+
+# the answer (08)
+
+
+def timed(task, batch, rule, speed, **columns):
+    return {"task": task, "batch": batch, "rule": rule, "threshold": 5.0, "speed": speed} | columns
+
+
+def ways(quality=0.99):
+    spread = {"lowest": 1.1, "highest": 1.3}
+    rules = [timed("summarization", 1, rule, 1.2, retained=1.0, **spread) for rule in ("hidden", "vote")]
+    rules.append(timed("summarization", 1, "linear", 1.5, retained=1.0, **spread))
+    fixed = [
+        timed("summarization", 1, "static", 1.8, retained=0.9, **spread),
+        timed("summarization", 1, "static", 1.4, retained=0.995, **spread),
+    ]
+    verified = [timed("summarization", 32, "fixed", 0.9, lowest=0.8, highest=1.0)]
+    return answer.four_ways(pd.DataFrame(rules), pd.DataFrame(fixed), pd.DataFrame(verified), quality)
+
+
+def test_each_way_has_its_fastest_setting_that_keeps_the_quality():
+    table = ways().set_index("way")
+    assert table.speed.to_dict() == {
+        answer.FIXED_LAYER: 1.4,
+        answer.ONE: 1.5,
+        answer.SEVERAL: 1.2,
+        answer.VERIFIED: 0.9,
+    }
+    assert table.loc[answer.ONE].rule == "linear" and table.loc[answer.VERIFIED].retained == 1
+    assert answer.FIXED_LAYER not in set(ways(0.999).way)
+
+
+def test_what_was_not_timed_is_left_out_and_no_error():
+    table = ways()
+    none = answer.four_ways(table[:0], table[:0], table[:0], 0.99)
+    assert none.empty
+    figure = answer.answer_figure(table, TASKS, 0.99)
+    assert "of 1 tasks" in message(figure)
+    panels, _ = drawn(figure)
+    assert panels[0].texts[0].get_text() == "nothing timed"
+    assert "one output at a time summarization 1.50" in answer.answer_conclusion(table, 0.99)
+
+
+def points():
+    rows = [
+        ("full_depth", 1.0, 1.0),
+        ("static", 0.8, 0.995),
+        ("oracle", 0.4, 1.0),
+        ("fixed", 0.7, 0.992),
+        ("vote", 0.5, 0.9),
+    ]
+    table = pd.DataFrame(rows, columns=["rule", "flops_share", "retained"])
+    return table.assign(task=TASKS[0], score=table.retained)
+
+
+def test_the_cheapest_rule_is_no_reference():
+    assert answer.cheapest_on_front(points(), 0.99).rule.tolist() == ["fixed"]
+    figure = answer.flops_figure(points(), [TASKS[0]], 0.99)
+    assert "some rule is cheaper than a fixed layer on every task" in message(figure)
+    assert "margin, fixed pruning 70%, a fixed layer 80%" in answer.flops_conclusion(points(), 0.99)
+    drawn(figure)
+
+
+def test_a_bug_counts_by_what_it_takes():
+    rows = [("a", "correct", 0.9), ("a", "published", 0.5), ("b", "correct", 0.9), ("b", "published", 0.88)]
+    bugs = pd.DataFrame(rows, columns=["bug", "version", "retained"])
+    bugs = bugs.assign(task=TASKS[0], model="calm", rule="fixed", batch=1, mean_exit_layer=5.0)
+    assert answer.bugs_message(bugs).startswith("1 of 2 published bugs take at least a tenth")
+    assert "a 40% and b 2%" in answer.bugs_conclusion(bugs)
+    named = answer.named_bugs(bugs)
+    assert set(named.name) == {f"{bug}: {figures.label('fixed')}, CALM" for bug in "ab"}
+
+
+def test_guarantees_are_those_of_thresholds_that_passed():
+    rows = [
+        ("fixed", 0.05, True, 0.8, "hoeffding_bentkus"),
+        ("fixed", 0.1, True, 0.6, "hoeffding_bentkus"),
+        ("vote", 0.1, False, 1.0, "hoeffding_bentkus"),
+        ("vote", 0.1, True, 0.2, "betting"),
+    ]
+    table = pd.DataFrame(rows, columns=["rule", "delta", "found", "flops_share", "bound"])
+    table = table.assign(task=TASKS[0], kind="consistency")
+    figure = answer.guarantee_figure(table, [TASKS[0]])
+    assert "guaranteed mean loss of 0.1: question answering 60%" in message(figure)
+    assert "margin, fixed pruning with 60% (of 1 rules)" in answer.guarantee_conclusion(table, 0.1)
+    drawn(figure)
