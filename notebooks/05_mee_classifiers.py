@@ -115,7 +115,7 @@ conclude(chapter.learning_conclusion(ends))
 # ## Who ranks tokens best?
 #
 # The area under the ROC curve: of two tokens at the same layer, one of which may exit (its prediction is the
-# last layer's) and one may not, how often is the first scored higher? A value of 0.5 is guessing. No threshold is
+# last layer's) and one may not, how often is the first scored higher? An area of one half is guessing. No threshold is
 # involved, so measures of all kinds can be compared. The grey curve is the softmax margin. Layers at which fewer
 # than 20 tokens of either kind exist are left out.
 

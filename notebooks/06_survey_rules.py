@@ -41,8 +41,7 @@ import pandas as pd
 from IPython.display import display
 
 from mee_utils import Experiment
-from mee_utils.analysis import decisions, lossless, survey
-from mee_utils.analysis.statistics import mean_interval
+from mee_utils.analysis import decisions, lossless, statistics, survey
 from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
 from mee_utils.paper.statements import BUGS
@@ -120,7 +119,7 @@ conclude(*(f"{figures.label(row.rule)}: {BUGS[row.bug]['what']}" for row in with
 # ## Which rules rank tokens best?
 #
 # The area under the ROC curve, a mean over layers: of two tokens at one layer, one whose prediction is the last
-# layer's and one whose is not, how often is the first scored higher? A value of 0.5 is guessing; no threshold is
+# layer's and one whose is not, how often is the first scored higher? An area of one half is guessing; no threshold is
 # involved. All vocabulary entries are scored here, by the pruned rules too; layers at which fewer than 20 tokens of
 # either kind exist are left out.
 
@@ -188,7 +187,7 @@ def exits_under_two_names(task):
 same = []
 for task, t in traces.items():
     for pair, (first, second) in exits_under_two_names(task).items():
-        shares = mean_interval(first == second, t.sequence).columns("same_exit")
+        shares = statistics.mean_interval(first == second, t.sequence).columns("same_exit")
         same.append({"task": task, "model": "calm", "pair": pair, **shares})
 same = experiment.save_table(pd.DataFrame(same), "same_rule")
 display(same.pivot(index="pair", columns="task", values="same_exit").map("{:.1%}".format))
