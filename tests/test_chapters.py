@@ -147,6 +147,21 @@ def test_one_layer_is_what_more_layers_are_set_beside():
     assert "in 10 of 10 cases" in message(figure)
 
 
+def test_where_nothing_can_be_ranked_or_kept_nothing_is_claimed():
+    """As with models that have learned nothing, on a few examples."""
+    nothing = mean_rank(0.8, 0.85).assign(roc_area=np.nan)
+    nothing["roc_area_draws"] = [np.full(500, np.nan)] * len(nothing)
+    assert classifiers.ranking_message(nothing).startswith("No classifier")
+    assert "better than one on no task" in classifiers.ranking_conclusion(nothing)
+    assert "Best and worst: ." in survey.ranking_conclusion(nothing.drop(columns="roc_area_draws"))
+    assert contrast.ranking_message(ranks(np.nan, np.nan)).endswith("in 0 of 0 cases")
+    decoded = pd.DataFrame({"rule": ["weighted"], "retained": [np.nan]})
+    assert "no score to keep" in contrast.decoder_conclusion(decoded)
+    worthless = points().assign(retained=0.5)
+    assert answer.cheapest_on_front(worthless, 0.99).empty
+    assert "on no task" in answer.flops_message(worthless, 0.99)
+
+
 # survey (06), thresholds (09), confidence (10)
 
 

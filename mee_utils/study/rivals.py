@@ -188,7 +188,7 @@ def _draw(axis, rows: pd.DataFrame, quality: float) -> None:
 
 def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: float) -> Iterator[str]:
     """Shallow decoders beside exits at equal FLOPs, and the cheapest of every kind at equal score."""
-    for task, rows in equal_cost.groupby("task", sort=False):
+    for task, rows in equal_cost.groupby("task", sort=False) if len(equal_cost) else ():
         shown = [f"{row.setting} {row.kept:.0%} (exits {_at_most(row)})" for row in rows.itertuples()]
         yield f"{figures.label(task)}, share of vanilla's score that is kept: {listed(shown)}."
     cheapest = at_equal_score(table, quality)

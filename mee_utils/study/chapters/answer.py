@@ -129,8 +129,8 @@ def answer_conclusion(ways: pd.DataFrame, quality: float) -> str:
         texts.append(f"{where} {listed(each)}")
     return (
         f"Fastest way to keep {quality:.0%}, tokens a second of full depth's: {'; '.join(texts)}. A fixed "
-        "layer keeps it on average, rules with "
-        f"a lower bound of 95 % intervals, verified exits return the very output of full depth."
+        "layer keeps it on average, rules with a lower bound of 95 % intervals, verified exits return the "
+        "very output of full depth."
     )
 
 
@@ -235,8 +235,7 @@ def flops_conclusion(points: pd.DataFrame, quality: float) -> str:
         texts.append(f"{figures.label(row.task)}: {figures.label(row.rule)} {row.flops_share:.0%}, {fixed}")
     return (
         f"FLOPs at a mean of {quality:.0%}. {'; '.join(texts)}. These settings are chosen on the examples "
-        "that they are shown "
-        f"on, so that the front is optimistic; what is certain stands above."
+        "that they are shown on, so that the front is optimistic; what is certain stands above."
     )
 
 
@@ -253,8 +252,7 @@ def equal_loss_conclusion(equal: pd.DataFrame, wanted: float) -> str:
     missing = (rows.reading == NONE_MEASURED).groupby(rows.task, sort=False).sum()
     return (
         f"FLOPs of the cheapest rule at a mean consistency loss of {wanted:.0%}: {listed(texts)}. Rules "
-        "without a setting that "
-        f"strict: {by_task(missing, 'd')}."
+        f"without a setting that strict: {by_task(missing, 'd')}."
     )
 
 
@@ -323,9 +321,8 @@ def guarantee_conclusion(calibrated: pd.DataFrame, delta: float) -> str:
     shares = calibrated.groupby("bound", sort=False).found.mean()
     bounds = [f"{BOUNDS.get(bound, bound)} {share:.0%}" for bound, share in shares.items()]
     return (
-        f"Cheapest at a guaranteed mean consistency loss of {delta:g}: {listed(texts)}. Share of all demands "
-        "for which a bound "
-        f"finds a threshold: {listed(bounds)}."
+        f"Cheapest at a guaranteed mean consistency loss of {delta:g}: {listed(texts)}. Share of all "
+        f"demands for which a bound finds a threshold: {listed(bounds)}."
     )
 
 
@@ -354,9 +351,8 @@ def fresh_message(rates: pd.DataFrame, eps: float) -> str:
     """The worst rate with and without a test."""
     untested = rates.bound == "no_test"
     return (
-        f"Calibrated thresholds break the guarantee in at most {rates[~untested].violated.max():.1%} of the "
-        f"sets ({eps:.0%} may), "
-        f"thresholds without a test in up to {rates[untested].violated.max():.0%}"
+        f"Calibrated thresholds break the guarantee in at most {rates[~untested].violated.max():.1%} of "
+        f"the sets ({eps:.0%} may), thresholds without a test in up to {rates[untested].violated.max():.0%}"
     )
 
 

@@ -9,11 +9,12 @@ import pandas as pd
 from ...analysis.statistics import percentiles
 from .. import figures
 from ..catalogue import CALM_RULES, MEE_RULES, RULES, VARIANTS
-from ..prose import listed, on_tasks
+from ..prose import listed, on_tasks, span
 from ..result_tables import KEEPS_IT
-from .wording import by_task, percent_span
+from .wording import by_task, percent_span, winners
 
 MARGIN = "softmax_margin"
+LEAST_KEPT = 0.6  # of the score: settings that keep less are not drawn
 PUBLISHED = (*CALM_RULES, *MEE_RULES)  # the six measures of MEE
 CONTROLS = ("wide_hidden", "two_hidden", "four_hidden")  # drawn among the ablations alone
 BESIDE_ONE_LAYER = ("wide_hidden", "two_hidden", "three_hidden", "four_hidden", "lstm")
@@ -39,15 +40,14 @@ def learning_conclusion(ends: pd.DataFrame) -> str:
     widest = gap.loc[gap.gap.idxmax()]
     return (
         f"The lowest held-out loss is that of {figures.label(best.rule)} ({best.held_out_loss:.3f} nats). "
-        "The "
-        f"widest gap between held-out and training loss is that of {figures.label(widest.rule)} "
+        f"The widest gap between held-out and training loss is that of {figures.label(widest.rule)} "
         f"({widest.gap:.3f}), whose held-out loss is lowest in epoch {widest.best_epoch}."
     )
 
 
 def best_of_kinds(mean_rank: pd.DataFrame) -> list[str]:
     """The rules whose ranking is drawn: the best classifier of either kind, and what needs no training."""
-    areas = on_calm(mean_rank).groupby("rule").roc_area.mean()
+    areas = on_calm(mean_rank).groupby("rule").roc_area.mean().fillna(0)
     classifiers = areas[[rule for rule in VARIANTS if rule in areas and rule not in CONTROLS]]
     several = [rule for rule in classifiers.index if RULES[rule].family == "several layers"]
     one = classifiers.index.difference(several)
@@ -103,8 +103,7 @@ def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
     ahead = clear_gains(on_calm(mean_rank), "roc_area", "three_hidden", "hidden")
     return (
         f"Mean area, over the tasks: {listed(lines)}. Three layers rank tokens better than one "
-        f"{on_tasks(ahead, areas.columns)} "
-        f"(95 % interval over seeds and sequences above zero)."
+        f"{on_tasks(ahead, areas.columns)} (95 % interval over seeds and sequences above zero)."
     )
 
 
@@ -149,27 +148,36 @@ def tokens_message(learned: pd.DataFrame) -> str:
     }
     return (
         f"With {learned.tokens.max():,} tokens three layers rank better than one "
-        f"{on_tasks(ahead['hidden'], tasks)}, "
-        f"and better than one with as many parameters {on_tasks(ahead['wide_hidden'], tasks)}"
+        f"{on_tasks(ahead['hidden'], tasks)}, and better than one with as many parameters "
+        f"{on_tasks(ahead['wide_hidden'], tasks)}"
     )
 
 
 def tokens_conclusion(learned: pd.DataFrame) -> str:
-    """Three layers against the other classifiers, with the most training tokens."""
+    """By how much three layers rank tokens better than other classifiers, with the most training tokens."""
+    gains = gains_of_three(learned)
+    clear = int(((gains.low > 0) | (gains.high < 0)).sum())
+    ranges = [
+        f"{span(rows.gain, '{:+.3f}')} against {figures.label(rule)}"
+        for rule, rows in gains.groupby("rule", sort=False)
+    ]
+    return (
+        f"With {learned.tokens.max():,} tokens three layers change the area, by task, by {listed(ranges)}; "
+        f"{clear} of these {len(gains)} differences are clear (95 % interval on one side of zero)."
+    )
+
+
+def gains_of_three(learned: pd.DataFrame) -> pd.DataFrame:
+    """The area of three layers minus that of others, with the most tokens: a row a task and rule."""
     most = learned[learned.tokens == learned.tokens.max()]
-    texts = []
-    for task, rows in most.groupby("task", sort=False):
-        area = rows.set_index("rule")
-        gains = [_gain(area, other) for other in ("hidden", "wide_hidden", "lstm")]
-        texts.append(f"{figures.label(task)}: {', '.join(gains)}")
-    return f"Three layers minus another classifier, {learned.tokens.max():,} tokens. {'; '.join(texts)}."
-
-
-def _gain(area: pd.DataFrame, other: str) -> str:
-    """The area of three layers minus that of another classifier, with its interval."""
-    gain = area.roc_area["three_hidden"] - area.roc_area[other]
-    low, high = percentiles(area.roc_area_draws["three_hidden"] - area.roc_area_draws[other])
-    return f"{figures.label(other)} {gain:+.3f} ({low:+.3f} to {high:+.3f})"
+    rows = []
+    for task, of_task in most.groupby("task", sort=False):
+        area = of_task.set_index("rule")
+        for other in ("hidden", "wide_hidden", "lstm"):
+            gain = area.roc_area["three_hidden"] - area.roc_area[other]
+            low, high = percentiles(area.roc_area_draws["three_hidden"] - area.roc_area_draws[other])
+            rows.append({"task": task, "rule": other, "gain": gain, "low": low, "high": high})
+    return pd.DataFrame(rows)
 
 
 def decisions_figure(quality_of: pd.DataFrame, threshold: float, note: str = ""):
@@ -195,8 +203,7 @@ def decisions_message(quality_of: pd.DataFrame, threshold: float) -> str:
     recall = quality_of.groupby("rule").recall.mean()
     return (
         f"The same threshold of {threshold:g} exits {recall.min():.0%} to {recall.max():.0%} of the tokens "
-        "that may exit, "
-        f"depending on the measure"
+        "that may exit, depending on the measure"
     )
 
 
@@ -208,8 +215,8 @@ def decisions_conclusion(quality_of: pd.DataFrame) -> str:
         for rule in ("softmax_margin", "three_hidden", "hidden_similarity")
     ]
     return (
-        f"Precision and recall, means over layers and tasks: {listed(texts)}. A threshold is not a quality: "
-        f"rules are compared at equal quality from here on."
+        f"Precision and recall, means over layers and tasks: {listed(texts)}. A threshold is not a "
+        "quality: rules are compared at equal quality from here on."
     )
 
 
@@ -249,8 +256,7 @@ def calibration_conclusion(reliability: pd.DataFrame) -> str:
     ends = [f"{figures.label(rule)} ({errors[rule]:.3f})" for rule in errors.index[[0, -1]]]
     return (
         f"The expected calibration error is smallest for {ends[0]} and largest for {ends[1]}. Classifiers "
-        "are "
-        f"trained with both classes counted alike: where most tokens may exit they are underconfident."
+        "are trained with both classes counted alike: where most tokens may exit they are underconfident."
     )
 
 
@@ -303,8 +309,7 @@ def cost_message(costs: pd.DataFrame) -> str:
     large = costs[costs["shape"] == "t5-large"].set_index("rule").share_of_layer
     return (
         f"At the shape of T5-large a margin costs {large[MARGIN]:.1f} layers, a classifier of low rank on "
-        "three layers "
-        f"{large['low_rank_three']:.2f}"
+        f"three layers {large['low_rank_three']:.2f}"
     )
 
 
@@ -313,12 +318,11 @@ def cost_conclusion(costs: pd.DataFrame) -> str:
     large = costs[costs["shape"] == "t5-large"].set_index("rule").break_even
     mini = costs[costs["shape"] == "mini"].set_index("rule").break_even
     return (
-        f"A rule that decides at every layer saves FLOPs only if tokens exit before the break-even depth: "
+        "A rule that decides at every layer saves FLOPs only if tokens exit before the break-even depth: "
         f"for the margin {mini[MARGIN]:.0%} of the layers here and {large[MARGIN]:.0%} at the shape of "
-        "T5-large, for three "
-        f"hidden states {mini['three_hidden']:.0%} and {large['three_hidden']:.0%}. Hidden similarity is "
-        "counted as free. "
-        f"Rules on probabilities pay for the LM head, which pruning makes cheap (03)."
+        f"T5-large, for three hidden states {mini['three_hidden']:.0%} and {large['three_hidden']:.0%}. "
+        "Hidden similarity is counted as free. Rules on probabilities pay for the LM head, which pruning "
+        "makes cheap (03)."
     )
 
 
@@ -355,8 +359,7 @@ def equal_quality_message(at_share: pd.DataFrame, share: float) -> str:
     """The cheapest rule at equal quality, by task."""
     rows = on_calm(at_share)
     best = rows.loc[rows.groupby("task", sort=False).flops_share.idxmin()]
-    texts = [f"{figures.label(row.rule)} ({figures.label(row.task)})" for row in best.itertuples()]
-    return f"Cheapest where {share:.0%} of the predictions stay: {listed(texts)}"
+    return f"Cheapest where {share:.0%} of the predictions stay: {winners(best)}"
 
 
 def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: float) -> str:
@@ -365,14 +368,15 @@ def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: fl
     layers = rows.groupby("rule").mean_exit_layer.mean()
     early = layers[layers < first_layer + 0.5]
     vanilla = at_share[(at_share.model == "vanilla") & (at_share.target == "consistency")]
-    same = rows[rows.rule.isin(vanilla.rule.unique())]
+    on_vanilla = vanilla.groupby("rule").mean_exit_layer.mean()
+    same = layers[on_vanilla.index]
+    trained = abs(on_vanilla.mean() - same.mean())
+    more = trained > same.max() - same.min()
     return (
-        f"At {share:.0%} of the predictions kept, {len(early)} of {len(layers)} rules exit within half a "
-        "layer of layer "
-        f"{first_layer}, the earliest allowed, on average over the tasks. The same classifiers exit at layer "
-        f"{same.mean_exit_layer.mean():.1f} on CALM's model and at layer "
-        f"{vanilla.mean_exit_layer.mean():.1f} on vanilla: the training "
-        f"of the model matters more than the rule."
+        f"At {share:.0%} of the predictions kept, {len(early)} of {len(layers)} rules exit on average "
+        f"within half a layer of layer {first_layer}, the earliest allowed. The same classifiers exit at "
+        f"layer {same.mean():.1f} on CALM's model and at layer {on_vanilla.mean():.1f} on vanilla"
+        + (": the training of the model matters more than the rule." if more else ".")
     )
 
 
@@ -431,10 +435,9 @@ def layers_seen_conclusion(later: pd.DataFrame) -> str:
     """What three layers gain, and what as many parameters on one layer gain."""
     means = later.groupby("rule").later.mean()
     return (
-        f"Mean over the tasks, in layers: three layers {means['three_hidden']:+.2f}, one layer with as many "
-        "parameters "
-        f"{means['wide_hidden']:+.2f}, four layers {means['four_hidden']:+.2f}, the LSTM over all layers "
-        f"{means['lstm']:+.2f}."
+        f"Mean over the tasks, in layers: three layers {means['three_hidden']:+.2f}, one layer with as "
+        f"many parameters {means['wide_hidden']:+.2f}, four layers {means['four_hidden']:+.2f}, the LSTM "
+        f"over all layers {means['lstm']:+.2f}."
     )
 
 
@@ -453,6 +456,7 @@ def published_conclusion(published: pd.DataFrame, sixth: int, first_layer: int, 
 def curves_figure(points: pd.DataFrame, tasks: Sequence[str], note: str = ""):
     """Score kept against FLOPs of the six published measures, a fixed layer and the oracle."""
     shown = points[points.rule.isin([*PUBLISHED, "static", "oracle", "full_depth"])]
+    shown = shown[shown.retained >= LEAST_KEPT]
     return figures.facets(
         shown,
         _draw_curves,
@@ -477,17 +481,14 @@ def _draw_curves(axis, rows: pd.DataFrame) -> None:
         point = rows[rows.rule == rule]
         look = {"color": "black", "marker": marker, "markersize": 9, "linestyle": "none", "zorder": 5}
         axis.plot(point.flops_share, point.retained, label=figures.label(rule), **look)
-    axis.set(xlim=(0.25, 1.5), ylim=(0.5, 1.06))
+    axis.set_xlim(0.25, 1.5)
 
 
 def curves_message(points: pd.DataFrame) -> str:
     """Which of the six published measures is cheapest at 99 % of the score, on average."""
     good = points[points.rule.isin(PUBLISHED) & (points.retained >= 0.99)]
-    texts = []
-    for task, rows in good.groupby("task", sort=False):
-        best = rows.loc[rows.flops_share.idxmin()]
-        texts.append(f"{figures.label(best.rule)} {best.flops_share:.0%} ({figures.label(task)})")
-    return f"Cheapest published measure that keeps a mean of 99%, FLOPs: {listed(texts)}"
+    best = good.sort_values(["task", "flops_share"], kind="stable").drop_duplicates("task")
+    return f"Cheapest published measure that keeps a mean of 99% of the score: {winners(best)}"
 
 
 def curves_conclusion(points: pd.DataFrame) -> str:
@@ -498,8 +499,7 @@ def curves_conclusion(points: pd.DataFrame) -> str:
     fixed = f"a fixed layer takes {by_task(static)}" if len(static) else "no fixed layer keeps so much"
     return (
         f"At a mean of 99% of the score {fixed} of the FLOPs. The oracle, which knows the last layer's "
-        "prediction, "
-        f"keeps {by_task(oracle.retained)} for {percent_span(oracle.flops_share)}."
+        f"prediction, keeps {by_task(oracle.retained)} for {percent_span(oracle.flops_share)}."
     )
 
 

@@ -51,9 +51,8 @@ def overthinking_conclusion(thinking: pd.DataFrame) -> str:
         for task, row in calm.iterrows()
     ]
     return (
-        f"{'; '.join(texts)}. This is an upper bound: a token has as many chances as there are layers, and a "
-        "rule does not "
-        f"see which of them is right."
+        f"{'; '.join(texts)}. This is an upper bound: a token has as many chances as there are layers, and "
+        "a rule does not see which of them is right."
     )
 
 
@@ -87,8 +86,7 @@ def fake_message(fake: pd.DataFrame, first_layer: int) -> str:
     means = wrong.mean()
     return (
         f"Sure and wrong at layer {first_layer}: {means['vanilla']:.0%} of vanilla's sure tokens, "
-        f"{means['calm']:.0%} of "
-        f"CALM's (mean of the tasks)"
+        f"{means['calm']:.0%} of CALM's (mean of the tasks)"
     )
 
 
@@ -99,9 +97,8 @@ def fake_conclusion(fake: pd.DataFrame, first_layer: int) -> str:
     fewer = wrong.index[wrong.calm < wrong.vanilla]
     return (
         f"At layer {first_layer}, the first exit, these shares of CALM's sure tokens are wrong: "
-        f"{by_task(wrong.calm, '.1%')}; "
-        f"at the last layer: {by_task(last.calm, '.1%')}. Training for exits makes confidence more honest "
-        f"{on_tasks(fewer, wrong.index)}."
+        f"{by_task(wrong.calm, '.1%')}; at the last layer: {by_task(last.calm, '.1%')}. Training for exits "
+        f"makes confidence more honest {on_tasks(fewer, wrong.index)}."
     )
 
 
@@ -116,10 +113,8 @@ def training_conclusion(ways: pd.DataFrame) -> str:
     better = untrained.index[distilled > untrained]
     return (
         f"The same unit, taught with balanced cross-entropy, has an area of {by_task(linear, '.2f')}; with "
-        "squared error "
-        f"{by_task(berxit, '.2f')}. The predicted state names the last layer's token in "
-        f"{by_task(state, '.1%')} of the cases, "
-        f"distilled in {by_task(distilled, '.1%')}, the layer's own token in {by_task(untrained, '.1%')}: "
-        "distillation is ahead of "
-        f"it {on_tasks(better, untrained.index)}."
+        f"squared error {by_task(berxit, '.2f')}. The predicted state names the last layer's token in "
+        f"{by_task(state, '.1%')} of the cases, distilled in {by_task(distilled, '.1%')}, the layer's own "
+        f"token in {by_task(untrained, '.1%')}: distillation is ahead of it "
+        f"{on_tasks(better, untrained.index)}."
     )

@@ -124,9 +124,9 @@ def amateur_conclusion(amateurs: pd.DataFrame) -> str:
     """How often JSD chooses layer 1."""
     shares = first_layer_shares(amateurs)
     return (
-        f"The amateur is layer 1 for these shares of the tokens (mean of the expert layers from 3 on): "
+        "The amateur is layer 1 for these shares of the tokens (mean of the expert layers from 3 on): "
         f"{by_task(shares)}. Where that is nearly all, JSD is contrast with the first layer under another "
-        f"name, but it computes logits at every earlier layer to find that out."
+        "name, but it computes logits at every earlier layer to find that out."
     )
 
 
@@ -154,13 +154,11 @@ def plausible_conclusion(
     layers = at_level.pivot(index="rule", columns="task", values="mean_exit_layer").mean(axis=1)
     bare = layers["weighted, without the mass"]
     return (
-        f"At layer {first_layer}, tokens with one plausible entry are common: {by_task(at.single)}; of these "
-        f"{percent_span(at.wrong_single, '{:.1%}')} are predicted wrongly. Without the mass of the plausible "
-        "set their "
-        f"confidence is 1 by construction. At a threshold of {threshold:g} the public form exits at layer "
-        f"{bare:.2f} on average, "
-        f"contrast with the mass at {layers['weighted']:.2f}, the plain margin at {layers[MARGIN]:.2f}: "
-        f"what looks fast is a looser threshold."
+        f"At layer {first_layer}, tokens with one plausible entry are common: {by_task(at.single)}; of "
+        f"these {percent_span(at.wrong_single, '{:.1%}')} are predicted wrongly. Without the mass of the "
+        f"plausible set their confidence is 1 by construction. At a threshold of {threshold:g} the public "
+        f"form exits at layer {bare:.2f} on average, contrast with the mass at {layers['weighted']:.2f}, "
+        f"the plain margin at {layers[MARGIN]:.2f}: what looks fast is a looser threshold."
     )
 
 
@@ -246,9 +244,9 @@ def equal_quality_conclusion(equal: pd.DataFrame, share: float = 0.98) -> str:
     earlier = layers.index[layers.weighted < layers[MARGIN]]
     return (
         f"At {share:.0%} of the predictions kept, weighted contrast exits earlier than the plain margin "
-        f"{on_tasks(earlier, layers.index)}. Pruned to a few entries it takes {flops['weighted_fixed']:.0%} "
-        "of the FLOPs, JSD "
-        f"{flops['jsd_fixed']:.0%}; the plain margin, pruned in the same way, takes {flops['fixed']:.0%}."
+        f"{on_tasks(earlier, layers.index)}. Pruned to a few entries it takes "
+        f"{flops['weighted_fixed']:.0%} of the FLOPs, JSD {flops['jsd_fixed']:.0%}; the plain margin, "
+        f"pruned in the same way, takes {flops['fixed']:.0%}."
     )
 
 
@@ -293,8 +291,7 @@ def pareto_message(verdicts: pd.DataFrame) -> str:
     worse = int(verdicts.worse.sum())
     return (
         f"Of {len(verdicts)} settings with contrast {improves or 'none'} beat the plain margin at equal "
-        "cost; "
-        f"{worse} are worse (the other intervals hold zero)"
+        f"cost; {worse} are worse (the other intervals hold zero)"
     )
 
 
@@ -304,27 +301,26 @@ def pareto_conclusion(verdicts: pd.DataFrame) -> str:
     middle = verdicts.groupby("task", sort=False).gain.median()
     improved = counts.index[counts.improves > 0]
     return (
-        f"A clear improvement is found {on_tasks(improved, counts.index)}. The median setting with contrast "
-        "changes the "
-        f"score by {by_task(middle, '+.1f')} points against the best plain margin that costs no more. Behind "
-        "each name "
-        f"stands what the setting takes of the FLOPs of full depth."
+        f"A clear improvement is found {on_tasks(improved, counts.index)}. The median setting with "
+        f"contrast changes the score by {by_task(middle, '+.1f')} points against the best plain margin "
+        "that costs no more. Behind each name stands what the setting takes of the FLOPs of full depth."
     )
 
 
 def decoder_conclusion(decoded: pd.DataFrame) -> str:
     """What contrast as decoder keeps, and how many outputs it changes."""
-    rows = decoded[decoded.rule != "full_depth"]
+    rows = decoded[(decoded.rule != "full_depth") & decoded.retained.notna()]
+    if rows.empty:
+        return "Full depth scores nothing here, so that there is no score to keep."
     best = rows.loc[rows.retained.idxmax()]
     clear = rows[rows.low > 1]
     worse = rows[rows.high < 1]
     return (
-        f"As decoder, contrast changes {percent_span(1 - rows.same_output)} of the outputs. It improves the "
-        "score for certain in "
-        f"{len(clear)} of {len(rows)} cases and lowers it for certain in {len(worse)}; the best is "
-        f"{figures.label(best.rule)} with {figures.label(best.model)} on {figures.label(best.task)}, which "
-        "keeps "
-        f"{with_interval(best, 'retained', '.1%', 'low', 'high')} of the score."
+        f"As decoder, contrast changes {percent_span(1 - rows.same_output)} of the outputs. It improves "
+        f"the score for certain in {len(clear)} of {len(rows)} cases and lowers it for certain in "
+        f"{len(worse)}; the best is {figures.label(best.rule)} with {figures.label(best.model)} on "
+        f"{figures.label(best.task)}, which keeps {with_interval(best, 'retained', '.1%', 'low', 'high')} "
+        "of the score."
     )
 
 
@@ -342,9 +338,8 @@ def lengths_figure(grown: pd.DataFrame):
         xlabel="tokens of the source",
         ylabel="FLOPs if all layers decide\n(1 = full depth)",
         message=(
-            f"Deciding at every layer costs T5-large {large.iloc[0] - 1:.0%} with {large.index[0]:,} source "
-            "tokens, "
-            f"{large.iloc[-1] - 1:.0%} with {large.index[-1]:,} (counted)"
+            f"Deciding at every layer costs T5-large {large.iloc[0] - 1:.0%} with {large.index[0]:,} "
+            f"source tokens, {large.iloc[-1] - 1:.0%} with {large.index[-1]:,} (counted)"
         ),
     )
     figure.axes[0].set_xscale("log", base=2)

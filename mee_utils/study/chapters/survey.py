@@ -10,7 +10,7 @@ import pandas as pd
 from .. import figures
 from ..catalogue import IDEAS
 from ..prose import listed
-from .wording import by_task, percent_span
+from .wording import by_task, percent_span, winners
 
 MARGIN = "fixed"  # the softmax margin over a few entries, with which other rules are compared
 COMPARED = (  # ten rules that between them have every idea; the table beside the figure has all
@@ -69,7 +69,7 @@ def ranking_message(mean_rank: pd.DataFrame) -> str:
 def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
     """The best and the worst rule of every task, and the rules that use states."""
     texts = []
-    for task, rows in mean_rank.groupby("task", sort=False):
+    for task, rows in mean_rank.dropna(subset=["roc_area"]).groupby("task", sort=False):
         best = rows.loc[rows.roc_area.idxmax()]
         worst = rows.loc[rows.roc_area.idxmin()]
         ends = [f"{figures.label(row.rule)} ({row.roc_area:.2f})" for row in (best, worst)]
@@ -157,9 +157,9 @@ def alike_conclusion(cells: pd.DataFrame) -> str:
         for row in pairs.itertuples()
     ]
     return (
-        f"Most alike: {listed(texts)}. At a correlation of 1, every threshold of one rule has a threshold of "
-        "the other "
-        f"with the same exits. (Similarity and MuE are left out: MuE changes the threshold only.)"
+        f"Most alike: {listed(texts)}. At a correlation of 1, every threshold of one rule has a threshold "
+        "of the other with the same exits. (Similarity and MuE are left out: MuE changes the threshold "
+        "only.)"
     )
 
 
@@ -210,11 +210,7 @@ def equal_loss_message(bench: pd.DataFrame, demand: float) -> str:
     if measured.empty:
         return f"No rule was measured at a loss of {demand:.0%}"
     best = measured.loc[measured.groupby("task", sort=False).equal_flops.idxmin()]
-    texts = [
-        f"{figures.label(row.rule)} {row.equal_flops:.0%} ({figures.label(row.task)})"
-        for row in best.itertuples()
-    ]
-    return f"Cheapest at a loss of {demand:.0%}, FLOPs: {listed(texts)}"
+    return f"Cheapest at a loss of {demand:.0%}: {winners(best)}"
 
 
 def equal_loss_conclusion(bench: pd.DataFrame, fixed: pd.Series, demand: float) -> str:
@@ -232,8 +228,7 @@ def equal_loss_conclusion(bench: pd.DataFrame, fixed: pd.Series, demand: float) 
     missing = thresholded.equal_flops.isna().groupby(thresholded.task, sort=False).sum()
     return (
         f"FLOPs at a loss of {demand:.0%}. {'; '.join(texts)}. Rules of which even the strictest setting "
-        "loses more, so "
-        f"that they have no number there: {by_task(missing, 'd')} (of "
+        f"loses more, so that they have no number there: {by_task(missing, 'd')} (of "
         f"{len(thresholded) // max(1, len(missing))} each)."
     )
 
@@ -264,6 +259,6 @@ def drafts_conclusion(bench: pd.DataFrame) -> str:
         timed = f"Fastest as verified drafts, tokens a second of full depth's: {listed(texts)}."
     return (
         f"As drafts, the last layer accepts {percent_span(accepted)} of the exits, by rule. {timed} A "
-        "threshold strict enough for "
-        f"unverified exits is needlessly strict for drafts: 07 plans thresholds for them."
+        "threshold strict enough for unverified exits is needlessly strict for drafts: 07 plans "
+        "thresholds for them."
     )

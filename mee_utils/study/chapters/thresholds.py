@@ -67,8 +67,7 @@ def bandit_message(draws: pd.DataFrame) -> str:
     broken = draws.groupby("who").broken.mean()
     return (
         f"A bandit over one stream exceeds the calibrated demand in {broken[STREAM]:.0%} of the draws, a "
-        "calibrated "
-        f"threshold in {broken[CALIBRATED]:.0%}"
+        f"calibrated threshold in {broken[CALIBRATED]:.0%}"
     )
 
 
@@ -76,12 +75,10 @@ def bandit_conclusion(keepers: pd.DataFrame) -> str:
     """What bandits earn, and what they lose."""
     of = {who: rows.set_index("task") for who, rows in keepers.groupby("who", sort=False)}
     return (
-        f"Regret of the bandit over one stream, a token: {by_task(of[STREAM].regret, '.3f')}: it earns about "
-        "what the best "
-        f"fixed arm does. Its mean loss: {by_task(of[STREAM].loss, '.1%')}; that of the calibrated "
-        "threshold: "
-        f"{by_task(of[CALIBRATED].loss, '.1%')}. Its reward is confidence minus depth, and neither is "
-        "quality."
+        f"Regret of the bandit over one stream, a token: {by_task(of[STREAM].regret, '.3f')}: it earns "
+        f"about what the best fixed arm does. Its mean loss: {by_task(of[STREAM].loss, '.1%')}; that of "
+        f"the calibrated threshold: {by_task(of[CALIBRATED].loss, '.1%')}. Its reward is confidence minus "
+        "depth, and neither is quality."
     )
 
 
@@ -91,8 +88,7 @@ def intervals_conclusion(spaced: pd.DataFrame) -> str:
     cheaper = shares.index[shares[3] < shares[1] - 0.005]
     return (
         f"FLOPs at equal loss with exits at every layer: {by_task(shares[1])}; at every third: "
-        f"{by_task(shares[3])}. "
-        f"Fewer exits are cheaper {on_tasks(cheaper, shares.index)}."
+        f"{by_task(shares[3])}. Fewer exits are cheaper {on_tasks(cheaper, shares.index)}."
     )
 
 
@@ -168,8 +164,7 @@ def confidence_conclusion(moved: pd.DataFrame) -> str:
     ]
     return (
         f"At home the first exit is sure of {by_task(home.sure)} of the tokens, and the last layer "
-        "contradicts "
-        f"{percent_span(home.wrong, '{:.1%}')} of these. Elsewhere: {'; '.join(texts)}."
+        f"contradicts {percent_span(home.wrong, '{:.1%}')} of these. Elsewhere: {'; '.join(texts)}."
     )
 
 

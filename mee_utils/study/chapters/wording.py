@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from .. import figures
-from ..prose import span
+from ..prose import listed, on_tasks, span
 
 
 def percent_span(values: Iterable[float], form: str = "{:.0%}") -> str:
@@ -27,3 +27,12 @@ def with_interval(row, name: str, form: str = ".0%", low: str | None = None, hig
 def by_task(values: pd.Series, form: str = ".0%") -> str:
     """ "question answering 90%, translation 75%": a series whose index names tasks, or other things."""
     return ", ".join(f"{figures.label(name)} {value:{form}}" for name, value in values.items())
+
+
+def winners(best: pd.DataFrame) -> str:
+    """Rows with a task and its rule in words: "margin on summarization and vote on translation"."""
+    parts = [
+        f"{figures.label(rule)} {on_tasks(rows.task, list(best.task))}"
+        for rule, rows in best.groupby("rule", sort=False)
+    ]
+    return listed(parts)
