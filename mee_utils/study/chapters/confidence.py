@@ -51,8 +51,8 @@ def overthinking_conclusion(thinking: pd.DataFrame) -> str:
         for task, row in calm.iterrows()
     ]
     return (
-        f"{'; '.join(texts)}. This is an upper bound: a token has as many chances as there are layers, and "
-        "a rule does not see which of them is right."
+        f"Overthought tokens: {'; '.join(texts)}. This is an upper bound: a token has as many chances as "
+        "there are layers, and a rule does not see which of them is right."
     )
 
 

@@ -24,6 +24,7 @@ PLACES = {
     "task": figures.Style("another task", "#999999", "s"),
     "corpus": figures.Style("another corpus of the task", "#d55e00", "D"),
 }
+WHERE = {"home": "rules at home", "task": "on another task", "corpus": "on another corpus"}
 LEAST_LOSS = 1e-4  # smaller losses are drawn there, on a logarithmic axis
 
 
@@ -131,11 +132,9 @@ def away_message(travelled: pd.DataFrame, demand: float) -> str:
     """How many rules exceed twice the demand at home and elsewhere."""
     worst = worst_by_place(travelled).pivot(index="rule", columns="place", values="loss")
     broken = (worst > 2 * demand).sum()
-    texts = [f"{broken[place]} {style.label}" for place, style in PLACES.items() if place in broken]
-    return (
-        f"Of {len(worst)} rules that were set for a loss of {demand:.0%}, over twice that on some task: "
-        f"{listed(texts)}"
-    )
+    texts = [f"{broken[place]} {WHERE[place]}" for place in WHERE if place in broken]
+    wanted = f"a loss of {demand:.0%}"
+    return f"Thresholds set for {wanted} lose more than twice that for {listed(texts)}, of {len(worst)} rules"
 
 
 def away_conclusion(travelled: pd.DataFrame) -> str:
@@ -176,4 +175,4 @@ def later_conclusion(thirds: pd.DataFrame) -> str:
         fewer = by_part.index[by_part[3] < by_part[1]]
         change = [f"{figures.label(task)} {row[1]:.1%} and {row[3]:.1%}" for task, row in by_part.iterrows()]
         texts.append(f"{what}: {listed(change)}, fewer at the end {on_tasks(fewer, by_part.index)}")
-    return f"Errors in the first and the last third of the outputs. {'. '.join(texts).capitalize()}."
+    return f"Errors in the first and the last third of the outputs, of {'; of '.join(texts)}."
