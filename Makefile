@@ -1,9 +1,10 @@
 # make reproduce    every notebook, figure and table of a profile        PROFILE=small|real|paper  DATA=folder  FORCE=1
 # make test         unit tests, exactness tests, stored notebooks re-run and compared
-# make results      RESULTS.md, and the numbers of README.md, from the stored tables
+# make results      RESULTS.md, the numbers of README.md, DATA.md and the model cards, from the stored tables
 # make explorer     one page on which thresholds move and outputs follow    PROFILE=small|real  DATA=folder
 # make bench        the decoder against its peers; writes figures/bench; keep the machine quiet    PROFILE, DATA, PART="one decision"
 # make measure      decodes every rule anew; hours (03, 05, 06, 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
+# make data         the corpora of a profile, from their publishers      PROFILE=real  DATA=folder (by default: data)
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
 # make pin          writes the current commit of every hub id into a profile       PROFILE=paper
 # make retrain      further seeds, decoders trained shallow, ablations     PROFILE=small|real  DATA=folder
@@ -11,8 +12,9 @@
 # make site         all notebooks and results as web pages, in build/site; nothing is run, no network is used
 # make status       which models and results are there, and which are stale   PROFILE, DATA
 # make clean        deletes what is in build, without unfinished trainings      TRAINING=1: with them
+# make lock         writes the installed versions to requirements.lock
 # make origin       where a stored table or figure comes from: cell, parameters, inputs, machine      FILE=figures/...
-# Set-up (virtual environment, pinned packages) is part of each of them and is done once.
+# Set-up (virtual environment, versions of requirements.lock) is part of each of them and is done once.
 
 PROFILE ?= small
 DATA ?=
@@ -32,16 +34,19 @@ export MALLOC_TRIM_THRESHOLD_ = 4294967296
 
 ifeq ($(CONDA_DEFAULT_ENV),mee)
   PYTHON := python
-  INSTALLED := pyproject.toml
+  INSTALLED := requirements.lock
 else
   PYTHON := .venv/bin/python
   INSTALLED := .venv/.installed
 endif
 
 COMPANION = $(PYTHON) -m mee_utils
+PIP = $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable
+# uv is quicker, where there is one
+UV = uv pip install --quiet --python .venv --constraint requirements.lock --editable
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce measure test explorer bench train pin retrain status origin results site lab setup clean
+.PHONY: reproduce measure test explorer bench data train pin retrain status origin results site lab lock setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
@@ -56,8 +61,11 @@ explorer: $(INSTALLED)
 	@$(COMPANION) explorer $(OPTIONS)
 
 bench: $(INSTALLED)
-	@$(PYTHON) -c 'import ctranslate2' 2>/dev/null || $(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@$(PYTHON) -c 'import ctranslate2' 2>/dev/null || $(PIP) '.[bench]'
 	@PYTHONPATH=tests $(PYTHON) -m benchmarks $(OPTIONS) $(if $(PART),--part "$(PART)")
+
+data: $(INSTALLED)
+	@$(COMPANION) data $(OPTIONS)
 
 train: $(INSTALLED)
 	@$(COMPANION) train $(OPTIONS) $(if $(MODEL),--model $(MODEL))
@@ -84,13 +92,16 @@ site: $(INSTALLED)
 lab: $(INSTALLED)
 	@$(PYTHON) -m jupyterlab notebooks/index.ipynb
 
+lock: $(INSTALLED)
+	@$(PYTHON) .ci/lock.py
+
 setup: $(INSTALLED)
 
-.venv/.installed: pyproject.toml
+.venv/.installed: pyproject.toml requirements.lock
 	@python3 -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	@echo "setting up .venv (once; some minutes and 2 GB)"
 	@test -x .venv/bin/python || python3 -m venv .venv
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(UV) '.[all]' 2> /dev/null || $(PIP) '.[all]'
 	@touch $@
 
 # what a training has reached so far took hours: it goes only if asked for

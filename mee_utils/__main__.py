@@ -13,7 +13,7 @@ from .common.errors import MeeError, one_line
 from .common.files import ROOT
 from .study import jobs, pipeline
 from .study.pins import how_to_pin
-from .study.profiles import Profile, is_file_name, load_profile
+from .study.profiles import Profile, fetched_folder, is_file_name, load_profile
 from .study.results import build_root, output_root
 
 NOT_WRITABLE = (
@@ -75,6 +75,13 @@ def notebook(options) -> str:
     return f"executed {options.name}: {path}"
 
 
+def data(options) -> str:
+    """Fetches the corpora that a profile reads from files, each from its publisher."""
+    from .study.corpora import fetch_corpora
+
+    return fetch_corpora(load_profile(options.profile, options.data), options.data)
+
+
 def explorer(options) -> str:
     """Writes the explorer: one page on which thresholds move, exits follow and outputs change."""
     from .study.explorer_page import write
@@ -83,10 +90,11 @@ def explorer(options) -> str:
 
 
 def results(options) -> None:
-    """Writes RESULTS.md, and the generated lines of README.md, from the stored tables."""
-    from .paper.results_page import update
+    """Writes RESULTS.md, the generated lines of README.md, DATA.md and the model cards."""
+    from .paper import cards, results_page
 
-    update()
+    results_page.update()
+    cards.update()
 
 
 def pin(options) -> str:
@@ -185,7 +193,8 @@ def profile_options() -> Parser:
     """The options of every command that works on a profile."""
     options = Parser(add_help=False)
     options.add_argument("--profile", type=_profile, default="small", help="a profile's name, or its file")
-    options.add_argument("--data", type=_full, help="folder that holds the corpora of the profile")
+    fetched = fetched_folder()
+    options.add_argument("--data", type=_full, default=fetched, help="folder of the profile's corpora")
     return options
 
 
@@ -211,6 +220,7 @@ def new_parser() -> Parser:
     command = add(notebook, profile)
     command.add_argument("name", help="of the notebook")
     command.add_argument("-p", "--parameter", metavar="NAME=VALUE", action="append", default=[])
+    add(data, profile)
     add(explorer, profile)
     add(results)
     add(pin, profile)

@@ -13,6 +13,7 @@ import pandas as pd
 from scipy.sparse import csr_array
 
 from ..common.errors import MeeError
+from ..common.extras import needs_extra
 from ..traces.replay import PolicyReplay
 from .monotonicity import settled_from
 from .statistics import NOTHING, Estimate, by_sequence, interval, mean_interval, reliability
@@ -29,7 +30,8 @@ def roc_area(score: np.ndarray, label: np.ndarray) -> float:
     >>> roc_area(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
     """
-    from sklearn.metrics import roc_auc_score
+    with needs_extra("notebooks"):
+        from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(label, score)) if 0 < np.sum(label) < len(label) else float("nan")
 

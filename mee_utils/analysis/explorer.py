@@ -19,6 +19,7 @@ from textwrap import wrap
 import numpy as np
 
 from ..common.errors import MeeError, check_whole
+from ..common.extras import needs_extra
 from ..common.files import PACKAGE, complete_file, read_yaml
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
@@ -90,7 +91,8 @@ class Explorer:
     @property
     def html(self) -> str:
         """The page, with the library that draws it inside."""
-        from vl_convert import javascript_bundle
+        with needs_extra("notebooks"):
+            from vl_convert import javascript_bundle
 
         spec = json.dumps(self.spec, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
         page = Template(PAGE.read_text(encoding="utf-8"))

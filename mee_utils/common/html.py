@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from html import escape
 
+from .extras import needs_extra
+
 SHOWN = 20  # rows of a table
 
 
@@ -12,8 +14,9 @@ class Markup(str):
 
 def shaded(text: str, share: float, title: str = "") -> Markup:
     """A text on a colour of viridis, dark at 0 and light at 1."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
+    with needs_extra("notebooks"):
+        from matplotlib import colormaps
+        from matplotlib.colors import to_hex
 
     background = to_hex(colormaps["viridis"](share))
     colour = "#000" if share > 0.5 else "#fff"

@@ -142,7 +142,12 @@ def markdown(table: pd.DataFrame) -> str:
         form = FORMATS.get(column, "")
         shown[column] = [_cell(value, form) for value in shown[column]]
     shown.columns = [label(column) for column in shown]
-    text = shown.to_markdown(index=False, disable_numparse=True)
+    return plain_markdown(shown)
+
+
+def plain_markdown(table: pd.DataFrame) -> str:
+    """A table of texts as Markdown, each as it is."""
+    text = table.to_markdown(index=False, disable_numparse=True)
     # one long cell would widen its whole column: spaces and rules that only align are left out
     return re.sub("-{4,}", "---", re.sub(" {2,}", " ", text))
 

@@ -30,7 +30,7 @@ class Experiment:
 
     def __init__(self, notebook: str | None, profile: str | Profile, data: str | None = "", **parameters):
         self.profile = profile if isinstance(profile, Profile) else load_profile(profile, data)
-        self.data = data
+        self.data = data or self.profile.data
         self.used: dict[str, str] = {}  # name -> sha256
         self.layers = inputs.model_shape(self.profile)["num_decoder_layers"]
         self.backbones = list(self.profile.training.backbones)  # they do not need what they started from

@@ -22,6 +22,8 @@ from ..tasks.synthetic.questions import LESSONS
 
 NOTEBOOKS = ROOT / "notebooks"
 FOLDER = NOTEBOOKS / "profiles"
+FETCHED = ROOT / "data"  # where `make data` puts corpora, and where they are read if DATA is not given
+IN_DATA = "{data}"  # in a source: the DATA folder
 ENDINGS = (".yaml", ".yml")
 RESERVED = ("bench", "build")  # folders of results that belong to no profile
 READY = "[ready]"  # tags of pydantic for the two kinds of models; `first_mistake` takes them out of messages
@@ -285,7 +287,7 @@ class Profile(Strict):
     classifiers: ClassifierSettings = ClassifierSettings()
     results: ResultSettings = ResultSettings()
     notebooks: dict[str, dict[str, int | float | str | bool]] = {}
-    _data: str | None = None  # the DATA folder of the command line
+    _data: str | None = None  # the DATA folder of the command line, or that of `make data`
 
     @model_validator(mode="after")
     def _known_examples(self) -> Profile:
@@ -347,22 +349,30 @@ class Profile(Strict):
         sizes = self.rivals.decoder_layers if self.rivals else []
         return {f"shallow_{layers}": layers for layers in sizes}
 
+    @property
+    def data(self) -> str | None:
+        """The folder that stands for `{data}`, if there is one."""
+        return self._data
+
     def has_data(self, task: str) -> bool:
         """Whether the DATA folder is given, where a task's corpus is in it."""
-        return bool(self._data) or "{data}" not in self.corpus(task).source
+        return bool(self._data) or IN_DATA not in self.corpus(task).source
 
     def source(self, task: str) -> str:
         """The source of a task's corpus, with DATA filled in."""
         source = self.corpus(task).source
-        if "{data}" not in source:
+        if IN_DATA not in source:
             return source
         if not self._data:
             local = f'Profile "{self.name}" reads local corpora'
-            raise MeeError(f"{local}: give their folder, as in DATA=path/to/corpora.")
+            fetching = f"make data PROFILE={self.name}"
+            raise MeeError(
+                f"{local}: give their folder, as in DATA=path/to/corpora, or fetch them: {fetching}."
+            )
         folder = Path(self._data).expanduser()
         if not folder.is_dir():
             raise MeeError(f"DATA={self._data} is no folder: give the folder that holds the corpora.")
-        corpus = Path(source.replace("{data}", str(folder)))
+        corpus = Path(source.replace(IN_DATA, str(folder)))
         if not corpus.exists():
             raise MeeError(f"{corpus} does not exist: DATA must hold a folder {corpus.name} ({task}).")
         return str(corpus)
@@ -407,7 +417,7 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
 
     Args:
         name: of a profile in `notebooks/profiles`, or the path of another YAML file.
-        data: the folder that stands for `{data}` in sources of corpora.
+        data: the folder that stands for `{data}` in sources of corpora; by default what `make data` fetched.
 
     Raises:
         MeeError: no such profile, or a mistake in it; the message names the key.
@@ -418,8 +428,13 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
     except pydantic.ValidationError as error:
         raise MeeError(f"{path}: {first_mistake(error)}") from error
     _check_name(profile.name, path)
-    profile._data = data or None
+    profile._data = data or fetched_folder()
     return profile
+
+
+def fetched_folder() -> str | None:
+    """The folder that `make data` made, if it is there."""
+    return str(FETCHED) if FETCHED.is_dir() else None
 
 
 def _read_mapping(path: Path) -> dict:

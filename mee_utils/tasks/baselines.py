@@ -10,6 +10,8 @@ from random import Random
 
 import numpy as np
 
+from ..common.extras import needs_extra
+
 WORD = re.compile(r"\w+")
 
 
@@ -69,7 +71,8 @@ def source_copied(inputs: Sequence[str], train) -> list[str]:
 
 def nearest_training_sentence(inputs: Sequence[str], train) -> list[str]:
     """The translation of the training sentence with the largest tf-idf cosine (binary, idf = ln(n / df))."""
-    from sklearn.feature_extraction.text import CountVectorizer
+    with needs_extra("notebooks"):
+        from sklearn.feature_extraction.text import CountVectorizer
 
     sources = source_copied(train.inputs, None)
     if not any(_words(source) for source in sources):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..common.errors import MeeError, one_line, shown
+from ..common.extras import needs_extra
 from ..common.files import ENDINGS
 
 POINTER = b"version https://git-lfs"  # what Git LFS leaves in place of a file that it did not fetch
@@ -95,7 +96,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
-    from pyarrow.parquet import ParquetFile
+    with needs_extra("notebooks"):
+        from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
         _check_columns(path, file.schema_arrow.names)
@@ -103,7 +105,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
 
 
 def _saved_rows(folder: Path) -> Iterator[tuple[int, dict]]:
-    from datasets import load_from_disk
+    with needs_extra("notebooks"):
+        from datasets import load_from_disk
 
     if not any(folder.glob("data*.arrow")):
         return  # no rows: `load_from_disk` would fail
