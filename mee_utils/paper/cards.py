@@ -1,4 +1,4 @@
-"""DATA.md and the model cards: templates (`pages/data.md`, `pages/model_card.md`) over what the package keeps."""
+"""DATA.md and the model cards: templates (`pages/data.md`, `pages/model_card.md`) over what is stored."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -17,9 +17,11 @@ ROOT = Path(__file__).parents[2]
 DATA = {"notebooks": "on synthetic data", "real": "on real text"}  # folder of a chapter -> what it was run on
 EXPLORER = ROOT / "build" / "explorer.html"  # of `make explorer`
 NO_EXPLORER = "<!doctype html><title>Explorer</title><p>Run <code>make explorer</code>: it writes this page."
+CARDS = [f"mee_utils/checkpoints/{name}/README" for name in ("small", "real")]
 REFERENCE = {
     "Results": ["RESULTS", *(f"figures/results/{name}" for name in ("ledger", "rules", "published", "bugs", "speed"))],
     "The library": ["mee_utils/USING", "mee_utils/README"],
+    "The repository": ["DATA", *CARDS, "CONTRIBUTING", "CHANGELOG"],
 }
 HIDDEN = "application/x-mee-digest"  # an output that holds what pages do not show
 # the line by which two runs of a figure's table are compared, and that of a drawing; it names the figure
@@ -29,8 +31,9 @@ project = html_title = "Early exiting in T5 generation"
 extensions = ["myst_nb"]
 root_doc = "README"
 pages = ["notebooks/[0-9]*.ipynb", "figures/results/*.md", "figures/*/*.ipynb"]
-include_patterns = ["README.md", "RESULTS.md", "mee_utils/README.md", "mee_utils/USING.md", *pages]
-exclude_patterns = [".*", "build", "tests", "mee_utils/*/**"]
+top = ["README.md", "RESULTS.md", "DATA.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns = [*top, "mee_utils/README.md", "mee_utils/USING.md", "mee_utils/checkpoints/*/README.md", *pages]
+exclude_patterns = [".*", "build", "tests"]
 
 nb_execution_mode = "off"
 nb_code_prompt_show, nb_code_prompt_hide = "Show the code", "Hide the code"
@@ -39,6 +42,15 @@ myst_heading_anchors = 4
 
 html_theme = "sphinx_book_theme"
 html_theme_options = {"navbar_persistent": [], "use_fullscreen_button": False, "show_toc_level": 2}
+REPOSITORY = os.environ.get("GITHUB_REPOSITORY")  # "owner/name", where GitHub builds the pages
+if REPOSITORY:
+    html_theme_options |= {
+        "repository_url": f"https://github.com/{REPOSITORY}",
+        "repository_branch": "main",
+        "use_repository_button": True,
+        "use_issues_button": True,
+        "launch_buttons": {"binderhub_url": "https://mybinder.org", "notebook_interface": "jupyterlab"},
+    }
 html_context = {"default_mode": "auto"}
 html_static_path = ["site.css", "site.js", str(files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf")]
 html_css_files, html_js_files = ["site.css"], ["site.js"]
