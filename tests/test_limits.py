@@ -70,9 +70,8 @@ def test_limits_stand_beside_the_best_rule_and_a_fixed_layer(stored, oracle):
     (row,) = table.to_dict("records")
     assert (row["oracle"], row["exact"], row["flops_share"], row["exact_flops"]) == (0.9, 1.0, 0.5, 0.7)
     assert (row["rule"], row["fixed_layer"], row["fixed_kept"]) == ("softmax_margin", 6.0, 0.6)
-    (line,) = limits.limit_lines(table, figures.label)
-    assert "an oracle keeps 90.0% (" in line and "with exact states 100.0% for 70%" in line
-    assert "best rule keeps 75.0%" in line and "layer 6 for every token 60.0%" in line
+    text = limits.limits_conclusion(table, limits.split_losses(oracle))
+    assert "an oracle keeps 90.0% (" in text and "the best rule for no more 75%" in text
     message = limits.message(table)
     assert "with copied states 90% of the score for 50% of the FLOPs, with exact ones 100% for 70%" in message
     assert message.endswith("the best rule for no more FLOPs than the first 75%")
@@ -83,19 +82,19 @@ def test_where_nothing_is_as_cheap_it_is_said(oracle, stored):
     chosen = [stored.examples[index] for index in only_deep.index]
     few = Measured(only_deep.reset_index(drop=True), chosen, 0.05, (0.1,), (0.1,))
     table = limits.limits_at_equal_flops(few, "calm", oracle)
-    (line,) = limits.limit_lines(table, figures.label)
-    assert line.endswith("no rule that was measured spends as little; no fixed layer spends as little")
+    text = limits.limits_conclusion(table, limits.split_losses(oracle))
+    assert "of the FLOPs, no rule spends as little." in text
     assert limits.message(table).endswith("no rule spends as little")
 
 
-def test_losses_are_split_into_decisions_and_states(oracle):
+def test_losses_are_split_into_decisions_and_states(oracle, stored):
     losses = limits.split_losses(oracle)
     (row,) = losses.to_dict("records")
     for quantity in ("loss", "score"):
         assert row[f"{quantity}_by_decisions"] == pytest.approx(0.05)
         assert row[f"{quantity}_by_states"] == pytest.approx(0.15)
-    (line,) = limits.split_lines(losses, 0.9, figures.label)
-    assert "changes outputs by 20.0%: wrong decisions 5.0%, copied states 15.0% more" in line
+    text = limits.limits_conclusion(limits.limits_at_equal_flops(stored, "calm", oracle), losses)
+    assert text.endswith(f"{figures.label(TASK)} 5.0% and 15.0%.")
 
 
 def test_the_figure_names_what_it_draws(stored, oracle):

@@ -72,8 +72,9 @@ def test_messages_are_computed(times):
     message = main_figure.cut_message(times, 32)
     assert "CALM's measures from 100% to 83%" in message and "MEE's measures from 100% to 100%" in message
     assert "0 of 18 at batch 32, 18 of 18 at batch 1" in main_figure.speed_message(times)
-    lines = list(main_figure.setting_lines(times))
-    assert len(lines) == 6 and lines[0].startswith("question answering (F1), batch 32: CALM's keep 100%")
+    text = main_figure.main_conclusion(times)
+    assert text.startswith("At batch 32, over tasks and measures: CALM's keep ")
+    assert "; MEE's keep 100%" in text
 
 
 def test_by_batch_draws_no_cut_and_both_first_layers(times):

@@ -308,7 +308,7 @@ def test_what_is_timed_was_calibrated_or_is_static():
     }
 
 
-def test_the_answer_names_the_fastest_of_each_kind():
+def test_of_each_rule_the_setting_that_ranks_first_stands_for_it():
     kept = pd.DataFrame(
         {
             "task": "translation",
@@ -322,16 +322,6 @@ def test_the_answer_names_the_fastest_of_each_kind():
     times["ranked"] = times["samples_speed"] = times.speed
     answer = verdicts.fastest(times)
     assert list(answer.threshold) == [0.5, 0.8]
-    text = "\n".join(verdicts.answer_lines(kept, answer, ["translation", "summarization"], 0.99, str))
-    assert (
-        "several layers 1.40 (1.30 to 1.50; samples 1.40; three_hidden); "
-        "other rules 1.10 (1.00 to 1.20; samples 1.10; softmax_margin); "
-        "a fixed layer: none timed" in text
-    )
-    assert (
-        "softmax_margin with 70%" in text
-        and "summarization: of no rule it is certain that it keeps 99%" in text
-    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ loses more at equal FLOPs loses it by its decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -152,38 +152,8 @@ def _kept(row, name: str) -> dict[str, float]:
     return {name: row.retained, f"{name}_low": row.low, f"{name}_high": row.high}
 
 
-def limit_lines(limits: pd.DataFrame, label: Callable) -> Iterator[str]:
-    """`limits_at_equal_flops` in words; `label` says a name in words."""
-    for row in limits.to_dict("records"):
-        oracle = f"an oracle keeps {_interval(row, 'oracle')} for {row['flops_share']:.0%} of the FLOPs"
-        exact = f"with exact states {row['exact']:.1%} for {row['exact_flops']:.0%}"
-        yield f"{label(row['task'])}: {oracle}, {exact}; {_best_rule(row, label)}; {_fixed_layer(row)}"
-
-
-def _best_rule(row: Mapping, label: Callable) -> str:
-    if not isinstance(row.get("rule"), str):
-        return "no rule that was measured spends as little"
-    return f"for no more the best rule keeps {_interval(row, 'rule_kept')} ({label(row['rule'])})"
-
-
-def _fixed_layer(row: Mapping) -> str:
-    if not row.get("fixed_layer", 0) > 0:
-        return "no fixed layer spends as little"
-    return f"layer {row['fixed_layer']:.0f} for every token {_interval(row, 'fixed_kept')}"
-
-
 def _interval(row: Mapping, name: str) -> str:
     return f"{row[name]:.1%} ({row[f'{name}_low']:.1%} to {row[f'{name}_high']:.1%})"
-
-
-def split_lines(losses: pd.DataFrame, threshold: float, label: Callable) -> Iterator[str]:
-    """`split_losses` at one threshold in words."""
-    for row in losses[losses.threshold == threshold].itertuples():
-        yield (
-            f"{label(row.task)}, the margin at {threshold:g} (mean exit layer {row.mean_exit_layer:.1f}) "
-            f"changes outputs by {row.consistency_loss:.1%}: wrong decisions {row.loss_by_decisions:.1%}, "
-            f"copied states {row.loss_by_states:.1%} more"
-        )
 
 
 def limits_conclusion(limits: pd.DataFrame, losses: pd.DataFrame, threshold: float = 0.9) -> str:
@@ -196,9 +166,11 @@ def limits_conclusion(limits: pd.DataFrame, losses: pd.DataFrame, threshold: flo
     """
     texts = []
     for row in limits.to_dict("records"):
-        rule = f"the best rule {row['rule_kept']:.0%}" if _is_number(row.get("rule_kept")) else "no rule"
+        rule = "no rule spends as little"
+        if _is_number(row.get("rule_kept")):
+            rule = f"the best rule for no more {row['rule_kept']:.0%}"
         oracle = f"an oracle keeps {_interval(row, 'oracle')} of the score for {row['flops_share']:.0%}"
-        texts.append(f"{figures.label(row['task'])}: {oracle} of the FLOPs, for no more {rule}")
+        texts.append(f"{figures.label(row['task'])}: {oracle} of the FLOPs, {rule}")
     at = losses[losses.threshold == threshold]
     parts = [
         f"{figures.label(row.task)} {row.loss_by_decisions:.1%} and {row.loss_by_states:.1%}"

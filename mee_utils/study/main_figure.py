@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from . import figures
 from .catalogue import CALM_RULES, MEE_RULES
-from .published_setting import BATCHES, CUT, EXACT, METRICS
+from .published_setting import BATCHES, CUT, EXACT
 
 SHORT_NAMES = {
     "full_depth": "full depth",
@@ -190,14 +190,6 @@ def _measures(times: pd.DataFrame) -> pd.DataFrame:
     """The rows of the six measures at the published share of the depth, without the cut."""
     measured = (times.decoder == EXACT) & (times.rule != "full_depth")
     return times[measured & _at_published_share(times)]
-
-
-def setting_lines(times: pd.DataFrame) -> Iterator[str]:
-    """Each task and batch in words: what the measures of either paper keep, and how fast they are."""
-    for (task, batch), rows in _measures(times).groupby(["task", "batch"], sort=False):
-        parts = [_in_words(paper, rows[rows.rule.isin(rules)]) for paper, rules in PAPERS.items()]
-        metric = figures.label(METRICS[task])
-        yield f"{figures.label(task)} ({metric}), batch {batch}: {'; '.join(parts)}"
 
 
 def main_conclusion(times: pd.DataFrame) -> str:

@@ -27,18 +27,19 @@ def survey_bench(
     tasks: Sequence[str],
     ranking: pd.DataFrame,
     demand: float,
-    promise: float,
+    delta: float,
 ) -> pd.DataFrame:
     """One row for each task and rule, in the order of the measurements.
 
     `threshold` to `retained` are those of one setting: the last, from strict to loose, that loses at most
     `demand` on validation examples, measured on test examples. `equal_flops` is where the line through the
-    rule's settings crosses this loss, `guaranteed` the FLOPs at which a mean loss of at most `promise` is
+    rule's settings crosses this loss, `guaranteed` the FLOPs at which a mean loss of at most `delta` is
     guaranteed, `verified_speed` that of the setting's exits as drafts (NaN: not timed).
 
     Args:
         ranking: how well each rule ranks tokens, by task and rule.
-        demand, promise: mean consistency losses.
+        demand: the mean consistency loss at which rules are compared.
+        delta: the mean consistency loss that is guaranteed.
     """
 
     def wanted(rows: pd.DataFrame) -> pd.DataFrame:
@@ -47,7 +48,7 @@ def survey_bench(
     chosen = wanted(verdicts.within_loss(stored, MAIN_MODEL, demand))
     equal = wanted(verdicts.at_equal_loss(stored, MAIN_MODEL, [demand]))
     equal = equal.rename(columns=EQUAL_FLOPS)[[*KEYS, *EQUAL_FLOPS.values()]]
-    demands = {"consistency": [promise]}
+    demands = {"consistency": [delta]}
     guaranteed = wanted(verdicts.calibrated(stored, MAIN_MODEL, demands, ("hoeffding_bentkus",)))
     guaranteed = guaranteed.rename(columns={"flops_share": "guaranteed"})[[*KEYS, "guaranteed"]]
     timed = read_timings("drafts", chosen, profile)

@@ -1,6 +1,6 @@
 """What follows from stored measurements: chosen on validation examples, reported on test examples."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -22,8 +22,9 @@ NONE_MEASURED = "none measured"
 SEVERAL = "several layers"
 OTHER_RULES = "other rules"
 FIXED_LAYER = "a fixed layer"
-KINDS = (SEVERAL, OTHER_RULES, FIXED_LAYER)
-KIND_OF = {"static": FIXED_LAYER} | dict.fromkeys(SEVERAL_LAYERS, SEVERAL)  # a rule's, if not OTHER_RULES
+KIND_OF = {"static": FIXED_LAYER} | dict.fromkeys(
+    SEVERAL_LAYERS, SEVERAL
+)  # a rule's, if it is not OTHER_RULES
 
 Demands = Mapping[str, Sequence[float]]  # kind of loss ("consistency", "risk") -> largest mean losses
 
@@ -299,51 +300,3 @@ def timed(stored: Measured, model: str) -> pd.DataFrame:
     others = [rows.iloc[[len(rows) // 2]] for (_, name, _), rows in searched(stored, "test") if name != model]
     settings = pd.concat([rows[KEYS] for rows in (chosen, static, *others)])
     return settings.drop_duplicates().reset_index(drop=True)
-
-
-def answer_lines(
-    kept: pd.DataFrame, answer: pd.DataFrame, tasks: Sequence[str], quality: float, label: Callable
-) -> Iterator[str]:
-    """MEE's question answered in words, from `keeping` and `fastest`; `label` says a name in words."""
-    sure = _in_words(kept[kept.verdict == KEEPS_IT].sort_values("flops_share", kind="stable"), label)
-    timed_rules = _in_words(answer, label)
-    for task in tasks:
-        yield _kept_line(label(task), sure[sure.task == task], quality)
-        if (sure.task == task).any():
-            for batch, rows in timed_rules[timed_rules.task == task].groupby("batch"):
-                fastest_of = "; ".join(_fastest_of_kind(kind, rows[rows.kind == kind]) for kind in KINDS)
-                yield f"   tokens a second at batch {batch}, of full depth: {fastest_of}"
-
-
-def _in_words(rows: pd.DataFrame, label: Callable) -> pd.DataFrame:
-    """Rows with the `label` of their rule and its `kind`, one of `KINDS`."""
-    kinds = [KIND_OF.get(rule, OTHER_RULES) for rule in rows.rule]
-    return rows.assign(label=rows.rule.map(label), kind=kinds)
-
-
-def _kept_line(task: str, sure: pd.DataFrame, quality: float) -> str:
-    """How many rules keep the quality on a task, and which is the cheapest; `sure` begins with that one."""
-    if sure.empty:
-        return f"{task}: of no rule it is certain that it keeps {quality:.0%}."
-    several = sure[sure.kind == SEVERAL]
-    cheaper = (sure.flops_share < 1).sum()
-    return (
-        f"{task}: {len(sure)} rules keep {quality:.0%}, {cheaper} of them for fewer FLOPs; "
-        f"{len(several)} see several layers; the cheapest of those: {_cheapest(several)}; "
-        f"of all: {_cheapest(sure)}."
-    )
-
-
-def _cheapest(rows: pd.DataFrame) -> str:
-    if rows.empty:
-        return "none"
-    first = rows.iloc[0]
-    return f"{first.label} with {first.flops_share:.0%} of the FLOPs"
-
-
-def _fastest_of_kind(kind: str, rows: pd.DataFrame) -> str:
-    if rows.empty:
-        return f"{kind}: none timed"
-    first = rows.iloc[0]
-    spread = f"{first.lowest:.2f} to {first.highest:.2f}; samples {first.samples_speed:.2f}"
-    return f"{kind} {first.speed:.2f} ({spread}; {first.label})"

@@ -153,12 +153,13 @@ def plausible_conclusion(
     at = plausible[plausible.layer == first_layer].set_index("task")
     layers = at_level.pivot(index="rule", columns="task", values="mean_exit_layer").mean(axis=1)
     bare = layers["weighted, without the mass"]
+    by_construction = ": what looks fast is a looser threshold." if bare < layers["weighted"] else "."
     return (
-        f"At layer {first_layer}, tokens with one plausible entry are common: {by_task(at.single)}; of "
-        f"these {percent_span(at.wrong_single, '{:.1%}')} are predicted wrongly. Without the mass of the "
+        f"Tokens with one plausible entry at layer {first_layer}: {by_task(at.single)}; of these "
+        f"{percent_span(at.wrong_single, '{:.1%}')} are predicted wrongly. Without the mass of the "
         f"plausible set their confidence is 1 by construction. At a threshold of {threshold:g} the public "
         f"form exits at layer {bare:.2f} on average, contrast with the mass at {layers['weighted']:.2f}, "
-        f"the plain margin at {layers[MARGIN]:.2f}: what looks fast is a looser threshold."
+        f"the plain margin at {layers[MARGIN]:.2f}{by_construction}"
     )
 
 
