@@ -11,6 +11,7 @@ import pytest
 from mee_utils import MeeError
 from mee_utils.paper import answers, facts, ledger_page, numbers, reference_tables, results_page
 from mee_utils.paper.stored_tables import StoredTables, markdown
+from mee_utils.study import headline as headlines
 from mee_utils.study.digests import file_digest as digest_of_file
 from mee_utils.study.results import Run
 
@@ -267,3 +268,76 @@ def test_pages_need_no_table_that_is_not_measured_yet():
 def test_every_belief_stands_in_one_section():
     questions = {*answers.TABLES, "bugs"}
     assert set(answers.beliefs(StoredTables())) <= questions
+
+
+def test_what_limits_exits_says_where_no_rule_spends_as_little():
+    row = {"task": "translation", "flops_share": 0.6, "oracle": 0.998, "exact": 1.0}
+    (found,) = answers.limits(Given(limits_at_equal_flops=pd.DataFrame([row]))).to_dict("records")
+    assert found["oracle keeps"] == "99.8%" and found["FLOPs"] == "60%"
+    assert found["best rule for no more FLOPs keeps"] == "none spends as little"
+    rules = pd.DataFrame([row | {"rule_kept": 0.95, "fixed_kept": np.nan}])
+    (found,) = answers.limits(Given(limits_at_equal_flops=rules)).to_dict("records")
+    assert found["best rule for no more FLOPs keeps"] == "95.0%"
+    assert found["fixed layer for no more FLOPs keeps"] == "none spends as little"
+
+
+KEPT = {"task": "translation", "model": "calm", "retained": 1.0, "low": 0.995, "verdict": "keeps it"}
+
+
+def kept_rule(rule, flops_share=0.8, **values):
+    """A setting as 08 chooses them."""
+    return KEPT | {"rule": rule, "threshold": 0.9, "flops_share": flops_share} | values
+
+
+def headline(monkeypatch, timed, kept, static=()):
+    """The headline of these settings; `timed`: (part, rule) -> (ranked, speed)."""
+
+    def timings(part, wanted, profile):
+        rows = wanted.assign(batch=1) if "rule" in wanted else wanted.assign(batch=1, rule="drafts")
+        rows = rows.loc[np.array([(part, rule) in timed for rule in rows.rule], dtype=bool)]
+        speeds = [timed[part, rule] for rule in rows.rule]
+        rows = rows.assign(ranked=[ranked for ranked, _ in speeds], speed=[speed for _, speed in speeds])
+        rows = rows.assign(lowest=rows.speed - 0.05, highest=rows.speed + 0.05)
+        rows.attrs["processor"] = "a machine"
+        return rows
+
+    monkeypatch.setattr(headlines, "read_timings", timings)
+    columns = list(kept_rule("static"))
+    tables = pd.DataFrame(kept), pd.DataFrame(list(static), columns=columns)
+    return headlines.headline_table("real", *tables).set_index("kind")
+
+
+def test_the_headline_has_the_fastest_safe_exits_of_each_kind(monkeypatch):
+    kept = [
+        kept_rule("softmax_margin"),
+        kept_rule("fixed"),
+        kept_rule("hidden", flops_share=1.1),
+        kept_rule("linear", verdict="undecided"),
+        kept_rule("three_hidden"),
+    ]
+    static = [
+        kept_rule("static", threshold=layer, retained=share) for layer, share in ((9, 0.98), (10, 0.99))
+    ]
+    timed = {
+        ("kept", "softmax_margin"): (1.1, 1.3),
+        ("kept", "fixed"): (1.2, 1.15),
+        ("kept", "hidden"): (2.0, 2.0),
+        ("kept", "linear"): (2.0, 2.0),
+        ("kept", "three_hidden"): (0.9, 0.9),
+        ("results", "static"): (1.05, 1.04),
+        ("lossless", "drafts"): (1.2, 1.25),
+    }
+    rows = headline(monkeypatch, timed, kept, static)
+    speeds = [1.04, 1.15, 0.9, 1.25]
+    assert rows.speed.to_dict() == dict(zip(headlines.KINDS, speeds, strict=True)), "one half ranks them"
+    assert rows.threshold[headlines.FIXED] == 10, "the first layer that keeps 99 % on average"
+    message = headlines.headline_message(rows.reset_index())
+    assert "1 of 1 tasks if verified, on 1 of 1 if a rule decides alone" in message
+
+
+def test_the_headline_tells_what_is_not_timed_from_what_is_not_safe(monkeypatch):
+    rows = headline(monkeypatch, {}, [kept_rule("softmax_margin"), kept_rule("lstm", verdict="undecided")])
+    assert np.isnan(rows.speed[headlines.ONE]) and headlines.SEVERAL not in rows.index
+    figure = headlines.draw_headline(rows.reset_index())
+    written = [text.get_text() for text in figure.axes[0].texts]
+    assert written == ["none", "not timed", "none", "not timed"]

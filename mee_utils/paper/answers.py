@@ -18,6 +18,12 @@ from .stored_tables import FIGURES, PROFILES, TASK, StoredTables, in_order
 REAL, SYNTHETIC = PROFILES
 VANILLA = "vanilla"
 HISTORY = "history"
+LIMITS = {  # column of what limits exits -> its name in the table
+    "oracle": "oracle keeps",
+    "exact": "oracle keeps, exact states",
+    "rule_kept": "best rule for no more FLOPs keeps",
+    "fixed_kept": "fixed layer for no more FLOPs keeps",
+}
 KIND = "tokens a second (score kept)"
 WINNERS = {  # kind of exit -> its row in README's table
     ONE: "rule on one layer",
@@ -170,20 +176,12 @@ def limits(stored: StoredTables) -> pd.DataFrame:
     rows = stored.table("08_results", "limits_at_equal_flops")
     if rows.empty:
         return _oracle_alone(stored)
-    table = rows.assign(
-        oracle=rows.oracle.map("{:.1%}".format),
-        FLOPs=rows.flops_share.map("{:.0%}".format),
-        exact=rows.exact.map("{:.1%}".format),
-        best=rows.rule_kept.map("{:.1%}".format, na_action="ignore"),
-        fixed=rows.fixed_kept.map("{:.1%}".format, na_action="ignore"),
-    ).fillna({"best": "none spends as little", "fixed": "none spends as little"})
-    names = {
-        "oracle": "oracle keeps",
-        "exact": "oracle keeps, exact states",
-        "best": "best rule for no more FLOPs keeps",
-        "fixed": "fixed layer for no more FLOPs keeps",
-    }
-    return in_order(table)[[*TASK, "FLOPs", *names]].rename(columns=names)
+    rows = rows.reindex(columns=[*rows.columns, *{"rule_kept", "fixed_kept"}.difference(rows.columns)])
+    table = rows.assign(FLOPs=rows.flops_share.map("{:.0%}".format))
+    for column, name in LIMITS.items():
+        shares = rows[column].map("{:.1%}".format, na_action="ignore")
+        table[name] = shares.astype(object).fillna("none spends as little")
+    return in_order(table)[[*TASK, "FLOPs", *LIMITS.values()]]
 
 
 def _oracle_alone(stored: StoredTables) -> pd.DataFrame:
@@ -226,7 +224,7 @@ def _headline_cells(profile: str, stored: StoredTables) -> pd.DataFrame:
     rows = headlines()[profile]
     stored.note_timings(rows)
     kept = rows.retained.map(" ({:.1%})".format).mask(rows.kind == VERIFIED, " (same output)")
-    cells = rows.speed.map("{:.2f}×".format) + kept
+    cells = rows.speed.map("{:.2f}×".format, na_action="ignore").fillna("not timed") + kept
     wide = rows.assign(cell=cells).pivot(index="kind", columns="task", values="cell")
     wide = wide.reindex(list(WINNERS)).fillna("none")
     wide.index = [WINNERS[kind] for kind in wide.index]

@@ -77,7 +77,7 @@ class StoredTables:
 
     def note_timings(self, rows: pd.DataFrame) -> None:
         """Remembers timings by their `part` of the benchmark and their `processor`."""
-        for part, of_part in rows.groupby("part", sort=False):
+        for part, of_part in rows.groupby("part", sort=False):  # without what was not timed
             self._note(BENCH / f"{PARTS[part][0]}.csv", of_part.processor)
 
     def sources(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from ..analysis.statistics import without_draws
@@ -57,7 +58,7 @@ def headline_table(
 
     A rule keeps it if the lower end of a 95 % interval does; a fixed layer, if its mean does. Of the rules
     those that need fewer FLOPs than full depth compete; the fastest in one half of the timing rounds wins,
-    and its `speed` is that of the other half. Without timings there are no rows.
+    and its `speed` is that of the other half. Where none was timed, the row has none (NaN).
 
     Args:
         profile: whose timings are read.
@@ -80,7 +81,7 @@ def headline_table(
 def _fixed_layers(profile: str, static: pd.DataFrame) -> pd.DataFrame:
     """Of each task the first layer at which all tokens can exit and 99 % of the score is kept on average."""
     good = static[static.retained >= QUALITY].sort_values("threshold").drop_duplicates("task")
-    return _single("results", good[SETTING], profile).assign(kind=FIXED)
+    return _single("results", good[SETTING], profile).drop_duplicates("task").assign(kind=FIXED)
 
 
 def _rules(profile: str, kept: pd.DataFrame) -> list[pd.DataFrame]:
@@ -96,13 +97,15 @@ def _rules(profile: str, kept: pd.DataFrame) -> list[pd.DataFrame]:
 def _verified(profile: str, tasks: Sequence[str]) -> pd.DataFrame:
     """Exits as drafts; their output is that of full depth."""
     wanted = pd.DataFrame({"task": tasks, "model": MAIN_MODEL})
-    return _single("lossless", wanted, profile).assign(kind=VERIFIED, retained=1.0, low=1.0)
+    timed = _single("lossless", wanted, profile).drop_duplicates("task")
+    return timed.assign(kind=VERIFIED, retained=1.0, low=1.0)
 
 
 def _single(part: str, settings: pd.DataFrame, profile: str) -> pd.DataFrame:
-    """The settings that a part of the benchmark timed one output at a time."""
+    """The settings that a part of the benchmark timed one output at a time; behind them, all untimed."""
     timed = read_timings(part, settings, profile)
-    return timed[timed.batch == 1].assign(part=part, processor=timed.attrs["processor"])
+    single = timed[timed.batch == 1].assign(part=part, processor=timed.attrs["processor"])
+    return pd.concat([single, settings]) if len(single) else settings.assign(ranked=np.nan)
 
 
 def draw_headline(
@@ -156,10 +159,12 @@ def _draw(axis, rows: pd.DataFrame, behind: pd.DataFrame | None, behind_name: st
     axis.set_xlim(*limits)
     for kind, height in heights.items():
         colour = COLOURS[kind]
-        if kind in by_kind.index:
-            _draw_bar(axis, by_kind.loc[kind], height, colour)
-        else:
+        if kind not in by_kind.index:
             _write_value(axis, "none", height, figures.GREY)
+        elif np.isnan(by_kind.speed[kind]):
+            _write_value(axis, "not timed", height, figures.GREY)
+        else:
+            _draw_bar(axis, by_kind.loc[kind], height, colour)
     if behind is not None:
         others = behind[behind.task == rows.task.iloc[0]]
         look = {"facecolors": "none", "edgecolors": figures.GREY, "s": 24, "zorder": 1, "linewidths": 0.9}

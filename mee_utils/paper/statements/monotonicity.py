@@ -229,7 +229,7 @@ def free_rises_again_to_the_end(results):
     source="MEE blog, closing section (a hypothesis)",
     quote=(
         "Weighting only the last 70 % of the layers settles as early as CALM after the first half of the "
-        "layers (to a twentieth of the tokens); before, nothing is asked of it."
+        "layers (to a twentieth of the tokens); earlier layers are not supervised."
     ),
     published="not tested",
     judged_by="predictions",
