@@ -286,7 +286,7 @@ def test_what_was_not_timed_is_left_out_and_no_error():
     none = answer.four_ways(table[:0], table[:0], table[:0], 0.99)
     assert none.empty
     figure = answer.answer_figure(table, TASKS, 0.99)
-    assert "of 1 tasks" in message(figure)
+    assert "of 1 tasks: a fixed layer on 1, a rule over one layer on 1 and a rule over" in message(figure)
     panels, _ = drawn(figure)
     assert panels[0].texts[0].get_text() == "nothing timed"
     assert "one output at a time summarization 1.50" in answer.answer_conclusion(table, 0.99)

@@ -1,4 +1,4 @@
-"""What notebook 06 computes, on small models and on tables whose answer is known."""
+"""What notebooks 06, 09 and 10 compute, on small models and on tables whose answer is known."""
 
 from dataclasses import replace
 from types import SimpleNamespace

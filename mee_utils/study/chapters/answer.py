@@ -23,6 +23,12 @@ WAYS = {  # ways to exit -> how they are drawn
         "exits verified by the last layer (same output)", figures.STYLES["verified"].colour, "D"
     ),
 }
+NAMES = {  # of the ways in a sentence
+    VERIFIED: "verified exits",
+    FIXED_LAYER: "a fixed layer",
+    ONE: "a rule over one layer",
+    SEVERAL: "a rule over several layers",
+}
 SPEEDS = ["speed", "lowest", "highest"]
 FLOPS_DRAWN = (0.3, 1.35)
 BOUNDS = {"no_test": "no test", "hoeffding_bentkus": "Hoeffding-Bentkus", "betting": "betting (WSR)"}
@@ -109,13 +115,11 @@ def _draw_ways(axis, rows: pd.DataFrame) -> None:
 def answer_message(ways: pd.DataFrame, quality: float) -> str:
     """On how many tasks each way is faster than full depth in every round, one output at a time."""
     single = ways[ways.batch == 1]
-    tasks = single.task.nunique()
-    counts = [
-        f"{WAYS[way].label}: {(rows.lowest > 1).sum()}" for way, rows in single.groupby("way", sort=False)
-    ]
+    counts = {way: (rows.lowest > 1).sum() for way, rows in single.groupby("way")}
+    texts = [f"{name} on {counts[way]}" for way, name in NAMES.items() if way in counts]
     return (
-        f"Faster than full depth in every round at {quality:.0%} of the score, of {tasks} tasks: "
-        f"{', '.join(counts)}"
+        f"At {quality:.0%} of the score these are faster than full depth in every round, of "
+        f"{single.task.nunique()} tasks: {listed(texts)}"
     )
 
 
