@@ -33,7 +33,7 @@ def _draw_overthinking(axis, rows: pd.DataFrame, tasks: list[str]) -> None:
     figures.dots(axis, rows, "overthought", "height", "model", xband=band)
     axis.set_yticks(range(len(tasks)), [figures.label(task) for task in tasks])
     axis.set_ylim(len(tasks) - 0.5, -0.5)
-    axis.set_xlim(left=0)
+    axis.set_xlim(left=-0.02 * rows.overthought_high.max())
 
 
 def overthinking_message(thinking: pd.DataFrame) -> str:
