@@ -46,7 +46,6 @@ MARGIN_THRESHOLDS = (0.99, 0.97, 0.9, 0.7, 0.5, 0.3)  # that are decoded with co
 ORACLE_DRAFT = 8  # tokens that wait at most where the oracle's exits are verified
 LEAST_SETTINGS = 30  # of a rule on the main model, where it has that many and outputs are not long
 NO_THRESHOLD = float("nan")
-ZSTD_LEVEL = 19  # slow to write and quick to read: stored tables are cloned by everyone
 DRAWN = ("label", "family", "marker", "dashes", "idea", "source", "bug")  # of a rule: only for figures
 DECODED_WITH = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}  # settings that a key holds
 
@@ -115,16 +114,21 @@ def _rule_table(
 
 
 def _write(table: pd.DataFrame, path: Path, keys: Mapping[str, Keys]) -> None:
-    stored = with_short_draws(table)
-    stored.attrs = {"keys": {rule: asdict(each) for rule, each in keys.items()}}  # stored with the table
-    with complete_file(path) as partial:
-        stored.to_parquet(partial, compression="zstd", compression_level=ZSTD_LEVEL, index=False)
-
-
-def with_short_draws(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose bootstrap draws are in single precision: they take most of the room in the repository."""
+    """Stores a table as small as it gets: everyone clones it. Draws are kept in single precision."""
     draws = [name for name in table if str(name).endswith(DRAWS)]
-    return table.assign(**{name: [np.asarray(row, np.float32) for row in table[name]] for name in draws})
+    short = {name: [np.asarray(row, np.float32) for row in table[name]] for name in draws}
+    stored = table.assign(**short)
+    stored.attrs = {"keys": {rule: asdict(each) for rule, each in keys.items()}}  # stored with the table
+    texts = [name for name in table if name not in draws and not pd.api.types.is_numeric_dtype(table[name])]
+    with complete_file(path) as partial:
+        stored.to_parquet(
+            partial,
+            index=False,
+            compression="zstd",
+            compression_level=19,
+            use_dictionary=texts,  # numbers are smaller without
+            use_byte_stream_split=[f"{name}.list.element" for name in draws] or False,
+        )
 
 
 class RuleDecoder:
