@@ -1,5 +1,6 @@
 """Figures: every panel is drawn from its rows, and one legend holds whatever occurs in any panel."""
 
+import io
 import itertools
 
 import matplotlib
@@ -155,13 +156,20 @@ def test_an_axis_of_layers_begins_with_the_first_that_is_drawn():
     assert list(figure.axes[0].get_xticks()) == [4, 6, 8, 10, 12]
 
 
-def test_the_message_stands_above_and_the_note_below():
+def test_the_note_stands_above_the_message_and_that_above_the_panels():
     figure = drawn(message="CALM settles first", note="profile small")
     figure.canvas.draw()
-    panels = [axis.get_window_extent() for axis in figure.axes]
     (note,) = (text for text in figure.texts if text.get_text() == "profile small")
-    assert figure.get_suptitle() == "CALM settles first" and note.get_window_extent().y1 < panels[0].y0
-    assert figure._suptitle.get_window_extent().y0 > panels[0].y1
+    message = figure._suptitle.get_window_extent()
+    assert figure.get_suptitle() == "CALM settles first" and note.get_window_extent().y0 > message.y1
+    assert message.y0 > max(axis.get_window_extent().y1 for axis in figure.axes)
+
+
+def test_the_legend_lies_on_no_name_of_an_axis_where_a_figure_is_cut_and_saved():
+    figure = drawn(message="CALM settles first", note="profile small")
+    figure.savefig(io.BytesIO(), bbox_inches="tight")
+    legend = figure.legends[0].get_window_extent()
+    assert legend.y1 <= min(axis.xaxis.label.get_window_extent().y0 for axis in figure.axes)
 
 
 def test_nothing_to_draw_is_one_clear_line():

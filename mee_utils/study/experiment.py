@@ -66,7 +66,7 @@ class Experiment:
         return {name: value for name, value in self.run.parameters.items() if name != "device"}
 
     def note(self, examples: int | None = None, intervals: str = "") -> str:
-        """The line below a figure: whose data, how many examples of each task, and what its bands are."""
+        """The small print of a figure: whose data, how many examples of each task, and what its bands are."""
         sources = {corpus.source for corpus in self.profile.corpora.values()}
         kind = "synthetic data" if sources == {"synthetic"} else "real text"
         counted = f"{examples} examples a task" if examples else ""

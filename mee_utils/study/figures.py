@@ -109,6 +109,7 @@ def facets(
     height: float = 2.9,
     note: str = "",
     message: str = "",
+    with_legend: bool = True,
     **drawing,
 ) -> matplotlib.figure.Figure:
     """A panel for each value of `column`, from left to right, and of `row`, downwards, with one legend below.
@@ -123,8 +124,9 @@ def facets(
         empty: what a panel without rows says.
         xlabel, ylabel: of every axis; shown at the edges where axes are shared, as `sharex` and `sharey` say.
         width, height: of a panel, in inches.
-        note: below the figure: the profile, how many examples there are, and what bands are.
+        note: in small print over the message: the profile, how many examples there are, what bands are.
         message: above the figure: what it shows, in a sentence.
+        with_legend: False where titles or ticks name all that is drawn.
     """
     across = list(table[column].unique() if values is None else values)
     down = _values_down(table, row, quantities)
@@ -135,7 +137,7 @@ def facets(
     wide = math.ceil(len(panels) / deep)  # lines of the same length, or the last one shorter
     size = (width * wide, height * deep)
     figure, axes = _empty_panels(len(panels), deep, wide, figsize=size, sharex=sharex, sharey=sharey)
-    write_around(figure, message, note)
+    write_above(figure, message, note)
     for number, (below, value) in enumerate(panels):
         axis = axes[number]
         if number < len(across):
@@ -153,18 +155,22 @@ def facets(
         if row and (number + 1) % wide == 0:
             _name_row(axis, _title(row, below))
     _hide_shared_names(axes, wide, sharex, sharey)
-    legend(figure)
+    if with_legend:
+        legend(figure)
     return figure
 
 
-def write_around(figure: matplotlib.figure.Figure, message: str = "", note: str = "") -> None:
-    """Writes what a figure shows above it, and of what below it."""
+def write_above(figure: matplotlib.figure.Figure, message: str = "", note: str = "") -> None:
+    """Writes above a figure what it shows, and in small print over that of what.
+
+    Nothing stands below it: where a figure is cut to what is drawn, the legend keeps to the lower edge.
+    """
     width = figure.get_figwidth()
     if message:
         in_lines = textwrap.fill(message, int(11 * width))
         figure.suptitle(in_lines, x=0.01, ha="left", fontsize=12.5, color="black")
     if note:
-        figure.text(0.01, -0.01, textwrap.fill(note, int(18 * width)), va="top", fontsize=8, color=GREY)
+        figure.text(0.01, 1.01, textwrap.fill(note, int(18 * width)), va="bottom", fontsize=8, color=GREY)
 
 
 def _values_down(table: pd.DataFrame, row: str | None, quantities: Mapping[str, str] | None) -> list:

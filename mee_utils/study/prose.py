@@ -5,13 +5,17 @@ conclude(f"After layer 4, {span(shares, '{:.0%}')} of CALM's predictions are fin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 
 def conclude(*sentences: str) -> None:
-    """Shows sentences as a paragraph of the page; empty ones are left out."""
+    """Shows sentences as a paragraph of the page, below the figure of the cell; empty ones are left out."""
     from IPython.display import Markdown, display
 
+    inline = sys.modules.get("matplotlib_inline.backend_inline")
+    if inline:
+        inline.show(close=True)  # else figures come at the end of the cell
     text = " ".join(sentence for sentence in sentences if sentence)
     if text:
         display(Markdown(text))

@@ -1,0 +1,266 @@
+"""Chapter 07: exits that the last layer verifies: how fast they are, which drafts it accepts."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from .. import figures
+from ..prose import listed, on_tasks
+from .wording import by_task, percent_span
+
+MAIN = "calm"
+SHOWN_ROUNDS = 12  # of one output
+
+
+def speed_figure(timed: pd.DataFrame, note: str = ""):
+    """Tokens a second of planned verified exits beside full depth, by batch size, a line a model."""
+    batches = {batch: number for number, batch in enumerate(sorted(timed.batch.unique()))}
+    return figures.facets(
+        timed.assign(at=timed.batch.map(batches)),
+        _draw_speed,
+        batches=batches,
+        xlabel="batch size",
+        ylabel="tokens a second\n(1 = full depth)",
+        message=speed_message(timed),
+        note=note,
+    )
+
+
+def _draw_speed(axis, rows: pd.DataFrame, batches: dict[int, int]) -> None:
+    axis.axhline(1.0, color=figures.GREY, linewidth=0.8)
+    figures.lines(axis, rows, "at", "speed", "model")
+    figures.dots(axis, rows, "at", "speed", "model", yband=("lowest", "highest"), label=None)
+    axis.set_xticks(list(batches.values()), [str(batch) for batch in batches])
+    axis.set_xlim(-0.3, len(batches) - 0.7)
+
+
+def _of_main(timed: pd.DataFrame, batch: int) -> pd.Series:
+    """By task: the speed of the main model at a batch size."""
+    return timed[(timed.model == MAIN) & (timed.batch == batch)].set_index("task").speed
+
+
+def speed_message(timed: pd.DataFrame) -> str:
+    """How fast verified exits are one output at a time."""
+    first = timed.batch.min() if len(timed) else 1
+    speed = _of_main(timed, first)
+    if speed.empty:
+        return ""
+    times = percent_span(speed, "{:.2f}")
+    return f"With the output of full depth, CALM's verified exits are {times} times as fast at batch {first}"
+
+
+def speed_conclusion(timed: pd.DataFrame) -> str:
+    """On which tasks verified exits are faster, at the smallest and the largest batch size."""
+    if timed.empty:
+        return ""
+    tasks = list(timed.task.unique())
+    parts = []
+    for batch in sorted({timed.batch.min(), timed.batch.max()}):
+        speed = _of_main(timed, batch)
+        faster = speed[speed > 1.02].index
+        parts.append(f"at batch {batch} {on_tasks(faster, tasks)} ({by_task(speed, '.2f')})")
+    others = timed[(timed.model != MAIN) & (timed.batch == timed.batch.min())]
+    idle = others[others.rule.isna()]
+    text = f"CALM's verified exits are faster than full depth {listed(parts)}."
+    if len(others):
+        pairs = f"{len(idle)} of the {len(others)} pairs of another model and a task"
+        text += f" At batch {timed.batch.min()} the plan drafts nothing for {pairs}, which run at full depth."
+    return text
+
+
+def shape_figure(simulated: pd.DataFrame, tasks: list[str], note: str = ""):
+    """Simulated tokens a second at T5's sizes, verified and unverified."""
+    return figures.facets(
+        simulated,
+        _draw_shapes,
+        values=tasks,
+        empty="not simulated",
+        ylabel="simulated tokens a second,\nbatch 1 (1 = full depth)",
+        message=shape_message(simulated),
+        note=note,
+    )
+
+
+def _draw_shapes(axis, rows: pd.DataFrame) -> None:
+    figures.grouped_bars(axis, rows, "shape", "simulated_speed", by="kind")
+    axis.axhline(1.0, color=figures.GREY, linewidth=0.8)
+
+
+def _at_large(simulated: pd.DataFrame, kind: str) -> pd.Series:
+    rows = simulated[(simulated["shape"] == "t5-large") & (simulated.kind == kind)]
+    return rows.set_index("task").simulated_speed
+
+
+def shape_message(simulated: pd.DataFrame) -> str:
+    """What verified exits would be at the shape of T5-large."""
+    speed = _at_large(simulated, "verified")
+    if speed.empty:
+        return ""
+    times = percent_span(speed, "{:.2f}")
+    return f"Simulated at the shape of T5-large, verified exits are {times} times as fast as full depth"
+
+
+def shape_conclusion(simulated: pd.DataFrame) -> str:
+    """Verified beside unverified at the shape of T5-large."""
+    kinds = ("verified", "unverified, one layer", "unverified, several layers")
+    speeds = {kind: _at_large(simulated, kind) for kind in kinds}
+    parts = [f"{kind}: {by_task(speed, '.2f')}" for kind, speed in speeds.items() if len(speed)]
+    if not parts:
+        return ""
+    return (
+        f"At the shape of T5-large, simulated ({'; '.join(parts)}). Acceptance at T5's sizes may differ: "
+        "this is what such exits would cost there, not a measurement of T5-large."
+    )
+
+
+def decoded_shown(decoded: pd.DataFrame) -> pd.DataFrame:
+    """Verified and unverified exits of the same rules, with readable names."""
+    names = {
+        "acceptance": "drafts accepted",
+        "flops_share": "FLOPs, verified",
+        "flops_unverified": "FLOPs, unverified",
+        "kept_unverified": "score kept, unverified",
+    }
+    table = decoded.set_index(["model", "task", "rule"])[list(names)].rename(columns=names)
+    return table.rename(index=figures.label).round(2)
+
+
+def decoded_conclusion(decoded: pd.DataFrame, limit: int) -> str:
+    """How many outputs differ from full depth, verified; what the same rules keep of the score unverified."""
+    outputs = len(decoded) * limit
+    return (
+        f"Verified, {int(decoded.other_outputs.sum())} of {outputs:,} outputs differ from full depth. "
+        f"Unverified, the same rules at the same threshold keep {percent_span(decoded.kept_unverified)} of "
+        f"the score. Verification saves no operations ({percent_span(decoded.flops_share)} of the FLOPs of "
+        "full depth): every token goes through every layer, and drafts come on top. The gain is that "
+        "layers run on several tokens at once."
+    )
+
+
+def drafts_of_rules(by_layer: pd.DataFrame, by_round: pd.DataFrame) -> pd.DataFrame:
+    """Where each rule drafts, on average, beside the share of its drafts that the last layer accepts."""
+    drafts = by_layer[by_layer.drafted > 0]
+    weighted = drafts.assign(weight=drafts.drafted * drafts.layer)
+    sums = weighted.groupby(["model", "task", "rule"], sort=False)[["weight", "drafted"]].sum()
+    layers = (sums.weight / sums.drafted).rename("draft_layer").reset_index()
+    return by_round.merge(layers, on=["model", "task", "rule"])
+
+
+def drafts_figure(drafts: pd.DataFrame, note: str = ""):
+    """Mean draft layer against acceptance, a marker a rule (`drafts_of_rules`)."""
+    return figures.facets(
+        drafts,
+        figures.dots,
+        row="model",
+        x="draft_layer",
+        y="acceptance",
+        xlabel="mean layer of a draft",
+        ylabel="share of drafts\nthat is accepted",
+        height=2.4,
+        message=drafts_message(drafts),
+        note=note,
+    )
+
+
+def drafts_message(drafts: pd.DataFrame) -> str:
+    """The acceptance of CALM's drafts, and of vanilla's."""
+    parts = [
+        f"{percent_span(rows.acceptance)} of {figures.label(name)}'s"
+        for name, rows in drafts.groupby("model", sort=False)
+    ]
+    return f"The last layer accepts {listed(parts)} drafts, from rule to rule"
+
+
+def drafts_conclusion(drafts: pd.DataFrame) -> str:
+    """Which rule has the longest rounds on each task, with the main model."""
+    rows = drafts[drafts.model == drafts.model.iloc[0]]
+    best = rows.loc[rows.groupby("task", sort=False).tokens_a_round.idxmax()]
+    parts = [
+        f"{row.tokens_a_round:.1f} tokens on {figures.label(row.task)} ({figures.label(row.rule)})"
+        for row in best.itertuples()
+    ]
+    return (
+        f"The longest rounds with {figures.label(best.model.iloc[0])} have {listed(parts)}. What counts is "
+        "how early a rule is sure and how much that costs: a threshold strict enough for unverified exits "
+        "is needlessly strict for drafts."
+    )
+
+
+def sentence_figure(runs: pd.DataFrame, note: str = ""):
+    """One output as it is decoded: a line a round, a word a token that was run, in the colour of its fate."""
+    rounds = runs[runs["round"] <= SHOWN_ROUNDS]
+    figure = figures.facets(
+        rounds,
+        _draw_sentence,
+        "model",
+        sharex=False,
+        sharey=True,
+        width=4.8,
+        height=0.6 + 0.24 * rounds["round"].max(),
+        message=sentence_message(runs),
+        note=note,
+    )
+    figures.legend(figure)
+    return figure
+
+
+def _draw_sentence(axis, rows: pd.DataFrame) -> None:
+    longest = 0
+    for number, words in rows.groupby("round"):
+        x = 0.0
+        for word in words.itertuples():
+            colour = "#9a9a9a" if word.fate == "dropped" else "black"
+            box = {
+                "boxstyle": "round,pad=0.15",
+                "facecolor": figures.FATES[word.fate],
+                "edgecolor": "#bbbbbb",
+                "linewidth": 0.5,
+            }
+            axis.text(
+                x,
+                number,
+                word.token or "-",
+                fontsize=7.5,
+                family="monospace",
+                va="center",
+                color=colour,
+                bbox=box,
+            )
+            x += max(1, len(word.token)) + 1.3
+        longest = max(longest, x)
+    for fate in rows.fate.unique():
+        axis.bar(0, 0, color=figures.FATES[fate], edgecolor="#bbbbbb", label=fate)
+    axis.set(xlim=(-1, max(longest, 62)), ylim=(rows["round"].max() + 0.6, 0.4), xticks=[])
+    axis.set_yticks(range(1, int(rows["round"].max()) + 1, 2 if rows["round"].max() > 6 else 1))
+    axis.set_ylabel("round")
+    axis.grid(visible=False)
+
+
+def sentence_message(runs: pd.DataFrame) -> str:
+    """How many rounds the tokens of the output take, by model."""
+    parts = []
+    for name, rows in runs.groupby("model", sort=False):
+        tokens = rows[rows.token != ""].position.max() + 1  # drafts past the end have none
+        parts.append(f"{tokens} tokens in {rows['round'].max()} rounds with {figures.label(name)}")
+    return f"One output: {listed(parts)}"
+
+
+def summary(timed: pd.DataFrame) -> str:
+    """The chapter in five sentences at most."""
+    sentences = [
+        (
+            "Verified, an exit costs no quality, for any rule and any threshold; what is left is "
+            "the question of speed."
+        ),
+        f"{speed_message(timed)}." if len(timed) else "",
+        (
+            "It depends on the model: where early layers already predict what the last one will, most drafts "
+            "are kept."
+        ),
+        (
+            "Operations are not saved, they grow; the gain is that weights are read once for several tokens, "
+            "so it exists in small batches most of all."
+        ),
+        "Outputs of one or two tokens cannot gain, since nothing waits.",
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)

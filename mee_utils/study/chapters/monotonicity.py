@@ -1,0 +1,344 @@
+"""Chapter 01: from which layer on predictions are final, and how confidence gets there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from .. import figures
+from ..drawing import predictions_figure
+from ..prose import listed, on_tasks
+from .wording import by_task, percent_span
+
+PUBLISHED = {
+    2 / 12: 0.75,
+    4 / 12: 0.90,
+}  # MEE, CALM on BigPatent: share of the depth -> share of final tokens
+PAPER_MODELS = ("vanilla", "calm", "free")
+KINDS = {"strictly rising": "rises at\nevery layer", "never falling": "never falls"}
+
+
+def settled_figure(stable: pd.DataFrame, note: str = ""):
+    """MEE's Figure 1 with the published points: the share of predictions that are final after each layer."""
+    return figures.facets(
+        stable,
+        _draw_settled,
+        ylabel="share of tokens whose\nprediction is final",
+        message=settled_message(stable),
+        note=note,
+    )
+
+
+def _draw_settled(axis, rows: pd.DataFrame) -> None:
+    figures.lines(axis, rows, "layer", "share", "model", figures.BAND)
+    layers = rows.layer.max()
+    points = [share * layers for share in PUBLISHED]
+    look = {"color": figures.STYLES["calm"].colour, "markeredgecolor": "black", "markeredgewidth": 0.6}
+    axis.plot(
+        points, list(PUBLISHED.values()), "X", markersize=9, **look, label="CALM as published", zorder=3
+    )
+
+
+def settled_message(stable: pd.DataFrame) -> str:
+    """How many predictions of CALM and of vanilla are final after a third of the depth."""
+    layer = stable.layer.max() // 3
+    after = {name: rows.share for name, rows in stable[stable.layer == layer].groupby("model")}
+    shares = [
+        f"{percent_span(after[name])} of {figures.label(name)}'s"
+        for name in ("calm", "vanilla")
+        if name in after
+    ]
+    return f"After layer {layer}, {listed(shares)} predictions are final" if shares else ""
+
+
+def settled_conclusion(stable: pd.DataFrame, gain: pd.DataFrame, spread: pd.DataFrame) -> str:
+    """By how many layers each objective settles earlier than vanilla, and what another training changes.
+
+    Args:
+        stable: as `drawing.settled_table` returns it.
+        gain: layers earlier than vanilla, by task and model.
+        spread: mean settling layer over seeds, with the least and the largest.
+    """
+    if gain.empty:
+        return ""
+    spans = [
+        f"{figures.label(name)} {rows.layers_earlier.min():.1f} to {rows.layers_earlier.max():.1f}"
+        for name, rows in gain.groupby("model", sort=False)
+    ]
+    text = f"Layers by which a token settles earlier than under vanilla, from task to task: {listed(spans)}."
+    if len(spread):
+        widest = (spread.high - spread.low).max()
+        text += f" Training again with another seed moves a mean by {widest:.2f} layers at most."
+    layers = stable.layer.max()
+    ours = stable[(stable.model == "calm") & (stable.layer == round(layers / 6))].set_index("task").share
+    if len(ours):
+        text += (
+            f" After a sixth of the depth, {by_task(ours)} of CALM's are final; MEE reports 75% on BigPatent."
+        )
+    return text
+
+
+def confidence_figure(confidence: pd.DataFrame, note: str = ""):
+    """MEE's Figure 2: mean and spread over tokens of the probability of the final prediction."""
+    quantities = {
+        "confidence": "mean probability of\nthe final prediction",
+        "standard_deviation": "standard deviation\nover tokens",
+    }
+    return figures.facets(
+        confidence,
+        figures.lines,
+        x="layer",
+        by="model",
+        quantities=quantities,
+        sharey="row",
+        height=2.3,
+        message=confidence_message(confidence),
+        note=note,
+    )
+
+
+def dips(confidence: pd.DataFrame, model: str = "free") -> pd.Series:
+    """By task: how far the mean confidence of a model falls from one of its layers to a later one."""
+    rows = confidence[confidence.model == model].sort_values("layer")
+    fallen = {}
+    for task, part in rows.groupby("task", sort=False):
+        fallen[task] = (part.confidence.cummax() - part.confidence).max()
+    return pd.Series(fallen, dtype=float)
+
+
+def confidence_message(confidence: pd.DataFrame) -> str:
+    """Where the mean confidence of CALM and of vanilla passes one half."""
+    sure = confidence[confidence.confidence > 0.5]
+    parts = []
+    for name in ("calm", "vanilla"):
+        first = sure[sure.model == name].groupby("task").layer.min()
+        if len(first):
+            between = f"{first.min()} to {first.max()}" if first.min() < first.max() else f"{first.min()}"
+            parts.append(f"at layer {between} under {figures.label(name)}")
+    return f"The mean confidence passes one half {listed(parts)}" if parts else ""
+
+
+def confidence_conclusion(confidence: pd.DataFrame) -> str:
+    """Whether FREE's confidence dips after its exit, as published."""
+    fallen = dips(confidence)
+    if fallen.empty:
+        return ""
+    where = on_tasks(fallen[fallen > 0.01].index, list(confidence.task.unique()))
+    calm = dips(confidence, "calm")
+    beside = f" CALM's falls by {calm.max():.2f} at most." if len(calm) else ""
+    return (
+        f"MEE reports that FREE's mean confidence dips after its exit. Here it does so {where}: at most it "
+        f"falls by {fallen.max():.2f}.{beside} The spread over tokens is largest where a mean says least."
+    )
+
+
+def token_figure(predicted: pd.DataFrame, percentile: int, sentence: str = "", note: str = ""):
+    """MEE's Figure 3: the three most probable tokens of every layer of each model, for one token.
+
+    Args:
+        predicted: as `monotonicity.predictions` returns it, of several models.
+        percentile: of vanilla's settling layer.
+        sentence: the token in its sentence, where it may be shown.
+        note: as in `figures.facets`.
+    """
+    return predictions_figure(
+        predicted, per_line=1, message=token_message(predicted, percentile, sentence), note=note
+    )
+
+
+def token_message(predicted: pd.DataFrame, percentile: int, sentence: str = "") -> str:
+    """From which layer on each model predicts the token that it ends with."""
+    layers = []
+    for name, rows in predicted[predicted["rank"] == 1].groupby("model", sort=False):
+        ordered = rows.sort_values("layer")
+        other = ordered[ordered.token != ordered.token.iloc[-1]]
+        settled = 1 if other.empty else other.layer.max() + 1
+        layers.append(f"{figures.label(name)} from layer {settled}")
+    shown = f": {sentence}" if sentence else ""
+    return f"A token at percentile {percentile}{shown} (final {listed(layers)})"
+
+
+def monotonic_figure(strict: pd.DataFrame, note: str = ""):
+    """The share of tokens whose confidence rises at every layer, and of those of which it never falls."""
+    shown = strict[strict.after_layer == 0]
+    return figures.facets(
+        shown.assign(span=shown.kind.map(KINDS)),
+        figures.grouped_bars,
+        x="span",
+        y="share",
+        ylabel="share of tokens",
+        message=monotonic_message(strict),
+        note=note,
+    )
+
+
+def most_monotonic(strict: pd.DataFrame, kind: str) -> pd.Series:
+    """By task: the model with the largest share of tokens of a kind, from layer 1 on."""
+    rows = strict[(strict.after_layer == 0) & (strict.kind == kind)]
+    largest = rows.loc[rows.groupby("task", sort=False).share.idxmax()]
+    return largest.set_index("task").model
+
+
+def monotonic_message(strict: pd.DataFrame) -> str:
+    """On which tasks CALM is the model whose confidence never falls for most tokens."""
+    first = most_monotonic(strict, "never falling")
+    won = first[first == "calm"].index
+    if len(won):
+        where = on_tasks(won, list(strict.task.unique()))
+        return f"CALM's confidence never falls for more tokens than any other model's {where}"
+    return "On every task another model than CALM has the most tokens whose confidence never falls"
+
+
+def monotonic_conclusion(strict: pd.DataFrame) -> str:
+    """Whether monotonicity "holds best for CALM", token by token."""
+    if not {"calm", "vanilla"} <= set(strict.model):
+        return ""
+    from_the_first = strict[strict.after_layer == 0]
+    spans = {}
+    for model in ("calm", "vanilla"):
+        rows = from_the_first[from_the_first.model == model]
+        spans[model] = {kind: percent_span(part.share) for kind, part in rows.groupby("kind")}
+        spans[model]["start"] = percent_span(rows.start)
+    calm, vanilla = spans["calm"], spans["vanilla"]
+    return (
+        f"Token by token, the confidence never falls for {calm['never falling']} of CALM's tokens and "
+        f"{vanilla['never falling']} of vanilla's; it rises at every layer for {calm['strictly rising']} and "
+        f"{vanilla['strictly rising']}. MEE concludes from the means that monotonicity holds best for CALM. "
+        f"Vanilla has more room to rise: it starts at {vanilla['start']}, CALM at {calm['start']}."
+    )
+
+
+def overconfidence_figure(per_layer: pd.DataFrame, note: str = ""):
+    """Mean confidence minus accuracy of every layer: above 0 a layer is overconfident."""
+    return figures.facets(
+        per_layer.assign(excess=per_layer.confidence - per_layer.accuracy),
+        _draw_excess,
+        ylabel="mean confidence\nminus accuracy",
+        message=overconfidence_message(per_layer),
+        note=note,
+    )
+
+
+def _draw_excess(axis, rows: pd.DataFrame) -> None:
+    axis.axhline(0, color=figures.GREY, linewidth=0.8)
+    figures.lines(axis, rows, "layer", "excess", "model")
+
+
+def worst_excess(per_layer: pd.DataFrame) -> pd.DataFrame:
+    """By model: the row in which its confidence exceeds its accuracy most, with that `excess`."""
+    rows = per_layer.assign(excess=per_layer.confidence - per_layer.accuracy)
+    return rows.loc[rows.groupby("model", sort=False).excess.idxmax()].set_index("model")
+
+
+def overconfidence_message(per_layer: pd.DataFrame) -> str:
+    """By how much the early layers of CALM and of vanilla are overconfident at most."""
+    worst = worst_excess(per_layer)
+    parts = [
+        f"{figures.label(name)}'s by up to {worst.excess[name]:.2f} (layer {worst.layer[name]})"
+        for name in ("vanilla", "calm")
+        if name in worst.index
+    ]
+    return f"Early layers are overconfident: {listed(parts)}" if parts else ""
+
+
+def overconfidence_conclusion(per_layer: pd.DataFrame, layer: int) -> str:
+    """How far the confidences of a layer can be taken at their word."""
+    early = per_layer[per_layer.layer == layer]
+    errors = early.groupby("model", sort=False).expected_calibration_error.mean()
+    by_model = listed(f"{figures.label(name)} {error:.3f}" for name, error in errors.items())
+    return (
+        f"At layer {layer} the expected calibration error, a mean over tasks, is {by_model}. So one "
+        f"threshold means something else at each layer, least so where early layers are trained."
+    )
+
+
+def reliability_figure(reliability: pd.DataFrame, layers: Sequence[int], least: int = 20, note: str = ""):
+    """Accuracy by confidence at some layers; bins with fewer than `least` tokens are not drawn."""
+    drawn = reliability[(reliability.tokens >= least) & reliability.layer.isin(layers)]
+    drawn = drawn.assign(at=[f"layer {layer}" for layer in drawn.layer])
+    return figures.facets(
+        drawn,
+        _draw_reliability,
+        row="at",
+        values=list(reliability.task.unique()),
+        empty=f"no bin has {least} tokens",
+        xlabel="confidence (top-1 probability)",
+        ylabel="accuracy",
+        height=2.6,
+        message=reliability_message(drawn),
+        note=note,
+    )
+
+
+def _draw_reliability(axis, rows: pd.DataFrame) -> None:
+    figures.perfect_calibration(axis)
+    figures.lines(axis, rows, "confidence", "accuracy", "model")
+    figures.dots(axis, rows, "confidence", "accuracy", "model", yband=figures.BAND, label=None)
+
+
+def reliability_message(drawn: pd.DataFrame) -> str:
+    """How often predictions of high confidence are right at the first layer that is drawn."""
+    rows = drawn[(drawn.layer == drawn.layer.min()) & (drawn.confidence > 0.9)]
+    parts = [
+        f"{percent_span(part.accuracy)} of {figures.label(name)}'s"
+        for name, part in rows.groupby("model", sort=False)
+        if name in ("vanilla", "calm")
+    ]
+    if not parts:
+        return ""
+    return f"Of predictions above 0.9 at layer {drawn.layer.min()}, {listed(parts)} are right"
+
+
+def reliability_conclusion(reliability: pd.DataFrame, layer: int) -> str:
+    """How often confident predictions of a layer are right."""
+    rows = reliability[(reliability.layer == layer) & (reliability.bin_low >= 0.9) & (reliability.tokens > 0)]
+    parts = [
+        f"{figures.label(name)} {percent_span(part.accuracy)}"
+        for name, part in rows.groupby("model", sort=False)
+    ]
+    if not parts:
+        return ""
+    return (
+        f"Of the predictions of layer {layer} with a confidence of 0.9 or more, these shares are right, from "
+        f"task to task: {listed(parts)}. Where that is far below 0.9, a threshold of 0.9 exits on errors."
+    )
+
+
+def exits_shown(exits: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a replay beside decoding that a page shows."""
+    named = exits.assign(task=exits.task.map(figures.label), policy=exits.policy.map(figures.label))
+    columns = [
+        "same_exit",
+        "mean_exit_layer_replay",
+        "mean_exit_layer_decoded",
+        "score",
+        "full_score",
+        "flops_share",
+    ]
+    return named.set_index(["task", "policy"])[columns].round(2)
+
+
+def decoding_conclusion(exits: pd.DataFrame) -> str:
+    """How well a replay predicts decoding, and what copied keys and values cost even the oracle."""
+    oracle = exits[exits.policy == "oracle"].set_index("task")
+    copied = oracle.score / oracle.full_score
+    return (
+        f"Of the tokens before the first that differs, {percent_span(exits.same_exit)} exit where the "
+        f"replay says. The oracle exits once the prediction is final, and yet retains only this much of the "
+        f"score: {by_task(copied, '.1%')}. The rest is the price of keys and values copied from early states."
+    )
+
+
+def summary(stable: pd.DataFrame, strict: pd.DataFrame, per_layer: pd.DataFrame) -> str:
+    """The chapter in five sentences at most."""
+    worst = worst_excess(per_layer)
+    most = f", vanilla's by up to {worst.excess['vanilla']:.2f}" if "vanilla" in worst.index else ""
+    sentences = [
+        "Training decides how early a prediction is final.",
+        f"{settled_message(stable)}." if settled_message(stable) else "",
+        f"{monotonic_message(strict)}: settling early is not the same as being monotonic.",
+        f"A rule sees a confidence, not whether a prediction is final; early layers are overconfident{most}.",
+        "All of this but the last table is at full depth; what exits cost is the subject of 05 and 08.",
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)

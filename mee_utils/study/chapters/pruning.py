@@ -1,0 +1,388 @@
+"""Chapter 03: how many vocabulary entries a decision must score, what the others hold, what it costs."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from .. import figures
+from ..catalogue import PRUNED
+from ..prose import listed
+from .wording import by_task, percent_span
+
+SHOWN_MODELS = ("calm", "vanilla")  # tables have the pre-trained model too
+RECALL_LAYERS = (1, 2, 3, 4, 6, 8)
+BOX = {"median": "med", "low": "q1", "high": "q3", "whisker_low": "whislo", "whisker_high": "whishi"}
+AGREES = figures.STYLES["accuracy"]._replace(label="predictions that are the last layer's")
+
+
+def _of_shown_models(table: pd.DataFrame) -> pd.DataFrame:
+    shown = table[table.model.isin(SHOWN_MODELS)]
+    return shown if len(shown) else table
+
+
+def _calm(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table.model == "calm"]
+
+
+def rank_figure(boxes: pd.DataFrame, layer: int, note: str = ""):
+    """Box plots of the rank that each layer gives to the final token (`pruning.rank_boxes`)."""
+    return figures.facets(
+        _of_shown_models(boxes),
+        _draw_boxes,
+        row="model",
+        ylabel="rank of the\nfinal token",
+        height=2.4,
+        message=rank_message(boxes, layer),
+        note=note,
+    )
+
+
+def _draw_boxes(axis, rows: pd.DataFrame) -> None:
+    drawn = rows.rename(columns=BOX)[list(BOX.values())]
+    colour = figures.STYLES[rows.model.iloc[0]].colour
+    axis.bxp(
+        drawn.to_dict("records"),
+        list(rows["layer"]),
+        widths=0.65,
+        manage_ticks=False,
+        showfliers=False,
+        patch_artist=True,
+        boxprops={"facecolor": colour, "alpha": 0.45, "edgecolor": colour},
+        medianprops={"color": "black", "linewidth": 1.6},
+        capprops={"color": colour},
+        whiskerprops={"color": colour},
+    )
+    axis.set_yscale("log")
+    figures.layer_axis(axis, rows["layer"].max())
+
+
+def _on_top(boxes: pd.DataFrame, layer: int) -> list[str]:
+    rows = boxes[boxes.layer == layer]
+    return [
+        f"{percent_span(part.on_top)} of {figures.label(name)}'s"
+        for name, part in rows.groupby("model", sort=False)
+    ]
+
+
+def rank_message(boxes: pd.DataFrame, layer: int) -> str:
+    """How often a layer ranks the final token first, in CALM and in vanilla."""
+    return f"Layer {layer} ranks {listed(_on_top(_of_shown_models(boxes), layer))} final tokens first"
+
+
+def rank_conclusion(boxes: pd.DataFrame, kept_at: pd.DataFrame, layer: int, top_k: int) -> str:
+    """The share of final tokens among the best entries of a layer, by model."""
+    rows = kept_at[(kept_at.layer == layer) & (kept_at.k == top_k)]
+    if rows.empty:
+        return f"Layer {layer} ranks {listed(_on_top(boxes, layer))} final tokens first."
+    least = rows.groupby("model", sort=False).recall.min()
+    parts = [f"{figures.label(name)} {share:.1%}" for name, share in least.items()]
+    return (
+        f"After layer {layer} the best {top_k} entries hold at least these shares of the final tokens: "
+        f"{listed(parts)}. What a list lacks, a pruned rule cannot predict."
+    )
+
+
+def confidence_figure(honesty: pd.DataFrame, minimum: pd.DataFrame, note: str = ""):
+    """Mean confidence and agreement with the last layer; a line marks the minimum exit layer."""
+    layers = minimum.set_index(["model", "task"]).minimum_layer
+    return figures.facets(
+        _of_shown_models(honesty),
+        _draw_confidence,
+        row="model",
+        minimum=layers,
+        ylabel="mean over tokens",
+        height=2.4,
+        message=minimum_message(minimum),
+        note=note,
+    )
+
+
+def _draw_confidence(axis, rows: pd.DataFrame, minimum: pd.Series) -> None:
+    styles = {**figures.STYLES, "accuracy": AGREES}
+    figures.column_lines(axis, rows, "layer", ["confidence", "accuracy"], styles=styles)
+    layer = minimum.get((rows.model.iloc[0], rows.task.iloc[0]))
+    if layer is not None:
+        axis.axvline(layer, color=figures.BLUE, linestyle=":", linewidth=1.2, label="minimum exit layer")
+
+
+def _minimum_by_model(minimum: pd.DataFrame) -> list[str]:
+    parts = []
+    for name, rows in minimum.groupby("model", sort=False):
+        first, last = rows.minimum_layer.min(), rows.minimum_layer.max()
+        layers = f"layer {first}" if first == last else f"layers {first} to {last}"
+        parts.append(f"{layers} for {figures.label(name)}")
+    return parts
+
+
+def minimum_message(minimum: pd.DataFrame) -> str:
+    """The minimum exit layer that the rule gives CALM and vanilla."""
+    return (
+        f"The minimum exit layer that the rule finds: {listed(_minimum_by_model(_of_shown_models(minimum)))}"
+    )
+
+
+def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
+    """How overconfident layers are, and what exits at the minimum layer keep of an output."""
+    worst = honesty.loc[(honesty.confidence - honesty.accuracy).idxmax()]
+    where = f"{figures.label(worst.model)}, {figures.label(worst.task)}, layer {worst.layer}"
+    text = (
+        f"Where black lies above grey, a layer is overconfident, most so {where}: a confidence of "
+        f"{worst.confidence:.2f} for an agreement of {worst.accuracy:.2f}."
+    )
+    calm = _calm(by_rule).set_index("task")
+    if calm.empty:
+        return text
+    return (
+        f"{text} The minimum layer is a rule on single tokens. What whole outputs of CALM retain of their "
+        f"score from there on is {by_task(calm.retained)}: errors add up, so an output has to be "
+        "calibrated on outputs (08)."
+    )
+
+
+def recall_figure(kept_at: pd.DataFrame, top_k: int, note: str = ""):
+    """The share of CALM's final tokens among the k best entries of a layer."""
+    drawn = recall_drawn(kept_at)
+    figure = figures.facets(
+        drawn,
+        figures.lines,
+        x="k",
+        y="recall",
+        by="layer",
+        band=figures.BAND,
+        styles=figures.layer_styles(int(kept_at.layer.max())),
+        xlabel="entries kept, k",
+        ylabel="share of final tokens kept",
+        message=recall_message(drawn, top_k),
+        note=note,
+    )
+    _log_axis(figure)
+    return figure
+
+
+def _log_axis(figure) -> None:
+    """A horizontal axis of entries, each tick twice the one before or more."""
+    figure.axes[0].set_xscale("log", base=2)
+    figure.axes[0].xaxis.set_major_formatter("{x:g}")
+
+
+def recall_drawn(kept_at: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `recall_figure`."""
+    return kept_at[(kept_at.model == kept_at.model.iloc[-1]) & kept_at.layer.isin(RECALL_LAYERS)]
+
+
+def recall_message(drawn: pd.DataFrame, top_k: int) -> str:
+    """What the first drawn layer and the fourth keep."""
+    rows = drawn[drawn.k == top_k]
+    shares = [
+        f"{percent_span(part.recall, '{:.1%}')} at layer {layer}"
+        for layer, part in rows.groupby("layer")
+        if layer in (1, 4)
+    ]
+    return f"The best {top_k} entries hold {listed(shares)} of CALM's final tokens" if shares else ""
+
+
+def kept_figure(by_layer: pd.DataFrame, note: str = ""):
+    """How many entries each way of pruning scores at a layer if nobody exits, mean over tasks."""
+    means = by_layer.groupby(["rule", "layer"], sort=False, as_index=False).ids.mean()
+    figure = figures.facets(
+        means.assign(panel=""),
+        figures.lines,
+        "panel",
+        x="layer",
+        y="ids",
+        ylabel="entries scored",
+        width=6.5,
+        message="All ways of pruning score the whole vocabulary once; adaptive lists stay long",
+        note=note,
+    )
+    figure.axes[0].set_yscale("log")
+    return figure
+
+
+def kept_conclusion(by_layer: pd.DataFrame) -> str:
+    """How many entries are left at the last layer, and how many final tokens are lost by then."""
+    last = by_layer[by_layer.layer == by_layer.layer.max()].groupby("rule", sort=False)
+    parts = [
+        f"{figures.label(rule)} {rows.ids.mean():.0f} entries ({1 - rows.recall.min():.2%} lost at most)"
+        for rule, rows in last
+    ]
+    return f"At the last layer there are left, and of the final tokens lost: {listed(parts)}."
+
+
+def table_shown(complete: pd.DataFrame) -> pd.DataFrame:
+    """The paper's table, complete: what is retained, FLOPs and changed tokens by model and way of pruning."""
+    shown = complete[complete.reduction != "full_depth"]
+    columns = {"retained": "score retained", "flops_share": "FLOPs", "other_token": "tokens changed"}
+    table = shown.rename(columns=columns).pivot_table(
+        index=["model", "task"], columns="reduction", values=list(columns.values()), sort=False
+    )
+    return table.rename(index=figures.label, columns=figures.label).rename_axis(columns=[None, None]).round(3)
+
+
+def table_conclusion(complete: pd.DataFrame) -> str:
+    """How many tokens pruning changes in each model."""
+    others = (
+        complete[complete.reduction.isin(PRUNED)]
+        .groupby(["model", "reduction"], sort=False)
+        .other_token.max()
+    )
+    parts = []
+    for name in complete.model.unique():
+        most = others[name]
+        parts.append(f"{figures.label(name)} {most.max():.1%} ({figures.label(most.idxmax())})")
+    return (
+        "Tokens that pruning changes, at most, against the unpruned run at the same threshold: "
+        f"{listed(parts)}. Pruning makes decisions cheaper, not safer: quality depends on when tokens "
+        "exit, not on how logits are computed. Scores of exactly 0, as in the published table, come from "
+        "positions taken for token ids (see the chapter on bugs), and its rows rest on ten examples each."
+    )
+
+
+def times_shown(times: pd.DataFrame) -> pd.DataFrame:
+    """Tokens a second, full depth being 1, by batch size and way of pruning."""
+    table = times.astype({"speed": float}).pivot_table(
+        index=["model", "task"], columns=["batch", "reduction"], values="speed", sort=False
+    )
+    return table.rename(index=figures.label, columns=figures.label).round(2)
+
+
+def times_conclusion(times: pd.DataFrame) -> str:
+    """Whether pruning is faster than the margin over all entries by the clock."""
+    one = _calm(times[times.batch == times.batch.min()]) if len(times) else times
+    if one.empty:
+        return ""
+    speed = one.astype({"speed": float}).pivot(index="task", columns="reduction", values="speed")
+    gain = speed.div(speed["unpruned"], axis=0).drop(columns="unpruned")
+    parts = [f"{figures.label(rule)} {percent_span(gain[rule], '{:.2f}')}" for rule in gain]
+    return (
+        f"Speed of pruned margins beside the margin over all entries (CALM, batch {one.batch.iloc[0]}): "
+        f"{listed(parts)}. At the width of these models choosing entries and gathering their rows takes as "
+        "long as scoring all of them."
+    )
+
+
+def published_shown(beside: pd.DataFrame) -> pd.DataFrame:
+    """The paper's rows beside ours, and why they differ."""
+    theirs = ["score", "score_at_full_depth"]
+    ours = ["our_task", "our_score", "our_score_unpruned"]
+    seconds = ["seconds", "our_seconds", "samples_per_second", "our_samples_per_second"]
+    columns = ["model", "dataset", "reduction", *theirs, *ours, *seconds, "why_they_differ"]
+    return beside[columns].round(1)
+
+
+def sweep_figure(swept: pd.DataFrame, top_k: int, note: str = ""):
+    """Predictions that stay those of full depth, by the length of the list."""
+    lowest = min(0.85, swept.same_token.min())
+    figure = figures.facets(
+        swept,
+        _draw_sweep,
+        "rule",
+        top_k=top_k,
+        xlabel="entries kept: k (fixed), k* (decaying)",
+        ylabel="predictions that stay",
+        width=4.4,
+        message=sweep_message(swept, top_k),
+        note=note,
+    )
+    _log_axis(figure)
+    figure.axes[0].set_ylim(lowest - 0.005, 1.002)
+    return figure
+
+
+def _draw_sweep(axis, rows: pd.DataFrame, top_k: int) -> None:
+    figures.lines(axis, rows, "k", "same_token", "task", ("same_token_low", "same_token_high"))
+    axis.axvline(
+        top_k, color=figures.BLUE, linestyle=":", linewidth=1.2, label=f"{top_k} entries, as elsewhere here"
+    )
+
+
+def sweep_message(swept: pd.DataFrame, top_k: int) -> str:
+    """What a fixed list of a few entries keeps, and one of `top_k`."""
+    fixed = swept[swept.rule == "fixed"]
+    shares = [
+        f"{percent_span(rows.same_token, '{:.1%}')} with {k}"
+        for k, rows in fixed.groupby("k")
+        if k in (8, top_k)
+    ]
+    return f"Predictions that stay with a fixed list: {listed(shares)} entries"
+
+
+def cost_figure(costs: pd.DataFrame, note: str = ""):
+    """The cost of one decision in layers, and the exit depth below which it pays, by entries scored."""
+    quantities = {"share_of_layer": "one decision, in layers", "break_even": "break-even exit / depth"}
+    panels = [costs.assign(panel=name, value=costs[column]) for column, name in quantities.items()]
+    figure = figures.facets(
+        pd.concat(panels, ignore_index=True),
+        _draw_cost,
+        "panel",
+        sharey=False,
+        xlabel="entries scored",
+        width=4.4,
+        message=cost_message(costs),
+        note=note,
+    )
+    figure.axes[0].set(xscale="log", yscale="log")
+    return figure
+
+
+SHADES = {"mini": "#a5a5a5", "t5-base": "#6f6f6f", "t5-large": "#222222"}
+
+
+def _draw_cost(axis, rows: pd.DataFrame) -> None:
+    styles = {
+        name: figures.Style(name, SHADES.get(name, figures.BLUE), marker)
+        for name, marker in zip(rows["shape"].unique(), "os^Dv", strict=False)
+    }
+    figures.lines(axis, rows, "ids", "value", "shape", styles=styles)
+
+
+def cost_message(costs: pd.DataFrame) -> str:
+    """What a decision over the whole vocabulary of T5-large costs, and up to which depth it pays."""
+    large = costs[costs["shape"] == "t5-large"].sort_values("ids").iloc[-1]
+    return (
+        f"At T5-large's shape a decision over all {large.ids:,} entries costs {large.share_of_layer:.1f} "
+        f"layers and pays below {large.break_even:.0%} of the depth"
+    )
+
+
+def cost_conclusion(costs: pd.DataFrame, entries: int = 256) -> str:
+    """What pruning does to that cost."""
+    large = costs[(costs["shape"] == "t5-large") & (costs.ids == entries)]
+    if large.empty:
+        return ""
+    row = large.iloc[0]
+    return (
+        f"Over {entries} entries the same decision costs {row.share_of_layer:.2f} layers and pays below "
+        f"{row.break_even:.0%} of the depth. This counts operations; no large model was decoded here (one "
+        "decision at this shape, timed, is in 04)."
+    )
+
+
+def equal_conclusion(equal: pd.DataFrame, wanted: float = 0.99) -> str:
+    """The cheapest way of pruning at equal quality, by task."""
+    rows = equal[(equal.wanted == wanted) & equal.flops_share.notna()]
+    rows = rows[rows.rule.isin(["unpruned", *PRUNED])]
+    if rows.empty:
+        return ""
+    best = rows.loc[rows.groupby("task", sort=False).flops_share.idxmin()].set_index("task")
+    plain = rows[rows.rule == "unpruned"].set_index("task").flops_share
+    rules = listed(f"{figures.label(row.rule)} on {figures.label(task)}" for task, row in best.iterrows())
+    return (
+        f"Where {wanted:.0%} of the predictions at the exits are those of full depth, the cheapest margin "
+        f"is {rules}. It takes these shares of the FLOPs of full depth: {by_task(best.flops_share)}; over "
+        f"all entries they are {by_task(plain)}."
+    )
+
+
+def summary(boxes: pd.DataFrame, complete: pd.DataFrame, costs: pd.DataFrame, layer: int) -> str:
+    """The chapter in five sentences at most."""
+    changed = complete[complete.reduction == "fixed"].groupby("model").other_token.max()
+    parts = [f"{changed[name]:.1%} of {figures.label(name)}'s" for name in SHOWN_MODELS if name in changed]
+    sentences = [
+        f"{rank_message(boxes, layer)}.",
+        f"A fixed list changes at most {listed(parts)} tokens." if parts else "",
+        f"{cost_message(costs)}.",
+        "Pruning makes decisions cheaper, not safer: which exits keep the quality is the subject of 08.",
+        "All of this is about mini models with small vocabularies.",
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)

@@ -1,0 +1,258 @@
+"""Chapter 02: which tokens are easy, by similarity, by loss, and by how they were generated."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from .. import figures
+from ..prose import listed
+from .wording import by_task
+
+SHOWN_MODELS = ("calm", "vanilla")  # the two that differ most; tables have all
+SELECTIONS = {"mean_similarity": "by similarity", "loss": "by loss"}
+
+
+def table_shown(table_1: pd.DataFrame) -> pd.DataFrame:
+    """Easy against difficult prefixes of CALM, with readable names."""
+    rows = table_1[table_1.model == "calm"]
+    return (
+        rows.pivot(index="property", columns=["task", "group"], values="mean")
+        .rename(index=figures.label)
+        .round(2)
+    )
+
+
+def beside_shown(beside: pd.DataFrame) -> pd.DataFrame:
+    """The published table and ours in the same units, mean and standard deviation in one cell."""
+    spread = [f" (sd {value:.0f})" if value == value else "" for value in beside.standard_deviation]
+    cells = [f"{mean:.0f}{text}" for mean, text in zip(beside["mean"], spread, strict=True)]
+    named = beside.assign(cell=cells, property=beside.property.map(figures.label) + ", " + beside.unit)
+    table = named.pivot(index="property", columns=["task", "group"], values="cell")
+    return table.reindex(columns=list(dict.fromkeys(zip(named.task, named.group, strict=True)))).rename(
+        columns=figures.label
+    )
+
+
+def table_conclusion(table_1: pd.DataFrame, layers: int) -> str:
+    """The first similar layer of easy and difficult prefixes of CALM, as a share of the depth."""
+    rows = table_1[(table_1.model == "calm") & (table_1.property == "first_similar")]
+    if rows.empty:
+        return ""
+    share = rows.assign(depth=rows["mean"] / layers).pivot(index="task", columns="group", values="depth")
+    return (
+        f"The first similar state of difficult prefixes comes late, as published (81% of the depth; here "
+        f"{by_task(share.difficult)}). That of easy ones comes later than published (40% of the depth; here "
+        f"{by_task(share.easy)}). Models and corpora differ, and prefixes here are far shorter."
+    )
+
+
+def reached_figure(by_layer: pd.DataFrame, note: str = ""):
+    """Per layer: the share of prefixes with a similar state, and of those with their final prediction."""
+    models = [name for name in SHOWN_MODELS if name in set(by_layer.model)] or list(by_layer.model.unique())[
+        :2
+    ]
+    return figures.facets(
+        by_layer[by_layer.model.isin(models)],
+        _draw_reached,
+        row="model",
+        ylabel="share of prefixes",
+        height=2.3,
+        message=reached_message(by_layer),
+        note=note,
+    )
+
+
+def _draw_reached(axis, rows: pd.DataFrame) -> None:
+    colour = figures.STYLES[rows.model.iloc[0]].colour
+    figures.lines(axis, rows, "layer", "share", "depth", figures.BAND, colour=colour)
+
+
+def reached_message(by_layer: pd.DataFrame) -> str:
+    """How many predictions of CALM are final when how few states are similar."""
+    final, similar = _at_a_third(by_layer)
+    if final.empty:
+        return ""
+    layer = by_layer.layer.max() // 3
+    some = f"{similar.max():.0%} or fewer" if similar.max() >= 0.005 else "none"
+    shares = f"at least {final.min():.0%} of CALM's predictions are final, {some} of its states similar"
+    return f"After layer {layer}, {shares}"
+
+
+def _at_a_third(by_layer: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """By task, of CALM after a third of the depth: the shares of final predictions and of similar states."""
+    rows = by_layer[(by_layer.layer == by_layer.layer.max() // 3) & (by_layer.model == "calm")]
+    shares = rows.pivot(index="task", columns="depth", values="share").reindex(by_layer.task.unique())
+    shares = shares.reindex(columns=["settled_from", "first_similar"]).dropna()
+    return shares.settled_from, shares.first_similar
+
+
+def reached_conclusion(by_layer: pd.DataFrame) -> str:
+    """An exit need not wait for a similar state."""
+    final, similar = _at_a_third(by_layer)
+    if final.empty:
+        return ""
+    return (
+        f"After a third of the depth most predictions of CALM are final ({by_task(final)}), and few states "
+        f"are similar to the last ({by_task(similar)}). So an exit need not wait for a similar state: a "
+        "state can be far from the last one and predict the same token."
+    )
+
+
+def prefixes_figure(drawn: pd.DataFrame, threshold: float, note: str = ""):
+    """The similarity of single easy and difficult prefixes of CALM by layer, each named by its token."""
+    return figures.facets(
+        drawn,
+        _draw_prefixes,
+        threshold=threshold,
+        ylabel="cosine with the\nlast layer's state",
+        message="Three easy and three difficult prefixes of CALM, by the token that they predict",
+        note=note,
+    )
+
+
+def _draw_prefixes(axis, rows: pd.DataFrame, threshold: float) -> None:
+    curves = []
+    for group, members in rows.groupby("group", sort=False):
+        style = figures.STYLES[group]
+        for marker, (_, part) in zip("o^s", members.groupby("example", sort=False), strict=False):
+            look = {"color": style.colour, "dashes": style.dashes, "marker": marker, "linewidth": 1.2}
+            curves += axis.plot(part.layer, part.similarity, **look)
+    tokens = [f'"{token}"' for token in rows.drop_duplicates(["group", "example"]).token]
+    axis.axhline(threshold, color=figures.GREY, linewidth=0.8, linestyle=":", label=f"threshold {threshold}")
+    axis.legend(curves, tokens, ncols=2, loc="lower right", fontsize=7.5, title="easy            difficult")
+    axis.get_legend().get_title().set_fontsize(7.5)
+    figures.layer_axis(axis, rows.layer.max())
+
+
+def circularity_figure(curves: pd.DataFrame, note: str = ""):
+    """Similarity by layer of easy and difficult prefixes, selected by similarity and by loss."""
+    shown = curves[curves.selected_by.isin(SELECTIONS)]
+    return figures.facets(
+        shown.assign(selected=shown.selected_by.map(SELECTIONS)),
+        figures.lines,
+        row="selected",
+        x="layer",
+        y="similarity",
+        by="group",
+        band=figures.BAND,
+        ylabel="cosine with the\nlast layer's state",
+        height=2.3,
+        message="Selecting by similarity builds the contrast in; selecting by loss takes most of it away",
+        note=note,
+    )
+
+
+def gaps(compared: pd.DataFrame, model: str = "calm") -> pd.DataFrame:
+    """How many layers later difficult prefixes become similar and settle, by task and selection."""
+    rows = compared[(compared.model == model) & compared.property.isin(["first_similar", "settled_from"])]
+    if rows.empty:
+        return pd.DataFrame()
+    means = rows.pivot(index=["task", "selected_by", "property"], columns="group", values="mean")
+    later = (means.difficult - means.easy).unstack("property")
+    return later.reindex(list(dict.fromkeys(zip(rows.task, rows.selected_by, strict=True))))
+
+
+def gaps_shown(compared: pd.DataFrame) -> pd.DataFrame:
+    """`gaps` with readable names."""
+    names = {
+        "first_similar": "becomes similar, layers later",
+        "settled_from": "prediction is final, layers later",
+    }
+    return gaps(compared).rename(index=figures.label, columns=names).rename_axis(columns=None).round(2)
+
+
+def circularity_conclusion(compared: pd.DataFrame) -> str:
+    """What is left of the contrast once prefixes are selected by loss."""
+    later = gaps(compared)
+    if later.empty:
+        return ""
+    later = later.xs("loss", level="selected_by")
+    return (
+        "Under CALM, tokens of high loss reach their final prediction later than those of low loss (by "
+        f"layers: {by_task(later.settled_from, '+.1f')}), but hardly their first similar state "
+        f"({by_task(later.first_similar, '+.1f')}). Similarity ranks tokens by how early their states stop "
+        "moving, which is not the same as easy."
+    )
+
+
+def depth_conclusion(depth: pd.DataFrame) -> str:
+    """What predicts the layer from which CALM's predictions are final."""
+    rows = depth[(depth.model == "calm") & (depth.depth == "settled_from")]
+    if rows.empty:
+        return ""
+    means = rows.groupby("measure", sort=False).spearman.agg(["min", "max"])
+    parts = [f"{figures.label(name)} {low:+.2f} to {high:+.2f}" for name, low, high in means.itertuples()]
+    best = rows.groupby("measure").spearman.mean().abs().idxmax()
+    return (
+        f"Rank correlation with the layer from which CALM's prediction is final, from task to task: "
+        f"{listed(parts)}. The best predictor of depth is {_NAMES.get(best, figures.label(best))}."
+    )
+
+
+_NAMES = {
+    "loss": "the model's own loss",
+    "log_frequency": "how frequent the token is",
+    "prefix_tokens": "its position",
+}
+
+
+def difficulty_figure(by_difficulty: pd.DataFrame, note: str = ""):
+    """How deep each kind of token goes until its prediction is final, and until its state is similar."""
+    names = {"settled_from": "final from layer", "first_similar": "similar from layer"}
+    shown = by_difficulty[by_difficulty.model.isin(SHOWN_MODELS)]
+    return figures.facets(
+        shown.assign(until=shown.depth.map(names)),
+        figures.grouped_bars,
+        row="until",
+        x="difficulty",
+        y="mean_layer",
+        rotation=30,
+        ylabel="mean layer",
+        sharex="col",
+        width=4.0,
+        height=2.5,
+        message=difficulty_message(by_difficulty),
+        note=note,
+    )
+
+
+def difficulty_message(by_difficulty: pd.DataFrame) -> str:
+    """The kinds of tokens whose predictions take CALM most and least layers."""
+    rows = by_difficulty[(by_difficulty.model == "calm") & (by_difficulty.depth == "settled_from")]
+    if rows.empty:
+        return ""
+    ordered = rows.groupby("difficulty").mean_layer.mean().sort_values()
+    least, most = (figures.label(name) for name in (ordered.index[0], ordered.index[-1]))
+    return (
+        f"In CALM, {least} tokens are final first (layer {ordered.iloc[0]:.1f}), "
+        f"{most} ones last (layer {ordered.iloc[-1]:.1f})"
+    )
+
+
+def confident_conclusion(confident: pd.DataFrame, thirds: pd.DataFrame) -> str:
+    """Whether confident tokens have similar states, and whether tokens get easier along an output."""
+    calm = confident[confident.model == "calm"].set_index("task")
+    if calm.empty:
+        return ""
+    entropy = thirds[thirds.model == "calm"].pivot(index="task", columns="part", values="entropy")
+    falls = [figures.label(task) for task, row in entropy.iterrows() if row.iloc[-1] < row.iloc[0]]
+    return (
+        "Of CALM's tokens that are confident after a third of the depth, few or none have a similar state "
+        f"by then (without one: {by_task(calm.unsaturated)}). From the first to the last third of an "
+        f"output the entropy of the last layer falls on these tasks: {listed(falls)}."
+    )
+
+
+def summary(by_layer: pd.DataFrame) -> str:
+    """The chapter in five sentences at most."""
+    sentences = [
+        "Nearness to the last state does not mark the easy tokens.",
+        f"{reached_message(by_layer)}." if reached_message(by_layer) else "",
+        (
+            "The published contrast between easy and difficult prefixes is mostly the selection: select by "
+            "loss, and what differs is when the prediction is final, not when the state stops moving."
+        ),
+        "What predicts depth is the model's own loss and, on synthetic data, in part the known difficulty.",
+        "Everything here is at full depth along references; no token exits.",
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)

@@ -1,0 +1,108 @@
+"""Appendix 90: how the mini models learned, and what each part of the recipe is worth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from .. import figures
+from ..prose import listed
+
+ALOUD = "in a sentence"
+SILENT = "in one word"
+
+
+def curves_figure(curves: pd.DataFrame, note: str = ""):
+    """Held-out cross-entropy of six layers while each model is trained, a panel a model."""
+    return figures.facets(
+        curves,
+        _draw_curves,
+        "model",
+        layers=int(curves.layer.max()),
+        per_line=3,
+        xlabel="training step",
+        ylabel="cross-entropy\n(nats a token)",
+        width=3.2,
+        height=2.4,
+        sharex=False,
+        message=curves_message(curves),
+        note=note,
+    )
+
+
+def _draw_curves(axis, rows: pd.DataFrame, layers: int) -> None:
+    shown = rows[rows.layer.isin(np.linspace(1, layers, 6).round())]
+    figures.lines(axis, shown, "step", "cross_entropy", "layer", styles=figures.layer_styles(layers))
+    axis.set_yscale("log")
+
+
+def last_points(curves: pd.DataFrame) -> pd.DataFrame:
+    """The cross-entropy `[model, layer]` at the last step."""
+    last = curves[curves.step == curves.groupby("model").step.transform("max")]
+    return last.pivot(index="model", columns="layer", values="cross_entropy")
+
+
+def curves_message(curves: pd.DataFrame) -> str:
+    """The first layer of CALM beside that of vanilla."""
+    last = last_points(curves)
+    parts = [
+        f"{last.loc[name, 1]:.2f} under {figures.label(name)}"
+        for name in ("calm", "vanilla")
+        if name in last.index
+    ]
+    return f"Cross-entropy of the first layer at the end: {listed(parts)}" if parts else ""
+
+
+def difficulty_conclusion(accuracy: pd.DataFrame, model: str = "vanilla") -> str:
+    """The kinds of tokens that a model gets wrong most often at full depth."""
+    rows = accuracy[accuracy.model == model].sort_values("accuracy", kind="stable")
+    if rows.empty:
+        return ""
+    parts = [f"{figures.label(row.difficulty)} {row.accuracy:.1%}" for row in rows.head(3).itertuples()]
+    others = rows.accuracy.iloc[3:].min()
+    hardest = f"The hardest kinds of tokens for {figures.label(model)} are {listed(parts)}"
+    return f"{hardest} right; of every other kind at least {others:.1%} are."
+
+
+def forms_figure(forms: pd.DataFrame, note: str = ""):
+    """Exact match by the form of the question, aloud and in silence, a line a model."""
+    shown = forms[forms.model.isin(["vanilla", "calm", "free", "late_weighted"])]
+    return figures.facets(
+        shown,
+        figures.grouped_bars,
+        "answer",
+        x="kind",
+        y="exact_match",
+        xlabel="form of the question",
+        ylabel="exact match (%)",
+        width=5.2,
+        height=2.8,
+        message=forms_message(forms),
+        note=note,
+    )
+
+
+def forms_message(forms: pd.DataFrame) -> str:
+    """What answers lose when nothing is said aloud."""
+    vanilla = forms[forms.model == "vanilla"].groupby("answer").exact_match.min()
+    if not {ALOUD, SILENT} <= set(vanilla.index):
+        return ""
+    shares = f"{vanilla[ALOUD]:.0f}% of the time aloud and {vanilla[SILENT]:.0f}% in silence"
+    return f"The form that vanilla answers worst is right {shares}"
+
+
+def ablations_figure(runs: pd.DataFrame, note: str = ""):
+    """The share of questions that each short run answers right."""
+    return figures.facets(
+        runs,
+        figures.bars,
+        "answer",
+        x="share",
+        by="run",
+        band=figures.BAND,
+        other=figures.BLUE,
+        xlabel="share of questions answered right",
+        sharey=False,
+        width=4.4,
+        note=note,
+    )

@@ -1,0 +1,149 @@
+# %% [markdown]
+# # 90 · Appendix: how the models learned
+#
+# [‹ LAST](LASTFILE.ipynb) · [all notebooks](../README.md#the-notebooks)
+#
+# **Question.** How were the mini models made, what did each layer learn, and what is each part of the recipe worth?
+# Nothing here is about exits; it says what the other chapters stand on.
+#
+# *Pre-trained only* has seen span corruption and no task. *Base* began in the same way and went on: on synthetic data
+# through lessons, each with several questions about one context and one kind of hop (who lives where,
+# facts of one kind and of several, relations, who lives in a city, who owns more), then the tasks. Most of
+# this is done with four layers, in a third of the time; then every layer is repeated three times, each copy
+# adds a third, and all twelve are trained together. All others start from base and see the same number of
+# examples at the same rate; objectives that supervise intermediate layers sample one per training step.
+#
+# Three more things are meant to make models this small learn quickly. Three of the four heads in the encoder, and two in
+# the decoder, begin with a preference for neighbours. The matrices are updated by Muon. And answers say what
+# they look up. What each is worth stands under *Ablations*.
+
+# %% tags=["parameters"]
+profile = "small"  # which models and corpora: small, real
+data = ""  # folder of the corpora, where the profile reads local ones
+limit = 200  # examples of each synthetic task on which accuracy is measured
+
+# %% tags=["hide-input"]
+import pandas as pd
+from scipy.stats import binomtest, fisher_exact
+
+from mee_utils import Experiment
+from mee_utils.analysis import model_quality as quality
+from mee_utils.study.chapters import training as chapter
+from mee_utils.study.figures import label
+from mee_utils.study.prose import conclude
+from mee_utils.study.result_tables import read_retrained
+
+# %% tags=["hide-input"]
+experiment = Experiment.of_notebook("90_training", globals())
+names = experiment.model_names
+manifests = experiment.manifests(names)
+trainings = pd.DataFrame(list(manifests.values()), index=pd.Index(manifests, name="model"))
+trainings.reindex(columns=["steps", "minutes", "seed"])
+
+# %% [markdown]
+# ## Learning curves
+#
+# Each line is the cross-entropy of one layer (six of them are drawn) on target tokens of the tasks, on examples that
+# are neither trained on nor scored, from dark (first layer) to light (last layer), on a logarithmic axis. Curves begin
+# where a model has all its layers. **Expectation:** under CALM the layers fan out in order of depth and all
+# of them improve; under vanilla only the last ones do.
+
+# %% tags=["hide-input"]
+points = [
+    {"model": name, **point} for name in names for point in manifests[name].get("layer_cross_entropy", [])
+]
+curves = pd.DataFrame(points, columns=["model", "step", "cross_entropy"]).explode("cross_entropy")
+curves.insert(2, "layer", curves.groupby(["model", "step"]).cumcount() + 1)
+curves = curves[curves.groupby(["model", "step"]).layer.transform("max") == experiment.layers]
+curves = curves.astype({"cross_entropy": float})
+
+# %%
+if len(curves):
+    figure = chapter.curves_figure(curves, experiment.note())
+    experiment.save_figure(figure, "learning_curves", curves)
+
+# %% [markdown]
+# ## What was learned, by difficulty
+#
+# At full depth, which *kinds* of token does each model get right? References are fed in, so that every token is
+# predicted from the right words before it. Of synthetic data alone.
+
+# %% tags=["hide-input"]
+are_synthetic = {corpus.source == "synthetic" for corpus in experiment.profile.corpora.values()}
+accuracy = pd.DataFrame()
+if are_synthetic == {True}:
+    tasks = experiment.tasks(limit)
+    longest = experiment.profile.training.max_target
+    accuracy = quality.difficulty_accuracy(tasks, experiment.models(names), longest)
+    accuracy = experiment.save_table(accuracy, "accuracy_by_difficulty")
+
+# %%
+conclude(
+    chapter.difficulty_conclusion(accuracy)
+    if len(accuracy)
+    else "There are no synthetic data in this profile."
+)
+
+# %% [markdown]
+# ## Aloud and in silence
+#
+# Exact match on whole answers, by the form of the question, on all held-out questions (as `make train`
+# measured it). A spoken answer makes each hop from the token before it. The bare value needs all hops inside
+# one token, where only layers can follow one another. **Expectation:** two facts, a count or a comparison are
+# harder in silence.
+
+# %% tags=["hide-input"]
+forms = quality.form_table(manifests)
+if len(forms):
+    spoken = forms.form.str.endswith(", bare").map({True: chapter.SILENT, False: chapter.ALOUD})
+    forms = forms.assign(answer=spoken, kind=forms.form.str.removesuffix(", bare"))
+
+# %%
+if len(forms):
+    figure = chapter.forms_figure(forms, experiment.note())
+    experiment.save_figure(figure, "exact_match_by_form", forms)
+
+# %% [markdown]
+# ## Ablations
+#
+# Short trainings with fewer layers, one part of the recipe changed at a time, on about as many tokens. *Flat
+# start*: all heads begin as T5 draws them. *Slow table*: position biases learn at a tenth of their rate. *One
+# rate*: queries, embedding, position biases and norms learn at the rate of all other matrices. *Adam*: in
+# place of Muon, at the best rate we found for it. *One question*: one question a context in the lessons. *No
+# curriculum*: questions alone, from the start. *Bare value*: nothing is ever said aloud. There is one training a bar,
+# and the trainings are far shorter than those of the models: a part of the recipe that makes no difference here may
+# still matter there.
+
+# %% tags=["hide-input"]
+ablations = read_retrained(profile, "ablations")
+if len(ablations):
+    spoken = ablations.form.str.endswith(", bare").map({True: chapter.SILENT, False: chapter.ALOUD})
+    right = (ablations.exact_match / 100 * ablations.questions).round().astype(int)
+    runs = ablations.assign(answer=spoken, right=right).groupby(["answer", "run"], sort=False, as_index=False)
+    runs = runs[["right", "questions"]].sum()
+    tests = [binomtest(row.right, row.questions) for row in runs.itertuples()]
+    runs[["low", "high"]] = [test.proportion_ci(method="wilson") for test in tests]
+    runs["share"] = runs.right / runs.questions
+
+# %%
+if len(ablations):
+    figure = chapter.ablations_figure(runs, experiment.note(intervals="whiskers: 95% intervals (Wilson)"))
+    experiment.save_figure(figure, "ablations", runs)
+else:
+    conclude("No ablations are stored for this profile: make retrain trains those that its file names.")
+
+# %% tags=["hide-input"]
+if len(ablations):
+    aloud = runs[runs.answer == chapter.ALOUD].set_index("run")
+    counts = {run: [row.right, row.questions - row.right] for run, row in aloud.iterrows()}
+    told = []
+    for run in aloud.index.drop(["recipe", "bare_value"]):  # which saw no sentences: right panel
+        p = fisher_exact([counts["recipe"], counts[run]]).pvalue
+        told.append(f"{label(run)} {aloud.share[run]:.0%} (p = {p:.2g})")
+    conclude(
+        f"Answers in a sentence that are right: {aloud.share['recipe']:.0%} with the recipe, {', '.join(told)} by "
+        f"Fisher's test against the recipe."
+    )
+
+# %% tags=["hide-input"]
+experiment.finish()
