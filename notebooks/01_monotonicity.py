@@ -147,6 +147,7 @@ for percentile, token in shown.items():
     predicted = experiment.table(monotonicity.predictions, trio, labels=["model"], token=token, decode=decode)
     figure = chapter.token_figure(predicted, percentile, in_its_sentence(token), experiment.note())
     experiment.save_figure(figure, f"figure_3_token_{percentile}", predicted)
+conclude(chapter.tokens_conclusion(predicted))
 
 # %% [markdown]
 # ## Token by token: is CALM the most monotonic?

@@ -142,6 +142,7 @@ singles = [
 if singles:
     figure = chapter.prefixes_figure(pd.concat(singles, ignore_index=True), threshold, experiment.note())
     experiment.save_figure(figure, "single_prefixes", pd.concat(singles, ignore_index=True))
+    conclude(chapter.prefixes_conclusion(pd.concat(singles), threshold))
 
 # %% [markdown]
 # ## What is circular in this
@@ -163,6 +164,7 @@ compared = experiment.table(easy_and_difficult, selected_from, labels)
 compared = experiment.save_table(compared, "three_selections")
 
 
+# %% tags=["hide-input"]
 def similarity(table, task, model, selected_by):
     groups = saturation.select(table, selected_by, share)
     named = {"task": task, "model": model, "selected_by": selected_by}

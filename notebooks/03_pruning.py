@@ -143,6 +143,7 @@ conclude(chapter.minimum_conclusion(honesty, by_rule))
 # %%
 figure = chapter.recall_figure(kept_at, top_k, note)
 experiment.save_figure(figure, "recall_by_k", chapter.recall_drawn(kept_at))
+conclude(chapter.recall_conclusion(chapter.recall_drawn(kept_at)))
 
 # %% [markdown]
 # From layer to layer: how many rows of the LM head each way of pruning multiplies if nobody exits. Decaying pruning
@@ -236,6 +237,7 @@ swept = pd.DataFrame(swept)
 # %%
 figure = chapter.sweep_figure(swept, top_k, note)
 experiment.save_figure(figure, "sweep_of_k", swept)
+conclude(chapter.sweep_conclusion(swept))
 
 # %% [markdown]
 # ## What a decision costs

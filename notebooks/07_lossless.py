@@ -195,6 +195,7 @@ runs = pd.concat(runs, ignore_index=True)
 # %%
 figure = chapter.sentence_figure(runs, experiment.note())
 experiment.save_figure(figure, "one_sentence", runs)
+conclude(chapter.sentence_conclusion(runs))
 
 # %% [markdown]
 # ## What this shows

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 90 · Appendix: how the models learned
 #
-# [‹ LAST](LASTFILE.ipynb) · [all notebooks](../README.md#the-notebooks)
+# [‹ 10 confidence](10_confidence.ipynb) · [all notebooks](../README.md#the-notebooks)
 #
 # **Question.** How were the mini models made, what did each layer learn, and what is each part of the recipe worth?
 # Nothing here is about exits; it says what the other chapters stand on.
@@ -61,6 +61,7 @@ curves = curves.astype({"cross_entropy": float})
 if len(curves):
     figure = chapter.curves_figure(curves, experiment.note())
     experiment.save_figure(figure, "learning_curves", curves)
+    conclude(chapter.curves_conclusion(curves))
 
 # %% [markdown]
 # ## What was learned, by difficulty
@@ -102,6 +103,7 @@ if len(forms):
 if len(forms):
     figure = chapter.forms_figure(forms, experiment.note())
     experiment.save_figure(figure, "exact_match_by_form", forms)
+    conclude(chapter.forms_conclusion(forms))
 
 # %% [markdown]
 # ## Ablations

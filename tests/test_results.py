@@ -413,8 +413,7 @@ def test_words_about_code_are_not_code(tmp_path, monkeypatch):
 def test_a_stored_table_says_where_it_comes_from():
     lines = list(status.origin(str(ROOT / "figures/small/03_pruning/complete_table.csv")))
     cells = read_source("03_pruning").cells
-    saves = 'experiment.save_figure(figure, "complete_table", complete)'
-    (place,) = [n for n, cell in enumerate(cells) if saves in cell.source]
+    (place,) = [n for n, cell in enumerate(cells) if '"complete_table")' in cell.source]
     assert lines[0] == f"saved by notebooks/03_pruning.ipynb, cell {place}"
     said = dict(line.split(": ", 1) for line in lines[1:])
     assert {"profile", "parameters", "inputs"} <= set(said) and said["profile"] == "small"

@@ -189,7 +189,7 @@ def drafts_conclusion(drafts: pd.DataFrame) -> str:
 def sentence_figure(runs: pd.DataFrame, note: str = ""):
     """One output as it is decoded: a line a round, a word a token that was run, in the colour of its fate."""
     rounds = runs[runs["round"] <= SHOWN_ROUNDS]
-    figure = figures.facets(
+    return figures.facets(
         rounds,
         _draw_sentence,
         "model",
@@ -200,8 +200,6 @@ def sentence_figure(runs: pd.DataFrame, note: str = ""):
         message=sentence_message(runs),
         note=note,
     )
-    figures.legend(figure)
-    return figure
 
 
 def _draw_sentence(axis, rows: pd.DataFrame) -> None:
@@ -243,6 +241,15 @@ def sentence_message(runs: pd.DataFrame) -> str:
         tokens = rows[rows.token != ""].position.max() + 1  # drafts past the end have none
         parts.append(f"{tokens} tokens in {rows['round'].max()} rounds with {figures.label(name)}")
     return f"One output: {listed(parts)}"
+
+
+def sentence_conclusion(runs: pd.DataFrame) -> str:
+    """How many of the tokens that were run are kept, by model."""
+    parts = [
+        f"{(rows.fate != 'dropped').mean():.0%} with {figures.label(name)}"
+        for name, rows in runs.groupby("model", sort=False)
+    ]
+    return f"Of the tokens that were run, these shares stand in the output, replaced or not: {listed(parts)}."
 
 
 def summary(timed: pd.DataFrame) -> str:

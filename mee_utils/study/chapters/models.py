@@ -162,7 +162,7 @@ def seeds_conclusion(spread: pd.DataFrame) -> str:
         if name in spans.index
     ]
     said = "; ".join(parts)
-    return f"How early predictions are final is a matter of the objective, not of the seed. In other terms: {said}."
+    return f"How early predictions are final depends on the objective, not on the seed. Besides, {said}."
 
 
 def costs_figure(costs: pd.DataFrame, note: str = ""):

@@ -149,14 +149,33 @@ def token_figure(predicted: pd.DataFrame, percentile: int, sentence: str = "", n
 
 def token_message(predicted: pd.DataFrame, percentile: int, sentence: str = "") -> str:
     """From which layer on each model predicts the token that it ends with."""
-    layers = []
+    layers = [f"{figures.label(name)} from layer {layer}" for name, layer in final_layers(predicted).items()]
+    shown = f": {sentence}" if sentence else ""
+    return f"A token at percentile {percentile}{shown} (final {listed(layers)})"
+
+
+def final_layers(predicted: pd.DataFrame) -> pd.Series:
+    """By model: the layer from which on its first choice is the last layer's."""
+    layers = {}
     for name, rows in predicted[predicted["rank"] == 1].groupby("model", sort=False):
         ordered = rows.sort_values("layer")
         other = ordered[ordered.token != ordered.token.iloc[-1]]
-        settled = 1 if other.empty else other.layer.max() + 1
-        layers.append(f"{figures.label(name)} from layer {settled}")
-    shown = f": {sentence}" if sentence else ""
-    return f"A token at percentile {percentile}{shown} (final {listed(layers)})"
+        layers[name] = 1 if other.empty else other.layer.max() + 1
+    return pd.Series(layers, dtype=int)
+
+
+def tokens_conclusion(predicted: pd.DataFrame) -> str:
+    """How sure the first layer of each model is of what turns out to be another token."""
+    first = predicted[(predicted["rank"] == 1) & (predicted.layer == 1)].set_index("model")
+    final = predicted[(predicted["rank"] == 1) & (predicted.layer == predicted.layer.max())].set_index(
+        "model"
+    )
+    parts = [
+        f"{figures.label(name)} gives {row.probability:.2f} to a token that it {verb}"
+        for name, row in first.iterrows()
+        for verb in ["keeps" if row.token == final.token[name] else "gives up later"]
+    ]
+    return f"On the last of these tokens the first layers differ: {listed(parts)}."
 
 
 def monotonic_figure(strict: pd.DataFrame, note: str = ""):

@@ -7,7 +7,7 @@ import pandas as pd
 from .. import figures
 from ..catalogue import PRUNED
 from ..prose import listed
-from .wording import by_task, percent_span
+from .wording import by_task, percent_span, winners
 
 SHOWN_MODELS = ("calm", "vanilla")  # tables have the pre-trained model too
 RECALL_LAYERS = (1, 2, 3, 4, 6, 8)
@@ -181,6 +181,17 @@ def recall_message(drawn: pd.DataFrame, top_k: int) -> str:
     return f"The best {top_k} entries hold {listed(shares)} of CALM's final tokens" if shares else ""
 
 
+def recall_conclusion(drawn: pd.DataFrame, least: float = 0.99) -> str:
+    """How many entries of a layer hold nearly all final tokens."""
+    enough = drawn.groupby(["layer", "k"]).recall.min().reset_index()
+    enough = enough[enough.recall >= least].groupby("layer").k.min()
+    parts = [f"{k} at layer {layer}" for layer, k in enough.items()]
+    return (
+        f"To hold {least:.0%} of the final tokens on every task, a list needs this many entries: "
+        f"{listed(parts)}. The later the list is made, the shorter it may be."
+    )
+
+
 def kept_figure(by_layer: pd.DataFrame, note: str = ""):
     """How many entries each way of pruning scores at a layer if nobody exits, mean over tasks."""
     means = by_layer.groupby(["rule", "layer"], sort=False, as_index=False).ids.mean()
@@ -234,7 +245,7 @@ def table_conclusion(complete: pd.DataFrame) -> str:
         "Tokens that pruning changes, at most, against the unpruned run at the same threshold: "
         f"{listed(parts)}. Pruning makes decisions cheaper, not safer: quality depends on when tokens "
         "exit, not on how logits are computed. Scores of exactly 0, as in the published table, come from "
-        "positions taken for token ids (see the chapter on bugs), and its rows rest on ten examples each."
+        "positions taken for token ids (08), and its rows rest on ten examples each."
     )
 
 
@@ -307,6 +318,19 @@ def sweep_message(swept: pd.DataFrame, top_k: int) -> str:
     return f"Predictions that stay with a fixed list: {listed(shares)} entries"
 
 
+def sweep_conclusion(swept: pd.DataFrame) -> str:
+    """From which length of a list on longer ones change little."""
+    parts = []
+    for rule, rows in swept.groupby("rule", sort=False):
+        least = rows.groupby("k").same_token.min()
+        near = least[least >= least.iloc[-1] - 0.005].index.min()
+        parts.append(f"{figures.label(rule)} {near}")
+    return (
+        f"The shortest lists with which no task keeps half a percentage point fewer predictions than with "
+        f"{swept.k.max()} entries: {listed(parts)}. A decaying list may end shorter, since it begins longer."
+    )
+
+
 def cost_figure(costs: pd.DataFrame, note: str = ""):
     """The cost of one decision in layers, and the exit depth below which it pays, by entries scored."""
     quantities = {"share_of_layer": "one decision, in layers", "break_even": "break-even exit / depth"}
@@ -366,11 +390,10 @@ def equal_conclusion(equal: pd.DataFrame, wanted: float = 0.99) -> str:
         return ""
     best = rows.loc[rows.groupby("task", sort=False).flops_share.idxmin()].set_index("task")
     plain = rows[rows.rule == "unpruned"].set_index("task").flops_share
-    rules = listed(f"{figures.label(row.rule)} on {figures.label(task)}" for task, row in best.iterrows())
     return (
-        f"Where {wanted:.0%} of the predictions at the exits are those of full depth, the cheapest margin "
-        f"is {rules}. It takes these shares of the FLOPs of full depth: {by_task(best.flops_share)}; over "
-        f"all entries they are {by_task(plain)}."
+        f"Where {wanted:.0%} of the predictions at the exits are those of full depth, the cheapest rule is "
+        f"{winners(best.reset_index())}. It takes these shares of the FLOPs of full depth: "
+        f"{by_task(best.flops_share)}; over all entries they are {by_task(plain)}."
     )
 
 

@@ -124,6 +124,16 @@ def _draw_prefixes(axis, rows: pd.DataFrame, threshold: float) -> None:
     figures.layer_axis(axis, rows.layer.max())
 
 
+def prefixes_conclusion(drawn: pd.DataFrame, threshold: float) -> str:
+    """From which layer on the shown prefixes are similar."""
+    reached = drawn[drawn.similarity >= threshold].groupby(["group", "task", "example"]).layer.min()
+    parts = [
+        f"{group} ones from layer {layers.min()} to {layers.max()} on"
+        for group, layers in reached.groupby("group", sort=False)
+    ]
+    return f"The shown prefixes are similar to the last state ({listed(parts)})."
+
+
 def circularity_figure(curves: pd.DataFrame, note: str = ""):
     """Similarity by layer of easy and difficult prefixes, selected by similarity and by loss."""
     shown = curves[curves.selected_by.isin(SELECTIONS)]
@@ -226,6 +236,19 @@ def difficulty_message(by_difficulty: pd.DataFrame) -> str:
     return (
         f"In CALM, {least} tokens are final first (layer {ordered.iloc[0]:.1f}), "
         f"{most} ones last (layer {ordered.iloc[-1]:.1f})"
+    )
+
+
+def difficulty_conclusion(by_difficulty: pd.DataFrame) -> str:
+    """How far the kinds of tokens are apart in CALM, in layers, by each of the two depths."""
+    rows = by_difficulty[by_difficulty.model == "calm"]
+    if rows.empty:
+        return ""
+    means = rows.groupby(["depth", "difficulty"]).mean_layer.mean().groupby("depth").agg(["min", "max"])
+    apart = means["max"] - means["min"]
+    return (
+        f"In CALM the kinds of tokens are {apart['settled_from']:.1f} layers apart by when their prediction "
+        f"is final, and {apart['first_similar']:.1f} by when their state is similar."
     )
 
 

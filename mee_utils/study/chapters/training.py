@@ -53,6 +53,13 @@ def curves_message(curves: pd.DataFrame) -> str:
     return f"Cross-entropy of the first layer at the end: {listed(parts)}" if parts else ""
 
 
+def curves_conclusion(curves: pd.DataFrame) -> str:
+    """The last layer of every model at the end."""
+    last = last_points(curves)
+    parts = [f"{figures.label(name)} {row.iloc[-1]:.2f}" for name, row in last.iterrows()]
+    return f"Cross-entropy of the last layer at the end, in nats a token: {listed(parts)}."
+
+
 def difficulty_conclusion(accuracy: pd.DataFrame, model: str = "vanilla") -> str:
     """The kinds of tokens that a model gets wrong most often at full depth."""
     rows = accuracy[accuracy.model == model].sort_values("accuracy", kind="stable")
@@ -89,6 +96,18 @@ def forms_message(forms: pd.DataFrame) -> str:
         return ""
     shares = f"{vanilla[ALOUD]:.0f}% of the time aloud and {vanilla[SILENT]:.0f}% in silence"
     return f"The form that vanilla answers worst is right {shares}"
+
+
+def forms_conclusion(forms: pd.DataFrame) -> str:
+    """What vanilla answers in silence, by the form of the question."""
+    silent = forms[(forms.model == "vanilla") & (forms.answer == SILENT)]
+    if silent.empty:
+        return ""
+    parts = [f"{figures.label(row.kind)} {row.exact_match:.0f}%" for row in silent.itertuples()]
+    return (
+        f"In silence vanilla answers right: {listed(parts)}. Inside one token a model finds a single fact; "
+        "joining, counting and comparing need the tokens in between."
+    )
 
 
 def ablations_figure(runs: pd.DataFrame, note: str = ""):

@@ -1,0 +1,322 @@
+"""Figures and sentences of chapters 00 to 03, 07 and 90, from small tables whose answer is known."""
+
+from itertools import product
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+
+from mee_utils.study import figures
+from mee_utils.study.chapters import lossless, models, monotonicity, pruning, saturation, training
+
+matplotlib.use("Agg")
+
+TASKS = ["summarization", "translation"]
+MODELS = ["vanilla", "calm", "free"]
+LAYERS = range(1, 13)
+
+
+def drawn(figure):
+    """The panels that a figure shows and the names in its legend; neither may be more than six."""
+    panels = [axis for axis in figure.axes if axis.get_visible()]
+    names = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert len(panels) <= 6 and len(names) <= 6, (len(panels), names)
+    return panels, names
+
+
+def message(figure):
+    return figure.get_suptitle().replace("\n", " ")
+
+
+def by_layer(column, value, **columns):
+    """A row a task, model and layer; `value` is called with the model and the layer."""
+    rows = [
+        {"task": task, "model": model, "layer": layer, column: value(model, layer), **columns}
+        for task, model, layer in product(TASKS, MODELS, LAYERS)
+    ]
+    return pd.DataFrame(rows).assign(low=lambda t: t[column] - 0.01, high=lambda t: t[column] + 0.01)
+
+
+def without(table, *names):
+    return table[~table.model.isin(names)]
+
+
+# settling and monotonicity (01)
+
+STABLE = by_layer("share", lambda model, layer: min(1, layer / (8 if model == "vanilla" else 4)))
+
+
+def test_settling_is_drawn_beside_the_published_points_and_told_by_its_numbers():
+    figure = monotonicity.settled_figure(STABLE)
+    assert message(figure) == "After layer 4, 100% of CALM's and 50% of vanilla's predictions are final"
+    panels, names = drawn(figure)
+    crosses = [line for line in panels[0].lines if line.get_label() == "CALM as published"]
+    assert [list(line.get_xydata()[0]) for line in crosses] == [[2, 0.75]] and names[
+        -1
+    ] == "CALM as published"
+    assert "vanilla" not in monotonicity.settled_message(without(STABLE, "vanilla"))
+
+
+def test_a_dip_is_a_fall_from_any_layer_to_a_later_one():
+    confidence = by_layer(
+        "confidence", lambda model, layer: layer / 12 - 0.3 * (model == "free" and layer == 6)
+    )
+    confidence = confidence.assign(standard_deviation=0.1)
+    fallen = monotonicity.dips(confidence)
+    assert dict(fallen) == pytest.approx(dict.fromkeys(TASKS, 5 / 12 - (6 / 12 - 0.3)))
+    assert "Here it does so on every task" in monotonicity.confidence_conclusion(confidence)
+    assert not monotonicity.confidence_conclusion(without(confidence, "free"))
+    drawn(monotonicity.confidence_figure(confidence))
+
+
+def monotonic(calm):
+    shares = {"vanilla": 0.5, "calm": calm, "free": 0.1}
+    rows = [
+        {
+            "task": task,
+            "model": model,
+            "kind": kind,
+            "after_layer": after,
+            "start": 0.2,
+            "share": shares[model],
+        }
+        for task, model, kind, after in product(TASKS, MODELS, ("strictly rising", "never falling"), (0, 4))
+    ]
+    return pd.DataFrame(rows).assign(low=0.0, high=1.0)
+
+
+def test_calm_is_called_the_most_monotonic_only_where_it_is():
+    assert "another model than CALM" in message(monotonicity.monotonic_figure(monotonic(0.4)))
+    mixed = monotonic(0.6)
+    mixed.loc[(mixed.task == "translation") & (mixed.model == "vanilla"), "share"] = 0.9
+    assert monotonicity.monotonic_message(mixed).endswith("any other model's on summarization")
+    assert not monotonicity.monotonic_conclusion(without(mixed, "calm"))
+
+
+def test_a_token_is_final_from_the_layer_after_the_last_other_choice():
+    choices = {"vanilla": "abab" + "b" * 8, "calm": "b" * 12}
+    rows = [
+        {"model": model, "layer": layer, "rank": 1, "token": tokens[layer - 1], "probability": 0.5}
+        for model, tokens in choices.items()
+        for layer in LAYERS
+    ]
+    predicted = pd.DataFrame(rows)
+    assert dict(monotonicity.final_layers(predicted)) == {"vanilla": 4, "calm": 1}
+    said = monotonicity.tokens_conclusion(predicted)
+    assert (
+        "vanilla gives 0.50 to a token that it gives up" in said
+        and "CALM gives 0.50 to a token that it keeps" in said
+    )
+
+
+def test_a_layer_is_overconfident_by_its_confidence_minus_its_accuracy():
+    table = by_layer("confidence", lambda model, layer: 0.9).assign(
+        accuracy=lambda t: t.layer / 12, expected_calibration_error=0.1
+    )
+    worst = monotonicity.worst_excess(table)
+    assert worst.excess["calm"] == pytest.approx(0.9 - 1 / 12) and worst.layer["calm"] == 1
+    drawn(monotonicity.overconfidence_figure(table))
+
+
+# saturation (02)
+
+
+def test_reached_says_how_far_states_and_predictions_are_apart():
+    final = by_layer("share", lambda model, layer: min(1, layer / 5), depth="settled_from")
+    similar = by_layer("share", lambda model, layer: float(layer > 9), depth="first_similar")
+    table = pd.concat([final, similar])
+    expected = "After layer 4, at least 80% of CALM's predictions are final, none of its states similar"
+    assert message(saturation.reached_figure(table)) == expected
+    panels, _ = drawn(saturation.reached_figure(table))
+    assert len(panels) == 4, "two models on two tasks"
+    assert saturation.reached_conclusion(without(table, "calm")) == ""
+
+
+def test_gaps_are_difficult_minus_easy_and_none_where_calm_is_missing():
+    rows = [
+        {
+            "task": "translation",
+            "model": "calm",
+            "selected_by": by,
+            "property": name,
+            "group": group,
+            "mean": mean,
+        }
+        for by, name in product(("loss", "mean_similarity"), ("first_similar", "settled_from"))
+        for group, mean in (("easy", 2.0), ("difficult", 5.0 if name == "settled_from" else 2.5))
+    ]
+    table = pd.DataFrame(rows)
+    gaps = saturation.gaps(table)
+    assert (gaps.settled_from == 3).all() and (gaps.first_similar == 0.5).all()
+    assert "translation +3.0" in saturation.circularity_conclusion(table)
+    assert saturation.gaps(table.assign(model="vanilla")).empty
+    assert saturation.circularity_conclusion(table.assign(model="vanilla")) == ""
+
+
+# pruning (03)
+
+
+def test_lists_are_as_long_as_the_worst_task_needs():
+    rows = [
+        {
+            "task": task,
+            "model": "calm",
+            "layer": layer,
+            "k": k,
+            "recall": 0.9 + 0.05 * (k > 8 * (task == TASKS[0])),
+        }
+        for task, layer, k in product(TASKS, (1, 4), (8, 16))
+    ]
+    table = pd.DataFrame(rows).assign(low=0.9, high=1.0)
+    assert "16 at layer 1 and 16 at layer 4" in pruning.recall_conclusion(table, least=0.95)
+    drawn(pruning.recall_figure(table, top_k=16))
+
+
+def test_ranks_are_drawn_of_the_two_models_that_differ_most():
+    boxes = by_layer("median", lambda model, layer: 13.0 - layer).assign(
+        on_top=lambda t: t.layer / 12, whisker_low=1.0, whisker_high=30.0
+    )
+    panels, _ = drawn(pruning.rank_figure(boxes, layer=6))
+    assert len(panels) == 4 and message(pruning.rank_figure(boxes, 6)).startswith(
+        "Layer 6 ranks 50% of vanilla's"
+    )
+
+
+def test_the_cheapest_rule_is_named_task_by_task():
+    rows = [
+        {"task": task, "rule": rule, "wanted": 0.99, "flops_share": cost}
+        for (task, rule), cost in {
+            ("summarization", "unpruned"): 0.9,
+            ("summarization", "fixed"): 0.5,
+            ("translation", "unpruned"): 0.6,
+            ("translation", "adaptive"): 0.4,
+        }.items()
+    ]
+    said = pruning.equal_conclusion(pd.DataFrame(rows))
+    fixed, adaptive = (figures.label(name) for name in ("fixed", "adaptive"))
+    assert f"{fixed} on summarization and {adaptive} on translation" in said
+
+
+# models and training (00, 90)
+
+
+def test_seeds_stand_beside_what_objectives_change():
+    rows = [
+        {
+            "task": task,
+            "model": model,
+            "measure": "settled_from",
+            "mean": mean,
+            "low": mean - 0.1,
+            "high": mean + 0.2,
+        }
+        for task in TASKS
+        for model, mean in (("vanilla", 6.0), ("calm", 2.0 if task == TASKS[0] else 3.0))
+    ]
+    spread = pd.DataFrame(rows)
+    figure = models.seeds_figure(spread)
+    assert message(figure) == "Seeds move the settling layer by at most 0.30 layers, objectives by 3.0 to 4.0"
+    assert not figure.legends, "models are named at the axis"
+
+
+def test_costs_name_the_dearest_objective_and_where_every_seed_loses():
+    rows = [
+        {
+            "task": task,
+            "model": "calm",
+            "metric": "bleu",
+            "seed": seed,
+            "lost": lost,
+            "low": np.nan,
+            "high": np.nan,
+        }
+        for task, losses in (("summarization", (0.1, 0.3)), ("translation", (-0.1, 2.1)))
+        for seed, lost in enumerate(losses)
+    ]
+    costs = pd.DataFrame(rows)
+    assert "costs up to 1.0 points of BLEU (CALM, translation)" in message(models.costs_figure(costs))
+    assert "every seed loses on summarization" in models.costs_conclusion(costs)
+
+
+def test_the_best_model_stands_beside_the_best_baseline():
+    rows = [
+        {"task": "translation", "system": name, "kind": kind, "metric": "bleu", "corpus_score": score}
+        for name, kind, score in (
+            ("calm", "model", 50.0),
+            ("vanilla", "model", 52.0),
+            ("copy", "baseline", 9.0),
+        )
+    ]
+    best = models.beside_baselines(pd.DataFrame(rows)).loc["translation"]
+    assert (best.model, best.score, best.baseline, best.baseline_score) == ("vanilla", 52.0, "copy", 9.0)
+
+
+def test_learning_curves_are_told_by_their_last_points():
+    rows = [
+        {"model": model, "step": step, "layer": layer, "cross_entropy": 10 / (step * layer)}
+        for model, step, layer in product(("vanilla", "calm"), (1, 2), LAYERS)
+    ]
+    curves = pd.DataFrame(rows)
+    assert message(training.curves_figure(curves)) == (
+        "Cross-entropy of the first layer at the end: 5.00 under CALM and 5.00 under vanilla"
+    )
+    drawn(training.curves_figure(curves))
+
+
+# verified exits (07)
+
+
+def test_a_rule_drafts_at_the_mean_of_its_layers_weighted_by_its_drafts():
+    keys = {"model": "calm", "task": "translation", "rule": "fixed"}
+    layers = pd.DataFrame([{**keys, "layer": 2, "drafted": 0.6}, {**keys, "layer": 6, "drafted": 0.2}])
+    rounds = pd.DataFrame([{**keys, "acceptance": 0.9, "tokens_a_round": 3.0}])
+    drafts = lossless.drafts_of_rules(layers, rounds)
+    assert drafts.draft_layer.item() == pytest.approx(3.0)
+    assert (
+        message(lossless.drafts_figure(drafts))
+        == "The last layer accepts 90% of CALM's drafts, from rule to rule"
+    )
+
+
+def test_speeds_say_where_verified_exits_are_faster_at_the_ends_of_the_batches():
+    speed = {
+        (1, "summarization"): 1.3,
+        (1, "translation"): 1.0,
+        (32, "summarization"): 0.9,
+        (32, "translation"): 1.0,
+    }
+    rows = [
+        {
+            "model": model,
+            "batch": batch,
+            "task": task,
+            "rule": "fixed" if model == "calm" else np.nan,
+            "speed": value,
+        }
+        for model in ("calm", "vanilla")
+        for (batch, task), value in speed.items()
+    ]
+    timed = pd.DataFrame(rows).assign(lowest=lambda t: t.speed, highest=lambda t: t.speed)
+    said = lossless.speed_conclusion(timed)
+    assert "at batch 1 on summarization" in said and "at batch 32 on no task" in said
+    assert "the plan drafts nothing for 2 of the 2 pairs" in said
+    drawn(lossless.speed_figure(timed))
+    assert lossless.speed_conclusion(timed.iloc[:0]) == lossless.speed_message(timed.iloc[:0]) == ""
+
+
+def test_a_sentence_has_a_line_a_round_and_a_word_a_token_that_was_run():
+    rows = [
+        {"model": "calm", "round": 1, "position": 0, "fate": "kept", "token": "the"},
+        {"model": "calm", "round": 1, "position": 1, "fate": "replaced", "token": "red"},
+        {"model": "calm", "round": 1, "position": 2, "fate": "dropped", "token": "car"},
+        {"model": "calm", "round": 2, "position": 2, "fate": "from the last layer", "token": "car"},
+        {"model": "calm", "round": 2, "position": 3, "fate": "dropped", "token": ""},
+    ]
+    runs = pd.DataFrame(rows)
+    figure = lossless.sentence_figure(runs)
+    ((panel,), _) = drawn(figure)
+    words = [(text.get_text(), text.get_position()[1]) for text in panel.texts]
+    assert words == [("the", 1), ("red", 1), ("car", 1), ("car", 2), ("-", 2)]
+    assert message(figure) == "One output: 3 tokens in 2 rounds with CALM"
+    assert "60% with CALM" in lossless.sentence_conclusion(runs)
