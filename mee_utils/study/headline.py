@@ -119,7 +119,7 @@ def draw_headline(
         message: above the figure, if not `headline_message`.
     """
     speeds = [table.lowest, table.highest] + ([] if behind is None else [behind.speed])
-    drawn = pd.concat(speeds)
+    drawn = pd.concat(speeds).fillna(1.0)
     return figures.facets(
         table,
         _draw,
