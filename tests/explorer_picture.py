@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "build" / "explorer.html"
 PICTURE = ROOT / "figures" / "results" / "explorer.png"
 SIZE = (1180, 760)
-SHOWN = (100, 140, 980, 760)  # left, top, right and lower edge: the menus and the first tokens
+SHOWN = (100, 140, 1000, 700)  # left, top, right and lower edge: the menus and the first tokens
 COLOURS = 96
 
 

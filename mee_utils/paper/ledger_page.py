@@ -110,7 +110,9 @@ def _folded(heading: str, rows: pd.DataFrame) -> str:
 
 def _table(rows: pd.DataFrame) -> str:
     """A row a statement: what was published, what was found, and where."""
-    shown = pd.DataFrame({"statement": rows.statement, "source": rows.source, "published": rows.published})
+    shown = pd.DataFrame(
+        {"statement": rows.statement + " *" + rows.source + "*", "published": rows.published}
+    )
     for profile, data in DATA.items():
         verdicts = rows[f"{profile}: verdict"].fillna("not judged")
         shown[f"verdict, {data}"] = "**" + verdicts + "**"

@@ -19,7 +19,7 @@ from . import published_numbers
 from .published_numbers import published_saturation
 from .stored_tables import DATA, PROFILES, TASK, StoredTables, in_order, wide, with_range
 
-PUBLISHED_SETTLED = {2: "75%", 4: "90%"}  # MEE, section 3: layer of 12 -> share of final tokens, CALM
+PUBLISHED_SETTLED = {2: 0.75, 4: 0.9}  # MEE, section 3: layer of 12 -> share of final tokens, CALM
 
 
 def at_full_quality(stored: StoredTables) -> pd.DataFrame:
@@ -134,7 +134,10 @@ def settled_as_published(stored: StoredTables) -> pd.DataFrame:
     ours = rows.assign(measured=with_range(rows, "share", "low", "high", ".1%"))
     ours = ours.assign(task=ours.task.map(label) + ", " + ours.profile.map(DATA))
     published = pd.DataFrame(
-        {"task": "published", "layer": list(PUBLISHED_SETTLED), "measured": list(PUBLISHED_SETTLED.values())}
+        [
+            {"task": "published", "layer": layer, "measured": f"{share:.0%}"}
+            for layer, share in PUBLISHED_SETTLED.items()
+        ]
     )
     table = pd.concat([published, ours]).rename(columns={"layer": "final after layer (of 12)"})
     return wide(table, ["final after layer (of 12)"], "task", "measured")
