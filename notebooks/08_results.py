@@ -92,9 +92,10 @@ if oracle_tables:
 
 # %% tags=["hide-input"]
 wanted = wanted_timings(experiment.layers, tasks)
-at_published = result_tables.read_timings("published", wanted, name)
+times = result_tables.read_timings("published", wanted, name)
+at_published = main_figure.at_all_batches(times)
 data_option = "" if name == "small" else " DATA=folder"
-clock = f"{tested}; {at_published.attrs.get('processor', '')}"
+clock = f"{tested}; {times.attrs['processor']}"
 if at_published.empty:
     conclude(f"Not timed: run `make bench PART=published PROFILE={name}{data_option}`.")
 

@@ -77,6 +77,15 @@ def test_messages_are_computed(times):
     assert "; MEE's keep 100%" in text
 
 
+def test_timings_of_other_batch_sizes_are_not_drawn(times):
+    assert len(main_figure.at_all_batches(times)) == len(times)
+    assert len(main_figure.at_all_batches(pd.concat([times, times.assign(batch=8)]))) == len(times)
+    assert main_figure.at_all_batches(times[times.batch == 1]).empty, (
+        "with one of them nothing can be compared"
+    )
+    assert main_figure.at_all_batches(times.assign(batch=8)).empty
+
+
 def test_by_batch_draws_no_cut_and_both_first_layers(times):
     figure = main_figure.by_batch(times, TASKS)
     assert len(figure.axes) == 6 and all(len(drawn_points(axis)) == 2 for axis in figure.axes)

@@ -32,6 +32,12 @@ PAPERS = {"CALM's": CALM_RULES, "MEE's": MEE_RULES}
 NOT_PUBLISHED = "the published run scores\nBLEU 0.001 at full depth too:\nanother model's tokenizer"
 
 
+def at_all_batches(times: pd.DataFrame) -> pd.DataFrame:
+    """The timings at the batch sizes that are drawn; none, unless there are some at each of them."""
+    drawn = times[times.batch.isin(BATCHES)]
+    return drawn if set(drawn.batch) == set(BATCHES) else drawn[:0]
+
+
 def published_and_ours(times: pd.DataFrame, published: pd.DataFrame, tasks: Sequence[str], note: str = ""):
     """Score against samples a second: the published numbers above ours, with and without the cut.
 
