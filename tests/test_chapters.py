@@ -144,7 +144,7 @@ def test_one_layer_is_what_more_layers_are_set_beside():
     summary = later.groupby(["task", "rule"], sort=False, as_index=False).later.mean()
     summary = summary.assign(later=-1.0, later_low=-1.5, later_high=-0.5)
     figure = classifiers.layers_seen_figure(summary, TASKS, 0.98)
-    assert "in 10 of 10 cases" in message(figure)
+    assert "changes the mean exit layer by -1.00 (98% of" in message(figure)
 
 
 def test_where_nothing_can_be_ranked_or_kept_nothing_is_claimed():
