@@ -54,7 +54,7 @@ def fetch(origins: Iterable[Origin], folder: Path, say: Callable[[str], None] = 
             say(f"{origin.name}: {error}")
     if failed:
         count = f"{len(failed)} of {len(origins)} corpora could not be fetched"
-        kept = "the rest is there; run the command again later, it goes on where it ended"
+        kept = "what has arrived is kept; run the command again later"
         raise MeeError(f"{count} ({', '.join(failed)}): {kept}.")
 
 
