@@ -13,7 +13,7 @@ PAGE = ROOT / "build" / "explorer.html"
 PICTURE = ROOT / "figures" / "results" / "explorer.png"
 SIZE = (1180, 760)
 SHOWN = (100, 140, 1000, 700)  # left, top, right and lower edge: the menus and the first tokens
-COLOURS = 96
+COLOURS = 255
 
 
 def main() -> None:

@@ -81,14 +81,16 @@ class StoredTables:
             self._note(BENCH / f"{PARTS[part][0]}.csv", of_part.processor)
 
     def sources(self) -> str:
-        """Links to all tables that were read; behind those of the benchmark their machines."""
-        links = []
+        """Links to all tables that were read, by data; behind those of the benchmark their machines."""
+        links: dict[str, list[str]] = {}
         for path, machines in self.machines.items():
-            name = path.relative_to(FIGURES).with_suffix("")
-            links.append(f"[{name}]({self.link(path)})")
+            profile, *_ = path.relative_to(FIGURES).parts
+            name = path.relative_to(FIGURES / profile).with_suffix("").as_posix()
+            text = DATA.get(profile, profile)
             if machines:
-                links[-1] += f" ({_describe_machines(path.stem, machines)})"
-        return ", ".join(links)
+                text += f": {_describe_machines(path.stem, machines)}"
+            links.setdefault(name, []).append(f"[{text}]({self.link(path)})")
+        return ", ".join(f"{name} ({', '.join(tables)})" for name, tables in links.items())
 
     def link(self, path: Path) -> str:
         """The address of a file, seen from the page."""
