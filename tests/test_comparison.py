@@ -55,7 +55,7 @@ def by_hand(policy):
         model="by hand",
         min_exit_layer=1,
         sizes=DecoderSizes(8, 8, 16, False, 4, 10),
-        source_tokens=[3, 3],
+        source_ids=[[5, 6, 1], [5, 7, 1]],
     )
     return replay_policy(found, policy)
 

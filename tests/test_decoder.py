@@ -710,7 +710,8 @@ def test_of_equal_logits_a_measure_sees_the_first_as_the_last_layer_does():
 
     state = torch.zeros(2, 4)
     bound = ExitPolicy(min_layer=1).bind(4, 4)
-    step = Step(Tied(), bound, sequence=np.arange(2), position=0, fed=torch.zeros(2, dtype=torch.int64))
+    fed = torch.zeros(2, dtype=torch.int64)
+    step = Step(Tied(), bound, np.arange(2), 0, fed, source_ids=fed[:, None], source_rows=np.arange(2))
     now = ExitState(step, 1, state, state, np.arange(2))
     assert now.top1_id.tolist() == [1, 2] and now.margin.tolist() == [0, 0]
 

@@ -16,7 +16,8 @@ from mee_utils.analysis.decisions import roc_area
 from mee_utils.decoding.token import LayerState, on_host, states_by_layer
 from mee_utils.exits.classifiers import FEATURES, load_classifier, new_classifier, save_classifier
 from mee_utils.models.costs import SHAPES
-from mee_utils.study import inputs
+from mee_utils.study import inputs, jobs
+from mee_utils.study.catalogue import RULES
 from mee_utils.study.profiles import Corpus, load_profile
 from mee_utils.traces.classifier_training import histories
 from mee_utils.traces.replay import StoredStates, replay_policy
@@ -43,6 +44,7 @@ class SeenLayer(LayerState):
     layers = 12
     decisions = (4, 5, 6, 8)
     position = 3
+    source_tokens = 20
 
     def __init__(self, layer, previous, values):
         self.layer = layer
@@ -66,6 +68,7 @@ def test_the_example_of_the_docstring():
         top1_probability=[0.4, 0.6, 0.92, 0.95],
         entropy=[2.0, 1.0, 0.5, 0.1],
         similarity=[0.7, 0.8, 0.9, 0.95],
+        in_source=[False, True, True, True],
     )
 
     def features_at(layer):
@@ -77,6 +80,7 @@ def test_the_example_of_the_docstring():
     assert margins == [2.2, 0.0, -1.4]
     assert sixth["same as before"] == 1 and sixth["same as two before"] == 0
     assert sixth["unchanged"] == 2 and sixth["depth"] == 0.5 and sixth["decided before"] == 2
+    assert sixth["in source"] == 1 and sixth["source"] == 3.0  # log 20
     eighth = features_at(8)  # no decision at layer 7: the one before is that of layer 6
     assert eighth["entropy before"] == 0.5 and eighth["unchanged"] == 3 and eighth["same as two before"] == 1
     first = features_at(4)
@@ -130,7 +134,7 @@ def test_decoding_replay_and_training_see_the_same_numbers(traced, options, batc
 def test_rows_that_exit_do_not_change_what_the_others_see(traced, propagation):
     """In a batch, with drafts, with states copied: every row gets what it gets alone."""
     model, full_trace = traced
-    undecided = ExitPolicy(untrained(), **PRUNED)
+    undecided = ExitPolicy(untrained(seed=1), **PRUNED)
     middle = float(np.quantile(confidences(full_trace, undecided, model), 0.6))
     drafts = {"max_draft": 3} if propagation == "verify" else {}
     policy = replace(undecided, threshold=middle, propagation=propagation, **drafts)
@@ -246,3 +250,10 @@ def test_it_learns_from_no_example_that_anything_else_sees(tmp_path, held_out_sp
         assert not first & second
     remaining = 40 - choices - 8 if held_out_split == "test" else max(0, choices - 8)
     assert len(taken["unseen"]) == remaining
+
+
+def test_every_backbone_gets_one_and_it_is_measured_on_each():
+    profile = load_profile("real", "data")
+    trained = {job.model for job in jobs.classifier_jobs(profile) if job.variant == "history"}
+    assert trained == set(profile.training.backbones)
+    assert RULES["history"].pruning == "fixed" and RULES["history"].family == "several layers"

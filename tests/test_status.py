@@ -283,9 +283,7 @@ def test_times_of_files_decide_nothing(run, monkeypatch):
     assert record.exists() and notebook_record.exists()
 
 
-@pytest.mark.parametrize(
-    "kind", ["trace", "classifiers", "settings", "oracle", "fresh", "learning", "published_bugs"]
-)
+@pytest.mark.parametrize("kind", ["trace", "classifiers", "settings", "oracle", "fresh", *jobs.OF_ALL_TASKS])
 def test_a_record_says_what_has_changed(run, monkeypatch, kind):
     job = Job(kind, "calm", "translation" if kind in ("trace", "settings", "oracle") else jobs.ALL)
     then = freshness.job_digests(PROFILE, job)

@@ -46,15 +46,15 @@ def test_every_job_of_a_profile_is_named_once():
     profile = load_profile("small")
     jobs = train_exits.classifier_jobs(profile)
     swept, survey = len(VARIANTS) + 2 * len(ABLATED), len(SURVEY_VARIANTS)
-    *several, distilled = jobs
-    assert len(jobs) == len(set(jobs)) == profile.classifiers.seeds * swept + survey + 1
+    *several, distilled, heads = jobs
+    others = len(profile.training.backbones) - 1  # they get the rule over predictions
+    assert len(jobs) == len(set(jobs)) == profile.classifiers.seeds * swept + others + survey + 2
     assert distilled == Job("calm", "past_future", "distilled", 0) and survey == 5
+    assert heads == Job("vanilla", "exit_heads", "correctness", 0)
     last = several[-survey:]
     assert {(job.model, job.target, job.seed) for job in last} == {("calm", "consistency", 0)}
     assert {job.variant for job in last} == set(SURVEY_VARIANTS)
-    heads = train_exits.head_jobs(profile)
-    assert heads == [Job(model, "exit_heads", "correctness", 0) for model in ("vanilla", "calm")]
-    assert len({job.path(profile) for job in [*jobs, *heads]}) == len(jobs) + 2
+    assert len({job.path(profile) for job in jobs}) == len(jobs)
     options = [VARIANTS[name].options(96) for name in ("wide_hidden", "lstm")]
     assert options == [{"hidden": 288}, {"hidden": 48}]
 
@@ -94,7 +94,8 @@ def test_shipped_ones_are_taken_unless_they_belong_to_something_else(small, calm
 @pytest.mark.xdist_group("classifiers")  # takes long: it begins early
 def test_the_package_ships_every_classifier_of_small_as_training_makes_it(monkeypatch, tmp_path):
     small = load_profile("small")
-    jobs, tasks = train_exits.classifier_jobs(small), train_exits._first_tokens(small, "train")
+    jobs = train_exits.classifier_jobs(small)
+    tasks = train_exits.training_tasks(small, jobs)
     keys = train_exits.classifier_keys(small, jobs, tasks)
     assert {job: train_exits.stored_key(job.shipped(small)) for job in jobs} == keys
     folder = jobs[0].shipped(small).parent
@@ -104,13 +105,13 @@ def test_the_package_ships_every_classifier_of_small_as_training_makes_it(monkey
     monkeypatch.setattr(train_exits, "classifier_jobs", lambda profile: [one])
     monkeypatch.setattr(Job, "shipped", lambda job, profile: tmp_path / "nowhere" / job.file)
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
-    first_tokens = train_exits._first_tokens
+    first_tokens = train_exits.first_tokens
 
     def few_held_out(profile, part):
         """Those for training as ever; what is held out gives the learning curve, and no weight."""
-        return first_tokens(profile, part) if part == "train" else [task[:5] for task in tasks]
+        return first_tokens(profile, part) if part == "train" else [task[:5] for task in tasks["train"]]
 
-    monkeypatch.setattr(train_exits, "_first_tokens", few_held_out)
+    monkeypatch.setattr(train_exits, "first_tokens", few_held_out)
     again = load_file(train_exits.train_classifiers(small)[one])
     for name, weight in shipped.items():
         assert torch.allclose(weight, again[name], rtol=1e-4, atol=1e-5), name

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
 from .inputs import batches_by_length
-from .layerwise import LayerwiseDecoder, decoder_of
+from .layerwise import LayerwiseDecoder, decoder_of, source_ids_of
 from .outputs import Output
 from .token import ExitState, Step, confidence_of, decode_tokens, on_host, states_by_layer
 from .verify import DraftDecoder
@@ -51,6 +52,8 @@ class FullDepthStates(NamedTuple):
     position: np.ndarray  # [token], from 0
     fed: Tensor  # [token], the id before, at the start the decoder's start id
     final_id: np.ndarray  # [token]
+    source_ids: Tensor  # [input, source], -1 at padding
+    source_rows: np.ndarray  # [token], which of these inputs is its own
     states: list[Tensor]  # the embedding, then those after layers 1 to L - 1: [token, d_model] each
 
 
@@ -90,7 +93,9 @@ def full_depth_states(model: Model, batches: Sequence[Batch], max_new_tokens: in
     keep = _Keep()
     bound = bind_to(model, ExitPolicy(keep, min_layer=1))
     ids = {}  # [position] of each output, by the index of its input
+    source = {}  # ids of each input, by its index
     for batch in batches:
+        source |= dict(zip(batch.indices.tolist(), source_ids_of(batch.tokens), strict=True))
         outputs = decode_encoded(decoder, batch, bound, max_new_tokens)
         ids |= {index: out.token_ids for index, out in zip(batch.indices.tolist(), outputs, strict=True)}
     indices = sorted(ids)
@@ -101,6 +106,8 @@ def full_depth_states(model: Model, batches: Sequence[Batch], max_new_tokens: in
         position=np.concatenate([np.arange(length) for length in lengths]),
         fed=torch.tensor(fed, device=decoder.embedding.device),
         final_id=np.concatenate([ids[index] for index in indices]),
+        source_ids=pad_sequence([source[index] for index in indices], batch_first=True, padding_value=-1),
+        source_rows=np.repeat(np.arange(len(indices)), lengths),
         states=_in_order(keep.states, decoder.layers),
     )
 
@@ -156,7 +163,15 @@ def _replay_tokens(
     decoder: LayerwiseDecoder, states: FullDepthStates, bound: BoundPolicy, tokens: slice
 ) -> Replay:
     """The replay of some tokens."""
-    step = Step(decoder, bound, states.sequence[tokens], states.position[tokens], states.fed[tokens])
+    step = Step(
+        decoder,
+        bound,
+        states.sequence[tokens],
+        states.position[tokens],
+        states.fed[tokens],
+        states.source_ids,
+        states.source_rows[tokens],
+    )
     rows = np.arange(len(step.sequence))
     confidences = []
     token_ids = []

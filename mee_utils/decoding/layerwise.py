@@ -157,9 +157,18 @@ class Cache:
     | 2 | 1 | layer 1 on token 2 | 3 2 2 2 |
     """
 
-    def __init__(self, encoded: Tensor, mask: Tensor | None, layers: int, length: int, parallel: bool):
+    def __init__(
+        self,
+        encoded: Tensor,
+        mask: Tensor | None,
+        source_ids: Tensor,
+        layers: int,
+        length: int,
+        parallel: bool,
+    ):
         self.batch, _, size = encoded.shape  # number of rows
         self.encoded = encoded  # [row, source, d_model]
+        self.source_ids = source_ids  # [row, source], -1 at padding
         self.mask = mask  # [row, 1, 1, source], minus infinity at padding; None: there is none
         self.length = length  # of the longest output
         self.parallel = parallel
@@ -177,6 +186,7 @@ class Cache:
         index = torch.from_numpy(slots).to(self.encoded.device)
         self.batch = len(slots)
         self.encoded = self.encoded[index]
+        self.source_ids = self.source_ids[index]
         self.states = self.states[index]
         self.mask = None if self.mask is None else self.mask[index]
         self.own = [None if pair is None else pair[:, index] for pair in self.own]
@@ -363,6 +373,11 @@ class Span(Rows):
         return mixed if self.flat_index is None else mixed[self.flat_index]
 
 
+def source_ids_of(batch: dict[str, Tensor]) -> Tensor:
+    """The inputs of a tokenized batch, `[row, source]`, -1 at padding."""
+    return batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -1)
+
+
 class LayerwiseDecoder:
     """Runs the decoder of a T5, T5 v1.1, Flan-T5, mT5 or LongT5 model layer by layer.
 
@@ -406,7 +421,7 @@ class LayerwiseDecoder:
         if not bool(is_token.all()):
             mask = encoded.new_zeros(is_token.shape).masked_fill_(is_token == 0, -torch.inf)
             mask = mask[:, None, None, :]
-        return Cache(encoded, mask, self.layers, length, parallel)
+        return Cache(encoded, mask, source_ids_of(batch), self.layers, length, parallel)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids `[rows]` to the input of layer 1, `[rows, d_model]`."""

@@ -42,10 +42,17 @@ class Step:
     sequence: np.ndarray  # [row], index of each row's input
     position: int | np.ndarray  # of the token in its output: one number, or [row] where rows differ
     fed: Tensor  # [row], the token before; at the start the decoder's start token
+    source_ids: Tensor  # [input, source], -1 at padding
+    source_rows: np.ndarray  # [row], which of these inputs each row has
 
     def __post_init__(self):
         # [row], rows of the LM head multiplied so far: the one place where readouts are counted
         self.readout_rows = np.zeros(len(self.sequence), dtype=np.int64)
+
+    @cached_property
+    def source(self) -> Tensor:
+        """The input of each row, `[row, source]`, -1 at padding."""
+        return self.source_ids[torch.from_numpy(self.source_rows).to(self.source_ids.device)]
 
 
 class LayerState:
@@ -124,6 +131,21 @@ class ExitState(LayerState):
         """`[rows]`, -1 at the start."""
         ids = self.step.fed[torch.from_numpy(self.rows).to(self.step.fed.device)]
         return torch.where(torch.as_tensor(self.position == 0, device=ids.device), -1, ids)
+
+    @cached_property
+    def source(self) -> Tensor:
+        """Ids of the inputs, `[rows, source]`, -1 at padding."""
+        return self.step.source[torch.from_numpy(self.rows).to(self.step.source.device)]
+
+    @property
+    def source_tokens(self) -> Tensor:
+        """`[rows]`, lengths of the inputs."""
+        return (self.source >= 0).sum(dim=-1)
+
+    @cached_property
+    def in_source(self) -> Tensor:
+        """`[rows]`, whether the token predicted here stands in the input."""
+        return (self.source == self.top1_id[:, None]).any(dim=-1)
 
     @cached_property
     def state(self) -> Tensor:
@@ -385,7 +407,8 @@ class TokenDecoder:
             MeeError: for states that are not finite.
         """
         bound = self.bound
-        step = Step(self.decoder, bound, sequence, self.cache.position, ids)
+        source = self.cache.source_ids
+        step = Step(self.decoder, bound, sequence, self.cache.position, ids, source, rows.slots)
         if bound.measure.needs_all_layers:
             return self._decode_in_hindsight(step, rows)
         run = TokenRun(step, rows)

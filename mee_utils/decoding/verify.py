@@ -207,7 +207,8 @@ class DraftDecoder:
         sequence = np.array([row.sequence for row in rows])  # [row]
         fed = torch.tensor([row.last for row in rows], device=cache.encoded.device)  # [row]
         cache.move_to(int(position.max()))
-        run = DraftRun(Step(self.decoder, bound, sequence, position, fed), cache, slots)
+        step = Step(self.decoder, bound, sequence, position, fed, cache.source_ids, slots)
+        run = DraftRun(step, cache, slots)
         for state in states_by_layer(run.state_after, self.deepest):
             if state.layer not in bound.decision_layers:
                 continue

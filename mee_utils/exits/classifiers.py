@@ -343,6 +343,8 @@ FEATURES = (
     "same as before",  # 1 if the prediction is that of the decision layer before
     "same as two before",
     "unchanged",  # at how many decision layers in a row it has been the same, this one included
+    "in source",  # 1 if the predicted token stands in the input
+    "source",  # log of the length of the input
     "position",  # log(1 + position)
     "depth",  # layer / L
     "decided before",  # at how many decision layers before this one, at most two
@@ -363,18 +365,23 @@ class Evidence(NamedTuple):
 
 
 class HistoryClassifier(ExitClassifier):
-    """Looks at what the last three decision layers predict and how surely, and at no states (ours).
+    """Looks at what the last three decision layers predict and how surely, not at states (ours).
 
     An example: the decision layers 4, 5 and 6 of a decoder of 12 predict the ids 7, 9 and 9 with margins 0.2,
     0.5 and 0.9. At layer 6 the features "margin", "margin before" and "margin two before" are 2.2, 0.0 and
     -1.4, "same as before" is 1, "same as two before" 0, "unchanged" 2, "depth" 0.5 and "decided before" 2.
-    At layer 4, where nothing was decided before, the layer itself stands for those before it.
+    At layer 4, where nothing was decided before, the layer itself stands for those before it. "in source" is 1
+    at layer 6 if id 9 stands in the input. The length of the input tells tasks apart.
 
     A hidden unit is a weighted sum of the standardised features. Its constant, and its weight of the margin,
     differ with the depth, in twelfths of the decoder. The features are standardised with the mean and
     deviation of the tokens that it learned from, which are stored with the weights. It learns from the
     readouts of a policy (`train_classifier`), and decides over the same: pruned ones, so that a decision
     costs less than a hundredth of a layer of T5-large.
+
+    The shipped ones learned from the model's own outputs, since those are what it decides about, for examples
+    that the model was not trained on where there are such, filled up with training examples
+    (`mee_utils.study.artifacts.unseen_first`).
     """
 
     readout = True
@@ -433,6 +440,8 @@ class HistoryClassifier(ExitClassifier):
             "same as before": now.top1_id == before.top1_id,
             "same as two before": now.top1_id == two_before.top1_id,
             "unchanged": now.unchanged,
+            "in source": self._numbers(state.in_source),
+            "source": torch.log(self._numbers(state.source_tokens)),
             "position": torch.log1p(self._numbers(state.position)),
             "depth": self._numbers(state.layer / state.layers),
             "decided before": self._numbers(min(decided_before, 2)),

@@ -12,6 +12,7 @@ exits at the first layer where that number exceeds the threshold. `state` is the
 | `state` | the normalised state `n(h)`, `[rows, d_model]` |
 | `sequence`, `position` | index of the input, and how many tokens its output has so far |
 | `token_before` | the token emitted before this one, -1 at the start |
+| `source_tokens`, `in_source` | how long the input is, and whether the token predicted here stands in it |
 | `earlier(k)` | the same rows k layers before |
 | `so_far(name)` | an attribute at every decision layer so far, this one last: a tuple of `[rows]` |
 | `memo(key, compute)` | `compute(state)`, a tuple of `[rows, ...]`, computed once for each layer |

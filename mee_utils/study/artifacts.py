@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,11 @@ from . import freshness
 from .catalogue import RULES
 from .digests import digest_of
 from .inputs import load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
-from .jobs import ClassifierJob, Job, classifier_jobs, head_jobs
+from .jobs import ClassifierJob, Job, classifier_jobs
 from .profiles import Profile
+
+# how a rule over predictions learns: it has few weights, which take more and larger steps
+OF_PREDICTIONS = {"epochs": 10, "batch_size": 256, "learning_rate": 0.02}
 
 
 def stored_trace(
@@ -63,14 +67,10 @@ def train_classifiers(
     variants: Collection[str] = (),
     targets: Collection[str] = (),
 ) -> dict[ClassifierJob, Path]:
-    """Takes or trains what is missing of the classifiers: of all or some models, seeds, variants, targets.
-
-    Exit heads are wanted only if `variants` names them.
-    """
-    every = [*classifier_jobs(profile), *head_jobs(profile)] if variants else classifier_jobs(profile)
+    """Takes or trains what is missing of the classifiers: of all or some models, seeds, variants, targets."""
     wanted = [
         job
-        for job in every
+        for job in classifier_jobs(profile)
         if (not models or job.model in models)
         and (not seeds or job.seed in seeds)
         and (not variants or job.variant in variants)
@@ -78,7 +78,7 @@ def train_classifiers(
     ]
     if not wanted:
         return {}
-    tasks = _first_tokens(profile, "train")
+    tasks = training_tasks(profile, wanted)
     keys = classifier_keys(profile, wanted, tasks)
     missing = []
     for job in wanted:
@@ -89,10 +89,10 @@ def train_classifiers(
         else:
             missing.append(job)
     if missing:
-        held_out = _first_tokens(profile, "held_out")
+        tasks["held_out"] = first_tokens(profile, "held_out")
         for name in dict.fromkeys(job.model for job in missing):
             chosen = {job: keys[job] for job in missing if job.model == name}
-            _train_all(profile, name, chosen, tasks, held_out)
+            _train_all(profile, name, chosen, tasks)
     return {job: job.path(profile) for job in wanted}
 
 
@@ -102,15 +102,39 @@ def ship_classifiers(profile: Profile) -> None:
         copy_file(job.path(profile), job.shipped(profile))
 
 
-def classifier_keys(profile: Profile, jobs: Sequence[ClassifierJob], tasks: Sequence) -> dict:
-    """What each of some classifiers belongs to: weights, settings, and the `tasks` that it is trained on."""
-    data = digest_of([[(task.inputs, task.targets) for task in tasks]])
-    settings = [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
+def training_tasks(profile: Profile, jobs: Collection[ClassifierJob]) -> dict[str, list]:
+    """The examples that some classifiers learn from, by `Variant.learns_from`."""
+    sources = dict.fromkeys(RULES[job.variant].classifier.learns_from for job in jobs)
+    take = {"references": partial(first_tokens, profile, "train"), "outputs": partial(unseen_first, profile)}
+    return {source: take[source]() for source in sources}
+
+
+def classifier_keys(profile: Profile, jobs: Sequence[ClassifierJob], tasks: dict[str, list]) -> dict:
+    """What each of some classifiers belongs to: weights, settings, and the `training_tasks`."""
+    common = {}
+    for source, chosen in tasks.items():
+        data = digest_of([[(task.inputs, task.targets) for task in chosen]])
+        common[source] = [data, _learning_settings(profile, source)]
     keys = {}
     for job in jobs:
-        common = digest_of([weights_digest(profile, job.model), data, settings])
-        keys[job] = f"{common} {asdict(job)} {asdict(RULES[job.variant].classifier)}"
+        data, settings = common[RULES[job.variant].classifier.learns_from]
+        common_key = digest_of([weights_digest(profile, job.model), data, settings])
+        keys[job] = f"{common_key} {asdict(job)} {asdict(RULES[job.variant].classifier)}"
     return keys
+
+
+def _learning_settings(profile: Profile, source: str) -> list:
+    if source == "outputs":
+        deciding = profile.results.model_dump(include={"min_layer", "top_k", "max_new_tokens"})
+        return [OF_PREDICTIONS, deciding, profile.dtype]
+    return [profile.classifiers.model_dump(exclude={"seeds"}), profile.dtype, profile.training.max_target]
+
+
+def how_it_learns(profile: Profile, rule: str) -> dict:
+    """Epochs, batch size and learning rate of a rule, as `train_classifier` takes them."""
+    if RULES[rule].classifier.learns_from == "outputs":
+        return OF_PREDICTIONS
+    return profile.classifiers.model_dump(include={"epochs", "batch_size", "learning_rate"})
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -130,41 +154,67 @@ def stored_key(path: Path) -> str | None:
         return None
 
 
-def _first_tokens(profile: Profile, part: str) -> list:
+def first_tokens(profile: Profile, part: str) -> list:
     """The first examples of each corpus with about `classifiers.tokens` target tokens (held out: half)."""
     wanted = profile.classifiers.tokens // (2 if part == "held_out" else 1)
-    tokenizer = load_profile_tokenizer(profile, next(iter(profile.training.backbones)))
+    return [with_tokens(profile, part, name, wanted) for name in profile.corpora]
+
+
+def unseen_first(profile: Profile) -> list:
+    """Examples for own outputs, half of `classifiers.tokens` target tokens of each corpus.
+
+    Those that no model was trained on come first, training examples where these are too few: a model is surer
+    of what it has seen, but on real text more examples help more than this hurts.
+    """
+    wanted = profile.classifiers.tokens // 2
     chosen = []
     for name in profile.corpora:
-        for limit in (wanted // 16 + 1, wanted // 4 + 1, wanted):  # few tokens an example, or one
-            (task,) = load_tasks(profile, part, limit, name)
-            counts = [min(len(ids), profile.training.max_target) for ids in tokenizer(task.targets).input_ids]
-            if sum(counts) >= wanted or len(task) < limit:
-                break
-        enough = int(np.searchsorted(np.cumsum(counts), wanted)) + 1
-        chosen.append(task[:enough])
+        unseen = with_tokens(profile, "unseen", name, wanted)
+        missing = wanted - sum(_target_lengths(profile, unseen))
+        chosen.append(unseen)
+        if missing > 0:
+            chosen.append(with_tokens(profile, "train", name, missing))
     return chosen
 
 
-def _train_all(profile: Profile, name: str, keys: dict[ClassifierJob, str], train, held_out) -> None:
-    """Trains classifiers of one model on its states along the references of two splits."""
+def with_tokens(profile: Profile, part: str, name: str, wanted: int):
+    """The first examples of a corpus with so many target tokens, or all there are."""
+    for limit in (wanted // 16 + 1, wanted // 4 + 1, wanted):  # few tokens an example, or one
+        (task,) = load_tasks(profile, part, limit, name)
+        lengths = _target_lengths(profile, task)
+        if sum(lengths) >= wanted or len(task) < limit:
+            break
+    enough = int(np.searchsorted(np.cumsum(lengths), wanted)) + 1
+    return task[:enough]
+
+
+def _target_lengths(profile: Profile, task) -> list[int]:
+    """Tokens of each target of a task."""
+    if not len(task):
+        return []
+    tokenizer = load_profile_tokenizer(profile, next(iter(profile.training.backbones)))
+    return [min(len(ids), profile.training.max_target) for ids in tokenizer(task.targets).input_ids]
+
+
+def _train_all(profile: Profile, name: str, keys: dict[ClassifierJob, str], tasks: dict[str, list]) -> None:
+    """Trains classifiers of one model on what it does with some `tasks`: see `_Traces`."""
     from .. import save_classifier, train_classifier
 
     model = load_profile_model(profile, name)
-    learning = profile.classifiers.model_dump(include={"epochs", "batch_size", "learning_rate"})
     with tempfile.TemporaryDirectory(prefix="mee-") as folder:
-        training_trace = _reference_trace(profile, model, train, Path(folder) / "train.npy")
-        held_out_trace = _reference_trace(profile, model, held_out, Path(folder) / "held_out.npy")
+        traces = _Traces(profile, model, tasks, Path(folder))
         for job, key in keys.items():
             variant = RULES[job.variant].classifier
+            training_trace = traces.of(variant.learns_from)
             classifier, curve = train_classifier(
                 variant.kind,
                 training_trace,
                 model,
-                held_out=held_out_trace,
+                held_out=traces.of("held_out") if variant.learns_from == "references" else None,
                 target=job.target,
                 seed=job.seed,
-                **learning,
+                policy=deciding_policy(profile, job.variant),
+                **how_it_learns(profile, job.variant),
                 **variant.options(model.network.config.d_model),
             )
             save_classifier(
@@ -178,9 +228,38 @@ def _train_all(profile: Profile, name: str, keys: dict[ClassifierJob, str], trai
             )
 
 
-def _reference_trace(profile: Profile, model, tasks: Sequence, states: Path):
-    from .. import trace
+def deciding_policy(profile: Profile, rule: str):
+    """How a rule that learns from predictions decides: its layers and its pruning; None for other rules."""
+    if RULES[rule].classifier.learns_from == "references":
+        return None
+    any_measure = {rule: "softmax_margin"}
+    return RULES[rule].policy(1.0, profile.results.model_dump(), any_measure)
 
-    inputs = [text for task in tasks for text in task.inputs]
-    targets = [text for task in tasks for text in task.targets]
-    return trace(model, inputs, targets, states=states, max_new_tokens=profile.training.max_target)
+
+class _Traces:
+    """What classifiers of one model learn from (`Variant.learns_from`), and "held_out", traced once."""
+
+    def __init__(self, profile: Profile, model, tasks: dict[str, list], folder: Path):
+        self.profile = profile
+        self.model = model
+        self.tasks = tasks
+        self.folder = folder
+        self._traced: dict = {}
+
+    def of(self, source: str):
+        """The model's own "outputs", or what it predicts along references."""
+        if source not in self._traced:
+            self._traced[source] = self._trace(source)
+        return self._traced[source]
+
+    def _trace(self, source: str):
+        from .. import trace
+
+        inputs = [text for task in self.tasks[source] for text in task.inputs]
+        states = self.folder / f"{source}.npy"
+        if source == "outputs":
+            longest = self.profile.results.max_new_tokens
+            return trace(self.model, inputs, states=states, max_new_tokens=longest)
+        targets = [text for task in self.tasks[source] for text in task.targets]
+        longest = self.profile.training.max_target
+        return trace(self.model, inputs, targets, states=states, max_new_tokens=longest)

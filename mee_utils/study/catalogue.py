@@ -30,6 +30,11 @@ class Variant:
     width: float | None = None  # hidden units as a multiple of d_model
     ablated: bool = False  # also trained for the other target and on the vanilla backbone
 
+    @property
+    def learns_from(self) -> str:
+        """What it learns from: the model's own "outputs", or its states along "references"."""
+        return "outputs" if self.kind == "history_classifier" else "references"
+
     def options(self, d_model: int) -> dict[str, int]:
         """What `new_classifier` is told besides the kind."""
         hidden = max(1, round(self.width * d_model)) if self.width else None
@@ -94,9 +99,7 @@ _TABLES = read_yaml("study/rules.yaml")
 FAMILY_COLOURS: dict[str, str] = _TABLES["families"]
 RULES = {name: _rule(name, **row) for name, row in _TABLES["rules"].items()}
 SURVEY = tuple(name for name, rule in RULES.items() if rule.survey)
-HEADS = (
-    "exit_heads",
-)  # trained by the references, on `vanilla` and on the main model (survey: "separate training")
+HEADS = ("exit_heads",)  # trained by the references on `vanilla` (the survey's "separate training")
 VARIANTS = {
     name: rule.classifier
     for name, rule in RULES.items()

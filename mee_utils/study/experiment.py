@@ -12,7 +12,7 @@ from ..analysis.long_documents import long_tasks
 from ..common.errors import check_choice
 from . import inputs
 from .artifacts import stored_trace, train_classifiers
-from .catalogue import SURVEY_VARIANTS
+from .catalogue import HEADS, SURVEY_VARIANTS
 from .figures import use_style
 from .notebook_files import declared_parameters, read_source
 from .parameters import check_injected, check_parameters
@@ -137,6 +137,8 @@ class Experiment:
         groups: dict = {}
         for job, path in train_classifiers(self.profile, models, seeds, variants, targets).items():
             if job.variant in SURVEY_VARIANTS and not survey:
+                continue
+            if job.variant in HEADS and job.variant not in variants:
                 continue
             classifier = load_classifier(path, models[job.model])
             groups.setdefault((job.model, job.variant, job.target), []).append(classifier)

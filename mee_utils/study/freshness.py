@@ -127,6 +127,9 @@ def _measurement_digests(profile: Profile, job: Job) -> dict[str, str]:
     elif job.kind == "learning":
         chosen = settings.model_dump(include={"learning_tokens", "examples"})
         models = [job.model]
+    elif job.kind == "learned_from":
+        chosen = settings.model_dump(include={"examples", "max_new_tokens", "min_layer", "top_k"})
+        models = [job.model]
     else:
         chosen = settings.model_dump()
         digests["study/rules.yaml"] = code_digest(PACKAGE / "study" / "rules.yaml")

@@ -15,7 +15,8 @@ from .profiles import Profile
 
 ALL = "all"
 CLASSIFIERS = ("classifiers", "further_classifiers")
-MEASUREMENTS = ("settings", "survey", "oracle", "fresh", "learning", "published_bugs")
+OF_ALL_TASKS = ("learning", "learned_from", "published_bugs")  # of the main model
+MEASUREMENTS = ("settings", "survey", "oracle", "fresh", *OF_ALL_TASKS)
 RETRAININGS = ("seeds", "rivals", "ablations")
 KINDS = ("model", "trace", *CLASSIFIERS, *MEASUREMENTS, *RETRAININGS, "tables")  # of the command `job`
 
@@ -27,7 +28,7 @@ class Job:
     Kinds:
         trace: the model's own output on a task, for all notebooks.
         classifiers, further_classifiers: exit classifiers of a model, with the first seed or with the others.
-        settings, survey, oracle, fresh, learning, published_bugs: measurements (`study.measure`).
+        settings, survey, oracle, fresh and those of `OF_ALL_TASKS`: measurements (`study.measure`).
         seeds, rivals, ablations: trainings beside the shipped models; `model` names the backbone, the rival
             (`vanilla` too, with which the others are compared) or the ablation.
     """
@@ -85,14 +86,21 @@ class ClassifierJob:
 
 
 def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
-    """All on the main model (the survey's once); the ablated also for the other target and on vanilla."""
+    """All on the main model (the survey's once); the ablated also for the other target and on vanilla.
+
+    The rule over the history of predictions also on all other backbones, once; exit heads on vanilla alone,
+    since on the main model CALM's objective has done their work.
+    """
     seeds = profile.classifiers.seeds
+    others = [name for name in profile.training.backbones if name != MAIN_MODEL]
     groups = [
         (MAIN_MODEL, "consistency", VARIANTS, seeds),
         (MAIN_MODEL, "correctness", ABLATED, seeds),
         ("vanilla", "consistency", ABLATED, seeds),
+        *((name, "consistency", ("history",), 1) for name in others),
         (MAIN_MODEL, "consistency", SURVEY_VARIANTS, 1),
         (MAIN_MODEL, "distilled", DISTILLED, 1),
+        *(("vanilla", target_of(name), (name,), 1) for name in HEADS),
     ]
     return [
         ClassifierJob(model, variant, target, seed)
@@ -101,15 +109,6 @@ def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
         for variant in variants
         for seed in range(count)
     ]
-
-
-def head_jobs(profile: Profile) -> list[ClassifierJob]:
-    """Exit heads learn the references, on vanilla and, as a control, on the main model.
-
-    They are large and no notebook reads them, so they do not come with the package: measurements train them.
-    """
-    models = [model for model in ("vanilla", MAIN_MODEL) if model in profile.training.backbones]
-    return [ClassifierJob(model, variant, target_of(variant), 0) for model in models for variant in HEADS]
 
 
 def classifier_sets(profile: Profile) -> list[Job]:
@@ -149,7 +148,7 @@ def measurements(profile: Profile) -> list[Job]:
         jobs += [Job("oracle", MAIN_MODEL, task) for task in profile.corpora]
         endless = [task for task, corpus in profile.corpora.items() if corpus.source == "synthetic"]
         jobs += [Job("fresh", MAIN_MODEL, task) for task in endless[-1:]]
-    return [*jobs, Job("learning", MAIN_MODEL), Job("published_bugs", MAIN_MODEL)]
+    return [*jobs, *(Job(kind, MAIN_MODEL) for kind in OF_ALL_TASKS)]
 
 
 def retrainings(profile: Profile) -> list[Job]:

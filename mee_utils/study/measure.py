@@ -27,6 +27,7 @@ from .catalogue import ABLATED, HEADS, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULE
 from .digests import digest_of
 from .inputs import load_tasks, weights_digest
 from .jobs import ALL, Job, measurements
+from .learned_from import learned_from
 from .profiles import Profile
 from .result_tables import MEASURED, read_measurements
 from .results import Run, output_root, staged
@@ -81,6 +82,8 @@ def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) 
     path = job.path(profile)
     if job.kind == "learning":
         _write(_learning(experiment), path, {})
+    elif job.kind == "learned_from":
+        _write(learned_from(experiment), path, {})
     elif job.kind == "published_bugs":
         _write(_bugs(experiment, measure_bugs), path, {})
     else:
@@ -171,7 +174,10 @@ class RuleDecoder:
         """The rules whose thresholds are searched for, whether their classifiers are there or not."""
         if self.job.kind == "survey":
             return SURVEY
-        return MAIN_SWEEP if self.is_main else (*OTHER_SWEEP, *ABLATED[:2])
+        if self.is_main:
+            return MAIN_SWEEP
+        heads = HEADS if self.job.model == "vanilla" else ()
+        return (*OTHER_SWEEP, *ABLATED[:2], *heads)
 
     def _rules(self) -> list[str]:
         rules = ["full_depth"] if self.job.kind == "survey" else ["full_depth", "static", "oracle"]

@@ -22,7 +22,6 @@ SHALLOW = "decoder trained shallow"
 EXITS = "best exit rules"
 FIXED = "fixed exit layer"
 SEPARATE = "exit heads, frozen model"
-JOINT = "exit heads, trained model"
 NO_RULE = ("static", "oracle", "full_depth", *HEADS)
 COLUMNS = ["task", "kind", "setting", "kept", "low", "high", "relative_flops"]
 
@@ -47,7 +46,6 @@ def beside_exits(stored: Measured, shallow: pd.DataFrame, main: str = MAIN_MODEL
         (EXITS, main, ~settings.rule.isin(NO_RULE)),
         (FIXED, main, settings.rule == "static"),
         (SEPARATE, BASELINE, settings.rule.isin(HEADS)),
-        (JOINT, main, settings.rule.isin(HEADS)),
     ):
         for _, rows in settings[chosen & (settings.model == model)].groupby("task", sort=False):
             tables.append(_front_of(stored, rows, kind))

@@ -211,6 +211,8 @@ class StoredStates:
             sequence=self.trace.sequence[tokens],
             position=position,
             fed=torch.from_numpy(fed).to(raw.device),
+            source_ids=torch.from_numpy(self.trace.source_of(tokens)).to(raw.device),
+            source_rows=np.arange(len(position)),
         )
         rows = np.arange(len(position))
 
@@ -262,6 +264,11 @@ class TracedTokens:
     read_layers: set[int] = field(default_factory=set)  # whose probabilities the measure has looked at
 
     @cached_property
+    def source(self) -> np.ndarray:
+        """The input of each token, see `Trace.source_of`."""
+        return self.trace.source_of(self.tokens)
+
+    @cached_property
     def exit_states(self) -> list[ExitState]:
         """The same of stored states, for measures that look at states."""
         return self.stored().exit_states(self.tokens, logits=self.logits)
@@ -302,6 +309,21 @@ class TraceState(LayerState):
     def state(self) -> Tensor:
         """`n(h)`, `[token, d_model]`."""
         return self.traced.exit_states[self.layer - 1].state
+
+    @property
+    def source(self) -> np.ndarray:
+        """Ids of the inputs, `[token, source]`, -1 at padding."""
+        return self.traced.source
+
+    @property
+    def source_tokens(self) -> np.ndarray:
+        """Lengths of the inputs, `[token]`."""
+        return (self.source >= 0).sum(axis=-1)
+
+    @property
+    def in_source(self) -> np.ndarray:
+        """Whether the token predicted here stands in the input, `[token]`."""
+        return (self.source == self.top1_id[:, None]).any(axis=-1)
 
     @property
     def settled(self) -> np.ndarray:

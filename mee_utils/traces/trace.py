@@ -36,7 +36,7 @@ from ..models.states import layer_states, output_scale
 from .any_passes import AnyPasses
 
 LOGITS_AT_ONCE = 8_000_000  # elements of `[token, layer, vocabulary]` that are in memory at a time
-FORMAT = "mee_utils.trace.3"
+FORMAT = "mee_utils.trace.4"
 IGNORED = -100  # the label of padding, as in `transformers`
 
 
@@ -60,7 +60,7 @@ class Trace:
     model: str  # its name
     min_exit_layer: int  # of the model
     sizes: DecoderSizes
-    source_tokens: list[int]  # length of each input, in tokens
+    source_ids: list[list[int]]  # each input, as ids
     states: np.ndarray | None = None  # `[token, layer, d_model]`, raw, where they were kept; a memory map
     fingerprint: str | None = None  # of the weights that were traced, see `Model.fingerprint`
 
@@ -90,6 +90,17 @@ class Trace:
     def layers(self) -> int:
         """Number L of layers; array index `l - 1` holds layer `l`."""
         return self.top_ids.shape[1]
+
+    @property
+    def source_tokens(self) -> list[int]:
+        """Length of each input, in tokens."""
+        return [len(ids) for ids in self.source_ids]
+
+    def source_of(self, tokens) -> np.ndarray:
+        """The inputs of some tokens, a slice or their numbers: `[token, source]`, -1 beyond their ends."""
+        inputs, rows = np.unique(self.sequence[tokens], return_inverse=True)
+        ids = [torch.tensor(self.source_ids[number]) for number in inputs]
+        return pad_sequence(ids, batch_first=True, padding_value=-1).numpy()[rows]
 
     @property
     def top1_id(self) -> np.ndarray:
@@ -143,7 +154,7 @@ class Trace:
         tokens = slice(*np.searchsorted(self.sequence, [first, last]))
         arrays = {name: each[tokens] for name, each in vars(self).items() if isinstance(each, np.ndarray)}
         arrays["sequence"] = arrays["sequence"] - first
-        return replace(self, **arrays, source_tokens=self.source_tokens[first:last])
+        return replace(self, **arrays, source_ids=self.source_ids[first:last])
 
     def save(self, path: str | Path) -> Path:
         """Writes the trace as safetensors, its states beside it (.npy). Files appear only when complete."""
@@ -169,7 +180,7 @@ class Trace:
 
 
 _ARRAYS = [field.name for field in fields(Trace) if field.type == "np.ndarray"]
-_METADATA = ("along", "model", "min_exit_layer", "source_tokens", "fingerprint")
+_METADATA = ("along", "model", "min_exit_layer", "source_ids", "fingerprint")
 
 
 def states_path(path: Path) -> Path:
@@ -269,7 +280,7 @@ def trace(
         fingerprint=model.fingerprint,
         min_exit_layer=model.min_exit_layer,
         sizes=passes.sizes,
-        source_tokens=[len(ids) for ids in model.tokenizer(texts).input_ids],
+        source_ids=model.tokenizer(texts).input_ids,
         states=None if states is None else np.load(states, mmap_mode="r"),
         **arrays,
     )
