@@ -370,8 +370,8 @@ class HistoryClassifier(ExitClassifier):
     An example: the decision layers 4, 5 and 6 of a decoder of 12 predict the ids 7, 9 and 9 with margins 0.2,
     0.5 and 0.9. At layer 6 the features "margin", "margin before" and "margin two before" are 2.2, 0.0 and
     -1.4, "same as before" is 1, "same as two before" 0, "unchanged" 2, "depth" 0.5 and "decided before" 2.
-    At layer 4, where nothing was decided before, the layer itself stands for those before it. "in source" is 1
-    at layer 6 if id 9 stands in the input. The length of the input tells tasks apart.
+    At layer 4, where nothing was decided before, the layer itself stands for those before it. At layer 6 "in
+    source" is 1 if id 9 stands in the input. The length of the input tells tasks apart.
 
     A hidden unit is a weighted sum of the standardised features. Its constant, and its weight of the margin,
     differ with the depth, in twelfths of the decoder. The features are standardised with the mean and
