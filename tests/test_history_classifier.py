@@ -13,6 +13,7 @@ from test_verify import agreeing
 from mee_utils import ExitPolicy, MeeError, generate, replay, trace, train_classifier
 from mee_utils.analysis.comparison import decision_cost
 from mee_utils.analysis.decisions import roc_area
+from mee_utils.decoding.full_depth import encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.token import LayerState, on_host, states_by_layer
 from mee_utils.exits.classifiers import FEATURES, load_classifier, new_classifier, save_classifier
 from mee_utils.models.costs import SHAPES
@@ -128,6 +129,32 @@ def test_decoding_replay_and_training_see_the_same_numbers(traced, options, batc
         decision = replayed.decision_layers.index(layer)
         # a trace keeps the similarity of layer 1 with the embedding, in single precision
         assert from_training[chosen, decision] == pytest.approx(value, abs=1e-5)
+
+
+def test_a_plan_of_drafts_sees_the_same_numbers(traced):
+    """Of inputs in another order, in batches of different lengths."""
+    model, full_trace = traced
+    policy = ExitPolicy(untrained(), **PRUNED)
+    batches = encode_batches(model, INPUTS, np.arange(len(INPUTS))[::-1], batch_size=2)
+    planned = replay_states(model, full_depth_states(model, batches, LENGTH), policy)
+    replayed = replay_policy(full_trace, policy, model)
+    assert np.allclose(planned.confidences, replayed.confidences, atol=1e-5)
+
+
+def test_what_stands_in_the_input(traced):
+    model, full_trace = traced
+    ids = model.tokenizer(INPUTS).input_ids
+    stored = StoredStates(full_trace, model)
+    (second,) = np.flatnonzero((full_trace.sequence == 1) & (full_trace.position == 2))
+    state = stored.exit_states(slice(second, second + 1))[2]
+    assert state.source_tokens.tolist() == [len(ids[1])]
+    assert state.in_source.tolist() == [int(state.top1_id) in ids[1]]
+    part = full_trace.part(1, 3)
+    assert part.source_tokens == [len(each) for each in ids[1:3]]
+    (row,) = part.source_of([int(np.flatnonzero(part.sequence == 1)[0])])
+    assert row.tolist() == ids[2]
+    both = part.source_of(slice(None))  # padding is no token
+    assert ((both >= 0).sum(axis=1) == np.take(part.source_tokens, part.sequence)).all()
 
 
 @pytest.mark.parametrize("propagation", ["copy", "parallel", "verify"])
