@@ -37,7 +37,7 @@ share = 0.98  # share of the predictions that stay, where rules are compared at 
 import pandas as pd
 from IPython.display import display
 
-from mee_utils import Experiment
+from mee_utils import ExitPolicy, Experiment, replay
 from mee_utils.analysis import comparison, decisions
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.measures import find_measure
@@ -46,6 +46,7 @@ from mee_utils.paper import claims
 from mee_utils.study import drawings, figures
 from mee_utils.study.catalogue import MAIN_MODEL, RULES, VARIANTS
 from mee_utils.study.chapters import classifiers as chapter
+from mee_utils.study.chapters import history as of_predictions
 from mee_utils.study.prose import conclude
 from mee_utils.study.published_setting import first_exit_layers
 from mee_utils.study.result_tables import KEEPS_IT, inputs_of, read_measured, read_measurements
@@ -54,7 +55,7 @@ from mee_utils.traces.replay import replay_policy
 
 # %% tags=["hide-input"]
 experiment = Experiment.of_notebook("05_mee_classifiers", globals())
-settings = experiment.parameters
+settings = experiment.profile.results.model_dump() | experiment.parameters
 note = experiment.note(limit, "95 % intervals over seeds")
 tasks = experiment.tasks(limit)
 models = experiment.models(["calm", "vanilla"])
@@ -88,19 +89,22 @@ display(drawings.measures_drawing())
 # | three times as wide | one layer, but as many parameters as three: $A$ is $3d \times d$ | a control: are more layers better, or more parameters? |
 # | low rank | hidden, with $A$ of $d/8$ rows; one layer, or three | ours: cheap enough for every layer |
 # | LSTM | $(c, s)^l = \mathrm{LSTM}(n(h^l), (c, s)^{l-1})$, $z = u \cdot s^l$, over decoder layers, anew for each token | MEE: two LSTM layers (here $d/2$ units); its code: one ($d/4$) |
+# | history of predictions | 32 hidden units over numbers of the last three decision layers: margins, largest probabilities, entropies, for how long the prediction has stayed, whether it stands in the input | ours: predictions in place of states, over 64 entries |
 #
 # MEE's rising top-1 has nothing to train; its forerunner is ELBERT's window (Xie et al. 2021), as 06 shows.
 #
 # Target: is this layer's top-1 the last layer's ("consistency", the default), or the reference's token
 # ("correctness")? Both classes are weighted equally in every layer; training runs on teacher-forced training
-# examples, and the model is frozen. The table has the losses after the last epoch, and the epoch in which the
-# held-out loss was lowest.
+# examples, and the model is frozen. The rule over the history of predictions learns from the model's own outputs
+# instead, of examples that the model was not trained on where there are such. The table has the losses of the others
+# after the last epoch, and the epoch in which the held-out loss was lowest.
 
 # %% tags=["hide-input"]
 curves = pd.concat(
     [
         pd.DataFrame(classifier.metadata["curve"]).assign(rule=rule, seed=seed)
         for rule in first
+        if VARIANTS[rule].learns_from == "references"
         for seed, classifier in enumerate(classifiers["calm", rule, "consistency"])
     ],
     ignore_index=True,
@@ -220,7 +224,8 @@ for shape, sizes in SHAPES.items():
     for rule, variant in VARIANTS.items():
         measures[rule] = new_classifier(variant.kind, width, **variant.options(width))
     for rule, measure in measures.items():
-        cost = comparison.decision_cost(sizes, measure, min_layer)
+        entries = settings["top_k"] if RULES[rule].pruning else None
+        cost = comparison.decision_cost(sizes, measure, min_layer, entries)
         costs.append({"shape": shape, "rule": rule, **cost})
 costs = pd.DataFrame(costs)
 
@@ -247,6 +252,39 @@ middle = at_equal[at_equal.wanted == share]
 figure = chapter.equal_quality_figure(middle, list(tasks), share, note)
 experiment.save_figure(figure, "at_equal_quality", at_equal)
 conclude(chapter.equal_quality_conclusion(middle, min_layer, share))
+
+# %% [markdown]
+# ## A rule over the history of predictions
+#
+# MEE expects that several layers decide better than one. A state says more than a prediction, but a classifier has to
+# learn to understand it. Ours looks at *predictions*: what the last three decision layers predict, how surely, for how
+# long the prediction has stayed and whether it stands in the input (`FEATURES` in `mee_utils.exits.classifiers`). It
+# looks at 64 entries, so that a decision costs less than a hundredth of a layer of T5-large. Does it rank tokens better
+# than the margin, and how much of the way from the margin to the oracle does it go? First seed.
+
+# %%
+oracle = {task: replay(traces["calm", task], ExitPolicy("oracle", min_layer=min_layer)).mean() for task in tasks}
+gains = of_predictions.beside_margin_and_oracle(overall, middle, oracle)
+experiment.save_table(gains, "history_of_predictions")
+display(gains.set_index("task").round(3))
+conclude(of_predictions.gains_conclusion(gains, share))
+
+# %% [markdown]
+# **Do classifiers learn from the right examples?** MEE's and CALM's learn along references (teacher-forced) of examples
+# that the model was trained on, and then decide about its own outputs for others. Below: the area under the ROC curve
+# on test examples, after learning from equally many examples of three kinds; and what each group of features is worth
+# to the rule over predictions.
+
+# %%
+sources = read_measurements(experiment.profile.name, "learned_from")
+if sources is None:
+    print(f"not measured yet: make measure PROFILE={profile}")
+else:
+    by_source = comparison.seed_interval(sources, ["task", "rule", "learned_from", "features"], ["roc_area"])
+    experiment.save_table(by_source, "learned_from")
+    display(of_predictions.areas_by_source(by_source).round(3))
+    display(of_predictions.areas_by_features(by_source).round(3))
+    conclude(of_predictions.sources_conclusion(by_source))
 
 # %% [markdown]
 # ## Ablations
@@ -342,7 +380,7 @@ conclude(chapter.published_conclusion(published, sixth, min_layer, threshold))
 # %% tags=["hide-input"]
 stored = read_measured(profile, MAIN_MODEL)
 experiment.run.inputs["results measured"] = inputs_of(experiment.profile.name)["results measured"]
-wanted = ["full_depth", *rules, "rising_fixed", "static", "oracle"]
+wanted = ["full_depth", *rules, "rising_fixed", "history", "static", "oracle"]
 curve_points = stored.rows(model="calm")
 curve_points = curve_points[curve_points.rule.isin(wanted) & curve_points.task.isin(list(tasks))]
 tested = f"{experiment.note()}; {stored.tested} test examples a task"

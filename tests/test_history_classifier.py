@@ -17,7 +17,7 @@ from mee_utils.decoding.full_depth import encode_batches, full_depth_states, rep
 from mee_utils.decoding.token import LayerState, on_host, states_by_layer
 from mee_utils.exits.classifiers import FEATURES, load_classifier, new_classifier, save_classifier
 from mee_utils.models.costs import SHAPES
-from mee_utils.study import inputs
+from mee_utils.study import inputs, jobs
 from mee_utils.study.catalogue import RULES
 from mee_utils.study.profiles import Corpus, load_profile
 from mee_utils.traces.classifier_training import histories
@@ -279,5 +279,8 @@ def test_it_learns_from_no_example_that_anything_else_sees(tmp_path, held_out_sp
     assert len(taken["unseen"]) == remaining
 
 
-def test_the_rule_of_the_study_is_over_pruned_predictions():
+def test_every_backbone_gets_one_and_it_is_measured_on_each():
+    profile = load_profile("real", "data")
+    trained = {job.model for job in jobs.classifier_jobs(profile) if job.variant == "history"}
+    assert trained == set(profile.training.backbones)
     assert RULES["history"].pruning == "fixed" and RULES["history"].family == "several layers"

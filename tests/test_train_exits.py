@@ -47,7 +47,8 @@ def test_every_job_of_a_profile_is_named_once():
     jobs = train_exits.classifier_jobs(profile)
     swept, survey = len(VARIANTS) + 2 * len(ABLATED), len(SURVEY_VARIANTS)
     *several, distilled = jobs
-    assert len(jobs) == len(set(jobs)) == profile.classifiers.seeds * swept + survey + 1
+    others = len(profile.training.backbones) - 1  # they get the rule over predictions
+    assert len(jobs) == len(set(jobs)) == profile.classifiers.seeds * swept + others + survey + 1
     assert distilled == Job("calm", "past_future", "distilled", 0) and survey == 5
     last = several[-survey:]
     assert {(job.model, job.target, job.seed) for job in last} == {("calm", "consistency", 0)}

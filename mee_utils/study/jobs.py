@@ -86,12 +86,17 @@ class ClassifierJob:
 
 
 def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
-    """All on the main model (the survey's once); the ablated also for the other target and on vanilla."""
+    """All on the main model (the survey's once); the ablated also for the other target and on vanilla.
+
+    The rule over the history of predictions also on all other backbones, once.
+    """
     seeds = profile.classifiers.seeds
+    others = [name for name in profile.training.backbones if name != MAIN_MODEL]
     groups = [
         (MAIN_MODEL, "consistency", VARIANTS, seeds),
         (MAIN_MODEL, "correctness", ABLATED, seeds),
         ("vanilla", "consistency", ABLATED, seeds),
+        *((name, "consistency", ("history",), 1) for name in others),
         (MAIN_MODEL, "consistency", SURVEY_VARIANTS, 1),
         (MAIN_MODEL, "distilled", DISTILLED, 1),
     ]

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from itertools import product
 
 import pandas as pd
-import torch
 
 from .. import ExitPolicy, Trace, trace, train_classifier
 from ..analysis.decisions import area_interval, overall_ranking
@@ -127,6 +126,8 @@ class _Comparison:
 
     def of_history(self, kind: str, training_trace: Trace) -> list[pd.DataFrame]:
         """The history of predictions, every seed; for unseen examples every choice of features."""
+        import torch
+
         data = self._histories(training_trace)
         tests = {task: self._histories(test) for task, test in self.tests.items()}
         tables = []
@@ -148,6 +149,8 @@ class _Comparison:
         return histories(self._untrained(0), StoredStates(seen, self.model), "consistency", policy)
 
     def _untrained(self, seed: int):
+        import torch
+
         variant = RULES[HISTORY].classifier
         width = self.model.network.config.d_model
         classifier = new_classifier(variant.kind, width, seed, **variant.options(width))

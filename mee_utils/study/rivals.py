@@ -171,7 +171,6 @@ STYLES = {
     EXITS: figures.Style(f"{EXITS}, CALM", figures.STYLES["calm"].colour, "o"),
     FIXED: figures.Style(f"{FIXED}, CALM", "black", ".", (1, 1.5)),
     SEPARATE: figures.Style("exit heads, vanilla frozen", "#777777", "^", (4, 1.5)),
-    JOINT: figures.Style("exit heads, CALM frozen", "#aaaaaa", "v", (4, 1.5)),
 }
 
 

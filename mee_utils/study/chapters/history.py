@@ -1,0 +1,84 @@
+"""A section of chapter 05: the rule over the history of predictions, and what classifiers learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from ...analysis.statistics import percentiles
+from .. import figures
+from ..learned_from import ALL, HISTORY, OUTPUTS, REFERENCES, UNSEEN
+from ..prose import listed, on_tasks, span
+from .classifiers import MARGIN, on_calm
+
+
+def beside_margin_and_oracle(
+    overall: pd.DataFrame, at_share: pd.DataFrame, oracle: Mapping[str, float]
+) -> pd.DataFrame:
+    """How much better the rule over predictions ranks tokens than the margin, and how much earlier it exits.
+
+    Args:
+        overall: from `decisions.overall_ranking`, a row a task, model, rule, target and seed.
+        at_share: mean exit layers at an equal share of predictions kept, by task and rule.
+        oracle: its mean exit layer on each task.
+
+    Returns:
+        One row a task: mean exit layers, the share `of_the_way` from the margin to the oracle, and the gain
+        in the area under the ROC curve with the bounds of its 95 % interval over outputs.
+    """
+    areas = on_calm(overall).query("seed == 0")
+    layers = on_calm(at_share).pivot(index="task", columns="rule", values="mean_exit_layer")
+    rows = []
+    for task, of_task in areas.groupby("task", sort=False):
+        by_rule = of_task.set_index("rule")
+        low, high = percentiles(by_rule.roc_area_draws[HISTORY] - by_rule.roc_area_draws[MARGIN])
+        margin = layers.loc[task, MARGIN]
+        ours = layers.loc[task, HISTORY]
+        rows.append(
+            {
+                "task": task,
+                "margin": margin,
+                "history": ours,
+                "oracle": oracle[task],
+                "of_the_way": (margin - ours) / (margin - oracle[task]),
+                "area_gain": by_rule.roc_area[HISTORY] - by_rule.roc_area[MARGIN],
+                "area_gain_low": low,
+                "area_gain_high": high,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def gains_conclusion(gains: pd.DataFrame, share: float) -> str:
+    """Where it ranks better for certain, and how far it goes towards the oracle."""
+    better = list(gains.task[gains.area_gain_low > 0])
+    layers = [
+        f"{figures.label(row.task)} {row.history:.2f} (margin {row.margin:.2f}, oracle {row.oracle:.2f})"
+        for row in gains.itertuples()
+    ]
+    return (
+        f"It ranks tokens better than the margin {on_tasks(better, gains.task)} (95 % interval above zero). "
+        f"Mean exit layer where {share:.0%} of the predictions stay: {listed(layers)}."
+    )
+
+
+def areas_by_source(by_source: pd.DataFrame) -> pd.DataFrame:
+    """The area under the ROC curve by rule and kind of examples, a column a task."""
+    rows = by_source[by_source.features.isin([ALL, "states", ""])]
+    table = rows.pivot(index=["rule", "learned_from"], columns="task", values="roc_area")
+    return table.rename(figures.label, level="rule")
+
+
+def areas_by_features(by_source: pd.DataFrame) -> pd.DataFrame:
+    """The area under the ROC curve of the rule over predictions by its features, a column a task."""
+    rows = by_source[(by_source.rule == HISTORY) & (by_source.learned_from == UNSEEN)]
+    return rows.pivot(index="features", columns="task", values="roc_area")
+
+
+def sources_conclusion(by_source: pd.DataFrame) -> str:
+    """By how much the kind of examples changes the area, over rules and tasks."""
+    rows = by_source[by_source.features.isin([ALL, "states"])]
+    areas = rows.pivot(index=["rule", "task"], columns="learned_from", values="roc_area")
+    texts = [f"{span(areas[kind] - areas[REFERENCES], '{:+.3f}')} from {kind}" for kind in (OUTPUTS, UNSEEN)]
+    return f"Against {REFERENCES}, the area changes, over rules and tasks, by {listed(texts)}."

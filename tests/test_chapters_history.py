@@ -1,0 +1,52 @@
+"""The sentences on the rule over predictions, from small tables whose answer is known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mee_utils.exits.classifiers import FEATURES
+from mee_utils.study.chapters import history
+from mee_utils.study.learned_from import ALL, OUTPUTS, REFERENCES, UNSEEN, choices_of_features
+
+ON_CALM = {"model": "calm", "target": "consistency"}
+
+
+def test_gains_are_read_off_between_margin_and_oracle():
+    areas = [("summarization", "softmax_margin", 0.90), ("summarization", "history", 0.93)]
+    areas += [("translation", "softmax_margin", 0.92), ("translation", "history", 0.92)]
+    overall = pd.DataFrame(areas, columns=["task", "rule", "roc_area"]).assign(**ON_CALM, seed=0)
+    noise = np.random.default_rng(0).normal(0, 0.001, (len(overall), 200))
+    overall["roc_area_draws"] = list(noise + overall.roc_area.to_numpy()[:, None])
+    layers = overall[["task", "rule", "model", "target"]].assign(mean_exit_layer=[8.0, 7.0, 6.0, 6.0])
+    gains = history.beside_margin_and_oracle(overall, layers, {"summarization": 4.0, "translation": 5.0})
+    assert gains.of_the_way.tolist() == [0.25, 0.0]
+    assert gains.area_gain.tolist() == pytest.approx([0.03, 0.0])
+    assert gains.area_gain_low[0] > 0 > gains.area_gain_low[1]
+    said = history.gains_conclusion(gains, 0.98)
+    assert "better than the margin on summarization (95 %" in said
+    assert "7.00 (margin 8.00, oracle 4.00)" in said and "98%" in said
+
+
+def test_what_classifiers_learn_from():
+    kinds = {REFERENCES: 0.7, OUTPUTS: 0.72, UNSEEN: 0.73}
+    rows = [("hidden", kind, "states", area) for kind, area in kinds.items()]
+    rows += [("history", kind, ALL, area + 0.2) for kind, area in kinds.items()]
+    rows += [("fixed", "", "", 0.9), ("history", UNSEEN, "only margin", 0.91)]
+    table = pd.DataFrame(rows, columns=["rule", "learned_from", "features", "roc_area"])
+    table["task"] = "translation"
+    by_source = history.areas_by_source(table)
+    assert len(by_source) == 7 and by_source.translation.max() == pytest.approx(0.93)
+    assert history.areas_by_features(table).translation.round(3).to_dict() == {ALL: 0.93, "only margin": 0.91}
+    said = history.sources_conclusion(table)
+    assert f"by +0.020 from {OUTPUTS} and +0.030 from {UNSEEN}" in said
+
+
+def test_each_group_of_features_stands_alone_and_is_left_out_once():
+    choices = dict(choices_of_features())
+    assert choices[ALL] == []
+    alone = {name: without for name, without in choices.items() if name.startswith("only")}
+    left_out = {name: without for name, without in choices.items() if name.startswith("without")}
+    assert len(alone) == len(left_out) == (len(choices) - 1) / 2
+    assert sorted(sum(left_out.values(), [])) == sorted(FEATURES)
+    for name, without in left_out.items():
+        assert not set(without) & set(alone[name.replace("without", "only")])
