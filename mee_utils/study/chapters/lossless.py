@@ -181,8 +181,8 @@ def drafts_conclusion(drafts: pd.DataFrame) -> str:
     ]
     return (
         f"The longest rounds with {figures.label(best.model.iloc[0])} have {listed(parts)}. What counts is "
-        "how early a rule is sure and how much that costs: a threshold strict enough for unverified exits "
-        "is needlessly strict for drafts."
+        "how early a rule is confident and how much deciding costs, not whether it would be safe without "
+        "verification."
     )
 
 
@@ -196,7 +196,7 @@ def sentence_figure(runs: pd.DataFrame, note: str = ""):
         sharex=False,
         sharey=True,
         width=4.8,
-        height=0.6 + 0.24 * rounds["round"].max(),
+        height=0.8 + 0.26 * rounds["round"].max(),
         message=sentence_message(runs),
         note=note,
     )
