@@ -206,7 +206,7 @@ conclude(chapter.costs_conclusion(costs) if len(costs) else "No seeds are stored
 # ## What this shows
 
 # %% tags=["hide-input"]
-conclude(chapter.summary(by_metric, spread, costs))
+conclude(chapter.summary(by_metric, spread, costs, layers))
 
 # %% [markdown]
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?

@@ -299,7 +299,7 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # ## What this shows
 
 # %% tags=["hide-input"]
-conclude(chapter.summary(boxes, complete, costs, min_layer))
+conclude(chapter.summary(boxes, complete, costs, min_layer, vocabulary))
 
 # %% [markdown]
 # **Next:** [04](04_contrastive_decoding.ipynb): does contrast between layers improve the confidence itself?

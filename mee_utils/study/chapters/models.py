@@ -219,17 +219,15 @@ def costs_conclusion(costs: pd.DataFrame) -> str:
     )
 
 
-def summary(shown: pd.DataFrame, spread: pd.DataFrame, costs: pd.DataFrame) -> str:
+def summary(shown: pd.DataFrame, spread: pd.DataFrame, costs: pd.DataFrame, layers: int) -> str:
     """The chapter in five sentences at most."""
     best = beside_baselines(shown)
     sentences = [
-        (
-            "These are mini T5s with twelve encoder and twelve decoder layers, trained here for the "
-            "objectives of the papers."
-        ),
-        f"They score {percent_span(best.score / 100)} on the three tasks, far above what needs no model.",
+        f"All models have {layers} decoder layers and differ in the objective alone.",
+        f"The best scores {percent_span(best.score / 100)} on the tasks, what needs no model at most "
+        f"{best.baseline_score.max():.0f}%.",
         f"{seeds_message(spread)}." if len(spread) else "",
         f"{costs_message(costs)}." if len(costs) else "",
-        "Small models cannot show scale: no number here is one of the papers'.",
+        "No number here is one of the papers': models and corpora are others.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)

@@ -397,7 +397,9 @@ def equal_conclusion(equal: pd.DataFrame, wanted: float = 0.99) -> str:
     )
 
 
-def summary(boxes: pd.DataFrame, complete: pd.DataFrame, costs: pd.DataFrame, layer: int) -> str:
+def summary(
+    boxes: pd.DataFrame, complete: pd.DataFrame, costs: pd.DataFrame, layer: int, entries: int
+) -> str:
     """The chapter in five sentences at most."""
     changed = complete[complete.reduction == "fixed"].groupby("model").other_token.max()
     parts = [f"{changed[name]:.1%} of {figures.label(name)}'s" for name in SHOWN_MODELS if name in changed]
@@ -406,6 +408,6 @@ def summary(boxes: pd.DataFrame, complete: pd.DataFrame, costs: pd.DataFrame, la
         f"A fixed list changes at most {listed(parts)} tokens." if parts else "",
         f"{cost_message(costs)}.",
         "Pruning makes decisions cheaper, not safer: which exits keep the quality is the subject of 08.",
-        "All of this is about mini models with small vocabularies.",
+        f"The vocabulary here has {entries:,} entries, that of T5 has 32,128.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
