@@ -27,7 +27,6 @@ import pandas as pd
 
 from mee_utils import Experiment, Objective, generate, layer_weights
 from mee_utils.analysis import model_quality as quality
-from mee_utils.paper.numbers import save_numbers
 from mee_utils.paper.published_numbers import published_scores
 from mee_utils.study import drawings, figures
 from mee_utils.study.chapters import models as chapter
@@ -212,5 +211,4 @@ conclude(chapter.summary(by_metric, spread, costs, layers))
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?
 
 # %% tags=["hide-input"]
-save_numbers(experiment.run)
 experiment.finish()

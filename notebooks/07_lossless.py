@@ -43,7 +43,6 @@ import pandas as pd
 
 from mee_utils import Experiment, generate
 from mee_utils.analysis import lossless
-from mee_utils.paper.numbers import save_numbers
 from mee_utils.study import drawings, result_tables
 from mee_utils.study.catalogue import RULES
 from mee_utils.study.chapters import lossless as chapter
@@ -207,5 +206,4 @@ conclude(chapter.summary(timed))
 # **Next:** [08](08_results.ipynb): the answer.
 
 # %% tags=["hide-input"]
-save_numbers(experiment.run)
 experiment.finish()

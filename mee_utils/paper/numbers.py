@@ -1,9 +1,9 @@
-"""The numbers that README states. Each notebook saves its own as `numbers.json`, beside its tables.
+"""Numbers in the sentences of README and RESULTS.md that are more than one cell of a table.
 
-A number is read off the tables that the notebook has just saved, so it can be computed again from these files
-at any time. What a notebook states has two parts: `tasks`, task -> group -> values (`tasks["translation"]
-["fastest"]["speed"]`), and whatever is said of all tasks together. All is about CALM's model where no other
-is named. What was not measured (a model that a profile lacks, speeds that nobody timed) is left out.
+Each notebook saves its own as `numbers.json`, read off the tables that it has just saved, so that they can be
+computed again from these at any time. What a notebook states has two parts: `tasks`, task -> group -> values
+(`tasks["translation"]["fixed_list"]["other_token"]`), and whatever is said of all tasks together. All is
+about CALM's model where no other is named. What was not measured (a model that a profile lacks) is left out.
 """
 
 import json
@@ -13,13 +13,8 @@ from pathlib import Path
 import pandas as pd
 
 from ..common.errors import check_choice
-from ..study.catalogue import MAIN_MODEL, SEVERAL_LAYERS
-from ..study.figures import label
-from ..study.result_tables import KEEPS_IT
+from ..study.catalogue import MAIN_MODEL
 from ..study.results import DECIMALS, Run
-from ..tasks.kinds import TASKS
-from .claims import VERDICTS
-from .statements import claims_of_our_own
 
 FILE = "numbers.json"
 OF_CALM = f"model == {MAIN_MODEL!r}"
@@ -68,19 +63,6 @@ def stated_in(notebook: str, folder: Path) -> Numbers:
     return STATED[notebook](SavedTables(folder))
 
 
-def full_depth(tables: SavedTables) -> Numbers:
-    """00: the score of full depth by the metric of the task, and the best baseline that needs no model."""
-    scores = tables["scores"]
-    scores = scores[scores.metric == scores.task.map({name: kind.metric for name, kind in TASKS.items()})]
-    calm = scores[scores.system == MAIN_MODEL].set_index("task")
-    baselines = scores[scores.kind == "baseline"].groupby("task").corpus_score.max()
-    stated = {}
-    for task, row in calm.iterrows():
-        score = {"metric": row.metric, "score": row.corpus_score, "best_baseline": baselines[task]}
-        stated[task] = {"full_depth": score}
-    return {"tasks": stated}
-
-
 def settled(tables: SavedTables) -> Numbers:
     """01, by model: the share of predictions that are final after layer 4, and that of monotonic tokens."""
     shares = tables["figure_1_settled"].query("layer == 4")
@@ -119,66 +101,9 @@ def contrasted(tables: SavedTables) -> Numbers:
     return {"roc_area": by_task.groupby("rule", sort=False).roc_area.mean().round(DECIMALS).to_dict()}
 
 
-def verified(tables: SavedTables) -> Numbers:
-    """07: the speed of verified exits, one output at a time; here, and simulated at the shape of T5-large."""
-    stated: Numbers = {}
-    if "speed" in tables:
-        for row in tables["speed"].query(f"{OF_CALM} and batch == 1").itertuples():
-            stated.setdefault(row.task, {})["verified"] = {"speed": row.speed}
-    if "speed_by_shape" in tables:
-        shapes = tables["speed_by_shape"].rename(columns={"simulated_speed": "speed"})
-        for row in shapes.query("shape == 't5-large' and batch == 1 and kind == 'verified'").itertuples():
-            stated.setdefault(row.task, {})["verified_t5_large"] = {"speed": row.speed}
-    return {"tasks": stated}
-
-
-def results(tables: SavedTables) -> Numbers:
-    """08: the rules that keep 99 % of the score, the guarantee, a published bug, and the ledger."""
-    stated: Numbers = {}
-    safe = tables["at_99_percent"]
-    safe = safe[(safe.verdict == KEEPS_IT) & (safe.flops_share < 1)]
-    for row in safe.sort_values("flops_share", kind="stable").drop_duplicates("task").itertuples():
-        cheapest = {"rule": label(row.rule), "flops_share": row.flops_share}
-        stated.setdefault(row.task, {})["cheapest"] = cheapest | {
-            "low": row.flops_low,
-            "high": row.flops_high,
-        }
-    if "answer" in tables:
-        for task, groups in _fastest(tables["answer"].query("batch == 1")).items():
-            stated.setdefault(task, {}).update(groups)
-    bugs = tables["published_bugs_switched_on"]
-    bugs = bugs.query(f"{OF_CALM} and bug == 'positions for ids'")
-    for task, rows in bugs.groupby("task"):
-        stated.setdefault(task, {})["positions_for_ids"] = _by(rows, "version", "retained")
-    ledger = tables["ledger"]
-    of_our_own = ledger.claim.isin(claims_of_our_own()).sum()
-    together: Numbers = {"ledger": {"statements": len(ledger), "of_our_own": int(of_our_own)}}
-    together["verdicts"] = {verdict: int((ledger.verdict == verdict).sum()) for verdict in VERDICTS}
-    if "fresh_sets" in tables:
-        together["guarantee"] = _guarantee(tables["fresh_sets"])
-    return {"tasks": stated, **together}
-
-
-def _fastest(answer: pd.DataFrame) -> Numbers:
-    """The fastest rule of every task, and the fastest of those that look at several layers.
-
-    Half of the rounds order the rules (`ranked`), the other half are the speed that is stated.
-    """
-    ordered = answer.sort_values("ranked", ascending=False, kind="stable")
-    several = ordered[ordered.rule.isin(SEVERAL_LAYERS)]
-    stated: Numbers = {}
-    for group, rows in (("fastest", ordered), ("fastest_of_several_layers", several)):
-        for row in rows.drop_duplicates("task").itertuples():
-            stated.setdefault(row.task, {})[group] = {
-                "rule": label(row.rule),
-                "speed": row.speed,
-                "lowest": row.lowest,
-                "highest": row.highest,
-                "samples_speed": row.samples_speed,
-                "mean_exit_layer": row.mean_exit_layer,
-                "flops_share": row.flops_share,
-            }
-    return stated
+def guaranteed(tables: SavedTables) -> Numbers:
+    """08: how often the guarantee of calibrated thresholds is broken on fresh data."""
+    return {"guarantee": _guarantee(tables["fresh_sets"])} if "fresh_sets" in tables else {}
 
 
 def _guarantee(rates: pd.DataFrame) -> dict[str, float]:
@@ -197,11 +122,9 @@ def _by(rows: pd.DataFrame, key: str, value: str) -> dict[str, float]:
 
 
 STATED: dict[str, Callable[[SavedTables], Numbers]] = {
-    "00_models": full_depth,
     "01_monotonicity": settled,
     "02_saturation": difficult,
     "03_pruning": pruned,
     "04_contrastive_decoding": contrasted,
-    "07_lossless": verified,
-    "08_results": results,
+    "08_results": guaranteed,
 }

@@ -28,10 +28,5 @@ def statements_of(notebook: str) -> list[Statement]:
     return [value for value in vars(module).values() if isinstance(value, Statement)]
 
 
-def claims_of_our_own() -> list[str]:
-    """The names of the statements that no paper makes and we added."""
-    return [each.claim for notebook in NOTEBOOKS for each in statements_of(notebook) if each.of_our_own]
-
-
-BELIEFS: list[dict[str, Any]] = read_yaml(FOLDER / "beliefs.yaml")  # weighed by `paper.results_tables`
+BELIEFS: list[dict[str, Any]] = read_yaml(FOLDER / "beliefs.yaml")  # weighed by `paper.answers`
 BUGS: dict[str, dict[str, Any]] = read_yaml(FOLDER / "published_bugs.yaml")  # measured by `published_bugs`
