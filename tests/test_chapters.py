@@ -55,6 +55,9 @@ def test_the_example_is_the_task_on_which_the_contrast_changes_most():
     assert "Contrast replaces a, the expert's choice, by b" in message(figure)
     (panel,) = drawn(figure)[0]
     assert [text.get_text() for text in panel.get_xticklabels()] == ["a", "b", "(c)"], "not plausible"
+    dear = contrast.one_token_figure(TOKEN.assign(token=["$5", "$6", "$7"]))
+    dear.draw_without_rendering()
+    assert r"Contrast replaces \$5" in message(dear), "no formula"
     assert contrast.one_token_message(unchanged) == "Contrast keeps the expert's choice (a)"
 
 

@@ -48,6 +48,7 @@ def one_token_figure(example: pd.DataFrame, note: str = ""):
         "amateur": f"amateur\n(layer {amateur})",
         "contrast": "contrast",
     }
+    example = example.assign(token=example.token.str.replace("$", r"\$"))  # else it begins a formula
     ordered = example.sort_values("expert", ascending=False, kind="stable").reset_index(drop=True)
     return figures.facets(
         ordered,
