@@ -32,10 +32,8 @@ def fetch_corpora(profile: Profile, folder: str | None) -> str:
     origins = load_origins()
     unknown = [name for name in names if name not in origins]
     if unknown:
-        known = ", ".join(origins)
-        raise MeeError(
-            f"No publisher of {', '.join(unknown)} is known, only of {known}: put it there yourself."
-        )
+        others = f"only those of {', '.join(origins)}"
+        raise MeeError(f"No publisher of {', '.join(unknown)} is known, {others}: put it there yourself.")
     target = Path(folder or FETCHED)
     fetch([origins[name] for name in names], target)
     return f"corpora of profile {profile.name}: {target}"
