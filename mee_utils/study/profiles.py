@@ -6,6 +6,7 @@ An unknown key, a wrong type or an impossible value is an error in one line that
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,8 @@ from ..tasks.synthetic.questions import LESSONS
 
 NOTEBOOKS = ROOT / "notebooks"
 FOLDER = NOTEBOOKS / "profiles"
-FETCHED = ROOT / "data"  # where `make data` puts corpora, and where they are read if DATA is not given
+# where `make data` puts corpora, and where they are read if DATA is not given
+FETCHED = Path(os.environ.get("MEE_DATA") or ROOT / "data")
 IN_DATA = "{data}"  # in a source: the DATA folder
 ENDINGS = (".yaml", ".yml")
 RESERVED = ("bench", "build")  # folders of results that belong to no profile
