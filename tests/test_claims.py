@@ -569,5 +569,6 @@ def test_at_least_24_statements_are_in_the_ledger():
 def test_beliefs_rest_on_statements_of_the_ledger():
     known = {each.claim for notebook in NOTEBOOKS for each in statements_of(notebook)}
     for about in BELIEFS:
-        assert set(about) <= {"belief", "for", "against", "fails"} and about.get("for", about.get("against"))
+        assert set(about) <= {"belief", "question", "for", "against", "fails"}
+        assert about.get("for", about.get("against"))
         assert set(about.get("for", [])) | set(about.get("against", [])) <= known, about["belief"]
