@@ -264,7 +264,7 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # ## What this shows
 
 # %% tags=["hide-input"]
-conclude(chapter.summary(by_layer))
+conclude(chapter.summary(by_layer, compared, depth))
 
 # %% [markdown]
 # **Next:** [03](03_pruning.ipynb): must a layer look at the whole vocabulary to be sure?

@@ -40,9 +40,9 @@ def table_conclusion(table_1: pd.DataFrame, layers: int) -> str:
         return ""
     share = rows.assign(depth=rows["mean"] / layers).pivot(index="task", columns="group", values="depth")
     return (
-        f"The first similar state of difficult prefixes comes late, as published (81% of the depth; here "
-        f"{by_task(share.difficult)}). That of easy ones comes later than published (40% of the depth; here "
-        f"{by_task(share.easy)}). Models and corpora differ, and prefixes here are far shorter."
+        f"Difficult prefixes have their first similar state after {by_task(share.difficult)} of the depth "
+        f"(published: 81%), easy ones after {by_task(share.easy)} (published: 40%). Models and corpora differ, "
+        f"and prefixes here are far shorter."
     )
 
 
@@ -177,11 +177,12 @@ def circularity_conclusion(compared: pd.DataFrame) -> str:
     if later.empty:
         return ""
     later = later.xs("loss", level="selected_by")
+    hardly = "but hardly" if later.first_similar.abs().max() < 1 else "and"
     return (
-        "Under CALM, tokens of high loss reach their final prediction later than those of low loss (by "
-        f"layers: {by_task(later.settled_from, '+.1f')}), but hardly their first similar state "
+        f"Under CALM, tokens of high loss come later than those of low loss to their final prediction (by "
+        f"layers: {by_task(later.settled_from, '+.1f')}), {hardly} to their first similar state "
         f"({by_task(later.first_similar, '+.1f')}). Similarity ranks tokens by how early their states stop "
-        "moving, which is not the same as easy."
+        f"moving, which is not the same as easy."
     )
 
 
@@ -192,11 +193,19 @@ def depth_conclusion(depth: pd.DataFrame) -> str:
         return ""
     means = rows.groupby("measure", sort=False).spearman.agg(["min", "max"])
     parts = [f"{figures.label(name)} {low:+.2f} to {high:+.2f}" for name, low, high in means.itertuples()]
-    best = rows.groupby("measure").spearman.mean().abs().idxmax()
     return (
         f"Rank correlation with the layer from which CALM's prediction is final, from task to task: "
-        f"{listed(parts)}. The best predictor of depth is {_NAMES.get(best, figures.label(best))}."
+        f"{listed(parts)}. {best_predictor(depth)}"
     )
+
+
+def best_predictor(depth: pd.DataFrame) -> str:
+    """What predicts best from which layer on CALM's predictions are final, in a sentence."""
+    rows = depth[(depth.model == "calm") & (depth.depth == "settled_from")]
+    if rows.empty:
+        return ""
+    best = rows.groupby("measure").spearman.mean().abs().idxmax()
+    return f"The best predictor of depth is {_NAMES.get(best, figures.label(best))}."
 
 
 _NAMES = {
@@ -260,22 +269,18 @@ def confident_conclusion(confident: pd.DataFrame, thirds: pd.DataFrame) -> str:
     entropy = thirds[thirds.model == "calm"].pivot(index="task", columns="part", values="entropy")
     falls = [figures.label(task) for task, row in entropy.iterrows() if row.iloc[-1] < row.iloc[0]]
     return (
-        "Of CALM's tokens that are confident after a third of the depth, few or none have a similar state "
-        f"by then (without one: {by_task(calm.unsaturated)}). From the first to the last third of an "
-        f"output the entropy of the last layer falls on these tasks: {listed(falls)}."
+        f"Of CALM's tokens that are confident after a third of the depth, these shares have no similar state "
+        f"by then: {by_task(calm.unsaturated)}. From the first to the last third of an output the entropy of "
+        f"the last layer falls on these tasks: {listed(falls)}."
     )
 
 
-def summary(by_layer: pd.DataFrame) -> str:
+def summary(by_layer: pd.DataFrame, compared: pd.DataFrame, depth: pd.DataFrame) -> str:
     """The chapter in five sentences at most."""
     sentences = [
-        "Nearness to the last state does not mark the easy tokens.",
         f"{reached_message(by_layer)}." if reached_message(by_layer) else "",
-        (
-            "The published contrast between easy and difficult prefixes is mostly the selection: select by "
-            "loss, and what differs is when the prediction is final, not when the state stops moving."
-        ),
-        "What predicts depth is the model's own loss and, on synthetic data, in part the known difficulty.",
+        circularity_conclusion(compared),
+        best_predictor(depth),
         "Everything here is at full depth along references; no token exits.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
