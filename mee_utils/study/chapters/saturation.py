@@ -41,8 +41,8 @@ def table_conclusion(table_1: pd.DataFrame, layers: int) -> str:
     share = rows.assign(depth=rows["mean"] / layers).pivot(index="task", columns="group", values="depth")
     return (
         f"Difficult prefixes have their first similar state after {by_task(share.difficult)} of the depth "
-        f"(published: 81%), easy ones after {by_task(share.easy)} (published: 40%). Models and corpora differ, "
-        f"and prefixes here are far shorter."
+        f"(published: 81%), easy ones after {by_task(share.easy)} (published: 40%). Models and corpora "
+        f"differ, and prefixes here are far shorter."
     )
 
 
