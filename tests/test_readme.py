@@ -123,6 +123,14 @@ def test_the_short_example_is_short_and_lossless():
     assert len(code.strip().splitlines()) <= 7 and 'propagation="verify"' in code
 
 
+def test_the_size_of_a_checkout_is_as_stated():
+    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, cwd=ROOT, check=True)
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    megabytes = sum(path.stat().st_size for path in files if path.is_file()) / 1e6
+    stated = int(re.search(r"the checkout is about (\d+) MB", README)[1])
+    assert abs(stated - megabytes) < 0.15 * megabytes
+
+
 @pytest.mark.parametrize("name", ["headline.png", "explorer.png"])
 def test_pictures_are_small(name):
     assert (ROOT / "figures" / "results" / name).stat().st_size < 200_000

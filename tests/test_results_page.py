@@ -228,11 +228,23 @@ def test_what_limits_exits_says_where_no_rule_spends_as_little():
     row = {"task": "translation", "flops_share": 0.6, "oracle": 0.998, "exact": 1.0}
     (found,) = answers.limits(Given(limits_at_equal_flops=pd.DataFrame([row]))).to_dict("records")
     assert found["oracle keeps"] == "99.8%" and found["FLOPs"] == "60%"
-    assert found["best rule for no more FLOPs keeps"] == "none spends as little"
+    assert "best rule for no more FLOPs keeps" not in found
     rules = pd.DataFrame([row | {"rule_kept": 0.95, "fixed_kept": np.nan}])
     (found,) = answers.limits(Given(limits_at_equal_flops=rules)).to_dict("records")
     assert found["best rule for no more FLOPs keeps"] == "95.0%"
-    assert found["fixed layer for no more FLOPs keeps"] == "none spends as little"
+    assert "fixed layer for no more FLOPs keeps" not in found, "no task has one"
+
+
+def test_an_oracle_that_was_decoded_one_way_only_stands_beside_the_others():
+    row = {"profile": "small", "task": "translation", "flops_share": 0.6, "oracle": 0.9, "rule_kept": 0.8}
+    point = {"profile": "real", "task": "translation", "rule": "oracle", "model": "calm", "retained": 0.99}
+    point |= {"flops_share": 0.5}
+    given = {"limits_at_equal_flops": pd.DataFrame([row])}
+    stored = Both(**given, score_against_flops=pd.DataFrame([point, point | {"profile": "small"}]))
+    real, synthetic = answers.limits(stored).to_dict("records")
+    assert real["oracle keeps"] == "99.0%" and synthetic["oracle keeps"] == "90.0%"
+    assert real["best rule for no more FLOPs keeps"] == "not measured"
+    assert facts._oracle_facts(stored)["worst"] == 0.9
 
 
 KEPT = {"task": "translation", "model": "calm", "retained": 1.0, "low": 0.995, "verdict": "keeps it"}

@@ -173,27 +173,32 @@ def _families(rules: pd.DataFrame) -> list[str]:
 
 def limits(stored: StoredTables) -> pd.DataFrame:
     """What perfect decisions keep and cost, and the best rule for as few FLOPs."""
-    rows = stored.table("08_results", "limits_at_equal_flops")
-    if rows.empty:
-        return _oracle_alone(stored)
-    rows = rows.reindex(columns=[*rows.columns, *{"rule_kept", "fixed_kept"}.difference(rows.columns)])
+    rows = oracle_rows(stored)
     table = rows.assign(FLOPs=rows.flops_share.map("{:.0%}".format))
     for column, name in LIMITS.items():
-        shares = rows[column].map("{:.1%}".format, na_action="ignore")
-        table[name] = shares.astype(object).fillna("none spends as little")
-    return in_order(table)[[*TASK, "FLOPs", *LIMITS.values()]]
+        if rows[column].notna().any():
+            shares = rows[column].map("{:.1%}".format, na_action="ignore").astype(object)
+            missing = rows.complete.map({True: "none spends as little", False: "not measured"})
+            table[name] = shares.where(rows[column].notna(), missing)
+    named = [name for name in LIMITS.values() if name in table]
+    return in_order(table)[[*TASK, "FLOPs", *named]]
 
 
-def _oracle_alone(stored: StoredTables) -> pd.DataFrame:
-    """The oracle with copied states alone: all that was measured so far."""
-    rows = stored.table("08_results", "score_against_flops")
-    if rows.empty:
-        return pd.DataFrame(columns=TASK)
-    oracle = rows[(rows.rule == "oracle") & (rows.model == MAIN_MODEL)]
-    table = oracle.assign(
-        FLOPs=oracle.flops_share.map("{:.0%}".format), kept=oracle.retained.map("{:.1%}".format)
-    )
-    return in_order(table)[[*TASK, "FLOPs", "kept"]].rename(columns={"kept": "oracle keeps"})
+def oracle_rows(stored: StoredTables) -> pd.DataFrame:
+    """A row a task: what the oracle keeps for which FLOPs, and (`complete`) what else 08 sets beside it.
+
+    Of profiles whose oracle was not decoded with exact states, only what it keeps with copied ones is known.
+    """
+    columns = [*TASK, "flops_share", "complete", *LIMITS]
+    whole = stored.table("08_results", "limits_at_equal_flops").assign(complete=True)
+    points = stored.table("08_results", "score_against_flops")
+    parts = [whole.reindex(columns=columns)]
+    if len(points):
+        alone = points[(points.rule == "oracle") & (points.model == MAIN_MODEL)]
+        alone = alone[~alone.profile.isin(whole.profile.unique())]
+        parts.append(alone.assign(oracle=alone.retained, complete=False).reindex(columns=columns))
+    filled = [part for part in parts if len(part)]
+    return pd.concat(filled, ignore_index=True) if filled else parts[0]
 
 
 @cache

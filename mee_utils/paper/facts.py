@@ -13,7 +13,16 @@ from ..study.figures import label
 from ..study.headline import FIXED, ONE, SEVERAL, VERIFIED, faster_tasks
 from ..study.result_tables import KEEPS_IT
 from . import ledger_page
-from .answers import REAL, SYNTHETIC, VANILLA, headlines, lost_points, numbers_of_tasks, shallow_decoders
+from .answers import (
+    REAL,
+    SYNTHETIC,
+    VANILLA,
+    headlines,
+    lost_points,
+    numbers_of_tasks,
+    oracle_rows,
+    shallow_decoders,
+)
 from .numbers import stored_numbers
 from .stored_tables import FIGURES, PROFILES, StoredTables
 
@@ -97,21 +106,16 @@ def _shallow_facts(stored: StoredTables) -> dict | None:
 
 def _oracle_facts(stored: StoredTables) -> dict | None:
     """What perfect decisions keep and spend on real text, and on the synthetic task where they keep least."""
-    rows = stored.table("08_results", "limits_at_equal_flops")
-    kept = "oracle"
-    if rows.empty:
-        rows = stored.table("08_results", "score_against_flops")
-        kept = "retained"
-        if rows.empty:
-            return None
-        rows = rows[(rows.rule == "oracle") & (rows.model == MAIN_MODEL)]
+    rows = oracle_rows(stored)
     real = rows[rows.profile == REAL]
-    worst = rows[rows.profile == SYNTHETIC].sort_values(kept).iloc[0]
+    synthetic = rows[rows.profile == SYNTHETIC].sort_values("oracle", kind="stable")
+    if real.empty or synthetic.empty:
+        return None
     return {
-        "kept": real[kept].mean(),
+        "kept": real.oracle.mean(),
         "flops": real.flops_share.mean(),
-        "worst": worst[kept],
-        "worst_task": label(worst.task),
+        "worst": synthetic.oracle.iloc[0],
+        "worst_task": label(synthetic.task.iloc[0]),
     }
 
 
