@@ -258,7 +258,6 @@ def drafts_conclusion(bench: pd.DataFrame) -> str:
         ]
         timed = f"Fastest as verified drafts, tokens a second of full depth's: {listed(texts)}."
     return (
-        f"As drafts, the last layer accepts {percent_span(accepted)} of the exits, by rule. {timed} A "
-        "threshold strict enough for unverified exits is needlessly strict for drafts: 07 plans "
-        "thresholds for them."
+        f"As drafts, the last layer accepts {percent_span(accepted)} of the exits, by rule. {timed} 07 plans "
+        "thresholds for drafts."
     )
