@@ -307,3 +307,14 @@ def test_the_headline_tells_what_is_not_timed_from_what_is_not_safe(monkeypatch)
     figure = headlines.draw_headline(rows.reset_index())
     written = [text.get_text() for text in figure.axes[0].texts]
     assert written == ["none", "not timed", "none", "not timed"]
+
+
+def test_the_rule_on_past_predictions_stands_in_the_table_of_readme_once_it_is_measured():
+    row = kept_rule("history", profile="real")
+    unsafe = row | {"task": "summarization", "verdict": "undecided"}
+    tables = {"at_99_percent": pd.DataFrame([row, unsafe]), "rivals": pd.DataFrame()}
+    table = answers.winners(Both(**tables)).set_index("speed (score kept)")
+    cells = table.loc["rule on past predictions (ours)"]
+    assert cells["translation"] == "not timed (100.0%)"
+    assert cells["summarization"] == cells["question answering"] == "none"
+    assert table.index[-1] == "**verified exits**"
