@@ -22,6 +22,11 @@ def test_gains_are_read_off_between_margin_and_oracle():
     layers = overall[["task", "rule", "model", "target"]].assign(mean_exit_layer=[8.0, 7.0, 6.0, 6.0])
     gains = history.beside_margin_and_oracle(overall, layers, {"summarization": 4.0, "translation": 5.0})
     assert gains.of_the_way.tolist() == [0.25, 0.0]
+    early = {"summarization": 8.5, "translation": 5.0}  # at 98 % kept the margin exits before this oracle
+    assert history.beside_margin_and_oracle(overall, layers, early).of_the_way.isna().tolist() == [
+        True,
+        False,
+    ]
     assert gains.area_gain.tolist() == pytest.approx([0.03, 0.0])
     assert gains.area_gain_low[0] > 0 > gains.area_gain_low[1]
     said = history.gains_conclusion(gains, 0.98)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
 from ...analysis.statistics import percentiles
@@ -24,8 +25,9 @@ def beside_margin_and_oracle(
         oracle: its mean exit layer on each task.
 
     Returns:
-        One row a task: mean exit layers, the share `of_the_way` from the margin to the oracle, and the gain
-        in the area under the ROC curve with the bounds of its 95 % interval over outputs.
+        One row a task: mean exit layers, the share `of_the_way` from the margin to the oracle (NaN where the
+        margin, at less than all predictions kept, exits no later than the oracle), and the gain in the area
+        under the ROC curve with the bounds of its 95 % interval over outputs.
     """
     areas = on_calm(overall).query("seed == 0")
     layers = on_calm(at_share).pivot(index="task", columns="rule", values="mean_exit_layer")
@@ -41,7 +43,7 @@ def beside_margin_and_oracle(
                 "margin": margin,
                 "history": ours,
                 "oracle": oracle[task],
-                "of_the_way": (margin - ours) / (margin - oracle[task]),
+                "of_the_way": (margin - ours) / (margin - oracle[task]) if margin > oracle[task] else np.nan,
                 "area_gain": by_rule.roc_area[HISTORY] - by_rule.roc_area[MARGIN],
                 "area_gain_low": low,
                 "area_gain_high": high,
