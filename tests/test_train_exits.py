@@ -46,10 +46,11 @@ def test_every_job_of_a_profile_is_named_once():
     profile = load_profile("small")
     jobs = train_exits.classifier_jobs(profile)
     swept, survey = len(VARIANTS) + 2 * len(ABLATED), len(SURVEY_VARIANTS)
-    *several, distilled = jobs
+    *several, distilled, heads = jobs
     others = len(profile.training.backbones) - 1  # they get the rule over predictions
-    assert len(jobs) == len(set(jobs)) == profile.classifiers.seeds * swept + others + survey + 1
+    assert len(jobs) == len(set(jobs)) == profile.classifiers.seeds * swept + others + survey + 2
     assert distilled == Job("calm", "past_future", "distilled", 0) and survey == 5
+    assert heads == Job("vanilla", "exit_heads", "correctness", 0)
     last = several[-survey:]
     assert {(job.model, job.target, job.seed) for job in last} == {("calm", "consistency", 0)}
     assert {job.variant for job in last} == set(SURVEY_VARIANTS)

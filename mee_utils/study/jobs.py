@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..common.files import build_root
-from .catalogue import ABLATED, DISTILLED, MAIN_MODEL, SURVEY_VARIANTS, VARIANTS
+from .catalogue import ABLATED, DISTILLED, HEADS, MAIN_MODEL, SURVEY_VARIANTS, VARIANTS, target_of
 from .inputs import checkpoint_folder
 from .profiles import Profile
 
@@ -88,7 +88,8 @@ class ClassifierJob:
 def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
     """All on the main model (the survey's once); the ablated also for the other target and on vanilla.
 
-    The rule over the history of predictions also on all other backbones, once.
+    The rule over the history of predictions also on all other backbones, once; exit heads on vanilla alone,
+    since on the main model CALM's objective has done their work.
     """
     seeds = profile.classifiers.seeds
     others = [name for name in profile.training.backbones if name != MAIN_MODEL]
@@ -99,6 +100,7 @@ def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
         *((name, "consistency", ("history",), 1) for name in others),
         (MAIN_MODEL, "consistency", SURVEY_VARIANTS, 1),
         (MAIN_MODEL, "distilled", DISTILLED, 1),
+        *(("vanilla", target_of(name), (name,), 1) for name in HEADS),
     ]
     return [
         ClassifierJob(model, variant, target, seed)
