@@ -102,6 +102,7 @@ def _filled(name: str, folder: Path, table) -> str:
         bug_table=partial(_bug_table, folder),
         of_tasks=facts.of_tasks,
         percent=facts.percent,
+        word=facts.WORDS.__getitem__,
         published_settled=reference_tables.PUBLISHED_SETTLED,
     )
 
