@@ -240,6 +240,7 @@ def history_classifier_of_one(decision):
     similarities = [decision.found.similarity[decision.token, layer - 1] for layer in decision.exits]
     before = max(len(ids) - 2, 0)  # the decision before; the first has none, and stands for it itself
     two_before = max(len(ids) - 3, 0)
+    source = decision.found.source_ids[decision.found.sequence[decision.token]]
     features = {
         "margin": margins[-1],
         "margin before": margins[before],
@@ -253,6 +254,8 @@ def history_classifier_of_one(decision):
         "same as before": ids[-1] == ids[before],
         "same as two before": ids[-1] == ids[two_before],
         "unchanged": patience_of_one(decision),
+        "in source": ids[-1] in source,
+        "source": np.log(len(source)),
         "position": np.log(1 + decision.found.position[decision.token]),
         "depth": decision.layer / LAYERS,
         "decided before": min(len(ids) - 1, 2),
