@@ -130,12 +130,12 @@ def test_a_summary_says_what_is_lost_and_saved():
     assert found["exits"] and not measure.summary(full, full)["exits"]
 
 
-FEW = {"validation": 12, "test": 9, "candidates": 5, "other_candidates": 3, "max_new_tokens": 24}
+FEW = {"validation": 12, "test": 9, "candidates": 5, "other_candidates": 3}
 
 
 @pytest.fixture(scope="module")
 def few():
-    """Profile `small` on few examples, without exit heads, whose training takes minutes."""
+    """Profile `small` on few examples, without exit heads."""
     profile = load_profile("small")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "HEADS", ())
@@ -310,11 +310,10 @@ NOT_STORED_YET = {"history", "exit_heads"}
 
 
 @pytest.mark.parametrize("job", STORED_JOBS)
-def test_what_is_stored_was_searched_for_as_rules_are_now(job, monkeypatch):
+def test_what_is_stored_was_searched_for_as_rules_are_now(job):
     """Else `make measure` decodes it anew: weights, data, rules or the search have changed since."""
     from mee_utils.study.experiment import Experiment
 
-    monkeypatch.setattr(measure, "HEADS", ())  # their weights are not shipped, and training takes minutes
     stored = read_measurements("small", job.name)
     bench = measure.RuleDecoder(Experiment(None, load_profile("small")), job)
     keys = stored.attrs["keys"]
@@ -337,9 +336,8 @@ def key_of_both(bench, rule):
 
 
 @pytest.mark.parametrize("job", STORED_JOBS)
-def test_a_sample_of_what_is_stored_is_decoded_again(job, monkeypatch):
+def test_a_sample_of_what_is_stored_is_decoded_again(job):
     """Settings and examples drawn anew for each commit of the tables: every number is the same."""
-    monkeypatch.setattr(measure, "HEADS", ())
     stored = read_measurements("small", job.name)
     if stored is None:
         pytest.fail(f"{job.name} is not stored: run make measure")
