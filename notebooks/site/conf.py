@@ -19,7 +19,10 @@ EXPLORER = ROOT / "build" / "explorer.html"  # of `make explorer`
 NO_EXPLORER = "<!doctype html><title>Explorer</title><p>Run <code>make explorer</code>: it writes this page."
 CARDS = [f"mee_utils/checkpoints/{name}/README" for name in ("small", "real")]
 REFERENCE = {
-    "Results": ["RESULTS", *(f"figures/results/{name}" for name in ("ledger", "rules", "published", "bugs", "speed"))],
+    "Results": [
+        "RESULTS",
+        *(f"figures/results/{name}" for name in ("ledger", "rules", "published", "bugs", "speed")),
+    ],
     "The library": ["mee_utils/USING", "mee_utils/README"],
     "The repository": ["DATA", *CARDS, "CONTRIBUTING", "CHANGELOG"],
 }
@@ -32,7 +35,13 @@ extensions = ["myst_nb"]
 root_doc = "README"
 pages = ["notebooks/[0-9]*.ipynb", "figures/results/*.md", "figures/*/*.ipynb"]
 top = ["README.md", "RESULTS.md", "DATA.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-include_patterns = [*top, "mee_utils/README.md", "mee_utils/USING.md", "mee_utils/checkpoints/*/README.md", *pages]
+include_patterns = [
+    *top,
+    "mee_utils/README.md",
+    "mee_utils/USING.md",
+    "mee_utils/checkpoints/*/README.md",
+    *pages,
+]
 exclude_patterns = [".*", "build", "tests"]
 
 nb_execution_mode = "off"
