@@ -75,6 +75,7 @@ def four_ways(
 
 def answer_figure(ways: pd.DataFrame, tasks: Sequence[str], quality: float, note: str = ""):
     """Tokens a second of the best setting of each way: one output at a time, and in batches (hollow)."""
+    batches = "filled: one output at a time, hollow: in batches"
     return figures.facets(
         ways,
         _draw_ways,
@@ -83,7 +84,7 @@ def answer_figure(ways: pd.DataFrame, tasks: Sequence[str], quality: float, note
         height=3.0,
         xlabel="tokens a second (1 = full depth)",
         message=answer_message(ways, quality),
-        note=note,
+        note="; ".join(part for part in (note, batches) if part),
         empty="nothing timed",
     )
 
