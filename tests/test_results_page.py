@@ -211,6 +211,10 @@ def test_a_smaller_decoder_is_shown_where_one_keeps_the_score():
     for kept, layers in (([1, 0.9, 0.991, 0.999], 6), ([1, 0.9, 0.95, 0.97], 8)):
         chosen = answers.shallow_decoders(Both(rivals=rows.assign(kept=kept)))
         assert chosen.decoder_layers.to_list() == [layers]
+    better = rows.assign(kept=[1, 0.9, 1.02, 1.0])
+    elsewhere = rows.assign(task="summarization", kept=[1, 0.9, 0.98, 0.995])
+    chosen = answers.shallow_decoders(Both(rivals=pd.concat([better, elsewhere])))
+    assert chosen.decoder_layers.to_list() == [8, 8], "more than all of one task does not make up for another"
 
 
 def test_pages_need_no_table_that_is_not_measured_yet():

@@ -71,8 +71,8 @@ def price(stored: StoredTables) -> pd.DataFrame:
         }
     )
     for row in shallow_decoders(stored).itertuples():
-        name = f"decoder of {row.decoder_layers} layers: score kept, FLOPs"
-        table.loc[(row.profile, row.task), name] = f"{row.kept:.0%}, {row.relative_flops:.0%}"
+        cell = f"{row.decoder_layers} layers: {row.kept:.0%}, {row.relative_flops:.0%}"
+        table.loc[(row.profile, row.task), "decoder trained shallow: score kept, FLOPs"] = cell
     return table.reset_index().fillna("not trained")
 
 
@@ -86,12 +86,12 @@ def lost_points(stored: StoredTables) -> pd.DataFrame:
 
 
 def shallow_decoders(stored: StoredTables) -> pd.DataFrame:
-    """The decoders trained shallow: of each task the smallest that keeps 99 % on average, else the best."""
+    """Decoders trained shallow: a profile's smallest that keeps 99 % on every task, else its largest."""
     rivals = stored.table("retrained", "rivals")
     if rivals.empty:
         return pd.DataFrame(columns=[*TASK, "decoder_layers", "kept", "relative_flops"])
     shallow = rivals[rivals.model != VANILLA].assign(good=rivals.kept >= QUALITY)
-    by_layers = shallow.groupby(["profile", "decoder_layers"]).kept.mean().reset_index()
+    by_layers = shallow.groupby(["profile", "decoder_layers"]).kept.min().reset_index()
     chosen = by_layers.assign(good=by_layers.kept >= QUALITY)
     chosen = chosen.sort_values(["good", "decoder_layers"], ascending=[False, True], kind="stable")
     chosen.loc[~chosen.good, "decoder_layers"] = chosen.decoder_layers.max()

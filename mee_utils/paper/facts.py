@@ -100,6 +100,7 @@ def _shallow_facts(stored: StoredTables) -> dict | None:
     return {
         "layers": int(rows.decoder_layers.iloc[0]),
         "kept": rows.kept.mean(),
+        "least": rows.kept.min(),
         "flops": rows.relative_flops.mean(),
     }
 
