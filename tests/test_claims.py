@@ -562,7 +562,8 @@ def test_at_least_24_statements_are_in_the_ledger():
         assert {verdict.removesuffix(" here") for verdict in found.verdict} <= {
             verdict.removesuffix(" here") for verdict in claims.VERDICTS
         }
-        assert {name[:2] for name in found.notebook} == {"01", "02", "03", "04", "05", "06", "08"}
+        chapters = {name[:2] for name in found.notebook}
+        assert chapters - {"09", "10"} == {"01", "02", "03", "04", "05", "06", "08"}
     assert re.search(r"\d", " ".join(found.ours.dropna()))
 
 

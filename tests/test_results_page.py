@@ -213,7 +213,7 @@ def test_a_smaller_decoder_is_shown_where_one_keeps_the_score():
         assert chosen.decoder_layers.to_list() == [layers]
     better = rows.assign(kept=[1, 0.9, 1.02, 1.0])
     elsewhere = rows.assign(task="summarization", kept=[1, 0.9, 0.98, 0.995])
-    chosen = answers.shallow_decoders(Both(rivals=pd.concat([better, elsewhere])))
+    chosen = answers.shallow_decoders(Both(rivals=pd.concat([better, elsewhere], ignore_index=True)))
     assert chosen.decoder_layers.to_list() == [8, 8], "more than all of one task does not make up for another"
 
 
