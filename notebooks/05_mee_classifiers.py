@@ -70,7 +70,7 @@ first = {  # those of CALM's model that learn the last layer's predictions, the 
 # ## What each measure looks at
 
 # %%
-display(drawings.measures_drawing())
+experiment.save_drawing(drawings.measures_drawing(), "six_measures")
 
 # %% [markdown]
 # CALM's three measures look at one layer: the *softmax margin* (the largest probability minus the second
@@ -263,7 +263,9 @@ conclude(chapter.equal_quality_conclusion(middle, min_layer, share))
 # than the margin, and how much of the way from the margin to the oracle does it go? First seed.
 
 # %%
-oracle = {task: replay(traces["calm", task], ExitPolicy("oracle", min_layer=min_layer)).mean() for task in tasks}
+oracle = {
+    task: replay(traces["calm", task], ExitPolicy("oracle", min_layer=min_layer)).mean() for task in tasks
+}
 gains = of_predictions.beside_margin_and_oracle(overall, middle, oracle)
 experiment.save_table(gains, "history_of_predictions")
 display(gains.set_index("task").round(3))
