@@ -1,6 +1,7 @@
 """Drawings show what the code does, and are the same bytes each time."""
 
 import matplotlib
+import matplotlib.pyplot
 import pytest
 
 from mee_utils.study import catalogue, drawings, figures
