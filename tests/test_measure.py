@@ -133,13 +133,18 @@ def test_a_summary_says_what_is_lost_and_saved():
 FEW = {"validation": 12, "test": 9, "candidates": 5, "other_candidates": 3}
 
 
-@pytest.fixture(scope="module")
-def few():
-    """Profile `small` on few examples, without exit heads."""
+def on_few_examples():
     profile = load_profile("small")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "HEADS", ())
-        yield profile.model_copy(update={"results": profile.results.model_copy(update=FEW)})
+    return profile.model_copy(update={"results": profile.results.model_copy(update=FEW)})
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Profile `small` on few examples; other backbones have no rule that would be trained for them."""
+    monkeypatch.setattr(measure, "HEADS", ())
+    monkeypatch.setattr(measure, "ABLATED", ())
+    monkeypatch.setattr(measure, "OTHER_SWEEP", ("softmax_margin", "fixed"))
+    return on_few_examples()
 
 
 class Counted(measure.RuleDecoder):
@@ -158,8 +163,6 @@ JOB = Job("settings", "vanilla", "translation")
 def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few, tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr(measure, "RuleDecoder", Counted)
-    monkeypatch.setattr(measure, "OTHER_SWEEP", ("softmax_margin", "fixed"))
-    monkeypatch.setattr(measure, "ABLATED", ())
     path = measure.run(few, JOB, None)
     rules = ["full_depth", "static", "oracle", "softmax_margin", "fixed"]
     assert Counted.decoded == rules
@@ -195,7 +198,6 @@ def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few,
 def test_a_wider_search_decodes_only_settings_that_are_not_stored(few, tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr(measure, "OTHER_SWEEP", ("softmax_margin",))
-    monkeypatch.setattr(measure, "ABLATED", ())
     monkeypatch.setattr(measure, "BOUNDS", measure.BOUNDS[-1:])
     columns = ["part", "rule", "threshold"]
     narrow = pd.read_parquet(measure.run(few, JOB, None))
@@ -243,11 +245,12 @@ def test_a_profile_names_what_it_measures_besides_calm_and_where_fewer_threshold
 
 
 @pytest.fixture(scope="module")
-def oracle_table(few, tmp_path_factory):
+def oracle_table(tmp_path_factory):
     """The oracle's job on questions, where small models lose by copied states."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEE_OUTPUT", str(tmp_path_factory.mktemp("oracle")))
         patch.setattr(measure, "MARGIN_THRESHOLDS", (0.9, 0.3))
+        few = on_few_examples()
         profile = few.model_copy(update={"results": few.results.model_copy(update={"test": 40})})
         yield pd.read_parquet(measure.run(profile, Job("oracle", "calm", "question_answering"), None))
 

@@ -160,10 +160,17 @@ class RuleDecoder:
         self._taken: dict[tuple[str, str, float | None], pd.DataFrame] = {}  # see `take`
 
     def _load_classifiers(self) -> dict:
-        models = {self.job.model: self.model}
-        trained = self.experiment.classifiers(models, seeds=[0], survey=self.job.kind == "survey")
-        if set(HEADS) & set(self._swept()):
-            trained |= self.experiment.classifiers(models, seeds=[0], variants=HEADS)
+        """The classifiers of the rules that are swept, by rule."""
+        wanted = [rule for rule in self._swept() if RULES[rule].classifier]
+        if not wanted:
+            return {}
+        trained = self.experiment.classifiers(
+            {self.job.model: self.model},
+            seeds=[0],
+            survey=self.job.kind == "survey",
+            variants=wanted,
+            targets={target_of(rule) for rule in wanted},
+        )
         return {
             rule: classifiers[0]
             for (_, rule, target), classifiers in trained.items()
