@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ..decoding.inputs import cut_at_end
 from ..models.any_model import AnyModel
 
 
@@ -35,6 +36,8 @@ class AnyPasses:
     @torch.inference_mode()
     def greedy(self, texts: list[str], longest: int, batch_size: int) -> list[list[int]]:
         """Ids of the model's own greedy output, `[output][token]`, end token included."""
+        end = self.network.generation_config.eos_token_id
+        ends = end if isinstance(end, list | tuple) else [end]
         outputs: list[list[int]] = [[]] * len(texts)
         for indices, inputs in self.batches(texts, batch_size):
             padded = self._padded(inputs, left=self.model.causal)
@@ -45,15 +48,8 @@ class AnyPasses:
             # the prompt of a causal model, or the start token, comes first
             new = generated[:, given if self.model.causal else 1 :].tolist()
             for index, ids in zip(indices, new, strict=True):
-                outputs[index] = self._cut(ids)
+                outputs[index] = cut_at_end(ids, ends)
         return outputs
-
-    def _cut(self, ids: list[int]) -> list[int]:
-        """The ids up to and with the first end token."""
-        end = self.network.generation_config.eos_token_id
-        ends = set(end) if isinstance(end, list | tuple) else {end}
-        length = next((number for number, token in enumerate(ids, start=1) if token in ends), len(ids))
-        return ids[:length]
 
     def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[list[int], list[list[int]]]]:
         """Yields (indices, ids of inputs), long inputs first."""

@@ -424,9 +424,12 @@ def _draw_later(axis, rows: pd.DataFrame) -> None:
 
 def layers_seen_message(later: pd.DataFrame, share: float) -> str:
     """By how much seeing more changes the mean exit layer, over tasks and classifiers."""
+    least = 0.01  # of a layer: what two digits show
+    changes = f"by {span(later.later, '{:+.2f}')}"
+    if later.later.abs().max() < least:
+        changes = f"by less than {least:g}"
     return (
-        f"Seeing more than one layer changes the mean exit layer by {span(later.later, '{:+.2f}')} "
-        f"({share:.0%} of the predictions kept)"
+        f"Seeing more than one layer changes the mean exit layer {changes} ({share:.0%} of predictions kept)"
     )
 
 
@@ -435,9 +438,9 @@ def layers_seen_conclusion(later: pd.DataFrame) -> str:
     means = later.groupby("rule").later.mean()
     clear = int(((later.later_low > 0) | (later.later_high < 0)).sum())
     return (
-        f"Mean over the tasks, in layers: three layers {means['three_hidden']:+.2f}, one layer with as "
-        f"many parameters {means['wide_hidden']:+.2f}, four layers {means['four_hidden']:+.2f}, the LSTM "
-        f"over all layers {means['lstm']:+.2f}. Of {len(later)} intervals over seeds {clear} do not hold "
+        f"Mean over the tasks, in layers: three layers {means['three_hidden']:+z.2f}, one layer with as "
+        f"many parameters {means['wide_hidden']:+z.2f}, four layers {means['four_hidden']:+z.2f}, the LSTM "
+        f"over all layers {means['lstm']:+z.2f}. Of {len(later)} intervals over seeds {clear} do not hold "
         "zero."
     )
 

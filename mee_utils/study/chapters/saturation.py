@@ -188,7 +188,7 @@ def circularity_conclusion(compared: pd.DataFrame) -> str:
 
 def depth_conclusion(depth: pd.DataFrame) -> str:
     """What predicts the layer from which CALM's predictions are final."""
-    rows = depth[(depth.model == "calm") & (depth.depth == "settled_from")]
+    rows = _of_settling(depth)
     if rows.empty:
         return ""
     means = rows.groupby("measure", sort=False).spearman.agg(["min", "max"])
@@ -199,9 +199,14 @@ def depth_conclusion(depth: pd.DataFrame) -> str:
     )
 
 
+def _of_settling(depth: pd.DataFrame) -> pd.DataFrame:
+    """The rows on the layer from which CALM's predictions are final."""
+    return depth[(depth.model == "calm") & (depth.depth == "settled_from")]
+
+
 def best_predictor(depth: pd.DataFrame) -> str:
     """What predicts best from which layer on CALM's predictions are final, in a sentence."""
-    rows = depth[(depth.model == "calm") & (depth.depth == "settled_from")]
+    rows = _of_settling(depth)
     if rows.empty:
         return ""
     best = rows.groupby("measure").spearman.mean().abs().idxmax()
