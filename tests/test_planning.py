@@ -137,6 +137,8 @@ def replay_by_hand(exits, same_token, policy, readout_rows=0):
         position=np.arange(len(exits)),
         fed=torch.zeros(len(exits)),
         final_id=np.ones(len(exits), dtype=int),
+        source_ids=torch.zeros(1, 1, dtype=torch.long),
+        source_rows=np.zeros(len(exits), dtype=int),
         states=[],
     )
     rows = np.full(confidences.shape, readout_rows)

@@ -10,6 +10,7 @@ import pytest
 
 from mee_utils import MeeError, load_task
 from mee_utils.tasks import TASKS
+from mee_utils.tasks.loading import shortened
 from mee_utils.tasks.synthetic.generator import GENERATORS
 
 ROWS = {
@@ -434,3 +435,9 @@ def test_scoring_needs_one_text_for_each_input():
 def test_the_digest_follows_the_content():
     assert load_task("translation", limit=5).digest == load_task("translation", limit=5).digest
     assert load_task("translation", limit=5).digest != load_task("translation", limit=6).digest
+
+
+def test_an_empty_split_is_not_tokenized():
+    """Of a corpus with no more examples than thresholds are chosen on, the rest is empty."""
+    empty = load_task("translation", limit=5)[5:]
+    assert shortened(empty, lambda *_, **__: pytest.fail("a tokenizer takes no empty list"), 10) == empty

@@ -67,7 +67,7 @@ def price(stored: StoredTables) -> pd.DataFrame:
             "metric": lost.metric,
             "score, vanilla": lost.score_vanilla.map("{:.1f}".format),
             "score, CALM": lost.score_calm.map("{:.1f}".format),
-            "points lost": lost.lost.map("{:+.1f}".format),
+            "points lost": lost.lost.map("{:+z.1f}".format),
         }
     )
     for row in shallow_decoders(stored).itertuples():
@@ -112,7 +112,7 @@ def easy_tokens(stored: StoredTables) -> pd.DataFrame:
     )
     names = {"first_similar": "similar later", "settled_from": "final prediction later"}
     for quantity, name in names.items():
-        column = {key: f"{layers[quantity]:+.1f} layers" for key, layers in later.items()}
+        column = {key: f"{layers[quantity]:+z.1f} layers" for key, layers in later.items()}
         table[f"tokens of high loss: {name}"] = pd.Series(column)
     return table.rename_axis(TASK).reset_index().fillna("")
 

@@ -250,6 +250,8 @@ def _check_synthetic(name: str, limit: int | None, languages, revision, folder) 
 
 def shortened(task: Task, tokenizer, tokens: int) -> Task:
     """The task with every input cut to `tokens` tokens, end token included; inputs that fit stay the same."""
+    if not len(task):  # a tokenizer takes no empty list
+        return task
     # verbose=False: the tokenizer would warn of the long inputs that are cut here
     encoded = tokenizer(task.inputs, verbose=False).input_ids
     inputs = []

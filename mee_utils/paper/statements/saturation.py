@@ -97,7 +97,7 @@ def difficult_states_rise_more_than_easy_ones_later_on(results):
 )
 def length_predicts_depth(results):
     correlation = results.depth.value("spearman", model="calm", measure="prefix_tokens", depth="settled_from")
-    return f"rank correlation {correlation:+.2f}", correlation < 0
+    return f"rank correlation {correlation:+z.2f}", correlation < 0
 
 
 @statement(

@@ -18,6 +18,7 @@ LEAST_KEPT = 0.6  # of the score: settings that keep less are not drawn
 PUBLISHED = (*CALM_RULES, *MEE_RULES)  # the six measures of MEE
 CONTROLS = ("wide_hidden", "two_hidden", "four_hidden")  # drawn among the ablations alone
 BESIDE_ONE_LAYER = ("wide_hidden", "two_hidden", "three_hidden", "four_hidden", "lstm")
+LEAST_CHANGE = 0.01  # of a layer: what two digits show
 
 
 def on_calm(rows: pd.DataFrame) -> pd.DataFrame:
@@ -158,7 +159,7 @@ def tokens_conclusion(learned: pd.DataFrame) -> str:
     gains = gains_of_three(learned)
     clear = int(((gains.low > 0) | (gains.high < 0)).sum())
     ranges = [
-        f"{span(rows.gain, '{:+.3f}')} against {figures.label(rule)}"
+        f"{span(rows.gain, '{:+z.3f}')} against {figures.label(rule)}"
         for rule, rows in gains.groupby("rule", sort=False)
     ]
     return (
@@ -424,10 +425,9 @@ def _draw_later(axis, rows: pd.DataFrame) -> None:
 
 def layers_seen_message(later: pd.DataFrame, share: float) -> str:
     """By how much seeing more changes the mean exit layer, over tasks and classifiers."""
-    least = 0.01  # of a layer: what two digits show
-    changes = f"by {span(later.later, '{:+.2f}')}"
-    if later.later.abs().max() < least:
-        changes = f"by less than {least:g}"
+    changes = f"by {span(later.later, '{:+z.2f}')}"
+    if later.later.abs().max() < LEAST_CHANGE:
+        changes = f"by less than {LEAST_CHANGE:g}"
     return (
         f"Seeing more than one layer changes the mean exit layer {changes} ({share:.0%} of predictions kept)"
     )
@@ -437,11 +437,16 @@ def layers_seen_conclusion(later: pd.DataFrame) -> str:
     """What three layers gain, and what as many parameters on one layer gain."""
     means = later.groupby("rule").later.mean()
     clear = int(((later.later_low > 0) | (later.later_high < 0)).sum())
+    intervals = f"Of {len(later)} intervals over seeds {clear} do not hold zero."
+    if means.abs().max() < LEAST_CHANGE:
+        return (
+            f"On average over the tasks no classifier moves the exit by {LEAST_CHANGE:g} of a layer. "
+            f"{intervals}"
+        )
     return (
         f"Mean over the tasks, in layers: three layers {means['three_hidden']:+z.2f}, one layer with as "
         f"many parameters {means['wide_hidden']:+z.2f}, four layers {means['four_hidden']:+z.2f}, the LSTM "
-        f"over all layers {means['lstm']:+z.2f}. Of {len(later)} intervals over seeds {clear} do not hold "
-        "zero."
+        f"over all layers {means['lstm']:+z.2f}. {intervals}"
     )
 
 

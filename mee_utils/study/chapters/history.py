@@ -82,5 +82,5 @@ def sources_conclusion(by_source: pd.DataFrame) -> str:
     """By how much the kind of examples changes the area, over rules and tasks."""
     rows = by_source[by_source.features.isin([ALL, "states"])]
     areas = rows.pivot(index=["rule", "task"], columns="learned_from", values="roc_area")
-    texts = [f"{span(areas[kind] - areas[REFERENCES], '{:+.3f}')} from {kind}" for kind in (OUTPUTS, UNSEEN)]
+    texts = [f"{span(areas[kind] - areas[REFERENCES], '{:+z.3f}')} from {kind}" for kind in (OUTPUTS, UNSEEN)]
     return f"Against {REFERENCES}, the area changes, over rules and tasks, by {listed(texts)}."

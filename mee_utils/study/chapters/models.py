@@ -207,7 +207,7 @@ def costs_conclusion(costs: pd.DataFrame) -> str:
         return ""
     means = calm.groupby(["task", "metric"], sort=False).lost.mean()
     parts = [
-        f"{lost:+.1f} points of {figures.label(metric)} on {figures.label(task)}"
+        f"{lost:+z.1f} points of {figures.label(metric)} on {figures.label(task)}"
         for (task, metric), lost in means.items()
     ]
     always = calm.groupby("task", sort=False).lost.min()

@@ -192,7 +192,7 @@ def depth_conclusion(depth: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     means = rows.groupby("measure", sort=False).spearman.agg(["min", "max"])
-    parts = [f"{figures.label(name)} {low:+.2f} to {high:+.2f}" for name, low, high in means.itertuples()]
+    parts = [f"{figures.label(name)} {low:+z.2f} to {high:+z.2f}" for name, low, high in means.itertuples()]
     return (
         f"Rank correlation with the layer from which CALM's prediction is final, from task to task: "
         f"{listed(parts)}. {best_predictor(depth)}"
