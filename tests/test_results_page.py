@@ -27,14 +27,15 @@ def test_tables_of_results_name_the_stored_ones_behind_them_once():
     assert list(scores.profile.unique()) == ["real", "small"]
     links = stored.sources()
     real, synthetic = (f"figures/{name}/measured/learning.csv" for name in ("real", "small"))
-    assert links.startswith(f"measured/learning ([real]({real}), [synthetic]({synthetic})), 00_models/")
-    assert links.count("small/measured/learning.csv") == 1
+    learning = f"measured learning ([real]({real}), [synthetic]({synthetic}))"
+    assert links.startswith(f"*Measurements: {learning}, 00 scores ([real](")
+    assert links.count("small/measured/learning.csv") == 1 and StoredTables().sources() == ""
 
 
 def test_what_was_timed_is_shown_with_its_machine():
     stored = StoredTables()
     stored.decoder_bench("bandwidth")
-    source = r"decoder \(\[bench: .* cores, torch [\d.]+.*\]\(figures/bench/decoder\.csv\)\)"
+    source = r"\*Times: \[decoder\]\(figures/bench/decoder\.csv\), on .* cores \(torch [\d.]+\)\.\*"
     assert re.fullmatch(source, stored.sources())
 
 

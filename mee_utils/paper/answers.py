@@ -106,14 +106,14 @@ def easy_tokens(stored: StoredTables) -> pd.DataFrame:
     later = {key: groups["high_loss_later"] for key, groups in numbers.items() if "high_loss_later" in groups}
     table = pd.DataFrame(
         {
-            "similar from, easy prefixes": shares.easy.map("{:.0f}% of the depth".format),
-            "similar from, difficult prefixes": shares.difficult.map("{:.0f}% of the depth".format),
+            "first similar state, easy prefixes (% of the depth)": shares.easy.map("{:.0f}".format),
+            "first similar state, difficult prefixes (% of the depth)": shares.difficult.map("{:.0f}".format),
         }
     )
-    names = {"first_similar": "similar later", "settled_from": "final prediction later"}
+    names = {"first_similar": "first similar state", "settled_from": "final prediction"}
     for quantity, name in names.items():
-        column = {key: f"{layers[quantity]:+z.1f} layers" for key, layers in later.items()}
-        table[f"tokens of high loss: {name}"] = pd.Series(column)
+        column = {key: f"{layers[quantity]:+z.1f}" for key, layers in later.items()}
+        table[f"tokens of high loss: {name}, layers later"] = pd.Series(column)
     return table.rename_axis(TASK).reset_index().fillna("")
 
 

@@ -123,7 +123,7 @@ def _with_sources(table_of: Callable[[StoredTables], pd.DataFrame], folder: Path
         return (
             "Not measured yet: run `make measure` and `make bench`, then `make reproduce` and `make results`."
         )
-    return f"{markdown(table)}\n\nFrom {stored.sources()}."
+    return "\n\n".join(part for part in (markdown(table), stored.sources()) if part)
 
 
 def _picture(stored: StoredTables, name: str, caption: str) -> str:
@@ -137,12 +137,21 @@ def _picture(stored: StoredTables, name: str, caption: str) -> str:
 
 
 def _believe(beliefs: dict[str, list[dict]], question: str) -> str:
-    """What we believe about a question, with the verdicts for and against it."""
+    """What we believe about a question, what it rests on, and where it may not hold."""
     lines = []
     for belief in beliefs[question]:
-        counts = f"Verdicts of the ledger for it: {belief['supported']}, against it: {belief['contradicted']}"
-        lines.append(f"**We believe:** {belief['text']} {counts}. Where it may fail: {belief['fails']}")
+        text = f"**We believe:** {belief['text']} *It may not hold for {belief['fails']} {_tests(belief)}*"
+        lines.append(text)
     return "\n\n".join(lines)
+
+
+def _tests(belief: dict) -> str:
+    """How many tests of the ledger speak for a belief and against it."""
+    counts = [belief["supported"], belief["contradicted"], belief["undecided"]]
+    if not any(counts):
+        return "It rests on the table above; no paper states it."
+    supported, contradicted, undecided = (count or "none" for count in counts)
+    return f"Tests in the ledger: {supported} for it, {contradicted} against, {undecided} undecided."
 
 
 def headline_message() -> str:

@@ -81,16 +81,31 @@ class StoredTables:
             self._note(BENCH / f"{PARTS[part][0]}.csv", of_part.processor)
 
     def sources(self) -> str:
-        """Links to all tables that were read, by data; behind those of the benchmark their machines."""
+        """The line below a table: links to what was measured and timed, and the machines; "" if nothing was read."""
+        measured = [path for path in self.machines if path.parent != BENCH]
+        timed = [path for path in self.machines if path.parent == BENCH]
+        parts = []
+        if measured:
+            parts.append(f"Measurements: {', '.join(self._links(measured))}.")
+        if timed:
+            times = ", ".join(f"[{path.stem}]({self.link(path)})" for path in timed)
+            parts.append(f"Times: {times}{self._timed_on(timed)}.")
+        return f"*{' '.join(parts)}*" if parts else ""
+
+    def _links(self, paths: list[Path]) -> list[str]:
+        """ "01 figure_1_settled ([real](...), [synthetic](...))": a text for each table, of all profiles."""
         links: dict[str, list[str]] = {}
-        for path, machines in self.machines.items():
-            profile, *_ = path.relative_to(FIGURES).parts
-            name = path.relative_to(FIGURES / profile).with_suffix("").as_posix()
-            text = DATA.get(profile, profile)
-            if machines:
-                text += f": {_describe_machines(path.stem, machines)}"
-            links.setdefault(name, []).append(f"[{text}]({self.link(path)})")
-        return ", ".join(f"{name} ({', '.join(tables)})" for name, tables in links.items())
+        for path in paths:
+            profile, notebook, *_ = path.relative_to(FIGURES).parts
+            chapter = notebook[:2] if notebook[:2].isdigit() else notebook
+            name = f"{chapter} {path.stem}"
+            links.setdefault(name, []).append(f"[{DATA.get(profile, profile)}]({self.link(path)})")
+        return [f"{name} ({', '.join(tables)})" for name, tables in links.items()]
+
+    def _timed_on(self, paths: list[Path]) -> str:
+        """The machines that timed what is shown: ", on AMD EPYC with 2 cores (torch 2.13.0)"."""
+        machines = [text for path in paths for text in _describe_machines(path.stem, self.machines[path])]
+        return f", on {' and on '.join(dict.fromkeys(machines))}" if machines else ""
 
     def link(self, path: Path) -> str:
         """The address of a file, seen from the page."""
@@ -104,15 +119,14 @@ class StoredTables:
         self.machines.setdefault(path, set()).update(machines)
 
 
-def _describe_machines(bench: str, shown: set[str]) -> str:
-    """ "AMD EPYC, 2 cores, torch 2.13.0; ..." for the machines that timed what is shown."""
+def _describe_machines(bench: str, shown: set[str]) -> list[str]:
+    """ "AMD EPYC with 2 cores (torch 2.13.0)" for each machine that timed what is shown."""
     all_machines = json.loads((BENCH / result_tables.MACHINES).read_text(encoding="utf-8"))
-    texts = [
-        f"{name}, {machine['cores']} cores, torch {machine['torch']}"
+    return [
+        f"{name} with {machine['cores']} cores (torch {machine['torch']})"
         for name, machine in all_machines[bench].items()
         if name in shown
     ]
-    return "; ".join(texts)
 
 
 def with_range(rows: pd.DataFrame, middle: str, low: str, high: str, form: str = ".2f") -> list[str]:
