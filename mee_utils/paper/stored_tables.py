@@ -81,7 +81,7 @@ class StoredTables:
             self._note(BENCH / f"{PARTS[part][0]}.csv", of_part.processor)
 
     def sources(self) -> str:
-        """The line below a table: links to what was measured and timed, and the machines; "" if nothing was read."""
+        """The line below a table: links to what was measured and timed, and the machines ("" for nothing)."""
         measured = [path for path in self.machines if path.parent != BENCH]
         timed = [path for path in self.machines if path.parent == BENCH]
         parts = []
