@@ -147,11 +147,11 @@ def _believe(beliefs: dict[str, list[dict]], question: str) -> str:
 
 def _tests(belief: dict) -> str:
     """How many tests of the ledger speak for a belief and against it."""
-    counts = [belief["supported"], belief["contradicted"], belief["undecided"]]
-    if not any(counts):
+    counts = {kind: belief[kind] or "none" for kind in ("supported", "contradicted", "undecided")}
+    if set(counts.values()) == {"none"}:
         return "It rests on the table above; no paper states it."
-    supported, contradicted, undecided = (count or "none" for count in counts)
-    return f"Tests in the ledger: {supported} for it, {contradicted} against, {undecided} undecided."
+    verdicts = f"{counts['supported']} for it, {counts['contradicted']} against"
+    return f"Tests in the ledger: {verdicts}, {counts['undecided']} undecided."
 
 
 def headline_message() -> str:
