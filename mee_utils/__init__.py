@@ -26,6 +26,7 @@ _HOME = {
     "load_trace": "traces.trace",
     "detokenize": "decoding.inputs",
     "generate": "decoding.generation",
+    "decode_with_exits": "decoding.from_transformers",
     "Generation": "decoding.generation",
     "EncoderCache": "decoding.inputs",
     "LayerwiseDecoder": "decoding.layerwise",

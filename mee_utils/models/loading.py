@@ -129,7 +129,7 @@ def load_model(
         network=network.eval().to(target),
         tokenizer=tokenizer,
         name=name or Path(str(source)).name,
-        min_exit_layer=_recorded_exit_layer(Path(where)),
+        min_exit_layer=recorded_exit_layer(Path(where)),
     )
 
 
@@ -180,7 +180,7 @@ def _config(where: str, revision: str | None):
     return config
 
 
-def _recorded_exit_layer(folder: Path) -> int | None:
+def recorded_exit_layer(folder: Path) -> int | None:
     """`Model.min_exit_layer`, as `make train` writes it into a checkpoint's manifest; None without one."""
     path = folder / "manifest.json"
     if not path.is_file():

@@ -1,0 +1,160 @@
+"""Exits behind `transformers`' own `model.generate`, for code that has tensors and a network of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+from transformers.utils import ModelOutput
+
+from ..common.errors import MeeError, shown
+from ..exits.policy import ExitPolicy
+from ..models.loading import FAMILIES, Model, recorded_exit_layer
+from .generation import bind_policy, decode_batch
+from .layerwise import decoder_of
+from .outputs import Output
+
+STOPPED_BY = (MaxLengthCriteria, EosTokenCriteria)  # what `model.generate` always adds
+NOT_RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+@dataclass
+class ExitOutput(ModelOutput):
+    """What `model.generate` returns with `return_dict_in_generate=True`."""
+
+    sequences: Tensor | None = None  # `[row, 1 + token]`, start id first, padded behind the end token
+    exit_layers: Tensor | None = None  # `[row, token]`, 0 behind the end token
+
+
+def decode_with_exits(
+    model: nn.Module,
+    input_ids: Tensor,
+    logits_processor: Sequence,
+    stopping_criteria: Sequence,
+    generation_config: GenerationConfig,
+    inputs_tensor: Tensor,
+    exit_policy: ExitPolicy | None = None,
+    **prepared,
+) -> Tensor | ExitOutput:
+    """Greedy search with early exits, as a way of decoding for `model.generate`::
+
+        model.generate(**batch, custom_generate=decode_with_exits, exit_policy=policy, max_new_tokens=64)
+
+    All arguments but the policy are what `transformers` prepares for any way of decoding. Without a policy
+    the ids are those of `model.generate(**batch)`. A policy that names no layer may exit from where the
+    checkpoint's manifest says, else from half the depth on, as with `load_model`.
+
+    Args:
+        model: a T5, T5 v1.1, Flan-T5, mT5 or LongT5 network in evaluation mode.
+        input_ids: the start ids `[row, 1]`.
+        logits_processor: must be empty: exits take the largest logit of a layer as it is.
+        stopping_criteria: a length and end tokens.
+        generation_config: the settings of this call.
+        inputs_tensor: the encoder's input ids `[row, source]`.
+        exit_policy: when to exit; a policy that verifies names its `max_draft`, since drafts are planned on
+            texts (`plan_drafts`).
+        prepared: with the encoder's states as `encoder_outputs`, and the `attention_mask`.
+
+    Returns:
+        the ids `[row, 1 + token]`, or with `return_dict_in_generate=True` an `ExitOutput`.
+
+    Raises `MeeError` for another family, a model in training mode, and settings that exits do not follow.
+    """
+    _check_network(model)
+    _check_settings(generation_config, logits_processor, stopping_criteria)
+    _check_policy(exit_policy)
+    _check_prompt(input_ids, inputs_tensor)
+    decoder = decoder_of(model)
+    decoder.start = int(input_ids[0, 0])
+    decoder.ends = _end_ids(generation_config)
+    wrapped = Model(model, None, model.name_or_path, recorded_exit_layer(Path(model.name_or_path)))
+    bound = bind_policy(exit_policy, decoder, wrapped.min_exit_layer)
+    bound.measure.check_model(wrapped)
+    mask = prepared.get("attention_mask")
+    batch = {
+        "input_ids": inputs_tensor.to(wrapped.device),
+        "attention_mask": torch.ones_like(inputs_tensor) if mask is None else mask,
+    }
+    outputs = decode_batch(
+        decoder,
+        {name: tensor.to(wrapped.device) for name, tensor in batch.items()},
+        bound,
+        max_new_tokens=generation_config.max_length - input_ids.shape[1],
+        sequence=np.arange(len(inputs_tensor)),
+        encoded=prepared["encoder_outputs"].last_hidden_state,
+    )
+    return _as_transformers(outputs, input_ids, generation_config)
+
+
+def _as_transformers(
+    outputs: list[Output], start: Tensor, generation_config: GenerationConfig
+) -> Tensor | ExitOutput:
+    """The outputs as tensors that are padded like those of `model.generate`."""
+    pad = 0 if generation_config.pad_token_id is None else generation_config.pad_token_id
+    tokens = _padded([output.token_ids for output in outputs], pad).to(start.device)
+    sequences = torch.cat([start, tokens], dim=1)
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    exit_layers = _padded([output.exit_layers.tolist() for output in outputs], 0)
+    return ExitOutput(sequences=sequences, exit_layers=exit_layers.to(start.device))
+
+
+def _padded(rows: list[list[int]], filler: int) -> Tensor:
+    """Rows of whole numbers as one tensor `[row, longest]`."""
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=filler)
+
+
+def _end_ids(generation_config: GenerationConfig) -> frozenset[int]:
+    """The ids that end an output of this call."""
+    end = generation_config.eos_token_id
+    if end is None:
+        return frozenset()
+    return frozenset(end) if isinstance(end, list | tuple) else frozenset([end])
+
+
+def _check_network(model: nn.Module) -> None:
+    family = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if family not in FAMILIES:
+        raise MeeError(f'The model is a "{family}": exits decode the T5 family ({", ".join(FAMILIES)}).')
+    if model.training:
+        raise MeeError("The model is in training mode, in which dropout is on: call model.eval() first.")
+
+
+def _check_settings(settings: GenerationConfig, processors: Sequence, criteria: Sequence) -> None:
+    """Refuses what is not greedy search, and what greedy search with exits does not have."""
+    refused = []
+    if settings.num_beams != 1:
+        refused.append(f"num_beams={settings.num_beams}")
+    if settings.do_sample:
+        refused.append("do_sample=True")
+    if settings.num_return_sequences != 1:
+        refused.append(f"num_return_sequences={settings.num_return_sequences}")
+    refused += [f"{name}=True" for name in NOT_RETURNED if getattr(settings, name)]
+    refused += [type(processor).__name__ for processor in processors]
+    refused += [type(criterion).__name__ for criterion in criteria if not isinstance(criterion, STOPPED_BY)]
+    if refused:
+        raise MeeError(f"Exits decode greedily and follow no {', '.join(refused)}: leave it out of generate.")
+
+
+def _check_policy(policy: object) -> None:
+    if policy is not None and not isinstance(policy, ExitPolicy):
+        raise MeeError(f"exit_policy={shown(policy)}: give ExitPolicy(...), or None to run all layers.")
+    if policy is not None and policy.propagation == "verify" and policy.max_draft == "auto":
+        raise MeeError(
+            "exit_policy verifies and names no max_draft: give one, such as max_draft=8, or "
+            "plan_drafts(load_model(...), texts, policy).policy."
+        )
+
+
+def _check_prompt(input_ids: Tensor, inputs_tensor: Tensor) -> None:
+    if inputs_tensor.ndim != 2 or inputs_tensor.is_floating_point():
+        raise MeeError("Exits decode input_ids: inputs_embeds are not supported.")
+    if input_ids.shape[1] != 1 or len(set(input_ids[:, 0].tolist())) != 1:
+        raise MeeError("Exits decode outputs from their start: leave decoder_input_ids out.")

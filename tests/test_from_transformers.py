@@ -1,0 +1,121 @@
+"""`model.generate` with exits: the same ids as `generate`, and whatever exits do not follow is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import EXIT_FAMILIES, FAMILIES, INPUTS, LENGTH, build_lively, build_network
+
+import mee_utils
+from mee_utils import ExitPolicy, MeeError, decode_with_exits, generate
+from mee_utils.models.loading import Model
+
+FOLDER = str(Path(mee_utils.__file__).parent / "decoding")
+MARGIN = ExitPolicy("softmax_margin", threshold=0.02, min_layer=1)
+POLICIES = {
+    "full depth": None,
+    "margin": MARGIN,
+    "decaying": ExitPolicy("softmax_margin", threshold=0.02, min_layer=1, decay=4),
+    "parallel": ExitPolicy("softmax_margin", threshold=0.02, min_layer=1, propagation="parallel"),
+    "verified": ExitPolicy("softmax_margin", threshold=0.02, min_layer=1, propagation="verify", max_draft=4),
+}
+
+
+@pytest.fixture(scope="module")
+def lively(tokenizer):
+    return build_lively("t5-deep-decoder", tokenizer)
+
+
+def encode(model):
+    return model.tokenizer(INPUTS, padding=True, return_tensors="pt")
+
+
+def run(model, policy, **options):
+    options = {"custom_generate": decode_with_exits, "max_new_tokens": LENGTH} | options
+    return model.network.generate(**encode(model), exit_policy=policy, **options)
+
+
+def unpadded(model, sequences, lengths):
+    return [row[1 : 1 + length].tolist() for row, length in zip(sequences, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("kind", EXIT_FAMILIES)
+def test_ids_and_exit_layers_are_those_of_our_own_generate(tokenizer, kind, policy):
+    model = build_lively(kind, tokenizer)
+    ours = generate(model, INPUTS, policy, max_new_tokens=LENGTH)
+    theirs = run(model, policy, return_dict_in_generate=True)
+    lengths = [len(ids) for ids in ours.token_ids]
+    assert unpadded(model, theirs.sequences, lengths) == ours.token_ids
+    for row, layers, length in zip(theirs.exit_layers, ours.exit_layers, lengths, strict=True):
+        assert np.array_equal(row[:length], layers)
+        assert not row[length:].any()
+    assert theirs.sequences.shape[1] == 1 + max(lengths)
+    if policy is not None and policy.propagation != "verify":  # whose random drafts may all be wrong
+        assert any((layers < model.layers).any() for layers in ours.exit_layers)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_policy_the_tensor_is_that_of_transformers(family, tokenizer):
+    network = build_network(family, len(tokenizer)).eval()
+    batch = tokenizer(INPUTS, padding=True, return_tensors="pt")
+    settings = {"max_new_tokens": LENGTH, "do_sample": False, "num_beams": 1, "use_cache": False}
+    expected = network.generate(**batch, **settings)
+    assert torch.equal(network.generate(**batch, **settings, custom_generate=decode_with_exits), expected)
+
+
+def test_the_folder_is_what_transformers_loads(lively, monkeypatch, tmp_path):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    trusted = {"custom_generate": FOLDER, "trust_remote_code": True}
+    assert torch.equal(run(lively, MARGIN, **trusted), run(lively, MARGIN))
+    with pytest.raises(MeeError, match="without a streamer"):
+        run(lively, MARGIN, **trusted, streamer=object())
+
+
+def test_start_and_end_ids_are_those_of_the_call(lively):
+    full = run(lively, None)
+    settings = {"max_new_tokens": LENGTH, "eos_token_id": int(full[0, 3])}
+    expected = lively.network.generate(**encode(lively), **settings, use_cache=False)
+    assert not torch.equal(expected, full)
+    assert torch.equal(run(lively, None, **settings), expected)
+    start = run(lively, MARGIN, decoder_start_token_id=7)
+    assert (start[:, 0] == 7).all()
+    assert torch.equal(run(lively, None), full)  # and the next call has its own again
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 2}, "follow no num_beams=2"),
+        ({"do_sample": True}, "follow no do_sample=True"),
+        ({"do_sample": True, "num_return_sequences": 2}, "num_return_sequences=2"),
+        ({"repetition_penalty": 1.5}, "RepetitionPenaltyLogitsProcessor"),
+        ({"min_new_tokens": 3}, "MinNewTokensLengthLogitsProcessor"),
+        ({"max_time": 3.0}, "MaxTimeCriteria"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True"),
+        ({"decoder_input_ids": torch.zeros(len(INPUTS), 2, dtype=torch.long)}, "decoder_input_ids"),
+    ],
+)
+def test_what_exits_do_not_follow_is_refused_by_name(lively, options, message):
+    with pytest.raises(MeeError, match=message):
+        run(lively, MARGIN, **options)
+
+
+def test_a_policy_that_fits_nothing_is_refused(lively, tokenizer):
+    with pytest.raises(MeeError, match="names no max_draft: give one"):
+        run(lively, ExitPolicy("softmax_margin", threshold=0.5, propagation="verify"))
+    with pytest.raises(MeeError, match=r"exit_policy=0\.9: give ExitPolicy"):
+        run(lively, 0.9)
+    network = build_network("t5", len(tokenizer)).train()
+    with pytest.raises(MeeError, match="training mode"):
+        run(Model(network, tokenizer, "training"), MARGIN)
+
+
+def test_another_family_is_refused_in_one_line(tokenizer):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    network = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=20)).eval()
+    ids = torch.tensor([[3, 4]])
+    with pytest.raises(MeeError, match='is a "gpt2"'):
+        network.generate(ids, custom_generate=decode_with_exits, exit_policy=MARGIN, max_new_tokens=2)
