@@ -183,7 +183,7 @@ class Cache:
 
     def keep(self, slots: np.ndarray) -> None:
         """Drops all other rows, and their memory."""
-        index = torch.from_numpy(slots).to(self.encoded.device)
+        index = torch.from_numpy(slots).to(self.encoded.device, non_blocking=True)
         self.batch = len(slots)
         self.encoded = self.encoded[index]
         self.source_ids = self.source_ids[index]

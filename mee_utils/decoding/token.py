@@ -52,7 +52,7 @@ class Step:
     @cached_property
     def source(self) -> Tensor:
         """The input of each row, `[row, source]`, -1 at padding."""
-        return self.source_ids[torch.from_numpy(self.source_rows).to(self.source_ids.device)]
+        return self.source_ids[on_device(self.source_rows, self.source_ids)]
 
 
 class LayerState:
@@ -129,13 +129,13 @@ class ExitState(LayerState):
     @property
     def token_before(self) -> Tensor:
         """`[rows]`, -1 at the start."""
-        ids = self.step.fed[torch.from_numpy(self.rows).to(self.step.fed.device)]
-        return torch.where(torch.as_tensor(self.position == 0, device=ids.device), -1, ids)
+        ids = self.step.fed[on_device(self.rows, self.step.fed)]
+        return torch.where(on_device(self.position, ids) == 0, -1, ids)
 
     @cached_property
     def source(self) -> Tensor:
         """Ids of the inputs, `[rows, source]`, -1 at padding."""
-        return self.step.source[torch.from_numpy(self.rows).to(self.step.source.device)]
+        return self.step.source[on_device(self.rows, self.step.source)]
 
     @property
     def source_tokens(self) -> Tensor:
@@ -237,7 +237,7 @@ class RowView(LayerState):
 
     def _pick(self, values):
         if isinstance(values, Tensor):
-            return values[torch.from_numpy(self._index).to(values.device)]
+            return values[on_device(self._index, values)]
         if isinstance(values, np.ndarray):
             return values[self._index]
         if isinstance(values, tuple):
@@ -320,7 +320,7 @@ class Token:
         rows = np.concatenate([rows for rows, _ in self._with_ids])
         ids = torch.cat([ids for _, ids in self._with_ids])
         if (np.diff(rows) < 0).any():
-            ids = ids[torch.from_numpy(np.argsort(rows)).to(ids.device, non_blocking=True)]
+            ids = ids[on_device(np.argsort(rows), ids)]
         self.device_ids = ids
         self.ids = on_host(ids)
         check_finite(self.ids, self.step.sequence, self.exit_layers)
@@ -381,8 +381,7 @@ class TokenRun:
 
     def _mask_exited(self) -> None:
         """Leaves exited rows in the batch; their states do not change any more."""
-        mask = torch.from_numpy(self.active)[:, None]
-        self._mask = mask.to(self.x.device, non_blocking=True)
+        self._mask = on_device(self.active[:, None], self.x)
 
 
 class TokenDecoder:
@@ -448,7 +447,7 @@ class TokenDecoder:
             confidences[exits_here] = state.confidence[exits_here]
         step.readout_rows[:] = 0  # what the oracle computes in order to decide is not charged
         after = torch.stack([state.after for state in states])  # [layer, row, d_model]
-        index = torch.from_numpy(exits - 1).to(after.device)
+        index = on_device(exits - 1, after)
         chosen = after[index, torch.arange(len(rows), device=after.device)]  # [row, d_model]
         rows.store_exit_state(chosen)
         rows.truncate_cache(exits)
@@ -477,7 +476,7 @@ class TokenDecoder:
         slots, positions = waiting_positions(position - waiting, position, run.rows.slots)
         deep = token.ids[run.indices]
         if len(slots):
-            states = self.cache.states[torch.from_numpy(slots), torch.from_numpy(positions)]
+            states = self.cache.states[tuple(run.rows.on_device([slots, positions]))]
             logits = self.decoder.readout(self.decoder.norm(states))
             deep = np.concatenate([on_host(logits.argmax(-1)), deep])
             token.readout_rows[run.indices] += waiting * self.bound.vocabulary
@@ -573,7 +572,12 @@ def pick(values: Tensor, which: np.ndarray) -> Tensor:
     """The rows for which `which` is true."""
     if which.all():
         return values
-    return values[torch.from_numpy(np.flatnonzero(which)).to(values.device, non_blocking=True)]
+    return values[on_device(np.flatnonzero(which), values)]
+
+
+def on_device(numbers, like: Tensor) -> Tensor:
+    """Numbers of the host as a tensor beside `like`, without waiting for the device."""
+    return torch.from_numpy(np.asarray(numbers)).to(like.device, non_blocking=True)
 
 
 def on_host(values) -> np.ndarray:

@@ -31,7 +31,6 @@ dropped with their keys and values (`filled` 2 2 2 2), and the next token would 
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from ..exits.policy import BoundPolicy
 from .layerwise import Cache, LayerwiseDecoder, Span
@@ -42,6 +41,7 @@ from .token import (
     Step,
     check_finite,
     decide,
+    on_device,
     on_host,
     pick,
     predicted_ids,
@@ -205,7 +205,7 @@ class DraftDecoder:
         slots = np.array([row.slot for row in rows])  # [row]
         position = np.array([row.position for row in rows])  # [row]
         sequence = np.array([row.sequence for row in rows])  # [row]
-        fed = torch.tensor([row.last for row in rows], device=cache.encoded.device)  # [row]
+        fed = on_device([row.last for row in rows], cache.encoded)  # [row]
         cache.move_to(int(position.max()))
         step = Step(self.decoder, bound, sequence, position, fed, cache.source_ids, slots)
         run = DraftRun(step, cache, slots)

@@ -471,7 +471,7 @@ class HistoryClassifier(ExitClassifier):
         return state.earlier(state.layer - layers[-decisions]).memo(id(self), self._evidence)
 
     def _numbers(self, values) -> Tensor:
-        return torch.as_tensor(values, dtype=self._dtype, device=self.mean.device)
+        return torch.as_tensor(values, dtype=self._dtype).to(self.mean.device, non_blocking=True)
 
 
 def log_odds_of(probability: Tensor) -> Tensor:

@@ -123,7 +123,9 @@ class Readout:
         if self.pruning.adaptive:
             beyond = np.arange(kept.ids.shape[1])[None] >= kept.count[:, None]
             if beyond.any():
-                logits = logits.masked_fill(torch.from_numpy(beyond).to(logits.device), -torch.inf)
+                logits = logits.masked_fill(
+                    torch.from_numpy(beyond).to(logits.device, non_blocking=True), -torch.inf
+                )
         return logits
 
     def _keep(self, state) -> Kept | None:
