@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils.study import figures, limits
+from mee_utils.study import limits
 from mee_utils.study.result_tables import Measured
 
 TASK = "translation"
@@ -71,10 +71,10 @@ def test_limits_stand_beside_the_best_rule_and_a_fixed_layer(stored, oracle):
     assert (row["oracle"], row["exact"], row["flops_share"], row["exact_flops"]) == (0.9, 1.0, 0.5, 0.7)
     assert (row["rule"], row["fixed_layer"], row["fixed_kept"]) == ("softmax_margin", 6.0, 0.6)
     text = limits.limits_conclusion(table, limits.split_losses(oracle))
-    assert "an oracle keeps 90.0% (" in text and "the best rule for no more 75%" in text
+    assert "the oracle keeps 90.0%, and the best rule for no more FLOPs keeps 75%" in text
     message = limits.message(table)
-    assert "with copied states 90% of the score for 50% of the FLOPs, with exact ones 100% for 70%" in message
-    assert message.endswith("the best rule for no more FLOPs than the first 75%")
+    assert "keep 90% of the score for 50% of the FLOPs, and 100% with exact states" in message
+    assert message.endswith("the best rule that is as cheap keeps 75%")
 
 
 def test_where_nothing_is_as_cheap_it_is_said(oracle, stored):
@@ -83,8 +83,8 @@ def test_where_nothing_is_as_cheap_it_is_said(oracle, stored):
     few = Measured(only_deep.reset_index(drop=True), chosen, 0.05, (0.1,), (0.1,))
     table = limits.limits_at_equal_flops(few, "calm", oracle)
     text = limits.limits_conclusion(table, limits.split_losses(oracle))
-    assert "of the FLOPs, no rule spends as little." in text
-    assert limits.message(table).endswith("no rule spends as little")
+    assert "and no rule spends as little." in text
+    assert limits.message(table).endswith("no rule is as cheap")
 
 
 def test_losses_are_split_into_decisions_and_states(oracle, stored):
@@ -94,7 +94,7 @@ def test_losses_are_split_into_decisions_and_states(oracle, stored):
         assert row[f"{quantity}_by_decisions"] == pytest.approx(0.05)
         assert row[f"{quantity}_by_states"] == pytest.approx(0.15)
     text = limits.limits_conclusion(limits.limits_at_equal_flops(stored, "calm", oracle), losses)
-    assert text.endswith(f"{figures.label(TASK)} 5.0% and 15.0%.")
+    assert "change 5.0% of the output" in text and text.endswith("copied states another 15.0%.")
 
 
 def test_the_figure_names_what_it_draws(stored, oracle):

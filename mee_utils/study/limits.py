@@ -14,7 +14,7 @@ import pandas as pd
 
 from . import figures
 from .catalogue import RULES
-from .prose import listed
+from .prose import on_tasks, task_span
 from .result_tables import Measured, described
 from .verdicts import on_front
 
@@ -164,37 +164,33 @@ def limits_conclusion(limits: pd.DataFrame, losses: pd.DataFrame, threshold: flo
         losses: from `split_losses`.
         threshold: of the margin.
     """
-    texts = []
-    for row in limits.to_dict("records"):
-        rule = "no rule spends as little"
-        if _is_number(row.get("rule_kept")):
-            rule = f"the best rule for no more {row['rule_kept']:.0%}"
-        oracle = f"an oracle keeps {_interval(row, 'oracle')} of the score for {row['flops_share']:.0%}"
-        texts.append(f"{figures.label(row['task'])}: {oracle} of the FLOPs, {rule}")
-    at = losses[losses.threshold == threshold]
-    parts = [
-        f"{figures.label(row.task)} {row.loss_by_decisions:.1%} and {row.loss_by_states:.1%}"
-        for row in at.itertuples()
-    ]
-    return (
-        f"{'; '.join(texts)}. At a threshold of {threshold:g} the margin changes outputs (mean consistency "
-        "loss) by wrong "
-        f"decisions, and by copied states besides: {listed(parts)}."
+    tasks = list(limits.task)
+    by_task = limits.set_index("task")
+    bound = on_tasks(by_task.index[by_task.oracle < 0.99], tasks)
+    rules = by_task.rule_kept.dropna() if "rule_kept" in by_task else by_task.oracle[:0]
+    beside = (
+        f"the best rule for no more FLOPs keeps {task_span(rules)}"
+        if len(rules)
+        else "no rule spends as little"
     )
-
-
-def _is_number(value: float | None) -> bool:
-    return value is not None and value == value
+    at = losses[losses.threshold == threshold].set_index("task")
+    return (
+        f"Copied states cost perfect decisions more than 1% of the score {bound}: the oracle keeps "
+        f"{task_span(by_task.oracle, '.1%')}, and {beside}. At a threshold of {threshold:g}, wrong decisions "
+        f"of the margin change {task_span(at.loss_by_decisions, '.1%')} of the output (mean consistency "
+        f"loss), and copied states another {task_span(at.loss_by_states, '.1%')}."
+    )
 
 
 def message(limits: pd.DataFrame) -> str:
     """What the figure shows, in a sentence, from `limits_at_equal_flops`."""
-    copied = f"with copied states {_range(limits.oracle)} of the score for {_range(limits.flops_share)}"
-    exact = f"with exact ones {_range(limits.exact)} for {_range(limits.exact_flops)}"
-    rules = "no rule spends as little"
+    rules = "no rule is as cheap"
     if "rule_kept" in limits and limits.rule_kept.notna().any():
-        rules = f"the best rule for no more FLOPs than the first {_range(limits.rule_kept)}"
-    return f"Perfect decisions keep {copied} of the FLOPs, {exact}; {rules}"
+        rules = f"the best rule that is as cheap keeps {_range(limits.rule_kept)}"
+    return (
+        f"Perfect decisions keep {_range(limits.oracle)} of the score for {_range(limits.flops_share)} of "
+        f"the FLOPs, and {_range(limits.exact)} with exact states; {rules}"
+    )
 
 
 def _range(values: pd.Series) -> str:

@@ -6,7 +6,7 @@ conclude(f"After layer 4, {span(shares, '{:.0%}')} of CALM's predictions are fin
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def conclude(*sentences: str) -> None:
@@ -32,6 +32,29 @@ def span(values: Iterable[float], form: str = "{:.2f}") -> str:
     values = list(values)
     texts = [form.format(min(values)), form.format(max(values))]
     return " to ".join(dict.fromkeys(texts))
+
+
+def task_span(values: Mapping[str, float], form: str = ".0%") -> str:
+    """The least and the largest value, each with its task: what a list of all tasks would bury.
+
+    >>> task_span({"translation": 0.9, "summarization": 0.7, "question_answering": 0.8})
+    '70% (summarization) to 90% (translation)'
+    >>> task_span({"translation": 0.9, "summarization": 0.9})
+    '90%'
+    """
+    import pandas as pd
+
+    from .figures import label
+
+    numbers = pd.Series(values, dtype=float).dropna()
+    if numbers.empty:
+        return "unknown"
+    ends = numbers[[numbers.idxmin(), numbers.idxmax()]]
+    texts = [f"{value:{form}}" for value in ends]
+    if texts[0] == texts[1]:
+        return texts[0]
+    named = [f"{text} ({label(task)})" for text, task in zip(texts, ends.index, strict=True)]
+    return " to ".join(named)
 
 
 def on_tasks(tasks: Iterable[str], among: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from . import figures
 from .catalogue import HEADS, MAIN_MODEL
-from .prose import listed
+from .prose import on_tasks, span, task_span
 from .result_tables import Measured
 from .verdicts import on_front
 
@@ -185,39 +185,42 @@ def _draw(axis, rows: pd.DataFrame, quality: float) -> None:
 
 def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: float) -> Iterator[str]:
     """Shallow decoders beside exits at equal FLOPs, and the cheapest of every kind at equal score."""
-    for task, rows in equal_cost.groupby("task", sort=False) if len(equal_cost) else ():
-        shown = [f"{row.setting} {row.kept:.0%} (exits {_at_most(row)})" for row in rows.itertuples()]
-        yield f"{figures.label(task)}, share of vanilla's score that is kept: {listed(shown)}."
+    tasks = list(table.task.unique())
+    if len(equal_cost):
+        best = equal_cost[["exits_kept", "fixed_kept"]].max(axis=1)
+        yield (
+            f"For the same FLOPs or fewer, shallow decoders keep {span(equal_cost.kept, '{:.0%}')} of "
+            f"vanilla's score and exits {_kept_by(best)}."
+        )
     cheapest = at_equal_score(table, quality)
     saving = cheapest[cheapest.relative_flops < 1]
-    texts = []
-    for task in table.task.unique():
-        kinds = [f"{row.kind} {row.relative_flops:.0%}" for row in saving[saving.task == task].itertuples()]
-        texts.append(f"{figures.label(task)}: {listed(kinds)}")
-    wanted = f"where a mean of {quality:.0%} of vanilla's score is kept, if any are saved"
-    yield f"FLOPs {wanted}. {'; '.join(texts)}."
+    kinds = [
+        f"{kind} {span(rows.relative_flops, '{:.0%}')} {on_tasks(rows.task, tasks)}"
+        for kind, rows in saving.groupby("kind", sort=False)
+    ]
+    yield (
+        f"To keep a mean of {quality:.0%} of it takes these shares of vanilla's FLOPs, where any are saved: "
+        f"{'; '.join(kinds) or 'none'}."
+    )
 
 
-def _at_most(row) -> str:
-    """What exits keep for no more FLOPs than a shallow decoder, in words."""
-    best = pd.Series([row.exits_kept, row.fixed_kept]).max()
-    return "cost more" if math.isnan(best) else f"{best:.0%}"
+def _kept_by(exits: pd.Series) -> str:
+    """What exits keep for no more FLOPs than shallow decoders, and how often none is as cheap."""
+    dear = int(exits.isna().sum())
+    if dear == len(exits):
+        return "none, since all cost more"
+    kept = span(exits.dropna(), "{:.0%}")
+    return f"{kept} (in {dear} of {len(exits)} cases all cost more)" if dear else kept
 
 
 def baseline_conclusion(beside_both: pd.DataFrame, quality: float) -> str:
     """How much rules that keep their own full depth keep of vanilla's, from `kept_of_baseline`."""
-    texts = []
-    for task, rows in beside_both.groupby("task", sort=False):
-        certain = int((rows.of_vanilla_low >= quality).sum())
-        shares = (
-            f"{rows.retained.mean():.1%} of their own and {rows.of_vanilla.mean():.1%} of vanilla's score"
-        )
-        texts.append(
-            f"{figures.label(task)} {shares} ({certain} of {len(rows)} rules certainly {quality:.0%})"
-        )
+    means = beside_both.groupby("task", sort=False).of_vanilla.mean()
+    certain = int((beside_both.of_vanilla_low >= quality).sum())
     return (
-        f"Rules that keep {quality:.0%} of their own full depth for certain keep, on average: "
-        f"{'; '.join(texts)}."
+        f"Rules that keep {quality:.0%} of their own full depth for certain keep {task_span(means, '.1%')} "
+        f"of vanilla's score on average; {certain} of these {len(beside_both)} settings keep {quality:.0%} "
+        "of it for certain."
     )
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pandas as pd
 
 from .. import figures
-from ..catalogue import RULES
-from ..prose import listed, on_tasks
+from ..catalogue import MAIN_MODEL, RULES
+from ..prose import listed, on_tasks, span, task_span
 from ..result_tables import Measured, best_of_families
 from ..verdicts import BETWEEN, FIXED_LAYER, KIND_OF, NONE_MEASURED, OTHER_RULES, SEVERAL, on_front
-from .wording import by_task, percent_span
+from .wording import winners
 
 ONE = "rules over one layer"
 VERIFIED = "verified by the last layer"
@@ -31,6 +31,12 @@ NAMES = {  # of the ways in a sentence
 }
 SPEEDS = ["speed", "lowest", "highest"]
 FLOPS_DRAWN = (0.3, 1.35)
+IN_PLURAL = {  # verdicts of the ledger, said of several statements
+    "holds": "hold",
+    "holds on some tasks": "hold on some tasks",
+    "does not hold": "do not hold",
+    "undecided": "are undecided",
+}
 BOUNDS = {"no_test": "no test", "hoeffding_bentkus": "Hoeffding-Bentkus", "betting": "betting (WSR)"}
 VERSIONS = {
     "correct": figures.Style("correct", figures.GREY, "o"),
@@ -119,8 +125,8 @@ def answer_message(ways: pd.DataFrame, quality: float) -> str:
     counts = {way: (rows.lowest > 1).sum() for way, rows in single.groupby("way")}
     texts = [f"{name} on {counts[way]}" for way, name in NAMES.items() if way in counts]
     return (
-        f"At {quality:.0%} of the score these are faster than full depth in every round, of "
-        f"{single.task.nunique()} tasks: {listed(texts)}"
+        f"Faster than full depth in every round, at {quality:.0%} of the score: {listed(texts)} of "
+        f"{single.task.nunique()} tasks"
     )
 
 
@@ -128,39 +134,36 @@ def answer_conclusion(ways: pd.DataFrame, quality: float) -> str:
     """The fastest way of every task, one output at a time and in batches."""
     texts = []
     single = ways.batch == 1
-    for where, rows in (("one output at a time", ways[single]), ("in batches", ways[~single])):
+    for where, rows in (("One output at a time", ways[single]), ("In batches", ways[~single])):
         best = rows.loc[rows.groupby("task", sort=False).speed.idxmax()]
-        each = [f"{figures.label(row.task)} {row.speed:.2f} ({_setting(row)})" for row in best.itertuples()]
-        texts.append(f"{where} {listed(each)}")
+        names = [
+            f"{NAMES[way]} {on_tasks(part.task, list(best.task))}"
+            for way, part in best.groupby("way", sort=False)
+        ]
+        speeds = task_span(best.set_index("task").speed, ".2f")
+        texts.append(f"{where}, the fastest are {listed(names)}: {speeds} times as fast as full depth.")
     return (
-        f"Fastest way to keep {quality:.0%}, tokens a second of full depth's: {'; '.join(texts)}. A fixed "
-        "layer keeps it on average, rules with a lower bound of 95 % intervals, verified exits return the "
-        "very output of full depth."
+        f"{' '.join(texts)} A fixed layer keeps {quality:.0%} of the score on average, a rule with the lower "
+        "end of its 95 % interval, and verified exits return the very output of full depth."
     )
 
 
-def _setting(row) -> str:
-    """The name of a setting: the rule, the fixed layer, or that exits are verified."""
-    if row.way == VERIFIED:
-        return VERIFIED
-    return f"layer {row.threshold:.0f}" if row.way == FIXED_LAYER else figures.label(row.rule)
-
-
 def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) -> str:
-    """How many rules keep the quality, and the cheapest of all and of several layers, by task."""
-    texts = []
-    for task in tasks:
-        rows = sure[sure.task == task].sort_values("flops_share", kind="stable")
-        several = rows[rows.rule.map(KIND_OF) == SEVERAL]
-        cheapest = [_with_flops(part) for part in (rows, several) if len(part)]
-        named = f": {' and, over several layers, '.join(dict.fromkeys(cheapest))}" if cheapest else ""
-        texts.append(f"{figures.label(task)} {len(rows)} rules{named}")
-    return f"Certain to keep {quality:.0%}, and cheapest in FLOPs. {'; '.join(texts)}."
-
-
-def _with_flops(rows: pd.DataFrame) -> str:
-    first = rows.iloc[0]
-    return f"{figures.label(first.rule)} {first.flops_share:.0%}"
+    """How many rules keep the quality, and what the cheapest of all and of several layers takes, by task."""
+    numbers = sure.groupby("task").size().reindex(tasks, fill_value=0)
+    counted = f"{span(numbers, '{:d}')} rules keep {quality:.0%} for certain, depending on the task"
+    if sure.empty:
+        return f"{counted}."
+    ordered = sure.sort_values("flops_share", kind="stable")
+    cheapest = ordered.drop_duplicates("task")
+    several = ordered[ordered.rule.map(KIND_OF) == SEVERAL].groupby("task").flops_share.min()
+    beside = (
+        f"; of those over several layers, the cheapest takes {task_span(several)}" if len(several) else ""
+    )
+    return (
+        f"{counted}. The cheapest takes {task_span(cheapest.set_index('task').flops_share)} of the FLOPs "
+        f"({winners(cheapest)}){beside}."
+    )
 
 
 def flops_figure(points: pd.DataFrame, tasks: Sequence[str], quality: float, note: str = ""):
@@ -232,15 +235,17 @@ def flops_message(points: pd.DataFrame, quality: float) -> str:
 
 
 def flops_conclusion(points: pd.DataFrame, quality: float) -> str:
-    """FLOPs at a mean score: the best rule, a fixed layer, the oracle."""
-    texts = []
-    for row in cheapest_on_front(points, quality).itertuples():
-        static = points[(points.task == row.task) & (points.rule == "static") & (points.retained >= quality)]
-        fixed = f"a fixed layer {static.flops_share.min():.0%}" if len(static) else "no fixed layer"
-        texts.append(f"{figures.label(row.task)}: {figures.label(row.rule)} {row.flops_share:.0%}, {fixed}")
+    """FLOPs at a mean score: the best rule and a fixed layer."""
+    cheapest = cheapest_on_front(points, quality)
+    if cheapest.empty:
+        return f"No rule keeps a mean of {quality:.0%} of the score."
+    fixed = points[(points.rule == "static") & (points.retained >= quality)].groupby("task").flops_share.min()
+    beside = f"the earliest fixed layer takes {task_span(fixed)}" if len(fixed) else "no fixed layer keeps it"
     return (
-        f"FLOPs at a mean of {quality:.0%}. {'; '.join(texts)}. These settings are chosen on the examples "
-        "that they are shown on, so that the front is optimistic; what is certain stands above."
+        f"To keep a mean of {quality:.0%}, the cheapest rule takes "
+        f"{task_span(cheapest.set_index('task').flops_share)} of the FLOPs ({winners(cheapest)}); {beside}. "
+        "These settings are chosen on the examples that they are shown on, so the front is optimistic; the "
+        "section above says what is certain."
     )
 
 
@@ -249,15 +254,11 @@ def equal_loss_conclusion(equal: pd.DataFrame, wanted: float) -> str:
     rows = equal[equal.wanted == wanted]
     there = rows[rows.reading == BETWEEN]
     best = there.sort_values(["task", "flops_share"], kind="stable").drop_duplicates("task")
-    texts = [
-        f"{figures.label(row.task)} {row.flops_share:.0%} ({row.flops_low:.0%} to {row.flops_high:.0%}; "
-        f"{figures.label(row.rule)})"
-        for row in best.itertuples()
-    ]
     missing = (rows.reading == NONE_MEASURED).groupby(rows.task, sort=False).sum()
     return (
-        f"FLOPs of the cheapest rule at a mean consistency loss of {wanted:.0%}: {listed(texts)}. Rules "
-        f"without a setting that strict: {by_task(missing, 'd')}."
+        f"At a mean consistency loss of {wanted:.0%} the cheapest rule takes "
+        f"{task_span(best.set_index('task').flops_share)} of the FLOPs ({winners(best)}). The number of "
+        f"rules without a setting that strict is {missing.max()} on the worst task."
     )
 
 
@@ -309,26 +310,24 @@ def guarantee_message(best: pd.DataFrame) -> str:
         return "No rule has a threshold whose loss is guaranteed"
     middle = deltas[len(deltas) // 2]
     shares = best[best.delta == middle].groupby("task").flops_share.min()
-    return f"FLOPs of the cheapest rule with a guaranteed mean loss of {middle:g}: {by_task(shares)}"
+    return (
+        f"A guaranteed mean loss of {middle:g} at most takes {task_span(shares)} of the FLOPs of full depth"
+    )
 
 
 def guarantee_conclusion(calibrated: pd.DataFrame, delta: float) -> str:
     """The cheapest rule at one demand, by task, and how often each bound finds a threshold."""
     chosen = calibrated[(calibrated.kind == "consistency") & (calibrated.delta == delta) & calibrated.found]
     chosen = chosen[chosen.bound == "hoeffding_bentkus"].sort_values(["task", "flops_share"], kind="stable")
-    texts = []
-    for task, rows in chosen.groupby("task", sort=False):
-        best = rows.iloc[0]
-        texts.append(
-            f"{figures.label(task)} {figures.label(best.rule)} with {best.flops_share:.0%} (of {len(rows)} "
-            "rules)"
-        )
+    best = chosen.drop_duplicates("task")
     shares = calibrated.groupby("bound", sort=False).found.mean()
-    bounds = [f"{BOUNDS.get(bound, bound)} {share:.0%}" for bound, share in shares.items()]
-    return (
-        f"Cheapest at a guaranteed mean consistency loss of {delta:g}: {listed(texts)}. Share of all "
-        f"demands for which a bound finds a threshold: {listed(bounds)}."
+    bounds = [
+        f"{share:.0%} of the demands with {BOUNDS.get(bound, bound)}" for bound, share in shares.items()
+    ]
+    cheapest = (
+        f"With a guaranteed loss of {delta:g}, the cheapest rule is {winners(best)}. " if len(best) else ""
     )
+    return f"{cheapest}A threshold is found for {listed(bounds)}."
 
 
 def fresh_figure(rates: pd.DataFrame, eps: float, note: str = ""):
@@ -364,14 +363,17 @@ def fresh_message(rates: pd.DataFrame, eps: float) -> str:
 def fresh_conclusion(rates: pd.DataFrame) -> str:
     """Mean rates of violation and of thresholds found, by bound."""
     means = rates.groupby("bound", sort=False)[["violated", "passed"]].mean()
-    texts = [
-        f"{BOUNDS[bound]}: guarantee broken by {row.violated:.1%} of the sets, a threshold found by "
+    tested = [
+        f"{BOUNDS[bound]} breaks the guarantee on {row.violated:.1%} of the sets and finds a threshold for "
         f"{row.passed:.0%}"
-        for bound, row in means.iterrows()
+        for bound, row in means.drop(index="no_test", errors="ignore").iterrows()
     ]
+    untested = (
+        f" Without a test {means.violated['no_test']:.0%} break it." if "no_test" in means.index else ""
+    )
     return (
-        f"Means over rules and demands. {'; '.join(texts)}. By chance alone up to {rates.limit.max():.1%} "
-        "is allowed."
+        f"Means over rules and demands: {'; '.join(tested)}. Up to {rates.limit.max():.1%} of the sets may "
+        f"break it by chance.{untested}"
     )
 
 
@@ -422,40 +424,40 @@ def bugs_message(bugs: pd.DataFrame) -> str:
     losses = _losses(bugs)
     serious = int((losses >= 0.1).sum())
     return (
-        f"{serious} of {len(losses)} published bugs take at least a tenth of the score in some case, "
-        "everything else equal"
+        f"{serious} of {len(losses)} published bugs take at least 10% of the score in some case, everything "
+        "else equal"
     )
 
 
 def bugs_conclusion(bugs: pd.DataFrame) -> str:
-    """What each bug takes at most."""
+    """What the worst bugs take at most."""
     losses = _losses(bugs).sort_values(ascending=False, kind="stable")
-    texts = [f"{bug} {loss:.0%}" for bug, loss in losses.items()]
+    texts = [f"{bug} ({loss:.0%})" for bug, loss in losses.head(2).items()]
     return (
-        f"Largest share of the full score that a bug takes: {listed(texts)}. The table says which "
-        "published number each may explain."
+        f"By the largest share of the full score that they take, the worst bugs are {listed(texts)}. The "
+        "table says which published number each may explain."
     )
 
 
 def ledger_conclusion(ledger: pd.DataFrame) -> str:
     """How many statements have each verdict."""
     counts = ledger.verdict.value_counts()
-    texts = [f"{count} {verdict}" for verdict, count in counts.items()]
+    texts = [f"{count} {IN_PLURAL.get(verdict, verdict)}" for verdict, count in counts.items()]
     return (
-        f"Of {len(ledger)} statements: {listed(texts)}. What fails on models of this size may still hold "
-        "at the scale of the papers."
+        f"Of {len(ledger)} statements, {listed(texts)}. What fails on models of this size may still hold at "
+        "the scale of the papers."
     )
 
 
 def seeds_conclusion(spread: pd.DataFrame) -> str:
     """FLOPs of one rule by training objective, over seeds of the training."""
-    texts = []
-    for model, rows in spread.groupby("model", sort=False):
-        texts.append(f"{figures.label(model)} {percent_span(rows['mean'])}")
-    return (
-        "FLOPs of one rule on models that were trained again with other seeds, over the tasks: "
-        f"{listed(texts)}."
-    )
+    spans = spread.groupby("model", sort=False)["mean"].agg(["min", "max"])
+    parts = [
+        f"{spans['min'][name]:.0%} to {spans['max'][name]:.0%} of the FLOPs under {figures.label(name)}"
+        for name in (MAIN_MODEL, "vanilla")
+        if name in spans.index
+    ]
+    return f"On models trained again with other seeds, one rule takes {listed(parts)}, over tasks and seeds."
 
 
 def timed_layers(stored: Measured, model: str, times: pd.DataFrame) -> pd.DataFrame:

@@ -9,9 +9,9 @@ import pandas as pd
 from ...analysis.statistics import percentiles
 from .. import figures
 from ..catalogue import CALM_RULES, MEE_RULES, RULES, VARIANTS
-from ..prose import listed, on_tasks, span
+from ..prose import on_tasks, span, task_span
 from ..result_tables import KEEPS_IT
-from .wording import by_task, percent_span, winners
+from .wording import percent_span, winners
 
 MARGIN = "softmax_margin"
 LEAST_KEPT = 0.6  # of the score: settings that keep less are not drawn
@@ -40,9 +40,9 @@ def learning_conclusion(ends: pd.DataFrame) -> str:
     gap = ends.assign(gap=ends.held_out_loss - ends.training_loss)
     widest = gap.loc[gap.gap.idxmax()]
     return (
-        f"The lowest held-out loss is that of {figures.label(best.rule)} ({best.held_out_loss:.3f} nats). "
-        f"The widest gap between held-out and training loss is that of {figures.label(widest.rule)} "
-        f"({widest.gap:.3f}), whose held-out loss is lowest in epoch {widest.best_epoch}."
+        f"On held-out tokens {figures.label(best.rule)} fits best ({best.held_out_loss:.3f} nats). "
+        f"{figures.label(widest.rule)} overfits most: its held-out loss ends {widest.gap:.3f} nats above its "
+        f"training loss, and is lowest in epoch {widest.best_epoch}."
     )
 
 
@@ -94,17 +94,16 @@ def ranking_message(mean_rank: pd.DataFrame) -> str:
 
 
 def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
-    """The best classifier of either kind beside the margin, and three layers beside one."""
+    """The best classifier on several layers beside the margin, and three layers beside one."""
     areas = on_calm(mean_rank).pivot(index="rule", columns="task", values="roc_area")
-    margin, one, several, similarity, _ = best_of_kinds(mean_rank)
-    lines = [
-        f"{figures.label(rule)} {percent_span(areas.loc[rule], '{:.2f}')}"
-        for rule in (margin, one, several, similarity)
-    ]
+    margin, _, several, similarity, _ = best_of_kinds(mean_rank)
+    spans = areas.apply(lambda row: percent_span(row, "{:.2f}"), axis=1)
     ahead = clear_gains(on_calm(mean_rank), "roc_area", "three_hidden", "hidden")
     return (
-        f"Mean area, over the tasks: {listed(lines)}. Three layers rank tokens better than one "
-        f"{on_tasks(ahead, areas.columns)} (95 % interval over seeds and sequences above zero)."
+        f"Three layers rank tokens clearly better than one {on_tasks(ahead, areas.columns)} (95 % interval "
+        "over seeds and sequences above zero). The best classifier over several layers, "
+        f"{figures.label(several)}, has a mean area of {spans[several]}, depending on the task; the margin, "
+        f"which needs no training, has {spans[margin]}, and similarity {spans[similarity]}."
     )
 
 
@@ -158,13 +157,11 @@ def tokens_conclusion(learned: pd.DataFrame) -> str:
     """By how much three layers rank tokens better than other classifiers, with the most training tokens."""
     gains = gains_of_three(learned)
     clear = int(((gains.low > 0) | (gains.high < 0)).sum())
-    ranges = [
-        f"{span(rows.gain, '{:+z.3f}')} against {figures.label(rule)}"
-        for rule, rows in gains.groupby("rule", sort=False)
-    ]
+    opening = "" if clear else "More training tokens do not bring out the layers. "
     return (
-        f"With {learned.tokens.max():,} tokens three layers change the area, by task, by {listed(ranges)}; "
-        f"{clear} of these {len(gains)} differences are clear (95 % interval on one side of zero)."
+        f"{opening}With {learned.tokens.max():,} tokens, {clear} of {len(gains)} differences between three "
+        "layers and other classifiers are clear (95 % interval on one side of zero); the area changes by "
+        f"{span(gains.gain, '{:+z.3f}')}."
     )
 
 
@@ -209,15 +206,14 @@ def decisions_message(quality_of: pd.DataFrame, threshold: float) -> str:
 
 
 def decisions_conclusion(quality_of: pd.DataFrame) -> str:
-    """Precision and recall of the margin and similarity."""
+    """The precision of all measures, and between which recalls they lie."""
     means = quality_of.groupby("rule")[["precision", "recall"]].mean()
-    texts = [
-        f"{figures.label(rule)} {means.precision[rule]:.1%} and {means.recall[rule]:.0%}"
-        for rule in ("softmax_margin", "three_hidden", "hidden_similarity")
-    ]
+    lowest, highest = means.recall.idxmin(), means.recall.idxmax()
     return (
-        f"Precision and recall, means over layers and tasks: {listed(texts)}. A threshold is not a "
-        "quality: rules are compared at equal quality from here on."
+        f"At this threshold every measure is precise (at least {means.precision.min():.1%} on average), but "
+        f"recall lies between {means.recall[lowest]:.0%} ({figures.label(lowest)}) and "
+        f"{means.recall[highest]:.0%} ({figures.label(highest)}). A threshold is not a quality: rules are "
+        "compared at equal quality from here on."
     )
 
 
@@ -257,7 +253,8 @@ def calibration_conclusion(reliability: pd.DataFrame) -> str:
     ends = [f"{figures.label(rule)} ({errors[rule]:.3f})" for rule in errors.index[[0, -1]]]
     return (
         f"The expected calibration error is smallest for {ends[0]} and largest for {ends[1]}. Classifiers "
-        "are trained with both classes counted alike: where most tokens may exit they are underconfident."
+        "are trained with both classes weighted equally, so they are underconfident where most tokens may "
+        "exit."
     )
 
 
@@ -319,11 +316,11 @@ def cost_conclusion(costs: pd.DataFrame) -> str:
     large = costs[costs["shape"] == "t5-large"].set_index("rule").break_even
     mini = costs[costs["shape"] == "mini"].set_index("rule").break_even
     return (
-        "A rule that decides at every layer saves FLOPs only if tokens exit before the break-even depth: "
-        f"for the margin {mini[MARGIN]:.0%} of the layers here and {large[MARGIN]:.0%} at the shape of "
-        f"T5-large, for three hidden states {mini['three_hidden']:.0%} and {large['three_hidden']:.0%}. "
-        "Hidden similarity is counted as free. Rules on probabilities pay for the LM head, which pruning "
-        "makes cheap (03)."
+        "A rule that decides at every layer saves FLOPs only if tokens exit before its break-even depth. At "
+        f"the shape of T5-large that is {large[MARGIN]:.0%} of the layers for the margin and "
+        f"{large['three_hidden']:.0%} for three hidden states; here it is {mini[MARGIN]:.0%} and "
+        f"{mini['three_hidden']:.0%}. Rules on probabilities pay for the LM head, which pruning makes cheap "
+        "(03); hidden similarity is counted as free."
     )
 
 
@@ -437,16 +434,15 @@ def layers_seen_conclusion(later: pd.DataFrame) -> str:
     """What three layers gain, and what as many parameters on one layer gain."""
     means = later.groupby("rule").later.mean()
     clear = int(((later.later_low > 0) | (later.later_high < 0)).sum())
-    intervals = f"Of {len(later)} intervals over seeds {clear} do not hold zero."
+    intervals = f"Of {len(later)} intervals over seeds, {clear} exclude zero."
     if means.abs().max() < LEAST_CHANGE:
         return (
             f"On average over the tasks no classifier moves the exit by {LEAST_CHANGE:g} of a layer. "
             f"{intervals}"
         )
     return (
-        f"Mean over the tasks, in layers: three layers {means['three_hidden']:+z.2f}, one layer with as "
-        f"many parameters {means['wide_hidden']:+z.2f}, four layers {means['four_hidden']:+z.2f}, the LSTM "
-        f"over all layers {means['lstm']:+z.2f}. {intervals}"
+        f"On average over the tasks, three layers move the exit by {means['three_hidden']:+z.2f} layers, and "
+        f"one layer with as many parameters by {means['wide_hidden']:+z.2f}. {intervals}"
     )
 
 
@@ -458,8 +454,12 @@ def published_conclusion(published: pd.DataFrame, sixth: int, first_layer: int, 
         kept = rows[rows.rule.isin(PUBLISHED)].groupby("rule").retained.mean()
         calm = percent_span(kept[[rule for rule in CALM_RULES if rule in kept]])
         mee = percent_span(kept[[rule for rule in MEE_RULES if rule in kept]])
-        texts.append(f"from layer {layer} on CALM's measures keep {calm} of the score and MEE's {mee}")
-    return f"At a threshold of {threshold:g} that decays, {'; '.join(texts)} (means over the tasks)."
+        texts.append(f"{mee} and CALM's {calm} if tokens may exit from layer {layer} on")
+    return (
+        f"At a threshold of {threshold:g} that decays, MEE's measures keep {'; '.join(texts)} (share of the "
+        "score, mean over the tasks). The same threshold is not the same cost: MEE's measures pay for more "
+        "layers."
+    )
 
 
 def curves_figure(points: pd.DataFrame, tasks: Sequence[str], note: str = ""):
@@ -505,21 +505,25 @@ def curves_conclusion(points: pd.DataFrame) -> str:
     good = points[points.retained >= 0.99]
     static = good[good.rule == "static"].groupby("task").flops_share.min()
     oracle = points[points.rule == "oracle"].set_index("task")
-    fixed = f"a fixed layer takes {by_task(static)}" if len(static) else "no fixed layer keeps so much"
+    fixed = f"takes {task_span(static)} of the FLOPs" if len(static) else "does not exist"
     return (
-        f"At a mean of 99% of the score {fixed} of the FLOPs. The oracle, which knows the last layer's "
-        f"prediction, keeps {by_task(oracle.retained)} for {percent_span(oracle.flops_share)}."
+        f"A fixed layer that keeps a mean of 99% of the score {fixed}. The oracle, which knows the last "
+        f"layer's prediction, keeps {task_span(oracle.retained)} for {percent_span(oracle.flops_share)}."
     )
 
 
 def kept_conclusion(kept: pd.DataFrame, quality: float) -> str:
-    """For each task how many rules keep the quality for certain, and the cheapest of them."""
-    texts = []
-    for task, rows in kept.groupby("task", sort=False):
-        sure = rows[(rows.verdict == KEEPS_IT)].sort_values("flops_share", kind="stable")
-        cheapest = [
-            f"{figures.label(row.rule)}, {row.flops_share:.0%} of the FLOPs"
-            for row in sure.head(1).itertuples()
-        ]
-        texts.append(f"{figures.label(task)}: {len(sure)} of {len(rows)} rules, cheapest {listed(cheapest)}")
-    return f"Rules whose lower bound reaches {quality:.0%} of the score. {'; '.join(texts)}."
+    """How many rules keep the quality for certain, and the cheapest of them on each task."""
+    sure = kept[kept.verdict == KEEPS_IT].sort_values("flops_share", kind="stable")
+    numbers = sure.groupby("task").size().reindex(kept.task.unique(), fill_value=0)
+    rules = int(kept.groupby("task").size().max())
+    counted = (
+        f"The lower bound reaches {quality:.0%} of the score for {span(numbers, '{:d}')} of {rules} rules"
+    )
+    if sure.empty:
+        return f"{counted}."
+    cheapest = sure.drop_duplicates("task")
+    return (
+        f"{counted}, depending on the task. Cheapest is {winners(cheapest)}, at "
+        f"{task_span(cheapest.set_index('task').flops_share)} of the FLOPs."
+    )

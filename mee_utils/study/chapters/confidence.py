@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from .. import figures
-from ..prose import on_tasks
-from .wording import by_task, percent_span, with_interval
+from ..prose import on_tasks, task_span
+from .wording import percent_span
 
 
 def overthinking_figure(thinking: pd.DataFrame, note: str = ""):
@@ -45,14 +45,10 @@ def overthinking_message(thinking: pd.DataFrame) -> str:
 def overthinking_conclusion(thinking: pd.DataFrame) -> str:
     """How much a rule that knew the truth could gain."""
     calm = thinking[thinking.model == "calm"].set_index("task")
-    texts = [
-        f"{figures.label(task)} {with_interval(row, 'overthought', '.1%')} beside {row.right:.1%} that end "
-        "right"
-        for task, row in calm.iterrows()
-    ]
     return (
-        f"Overthought tokens: {'; '.join(texts)}. This is an upper bound: a token has as many chances as "
-        "there are layers, and a rule does not see which of them is right."
+        f"A rule that knew the truth could put {task_span(calm.overthought, '.1%')} of CALM's tokens right, "
+        f"beside {percent_span(calm.right, '{:.1%}')} that end right anyway. This is an upper bound: a token "
+        "has as many chances as there are layers, and a rule does not see which of them is right."
     )
 
 
@@ -96,9 +92,9 @@ def fake_conclusion(fake: pd.DataFrame, first_layer: int) -> str:
     last = wrong_at(fake, int(fake.layer.max()))
     fewer = wrong.index[wrong.calm < wrong.vanilla]
     return (
-        f"At layer {first_layer}, the first exit, these shares of CALM's sure tokens are wrong: "
-        f"{by_task(wrong.calm, '.1%')}; at the last layer: {by_task(last.calm, '.1%')}. Training for exits "
-        f"makes confidence more honest {on_tasks(fewer, wrong.index)}."
+        f"Training for exits makes confidence more honest {on_tasks(fewer, wrong.index)}. Of CALM's sure "
+        f"tokens, {task_span(wrong.calm, '.1%')} are wrong at layer {first_layer}, the first exit, and "
+        f"{task_span(last.calm, '.1%')} at the last layer."
     )
 
 
@@ -112,9 +108,9 @@ def training_conclusion(ways: pd.DataFrame) -> str:
     distilled = of["past_future", "distilled"].right
     better = untrained.index[distilled > untrained]
     return (
-        f"The same unit, taught with balanced cross-entropy, has an area of {by_task(linear, '.2f')}; with "
-        f"squared error {by_task(berxit, '.2f')}. The predicted state names the last layer's token in "
-        f"{by_task(state, '.1%')} of the cases, distilled in {by_task(distilled, '.1%')}, the layer's own "
-        f"token in {by_task(untrained, '.1%')}: distillation is ahead of it "
-        f"{on_tasks(better, untrained.index)}."
+        "How a rule is trained matters. The same unit has an area of "
+        f"{task_span(linear, '.2f')} with balanced cross-entropy, and of {task_span(berxit, '.2f')} with "
+        f"squared error. A predicted state names the last layer's token in {percent_span(state, '{:.1%}')} "
+        f"of the cases, a distilled one in {percent_span(distilled, '{:.1%}')}: distillation is ahead of the "
+        f"layer's own token ({percent_span(untrained, '{:.1%}')}) {on_tasks(better, untrained.index)}."
     )

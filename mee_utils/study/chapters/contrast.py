@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from .. import figures
-from ..prose import listed, on_tasks
-from .wording import by_task, percent_span, with_interval
+from ..prose import listed, on_tasks, task_span
+from .wording import percent_span, with_interval
 
 MARGIN = "unpruned"  # the rule that contrast is compared with: the softmax margin over all entries
 CONTRASTS = ("weighted", "jsd")
@@ -124,10 +124,14 @@ def first_layer_shares(amateurs: pd.DataFrame) -> pd.Series:
 def amateur_conclusion(amateurs: pd.DataFrame) -> str:
     """How often JSD chooses layer 1."""
     shares = first_layer_shares(amateurs)
+    nearly = (
+        "JSD is in effect contrast with the first layer"
+        if shares.min() > 0.75
+        else "JSD often contrasts with the first layer"
+    )
     return (
-        "The amateur is layer 1 for these shares of the tokens (mean of the expert layers from 3 on): "
-        f"{by_task(shares)}. Where that is nearly all, JSD is contrast with the first layer under another "
-        "name, but it computes logits at every earlier layer to find that out."
+        f"{nearly}: the amateur is layer 1 for {task_span(shares)} of the tokens (mean of the expert layers "
+        "from 3 on). To find that out, it computes logits at every earlier layer."
     )
 
 
@@ -154,13 +158,13 @@ def plausible_conclusion(
     at = plausible[plausible.layer == first_layer].set_index("task")
     layers = at_level.pivot(index="rule", columns="task", values="mean_exit_layer").mean(axis=1)
     bare = layers["weighted, without the mass"]
-    by_construction = ": what looks fast is a looser threshold." if bare < layers["weighted"] else "."
+    looser = ": what looks fast is a looser threshold." if bare < layers["weighted"] else "."
     return (
-        f"Tokens with one plausible entry at layer {first_layer}: {by_task(at.single)}; of these "
-        f"{percent_span(at.wrong_single, '{:.1%}')} are predicted wrongly. Without the mass of the "
+        f"At layer {first_layer}, {task_span(at.single)} of the tokens have one plausible entry, and "
+        f"{percent_span(at.wrong_single, '{:.1%}')} of these are predicted wrongly. Without the mass of the "
         f"plausible set their confidence is 1 by construction. At a threshold of {threshold:g} the public "
-        f"form exits at layer {bare:.2f} on average, contrast with the mass at {layers['weighted']:.2f}, "
-        f"the plain margin at {layers[MARGIN]:.2f}{by_construction}"
+        f"form exits at layer {bare:.2f} on average, and contrast with the mass at "
+        f"{layers['weighted']:.2f}{looser}"
     )
 
 
@@ -200,7 +204,7 @@ def ranking_conclusion(ranks: pd.DataFrame) -> str:
     """Mean areas, and the layers that say nothing."""
     areas = mean_areas(ranks).groupby("model", sort=False).mean()
     texts = [
-        f"{figures.label(model)}: {by_task(row[[MARGIN, *CONTRASTS]], '.3f')}"
+        f"{row[MARGIN]:.3f} against {row[list(CONTRASTS)].max():.3f} with {figures.label(model)}"
         for model, row in areas.iterrows()
     ]
     missing = ranks[ranks.roc_area.isna() & (ranks.rule == MARGIN)]
@@ -208,10 +212,11 @@ def ranking_conclusion(ranks: pd.DataFrame) -> str:
         f"{figures.label(model)} on {figures.label(task)} ({len(rows)})"
         for (model, task), rows in missing.groupby(["model", "task"], sort=False)
     ]
-    sentence = (
-        f" Layers that are left out, since fewer than 20 tokens are not final there: {listed(left_out)}."
+    sentence = f" Layers with fewer than 20 tokens that are not final are left out: {listed(left_out)}."
+    return (
+        f"Mean area of the plain margin and of the better contrast, over layers and tasks: {listed(texts)}."
+        f"{sentence if left_out else ''}"
     )
-    return f"Mean area over layers and tasks. {'. '.join(texts)}.{sentence if left_out else ''}"
 
 
 def equal_quality_figure(equal: pd.DataFrame, shares: Sequence[float], note: str = ""):
@@ -234,8 +239,11 @@ def equal_quality_figure(equal: pd.DataFrame, shares: Sequence[float], note: str
 def equal_quality_message(equal: pd.DataFrame, share: float = 0.98) -> str:
     """What the margin and both contrasts cost at one share of predictions kept."""
     mean = equal[equal.wanted == share].groupby("rule").flops_share.mean()
-    costs = [f"{figures.label(rule)} {mean[rule]:.0%}" for rule in (MARGIN, *CONTRASTS)]
-    return f"FLOPs where {share:.0%} of the predictions stay (mean of the tasks): {', '.join(costs)}"
+    weighted, jsd = (mean[rule] for rule in CONTRASTS)
+    return (
+        f"At {share:.0%} of the predictions kept the plain margin takes {mean[MARGIN]:.0%} of the FLOPs, "
+        f"weighted contrast {weighted:.0%} and JSD contrast {jsd:.0%}"
+    )
 
 
 def equal_quality_conclusion(equal: pd.DataFrame, share: float = 0.98) -> str:
@@ -245,10 +253,9 @@ def equal_quality_conclusion(equal: pd.DataFrame, share: float = 0.98) -> str:
     flops = at.groupby("rule").flops_share.mean()
     earlier = layers.index[layers.weighted < layers[MARGIN]]
     return (
-        f"At {share:.0%} of the predictions kept, weighted contrast exits earlier than the plain margin "
-        f"{on_tasks(earlier, layers.index)}. Pruned to a few entries it takes "
-        f"{flops['weighted_fixed']:.0%} of the FLOPs, JSD {flops['jsd_fixed']:.0%}; the plain margin, "
-        f"pruned in the same way, takes {flops['fixed']:.0%}."
+        f"Weighted contrast exits earlier than the plain margin {on_tasks(earlier, layers.index)}. If all "
+        f"are pruned to a few entries, the plain margin takes {flops['fixed']:.0%} of the FLOPs, weighted "
+        f"contrast {flops['weighted_fixed']:.0%} and JSD contrast {flops['jsd_fixed']:.0%}."
     )
 
 
@@ -292,8 +299,8 @@ def pareto_message(verdicts: pd.DataFrame) -> str:
     improves = int(verdicts.improves.sum())
     worse = int(verdicts.worse.sum())
     return (
-        f"Of {len(verdicts)} settings with contrast {improves or 'none'} beat the plain margin at equal "
-        f"cost; {worse} are worse (the other intervals hold zero)"
+        f"Of {len(verdicts)} settings with contrast, {improves or 'none'} beat the plain margin at equal "
+        f"cost and {worse} are clearly worse"
     )
 
 
@@ -303,9 +310,9 @@ def pareto_conclusion(verdicts: pd.DataFrame) -> str:
     middle = verdicts.groupby("task", sort=False).gain.median()
     improved = counts.index[counts.improves > 0]
     return (
-        f"A clear improvement is found {on_tasks(improved, counts.index)}. The median setting with "
-        f"contrast changes the score by {by_task(middle, '+.1f')} points against the best plain margin "
-        "that costs no more. Behind each name stands what the setting takes of the FLOPs of full depth."
+        f"Contrast is a clear Pareto improvement {on_tasks(improved, counts.index)}. Its median setting "
+        f"changes the score by {task_span(middle, '+z.1f')} points against the best plain margin that costs "
+        "no more. Behind each name stands the share of full depth's FLOPs that the setting takes."
     )
 
 
@@ -318,11 +325,11 @@ def decoder_conclusion(decoded: pd.DataFrame) -> str:
     clear = rows[rows.low > 1]
     worse = rows[rows.high < 1]
     return (
-        f"As decoder, contrast changes {percent_span(1 - rows.same_output)} of the outputs. It improves "
-        f"the score for certain in {len(clear)} of {len(rows)} cases and lowers it for certain in "
-        f"{len(worse)}; the best is {figures.label(best.rule)} with {figures.label(best.model)} on "
-        f"{figures.label(best.task)}, which keeps {with_interval(best, 'retained', '.1%', 'low', 'high')} "
-        "of the score."
+        f"As decoder, contrast changes {percent_span(1 - rows.same_output)} of the outputs. Of {len(rows)} "
+        f"cases, it clearly raises the score in {len(clear)} and clearly lowers it in {len(worse)} (95 % "
+        f"intervals). The best is {figures.label(best.rule)} with {figures.label(best.model)} on "
+        f"{figures.label(best.task)}: it keeps {with_interval(best, 'retained', '.1%', 'low', 'high')} of "
+        "the score."
     )
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from ...analysis.statistics import percentiles
 from .. import figures
 from ..learned_from import ALL, HISTORY, OUTPUTS, REFERENCES, UNSEEN
-from ..prose import listed, on_tasks, span
+from ..prose import listed, on_tasks, span, task_span
 from .classifiers import MARGIN, on_calm
 
 
@@ -55,13 +55,12 @@ def beside_margin_and_oracle(
 def gains_conclusion(gains: pd.DataFrame, share: float) -> str:
     """Where it ranks better for certain, and how far it goes towards the oracle."""
     better = list(gains.task[gains.area_gain_low > 0])
-    layers = [
-        f"{figures.label(row.task)} {row.history:.2f} (margin {row.margin:.2f}, oracle {row.oracle:.2f})"
-        for row in gains.itertuples()
-    ]
+    layers = gains.set_index("task")
     return (
         f"It ranks tokens better than the margin {on_tasks(better, gains.task)} (95 % interval above zero). "
-        f"Mean exit layer where {share:.0%} of the predictions stay: {listed(layers)}."
+        f"Where {share:.0%} of the predictions stay, it exits "
+        f"{task_span(layers.margin - layers.history, 'z.2f')} layers before the margin; the oracle, which "
+        f"keeps all, exits {task_span(layers.margin - layers.oracle, 'z.2f')} layers before it."
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from .. import figures
-from ..prose import listed, on_tasks
+from ..prose import listed, on_tasks, task_span
 from .wording import percent_span
 
 
@@ -45,7 +45,7 @@ def objectives_conclusion(weights: pd.DataFrame) -> str:
         return ""
     return (
         f"CALM gives the first layer {calm.iloc[0]:.1%} of the loss and the last layer "
-        f"{calm.iloc[-1]:.1%}, so every layer learns to predict and later ones learn it more."
+        f"{calm.iloc[-1]:.1%}, so every layer learns to predict, and later layers weigh more."
     )
 
 
@@ -97,13 +97,15 @@ def scores_message(shown: pd.DataFrame) -> str:
 
 
 def scores_conclusion(shown: pd.DataFrame) -> str:
-    """The best model and the best baseline of every task."""
-    parts = [
-        f"{figures.label(task)} {row.score:.1f} {figures.label(row.metric)} ({figures.label(row.model)}) "
-        f"against {row.baseline_score:.1f} ({figures.label(row.baseline)})"
-        for task, row in beside_baselines(shown).iterrows()
-    ]
-    return f"Corpus scores, best model against best trivial baseline: {listed(parts)}."
+    """The task on which the models are nearest to what needs no model."""
+    best = beside_baselines(shown)
+    task = (best.score - best.baseline_score).idxmin()
+    row = best.loc[task]
+    return (
+        f"The lead over trivial baselines is smallest on {figures.label(task)}: {row.score:.1f} "
+        f"{figures.label(row.metric)} ({figures.label(row.model)}) against {row.baseline_score:.1f} "
+        f"({figures.label(row.baseline)})."
+    )
 
 
 def seeds_figure(spread: pd.DataFrame, note: str = ""):
@@ -154,15 +156,21 @@ def seeds_message(spread: pd.DataFrame) -> str:
 def seeds_conclusion(spread: pd.DataFrame) -> str:
     """How much of the difference between objectives is seed noise."""
     spans = spans_of_seeds(spread)
-    names = {"score": "scores at full depth", "flops_share": "FLOPs of the pruned margin at 0.9"}
-    parts = [
-        f"{text} differ by at most {spans.seeds[name]:.2f} between seeds and by {spans.least[name]:.2f} to "
-        f"{spans.most[name]:.2f} between objectives"
-        for name, text in names.items()
-        if name in spans.index
-    ]
-    said = "; ".join(parts)
-    return f"How early predictions are final depends on the objective, not on the seed. Besides, {said}."
+    sentences = ["How early predictions are final depends on the objective, not on the seed."]
+    if "flops_share" in spans.index:
+        row = 100 * spans.loc["flops_share"]
+        sentences.append(
+            "So does what a rule saves: the FLOPs of the pruned margin at 0.9 differ by at most "
+            f"{row.seeds:.0f} percentage points between seeds, and by at least {row.least:.0f} between "
+            "objectives."
+        )
+    if "score" in spans.index:
+        row = spans.loc["score"]
+        sentences.append(
+            f"Scores at full depth differ by up to {row.seeds:.1f} points between seeds and {row.most:.1f} "
+            "between objectives."
+        )
+    return " ".join(sentences)
 
 
 def costs_figure(costs: pd.DataFrame, note: str = ""):
@@ -205,17 +213,15 @@ def costs_conclusion(costs: pd.DataFrame) -> str:
     calm = costs[costs.model == "calm"]
     if calm.empty:
         return ""
-    means = calm.groupby(["task", "metric"], sort=False).lost.mean()
-    parts = [
-        f"{lost:+z.1f} points of {figures.label(metric)} on {figures.label(task)}"
-        for (task, metric), lost in means.items()
-    ]
-    always = calm.groupby("task", sort=False).lost.min()
-    tasks = list(costs.task.unique())
+    by_task = calm.groupby("task", sort=False).lost
+    always = by_task.min()
+    where = on_tasks(always[always > 0].index, list(costs.task.unique()))
     return (
-        f"CALM loses {listed(parts)}, a mean over seeds; every seed loses "
-        f'{on_tasks(always[always > 0].index, tasks)}. "99% of full depth" is 99% of what is left here, '
-        "so 08 sets exits beside vanilla's full depth too."
+        f"CALM loses {task_span(by_task.mean(), 'z.1f')} points on average over seeds; every seed loses "
+        f"{where}. "
+        '"99% of full depth" is therefore 99% of a lower score, and 08 sets exits beside vanilla\'s full '
+        "depth "
+        "too."
     )
 
 
@@ -224,10 +230,10 @@ def summary(shown: pd.DataFrame, spread: pd.DataFrame, costs: pd.DataFrame, laye
     best = beside_baselines(shown)
     sentences = [
         f"All models have {layers} decoder layers and differ in the objective alone.",
-        f"The best scores {percent_span(best.score / 100)} on the tasks, what needs no model at most "
-        f"{best.baseline_score.max():.0f}%.",
+        f"The best model scores {percent_span(best.score / 100)}, depending on the task; trivial baselines "
+        f"score at most {best.baseline_score.max():.0f}%.",
         f"{seeds_message(spread)}." if len(spread) else "",
         f"{costs_message(costs)}." if len(costs) else "",
-        "No number here is one of the papers': models and corpora are others.",
+        "No score here can be compared with the papers': models and corpora differ.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)

@@ -8,8 +8,8 @@ import pandas as pd
 
 from .. import figures
 from ..drawing import predictions_figure
-from ..prose import listed, on_tasks
-from .wording import by_task, percent_span
+from ..prose import listed, on_tasks, span, task_span
+from .wording import percent_span
 
 PUBLISHED = {
     2 / 12: 0.75,
@@ -53,7 +53,7 @@ def settled_message(stable: pd.DataFrame) -> str:
 
 
 def settled_conclusion(stable: pd.DataFrame, gain: pd.DataFrame, spread: pd.DataFrame) -> str:
-    """By how many layers each objective settles earlier than vanilla, and what another training changes.
+    """By how many layers the objectives settle earlier than vanilla, and what another training changes.
 
     Args:
         stable: as `drawing.settled_table` returns it.
@@ -62,19 +62,21 @@ def settled_conclusion(stable: pd.DataFrame, gain: pd.DataFrame, spread: pd.Data
     """
     if gain.empty:
         return ""
-    spans = [
-        f"{figures.label(name)} {rows.layers_earlier.min():.1f} to {rows.layers_earlier.max():.1f}"
-        for name, rows in gain.groupby("model", sort=False)
-    ]
-    text = f"Layers by which a token settles earlier than under vanilla, from task to task: {listed(spans)}."
+    first = gain.groupby("model", sort=False).layers_earlier.mean().idxmax()
+    layers_earlier = gain[gain.model == first].layers_earlier
+    text = (
+        f"Supervising early layers makes predictions final earlier than under vanilla, most of all under "
+        f"{figures.label(first)}: by {span(layers_earlier, '{:.1f}')} layers."
+    )
     if len(spread):
         widest = (spread.high - spread.low).max()
-        text += f" Training again with another seed moves a mean by {widest:.2f} layers at most."
+        text += f" Another seed moves a mean by {widest:.2f} layers at most."
     layers = stable.layer.max()
     ours = stable[(stable.model == "calm") & (stable.layer == round(layers / 6))].set_index("task").share
     if len(ours):
         text += (
-            f" After a sixth of the depth, {by_task(ours)} of CALM's are final; MEE reports 75% on BigPatent."
+            f" After a sixth of the depth, {task_span(ours)} of CALM's predictions are final; MEE reports "
+            "75% on BigPatent."
         )
     return text
 
@@ -126,10 +128,11 @@ def confidence_conclusion(confidence: pd.DataFrame) -> str:
         return ""
     where = on_tasks(fallen[fallen > 0.01].index, list(confidence.task.unique()))
     calm = dips(confidence, "calm")
-    beside = f" CALM's falls by {calm.max():.2f} at most." if len(calm) else ""
+    beside = f"; CALM's falls by {calm.max():.2f}" if len(calm) else ""
     return (
-        f"MEE reports that FREE's mean confidence dips after its exit. Here it does so {where}: at most it "
-        f"falls by {fallen.max():.2f}.{beside} The spread over tokens is largest where a mean says least."
+        f"MEE reports that FREE's mean confidence dips after its exit. Here it does so {where}: it falls by "
+        f"{fallen.max():.2f} at most{beside}. The standard deviation is large: a mean says little about a "
+        "single token."
     )
 
 
@@ -165,17 +168,18 @@ def final_layers(predicted: pd.DataFrame) -> pd.Series:
 
 
 def tokens_conclusion(predicted: pd.DataFrame) -> str:
-    """How sure the first layer of each model is of what turns out to be another token."""
-    first = predicted[(predicted["rank"] == 1) & (predicted.layer == 1)].set_index("model")
-    final = predicted[(predicted["rank"] == 1) & (predicted.layer == predicted.layer.max())].set_index(
-        "model"
-    )
-    parts = [
-        f"{figures.label(name)} gives {row.probability:.2f} to a token that it {verb}"
-        for name, row in first.iterrows()
-        for verb in ["keeps" if row.token == final.token[name] else "gives up later"]
-    ]
-    return f"On the last of these tokens the first layers differ: {listed(parts)}."
+    """Which models keep what their first layer predicts of a token, and which drop it."""
+    top = predicted[predicted["rank"] == 1]
+    first = top[top.layer == 1].set_index("model")
+    final = top[top.layer == top.layer.max()].set_index("model").token
+    kept = first.token == final[first.index]
+    parts = []
+    if kept.any():
+        parts.append(f"{listed(map(figures.label, first.index[kept]))} end with the first choice of layer 1")
+    if not kept.all():
+        names = listed(map(figures.label, first.index[~kept]))
+        parts.append(f"{names} end with another, though layer 1 gave it {span(first.probability[~kept])}")
+    return f"On the last of these tokens, {', and '.join(parts)}."
 
 
 def monotonic_figure(strict: pd.DataFrame, note: str = ""):
@@ -206,25 +210,22 @@ def monotonic_message(strict: pd.DataFrame) -> str:
     if len(won):
         where = on_tasks(won, list(strict.task.unique()))
         return f"CALM's confidence never falls for more tokens than any other model's {where}"
-    return "On every task another model than CALM has the most tokens whose confidence never falls"
+    return "On every task a model other than CALM has the most tokens whose confidence never falls"
 
 
 def monotonic_conclusion(strict: pd.DataFrame) -> str:
     """Whether monotonicity "holds best for CALM", token by token."""
     if not {"calm", "vanilla"} <= set(strict.model):
         return ""
-    from_the_first = strict[strict.after_layer == 0]
-    spans = {}
-    for model in ("calm", "vanilla"):
-        rows = from_the_first[from_the_first.model == model]
-        spans[model] = {kind: percent_span(part.share) for kind, part in rows.groupby("kind")}
-        spans[model]["start"] = percent_span(rows.start)
-    calm, vanilla = spans["calm"], spans["vanilla"]
+    rows = strict[(strict.after_layer == 0) & (strict.kind == "never falling")]
+    share = rows.pivot(index="task", columns="model", values="share")
+    start = {name: percent_span(part.start) for name, part in rows.groupby("model")}
+    won = share.index[share.calm > share.vanilla]
     return (
-        f"Token by token, the confidence never falls for {calm['never falling']} of CALM's tokens and "
-        f"{vanilla['never falling']} of vanilla's; it rises at every layer for {calm['strictly rising']} and "
-        f"{vanilla['strictly rising']}. MEE concludes from the means that monotonicity holds best for CALM. "
-        f"Vanilla has more room to rise: it starts at {vanilla['start']}, CALM at {calm['start']}."
+        "MEE concludes from mean confidence that monotonicity holds best for CALM. Token by token, CALM "
+        f"beats vanilla {on_tasks(won, list(strict.task.unique()))}: confidence never falls for "
+        f"{percent_span(share.calm)} of CALM's tokens and {percent_span(share.vanilla)} of vanilla's. "
+        f"Vanilla has more room to rise: it starts at {start['vanilla']}, CALM at {start['calm']}."
     )
 
 
@@ -264,11 +265,13 @@ def overconfidence_message(per_layer: pd.DataFrame) -> str:
 def overconfidence_conclusion(per_layer: pd.DataFrame, layer: int) -> str:
     """How far the confidences of a layer can be taken at their word."""
     early = per_layer[per_layer.layer == layer]
-    errors = early.groupby("model", sort=False).expected_calibration_error.mean()
-    by_model = listed(f"{figures.label(name)} {error:.3f}" for name, error in errors.items())
+    errors = early.groupby("model", sort=False).expected_calibration_error.mean().sort_values()
+    best, worst = errors.index[[0, -1]]
     return (
-        f"At layer {layer} the expected calibration error, a mean over tasks, is {by_model}. So one "
-        f"threshold means something else at each layer, least so where early layers are trained."
+        f"The same threshold means different things at different layers, least so where early layers are "
+        f"trained. At layer {layer} the expected calibration error (mean over tasks) is smallest for "
+        f"{figures.label(best)} ({errors[best]:.3f}) and largest for {figures.label(worst)} "
+        f"({errors[worst]:.3f})."
     )
 
 
@@ -312,15 +315,14 @@ def reliability_message(drawn: pd.DataFrame) -> str:
 def reliability_conclusion(reliability: pd.DataFrame, layer: int) -> str:
     """How often confident predictions of a layer are right."""
     rows = reliability[(reliability.layer == layer) & (reliability.bin_low >= 0.9) & (reliability.tokens > 0)]
-    parts = [
-        f"{figures.label(name)} {percent_span(part.accuracy)}"
-        for name, part in rows.groupby("model", sort=False)
-    ]
-    if not parts:
+    right = rows.groupby("model", sort=False).accuracy.min().sort_values()
+    if right.empty:
         return ""
+    worst, best = right.index[[0, -1]]
     return (
-        f"Of the predictions of layer {layer} with a confidence of 0.9 or more, these shares are right, from "
-        f"task to task: {listed(parts)}. Where that is far below 0.9, a threshold of 0.9 exits on errors."
+        f"Of the predictions of layer {layer} with a confidence of 0.9 or more, {right[best]:.0%} of "
+        f"{figures.label(best)}'s are right on its worst task, and {right[worst]:.0%} of "
+        f"{figures.label(worst)}'s. Where that is far below 0.9, a threshold of 0.9 lets errors exit."
     )
 
 
@@ -343,9 +345,10 @@ def decoding_conclusion(exits: pd.DataFrame) -> str:
     oracle = exits[exits.policy == "oracle"].set_index("task")
     copied = oracle.score / oracle.full_score
     return (
-        f"Of the tokens before the first that differs, {percent_span(exits.same_exit)} exit where the "
-        f"replay says. The oracle exits once the prediction is final, and yet retains only this much of the "
-        f"score: {by_task(copied, '.1%')}. The rest is the price of keys and values copied from early states."
+        f"A replay can be trusted up to the first token that differs: {percent_span(exits.same_exit)} of the "
+        "tokens exit where it says. It does not see what exits do to later tokens. The oracle exits only "
+        f"once a prediction is final, and keeps {task_span(copied, '.1%')} of the score: what it loses is "
+        "the price of keys and values copied from early states."
     )
 
 
@@ -357,7 +360,7 @@ def summary(stable: pd.DataFrame, strict: pd.DataFrame, per_layer: pd.DataFrame)
         "Training decides how early a prediction is final.",
         f"{settled_message(stable)}." if settled_message(stable) else "",
         f"{monotonic_message(strict)}: settling early is not the same as being monotonic.",
-        f"A rule sees a confidence, not whether a prediction is final; early layers are overconfident{most}.",
-        "All of this but the last table is at full depth; what exits cost is the subject of 05 and 08.",
+        f"A rule sees only a confidence, and early layers are overconfident{most}.",
+        "All of this but the last table is measured at full depth; 05 and 08 show what exits cost.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)

@@ -6,8 +6,8 @@ import pandas as pd
 
 from .. import figures
 from ..catalogue import PRUNED
-from ..prose import listed
-from .wording import by_task, percent_span, winners
+from ..prose import listed, span, task_span
+from .wording import percent_span, winners
 
 SHOWN_MODELS = ("calm", "vanilla")  # tables have the pre-trained model too
 RECALL_LAYERS = (1, 2, 3, 4, 6, 8)
@@ -75,10 +75,12 @@ def rank_conclusion(boxes: pd.DataFrame, kept_at: pd.DataFrame, layer: int, top_
     if rows.empty:
         return f"Layer {layer} ranks {listed(_on_top(boxes, layer))} final tokens first."
     least = rows.groupby("model", sort=False).recall.min()
-    parts = [f"{figures.label(name)} {share:.1%}" for name, share in least.items()]
+    shown = least[[name for name in SHOWN_MODELS if name in least] or least.index]
+    parts = [f"{share:.1%} of {figures.label(name)}'s" for name, share in shown.items()]
     return (
-        f"After layer {layer} the best {top_k} entries hold at least these shares of the final tokens: "
-        f"{listed(parts)}. What a list lacks, a pruned rule cannot predict."
+        "What a list lacks, a pruned rule cannot predict, and a short list lacks least in a model trained "
+        f"for exits: after layer {layer}, the best {top_k} entries hold at least {listed(parts)} final "
+        "tokens."
     )
 
 
@@ -124,18 +126,18 @@ def minimum_message(minimum: pd.DataFrame) -> str:
 def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
     """How overconfident layers are, and what exits at the minimum layer keep of an output."""
     worst = honesty.loc[(honesty.confidence - honesty.accuracy).idxmax()]
-    where = f"{figures.label(worst.model)}, {figures.label(worst.task)}, layer {worst.layer}"
+    where = f"layer {worst.layer} of {figures.label(worst.model)} on {figures.label(worst.task)}"
     text = (
-        f"Where black lies above grey, a layer is overconfident, most so {where}: a confidence of "
+        f"A layer is overconfident where black lies above grey, most of all {where}: a confidence of "
         f"{worst.confidence:.2f} for an agreement of {worst.accuracy:.2f}."
     )
     calm = _calm(by_rule).set_index("task")
     if calm.empty:
         return text
     return (
-        f"{text} The minimum layer is a rule on single tokens. What whole outputs of CALM retain of their "
-        f"score from there on is {by_task(calm.retained)}: errors add up, so an output has to be "
-        "calibrated on outputs (08)."
+        f"{text} The minimum layer is a rule on single tokens, and errors add up: exits from there on keep "
+        f"{task_span(calm.retained)} of CALM's score. So thresholds have to be calibrated on whole outputs "
+        "(08)."
     )
 
 
@@ -182,13 +184,16 @@ def recall_message(drawn: pd.DataFrame, top_k: int) -> str:
 
 
 def recall_conclusion(drawn: pd.DataFrame, least: float = 0.99) -> str:
-    """How many entries of a layer hold nearly all final tokens."""
+    """How many entries of the first and of the last drawn layer hold nearly all final tokens."""
     enough = drawn.groupby(["layer", "k"]).recall.min().reset_index()
     enough = enough[enough.recall >= least].groupby("layer").k.min()
-    parts = [f"{k} at layer {layer}" for layer, k in enough.items()]
+    if enough.empty:
+        return f"No list of these lengths holds {least:.0%} of the final tokens on every task."
+    ends = enough.iloc[[0, -1]]
+    parts = [f"{k} at layer {layer}" for layer, k in ends.items()]
     return (
-        f"To hold {least:.0%} of the final tokens on every task, a list needs this many entries: "
-        f"{listed(parts)}. The later the list is made, the shorter it may be."
+        f"The later the list is made, the shorter it may be: to hold {least:.0%} of the final tokens on "
+        f"every task, it needs this many entries: {listed(parts)}."
     )
 
 
@@ -212,12 +217,14 @@ def kept_figure(by_layer: pd.DataFrame, note: str = ""):
 
 def kept_conclusion(by_layer: pd.DataFrame) -> str:
     """How many entries are left at the last layer, and how many final tokens are lost by then."""
-    last = by_layer[by_layer.layer == by_layer.layer.max()].groupby("rule", sort=False)
-    parts = [
-        f"{figures.label(rule)} {rows.ids.mean():.0f} entries ({1 - rows.recall.min():.2%} lost at most)"
-        for rule, rows in last
-    ]
-    return f"At the last layer there are left, and of the final tokens lost: {listed(parts)}."
+    last = by_layer[by_layer.layer == by_layer.layer.max()]
+    entries = last.groupby("rule", sort=False).ids.mean()
+    shortest, longest = entries.idxmin(), entries.idxmax()
+    return (
+        f"At the last layer {figures.label(longest)} still scores {entries[longest]:.0f} entries, and "
+        f"{figures.label(shortest)} {entries[shortest]:.0f}. Short lists lose little: "
+        f"{1 - last.recall.min():.2%} of the final tokens at most."
+    )
 
 
 def table_shown(complete: pd.DataFrame) -> pd.DataFrame:
@@ -232,20 +239,15 @@ def table_shown(complete: pd.DataFrame) -> pd.DataFrame:
 
 def table_conclusion(complete: pd.DataFrame) -> str:
     """How many tokens pruning changes in each model."""
-    others = (
-        complete[complete.reduction.isin(PRUNED)]
-        .groupby(["model", "reduction"], sort=False)
-        .other_token.max()
-    )
-    parts = []
-    for name in complete.model.unique():
-        most = others[name]
-        parts.append(f"{figures.label(name)} {most.max():.1%} ({figures.label(most.idxmax())})")
+    pruned = complete[complete.reduction.isin(PRUNED)]
+    most = pruned.groupby("model", sort=False).other_token.max()
+    shown = most[[name for name in SHOWN_MODELS if name in most] or most.index]
+    parts = [f"{share:.1%} of {figures.label(name)}'s" for name, share in shown.items()]
     return (
-        "Tokens that pruning changes, at most, against the unpruned run at the same threshold: "
-        f"{listed(parts)}. Pruning makes decisions cheaper, not safer: quality depends on when tokens "
-        "exit, not on how logits are computed. Scores of exactly 0, as in the published table, come from "
-        "positions taken for token ids (08), and its rows rest on ten examples each."
+        f"Against the unpruned run at the same threshold, pruning changes at most {listed(parts)} tokens. "
+        "Pruning makes decisions cheaper, not safer: quality depends on when tokens exit, not on how logits "
+        "are computed. Scores of exactly 0, as in the published table, come from positions taken for token "
+        "ids (08); each published row rests on ten examples."
     )
 
 
@@ -263,12 +265,16 @@ def times_conclusion(times: pd.DataFrame) -> str:
     if one.empty:
         return ""
     speed = one.astype({"speed": float}).pivot(index="task", columns="reduction", values="speed")
-    gain = speed.div(speed["unpruned"], axis=0).drop(columns="unpruned")
-    parts = [f"{figures.label(rule)} {percent_span(gain[rule], '{:.2f}')}" for rule in gain]
+    gain = speed.div(speed["unpruned"], axis=0).drop(columns="unpruned").stack()
+    slow = gain.max() < 1.02
+    why = (
+        " At the width of these models, choosing entries and gathering their rows takes as long as scoring "
+        "all."
+    )
     return (
-        f"Speed of pruned margins beside the margin over all entries (CALM, batch {one.batch.iloc[0]}): "
-        f"{listed(parts)}. At the width of these models choosing entries and gathering their rows takes as "
-        "long as scoring all of them."
+        f"By the clock pruning {'gains nothing' if slow else 'gains something'} here: pruned margins run at "
+        f"{span(gain, '{:.2f}')} times the speed of the margin over all entries (CALM, batch "
+        f"{one.batch.iloc[0]}).{why if slow else ''}"
     )
 
 
@@ -315,19 +321,19 @@ def sweep_message(swept: pd.DataFrame, top_k: int) -> str:
         for k, rows in fixed.groupby("k")
         if k in (8, top_k)
     ]
-    return f"Predictions that stay with a fixed list: {listed(shares)} entries"
+    return f"Fixed pruning keeps these shares of the predictions: {listed(shares)} entries"
 
 
 def sweep_conclusion(swept: pd.DataFrame) -> str:
     """From which length of a list on longer ones change little."""
-    parts = []
+    near = {}
     for rule, rows in swept.groupby("rule", sort=False):
         least = rows.groupby("k").same_token.min()
-        near = least[least >= least.iloc[-1] - 0.005].index.min()
-        parts.append(f"{figures.label(rule)} {near}")
+        near[rule] = least[least >= least.iloc[-1] - 0.005].index.min()
     return (
-        f"The shortest lists with which no task keeps half a percentage point fewer predictions than with "
-        f"{swept.k.max()} entries: {listed(parts)}. A decaying list may end shorter, since it begins longer."
+        f"Lists of {max(near.values())} entries are long enough for every way of pruning: on no task do half "
+        f"a percentage point fewer predictions stay than with {swept.k.max()}. A decaying list may end "
+        "shorter, since it begins longer."
     )
 
 
@@ -364,8 +370,8 @@ def cost_message(costs: pd.DataFrame) -> str:
     """What a decision over the whole vocabulary of T5-large costs, and up to which depth it pays."""
     large = costs[costs["shape"] == "t5-large"].sort_values("ids").iloc[-1]
     return (
-        f"At T5-large's shape a decision over all {large.ids:,} entries costs {large.share_of_layer:.1f} "
-        f"layers and pays below {large.break_even:.0%} of the depth"
+        f"At the shape of T5-large a decision over all {large.ids:,} entries costs "
+        f"{large.share_of_layer:.1f} layers and pays off only below {large.break_even:.0%} of the depth"
     )
 
 
@@ -376,7 +382,7 @@ def cost_conclusion(costs: pd.DataFrame, entries: int = 256) -> str:
         return ""
     row = large.iloc[0]
     return (
-        f"Over {entries} entries the same decision costs {row.share_of_layer:.2f} layers and pays below "
+        f"Over {entries} entries the same decision costs {row.share_of_layer:.2f} layers and pays off below "
         f"{row.break_even:.0%} of the depth. This counts operations; no large model was decoded here (one "
         "decision at this shape, timed, is in 04)."
     )
@@ -392,8 +398,8 @@ def equal_conclusion(equal: pd.DataFrame, wanted: float = 0.99) -> str:
     plain = rows[rows.rule == "unpruned"].set_index("task").flops_share
     return (
         f"Where {wanted:.0%} of the predictions at the exits are those of full depth, the cheapest rule is "
-        f"{winners(best.reset_index())}. It takes these shares of the FLOPs of full depth: "
-        f"{by_task(best.flops_share)}; over all entries they are {by_task(plain)}."
+        f"{winners(best.reset_index())}. It takes {task_span(best.flops_share)} of the FLOPs of full depth, "
+        f"the margin over all entries {task_span(plain)}."
     )
 
 
@@ -407,7 +413,7 @@ def summary(
         f"{rank_message(boxes, layer)}.",
         f"A fixed list changes at most {listed(parts)} tokens." if parts else "",
         f"{cost_message(costs)}.",
-        "Pruning makes decisions cheaper, not safer: which exits keep the quality is the subject of 08.",
+        "Pruning makes decisions cheaper, not safer; 08 shows which exits keep the quality.",
         f"The vocabulary here has {entries:,} entries, that of T5 has 32,128.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)

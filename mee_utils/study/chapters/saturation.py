@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from .. import figures
-from ..prose import listed
-from .wording import by_task
+from ..prose import listed, on_tasks, task_span
+from .wording import percent_span
 
 SHOWN_MODELS = ("calm", "vanilla")  # the two that differ most; tables have all
 SELECTIONS = {"mean_similarity": "by similarity", "loss": "by loss"}
@@ -39,10 +39,14 @@ def table_conclusion(table_1: pd.DataFrame, layers: int) -> str:
     if rows.empty:
         return ""
     share = rows.assign(depth=rows["mean"] / layers).pivot(index="task", columns="group", values="depth")
+    apart = share.difficult - share.easy
+    smaller = (
+        "The contrast has the published direction and is smaller. " if apart.between(0, 0.41).all() else ""
+    )
     return (
-        f"Difficult prefixes have their first similar state after {by_task(share.difficult)} of the depth "
-        f"(published: 81%), easy ones after {by_task(share.easy)} (published: 40%). Models and corpora "
-        f"differ, and prefixes here are far shorter."
+        f"{smaller}Difficult prefixes have their first similar state after {percent_span(share.difficult)} "
+        f"of the depth (published: 81%), easy ones after {percent_span(share.easy)} (published: 40%). Models "
+        "and corpora differ, and prefixes here are far shorter."
     )
 
 
@@ -92,9 +96,9 @@ def reached_conclusion(by_layer: pd.DataFrame) -> str:
     if final.empty:
         return ""
     return (
-        f"After a third of the depth most predictions of CALM are final ({by_task(final)}), and few states "
-        f"are similar to the last ({by_task(similar)}). So an exit need not wait for a similar state: a "
-        "state can be far from the last one and predict the same token."
+        "An exit need not wait for a similar state: a state can be far from the last one and already predict "
+        f"the same token. After a third of the depth, {task_span(final)} of CALM's predictions are final and "
+        f"{percent_span(similar)} of its states similar."
     )
 
 
@@ -128,10 +132,10 @@ def prefixes_conclusion(drawn: pd.DataFrame, threshold: float) -> str:
     """From which layer on the shown prefixes are similar."""
     reached = drawn[drawn.similarity >= threshold].groupby(["group", "task", "example"]).layer.min()
     parts = [
-        f"{group} ones from layer {layers.min()} to {layers.max()} on"
-        for group, layers in reached.groupby("group", sort=False)
+        f"{group} ones between layers {layers.min()} and {layers.max()}"
+        for group, layers in reached.groupby("group", sort=True)
     ]
-    return f"The shown prefixes are similar to the last state ({listed(parts)})."
+    return f"Single prefixes become similar to the last state at different layers, {listed(parts)}."
 
 
 def circularity_figure(curves: pd.DataFrame, note: str = ""):
@@ -177,12 +181,13 @@ def circularity_conclusion(compared: pd.DataFrame) -> str:
     if later.empty:
         return ""
     later = later.xs("loss", level="selected_by")
-    hardly = "but hardly" if later.first_similar.abs().max() < 1 else "and"
+    about = "at about the same layer" if later.first_similar.abs().max() < 1 else "at another layer"
     return (
-        f"Under CALM, tokens of high loss come later than those of low loss to their final prediction (by "
-        f"layers: {by_task(later.settled_from, '+.1f')}), {hardly} to their first similar state "
-        f"({by_task(later.first_similar, '+.1f')}). Similarity ranks tokens by how early their states stop "
-        f"moving, which is not the same as easy."
+        "Selected by loss, tokens differ less in their states than in their predictions. CALM's tokens of "
+        f"high loss reach their final prediction {task_span(later.settled_from, 'z.1f')} layers later than "
+        f"those of low loss, and have their first similar state {about}: "
+        f"{task_span(later.first_similar, '+z.1f')} layers later. Similarity ranks tokens by how early their "
+        "states stop moving, not by how easy they are."
     )
 
 
@@ -191,11 +196,13 @@ def depth_conclusion(depth: pd.DataFrame) -> str:
     rows = _of_settling(depth)
     if rows.empty:
         return ""
-    means = rows.groupby("measure", sort=False).spearman.agg(["min", "max"])
-    parts = [f"{figures.label(name)} {low:+z.2f} to {high:+z.2f}" for name, low, high in means.itertuples()]
+    means = rows.groupby("measure", sort=False).spearman.agg(["min", "max", "mean"])
+    best, second = means["mean"].abs().sort_values(ascending=False).index[:2]
+    spans = {name: f"{row['min']:+z.2f} to {row['max']:+z.2f}" for name, row in means.iterrows()}
     return (
-        f"Rank correlation with the layer from which CALM's prediction is final, from task to task: "
-        f"{listed(parts)}. {best_predictor(depth)}"
+        f"{best_predictor(depth)} Its rank correlation with the layer from which CALM's prediction is final "
+        f"is {spans[best]}, depending on the task; next comes {_NAMES.get(second, figures.label(second))} "
+        f"with {spans[second]}."
     )
 
 
@@ -215,7 +222,7 @@ def best_predictor(depth: pd.DataFrame) -> str:
 
 _NAMES = {
     "loss": "the model's own loss",
-    "log_frequency": "how frequent the token is",
+    "log_frequency": "the frequency of the token",
     "prefix_tokens": "its position",
 }
 
@@ -272,11 +279,12 @@ def confident_conclusion(confident: pd.DataFrame, thirds: pd.DataFrame) -> str:
     if calm.empty:
         return ""
     entropy = thirds[thirds.model == "calm"].pivot(index="task", columns="part", values="entropy")
-    falls = [figures.label(task) for task, row in entropy.iterrows() if row.iloc[-1] < row.iloc[0]]
+    falls = entropy.index[entropy.iloc[:, -1] < entropy.iloc[:, 0]]
     return (
-        f"Of CALM's tokens that are confident after a third of the depth, these shares have no similar state "
-        f"by then: {by_task(calm.unsaturated)}. From the first to the last third of an output the entropy of "
-        f"the last layer falls on these tasks: {listed(falls)}."
+        "Confidence does not need saturation: of CALM's tokens that are confident after a third of the "
+        f"depth, {task_span(calm.unsaturated)} have no similar state by then. The last layer gets surer "
+        "along an output (its entropy falls from the first to the last third) "
+        f"{on_tasks(falls, entropy.index)}."
     )
 
 
@@ -286,6 +294,6 @@ def summary(by_layer: pd.DataFrame, compared: pd.DataFrame, depth: pd.DataFrame)
         f"{reached_message(by_layer)}." if reached_message(by_layer) else "",
         circularity_conclusion(compared),
         best_predictor(depth),
-        "Everything here is at full depth along references; no token exits.",
+        "Everything here is measured at full depth along references; no token exits.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)

@@ -9,8 +9,8 @@ import pandas as pd
 
 from .. import figures
 from ..catalogue import IDEAS
-from ..prose import listed
-from .wording import by_task, percent_span, winners
+from ..prose import on_tasks, task_span
+from .wording import percent_span, winners
 
 MARGIN = "fixed"  # the softmax margin over a few entries, with which other rules are compared
 COMPARED = (  # ten rules that between them have every idea; the table beside the figure has all
@@ -67,26 +67,27 @@ def ranking_message(mean_rank: pd.DataFrame) -> str:
 
 
 def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
-    """The best and the worst rule of every task, and the rules that use states."""
-    texts = []
-    for task, rows in mean_rank.dropna(subset=["roc_area"]).groupby("task", sort=False):
-        best = rows.loc[rows.roc_area.idxmax()]
-        worst = rows.loc[rows.roc_area.idxmin()]
-        ends = [f"{figures.label(row.rule)} ({row.roc_area:.2f})" for row in (best, worst)]
-        texts.append(f"{figures.label(task)} from {ends[0]} to {ends[1]}")
-    by_idea = mean_rank.assign(idea=mean_rank.rule.map(IDEAS)).groupby("idea", sort=False).roc_area.mean()
-    ideas = [f"{idea} {area:.2f}" for idea, area in by_idea.items()]
-    return f"Best and worst: {'; '.join(texts)}. Mean area by idea: {listed(ideas)}."
+    """The best rule of every task, and the ideas that rank best and worst."""
+    ranked = mean_rank.dropna(subset=["roc_area"])
+    if ranked.empty:
+        return "No layer has enough tokens of either kind to rank rules."
+    best = ranked.loc[ranked.groupby("task", sort=False).roc_area.idxmax()]
+    by_idea = ranked.assign(idea=ranked.rule.map(IDEAS)).groupby("idea", sort=False).roc_area.mean()
+    first, last = by_idea.idxmax(), by_idea.idxmin()
+    return (
+        f"Rules on {first} rank tokens best (mean area {by_idea[first]:.2f}), rules on {last} worst "
+        f"({by_idea[last]:.2f}). The best single rule is {winners(best)}."
+    )
 
 
 def same_rule_conclusion(same: pd.DataFrame) -> str:
     """Which pairs are one rule, and which are not."""
     shares = same.groupby("pair", sort=False).same_exit.min()
-    equal = [pair for pair, share in shares.items() if share > 0.999]
-    others = [f"{pair} {share:.1%}" for pair, share in shares.items() if share <= 0.999]
+    equal = [f"{pair}" for pair, share in shares.items() if share > 0.999]
+    others = [f"{pair} ({share:.0%})" for pair, share in shares.items() if share <= 0.999]
     return (
-        f"Token by token the same exits on every task: {listed(equal)}. Least share of equal exits of the "
-        f"other pairs: {listed(others)}."
+        f"The same exits, token by token, on every task: {'; '.join(equal) or 'no pair'}. Not the same, with "
+        f"the smallest share of equal exits: {'; '.join(others) or 'no pair'}."
     )
 
 
@@ -151,15 +152,12 @@ def alike_message(cells: pd.DataFrame) -> str:
 def alike_conclusion(cells: pd.DataFrame) -> str:
     """The pairs that are most alike, similarity apart."""
     pairs = pairs_alike(cells)
-    pairs = pairs[~((pairs["first"] == "hidden_similarity") & (pairs.second == "mue"))].head(4)
-    texts = [
-        f"{figures.label(row.first)} and {figures.label(row.second)} ({row.correlation:.2f})"
-        for row in pairs.itertuples()
-    ]
+    pairs = pairs[~((pairs["first"] == "hidden_similarity") & (pairs.second == "mue"))].head(3)
+    texts = [f"{figures.label(row.first)} and {figures.label(row.second)}" for row in pairs.itertuples()]
     return (
-        f"Most alike: {listed(texts)}. At a correlation of 1, every threshold of one rule has a threshold "
-        "of the other with the same exits. (Similarity and MuE are left out: MuE changes the threshold "
-        "only.)"
+        f"Most alike, with a correlation of at least {pairs.correlation.min():.2f}: {'; '.join(texts)}. At a "
+        "correlation of 1, every threshold of one rule has a threshold of the other with the same exits. "
+        "(Similarity and MuE are left out: MuE changes the threshold only.)"
     )
 
 
@@ -214,35 +212,33 @@ def equal_loss_message(bench: pd.DataFrame, demand: float) -> str:
 
 
 def equal_loss_conclusion(bench: pd.DataFrame, fixed: pd.Series, demand: float) -> str:
-    """The cheapest rule beside a fixed layer, with intervals, and how many rules have no number.
+    """The cheapest rule beside a fixed layer, and how many rules have no number.
 
     Args:
         bench: from `survey_bench`.
         fixed: by task, the FLOPs of a fixed layer at this loss; NaN: none was measured there.
         demand: the mean consistency loss.
     """
-    texts = []
-    for task, rows in bench.groupby("task", sort=False):
-        texts.append(f"{figures.label(task)}: {_cheapest(rows)}, a fixed layer {_share(fixed.get(task))}")
+    tasks = list(bench.task.unique())
+    cheapest = bench.groupby("task", sort=False).equal_flops.min().dropna()
+    fixed = fixed.reindex(tasks)
+    beside = "no fixed layer loses so little"
+    if fixed.notna().any():
+        beside = f"a fixed layer {task_span(fixed)}"
+        if fixed.isna().any():
+            beside += f" (none loses so little {on_tasks(fixed.index[fixed.isna()], tasks)})"
     thresholded = bench[bench.rule != "bandit"]
     missing = thresholded.equal_flops.isna().groupby(thresholded.task, sort=False).sum()
+    rules = len(thresholded) // max(1, len(missing))
+    without = "Every rule has a setting that loses so little."
+    if missing.max():
+        without = (
+            f"Up to {missing.max()} of {rules} rules on a task lose more even at their strictest setting."
+        )
     return (
-        f"FLOPs at a loss of {demand:.0%}. {'; '.join(texts)}. Rules of which even the strictest setting "
-        f"loses more, so that they have no number there: {by_task(missing, 'd')} (of "
-        f"{len(thresholded) // max(1, len(missing))} each)."
+        f"At a loss of {demand:.0%} the cheapest rule takes {task_span(cheapest)} of the FLOPs, {beside}. "
+        f"{without}"
     )
-
-
-def _cheapest(rows: pd.DataFrame) -> str:
-    measured = rows.dropna(subset=["equal_flops"])
-    if measured.empty:
-        return "no rule measured"
-    row = measured.loc[measured.equal_flops.idxmin()]
-    return f"{figures.label(row.rule)} {row.equal_flops:.0%} ({row.equal_low:.0%} to {row.equal_high:.0%})"
-
-
-def _share(value: float | None) -> str:
-    return "none measured" if value is None or value != value else f"{value:.0%}"
 
 
 def drafts_conclusion(bench: pd.DataFrame) -> str:
@@ -251,13 +247,12 @@ def drafts_conclusion(bench: pd.DataFrame) -> str:
     speeds = bench.dropna(subset=["verified_speed"])
     timed = "Verified exits at these settings are not timed: run make bench."
     if len(speeds):
-        best = speeds.loc[speeds.groupby("task", sort=False).verified_speed.idxmax()]
-        texts = [
-            f"{figures.label(row.task)} {row.verified_speed:.2f} ({figures.label(row.rule)})"
-            for row in best.itertuples()
-        ]
-        timed = f"Fastest as verified drafts, tokens a second of full depth's: {listed(texts)}."
+        best = speeds.loc[speeds.groupby("task", sort=False).verified_speed.idxmax()].set_index("task")
+        timed = (
+            f"The fastest rule is then {task_span(best.verified_speed, '.2f')} times as fast as full depth: "
+            f"{winners(best.reset_index())}."
+        )
     return (
-        f"As drafts, the last layer accepts {percent_span(accepted)} of the exits, by rule. {timed} 07 plans "
-        "thresholds for drafts."
+        f"As drafts, {percent_span(accepted)} of the exits are accepted, depending on the rule. {timed} 07 "
+        "plans thresholds for drafts."
     )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from .. import figures
-from ..prose import listed, on_tasks
-from .wording import by_task, percent_span, with_interval
+from ..prose import listed, on_tasks, task_span
+from .wording import percent_span, with_interval
 
 STREAM = "bandit, one stream"
 EACH = "bandit, each output"
@@ -24,6 +24,7 @@ PLACES = {
     "task": figures.Style("another task", "#999999", "s"),
     "corpus": figures.Style("another corpus of the task", "#d55e00", "D"),
 }
+AWAY = {"home": "at home", "task": "on another task", "corpus": "on another corpus"}
 WHERE = {"home": "rules at home", "task": "on another task", "corpus": "on another corpus"}
 LEAST_LOSS = 1e-4  # smaller losses are drawn there, on a logarithmic axis
 
@@ -76,10 +77,10 @@ def bandit_conclusion(keepers: pd.DataFrame) -> str:
     """What bandits earn, and what they lose."""
     of = {who: rows.set_index("task") for who, rows in keepers.groupby("who", sort=False)}
     return (
-        f"Regret of the bandit over one stream, a token: {by_task(of[STREAM].regret, '.3f')}: it earns "
-        f"about what the best fixed arm does. Its mean loss: {by_task(of[STREAM].loss, '.1%')}; that of "
-        f"the calibrated threshold: {by_task(of[CALIBRATED].loss, '.1%')}. Its reward is confidence minus "
-        "depth, and neither is quality."
+        "A bandit does its job and does not keep quality, since its reward is confidence minus depth. Over "
+        f"one stream it earns nearly what the best fixed arm does (regret {of[STREAM].regret.max():.3f} a "
+        f"token at most), with a mean loss of {task_span(of[STREAM].loss, '.1%')}; a calibrated threshold "
+        f"loses {task_span(of[CALIBRATED].loss, '.1%')}."
     )
 
 
@@ -88,8 +89,8 @@ def intervals_conclusion(spaced: pd.DataFrame) -> str:
     shares = spaced.pivot(index="task", columns="every", values="flops_share")
     cheaper = shares.index[shares[3] < shares[1] - 0.005]
     return (
-        f"FLOPs at equal loss with exits at every layer: {by_task(shares[1])}; at every third: "
-        f"{by_task(shares[3])}. Fewer exits are cheaper {on_tasks(cheaper, shares.index)}."
+        f"Fewer exits are cheaper {on_tasks(cheaper, shares.index)}. At equal loss, exits at every layer "
+        f"take {task_span(shares[1])} of the FLOPs, and at every third {task_span(shares[3])}."
     )
 
 
@@ -138,16 +139,17 @@ def away_message(travelled: pd.DataFrame, demand: float) -> str:
 
 
 def away_conclusion(travelled: pd.DataFrame) -> str:
-    """The worst rule at home, on another task and on another corpus."""
+    """The median rule at home, on another task and on another corpus, and the worst one away."""
     worst = worst_by_place(travelled)
-    texts = []
-    for place, rows in worst.groupby("place", sort=False):
-        row = rows.loc[rows.loss.idxmax()]
-        texts.append(
-            f"{PLACES[place].label} {row.loss:.1%} ({figures.label(row.rule)}), median rule "
-            f"{rows.loss.median():.1%}"
-        )
-    return f"Largest loss of any rule: {'; '.join(texts)}."
+    medians = worst.groupby("place", sort=False).loss.median()
+    texts = [f"{loss:.1%} {AWAY[place]}" for place, loss in medians.items()]
+    away = worst[worst.place != "home"]
+    row = away.loc[away.loss.idxmax()]
+    return (
+        "A threshold is a statement about the inputs on which it was chosen. The median rule loses "
+        f"{listed(texts)} (worst task); {figures.label(row.rule)} loses most, {row.loss:.1%} "
+        f"{AWAY[row.place]}."
+    )
 
 
 def confidence_conclusion(moved: pd.DataFrame) -> str:
@@ -162,7 +164,7 @@ def confidence_conclusion(moved: pd.DataFrame) -> str:
         for row in away.itertuples()
     ]
     return (
-        f"At home the first exit is sure of {by_task(home.sure)} of the tokens, and the last layer "
+        f"At home the first exit is sure of {task_span(home.sure)} of the tokens, and the last layer "
         f"contradicts {percent_span(home.wrong, '{:.1%}')} of these. Elsewhere: {'; '.join(texts)}."
     )
 
@@ -173,6 +175,9 @@ def later_conclusion(thirds: pd.DataFrame) -> str:
     for what, rows in thirds.groupby("what", sort=False):
         by_part = rows.pivot(index="task", columns="part", values="wrong")
         fewer = by_part.index[by_part[3] < by_part[1]]
-        change = [f"{figures.label(task)} {row[1]:.1%} and {row[3]:.1%}" for task, row in by_part.iterrows()]
-        texts.append(f"{what}: {listed(change)}, fewer at the end {on_tasks(fewer, by_part.index)}")
-    return f"Errors in the first and the last third of the outputs, of {'; of '.join(texts)}."
+        ends = [percent_span(by_part[part], "{:.1%}") for part in (1, 3)]
+        texts.append(
+            f"{what} {on_tasks(fewer, by_part.index)} ({ends[0]} in the first, {ends[1]} in the last)"
+        )
+    makers = " and by ".join(texts)
+    return f"Fewer errors in the last third of the outputs than in the first are made by {makers}."

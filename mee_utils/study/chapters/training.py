@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from .. import figures
-from ..prose import listed
+from ..prose import listed, span
 
 ALOUD = "in a sentence"
 SILENT = "in one word"
@@ -54,10 +54,13 @@ def curves_message(curves: pd.DataFrame) -> str:
 
 
 def curves_conclusion(curves: pd.DataFrame) -> str:
-    """The last layer of every model at the end."""
-    last = last_points(curves)
-    parts = [f"{figures.label(name)} {row.iloc[-1]:.2f}" for name, row in last.iterrows()]
-    return f"Cross-entropy of the last layer at the end, in nats a token: {listed(parts)}."
+    """The last layer of the models at the end."""
+    last = last_points(curves).iloc[:, -1]
+    trained = last.drop(index="pretrained", errors="ignore")
+    text = f"All trained models end with a cross-entropy of {span(trained)} nats a token at the last layer"
+    if "pretrained" in last.index:
+        text += f", the one that is pre-trained only with {last['pretrained']:.2f}"
+    return f"{text}."
 
 
 def difficulty_conclusion(accuracy: pd.DataFrame, model: str = "vanilla") -> str:
@@ -100,13 +103,14 @@ def forms_message(forms: pd.DataFrame) -> str:
 
 def forms_conclusion(forms: pd.DataFrame) -> str:
     """What vanilla answers in silence, by the form of the question."""
-    silent = forms[(forms.model == "vanilla") & (forms.answer == SILENT)]
+    silent = forms[(forms.model == "vanilla") & (forms.answer == SILENT)].sort_values("exact_match")
     if silent.empty:
         return ""
-    parts = [f"{figures.label(row.kind)} {row.exact_match:.0f}%" for row in silent.itertuples()]
+    worst, best = silent.iloc[0], silent.iloc[-1]
     return (
-        f"In silence vanilla answers right: {listed(parts)}. Inside one token a model finds a single fact; "
-        "joining, counting and comparing need the tokens in between."
+        "Inside one token a model finds a single fact; joining, counting and comparing need the tokens in "
+        f'between. In silence vanilla answers "{figures.label(best.kind)}" best ({best.exact_match:.0f}% '
+        f'right) and "{figures.label(worst.kind)}" worst ({worst.exact_match:.0f}%).'
     )
 
 

@@ -24,11 +24,6 @@ def with_interval(row, name: str, form: str = ".0%", low: str | None = None, hig
     return f"{row[name]:{form}} ({bounds})"
 
 
-def by_task(values: pd.Series, form: str = ".0%") -> str:
-    """ "question answering 90%, translation 75%": a series whose index names tasks, or other things."""
-    return ", ".join(f"{figures.label(name)} {value:{form}}" for name, value in values.items())
-
-
 def winners(best: pd.DataFrame) -> str:
     """Rows with a task and its rule in words: "margin on summarization and vote on translation"."""
     parts = [
