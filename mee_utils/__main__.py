@@ -89,6 +89,22 @@ def explorer(options) -> str:
     return f"explorer: {write(options.profile, options.data)}"
 
 
+def suitability(options) -> str | None:
+    """Says on one page whether early exits are worth it for a model, from one trace."""
+    from .study.suitability_page import write
+
+    return write(
+        options.model,
+        options.task,
+        source=options.source,
+        split=options.split,
+        limit=options.limit,
+        max_new_tokens=options.max_new_tokens,
+        batch_size=options.batch_size,
+        output=options.output,
+    )
+
+
 def results(options) -> None:
     """Writes RESULTS.md, the generated lines of README.md, DATA.md and the model cards."""
     from .paper import cards, results_page
@@ -222,12 +238,24 @@ def new_parser() -> Parser:
     command.add_argument("-p", "--parameter", metavar="NAME=VALUE", action="append", default=[])
     add(data, profile)
     add(explorer, profile)
+    _add_suitability_options(add(suitability))
     add(results)
     add(pin, profile)
     add(status, profile)
     add(origin).add_argument("file", help="below figures")
     _add_job_options(add(job, profile))
     return parser
+
+
+def _add_suitability_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", help="a folder or a hub id: T5, or any model with an LM head")
+    command.add_argument("--task", required=True, help="a task's name, or a jsonl file with a column input")
+    command.add_argument("--source", default="synthetic", help="of a task: file, folder or hub id")
+    command.add_argument("--split", default="validation")
+    command.add_argument("--limit", type=int, default=200, help="examples (default: 200)")
+    command.add_argument("--max-new-tokens", type=int, default=64, help="longest output (default: 64)")
+    command.add_argument("--batch-size", type=int, default=8)
+    command.add_argument("--output", type=_full, help="page.md, pictures beside it; else standard output")
 
 
 def _add_job_options(command: argparse.ArgumentParser) -> None:

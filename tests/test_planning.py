@@ -153,14 +153,14 @@ def test_the_work_of_rounds_is_what_a_hand_computes():
     right = np.ones((6, 2), dtype=bool)
     policy = ExitPolicy(threshold=0.5, exit_layers=[1, 2], propagation="verify", max_draft=4)
     replay, states = replay_by_hand(exits, right, policy, readout_rows=10)
-    setting, _ = planning._best_setting(replay, states, 64, SIZES)
+    setting, _ = planning.best_setting(replay, states, 64, SIZES)
     # drafts: five tokens through layer 1, one through 1 and 2, with a readout each time; two rounds, of four
     # and of two drafts, are verified by three layers and a readout
     work = 5 * (100 + 30) + (200 + 60) + 2 * (300 + 30)
     assert setting.expected == pytest.approx(6 * (400 + 30) / work)
     right[1] = False  # then rounds are of the tokens 0 and 1, with two dropped, then of 2 to 5
     replay, states = replay_by_hand(exits, right, policy, readout_rows=10)
-    setting, _ = planning._best_setting(replay, states, 64, SIZES)
+    setting, _ = planning.best_setting(replay, states, 64, SIZES)
     first = 3 * (100 + 30) + (200 + 60) + 300 + 30
     second = 3 * (100 + 30) + (200 + 60) + 300 + 30
     assert setting.expected == pytest.approx(6 * 430 / (first + second))
@@ -169,13 +169,13 @@ def test_the_work_of_rounds_is_what_a_hand_computes():
 def test_the_best_draft_length_is_found():
     policy = ExitPolicy("static", exit_layers=[1], propagation="verify")
     replay, states = replay_by_hand([0] * 6, np.ones((6, 1), dtype=bool), policy)
-    setting, compared = planning._best_setting(replay, states, 64, SIZES)
+    setting, compared = planning.best_setting(replay, states, 64, SIZES)
     assert compared == 8 and setting.policy.max_draft == 6
     lengths = [replace(policy, max_draft=length) for length in range(1, 9)]
     speeds = []
     for candidate in lengths:
         replay = replay._replace(bound=candidate.bind(4, 10))
-        speeds.append(planning._best_setting(replay, states, 64, SIZES)[0].expected)
+        speeds.append(planning.best_setting(replay, states, 64, SIZES)[0].expected)
     assert setting.expected == max(speeds) == speeds[5] and speeds[0] == min(speeds)
 
 

@@ -136,15 +136,20 @@ def comparison(model, task, policies: dict, names: Sequence[str], **settings) ->
 def replayed_row(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
     """A replay at its own threshold, with intervals: what `at_exits` returns, and `flops_share`."""
     trace = replayed.trace
-    exits = replayed.exits(max_new_tokens)  # [token], an index into `layers`
-    readout_rows = replayed.readout_rows[np.arange(len(exits)), exits]
-    spent = _flops(trace, replayed.bound, replayed.layers[exits], readout_rows)
+    spent = replayed_flops(replayed, max_new_tokens)
     full = _flops_of_full_depth(trace)
     share = interval(lambda weights: (weights @ spent) / (weights @ full), len(spent))
     row = share.columns("flops_share", "flops_share_")
     for name, values in exit_values(replayed, max_new_tokens).items():
         row |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
     return row
+
+
+def replayed_flops(replayed: PolicyReplay, max_new_tokens: int = 64) -> np.ndarray:
+    """Decoder FLOPs `[output]` of a replay at its own threshold, decisions included."""
+    exits = replayed.exits(max_new_tokens)  # [token], an index into `layers`
+    readout_rows = replayed.readout_rows[np.arange(len(exits)), exits]
+    return _flops(replayed.trace, replayed.bound, replayed.layers[exits], readout_rows)
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -55,6 +55,14 @@ class DraftPlan:
     speedup: float  # how many times as fast as full depth the fastest setting was, as confirmed; 1: not timed
     expected: float  # the same by its work alone; of the best setting, if none was timed
     settings: int  # how many were compared
+
+
+class Tokens(Protocol):
+    """What planning needs of full-depth outputs: `FullDepthStates` has it, and so has a trace."""
+
+    sequence: np.ndarray  # [token], the index of its input
+    position: np.ndarray  # [token], from 0
+    final_id: np.ndarray  # [token]
 
 
 class Setting(NamedTuple):
@@ -169,7 +177,7 @@ def rank_settings(
     settings = 0
     for policy in policies:
         for replay in _replays_at_layers(model, states, policy):
-            best, compared = _best_setting(replay, states, max_new_tokens, sizes)
+            best, compared = best_setting(replay, states, max_new_tokens, sizes)
             best_settings.append(best)
             settings += compared
     best_settings.sort(key=lambda setting: -setting.expected)
@@ -208,8 +216,8 @@ def _at_layers(policy: ExitPolicy, layers: int) -> list[ExitPolicy]:
     return candidates
 
 
-def _best_setting(
-    replay: Replay, states: FullDepthStates, max_new_tokens: int, sizes: DecoderSizes
+def best_setting(
+    replay: Replay, states: Tokens, max_new_tokens: int, sizes: DecoderSizes
 ) -> tuple[Setting, int]:
     """The best threshold and draft length of a policy at its layers, and how many there are."""
     policy = replay.bound.policy
@@ -228,7 +236,7 @@ def _best_setting(
         max_draft=np.tile(lengths, len(policies)),
     )
     plain_work = len(states.sequence) * (sizes.layers * sizes.projections + sizes.readout)
-    expected = plain_work / _work(replay, exits, rounds, sizes)
+    expected = plain_work / work_by_token(replay, exits, rounds, sizes).sum(axis=1)
     best = int(expected.argmax())
     chosen = policies[best // len(lengths)]
     max_draft = int(lengths[best % len(lengths)])
@@ -245,7 +253,7 @@ def _threshold_levels(replay: Replay) -> list[float] | None:
     return np.unique(np.quantile(confidences, shares, method="inverted_cdf")).tolist()
 
 
-def _exits(replay: Replay, states: FullDepthStates, policy: ExitPolicy, max_new_tokens: int) -> np.ndarray:
+def _exits(replay: Replay, states: Tokens, policy: ExitPolicy, max_new_tokens: int) -> np.ndarray:
     """`[token]`, the index of the decision at which each token exits.
 
     It is equal to the number of decisions if the token exits at none.
@@ -254,10 +262,11 @@ def _exits(replay: Replay, states: FullDepthStates, policy: ExitPolicy, max_new_
     return first_exits(bound, replay.confidences, states.sequence, states.position, max_new_tokens)
 
 
-def _work(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: DecoderSizes) -> np.ndarray:
-    """`[setting]`, FLOPs of all rounds; a pass of several tokens through a layer counts as one token.
+def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: DecoderSizes) -> np.ndarray:
+    """`[setting, token]`, FLOPs of the round that begins at each token, 0 where none begins.
 
-    Such a pass reads the weights of its layer once, and reading them is what takes time.
+    A pass of several tokens through a layer counts as one token: it reads the weights of its layer once, and
+    reading them is what takes time.
     """
     bound = replay.bound
     layer = sizes.projections * sizes.layers / bound.layers  # of one layer here, in a decoder of these sizes
@@ -273,7 +282,7 @@ def _work(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: DecoderSizes
     # the last token of a round waits at the least depth: those before it were taken along
     waits_at = np.take_along_axis(rounds.depth, rounds.run_to - 1, axis=1)
     verifying = (bound.layers - waits_at) * layer + sizes.readout
-    return ((drafting + verifying) * rounds.begins).sum(axis=1)
+    return (drafting + verifying) * rounds.begins
 
 
 def promising(ranked: Sequence[Setting]) -> list[Setting]:

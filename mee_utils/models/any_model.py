@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,13 +21,14 @@ from torch import Tensor, nn
 
 from ..common.errors import MeeError
 from .costs import DecoderSizes
-from .loading import weights_fingerprint
+from .loading import FAMILIES, Model, checkpoint_config, load_model, read_checkpoint, weights_fingerprint
 from .states import output_scale
 
 TOLERANCE = 1e-3  # of logits, as a share of the largest: our own against the model's
 OF_DECODERS = ("decoder_layers", "num_decoder_layers")  # how many layers, in configurations
 OF_ALL = ("num_hidden_layers", "n_layer")
 HEADS = ("num_attention_heads", "decoder_attention_heads", "n_head", "num_heads")
+POSITIONS = ("max_position_embeddings", "n_positions")
 FEED_FORWARD = ("intermediate_size", "decoder_ffn_dim", "ffn_dim", "n_inner", "d_ff")
 
 
@@ -93,6 +95,11 @@ class AnyModel:
         return self.network.get_output_embeddings().weight.shape[0]
 
     @property
+    def positions(self) -> int | None:
+        """The most tokens that it reads at once, the prompt of a causal model included; None: no limit."""
+        return _first(self.config, POSITIONS)
+
+    @property
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
 
@@ -154,6 +161,23 @@ class AnyModel:
             named = type(self.network).__name__
             raise MeeError(f"The logits of {named} are not its LM head after its final norm: no trace of it.")
         return LayerStates(embedding, after, output.logits)
+
+
+def load_any_model(
+    source: str | Path,
+    revision: str | None = None,
+    dtype: torch.dtype | str = torch.float32,
+    device: str = "auto",
+    name: str | None = None,
+) -> Model | AnyModel:
+    """Loads a checkpoint for `trace`: of the T5 family as `load_model` does, any other as an `AnyModel`.
+
+    Arguments and errors are those of `load_model`.
+    """
+    if checkpoint_config(source, revision).model_type in FAMILIES:
+        return load_model(source, revision, dtype, device, name)
+    network, tokenizer = read_checkpoint(source, revision, dtype, device)
+    return AnyModel(network, tokenizer, name or Path(str(source)).name)
 
 
 def _first(config, names: tuple[str, ...]) -> int | None:

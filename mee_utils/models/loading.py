@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +114,28 @@ def load_model(
     Raises `MeeError` for no such folder or device, another family, weights that are damaged or do not
     fit the config, a checkpoint with code of its own, an unreachable hub.
     """
+    network, tokenizer = read_checkpoint(source, revision, dtype, device, FAMILIES)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(network.config.pad_token_id or 0)
+    return Model(
+        network=network,
+        tokenizer=tokenizer,
+        name=name or Path(str(source)).name,
+        min_exit_layer=recorded_exit_layer(find_local(source, WANTED)),
+    )
+
+
+def read_checkpoint(
+    source: str | Path,
+    revision: str | None,
+    dtype: torch.dtype | str,
+    device: str,
+    families: Sequence[str] | None = None,
+) -> tuple[nn.Module, object]:
+    """The network of a checkpoint in evaluation mode, and its tokenizer; arguments as in `load_model`.
+
+    `families` are the model types that are taken; None: any that `transformers` has with an LM head.
+    """
     path = find_local(source, WANTED)
     where = str(path or source)
     target = _device(device)
@@ -121,16 +143,11 @@ def load_model(
     if precision not in DTYPES:
         raise MeeError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
     _check_revision(path, revision)
-    config = _config(where, revision)
+    config = checkpoint_config(where, revision, families)
     network = _read("weights", where, lambda: _network(where, revision, config, precision))
     tokenizer = load_tokenizer(where, revision)
-    _fit_tokenizer(tokenizer, config, where)
-    return Model(
-        network=network.eval().to(target),
-        tokenizer=tokenizer,
-        name=name or Path(str(source)).name,
-        min_exit_layer=recorded_exit_layer(Path(where)),
-    )
+    _fit_tokenizer(tokenizer, network, where)
+    return network.eval().to(target), tokenizer
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None):
@@ -163,10 +180,11 @@ def _check_revision(path: Path | None, revision: str | None) -> None:
         )
 
 
-def _config(where: str, revision: str | None):
-    """The configuration of a checkpoint of the T5 family; nothing else gets past."""
+def checkpoint_config(source: str | Path, revision: str | None, families: Sequence[str] | None = None):
+    """The configuration of a checkpoint of one of the families, or of any; nothing else gets past."""
     from transformers import AutoConfig
 
+    where = str(find_local(source, WANTED) or source)
     _refuse_adapter(where, revision)
     _refuse_remote_code(where, revision)
     config = _read(
@@ -174,16 +192,16 @@ def _config(where: str, revision: str | None):
         where,
         lambda: AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=False),
     )
-    if config.model_type not in FAMILIES:
+    if families and config.model_type not in families:
         kind = f'{where} is a "{config.model_type}" checkpoint'
-        raise MeeError(f"{kind}; this companion reads the T5 family only: {', '.join(FAMILIES)}.")
+        raise MeeError(f"{kind}; this companion reads the T5 family only: {', '.join(families)}.")
     return config
 
 
-def recorded_exit_layer(folder: Path) -> int | None:
+def recorded_exit_layer(folder: Path | None) -> int | None:
     """`Model.min_exit_layer`, as `make train` writes it into a checkpoint's manifest; None without one."""
-    path = folder / "manifest.json"
-    if not path.is_file():
+    path = folder and folder / "manifest.json"
+    if path is None or not path.is_file():
         return None
     manifest = _read(path.name, str(folder), lambda: json.loads(path.read_text(encoding="utf-8")))
     return manifest.get("min_exit_layer") if isinstance(manifest, dict) else None
@@ -233,13 +251,12 @@ def _check_vocabulary(tokenizer, where: str, revision: str | None) -> None:
     )
 
 
-def _fit_tokenizer(tokenizer, config, where: str) -> None:
-    """Refuses a tokenizer with more ids than the model; one without padding gets the model's."""
-    if len(tokenizer) > config.vocab_size:
-        sizes = f"The tokenizer of {where} has {len(tokenizer)} ids, the model {config.vocab_size}"
+def _fit_tokenizer(tokenizer, network: nn.Module, where: str) -> None:
+    """Refuses a tokenizer with more ids than the model."""
+    vocabulary = network.config.get_text_config(decoder=True).vocab_size
+    if len(tokenizer) > vocabulary:
+        sizes = f"The tokenizer of {where} has {len(tokenizer)} ids, the model {vocabulary}"
         raise MeeError(f"{sizes}: it belongs to another model.")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(config.pad_token_id or 0)
 
 
 def _device(device: str) -> torch.device:
@@ -268,9 +285,11 @@ def _refuse_remote_code(where: str, revision: str | None) -> None:
 
 
 def _network(where: str, revision: str | None, config, precision: str) -> nn.Module:
-    from transformers import AutoModelForSeq2SeqLM
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    network, report = AutoModelForSeq2SeqLM.from_pretrained(
+    has_encoder = config.is_encoder_decoder or config.model_type in FAMILIES
+    with_head = AutoModelForSeq2SeqLM if has_encoder else AutoModelForCausalLM
+    network, report = with_head.from_pretrained(
         where,
         revision=revision,
         trust_remote_code=False,

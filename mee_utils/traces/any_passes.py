@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ..common.errors import MeeError
 from ..decoding.inputs import cut_at_end
 from ..models.any_model import AnyModel
 
@@ -42,6 +43,7 @@ class AnyPasses:
         for indices, inputs in self.batches(texts, batch_size):
             padded = self._padded(inputs, left=self.model.causal)
             given = padded["input_ids"].shape[1]
+            self._check_positions(given + longest - 1 if self.model.causal else longest)
             generated = self.network.generate(
                 **padded, max_new_tokens=longest, do_sample=False, num_beams=1, pad_token_id=self.padding
             )
@@ -98,9 +100,19 @@ class AnyPasses:
                     return start
         return self.padding
 
+    def _check_positions(self, tokens: int) -> None:
+        """Refuses more tokens than the model has positions: beyond them it fails, or writes nonsense."""
+        most = self.model.positions
+        if most is not None and tokens > most:
+            limit = (
+                f"{self.model.name} takes {most} tokens, and an input (with its output) has up to {tokens}"
+            )
+            raise MeeError(f"{limit}: shorten the inputs, or lower max_new_tokens.")
+
     def _padded(self, ids: list[list[int]], left: bool = False) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask`, `[row, position]`, padded on the right or left."""
         side = "left" if left else "right"
+        self._check_positions(max(map(len, ids)))
         rows = [torch.tensor(row) for row in ids]
         tokens = pad_sequence(rows, batch_first=True, padding_value=self.padding, padding_side=side)
         real = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)

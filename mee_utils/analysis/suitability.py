@@ -1,0 +1,345 @@
+"""Is early exiting worth it for a model? Answered from one full-depth trace of its own outputs.
+
+The trace says from which layer on each prediction is final, and so what exits could save at best (the
+oracle). Rules that need no training are replayed on it. A *loss* is the share of tokens at whose exit another
+token is predicted than at full depth. Rules, the layers at which they decide, and thresholds are chosen on
+the second half of the examples and reported on the first: the winner of many settings owes a part of its lead
+to luck.
+
+Speeds are simulated: at batch size 1 time goes by the weights that are read, which FLOPs count. They are
+those of the decoder alone, at its own shape. A replay does not see that a wrong token changes those after it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ..common.errors import MeeError, check_number
+from ..decoding.full_depth import Replay
+from ..decoding.inputs import check_inputs
+from ..decoding.planning import DEFAULT_TOP_K, LAYER_STEP, best_setting, work_by_token
+from ..decoding.rounds import rounds_of
+from ..exits.policy import ExitPolicy
+from ..models.any_model import AnyModel
+from ..models.loading import Model
+from ..traces.drafts import drafts_of
+from ..traces.replay import PolicyReplay, bind_to_trace, replay_policies, replay_policy
+from ..traces.trace import Trace, trace
+from .comparison import replayed_flops, replayed_row
+from .decisions import at_exits, thresholds_for
+from .monotonicity import stable
+from .statistics import Estimate, by_layer, estimates, interval
+
+LOSSES = (0.01, 0.05)  # shares of the tokens that may be others
+LEAST_EXAMPLES = 8  # one half chooses, the other reports
+QUANTILES = 100  # of the confidences, tried as thresholds
+# Simulated speed from which on exits are worth a try, full depth being 1: of what is simulated about half is
+# measured (`make bench`), and 1.05 is the least that counts as faster.
+WORTH_TRYING = 1.1
+NO_HEADROOM = 0.9  # FLOPs of the oracle above which no rule can save anything to speak of
+FIXED_LAYER = "fixed layer"
+UNTRAINED = {  # rule -> its measure
+    "softmax margin (CALM)": "softmax_margin",
+    "max probability": "max_probability",
+    "hidden similarity (CALM)": "hidden_similarity",
+    "rising top-1 (MEE)": "rising_top1",
+    "patience (PABEE)": "patience",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Suitability:
+    """What a trace says about exits in a model; intervals are over examples.
+
+    Attributes:
+        model: its name.
+        layers: depth L of its decoder.
+        examples, tokens: how many were traced.
+        settled: a row a layer: `share` of the tokens whose prediction is final there, with interval.
+        oracle: one row: `mean_exit_layer` and `flops_share` of exits as soon as the prediction is final.
+        rules: a row a rule and `wanted` loss: `decides` at which layers, `threshold`, `chosen_flops_share` of
+            the examples that chose; of the others `same_token`, `mean_exit_layer`, `flops_share`, `speed`.
+        drafts: one row, of exits that the last layer verifies: `rule`, `decides`, `threshold`, `max_draft`,
+            `acceptance`, `tokens_a_round`, `speed`, and `chosen_speed` of the examples that chose.
+    """
+
+    model: str
+    layers: int
+    examples: int
+    tokens: int
+    settled: pd.DataFrame
+    oracle: pd.DataFrame
+    rules: pd.DataFrame
+    drafts: pd.DataFrame
+
+    def best(self, loss: float) -> pd.DataFrame:
+        """The row of the rule that was cheapest on the examples that chose, at one of the wanted losses."""
+        rows = self.rules[self.rules.wanted == loss]
+        return rows.loc[[rows.chosen_flops_share.idxmin()]]
+
+    @property
+    def verdict(self) -> str:
+        """Two or three sentences on whether exits are worth it, computed from the tables."""
+        oracle = only(self.oracle, "flops_share")
+        drafts = only(self.drafts, "speed")
+        return (
+            f"**{self._answer}** Exits at the right layers (an oracle's) would need {oracle:.0%} of the "
+            "decoder's FLOPs; of the rules without training the cheapest needs "
+            f"{self._best_rules}. Drafts that the last layer verifies keep the output as it is and are, "
+            f"simulated, {drafts:.2f} times as fast as full depth."
+        )
+
+    @property
+    def _answer(self) -> str:
+        """The verdict in one clause: the best offer that is certain (by the bound of a 95 % interval)."""
+        if only(self.drafts, "speed").low >= WORTH_TRYING:
+            return "Worth trying, without any loss: verified exits."
+        for loss in sorted(self.rules.wanted.unique()):
+            if only(self.best(loss), "speed").low >= WORTH_TRYING:
+                return f"Worth trying if {loss:.0%} of the tokens may change; without loss it is not."
+        if only(self.oracle, "flops_share").low > NO_HEADROOM:
+            return "Not worth it: predictions are final too late for any exit rule."
+        return "Not worth it as the model is: predictions are final early, but no rule tried here sees when."
+
+    @property
+    def _best_rules(self) -> str:
+        """What the best rule needs at each of the wanted losses."""
+        parts = []
+        for loss in sorted(self.rules.wanted.unique()):
+            best = self.best(loss)
+            parts.append(f"{only(best, 'flops_share'):.0%} at a loss of {loss:.0%} ({best.rule.item()})")
+        return " and ".join(parts)
+
+    def __repr__(self) -> str:
+        return f'Suitability("{self.model}", {self.examples} examples): {self.verdict}'
+
+
+def only(table: pd.DataFrame, column: str) -> Estimate:
+    """The estimate in the one row of a table."""
+    return estimates(table, column).item(0)
+
+
+def suitability(
+    model: Model | AnyModel, inputs: Sequence[str], *, max_new_tokens: int = 64, batch_size: int = 8
+) -> Suitability:
+    """Traces a model on some inputs and says whether early exits are worth it there.
+
+    Args:
+        model: from `load_model` or `load_any_model`, or an `AnyModel`.
+        inputs: prompts, at least `LEAST_EXAMPLES`; some hundred for narrow intervals.
+        max_new_tokens, batch_size: as in `trace`.
+
+    Raises:
+        MeeError: too few inputs, and as `trace` does.
+    """
+    texts = check_inputs(inputs)
+    _check_examples(len(texts))
+    settings = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    if not isinstance(model, Model):
+        return suitability_of(trace(model, texts, **settings))
+    with tempfile.TemporaryDirectory(prefix="mee-") as folder:
+        # pruned rules look at states
+        traced = trace(model, texts, states=Path(folder) / "states.npy", **settings)
+        return suitability_of(traced, model)
+
+
+def suitability_of(
+    traced: Trace, model: Model | None = None, losses: Sequence[float] = LOSSES
+) -> Suitability:
+    """The same from a trace of the model's own outputs; a `model` and its states add a pruned rule."""
+    examples = len(traced.source_tokens)
+    _check_examples(examples)
+    traced.check_own(examples)
+    if traced.layers < 2:
+        raise MeeError(f"{traced.model} has one decoder layer: there is none to exit at.")
+    for loss in losses:
+        check_number("loss", loss, 0, 1)
+    rules = []
+    drafts = []
+    for rule, policies in _policies(traced, with_states=model is not None).items():
+        replays = list(replay_policies(traced, dict(enumerate(policies)), model).values())
+        rules += _at_losses(rule, losses, replays)
+        drafts.append(_best_drafts(rule, replays))
+    expected = [row["chosen_speed"] for row in drafts]
+    oracle = replay_policy(traced, ExitPolicy("oracle"))
+    return Suitability(
+        model=traced.model,
+        layers=traced.layers,
+        examples=examples,
+        tokens=len(traced),
+        settled=by_layer(stable(traced), traced.sequence, "share"),
+        oracle=pd.DataFrame([replayed_row(oracle)]),
+        rules=pd.DataFrame(rules),
+        drafts=pd.DataFrame([drafts[int(np.argmax(expected))]]),
+    )
+
+
+def _check_examples(count: int) -> None:
+    if count < LEAST_EXAMPLES:
+        halves = "one half of them chooses thresholds, the other reports"
+        raise MeeError(f"{count} examples are too few: give at least {LEAST_EXAMPLES}; {halves}.")
+
+
+# ---- what is tried
+
+
+def _policies(traced: Trace, with_states: bool) -> dict[str, list[ExitPolicy]]:
+    """The policies of each rule: they decide at all layers from one on, at every third, or at one alone."""
+    rules = {rule: ExitPolicy(measure) for rule, measure in UNTRAINED.items()}
+    if with_states:
+        top_k = min(DEFAULT_TOP_K, traced.sizes.vocabulary)
+        rules["softmax margin, pruned"] = ExitPolicy(pruning="fixed", top_k=top_k)
+    policies = {rule: _at_layers(policy, traced.layers) for rule, policy in rules.items()}
+    fixed = [ExitPolicy("static", min_layer=layer) for layer in range(1, traced.layers)]
+    return {FIXED_LAYER: fixed} | {rule: choices for rule, choices in policies.items() if choices}
+
+
+def _at_layers(policy: ExitPolicy, layers: int) -> list[ExitPolicy]:
+    """A policy at several choices of its decision layers, each once."""
+    first = policy.measure.lookback + 1
+    starts = sorted({max(first, round(layers * quarter / 4)) for quarter in range(4)} & set(range(1, layers)))
+    steps = (1, LAYER_STEP) if policy.measure.uses_exit_history else (1, LAYER_STEP, layers)
+    choices = {tuple(range(start, layers, step)) for start in starts for step in steps}
+    return [replace(policy, exit_layers=chosen) for chosen in sorted(choices)]
+
+
+def _halves(replayed: PolicyReplay) -> tuple[PolicyReplay, PolicyReplay]:
+    """The replay of the examples that choose, and of those that report."""
+    examples = len(replayed.trace.source_tokens)
+    return replayed.part(examples // 2, examples), replayed.part(0, examples // 2)
+
+
+def _decides(replayed: PolicyReplay) -> str:
+    """At which layers a policy decides, in words."""
+    first, *others = replayed.decision_layers
+    if not others or not replayed.bound.measure.has_threshold:
+        return f"at layer {first}"
+    if others[0] - first == 1:
+        return f"from layer {first} on"
+    return "at layers " + ", ".join(map(str, replayed.decision_layers))
+
+
+# ---- exits at a wanted loss
+
+
+def _at_losses(rule: str, losses: Sequence[float], replays: Iterable[PolicyReplay]) -> list[dict]:
+    """The cheapest setting of a rule within each loss, as the other half of the examples has it."""
+    cheapest: dict[float, tuple[float, PolicyReplay]] = {}  # loss -> FLOPs where it was chosen, the setting
+    for replayed in replays:
+        choosing, reporting = _halves(replayed)
+        full = _full_flops(choosing)
+        for loss, threshold in _thresholds_within(choosing, losses).items():
+            share = replayed_flops(_at(choosing, threshold)).sum() / full
+            if loss not in cheapest or share < cheapest[loss][0]:
+                cheapest[loss] = share, _at(reporting, threshold)
+    return [_row(rule, loss, share, reporting) for loss, (share, reporting) in cheapest.items()]
+
+
+def _row(rule: str, loss: float, chosen_share: float, reporting: PolicyReplay) -> dict:
+    """What `Suitability.rules` says of a setting."""
+    measure = reporting.bound.measure
+    row = {
+        "rule": rule,
+        "wanted": loss,
+        "decides": _decides(reporting),
+        "threshold": reporting.bound.policy.threshold if measure.has_threshold else np.nan,
+        "chosen_flops_share": chosen_share,
+        **replayed_row(reporting),
+    }
+    share = only(pd.DataFrame([row]), "flops_share")
+    return row | (1 / share).columns("speed", "speed_")
+
+
+def _thresholds_within(choosing: PolicyReplay, losses: Sequence[float]) -> dict[float, float | None]:
+    """Loss -> the lowest threshold from which on no more is lost; losses that the rule exceeds are left out.
+
+    A fixed layer has no threshold: None.
+    """
+    if choosing.bound.measure.has_threshold:
+        # a pruned rule may lose more at every threshold: its last layer is pruned too
+        best = thresholds_for(choosing, [1 - loss for loss in losses], QUANTILES)
+        pairs = zip(losses, best.itertuples(), strict=True)
+        return {loss: row.threshold for loss, row in pairs if row.same_token >= 1 - loss}
+    same = at_exits(choosing)["same_token"]
+    return {loss: None for loss in losses if same >= 1 - loss}
+
+
+def _at(replayed: PolicyReplay, threshold: float | None) -> PolicyReplay:
+    return replayed if threshold is None else replayed.at_threshold(threshold)
+
+
+def _full_flops(replayed: PolicyReplay) -> float:
+    """FLOPs of the same tokens at full depth, where nothing is decided."""
+    no_exit = ExitPolicy("static", min_layer=replayed.trace.layers)
+    return replayed_flops(replay_policy(replayed.trace, no_exit)).sum()
+
+
+# ---- drafts that the last layer verifies
+
+
+def _best_drafts(rule: str, replays: Iterable[PolicyReplay]) -> dict:
+    """The fastest drafts of a rule, as the other half of the examples has them."""
+    settings = []
+    for replayed in replays:
+        choosing, reporting = _halves(replayed)
+        trace = choosing.trace
+        setting, _ = best_setting(_as_planned(choosing), trace, max_new_tokens=64, sizes=trace.sizes)
+        settings.append((setting.expected, setting.policy, reporting))
+    expected, policy, reporting = max(settings, key=lambda each: each[0])
+    drafting = replace(reporting, bound=bind_to_trace(reporting.trace, policy))
+    row = {"rule": rule, "decides": _decides(drafting), "threshold": policy.threshold}
+    row |= {"max_draft": policy.max_draft, "chosen_speed": expected}
+    for name, estimate in draft_estimates(drafting).items():
+        row |= estimate.columns(name, f"{name}_")
+    return row
+
+
+def _as_planned(replayed: PolicyReplay) -> Replay:
+    """A replay of a trace in the form in which drafts are planned."""
+    decisions = len(replayed.decision_layers)
+    verified = replace(replayed.bound.policy, propagation="verify")
+    # rows for each decision: those for the token of an exit are counted where it is drafted
+    readout_rows = np.diff(replayed.readout_rows[:, :decisions], axis=1, prepend=0)
+    return Replay(
+        bound=bind_to_trace(replayed.trace, verified),
+        confidences=replayed.confidences,
+        token_ids=replayed.token_ids[:, :decisions],
+        readout_rows=readout_rows if replayed.bound.measure.readout else np.zeros_like(readout_rows),
+    )
+
+
+def draft_estimates(replayed: PolicyReplay) -> Mapping[str, Estimate]:
+    """Drafts of a replayed policy with a fixed draft length: `acceptance`, `tokens_a_round`, `speed`.
+
+    The speed is simulated, full depth being 1: see `mee_utils.decoding.planning`.
+    """
+    trace = replayed.trace
+    outputs = len(trace.source_tokens)
+    max_draft = replayed.bound.max_draft
+    drafts = drafts_of(replayed, max_draft)
+    exits = replayed.exits()[None]  # [1, token]
+    rounds = rounds_of(
+        exits, replayed.same_token, replayed.decision_layers, trace.sequence, np.array([max_draft])
+    )
+    (work,) = work_by_token(_as_planned(replayed), exits, rounds, trace.sizes)
+    tokens = np.bincount(trace.sequence, minlength=outputs).astype(np.float64)
+    full_work = tokens * (trace.sizes.layers * trace.sizes.projections + trace.sizes.readout)
+    spent = np.bincount(trace.sequence, weights=work, minlength=outputs)
+    return {
+        "acceptance": _ratio(drafts.accepted, drafts.verified),
+        "tokens_a_round": _ratio(tokens, drafts.rounds),
+        "speed": _ratio(full_work, spent),
+    }
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> Estimate:
+    """The quotient of two sums over outputs `[output]`."""
+    above = above.astype(np.float64)
+    below = below.astype(np.float64)
+    return interval(lambda weights: (weights @ above) / (weights @ below), len(above))
