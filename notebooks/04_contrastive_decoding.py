@@ -21,7 +21,7 @@
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
-limit = 300  # held-out examples of each task that are traced and replayed
+limit = 200  # held-out examples of each task that are traced and replayed
 decoded = 60  # of these, how many are decoded
 max_new_tokens = 48  # longest output, in tokens
 batch_size = 100  # rows decoded at a time

@@ -146,7 +146,19 @@ def test_the_area_needs_no_memory_for_tokens_times_sequences(monkeypatch):
 
 
 def made_decoded(examples, flops=1.0):
-    return DecodingResult(float(np.mean(examples)), np.array(examples, float), 4.0, flops, 0.5, 10)
+    """Every output is one token, from layer 4."""
+    outputs = len(examples)
+    return DecodingResult(
+        float(np.mean(examples)),
+        np.array(examples, float),
+        4.0,
+        flops,
+        0.5,
+        outputs,
+        token_ids=[[7]] * outputs,
+        output_flops=np.full(outputs, flops),
+        exit_layers=[np.array([4])] * outputs,
+    )
 
 
 def test_what_is_kept_is_a_ratio_with_a_paired_interval():

@@ -18,7 +18,7 @@ import test_notebooks
 import test_readme
 
 from mee_utils import MeeError, load_model
-from mee_utils.analysis import statistics
+from mee_utils.analysis import beside_full, statistics
 from mee_utils.study import measure, result_tables
 from mee_utils.study.jobs import Job
 
@@ -170,7 +170,7 @@ def test_another_level_of_the_bootstrap_is_found(monkeypatch):
 
     def again():
         settings = [part for (rule, _), part in parts.items() if rule == "fixed"]
-        return pd.DataFrame(result_tables.described(settings, full))[bounds].round(4)
+        return pd.DataFrame(beside_full.result_rows(settings, full))[bounds].round(4)
 
     stored = wanted[bounds].reset_index(drop=True)
     pd.testing.assert_frame_equal(again(), stored)

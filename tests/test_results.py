@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from mee_utils import ExitPolicy, MeeError
-from mee_utils.analysis import calibration, statistics
+from mee_utils.analysis import beside_full, calibration, statistics
 from mee_utils.paper import claims
 from mee_utils.paper.statement import NoRows, Rows, Untestable
 from mee_utils.paper.statements import statements_of
@@ -56,7 +56,7 @@ def measured(settings=SETTINGS, change=lambda part, rule, threshold, examples: e
     return stored.Measured(settings, kept, 0.05, (0.1,), (0.05,))
 
 
-def test_a_setting_is_described_beside_full_depth():
+def test_a_setting_is_set_beside_full_depth():
     found = measured().rows(rule="fixed").set_index("threshold").loc[0.5]
     assert found.retained == pytest.approx(0.8) and found.consistency_loss == pytest.approx(0.4)
     assert found.risk_loss == pytest.approx(0.2) and found.flops_share == pytest.approx(0.5)
@@ -67,13 +67,14 @@ def test_a_setting_is_described_beside_full_depth():
 def test_intervals_and_draws_are_computed_when_they_are_asked_for(monkeypatch):
     """Thousands of settings are stored: reading them resamples none."""
     resampled = []
-    beside_full = stored.beside_full
+    of_settings = beside_full.beside_full
 
     def counted(settings, full):
         resampled.append(len(settings))
-        return beside_full(settings, full)
+        return of_settings(settings, full)
 
-    monkeypatch.setattr(stored, "beside_full", counted)
+    for module in (beside_full, stored):
+        monkeypatch.setattr(module, "beside_full", counted)
     results = measured()
     assert len(results.select("validation")) == 7 and results.tested == "400" and not resampled
     rows = results.rows(rule="fixed")

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mee_utils.analysis.beside_full import VALUES
 from mee_utils.study import rivals
-from mee_utils.study.result_tables import VALUES, Measured
+from mee_utils.study.result_tables import Measured
 
 EXAMPLES = 50
 NONE = float("nan")

@@ -13,7 +13,7 @@ from numbers import Real
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binom
+from scipy.special import bdtr  # the binomial distribution; scipy.stats takes half a second to import
 
 from ..common.errors import MeeError, check_choice
 from ..decoding.generation import generate
@@ -36,7 +36,7 @@ def hoeffding_bentkus(losses: np.ndarray, delta: float, eps: float = 0.05) -> fl
     count, mean = len(losses), min(float(np.mean(losses)), delta)
     lost = mean * np.log(mean / delta) if mean > 0 else 0.0
     entropy = (1 - mean) * np.log((1 - mean) / (1 - delta)) + lost
-    bentkus = np.e * binom.cdf(np.ceil(count * float(np.mean(losses)) - 1e-9), count, delta)
+    bentkus = np.e * bdtr(np.ceil(count * float(np.mean(losses)) - 1e-9), count, delta)
     return float(min(1.0, np.exp(-count * entropy), bentkus))
 
 

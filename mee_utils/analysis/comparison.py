@@ -14,8 +14,9 @@ from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..traces.replay import PolicyReplay, replay_policy
 from ..traces.trace import Trace
+from .beside_full import beside_full
 from .decisions import exit_values, thresholds_for
-from .statistics import DRAWS, NOTHING, Estimate, estimates, interval, mean_interval
+from .statistics import DRAWS, Estimate, estimates, interval, mean_interval
 
 
 @dataclass(frozen=True)
@@ -74,36 +75,30 @@ def check_score(full: DecodingResult) -> DecodingResult:
     return full
 
 
+def examples_of(decoding: DecodingResult) -> pd.DataFrame:
+    """One row an example, as `beside_full` takes them; the consistency loss is not computed here."""
+    columns = {
+        "loss": np.nan,
+        "score": decoding.examples,
+        "flops": decoding.output_flops,
+        "tokens": [len(ids) for ids in decoding.token_ids],
+        "layers": [layers.sum() for layers in decoding.exit_layers],
+    }
+    return pd.DataFrame(columns)
+
+
 def retained(decoding: DecodingResult, full: DecodingResult) -> Estimate:
     """The share of the full score that is kept; NaN where that is 0, in a resample or on all examples."""
-    if full.examples.sum() == 0:
-        return NOTHING
-
-    def share(weights: np.ndarray) -> np.ndarray:
-        total = weights @ full.examples
-        return (weights @ decoding.examples) / np.where(total > 0, total, np.nan)
-
-    return interval(share, len(decoding.examples))
-
-
-def flops_share(decoding: DecodingResult, full: DecodingResult) -> Estimate:
-    """FLOPs, a token, of a decoding as a share of those of full depth."""
-
-    def per_token(weights: np.ndarray, result: DecodingResult) -> np.ndarray:
-        tokens = np.array([len(ids) for ids in result.token_ids], dtype=np.float64)
-        return (weights @ result.output_flops) / (weights @ tokens)
-
-    return interval(
-        lambda weights: per_token(weights, decoding) / per_token(weights, full), len(full.token_ids)
-    )
+    return beside_full([examples_of(decoding)], examples_of(full))["retained"].item(0)
 
 
 def result_row(decoding: DecodingResult, full: DecodingResult) -> dict[str, float]:
     """A decoding beside full depth, for a table; `length_share` is of the tokens emitted."""
+    beside = beside_full([examples_of(decoding)], examples_of(full))
     return {
         "score": decoding.score,
-        **retained(decoding, full).columns("retained"),
-        **flops_share(decoding, full).columns("flops_share", "flops_"),
+        **beside["retained"].item(0).columns("retained"),
+        **beside["flops_share"].item(0).columns("flops_share", "flops_"),
         "mean_exit_layer": decoding.mean_exit_layer,
         "readout_share": decoding.readout,
         "same_output": decoding.same_output,

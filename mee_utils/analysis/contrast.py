@@ -117,14 +117,24 @@ class _Margins(NamedTuple):
 def _margins(expert: Tensor, amateur: Tensor, alpha: float) -> _Margins:
     """Margins of some tokens, from logits `[token, ids]` of the expert and its amateur."""
     late = expert.log_softmax(-1)
-    plausible = late >= late.amax(-1, keepdim=True) + log(alpha)
-    ratio = (late - amateur.log_softmax(-1)).masked_fill(~plausible, -np.inf)
     return _Margins(
-        single=(plausible.sum(-1) == 1).cpu().numpy(),
+        single=(_plausible(late, alpha).sum(-1) == 1).cpu().numpy(),
         plain=_margin(late.exp()),
         contrast=_margin(weighted_contrast(expert, amateur, alpha).exp()),
-        without_mass=_margin(ratio.softmax(-1)),
+        without_mass=_margin_without_mass(expert, amateur, alpha),
     )
+
+
+def _margin_without_mass(expert: Tensor, amateur: Tensor, alpha: float) -> np.ndarray:
+    """The margin of the public code's contrast: all of the probability goes to the plausible set."""
+    late = expert.log_softmax(-1)
+    ratio = (late - amateur.log_softmax(-1)).masked_fill(~_plausible(late, alpha), -np.inf)
+    return _margin(ratio.softmax(-1))
+
+
+def _plausible(late: Tensor, alpha: float) -> Tensor:
+    """Which ids are plausible, from log-probabilities of the expert; both `[token, ids]`."""
+    return late >= late.amax(-1, keepdim=True) + log(alpha)
 
 
 def _margin(probabilities: Tensor) -> np.ndarray:
@@ -166,8 +176,8 @@ def without_mass(plain: PolicyReplay, model: Model, alpha: float = ALPHA) -> Pol
     """The replay of a plain margin with the contrasted margin of the public code in its place."""
     parts = []  # [token, decision] each
     for _, states in _states(plain.trace, model):
-        margins = [_margins(*_pair(states, layer), alpha) for layer in plain.decision_layers]
-        parts.append(np.stack([margin.without_mass for margin in margins], axis=1))
+        margins = [_margin_without_mass(*_pair(states, layer), alpha) for layer in plain.decision_layers]
+        parts.append(np.stack(margins, axis=1))
     return replace(plain, confidences=np.concatenate(parts))
 
 

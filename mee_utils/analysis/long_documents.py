@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..decoding.generation import generate
+from ..decoding.inputs import EncoderCache
 from ..models.costs import DecoderSizes, generation_flops
 from ..models.loading import Model
 from ..tasks import load_task
@@ -84,8 +85,11 @@ def costs_by_part(model, task, policies: Mapping, max_new_tokens: int, **labels)
     source_tokens = float(np.mean([len(ids) for ids in model.tokenizer(list(task.inputs)).input_ids]))
     rows = []
     full_depth = None  # FLOPs a token of the first policy
+    encodings = EncoderCache()
     for rule, policy in policies.items():
-        generation = generate(model, task.inputs, policy, max_new_tokens=max_new_tokens, batch_size=1)
+        generation = generate(
+            model, task.inputs, policy, max_new_tokens=max_new_tokens, batch_size=1, encodings=encodings
+        )
         row = {
             **labels,
             "source_tokens": source_tokens,

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from ..analysis.beside_full import result_rows
 from . import figures
 from .catalogue import RULES
 from .prose import on_tasks, task_span
-from .result_tables import Measured, described
+from .result_tables import Measured
 from .verdicts import on_front
 
 COPIED = "oracle_copy"
@@ -58,7 +59,7 @@ def decoded_oracle(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         others = table[table.rule != "full_depth"]
         groups = others.groupby(["rule", "threshold", "propagation"], sort=False, dropna=False)
         labels = pd.DataFrame([key for key, _ in groups], columns=["rule", "threshold", "propagation"])
-        beside_full = pd.DataFrame(described([examples for _, examples in groups], full))
+        beside_full = pd.DataFrame(result_rows([examples for _, examples in groups], full))
         rows.append(pd.concat([labels.assign(task=task), beside_full], axis=1))
     return pd.concat(rows, ignore_index=True)
 

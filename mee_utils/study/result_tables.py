@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..analysis.statistics import DRAWS, Estimate, interval
+from ..analysis.beside_full import QUANTITIES, VALUES, beside_full, result_rows
+from ..analysis.statistics import DRAWS, Estimate
 from ..common.errors import MeeError
 from ..common.files import ROOT
 from .catalogue import MAIN_MODEL, RULES, SEVERAL_LAYERS
@@ -27,7 +28,6 @@ MACHINES = "machines.json"
 KEEPS_IT = "keeps it"  # verdicts on a share of the score
 LOSES_IT = "does not keep it"
 UNDECIDED = "undecided"
-VALUES = ["loss", "score", "flops", "tokens", "layers"]  # of an example
 KEYS = ["task", "model", "rule", "threshold"]
 RANGE = ["lowest", "highest"]
 SAMPLES_RANGE = ["samples_lowest", "samples_highest"]
@@ -103,67 +103,6 @@ def read_manifest(profile: str, notebook: str) -> dict:
     return json.loads(_stored(profile, notebook, "manifest.json").read_text(encoding="utf-8"))
 
 
-QUANTITIES = {  # of a setting beside full depth: name -> what its bounds are called, before low and high
-    "retained": "",
-    "consistency_loss": "consistency_",
-    "risk_loss": "risk_",
-    "flops_share": "flops_",
-    "mean_exit_layer": "layer_",
-}
-
-
-def beside_full(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> dict[str, Estimate]:
-    """Settings beside full depth on the same examples: an estimate `[setting]` of each of `QUANTITIES`.
-
-    `retained` is the share of the full score, a mean over outputs; losses are means over outputs;
-    `mean_exit_layer` and the FLOPs in `flops_share` are means over tokens.
-
-    Args:
-        settings: the examples of each setting, with the columns `VALUES`.
-        full: the examples of full depth.
-    """
-    examples = len(full)
-    values = np.stack([each[VALUES].to_numpy(np.float64) for each in settings], axis=1)
-    at_full = full[VALUES].to_numpy(np.float64)  # [example, value]; values: [example, setting, value]
-    score = VALUES.index("score")
-    risk = np.clip(at_full[:, None, score] - values[..., score], 0, None) / 100  # [example, setting]
-    columns = np.concatenate([values.reshape(examples, -1), risk], axis=1)
-
-    def quantities(weights: np.ndarray) -> np.ndarray:
-        """`[resample, quantity, setting]`, from sums over the resampled examples."""
-        sums = weights @ columns  # one product: it is what bootstraps cost
-        of_settings = sums[:, : values[0].size].reshape(len(weights), len(settings), len(VALUES))
-        loss, score, flops, tokens, layers = np.moveaxis(of_settings, -1, 0)
-        _, full_score, full_flops, full_tokens, _ = (weights @ at_full).T[..., None]
-        drawn = weights.sum(axis=1, keepdims=True)
-        shares = [
-            score / full_score,
-            loss / drawn,
-            sums[:, values[0].size :] / drawn,
-            (flops / tokens) / (full_flops / full_tokens),
-            layers / tokens,
-        ]
-        return np.stack(shares, axis=1)
-
-    together = interval(quantities, examples)
-    return {
-        name: Estimate(together.value[number], together.draws[:, number])
-        for number, name in enumerate(QUANTITIES)
-    }
-
-
-def described(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict[str, float]]:
-    """`beside_full`, one row per setting, with the mean `score` and `length_share`, of tokens emitted."""
-    beside = beside_full(settings, full)
-    rows = []
-    for number, examples in enumerate(settings):
-        row = {"score": examples.score.to_numpy(np.float64).sum() / len(full)}
-        for name, prefix in QUANTITIES.items():
-            row |= beside[name].item(number).columns(name, prefix)
-        rows.append(row | {"length_share": examples.tokens.sum() / full.tokens.sum()})
-    return rows
-
-
 @dataclass(frozen=True)
 class Measured:
     """Every setting that was decoded for a profile (`study.measure`), with all of its examples.
@@ -189,10 +128,10 @@ class Measured:
         return self.with_intervals(self.select(part, **wanted))
 
     def with_intervals(self, settings: pd.DataFrame) -> pd.DataFrame:
-        """Rows of `settings` with what is `described`."""
+        """Rows of `settings` with their `result_rows`."""
         missing = settings[~settings.index.isin(self._rows)]
         for _, block in missing.groupby(["part", "task", "model"], sort=False):
-            rows = described([self.examples[index] for index in block.index], self._full_of(block))
+            rows = result_rows([self.examples[index] for index in block.index], self._full_of(block))
             for index, row in zip(block.index, rows, strict=True):
                 lazy = {name + DRAWS: _LazyDraws(self, index, name) for name in QUANTITIES}
                 self._rows[index] = row | lazy

@@ -5,12 +5,12 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binom
 
+from ..analysis.beside_full import result_rows
 from ..analysis.calibration import BOUNDS, LOSSES, broken_guarantees, learn_then_test
 from ..analysis.statistics import DRAWS, NOTHING, RESAMPLES, Estimate
 from .catalogue import RULES, SEVERAL_LAYERS
-from .result_tables import KEEPS_IT, KEYS, LOSES_IT, UNDECIDED, Measured, best_of_families, described
+from .result_tables import KEEPS_IT, KEYS, LOSES_IT, UNDECIDED, Measured, best_of_families
 
 WITHOUT_THRESHOLD = [name for name, rule in RULES.items() if not rule.thresholded]
 AT_FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}  # where no threshold passed
@@ -218,7 +218,7 @@ def _reported(stored: Measured, settings: pd.DataFrame, numbers: Sequence[int]) 
         return {}
     first = settings.iloc[0]
     full = stored.full(first.part, first.task, first.model)[1::2]
-    rows = described([stored.examples[settings.index[number]][1::2] for number in numbers], full)
+    rows = result_rows([stored.examples[settings.index[number]][1::2] for number in numbers], full)
     reported = {}
     for kind in LOSSES:
         mean_losses = stored.losses(settings, kind)[:, 1::2].mean(axis=1)
@@ -247,6 +247,8 @@ def fresh_rates(fresh: pd.DataFrame, deltas: Sequence[float], eps: float, sets: 
     are shares of the sets, `limit` is what chance allows, `p_value` that of so many violations if the
     guarantee holds.
     """
+    from scipy.stats import binom  # takes half a second to import
+
     tables = []
     for rule, of_rule in fresh.groupby("rule", sort=False):
         losses = {threshold: rows.loss for threshold, rows in of_rule.groupby("threshold", sort=False)}
