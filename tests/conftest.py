@@ -38,9 +38,26 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)
 
 
+# Files that take half a minute or more: they begin early, so that no process waits for another at the end.
+LONG_FILES = ("test_notebook_runner", "test_measure", "test_hub", "test_synthetic_data")
+
+
 def pytest_collection_modifyitems(items):
-    """The notebooks first: they take longest, and other processes do the rest meanwhile."""
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    """Which process runs what, and in which order.
+
+    Groups that tests name begin: notebooks take longest. Any other file is a group, so that what its tests
+    share is made in one process.
+    """
+
+    def turn(item):
+        if item.get_closest_marker("xdist_group"):
+            return 0
+        return 1 if item.path.stem in LONG_FILES else 2
+
+    items.sort(key=turn)
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="session")

@@ -183,10 +183,12 @@ def evaluating(environment, **variables):
         yield evaluate
 
 
-@pytest.fixture
-def hub(tmp_path):
-    with serving(tmp_path) as (requests, environment), evaluating(environment) as evaluate:
-        yield tmp_path / "hub", requests, evaluate
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """One hub and one client for all tests; each has repositories of its own."""
+    folder = tmp_path_factory.mktemp("hub")
+    with serving(folder) as (requests, environment), evaluating(environment) as evaluate:
+        yield folder / "hub", requests, evaluate
 
 
 def write_pair(path, french):
@@ -221,10 +223,10 @@ def test_a_corpus_that_datasets_saved_comes_from_the_hub(hub):
     datasets.disable_progress_bars()
     rows = [{"translation": {"en": "Yes", "fr": "Oui"}}, {"translation": {"en": "No", "fr": "Non"}}]
     saved = datasets.DatasetDict(validation=datasets.Dataset.from_list(rows))
-    saved.save_to_disk(str(root / "datasets/someone/pairs/main"), num_shards={"validation": 2})
-    assert evaluate("mee_utils.load_task('translation', 'someone/pairs').targets") == ["Oui", "Non"]
-    message = evaluate("mee_utils.load_task('translation', 'someone/pairs', 'test').targets")
-    assert message.startswith('error: "someone/pairs" has no file of the split "test"')
+    saved.save_to_disk(str(root / "datasets/someone/saved/main"), num_shards={"validation": 2})
+    assert evaluate("mee_utils.load_task('translation', 'someone/saved').targets") == ["Oui", "Non"]
+    message = evaluate("mee_utils.load_task('translation', 'someone/saved', 'test').targets")
+    assert message.startswith('error: "someone/saved" has no file of the split "test"')
 
 
 def test_what_the_hub_does_not_have_is_one_line(hub):
@@ -274,7 +276,7 @@ def test_a_pinned_commit_is_read_again_also_without_the_hub(tmp_path):
 
 def test_a_split_in_no_usual_folder_asks_for_the_folder(hub):
     root, _, evaluate = hub
-    write_pair(root / "datasets/someone/pairs/main/en-fr/validation.jsonl", "Oui")
-    message = evaluate("mee_utils.load_task('translation', 'someone/pairs').targets")
+    write_pair(root / "datasets/someone/inside/main/en-fr/validation.jsonl", "Oui")
+    message = evaluate("mee_utils.load_task('translation', 'someone/inside').targets")
     assert "name the `folder` that has it" in message and "\n" not in message
-    assert evaluate("mee_utils.load_task('translation', 'someone/pairs', folder='en-fr').targets") == ["Oui"]
+    assert evaluate("mee_utils.load_task('translation', 'someone/inside', folder='en-fr').targets") == ["Oui"]

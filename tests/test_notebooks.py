@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
@@ -14,6 +15,7 @@ import pandas as pd
 import papers
 import pytest
 
+from mee_utils.common.files import build_root
 from mee_utils.paper import numbers
 from mee_utils.study import notebook_files, pipeline
 from mee_utils.study.inputs import is_trained, manifest
@@ -297,8 +299,19 @@ def nbval(folder, *paths, cwd=ROOT, **environment):
 @pytest.fixture(scope="session")
 def results(tmp_path_factory):
     """One folder for the notebooks of all processes: a trace is made by the first that needs it."""
-    own = tmp_path_factory.getbasetemp()
-    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "results"
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "results"
+    share_synthetic_splits(folder / "figures/build")
+    return folder
+
+
+def share_synthetic_splits(build):
+    """What other tests have drawn in this checkout is not drawn again."""
+    drawn = build_root() / "synthetic"
+    drawn.mkdir(parents=True, exist_ok=True)
+    build.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # another process was quicker
+        (build / "synthetic").symlink_to(drawn.resolve())
 
 
 SECONDS = stored_seconds("small")
