@@ -42,6 +42,7 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
 LONG_FILES = ("test_notebook_runner", "test_measure", "test_hub", "test_synthetic_data")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist puts groups into the names of tests
 def pytest_collection_modifyitems(items):
     """Which process runs what, and in which order.
 
