@@ -7,12 +7,11 @@
 # token exits?
 #
 # Both papers study one T5 backbone that is trained in different ways. *Vanilla* training supervises only the last
-# decoder layer. *CALM* supervises every layer, later layers more. *FREE* supervises one early
-# layer and the last one, and pulls the early states towards the late ones. *Late-weighted* supervises the last 70
-# % of the layers: a hypothesis from the end of the MEE blog, which its authors left untested. This notebook
-# shows the data, what each objective weighs, how far each model stands above what needs no
-# model at all, and what exits cost at full depth. How the models learned is in the appendix
-# ([90](90_training.ipynb)).
+# decoder layer. *CALM* supervises every layer, later layers more. *FREE* supervises one early layer and the last one,
+# and pulls the early states towards the late ones. *Late-weighted* supervises the last 70 % of the layers: a
+# hypothesis from the end of the MEE blog, which its authors left untested. This notebook shows the data, what each
+# objective weighs, how far each model stands above trivial baselines, and what exits cost at full depth. How the
+# models learned is in the appendix ([90](90_training.ipynb)).
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -55,11 +54,11 @@ experiment.save_drawing(drawings.decoder_drawing(), "decoder")
 # %% [markdown]
 # ## The data
 #
-# A profile of real corpora shows none of their text here. **Synthetic data** are
-# people who live, work, travel and own things, in sentences of a seeded grammar. They have what no real corpus has: for
-# every target token we know *what it takes to produce it*. A question is answered in a sentence that begins with what
-# it looks up and says each hop aloud. A fifth of
-# the questions asks for the bare value ("In one word: ..."). No context of a question is in two splits.
+# With real corpora, none of their text is shown here. **Synthetic data** are people who live, work, travel and own
+# things, in sentences of a seeded grammar. They have what no real corpus has: for every target token we know *what it
+# takes to produce it*. A question is answered in a sentence that begins with what it looks up and says each hop
+# aloud. A fifth of the questions asks for the bare value ("In one word: ..."). No context of a question is in two
+# splits.
 
 # %% tags=["hide-input"]
 for name, task in tasks.items():
@@ -155,11 +154,11 @@ scores.set_index(["task", "system", "metric"]).corpus_score.unstack([0, 2]).roun
 
 # %% [markdown]
 # The same corpora, as others score on them with models of about this size that were trained on them alone.
-# Tokenization and data differ in detail (DialogSum's test split is not here, its validation split is the
-# test), so this says whether a model is in the right range, not which one is better. The published ROUGE-L
-# lies nearer to ROUGE-1 than the usual tool would put it. It looks like that of `py-rouge`, which takes precision
-# and recall to a power that belongs to ROUGE-W; `ours_as_published` is our output scored in the same way. (The
-# published F1 is one of slots, ours one of words.)
+# Tokenization and data differ in detail (DialogSum's test split is not here, its validation split is the test), so
+# this says whether a model is in the right range, not which one is better. The published ROUGE-L lies nearer to
+# ROUGE-1 than usual, as that of `py-rouge` does, which raises precision and recall to a power that belongs to
+# ROUGE-W; `ours_as_published` is our output scored in the same way. (The published F1 is one of slots, ours one of
+# words.)
 
 # %%
 sources = {name: str(experiment.profile.corpora[name].source) for name in tasks}
@@ -170,8 +169,8 @@ experiment.save_table(published, "published_scores") if len(published) else "non
 # %% [markdown]
 # ## How much of the difference between objectives is seed noise?
 #
-# Objectives were trained again from the same base with other seeds: other batches, other intermediate layers. A line is
-# the range over seeds. Alternating training, of which no model is kept, stands only here and in 01.
+# Objectives were trained again from the same base with other seeds: other batches, other intermediate layers. A line
+# is the range over seeds. Alternating training appears only here and in 01; its models are not kept.
 
 # %% tags=["hide-input"]
 seeds = read_retrained(profile, "seeds")

@@ -63,9 +63,9 @@ traces = {
 #
 # $$s_t = \min\,\{\,l : \hat y_t^{\,l} = \hat y_t^{\,l+1} = \dots = \hat y_t^{\,L}\,\}.$$
 #
-# The curves show the share of tokens with $s_t \le l$. The unit of the bootstrap is a sequence, because the tokens
-# of one sequence are not independent. Our *oracle*, which knows the end, exits at $s_t$. Exiting before $s_t$ is
-# harmless only if the prediction is already correct, then changes and later reverts.
+# The curves show the share of tokens with $s_t \le l$. The unit of the bootstrap is a sequence, because the tokens of
+# one sequence are not independent. Our *oracle*, which knows the last layer's prediction, exits at $s_t$. Exiting
+# before $s_t$ is harmless only if the prediction is already correct, then changes and later reverts.
 
 # %% tags=["hide-input"]
 stable = experiment.table(drawing.settled_table, traces)
@@ -114,10 +114,10 @@ conclude(chapter.confidence_conclusion(confidence))
 # %% [markdown]
 # ## Figure 3: single tokens
 #
-# The three most probable tokens of every layer, for one token of one sequence, in the three models of the
-# paper. All models must predict the same token, so the reference is fed in here. The tokens of one
-# task are ordered by the layer from which vanilla is settled, and we take those at the 10th, 50th and 90th
-# percentile. (A low line marks the beginning of a word.)
+# The three most probable tokens of every layer, for one token of one sequence, in the three models of the paper. All
+# models must predict the same token, so the reference is fed in here. The tokens of one task are ordered by the layer
+# from which vanilla is settled, and we take those at the 10th, 50th and 90th percentile. (An underscore marks the
+# beginning of a word.)
 
 # %% tags=["hide-input"]
 along = {

@@ -184,9 +184,8 @@ chapter.gaps_shown(compared)
 # %% [markdown]
 # ## What predicts depth?
 #
-# Spearman's rank correlation over all prefixes between what could be known of a token and how deep it has
-# to go: its first similar layer, and the layer from which its prediction is final. Intervals (in the stored table) are
-# over sequences.
+# Spearman's rank correlation over all prefixes between properties of a token and how deep it has to go: its first
+# similar layer, and the layer from which its prediction is final. Intervals (in the stored table) are over sequences.
 
 # %%
 measures = ["loss", "log_frequency", "prefix_tokens"]
@@ -216,9 +215,9 @@ else:
 # %% [markdown]
 # ## Confident, and not saturated
 #
-# A state can be far from the last one and be sure of the token all the same: of the tokens whose top-1
-# probability exceeds the threshold after a third of the layers, the share that has no similar state by then.
-# And does it get easier along the output? The entropy of the last layer, by thirds of the outputs.
+# A state can be far from the last one and still be confident of the token. Of the tokens whose top-1 probability
+# exceeds the threshold after a third of the layers, how many have no similar state by then? And does it get easier
+# along the output? The entropy of the last layer, by thirds of the outputs.
 
 # %% tags=["hide-input"]
 third = layers // 3

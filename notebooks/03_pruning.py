@@ -12,9 +12,9 @@
 # *fixed*, or *decaying* from layer to layer; its code has an *adaptive* form too. Its table is preliminary:
 # pruned runs that score 0, because a position in the kept list was taken for a token id.
 #
-# **What we do.** Ranks first, then the minimum exit layer as a rule in place of a guess, then recall and the lists
-# themselves, then the paper's table, complete, with its exactness: how often does a pruned run emit another token than
-# the same run unpruned? Last, cost, counted and by the clock.
+# **What we do.** Ranks first, then the minimum exit layer as a rule instead of a guess, then recall and the lists
+# themselves, then the paper's table, complete, with its exactness: how often does a pruned run emit another token
+# than the same run unpruned? Last, cost, counted and by the clock.
 #
 # **Expectation** (the paper's): pruning trades score for time. Ours, since positions in the kept list are mapped back
 # to token ids here: almost nothing is lost with a few dozen entries.
@@ -171,11 +171,11 @@ conclude(chapter.kept_conclusion(by_layer))
 # %% [markdown]
 # ## The paper's table, complete
 #
-# Every model and task, decoded at full depth, with the softmax margin over all entries, and with each way of
-# pruning; threshold 0.9, constant, from layer 4 on. *Tokens changed* is the exactness report: of the tokens up
-# to the first that differs from the *unpruned run at the same threshold*, the share that does (a lost entry, or
-# another exit, since probabilities over fewer entries are larger). What the pre-trained model cannot say: it saw few
-# examples and cannot do most of these tasks.
+# Every model and task, decoded at full depth, with the softmax margin over all entries, and with each way of pruning;
+# threshold 0.9, constant, from layer 4 on. *Tokens changed* is the exactness report: of the tokens up to the first
+# that differs from the *unpruned run at the same threshold*, the share that does (a lost entry, or another exit,
+# since probabilities over fewer entries are larger). The pre-trained model says little here: it saw few examples and
+# cannot do most of these tasks.
 
 # %%
 conclude(chapter.table_conclusion(complete))

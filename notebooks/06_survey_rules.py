@@ -3,18 +3,17 @@
 #
 # [‹ 05 MEE classifiers](05_mee_classifiers.ipynb) · [all notebooks](../README.md#the-notebooks) · [07 lossless ›](07_lossless.ipynb)
 #
-# **Question.** The survey of Bajpai and Hanawal (2025) lists a dozen exit rules. Most were made for
-# classifiers of a few classes, and each was tested on its own model. Which of them are good for *generation*,
-# where a decision is made for every token and the vocabulary is large? Which are the same rule under two
-# names?
+# **Question.** The survey of Bajpai and Hanawal (2025) lists a dozen exit rules. Most were made for classifiers of a
+# few classes, and each was tested on its own model. Which of them work in *generation*, where a decision is made for
+# every token and the vocabulary is large? Which are the same rule under two names?
 #
 # **What the survey says.** Several exits together are more reliable than one; a network that learns when to exit
 # beats a confidence; a table of tokens suffices. What it says of thresholds stands in [09](09_thresholds.ipynb), what
 # it says of confidence in [10](10_confidence.ipynb).
 #
 # **What we do.** All rules are evaluated on the same frozen model, and compared at the same loss, never at the same
-# threshold. Losses and costs come from real decoding: thresholds are chosen on validation examples, and test
-# examples report (`make measure`). How well a rule ranks tokens, and which rules are the same, are read off traces.
+# threshold. Losses and costs come from real decoding: thresholds are chosen on validation examples, and test examples
+# report (`make measure`). How well a rule ranks tokens, and which rules are the same, is computed from traces.
 #
 # **Expectation.** Rules that count exits gain nothing where training makes early layers agree with the last
 # one. What a decision costs decides more than how clever it is.
@@ -93,10 +92,10 @@ def policy_of(rule, pruned=True):
 # | | token lookup table (HashEE) | the share of training tokens after *this* one that had settled by layer $l$ |
 # | threshold | bandit (UCBEE, CeeBERT) | $\max p_l$, the threshold being the arm that has paid best so far |
 #
-# Beside them stand rules of the other papers: softmax margin and similarity (CALM), rising top-1 (MEE), a
-# linear classifier (CALM) and one of low rank on three layers (ours). Rules on probabilities are made
-# cheap in the same way, since otherwise the LM head alone decides: they score all vocabulary entries at the first exit,
-# and its 64 best ones at later exits (*fixed pruning*, 03).
+# Beside them stand rules of the other papers: softmax margin and similarity (CALM), rising top-1 (MEE), a linear
+# classifier (CALM) and one of low rank on three layers (ours). Rules on probabilities are all pruned in the same way,
+# since otherwise the cost of the LM head would decide the comparison: they score all vocabulary entries at the first
+# exit, and its 64 best ones at later exits (*fixed pruning*, 03).
 #
 # The table has what each rule looks at and what a decision costs. `readouts` and `layers`: how often logits are
 # computed, and how many layers are looked at, for one decision. The last columns are the counted FLOPs of a decision as

@@ -107,12 +107,12 @@ conclude(chapter.speed_conclusion(timed) or f"Not timed yet: run {result_tables.
 # %% [markdown]
 # ## What would it be at the size of T5-base and T5-large? A simulation
 #
-# At this size a good part of a decision is Python. `make bench` lets decoders of T5's sizes with random
-# weights replay what the CALM model did here: tokens exit at the same relative depth, the same drafts are
-# right and wrong, every decision is computed. *Verified* is planned for each size anew. *Unverified*: of the
-# rules that keep 99 % of the score (08), the cheapest of each family, and of these the fastest that looks at
-# several layers, and at one. *mini* has the sizes of the profile's own models. The encoder, which no exit makes
-# faster, counts for less here than in short answers to long questions.
+# At this size a good part of a decision is Python. `make bench` lets decoders of T5's sizes with random weights
+# replay what the CALM model did here: tokens exit at the same relative depth, the same drafts are right and wrong,
+# every decision is computed. *Verified* exits are planned anew for each size. *Unverified*: of the rules that keep 99
+# % of the score (08), the cheapest of each family, and of these the fastest that looks at several layers, and at one.
+# *mini* has the sizes of the profile's own models. The encoder, which no exit makes faster, counts for less here than
+# in short answers to long questions.
 
 # %% tags=["hide-input"]
 simulated = result_tables.fastest_by_shape().rename(columns={"speed": "simulated_speed"})
@@ -127,7 +127,7 @@ conclude(
 )
 
 # %% [markdown]
-# ## Lossless: is it so?
+# ## Is it lossless?
 #
 # Every rule decodes every task with verification, in batches, and its outputs are compared with those of full
 # depth, token by token. Beside it stands the same rule at the same threshold unverified: what it keeps of the score,
@@ -178,8 +178,8 @@ conclude(chapter.drafts_conclusion(drafts))
 # %% [markdown]
 # ## One sentence, as it is decoded
 #
-# A word is a token that was run, a line a round, after which the last layer verifies what waits. The word is the token
-# that stands there in the end, so that a token that was dropped stands there again in the next round. The rule is the
+# Each line is a round, each word a token that was run in it; after a round the last layer verifies what waits. A word
+# is shown as it stands in the final output, so a dropped token stands there again in the next round. The rule is the
 # margin over pruned entries.
 
 # %% tags=["hide-input"]

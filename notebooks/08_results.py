@@ -143,12 +143,12 @@ conclude(*rivals.rivals_conclusion(beside_vanilla, equal_cost, quality))
 # %% [markdown]
 # ## The answer: full quality, and faster than full depth?
 #
-# A rule keeps its quality *for certain* if the lower end of a paired 95 % interval reaches 99 % of the full score. Its
-# settings are tested on the test examples one after the other, in an order that validation examples fix, as long as they
-# pass, so that one that keeps less passes with a probability of at most 2.5 %, however many are tested. Of those
-# that pass, the one with the fewest FLOPs on validation examples is timed. The fastest of each kind is drawn: its range
-# over the rounds, one output at a time, and hollow in batches. Half of the rounds rank the rules, and the other half
-# is drawn, so that the fastest is not timed on the inputs that made it fastest.
+# A rule keeps its quality *for certain* if the lower end of a paired 95 % interval reaches 99 % of the full score.
+# Its settings are tested on the test examples one after the other, in an order that validation examples fix, as long
+# as they pass, so a setting that keeps less passes with a probability of at most 2.5 %, however many are tested. Of
+# those that pass, the one with the fewest FLOPs on validation examples is timed. The fastest of each kind is drawn:
+# its range over the rounds, one output at a time, and hollow in batches. Half of the rounds rank the rules, and the
+# other half is drawn, so that no rule is ranked and drawn by the same measurements.
 
 # %% tags=["hide-input"]
 kept = experiment.save_table(verdicts.keeping(stored, main, quality), "at_99_percent")
@@ -223,8 +223,8 @@ conclude(chapter.guarantee_conclusion(calibrated, delta))
 # %% [markdown]
 # Synthetic data never end, so the guarantee can be tested as it is worded: independent calibration sets, all decoded,
 # and the mean loss of the population, which all sets together stand for. Besides the demands above the hardest are
-# tested: one per cent below the mean loss of a threshold, which must then just not pass. *No test* takes the threshold
-# whose mean loss on the calibration examples is within `delta` at its word.
+# tested: one per cent below the mean loss of a threshold, which should then just fail. *No test* simply takes the
+# loosest threshold whose mean loss on the calibration examples is within `delta`.
 
 # %% tags=["hide-input"]
 fresh = result_tables.read_measurements(name, "fresh")
@@ -274,8 +274,8 @@ conclude(
 
 # %% [markdown]
 # A guarantee is about the *mean* loss against the model's own full output, one rule at a time, over inputs like those
-# that calibrated; it says nothing of single outputs. Results on these mini models do not carry over to T5-large, which
-# profile `paper` is there to find out.
+# that calibrated; it says nothing of single outputs. Results on these mini models do not carry over to T5-large;
+# profile `paper` is there to test them.
 #
 # ## The ledger: every published statement that these models can test
 #

@@ -3,14 +3,15 @@
 #
 # [‹ 08 results](08_results.ipynb) · [all notebooks](../README.md#the-notebooks) · [10 confidence ›](10_confidence.ipynb)
 #
-# **Question.** Can a bandit find the threshold while it runs, or does it take a calibration set? May tokens exit at a
-# few layers only? Does a threshold that was chosen at home hold in another domain, and later in the sentence?
+# **Question.** Can a bandit find the threshold while it runs, or does it take a calibration set? Is it enough to let
+# tokens exit at a few layers? Does a threshold that was chosen at home hold in another domain, and later in the
+# sentence?
 #
 # **What the survey says** (Bajpai and Hanawal 2025). Bandits find the threshold while running (UCBEE, CeeBERT);
 # exits at intervals suffice; confidences move with the domain; the decoder makes fewer mistakes as the output gets
 # longer, so that a threshold may fall (MuE).
 #
-# **What we do.** All by replay on one frozen model: some outputs choose a threshold, others report.
+# **What we do.** Everything is replayed on one frozen model: some outputs choose a threshold, others report its loss.
 #
 # **Expectation.** A bandit maximises its reward, which is not quality; and a threshold on a confidence is a
 # statement about the inputs on which it was chosen.
@@ -172,7 +173,7 @@ experiment.save_figure(figure, "another_domain", travelled)
 conclude(chapter.away_conclusion(travelled))
 
 # %% [markdown]
-# The confidence itself: of how many tokens is the first exit sure, and how many of these does the last layer
+# The confidence itself: how many tokens is the first exit sure of, and how many of these does the last layer
 # contradict?
 
 # %% tags=["hide-input"]

@@ -4,7 +4,7 @@
 # [‹ 10 confidence](10_confidence.ipynb) · [all notebooks](../README.md#the-notebooks)
 #
 # **Question.** How were the mini models made, what did each layer learn, and what is each part of the recipe worth?
-# Nothing here is about exits; it says what the other chapters stand on.
+# Nothing here is about exits; it shows what the other chapters rest on.
 #
 # *Pre-trained only* has seen span corruption and no task. *Base* began in the same way and went on: on synthetic data
 # through lessons, each with several questions about one context and one kind of hop (who lives where,
@@ -13,9 +13,9 @@
 # adds a third, and all twelve are trained together. All others start from base and see the same number of
 # examples at the same rate; objectives that supervise intermediate layers sample one per training step.
 #
-# Three more things are meant to make models this small learn quickly. Three of the four heads in the encoder, and two in
-# the decoder, begin with a preference for neighbours. The matrices are updated by Muon. And answers say what
-# they look up. What each is worth stands under *Ablations*.
+# Three more things are meant to make models this small learn quickly. Three of the four heads in the encoder, and two
+# in the decoder, begin with a preference for neighbours. The matrices are updated by Muon. And answers say what they
+# look up. *Ablations* below shows what each is worth.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
