@@ -174,7 +174,7 @@ shares = [0.95, 0.98, 0.99]
 equal = experiment.table(comparison.at_equal_quality, replays, labels=("task", "rule"), shares=shares)
 
 # %%
-figure = chapter.equal_quality_figure(equal, shares, experiment.note(limit))
+figure = chapter.equal_quality_figure(equal, note=experiment.note(limit))
 experiment.save_figure(figure, "equal_quality", equal)
 conclude(chapter.equal_quality_conclusion(equal))
 

@@ -109,6 +109,28 @@ def test_the_verdict_counts_what_is_better_and_what_is_worse():
     assert "Pareto improvement on every task" in contrast.pareto_conclusion(VERDICTS)
 
 
+def test_equal_quality_is_drawn_over_all_entries_and_over_a_few():
+    """Before, lines for four shares and six rules lay on each other where every rule exits at once."""
+    shares = dict(zip(contrast.PRUNED_FORMS, (0.4, 0.5, 0.7), strict=True))
+    rows = [
+        {"task": task, "rule": rule, "wanted": wanted, "flops_share": share + extra}
+        for task in TASKS
+        for whole, share in shares.items()
+        for rule, extra in ((whole, 0.1), (contrast.PRUNED_FORMS[whole], 0.0))
+        for wanted in (0.95, 0.98)
+    ]
+    equal = pd.DataFrame(rows)
+    equal = equal.assign(flops_share_low=equal.flops_share, flops_share_high=equal.flops_share)
+    figure = contrast.equal_quality_figure(equal)
+    panels, names = drawn(figure)
+    assert len(panels) == 2 and sorted(names) == ["a few entries (pruned)", "all entries"]
+    assert "the plain margin takes 50% of the FLOPs, weighted contrast 60% and JSD contrast 80%" in message(
+        figure
+    )
+    points = sorted(float(line.get_xdata()[0]) for line in panels[0].lines if len(line.get_xdata()) == 1)
+    assert points == pytest.approx([0.4, 0.5, 0.5, 0.6, 0.7, 0.8])
+
+
 # classifiers (05)
 
 
@@ -335,6 +357,9 @@ def test_a_bug_counts_by_what_it_takes():
     assert answer.bugs_message(bugs).startswith("1 of 2 published bugs take at least 10%")
     assert "a (40%) and b (2%)" in answer.bugs_conclusion(bugs)
     named = answer.named_bugs(bugs)
+    panels, names = drawn(answer.bugs_figure(named, [TASKS[0]], ""))
+    rows = [text.get_text()[0] for text in panels[0].get_yticklabels()]
+    assert rows == ["b", "a"] and len(names) == 2, "what takes most is on top"
     assert set(named.name) == {f"{bug}: {figures.label('fixed')}, CALM" for bug in "ab"}
 
 

@@ -262,6 +262,15 @@ def test_learning_curves_are_told_by_their_last_points():
     drawn(training.curves_figure(curves))
 
 
+def test_a_part_of_the_recipe_counts_where_intervals_do_not_touch():
+    runs = pd.DataFrame(
+        {"run": ["recipe", "adam", "flat_start"], "low": [0.2, 0.15, 0.05], "high": [0.3, 0.25, 0.15]}
+    )
+    runs = runs.assign(answer=training.ALOUD, share=(runs.low + runs.high) / 2)
+    assert training.ablations_message(runs).endswith("than with the recipe: flat start")
+    assert training.ablations_message(runs.assign(answer=training.SILENT)) == ""
+
+
 # verified exits (07)
 
 

@@ -387,29 +387,27 @@ def named_bugs(bugs: pd.DataFrame) -> pd.DataFrame:
 
 
 def bugs_figure(bugs: pd.DataFrame, tasks: Sequence[str], note: str = ""):
-    """Score kept and mean exit layer with each published bug and without: a dumbbell a case."""
+    """Score kept with each published bug and without, the bug that takes most on top: a dumbbell a case."""
+    kept = bugs.pivot_table(index="name", columns="version", values="retained", sort=False)
+    order = list((kept.correct - kept.published).sort_values(kind="stable").index)
     return figures.facets(
-        bugs,
+        bugs.assign(height=bugs.name.map(order.index)),
         _draw_bugs,
-        quantities={"retained": "score kept (1 = full depth)", "mean_exit_layer": "mean exit layer"},
-        named="x",
         values=tasks,
-        sharex="row",
-        width=3.6,
-        height=3.9,
+        names=order,
+        xlabel="score kept\n(1 = full depth)",
+        width=3.4,
+        height=4.2,
         message=bugs_message(bugs),
         note=note,
     )
 
 
-def _draw_bugs(axis, rows: pd.DataFrame, x: str) -> None:
-    import seaborn
-
-    pairs = {"x": x, "y": "name", "units": "name", "estimator": None, "orient": "y"}
-    seaborn.lineplot(rows, **pairs, color="#999999", linewidth=1.2, ax=axis)
-    figures.dots(axis, rows, x, "name", by="version", styles=VERSIONS)
-    axis.tick_params(axis="y", labelsize=9)
-    axis.set_ylabel("")
+def _draw_bugs(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
+    ends = rows.groupby("height").retained.agg(["min", "max"])
+    axis.hlines(ends.index, ends["min"], ends["max"], color="#999999", linewidth=1.2, zorder=0)
+    figures.dots(axis, rows, "retained", "height", by="version", styles=VERSIONS)
+    axis.set_yticks(range(len(names)), names, fontsize=9)
 
 
 def _losses(bugs: pd.DataFrame) -> pd.Series:

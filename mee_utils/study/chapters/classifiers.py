@@ -418,6 +418,9 @@ def _draw_later(axis, rows: pd.DataFrame) -> None:
         colour = figures.STYLES[row.rule].colour
         axis.errorbar([row.later], [height], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
     axis.set_yticks(range(len(names)), names[::-1], fontsize=8)
+    widest = max(abs(limit) for limit in axis.get_xlim())
+    if widest < 5 * LEAST_CHANGE:  # else nothing would look like much
+        axis.set_xlim(-5 * LEAST_CHANGE, 5 * LEAST_CHANGE)
 
 
 def layers_seen_message(later: pd.DataFrame, share: float) -> str:

@@ -19,7 +19,7 @@ def overthinking_figure(thinking: pd.DataFrame, note: str = ""):
         tasks=tasks,
         width=6.4,
         height=2.2,
-        xlabel="share of tokens that an earlier layer has right\nand the last layer has wrong",
+        xlabel="tokens that an earlier layer has right\nand the last layer has wrong (%)",
         message=overthinking_message(thinking),
         note=note,
     )
@@ -28,8 +28,9 @@ def overthinking_figure(thinking: pd.DataFrame, note: str = ""):
 def _draw_overthinking(axis, rows: pd.DataFrame, tasks: list[str]) -> None:
     models = list(rows.model.unique())
     shift = rows.model.map(models.index) - (len(models) - 1) / 2
+    band = ["overthought_low", "overthought_high"]
     rows = rows.assign(height=rows.task.map(tasks.index) + 0.25 * shift)
-    band = ("overthought_low", "overthought_high")
+    rows[["overthought", *band]] *= 100
     figures.dots(axis, rows, "overthought", "height", "model", xband=band)
     axis.set_yticks(range(len(tasks)), [figures.label(task) for task in tasks])
     axis.set_ylim(len(tasks) - 0.5, -0.5)

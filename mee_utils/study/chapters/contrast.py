@@ -13,6 +13,9 @@ from .wording import percent_span, with_interval
 
 MARGIN = "unpruned"  # the rule that contrast is compared with: the softmax margin over all entries
 CONTRASTS = ("weighted", "jsd")
+PRUNED_FORMS = {"unpruned": "fixed", "weighted": "weighted_fixed", "jsd": "jsd_fixed"}  # all entries -> a few
+DOT = {"fmt": "o", "markersize": 4.5}
+RING = {"fmt": "o", "markersize": 8.5, "markerfacecolor": "white"}
 DISTRIBUTIONS = ("expert", "amateur", "contrast")
 MARGINS = {
     "plain": figures.Style("margin, plain", figures.STYLES["unpruned"].colour, dashes=(4, 1.5)),
@@ -219,21 +222,37 @@ def ranking_conclusion(ranks: pd.DataFrame) -> str:
     )
 
 
-def equal_quality_figure(equal: pd.DataFrame, shares: Sequence[float], note: str = ""):
-    """Mean exit layer and FLOPs at thresholds that keep these shares of the predictions."""
-    figure = figures.facets(
-        equal,
-        figures.lines,
-        x="wanted",
-        quantities={"mean_exit_layer": "mean exit layer", "flops_share": "FLOPs\n(1 = full depth)"},
-        xlabel="predictions that stay those of full depth (%)",
-        sharey="row",
-        height=2.5,
-        message=equal_quality_message(equal),
+def equal_quality_figure(equal: pd.DataFrame, share: float = 0.98, note: str = ""):
+    """FLOPs of the margin and of both contrasts at one share of predictions kept, all entries or a few."""
+    rows = equal[(equal.wanted == share) & equal.rule.isin([*PRUNED_FORMS, *PRUNED_FORMS.values()])]
+    return figures.facets(
+        rows,
+        _draw_equal_quality,
+        xlabel="FLOPs (1 = full depth)",
+        width=3.6,
+        height=2.0,
+        message=equal_quality_message(equal, share),
         note=note,
     )
-    figure.axes[0].set_xticks(shares, [f"{100 * share:g}" for share in shares])
-    return figure
+
+
+def _draw_equal_quality(axis, rows: pd.DataFrame) -> None:
+    """A line a confidence: a filled marker for all entries, a ring for a few, joined."""
+    by_rule = rows.set_index("rule")
+    for height, (whole, pruned) in enumerate(PRUNED_FORMS.items()):
+        colour = figures.STYLES[whole].colour
+        ends = by_rule.flops_share[[whole, pruned]]
+        axis.plot(ends, [height, height], color="#cccccc", linewidth=1.2, zorder=0)
+        for rule, look in ((pruned, RING), (whole, DOT)):
+            row = by_rule.loc[rule]
+            whiskers = [[row.flops_share - row.flops_share_low], [row.flops_share_high - row.flops_share]]
+            axis.errorbar([row.flops_share], [height], xerr=whiskers, color=colour, elinewidth=0.8, **look)
+    for name, look in (("all entries", DOT), ("a few entries (pruned)", RING)):
+        axis.errorbar([], [], color=figures.DARK, label=name, **look)
+    axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
+    axis.set_yticks(range(len(PRUNED_FORMS)), ["plain margin", "weighted contrast", "JSD contrast"])
+    axis.set_ylim(len(PRUNED_FORMS) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
 
 
 def equal_quality_message(equal: pd.DataFrame, share: float = 0.98) -> str:
@@ -262,35 +281,40 @@ def equal_quality_conclusion(equal: pd.DataFrame, share: float = 0.98) -> str:
 def pareto_figure(verdicts: pd.DataFrame, note: str = ""):
     """By how much each contrast setting scores more than the best plain margin that costs no more.
 
-    A dot a setting, sorted, with the interval of the verdict (95 % for all settings of a task together).
+    A dot a setting with the interval of the verdict (95 % for all settings of a task together). A row is a
+    form of contrast at a lower or a higher threshold, the best on top.
     """
-    tested = verdicts[verdicts.gain.notna()].sort_values(["task", "gain"], kind="stable")
+    tested = verdicts[verdicts.gain.notna()].sort_values(["task", "rule", "flops_share"], kind="stable")
+    tested = tested.assign(setting=_setting_names(tested))
+    order = list(tested.groupby("setting").gain.mean().sort_values(kind="stable").index)
     return figures.facets(
-        tested,
+        tested.assign(height=tested.setting.map(order.index)),
         _draw_gains,
         values=list(verdicts.task.unique()),
-        sharey=False,
+        names=order,
         sharex=False,
-        width=4.6,
-        height=3.6,
-        xlabel="score, minus that of the best margin as cheap",
+        width=3.2,
+        height=3.2,
+        xlabel="points gained over the\nbest margin as cheap",
         message=pareto_message(verdicts),
         note=note,
     )
 
 
-def _draw_gains(axis, rows: pd.DataFrame) -> None:
+def _setting_names(tested: pd.DataFrame) -> pd.Series:
+    """ "JSD contrast, later exits": a rule, and which of its thresholds on a task."""
+    number = tested.groupby(["task", "rule"]).cumcount()
+    when = number.map({0: ", earlier exits", 1: ", later exits"}).fillna(", other exits")
+    return tested.rule.map(figures.label) + when
+
+
+def _draw_gains(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
     axis.axvline(0, color=figures.GREY, linewidth=1)
-    heights = range(len(rows))
-    for height, row in zip(heights, rows.itertuples(), strict=True):
-        style = figures.STYLES[row.rule]
+    for row in rows.itertuples():
         whiskers = [[max(row.gain - row.low, 0)], [max(row.high - row.gain, 0)]]
-        look = {"fmt": style.marker, "color": style.colour, "elinewidth": 1}
-        axis.errorbar([row.gain], [height], xerr=whiskers, **look)
-    names = [
-        f"{figures.label(rule)}, {flops:.0%}" for rule, flops in zip(rows.rule, rows.flops_share, strict=True)
-    ]
-    axis.set_yticks(list(heights), names, fontsize=8)
+        colour = figures.STYLES[row.rule].colour
+        axis.errorbar([row.gain], [row.height], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
+    axis.set_yticks(range(len(names)), names, fontsize=9)
     axis.grid(axis="y", visible=False)
 
 
@@ -312,7 +336,7 @@ def pareto_conclusion(verdicts: pd.DataFrame) -> str:
     return (
         f"Contrast is a clear Pareto improvement {on_tasks(improved, counts.index)}. Its median setting "
         f"changes the score by {task_span(middle, '+z.1f')} points against the best plain margin that costs "
-        "no more. Behind each name stands the share of full depth's FLOPs that the setting takes."
+        "no more."
     )
 
 
@@ -347,8 +371,9 @@ def lengths_figure(grown: pd.DataFrame):
         xlabel="tokens of the source",
         ylabel="FLOPs if all layers decide\n(1 = full depth)",
         message=(
-            f"Deciding at every layer costs T5-large {large.iloc[0] - 1:.0%} with {large.index[0]:,} "
-            f"source tokens, {large.iloc[-1] - 1:.0%} with {large.index[-1]:,} (counted)"
+            f"Deciding at every layer adds {large.iloc[0] - 1:.0%} to T5-large's FLOPs with "
+            f"{large.index[0]:,} source tokens, and {large.iloc[-1] - 1:.0%} with {large.index[-1]:,} "
+            "(counted)"
         ),
     )
     figure.axes[0].set_xscale("log", base=2)

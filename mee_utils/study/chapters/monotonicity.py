@@ -152,9 +152,9 @@ def token_figure(predicted: pd.DataFrame, percentile: int, sentence: str = "", n
 
 def token_message(predicted: pd.DataFrame, percentile: int, sentence: str = "") -> str:
     """From which layer on each model predicts the token that it ends with."""
-    layers = [f"{figures.label(name)} from layer {layer}" for name, layer in final_layers(predicted).items()]
-    shown = f": {sentence}" if sentence else ""
-    return f"A token at percentile {percentile}{shown} (final {listed(layers)})"
+    layers = [f"{layer} in {figures.label(name)}" for name, layer in final_layers(predicted).items()]
+    subject = f'"{sentence}"' if sentence else f"The token at percentile {percentile}"
+    return f"{subject}: final from layer {listed(layers)}"
 
 
 def final_layers(predicted: pd.DataFrame) -> pd.Series:
@@ -252,14 +252,14 @@ def worst_excess(per_layer: pd.DataFrame) -> pd.DataFrame:
 
 
 def overconfidence_message(per_layer: pd.DataFrame) -> str:
-    """By how much the early layers of CALM and of vanilla are overconfident at most."""
+    """By how much the layers of vanilla and of CALM are overconfident at most."""
     worst = worst_excess(per_layer)
     parts = [
-        f"{figures.label(name)}'s by up to {worst.excess[name]:.2f} (layer {worst.layer[name]})"
+        f"{figures.label(name)} by up to {max(worst.excess[name], 0):.2f}"
         for name in ("vanilla", "calm")
         if name in worst.index
     ]
-    return f"Early layers are overconfident: {listed(parts)}" if parts else ""
+    return f"How overconfident layers are: {listed(parts)}" if parts else ""
 
 
 def overconfidence_conclusion(per_layer: pd.DataFrame, layer: int) -> str:

@@ -112,15 +112,14 @@ def _minimum_by_model(minimum: pd.DataFrame) -> list[str]:
     for name, rows in minimum.groupby("model", sort=False):
         first, last = rows.minimum_layer.min(), rows.minimum_layer.max()
         layers = f"layer {first}" if first == last else f"layers {first} to {last}"
-        parts.append(f"{layers} for {figures.label(name)}")
+        parts.append(f"{layers} of {figures.label(name)}")
     return parts
 
 
 def minimum_message(minimum: pd.DataFrame) -> str:
     """The minimum exit layer that the rule gives CALM and vanilla."""
-    return (
-        f"The minimum exit layer that the rule finds: {listed(_minimum_by_model(_of_shown_models(minimum)))}"
-    )
+    layers = listed(_minimum_by_model(_of_shown_models(minimum)))
+    return f"Confident predictions are safe from here on: {layers}"
 
 
 def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
@@ -289,7 +288,7 @@ def published_shown(beside: pd.DataFrame) -> pd.DataFrame:
 
 def sweep_figure(swept: pd.DataFrame, top_k: int, note: str = ""):
     """Predictions that stay those of full depth, by the length of the list."""
-    lowest = min(0.85, swept.same_token.min())
+    lowest = min(0.95, swept.same_token.min())
     figure = figures.facets(
         swept,
         _draw_sweep,
