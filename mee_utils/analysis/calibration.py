@@ -209,7 +209,7 @@ def calibrate(
         task: the calibration examples, from `load_task`; not those that results are reported on.
         policy: any policy with a threshold, pruned and contrasted ones too; its decay stays.
         delta, eps: the largest mean loss that is tolerated, and the probability that the guarantee fails.
-        thresholds: descending; decoding stops at the first that fails. By default 1, 0.95, .. 0.05, or of
+        thresholds: descending; decoding stops at the first that fails. By default 1, 0.95, .. 0.05, or for
             rules that count exits all numbers from the depth down.
         kind, bound, settings: see `consistency_losses`, `learn_then_test` and `generate`.
     """

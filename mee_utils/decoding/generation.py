@@ -36,7 +36,7 @@ from .verify import DraftDecoder
 class Generation:
     """What `generate` returns; lists and arrays are in the order of the inputs.
 
-    - Exit layers: the layer whose prediction the token is. With `propagation="verify"` this is the layer of
+    - Exit layers: the layer whose prediction became the token. With `propagation="verify"` this is the layer of
       the accepted draft, or L if the last layer replaced it.
     - FLOPs are those of the decoder (see `mee_utils.models.costs`). With `propagation="verify"` they include
       drafts that were thrown away.
@@ -107,7 +107,7 @@ def generate(
     """Decodes prompts greedily with early exits, by a model from `load_model`.
 
     Greedy search begins and ends with the ids that the model's `generation_config` names, else its `config`.
-    Stored `num_beams`, `do_sample` and lengths are passed over; settings that change greedy search itself
+    Stored `num_beams`, `do_sample` and lengths are ignored; settings that change greedy search itself
     (a repetition penalty, forced or suppressed ids, a least length, ...) are refused by name.
 
     Args:

@@ -124,7 +124,7 @@ def detokenize(model: Model, outputs: Sequence[Sequence[int]]) -> list[str]:
 
 
 class EncoderCache:
-    """Encoder states of one model, that of the first use, kept for the same inputs under many policies."""
+    """Keeps the encoder states of one model, so that inputs can be decoded under many policies."""
 
     def __init__(self) -> None:
         self._decoder: LayerwiseDecoder | None = None

@@ -46,7 +46,7 @@ NEVER = np.iinfo(np.int64).max  # a layer that no decoder has
 
 
 class Measure(EqualByValue):
-    """What every measure has; a new one overrides `confidence`, and of the rest what differs.
+    """Base class of confidence measures: a new one overrides `confidence`, and whatever else differs.
 
     Measures of one class are equal if their attributes are, so that equal policies are equal.
     """

@@ -30,7 +30,7 @@ class ExitPolicy:
     Attributes:
         measure: its name (see `mee_utils.exits.measures`), or a user-defined `Measure`.
         threshold: the token exits at the first allowed layer whose confidence exceeds it (default 0.9;
-            nothing exceeds a constant 1); of "patience" and "vote" a number of exits (default 6); "adaptive"
+            nothing exceeds a constant 1); for "patience" and "vote" a number of exits (default 6); "adaptive"
             for FREE's, "bandit" for UCBEE's and CeeBERT's, or a `Threshold`.
         decay: temperature `tau` of a threshold that falls with the position (CALM: 4); None: it is constant.
         decay_form: "scaled" (all public code) or "calm" (CALM, Eq. 5).
@@ -43,7 +43,7 @@ class ExitPolicy:
         max_draft: how many tokens may wait for the last layer ("verify"); by default "auto": planned, with
             the first layer and a threshold that is not given (see `mee_utils.decoding.planning`).
         pruning: "fixed", "decaying" or "adaptive" vocabulary pruning; see `mee_utils.exits.pruning`.
-        top_k, least_k: ids that are kept at first (fixed, decaying) and at least (decaying).
+        top_k, least_k: vocabulary entries kept at first (fixed, decaying) and at least (decaying).
         pruning_form: of decaying pruning, "recursion" (the paper) or "closed" (its code).
         contrast: "weighted" or "jsd": confidence comes from a contrast; see `mee_utils.exits.contrast`.
         contrast_alpha, contrast_token: the alpha, and whether the token comes from the contrast too.

@@ -102,7 +102,7 @@ def load_model(
     device: str = "auto",
     name: str | None = None,
 ) -> Model:
-    """Loads a T5, T5 v1.1, Flan-T5, mT5 or LongT5 checkpoint with its tokenizer. Never runs its code.
+    """Loads a T5, T5 v1.1, Flan-T5, mT5 or LongT5 checkpoint with its tokenizer; never runs its code.
 
     Args:
         source: a folder written by `save_pretrained`, or a hub id such as "google-t5/t5-large".

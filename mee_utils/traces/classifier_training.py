@@ -85,7 +85,7 @@ def train_classifier(
     policy: ExitPolicy | None = None,
     **options,
 ) -> tuple[ExitClassifier, list[dict]]:
-    """Trains one classifier; returns it, and of every epoch its number, mean `loss` and `held_out_loss`.
+    """Trains one classifier; returns it and, by epoch, its mean `loss` and `held_out_loss`.
 
     Args:
         kind: a name of the table in `mee_utils.exits.classifiers`; `options` are those of `new_classifier`.

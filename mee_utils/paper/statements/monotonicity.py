@@ -228,8 +228,8 @@ def free_rises_again_to_the_end(results):
     "late weighting keeps early layers free",
     source="MEE blog, closing section (a hypothesis)",
     quote=(
-        "Weighting only the last 70 % of the layers settles as early as CALM after the first half of the "
-        "layers (to a twentieth of the tokens); earlier layers are not supervised."
+        "Supervising only the last 70 % of the layers leaves the early ones free, and half-way as many "
+        "predictions are final as under CALM (to a twentieth of the tokens)."
     ),
     published="not tested",
     judged_by="predictions",

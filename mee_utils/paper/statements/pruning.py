@@ -171,8 +171,7 @@ def pruning_pays_only_where_most_layers_decide(results):
     "exits need a minimum layer",
     source="Not all FLOPs, section 4",
     quote=(
-        "Without a minimum exit layer, exits by softmax perform highly poorly (here, they lose half of "
-        "the score)."
+        "Without a minimum exit layer, exits by softmax perform poorly (here, they lose half of the score)."
     ),
     published="figure",
     judged_by="score",
@@ -217,7 +216,7 @@ def only_irrelevant_tokens_are_discarded(results):
 @statement(
     "pruned confidence is cheaper than full depth",
     source="Not all FLOPs, title",
-    quote="With pruning, deciding on probabilities pays at 98 % of predictions kept.",
+    quote="With pruning, deciding on probabilities saves FLOPs at 98 % of predictions kept.",
     published="open",
     judged_by="FLOPs",
 )

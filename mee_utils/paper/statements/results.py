@@ -314,7 +314,7 @@ def without_the_collapse_similarity_stands(results):
     "zeros come from positions",
     source="Not all FLOPs, code (not in the papers)",
     of_our_own=True,
-    quote="Positions in the kept list emitted as ids leave next to nothing of the score (below a seventh).",
+    quote="Positions in the kept list, emitted as if they were ids, leave less than a seventh of the score.",
     published="0 (fixed pruning, six of nine rows)",
     judged_by="score",
 )
@@ -327,7 +327,7 @@ def zeros_come_from_positions(results):
     "ids keep the score",
     source="Not all FLOPs, code (not in the papers)",
     of_our_own=True,
-    quote="Emitted as ids, the tokens of a fixed kept list keep at least nine tenths of the score.",
+    quote="Mapped back to ids, the tokens of a fixed list keep at least nine tenths of the score.",
     published="0 (fixed pruning, six of nine rows)",
     judged_by="score",
 )
