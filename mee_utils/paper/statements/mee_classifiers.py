@@ -278,8 +278,8 @@ def several_layers_can_be_cheap_and_keep_quality(results):
     source="not asked by the papers",
     of_our_own=True,
     quote=(
-        "At 98 % of predictions kept, the training of the model moves mean exits more than the rule does (here, "
-        "two classifiers on vanilla and on CALM, against these and the margin on CALM)."
+        "At 98 % of predictions kept, the training of the model moves mean exits more than the rule does "
+        "(here, two classifiers on vanilla and on CALM, against these and the margin on CALM)."
     ),
     published="not tested",
     judged_by="exit layer",
