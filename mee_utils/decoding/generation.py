@@ -36,8 +36,8 @@ from .verify import DraftDecoder
 class Generation:
     """What `generate` returns; lists and arrays are in the order of the inputs.
 
-    - Exit layers: the layer whose prediction became the token. With `propagation="verify"` this is the layer of
-      the accepted draft, or L if the last layer replaced it.
+    - Exit layers: the layer whose prediction became the token. With `propagation="verify"` this is the
+      layer of the accepted draft, or L if the last layer replaced it.
     - FLOPs are those of the decoder (see `mee_utils.models.costs`). With `propagation="verify"` they include
       drafts that were thrown away.
     - Seconds are those of decoding: with the encoder unless `encodings` are given, without tokenization.
