@@ -1,10 +1,13 @@
 """What notebooks begin with: parameters from their own cell, and one table of many traces."""
 
+import shutil
+
 import pandas as pd
 import pytest
 
-from mee_utils import Experiment
-from mee_utils.study import notebook_files
+from mee_utils import Experiment, MeeError
+from mee_utils.study import inputs, notebook_files
+from mee_utils.study.profiles import load_profile
 
 
 def rows(value, task, model, times=1):
@@ -46,3 +49,20 @@ def test_a_notebook_hands_over_the_parameters_that_it_declares(tmp_path, monkeyp
     assert experiment.parameters == {n: variables[n] for n in declared if n not in ("profile", "data")}
     assert experiment.parameters["limit"] == 7
     assert experiment.run.parameters == experiment.parameters | {"device": experiment.profile.device}
+
+
+@pytest.mark.parametrize("gone", ["missing", "a folder"])
+def test_weights_that_are_gone_are_one_line(tmp_path, monkeypatch, gone):
+    """As in a checkout without its large files; before, a traceback from `make status` and notebooks."""
+    profile = load_profile("small")
+    shutil.copytree(inputs.checkpoint_folder(profile, "calm"), tmp_path / "small" / "calm")
+    weights = tmp_path / "small" / "calm" / "model.safetensors"
+    weights.unlink()
+    if gone == "a folder":
+        weights.mkdir()
+    monkeypatch.setattr(inputs, "checkpoint_folder", lambda profile, name: tmp_path / profile.name / name)
+    with pytest.raises(MeeError, match='The weights of "calm" are missing') as error:
+        inputs.weights_digest(profile, "calm")
+    assert "git checkout" in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(MeeError, match=r"model\.safetensors"):
+        inputs.load_profile_model(profile, "calm")

@@ -52,6 +52,11 @@ def weights_digest(profile: Profile, name: str) -> str:
     if isinstance(profile.training.recipe(name), Checkpoint):
         return manifest(profile, name)["weights"]
     path = checkpoint_folder(profile, name) / "model.safetensors"
+    if not path.is_file():
+        restore = (
+            f"restore it with git checkout, or delete {path.parent} and make the model anew (make train)"
+        )
+        raise MeeError(f'The weights of "{name}" are missing: there is no file {path}; {restore}.')
     return _sha256(path, path.stat().st_mtime_ns)
 
 
