@@ -209,7 +209,7 @@ def test_parallel_leaves_the_cache_as_full_depth_processing_would(lively, seed, 
         for kind, project in enumerate((block.layer[0].SelfAttention.k, block.layer[0].SelfAttention.v)):
             if filled:
                 expected = project(before)[0].view(fed.shape[1], decoder.heads, decoder.d_kv).transpose(0, 1)
-                found = kept["cache"].own[layer][kind, 0, :, :filled]
+                found = kept["cache"].self_keys_values[layer][kind, 0, :, :filled]
                 # the library takes the mean square in single precision, whatever the model is in
                 assert torch.allclose(found, expected[:, :filled], rtol=1e-4, atol=1e-4)
                 reached += layer > 0 and filled

@@ -174,9 +174,9 @@ class Cache:
         self.parallel = parallel
         self.position = 0  # of the present token
         self.capacity = min(length, PIECE)  # how many positions there is room for
-        # keys and values for each layer, [2, row, head, position, d_kv]
-        self.own: list[Tensor | None] = [None] * layers  # of tokens
-        self.cross: list[Tensor | None] = [None] * layers  # of the source
+        # of self-attention and of cross-attention, for each layer: [2, row, head, position, d_kv]
+        self.self_keys_values: list[Tensor | None] = [None] * layers
+        self.cross_keys_values: list[Tensor | None] = [None] * layers
         self.filled = np.zeros((layers, self.batch), dtype=np.int64)
         # each token's exit state, [row, position, d_model] ("parallel": brought up by later tokens)
         self.states = encoded.new_zeros(self.batch, self.capacity, size)
@@ -189,8 +189,8 @@ class Cache:
         self.source_ids = self.source_ids[index]
         self.states = self.states[index]
         self.mask = None if self.mask is None else self.mask[index]
-        self.own = [None if pair is None else pair[:, index] for pair in self.own]
-        self.cross = [None if pair is None else pair[:, index] for pair in self.cross]
+        self.self_keys_values = [None if pair is None else pair[:, index] for pair in self.self_keys_values]
+        self.cross_keys_values = [None if pair is None else pair[:, index] for pair in self.cross_keys_values]
         self.filled = self.filled[:, slots]
 
     def move_to(self, position: int) -> None:
@@ -201,7 +201,9 @@ class Cache:
             self.capacity += added
             room = (0, 0, 0, added)  # behind the last position
             self.states = functional.pad(self.states, room)
-            self.own = [None if pair is None else functional.pad(pair, room) for pair in self.own]
+            self.self_keys_values = [
+                None if pair is None else functional.pad(pair, room) for pair in self.self_keys_values
+            ]
 
 
 class Rows:
@@ -247,8 +249,8 @@ class Rows:
         """From queries `[token, head, d_kv]` to the keys of their own rows; `[token, inner]`."""
         query = query.unsqueeze(2)
         if self.all or self.gathered:
-            own = keys_values if self.all else keys_values.index_select(1, self.index)
-            return attention(query, own, bias).flatten(1)
+            of_rows = keys_values if self.all else keys_values.index_select(1, self.index)
+            return attention(query, of_rows, bias).flatten(1)
         spread = query.new_zeros(self.cache.batch, *query.shape[1:])
         spread[self.index] = query
         return attention(spread, keys_values, bias)[self.index].flatten(1)
@@ -368,8 +370,8 @@ class Span(Rows):
             spread[self.flat_index] = query
             query = spread
         query = query.unflatten(0, (-1, self.width)).transpose(1, 2)  # [row, head, width, d_kv]
-        own = keys_values if self.all else keys_values.index_select(1, self.index)
-        mixed = attention(query, own, bias).transpose(1, 2).flatten(2).flatten(0, 1)
+        of_rows = keys_values if self.all else keys_values.index_select(1, self.index)
+        mixed = attention(query, of_rows, bias).transpose(1, 2).flatten(2).flatten(0, 1)
         return mixed if self.flat_index is None else mixed[self.flat_index]
 
 
@@ -455,47 +457,49 @@ class LayerwiseDecoder:
     def run_span(self, layer: int, x: Tensor, span: Span) -> Tensor:
         """Runs layer `layer` (1 to L) for the tokens of a span, `[token, d_model]` before and after it."""
         weights = self.weights[layer - 1]
-        own = self._reserve(layer, span.cache)  # [2, row, head, position, d_kv]
+        keys_values = self._reserve(layer, span.cache)  # [2, row, head, position, d_kv]
         projected = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)
         rows, positions = span.cache_index
         if span.aligned:
-            own[:, :, :, positions] = projected[1:].unflatten(1, (-1, span.width)).transpose(2, 3)
+            keys_values[:, :, :, positions] = projected[1:].unflatten(1, (-1, span.width)).transpose(2, 3)
         else:
-            own[:, rows, :, positions] = projected[1:].transpose(0, 1)
+            keys_values[:, rows, :, positions] = projected[1:].transpose(0, 1)
         return self._attend_and_feed(layer, x, projected[0], span)
 
     def _reserve(self, layer: int, cache: Cache) -> Tensor:
         """The layer's keys and values; at first makes room for them, and makes those of the source."""
-        if cache.own[layer - 1] is None:
+        if cache.self_keys_values[layer - 1] is None:
             size = (2, cache.batch, self.heads, cache.capacity, self.d_kv)
-            cache.own[layer - 1] = cache.encoded.new_zeros(size)
+            cache.self_keys_values[layer - 1] = cache.encoded.new_zeros(size)
             joined = self.weights[layer - 1].cross_key_value(cache.encoded)  # [row, source, 2 * inner]
             shaped = joined.view(*joined.shape[:2], 2, self.heads, self.d_kv)
-            cache.cross[layer - 1] = shaped.permute(2, 0, 3, 1, 4).contiguous()
-        return cache.own[layer - 1]
+            cache.cross_keys_values[layer - 1] = shaped.permute(2, 0, 3, 1, 4).contiguous()
+        return cache.self_keys_values[layer - 1]
 
     def _store_keys_values(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray | None) -> Tensor:
         """Stores keys and values of the present token and of those that waited; returns the query."""
         weights = self.weights[layer - 1]
         norm = weights.norms[0]
-        own = self._reserve(layer, rows.cache)  # [2, row, head, position, d_kv]
+        keys_values = self._reserve(layer, rows.cache)  # [2, row, head, position, d_kv]
         position = rows.cache.position
         if first is None:
             projected = self._split(weights.queries_keys_values(norm(x)), 3)
-            own[:, slice(None) if rows.all else rows.index, :, position] = projected[1:]
+            keys_values[:, slice(None) if rows.all else rows.index, :, position] = projected[1:]
             return projected[0]
         begin = int(first[0])
         if rows.all and (first == begin).all():  # all catch up from the same position, as one row always does
             waiting = rows.cache.states[:, begin:position]  # [row, position, d_model]
             normed = norm(torch.cat([waiting, x[:, None]], dim=1))
             pairs = self._split(weights.key_value(normed).flatten(0, 1), 2).unflatten(1, normed.shape[:2])
-            own[:, :, :, begin : position + 1] = pairs.transpose(2, 3)
+            keys_values[:, :, :, begin : position + 1] = pairs.transpose(2, 3)
             return weights.query(normed[:, -1]).view(-1, self.heads, self.d_kv)
         slots, positions = rows.on_device(waiting_positions(first, position, rows.slots))
         normed = norm(torch.cat([x, rows.cache.states[slots, positions]]))  # the present tokens first
         present = torch.full((len(x),), position, device=x.device)
+        all_slots = torch.cat([rows.index, slots])
+        all_positions = torch.cat([present, positions])
         pairs = self._split(weights.key_value(normed), 2)
-        own[:, torch.cat([rows.index, slots]), :, torch.cat([present, positions])] = pairs.transpose(0, 1)
+        keys_values[:, all_slots, :, all_positions] = pairs.transpose(0, 1)
         return weights.query(normed[: len(x)]).view(-1, self.heads, self.d_kv)
 
     def _attend_and_feed(self, layer: int, x: Tensor, query: Tensor, rows: Rows) -> Tensor:
@@ -504,10 +508,10 @@ class LayerwiseDecoder:
         cache = rows.cache
         if rows.bias is None:
             rows.bias = self._bias(rows)
-        own = cache.own[layer - 1][:, :, :, : rows.keys]
-        x = weights.out.add_to(x, rows.attend(query, own, rows.bias))
+        keys_values = cache.self_keys_values[layer - 1][:, :, :, : rows.keys]
+        x = weights.out.add_to(x, rows.attend(query, keys_values, rows.bias))
         query = weights.cross_query(weights.norms[1](x)).view(-1, self.heads, self.d_kv)
-        mixed = rows.attend(query, cache.cross[layer - 1], rows.mask)
+        mixed = rows.attend(query, cache.cross_keys_values[layer - 1], rows.mask)
         return weights.feed_forward(weights.cross_out.add_to(x, mixed))
 
     def _split(self, joined: Tensor, parts: int) -> Tensor:
