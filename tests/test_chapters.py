@@ -342,7 +342,7 @@ def points():
 def test_the_cheapest_rule_is_no_reference():
     assert answer.cheapest_on_front(points(), 0.99).rule.tolist() == ["fixed"]
     figure = answer.flops_figure(points(), [TASKS[0]], 0.99)
-    assert "some rule is cheaper than a fixed layer on every task" in message(figure)
+    assert "some rule needs fewer FLOPs than a fixed layer on every task" in message(figure)
     said = "the cheapest rule takes 70% of the FLOPs, the earliest fixed layer 80%"
     assert said in answer.flops_conclusion(points(), 0.99)
     drawn(figure)

@@ -216,9 +216,10 @@ def _draw_front(axis, rows: pd.DataFrame, quality: float) -> None:
     axis.axhline(quality, color=figures.GREY, linewidth=0.8, linestyle=":")
     axis.set(xlim=FLOPS_DRAWN, ylim=(0.75, 1.06))
     for row in cheapest_on_front(rows, quality).itertuples():
-        look = {"xytext": (4, -32), "textcoords": "offset points", "fontsize": 8}
-        arrow = {"arrowstyle": "-", "color": "#888888", "linewidth": 0.7}
-        axis.annotate(figures.label(row.rule), (row.flops_share, row.retained), arrowprops=arrow, **look)
+        look = {"xytext": (0.98, 0.05), "textcoords": "axes fraction", "ha": "right", "fontsize": 9}
+        arrow = {"arrowstyle": "-", "color": "#444444", "linewidth": 0.8}
+        name = f"cheapest rule at {quality:.0%}:\n{figures.label(row.rule)}"
+        axis.annotate(name, (row.flops_share, row.retained), arrowprops=arrow, **look)
 
 
 def flops_message(points: pd.DataFrame, quality: float) -> str:
@@ -229,8 +230,8 @@ def flops_message(points: pd.DataFrame, quality: float) -> str:
     )
     ahead = [task for task in cheapest.index if not static.get(task, 9) <= cheapest[task]]
     return (
-        f"At a mean of {quality:.0%} of the score some rule is cheaper than a fixed layer "
-        f"{on_tasks(ahead, cheapest.index)}, in FLOPs"
+        f"To keep a mean of {quality:.0%} of the score, some rule needs fewer FLOPs than a fixed layer "
+        f"{on_tasks(ahead, cheapest.index)}"
     )
 
 
