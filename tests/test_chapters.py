@@ -250,6 +250,11 @@ def test_without_another_corpus_two_places_are_drawn():
     assert drawn(figure)[1] == ["demand: 1%", "at home", "another task"]
 
 
+def test_one_task_and_no_other_corpus_leave_nowhere_else():
+    conclusion = thresholds.away_conclusion(travelled(fixed={"at home": 0.01}))
+    assert "loses 1.0% at home. This profile names no other corpus" in conclusion
+
+
 def test_the_bandit_is_drawn_beside_the_arm_that_earns_most():
     rows = [
         ("always 0.5", 0.02, 0.1, True),

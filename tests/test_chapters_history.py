@@ -47,6 +47,11 @@ def test_what_classifiers_learn_from():
     assert history.areas_by_features(table).translation.round(3).to_dict() == {ALL: 0.93, "only margin": 0.91}
     said = history.sources_conclusion(table)
     assert f"by +0.020 from {OUTPUTS} and +0.030 from {UNSEEN}" in said
+    without_unseen = table[table.learned_from != UNSEEN]
+    assert f"by +0.020 from {OUTPUTS}." in history.sources_conclusion(without_unseen)
+    alone = table[table.features == "only margin"].assign(learned_from=OUTPUTS)
+    by_features = history.areas_by_features(pd.concat([without_unseen, alone]))
+    assert by_features.translation.round(3).to_dict() == {ALL: 0.92, "only margin": 0.91}
 
 
 def test_each_group_of_features_stands_alone_and_is_left_out_once():

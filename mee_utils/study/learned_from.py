@@ -2,9 +2,9 @@
 
 Each classifier learns from as many examples of three kinds: training examples along their references
 (teacher-forced, as MEE's and CALM's learn), the model's own outputs for these, and its own outputs for
-examples that it was not trained on. Then all of them rank the tokens of test examples. From the last kind
-the rule over the history of predictions also learns without each group of its features, and from each group
-alone.
+examples that it was not trained on, where the corpora have more than thresholds are chosen on. Then all of
+them rank the tokens of test examples. From the last kind the rule over the history of predictions also learns
+without each group of its features, and from each group alone.
 """
 
 from collections.abc import Iterator
@@ -49,9 +49,11 @@ def learned_from(experiment) -> pd.DataFrame:
     """
     comparison = _Comparison(experiment)
     tables = comparison.of_margin()
-    for kind, training_trace in comparison.training_traces().items():
+    traces = comparison.training_traces()
+    last_kind = list(traces)[-1]
+    for kind, training_trace in traces.items():
         tables += comparison.of_classifiers(kind, training_trace)
-        tables += comparison.of_history(kind, training_trace)
+        tables += comparison.of_history(kind, training_trace, every_choice=kind == last_kind)
     return pd.concat(tables, ignore_index=True)
 
 
@@ -75,23 +77,25 @@ class _Comparison:
         self.tests = {task.name: self._traced(task.name, task.inputs) for task in tests}
 
     def training_traces(self) -> dict[str, Trace]:
-        """One trace of each kind, of as many examples of every task."""
+        """One trace of each kind, of as many examples of a task; `UNSEEN` only where a corpus has such."""
         seen = []
         targets = []
         unseen = []
         wanted = self.profile.classifiers.tokens // SHARE
-        for name in self.profile.corpora:
-            seen_task = with_tokens(self.profile, "train", name, wanted)
-            unseen_task = with_tokens(self.profile, "unseen", name, wanted)
-            count = min(len(seen_task), len(unseen_task))
+        names = list(self.profile.corpora)
+        seen_tasks = [with_tokens(self.profile, "train", name, wanted) for name in names]
+        unseen_tasks = [with_tokens(self.profile, "unseen", name, wanted) for name in names]
+        compares_unseen = any(len(task) for task in unseen_tasks)
+        for seen_task, unseen_task in zip(seen_tasks, unseen_tasks, strict=True):
+            count = min(len(seen_task), len(unseen_task)) if compares_unseen else len(seen_task)
             seen += seen_task.inputs[:count]
             targets += seen_task.targets[:count]
             unseen += unseen_task.inputs[:count]
-        return {
+        traces = {
             REFERENCES: self._traced("references", seen, targets),
             OUTPUTS: self._traced("outputs", seen),
-            UNSEEN: self._traced("unseen", unseen),
         }
+        return traces | ({UNSEEN: self._traced("unseen", unseen)} if compares_unseen else {})
 
     def _traced(self, name: str, inputs: list[str], targets: list[str] | None = None) -> Trace:
         """The model's own outputs, or along some targets, with states."""
@@ -124,14 +128,14 @@ class _Comparison:
         replays = {task: replay_policy(test, policy, self.model) for task, test in self.tests.items()}
         return [overall_ranking(replayed, task=task, **labels) for task, replayed in replays.items()]
 
-    def of_history(self, kind: str, training_trace: Trace) -> list[pd.DataFrame]:
-        """The history of predictions, every seed; for unseen examples every choice of features."""
+    def of_history(self, kind: str, training_trace: Trace, every_choice: bool) -> list[pd.DataFrame]:
+        """The history of predictions, every seed; with all features, or with every choice of them."""
         import torch
 
         data = self._histories(training_trace)
         tests = {task: self._histories(test) for task, test in self.tests.items()}
         tables = []
-        choices = list(choices_of_features()) if kind == UNSEEN else [(ALL, [])]
+        choices = list(choices_of_features()) if every_choice else [(ALL, [])]
         for seed, (features, without) in product(self.seeds, choices):
             classifier = self._untrained(seed)
             fit_history(classifier, [data], without, seed=seed, **how_it_learns(self.profile, HISTORY))

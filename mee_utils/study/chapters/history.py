@@ -73,7 +73,9 @@ def areas_by_source(by_source: pd.DataFrame) -> pd.DataFrame:
 
 def areas_by_features(by_source: pd.DataFrame) -> pd.DataFrame:
     """The area under the ROC curve of the rule over predictions by its features, a column a task."""
-    rows = by_source[(by_source.rule == HISTORY) & (by_source.learned_from == UNSEEN)]
+    of_history = by_source[by_source.rule == HISTORY]
+    has_choices = of_history[of_history.features != ALL].learned_from.iloc[0]  # one kind has every choice
+    rows = of_history[of_history.learned_from == has_choices]
     return rows.pivot(index="features", columns="task", values="roc_area")
 
 
@@ -81,5 +83,6 @@ def sources_conclusion(by_source: pd.DataFrame) -> str:
     """By how much the kind of examples changes the area, over rules and tasks."""
     rows = by_source[by_source.features.isin([ALL, "states"])]
     areas = rows.pivot(index=["rule", "task"], columns="learned_from", values="roc_area")
-    texts = [f"{span(areas[kind] - areas[REFERENCES], '{:+z.3f}')} from {kind}" for kind in (OUTPUTS, UNSEEN)]
+    kinds = [kind for kind in (OUTPUTS, UNSEEN) if kind in areas]
+    texts = [f"{span(areas[kind] - areas[REFERENCES], '{:+z.3f}')} from {kind}" for kind in kinds]
     return f"Against {REFERENCES}, the area changes, over rules and tasks, by {listed(texts)}."

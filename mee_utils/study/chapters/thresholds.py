@@ -26,6 +26,7 @@ PLACES = {
 }
 AWAY = {"home": "at home", "task": "on another task", "corpus": "on another corpus"}
 WHERE = {"home": "rules at home", "task": "on another task", "corpus": "on another corpus"}
+NOWHERE_ELSE = "This profile names no other corpus of a task."
 LEAST_LOSS = 1e-4  # smaller losses are drawn there, on a logarithmic axis
 
 
@@ -144,6 +145,8 @@ def away_conclusion(travelled: pd.DataFrame) -> str:
     medians = worst.groupby("place", sort=False).loss.median()
     texts = [f"{loss:.1%} {AWAY[place]}" for place, loss in medians.items()]
     away = worst[worst.place != "home"]
+    if away.empty:
+        return f"The median rule loses {listed(texts)}. {NOWHERE_ELSE}"
     row = away.loc[away.loss.idxmax()]
     return (
         "A threshold is a statement about the inputs on which it was chosen. The median rule loses "
@@ -157,7 +160,7 @@ def confidence_conclusion(moved: pd.DataFrame) -> str:
     home = moved[moved.place == "at home"].set_index("task")
     away = moved[moved.place != "at home"]
     if away.empty:
-        return "This profile names no other corpus of a task, so that only the other tasks are elsewhere."
+        return NOWHERE_ELSE
     texts = [
         f"{row.place} ({figures.label(row.task)}) {row.sure:.0%}, of which "
         f"{with_interval(row._asdict(), 'wrong', '.1%', 'low', 'high')}"
