@@ -29,7 +29,6 @@ from scipy.stats import binomtest, fisher_exact
 from mee_utils import Experiment
 from mee_utils.analysis import model_quality as quality
 from mee_utils.study.chapters import training as chapter
-from mee_utils.study.figures import label
 from mee_utils.study.prose import conclude
 from mee_utils.study.result_tables import read_retrained
 
@@ -138,14 +137,9 @@ else:
 if len(ablations):
     aloud = runs[runs.answer == chapter.ALOUD].set_index("run")
     counts = {run: [row.right, row.questions - row.right] for run, row in aloud.iterrows()}
-    told = []
-    for run in aloud.index.drop(["recipe", "bare_value"]):  # which saw no sentences: right panel
-        p = fisher_exact([counts["recipe"], counts[run]]).pvalue
-        told.append(f"{label(run)} {aloud.share[run]:.0%} (p = {p:.2g})")
-    conclude(
-        f"Answers in a sentence that are right: {aloud.share['recipe']:.0%} with the recipe, {', '.join(told)} by "
-        f"Fisher's test against the recipe."
-    )
+    others = aloud.index.drop(["recipe", chapter.UNSPOKEN])  # that one saw no sentences: right panel
+    p = pd.Series({run: fisher_exact([counts["recipe"], counts[run]]).pvalue for run in others})
+    conclude(chapter.ablations_conclusion(aloud.share, p))
 
 # %% tags=["hide-input"]
 experiment.finish()

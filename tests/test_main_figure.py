@@ -70,11 +70,11 @@ def test_published_panels_stand_above_ours_and_translation_says_why_it_is_missin
 
 def test_messages_are_computed(times):
     message = main_figure.cut_message(times, 32)
-    assert "CALM's measures from 100% to 83%" in message and "MEE's measures from 100% to 100%" in message
-    assert "0 of 18 at batch 32, 18 of 18 at batch 1" in main_figure.speed_message(times)
+    assert "CALM's measures keep 83% instead of 100% and MEE's measures keep 100% instead" in message
+    assert "0 of 18 at batch 32 and 18 of 18 at batch 1" in main_figure.speed_message(times)
     text = main_figure.main_conclusion(times)
-    assert text.startswith("At batch 32, over tasks and measures: CALM's keep ")
-    assert "; MEE's keep 100%" in text
+    assert text.startswith("At batch 32, CALM's measures keep 100% of the score")
+    assert "; MEE's measures keep 100% of the score, at " in text
 
 
 def test_timings_of_other_batch_sizes_are_not_drawn(times):

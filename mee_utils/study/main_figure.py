@@ -8,6 +8,7 @@ import pandas as pd
 
 from . import figures
 from .catalogue import CALM_RULES, MEE_RULES
+from .prose import span
 from .published_setting import BATCHES, CUT, EXACT
 
 SHORT_NAMES = {
@@ -169,8 +170,11 @@ def _whiskers(value: float, low: float | None, high: float | None) -> list | Non
 def cut_message(times: pd.DataFrame, batch: int) -> str:
     """What the published cut does to the measures of both papers, in a sentence."""
     kept = mean_retained(times[_at_published_share(times) & (times.batch == batch)])
-    parts = [f"{paper} measures from {kept[paper, EXACT]:.0%} to {kept[paper, CUT]:.0%}" for paper in PAPERS]
-    return f"The published decoder's cut takes {' and '.join(parts)} of the full score (mean, batch {batch})"
+    parts = [
+        f"{paper} measures keep {kept[paper, CUT]:.0%} instead of {kept[paper, EXACT]:.0%}"
+        for paper in PAPERS
+    ]
+    return f"With the published decoder's cut, {' and '.join(parts)} of the score (mean, batch {batch})"
 
 
 def mean_retained(times: pd.DataFrame) -> dict[tuple[str, str], float]:
@@ -189,7 +193,7 @@ def speed_message(times: pd.DataFrame) -> str:
     for batch in BATCHES:
         rows = exact[exact.batch == batch]
         counts.append(f"{(rows.lowest > 1).sum()} of {len(rows)} at batch {batch}")
-    return f"More tokens a second than full depth, in every round: {', '.join(counts)} (measures and tasks)"
+    return f"Faster than full depth in every round, of all measures and tasks: {' and '.join(counts)}"
 
 
 def _measures(times: pd.DataFrame) -> pd.DataFrame:
@@ -199,16 +203,15 @@ def _measures(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def main_conclusion(times: pd.DataFrame) -> str:
-    """What the measures of either paper keep one batch at a time, and how fast they are, over the tasks."""
+    """What the measures of either paper keep at the published batch size, and how fast they are, over the tasks."""
     batch, *_ = BATCHES
     rows = _measures(times)
     rows = rows[rows.batch == batch]
     parts = [_in_words(paper, rows[rows.rule.isin(rules)]) for paper, rules in PAPERS.items()]
-    return f"At batch {batch}, over tasks and measures: {'; '.join(parts)}. {speed_message(times)}."
+    return f"At batch {batch}, {'; '.join(parts)}. {speed_message(times)}."
 
 
 def _in_words(paper: str, rows: pd.DataFrame) -> str:
-    kept = f"{rows.retained.min():.0%} to {rows.retained.max():.0%}"
-    tokens = f"{rows.speed.min():.2f} to {rows.speed.max():.2f}"
-    samples = f"{rows.samples_speed.min():.2f} to {rows.samples_speed.max():.2f}"
-    return f"{paper} keep {kept}, tokens a second {tokens} and samples a second {samples} of full depth's"
+    kept = span(rows.retained, "{:.0%}")
+    tokens = span(rows.speed)
+    return f"{paper} measures keep {kept} of the score, at {tokens} times the tokens a second of full depth"

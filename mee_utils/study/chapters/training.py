@@ -10,6 +10,7 @@ from ..prose import listed, span
 
 ALOUD = "in a sentence"
 SILENT = "in one word"
+UNSPOKEN = "bare_value"  # the ablation that saw no answers in a sentence
 
 
 def curves_figure(curves: pd.DataFrame, note: str = ""):
@@ -134,9 +135,25 @@ def ablations_figure(runs: pd.DataFrame, note: str = ""):
 
 def ablations_message(runs: pd.DataFrame) -> str:
     """The parts of the recipe without which clearly fewer questions are answered right in a sentence."""
-    spoken = runs[runs.answer == ALOUD].set_index("run")
+    spoken = runs[runs.answer == ALOUD].set_index("run").drop(index=UNSPOKEN, errors="ignore")
     if "recipe" not in spoken.index:
         return ""
     worse = spoken.index[spoken.high < spoken.low["recipe"]]
     names = listed(map(figures.label, worse))
     return f"Clearly fewer answers in a sentence are right than with the recipe: {names}"
+
+
+def ablations_conclusion(share: pd.Series, p: pd.Series) -> str:
+    """Which parts of the recipe make a clear difference.
+
+    Args:
+        share: of the questions answered right, by run.
+        p: of a test against the recipe, by run.
+    """
+    clear = [f"{figures.label(run)} ({share[run]:.0%}, p = {p[run]:.2g})" for run in p.index[p < 0.05]]
+    others = p[p >= 0.05]
+    rest = f" The smallest p of the others is {others.min():.2g}." if len(others) else ""
+    return (
+        f"In a sentence, the recipe answers {share['recipe']:.0%} right. Clearly different by Fisher's test: "
+        f"{listed(clear)}.{rest}"
+    )
