@@ -203,7 +203,7 @@ def _measures(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def main_conclusion(times: pd.DataFrame) -> str:
-    """What the measures of either paper keep at the published batch size, and how fast they are, over the tasks."""
+    """What the measures of either paper keep at the published batch size, and how fast they are."""
     batch, *_ = BATCHES
     rows = _measures(times)
     rows = rows[rows.batch == batch]
