@@ -105,6 +105,22 @@ def suitability(options) -> str | None:
     )
 
 
+def row(options) -> None:
+    """Measures a rule of your own as the study's are, and prints its row, rank and machine."""
+    from .paper.rule_row import row as measured_row
+
+    text = measured_row(
+        options.rule,
+        options.profile,
+        options.data,
+        tasks=options.task,
+        limit=options.limit,
+        pruning=options.pruning,
+        name=options.name,
+    )
+    print(text)
+
+
 def results(options) -> None:
     """Writes RESULTS.md, the generated lines of README.md, DATA.md and the model cards."""
     from .paper import cards, results_page
@@ -239,6 +255,7 @@ def new_parser() -> Parser:
     add(data, profile)
     add(explorer, profile)
     _add_suitability_options(add(suitability))
+    _add_row_options(add(row, profile))
     add(results)
     add(pin, profile)
     add(status, profile)
@@ -256,6 +273,14 @@ def _add_suitability_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--max-new-tokens", type=int, default=64, help="longest output (default: 64)")
     command.add_argument("--batch-size", type=int, default=8)
     command.add_argument("--output", type=_full, help="page.md, pictures beside it; else standard output")
+
+
+def _add_row_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("rule", help="my_module:MyMeasure, or the checkpoint of an exit classifier")
+    command.add_argument("--task", action="append", default=[], help="only this one (may be given again)")
+    command.add_argument("--limit", type=int, help="examples, for a quick look")
+    command.add_argument("--pruning", choices=["fixed", "decaying", "adaptive"], help="of the vocabulary")
+    command.add_argument("--name", help="of the row (default: the measure's)")
 
 
 def _add_job_options(command: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ A function gets a `StoredTables`, reads what it needs through it, and returns wh
 task and whatever else, in the order of the page.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -28,17 +28,20 @@ def at_full_quality(stored: StoredTables) -> pd.DataFrame:
     timed = stored.timings(rules, "kept").query("batch == 1")
     keys = [*TASK, "rule"]
     rules = rules.merge(timed[[*keys, "speed"]], on=keys, how="left")
+    speeds = rules.speed.map(", {:.2f}×".format, na_action="ignore").fillna("")
+    shares = rules.flops_share.map("{:.0%}".format)
+    return _by_rule(rules.assign(cell=quality_cells(rules, shares + speeds)), stored)
+
+
+def quality_cells(rules: pd.DataFrame, saving: Sequence[str]) -> np.ndarray:
+    """What is said of rules that should keep 99 % of the score; of those that save FLOPs, `saving`."""
     saves = (rules.verdict == KEEPS_IT) & (rules.flops_share < 1)
-    cells = rules.flops_share.map("{:.0%}".format) + rules.speed.map(
-        ", {:.2f}×".format, na_action="ignore"
-    ).fillna("")
     choices = {
         "not certain": rules.verdict == UNDECIDED,
         "loses more": rules.verdict != KEEPS_IT,
         "no saving": ~saves,
     }
-    cells = np.select(list(choices.values()), list(choices), cells)
-    return _by_rule(rules.assign(cell=cells), stored)
+    return np.select(list(choices.values()), list(choices), saving)
 
 
 def at_equal_loss(stored: StoredTables, loss: float) -> pd.DataFrame:

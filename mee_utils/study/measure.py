@@ -220,7 +220,7 @@ class RuleDecoder:
             tables[index] = self.decode("validation", rule, thresholds[index])
             return summary(tables[index], self.full("validation")[1])
 
-        if not RULES[rule].thresholded or rule == "static":
+        if not self.searches(rule):
             chosen = range(len(thresholds))
             for index in chosen:
                 values(index)
@@ -230,6 +230,10 @@ class RuleDecoder:
         validation = [tables[index] for index in sorted(tables)]
         test = [self.decode("test", rule, thresholds[index]) for index in chosen]
         return pd.concat([*validation, *test], ignore_index=True)
+
+    def searches(self, rule: str) -> bool:
+        """Whether thresholds of a rule are searched for; else all that it has are decoded."""
+        return RULES[rule].thresholded and rule != "static"
 
     def _chosen(self, tried: Mapping[int, Mapping[str, float]]) -> set[int]:
         """What is decoded on test examples: the last setting within each bound, and the strictest that exits.
@@ -244,7 +248,7 @@ class RuleDecoder:
         """The thresholds of a rule that may be tried, strictest first ("static": layers)."""
         if rule == "static":
             return [float(layer) for layer in range(self.model.layers - 1, self.settings.min_layer - 1, -1)]
-        if not RULES[rule].thresholded:
+        if not self.searches(rule):
             return [NO_THRESHOLD]
         replayed = replay_policy(self.trace, self.policy(rule, 1.0), self.model)
         return candidates(replayed, self.candidates, self.settings.max_new_tokens)

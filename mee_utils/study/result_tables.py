@@ -196,7 +196,7 @@ def read_measured(profile: str, only: str | None = None) -> Measured:
         if only not in (None, model):
             continue
         table = pd.read_parquet(_stored(profile, MEASURED, f"{name}.parquet"))
-        for part, rule, threshold, rows in _settings_of(table):
+        for part, rule, threshold, rows in settings_of(table):
             if not (is_survey and rule == "full_depth"):  # the model's own table has it already
                 labels.append((part, task, model, rule, threshold))
                 examples.append(rows)
@@ -212,8 +212,8 @@ def read_oracle(profile: str, tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
     return {task: table for task, table in tables.items() if table is not None}
 
 
-def _settings_of(table: pd.DataFrame) -> Iterator[tuple[str, str, float, pd.DataFrame]]:
-    """Part, rule, threshold and examples of every setting of a stored table."""
+def settings_of(table: pd.DataFrame) -> Iterator[tuple[str, str, float, pd.DataFrame]]:
+    """Part, rule, threshold and examples of every setting of a table of measurements."""
     table.attrs = {}  # pandas would copy them with every slice
     names = ["part", "rule", "threshold"]
     setting = table.groupby(names, sort=False, dropna=False).ngroup()  # of each row

@@ -1,0 +1,179 @@
+"""A reader's rule as a row of the rules' table: measured as the study's are, ranked, with clear errors."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mee_utils import Measure, MeeError, load_model, save_classifier
+from mee_utils.__main__ import main
+from mee_utils.exits.classifiers import new_classifier
+from mee_utils.exits.measures import SoftmaxMargin
+from mee_utils.paper import rule_row
+from mee_utils.study import measure
+from mee_utils.study.catalogue import MAIN_MODEL, Rule
+from mee_utils.study.experiment import Experiment
+from mee_utils.study.jobs import Job
+from mee_utils.study.profiles import load_profile
+
+ROOT = Path(__file__).parent.parent
+TASK = "translation"
+MODULE = '''
+from mee_utils import Measure
+
+class Certainty(Measure):
+    """exp(-entropy) by another name."""
+
+    readout = True
+
+    def confidence(self, state):
+        return 2.718281828459045 ** -state.entropy
+
+class Settled(Measure):
+    """Decides alone."""
+
+    has_threshold = False
+
+    def confidence(self, state):
+        return (state.similarity > 0.99) * 1.0
+
+class Options(Measure):
+    def __init__(self, power):
+        self.power = power
+
+    def confidence(self, state):
+        return state.similarity ** self.power
+
+class Broken(Measure):
+    def __init__(self):
+        raise RuntimeError("no weights")
+
+cubed = Options(3)
+number = 3
+'''
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """A short search."""
+    monkeypatch.setattr(measure, "LEAST_SETTINGS", 4)
+    monkeypatch.setattr(measure, "BOUNDS", (("loss", 0.05), ("lost", 0.01), ("saved", 0.4)))
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of a reader's rules, in the folder in which the command is called."""
+    (tmp_path / "readers_rules.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "readers_rules"
+
+
+def margin(**options):
+    return Rule(rule_row.ROW, "margin", family="one layer", measure=SoftmaxMargin(), **options)
+
+
+@pytest.mark.parametrize("rule, options", [("softmax_margin", {}), ("fixed", {"pruning": "fixed"})])
+def test_a_rule_of_the_study_gets_the_settings_that_it_has_there(rule, options, few, monkeypatch):
+    """The same examples, thresholds, losses and FLOPs, example for example."""
+    monkeypatch.setattr(measure.RuleDecoder, "_load_classifiers", lambda decoder: {})
+    profile = load_profile("small")
+    sizes = {"validation": 12, "test": 12, "candidates": 8}
+    profile = profile.model_copy(update={"results": profile.results.model_copy(update=sizes)})
+    experiment = Experiment(None, profile)
+    study = measure.RuleDecoder(experiment, Job("settings", MAIN_MODEL, TASK)).measured(rule)
+    ours = rule_row.RowDecoder(experiment, TASK, margin(**options), None).measured(rule_row.ROW)
+    assert set(study.part) == {"validation", "test"} and study.threshold.nunique() >= 4
+    pd.testing.assert_frame_equal(study.drop(columns="rule"), ours.drop(columns="rule"))
+
+
+def test_a_quick_look_prints_numbers_with_intervals_ranks_and_the_rows_of_the_page(few, module, capsys):
+    assert main(["row", f"{module}:Certainty", "--task", TASK, "--limit", "12", "--name", "my rule"]) == 0
+    printed = capsys.readouterr().out
+    assert "A quick look" in printed and "12 test examples" in printed and "cores" in printed
+    assert re.search(r"\d+% \(\d+% to \d+%\)", printed) and re.search(r"\| rank \| \d+ of \d+ \|", printed)
+    page = (ROOT / "figures" / "results" / "rules.md").read_text(encoding="utf-8")
+    header = next(line for line in page.splitlines() if line.startswith("| rule |"))
+    assert printed.count(header) == 4, "the columns of the page"
+    rows = [line for line in printed.splitlines() if line.startswith("| my rule |")]
+    assert len(rows) == 4 and all(row.count("not measured") == 5 for row in rows)
+
+
+@pytest.mark.parametrize("name", ["Settled", "cubed"])
+def test_a_rule_without_a_threshold_or_as_an_instance_is_measured_too(name, few, module):
+    text = rule_row.row(f"{module}:{name}", "small", tasks=[TASK], limit=6)
+    tried = int(re.search(r"settings tried on validation examples: (\d+)", text)[1])
+    assert tried == 1 if name == "Settled" else tried >= 3
+
+
+def test_a_rank_counts_the_rules_that_are_cheaper_on_the_task():
+    stored = pd.DataFrame({"task": [TASK, TASK, "summarization"], "flops_share": [0.5, 0.9, 0.1]})
+    ranks = [rule_row._rank(share, TASK, stored) for share in (0.4, 0.5, 0.7, 1.2)]
+    assert ranks == ["1 of 3", "1 of 3", "2 of 3", "3 of 3"]
+    assert rule_row._rank(0.4, TASK, None) == "no stored rules"
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("Nothing", 'has no "Nothing"; give module:Class'),
+        ("number", "is no Measure: derive the class from mee_utils.Measure"),
+        ("Options", "cannot be made .*'power'.*name an instance"),
+        ("Broken", r"cannot be made \(no weights\)"),
+        ("", "is neither a checkpoint nor a class"),
+    ],
+)
+def test_what_is_no_rule_is_named(name, message, module):
+    with pytest.raises(MeeError, match=message):
+        rule_row.find_rule(f"{module}:{name}", lambda: None)
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("no_such_module:X", "no_such_module cannot be imported .*give module:Class"),
+        ("/nowhere/classifier", "is neither a checkpoint nor a class"),
+        ("softmax_margin", "is neither a checkpoint nor a class"),
+    ],
+)
+def test_what_is_no_source_is_named(source, message):
+    with pytest.raises(MeeError, match=message):
+        rule_row.find_rule(source, lambda: None)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--task", "translaton"], 'did you mean "translation"'),
+        (["--limit", "0"], "limit=0: give a whole number from 2 on"),
+        (["--pruning", "fixed"], "needs a measure that looks at probabilities"),
+        (["--profile", "none"], "none"),
+    ],
+)
+def test_bad_options_are_one_line(options, message, module, capsys):
+    assert main(["row", f"{module}:Settled", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and re.search(message, error), error
+
+
+def test_a_checkpoint_is_a_file_or_the_only_one_in_a_folder(tmp_path):
+    model = load_model(ROOT / "mee_utils" / "checkpoints" / "small" / "calm")
+    classifier = new_classifier("linear_classifier", model.network.config.d_model)
+    with pytest.raises(MeeError, match=r"has 0 files \*.safetensors \(none\)"):
+        rule_row.find_rule(str(tmp_path), lambda: model)
+    save_classifier(classifier, tmp_path / "one.safetensors", model.fingerprint)
+    for source in (tmp_path, tmp_path / "one.safetensors"):
+        loaded = rule_row.find_rule(str(source), lambda: model)
+        assert isinstance(loaded, Measure) and loaded.key() == classifier.key()
+    save_classifier(classifier, tmp_path / "two.safetensors", model.fingerprint)
+    with pytest.raises(MeeError, match=r"has 2 files .*name the one to measure"):
+        rule_row.find_rule(str(tmp_path), lambda: model)
+
+
+def test_cells_are_those_of_the_page():
+    rows = pd.DataFrame({"verdict": ["keeps it", "keeps it", "undecided", "does not keep it"]})
+    rows["flops_share"] = [0.8, 1.02, 0.5, 0.4]
+    cells = rule_row.quality_cells(rows, ["80%", "102%", "50%", "40%"])
+    assert np.array_equal(cells, ["80%", "no saving", "not certain", "loses more"])
