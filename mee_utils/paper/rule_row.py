@@ -219,8 +219,8 @@ def _how_measured(measured: Measured, limit: int | None) -> str:
     return (
         f"{quick}{measured.tested} test examples a task; settings tried on validation examples: {tried}. "
         f"Machine: {processor()}, {os.cpu_count()} cores. In brackets: 95 % intervals over examples; ranks "
-        "are among the rules that are stored for this profile, by FLOPs. Speed is not timed here: `make bench` "
-        "does that for the rules of the study."
+        "are among the rules that are stored for this profile, by FLOPs. Speed is not timed here: `make "
+        "bench` does that for the rules of the study."
     )
 
 
