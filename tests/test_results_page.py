@@ -218,6 +218,15 @@ def test_a_smaller_decoder_is_shown_where_one_keeps_the_score():
     assert chosen.decoder_layers.to_list() == [8, 8], "more than all of one task does not make up for another"
 
 
+def test_a_smaller_decoder_stands_beside_verified_exits_once_it_is_timed(monkeypatch):
+    verified = pd.DataFrame({"task": ["a", "b"], "kind": headlines.VERIFIED, "speed": [1.2, 1.9]})
+    monkeypatch.setattr(facts, "headlines", lambda: {"real": verified})
+    monkeypatch.setattr(facts, "shallow_speeds", lambda *_: pd.Series({"a": 1.5, "b": 1.7}))
+    assert facts._shallow_speed(None, None) == {"least": 1.5, "most": 1.7, "beats_verified": 1}
+    monkeypatch.setattr(facts, "shallow_speeds", lambda *_: pd.Series(dtype=float))
+    assert facts._shallow_speed(None, None) is None
+
+
 def test_pages_need_no_table_that_is_not_measured_yet():
     for name in ("limits", "published_main_figure", "scores_of_others"):
         table = results_page.TABLES[name](Given())

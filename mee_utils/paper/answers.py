@@ -269,22 +269,22 @@ def _shallow_row(stored: StoredTables) -> dict[str, str]:
     rows = rows[rows.profile == REAL]
     if rows.empty:
         return {}
-    speeds = _shallow_speeds(stored, rows)
+    speeds = shallow_speeds(stored, rows)
     cells = {}
     for row in rows.itertuples():
-        spent = speeds.get(row.task, f"{row.relative_flops:.0%} FLOPs")
+        spent = f"{speeds[row.task]:.2f}×" if row.task in speeds else f"{row.relative_flops:.0%} FLOPs"
         cells[label(row.task)] = f"{spent} ({row.kept:.1%})"
-    note = "" if speeds else " (not timed)"
+    note = "" if len(speeds) else " (not timed)"
     return {KIND: f"decoder of {rows.decoder_layers.iloc[0]:.0f} layers{note}"} | cells
 
 
-def _shallow_speeds(stored: StoredTables, rows: pd.DataFrame) -> dict[str, str]:
-    """Task -> the speed of its decoder trained shallow; empty until these are timed."""
+def shallow_speeds(stored: StoredTables, rows: pd.DataFrame) -> pd.Series:
+    """Task -> the speed of its decoder trained shallow, as a multiple of vanilla; empty until it is timed."""
     if not (BENCH / "rivals.csv").exists():
-        return {}
+        return pd.Series(dtype=float)
     wanted = rows[[*TASK, "decoder_layers"]].assign(model=VANILLA)
     timed = stored.timings(wanted, "rivals").query("batch == 1")
-    return {row.task: f"{row.speed:.2f}×" for row in timed.itertuples()}
+    return timed.set_index("task").speed
 
 
 @cache

@@ -22,6 +22,7 @@ from .answers import (
     numbers_of_tasks,
     oracle_rows,
     shallow_decoders,
+    shallow_speeds,
 )
 from .numbers import stored_numbers
 from .stored_tables import FIGURES, PROFILES, StoredTables
@@ -102,6 +103,21 @@ def _shallow_facts(stored: StoredTables) -> dict | None:
         "kept": rows.kept.mean(),
         "least": rows.kept.min(),
         "flops": rows.relative_flops.mean(),
+        "speed": _shallow_speed(stored, rows),
+    }
+
+
+def _shallow_speed(stored: StoredTables, rows: pd.DataFrame) -> dict | None:
+    """Its lowest and highest speed of a task, and how it stands to verified exits; None until it is timed."""
+    speeds = shallow_speeds(stored, rows)
+    if speeds.empty:
+        return None
+    timed = headlines()[REAL]
+    verified = timed[timed.kind == VERIFIED].set_index("task").speed
+    return {
+        "least": speeds.min(),
+        "most": speeds.max(),
+        "beats_verified": int((speeds > verified.reindex(speeds.index)).sum()),
     }
 
 
