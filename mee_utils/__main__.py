@@ -30,6 +30,8 @@ NOT_WRITABLE = (
 def reproduce(options) -> str:
     """Runs everything stale of a profile: models, traces, classifiers, notebooks."""
     folder = pipeline.reproduce(options.profile, options.data, options.cores, options.force)
+    for name, reason in load_profile(options.profile).left_out.items():
+        print(f"left out: {name} ({reason})")
     return f"profile {options.profile} is up to date; figures and tables: {folder}"
 
 

@@ -130,12 +130,12 @@ else:
 # question (grey). Bars are means over examples (for BLEU, mean sentence BLEU); the table has the corpus scores.
 
 # %% tags=["hide-input"]
-models = experiment.models(experiment.model_names)
 train = experiment.tasks(30_000, "train")
 texts = {}
 for task_name, task in tasks.items():
     texts[task_name] = {}
-    for name, model in models.items():
+    for name in experiment.model_names:
+        model = experiment.model(name, task_name)
         outputs = generate(model, task.inputs, max_new_tokens=training.max_target, batch_size=100)
         texts[task_name]["model", name] = outputs.texts
     for name, outputs in task.baseline_texts(train[task_name]).items():

@@ -51,7 +51,7 @@ tasks = experiment.tasks(limit)
 layers = experiment.layers
 
 # %% tags=["hide-input"]
-models = experiment.models(experiment.backbones)
+models = experiment.backbones
 traces = {
     (task, name): experiment.trace(name, task, limit, max_new_tokens) for task in tasks for name in models
 }
@@ -121,9 +121,11 @@ conclude(chapter.confidence_conclusion(confidence))
 
 # %% tags=["hide-input"]
 along = {
-    (task, name): trace(model, tasks[task].inputs, tasks[task].targets, max_new_tokens=max_new_tokens)
+    (task, name): trace(
+        experiment.model(name, task), tasks[task].inputs, tasks[task].targets, max_new_tokens=max_new_tokens
+    )
     for task in tasks
-    for name, model in models.items()
+    for name in models
 }
 shown_task = "translation" if "translation" in tasks else next(iter(tasks))
 ordered = along[shown_task, "vanilla" if "vanilla" in models else next(iter(models))]
@@ -235,13 +237,14 @@ policies = {
 
 
 def exits_of(t, task):
-    return replay_against_decoding(models["calm"], tasks[task], t, policies, max_new_tokens)
+    model = experiment.model(experiment.main, task)
+    return replay_against_decoding(model, tasks[task], t, policies, max_new_tokens)
 
 
-calm = {task: t for (task, name), t in traces.items() if name == "calm"}
+of_main = {task: t for (task, name), t in traces.items() if name == experiment.main}
 
 # %%
-exits = experiment.table(exits_of, calm, labels=["task"])
+exits = experiment.table(exits_of, of_main, labels=["task"])
 exits = experiment.save_table(exits, "replay_against_decoding")
 conclude(chapter.decoding_conclusion(exits))
 chapter.exits_shown(exits)

@@ -60,15 +60,16 @@ experiment = Experiment.of_notebook("02_saturation", globals())
 note = experiment.note(limit, "bands and whiskers: 95% intervals over sequences")
 tasks = experiment.tasks(limit)
 training = experiment.tasks(frequency_limit, "train")
-models = experiment.models(experiment.backbones)
 layers = experiment.layers
 tokenizer = experiment.tokenizer()
 
 # %% tags=["hide-input"]
 along = {
-    (task, name): trace(model, tasks[task].inputs, tasks[task].targets, max_new_tokens=max_new_tokens)
+    (task, name): trace(
+        experiment.model(name, task), tasks[task].inputs, tasks[task].targets, max_new_tokens=max_new_tokens
+    )
     for task in tasks
-    for name, model in models.items()
+    for name in experiment.backbones
 }
 prefixes = {key: saturation.describe(t, threshold) for key, t in along.items()}
 for (task, name), table in prefixes.items():

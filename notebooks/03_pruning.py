@@ -56,10 +56,10 @@ note = experiment.note(limit, "bands: 95% intervals over sequences")
 pre_trained = experiment.profile.training.models[0]
 names = [name for name in (pre_trained, "vanilla", "calm") if name in experiment.model_names]
 tasks = experiment.tasks(limit)
-models = experiment.models(names)
-calm = models["calm"]
-vocabulary = calm.network.config.vocab_size
-pairs = [(name, task) for name in models for task in tasks]
+pairs = [(name, task) for name in names for task in tasks]
+models = {(name, task): experiment.model(name, task) for name, task in pairs}
+main = experiment.main
+vocabulary = models[pairs[-1]].network.config.vocab_size
 traces = {(name, task): experiment.trace(name, task, limit, max_new_tokens) for name, task in pairs}
 labels = ("model", "task")  # of a trace
 
@@ -110,7 +110,9 @@ aside = []
 for name, task in pairs:
     safe = RULES["unpruned"].policy(threshold, settings | {"min_layer": int(safe_from[name, task])})
     policies = {**tried, ("at its minimum",): safe, ("from the first",): margin}
-    table, decoded = comparison.comparison(models[name], tasks[task], policies, ("reduction",), **decoding)
+    table, decoded = comparison.comparison(
+        models[name, task], tasks[task], policies, ("reduction",), **decoding
+    )
     plain = decoded["unpruned",].token_ids
     differ = [{"reduction": form, **pruning.exactness(decoded[form,].token_ids, plain)} for (form,) in tried]
     rows = table.assign(model=name).merge(pd.DataFrame(differ), on="reduction", how="left")
@@ -159,7 +161,7 @@ replays = {}
 replayed_rules = {**margins, **rule_policies(("rising_top1", "rising_fixed"), threshold, settings)}
 for task in tasks:
     by_key = {(task, rule): policy for rule, policy in replayed_rules.items()}
-    replays.update(replay_policies(traces["calm", task], by_key, calm))
+    replays.update(replay_policies(traces[main, task], by_key, models[main, task]))
 replays_of_pruned = {(task, form): replays[task, form] for task in tasks for form in PRUNED}
 by_layer = experiment.table(pruning.kept_by_layer, replays_of_pruned, labels=("task", "rule"))
 
@@ -210,7 +212,7 @@ chapter.times_shown(times)
 as_published = {"model": {pre_trained: "pretrained"}}
 decided = complete[complete.reduction != "full_depth"][["task", "model", "reduction"]]
 all_times = read_timings("reductions", decided, profile).replace(as_published)
-beside = published_reductions(complete.replace(as_published), all_times, calm.layers)
+beside = published_reductions(complete.replace(as_published), all_times, experiment.layers)
 beside = experiment.save_table(beside, "published_rows")
 
 # %%
@@ -230,7 +232,7 @@ for k in (2, 4, 8, 16, 32, 64, 128, 256, 512):
         of_size[form, k] = policy
 swept = []
 for task in tasks:
-    for (form, k), replayed in replay_policies(traces["calm", task], of_size, calm).items():
+    for (form, k), replayed in replay_policies(traces[main, task], of_size, models[main, task]).items():
         swept.append({"task": task, "rule": form, "k": k, **comparison.replayed_row(replayed)})
 swept = pd.DataFrame(swept)
 
@@ -284,7 +286,7 @@ measured = {
     "complete": complete,
     "minimum": minimum,
     "honesty": honesty,
-    "equal": equal.assign(model="calm"),
+    "equal": equal.assign(model=main),
     "first": first,
     "times": times,
 }

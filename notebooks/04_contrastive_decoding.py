@@ -56,11 +56,12 @@ experiment = Experiment.of_notebook("04_contrastive_decoding", globals())
 settings = experiment.parameters
 over_sequences = "95 % intervals over sequences"
 tasks = experiment.tasks(limit)
-models = experiment.models(["calm", "vanilla"])
-model = models["calm"]
-pairs = [(name, task) for name in models for task in tasks]
+main = experiment.main
+names = [name for name in ("calm", "vanilla") if name in experiment.backbones]
+pairs = [(name, task) for name in names for task in tasks]
+models = {(name, task): experiment.model(name, task) for name, task in pairs}
 of_both = {(name, task): experiment.trace(name, task, limit, max_new_tokens) for name, task in pairs}
-traces = {task: of_both["calm", task] for task in tasks}
+traces = {task: of_both[main, task] for task in tasks}
 first_examples = {name: task[:decoded] for name, task in tasks.items()}
 
 # %% [markdown]
@@ -86,6 +87,7 @@ first_examples = {name: task[:decoded] for name, task in tasks.items()}
 
 # %% tags=["hide-input"]
 def one_token(t, task):
+    model = models[main, task]
     token = contrasting.telling_token(t, expert_layer, model, alpha)
     words = token_text(experiment.tokenizer())
     return contrasting.one_token(t, token, expert_layer, model, words, alpha=alpha, task=task)
@@ -100,8 +102,13 @@ experiment.save_figure(figure, "one_token", single)
 # %% [markdown]
 # ## Which layer is the amateur under JSD?
 
+
 # %% tags=["hide-input"]
-amateurs = experiment.table(contrasting.chosen_amateurs, traces, labels=["task"], model=model)
+def amateurs_of(t, task):
+    return contrasting.chosen_amateurs(t, task=task, model=models[main, task])
+
+
+amateurs = experiment.table(amateurs_of, traces, labels=["task"])
 
 # %%
 figure = chapter.amateur_figure(amateurs, experiment.note(limit))
@@ -115,21 +122,26 @@ conclude(chapter.amateur_conclusion(amateurs))
 # result is the expert's own distribution. The public code leaves out the mass of the plausible set, so that its
 # only member gets everything: a confidence of one, right or wrong.
 
+
 # %% tags=["hide-input"]
-plausible = experiment.table(contrasting.plausible_sets, traces, labels=["task"], model=model, alpha=alpha)
+def plausible_of(t, task):
+    return contrasting.plausible_sets(t, task=task, model=models[main, task], alpha=alpha)
+
+
+plausible = experiment.table(plausible_of, traces, labels=["task"])
 every_rule = ("unpruned", "fixed", *CONTRASTED)
 rules = [rule for rule in every_rule if not rule.endswith("_token")]
 policies = rule_policies(rules, threshold, settings)
 replays = {}
 for task, t in traces.items():
     by_key = {(task, rule): policy for rule, policy in policies.items()}
-    replays.update(replay_policies(t, by_key, model))
+    replays.update(replay_policies(t, by_key, models[main, task]))
 
 # %% tags=["hide-input"]
 at_level = []
 for task in tasks:
     compared = {rule: replays[task, rule] for rule in ("unpruned", "weighted", "jsd")}
-    without = contrasting.without_mass(replays[task, "unpruned"], model, alpha)
+    without = contrasting.without_mass(replays[task, "unpruned"], models[main, task], alpha)
     compared["weighted, without the mass"] = without
     for rule, replayed in compared.items():
         labels = {"task": task, "rule": rule, "threshold": threshold}
@@ -152,10 +164,11 @@ conclude(chapter.plausible_conclusion(plausible, at_level, min_layer, threshold)
 
 # %% tags=["hide-input"]
 over_all_entries = {rule: policy for rule, policy in policies.items() if not rule.endswith("fixed")}
-ranked = {("calm", task, rule): replays[task, rule] for task in tasks for rule in over_all_entries}
-for task in tasks:
-    by_key = {("vanilla", task, rule): policy for rule, policy in over_all_entries.items()}
-    ranked.update(replay_policies(of_both["vanilla", task], by_key, models["vanilla"]))
+ranked = {(main, task, rule): replays[task, rule] for task in tasks for rule in over_all_entries}
+for name, task in pairs:
+    if name != main:
+        by_key = {(name, task, rule): policy for rule, policy in over_all_entries.items()}
+        ranked.update(replay_policies(of_both[name, task], by_key, models[name, task]))
 ranks = experiment.table(decisions.ranking, ranked, labels=("model", "task", "rule"))
 
 # %%
@@ -189,7 +202,7 @@ starting = {
 }
 starts = []
 for task, t in traces.items():
-    for (rule, start), replayed in replay_policies(t, starting, model).items():
+    for (rule, start), replayed in replay_policies(t, starting, models[main, task]).items():
         labels = {"task": task, "rule": rule, "min_layer": start}
         starts.append(comparison.at_equal_quality(replayed, [0.98], **labels))
 starts = experiment.save_table(pd.concat(starts, ignore_index=True), "minimum_layer")
@@ -203,7 +216,7 @@ starts.pivot(index=["task", "rule"], columns="min_layer", values="flops_share").
 
 # %% tags=["hide-input"]
 decoding = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
-last = settings | {"min_layer": model.layers - 1}
+last = settings | {"min_layer": experiment.layers - 1}
 contrasted = {
     (kind, level): replace(RULES[kind], contrast_token=True).policy(1.0, last | {"alpha": level})
     for kind in ("weighted", "jsd")
@@ -212,7 +225,7 @@ contrasted = {
 tokens_too = []
 for name, task in pairs:
     examples = first_examples[task]
-    table, _ = comparison.comparison(models[name], examples, contrasted, ("rule", "alpha"), **decoding)
+    table, _ = comparison.comparison(models[name, task], examples, contrasted, ("rule", "alpha"), **decoding)
     tokens_too.append(table.assign(model=name))
 tokens_too = experiment.save_table(pd.concat(tokens_too, ignore_index=True), "as_decoder")
 
@@ -246,8 +259,8 @@ def tried_on(task):
 points = []
 verdicts = []
 for name, examples in first_examples.items():
-    names = ("rule", "threshold")
-    table, results = comparison.comparison(model, examples, tried_on(name), names, **decoding)
+    labels = ("rule", "threshold")
+    table, results = comparison.comparison(models[main, name], examples, tried_on(name), labels, **decoding)
     points.append(table)
     verdict = contrasting.pareto_verdict(results, ("unpruned", "fixed"), tested)
     verdicts.append(verdict.assign(task=name))
@@ -336,11 +349,11 @@ conclude(
 # %% tags=["hide-input"]
 measured = {
     "ranking": ranks,
-    "equal": equal.assign(model="calm"),
-    "threshold": at_level.assign(model="calm"),
-    "verdict": verdicts.assign(model="calm"),
+    "equal": equal.assign(model=main),
+    "threshold": at_level.assign(model=main),
+    "verdict": verdicts.assign(model=main),
     "decoder": tokens_too,
-    "head": plausible.assign(model="calm"),
+    "head": plausible.assign(model=main),
 }
 tables = {task: {name: table[table.task == task] for name, table in measured.items()} for task in tasks}
 verdict_table = claims.judge("04_contrastive_decoding", tables)

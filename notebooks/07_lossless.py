@@ -55,8 +55,9 @@ settings = experiment.parameters
 note = experiment.note(limit)
 tasks = experiment.tasks(limit)
 layers = experiment.layers
-models = experiment.models([name for name in ("calm", "vanilla") if name in experiment.backbones])
-trained = experiment.classifiers(models, seeds=[0])
+names = [name for name in ("calm", "vanilla") if name in experiment.backbones]
+models = {(name, task): experiment.model(name, task) for name in names for task in tasks}
+trained = experiment.classifiers({name: models[name, next(iter(tasks))] for name in names}, seeds=[0])
 rules = ["fixed", "hidden_similarity", "rising_top1", "linear", "three_hidden", "lstm"]
 
 
@@ -135,11 +136,10 @@ conclude(
 
 # %% tags=["hide-input"]
 compared = []
-for name, model in models.items():
-    for task_name, task in tasks.items():
-        decoding = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
-        table = lossless.verified_and_not(model, task, policies_of(name), max_draft, **decoding)
-        compared.append(table.assign(model=name, task=task_name))
+for (name, task), model in models.items():
+    decoding = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    table = lossless.verified_and_not(model, tasks[task], policies_of(name), max_draft, **decoding)
+    compared.append(table.assign(model=name, task=task))
 keys = ["model", "task", "rule"]
 decoded = pd.concat(compared).set_index(keys).reset_index()
 decoded = experiment.save_table(decoded, "decoded")
@@ -162,8 +162,7 @@ def drafts_of(replayed, **labels):
 
 replays = {
     (name, task, rule): replay_policy(experiment.trace(name, task, limit, max_new_tokens), policy, model)
-    for name, model in models.items()
-    for task in tasks
+    for (name, task), model in models.items()
     for rule, policy in policies_of(name).items()
 }
 by_layer = experiment.table(lossless.acceptance, replays, keys, max_new_tokens=max_new_tokens)
@@ -186,7 +185,8 @@ conclude(chapter.drafts_conclusion(drafts))
 last_task = list(tasks)[-1]
 sentence = tasks[last_task].inputs[shown : shown + 1]
 runs = []
-for name, model in models.items():
+for name in names:
+    model = models[name, last_task]
     output = generate(model, sentence, policies_of(name)["fixed"], max_new_tokens=max_new_tokens)
     runs.append(lossless.one_output(output, 0, layers, model.tokenizer.decode).assign(model=name))
 runs = pd.concat(runs, ignore_index=True)

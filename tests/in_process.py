@@ -1,4 +1,4 @@
-"""`python in_process.py DATA NAME...`: measurements ("measure") and notebooks of the profile `paper`.
+"""`python in_process.py PROFILE DATA NAME...`: measurements ("measure") and notebooks of a profile.
 
 All run in this process. Notebooks of `small` are run in kernels; the cells of these take less time than a
 kernel takes to start.
@@ -39,18 +39,26 @@ def run(shell, source):
         raise MeeError("A cell failed.")
 
 
-def measure(where):
+def measure(profile, where):
     """Every measurement of the profile, and their tables."""
-    for job in jobs.measurements(load_profile("paper")):
+    for job in jobs.measurements(load_profile(profile)):
         main(["job", job.kind, "--model", job.model, "--task", job.task, *where])
     main(["job", "tables", "--name", "measured", *where])
 
 
-if __name__ == "__main__":
+def run_all(profile, data, names):
+    """Runs what is named; the exit status of the last one that failed, or 0."""
     notebooks._execute = execute
-    where = ["--profile", "paper", "--data", sys.argv[1]]
-    for name in sys.argv[2:]:
+    where = ["--profile", profile, *(["--data", data] if data else [])]
+    status = 0
+    for name in names:
         if name == "measure":
-            measure(where)
+            measure(profile, where)
         else:
-            main(["notebook", name, *where])
+            status = main(["notebook", name, *where]) or status
+    return status
+
+
+if __name__ == "__main__":
+    profile, data, *names = sys.argv[1:]
+    run_all(profile, data, names)

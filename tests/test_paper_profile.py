@@ -9,15 +9,16 @@ from pathlib import Path
 import papers
 import pytest
 import yaml
-from test_hub import serving
+from hub import serving
 
 from mee_utils import MeeError
-from mee_utils.study import inputs, notebook_files, parameters, pins, profiles
+from mee_utils.study import inputs, jobs, notebook_files, parameters, pins, profiles
 from mee_utils.study.profiles import load_profile
 
 pytestmark = pytest.mark.xdist_group("notebooks")
 ROOT = Path(__file__).parent.parent
 PAPERS = [name for name in profiles.profile_names() if name.startswith("paper")]
+TRAINED = [name for name in PAPERS if not name.startswith("paper_published")]
 A = "a" * 40
 B = "b" * 40
 C = "c" * 40
@@ -36,31 +37,43 @@ def edited(tmp_path, change, name="paper"):
 def test_the_profiles_of_the_papers_name_hub_ids_and_no_commit():
     corpora = {corpus.source for name in PAPERS for corpus in load_profile(name).corpora.values()}
     models = {load_profile(name).training.base.checkpoint for name in PAPERS}
-    assert models == {"google-t5/t5-large", "google/long-t5-tglobal-base"} and len(corpora) == 7 == len(
-        {c.split("/")[1] for c in corpora}
-    )
+    assert models == {"google-t5/t5-large", "google/long-t5-tglobal-base"}
+    assert len(corpora) == 7 == len({corpus.split("/")[1] for corpus in corpora})
     for name in PAPERS:
         profile = load_profile(name)
-        assert (
-            profile.dtype == "bfloat16"
-            and profile.device == "auto"
-            and {"calm", "vanilla", "free"} <= set(profile.training.backbones)
-        )
-        revisions = [corpus.revision for corpus in profile.corpora.values()] + [
-            profile.training.base.revision
+        assert (profile.dtype, profile.device) == ("bfloat16", "auto")
+        trained = {"calm", "free", "late_weighted"} if name in TRAINED else set()
+        assert set(profile.training.backbones) == {"vanilla", *trained}
+        ready = [
+            each for model in profile.training.models for each in profile.training.checkpoints(model).values()
         ]
-        assert set(revisions) <= {None, "refs/convert/parquet"}
+        assert {corpus.revision for corpus in profile.corpora.values()} <= {None, "refs/convert/parquet"}
+        assert {checkpoint.revision for checkpoint in ready} == {None}
+
+
+def test_the_published_checkpoints_are_those_of_the_paper():
+    """Each profile of them trains nothing, and every checkpoint takes the tokenizer of its base."""
+    ids = set()
+    for name in set(PAPERS) - set(TRAINED):
+        training = load_profile(name).training
+        assert (
+            training.is_all_ready and not training.objectives and not jobs.classifier_sets(load_profile(name))
+        )
+        for checkpoint in training.checkpoints("vanilla").values():
+            assert checkpoint.tokenizer.checkpoint == training.base.checkpoint
+            ids.add(checkpoint.checkpoint)
+    names = ("squad", "cnndm", "IWSLT", "samsum", "multinews", "bigpatent")
+    assert ids == {f"jvelja/t5-{name}" for name in names}
 
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_notebook_takes_the_parameters_of_the_papers_profiles(name):
-    for source, given in load_profile(name).notebooks.items():
-        parameters.check_parameters(
-            given, notebook_files.declared_parameters(notebook_files.read_source(source))
-        )
-    assert set(load_profile(name).notebooks) == set(notebook_files.notebook_names()) - {
-        "08_results"
-    }  # which runs nothing
+    profile = load_profile(name)
+    for source, given in profile.notebooks.items():
+        declared = notebook_files.declared_parameters(notebook_files.read_source(source))
+        parameters.check_parameters(given, declared)
+    without_parameters = {"08_results"} & set(profile.run_notebooks)  # it runs no model
+    assert {*profile.notebooks, *without_parameters} == set(profile.run_notebooks)
 
 
 def test_weights_of_the_papers_profiles_are_not_committed():
@@ -143,6 +156,68 @@ def test_a_backbone_may_be_a_ready_checkpoint():
     assert vanilla.checkpoint == vanilla.source == "jvelja/t5-samsum"
 
 
+READY = {
+    "no checkpoint for a corpus": (
+        lambda c: c["training"]["backbones"]["vanilla"]["tasks"].pop("translation"),
+        "training.backbones.vanilla.tasks: no checkpoint for translation, of which there is a corpus",
+    ),
+    "no corpus for a checkpoint": (
+        lambda c: c["corpora"].pop("translation"),
+        "training.backbones.vanilla.tasks: there is no corpus of translation",
+    ),
+    "a misspelt task": (
+        lambda c: c["training"]["backbones"]["vanilla"]["tasks"].update(translations={"checkpoint": "x/y"}),
+        "training.backbones.vanilla.tasks.translations: Input should be 'question_answering'",
+    ),
+    "a misspelt key": (
+        lambda c: c["training"]["backbones"]["vanilla"].update(task={}),
+        'training.backbones.vanilla: Unknown key "task": did you mean "tasks"',
+    ),
+    "a base by task": (
+        lambda c: c["training"].update(base=c["training"]["backbones"]["vanilla"]),
+        'training.base: Unknown key "tasks"',
+    ),
+    "a tokenizer as text": (
+        lambda c: c["training"]["base"].update(tokenizer="google-t5/t5-large"),
+        "training.base.tokenizer: Input should be .* HubSource",
+    ),
+    "an unknown notebook left out": (
+        lambda c: c["left_out"].update({"05_mee": "why"}),
+        'left_out: no "05_mee": did you mean "05_mee_classifiers"',
+    ),
+    "left out and run": (
+        lambda c: c["notebooks"].update({"05_mee_classifiers": {"limit": 5}}),
+        'left_out: "05_mee_classifiers" has parameters in notebooks',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", READY)
+def test_mistakes_in_a_profile_of_ready_checkpoints_are_one_line(tmp_path, case):
+    change, message = READY[case]
+    with pytest.raises(MeeError, match=message) as error:
+        load_profile(edited(tmp_path, change, "paper_published"))
+    assert "p.yaml: " in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_a_profile_leaves_out_is_said_in_a_sentence():
+    from mee_utils.study import notebooks, pipeline, status
+
+    profile = load_profile("paper_published")
+    assert "05_mee_classifiers" not in profile.run_notebooks and "03_pruning" in profile.run_notebooks
+    with pytest.raises(MeeError, match='"paper_published" leaves 05_mee_classifiers out: it compares exit'):
+        notebooks.run_notebook("05_mee_classifiers", "paper_published")
+    with pytest.raises(MeeError, match='"paper_published" has no model "calm", on which rules are measured'):
+        pipeline.measure("paper_published", None, 1, force=False)
+    said = dict(status.states(profile))
+    assert said["90_training"] == "left out: no model is trained" and said["03_pruning"] == "missing"
+
+
+def test_a_model_with_a_checkpoint_a_task_asks_for_the_task():
+    with pytest.raises(MeeError, match="one checkpoint a task: name one of question_answering, summ"):
+        inputs.load_profile_model(load_profile("paper_published"), "vanilla")
+
+
 # Pins, without a hub
 
 
@@ -177,7 +252,8 @@ def test_pinning_adds_commits_and_leaves_all_else_in_the_file(hub, tmp_path, nam
     profile = load_profile(name)
     ids = set(pins.unpinned(profile))
     commits = pins.pin(name)
-    assert set(commits) == ids and set(commits.values()) <= {A, C} and ids == {source for _, source, _ in hub}
+    repositories = {source for _, source, _ in hub}
+    assert set(commits) == ids and set(commits.values()) <= {A, C} and ids == repositories
     after = path.read_text(encoding="utf-8")
     assert re.sub(r'(, )?revision: ("[abc]{40}"|refs/convert/parquet)', "", after) == re.sub(
         r"(, )?revision: refs/convert/parquet", "", before
@@ -502,7 +578,7 @@ print([task.inputs[0][:10] for task in load_tasks(profile)])
 """
     done = trained.python("-c", code)
     longest = json.loads(done.stdout.split("]")[0] + "]")
-    assert max(longest) <= 13 and "question: " in done.stdout, done.stderr[-1000:]
+    assert max(longest) <= 12 and "question: " in done.stdout, done.stderr[-1000:]
 
 
 @pytest.fixture(scope="module")
@@ -522,7 +598,7 @@ def executed(trained):
                 backbone["examples"] = {"translation": 15}
 
     trained.edit(spare)
-    others = trained.python(str(ROOT / "tests/in_process.py"), data, "measure", *rest)
+    others = trained.python(str(ROOT / "tests/in_process.py"), "paper", data, "measure", *rest)
     assert trained.files() == before  # results are in their own folder
     return start.stdout + start.stderr + others.stdout + others.stderr
 

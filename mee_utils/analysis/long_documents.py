@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..decoding.generation import generate
-from ..decoding.inputs import EncoderCache
+from ..decoding.inputs import UNLIMITED, EncoderCache
 from ..models.costs import DecoderSizes, generation_flops
 from ..models.loading import Model
 from ..tasks import load_task
@@ -88,7 +88,13 @@ def costs_by_part(model, task, policies: Mapping, max_new_tokens: int, **labels)
     encodings = EncoderCache()
     for rule, policy in policies.items():
         generation = generate(
-            model, task.inputs, policy, max_new_tokens=max_new_tokens, batch_size=1, encodings=encodings
+            model,
+            task.inputs,
+            policy,
+            max_new_tokens=max_new_tokens,
+            batch_size=1,
+            encodings=encodings,
+            max_source_tokens=UNLIMITED,  # LongT5 reads more than the tokenizer of a T5 says
         )
         row = {
             **labels,

@@ -101,6 +101,7 @@ def load_model(
     dtype: torch.dtype | str = torch.float32,
     device: str = "auto",
     name: str | None = None,
+    tokenizer: str | Path | object | None = None,
 ) -> Model:
     """Loads a T5, T5 v1.1, Flan-T5, mT5 or LongT5 checkpoint with its tokenizer; never runs its code.
 
@@ -110,11 +111,12 @@ def load_model(
         dtype: the precision to compute in, one of `DTYPES` or the `torch.dtype`, whatever the checkpoint's.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" and so on.
         name: what figures call the model; the last part of `source` by default.
+        tokenizer: a folder, a hub id or a loaded tokenizer, for a checkpoint that comes without one.
 
     Raises `MeeError` for no such folder or device, another family, weights that are damaged or do not
     fit the config, a checkpoint with code of its own, an unreachable hub.
     """
-    network, tokenizer = read_checkpoint(source, revision, dtype, device, FAMILIES)
+    network, tokenizer = read_checkpoint(source, revision, dtype, device, FAMILIES, tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(network.config.pad_token_id or 0)
     return Model(
@@ -131,6 +133,7 @@ def read_checkpoint(
     dtype: torch.dtype | str,
     device: str,
     families: Sequence[str] | None = None,
+    tokenizer: str | Path | object | None = None,
 ) -> tuple[nn.Module, object]:
     """The network of a checkpoint in evaluation mode, and its tokenizer; arguments as in `load_model`.
 
@@ -145,7 +148,10 @@ def read_checkpoint(
     _check_revision(path, revision)
     config = checkpoint_config(where, revision, families)
     network = _read("weights", where, lambda: _network(where, revision, config, precision))
-    tokenizer = load_tokenizer(where, revision)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(where, revision)
+    elif isinstance(tokenizer, str | Path):
+        tokenizer = load_tokenizer(tokenizer)
     _fit_tokenizer(tokenizer, network, where)
     return network.eval().to(target), tokenizer
 
@@ -246,8 +252,9 @@ def _check_vocabulary(tokenizer, where: str, revision: str | None) -> None:
     example = f'AutoTokenizer.from_pretrained("google-t5/t5-base").save_pretrained({where!r})'
     raise MeeError(
         f"{where} has no tokenizer: {type(tokenizer).__name__} needs {complete} or "
-        f"{' and '.join(names.values())}. Save that of the checkpoint which the model was trained from, as "
-        f'in {example}; if it is of another class, name it in tokenizer_config.json as "tokenizer_class".'
+        f"{' and '.join(names.values())}. Name one (tokenizer= of load_model, or in a profile), or save that "
+        f"of the checkpoint which the model was trained from, as in {example}; if it is of another class, "
+        'name it in tokenizer_config.json as "tokenizer_class".'
     )
 
 

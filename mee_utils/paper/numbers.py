@@ -77,8 +77,10 @@ def settled(tables: SavedTables) -> Numbers:
 def difficult(tables: SavedTables) -> Numbers:
     """02: how many layers later than tokens of low loss those of high loss settle and become similar."""
     means = tables["three_selections"].query(f"{OF_CALM} and selected_by == 'loss'")
+    if means.empty:  # a profile without CALM's model
+        return {}
     means = means.pivot(index=["task", "property"], columns="group", values="mean")
-    later = (means.difficult - means.easy).round(DECIMALS) if len(means) else pd.Series(dtype=float)
+    later = (means.difficult - means.easy).round(DECIMALS)
     stated = {}
     for task in later.index.unique("task"):
         layers = {"settled_from": later[task, "settled_from"], "first_similar": later[task, "first_similar"]}

@@ -54,7 +54,7 @@ def stored_trace(
     if not path.exists() or freshness.changes_since_record(record, digests) != []:
         with freshness.recorded(record, digests):
             (chosen,) = load_tasks(profile, limit=examples, only=task)
-            loaded = load_profile_model(profile, model)
+            loaded = load_profile_model(profile, model, task=task)
             traced = trace(loaded, chosen.inputs, max_new_tokens=longest, states=states_path(path))
             traced.save(path)
     return load_trace(path)

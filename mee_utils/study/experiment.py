@@ -12,7 +12,7 @@ from ..analysis.long_documents import long_tasks
 from ..common.errors import check_choice
 from . import inputs
 from .artifacts import stored_trace, train_classifiers
-from .catalogue import HEADS, SURVEY_VARIANTS
+from .catalogue import HEADS, MAIN_MODEL, SURVEY_VARIANTS
 from .figures import use_style
 from .notebook_files import declared_parameters, read_source
 from .parameters import check_injected, check_parameters
@@ -34,11 +34,14 @@ class Experiment:
         self.used: dict[str, str] = {}  # name -> sha256
         self.layers = inputs.model_shape(self.profile)["num_decoder_layers"]
         self.backbones = list(self.profile.training.backbones)  # they do not need what they started from
+        if self.profile.training.is_all_ready:
+            self.backbones.insert(0, "base")  # nothing starts from it: a model like the others
         self.model_names = [
             name
             for name in self.profile.training.models
             if name in self.backbones or inputs.is_trained(self.profile, name)
         ]
+        self._models: dict[tuple, Model] = {}  # (name, ready checkpoint) -> model
         self._scratch: tempfile.TemporaryDirectory | None = None
         if notebook:
             self.run = Run(notebook, self.profile.name, {**parameters, "device": self.profile.device})
@@ -110,8 +113,26 @@ class Experiment:
         checked = [check_choice("model", name, self.model_names) for name in names]
         return {name: inputs.manifest(self.profile, name) for name in checked}
 
+    def model(self, name: str, task: str) -> Model:
+        """A model of the profile, in its precision; where it has a checkpoint a task, that of `task`.
+
+        Loaded once: a model of all tasks is the same for each of them.
+        """
+        self.manifests([name])
+        checkpoint = inputs.ready_checkpoint(self.profile, name, task)
+        key = (name, checkpoint)
+        if key not in self._models:
+            self._models[key] = inputs.load_profile_model(self.profile, name, task=task)
+            self.used[f"model {name}"] = inputs.weights_digest(self.profile, name)
+        return self._models[key]
+
+    @property
+    def main(self) -> str:
+        """The model that figures of one model are drawn of: CALM's, or the last where there is none."""
+        return MAIN_MODEL if MAIN_MODEL in self.backbones else self.backbones[-1]
+
     def models(self, names: Sequence[str]) -> dict[str, Model]:
-        """Loads some of the profile's models, in the profile's precision."""
+        """Loads some of the profile's models, each of which is one checkpoint for all tasks."""
         loaded = {name: inputs.load_profile_model(self.profile, name) for name in self.manifests(names)}
         self.used |= {f"model {name}": inputs.weights_digest(self.profile, name) for name in loaded}
         return loaded

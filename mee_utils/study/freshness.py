@@ -46,7 +46,7 @@ from .results import output_root
 
 LIBRARY = ("common", "tasks", "models", "exits", "decoding", "traces")  # the code that a trace depends on
 # parts of a profile that matter to one notebook, or to none
-OF_NOTEBOOKS = {"notebooks", "ablations", "rivals"}
+OF_NOTEBOOKS = {"notebooks", "left_out", "ablations", "rivals"}
 
 
 def differing_keys(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -258,7 +258,7 @@ def forget_stale(profile: Profile) -> None:
         # Snakemake does not look behind a record that is there: tables go with any of their jobs
         done = [job_record_path(profile, job) for job in jobs]
         _forget(record_path(profile, "tables", name), partial(table_digests, profile, jobs), done)
-    for name in notebook_names():
+    for name in profile.run_notebooks:
         record = record_path(profile, "notebook", name)
         _forget(record, partial(notebook_digests, profile, name))
         if record.exists() and stored_result_changes(profile, name) != []:

@@ -14,7 +14,7 @@ from ..common.files import PACKAGE, read_json
 from ..tasks.loading import Task, load_task, shortened
 from ..tasks.sources import local_files
 from .pins import hub_commit
-from .profiles import Checkpoint, Extra, Profile
+from .profiles import Checkpoint, Extra, HubSource, Profile
 
 if TYPE_CHECKING:
     from ..models.loading import Model
@@ -49,7 +49,7 @@ def model_shape(profile: Profile) -> dict[str, int]:
 
 def weights_digest(profile: Profile, name: str) -> str:
     """What identifies a model's weights: their sha256; of a ready checkpoint what `make train` recorded."""
-    if isinstance(profile.training.recipe(name), Checkpoint):
+    if profile.training.checkpoints(name):
         return manifest(profile, name)["weights"]
     path = checkpoint_folder(profile, name) / "model.safetensors"
     if not path.is_file():
@@ -67,16 +67,28 @@ def _sha256(path: Path, modified: int) -> str:
 
 
 def ready_digest(profile: Profile, name: str) -> str:
+    """What identifies a ready model, of one checkpoint or of one for each task."""
+    checkpoints = profile.training.checkpoints(name)
+    digests = {task: _checkpoint_digest(checkpoint) for task, checkpoint in checkpoints.items()}
+    if None in digests:
+        return digests[None]
+    return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
+
+
+def _checkpoint_digest(checkpoint: Checkpoint) -> str:
     """What identifies a ready checkpoint: of a hub id its commit, of a folder its weights."""
-    recipe = profile.training.recipe(name)
-    folder, digest = Path(recipe.source), hashlib.sha256()
+    folder = Path(checkpoint.source)
+    digest = hashlib.sha256()
     if folder.is_dir():
         for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
             digest.update(path.read_bytes())
     else:
-        commit = hub_commit("model", recipe.source, recipe.revision)
-        digest.update(f"{recipe.source}@{commit}".encode())
+        digest.update(f"{checkpoint.source}@{_commit(checkpoint)}".encode())
     return digest.hexdigest()
+
+
+def _commit(source: HubSource) -> str | None:
+    return hub_commit("model", source.source, source.revision)
 
 
 def extra_corpora(profile: Profile, name: str) -> list[str]:
@@ -88,9 +100,9 @@ def extra_corpora(profile: Profile, name: str) -> list[str]:
 def check_recipe(profile: Profile, name: str) -> None:
     """Refuses a trained model that is not what the profile and the data now ask for."""
     recorded = manifest(profile, name)
-    recorded.get("recipe", {}).pop("revision", None)  # the weights tell commits apart, however they are named
+    recorded["recipe"] = _comparable(recorded.get("recipe", {}))
     changed = [key for key, value in _wanted(profile, name).items() if recorded.get(key) != value]
-    if not isinstance(profile.training.recipe(name), Checkpoint):
+    if not profile.training.checkpoints(name):
         for task in [*profile.corpora, *extra_corpora(profile, name)]:
             if not _is_training_data(profile, task, recorded["data"].get(task)):
                 changed.append(f"training data of {task}")
@@ -103,18 +115,25 @@ def check_recipe(profile: Profile, name: str) -> None:
 def _wanted(profile: Profile, name: str) -> dict:
     """What the manifest of a model must say for it to be the one that a profile asks for."""
     settings = profile.training
-    recipe = settings.recipe(name)
-    wanted = {"recipe": recipe.model_dump(), "seed": settings.seed}
-    wanted["recipe"].pop("revision", None)
+    wanted = {"recipe": _comparable(settings.recipe(name).model_dump()), "seed": settings.seed}
     if settings.shape:
         wanted["shape"] = settings.shape.model_dump()
     start = settings.start(name)
-    if isinstance(recipe, Checkpoint):
+    if settings.checkpoints(name):
         wanted["weights"] = ready_digest(profile, name)
     elif start and is_trained(profile, start):
-        ready = isinstance(settings.recipe(start), Checkpoint)
+        ready = settings.checkpoints(start)
         wanted["base"] = ready_digest(profile, start) if ready else weights_digest(profile, start)
     return wanted
+
+
+def _comparable(recipe):
+    """A recipe without revisions, since weights tell commits apart, and without what is not set."""
+    if not isinstance(recipe, dict):
+        return recipe
+    return {
+        key: _comparable(value) for key, value in recipe.items() if key != "revision" and value is not None
+    }
 
 
 def _is_training_data(profile: Profile, name: str, recorded: dict | None) -> bool:
@@ -127,16 +146,34 @@ def _is_training_data(profile: Profile, name: str, recorded: dict | None) -> boo
     return local_files(source, "train", profile.corpus(name).folder)[1] == recorded["sha256"]
 
 
-def from_source(profile: Profile, name: str, load: Callable):
+def ready_checkpoint(profile: Profile, name: str, task: str | None = None) -> Checkpoint | None:
+    """The checkpoint of a ready model, for a task where it has one for each; None of a trained model."""
+    checkpoints = profile.training.checkpoints(name)
+    if not checkpoints or None in checkpoints:
+        return checkpoints.get(None)
+    if task not in checkpoints:
+        tasks = ", ".join(checkpoints)
+        raise MeeError(
+            f'Model "{name}" of profile "{profile.name}" has one checkpoint a task: name one of {tasks}.'
+        )
+    return checkpoints[task]
+
+
+def from_source(profile: Profile, name: str, load: Callable, task: str | None = None):
     """Calls `load(folder or hub id, commit)` for a model of a profile, trained here or ready."""
-    recipe = profile.training.recipe(name)
-    if not isinstance(recipe, Checkpoint):
+    checkpoint = ready_checkpoint(profile, name, task)
+    if checkpoint is None:
         return load(str(checkpoint_folder(profile, name)), None)
-    return load(recipe.source, hub_commit("model", recipe.source, recipe.revision))
+    return load(checkpoint.source, _commit(checkpoint))
 
 
-def load_profile_model(profile: Profile, name: str, dtype: str | None = None) -> Model:
-    """Loads a model on the profile's device, in `dtype` or the profile's precision."""
+def load_profile_model(
+    profile: Profile, name: str, dtype: str | None = None, task: str | None = None
+) -> Model:
+    """Loads a model on the profile's device, in `dtype` or the profile's precision.
+
+    `task` chooses among the checkpoints of a model that has one for each.
+    """
     import torch
 
     from ..models.loading import load_model
@@ -145,18 +182,35 @@ def load_profile_model(profile: Profile, name: str, dtype: str | None = None) ->
     if measured and measured["shape"]["d_model"] < NARROW:
         torch.set_num_threads(1)
 
-    def load(source: str, commit: str | None) -> Model:
-        return load_model(source, commit, dtype=dtype or profile.dtype, device=profile.device, name=name)
+    checkpoint = ready_checkpoint(profile, name, task)
+    named = checkpoint is not None and checkpoint.tokenizer is not None
 
-    model = from_source(profile, name, load)
+    def load(source: str, commit: str | None) -> Model:
+        return load_model(
+            source,
+            commit,
+            dtype=dtype or profile.dtype,
+            device=profile.device,
+            name=name,
+            tokenizer=load_profile_tokenizer(profile, name, task) if named else None,
+        )
+
+    model = from_source(profile, name, load, task)
+    # a tokenizer may know a shorter limit than the model that it is used for, as T5's does for LongT5
+    limit = max(model.tokenizer.model_max_length, profile.training.max_source)
+    model.tokenizer.model_max_length = limit
     return replace(model, min_exit_layer=measured.get("min_exit_layer", model.min_exit_layer))
 
 
-def load_profile_tokenizer(profile: Profile, name: str):
-    """The tokenizer of a model of a profile."""
+def load_profile_tokenizer(profile: Profile, name: str, task: str | None = None):
+    """The tokenizer of a model of a profile, which is the same for all tasks."""
     from ..models.loading import load_tokenizer
 
-    return from_source(profile, name, load_tokenizer)
+    task = task or next(iter(profile.training.checkpoints(name)), None)
+    checkpoint = ready_checkpoint(profile, name, task)
+    if checkpoint and checkpoint.tokenizer:
+        return load_tokenizer(checkpoint.tokenizer.source, _commit(checkpoint.tokenizer))
+    return from_source(profile, name, load_tokenizer, task)
 
 
 def load_tasks(

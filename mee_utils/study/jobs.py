@@ -92,6 +92,8 @@ def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
     since on the main model CALM's objective has done their work.
     """
     seeds = profile.classifiers.seeds
+    if not seeds:
+        return []
     others = [name for name in profile.training.backbones if name != MAIN_MODEL]
     groups = [
         (MAIN_MODEL, "consistency", VARIANTS, seeds),

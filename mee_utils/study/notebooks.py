@@ -58,6 +58,8 @@ def run_notebook(name: str, profile="small", data=None, parameters: dict | None 
 
     settings = load_profile(profile)
     source = read_source(name)
+    if name in settings.left_out:
+        raise MeeError(f'Profile "{settings.name}" leaves {name} out: {settings.left_out[name]}.')
     where = {"profile": str(profile), "data": data or ""}
     usual = profile_parameters(settings, name, where)
     chosen = profile_parameters(settings, name, where | (parameters or {}))

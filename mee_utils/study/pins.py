@@ -19,7 +19,7 @@ import yaml
 
 from ..common.errors import MeeError, one_line
 from ..common.files import complete_file, is_hub_id
-from .profiles import Checkpoint, Profile, Source, load_profile, profile_path
+from .profiles import Checkpoint, HubSource, Profile, Source, load_profile, profile_path
 
 COMMIT = re.compile("[0-9a-f]{40}")
 ALIAS = re.compile(r"\*[^\s,\[\]{}]+")
@@ -74,12 +74,14 @@ def _reference(kind: Kind, source: str, revision: str | None) -> Path:
 def unpinned(profile: Profile) -> list[str]:
     """The hub ids of a profile that stand at no commit."""
     corpora = [*profile.corpora.values(), *profile.extra.values(), *profile.away.values()]
-    models = [profile.training.base, *profile.training.backbones.values()]
-    ready = [model for model in models if isinstance(model, Checkpoint)]
+    ready = []
+    for name in profile.training.models:
+        for checkpoint in profile.training.checkpoints(name).values():
+            ready += [checkpoint, checkpoint.tokenizer] if checkpoint.tokenizer else [checkpoint]
     return sorted({each.source for each in [*corpora, *ready] if _moves(each)})
 
 
-def _moves(settings: Source | Checkpoint) -> bool:
+def _moves(settings: Source | HubSource) -> bool:
     """Whether a source is on the hub, and at no commit."""
     at_commit = COMMIT.fullmatch(settings.revision or "")
     return not at_commit and "{data}" not in settings.source and is_hub_id(settings.source)
@@ -127,7 +129,7 @@ def pin(name: str | Path) -> dict[str, str]:
 
 def _sources(
     profile: Profile, root: yaml.MappingNode
-) -> Iterator[tuple[Kind, Source | Checkpoint, yaml.MappingNode]]:
+) -> Iterator[tuple[Kind, Source | HubSource, yaml.MappingNode]]:
     """The settings of a profile that may name a hub id, each with its mapping in the file."""
     top = _entries(root)
     for part in ("corpora", "extra", "away"):
@@ -138,9 +140,16 @@ def _sources(
     training = _entries(top["training"])
     models = {"base": training["base"], **_entries(training["backbones"])}
     for name, node in models.items():
-        recipe = profile.training.recipe(name)
-        if isinstance(recipe, Checkpoint):
-            yield "model", recipe, node
+        for task, checkpoint in profile.training.checkpoints(name).items():
+            yield from _of_checkpoint(checkpoint, _entries(_entries(node)["tasks"])[task] if task else node)
+
+
+def _of_checkpoint(
+    checkpoint: Checkpoint, node: yaml.MappingNode
+) -> Iterator[tuple[Kind, HubSource, yaml.MappingNode]]:
+    yield "model", checkpoint, node
+    if checkpoint.tokenizer:
+        yield "model", checkpoint.tokenizer, _entries(node)["tokenizer"]
 
 
 def _entries(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:

@@ -19,9 +19,9 @@ import psutil
 
 from ..common.errors import MeeError
 from ..common.files import ROOT
+from .catalogue import MAIN_MODEL
 from .inputs import check_recipe, is_trained
 from .jobs import folder_of
-from .notebook_files import notebook_names
 from .notebooks import STARTED_BY, profile_parameters
 from .profiles import Profile, load_profile
 from .result_tables import MEASURED
@@ -69,7 +69,7 @@ def _check(profile: Profile, cores: int) -> None:
     for name in profile.training.backbones:
         if is_trained(profile, name):
             check_recipe(profile, name)
-    for name in notebook_names():
+    for name in profile.run_notebooks:
         profile_parameters(profile, name)
 
 
@@ -146,6 +146,9 @@ def reproduce(profile: str, data: str | None, cores: int, force: bool) -> Path:
 def measure(profile: str, data: str | None, cores: int, force: bool) -> Path:
     """Measures what is not stored of a profile, or with `force` everything; returns the tables' folder."""
     settings = load_profile(profile)
+    if MAIN_MODEL not in settings.training.backbones:
+        lacking = f'Profile "{settings.name}" has no model "{MAIN_MODEL}", on which rules are measured'
+        raise MeeError(f"{lacking}: nothing is measured.")
     if force:
         shutil.rmtree(folder_of(settings, MEASURED), ignore_errors=True)
     make("measured", profile, data, cores, "force=1" if force else "force=")

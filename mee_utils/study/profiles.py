@@ -28,8 +28,11 @@ FETCHED = Path(os.environ.get("MEE_DATA") or ROOT / "data")
 IN_DATA = "{data}"  # in a source: the DATA folder
 ENDINGS = (".yaml", ".yml")
 RESERVED = ("bench", "build")  # folders of results that belong to no profile
-READY = "[ready]"  # tags of pydantic for the two kinds of models; `first_mistake` takes them out of messages
+# tags of pydantic for the kinds of models; `first_mistake` takes them out of messages
+READY = "[ready]"
+READY_BY_TASK = "[ready by task]"
 TRAINED = "[trained]"
+KINDS_OF_MODELS = (READY, READY_BY_TASK, TRAINED)
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]\w*$")]  # becomes a folder
 
 
@@ -121,8 +124,8 @@ class BackboneSettings(Stage):
     seeds: PositiveInt = 1
 
 
-class Checkpoint(Strict):
-    """A ready model in place of one to train: a hub id, or a folder (relative to the repository)."""
+class HubSource(Strict):
+    """Where a checkpoint or a tokenizer comes from: a hub id, or a folder (relative to the repository)."""
 
     checkpoint: Annotated[str, Field(min_length=1)]
     revision: str | None = None
@@ -134,16 +137,45 @@ class Checkpoint(Strict):
         return str(inside) if inside.is_dir() else str(Path(self.checkpoint).expanduser())
 
 
+class Checkpoint(HubSource):
+    """A ready model in place of one to train. `tokenizer` is for a checkpoint that comes without one."""
+
+    tokenizer: HubSource | None = None
+
+
+class TaskCheckpoints(Strict):
+    """A ready model that is another checkpoint for each task, as most fine-tuned models on the hub are."""
+
+    tasks: dict[Literal[*TASKS], Checkpoint]
+
+
+Ready = Checkpoint | TaskCheckpoints
+
+
 def _kind_of_model(value) -> str:
-    """Which of the two kinds of settings a model has: a key of `Checkpoint` makes it a ready one."""
-    if isinstance(value, dict):
-        return READY if difflib.get_close_matches("checkpoint", map(str, value), 1, 0.8) else TRAINED
-    return READY if isinstance(value, Checkpoint) else TRAINED
+    """Which kind of settings a model has: the key "checkpoint", or "tasks", makes it a ready one."""
+    if isinstance(value, Checkpoint):
+        return READY
+    if isinstance(value, TaskCheckpoints):
+        return READY_BY_TASK
+    keys = [str(key) for key in value] if isinstance(value, dict) else []
+    for key, kind in (("checkpoint", READY), ("tasks", READY_BY_TASK)):
+        if difflib.get_close_matches(key, keys, 1, 0.8):
+            return kind
+    return TRAINED
+
+
+def _kind_of_base(value) -> str:
+    """As `_kind_of_model`, but all start from the same base, whatever the task."""
+    return TRAINED if _kind_of_model(value) == TRAINED else READY
 
 
 ReadyModel = Annotated[Checkpoint, Tag(READY)]
-Base = Annotated[Annotated[BaseSettings, Tag(TRAINED)] | ReadyModel, Discriminator(_kind_of_model)]
-Backbone = Annotated[Annotated[BackboneSettings, Tag(TRAINED)] | ReadyModel, Discriminator(_kind_of_model)]
+Base = Annotated[Annotated[BaseSettings, Tag(TRAINED)] | ReadyModel, Discriminator(_kind_of_base)]
+Backbone = Annotated[
+    Annotated[BackboneSettings, Tag(TRAINED)] | ReadyModel | Annotated[TaskCheckpoints, Tag(READY_BY_TASK)],
+    Discriminator(_kind_of_model),
+]
 
 
 class Training(Strict):
@@ -197,9 +229,21 @@ class Training(Strict):
         """The model that a model starts from; None where that has random weights or is ready."""
         return "base" if name in self.backbones | self.compared else None
 
-    def recipe(self, name: str) -> BaseSettings | BackboneSettings | Checkpoint:
+    def recipe(self, name: str) -> BaseSettings | BackboneSettings | Ready:
         """The settings of `pretrained`, `base` or a backbone."""
         return (self.backbones | self.compared).get(name) or getattr(self, name)
+
+    def checkpoints(self, name: str) -> dict[str | None, Checkpoint]:
+        """The ready checkpoints of a model by task, or of all tasks under None; of a trained model none."""
+        recipe = self.recipe(name)
+        if isinstance(recipe, TaskCheckpoints):
+            return dict(recipe.tasks)
+        return {None: recipe} if isinstance(recipe, Checkpoint) else {}
+
+    @property
+    def is_all_ready(self) -> bool:
+        """Whether no model is trained here."""
+        return all(self.checkpoints(name) for name in self.models)
 
     @property
     def objectives(self) -> dict[str, BackboneSettings]:
@@ -239,7 +283,7 @@ class ClassifierSettings(Strict):
     """How exit classifiers are trained; `tokens` is how many of each task, `epochs` as in MEE."""
 
     tokens: PositiveInt = 2000
-    seeds: Annotated[int, Field(ge=1, le=10)] = 5
+    seeds: Annotated[int, Field(ge=0, le=10)] = 5  # 0: none is trained
     epochs: PositiveInt = 5
     batch_size: PositiveInt = 128
     learning_rate: PositiveFloat = 0.002
@@ -289,6 +333,9 @@ class Profile(Strict):
     classifiers: ClassifierSettings = ClassifierSettings()
     results: ResultSettings = ResultSettings()
     notebooks: dict[str, dict[str, int | float | str | bool]] = {}
+    left_out: dict[
+        str, Annotated[str, Field(min_length=1)]
+    ] = {}  # notebook -> why this profile cannot run it
     _data: str | None = None  # the DATA folder of the command line, or that of `make data`
 
     @model_validator(mode="after")
@@ -320,10 +367,33 @@ class Profile(Strict):
         for name in self.results.models:
             if name not in self.training.backbones:
                 raise ValueError(f'results.models: no "{name}": {nearest(name, self.training.backbones)}')
-        for name in self.notebooks:
-            if name not in notebook_names():
-                raise ValueError(f'notebooks: no "{name}": {nearest(name, notebook_names())}')
+        for part in ("notebooks", "left_out"):
+            for name in getattr(self, part):
+                if name not in notebook_names():
+                    raise ValueError(f'{part}: no "{name}": {nearest(name, notebook_names())}')
+        for name in self.left_out:
+            if name in self.notebooks:
+                raise ValueError(f'left_out: "{name}" has parameters in notebooks; leave one of them out')
         return self
+
+    @model_validator(mode="after")
+    def _a_checkpoint_for_every_corpus(self) -> Profile:
+        for name, recipe in self.training.backbones.items():
+            if not isinstance(recipe, TaskCheckpoints):
+                continue
+            where = f"training.backbones.{name}.tasks"
+            for task in self.corpora:
+                if task not in recipe.tasks:
+                    raise ValueError(f"{where}: no checkpoint for {task}, of which there is a corpus")
+            for task in recipe.tasks:
+                if task not in self.corpora:
+                    raise ValueError(f"{where}: there is no corpus of {task}")
+        return self
+
+    @property
+    def run_notebooks(self) -> list[str]:
+        """The notebooks that this profile runs, in order."""
+        return [name for name in notebook_names() if name not in self.left_out]
 
     @property
     def ablation_runs(self) -> dict[str, Ablation]:
@@ -467,7 +537,7 @@ def _check_name(name: str, path: Path) -> None:
 def first_mistake(error: pydantic.ValidationError) -> str:
     """The place of the first mistake, and what pydantic says of it."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("[key]", READY, TRAINED))
+    where = ".".join(str(part) for part in first["loc"] if part not in ("[key]", *KINDS_OF_MODELS))
     said = first["msg"].removeprefix("Value error, ").removesuffix(".")
     if first["type"] not in ("missing", "value_error"):
         said += f" (it is {one_line(repr(first['input']), 60)})"

@@ -28,7 +28,10 @@ def states(profile: Profile) -> Iterator[tuple[str, str]]:
     retrained = [RETRAINED] if (output_root() / profile.name / RETRAINED).exists() else []
     for name in [MEASURED, *retrained, *notebook_names()]:
         try:
-            yield name, _state(profile, name)
+            yield (
+                name,
+                f"left out: {profile.left_out[name]}" if name in profile.left_out else _state(profile, name),
+            )
         except MeeError as error:
             yield name, f"unreadable: {error}"
 

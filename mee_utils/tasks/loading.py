@@ -259,8 +259,17 @@ def shortened(task: Task, tokenizer, tokens: int) -> Task:
         if len(ids) <= tokens:
             inputs.append(prompt)
         else:
-            inputs.append(tokenizer.decode(ids[: tokens - 1], skip_special_tokens=True))
+            inputs.append(_cut(tokenizer, ids, tokens))
     return replace(task, inputs=inputs)
+
+
+def _cut(tokenizer, ids: list[int], tokens: int) -> str:
+    """The longest beginning of a text with at most `tokens` tokens, also when it is tokenized again."""
+    for kept in range(tokens - 1, 0, -1):
+        text = tokenizer.decode(ids[:kept], skip_special_tokens=True)
+        if len(tokenizer(text, verbose=False).input_ids) <= tokens:
+            return text
+    return ""
 
 
 def load_lesson(name: str, split: str, limit: int, seed: int = 0) -> Task:

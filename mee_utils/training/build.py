@@ -61,8 +61,8 @@ def train(profile: Profile, only: Sequence[str] = ()) -> list[Path]:
 def check(profile: Profile, wanted: Sequence[str]) -> None:
     """Refuses ready checkpoints that cannot be loaded, and `wanted` models of another recipe or data."""
     for name in profile.training.models:
-        if isinstance(profile.training.recipe(name), Checkpoint):
-            load_profile_tokenizer(profile, name)
+        for task in profile.training.checkpoints(name):
+            load_profile_tokenizer(profile, name, task)
     for name in wanted:
         if is_trained(profile, name):
             inputs.check_recipe(profile, name)
@@ -136,7 +136,7 @@ class ModelBuilder:
 
     def build(self, name: str) -> None:
         """Trains one model, stores it and measures it; a ready checkpoint is only measured."""
-        if isinstance(self.profile.training.recipe(name), Checkpoint):
+        if self.profile.training.checkpoints(name):
             self._register(name)
         else:
             self._train_and_store(name)
@@ -158,27 +158,42 @@ class ModelBuilder:
         shutil.rmtree(folder.parent)
 
     def _register(self, name: str) -> None:
-        """Measures a ready checkpoint and writes its manifest; its weights stay where they are."""
+        """Measures a ready model and writes its manifest; its weights stay where they are."""
         profile = self.profile
-        model = inputs.load_profile_model(profile, name, measured_in(profile))
-        if model.tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            other = f"{profile.training.recipe(name).checkpoint} has another tokenizer than the base"
-            raise MeeError(f"{other}, and cannot be compared token by token: give it another profile.")
-
-        def origin(source: str, commit: str | None) -> dict:
-            return {"checkpoint": source, "commit": commit}
-
-        batches = padded(self.curve_pairs(), model.network.config.pad_token_id)
-        losses = loop.layer_losses(model.network, batches)
-        curve = LearningCurve(layer_cross_entropy=[{"step": 0, "cross_entropy": losses}])
-        content = describe_model(profile, name, model, self.held_out, corpora={}) | asdict(curve)
-        content["source"] = inputs.from_source(profile, name, origin)
+        by_task = {task: self._describe_ready(name, task) for task in profile.training.checkpoints(name)}
+        content = by_task[None] if None in by_task else _joined(name, by_task)
         content["weights"] = ready_digest(profile, name)
         start = profile.training.start(name)
         if start:
             content["base"] = weights_digest(profile, start)
         with staged(checkpoint_folder(profile, name)) as partial:
             write_manifest(partial, content)
+
+    def _describe_ready(self, name: str, task: str | None) -> dict:
+        """The manifest of a ready checkpoint: of that of one task, or (None) of all."""
+        profile = self.profile
+        model = inputs.load_profile_model(profile, name, measured_in(profile), task)
+        if model.tokenizer.get_vocab() != self.tokenizer.get_vocab():
+            other = f"{_checkpoint_of(profile, name, task)} has another tokenizer than the base"
+            raise MeeError(f"{other}, and cannot be compared token by token: give it another profile.")
+
+        def origin(source: str, commit: str | None) -> dict:
+            return {"checkpoint": source, "commit": commit}
+
+        start = profile.training.start(name)
+        base = inputs.manifest(profile, start)["shape"] if start else {"num_decoder_layers": model.layers}
+        if model.layers != base["num_decoder_layers"]:
+            depths = f"{model.layers} decoder layers, and the base {base['num_decoder_layers']}"
+            raise MeeError(
+                f"{_checkpoint_of(profile, name, task)} has {depths}: give it a profile of its own."
+            )
+        held_out = [each for each in self.held_out if task in (None, each.name)]
+        batches = padded(self.curve_pairs(task), model.network.config.pad_token_id)
+        losses = loop.layer_losses(model.network, batches)
+        curve = LearningCurve(layer_cross_entropy=[{"step": 0, "cross_entropy": losses}])
+        content = describe_model(profile, name, model, held_out, corpora={}) | asdict(curve)
+        content["source"] = inputs.from_source(profile, name, origin, task)
+        return content
 
     def train_model(self, name: str, seed: int, folder: Path) -> tuple[torch.nn.Module, LearningCurve]:
         """Trains a model of the profile with a seed; checkpoints are kept in `folder`."""
@@ -309,11 +324,33 @@ class ModelBuilder:
             corrupted.append(corrupt_spans(text, sentinels, end, random))
         return corrupted
 
-    def curve_pairs(self) -> list[Pair]:
-        """The pairs of the learning curves, drawn from the choices of all tasks."""
-        pairs = self.pairs(self.choices)
+    def curve_pairs(self, task: str | None = None) -> list[Pair]:
+        """The pairs of the learning curves, drawn from the choices of all tasks, or of one."""
+        pairs = self.pairs([each for each in self.choices if task in (None, each.name)])
         count = min(CURVE_PAIRS, len(pairs))
         return Random(self.profile.training.seed).sample(pairs, count)
+
+
+def _checkpoint_of(profile: Profile, name: str, task: str | None) -> str:
+    return inputs.ready_checkpoint(profile, name, task).checkpoint
+
+
+def _joined(name: str, by_task: Mapping[str, dict]) -> dict:
+    """One manifest of a model that has a checkpoint a task; its learning curve is the mean over tasks."""
+    contents = list(by_task.values())
+    first = contents[0]
+    for task, content in by_task.items():
+        if content["shape"] != first["shape"]:
+            shapes = f"{content['source']['checkpoint']} ({task}) and {first['source']['checkpoint']}"
+            raise MeeError(f'"{name}": {shapes} have other sizes: give each a profile.')
+    losses = [content["layer_cross_entropy"][0]["cross_entropy"] for content in contents]
+    means = [sum(of_layer) / len(contents) for of_layer in zip(*losses, strict=True)]
+    return first | {
+        "scores": {task: content["scores"][task] for task, content in by_task.items()},
+        "min_exit_layer": max(content["min_exit_layer"] for content in contents),
+        "layer_cross_entropy": [{"step": 0, "cross_entropy": means}],
+        "source": {task: content["source"] for task, content in by_task.items()},
+    }
 
 
 def _objective(recipe: BackboneSettings) -> Objective:

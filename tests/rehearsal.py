@@ -1,0 +1,331 @@
+"""`make rehearse`: a profile of the papers on random weights, from a stand-in for the hub.
+
+Corpora of synthetic text in the hub's layout, and checkpoints of random weights at the true shape or a small
+one, are served on loopback. A copy of the package fetches them with the real clients, registers or trains
+the models and runs every notebook on a few examples, each in its own process. Reported are processor time,
+the most memory, and operations, as PyTorch counts them. What the whole run takes is an estimate: counted
+operations, times the ratio of the work of all examples and tokens to that of these few.
+
+Random weights say nothing about quality, and write outputs of full length, as few trained models do.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import papers
+from hub import serving
+
+from mee_utils.models.costs import DecoderSizes
+from mee_utils.study.profiles import load_profile
+from mee_utils.tasks.synthetic.generator import examples
+
+COMMIT = "c" * 40
+COMMITS = {"main": COMMIT, "refs/convert/parquet": COMMIT}
+T5_TOKENIZER = Path(os.environ.get("DATA") or papers.ROOT.parent / "shared" / "data") / "t5_tokenizer"
+PIECES = 32_000  # of T5's vocabulary; behind them stand the extra ids
+EXTRA_IDS = 100
+VOCABULARY = 32_128  # rows of T5's embedding: some belong to no id
+SMALL = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 32, "num_layers": 2, "num_decoder_layers": 8}
+TRUE = {
+    "t5": {"d_model": 1024, "d_kv": 64, "num_heads": 16, "d_ff": 4096, "num_layers": 24},
+    "longt5": {"d_model": 768, "d_kv": 64, "num_heads": 12, "d_ff": 2048, "num_layers": 12},
+}
+SUMMARIES = {  # the columns of a corpus, where they are not those of the synthetic one
+    "cnn_dailymail": ("article", "highlights"),
+    "big_patent": ("description", "abstract"),
+}
+ROWS = {"train": 40, "validation": 16, "test": 16}
+GIGA = 1e9
+TERA = 1e12
+
+
+def t5_tokenizer(folder=T5_TOKENIZER):
+    """T5's tokenizer, if its folder is there; else one of as many ids, made of synthetic words."""
+    if folder.is_dir():
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder)
+    return made_tokenizer()
+
+
+def made_tokenizer():
+    """A unigram tokenizer with T5's 32,100 ids and special tokens: letters and synthetic words."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = set()
+    for task in ("question_answering", "summarization", "translation"):
+        for example in itertools.islice(examples(task, "train"), 200):
+            words |= {f"▁{word}" for word in f"{example.source} {example.target}".split()}
+    letters = sorted({letter for word in words for letter in word} | {"▁"})
+    pieces = [*letters, *sorted(words - set(letters))]
+    pieces += [f"▁piece{number}" for number in range(PIECES - 3 - len(pieces))]
+    scored = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    scored += [(piece, -5.0 if len(piece) > 1 else -9.0) for piece in pieces]
+    extra_ids = [f"<extra_id_{number}>" for number in reversed(range(EXTRA_IDS))]
+    tokenizer = Tokenizer(models.Unigram(scored, unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=extra_ids,
+    )
+
+
+def write_checkpoint(folder, checkpoint, shape):
+    """Random weights at the true shape of a checkpoint, or at a small one, without a tokenizer."""
+    import torch
+    from transformers import (
+        LongT5Config,
+        LongT5ForConditionalGeneration,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
+
+    long = "long-t5" in checkpoint or checkpoint.endswith(("multinews", "bigpatent"))
+    sizes = SMALL if shape == "small" else TRUE["longt5" if long else "t5"]
+    torch.manual_seed(0)
+    common = {**sizes, "vocab_size": VOCABULARY, "decoder_start_token_id": 0}
+    if long:
+        config = LongT5Config(
+            **common, encoder_attention_type="transient-global", feed_forward_proj="gated-gelu"
+        )
+        network = LongT5ForConditionalGeneration(config)
+    else:
+        network = T5ForConditionalGeneration(T5Config(**common))
+    network.to(torch.bfloat16).save_pretrained(folder)
+
+
+def corpus_rows(task, corpus, split):
+    """Synthetic examples in the columns that a corpus has on the hub."""
+    columns = SUMMARIES.get(corpus.source.rpartition("/")[2])
+    for example in itertools.islice(examples(task, split), ROWS[split]):
+        row = dict(example.columns)
+        if task == "translation":
+            yield {"translation": dict(zip(corpus.languages, row["translation"].values(), strict=True))}
+        elif columns:
+            yield dict(zip(columns, row.values(), strict=True))
+        else:
+            yield row
+
+
+def write_hub(root, profile, shape, tokenizer):
+    """Everything that a profile asks the hub for. All checkpoints have the same weights."""
+    for task, corpus in profile.corpora.items():
+        for split in ROWS:
+            folder = root / "datasets" / corpus.source / COMMIT / (corpus.folder or "data") / split
+            folder.mkdir(parents=True)
+            table = pd.DataFrame(list(corpus_rows(task, corpus, split)))
+            table.to_parquet(folder / "0000.parquet")
+    training = profile.training
+    ids = {each.checkpoint for name in training.models for each in training.checkpoints(name).values()}
+    base = training.base.checkpoint
+    weights = root / "weights"
+    write_checkpoint(weights, base, shape)
+    for checkpoint in ids:
+        folder = root / "models" / checkpoint / COMMIT
+        folder.mkdir(parents=True)
+        for path in weights.iterdir():
+            (folder / path.name).symlink_to(path)
+        if checkpoint == base:  # the others take its tokenizer
+            tokenizer.save_pretrained(folder)
+
+
+def few(content, examples, tokens, source_tokens, layers):
+    """A profile with few examples, short inputs and short outputs; all else as it is."""
+    for corpus in content["corpora"].values():
+        corpus.update(train=8 * examples, held_out=examples, choices=examples)
+    content["training"].update(max_source=source_tokens, max_target=tokens)
+    for backbone in content["training"]["backbones"].values():
+        if "examples" in backbone:
+            backbone["examples"] = dict.fromkeys(backbone["examples"], examples)
+    content["results"].update(examples=examples, max_new_tokens=tokens, batch_size=examples)
+    for parameters in content["notebooks"].values():
+        parameters["limit"] = examples
+        for name in {"decoded", "batch_size"} & parameters.keys():
+            parameters[name] = examples
+        if "max_new_tokens" in parameters:
+            parameters["max_new_tokens"] = tokens
+    content["notebooks"]["02_saturation"]["frequency_limit"] = 8 * examples
+    content["notebooks"]["04_contrastive_decoding"].update(expert_layer=layers // 2, long_limit=1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one command took: seconds of wall and processor, the most memory in bytes, counted FLOPs."""
+
+    name: str
+    status: int
+    wall: float
+    processor: float
+    memory: int
+    flops: float
+    said: str
+
+
+def measured_step(clone, environment, name, command):
+    """Runs a command of the clone to its end, and measures it with all its children."""
+    import subprocess
+    import time
+
+    with tempfile.TemporaryDirectory() as folder:
+        counted = Path(folder) / "flops.json"
+        log = Path(folder) / "log"
+        variables = clone.environment | environment | {"COUNT_FLOPS": str(counted)}
+        started = time.monotonic()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, __file__, "step", *command],
+                cwd=clone.root,
+                env=variables,
+                stdout=output,
+                stderr=output,
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return Step(
+            name=name,
+            status=process.returncode,
+            wall=time.monotonic() - started,
+            processor=usage.ru_utime + usage.ru_stime,
+            memory=usage.ru_maxrss * 1024,
+            flops=json.loads(counted.read_text()) if counted.exists() else 0.0,
+            said=log.read_text(errors="replace"),
+        )
+
+
+def run_step(arguments):
+    """In the process of a step: a command of the package, or a notebook without a kernel."""
+    import in_process
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from mee_utils.__main__ import main
+
+    with FlopCounterMode(display=False) as counter:
+        if arguments[0] == "notebook":
+            status = in_process.run_all(arguments[1], "", arguments[2:])
+        else:
+            status = main(arguments)
+    Path(os.environ["COUNT_FLOPS"]).write_text(json.dumps(counter.get_total_flops()))
+    return status
+
+
+def rehearse(profile, shape, folder, examples=5, tokens=8, source_tokens=64, notebooks=()):
+    """Runs a profile on a stand-in for the hub; yields a `Step` for the models, and one for each notebook."""
+    settings = load_profile(profile)
+    write_hub(folder / "hub", settings, shape, t5_tokenizer())
+    clone = papers.Clone(folder)
+    layers = json.loads((folder / "hub/weights/config.json").read_text())["num_decoder_layers"]
+    clone.edit(lambda content: few(content, examples, tokens, source_tokens, layers), profile)
+    models = [part for name in settings.training.models for part in ("--model", name)]
+    with serving(folder, COMMITS) as (_, environment):
+        environment |= {"HF_HUB_OFFLINE": "0", "PYTHONPATH": str(clone.root)}
+        environment |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        yield measured_step(clone, environment, "models", ["train", "--profile", profile, *models])
+        for name in notebooks or settings.run_notebooks:
+            yield measured_step(clone, environment, name, ["notebook", profile, name])
+
+
+def example_flops(sizes, source_tokens, tokens):
+    """Operations of one example at full depth: its input read, its output written."""
+    of_token = sizes.layers * sizes.projections + sizes.readout
+    encoder = DecoderSizes(**{**vars(sizes), "cross_attention": False})
+    of_source = sizes.layers * (encoder.projections + sizes.key_value)
+    return source_tokens * of_source + tokens * of_token
+
+
+def growth(profile, name, sizes, examples, tokens, source_tokens):
+    """How many times the work of a rehearsed step the whole run has: of more and longer examples."""
+    training = profile.training
+    given = profile.notebooks.get(name, {})
+    held_out = max(corpus.held_out or 0 for corpus in profile.corpora.values())
+    number = given.get("limit", held_out)
+    longest = given.get("max_new_tokens", training.max_target)
+    whole = number * example_flops(sizes, training.max_source, longest)
+    return whole / (examples * example_flops(sizes, source_tokens, tokens))
+
+
+def report(profile, shape, steps, examples, tokens, source_tokens):
+    """The measured steps as a table in markdown, with the estimate for the whole run in its last column."""
+    long = "long-t5" in profile.training.base.checkpoint
+    sizes = SMALL if shape == "small" else TRUE["longt5" if long else "t5"]
+    decoder = DecoderSizes(
+        d_model=sizes["d_model"],
+        inner=sizes["num_heads"] * sizes["d_kv"],
+        d_ff=sizes["d_ff"],
+        gated=long,
+        layers=sizes.get("num_decoder_layers", sizes["num_layers"]),
+        vocabulary=VOCABULARY,
+    )
+    rows = [
+        "| step | processor s | peak memory GB | counted TFLOP | whole run, estimated PFLOP |",
+        "|---|---|---|---|---|",
+    ]
+    total = 0.0
+    for step in steps:
+        whole = step.flops * growth(profile, step.name, decoder, examples, tokens, source_tokens)
+        total += whole
+        failed = "" if step.status == 0 else " (failed)"
+        rows.append(
+            f"| {step.name}{failed} | {step.processor:.0f} | {step.memory / GIGA:.1f} "
+            f"| {step.flops / TERA:.2f} | {whole / TERA / 1000:.1f} |"
+        )
+    hours = total / (10 * TERA) / 3600
+    rows += [
+        "",
+        f"{profile.name} at the {shape} shape, random weights in {profile.dtype}: {examples} examples, "
+        f"{source_tokens} source and {tokens} output tokens.",
+        f"Estimate of the whole run: {total / TERA / 1000:.0f} PFLOP, {hours:.1f} hours on a device of "
+        "10 TFLOP a second (an assumption). Inputs and outputs are taken to be as long as they may be.",
+    ]
+    return "\n".join(rows)
+
+
+def new_parser():
+    """The options of `make rehearse`."""
+    parser = argparse.ArgumentParser(prog="rehearsal", description=__doc__.partition("\n")[0])
+    parser.add_argument("--profile", default="paper_published")
+    parser.add_argument("--shape", choices=("true", "small"), default="true")
+    parser.add_argument("--examples", type=int, default=5, help="of each task")
+    parser.add_argument("--tokens", type=int, default=8, help="longest output")
+    parser.add_argument("--source-tokens", type=int, default=64, help="longest input")
+    parser.add_argument("--notebook", action="append", default=[], help="only this one (may be given again)")
+    parser.add_argument("--folder", type=Path, help="work there, and keep it; by default a temporary folder")
+    return parser
+
+
+def main(arguments):
+    """Rehearses a profile, and prints the report; exit status 1 if a step failed."""
+    options = new_parser().parse_args(arguments)
+    lengths = {"tokens": options.tokens, "source_tokens": options.source_tokens, "examples": options.examples}
+    with tempfile.TemporaryDirectory(prefix="mee-") as temporary:
+        folder = options.folder or Path(temporary)
+        steps = []
+        for step in rehearse(options.profile, options.shape, folder, notebooks=options.notebook, **lengths):
+            steps.append(step)
+            print(
+                f"{step.name}: {step.wall:.0f} seconds, {step.memory / GIGA:.1f} GB",
+                file=sys.stderr,
+                flush=True,
+            )
+            if step.status:
+                print(step.said[-3000:], file=sys.stderr)
+        print(report(load_profile(options.profile), options.shape, steps, **lengths))
+    return int(any(step.status for step in steps))
+
+
+if __name__ == "__main__":
+    sys.exit(run_step(sys.argv[2:]) if sys.argv[1:2] == ["step"] else main(sys.argv[1:]))
