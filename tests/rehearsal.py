@@ -32,7 +32,7 @@ T5_TOKENIZER = Path(os.environ.get("DATA") or papers.ROOT.parent / "shared" / "d
 PIECES = 32_000  # of T5's vocabulary; behind them stand the extra ids
 EXTRA_IDS = 100
 VOCABULARY = 32_128  # rows of T5's embedding: some belong to no id
-SMALL = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 32, "num_layers": 2, "num_decoder_layers": 8}
+SMALL = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 32, "num_layers": 2, "num_decoder_layers": 10}
 TRUE = {
     "t5": {"d_model": 1024, "d_kv": 64, "num_heads": 16, "d_ff": 4096, "num_layers": 24},
     "longt5": {"d_model": 768, "d_kv": 64, "num_heads": 12, "d_ff": 2048, "num_layers": 12},

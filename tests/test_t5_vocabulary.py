@@ -83,7 +83,7 @@ def test_jsd_over_all_layers_is_finite_and_replayed_as_decoded(model, inputs, tr
     policy = ExitPolicy("softmax_margin", threshold=0.5, min_layer=4, contrast="jsd")
     outputs = generate(model, inputs, policy, max_new_tokens=LENGTH)
     replayed = replay_policy(traced, policy, model)
-    assert replayed.decision_layers == (4, 5, 6, 7)
+    assert replayed.decision_layers == tuple(range(4, model.layers))
     assert np.isfinite(replayed.confidences).all() and (np.abs(replayed.confidences) <= 1).all()
     beginnings = np.flatnonzero(traced.position == 0)  # later tokens follow other tokens than the trace has
     exits = np.asarray(replay(traced, policy, model=model))[beginnings]
@@ -91,7 +91,7 @@ def test_jsd_over_all_layers_is_finite_and_replayed_as_decoded(model, inputs, tr
 
 
 def test_a_trace_grows_with_the_width_of_states_and_not_with_the_vocabulary(model, inputs, traced, tmp_path):
-    """All logits of a token would be 8 layers of 32,128 numbers: a megabyte in single precision."""
+    """All logits of a token would be ten layers of 32,128 numbers: a megabyte in single precision."""
     started = time.process_time()
     path = tmp_path / "trace.safetensors"
     again = trace(model, inputs, max_new_tokens=LENGTH, states=states_path(path))

@@ -258,7 +258,7 @@ def forget_stale(profile: Profile) -> None:
         # Snakemake does not look behind a record that is there: tables go with any of their jobs
         done = [job_record_path(profile, job) for job in jobs]
         _forget(record_path(profile, "tables", name), partial(table_digests, profile, jobs), done)
-    for name in profile.run_notebooks:
+    for name in notebook_names():
         record = record_path(profile, "notebook", name)
         _forget(record, partial(notebook_digests, profile, name))
         if record.exists() and stored_result_changes(profile, name) != []:
