@@ -6,6 +6,7 @@
 # make measure      decodes every rule anew; hours (03, 05, 06, 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make data         the corpora of a profile, from their publishers      PROFILE=real  DATA=folder (by default: data)
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
+# make rehearse     a profile of the papers on random weights, from a stand-in for the hub: memory, time, estimates    PROFILE=paper_published  SHAPE=true|small
 # make pin          writes the current commit of every hub id into a profile       PROFILE=paper
 # make retrain      further seeds, decoders trained shallow, ablations     PROFILE=small|real  DATA=folder
 # make lab          JupyterLab, on a list of the notebooks
@@ -21,6 +22,7 @@ DATA ?=
 MODEL ?=
 PART ?=
 FILE ?=
+SHAPE ?= true
 FORCE ?=
 CORES ?=
 SITE ?= build/site
@@ -46,7 +48,7 @@ PIP = $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint 
 UV = uv pip install --quiet --python .venv --constraint requirements.lock --editable
 OPTIONS = --profile $(PROFILE) $(if $(DATA),--data "$(DATA)")
 
-.PHONY: reproduce measure test explorer bench data train pin retrain status origin results site lab lock setup clean
+.PHONY: reproduce measure test rehearse explorer bench data train pin retrain status origin results site lab lock setup clean
 
 reproduce: $(INSTALLED)
 	@$(COMPANION) reproduce $(OPTIONS) $(if $(CORES),--cores $(CORES)) $(if $(FORCE),--force)
@@ -56,6 +58,9 @@ measure: $(INSTALLED)
 
 test: $(INSTALLED)
 	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests mee_utils --doctest-modules -n logical --maxprocesses 4 --dist loadgroup
+
+rehearse: $(INSTALLED)
+	@PYTHONPATH=. $(PYTHON) tests/rehearsal.py --profile $(PROFILE:small=paper_published) --shape $(SHAPE)
 
 explorer: $(INSTALLED)
 	@$(COMPANION) explorer $(OPTIONS)

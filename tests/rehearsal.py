@@ -13,8 +13,11 @@ import argparse
 import itertools
 import json
 import os
+import re
+import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +26,7 @@ import papers
 from hub import serving
 
 from mee_utils.models.costs import DecoderSizes
-from mee_utils.study.profiles import load_profile
+from mee_utils.study.profiles import Checkpoint, load_profile
 from mee_utils.tasks.synthetic.generator import examples
 
 COMMIT = "c" * 40
@@ -42,6 +45,7 @@ SUMMARIES = {  # the columns of a corpus, where they are not those of the synthe
     "big_patent": ("description", "abstract"),
 }
 ROWS = {"train": 40, "validation": 16, "test": 16}
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 GIGA = 1e9
 TERA = 1e12
 
@@ -85,7 +89,7 @@ def made_tokenizer():
     )
 
 
-def write_checkpoint(folder, checkpoint, shape):
+def write_checkpoint(folder, checkpoint, shape, seed=0):
     """Random weights at the true shape of a checkpoint, or at a small one, without a tokenizer."""
     import torch
     from transformers import (
@@ -97,7 +101,7 @@ def write_checkpoint(folder, checkpoint, shape):
 
     long = "long-t5" in checkpoint or checkpoint.endswith(("multinews", "bigpatent"))
     sizes = SMALL if shape == "small" else TRUE["longt5" if long else "t5"]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     common = {**sizes, "vocab_size": VOCABULARY, "decoder_start_token_id": 0}
     if long:
         config = LongT5Config(
@@ -178,9 +182,6 @@ class Step:
 
 def measured_step(clone, environment, name, command):
     """Runs a command of the clone to its end, and measures it with all its children."""
-    import subprocess
-    import time
-
     with tempfile.TemporaryDirectory() as folder:
         counted = Path(folder) / "flops.json"
         log = Path(folder) / "log"
@@ -203,7 +204,7 @@ def measured_step(clone, environment, name, command):
             processor=usage.ru_utime + usage.ru_stime,
             memory=usage.ru_maxrss * 1024,
             flops=json.loads(counted.read_text()) if counted.exists() else 0.0,
-            said=log.read_text(errors="replace"),
+            said=COLOURS.sub("", log.read_text(errors="replace")),
         )
 
 
@@ -247,6 +248,19 @@ def example_flops(sizes, source_tokens, tokens):
     return source_tokens * of_source + tokens * of_token
 
 
+def decoder_sizes(shape, long):
+    """The sizes of a decoder, of LongT5's or T5-large's true shape or the small one."""
+    sizes = SMALL if shape == "small" else TRUE["longt5" if long else "t5"]
+    return DecoderSizes(
+        d_model=sizes["d_model"],
+        inner=sizes["num_heads"] * sizes["d_kv"],
+        d_ff=sizes["d_ff"],
+        gated=long,
+        layers=sizes.get("num_decoder_layers", sizes["num_layers"]),
+        vocabulary=VOCABULARY,
+    )
+
+
 def growth(profile, name, sizes, examples, tokens, source_tokens):
     """How many times the work of a rehearsed step the whole run has: of more and longer examples."""
     training = profile.training
@@ -260,16 +274,7 @@ def growth(profile, name, sizes, examples, tokens, source_tokens):
 
 def report(profile, shape, steps, examples, tokens, source_tokens):
     """The measured steps as a table in markdown, with the estimate for the whole run in its last column."""
-    long = "long-t5" in profile.training.base.checkpoint
-    sizes = SMALL if shape == "small" else TRUE["longt5" if long else "t5"]
-    decoder = DecoderSizes(
-        d_model=sizes["d_model"],
-        inner=sizes["num_heads"] * sizes["d_kv"],
-        d_ff=sizes["d_ff"],
-        gated=long,
-        layers=sizes.get("num_decoder_layers", sizes["num_layers"]),
-        vocabulary=VOCABULARY,
-    )
+    decoder = decoder_sizes(shape, long="long-t5" in profile.training.base.checkpoint)
     rows = [
         "| step | processor s | peak memory GB | counted TFLOP | whole run, estimated PFLOP |",
         "|---|---|---|---|---|",
@@ -281,7 +286,7 @@ def report(profile, shape, steps, examples, tokens, source_tokens):
         failed = "" if step.status == 0 else " (failed)"
         rows.append(
             f"| {step.name}{failed} | {step.processor:.0f} | {step.memory / GIGA:.1f} "
-            f"| {step.flops / TERA:.2f} | {whole / TERA / 1000:.1f} |"
+            f"| {step.flops / TERA:.2f} | {whole / TERA / 1000:.2f} |"
         )
     hours = total / (10 * TERA) / 3600
     rows += [
@@ -310,6 +315,9 @@ def new_parser():
 def main(arguments):
     """Rehearses a profile, and prints the report; exit status 1 if a step failed."""
     options = new_parser().parse_args(arguments)
+    if not isinstance(load_profile(options.profile).training.base, Checkpoint):
+        print(f"error: profile {options.profile} reads nothing from the hub.", file=sys.stderr)
+        return 2
     lengths = {"tokens": options.tokens, "source_tokens": options.source_tokens, "examples": options.examples}
     with tempfile.TemporaryDirectory(prefix="mee-") as temporary:
         folder = options.folder or Path(temporary)

@@ -1,0 +1,122 @@
+"""The published checkpoints, in small: one a task, without tokenizers, from a stand-in for the hub."""
+
+import json
+import shutil
+from pathlib import Path
+
+import papers
+import pytest
+import rehearsal
+from hub import serving
+
+from mee_utils.study.profiles import load_profile
+
+pytestmark = pytest.mark.xdist_group("rehearsal")
+NAME = "paper_published"
+TASKS = ("question_answering", "translation")  # two tell whether each has its own checkpoint
+LENGTHS = {"examples": 5, "tokens": 4, "source_tokens": 32}
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory):
+    """A clone in which the models were fetched and measured, and what the command said."""
+    folder = tmp_path_factory.mktemp("rehearsal")
+    profile = load_profile(NAME)
+    rehearsal.write_hub(folder / "hub", profile, "small", rehearsal.t5_tokenizer())
+    other = folder / "hub/models/jvelja/t5-IWSLT" / rehearsal.COMMIT
+    shutil.rmtree(other)
+    rehearsal.write_checkpoint(other, "jvelja/t5-IWSLT", "small", seed=1)
+    clone = papers.Clone(folder)
+
+    def change(content):
+        rehearsal.few(content, **LENGTHS, layers=rehearsal.SMALL["num_decoder_layers"])
+        content["dtype"] = "float32"
+        content["corpora"].pop("summarization")
+        content["training"]["backbones"]["vanilla"]["tasks"].pop("summarization")
+
+    clone.edit(change, NAME)
+    with serving(folder, rehearsal.COMMITS) as (asked, environment):
+        command = ["train", "--profile", NAME, "--model", "base", "--model", "vanilla"]
+        clone.done = clone.run(*command, **environment | {"HF_HUB_OFFLINE": "0"})
+        clone.asked = list(asked)
+    return clone
+
+
+@pytest.fixture(scope="module")
+def executed(registered):
+    """What was said while all notebooks of the profile ran in one process, without the hub."""
+    notebooks = load_profile(NAME).run_notebooks
+    done = registered.python(str(papers.ROOT / "tests/in_process.py"), NAME, "", *notebooks)
+    return done.stdout + done.stderr
+
+
+def test_a_checkpoint_a_task_is_fetched_and_measured(registered):
+    assert registered.done.returncode == 0, registered.done.stderr[-3000:]
+    folder = registered.root / "mee_utils/checkpoints" / NAME
+    assert {path.name for path in folder.iterdir()} == {"base", "vanilla"}
+    about = json.loads((folder / "vanilla/manifest.json").read_text())
+    sources = {task: source["checkpoint"] for task, source in about["source"].items()}
+    assert sources == {"question_answering": "jvelja/t5-squad", "translation": "jvelja/t5-IWSLT"}
+    assert set(about["scores"]) == set(TASKS) and about["steps"] == 0
+    assert len(about["layer_cross_entropy"][0]["cross_entropy"]) == rehearsal.SMALL["num_decoder_layers"]
+    assert not [path for path in registered.asked if "cnndm" in path]
+
+
+@pytest.mark.parametrize("name", load_profile(NAME).run_notebooks)
+def test_every_notebook_runs_on_what_there_is(registered, executed, name):
+    results = Path(registered.environment["MEE_OUTPUT"]) / NAME
+    assert (results / f"{name}.ipynb").exists(), executed[-3000:]
+    manifest = json.loads((results / name / "manifest.json").read_text())
+    models = {key for key in manifest["inputs"] if key.startswith("model ")}
+    wanted = {"model vanilla"} | ({"model base"} if name[:2] in ("00", "01", "02", "03") else set())
+    assert models == wanted
+    drawn = [path for path in manifest["files"] if path.endswith(".png")]
+    assert all((results / name / path).stat().st_size > 1000 for path in drawn)
+
+
+def test_a_task_is_decoded_by_its_own_checkpoint(registered, executed):
+    """The two have other weights: 03's table has each at full depth."""
+    import pandas as pd
+
+    path = Path(registered.environment["MEE_OUTPUT"]) / NAME / "03_pruning/complete_table.csv"
+    table = pd.read_csv(path)
+    assert set(table.model) == {"base", "vanilla"} and set(table.task) == set(TASKS)
+    code = f"""
+from mee_utils.study.experiment import Experiment
+experiment = Experiment(None, "{NAME}")
+squad, iwslt = (experiment.model("vanilla", task) for task in {TASKS})
+same = experiment.model("base", "translation") is experiment.model("base", "question_answering")
+print(bool((squad.network.shared.weight == iwslt.network.shared.weight).all()), same, len(squad.tokenizer))
+"""
+    done = registered.python("-c", code)
+    assert done.stdout.split() == ["False", "True", "32100"], done.stderr[-2000:]
+
+
+def test_a_checkpoint_that_the_hub_does_not_have_is_one_line(registered):
+    def rename(content):
+        content["training"]["backbones"]["vanilla"]["tasks"]["translation"]["checkpoint"] = "jvelja/nothing"
+
+    before = registered.read(NAME)
+    registered.edit(rename, NAME)
+    done = registered.run("train", "--profile", NAME, "--model", "vanilla")
+    registered.write(NAME, before)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and '"jvelja/nothing"' in line and line.startswith("error: ")
+
+
+def test_the_estimate_grows_with_examples_and_lengths():
+    profile = load_profile(NAME)
+    sizes = rehearsal.decoder_sizes("true", long=False)
+    assert sizes.layers == 24
+    whole = {"examples": 300, "tokens": 128, "source_tokens": 512}
+    assert rehearsal.growth(profile, "01_monotonicity", sizes, **whole) == pytest.approx(1)
+    few = whole | {"examples": 30}
+    assert rehearsal.growth(profile, "01_monotonicity", sizes, **few) == pytest.approx(10)
+    step = rehearsal.Step("01_monotonicity", 0, 10.0, 20.0, 3 * 10**9, 5e12, "")
+    page = rehearsal.report(profile, "true", [step], **few)
+    assert "| 01_monotonicity | 20 | 3.0 | 5.00 | 0.05 |" in page and "Estimate of the whole run" in page
+
+
+def test_a_profile_without_the_hub_has_nothing_to_rehearse(capsys):
+    assert rehearsal.main(["--profile", "small"]) == 2
+    assert capsys.readouterr().err == "error: profile small reads nothing from the hub.\n"
