@@ -14,7 +14,7 @@ from mee_utils.study.profiles import load_profile
 pytestmark = pytest.mark.xdist_group("rehearsal")
 NAME = "paper_published"
 TASKS = ("question_answering", "translation")  # two tell whether each has its own checkpoint
-LENGTHS = {"examples": 5, "tokens": 4, "source_tokens": 32}
+LENGTHS = {"examples": 5, "tokens": 8, "source_tokens": 32}
 
 
 @pytest.fixture(scope="module")
