@@ -181,11 +181,11 @@ def circularity_conclusion(compared: pd.DataFrame) -> str:
     if later.empty:
         return ""
     later = later.xs("loss", level="selected_by")
-    about = "at about the same layer" if later.first_similar.abs().max() < 1 else "at another layer"
+    where = "at about the same layer" if later.first_similar.abs().max() < 1 else "at another layer"
     return (
         "Selected by loss, tokens differ less in their states than in their predictions. CALM's tokens of "
         f"high loss reach their final prediction {task_span(later.settled_from, 'z.1f')} layers later than "
-        f"those of low loss, and have their first similar state {about}: "
+        f"those of low loss, and have their first similar state {where}: "
         f"{task_span(later.first_similar, '+z.1f')} layers later. Similarity ranks tokens by how early their "
         "states stop moving, not by how easy they are."
     )
