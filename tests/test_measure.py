@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from copy import copy
 from dataclasses import asdict
+from functools import cache
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -17,7 +19,7 @@ from mee_utils import ExitPolicy, MeeError, replay, trace
 from mee_utils.analysis import statistics
 from mee_utils.analysis.decisions import candidates
 from mee_utils.decoding.inputs import EncoderCache
-from mee_utils.study import measure, result_tables
+from mee_utils.study import artifacts, measure, result_tables
 from mee_utils.study.catalogue import RULES
 from mee_utils.study.digests import digest_of, file_digest
 from mee_utils.study.inputs import weights_digest
@@ -131,6 +133,7 @@ def test_a_summary_says_what_is_lost_and_saved():
 
 
 FEW = {"validation": 12, "test": 9, "candidates": 5, "other_candidates": 3}
+SHORT = {"max_new_tokens": 12}  # outputs are cut: how well they do is not looked at
 
 
 def on_few_examples():
@@ -144,7 +147,8 @@ def few(monkeypatch):
     monkeypatch.setattr(measure, "HEADS", ())
     monkeypatch.setattr(measure, "ABLATED", ())
     monkeypatch.setattr(measure, "OTHER_SWEEP", ("softmax_margin", "fixed"))
-    return on_few_examples()
+    profile = on_few_examples()
+    return profile.model_copy(update={"results": profile.results.model_copy(update=SHORT)})
 
 
 class Counted(measure.RuleDecoder):
@@ -312,13 +316,31 @@ STORED_JOBS = [job for job in measurements(load_profile("small")) if job.kind in
 NOT_STORED_YET = {"history", "exit_heads"}
 
 
-@pytest.mark.parametrize("job", STORED_JOBS)
-def test_what_is_stored_was_searched_for_as_rules_are_now(job):
-    """Else `make measure` decodes it anew: weights, data, rules or the search have changed since."""
+@pytest.fixture(scope="module")
+def decoder_of_job():
+    """What decodes a stored job, for two tests; what classifiers learned from is read once for all jobs."""
     from mee_utils.study.experiment import Experiment
 
+    experiment = Experiment(None, load_profile("small"))
+    read = {}
+
+    def training_tasks_once(profile, jobs):
+        sources = frozenset(RULES[job.variant].classifier.learns_from for job in jobs)
+        if sources not in read:
+            read[sources] = training_tasks(profile, jobs)
+        return read[sources]
+
+    training_tasks = artifacts.training_tasks
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(artifacts, "training_tasks", training_tasks_once)
+        yield cache(lambda job: measure.RuleDecoder(experiment, job))
+
+
+@pytest.mark.parametrize("job", STORED_JOBS)
+def test_what_is_stored_was_searched_for_as_rules_are_now(job, decoder_of_job):
+    """Else `make measure` decodes it anew: weights, data, rules or the search have changed since."""
     stored = read_measurements("small", job.name)
-    bench = measure.RuleDecoder(Experiment(None, load_profile("small")), job)
+    bench = decoder_of_job(job)
     keys = stored.attrs["keys"]
     rules = [rule for rule in bench.rules if rule in keys or rule not in NOT_STORED_YET]
     if all(isinstance(key, str) for key in keys.values()):
@@ -339,15 +361,15 @@ def key_of_both(bench, rule):
 
 
 @pytest.mark.parametrize("job", STORED_JOBS)
-def test_a_sample_of_what_is_stored_is_decoded_again(job):
+def test_a_sample_of_what_is_stored_is_decoded_again(job, decoder_of_job):
     """Settings and examples drawn anew for each commit of the tables: every number is the same."""
     stored = read_measurements("small", job.name)
     if stored is None:
         pytest.fail(f"{job.name} is not stored: run make measure")
-    from mee_utils.study.experiment import Experiment
-
-    bench = measure.RuleDecoder(Experiment(None, load_profile("small")), job)
+    bench = copy(decoder_of_job(job))
     random, tasks = np.random.default_rng(len(stored)), dict(bench.tasks)
+    bench.tasks, bench.encodings = {}, {}
+    bench._full = {}
     settings = stored[["part", "rule", "threshold"]].drop_duplicates()
     for part, rule, threshold in settings.sample(SAMPLE, random_state=random).itertuples(index=False):
         chosen = slice(int(random.integers(20)), None, len(tasks[part]) // 20)
