@@ -256,7 +256,8 @@ def oracle_table(tmp_path_factory):
         patch.setattr(measure, "MARGIN_THRESHOLDS", (0.9, 0.3))
         few = on_few_examples()
         profile = few.model_copy(update={"results": few.results.model_copy(update={"test": 40})})
-        yield pd.read_parquet(measure.run(profile, Job("oracle", "calm", "question_answering"), None))
+        path = measure.run(profile, Job("oracle", "calm", "question_answering"), None)
+    return pd.read_parquet(path)
 
 
 def test_an_oracle_with_exact_states_gives_the_output_of_full_depth(oracle_table):
