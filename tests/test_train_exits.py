@@ -59,6 +59,26 @@ def test_every_job_of_a_profile_is_named_once():
     assert options == [{"hidden": 288}, {"hidden": 48}]
 
 
+@pytest.mark.parametrize("name", ["question_answering", "summarization", "translation"])
+def test_as_few_examples_as_have_so_many_tokens_are_taken_and_few_more_are_drawn(monkeypatch, name):
+    """Before, up to four times as many were drawn: of synthetic validation examples, fifty for each."""
+    profile = load_profile("small")
+    limits = []
+    load_tasks = train_exits.load_tasks
+
+    def counted(profile, part, limit, name):
+        limits.append(limit)
+        return load_tasks(profile, part, limit, name)
+
+    monkeypatch.setattr(train_exits, "load_tasks", counted)
+    for wanted in (1, 17, 900):
+        task = train_exits.with_tokens(profile, "train", name, wanted)
+        *before, _ = lengths = train_exits._target_lengths(profile, task)
+        assert sum(before) < wanted <= sum(lengths)
+        assert max(limits) <= max(1.3 * len(task), wanted // 16) + 2
+        limits.clear()
+
+
 def test_what_is_there_is_kept_and_what_is_missing_or_foreign_is_made(small, calm):
     paths = train_exits.train_classifiers(small)
     first, times = learned(paths, calm), {path: path.stat().st_mtime_ns for path in paths.values()}

@@ -179,11 +179,16 @@ def unseen_first(profile: Profile) -> list:
 
 def with_tokens(profile: Profile, part: str, name: str, wanted: int):
     """The first examples of a corpus with so many target tokens, or all there are."""
-    for limit in (wanted // 16 + 1, wanted // 4 + 1, wanted):  # few tokens an example, or one
+    limit = wanted // 16 + 1
+    while True:
         (task,) = load_tasks(profile, part, limit, name)
         lengths = _target_lengths(profile, task)
-        if sum(lengths) >= wanted or len(task) < limit:
+        tokens = sum(lengths)
+        if tokens >= wanted or len(task) < limit:
             break
+        limit += 1 + int(
+            1.1 * limit * (wanted / tokens - 1)
+        )  # as many more as should do: drawing them takes long
     enough = int(np.searchsorted(np.cumsum(lengths), wanted)) + 1
     return task[:enough]
 
