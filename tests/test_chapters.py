@@ -8,7 +8,7 @@ import pytest
 
 from mee_utils.study import figures
 from mee_utils.study.chapters import answer, classifiers, confidence, contrast, survey, thresholds
-from mee_utils.study.chapters.wording import percent_span
+from mee_utils.study.chapters.wording import percent_span, winners
 
 TASKS = ["question_answering", "summarization"]
 LAYERS = range(4, 12)
@@ -28,6 +28,17 @@ def message(figure):
 
 def test_a_span_leaves_out_what_is_no_number():
     assert percent_span([0.5, np.nan, 0.25]) == "25% to 50%" and percent_span([np.nan]) == "unknown"
+
+
+def test_a_rule_is_named_with_its_tasks_and_names_with_commas_stay_apart():
+    best = pd.DataFrame({"task": [*TASKS, "translation"], "rule": ["fixed", "static", "fixed"]})
+    margin = figures.label("fixed")
+    said = f"{margin} on question answering and translation and a fixed layer on summarization"
+    assert winners(best) == said
+    of_three = best.assign(rule=["fixed", "static", "vote"])
+    assert winners(of_three).startswith(
+        f"{margin} on question answering; a fixed layer on summarization; vote"
+    )
 
 
 # contrast (04)

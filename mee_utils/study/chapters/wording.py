@@ -25,9 +25,12 @@ def with_interval(row, name: str, form: str = ".0%", low: str | None = None, hig
 
 
 def winners(best: pd.DataFrame) -> str:
-    """Rows with a task and its rule in words: "margin on summarization and vote on translation"."""
-    parts = [
-        f"{figures.label(rule)} {on_tasks(rows.task, list(best.task))}"
-        for rule, rows in best.groupby("rule", sort=False)
-    ]
-    return listed(parts)
+    """Rows with a task and its rule in words: "margin on summarization and vote on translation".
+
+    Semicolons part three or more, since names of rules have commas.
+    """
+    parts = []
+    for rule, rows in best.groupby("rule", sort=False):
+        name = "a fixed layer" if rule == "static" else figures.label(rule)
+        parts.append(f"{name} {on_tasks(rows.task, list(best.task))}")
+    return "; ".join(parts) if len(parts) > 2 else listed(parts)
