@@ -162,7 +162,7 @@ def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) ->
     )
     return (
         f"{counted}. The cheapest takes {task_span(cheapest.set_index('task').flops_share)} of the FLOPs "
-        f"({winners(cheapest)}){beside}."
+        f"({winners(cheapest)}).{beside}"
     )
 
 

@@ -83,8 +83,9 @@ def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
 def same_rule_conclusion(same: pd.DataFrame) -> str:
     """Which pairs are one rule, and which are not."""
     shares = same.groupby("pair", sort=False).same_exit.min()
-    equal = [f"{pair}" for pair, share in shares.items() if share > 0.999]
-    others = [f"{pair} ({share:.0%})" for pair, share in shares.items() if share <= 0.999]
+    shares = shares.rename(index=lambda pair: pair.replace(", ", " and ", 1))
+    equal = shares.index[shares > 0.999]
+    others = [f"{pair} ({share:.0%})" for pair, share in shares[shares <= 0.999].items()]
     return (
         f"The same exits, token by token, on every task: {'; '.join(equal) or 'no pair'}. Not the same, with "
         f"the smallest share of equal exits: {'; '.join(others) or 'no pair'}."
