@@ -343,6 +343,15 @@ def test_what_was_not_timed_is_left_out_and_no_error():
     assert said in answer.answer_conclusion(table, 0.99)
 
 
+def test_what_is_kept_for_certain_is_said_in_sentences():
+    rows = [(TASKS[0], "vote", 0.9), (TASKS[0], "fixed", 0.6), (TASKS[1], "fixed", 0.7)]
+    sure = pd.DataFrame(rows, columns=["task", "rule", "flops_share"])
+    said = answer.kept_conclusion(sure, TASKS, 0.99)
+    assert said.startswith("1 to 2 rules keep 99% for certain, depending on the task. The cheapest takes 60%")
+    assert said.endswith(" on every task). Over several layers, the cheapest takes 90%.")
+    assert answer.kept_conclusion(sure[:0], TASKS, 0.99).startswith("0 rules keep 99%")
+
+
 def points():
     rows = [
         ("full_depth", 1.0, 1.0),

@@ -151,19 +151,15 @@ def answer_conclusion(ways: pd.DataFrame, quality: float) -> str:
 def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) -> str:
     """How many rules keep the quality, and what the cheapest of all and of several layers takes, by task."""
     numbers = sure.groupby("task").size().reindex(tasks, fill_value=0)
-    counted = f"{span(numbers, '{:d}')} rules keep {quality:.0%} for certain, depending on the task"
+    counted = f"{span(numbers, '{:d}')} rules keep {quality:.0%} for certain, depending on the task."
     if sure.empty:
-        return f"{counted}."
+        return counted
     ordered = sure.sort_values("flops_share", kind="stable")
     cheapest = ordered.drop_duplicates("task")
+    flops = task_span(cheapest.set_index("task").flops_share)
     several = ordered[ordered.rule.map(KIND_OF) == SEVERAL].groupby("task").flops_share.min()
-    beside = (
-        f"; of those over several layers, the cheapest takes {task_span(several)}" if len(several) else ""
-    )
-    return (
-        f"{counted}. The cheapest takes {task_span(cheapest.set_index('task').flops_share)} of the FLOPs "
-        f"({winners(cheapest)}).{beside}"
-    )
+    beside = f" Over several layers, the cheapest takes {task_span(several)}." if len(several) else ""
+    return f"{counted} The cheapest takes {flops} of the FLOPs ({winners(cheapest)}).{beside}"
 
 
 def flops_figure(points: pd.DataFrame, tasks: Sequence[str], quality: float, note: str = ""):
