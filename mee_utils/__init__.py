@@ -43,6 +43,7 @@ _HOME = {
     "load_classifier": "exits.classifiers",
     "save_classifier": "exits.classifiers",
     "explore": "analysis.explorer",
+    "explore_trace": "analysis.explorer",
     "suitability": "analysis.suitability",
     "Suitability": "analysis.suitability",
     "draw_settled": "study.drawing",

@@ -21,8 +21,10 @@ from transformers import (
     T5GemmaForConditionalGeneration,
 )
 
-from mee_utils import AnyModel, ExitPolicy, MeeError, generate, load_trace, replay, trace
+from mee_utils import AnyModel, ExitPolicy, MeeError, generate, load_task, load_trace, replay, trace
 from mee_utils.analysis.comparison import replayed_row
+from mee_utils.analysis.survey import output_losses
+from mee_utils.decoding.layerwise import start_and_end_ids
 from mee_utils.traces.replay import replay_policy
 
 LAYERS = 3
@@ -162,6 +164,20 @@ def test_rules_on_probabilities_and_similarities_replay_on_it(model, traced, tmp
     assert np.array_equal(
         replay(stored, ExitPolicy("softmax_margin", threshold=1.0, min_layer=1)), [LAYERS] * len(stored)
     )
+
+
+def test_consistency_losses_of_whole_outputs_replay_on_it(model, traced, monkeypatch):
+    """They asked for the id that a T5's outputs begin after, which a causal model need not have."""
+    task = load_task("translation", limit=len(INPUTS))
+    for settings in (model.network.generation_config, model.network.config):
+        for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
+            monkeypatch.setattr(settings, name, None, raising=False)
+    with pytest.raises(MeeError, match="no decoder_start_token_id"):
+        start_and_end_ids(model.network)
+    losses = output_losses(traced, model, task)
+    assert losses(traced.final_id).tolist() == [0.0] * len(INPUTS)
+    first_layer = losses(traced.top1_id[:, 0])
+    assert ((first_layer >= 0) & (first_layer <= 1)).all() and first_layer.max() > 0
 
 
 def test_along_references_and_in_any_batch_it_is_the_same(model):

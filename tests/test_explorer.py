@@ -10,8 +10,19 @@ import pytest
 from conftest import INPUTS, LENGTH, build_lively
 from vl_convert import javascript_bundle, vegalite_to_svg
 
-from mee_utils import ExitPolicy, MeeError, explore, generate, load_classifier, load_model, load_task, trace
-from mee_utils.analysis.explorer import ALL, DIFFERS
+from mee_utils import (
+    AnyModel,
+    ExitPolicy,
+    MeeError,
+    explore,
+    explore_trace,
+    generate,
+    load_classifier,
+    load_model,
+    load_task,
+    trace,
+)
+from mee_utils.analysis.explorer_runs import ALL, DIFFERS
 from mee_utils.common.files import PACKAGE
 from mee_utils.common.html import SHOWN, shaded, table
 from mee_utils.study import drawing, explorer_page
@@ -220,3 +231,76 @@ def test_the_papers_figures_are_one_call_for_an_own_model(tokenizer):
         "draw_reliability": 3,
         "draw_front": 1,
     }
+
+
+# ---- a trace of any model
+
+
+TRACED_RULES = {name: POLICIES[name] for name in ("margin", "similarity", "rising", "patience")}
+
+
+@pytest.fixture(scope="module")
+def replayed(model):
+    """The same T5 as a model that is not decoded with exits."""
+    any_model = AnyModel(model.network, model.tokenizer, model.name)
+    return explore(
+        any_model, [*INPUTS[:2], NASTY], TRACED_RULES, levels=4, max_new_tokens=LENGTH, max_draft=3
+    )
+
+
+def test_verified_exits_of_a_trace_are_those_of_decoding(replayed, explorer, model):
+    """Rounds, drafts and layers exactly; FLOPs but for tokens behind a wrong draft."""
+    estimates = []
+    for run, threshold in runs_of(replayed, "verified"):
+        policy = replace(TRACED_RULES[run["rule"]].at_threshold(threshold), propagation="verify", max_draft=3)
+        decoded = generate(model, run["input"], policy, max_new_tokens=LENGTH)
+        full = generate(model, run["input"], max_new_tokens=LENGTH)
+        assert run["text"] == run["full"] == decoded.texts[0] and run["same"]
+        assert run["drafts"] == [decoded.drafts[0].verified, decoded.drafts[0].accepted]
+        assert run["mean_exit_layer"] == pytest.approx(decoded.mean_exit_layer, abs=0.01)
+        share = decoded.flops[0] / full.flops[0]
+        if run["drafts"][0] == run["drafts"][1]:
+            assert run["flops"] == pytest.approx(share, abs=1e-4)
+        else:
+            estimates.append(run["flops"] / share)
+    assert len(estimates) > 5 and np.mean(estimates) == pytest.approx(1, abs=0.2), estimates
+
+
+def test_exits_of_a_trace_are_those_of_decoding_up_to_the_first_other_token(replayed, model):
+    for run, threshold in runs_of(replayed, "replayed"):
+        policy = replace(TRACED_RULES[run["rule"]].at_threshold(threshold), propagation="parallel")
+        decoded = generate(model, run["input"], policy, max_new_tokens=LENGTH)
+        agrees = [fate != DIFFERS for fate in run["fate"]]
+        until = agrees.index(False) + 1 if False in agrees else len(agrees)
+        assert run["layer"][:until] == decoded.exit_layers[0].tolist()[:until]
+        assert run["same"] == all(agrees)
+        if run["same"]:
+            assert run["text"] == decoded.texts[0] == run["full"]
+
+
+def test_the_page_of_a_trace_draws(replayed):
+    assert {fate for run in replayed.runs for fate in run["fate"]} >= {DIFFERS, ALL}
+    assert len({run["exits"] for run in replayed.runs}) == 2
+    assert vegalite_to_svg(replayed.spec).startswith("<svg")
+
+
+def test_a_stored_trace_needs_its_tokenizer_alone(replayed, model):
+    traced = trace(model, [*INPUTS[:2], NASTY], max_new_tokens=LENGTH)
+    found = explore_trace(traced, model.tokenizer, TRACED_RULES, levels=4, max_draft=3)
+    shown = ("rule", "exits", "thresholds", "layer", "text", "flops")
+    assert [[run[name] for name in shown] for run in found.runs] == [
+        [run[name] for name in shown] for run in replayed.runs
+    ]
+
+
+def test_what_a_trace_cannot_show_is_one_line(model):
+    along = trace(model, INPUTS[:2], ["a house", "no"])
+    with pytest.raises(MeeError, match="trace of the model's own output"):
+        explore_trace(along, model.tokenizer)
+    traced = trace(model, INPUTS[:2], max_new_tokens=LENGTH)
+    with pytest.raises(MeeError, match="This rule looks at states"):
+        explore_trace(traced, model.tokenizer, POLICIES["pruned"])
+    with pytest.raises(MeeError, match="levels=1"):
+        explore_trace(traced, model.tokenizer, levels=1)
+    with pytest.raises(MeeError, match="17 sentences are more than a page shows"):
+        explore(AnyModel(model.network, model.tokenizer, "any"), ["house"] * 17)

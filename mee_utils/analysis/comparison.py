@@ -10,6 +10,7 @@ from scipy.special import stdtrit  # quantiles of Student's t
 from ..common.errors import MeeError
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache
+from ..decoding.rounds import rounds_of
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..traces.replay import PolicyReplay, replay_policy
@@ -132,7 +133,7 @@ def replayed_row(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, 
     """A replay at its own threshold, with intervals: what `at_exits` returns, and `flops_share`."""
     trace = replayed.trace
     spent = replayed_flops(replayed, max_new_tokens)
-    full = _flops_of_full_depth(trace)
+    full = full_depth_flops(trace)
     share = interval(lambda weights: (weights @ spent) / (weights @ full), len(spent))
     row = share.columns("flops_share", "flops_share_")
     for name, values in exit_values(replayed, max_new_tokens).items():
@@ -145,6 +146,32 @@ def replayed_flops(replayed: PolicyReplay, max_new_tokens: int = 64) -> np.ndarr
     exits = replayed.exits(max_new_tokens)  # [token], an index into `layers`
     readout_rows = replayed.readout_rows[np.arange(len(exits)), exits]
     return _flops(replayed.trace, replayed.bound, replayed.layers[exits], readout_rows)
+
+
+def verified_flops(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) -> np.ndarray:
+    """Decoder FLOPs `[output]` if exits are drafts, with all that is thrown away.
+
+    What is run behind a wrong draft is an estimate, as in `mee_utils.decoding.rounds`.
+    """
+    trace = replayed.trace
+    exits = replayed.exits(max_new_tokens)  # [token]
+    rounds = rounds_of(
+        exits[None], replayed.same_token, replayed.decision_layers, trace.sequence, np.array([max_draft])
+    )
+    starts = np.flatnonzero(rounds.begins[0])
+    tokens = np.concatenate([np.arange(start, rounds.run_to[0, start]) for start in starts])  # that are run
+    readout_rows = replayed.readout_rows[tokens, exits[tokens]]
+    is_draft = exits[tokens] < len(replayed.decision_layers)
+    readout_rows = readout_rows + is_draft * trace.sizes.vocabulary  # the last layer's, which verifies
+    ends = np.searchsorted(trace.sequence[tokens], np.arange(1, len(trace.source_tokens)))
+    flops = replayed.bound.flops(
+        trace.sizes,
+        exit_layers=np.split(replayed.layers[exits[tokens]], ends),
+        readout_rows=np.split(readout_rows, ends),
+        source=trace.source_tokens,
+        positions=np.split(trace.position[tokens], ends),
+    )
+    return sum(flops.values()).astype(np.float64)
 
 
 def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) -> pd.DataFrame:
@@ -166,7 +193,7 @@ def _flops(trace: Trace, bound: BoundPolicy, exit_layers: np.ndarray, readout_ro
     return sum(bound.flops(trace.sizes, layers, rows, trace.source_tokens).values()).astype(np.float64)
 
 
-def _flops_of_full_depth(trace: Trace) -> np.ndarray:
+def full_depth_flops(trace: Trace) -> np.ndarray:
     """Decoder FLOPs `[output]` where no token exits and nothing is decided."""
     depth, vocabulary = trace.layers, trace.sizes.vocabulary
     no_exit = ExitPolicy("static", min_layer=depth).bind(depth, vocabulary)

@@ -1,8 +1,8 @@
 """The explorer: move a threshold and see, token by token, where a sentence exits and what it predicts.
 
 Each sentence is decoded for real at every threshold of the slider, with exits as they are and with exits
-verified. Only layers behind an exit, which were not run, show what full depth would predict. The page needs
-no server.
+verified. Only layers behind an exit, which were not run, show what full depth would predict. Of models that
+are not decoded with exits here a trace is replayed (`explorer_replay`). The page needs no server.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from html import escape
-from math import isfinite
 from pathlib import Path
 from string import Template
 from textwrap import wrap
@@ -25,19 +24,18 @@ from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache, check_inputs
 from ..decoding.token import on_host
 from ..exits.policy import MAX_DRAFT, BoundPolicy, ExitPolicy
+from ..models.any_model import AnyModel
+from ..models.loading import Model
 from ..tasks.loading import Task
 from ..traces.replay import check_policy
-from ..traces.trace import trace
+from ..traces.trace import Trace, trace
+from .explorer_replay import Replays
+from .explorer_runs import TAKEN, VERIFIED, fate, merged_runs, threshold_levels
 from .monotonicity import token_text
 
 MAX_SENTENCES = 16
 LINE_WIDTH = 110  # characters
 DEFAULT_RULES = ("softmax_margin", "hidden_similarity", "rising_top1")
-
-# the fates of a token
-AGREES = "the last layer agrees"
-DIFFERS = "the last layer differs"
-ALL = "no exit"
 
 CHOICES = ("task", "model", "rule", "sentence", "exits")
 LARGE = ("input", "text", "full", "said", "confidence")  # the page has these in a shorter form
@@ -127,7 +125,7 @@ def _page_run(run: dict, row_numbers: dict[str, int]) -> dict:
 
 
 def explore(
-    model,
+    model: Model | AnyModel,
     inputs: str | Sequence[str] | Task | Mapping[str, Task],
     policies: ExitPolicy | Mapping[str, ExitPolicy] | None = None,
     *,
@@ -138,7 +136,8 @@ def explore(
     """Shows what exits do to some sentences: `explore(model, "translate English to French: ...")`.
 
     Args:
-        model: what decodes.
+        model: what decodes. An `AnyModel` is traced, and its exits are replayed: each token is what its exit
+            predicts behind the output of full depth.
         inputs: a prompt, up to 16 of them, a task of as many, or name -> task.
         policies: an `ExitPolicy`, or name -> `ExitPolicy`; by default three rules that need no training and
             may exit from the first layer on. Their thresholds are the slider's.
@@ -151,10 +150,48 @@ def explore(
     """
     sentences = _sentences(inputs)
     check_whole("levels", levels, 2)
+    check_whole("max_draft", max_draft)
+    if isinstance(model, AnyModel):
+        texts = [sentence["input"] for sentence in sentences]
+        traced = trace(model, texts, max_new_tokens=max_new_tokens)
+        return _explorer_of_trace(traced, model.tokenizer, sentences, policies, levels, max_draft)
     decoding = _Decoding(model, sentences, max_new_tokens)
     runs = []
     for rule, policy in _policies(policies).items():
         runs += _runs_of_rule(decoding, rule, policy, levels, max_draft)
+    return Explorer(runs)
+
+
+def explore_trace(
+    traced: Trace,
+    tokenizer,
+    policies: ExitPolicy | Mapping[str, ExitPolicy] | None = None,
+    *,
+    levels: int = 16,
+    max_draft: int = MAX_DRAFT,
+) -> Explorer:
+    """The explorer of a trace of a model's own outputs; no model is run.
+
+    Args:
+        traced: of any model, at most 16 inputs.
+        tokenizer: of the model.
+        policies: as in `explore`; rules that look at states cannot be replayed without the model.
+        levels, max_draft: as in `explore`.
+    """
+    check_whole("levels", levels, 2)
+    check_whole("max_draft", max_draft)
+    traced.check_own(len(traced.source_tokens))
+    sentences = _sentences([tokenizer.decode(ids, skip_special_tokens=True) for ids in traced.source_ids])
+    return _explorer_of_trace(traced, tokenizer, sentences, policies, levels, max_draft)
+
+
+def _explorer_of_trace(traced, tokenizer, sentences, policies, levels: int, max_draft: int) -> Explorer:
+    runs = []
+    for rule, policy in _policies(policies).items():
+        replays = Replays(traced, tokenizer, policy, max_draft)
+        thresholds = threshold_levels(policy, replays.confidences, levels)
+        labels = [{**sentence, "model": traced.model, "rule": rule} for sentence in sentences]
+        runs += merged_runs(labels, thresholds, replays.described)
     return Explorer(runs)
 
 
@@ -267,41 +304,21 @@ def _runs_of_rule(
 ) -> list[dict]:
     """The runs of one rule at all levels of the slider; see `Explorer`."""
     nothing_exits = decoding.run(policy.at_threshold(policy.measure.range[1]))
-    thresholds = _thresholds(policy, nothing_exits, levels)
-    runs = []
-    latest: dict[tuple[str, int], dict] = {}  # (exits, index of the sentence) -> its run before this one
-    for threshold in sorted(set(thresholds)):
-        levels_here = [level for level, other in enumerate(thresholds) if other == threshold]
+    confidences = [confidence for confidence, _ in nothing_exits.decisions.values()]
+
+    def described(threshold: float) -> dict[str, list[dict]]:
         at_threshold = policy.at_threshold(threshold)
         ways = {
-            "taken": decoding.run(at_threshold),
-            "verified": decoding.run(replace(at_threshold, propagation="verify", max_draft=max_draft)),
+            TAKEN: decoding.run(at_threshold),
+            VERIFIED: decoding.run(replace(at_threshold, propagation="verify", max_draft=max_draft)),
         }
-        for exits, way in ways.items():
-            for number, sentence in enumerate(decoding.sentences):
-                run = {
-                    **sentence,
-                    "model": decoding.model.name,
-                    "rule": rule,
-                    "exits": exits,
-                    **_describe(way, number, decoding),
-                }
-                before = latest.get((exits, number), {})
-                if any(before.get(name) != value for name, value in run.items()):
-                    before = latest[exits, number] = {**run, "levels": [], "thresholds": []}
-                    runs.append(before)
-                before["levels"] += levels_here
-                before["thresholds"] += [threshold] * len(levels_here)
-    return runs
+        numbers = range(len(decoding.sentences))
+        return {
+            exits: [_describe(way, number, decoding) for number in numbers] for exits, way in ways.items()
+        }
 
-
-def _thresholds(policy: ExitPolicy, nothing_exits: _Run, levels: int) -> list[float]:
-    """Quantiles of the confidences of full depth (equal ones once), and last what nothing exceeds."""
-    low, high = policy.measure.range
-    confidences = np.unique([confidence for confidence, _ in nothing_exits.decisions.values()] or [low])
-    quantiles = np.quantile(confidences, np.linspace(0, 1, levels), method="lower").clip(low, high)
-    last = high if isfinite(high) else float(quantiles[-1])
-    return [*quantiles[:-1].round(4).tolist(), last]
+    labels = [{**sentence, "model": decoding.model.name, "rule": rule} for sentence in decoding.sentences]
+    return merged_runs(labels, threshold_levels(policy, confidences, levels), described)
 
 
 def _describe(run: _Run, number: int, decoding: _Decoding) -> dict:
@@ -326,7 +343,7 @@ def _describe(run: _Run, number: int, decoding: _Decoding) -> dict:
         "mean_exit_layer": round(float(generation.exit_layers[number].mean()), 2),
         "drafts": [drafts.verified, drafts.accepted] if drafts else None,
         "layer": layers,
-        "fate": [_fate(layer, depth, same) for layer, same in zip(layers, agrees, strict=True)],
+        "fate": [fate(layer, depth, same) for layer, same in zip(layers, agrees, strict=True)],
         "token": [decoding.token_text(token_id) for token_id in ids],
         "said": [[decoding.token_text(int(token_id)) for token_id in row] for row in said],
         "confidence": confidence.tolist(),
@@ -355,9 +372,3 @@ def _said(run: _Run, number: int, layers: list[int], verified: bool) -> tuple[np
                 confidence[position, layer - 1] = round(decision[0], 4)
                 said[position, layer - 1] = decision[1]
     return said, confidence
-
-
-def _fate(layer: int, depth: int, same: bool) -> str:
-    if layer == depth:
-        return ALL
-    return AGREES if same else DIFFERS

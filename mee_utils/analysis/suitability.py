@@ -31,7 +31,7 @@ from ..models.loading import Model
 from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay, bind_to_trace, replay_policies, replay_policy
 from ..traces.trace import Trace, trace
-from .comparison import replayed_flops, replayed_row
+from .comparison import full_depth_flops, replayed_flops, replayed_row
 from .decisions import at_exits, thresholds_for
 from .monotonicity import stable
 from .statistics import Estimate, by_layer, estimates, interval
@@ -233,7 +233,7 @@ def _at_losses(rule: str, losses: Sequence[float], replays: Iterable[PolicyRepla
     cheapest: dict[float, tuple[float, PolicyReplay]] = {}  # loss -> FLOPs where it was chosen, the setting
     for replayed in replays:
         choosing, reporting = _halves(replayed)
-        full = _full_flops(choosing)
+        full = full_depth_flops(choosing.trace).sum()
         for loss, threshold in _thresholds_within(choosing, losses).items():
             share = replayed_flops(_at(choosing, threshold)).sum() / full
             if loss not in cheapest or share < cheapest[loss][0]:
@@ -272,12 +272,6 @@ def _thresholds_within(choosing: PolicyReplay, losses: Sequence[float]) -> dict[
 
 def _at(replayed: PolicyReplay, threshold: float | None) -> PolicyReplay:
     return replayed if threshold is None else replayed.at_threshold(threshold)
-
-
-def _full_flops(replayed: PolicyReplay) -> float:
-    """FLOPs of the same tokens at full depth, where nothing is decided."""
-    no_exit = ExitPolicy("static", min_layer=replayed.trace.layers)
-    return replayed_flops(replay_policy(replayed.trace, no_exit)).sum()
 
 
 # ---- drafts that the last layer verifies

@@ -13,6 +13,7 @@ import pandas as pd
 from ..common.errors import MeeError
 from ..decoding.inputs import cut_at_end, detokenize
 from ..decoding.layerwise import start_and_end_ids
+from ..models.any_model import AnyModel
 from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .calibration import consistency_losses, violations
@@ -25,7 +26,10 @@ Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted
 def output_losses(trace: Trace, model, task) -> Losses:
     """The consistency loss of every output of a trace, by the ids its tokens would get; each scored once."""
     trace.check_own(len(task))
-    _, ends = start_and_end_ids(model.network)
+    if isinstance(model, AnyModel):
+        ends = model.end_ids
+    else:
+        _, ends = start_and_end_ids(model.network)
     scored: dict[tuple, float] = {}  # (output, output at full depth) -> loss
 
     def outputs(ids: np.ndarray) -> list[tuple[int, ...]]:

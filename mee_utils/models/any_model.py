@@ -95,6 +95,13 @@ class AnyModel:
         return self.network.get_output_embeddings().weight.shape[0]
 
     @property
+    def end_ids(self) -> frozenset[int]:
+        """The ids that end an output; none: all outputs are as long as they may be."""
+        end = self.network.generation_config.eos_token_id
+        ends = end if isinstance(end, list | tuple) else [end]
+        return frozenset(token_id for token_id in ends if token_id is not None)
+
+    @property
     def positions(self) -> int | None:
         """The most tokens that it reads at once, the prompt of a causal model included; None: no limit."""
         return _first(self.config, POSITIONS)

@@ -37,8 +37,6 @@ class AnyPasses:
     @torch.inference_mode()
     def greedy(self, texts: list[str], longest: int, batch_size: int) -> list[list[int]]:
         """Ids of the model's own greedy output, `[output][token]`, end token included."""
-        end = self.network.generation_config.eos_token_id
-        ends = end if isinstance(end, list | tuple) else [end]
         outputs: list[list[int]] = [[]] * len(texts)
         for indices, inputs in self.batches(texts, batch_size):
             padded = self._padded(inputs, left=self.model.causal)
@@ -50,7 +48,7 @@ class AnyPasses:
             # the prompt of a causal model, or the start token, comes first
             new = generated[:, given if self.model.causal else 1 :].tolist()
             for index, ids in zip(indices, new, strict=True):
-                outputs[index] = cut_at_end(ids, ends)
+                outputs[index] = cut_at_end(ids, self.model.end_ids)
         return outputs
 
     def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[list[int], list[list[int]]]]:
