@@ -135,11 +135,11 @@ def answer_conclusion(ways: pd.DataFrame, quality: float) -> str:
     texts = []
     single = ways.batch == 1
     for where, rows in (("One output at a time", ways[single]), ("In batches", ways[~single])):
+        if rows.empty:
+            continue
         best = rows.loc[rows.groupby("task", sort=False).speed.idxmax()]
-        names = [
-            f"{NAMES[way]} {on_tasks(part.task, list(best.task))}"
-            for way, part in best.groupby("way", sort=False)
-        ]
+        by_way = best.groupby("way", sort=False).task
+        names = [f"{NAMES[way]} {on_tasks(tasks, list(best.task))}" for way, tasks in by_way]
         speeds = task_span(best.set_index("task").speed, ".2f")
         texts.append(f"{where}, the fastest are {listed(names)}: {speeds} times as fast as full depth.")
     return (
@@ -249,6 +249,8 @@ def flops_conclusion(points: pd.DataFrame, quality: float) -> str:
 def equal_loss_conclusion(equal: pd.DataFrame, wanted: float) -> str:
     """What the cheapest rules take at one consistency loss, and how many rules have no number."""
     rows = equal[equal.wanted == wanted]
+    if rows.empty:
+        return ""
     least = rows[rows.reading == BETWEEN].groupby("task").flops_share.min()
     missing = (rows.reading == NONE_MEASURED).groupby(rows.task, sort=False).sum()
     every = "Every rule has a setting that strict."

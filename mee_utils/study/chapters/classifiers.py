@@ -207,7 +207,9 @@ def decisions_message(quality_of: pd.DataFrame, threshold: float) -> str:
 
 def decisions_conclusion(quality_of: pd.DataFrame) -> str:
     """The precision of all measures, and between which recalls they lie."""
-    means = quality_of.groupby("rule")[["precision", "recall"]].mean()
+    means = quality_of.groupby("rule")[["precision", "recall"]].mean().dropna()
+    if means.empty:
+        return "No measure exits at this threshold, or no token may exit."
     lowest, highest = means.recall.idxmin(), means.recall.idxmax()
     return (
         f"At this threshold every measure is precise (at least {means.precision.min():.1%} on average), but "
