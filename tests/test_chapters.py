@@ -200,8 +200,6 @@ def test_where_nothing_can_be_ranked_or_kept_nothing_is_claimed():
     assert classifiers.decisions_conclusion(no_exits).startswith("No measure exits")
     unmeasured = pd.DataFrame(columns=["task", "rule", "wanted", "reading", "flops_share"])
     assert answer.equal_loss_conclusion(unmeasured, 0.05) == ""
-    at_home = travelled(fixed={"at home": 0.01})
-    assert thresholds.away_conclusion(at_home) == "The median rule loses 1.0% at home (worst task)."
     worthless = points().assign(retained=0.5)
     assert answer.cheapest_on_front(worthless, 0.99).empty
     assert "on no task" in answer.flops_message(worthless, 0.99)

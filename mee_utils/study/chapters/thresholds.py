@@ -144,9 +144,9 @@ def away_conclusion(travelled: pd.DataFrame) -> str:
     worst = worst_by_place(travelled)
     medians = worst.groupby("place", sort=False).loss.median()
     texts = [f"{loss:.1%} {AWAY[place]}" for place, loss in medians.items()]
-    away = worst[worst.place != "home"].dropna(subset=["loss"])
+    away = worst[worst.place != "home"]
     if away.empty:
-        return f"The median rule loses {listed(texts)} (worst task)."
+        return f"The median rule loses {listed(texts)}. {NOWHERE_ELSE}"
     row = away.loc[away.loss.idxmax()]
     return (
         "A threshold is a statement about the inputs on which it was chosen. The median rule loses "
