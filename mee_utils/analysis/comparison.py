@@ -239,7 +239,7 @@ def replay_against_decoding(
     model, task, trace: Trace, policies: dict, max_new_tokens: int = 64
 ) -> pd.DataFrame:
     """Decodes with each policy (name -> policy) and sets it beside its replay (of the model's own output)."""
-    settings = {"max_new_tokens": max_new_tokens, "batch_size": 32}
+    settings = {"max_new_tokens": max_new_tokens, "batch_size": 32, "encodings": EncoderCache()}
     full = decode(model, task, None, **settings)
     rows = []
     for name, policy in policies.items():

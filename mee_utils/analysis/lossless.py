@@ -8,6 +8,7 @@ import pandas as pd
 
 from ..common.errors import MeeError
 from ..decoding.generation import Generation, generate
+from ..decoding.inputs import EncoderCache
 from ..exits.policy import ExitPolicy
 from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay
@@ -94,6 +95,7 @@ def verified_and_not(model, task, policies: dict[str, ExitPolicy], max_draft: in
     `acceptance`; `flops_share`, with all that is thrown away; and of the same policy unverified
     `flops_unverified` and `kept_unverified`, the share of the score at full depth.
     """
+    options = {"encodings": EncoderCache(), **options}
     full = decode(model, task, None, **options)
     rows = []
     for rule, policy in policies.items():
