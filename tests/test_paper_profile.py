@@ -213,6 +213,22 @@ def test_what_a_profile_leaves_out_is_said_in_a_sentence():
     assert said["90_training"] == "left out: no model is trained" and said["03_pruning"] == "missing"
 
 
+def test_a_notebook_says_whose_results_it_shows_where_there_is_no_calm(tmp_path, monkeypatch):
+    from mee_utils.study import experiment
+
+    said = []
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(experiment, "conclude", said.append)
+    variables = notebook_files.declared_parameters(notebook_files.read_source("03_pruning"))
+    assert experiment.Experiment.of_notebook("03_pruning", variables).main == "calm" and said == []
+    monkeypatch.setattr(experiment, "MAIN_MODEL", "another")
+    last = experiment.Experiment.of_notebook("03_pruning", variables).main
+    assert last == list(load_profile("small").training.backbones)[-1]
+    assert said[0].startswith(
+        'Profile "small" has no model of CALM\'s objective: where the text speaks of CALM'
+    )
+
+
 def test_a_model_with_a_checkpoint_a_task_asks_for_the_task():
     with pytest.raises(MeeError, match="one checkpoint a task: name one of question_answering, summ"):
         inputs.load_profile_model(load_profile("paper_published"), "vanilla")

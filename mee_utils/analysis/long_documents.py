@@ -5,6 +5,7 @@ The weights are random: these functions say what decoding costs, and nothing abo
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,8 @@ def random_long_t5(tokenizer) -> Model:
         eos_token_id=tokenizer.eos_token_id,
         **LONG_T5,
     )
+    tokenizer = copy(tokenizer)
+    tokenizer.model_max_length = UNLIMITED  # LongT5 reads more than the tokenizer of a T5 says
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = LongT5ForConditionalGeneration(config)
@@ -88,13 +91,7 @@ def costs_by_part(model, task, policies: Mapping, max_new_tokens: int, **labels)
     encodings = EncoderCache()
     for rule, policy in policies.items():
         generation = generate(
-            model,
-            task.inputs,
-            policy,
-            max_new_tokens=max_new_tokens,
-            batch_size=1,
-            encodings=encodings,
-            max_source_tokens=UNLIMITED,  # LongT5 reads more than the tokenizer of a T5 says
+            model, task.inputs, policy, max_new_tokens=max_new_tokens, batch_size=1, encodings=encodings
         )
         row = {
             **labels,

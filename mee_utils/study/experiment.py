@@ -13,10 +13,11 @@ from ..common.errors import check_choice
 from . import inputs
 from .artifacts import stored_trace, train_classifiers
 from .catalogue import HEADS, MAIN_MODEL, SURVEY_VARIANTS
-from .figures import use_style
+from .figures import label, use_style
 from .notebook_files import declared_parameters, read_source
 from .parameters import check_injected, check_parameters
 from .profiles import Profile, load_profile
+from .prose import conclude
 from .results import Run
 
 
@@ -61,7 +62,12 @@ class Experiment:
         declared = declared_parameters(read_source(notebook))
         check_injected(notebook)
         values = check_parameters({name: variables[name] for name in declared}, declared)
-        return cls(notebook, **values)
+        experiment = cls(notebook, **values)
+        if experiment.main != MAIN_MODEL:
+            lacking = f'Profile "{experiment.profile.name}" has no model of CALM\'s objective'
+            shown = label(experiment.main)
+            conclude(f"{lacking}: where the text speaks of CALM, results are those of {shown}.")
+        return experiment
 
     @property
     def parameters(self) -> dict:

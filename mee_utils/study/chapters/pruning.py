@@ -179,7 +179,8 @@ def recall_message(drawn: pd.DataFrame, top_k: int) -> str:
         for layer, part in rows.groupby("layer")
         if layer in (1, 4)
     ]
-    return f"The best {top_k} entries hold {listed(shares)} of CALM's final tokens" if shares else ""
+    model = figures.label(drawn.model.iloc[0])
+    return f"The best {top_k} entries hold {listed(shares)} of {model}'s final tokens" if shares else ""
 
 
 def recall_conclusion(drawn: pd.DataFrame, least: float = 0.99) -> str:
