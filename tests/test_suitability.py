@@ -66,6 +66,14 @@ def test_what_one_half_chose_within_a_loss_the_other_half_reports(result, traced
         assert reported == pytest.approx(1 - row.same_token) and depth == pytest.approx(row.mean_exit_layer)
 
 
+def test_outputs_change_where_one_token_or_more_does(result, traced, model):
+    for row in result.rules.itertuples():
+        part = replay_policy(traced, policy_of(row), model).part(0, HALF)
+        same = part.same_token[np.arange(len(part.trace)), part.exits()]
+        changed = [not tokens.all() for tokens in part.trace.by_output(same)]
+        assert row.changed_outputs == pytest.approx(np.mean(changed))
+
+
 def test_the_half_that_reports_has_no_say_in_what_is_chosen(model, result, tmp_path):
     others = [f"Bob likes {thing}." for thing in ("soup", "bread", "keys", "rivers", "Rome")]
     states = tmp_path / "states.npy"
@@ -77,6 +85,21 @@ def test_the_half_that_reports_has_no_say_in_what_is_chosen(model, result, tmp_p
         result.drafts[["rule", "decides", "max_draft"]]
     )
     assert not np.allclose(other.rules.flops_share, result.rules.flops_share)
+
+
+def test_sorted_inputs_are_shuffled_before_they_are_halved(model, monkeypatch):
+    """On a corpus sorted by kind one half would choose for the other."""
+    halves = []
+
+    def kept(traced, *arguments):
+        halves.append({tuple(ids) for ids in traced.source_ids[: len(PROMPTS)]})
+
+    monkeypatch.setattr(module, "suitability_of", kept)
+    long = [f"{text} and the river" for text in PROMPTS]
+    suitability(model, [*PROMPTS, *long], max_new_tokens=2)
+    (first_half,) = halves
+    easy = {tuple(ids) for ids in model.tokenizer(PROMPTS).input_ids}
+    assert 0.2 < len(first_half & easy) / len(PROMPTS) < 0.8
 
 
 def test_the_best_rule_is_the_one_that_was_cheapest_where_rules_were_chosen(result):
@@ -137,7 +160,9 @@ def described(drafts=1.0, rule=1.0, loose_rule=1.0, oracle=0.5):
     rows = []
     for wanted, speed in ((0.01, rule), (0.05, loose_rule)):
         row = {"rule": "margin", "wanted": wanted, "decides": "at layer 2", "threshold": 0.5}
-        row |= {"chosen_flops_share": 1 / speed} | fact(1 / speed).columns("flops_share")
+        row |= {"chosen_flops_share": 1 / speed, "changed_outputs": 0.1} | fact(1 / speed).columns(
+            "flops_share"
+        )
         rows.append(row | fact(speed).columns("speed"))
     return module.Suitability(
         model="m",

@@ -32,9 +32,9 @@ from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay, bind_to_trace, replay_policies, replay_policy
 from ..traces.trace import Trace, trace
 from .comparison import full_depth_flops, replayed_flops, replayed_row
-from .decisions import at_exits, thresholds_for
+from .decisions import at_exits, exit_values, thresholds_for
 from .monotonicity import stable
-from .statistics import Estimate, by_layer, estimates, interval
+from .statistics import Estimate, by_layer, estimates, interval, mean_interval
 
 LOSSES = (0.01, 0.05)  # shares of the tokens that may be others
 LEAST_EXAMPLES = 8  # one half chooses, the other reports
@@ -64,7 +64,8 @@ class Suitability:
         settled: a row a layer: `share` of the tokens whose prediction is final there, with interval.
         oracle: one row: `mean_exit_layer` and `flops_share` of exits as soon as the prediction is final.
         rules: a row a rule and `wanted` loss: `decides` at which layers, `threshold`, `chosen_flops_share` of
-            the examples that chose; of the others `same_token`, `mean_exit_layer`, `flops_share`, `speed`.
+            the examples that chose; of the others `same_token`, `changed_outputs`, `mean_exit_layer`,
+            `flops_share`, `speed`.
         drafts: one row, of exits that the last layer verifies: `rule`, `decides`, `threshold`, `max_draft`,
             `acceptance`, `tokens_a_round`, `speed`, and `chosen_speed` of the examples that chose.
     """
@@ -113,7 +114,9 @@ class Suitability:
         parts = []
         for loss in sorted(self.rules.wanted.unique()):
             best = self.best(loss)
-            parts.append(f"{only(best, 'flops_share'):.0%} at a loss of {loss:.0%} ({best.rule.item()})")
+            changed = f"{best.changed_outputs.item():.0%} of the outputs change"
+            share = only(best, "flops_share")
+            parts.append(f"{share:.0%} at a loss of {loss:.0%} ({best.rule.item()}; {changed})")
         return " and ".join(parts)
 
     def __repr__(self) -> str:
@@ -140,6 +143,8 @@ def suitability(
     """
     texts = check_inputs(inputs)
     _check_examples(len(texts))
+    # corpora are often sorted: halves should be alike
+    texts = [texts[number] for number in np.random.default_rng(0).permutation(len(texts))]
     settings = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     if not isinstance(model, Model):
         return suitability_of(trace(model, texts, **settings))
@@ -152,7 +157,10 @@ def suitability(
 def suitability_of(
     traced: Trace, model: Model | None = None, losses: Sequence[float] = LOSSES
 ) -> Suitability:
-    """The same from a trace of the model's own outputs; a `model` and its states add a pruned rule."""
+    """The same from a trace of the model's own outputs; a `model` and its states add a pruned rule.
+
+    The halves are the first and the last inputs of the trace: shuffle inputs that are sorted.
+    """
     examples = len(traced.source_tokens)
     _check_examples(examples)
     traced.check_own(examples)
@@ -252,8 +260,16 @@ def _row(rule: str, loss: float, chosen_share: float, reporting: PolicyReplay) -
         "chosen_flops_share": chosen_share,
         **replayed_row(reporting),
     }
+    row |= _changed_outputs(reporting).columns("changed_outputs", "changed_")
     share = only(pd.DataFrame([row]), "flops_share")
     return row | (1 / share).columns("speed", "speed_")
+
+
+def _changed_outputs(replayed: PolicyReplay) -> Estimate:
+    """The share of outputs in which some exit predicts another token than full depth."""
+    same = replayed.trace.by_output(exit_values(replayed)["same_token"])
+    changed = np.array([not tokens.all() for tokens in same])
+    return mean_interval(changed, np.arange(len(changed)))
 
 
 def _thresholds_within(choosing: PolicyReplay, losses: Sequence[float]) -> dict[float, float | None]:

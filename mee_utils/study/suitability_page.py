@@ -22,7 +22,16 @@ INPUT = "input"  # the column of a file of prompts
 LAYERS_SHOWN = 12  # rows of the table of settled tokens, at most
 TEMPLATE = PACKAGE / "study" / "suitability.md"
 SETTLED_COLUMNS = ("layer", "tokens whose prediction is final")
-RULE_COLUMNS = ("loss wanted", "rule", "decides", "loss", "mean exit layer", "FLOPs", "speed, simulated")
+RULE_COLUMNS = (
+    "loss wanted",
+    "rule",
+    "decides",
+    "loss",
+    "outputs that change",
+    "mean exit layer",
+    "FLOPs",
+    "speed, simulated",
+)
 DRAFT_COLUMNS = ("rule", "decides", "longest draft", "accepted", "tokens a round", "speed, simulated")
 
 
@@ -157,6 +166,7 @@ def _rule_rows(result: Suitability) -> list[list[str]]:
                 f"**{rule}**" if rule == best else rule,
                 _deciding(row),
                 f"{1 - only(row, 'same_token'):.1%}",
+                f"{only(row, 'changed_outputs'):.0%}",
                 f"{only(row, 'mean_exit_layer'):.1f}",
                 f"{only(row, 'flops_share'):.0%}",
                 f"{only(row, 'speed'):.2f}×",
