@@ -184,6 +184,8 @@ conclude(chapter.drafts_conclusion(drafts))
 # %% tags=["hide-input"]
 last_task = list(tasks)[-1]
 sentence = tasks[last_task].inputs[shown : shown + 1]
+if not tasks[last_task].spans:  # no text of a real corpus is shown
+    sentence = ["translate English to French: A little girl in a red dress is playing on the beach."]
 runs = []
 for name in names:
     model = models[name, last_task]
