@@ -23,7 +23,7 @@ REFERENCE = {
         "RESULTS",
         *(f"figures/results/{name}" for name in ("ledger", "rules", "published", "bugs", "speed")),
     ],
-    "The library": ["mee_utils/USING", "mee_utils/README"],
+    "The library": ["mee_utils/USING", "notebooks/profiles/README", "mee_utils/README"],
     "The repository": ["DATA", *CARDS, "CONTRIBUTING", "CHANGELOG"],
 }
 HIDDEN = "application/x-mee-digest"  # an output that holds what pages do not show
@@ -39,6 +39,7 @@ include_patterns = [
     *top,
     "mee_utils/README.md",
     "mee_utils/USING.md",
+    "notebooks/profiles/README.md",
     "mee_utils/checkpoints/*/README.md",
     *pages,
 ]
