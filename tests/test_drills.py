@@ -17,10 +17,11 @@ import test_notebook_runner
 import test_notebooks
 import test_readme
 
-from mee_utils import MeeError, load_model
+from mee_utils import Experiment, MeeError, load_model
 from mee_utils.analysis import beside_full, statistics
 from mee_utils.study import measure, result_tables
 from mee_utils.study.jobs import Job
+from mee_utils.study.profiles import load_profile
 
 ROOT = Path(__file__).parent.parent
 NAME = "08_results"
@@ -189,9 +190,12 @@ def test_a_line_of_the_package_that_shifts_a_result_is_found(monkeypatch):
         found.flops += 1
         return found
 
+    def decoder_of(job):
+        return measure.RuleDecoder(Experiment(None, load_profile("small")), job)
+
     monkeypatch.setattr(measure, "generate", shifted)
     with pytest.raises(AssertionError, match="flops"):
-        test_measure.test_a_sample_of_what_is_stored_is_decoded_again(job)
+        test_measure.test_a_sample_of_what_is_stored_is_decoded_again(job, decoder_of)
 
 
 def test_a_manifest_that_was_made_up_is_found(tmp_path):
