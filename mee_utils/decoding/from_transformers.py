@@ -77,13 +77,11 @@ def decode_with_exits(
     bound = bind_policy(exit_policy, decoder, wrapped.min_exit_layer)
     bound.measure.check_model(wrapped)
     mask = prepared.get("attention_mask")
-    batch = {
-        "input_ids": inputs_tensor.to(wrapped.device),
-        "attention_mask": torch.ones_like(inputs_tensor) if mask is None else mask,
-    }
+    if mask is None:
+        mask = torch.ones_like(inputs_tensor)
     outputs = decode_batch(
         decoder,
-        {name: tensor.to(wrapped.device) for name, tensor in batch.items()},
+        {"input_ids": inputs_tensor.to(wrapped.device), "attention_mask": mask.to(wrapped.device)},
         bound,
         max_new_tokens=generation_config.max_length - input_ids.shape[1],
         sequence=np.arange(len(inputs_tensor)),

@@ -274,7 +274,7 @@ def _shallow_row(stored: StoredTables) -> dict[str, str]:
     for row in rows.itertuples():
         spent = f"{speeds[row.task]:.2f}×" if row.task in speeds else f"{row.relative_flops:.0%} FLOPs"
         cells[label(row.task)] = f"{spent} ({row.kept:.1%})"
-    note = "" if len(speeds) else " (not timed)"
+    note = ", against vanilla" if len(speeds) else " (not timed)"
     return {KIND: f"decoder of {rows.decoder_layers.iloc[0]:.0f} layers{note}"} | cells
 
 
