@@ -191,7 +191,7 @@ def _make(profile: Profile, work: jobs.Job, force: bool) -> str:
 
     with freshness.recorded(freshness.job_record_path(profile, work), freshness.job_digests(profile, work)):
         if work.kind in jobs.CLASSIFIERS:
-            seeds = {single.seed for single in jobs.members(profile, work)}
+            seeds = {spec.seed for spec in jobs.specs_of(profile, work)}
             classifiers = artifacts.train_classifiers(profile, [work.model], seeds)
             return f"trained {len(classifiers)} exit classifiers of {work.model}"
         if work.kind in jobs.RETRAININGS:

@@ -84,6 +84,14 @@ def test_start_and_end_ids_are_those_of_the_call(lively):
     assert torch.equal(run(lively, None), full)  # and the next call has its own again
 
 
+@pytest.mark.parametrize("value", [600, -1, [1, 600]])
+def test_end_ids_of_a_call_that_the_model_does_not_have_are_one_line(lively, value):
+    """Before, such an id ended no output, without a word."""
+    with pytest.raises(MeeError, match=r"The model says eos_token_id=.* to an id from 0 to") as caught:
+        run(lively, MARGIN, eos_token_id=value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

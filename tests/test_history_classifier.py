@@ -281,6 +281,6 @@ def test_it_learns_from_no_example_that_anything_else_sees(tmp_path, held_out_sp
 
 def test_every_backbone_gets_one_and_it_is_measured_on_each():
     profile = load_profile("real", "data")
-    trained = {job.model for job in jobs.classifier_jobs(profile) if job.variant == "history"}
+    trained = {spec.model for spec in jobs.classifier_specs(profile) if spec.variant == "history"}
     assert trained == set(profile.training.backbones)
     assert RULES["history"].pruning == "fixed" and RULES["history"].family == "several layers"

@@ -9,7 +9,7 @@ from conftest import build_network
 
 from mee_utils import MeeError
 from mee_utils.training.batches import pad_pairs
-from mee_utils.training.loop import teacher_forced
+from mee_utils.training.loop import states_and_logits
 from mee_utils.training.mini import STARTS, kept_layers, new_network, set_dropout, with_decoder_layers
 
 TOKENIZER = type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 1, "__len__": lambda self: 50})()
@@ -104,7 +104,7 @@ def test_dropout_is_changed_wherever_it_is_kept():
     losses = {}
     for rate in (0.5, 0.0):
         set_dropout(network, rate)
-        losses[rate] = {teacher_forced(network, batch)[1].sum().item() for _ in range(3)}
+        losses[rate] = {states_and_logits(network, batch)[1].sum().item() for _ in range(3)}
     assert len(losses[0.5]) == 3 and len(losses[0.0]) == 1
 
 
@@ -140,7 +140,7 @@ def test_a_network_with_fewer_decoder_layers_computes_what_these_layers_do(begun
     batch = pad_pairs([([5, 6, 1], [7, 1]), ([8, 1], [9, 9, 9, 1])], 0)
     skipped = copy.deepcopy(network).eval()
     del skipped.decoder.block[1]
-    for one, other in zip(*(teacher_forced(each, batch)[0] for each in (shallow, skipped)), strict=True):
+    for one, other in zip(*(states_and_logits(each, batch)[0] for each in (shallow, skipped)), strict=True):
         assert torch.equal(one, other)
     with torch.no_grad():
         shallow.decoder.block[1].layer[0].SelfAttention.q.weight.add_(1.0)
@@ -151,5 +151,5 @@ def test_with_all_its_layers_a_network_stays_the_same(begun):
     _, network = begun
     batch = pad_pairs([([5, 6, 1], [7, 1])], 0)
     copied = with_decoder_layers(network, range(3)).double().eval()
-    logits = [teacher_forced(each, batch)[1] for each in (copied, copy.deepcopy(network).eval())]
+    logits = [states_and_logits(each, batch)[1] for each in (copied, copy.deepcopy(network).eval())]
     assert torch.equal(*logits)

@@ -17,7 +17,7 @@ from mee_utils.models.objectives import (
     objective_loss,
     weighted_cross_entropy,
 )
-from mee_utils.training.loop import teacher_forced
+from mee_utils.training.loop import states_and_logits
 
 
 class Toy(torch.nn.Module):
@@ -154,7 +154,7 @@ def batch(vocabulary=50):
 
 def test_distillation_moves_the_shallow_layers_and_not_the_deep_ones():
     network = build_network("t5", 50).train()
-    states, _ = teacher_forced(network, batch())
+    states, _ = states_and_logits(network, batch())
     distillation(states, torch.ones(2, 5).bool(), 2, "last").backward()
     moved = [
         any(p.grad is not None and p.grad.abs().sum() > 0 for p in block.parameters())
@@ -166,7 +166,7 @@ def test_distillation_moves_the_shallow_layers_and_not_the_deep_ones():
 @pytest.mark.parametrize("name", ["vanilla", "calm", "free", "late_weighted"])
 def test_every_objective_trains_encoder_decoder_and_embedding(name):
     network = build_network("t5", 50).train()
-    states, logits = teacher_forced(network, batch())
+    states, logits = states_and_logits(network, batch())
     objective_loss(Objective(name), network, states, logits, batch()["labels"]).backward()
     without = [n for n, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert without == []
@@ -174,12 +174,12 @@ def test_every_objective_trains_encoder_decoder_and_embedding(name):
 
 def test_vanilla_gives_no_layer_but_the_last_a_loss_of_its_own():
     network = build_network("t5", 50)
-    states, logits = teacher_forced(network, batch())
+    states, logits = states_and_logits(network, batch())
     for state in states:
         state.retain_grad()
     objective_loss(Objective("vanilla"), network, states, logits, batch()["labels"]).backward()
     direct = cross_entropy(logits, batch()["labels"])
-    other, _ = teacher_forced(network, batch())
+    other, _ = states_and_logits(network, batch())
     assert direct.item() == pytest.approx(
         objective_loss(Objective("vanilla"), network, other, logits, batch()["labels"]).item()
     )

@@ -144,6 +144,7 @@ def ledger_row(**values):
     return row | {"verdict": "holds", "ours": "x: 0.8 (0.7 to 0.9)", "reason": np.nan} | values
 
 
+@pytest.mark.filterwarnings("error")  # an older table lacks columns, which pandas must not guess the types of
 def test_each_verdict_of_the_ledger_stands_with_our_number():
     row = ledger_row(verdict="holds on some tasks", reason="not timed")
     (found,) = ledger_page.ledger(Given(ledger=pd.DataFrame([row]))).to_dict("records")
@@ -216,6 +217,10 @@ def test_a_smaller_decoder_is_shown_where_one_keeps_the_score():
     elsewhere = rows.assign(task="summarization", kept=[1, 0.9, 0.98, 0.995])
     chosen = answers.shallow_decoders(Both(rivals=pd.concat([better, elsewhere], ignore_index=True)))
     assert chosen.decoder_layers.to_list() == [8, 8], "more than all of one task does not make up for another"
+    bad = rows.assign(kept=[1, 0.9, 0.95, 0.97])
+    deeper = bad.assign(profile="small", decoder_layers=[12, 3, 6, 10])
+    chosen = answers.shallow_decoders(Both(rivals=pd.concat([bad, deeper], ignore_index=True)))
+    assert chosen.decoder_layers.to_list() == [8, 10], "the largest of each profile, not of all"
 
 
 def test_a_smaller_decoder_stands_beside_the_fastest_exits_once_it_is_timed(monkeypatch):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from mee_utils.exits.classifiers import load_classifier
 from mee_utils.models.loading import load_model
 from mee_utils.study import artifacts as train_exits
-from mee_utils.study.artifacts import ClassifierJob as Job
+from mee_utils.study.artifacts import ClassifierSpec
 from mee_utils.study.catalogue import ABLATED, SURVEY_VARIANTS, VARIANTS
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import checkpoint_folder
@@ -19,15 +19,15 @@ from mee_utils.traces import trace as trace_module
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """Profile `small` with three quick jobs, and a folder of its own."""
+    """Profile `small` with three quick specs, and a folder of its own."""
     profile = load_profile("small")
     quick = profile.classifiers.model_copy(update={"tokens": 40, "epochs": 1, "seeds": 2})
     chosen = [
-        Job("calm", "linear", "consistency", 0),
-        Job("calm", "linear", "consistency", 1),
-        Job("calm", "low_rank_three", "correctness", 0),
+        ClassifierSpec("calm", "linear", "consistency", 0),
+        ClassifierSpec("calm", "linear", "consistency", 1),
+        ClassifierSpec("calm", "low_rank_three", "correctness", 0),
     ]
-    monkeypatch.setattr(train_exits, "classifier_jobs", lambda profile: chosen)
+    monkeypatch.setattr(train_exits, "classifier_specs", lambda profile: chosen)
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     return profile.model_copy(update={"classifiers": quick})
 
@@ -39,23 +39,23 @@ def calm():
 
 def learned(paths, model):
     """Weights, settings and learning curves (the files themselves order their metadata at random)."""
-    loaded = {job: load_classifier(path, model) for job, path in paths.items()}
-    return {job: (one.key(), one.metadata) for job, one in loaded.items()}
+    loaded = {spec: load_classifier(path, model) for spec, path in paths.items()}
+    return {spec: (one.key(), one.metadata) for spec, one in loaded.items()}
 
 
 def test_every_job_of_a_profile_is_named_once():
     profile = load_profile("small")
-    jobs = train_exits.classifier_jobs(profile)
+    specs = train_exits.classifier_specs(profile)
     swept, survey = len(VARIANTS) + 2 * len(ABLATED), len(SURVEY_VARIANTS)
-    *several, distilled, heads = jobs
+    *several, distilled, heads = specs
     others = len(profile.training.backbones) - 1  # they get the rule over predictions
-    assert len(jobs) == len(set(jobs)) == profile.classifiers.seeds * swept + others + survey + 2
-    assert distilled == Job("calm", "past_future", "distilled", 0) and survey == 5
-    assert heads == Job("vanilla", "exit_heads", "correctness", 0)
+    assert len(specs) == len(set(specs)) == profile.classifiers.seeds * swept + others + survey + 2
+    assert distilled == ClassifierSpec("calm", "past_future", "distilled", 0) and survey == 5
+    assert heads == ClassifierSpec("vanilla", "exit_heads", "correctness", 0)
     last = several[-survey:]
-    assert {(job.model, job.target, job.seed) for job in last} == {("calm", "consistency", 0)}
-    assert {job.variant for job in last} == set(SURVEY_VARIANTS)
-    assert len({job.path(profile) for job in jobs}) == len(jobs)
+    assert {(spec.model, spec.target, spec.seed) for spec in last} == {("calm", "consistency", 0)}
+    assert {spec.variant for spec in last} == set(SURVEY_VARIANTS)
+    assert len({spec.path(profile) for spec in specs}) == len(specs)
     options = [VARIANTS[name].options(96) for name in ("wide_hidden", "lstm")]
     assert options == [{"hidden": 288}, {"hidden": 48}]
 
@@ -98,11 +98,11 @@ def test_what_is_there_is_kept_and_what_is_missing_or_foreign_is_made(small, cal
 
 
 def test_shipped_ones_are_taken_unless_they_belong_to_something_else(small, calm, monkeypatch, tmp_path):
-    monkeypatch.setattr(Job, "shipped", lambda job, profile: tmp_path / "shipped" / job.file)
+    monkeypatch.setattr(ClassifierSpec, "shipped", lambda spec, profile: tmp_path / "shipped" / spec.file)
     paths = train_exits.train_classifiers(small)
     first = learned(paths, calm)
-    for job in train_exits.classifier_jobs(small):
-        train_exits.copy_file(job.path(small), job.shipped(small))
+    for spec in train_exits.classifier_specs(small):
+        train_exits.copy_file(spec.path(small), spec.shipped(small))
     for path in paths.values():
         path.unlink()
     monkeypatch.setattr(train_exits, "_train_all", lambda *_: pytest.fail("trained in spite of all"))
@@ -115,16 +115,16 @@ def test_shipped_ones_are_taken_unless_they_belong_to_something_else(small, calm
 @pytest.mark.xdist_group("classifiers")  # takes long: it begins early
 def test_the_package_ships_every_classifier_of_small_as_training_makes_it(monkeypatch, tmp_path):
     small = load_profile("small")
-    jobs = train_exits.classifier_jobs(small)
-    tasks = train_exits.training_tasks(small, jobs)
-    keys = train_exits.classifier_keys(small, jobs, tasks)
-    assert {job: train_exits.stored_key(job.shipped(small)) for job in jobs} == keys
-    folder = jobs[0].shipped(small).parent
-    assert {path.name for path in folder.iterdir()} == {job.file for job in jobs}
-    one = Job("calm", "linear", "consistency", 0)
+    specs = train_exits.classifier_specs(small)
+    tasks = train_exits.training_tasks(small, specs)
+    keys = train_exits.classifier_keys(small, specs, tasks)
+    assert {spec: train_exits.stored_key(spec.shipped(small)) for spec in specs} == keys
+    folder = specs[0].shipped(small).parent
+    assert {path.name for path in folder.iterdir()} == {spec.file for spec in specs}
+    one = ClassifierSpec("calm", "linear", "consistency", 0)
     shipped = load_file(one.shipped(small))
-    monkeypatch.setattr(train_exits, "classifier_jobs", lambda profile: [one])
-    monkeypatch.setattr(Job, "shipped", lambda job, profile: tmp_path / "nowhere" / job.file)
+    monkeypatch.setattr(train_exits, "classifier_specs", lambda profile: [one])
+    monkeypatch.setattr(ClassifierSpec, "shipped", lambda spec, profile: tmp_path / "nowhere" / spec.file)
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     first_tokens = train_exits.first_tokens
 
@@ -145,7 +145,7 @@ def test_the_package_ships_every_classifier_of_small_as_training_makes_it(monkey
 
 
 def test_jobs_of_one_seed_or_model_are_trained_alone(small):
-    assert {job.seed for job in train_exits.train_classifiers(small, seeds=[1])} == {1}
+    assert {spec.seed for spec in train_exits.train_classifiers(small, seeds=[1])} == {1}
     assert train_exits.train_classifiers(small, models=["vanilla"]) == {}
 
 
@@ -183,11 +183,11 @@ def test_a_notebook_gets_them_by_name(small, calm, monkeypatch):
         and [point["epoch"] for point in one.metadata["curve"]] == [1]
     )
     assert {"loss", "held_out_loss"} < set(one.metadata["curve"][0])
-    table = Job("calm", "token_hash", "consistency", 0)
-    monkeypatch.setattr(train_exits, "classifier_jobs", lambda profile: [table])
+    table = ClassifierSpec("calm", "token_hash", "consistency", 0)
+    monkeypatch.setattr(train_exits, "classifier_specs", lambda profile: [table])
     assert not experiment.classifiers(models), "the survey's are only there for who asks for them"
     assert list(experiment.classifiers(models, survey=True)) == [("calm", "token_hash", "consistency")]
-    path = Job("calm", "linear", "consistency", 0).path(small)
+    path = ClassifierSpec("calm", "linear", "consistency", 0).path(small)
     assert (
         load_classifier(path, models["calm"]).key() == classifiers["calm", "linear", "consistency"][0].key()
     )

@@ -248,7 +248,7 @@ def test_the_loss_of_a_layer_is_a_mean_over_tokens_however_they_are_batched():
 def test_a_pass_gives_the_loss_of_transformers_and_the_states_of_every_layer(family):
     network = build_network(family, 40)
     batch = pad_pairs([([5, 6, 7, 1], [8, 1]), ([9, 1], [10, 11, 12, 1])], 0)
-    states, logits = loop.teacher_forced(network, batch)
+    states, logits = loop.states_and_logits(network, batch)
     assert torch.allclose(cross_entropy(logits, batch["labels"]), network(**batch).loss, atol=1e-6)
     assert len(states) == len(network.get_decoder().block)
     assert torch.allclose(compute_logits(network, states[-1]), logits, atol=1e-6)
@@ -273,7 +273,7 @@ def test_in_half_precision_the_losses_are_nearly_those_of_single(tmp_path):
     losses = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            states, logits = loop.teacher_forced(network, batch)
+            states, logits = loop.states_and_logits(network, batch)
             losses.append(float(cross_entropy(logits, batch["labels"]).detach()))
         assert states[-1].dtype == torch.float32  # the residual stream keeps its precision
     assert losses[0] == pytest.approx(losses[1], rel=2e-2) and losses[0] != losses[1]

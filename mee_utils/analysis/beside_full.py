@@ -32,28 +32,39 @@ def beside_full(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> dict[st
         full: the examples of full depth.
     """
     examples = len(full)
+    at_full = full[VALUES].to_numpy(np.float64)  # [example, value]
     values = np.stack([each[VALUES].to_numpy(np.float64) for each in settings], axis=1)
-    at_full = full[VALUES].to_numpy(np.float64)  # [example, value]; values: [example, setting, value]
-    score = VALUES.index("score")
-    risk = np.clip(at_full[:, None, score] - values[..., score], 0, None) / 100  # [example, setting]
-    columns = np.concatenate([values.reshape(examples, -1), risk], axis=1)
+    scores = values[..., VALUES.index("score")]  # [example, setting]
+    full_scores = at_full[:, [VALUES.index("score")]]  # [example, 1]
+    risks = np.clip(full_scores - scores, 0, None) / 100  # [example, setting]
+    value_count = len(settings) * len(VALUES)
+    columns = np.concatenate([values.reshape(examples, value_count), risks], axis=1)
 
     def quantities(weights: np.ndarray) -> np.ndarray:
         """`[resample, quantity, setting]`, from sums over the resampled examples."""
         sums = weights @ columns  # one product: it is what bootstraps cost
-        of_settings = sums[:, : values[0].size].reshape(len(weights), len(settings), len(VALUES))
-        loss, score, flops, tokens, layers = np.moveaxis(of_settings, -1, 0)
-        _, full_score, full_flops, full_tokens, _ = (weights @ at_full).T[..., None]
+        value_sums = sums[:, :value_count].reshape(len(weights), len(settings), len(VALUES))
+        risk = sums[:, value_count:]  # [resample, setting]
+        full_sums = weights @ at_full  # [resample, value]
+        drawn = weights.sum(axis=1, keepdims=True)  # [resample, 1], examples
+
+        def of_settings(name: str) -> np.ndarray:
+            return value_sums[..., VALUES.index(name)]  # [resample, setting]
+
+        def of_full(name: str) -> np.ndarray:
+            return full_sums[:, [VALUES.index(name)]]  # [resample, 1]
+
+        full_score = of_full("score")
         full_score = np.where(full_score > 0, full_score, np.nan)  # without a score there is none to keep
-        drawn = weights.sum(axis=1, keepdims=True)
-        shares = [
-            score / full_score,
-            loss / drawn,
-            sums[:, values[0].size :] / drawn,
-            (flops / tokens) / (full_flops / full_tokens),
-            layers / tokens,
-        ]
-        return np.stack(shares, axis=1)
+        flops_per_token = of_settings("flops") / of_settings("tokens")
+        by_name = {
+            "retained": of_settings("score") / full_score,
+            "consistency_loss": of_settings("loss") / drawn,
+            "risk_loss": risk / drawn,
+            "flops_share": flops_per_token / (of_full("flops") / of_full("tokens")),
+            "mean_exit_layer": of_settings("layers") / of_settings("tokens"),
+        }
+        return np.stack([by_name[name] for name in QUANTITIES], axis=1)
 
     together = interval(quantities, examples)
     return {
@@ -69,6 +80,7 @@ def result_rows(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[di
     for number, examples in enumerate(settings):
         row = {"score": examples.score.to_numpy(np.float64).sum() / len(full)}
         for name, prefix in QUANTITIES.items():
-            row |= beside[name].item(number).columns(name, prefix)
-        rows.append(row | {"length_share": examples.tokens.sum() / full.tokens.sum()})
+            row.update(beside[name].item(number).columns(name, prefix))
+        row["length_share"] = examples.tokens.sum() / full.tokens.sum()
+        rows.append(row)
     return rows

@@ -33,11 +33,14 @@ def hoeffding_bentkus(losses: np.ndarray, delta: float, eps: float = 0.05) -> fl
     observed mean `m`, and Bentkus's, `e P(Binomial(n, delta) <= ceil(n m))` (Bates et al. 2021, Prop. 4; CALM
     uses it). `eps` is not used; p-values share one signature.
     """
-    count, mean = len(losses), min(float(np.mean(losses)), delta)
-    lost = mean * np.log(mean / delta) if mean > 0 else 0.0
-    entropy = (1 - mean) * np.log((1 - mean) / (1 - delta)) + lost
-    bentkus = np.e * bdtr(np.ceil(count * float(np.mean(losses)) - 1e-9), count, delta)
-    return float(min(1.0, np.exp(-count * entropy), bentkus))
+    count = len(losses)
+    mean = float(np.mean(losses))
+    capped = min(mean, delta)
+    lost = capped * np.log(capped / delta) if capped > 0 else 0.0
+    entropy = (1 - capped) * np.log((1 - capped) / (1 - delta)) + lost  # h(min(m, delta), delta)
+    hoeffding = np.exp(-count * entropy)
+    bentkus = np.e * bdtr(np.ceil(count * mean - 1e-9), count, delta)
+    return float(min(1.0, hoeffding, bentkus))
 
 
 def betting(losses: np.ndarray, delta: float, eps: float = 0.05) -> float:
@@ -95,17 +98,25 @@ class Calibration:
         return f"Threshold {self.threshold:g} for {demand}: {SOURCES[self.source]}."
 
     def outcome(self, losses: np.ndarray) -> dict[str, float]:
-        """What the threshold does to other `losses` `[threshold, example]`: `threshold` (NaN if none passed),
-        `mean_loss` (then 0: no token exits), `violated`, whether that exceeds delta.
+        """What the threshold does to other `losses` `[threshold, example]`, whose rows are those of `tested`.
+
+        Returns:
+            `threshold` (NaN if none passed), `mean_loss` (then 0: no token exits), and `violated`, whether
+            that exceeds delta.
         """
-        level, mean = np.nan, 0.0
-        if self.threshold is not None:
-            level, mean = self.threshold, float(losses[self.tested.index(self.threshold)].mean())
-        return {"threshold": level, "mean_loss": mean, "violated": mean > self.delta}
+        if self.threshold is None:
+            return {"threshold": np.nan, "mean_loss": 0.0, "violated": False}
+        mean = float(losses[self.tested.index(self.threshold)].mean())
+        return {"threshold": self.threshold, "mean_loss": mean, "violated": mean > self.delta}
 
 
 def check_demand(thresholds: Sequence[float], delta: float, eps: float) -> list[float]:
-    """Thresholds as a list of numbers; an error if they do not descend, or if nothing can be guaranteed."""
+    """The thresholds as a list of numbers.
+
+    Raises:
+        MeeError: they are no numbers or do not descend strictly; or `delta` (the largest mean loss) or `eps`
+            (the probability that the guarantee fails) is not between 0 and 1.
+    """
     unmet = "a mean loss of 0 cannot be guaranteed from examples, and 1 always is; give a"
     wanted = {"delta": (delta, unmet), "eps": (eps, "give the probability of failing (the papers: 0.05), a")}
     for name, (value, what) in wanted.items():
@@ -129,10 +140,17 @@ def learn_then_test(
 ) -> Calibration:
     """The last threshold that passes, testing from the highest down and stopping at the first that fails.
 
-    `losses` are `[threshold, example]` in 0..1, or rows that are only taken while tests pass; `bound` is one
-    of `BOUNDS` or a user-defined p-value, `(losses, delta, eps) -> number`; `source`, "decoding" or "replay",
-    decides what is said of the result. `MeeError` for no examples, losses outside 0..1, thresholds that
-    do not descend, or delta or eps outside (0, 1).
+    Args:
+        losses: `[threshold, example]` in 0..1, or rows that are only taken while tests pass.
+        thresholds: one for each row, strictly descending.
+        delta: the largest mean loss that is tolerated.
+        eps: the probability that the guarantee fails.
+        bound: one of `BOUNDS`, or a user-defined p-value, `(losses [example], delta, eps) -> number`.
+        source: of the losses, "decoding" or "replay": decides what is said of the result.
+
+    Raises:
+        MeeError: no examples, losses outside 0..1, thresholds that do not descend, or delta or eps outside
+            (0, 1).
     """
     levels = check_demand(thresholds, delta, eps)
     check_choice("source", source, SOURCES)
@@ -176,8 +194,14 @@ def consistency_losses(
 ) -> np.ndarray:
     """Losses of exits against full depth, `[example]` in 0..1 (CALM, section 3), by the metric of the task.
 
-    `kind` "consistency" is one minus the score of the output (of `texts`) with that of full depth as its
-    reference; "risk" is by how much the score against the references falls.
+    Args:
+        task: whose metric scores, and whose references "risk" needs.
+        texts: outputs with exits.
+        full_texts: outputs at full depth, in the same order.
+        kind: "consistency", one minus the score of an output with that of full depth as its reference; or
+            "risk", by how much the score against the references falls, at least 0.
+
+    Raises `MeeError` for another kind, or not one text for each example.
     """
     check_choice("kind", kind, LOSSES)
     metric = task.metric
@@ -206,12 +230,20 @@ def calibrate(
     """The lowest threshold at which a policy satisfies its demand, by real decoding of calibration examples.
 
     Args:
+        model: from `load_model`.
         task: the calibration examples, from `load_task`; not those that results are reported on.
         policy: any policy with a threshold, pruned and contrasted ones too; its decay stays.
         delta, eps: the largest mean loss that is tolerated, and the probability that the guarantee fails.
         thresholds: descending; decoding stops at the first that fails. By default 1, 0.95, .. 0.05, or for
             rules that count exits all numbers from the depth down.
         kind, bound, settings: see `consistency_losses`, `learn_then_test` and `generate`.
+
+    Returns:
+        The `Calibration`; its `policy` is ready for `generate`, or None if no threshold passed.
+
+    Raises:
+        MeeError: something that is no task or policy, a policy without a threshold, and as `learn_then_test`
+            and `generate` do.
     """
     if not isinstance(task, Task):
         raise MeeError(f"task={task!r:.60}: give a Task, from load_task; its references score outputs.")
@@ -241,9 +273,10 @@ def violations(
 ) -> pd.DataFrame:
     """The guarantee put to the test: calibrate on a random `share` of the examples, in many `splits`.
 
-    One row a split, the `Calibration.outcome` of all examples: these stand for the population, whose mean
-    loss is what is guaranteed. Splits are not independent, and their rate is no binomial draw: see
-    `broken_guarantees`.
+    `losses` are `[threshold, example]`; other arguments are those of `learn_then_test`. One row a split, the
+    `Calibration.outcome` of all examples: these stand for the population, whose mean loss is what is
+    guaranteed. Splits are not independent, and their rate is no binomial draw: see `broken_guarantees`.
+    Raises `MeeError` for a share that leaves no example on one side.
     """
     losses = np.asarray(losses, dtype=np.float64)
     random = np.random.default_rng(0)

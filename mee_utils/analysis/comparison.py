@@ -17,7 +17,7 @@ from ..traces.replay import PolicyReplay, replay_policy
 from ..traces.trace import Trace
 from .beside_full import beside_full
 from .decisions import exit_values, thresholds_for
-from .statistics import DRAWS, Estimate, estimates, interval, mean_interval
+from .statistics import DRAWS, Estimate, columns_of, estimates, interval, mean_interval
 
 
 @dataclass(frozen=True)
@@ -130,15 +130,19 @@ def comparison(model, task, policies: dict, names: Sequence[str], **settings) ->
 
 
 def replayed_row(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, float]:
-    """A replay at its own threshold, with intervals: what `at_exits` returns, and `flops_share`."""
-    trace = replayed.trace
-    spent = replayed_flops(replayed, max_new_tokens)
-    full = full_depth_flops(trace)
+    """`replayed_estimates` as columns of a table."""
+    return columns_of(replayed_estimates(replayed, max_new_tokens))
+
+
+def replayed_estimates(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, Estimate]:
+    """A replay at its own threshold: `flops_share`, and means of what `exit_values` returns."""
+    sequence = replayed.trace.sequence
+    spent = replayed_flops(replayed, max_new_tokens)  # [output]
+    full = full_depth_flops(replayed.trace)
     share = interval(lambda weights: (weights @ spent) / (weights @ full), len(spent))
-    row = share.columns("flops_share", "flops_share_")
-    for name, values in exit_values(replayed, max_new_tokens).items():
-        row |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
-    return row
+    of_tokens = exit_values(replayed, max_new_tokens)
+    means = {name: mean_interval(values, sequence) for name, values in of_tokens.items()}
+    return {"flops_share": share} | means
 
 
 def replayed_flops(replayed: PolicyReplay, max_new_tokens: int = 64) -> np.ndarray:
@@ -149,9 +153,10 @@ def replayed_flops(replayed: PolicyReplay, max_new_tokens: int = 64) -> np.ndarr
 
 
 def verified_flops(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) -> np.ndarray:
-    """Decoder FLOPs `[output]` if exits are drafts, with all that is thrown away.
+    """Decoder FLOPs `[output]` of a replay whose exits are drafts, with all that is thrown away.
 
-    What is run behind a wrong draft is an estimate, as in `mee_utils.decoding.rounds`.
+    A draft has at most `max_draft` tokens. What is run behind a wrong draft is an estimate, as in
+    `mee_utils.decoding.rounds`.
     """
     trace = replayed.trace
     exits = replayed.exits(max_new_tokens)  # [token]
@@ -188,26 +193,40 @@ def at_equal_quality(replayed: PolicyReplay, shares: Sequence[float], **labels) 
 
 
 def _flops(trace: Trace, bound: BoundPolicy, exit_layers: np.ndarray, readout_rows: np.ndarray) -> np.ndarray:
-    """Decoder FLOPs `[output]` of a trace whose tokens exit, and have readout rows scored, `[token]`, so."""
-    layers, rows = trace.by_output(exit_layers), trace.by_output(readout_rows)
-    return sum(bound.flops(trace.sizes, layers, rows, trace.source_tokens).values()).astype(np.float64)
+    """Decoder FLOPs `[output]`, from the exit layers and readout rows of a trace's tokens, `[token]` each."""
+    by_part = bound.flops(
+        trace.sizes,
+        exit_layers=trace.by_output(exit_layers),
+        readout_rows=trace.by_output(readout_rows),
+        source=trace.source_tokens,
+    )
+    return sum(by_part.values()).astype(np.float64)
 
 
 def full_depth_flops(trace: Trace) -> np.ndarray:
     """Decoder FLOPs `[output]` where no token exits and nothing is decided."""
-    depth, vocabulary = trace.layers, trace.sizes.vocabulary
-    no_exit = ExitPolicy("static", min_layer=depth).bind(depth, vocabulary)
-    return _flops(trace, no_exit, np.full(len(trace), depth), np.full(len(trace), vocabulary))
+    vocabulary = trace.sizes.vocabulary
+    no_exit = ExitPolicy("static", min_layer=trace.layers).bind(trace.layers, vocabulary)
+    exit_layers = np.full(len(trace), trace.layers)
+    readout_rows = np.full(len(trace), vocabulary)
+    return _flops(trace, no_exit, exit_layers, readout_rows)
 
 
 def agreement(replayed: PolicyReplay, decoded, max_new_tokens: int = 64) -> dict[str, float]:
     """How well a replay predicts real decoding (a `Generation` or `DecodingResult`) on the same inputs.
 
-    `same_exit` is the share of tokens, up to the first that differs from the full-depth output.
+    Returns:
+        `same_output`, the share of outputs that are those of full depth; `same_exit`, the share of tokens
+        that exit where the replay says, up to the first token of an output that is not full depth's; and the
+        mean exit layers, `mean_exit_layer_replay` and `mean_exit_layer_decoded`.
+
+    Raises `MeeError` for a trace along references, or of other inputs.
     """
-    trace, exit_layers = replayed.trace, replayed.exit_layers(max_new_tokens)
+    trace = replayed.trace
     trace.check_own(len(decoded.token_ids))
-    same_output, same_exit = [], []
+    exit_layers = replayed.exit_layers(max_new_tokens)  # [token]
+    same_output = []
+    same_exit = []
     outputs = zip(
         trace.by_output(trace.token_id),
         trace.by_output(exit_layers),
@@ -244,10 +263,18 @@ def replay_against_decoding(
     rows = []
     for name, policy in policies.items():
         decoding = decode(model, task, policy, full, **settings)
-        row = {"task": task.name, "model": model.name, "policy": name}
-        row |= agreement(replay_policy(trace, policy, model), decoding, max_new_tokens)
-        row |= {"metric": task.metric, "score": decoding.score, "full_score": full.score}
-        rows.append(row | {"flops_share": decoding.flops / full.flops})
+        rows.append(
+            {
+                "task": task.name,
+                "model": model.name,
+                "policy": name,
+                **agreement(replay_policy(trace, policy, model), decoding, max_new_tokens),
+                "metric": task.metric,
+                "score": decoding.score,
+                "full_score": full.score,
+                "flops_share": decoding.flops / full.flops,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -276,7 +303,7 @@ def seed_interval(table: pd.DataFrame, by: Sequence[str], columns: Sequence[str]
     for number, (key, group) in enumerate(table.groupby(list(by), sort=False)):
         row = dict(zip(by, key, strict=True))
         for column in columns:
-            row |= _mean_over_seeds(estimates(group, column), column, number)
+            row.update(_mean_over_seeds(estimates(group, column), column, number))
         rows.append(row | {"seeds": len(group)})
     return pd.DataFrame(rows)
 

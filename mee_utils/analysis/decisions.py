@@ -124,17 +124,24 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
     `precision`: of the tokens above the threshold at a layer, the share that may exit; `recall`: of those at
     which the oracle has exited by then, the share above the threshold; `above`: the share of all tokens.
     """
-    rows, sequence = [], replayed.trace.sequence
+    sequence = replayed.trace.sequence
     above = replayed.exceeded(max_new_tokens)  # [token, decision]
-    settled = settled_from(replayed.trace)
+    settled = settled_from(replayed.trace)  # [token], the oracle's exit layer
+    rows = []
     for number, layer in enumerate(replayed.decision_layers):
         exits = above[:, number]
         oracle = settled <= layer
         precision = _mean_of(replayed.same_token[:, number], exits, sequence)
         recall = _mean_of(exits, oracle, sequence)
-        row = {**labels, "layer": layer, "above": float(exits.mean())}
-        row |= precision.columns("precision", "precision_")
-        rows.append(row | recall.columns("recall", "recall_"))
+        rows.append(
+            {
+                **labels,
+                "layer": layer,
+                "above": float(exits.mean()),
+                **precision.columns("precision", "precision_"),
+                **recall.columns("recall", "recall_"),
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -176,6 +183,8 @@ def thresholds_for(replayed: PolicyReplay, shares: Sequence[float], steps: int =
 
     Thresholds at `steps` quantiles of the confidences are tried, rounded so that tables hold them exactly.
     One row a share, as `sweep` gives it; with the highest threshold if no lower one will do.
+
+    Raises `MeeError` for a share outside 0..1.
     """
     for share in shares:
         if not 0 <= share <= 1:
@@ -209,7 +218,8 @@ def candidates(replayed: PolicyReplay, count: int, max_new_tokens: int = 64) -> 
 
 def _tail(values: int, per_decade: int = 20) -> np.ndarray:
     """Quantiles between the last of 400 and 1, closer and closer, up to the one before the largest value."""
-    first, last = 1 / 400, 1 / max(values, 400)
+    first = 1 / 400
+    last = 1 / max(values, 400)
     steps = 1 + round(per_decade * np.log10(first / last))
     return 1 - np.geomspace(first, last, steps)
 

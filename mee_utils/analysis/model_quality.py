@@ -144,7 +144,7 @@ def _beside(examples: pd.DataFrame, baseline: pd.DataFrame) -> dict[str, float]:
     together = interval(quantities, len(values))
     columns: dict[str, float] = {}
     for number, (name, prefix) in enumerate(BASELINE_QUANTITIES.items()):
-        columns |= together.item(number).columns(name, prefix)
+        columns.update(together.item(number).columns(name, prefix))
     return columns
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..common.errors import MeeError
 from .monotonicity import settled_from, strictly_monotonic
-from .statistics import by_layer, by_sequence, interval, mean_interval
+from .statistics import Estimate, by_layer, by_sequence, interval, mean_interval
 
 EASY = ("grammatical", "copied")  # difficulties that need no search and no computation
 GROUPS = ("easy", "difficult")
@@ -116,12 +116,15 @@ def associations(prefixes, measures: Sequence[str], outcomes: Sequence[str], **l
     sequence = prefixes["sequence"].to_numpy()
     rows = []
     for measure, depth in product(measures, outcomes):
-        moments = _moments(ranks[measure].to_numpy(), ranks[depth].to_numpy(), sequence)
-        correlation = interval(
-            lambda weights, moments=moments: _correlation(weights @ moments), units=len(moments)
-        )
+        correlation = _rank_correlation(ranks[measure].to_numpy(), ranks[depth].to_numpy(), sequence)
         rows.append({**labels, "measure": measure, "depth": depth, **correlation.columns("spearman")})
     return pd.DataFrame(rows)
+
+
+def _rank_correlation(first: np.ndarray, second: np.ndarray, sequence: np.ndarray) -> Estimate:
+    """The correlation of two rankings `[token]`; resamples draw sequences."""
+    moments = _moments(first, second, sequence)
+    return interval(lambda weights: _correlation(weights @ moments), units=len(moments))
 
 
 def _moments(x: np.ndarray, y: np.ndarray, sequence: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ two such draws are paired.
 """
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from warnings import catch_warnings
@@ -215,14 +215,26 @@ def _combine(operate: Callable, first, second) -> Estimate:
 
 
 def _draws_of(estimate: Estimate, dimensions: int) -> np.ndarray:
-    """Draws with axes for items that the other side may have; a fact is its value in every resample."""
+    """Draws with axes for items that the other side may have; a fact is its value in every resample.
+
+    Beside an estimate of several items (1 dimension) the draws `[resample]` of a number become
+    `[resample, 1]`.
+    """
     if estimate.draws is None:
         return estimate.value
-    missing = dimensions - np.ndim(estimate.value)
-    return estimate.draws.reshape(*estimate.draws.shape, *[1] * missing)
+    missing_axes = [1] * (dimensions - np.ndim(estimate.value))
+    return estimate.draws.reshape(*estimate.draws.shape, *missing_axes)
 
 
 NOTHING = Estimate(np.nan, np.full(RESAMPLES, np.nan))  # of an empty selection
+
+
+def columns_of(by_name: Mapping[str, Estimate]) -> dict[str, np.ndarray]:
+    """The columns of several estimates in one row; the bounds of each are `<name>_low` and `<name>_high`."""
+    columns = {}
+    for name, estimate in by_name.items():
+        columns.update(estimate.columns(name, f"{name}_"))
+    return columns
 
 
 def estimates(table: pd.DataFrame, column: str) -> Estimate:
@@ -231,6 +243,12 @@ def estimates(table: pd.DataFrame, column: str) -> Estimate:
     if column + DRAWS not in table:
         return Estimate(values)
     return Estimate(values, np.stack([np.asarray(draws) for draws in table[column + DRAWS]], axis=1))
+
+
+def renamed(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """Some columns of a table under new names (old -> new); where a column has draws, they go with it."""
+    draws = {old + DRAWS: new + DRAWS for old, new in names.items() if old + DRAWS in table}
+    return table.rename(columns=names | draws)[[*names.values(), *draws.values()]]
 
 
 def without_draws(table: pd.DataFrame) -> pd.DataFrame:

@@ -31,10 +31,10 @@ from ..models.loading import Model
 from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay, bind_to_trace, replay_policies, replay_policy
 from ..traces.trace import Trace, trace
-from .comparison import full_depth_flops, replayed_flops, replayed_row
+from .comparison import full_depth_flops, replayed_estimates, replayed_flops, replayed_row
 from .decisions import at_exits, exit_values, thresholds_for
 from .monotonicity import stable
-from .statistics import Estimate, by_layer, estimates, interval, mean_interval
+from .statistics import Estimate, by_layer, columns_of, estimates, interval, mean_interval
 
 LOSSES = (0.01, 0.05)  # shares of the tokens that may be others
 LEAST_EXAMPLES = 8  # one half chooses, the other reports
@@ -160,6 +160,14 @@ def suitability_of(
     """The same from a trace of the model's own outputs; a `model` and its states add a pruned rule.
 
     The halves are the first and the last inputs of the trace: shuffle inputs that are sorted.
+
+    Args:
+        traced: of any model, along its own greedy output.
+        model: what was traced; only for a trace with states.
+        losses: the losses that rules are reported at.
+
+    Raises:
+        MeeError: too few examples, a trace along references, a decoder of one layer, a loss outside 0..1.
     """
     examples = len(traced.source_tokens)
     _check_examples(examples)
@@ -252,17 +260,17 @@ def _at_losses(rule: str, losses: Sequence[float], replays: Iterable[PolicyRepla
 def _row(rule: str, loss: float, chosen_share: float, reporting: PolicyReplay) -> dict:
     """What `Suitability.rules` says of a setting."""
     measure = reporting.bound.measure
-    row = {
+    by_name = replayed_estimates(reporting)
+    return {
         "rule": rule,
         "wanted": loss,
         "decides": _decides(reporting),
         "threshold": reporting.bound.policy.threshold if measure.has_threshold else np.nan,
         "chosen_flops_share": chosen_share,
-        **replayed_row(reporting),
+        **columns_of(by_name),
+        **_changed_outputs(reporting).columns("changed_outputs", "changed_"),
+        **(1 / by_name["flops_share"]).columns("speed", "speed_"),
     }
-    row |= _changed_outputs(reporting).columns("changed_outputs", "changed_")
-    share = only(pd.DataFrame([row]), "flops_share")
-    return row | (1 / share).columns("speed", "speed_")
 
 
 def _changed_outputs(replayed: PolicyReplay) -> Estimate:
@@ -303,11 +311,14 @@ def _best_drafts(rule: str, replays: Iterable[PolicyReplay]) -> dict:
         settings.append((setting.expected, setting.policy, reporting))
     expected, policy, reporting = max(settings, key=lambda each: each[0])
     drafting = replace(reporting, bound=bind_to_trace(reporting.trace, policy))
-    row = {"rule": rule, "decides": _decides(drafting), "threshold": policy.threshold}
-    row |= {"max_draft": policy.max_draft, "chosen_speed": expected}
-    for name, estimate in draft_estimates(drafting).items():
-        row |= estimate.columns(name, f"{name}_")
-    return row
+    return {
+        "rule": rule,
+        "decides": _decides(drafting),
+        "threshold": policy.threshold,
+        "max_draft": policy.max_draft,
+        "chosen_speed": expected,
+        **columns_of(draft_estimates(drafting)),
+    }
 
 
 def _as_planned(replayed: PolicyReplay) -> Replay:

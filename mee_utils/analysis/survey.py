@@ -18,7 +18,7 @@ from ..traces.replay import PolicyReplay
 from ..traces.trace import Trace
 from .calibration import consistency_losses, violations
 from .comparison import replayed_row
-from .statistics import NOTHING, Estimate, mean_interval
+from .statistics import NOTHING, Estimate, columns_of, mean_interval
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
 
@@ -69,7 +69,10 @@ def _mean_loss(lost: np.ndarray) -> Estimate:
 def lowest_level(
     replayed: PolicyReplay, losses: Losses, levels: Sequence[float], demand: float, max_new_tokens: int
 ) -> float:
-    """The last of descending thresholds before the mean loss exceeds `demand`; else the first."""
+    """The last of descending thresholds (`levels`) before the mean loss exceeds `demand`; else the first.
+
+    `losses` is what `output_losses` returns.
+    """
 
     def within(level: float) -> bool:
         exits = replayed.at_threshold(level).exits(max_new_tokens)
@@ -86,8 +89,12 @@ def what_it_costs(measure, sizes: Mapping, ids: int | None = None) -> dict:
     """
     layers = "all so far" if measure.layers_used is None else measure.layers_used
     weights = list(measure.state_dict().values()) if hasattr(measure, "state_dict") else []
-    row = {"readouts": int(measure.readout), "layers": str(layers)}
-    row |= {"trained": len(weights) > 0, "parameters": sum(weight.numel() for weight in weights)}
+    row = {
+        "readouts": int(measure.readout),
+        "layers": str(layers),
+        "trained": len(weights) > 0,
+        "parameters": sum(weight.numel() for weight in weights),
+    }
     for name, size in sizes.items():
         flops = size.readout * (ids or size.vocabulary) / size.vocabulary if measure.readout else 0
         row[name] = (flops + measure.flops(size.d_model)) / size.projections
@@ -95,7 +102,12 @@ def what_it_costs(measure, sizes: Mapping, ids: int | None = None) -> dict:
 
 
 def rank_correlations(replays: Mapping[str, PolicyReplay], layer: int) -> pd.DataFrame:
-    """Rank correlations of rules' confidences at a layer; NaN where a rule says the same of all tokens."""
+    """Rank correlations of rules' confidences at a layer; NaN where a rule says the same of all tokens.
+
+    `replays` are by rule. Returns a square table, a row and a column a rule.
+
+    Raises `MeeError` for a rule that does not decide at the layer.
+    """
     columns = {}
     for name, replayed in replays.items():
         if layer not in replayed.decision_layers:
@@ -112,10 +124,8 @@ def overthinking(trace: Trace, **labels) -> dict:
     at_last = right[:, -1]
     somewhere = right.any(axis=1)
     shares = {"overthought": somewhere & ~at_last, "right": at_last, "right_somewhere": somewhere}
-    row = dict(labels)
-    for name, values in shares.items():
-        row |= mean_interval(values, trace.sequence).columns(name, f"{name}_")
-    return row
+    means = {name: mean_interval(values, trace.sequence) for name, values in shares.items()}
+    return {**labels, **columns_of(means)}
 
 
 def fake_confidence(trace: Trace, sure: float = 0.9, **labels) -> pd.DataFrame:
@@ -196,8 +206,17 @@ def bandit_or_calibrated(
     """Who keeps the threshold: a fixed arm, a bandit (over each output, or over all in one stream), or
     learn-then-test on a random half of the outputs, at `delta`, which tries `levels` from the highest down.
 
-    One row for each of `splits` orders or halves: `who`, `regret` (what the best fixed arm earns a token
-    more), `mean_exit_layer`, `loss` of all outputs and `broken`, whether that exceeds `delta`.
+    Args:
+        replayed: of a rule whose confidence is at most 1.
+        losses: what `output_losses` returns.
+        arms: thresholds of the bandit.
+        levels: thresholds of learn-then-test, descending.
+        delta: the mean loss that is to be kept.
+        splits: random orders of the stream, and random halves.
+
+    Returns:
+        One row for each order or half: `who`, `regret` (what the best fixed arm earns a token more),
+        `mean_exit_layer`, `loss` of all outputs and `broken`, whether that exceeds `delta`.
     """
     rewards, exits = arm_rewards(replayed, [*arms, *levels, np.inf])  # the last never exits
     of_arms = rewards[:, : len(arms)]

@@ -17,7 +17,7 @@ from ..common.errors import MeeError, shown
 from ..exits.policy import ExitPolicy
 from ..models.loading import FAMILIES, Model, recorded_exit_layer
 from .generation import bind_policy, decode_batch
-from .layerwise import decoder_of
+from .layerwise import decoder_of, end_ids
 from .outputs import Output
 
 STOPPED_BY = (MaxLengthCriteria, EosTokenCriteria)  # what `model.generate` always adds
@@ -72,7 +72,7 @@ def decode_with_exits(
     _check_prompt(input_ids, inputs_tensor)
     decoder = decoder_of(model)
     decoder.start = int(input_ids[0, 0])
-    decoder.ends = _end_ids(generation_config)
+    decoder.ends = end_ids(generation_config.eos_token_id, decoder.config.vocab_size)
     wrapped = Model(model, None, model.name_or_path, recorded_exit_layer(Path(model.name_or_path)))
     bound = bind_policy(exit_policy, decoder, wrapped.min_exit_layer)
     bound.measure.check_model(wrapped)
@@ -107,14 +107,6 @@ def _padded(rows: list[list[int]], filler: int) -> Tensor:
     """Rows of whole numbers as one tensor `[row, longest]`."""
     tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
     return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=filler)
-
-
-def _end_ids(generation_config: GenerationConfig) -> frozenset[int]:
-    """The ids that end an output of this call."""
-    end = generation_config.eos_token_id
-    if end is None:
-        return frozenset()
-    return frozenset(end) if isinstance(end, list | tuple) else frozenset([end])
 
 
 def _check_network(model: nn.Module) -> None:

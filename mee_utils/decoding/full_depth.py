@@ -92,12 +92,14 @@ def full_depth_states(model: Model, batches: Sequence[Batch], max_new_tokens: in
     decoder = decoder_of(model.network)
     keep = _Keep()
     bound = bind_to(model, ExitPolicy(keep, min_layer=1))
-    ids = {}  # [position] of each output, by the index of its input
-    source = {}  # ids of each input, by its index
+    ids: dict[int, list[int]] = {}  # index of an input -> its output
+    source: dict[int, Tensor] = {}  # index of an input -> its ids, [source], -1 at padding
     for batch in batches:
-        source |= dict(zip(batch.indices.tolist(), source_ids_of(batch.tokens), strict=True))
         outputs = decode_encoded(decoder, batch, bound, max_new_tokens)
-        ids |= {index: out.token_ids for index, out in zip(batch.indices.tolist(), outputs, strict=True)}
+        source_ids = source_ids_of(batch.tokens)
+        for row, index in enumerate(batch.indices.tolist()):
+            ids[index] = outputs[row].token_ids
+            source[index] = source_ids[row]
     indices = sorted(ids)
     lengths = [len(ids[index]) for index in indices]
     fed = [before for index in indices for before in (decoder.start, *ids[index][:-1])]

@@ -151,7 +151,7 @@ def generate(
         started = time.perf_counter()
         decoded = decode_batch(decoder, batch, bound, max_new_tokens, np.array(chosen), encoded)
         seconds += time.perf_counter() - started
-        outputs |= zip(chosen, decoded, strict=True)
+        outputs.update(zip(chosen, decoded, strict=True))
         bar.update(len(chosen))
     bar.close()
     in_order = [outputs[index] for index in range(len(texts))]
@@ -211,7 +211,19 @@ def decode_batch(
     sequence: np.ndarray,
     encoded: Tensor | None = None,
 ) -> list[Output]:
-    """Decodes one batch of the inputs number `sequence`; `encoded` are the encoder's states if known."""
+    """Decodes one batch, with exits as the policy says: copied, in parallel, or verified.
+
+    Args:
+        decoder: of the model.
+        batch: `input_ids` and `attention_mask`, `[row, source]` each.
+        bound: the policy; one that verifies has a fixed `max_draft`.
+        max_new_tokens: the longest output.
+        sequence: `[row]`, indices of the inputs among all.
+        encoded: the encoder's states `[row, source, d_model]`, if they are known.
+
+    Returns:
+        One output a row.
+    """
     parallel = bound.policy.propagation == "parallel"
     cache = decoder.begin(batch, max_new_tokens, parallel, encoded)
     if bound.policy.propagation == "verify":

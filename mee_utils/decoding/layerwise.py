@@ -477,28 +477,50 @@ class LayerwiseDecoder:
         return cache.self_keys_values[layer - 1]
 
     def _store_keys_values(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray | None) -> Tensor:
-        """Stores keys and values of the present token and of those that waited; returns the query."""
+        """Stores keys and values of the present token and of those that waited.
+
+        `first` is what `Rows.waiting` returns. Returns the query, `[rows, head, d_kv]`.
+        """
+        if first is None:
+            return self._store_present(layer, x, rows)
+        begin = int(first[0])
+        if rows.all and (first == begin).all():  # as one row alone always does
+            return self._store_block(layer, x, rows, begin)
+        return self._store_scattered(layer, x, rows, first)
+
+    def _store_present(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
+        """No token waits: keys and values of the present one alone."""
         weights = self.weights[layer - 1]
-        norm = weights.norms[0]
+        keys_values = self._reserve(layer, rows.cache)  # [2, row, head, position, d_kv]
+        projected = self._split(weights.queries_keys_values(weights.norms[0](x)), 3)  # query, key, value
+        slots = slice(None) if rows.all else rows.index
+        keys_values[:, slots, :, rows.cache.position] = projected[1:]
+        return projected[0]
+
+    def _store_block(self, layer: int, x: Tensor, rows: Rows, begin: int) -> Tensor:
+        """In all rows the same tokens wait, those from position `begin` on: keys and values are a block."""
+        weights = self.weights[layer - 1]
         keys_values = self._reserve(layer, rows.cache)  # [2, row, head, position, d_kv]
         position = rows.cache.position
-        if first is None:
-            projected = self._split(weights.queries_keys_values(norm(x)), 3)
-            keys_values[:, slice(None) if rows.all else rows.index, :, position] = projected[1:]
-            return projected[0]
-        begin = int(first[0])
-        if rows.all and (first == begin).all():  # all catch up from the same position, as one row always does
-            waiting = rows.cache.states[:, begin:position]  # [row, position, d_model]
-            normed = norm(torch.cat([waiting, x[:, None]], dim=1))
-            pairs = self._split(weights.key_value(normed).flatten(0, 1), 2).unflatten(1, normed.shape[:2])
-            keys_values[:, :, :, begin : position + 1] = pairs.transpose(2, 3)
-            return weights.query(normed[:, -1]).view(-1, self.heads, self.d_kv)
+        waiting = rows.cache.states[:, begin:position]  # [row, position, d_model]
+        normed = weights.norms[0](torch.cat([waiting, x[:, None]], dim=1))  # the present token last
+        pairs = self._split(weights.key_value(normed).flatten(0, 1), 2)  # [2, row * position, head, d_kv]
+        pairs = pairs.unflatten(1, normed.shape[:2])  # [2, row, position, head, d_kv]
+        keys_values[:, :, :, begin : position + 1] = pairs.transpose(2, 3)
+        return weights.query(normed[:, -1]).view(-1, self.heads, self.d_kv)
+
+    def _store_scattered(self, layer: int, x: Tensor, rows: Rows, first: np.ndarray) -> Tensor:
+        """In each row other tokens wait, those from position `first` `[row]` on: all in one flat list."""
+        weights = self.weights[layer - 1]
+        keys_values = self._reserve(layer, rows.cache)  # [2, row, head, position, d_kv]
+        position = rows.cache.position
         slots, positions = rows.on_device(waiting_positions(first, position, rows.slots))
-        normed = norm(torch.cat([x, rows.cache.states[slots, positions]]))  # the present tokens first
+        waiting = rows.cache.states[slots, positions]  # [waiting token, d_model]
+        normed = weights.norms[0](torch.cat([x, waiting]))  # the present tokens first
         present = torch.full((len(x),), position, device=x.device)
         all_slots = torch.cat([rows.index, slots])
         all_positions = torch.cat([present, positions])
-        pairs = self._split(weights.key_value(normed), 2)
+        pairs = self._split(weights.key_value(normed), 2)  # [2, token, head, d_kv]
         keys_values[:, all_slots, :, all_positions] = pairs.transpose(0, 1)
         return weights.query(normed[: len(x)]).view(-1, self.heads, self.d_kv)
 
@@ -568,13 +590,20 @@ def start_and_end_ids(network: nn.Module) -> tuple[int, frozenset[int]]:
         where = "model.network.generation_config.decoder_start_token_id"
         raise MeeError(f"The model has no decoder_start_token_id and no pad_token_id: set {where}.")
     _check_id(name, start, start, vocabulary)
-    end = _setting(network, "eos_token_id")
-    if end is None:
-        return int(start), frozenset()
-    ends = list(end) if isinstance(end, list | tuple) else [end]
-    for token in ends or [end]:
-        _check_id("eos_token_id", end, token, vocabulary)
-    return int(start), frozenset(map(int, ends))
+    return int(start), end_ids(_setting(network, "eos_token_id"), vocabulary)
+
+
+def end_ids(setting: object, vocabulary: int) -> frozenset[int]:
+    """The ids that end an output, from an `eos_token_id`: one id, a list of them, or None for none.
+
+    Raises `MeeError` for what is no id of a model with so many ids.
+    """
+    if setting is None:
+        return frozenset()
+    ids = list(setting) if isinstance(setting, list | tuple) else [setting]
+    for token in ids or [setting]:
+        _check_id("eos_token_id", setting, token, vocabulary)
+    return frozenset(map(int, ids))
 
 
 def _setting(network: nn.Module, name: str):

@@ -219,7 +219,17 @@ def _at_layers(policy: ExitPolicy, layers: int) -> list[ExitPolicy]:
 def best_setting(
     replay: Replay, states: Tokens, max_new_tokens: int, sizes: DecoderSizes
 ) -> tuple[Setting, int]:
-    """The best threshold and draft length of a policy at its layers, and how many there are."""
+    """The threshold and draft length of a policy, at its layers, that need the least work.
+
+    Args:
+        replay: of the policy.
+        states: the tokens that were replayed.
+        max_new_tokens: the `N` of thresholds that decay.
+        sizes: of the decoder whose work is counted.
+
+    Returns:
+        That setting, and how many were compared.
+    """
     policy = replay.bound.policy
     levels = _threshold_levels(replay)
     policies = [policy] if levels is None else [policy.at_threshold(level) for level in levels]
@@ -267,6 +277,12 @@ def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: Deco
 
     A pass of several tokens through a layer counts as one token: it reads the weights of its layer once, and
     reading them is what takes time.
+
+    Args:
+        replay: what each decision costs.
+        exits: `[setting, token]`, as `rounds_of` takes them.
+        rounds: what `rounds_of` made of them.
+        sizes: of the decoder whose work is counted.
     """
     bound = replay.bound
     layer = sizes.projections * sizes.layers / bound.layers  # of one layer here, in a decoder of these sizes

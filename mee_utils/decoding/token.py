@@ -488,7 +488,8 @@ class TokenDecoder:
 
 def _add_exits(token: Token, state: ExitState, exits: np.ndarray) -> None:
     """Adds rows that exit at a decision, `[rows]`."""
-    rows, confidences = state.rows[exits], state.confidence[exits]
+    rows = state.rows[exits]
+    confidences = state.confidence[exits]
     if token.step.bound.measure.readout:
         token.add(rows, state.layer, confidences, ids=pick(state.top1_id, exits))
     else:

@@ -201,7 +201,8 @@ class DraftDecoder:
 
     def draft(self, rows: list[Row]) -> None:
         """Drafts one token of each row, as deep as the policy looks."""
-        bound, cache = self.bound, self.cache
+        bound = self.bound
+        cache = self.cache
         slots = np.array([row.slot for row in rows])  # [row]
         position = np.array([row.position for row in rows])  # [row]
         sequence = np.array([row.sequence for row in rows])  # [row]

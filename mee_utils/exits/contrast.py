@@ -70,7 +70,8 @@ def weighted_contrast(expert: Tensor, amateur: Tensor, alpha: float = ALPHA) -> 
 
     A token is plausible if its probability is at least `alpha` times the expert's largest.
     """
-    late, early = torch.log_softmax(expert, dim=-1), torch.log_softmax(amateur, dim=-1)
+    late = torch.log_softmax(expert, dim=-1)
+    early = torch.log_softmax(amateur, dim=-1)
     plausible = late >= late.amax(dim=-1, keepdim=True) + log(alpha)
     mass = torch.where(plausible, late.exp(), 0.0).sum(dim=-1, keepdim=True).log()
     inside = torch.log_softmax((late - early).masked_fill(~plausible, -torch.inf), dim=-1) + mass
@@ -114,9 +115,13 @@ def farthest(expert: Distribution, amateurs: Sequence[Distribution]) -> Tensor:
 
 
 def contrast_with(expert: Tensor, amateurs: Tensor, chosen: Tensor, alpha: float = ALPHA) -> Tensor:
-    """The contrast of each row's logits with those of its chosen amateur.
+    """The contrast of each row's logits with those of its chosen amateur: log-probabilities `[rows, ids]`.
 
-    Takes `[rows, ids]`, `[layers, rows, ids]` and indices `[rows]`; returns log-probabilities `[rows, ids]`.
+    Args:
+        expert: logits `[rows, ids]`.
+        amateurs: logits `[layers, rows, ids]`.
+        chosen: `[rows]`, which of the layers.
+        alpha: of the plausible set.
     """
     rows = torch.arange(len(chosen), device=chosen.device)
     return weighted_contrast(expert, amateurs[chosen, rows], alpha)
@@ -125,8 +130,13 @@ def contrast_with(expert: Tensor, amateurs: Tensor, chosen: Tensor, alpha: float
 def jsd_contrast(expert: Tensor, amateurs: Tensor, alpha: float = ALPHA) -> tuple[Tensor, Tensor]:
     """The contrast with the amateur of largest Jensen-Shannon divergence (after DoLa, with a true JSD).
 
-    Takes logits `[rows, ids]` and `[layers, rows, ids]`; returns log-probabilities `[rows, ids]` and the
-    index of the chosen amateur, `[rows]` (ties go to the first).
+    Args:
+        expert: logits `[rows, ids]`.
+        amateurs: logits `[layers, rows, ids]`.
+        alpha: of the plausible set.
+
+    Returns:
+        Log-probabilities `[rows, ids]`, and the index of the chosen amateur, `[rows]` (ties go to the first).
     """
     chosen = farthest(Distribution.from_logits(expert), [Distribution.from_logits(each) for each in amateurs])
     return contrast_with(expert, amateurs, chosen, alpha), chosen

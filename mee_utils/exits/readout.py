@@ -1,18 +1,11 @@
 """Readouts: from a state to scores over token ids, all or a few ("Not all FLOPs", vocabulary pruning).
 
-The first layer at which a policy computes logits scores all `V` ids. Later layers score only kept ids,
-best first:
-
-| pruning | ids at layer l | source |
-|---|---|---|
-| none | `V` | |
-| fixed | `k` | the paper |
-| decaying | `k`, then `max(k*, floor(k' / (1 + (k' - k*) / k* . (l - 1) / L)))`, `k'` at l - 1 | the paper |
-| decaying, "closed" | the same with `k` and `l` in place of `k'` and `l - 1`, from the first | its code |
-| adaptive | `floor(V (1 - 0.9 c))`, `c` the confidence at the layer before | the paper |
+The first layer at which a policy computes logits scores all `V` ids. Where the policy prunes the vocabulary,
+later layers score only kept ids, best first; how many, the table of `mee_utils.exits.pruning` says.
 
 Probabilities are exact softmaxes over the kept ids. The token is the best of them, at the last layer too.
-Every row keeps ids of its own; their rows of `W` are gathered when the ids change, not at every layer.
+Every row keeps ids of its own; their rows of the LM head are gathered when the ids change, not at every
+layer.
 """
 
 from collections.abc import Sequence
@@ -26,7 +19,7 @@ from torch import Tensor
 from .contrast import Distribution, contrast_with, farthest, jsd_contrast, weighted_contrast
 
 LOWEST = -1e4  # a logit whose probability is 0 in single precision
-GATHER_UP_TO = 0.5  # gather kept rows of W if k <= V / 2; else compute all logits and index
+GATHER_UP_TO = 0.5  # gather rows of the LM head if k <= V / 2; else compute all logits and index them
 
 
 @dataclass
@@ -51,17 +44,18 @@ class Kept(NamedTuple):
     """The ids that the next layer scores."""
 
     ids: Tensor  # `[rows, k]`, best first
-    weights: Tensor | None  # their rows of `W`, `[rows, k, d_model]`; None where all logits are computed
+    weights: Tensor | None  # their rows of the LM head, `[rows, k, d_model]`; None: all logits are computed
     count: np.ndarray  # `[rows]`, how many of the ids are valid for each row
-    readout_rows: np.ndarray  # `[rows]`, rows of `W` that each row multiplies alone
+    readout_rows: np.ndarray  # `[rows]`, rows of the LM head that each row multiplies alone
 
 
 class Readout:
     """Computes a layer's logits where a policy or its measure changes them; other policies have no `Readout`.
 
-    A row alone gathers the rows of `W` of its kept ids. A batch that would gather more than `V` rows computes
-    all logits once and indexes them: more FLOPs in less time. What is counted is what a row needs alone. A
-    contrast with pruning scores its amateurs anew at every layer, over the ids kept there; an ensemble too.
+    A row alone gathers the rows of the LM head of its kept ids. A batch that would gather more than `V` of
+    them computes all logits once and indexes them: more FLOPs in less time. What is counted is what a row
+    needs alone. A contrast with pruning scores its amateurs anew at every layer, over the ids kept there; an
+    ensemble too.
 
     It is made from an `ExitPolicy`, the layers at which it decides (at least one), and depth and vocabulary
     of the decoder, whose last layer computes logits too. Before it, a measure's `lens` and `ensemble` change
@@ -164,29 +158,41 @@ class Readout:
 
     def _contrast(self, state, computed: ReadoutLogits, kept: Kept | None) -> None:
         """Sets `scores` to the contrast or ensemble; adds what the earlier layers cost to `readout_rows`."""
-        layers = self.amateurs[state.layer]
+        earlier = [state.earlier(state.layer - layer) for layer in self.amateurs[state.layer]]
         logits = computed.logits
-        amateurs = [self._logits(state.earlier(state.layer - layer), kept) for layer in layers]
+        amateurs = [self._logits(each, kept) for each in earlier]  # [rows, kept] each
         if kept is not None:  # ids that are not valid are left out of both distributions
             invalid = torch.isinf(logits)
             logits = logits.masked_fill(invalid, LOWEST)
             amateurs = [scores.masked_fill(invalid, LOWEST) for scores in amateurs]
         if self.ensemble:
+            layers = [*self.amateurs[state.layer], state.layer]
             ids = None if kept is None else kept.ids
-            computed.scores = self.ensemble([*layers, state.layer], [*amateurs, logits], ids)
+            computed.scores = self.ensemble(layers, [*amateurs, logits], ids)
         elif self.contrast.kind == "weighted":
             computed.scores = weighted_contrast(logits, amateurs[0], self.contrast.alpha)
         elif kept is None:
-            earlier = [state.earlier(state.layer - layer) for layer in layers]
-            distributions = [each.memo("distribution", _distribution) for each in earlier]
-            chosen = farthest(state.memo("distribution", _distribution), distributions)
-            computed.scores = contrast_with(logits, torch.stack(amateurs), chosen, self.contrast.alpha)
+            computed.scores = self._jsd_over_all_ids(state, earlier, logits, amateurs)
         else:
             computed.scores, _ = jsd_contrast(logits, torch.stack(amateurs), self.contrast.alpha)
-        added = self._unseen[state.layer] * self.vocabulary
-        if kept is not None:
-            added = np.where(self._few(kept.count), len(layers) * kept.readout_rows, added)
-        computed.readout_rows = computed.readout_rows + added
+        computed.readout_rows = computed.readout_rows + self._amateur_rows(state.layer, kept)
+
+    def _jsd_over_all_ids(self, state, earlier: list, logits: Tensor, amateurs: list[Tensor]) -> Tensor:
+        """As `jsd_contrast`; keeps the distributions for the layers after this one. Returns `[rows, ids]`."""
+        distributions = [each.memo("distribution", _distribution) for each in earlier]
+        chosen = farthest(state.memo("distribution", _distribution), distributions)
+        return contrast_with(logits, torch.stack(amateurs), chosen, self.contrast.alpha)
+
+    def _amateur_rows(self, layer: int, kept: Kept | None) -> int | np.ndarray:
+        """How many rows of the LM head the amateurs of a layer cost; `[rows]` where ids are pruned.
+
+        Those that compute logits for the first time score all ids; over a few kept ids each scores anew.
+        """
+        over_all_ids = self._unseen[layer] * self.vocabulary
+        if kept is None:
+            return over_all_ids
+        over_kept_ids = len(self.amateurs[layer]) * kept.readout_rows
+        return np.where(self._few(kept.count), over_kept_ids, over_all_ids)
 
 
 def _ranking(state) -> tuple[Tensor]:

@@ -187,7 +187,11 @@ def _check_revision(path: Path | None, revision: str | None) -> None:
 
 
 def checkpoint_config(source: str | Path, revision: str | None, families: Sequence[str] | None = None):
-    """The configuration of a checkpoint of one of the families, or of any; nothing else gets past."""
+    """The configuration of a checkpoint, from a folder or hub id; its weights are not read.
+
+    Raises `MeeError` for a model type that is not one of the `families` (None: any will do), an adapter, code
+    of its own, and what cannot be read.
+    """
     from transformers import AutoConfig
 
     where = str(find_local(source, WANTED) or source)

@@ -8,7 +8,7 @@ Trap: the last of the L+1 `decoder_hidden_states` of `transformers` is `n(h^L)`,
 again would shift every curve at the last layer. Forward hooks on the layers collect the states instead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
@@ -30,7 +30,39 @@ def output_scale(network: nn.Module) -> float:
     return network.config.d_model**-0.5 if scaled else 1.0
 
 
+def readout(network: nn.Module, normed: Tensor) -> Tensor:
+    """Logits `[..., vocabulary]` of normalised states `n(h)`, `[..., d_model]`, of any layer."""
+    return network.lm_head(normed * output_scale(network))
+
+
 def compute_logits(network: nn.Module, states: Tensor) -> Tensor:
     """Logits `[..., vocabulary]` of raw states `[..., d_model]` at any layer (in training with dropout)."""
     decoder = network.get_decoder()
-    return network.lm_head(decoder.dropout(decoder.final_layer_norm(states)) * output_scale(network))
+    return readout(network, decoder.dropout(decoder.final_layer_norm(states)))
+
+
+def teacher_forced(
+    network: nn.Module, source: Mapping[str, Tensor], fed: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """One pass over given outputs: at every position the decoder is fed the token before.
+
+    Args:
+        network: an encoder-decoder of the T5 family.
+        source: `input_ids` and `attention_mask` of the inputs, `[batch, source]` each.
+        fed: the outputs moved one position to the right behind the start id, `[batch, position]`.
+
+    Returns:
+        The raw states `h^1 .. h^L` of the decoder, and `n(h^L)`, of which `readout` makes the model's own
+        logits (in training with dropout); `[batch, position, d_model]` each.
+    """
+    with layer_states(network) as states:
+        encoded = network.get_encoder()(
+            input_ids=source["input_ids"], attention_mask=source["attention_mask"]
+        )[0]
+        last = network.get_decoder()(
+            input_ids=fed,
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=source["attention_mask"],
+            use_cache=False,
+        )[0]
+    return states, last

@@ -90,12 +90,13 @@ def shallow_decoders(stored: StoredTables) -> pd.DataFrame:
     rivals = stored.table("retrained", "rivals")
     if rivals.empty:
         return pd.DataFrame(columns=[*TASK, "decoder_layers", "kept", "relative_flops"])
-    shallow = rivals[rivals.model != VANILLA].assign(good=rivals.kept >= QUALITY)
-    by_layers = shallow.groupby(["profile", "decoder_layers"]).kept.min().reset_index()
-    chosen = by_layers.assign(good=by_layers.kept >= QUALITY)
-    chosen = chosen.sort_values(["good", "decoder_layers"], ascending=[False, True], kind="stable")
-    chosen.loc[~chosen.good, "decoder_layers"] = chosen.decoder_layers.max()
-    layers = chosen.drop_duplicates("profile").set_index("profile").decoder_layers
+    shallow = rivals[rivals.model != VANILLA]
+    least_kept = shallow.groupby(["profile", "decoder_layers"]).kept.min()
+    layers = {}
+    for profile, of_profile in least_kept.groupby("profile"):
+        kept = of_profile.droplevel("profile")  # decoder layers -> the least that is kept on a task
+        good = kept.index[kept >= QUALITY]
+        layers[profile] = good.min() if len(good) else kept.index.max()
     return shallow[shallow.decoder_layers == shallow.profile.map(layers)]
 
 
@@ -125,9 +126,10 @@ def _first_similar(stored: StoredTables) -> pd.DataFrame:
     tables = []
     for profile, of_profile in rows.groupby("profile", sort=False):
         table = published_saturation(of_profile, depths[profile]).query("property == 'first_similar'")
-        is_published = table.task == "published"
-        keys = {"profile": profile, "task": table.task.mask(is_published, "summarization")}
-        tables.append(table.assign(**keys | {"profile": np.where(is_published, "published", profile)}))
+        is_published = table.task == "published"  # of summaries
+        table["profile"] = np.where(is_published, "published", profile)
+        table["task"] = table.task.mask(is_published, "summarization")
+        tables.append(table)
     means = pd.concat(tables).drop_duplicates([*TASK, "group"])
     wide = means.pivot(index=TASK, columns="group", values="mean")
     return wide.loc[[("published", "summarization"), *_tasks(rows)]]

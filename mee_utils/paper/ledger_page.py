@@ -37,7 +37,9 @@ def ledger(stored: StoredTables) -> pd.DataFrame:
     `judged_by`, `notebook`, and of each profile `<profile>: verdict` and `<profile>: ours`.
     """
     rows = stored.table("08_results", "ledger")
-    rows = rows.reindex(columns=[*rows.columns, *{"judged_by", "reason"}.difference(rows.columns)])
+    for column in ("judged_by", "reason"):
+        if column not in rows:  # of an older run
+            rows[column] = pd.Series(index=rows.index, dtype=object)
     texts = ["statement", "published", "source", "notebook", "judged_by"]
     newest = rows.sort_values("profile", key=lambda names: names.map(_by_age(rows)), kind="stable")
     table = newest.drop_duplicates("claim").set_index("claim")[texts].fillna("")

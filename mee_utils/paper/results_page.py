@@ -56,7 +56,8 @@ def readme() -> str:
     """The text of README.md with its generated parts renewed."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for part, text_of in {"numbers": findings, "notebooks": list_of_notebooks}.items():
-        begin, end = BEGIN.format(part=part), END.format(part=part)
+        begin = BEGIN.format(part=part)
+        end = END.format(part=part)
         before, rest = text.split(begin, 1)
         _, after = rest.split(end, 1)
         text = f"{before}{begin}\n{text_of()}{end}{after}"

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -196,8 +197,8 @@ def report(measured: Measured, name: str, profile: Profile, limit: int | None) -
     }
     lines = []
     for where, by_task in tables.items():
-        lines.append({"FLOPs": where} | {label(task): cell for task, (_, cell, _) in by_task.items()})
-        lines.append({"FLOPs": "rank"} | {label(task): rank for task, (*_, rank) in by_task.items()})
+        lines.append({"FLOPs": where} | {label(task): cell.with_interval for task, cell in by_task.items()})
+        lines.append({"FLOPs": "rank"} | {label(task): cell.rank for task, cell in by_task.items()})
     parts = [
         f"# {name} among the rules (profile {profile.name})",
         _how_measured(measured, limit),
@@ -205,7 +206,7 @@ def report(measured: Measured, name: str, profile: Profile, limit: int | None) -
         "Its rows of `figures/results/rules.md`:",
     ]
     for where, by_task in tables.items():
-        cells = {task: cell for task, (cell, *_) in by_task.items()}
+        cells = {task: cell.on_page for task, cell in by_task.items()}
         parts.append(f"*{where[0].upper()}{where[1:]}*\n\n{_row_of_page(name, cells, profile)}")
     return "\n\n".join(parts)
 
@@ -224,7 +225,15 @@ def _how_measured(measured: Measured, limit: int | None) -> str:
     )
 
 
-Cells = Mapping[str, tuple[str, str, str]]  # task -> cell of the page, the same with interval, rank
+class Cell(NamedTuple):
+    """What is said of the rule on one task."""
+
+    on_page: str  # as in `figures/results/rules.md`
+    with_interval: str
+    rank: str  # "3 of 28"
+
+
+Cells = Mapping[str, Cell]  # by task
 
 
 def _at_quality(measured: Measured, profile: Profile) -> Cells:
@@ -244,9 +253,8 @@ def _at_loss(measured: Measured, profile: Profile, loss: float) -> Cells:
     cells = np.where(rows.reading == verdicts.BETWEEN, rows.flops_share.map("{:.0%}".format), rows.reading)
     stored = _stored(profile, "at_equal_loss")
     if stored is not None:
-        read_off = (
-            stored.get("reading", verdicts.BETWEEN) == verdicts.BETWEEN
-        )  # older runs read off every line
+        # older runs have no column `reading`: they read off every line
+        read_off = stored.get("reading", verdicts.BETWEEN) == verdicts.BETWEEN
         stored = stored[(stored.wanted == loss) & read_off]
     return _with_ranks(rows, cells, stored)
 
@@ -275,12 +283,12 @@ def _with_ranks(rows: pd.DataFrame, cells: Sequence[str], stored: pd.DataFrame |
     """Cells with their intervals and ranks, by task; `stored` are the rules that have a number there."""
     by_task = {}
     shares = estimates(rows.reset_index(drop=True), "flops_share")
-    for number, (task, cell) in enumerate(zip(rows.task, cells, strict=True)):
-        if not cell.endswith("%"):
-            by_task[task] = cell, cell, "not ranked"
-            continue
-        share = shares.item(number)
-        by_task[task] = cell, f"{share:.0%}", _rank(float(share.value), task, stored)
+    for number, (task, text) in enumerate(zip(rows.task, cells, strict=True)):
+        if text.endswith("%"):
+            share = shares.item(number)
+            by_task[task] = Cell(text, f"{share:.0%}", _rank(float(share.value), task, stored))
+        else:
+            by_task[task] = Cell(text, text, "not ranked")
     return by_task
 
 

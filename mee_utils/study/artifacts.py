@@ -20,7 +20,7 @@ from . import freshness
 from .catalogue import RULES
 from .digests import digest_of
 from .inputs import load_profile_model, load_profile_tokenizer, load_tasks, weights_digest
-from .jobs import ClassifierJob, Job, classifier_jobs
+from .jobs import ClassifierSpec, Job, classifier_specs
 from .profiles import Profile
 
 # how a rule over predictions learns: it has few weights, which take more and larger steps
@@ -66,60 +66,60 @@ def train_classifiers(
     seeds: Collection[int] = (),
     variants: Collection[str] = (),
     targets: Collection[str] = (),
-) -> dict[ClassifierJob, Path]:
+) -> dict[ClassifierSpec, Path]:
     """Takes or trains what is missing of the classifiers: of all or some models, seeds, variants, targets."""
     wanted = [
-        job
-        for job in classifier_jobs(profile)
-        if (not models or job.model in models)
-        and (not seeds or job.seed in seeds)
-        and (not variants or job.variant in variants)
-        and (not targets or job.target in targets)
+        spec
+        for spec in classifier_specs(profile)
+        if (not models or spec.model in models)
+        and (not seeds or spec.seed in seeds)
+        and (not variants or spec.variant in variants)
+        and (not targets or spec.target in targets)
     ]
     if not wanted:
         return {}
     tasks = training_tasks(profile, wanted)
     keys = classifier_keys(profile, wanted, tasks)
     missing = []
-    for job in wanted:
-        if stored_key(job.path(profile)) == keys[job]:
+    for spec in wanted:
+        if stored_key(spec.path(profile)) == keys[spec]:
             continue
-        if stored_key(job.shipped(profile)) == keys[job]:
-            copy_file(job.shipped(profile), job.path(profile))
+        if stored_key(spec.shipped(profile)) == keys[spec]:
+            copy_file(spec.shipped(profile), spec.path(profile))
         else:
-            missing.append(job)
+            missing.append(spec)
     if missing:
         tasks["held_out"] = first_tokens(profile, "held_out")
-        for name in dict.fromkeys(job.model for job in missing):
-            chosen = {job: keys[job] for job in missing if job.model == name}
+        for name in dict.fromkeys(spec.model for spec in missing):
+            chosen = {spec: keys[spec] for spec in missing if spec.model == name}
             _train_all(profile, name, chosen, tasks)
-    return {job: job.path(profile) for job in wanted}
+    return {spec: spec.path(profile) for spec in wanted}
 
 
 def ship_classifiers(profile: Profile) -> None:
     """Puts the classifiers beside the models, with which they come."""
-    for job in classifier_jobs(profile):
-        copy_file(job.path(profile), job.shipped(profile))
+    for spec in classifier_specs(profile):
+        copy_file(spec.path(profile), spec.shipped(profile))
 
 
-def training_tasks(profile: Profile, jobs: Collection[ClassifierJob]) -> dict[str, list]:
+def training_tasks(profile: Profile, specs: Collection[ClassifierSpec]) -> dict[str, list]:
     """The examples that some classifiers learn from, by `Variant.learns_from`."""
-    sources = dict.fromkeys(RULES[job.variant].classifier.learns_from for job in jobs)
+    sources = dict.fromkeys(RULES[spec.variant].classifier.learns_from for spec in specs)
     take = {"references": partial(first_tokens, profile, "train"), "outputs": partial(unseen_first, profile)}
     return {source: take[source]() for source in sources}
 
 
-def classifier_keys(profile: Profile, jobs: Sequence[ClassifierJob], tasks: dict[str, list]) -> dict:
+def classifier_keys(profile: Profile, specs: Sequence[ClassifierSpec], tasks: dict[str, list]) -> dict:
     """What each of some classifiers belongs to: weights, settings, and the `training_tasks`."""
     common = {}
     for source, chosen in tasks.items():
         data = digest_of([[(task.inputs, task.targets) for task in chosen]])
         common[source] = [data, _learning_settings(profile, source)]
     keys = {}
-    for job in jobs:
-        data, settings = common[RULES[job.variant].classifier.learns_from]
-        common_key = digest_of([weights_digest(profile, job.model), data, settings])
-        keys[job] = f"{common_key} {asdict(job)} {asdict(RULES[job.variant].classifier)}"
+    for spec in specs:
+        data, settings = common[RULES[spec.variant].classifier.learns_from]
+        common_key = digest_of([weights_digest(profile, spec.model), data, settings])
+        keys[spec] = f"{common_key} {asdict(spec)} {asdict(RULES[spec.variant].classifier)}"
     return keys
 
 
@@ -186,9 +186,8 @@ def with_tokens(profile: Profile, part: str, name: str, wanted: int):
         tokens = sum(lengths)
         if tokens >= wanted or len(task) < limit:
             break
-        limit += 1 + int(
-            1.1 * limit * (wanted / tokens - 1)
-        )  # as many more as should do: drawing them takes long
+        missing = limit * (wanted / tokens - 1)  # examples, if the next ones are as long
+        limit += 1 + int(1.1 * missing)  # a few more than that, since drawing them again takes long
     enough = int(np.searchsorted(np.cumsum(lengths), wanted)) + 1
     return task[:enough]
 
@@ -201,35 +200,35 @@ def _target_lengths(profile: Profile, task) -> list[int]:
     return [min(len(ids), profile.training.max_target) for ids in tokenizer(task.targets).input_ids]
 
 
-def _train_all(profile: Profile, name: str, keys: dict[ClassifierJob, str], tasks: dict[str, list]) -> None:
+def _train_all(profile: Profile, name: str, keys: dict[ClassifierSpec, str], tasks: dict[str, list]) -> None:
     """Trains classifiers of one model on what it does with some `tasks`: see `_Traces`."""
     from .. import save_classifier, train_classifier
 
     model = load_profile_model(profile, name)
     with tempfile.TemporaryDirectory(prefix="mee-") as folder:
         traces = _Traces(profile, model, tasks, Path(folder))
-        for job, key in keys.items():
-            variant = RULES[job.variant].classifier
+        for spec, key in keys.items():
+            variant = RULES[spec.variant].classifier
             training_trace = traces.of(variant.learns_from)
             classifier, curve = train_classifier(
                 variant.kind,
                 training_trace,
                 model,
                 held_out=traces.of("held_out") if variant.learns_from == "references" else None,
-                target=job.target,
-                seed=job.seed,
-                policy=deciding_policy(profile, job.variant),
-                **how_it_learns(profile, job.variant),
+                target=spec.target,
+                seed=spec.seed,
+                policy=deciding_policy(profile, spec.variant),
+                **how_it_learns(profile, spec.variant),
                 **variant.options(model.network.config.d_model),
             )
             save_classifier(
                 classifier,
-                job.path(profile),
+                spec.path(profile),
                 model.fingerprint,
                 key=key,
                 curve=curve,
                 tokens=len(training_trace),
-                **asdict(job),
+                **asdict(spec),
             )
 
 

@@ -73,7 +73,7 @@ class Rule:
         `settings` holds `min_layer`; `top_k`, `first_k`, `least_k` of pruned rules; `exit_layer` of FREE's;
         `alpha` of a contrast. `classifiers` are trained ones by rule; `decay` is that of the threshold.
         """
-        from ..exits.policy import ExitPolicy
+        from ..exits.policy import ALPHA, ExitPolicy
 
         if self.name == "static":
             return ExitPolicy("static", min_layer=int(threshold))
@@ -82,13 +82,19 @@ class Rule:
         if self.name == "free_adaptive":
             layers = [settings["exit_layer"]]
             return ExitPolicy(self.measure, threshold="adaptive", propagation="parallel", exit_layers=layers)
-        options = {"decay": self.decay if decay is None else decay, "min_layer": settings["min_layer"]}
-        options |= {n: getattr(self, n) for n in ("pruning", "pruning_form", "contrast", "contrast_token")}
-        options |= {option: settings[name] for option, name in PRUNED_SIZES.get(self.pruning, {}).items()}
-        if self.contrast and "alpha" in settings:
-            options["contrast_alpha"] = settings["alpha"]
-        measure = classifiers[self.name] if self.classifier else self.measure
-        return ExitPolicy(measure, threshold=self.threshold or float(threshold), **options)
+        sizes = {option: settings[name] for option, name in PRUNED_SIZES.get(self.pruning, {}).items()}
+        return ExitPolicy(
+            measure=classifiers[self.name] if self.classifier else self.measure,
+            threshold=self.threshold or float(threshold),
+            decay=self.decay if decay is None else decay,
+            min_layer=settings["min_layer"],
+            pruning=self.pruning,
+            pruning_form=self.pruning_form,
+            **sizes,
+            contrast=self.contrast,
+            contrast_alpha=settings.get("alpha", ALPHA) if self.contrast else ALPHA,
+            contrast_token=self.contrast_token,
+        )
 
 
 def _rule(name: str, dashes: str = "solid", classifier: dict | None = None, **row) -> Rule:

@@ -162,13 +162,13 @@ class Experiment:
         Exit heads are only there by name.
         """
         groups: dict = {}
-        for job, path in train_classifiers(self.profile, models, seeds, variants, targets).items():
-            if job.variant in SURVEY_VARIANTS and not survey:
+        for spec, path in train_classifiers(self.profile, models, seeds, variants, targets).items():
+            if spec.variant in SURVEY_VARIANTS and not survey:
                 continue
-            if job.variant in HEADS and job.variant not in variants:
+            if spec.variant in HEADS and spec.variant not in variants:
                 continue
-            classifier = load_classifier(path, models[job.model])
-            groups.setdefault((job.model, job.variant, job.target), []).append(classifier)
+            classifier = load_classifier(path, models[spec.model])
+            groups.setdefault((spec.model, spec.variant, spec.target), []).append(classifier)
         for key, trained in groups.items():
             digest = hashlib.sha256("".join(c.key() for c in trained).encode()).hexdigest()
             self.used[" ".join(("classifiers", *key))] = digest

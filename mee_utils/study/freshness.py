@@ -35,8 +35,8 @@ from .jobs import (
     classifier_sets,
     folder_of,
     measurements,
-    members,
     retrainings,
+    specs_of,
     traces,
 )
 from .notebook_files import notebook_names, outputs_digest, read_executed, read_source, source_digest
@@ -252,7 +252,7 @@ def forget_stale(profile: Profile) -> None:
     for job in [*traces(profile), *measurements(profile), *retrainings(profile)]:
         _forget(job_record_path(profile, job), partial(job_digests, profile, job), [job.path(profile)])
     for job in classifier_sets(profile):
-        files = [single.path(profile) for single in members(profile, job)]
+        files = [spec.path(profile) for spec in specs_of(profile, job)]
         _forget(job_record_path(profile, job), partial(job_digests, profile, job), files)
     for name, jobs in ((MEASURED, measurements(profile)), (RETRAINED, retrainings(profile))):
         # Snakemake does not look behind a record that is there: tables go with any of their jobs

@@ -63,8 +63,11 @@ class Job:
 
 
 @dataclass(frozen=True)
-class ClassifierJob:
-    """One classifier to train: a variant for a backbone, with a target and a seed."""
+class ClassifierSpec:
+    """Which classifier: a variant (the name of its rule) for a backbone, with a target and a seed.
+
+    A job of the kinds `CLASSIFIERS` trains several of them, see `specs_of`.
+    """
 
     model: str
     variant: str
@@ -85,11 +88,12 @@ class ClassifierJob:
         return checkpoint_folder(profile, "classifiers") / self.file
 
 
-def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
-    """All on the main model (the survey's once); the ablated also for the other target and on vanilla.
+def classifier_specs(profile: Profile) -> list[ClassifierSpec]:
+    """The classifiers of a profile.
 
-    The rule over the history of predictions also on all other backbones, once; exit heads on vanilla alone,
-    since on the main model CALM's objective has done their work.
+    All on the main model (the survey's once); the ablated also for the other target and on vanilla. The rule
+    over the history of predictions also on all other backbones, once; exit heads on vanilla alone, since on
+    the main model CALM's objective has done their work.
     """
     seeds = profile.classifiers.seeds
     if not seeds:
@@ -105,7 +109,7 @@ def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
         *(("vanilla", target_of(name), (name,), 1) for name in HEADS),
     ]
     return [
-        ClassifierJob(model, variant, target, seed)
+        ClassifierSpec(model, variant, target, seed)
         for model, target, variants, count in groups
         if model in profile.training.backbones
         for variant in variants
@@ -115,17 +119,16 @@ def classifier_jobs(profile: Profile) -> list[ClassifierJob]:
 
 def classifier_sets(profile: Profile) -> list[Job]:
     """The classifiers of each model as two jobs: measurements wait for those of the first seed alone."""
-    singles = classifier_jobs(profile)
-    models = dict.fromkeys(single.model for single in singles)
+    models = dict.fromkeys(spec.model for spec in classifier_specs(profile))
     sets = [Job(kind, model) for model in models for kind in CLASSIFIERS]
-    return [job for job in sets if members(profile, job)]
+    return [job for job in sets if specs_of(profile, job)]
 
 
-def members(profile: Profile, job: Job) -> list[ClassifierJob]:
-    """The classifiers that one of `classifier_sets` trains."""
-    first = job.kind == "classifiers"
-    singles = classifier_jobs(profile)
-    return [single for single in singles if single.model == job.model and (single.seed == 0) == first]
+def specs_of(profile: Profile, job: Job) -> list[ClassifierSpec]:
+    """The classifiers that one of `classifier_sets` trains: of the first seed, or of all others."""
+    first_seed = job.kind == "classifiers"
+    of_model = [spec for spec in classifier_specs(profile) if spec.model == job.model]
+    return [spec for spec in of_model if (spec.seed == 0) == first_seed]
 
 
 def folder_of(profile: Profile, part: str) -> Path:

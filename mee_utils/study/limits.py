@@ -138,13 +138,15 @@ def limits_at_equal_flops(stored: Measured, model: str, oracle: pd.DataFrame) ->
             "task": task,
             "flops_share": copied.flops_share,
             "exact_flops": by_states.flops_share["parallel"],
+            **_kept(copied, "oracle"),
+            **_kept(by_states.loc["parallel"], "exact"),
         }
-        row |= _kept(copied, "oracle") | _kept(by_states.loc["parallel"], "exact")
-        for best in best_rule_at(stored, model, task, copied.flops_share).itertuples():
-            row |= {"rule": best.rule, "rule_flops": best.flops_share} | _kept(best, "rule_kept")
+        for best in best_rule_at(stored, model, task, copied.flops_share).itertuples():  # one, or none
+            row.update(rule=best.rule, rule_flops=best.flops_share, **_kept(best, "rule_kept"))
         static = stored.rows(task=task, model=model, rule="static")
-        for fixed in static[static.flops_share <= copied.flops_share].nlargest(1, "threshold").itertuples():
-            row |= {"fixed_layer": fixed.threshold} | _kept(fixed, "fixed_kept")
+        as_cheap = static[static.flops_share <= copied.flops_share]
+        for deepest in as_cheap.nlargest(1, "threshold").itertuples():
+            row.update(fixed_layer=deepest.threshold, **_kept(deepest, "fixed_kept"))
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -196,7 +198,8 @@ def message(limits: pd.DataFrame) -> str:
 
 def _range(values: pd.Series) -> str:
     """The smallest and the largest value in per cent."""
-    low, high = f"{values.min():.0%}", f"{values.max():.0%}"
+    low = f"{values.min():.0%}"
+    high = f"{values.max():.0%}"
     return low if low == high else f"{low} to {high}"
 
 

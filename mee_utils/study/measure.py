@@ -150,9 +150,10 @@ class RuleDecoder:
         self.classifiers = self._load_classifiers()
         self.rules = self._rules()
         self.candidates = self.settings.candidates if self.is_main else self.settings.other_candidates
-        self.candidates = min(self.candidates, self.settings.most_candidates.get(job.task, self.candidates))
-        every_candidate = self.is_main and job.task not in self.settings.most_candidates
-        self.least_settings = LEAST_SETTINGS if every_candidate else 0
+        self.least_settings = LEAST_SETTINGS if self.is_main else 0
+        if job.task in self.settings.most_candidates:  # its outputs are long
+            self.candidates = min(self.candidates, self.settings.most_candidates[job.task])
+            self.least_settings = 0
         sizes = {"validation": self.settings.validation, "test": self.settings.test}
         self.tasks = {part: load_tasks(self.profile, part, size, job.task)[0] for part, size in sizes.items()}
         self.encodings = {part: EncoderCache() for part in sizes}
@@ -240,9 +241,9 @@ class RuleDecoder:
 
         That one is where the measured line of the rule begins: nothing is read off before it.
         """
-        exits = [index for index in sorted(tried) if tried[index]["exits"]]
-        chosen = {last_within(tried, *bound) for bound in BOUNDS} - {-1}
-        return chosen.union(exits[:1]) or {0}
+        chosen = {last_within(tried, column, bound) for column, bound in BOUNDS} - {-1}
+        strictest_that_exits = [index for index in sorted(tried) if tried[index]["exits"]][:1]
+        return chosen.union(strictest_that_exits) or {0}
 
     def thresholds(self, rule: str) -> list[float]:
         """The thresholds of a rule that may be tried, strictest first ("static": layers)."""

@@ -202,8 +202,13 @@ def read_measured(profile: str, only: str | None = None) -> Measured:
                 examples.append(rows)
     settings = pd.DataFrame(labels, columns=["part", *KEYS])
     parameters = manifest["parameters"]
-    deltas, risk_deltas = tuple(parameters["deltas"]), tuple(parameters["risk_deltas"])
-    return Measured(settings, examples, parameters["eps"], deltas, risk_deltas)
+    return Measured(
+        settings,
+        examples,
+        eps=parameters["eps"],
+        deltas=tuple(parameters["deltas"]),
+        risk_deltas=tuple(parameters["risk_deltas"]),
+    )
 
 
 def read_oracle(profile: str, tasks: Iterable[str]) -> dict[str, pd.DataFrame]:

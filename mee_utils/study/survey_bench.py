@@ -4,20 +4,17 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from ..analysis.statistics import DRAWS, renamed
 from . import verdicts
 from .catalogue import MAIN_MODEL
 from .result_tables import Measured, read_timings
 
 KEYS = ["task", "rule"]
+# columns of tables -> their names here
 LOSS = {"consistency_loss": "loss", "consistency_low": "loss_low", "consistency_high": "loss_high"}
-EQUAL_FLOPS = {
-    "flops_share": "equal_flops",
-    "flops_low": "equal_low",
-    "flops_share_draws": "equal_flops_draws",
-    "flops_high": "equal_high",
-}
+EQUAL_FLOPS = {"flops_share": "equal_flops", "flops_low": "equal_low", "flops_high": "equal_high"}
 SETTING = ["model", "threshold", *LOSS.values(), "flops_share", "mean_exit_layer"]
-SCORE = ["retained", "low", "high", "retained_draws"]
+SCORE = ["retained", "low", "high", f"retained{DRAWS}"]  # statements take the other columns as facts
 
 
 def survey_bench(
@@ -47,7 +44,7 @@ def survey_bench(
 
     chosen = wanted(verdicts.within_loss(stored, MAIN_MODEL, demand))
     equal = wanted(verdicts.at_equal_loss(stored, MAIN_MODEL, [demand]))
-    equal = equal.rename(columns=EQUAL_FLOPS)[[*KEYS, *EQUAL_FLOPS.values()]]
+    equal = equal[KEYS].join(renamed(equal, EQUAL_FLOPS))
     demands = {"consistency": [delta]}
     guaranteed = wanted(verdicts.calibrated(stored, MAIN_MODEL, demands, ("hoeffding_bentkus",)))
     guaranteed = guaranteed.rename(columns={"flops_share": "guaranteed"})[[*KEYS, "guaranteed"]]

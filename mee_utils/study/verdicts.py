@@ -165,11 +165,13 @@ def crossing(loss: np.ndarray, flops: np.ndarray, wanted: float) -> np.ndarray:
     """
     loss = np.maximum.accumulate(loss, axis=-1)
     last = loss.shape[-1] - 1
-    within = (loss <= wanted).sum(axis=-1, keepdims=True)  # points that lose no more
+    within = (loss <= wanted).sum(axis=-1, keepdims=True)  # [..., 1], how many points lose no more
     before = np.maximum(within - 1, 0)  # the last of them
     after = np.minimum(before + 1, last)
-    loss_before, loss_after = (np.take_along_axis(loss, point, axis=-1) for point in (before, after))
-    flops_before, flops_after = (np.take_along_axis(flops, point, axis=-1) for point in (before, after))
+    loss_before = np.take_along_axis(loss, before, axis=-1)
+    loss_after = np.take_along_axis(loss, after, axis=-1)
+    flops_before = np.take_along_axis(flops, before, axis=-1)
+    flops_after = np.take_along_axis(flops, after, axis=-1)
     step = np.where(loss_after > loss_before, loss_after - loss_before, 1.0)
     spent = (flops_after - flops_before) / step * (wanted - loss_before) + flops_before
     exact = (loss_before == wanted) | (before == last)

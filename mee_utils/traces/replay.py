@@ -38,7 +38,7 @@ class PolicyReplay:
     bound: BoundPolicy
     confidences: np.ndarray = field(repr=False)  # `[token, decision]`
     token_ids: np.ndarray = field(repr=False)  # `[token, decision + 1]`, predicted there and at layer L
-    readout_rows: np.ndarray = field(repr=False)  # `[token, decision + 1]`, of `W`, for an exit there
+    readout_rows: np.ndarray = field(repr=False)  # `[token, decision + 1]`, of the LM head, for an exit there
     kept: np.ndarray = field(repr=False)  # `[token, layer]`, is the full-depth prediction scored there?
 
     @property
@@ -285,7 +285,8 @@ class TraceState(LayerState):
         self.previous = previous
 
     def __getattr__(self, name: str) -> np.ndarray:
-        trace, tokens = self.traced.trace, self.traced.tokens
+        trace = self.traced.trace
+        tokens = self.traced.tokens
         if name in ("sequence", "position", "token_before"):
             return getattr(trace, name)[tokens]
         if name not in TRACED:
@@ -328,7 +329,8 @@ class TraceState(LayerState):
     @property
     def settled(self) -> np.ndarray:
         """1 where the prediction is the final one from this layer on."""
-        trace, tokens = self.traced.trace, self.traced.tokens
+        trace = self.traced.trace
+        tokens = self.traced.tokens
         same = trace.top1_id[tokens, self.layer - 1 :] == trace.final_id[tokens, None]
         return same.all(axis=1).astype(np.float64)
 

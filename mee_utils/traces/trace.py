@@ -32,7 +32,7 @@ from ..exits.contrast import entropy
 from ..models.any_model import AnyModel
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
-from ..models.states import layer_states, output_scale
+from ..models.states import readout, teacher_forced
 from .any_passes import AnyPasses
 
 LOGITS_AT_ONCE = 8_000_000  # elements of `[token, layer, vocabulary]` that are in memory at a time
@@ -297,7 +297,7 @@ class T5Passes:
 
     def logits(self, normed: Tensor) -> Tensor:
         """Logits `[..., vocabulary]` of normed states."""
-        return self.network.lm_head(normed * output_scale(self.network))
+        return readout(self.network, normed)
 
     def reference_ids(self, references: list[str], longest: int) -> list[list[int]]:
         """Ids of references, end token included."""
@@ -318,8 +318,8 @@ class T5Passes:
         """One pass at full depth along outputs, as `AnyPasses.states`."""
         labels = _padded(self.model, outputs)
         real = labels != IGNORED
-        with layer_states(self.network) as states:
-            fed, _ = _feed(self.network, batch, labels)
+        fed = _fed_ids(self.network, labels)
+        states, _ = teacher_forced(self.network, batch, fed)
         raw = torch.stack([state[real] for state in states], dim=1)  # [token, layer, d_model]
         embedding = self.network.get_decoder().embed_tokens(fed)[real]  # [token, d_model]
         return raw, embedding, labels[real]
@@ -356,9 +356,9 @@ def final_predictions(
     final_ids: list[np.ndarray] = [np.empty(0)] * len(outputs)
     for indices, batch in batches_by_length(model, texts, batch_size):
         labels = _padded(model, [outputs[index] for index in indices])
-        _, states = _feed(model.network, batch, labels)
-        logits = model.network.lm_head(states * output_scale(model.network))
-        for index, ids in zip(indices, logits.argmax(dim=-1).cpu().numpy(), strict=True):
+        _, last = teacher_forced(model.network, batch, _fed_ids(model.network, labels))
+        predicted = readout(model.network, last).argmax(dim=-1).cpu().numpy()  # [output, position]
+        for index, ids in zip(indices, predicted, strict=True):
             final_ids[index] = ids[: len(outputs[index])]
     return Predictions(
         sequence=np.repeat(np.arange(len(texts)), [len(ids) for ids in outputs]),
@@ -509,20 +509,10 @@ def _padded(model: Model, outputs: list[np.ndarray]) -> Tensor:
     return pad_sequence(ids, batch_first=True, padding_value=IGNORED).to(model.device)
 
 
-def _feed(network, batch: dict, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Feeds outputs `[output, position]` to the decoder.
-
-    Returns the ids that were fed, `[output, position]`, and `n(h^L)`, `[output, position, d_model]`.
-    """
+def _fed_ids(network, labels: Tensor) -> Tensor:
+    """What the decoder is fed along outputs, `[output, position]` both: the start id, then the ids before."""
     start, _ = start_and_end_ids(network)
-    fed = functional.pad(labels, (1, -1), value=start).masked_fill(labels == IGNORED, start)
-    last_states = network.get_decoder()(
-        input_ids=fed,
-        encoder_hidden_states=network.get_encoder()(**batch)[0],
-        encoder_attention_mask=batch["attention_mask"],
-        use_cache=False,
-    )[0]
-    return fed, last_states
+    return functional.pad(labels, (1, -1), value=start).masked_fill(labels == IGNORED, start)
 
 
 def _check_finite(name: str, raw: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..common.files import complete_file
 from ..models.objectives import Objective, cross_entropy, layer_weights, objective_loss
-from ..models.states import compute_logits, layer_states
+from ..models.states import compute_logits, readout, teacher_forced
 from .batches import Batch, Pair, batches_of, pad_pairs, padded
 from .muon import RATES_FROM_SCRATCH, MuonAdam, fast_bfloat16, parameter_groups
 
@@ -253,24 +253,19 @@ def batch_loss(
     device = network.device
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     with torch.autocast(device.type, torch.bfloat16, enabled=half and fast_bfloat16(device.type)):
-        states, logits = teacher_forced(network, batch)
+        states, logits = states_and_logits(network, batch)
         return objective_loss(objective, network, states, logits, batch["labels"], step)
 
 
-def teacher_forced(network: nn.Module, batch: Batch) -> tuple[list[Tensor], Tensor]:
+def states_and_logits(network: nn.Module, batch: Batch) -> tuple[list[Tensor], Tensor]:
     """One pass over given targets.
 
     Returns the raw states `h^1 .. h^L` of the decoder, each `[batch, position, d_model]`, and the logits
     `[batch, position, vocabulary]` of the last layer.
     """
-    with layer_states(network) as states:
-        output = network(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            decoder_input_ids=network.prepare_decoder_input_ids_from_labels(batch["labels"]),
-            use_cache=False,
-        )
-    return states, output.logits
+    fed = network.prepare_decoder_input_ids_from_labels(batch["labels"])
+    states, last = teacher_forced(network, batch, fed)
+    return states, readout(network, last)
 
 
 @torch.no_grad()
@@ -282,7 +277,7 @@ def layer_losses(network: nn.Module, batches: Sequence[Batch]) -> list[float]:
     tokens = 0
     for batch in batches:
         batch = {name: tensor.to(network.device) for name, tensor in batch.items()}
-        states, _ = teacher_forced(network, batch)
+        states, _ = states_and_logits(network, batch)
         means = [cross_entropy(compute_logits(network, state), batch["labels"]) for state in states]
         count = int((batch["labels"] >= 0).sum())
         sums += count * torch.stack(means).cpu()
