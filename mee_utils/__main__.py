@@ -335,7 +335,7 @@ def main(arguments: list[str] | None = None, parser: argparse.ArgumentParser | N
         print(f"error: {_one_line(error)}", file=sys.stderr)
     except KeyboardInterrupt:
         if pipeline.STARTED_BY not in os.environ:  # a job leaves it to the command that was interrupted
-            print(f"interrupted. {pipeline.KEPT}", file=sys.stderr)
+            print(f"interrupted. {pipeline.GO_ON}", file=sys.stderr)
         return 130
     return 2
 

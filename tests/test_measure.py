@@ -202,10 +202,12 @@ def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few,
 def test_a_wider_search_decodes_only_settings_that_are_not_stored(few, tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     monkeypatch.setattr(measure, "OTHER_SWEEP", ("softmax_margin",))
-    monkeypatch.setattr(measure, "BOUNDS", measure.BOUNDS[-1:])
+    monkeypatch.setattr(measure, "SEARCHED_BOUNDS", measure.SEARCHED_BOUNDS[-1:])
     columns = ["part", "rule", "threshold"]
     narrow = pd.read_parquet(measure.run(few, JOB, None))
-    monkeypatch.setattr(measure, "BOUNDS", (("loss", 0.02), ("saved", 0.2), ("saved", 0.4), ("saved", 0.6)))
+    monkeypatch.setattr(
+        measure, "SEARCHED_BOUNDS", (("loss", 0.02), ("saved", 0.2), ("saved", 0.4), ("saved", 0.6))
+    )
     decoded = []
     decode = measure.RuleDecoder._decoded
 
@@ -357,7 +359,13 @@ def key_of_both(bench, rule):
     data = [(task.digest, task.inputs) for task in bench.tasks.values()]
     weights = weights_digest(bench.profile, bench.job.model)
     settings = bench.settings.model_dump(include=measure.DECODED_WITH)
-    search = (settings, bench.candidates, measure.LEAST_SETTINGS, bench.profile.dtype, measure.BOUNDS)
+    search = (
+        settings,
+        bench.candidates,
+        measure.LEAST_SETTINGS,
+        bench.profile.dtype,
+        measure.SEARCHED_BOUNDS,
+    )
     return digest_of([weights, classifier, options, data, search])
 
 

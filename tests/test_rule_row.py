@@ -59,7 +59,7 @@ number = 3
 def few(monkeypatch):
     """A short search."""
     monkeypatch.setattr(measure, "LEAST_SETTINGS", 4)
-    monkeypatch.setattr(measure, "BOUNDS", (("loss", 0.05), ("lost", 0.01), ("saved", 0.4)))
+    monkeypatch.setattr(measure, "SEARCHED_BOUNDS", (("loss", 0.05), ("lost", 0.01), ("saved", 0.4)))
 
 
 @pytest.fixture

@@ -286,7 +286,7 @@ def decision_cost(sizes: DecoderSizes, measure, min_layer: int, ids: int | None 
     """
     cost = measure.flops(sizes.d_model) / sizes.projections
     before = 0 if measure.recurrent else min_layer - 1
-    if measure.readout:  # earlier layers are read out too; the last readout is the token's own
+    if measure.readout:  # earlier layers compute logits too; the last logits are the token's own
         cost += sizes.readout / sizes.projections * ((ids or sizes.vocabulary) / sizes.vocabulary)
         before += 1 - measure.lookback
     break_even = (sizes.layers + before * cost) / (1 + cost) / sizes.layers

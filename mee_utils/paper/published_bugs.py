@@ -87,12 +87,12 @@ class RisingLogit(RisingTop1):
 
 
 class _PositionLogits(ReadoutLogits):
-    def tokens(self, contrast: bool):  # the place in the list; the id only where all ids are read out
+    def tokens(self, contrast: bool):  # the position in the list; the id only where all ids are scored
         return (self.scores if contrast else self.logits).argmax(dim=-1)
 
 
 class PositionReadout(Readout):
-    """Emits the place in the kept list as the token ("Not all FLOPs", fixed pruning); confidence is right."""
+    """Emits the position in the kept list as the token ("Not all FLOPs", fixed); the confidence is right."""
 
     def read(self, state) -> ReadoutLogits:
         return _PositionLogits(**vars(super().read(state)))
@@ -119,7 +119,7 @@ class MasslessReadout(Readout):
 
 
 def reading(readout: type[Readout], **options) -> ExitPolicy:
-    """A policy with these options that reads out states in another way."""
+    """A policy with these options that computes logits in another way."""
     return ExitPolicy(readout_class=readout, **options)
 
 

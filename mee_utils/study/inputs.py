@@ -19,7 +19,8 @@ from .profiles import Checkpoint, Extra, HubSource, Profile
 if TYPE_CHECKING:
     from ..models.loading import Model
 
-NARROW = 256  # models below this width run on one thread: the fastest, with the same sums on every machine
+# d_model below which a model runs on one thread: the fastest, with the same sums on every machine
+ONE_THREAD_BELOW = 256
 
 
 def checkpoint_folder(profile: Profile, name: str) -> Path:
@@ -179,7 +180,7 @@ def load_profile_model(
     from ..models.loading import load_model
 
     measured = manifest(profile, name) if is_trained(profile, name) else {}
-    if measured and measured["shape"]["d_model"] < NARROW:
+    if measured and measured["shape"]["d_model"] < ONE_THREAD_BELOW:
         torch.set_num_threads(1)
 
     checkpoint = ready_checkpoint(profile, name, task)

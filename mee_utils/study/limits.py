@@ -32,13 +32,13 @@ NAMES = {  # of what is drawn
     "static": "a fixed layer",
     "full_depth": "full depth",
 }
-QUANTITIES = {  # that are drawn: column -> the name of its axis
+AXES = {  # column that is drawn -> the name of its axis
     "retained": "score kept (1 = full depth)",
     "consistency_loss": "change of the outputs\n(mean consistency loss)",
 }
 BANDS = {"retained": ("low", "high"), "consistency_loss": ("consistency_low", "consistency_high")}
 LIMITS = {"retained": (0.5, 1.45), "consistency_loss": (-0.02, 0.5)}  # of the axes; the rest is cut off
-KEPT = 0.95  # of the score: what keeps more is named above the curves
+NAMED_ABOVE = 0.95  # of the score: what keeps more is named above the curves
 FLOPS_DRAWN = (0.35, 1.25)
 NOT_A_RULE = tuple(name for name, rule in RULES.items() if rule.family == "reference")
 SHOWN = [
@@ -209,7 +209,7 @@ def limits_figure(curves: pd.DataFrame, tasks: list[str], headline: str, note: s
         curves,
         _draw,
         values=tasks,
-        quantities=QUANTITIES,
+        quantities=AXES,
         sharey="row",
         xlabel="FLOPs (1 = full depth)",
         width=4.2,
@@ -250,7 +250,7 @@ def _draw_curve(axis, part: pd.DataFrame, y: str, colour: str) -> None:
 
 def _name_points(axis, points: pd.DataFrame) -> None:
     """Names what keeps the score above it, and what does not beside it, where curves leave room."""
-    keeps = points.retained > KEPT
+    keeps = points.retained > NAMED_ABOVE
     above = points[keeps]
     names = [(row.flops_share, row.retained, NAMES[row.series]) for row in above.itertuples()]
     figures.name_above(axis, names)

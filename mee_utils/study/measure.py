@@ -1,10 +1,10 @@
 """Measurements: every rule decoded for real at thresholds that are searched for (`make measure`).
 
 A job is a model and a task (`jobs.measurements`). A replay of validation examples gives the candidate
-thresholds of a rule; decoding them bisects to what `BOUNDS` names; what is chosen there is decoded on the
-test examples. All of a setting's examples are kept. A rule whose search has not changed since it was stored
-is not measured again, and where only the search has changed, no setting that is stored is decoded again
-(`Keys`). `store` puts the tables where notebooks 05 and 08 read them.
+thresholds of a rule; decoding them bisects to `SEARCHED_BOUNDS`; what is chosen there is decoded on the test
+examples. All of a setting's examples are kept. A rule whose search has not changed since it was stored is not
+measured again, and where only the search has changed, no setting that is stored is decoded again (`Keys`).
+`store` puts the tables where notebooks 05 and 08 read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +35,7 @@ from .results import Run, output_root, staged
 # What decoding bisects to, for each column of `summary` its largest value: the mean consistency loss; the
 # share of the score that is lost, and the upper end of its interval (97.5 %); the share of the FLOPs that
 # is saved.
-BOUNDS = (
+SEARCHED_BOUNDS = (
     *(("loss", bound) for bound in (0.003, 0.01, 0.02, 0.05, 0.1, 0.25)),
     ("lost", 0.01),
     ("lost_at_most", 0.01),
@@ -202,7 +202,7 @@ class RuleDecoder:
         weights = weights_digest(self.profile, self.job.model)
         settings = self.settings.model_dump(include=DECODED_WITH)
         decoding = digest_of([weights, classifier, options, data, settings, self.profile.dtype])
-        search = digest_of([decoding, self.candidates, self.least_settings, BOUNDS])
+        search = digest_of([decoding, self.candidates, self.least_settings, SEARCHED_BOUNDS])
         return Keys(decoding, search)
 
     def take(self, table: pd.DataFrame) -> None:
@@ -226,7 +226,7 @@ class RuleDecoder:
             for index in chosen:
                 values(index)
         else:
-            tried = search(len(thresholds), values, BOUNDS, self.least_settings)
+            tried = search(len(thresholds), values, SEARCHED_BOUNDS, self.least_settings)
             chosen = sorted(self._chosen(tried))
         validation = [tables[index] for index in sorted(tables)]
         test = [self.decode("test", rule, thresholds[index]) for index in chosen]
@@ -241,7 +241,7 @@ class RuleDecoder:
 
         That one is where the measured line of the rule begins: nothing is read off before it.
         """
-        chosen = {last_within(tried, column, bound) for column, bound in BOUNDS} - {-1}
+        chosen = {last_within(tried, column, bound) for column, bound in SEARCHED_BOUNDS} - {-1}
         strictest_that_exits = [index for index in sorted(tried) if tried[index]["exits"]][:1]
         return chosen.union(strictest_that_exits) or {0}
 
@@ -457,7 +457,7 @@ def _bugs(experiment, measure: Callable) -> pd.DataFrame:
 
 
 def summary(table: pd.DataFrame, full: pd.DataFrame) -> dict[str, float]:
-    """What `BOUNDS` bounds, of one setting beside full depth on the same examples; and whether it `exits`."""
+    """What `SEARCHED_BOUNDS` bounds, of one setting beside full depth on the same examples; and if it exits."""
     kept = table.score.to_numpy(np.float64)
     total = full.score.to_numpy(np.float64)
     lost = interval(lambda weights: 1 - (weights @ kept) / (weights @ total), len(total))

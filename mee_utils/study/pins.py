@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -90,7 +91,7 @@ def _moves(settings: Source | HubSource) -> bool:
 def how_to_pin(profile: Profile, given: str) -> str:
     """The end of a command's last line: which hub ids may move, and what would hold them; mostly nothing."""
     sources = ", ".join(unpinned(profile))
-    command = f"python -m mee_utils pin --profile {shlex.quote(str(given))}"
+    command = shlex.join([sys.executable, "-m", "mee_utils", "pin", "--profile", str(given)])
     return f"; at their newest commit: {sources} (pin them by {command})" if sources else ""
 
 

@@ -27,7 +27,7 @@ from .profiles import Profile, load_profile
 from .result_tables import MEASURED
 from .results import build_root, output_root
 
-KEPT = "What had finished is kept: run the same command again."
+GO_ON = "What had finished is kept: run the same command again."
 SNAKEFILE = ROOT / "notebooks" / "Snakefile"
 BY_RECORDS = ("--rerun-triggers", "params")  # times of files decide nothing: `study.freshness` does
 TO_END = 10  # seconds that an interrupted pipeline has to end by itself
@@ -57,7 +57,7 @@ def make(target: str, profile: str, data: str | None, cores: int, *config: str) 
     with _the_only_pipeline(build_root()) as lock:
         status = _run(command, lock)
     if status:
-        raise MeeError(f"A part failed; the lines above name it. {KEPT}")
+        raise MeeError(f"A part failed; the lines above name it. {GO_ON}")
 
 
 def _check(profile: Profile, cores: int) -> None:

@@ -9,7 +9,7 @@ from . import verdicts
 from .catalogue import MAIN_MODEL
 from .result_tables import Measured, read_timings
 
-KEYS = ["task", "rule"]
+TASK_AND_RULE = ["task", "rule"]
 # columns of tables -> their names here
 LOSS = {"consistency_loss": "loss", "consistency_low": "loss_low", "consistency_high": "loss_high"}
 EQUAL_FLOPS = {"flops_share": "equal_flops", "flops_low": "equal_low", "flops_high": "equal_high"}
@@ -44,13 +44,13 @@ def survey_bench(
 
     chosen = wanted(verdicts.within_loss(stored, MAIN_MODEL, demand))
     equal = wanted(verdicts.at_equal_loss(stored, MAIN_MODEL, [demand]))
-    equal = equal[KEYS].join(renamed(equal, EQUAL_FLOPS))
+    equal = equal[TASK_AND_RULE].join(renamed(equal, EQUAL_FLOPS))
     demands = {"consistency": [delta]}
     guaranteed = wanted(verdicts.calibrated(stored, MAIN_MODEL, demands, ("hoeffding_bentkus",)))
-    guaranteed = guaranteed.rename(columns={"flops_share": "guaranteed"})[[*KEYS, "guaranteed"]]
+    guaranteed = guaranteed.rename(columns={"flops_share": "guaranteed"})[[*TASK_AND_RULE, "guaranteed"]]
     timed = read_timings("drafts", chosen, profile)
-    timed = timed.rename(columns={"speed": "verified_speed"})[[*KEYS, "verified_speed"]]
-    bench = chosen.rename(columns=LOSS)[[*KEYS, *SETTING, *SCORE]]
+    timed = timed.rename(columns={"speed": "verified_speed"})[[*TASK_AND_RULE, "verified_speed"]]
+    bench = chosen.rename(columns=LOSS)[[*TASK_AND_RULE, *SETTING, *SCORE]]
     for part in (equal, ranking, guaranteed, timed):
-        bench = bench.merge(part, on=KEYS, how="left")
+        bench = bench.merge(part, on=TASK_AND_RULE, how="left")
     return bench
