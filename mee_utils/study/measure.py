@@ -457,7 +457,7 @@ def _bugs(experiment, measure: Callable) -> pd.DataFrame:
 
 
 def summary(table: pd.DataFrame, full: pd.DataFrame) -> dict[str, float]:
-    """What `SEARCHED_BOUNDS` bounds, of one setting beside full depth on the same examples; and if it exits."""
+    """What `SEARCHED_BOUNDS` bounds, of a setting beside full depth on the same examples; and if it exits."""
     kept = table.score.to_numpy(np.float64)
     total = full.score.to_numpy(np.float64)
     lost = interval(lambda weights: 1 - (weights @ kept) / (weights @ total), len(total))
