@@ -143,7 +143,7 @@ singles = [
 if singles:
     figure = chapter.prefixes_figure(pd.concat(singles, ignore_index=True), threshold, experiment.note())
     experiment.save_figure(figure, "single_prefixes", pd.concat(singles, ignore_index=True))
-    conclude(chapter.prefixes_conclusion(pd.concat(singles), threshold))
+    conclude(chapter.prefixes_conclusion(pd.concat(singles)))
 
 # %% [markdown]
 # ## What is circular in this

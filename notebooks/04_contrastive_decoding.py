@@ -96,8 +96,10 @@ def one_token(t, task):
 single = experiment.table(one_token, traces, labels=["task"])
 
 # %%
-figure = chapter.one_token_figure(chapter.telling_example(single), experiment.note())
+example = chapter.telling_example(single)
+figure = chapter.one_token_figure(example, experiment.note())
 experiment.save_figure(figure, "one_token", single)
+conclude(chapter.one_token_conclusion(example))
 
 # %% [markdown]
 # ## Which layer is the amateur under JSD?
@@ -240,7 +242,7 @@ shown[["retained", "low", "high", "same_output"]].round(3)
 # Decoded with exits, at the thresholds that keep 95 and 99 % of the predictions: plain margins, contrast as
 # confidence, and contrast for the token too. A setting with contrast improves on the plain margin if its score is
 # above that of *every* plain setting (full depth among them) that costs no more FLOPs. Whiskers are 95 % intervals
-# for all settings of a task together; behind each name stand its FLOPs.
+# for all settings of a task together.
 
 # %% tags=["hide-input"]
 tested = tuple(rule for rule in every_rule if rule not in ("unpruned", "fixed"))
@@ -290,9 +292,8 @@ wanted = pd.MultiIndex.from_product([["t5-base", "t5-large"], decided], names=["
 measured = read_timings("one decision", wanted.to_frame(index=False), complete=True)
 if len(measured):
     experiment.save_table(measured, "measured_cost")
-else:
-    conclude("Not measured: run `make bench`.")
-measured.pivot(index="what", columns="shape", values="median").round(2)
+conclude(chapter.clock_conclusion(measured) if len(measured) else "Not measured: run `make bench`.")
+measured.replace(" ids kept", " entries", regex=True).pivot(index="what", columns="shape", values="median").round(2)
 
 # %% [markdown]
 # ## Long inputs

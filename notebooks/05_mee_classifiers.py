@@ -280,7 +280,7 @@ conclude(of_predictions.gains_conclusion(gains, share))
 # %%
 sources = read_measurements(experiment.profile.name, "learned_from")
 if sources is None:
-    print(f"not measured yet: make measure PROFILE={profile}")
+    conclude(f"Not measured yet: run `make measure PROFILE={profile}`.")
 else:
     by_source = comparison.seed_interval(sources, ["task", "rule", "learned_from", "features"], ["roc_area"])
     experiment.save_table(by_source, "learned_from")
@@ -298,8 +298,11 @@ else:
 later = comparison.seed_interval(chapter.beside_one_layer(equal, share), ["task", "rule"], ["later"])
 
 # %%
-figure = chapter.layers_seen_figure(later, list(tasks), share, note)
-experiment.save_figure(figure, "layers_seen", later)
+if chapter.moves_exits(later):
+    figure = chapter.layers_seen_figure(later, list(tasks), share, note)
+    experiment.save_figure(figure, "layers_seen", later)
+else:
+    experiment.save_table(later, "layers_seen")
 conclude(chapter.layers_seen_conclusion(later))
 
 # %% [markdown]

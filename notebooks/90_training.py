@@ -139,7 +139,7 @@ if len(ablations):
     counts = {run: [row.right, row.questions - row.right] for run, row in aloud.iterrows()}
     others = aloud.index.drop(["recipe", chapter.UNSPOKEN])  # that one saw no sentences: right panel
     p = pd.Series({run: fisher_exact([counts["recipe"], counts[run]]).pvalue for run in others})
-    conclude(chapter.ablations_conclusion(aloud.share, p))
+    conclude(chapter.ablations_conclusion(aloud.share, p), chapter.unspoken_conclusion(runs))
 
 # %% tags=["hide-input"]
 experiment.finish()

@@ -32,7 +32,11 @@ def test_gains_are_read_off_between_margin_and_oracle():
     said = history.gains_conclusion(gains, 0.98)
     assert "better than the margin on summarization (95 %" in said
     assert "exits 1.00 (summarization)" in said or "to 1.00 (summarization) layers before the margin" in said
-    assert "98%" in said and "4.00 (summarization)" in said
+    assert "98%" in said and "4.00 (summarization)" in said and "That is 0% (translation) to 25%" in said
+    late = gains.assign(history=gains.margin + 0.2, oracle=gains.margin + 0.1)
+    assert "it exits no earlier than the margin, and neither does the oracle" in history.gains_conclusion(
+        late, 0.98
+    )
 
 
 def test_what_classifiers_learn_from():
@@ -47,6 +51,7 @@ def test_what_classifiers_learn_from():
     assert history.areas_by_features(table).translation.round(3).to_dict() == {ALL: 0.93, "only margin": 0.91}
     said = history.sources_conclusion(table)
     assert f"by +0.020 from {OUTPUTS} and +0.030 from {UNSEEN}" in said
+    assert said.startswith(f"Learning from other examples than {REFERENCES}")
     without_unseen = table[table.learned_from != UNSEEN]
     assert f"by +0.020 from {OUTPUTS}." in history.sources_conclusion(without_unseen)
     alone = table[table.features == "only margin"].assign(learned_from=OUTPUTS)

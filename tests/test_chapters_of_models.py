@@ -90,7 +90,7 @@ def test_calm_is_called_the_most_monotonic_only_where_it_is():
     assert "a model other than CALM" in message(monotonicity.monotonic_figure(monotonic(0.4)))
     mixed = monotonic(0.6)
     mixed.loc[(mixed.task == "translation") & (mixed.model == "vanilla"), "share"] = 0.9
-    assert monotonicity.monotonic_message(mixed).endswith("any other model's on summarization")
+    assert monotonicity.monotonic_message(mixed).endswith("whose confidence never falls on summarization")
     assert not monotonicity.monotonic_conclusion(without(mixed, "calm"))
 
 
@@ -104,8 +104,10 @@ def test_a_token_is_final_from_the_layer_after_the_last_other_choice():
     predicted = pd.DataFrame(rows)
     assert dict(monotonicity.final_layers(predicted)) == {"vanilla": 4, "calm": 1}
     said = monotonicity.tokens_conclusion(predicted)
-    assert "CALM end with the first choice of layer 1" in said
-    assert "vanilla end with another, though layer 1 gave it 0.50" in said
+    assert "what layer 1 ranks first is the final prediction of CALM" in said
+    assert "is dropped later by vanilla, at a probability of 0.50" in said
+    told = monotonicity.token_message(predicted, 90)
+    assert told.endswith("is final from layer 4 on in vanilla, and from layer 1 on in CALM")
 
 
 def test_a_layer_is_overconfident_by_its_confidence_minus_its_accuracy():
@@ -115,6 +117,10 @@ def test_a_layer_is_overconfident_by_its_confidence_minus_its_accuracy():
     worst = monotonicity.worst_excess(table)
     assert worst.excess["calm"] == pytest.approx(0.9 - 1 / 12) and worst.layer["calm"] == 1
     drawn(monotonicity.overconfidence_figure(table))
+    never = table.assign(accuracy=table.accuracy.where(table.model != "calm", 0.9))
+    assert monotonicity.overconfidence_message(never) == (
+        "Vanilla is overconfident by up to 0.82, CALM at no layer"
+    ), "a title does not boast of 0.00"
 
 
 # saturation (02)
@@ -124,8 +130,10 @@ def test_reached_says_how_far_states_and_predictions_are_apart():
     final = by_layer("share", lambda model, layer: min(1, layer / 5), depth="settled_from")
     similar = by_layer("share", lambda model, layer: float(layer > 9), depth="first_similar")
     table = pd.concat([final, similar])
-    expected = "After layer 4, at least 80% of CALM's predictions are final, none of its states similar"
-    assert message(saturation.reached_figure(table)) == expected
+    expected = (
+        "After layer 4, at least 80% of CALM's predictions are final, but none of its states are similar"
+    )
+    assert message(saturation.reached_figure(table)).startswith(expected)
     panels, _ = drawn(saturation.reached_figure(table))
     assert len(panels) == 4, "two models on two tasks"
     assert saturation.reached_conclusion(without(table, "calm")) == ""
@@ -167,7 +175,7 @@ def test_lists_are_as_long_as_the_worst_task_needs():
         for task, layer, k in product(TASKS, (1, 4), (8, 16))
     ]
     table = pd.DataFrame(rows).assign(low=0.9, high=1.0)
-    assert "16 at layer 1 and 16 at layer 4" in pruning.recall_conclusion(table, least=0.95)
+    assert "16 entries at layer 1 and 16 entries at layer 4" in pruning.recall_conclusion(table, least=0.95)
     drawn(pruning.recall_figure(table, top_k=16))
 
 
@@ -193,7 +201,7 @@ def test_the_cheapest_rule_is_named_task_by_task():
     ]
     said = pruning.equal_conclusion(pd.DataFrame(rows))
     fixed, adaptive = (figures.label(name) for name in ("fixed", "adaptive"))
-    assert f"{fixed} on summarization and {adaptive} on translation" in said
+    assert f"{fixed} on summarization, and {adaptive} on translation" in said
 
 
 # models and training (00, 90)
@@ -234,7 +242,9 @@ def test_costs_name_the_dearest_objective_and_where_every_seed_loses():
     ]
     costs = pd.DataFrame(rows)
     assert "costs up to 1.0 points of BLEU (CALM, translation)" in message(models.costs_figure(costs))
-    assert "every seed loses on summarization" in models.costs_conclusion(costs)
+    said = models.costs_conclusion(costs)
+    assert "changes by -1.0 (translation) to -0.2 (summarization) points" in said
+    assert "it is lower with every seed on summarization" in said
 
 
 def test_the_best_model_stands_beside_the_best_baseline():
@@ -257,7 +267,7 @@ def test_learning_curves_are_told_by_their_last_points():
     ]
     curves = pd.DataFrame(rows)
     assert message(training.curves_figure(curves)) == (
-        "Cross-entropy of the first layer at the end: 5.00 under CALM and 5.00 under vanilla"
+        "The first layer ends with a cross-entropy of 5.00 under CALM and of 5.00 under vanilla"
     )
     drawn(training.curves_figure(curves))
 
@@ -267,8 +277,13 @@ def test_a_part_of_the_recipe_counts_where_intervals_do_not_touch():
         {"run": ["recipe", "adam", "flat_start"], "low": [0.2, 0.15, 0.05], "high": [0.3, 0.25, 0.15]}
     )
     runs = runs.assign(answer=training.ALOUD, share=(runs.low + runs.high) / 2)
-    assert training.ablations_message(runs).endswith("than with the recipe: flat start")
-    assert training.ablations_message(runs.assign(answer=training.SILENT)) == ""
+    assert training.ablations_message(runs).endswith("than with the recipe: flat start (in a sentence)")
+    never = runs.assign(answer=training.SILENT, run=["recipe", "adam", training.UNSPOKEN])
+    assert training.ablations_message(pd.concat([runs, never])).endswith(
+        "flat start (in a sentence) and bare value (in one word)"
+    ), "none right is named, though it never saw a sentence"
+    assert "answers 10% of the questions" in training.unspoken_conclusion(never)
+    assert training.unspoken_conclusion(runs) == ""
     said = training.ablations_conclusion(
         runs.set_index("run").share, pd.Series({"adam": 0.3, "flat_start": 0.001})
     )
@@ -286,7 +301,7 @@ def test_a_rule_drafts_at_the_mean_of_its_layers_weighted_by_its_drafts():
     assert drafts.draft_layer.item() == pytest.approx(3.0)
     assert (
         message(lossless.drafts_figure(drafts))
-        == "The last layer accepts 90% of CALM's drafts, from rule to rule"
+        == "The last layer accepts 90% of CALM's drafts, depending on the rule"
     )
 
 
@@ -329,5 +344,5 @@ def test_a_sentence_has_a_line_a_round_and_a_word_a_token_that_was_run():
     ((panel,), _) = drawn(figure)
     words = [(text.get_text(), text.get_position()[1]) for text in panel.texts]
     assert words == [("the", 1), ("red", 1), ("car", 1), ("car", 2), ("-", 2)]
-    assert message(figure) == "One output: 3 tokens in 2 rounds with CALM"
+    assert message(figure) == "One output: 3 tokens take 2 rounds with CALM"
     assert "60% with CALM" in lossless.sentence_conclusion(runs)

@@ -30,6 +30,7 @@ DARK = "#333333"
 PALE = "#cccccc"
 BLUE = "#5b7a99"  # slate, of what is neither a model nor a rule
 BAND = ("low", "high")
+TOO_FEW = "nearly all tokens\nare final here"  # where rules cannot be ranked
 
 
 class Style(NamedTuple):
@@ -295,6 +296,13 @@ def _limit_to_layers(axis) -> None:
     drawn = [list(line.get_xdata()) for panel in panels for line in panel.lines]
     layers = [layer for xs in drawn if xs != [0, 1] for layer in xs]  # that is a horizontal line
     layer_axis(axis, int(max(layers)), int(min(layers)))
+
+
+def say_why_lines_end(axis, end: float, last: float, text: str, least: int = 3) -> None:
+    """Writes a text behind lines that end at `end`, where the axis goes on for `least` or more to `last`."""
+    if last - end >= least:
+        place = {"transform": axis.get_xaxis_transform(), "ha": "center", "va": "center"}
+        axis.text((end + last + 0.5) / 2, 0.5, text, fontsize=8, color=GREY, **place)
 
 
 def column_lines(axis, rows, x: str, columns: Sequence[str], styles=STYLES) -> None:

@@ -9,9 +9,9 @@ import pandas as pd
 from ...analysis.statistics import percentiles
 from .. import figures
 from ..catalogue import CALM_RULES, MEE_RULES, RULES, VARIANTS
-from ..prose import on_tasks, span, task_span
+from ..prose import listed, on_tasks, span, task_span
 from ..result_tables import KEEPS_IT
-from .wording import percent_span, winners
+from .wording import percent_span, winners, without_source
 
 MARGIN = "softmax_margin"
 LEAST_KEPT = 0.6  # of the score: settings that keep less are not drawn
@@ -40,9 +40,9 @@ def learning_conclusion(ends: pd.DataFrame) -> str:
     gap = ends.assign(gap=ends.held_out_loss - ends.training_loss)
     widest = gap.loc[gap.gap.idxmax()]
     return (
-        f"On held-out tokens {figures.label(best.rule)} fits best ({best.held_out_loss:.3f} nats). "
-        f"{figures.label(widest.rule)} overfits most: its held-out loss ends {widest.gap:.3f} nats above its "
-        f"training loss, and is lowest in epoch {widest.best_epoch}."
+        f"The lowest held-out loss is {best.held_out_loss:.3f} nats ({without_source(best.rule)}). One "
+        f"classifier overfits most ({without_source(widest.rule)}): its held-out loss ends "
+        f"{widest.gap:.3f} nats above its training loss, and was lowest in epoch {widest.best_epoch}."
     )
 
 
@@ -60,12 +60,15 @@ def ranking_figure(by_layer: pd.DataFrame, mean_rank: pd.DataFrame, tasks: Seque
     """The area under the ROC curve by layer: the margin, the best classifier of one and of several layers."""
     rules = best_of_kinds(mean_rank)
     drawn = on_calm(by_layer)
-    drawn = drawn[drawn.rule.isin(rules)]
+    last = drawn.layer[drawn.rule.isin(rules) & drawn.roc_area.notna()].max()
+    drawn = drawn[drawn.rule.isin(rules) & (drawn.layer <= last)]
     drawn = drawn.assign(order=drawn.rule.map(rules.index)).sort_values("order", kind="stable")
     return figures.facets(
         drawn,
         _draw_ranking,
         values=tasks,
+        last=last,
+        lowest=min(0.45, drawn.roc_area.min() - 0.02),
         ylabel="area under the ROC curve",
         height=3.2,
         message=ranking_message(mean_rank),
@@ -73,24 +76,30 @@ def ranking_figure(by_layer: pd.DataFrame, mean_rank: pd.DataFrame, tasks: Seque
     )
 
 
-def _draw_ranking(axis, rows: pd.DataFrame) -> None:
+def _draw_ranking(axis, rows: pd.DataFrame, last: int, lowest: float) -> None:
     margin = rows[rows.rule == MARGIN].sort_values("layer")
     look = {"color": "#999999", "linewidth": 4, "alpha": 0.6, "zorder": 0}
     axis.plot(margin.layer, margin.roc_area, label=figures.label(MARGIN), **look)
     band = ("roc_area_low", "roc_area_high")
     figures.lines(axis, rows[rows.rule != MARGIN], "layer", "roc_area", band=band, clip=(0, 1))
     axis.axhline(0.5, color=figures.GREY, linewidth=0.8, linestyle=":")
-    axis.set_ylim(min(0.45, rows.roc_area.min() - 0.02), 1.01)
+    figures.say_why_lines_end(axis, rows.layer[rows.roc_area.notna()].max(), last, figures.TOO_FEW)
+    axis.set_ylim(lowest, 1.01)
 
 
 def ranking_message(mean_rank: pd.DataFrame) -> str:
-    """Whether a classifier ranks tokens better than the margin."""
-    areas = on_calm(mean_rank).pivot(index="task", columns="rule", values="roc_area")
-    classifiers = [rule for rule in VARIANTS if rule in areas]
-    ahead = list(areas.index[areas[classifiers].max(axis=1) > areas[MARGIN]])
+    """Whether the best classifier of a task ranks tokens clearly better than the margin."""
+    rows = on_calm(mean_rank)
+    areas = rows.pivot(index="task", columns="rule", values="roc_area")
+    best = areas[[rule for rule in VARIANTS if rule in areas]].fillna(0).idxmax(axis=1)
+    ahead = [
+        task
+        for task, of_task in rows.groupby("task", sort=False)
+        if clear_gains(of_task, "roc_area", best[task], MARGIN)
+    ]
     if not ahead:
-        return "No classifier ranks tokens as well as the softmax margin"
-    return f"A classifier ranks tokens better than the softmax margin {on_tasks(ahead, areas.index)}"
+        return "No classifier ranks tokens clearly better than the softmax margin"
+    return f"A classifier ranks tokens clearly better than the softmax margin {on_tasks(ahead, areas.index)}"
 
 
 def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
@@ -100,10 +109,11 @@ def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
     spans = areas.apply(lambda row: percent_span(row, "{:.2f}"), axis=1)
     ahead = clear_gains(on_calm(mean_rank), "roc_area", "three_hidden", "hidden")
     return (
-        f"Three layers rank tokens clearly better than one {on_tasks(ahead, areas.columns)} (95 % interval "
-        "over seeds and sequences above zero). The best classifier over several layers, "
-        f"{figures.label(several)}, has a mean area of {spans[several]}, depending on the task; the margin, "
-        f"which needs no training, has {spans[margin]}, and similarity {spans[similarity]}."
+        "A classifier on three states ranks tokens clearly better than one on a single state "
+        f"{on_tasks(ahead, areas.columns)} (95 % interval over seeds and sequences above zero). The best "
+        f"classifier over several layers ({without_source(several)}) has a mean area of {spans[several]}, "
+        f"depending on the task; the margin, which needs no training, has {spans[margin]}, and similarity "
+        f"{spans[similarity]}."
     )
 
 
@@ -146,9 +156,12 @@ def tokens_message(learned: pd.DataFrame) -> str:
     ahead = {
         other: clear_gains(most, "roc_area", "three_hidden", other) for other in ("hidden", "wide_hidden")
     }
+    tokens = f"{round(learned.tokens.max(), -3):,} training tokens"
+    if not any(ahead.values()):
+        return f"Even with {tokens}, three states do not rank tokens clearly better than one"
     return (
-        f"With {learned.tokens.max():,} tokens three layers rank better than one "
-        f"{on_tasks(ahead['hidden'], tasks)}, and better than one with as many parameters "
+        f"With {tokens}, three states rank tokens clearly better than one "
+        f"{on_tasks(ahead['hidden'], tasks)}, and than one with as many parameters "
         f"{on_tasks(ahead['wide_hidden'], tasks)}"
     )
 
@@ -159,9 +172,9 @@ def tokens_conclusion(learned: pd.DataFrame) -> str:
     clear = int(((gains.low > 0) | (gains.high < 0)).sum())
     opening = "" if clear else "More training tokens do not bring out the layers. "
     return (
-        f"{opening}With {learned.tokens.max():,} tokens, {clear} of {len(gains)} differences between three "
-        "layers and other classifiers are clear (95 % interval on one side of zero); the area changes by "
-        f"{span(gains.gain, '{:+z.3f}')}."
+        f"{opening}Of the {len(gains)} differences in area between three states and another classifier, "
+        f"{clear or 'none'} {'is' if clear < 2 else 'are'} clear with the most tokens (95 % interval on one "
+        f"side of zero); they range from {span(gains.gain, '{:+z.3f}')}."
     )
 
 
@@ -200,8 +213,8 @@ def decisions_message(quality_of: pd.DataFrame, threshold: float) -> str:
     """What one threshold means for different rules."""
     recall = quality_of.groupby("rule").recall.mean()
     return (
-        f"The same threshold of {threshold:g} exits {recall.min():.0%} to {recall.max():.0%} of the tokens "
-        "that may exit, depending on the measure"
+        f"At a threshold of {threshold:g}, {recall.min():.0%} to {recall.max():.0%} of the tokens that may "
+        "exit do so, depending on the measure"
     )
 
 
@@ -212,10 +225,10 @@ def decisions_conclusion(quality_of: pd.DataFrame) -> str:
         return "No measure exits at this threshold, or no token may exit."
     lowest, highest = means.recall.idxmin(), means.recall.idxmax()
     return (
-        f"At this threshold every measure is precise (at least {means.precision.min():.1%} on average), but "
-        f"recall lies between {means.recall[lowest]:.0%} ({figures.label(lowest)}) and "
-        f"{means.recall[highest]:.0%} ({figures.label(highest)}). A threshold is not a quality: rules are "
-        "compared at equal quality from here on."
+        f"Precision is at least {means.precision.min():.1%} on average, but recall lies between "
+        f"{means.recall[lowest]:.0%} ({without_source(lowest)}) and {means.recall[highest]:.0%} "
+        f"({without_source(highest)}). An equal threshold is not equal quality: from here on, rules are "
+        "compared at equal quality."
     )
 
 
@@ -246,17 +259,19 @@ def calibration_errors(reliability: pd.DataFrame) -> pd.Series:
 def calibration_message(reliability: pd.DataFrame) -> str:
     """Between which calibration errors the rules lie."""
     errors = calibration_errors(reliability)
-    return f"No measure is a probability: calibration errors of {errors.min():.2f} to {errors.max():.2f}"
+    return (
+        "What a confidence of 0.9 means depends on the measure: calibration errors of "
+        f"{errors.min():.2f} to {errors.max():.2f}"
+    )
 
 
 def calibration_conclusion(reliability: pd.DataFrame) -> str:
     """The rules with the smallest and the largest calibration error."""
     errors = calibration_errors(reliability)
-    ends = [f"{figures.label(rule)} ({errors[rule]:.3f})" for rule in errors.index[[0, -1]]]
+    ends = [f"{errors[rule]:.3f} ({without_source(rule)})" for rule in errors.index[[0, -1]]]
     return (
-        f"The expected calibration error is smallest for {ends[0]} and largest for {ends[1]}. Classifiers "
-        "are trained with both classes weighted equally, so they are underconfident where most tokens may "
-        "exit."
+        f"The expected calibration error lies between {listed(ends)}. Classifiers are trained with both "
+        "classes weighted equally, so they are underconfident where most tokens may exit."
     )
 
 
@@ -356,10 +371,18 @@ def _draw_ranked(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
 
 
 def equal_quality_message(at_share: pd.DataFrame, share: float) -> str:
-    """The cheapest rule at equal quality, by task."""
+    """The cheapest rule at equal quality, by task; where most rules exit at once, that they do."""
     rows = on_calm(at_share)
+    layers = rows.groupby("rule").mean_exit_layer.mean()
+    first = int(layers.min())
+    early = int((layers < first + 0.5).sum())
+    where = f"Where {share:.0%} of the predictions stay"
+    if early > len(layers) / 2:
+        return (
+            f"{where}, {early} of {len(layers)} rules exit at or near layer {first}; only their cost differs"
+        )
     best = rows.loc[rows.groupby("task", sort=False).flops_share.idxmin()]
-    return f"Cheapest where {share:.0%} of the predictions stay: {winners(best)}"
+    return f"{where}, the cheapest rule is {winners(best)}"
 
 
 def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: float) -> str:
@@ -373,8 +396,9 @@ def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: fl
     trained = abs(on_vanilla.mean() - same.mean())
     more = trained > same.max() - same.min()
     return (
-        f"At {share:.0%} of the predictions kept, {len(early)} of {len(layers)} rules exit on average "
-        f"within half a layer of layer {first_layer}, the earliest allowed. The same classifiers exit at "
+        f"At {share:.0%} of the predictions kept, {len(early) or 'none'} of {len(layers)} rules "
+        f"{'exits' if len(early) < 2 else 'exit'} on average within half a layer of layer {first_layer}, the "
+        "earliest allowed. The same classifiers exit at "
         f"layer {same.mean():.1f} on CALM's model and at layer {on_vanilla.mean():.1f} on vanilla"
         + (": the training of the model matters more than the rule." if more else ".")
     )
@@ -395,6 +419,11 @@ def beside_one_layer(equal: pd.DataFrame, share: float) -> pd.DataFrame:
         later = (layers[rule] - layers["hidden"]).rename("later").reset_index()
         tables.append(later.assign(rule=rule))
     return pd.concat(tables, ignore_index=True).dropna()
+
+
+def moves_exits(later: pd.DataFrame) -> bool:
+    """Whether any classifier exits elsewhere than that of one layer, so that there is something to draw."""
+    return bool(later.later.abs().max() >= LEAST_CHANGE)
 
 
 def layers_seen_figure(later: pd.DataFrame, tasks: Sequence[str], share: float, note: str = ""):
@@ -420,31 +449,29 @@ def _draw_later(axis, rows: pd.DataFrame) -> None:
         colour = figures.STYLES[row.rule].colour
         axis.errorbar([row.later], [height], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
     axis.set_yticks(range(len(names)), names[::-1], fontsize=8)
-    widest = max(abs(limit) for limit in axis.get_xlim())
-    if widest < 5 * LEAST_CHANGE:  # else nothing would look like much
-        axis.set_xlim(-5 * LEAST_CHANGE, 5 * LEAST_CHANGE)
 
 
 def layers_seen_message(later: pd.DataFrame, share: float) -> str:
     """By how much seeing more changes the mean exit layer, over tasks and classifiers."""
-    changes = f"by {span(later.later, '{:+z.2f}')}"
-    if later.later.abs().max() < LEAST_CHANGE:
-        changes = f"by less than {LEAST_CHANGE:g}"
+    changes = span(later.later, "{:+z.2f}")
+    if not moves_exits(later):
+        changes = f"less than {LEAST_CHANGE:g}"
     return (
-        f"Seeing more than one layer changes the mean exit layer {changes} ({share:.0%} of predictions kept)"
+        f"Seeing more than one layer changes the mean exit layer by {changes} ({share:.0%} of predictions "
+        "kept)"
     )
 
 
 def layers_seen_conclusion(later: pd.DataFrame) -> str:
     """What three layers gain, and what as many parameters on one layer gain."""
+    if not moves_exits(later):
+        return (
+            "Seeing more than one layer changes nothing here: no classifier moves the mean exit layer by "
+            f"{LEAST_CHANGE:g} on any task, so nothing is drawn. (The stored table has the differences.)"
+        )
     means = later.groupby("rule").later.mean()
     clear = int(((later.later_low > 0) | (later.later_high < 0)).sum())
-    intervals = f"Of {len(later)} intervals over seeds, {clear} exclude zero."
-    if means.abs().max() < LEAST_CHANGE:
-        return (
-            f"On average over the tasks no classifier moves the exit by {LEAST_CHANGE:g} of a layer. "
-            f"{intervals}"
-        )
+    intervals = f"Of {len(later)} intervals over seeds, {clear or 'none'} exclude zero."
     return (
         f"On average over the tasks, three layers move the exit by {means['three_hidden']:+z.2f} layers, and "
         f"one layer with as many parameters by {means['wide_hidden']:+z.2f}. {intervals}"
@@ -456,14 +483,21 @@ def published_conclusion(published: pd.DataFrame, sixth: int, first_layer: int, 
     texts = []
     for layer in (sixth, first_layer):
         rows = published[(published.min_layer == layer) & (published.threshold == threshold)]
-        kept = rows[rows.rule.isin(PUBLISHED)].groupby("rule").retained.mean()
-        calm = percent_span(kept[[rule for rule in CALM_RULES if rule in kept]])
-        mee = percent_span(kept[[rule for rule in MEE_RULES if rule in kept]])
-        texts.append(f"{mee} and CALM's {calm} if tokens may exit from layer {layer} on")
+        texts.append(
+            f"With exits from layer {layer} on, MEE's measures {_kept_and_spent(rows, MEE_RULES)}, "
+            f"and CALM's {_kept_and_spent(rows, CALM_RULES)}."
+        )
     return (
-        f"At a threshold of {threshold:g} that decays, MEE's measures keep {'; '.join(texts)} (share of the "
-        "score, mean over the tasks). The same threshold is not the same cost: MEE's measures pay for more "
-        "layers."
+        f"Means over the tasks at the decaying threshold of {threshold:g}. {' '.join(texts)} An equal "
+        "threshold is not an equal cost."
+    )
+
+
+def _kept_and_spent(rows: pd.DataFrame, rules: Sequence[str]) -> str:
+    """What the rules of a paper keep and spend, means over tasks: "keep 90% of the score for 60% ..."."""
+    means = rows[rows.rule.isin(rules)].groupby("rule")[["retained", "flops_share"]].mean()
+    return (
+        f"keep {percent_span(means.retained)} of the score for {percent_span(means.flops_share)} of the FLOPs"
     )
 
 
@@ -502,7 +536,7 @@ def curves_message(points: pd.DataFrame) -> str:
     """Which of the six published measures is cheapest at 99 % of the score, on average."""
     good = points[points.rule.isin(PUBLISHED) & (points.retained >= 0.99)]
     best = good.sort_values(["task", "flops_share"], kind="stable").drop_duplicates("task")
-    return f"Cheapest published measure that keeps a mean of 99% of the score: {winners(best)}"
+    return f"To keep a mean of 99% of the score, the cheapest published measure is {winners(best)}"
 
 
 def curves_conclusion(points: pd.DataFrame) -> str:
@@ -513,7 +547,8 @@ def curves_conclusion(points: pd.DataFrame) -> str:
     fixed = f"takes {task_span(static)} of the FLOPs" if len(static) else "does not exist"
     return (
         f"A fixed layer that keeps a mean of 99% of the score {fixed}. The oracle, which knows the last "
-        f"layer's prediction, keeps {task_span(oracle.retained)} for {percent_span(oracle.flops_share)}."
+        f"layer's prediction, keeps {task_span(oracle.retained)} for {percent_span(oracle.flops_share)} of "
+        "the FLOPs."
     )
 
 
@@ -523,12 +558,13 @@ def kept_conclusion(kept: pd.DataFrame, quality: float) -> str:
     numbers = sure.groupby("task").size().reindex(kept.task.unique(), fill_value=0)
     rules = int(kept.groupby("task").size().max())
     counted = (
-        f"The lower bound reaches {quality:.0%} of the score for {span(numbers, '{:d}')} of {rules} rules"
+        f"On a task, the lower bound reaches {quality:.0%} of the score for {span(numbers, '{:d}')} of "
+        f"{rules} rules"
     )
     if sure.empty:
         return f"{counted}."
     cheapest = sure.drop_duplicates("task")
     return (
-        f"{counted}, depending on the task. Cheapest is {winners(cheapest)}, at "
-        f"{task_span(cheapest.set_index('task').flops_share)} of the FLOPs."
+        f"{counted}. The cheapest takes {task_span(cheapest.set_index('task').flops_share)} of the FLOPs "
+        f"({winners(cheapest)})."
     )

@@ -6,7 +6,7 @@ import pandas as pd
 
 from .. import figures
 from ..prose import on_tasks, task_span
-from .wording import percent_span
+from .wording import percent_span, some
 
 
 def overthinking_figure(thinking: pd.DataFrame, note: str = ""):
@@ -40,7 +40,7 @@ def _draw_overthinking(axis, rows: pd.DataFrame, tasks: list[str]) -> None:
 def overthinking_message(thinking: pd.DataFrame) -> str:
     """Between which shares overthinking lies in the model that is trained for exits."""
     shares = thinking[thinking.model == "calm"].overthought
-    return f"Overthinking concerns {percent_span(shares, '{:.1%}')} of CALM's tokens, by task"
+    return f"The last layer spoils {percent_span(shares, '{:.1%}')} of CALM's tokens, depending on the task"
 
 
 def overthinking_conclusion(thinking: pd.DataFrame) -> str:
@@ -82,8 +82,8 @@ def fake_message(fake: pd.DataFrame, first_layer: int) -> str:
     wrong = wrong_at(fake, first_layer)
     means = wrong.mean()
     return (
-        f"Sure and wrong at layer {first_layer}: {means['vanilla']:.0%} of vanilla's sure tokens, "
-        f"{means['calm']:.0%} of CALM's (mean of the tasks)"
+        f"At layer {first_layer}, {some(means['vanilla'])} of the tokens that vanilla is sure of are wrong, "
+        f"and {some(means['calm'])} of CALM's (mean of the tasks)"
     )
 
 
@@ -93,10 +93,15 @@ def fake_conclusion(fake: pd.DataFrame, first_layer: int) -> str:
     last = wrong_at(fake, int(fake.layer.max()))
     fewer = wrong.index[wrong.calm < wrong.vanilla]
     return (
-        f"Training for exits makes confidence more honest {on_tasks(fewer, wrong.index)}. Of CALM's sure "
-        f"tokens, {task_span(wrong.calm, '.1%')} are wrong at layer {first_layer}, the first exit, and "
-        f"{task_span(last.calm, '.1%')} at the last layer."
+        f"Training for exits makes confidence more honest {on_tasks(fewer, wrong.index)}. Of the tokens that "
+        f"CALM is sure of, {_few(wrong.calm)} are wrong at layer {first_layer}, the first exit, and "
+        f"{_few(last.calm)} at the last layer."
     )
+
+
+def _few(shares: pd.Series) -> str:
+    """Shares by task; where all are tiny, the largest."""
+    return task_span(shares, ".1%") if shares.max() >= 0.005 else f"at most {shares.max():.1%}"
 
 
 def training_conclusion(ways: pd.DataFrame) -> str:

@@ -74,6 +74,16 @@ def one_token_message(example: pd.DataFrame) -> str:
     return f"Contrast replaces {before}, the expert's choice, by {after}, which the amateur finds less likely"
 
 
+def one_token_conclusion(example: pd.DataFrame) -> str:
+    """What becomes of the expert's choice, and why."""
+    best = example.expert.idxmax()
+    return (
+        f"The expert gives its choice {example.expert[best]:.2f} and the amateur gives it "
+        f"{example.amateur[best]:.2f}. The contrast divides one by the other and leaves it "
+        f"{example.contrast[best]:.2f}."
+    )
+
+
 def _draw_token(axis, rows: pd.DataFrame, names: dict[str, str]) -> None:
     grid = rows[list(DISTRIBUTIONS)].to_numpy(dtype=float).T  # [distribution, entry]
     axis.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto")
@@ -164,28 +174,35 @@ def plausible_conclusion(
     looser = ": what looks fast is a looser threshold." if bare < layers["weighted"] else "."
     return (
         f"At layer {first_layer}, {task_span(at.single)} of the tokens have one plausible entry, and "
-        f"{percent_span(at.wrong_single, '{:.1%}')} of these are predicted wrongly. Without the mass of the "
-        f"plausible set their confidence is 1 by construction. At a threshold of {threshold:g} the public "
-        f"form exits at layer {bare:.2f} on average, and contrast with the mass at "
+        f"{percent_span(at.wrong_single, '{:.1%}')} of these tokens are predicted wrongly. Without the mass "
+        "of the plausible set their confidence is 1 by construction. At a threshold of "
+        f"{threshold:g} the public form exits at layer {bare:.2f} on average, and contrast with the mass at "
         f"{layers['weighted']:.2f}{looser}"
     )
 
 
 def ranking_figure(ranks: pd.DataFrame, note: str = ""):
     """The area under the ROC curve by layer: CALM above, vanilla below."""
+    last = _ranked_layers(ranks).max()
     return figures.facets(
-        ranks,
-        figures.lines,
+        ranks[ranks.layer <= last],
+        _draw_ranking,
         row="model",
-        x="layer",
-        y="roc_area",
-        band=("roc_area_low", "roc_area_high"),
-        clip=(0, 1),
+        last=last,
         ylabel="area under\nthe ROC curve",
         height=2.6,
         message=ranking_message(ranks),
         note=note,
     )
+
+
+def _ranked_layers(ranks: pd.DataFrame) -> pd.Series:
+    return ranks.layer[ranks.roc_area.notna()]
+
+
+def _draw_ranking(axis, rows: pd.DataFrame, last: int) -> None:
+    figures.lines(axis, rows, "layer", "roc_area", band=("roc_area_low", "roc_area_high"), clip=(0, 1))
+    figures.say_why_lines_end(axis, _ranked_layers(rows).max(), last, figures.TOO_FEW)
 
 
 def mean_areas(ranks: pd.DataFrame) -> pd.DataFrame:
@@ -323,9 +340,14 @@ def pareto_message(verdicts: pd.DataFrame) -> str:
     improves = int(verdicts.improves.sum())
     worse = int(verdicts.worse.sum())
     return (
-        f"Of {len(verdicts)} settings with contrast, {improves or 'none'} beat the plain margin at equal "
-        f"cost and {worse} are clearly worse"
+        f"Of {len(verdicts)} settings with contrast, {_number(improves, 'beats', 'beat')} the plain margin "
+        f"at equal cost and {_number(worse, 'is', 'are')} clearly worse"
     )
+
+
+def _number(number: int, one: str, several: str) -> str:
+    """ "none beats", "1 beats", "3 beat": a number and its verb."""
+    return f"{number or 'none'} {one if number < 2 else several}"
 
 
 def pareto_conclusion(verdicts: pd.DataFrame) -> str:
@@ -350,10 +372,22 @@ def decoder_conclusion(decoded: pd.DataFrame) -> str:
     worse = rows[rows.high < 1]
     return (
         f"As decoder, contrast changes {percent_span(1 - rows.same_output)} of the outputs. Of {len(rows)} "
-        f"cases, it clearly raises the score in {len(clear)} and clearly lowers it in {len(worse)} (95 % "
-        f"intervals). The best is {figures.label(best.rule)} with {figures.label(best.model)} on "
+        f"cases, it clearly raises the score in {len(clear) or 'none'} and clearly lowers it in "
+        f"{len(worse) or 'none'} (95 % intervals). The best is {figures.label(best.rule)} with "
+        f"{figures.label(best.model)} on "
         f"{figures.label(best.task)}: it keeps {with_interval(best, 'retained', '.1%', 'low', 'high')} of "
         "the score."
+    )
+
+
+def clock_conclusion(measured: pd.DataFrame) -> str:
+    """What pruning and contrast change in the time of a decision at the shape of T5-large, in layers."""
+    layers = measured[measured["shape"] == "t5-large"].set_index("what")["median"]
+    return (
+        "At the shape of T5-large a margin over all entries takes as long as "
+        f"{layers['softmax_margin']:.2f} layers, over 256 entries {layers['margin, 256 ids kept']:.2f}; "
+        f"weighted contrast over as few takes {layers['weighted contrast, 256 ids kept']:.2f}, JSD contrast "
+        f"{layers['JSD contrast, 256 ids kept']:.2f}."
     )
 
 

@@ -11,7 +11,7 @@ from ...analysis.statistics import percentiles
 from .. import figures
 from ..learned_from import ALL, HISTORY, OUTPUTS, REFERENCES, UNSEEN
 from ..prose import listed, on_tasks, span, task_span
-from .classifiers import MARGIN, on_calm
+from .classifiers import LEAST_CHANGE, MARGIN, on_calm
 
 
 def beside_margin_and_oracle(
@@ -56,12 +56,34 @@ def gains_conclusion(gains: pd.DataFrame, share: float) -> str:
     """Where it ranks better for certain, and how far it goes towards the oracle."""
     better = list(gains.task[gains.area_gain_low > 0])
     layers = gains.set_index("task")
-    return (
-        f"It ranks tokens better than the margin {on_tasks(better, gains.task)} (95 % interval above zero). "
-        f"Where {share:.0%} of the predictions stay, it exits "
-        f"{task_span(layers.margin - layers.history, 'z.2f')} layers before the margin; the oracle, which "
-        f"keeps all, exits {task_span(layers.margin - layers.oracle, 'z.2f')} layers before it."
+    ranks = (
+        f"It ranks tokens better than the margin {on_tasks(better, gains.task)} (95 % interval above zero)."
     )
+    if (layers.margin - layers[["history", "oracle"]].min(axis=1)).max() < LEAST_CHANGE:
+        return (
+            f"{ranks} Where {share:.0%} of the predictions stay, it exits no earlier than the margin, and "
+            "neither does the oracle, which keeps all of them: there is nothing to gain."
+        )
+    return (
+        f"{ranks} Where {share:.0%} of the predictions stay, it exits "
+        f"{_earlier(layers.margin - layers.history)} the "
+        f"margin; the oracle, which keeps all of them, exits {_earlier(layers.margin - layers.oracle)} it."
+        f"{_of_the_way(layers.of_the_way)}"
+    )
+
+
+def _earlier(layers: pd.Series) -> str:
+    """ "0.20 (summarization) to 1.00 (translation) layers before", "no earlier than"."""
+    if layers.max() < LEAST_CHANGE:
+        return "no earlier than"
+    later = " (negative: after)" if layers.min() <= -LEAST_CHANGE else ""
+    return f"{task_span(layers, 'z.2f')} layers before{later}"
+
+
+def _of_the_way(shares: pd.Series) -> str:
+    """The share of the way to the oracle, where the oracle exits before the margin."""
+    shares = shares.dropna()
+    return f" That is {task_span(shares)} of the way." if len(shares) else ""
 
 
 def areas_by_source(by_source: pd.DataFrame) -> pd.DataFrame:
@@ -85,4 +107,7 @@ def sources_conclusion(by_source: pd.DataFrame) -> str:
     areas = rows.pivot(index=["rule", "task"], columns="learned_from", values="roc_area")
     kinds = [kind for kind in (OUTPUTS, UNSEEN) if kind in areas]
     texts = [f"{span(areas[kind] - areas[REFERENCES], '{:+z.3f}')} from {kind}" for kind in kinds]
-    return f"Against {REFERENCES}, the area changes, over rules and tasks, by {listed(texts)}."
+    return (
+        f"Learning from other examples than {REFERENCES} changes the area, over rules and tasks, by "
+        f"{listed(texts)}."
+    )

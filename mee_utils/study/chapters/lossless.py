@@ -173,7 +173,7 @@ def drafts_message(drafts: pd.DataFrame) -> str:
         f"{percent_span(rows.acceptance)} of {figures.label(name)}'s"
         for name, rows in drafts.groupby("model", sort=False)
     ]
-    return f"The last layer accepts {listed(parts)} drafts, from rule to rule"
+    return f"The last layer accepts {listed(parts)} drafts, depending on the rule"
 
 
 def drafts_conclusion(drafts: pd.DataFrame) -> str:
@@ -239,9 +239,12 @@ def _draw_sentence(axis, rows: pd.DataFrame) -> None:
 def sentence_message(runs: pd.DataFrame) -> str:
     """How many rounds the tokens of the output take, by model."""
     parts = []
+    written = 0
     for name, rows in runs.groupby("model", sort=False):
         tokens = rows[rows.token != ""].position.max() + 1  # drafts past the end have none
-        parts.append(f"{tokens} tokens in {rows['round'].max()} rounds with {figures.label(name)}")
+        subject = f"{tokens} tokens take " if tokens != written else ""
+        parts.append(f"{subject}{rows['round'].max()} rounds with {figures.label(name)}")
+        written = tokens
     return f"One output: {listed(parts)}"
 
 
@@ -252,8 +255,9 @@ def sentence_conclusion(runs: pd.DataFrame) -> str:
         for name, rows in runs.groupby("model", sort=False)
     ]
     return (
-        f"Of the tokens that were run, these shares stand in the output: {listed(parts)}. The others were "
-        "dropped, since a draft before them was wrong."
+        f"Of the tokens that were run, this share ends up in the output: {listed(parts)}. The others were "
+        "dropped because a draft before them "
+        "was wrong."
     )
 
 

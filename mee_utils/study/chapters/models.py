@@ -44,8 +44,8 @@ def objectives_conclusion(weights: pd.DataFrame) -> str:
     if calm.empty:
         return ""
     return (
-        f"CALM gives the first layer {calm.iloc[0]:.1%} of the loss and the last layer "
-        f"{calm.iloc[-1]:.1%}, so every layer learns to predict, and later layers weigh more."
+        f"CALM gives the first layer {calm.iloc[0]:.1%} of the loss and the last layer {calm.iloc[-1]:.1%}: "
+        "every layer learns to predict, later ones with more weight."
     )
 
 
@@ -167,8 +167,8 @@ def seeds_conclusion(spread: pd.DataFrame) -> str:
     if "score" in spans.index:
         row = spans.loc["score"]
         sentences.append(
-            f"Scores at full depth differ by up to {row.seeds:.1f} points between seeds and {row.most:.1f} "
-            "between objectives."
+            f"Scores at full depth differ by up to {row.most:.1f} points between objectives and by up to "
+            f"{row.seeds:.1f} between seeds."
         )
     return " ".join(sentences)
 
@@ -217,11 +217,9 @@ def costs_conclusion(costs: pd.DataFrame) -> str:
     always = by_task.min()
     where = on_tasks(always[always > 0].index, list(costs.task.unique()))
     return (
-        f"CALM loses {task_span(by_task.mean(), 'z.1f')} points on average over seeds; every seed loses "
-        f"{where}. "
-        '"99% of full depth" is therefore 99% of a lower score, and 08 sets exits beside vanilla\'s full '
-        "depth "
-        "too."
+        f"Beside vanilla, CALM's score changes by {task_span(-by_task.mean(), '+z.1f')} points on average "
+        f'over seeds; it is lower with every seed {where}. So "99% of full depth" is 99% of another score; '
+        "08 sets exits beside the full depth of vanilla too."
     )
 
 

@@ -9,13 +9,14 @@ import pandas as pd
 from .. import figures
 from ..drawing import predictions_figure
 from ..prose import listed, on_tasks, span, task_span
-from .wording import percent_span
+from .wording import capitalized, percent_span
 
 PUBLISHED = {
     2 / 12: 0.75,
     4 / 12: 0.90,
 }  # MEE, CALM on BigPatent: share of the depth -> share of final tokens
 PAPER_MODELS = ("vanilla", "calm", "free")
+LEAST_EXCESS = 0.005  # what two digits show
 KINDS = {"strictly rising": "rises at\nevery layer", "never falling": "never falls"}
 
 
@@ -70,7 +71,7 @@ def settled_conclusion(stable: pd.DataFrame, gain: pd.DataFrame, spread: pd.Data
     )
     if len(spread):
         widest = (spread.high - spread.low).max()
-        text += f" Another seed moves a mean by {widest:.2f} layers at most."
+        text += f" Another seed moves the mean by at most {widest:.2f} layers."
     layers = stable.layer.max()
     ours = stable[(stable.model == "calm") & (stable.layer == round(layers / 6))].set_index("task").share
     if len(ours):
@@ -116,8 +117,10 @@ def confidence_message(confidence: pd.DataFrame) -> str:
     for name in ("calm", "vanilla"):
         first = sure[sure.model == name].groupby("task").layer.min()
         if len(first):
-            between = f"{first.min()} to {first.max()}" if first.min() < first.max() else f"{first.min()}"
-            parts.append(f"at layer {between} under {figures.label(name)}")
+            between = f"layers {first.min()} to {first.max()}"
+            if first.min() == first.max():
+                between = f"layer {first.min()}"
+            parts.append(f"at {between} under {figures.label(name)}")
     return f"The mean confidence passes one half {listed(parts)}" if parts else ""
 
 
@@ -128,11 +131,13 @@ def confidence_conclusion(confidence: pd.DataFrame) -> str:
         return ""
     where = on_tasks(fallen[fallen > 0.01].index, list(confidence.task.unique()))
     calm = dips(confidence, "calm")
-    beside = f"; CALM's falls by {calm.max():.2f}" if len(calm) else ""
+    beside = ""
+    if len(calm):
+        beside = "; CALM's never falls" if calm.max() < 0.005 else f"; CALM's by up to {calm.max():.2f}"
     return (
-        f"MEE reports that FREE's mean confidence dips after its exit. Here it does so {where}: it falls by "
-        f"{fallen.max():.2f} at most{beside}. The standard deviation is large: a mean says little about a "
-        "single token."
+        f"MEE reports that FREE's mean confidence dips after its exit. Here it does so {where}, by up to "
+        f"{fallen.max():.2f}{beside}. The standard deviation is large: a mean says little about a single "
+        "token."
     )
 
 
@@ -152,9 +157,15 @@ def token_figure(predicted: pd.DataFrame, percentile: int, sentence: str = "", n
 
 def token_message(predicted: pd.DataFrame, percentile: int, sentence: str = "") -> str:
     """From which layer on each model predicts the token that it ends with."""
-    layers = [f"{layer} in {figures.label(name)}" for name, layer in final_layers(predicted).items()]
+    layers = final_layers(predicted)
+    parts = [
+        f"from layer {layer} on in {listed(map(figures.label, names))}"
+        for layer, names in layers.groupby(layers, sort=False).groups.items()
+    ]
+    *others, last = parts
+    said = f"{', '.join(others)}, and {last}" if others else last
     subject = f'"{sentence}"' if sentence else f"The token at percentile {percentile}"
-    return f"{subject}: final from layer {listed(layers)}"
+    return f"{subject} is final {said}"
 
 
 def final_layers(predicted: pd.DataFrame) -> pd.Series:
@@ -175,11 +186,11 @@ def tokens_conclusion(predicted: pd.DataFrame) -> str:
     kept = first.token == final[first.index]
     parts = []
     if kept.any():
-        parts.append(f"{listed(map(figures.label, first.index[kept]))} end with the first choice of layer 1")
+        parts.append(f"is the final prediction of {listed(map(figures.label, first.index[kept]))}")
     if not kept.all():
         names = listed(map(figures.label, first.index[~kept]))
-        parts.append(f"{names} end with another, though layer 1 gave it {span(first.probability[~kept])}")
-    return f"On the last of these tokens, {', and '.join(parts)}."
+        parts.append(f"is dropped later by {names}, at a probability of {span(first.probability[~kept])}")
+    return f"For the last of these tokens, what layer 1 ranks first {', and '.join(parts)}."
 
 
 def monotonic_figure(strict: pd.DataFrame, note: str = ""):
@@ -209,7 +220,7 @@ def monotonic_message(strict: pd.DataFrame) -> str:
     won = first[first == "calm"].index
     if len(won):
         where = on_tasks(won, list(strict.task.unique()))
-        return f"CALM's confidence never falls for more tokens than any other model's {where}"
+        return f"CALM has the most tokens whose confidence never falls {where}"
     return "On every task a model other than CALM has the most tokens whose confidence never falls"
 
 
@@ -254,12 +265,13 @@ def worst_excess(per_layer: pd.DataFrame) -> pd.DataFrame:
 def overconfidence_message(per_layer: pd.DataFrame) -> str:
     """By how much the layers of vanilla and of CALM are overconfident at most."""
     worst = worst_excess(per_layer)
-    parts = [
-        f"{figures.label(name)} by up to {max(worst.excess[name], 0):.2f}"
-        for name in ("vanilla", "calm")
-        if name in worst.index
-    ]
-    return f"How overconfident layers are: {listed(parts)}" if parts else ""
+    excess = worst.excess[[name for name in ("vanilla", "calm") if name in worst.index]]
+    parts = []
+    for name, most in excess.items():
+        verb = "" if parts else " is overconfident"
+        much = f"by up to {most:.2f}" if most >= LEAST_EXCESS else "at no layer"
+        parts.append(f"{figures.label(name)}{verb} {much}")
+    return capitalized(", ".join(parts))
 
 
 def overconfidence_conclusion(per_layer: pd.DataFrame, layer: int) -> str:
@@ -268,10 +280,9 @@ def overconfidence_conclusion(per_layer: pd.DataFrame, layer: int) -> str:
     errors = early.groupby("model", sort=False).expected_calibration_error.mean().sort_values()
     best, worst = errors.index[[0, -1]]
     return (
-        f"The same threshold means different things at different layers, least so where early layers are "
-        f"trained. At layer {layer} the expected calibration error (mean over tasks) is smallest for "
-        f"{figures.label(best)} ({errors[best]:.3f}) and largest for {figures.label(worst)} "
-        f"({errors[worst]:.3f})."
+        f"So a threshold means different things at different layers and in different models. At layer "
+        f"{layer} the expected calibration error (mean over tasks) is smallest for {figures.label(best)} "
+        f"({errors[best]:.3f}) and largest for {figures.label(worst)} ({errors[worst]:.3f})."
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 
 from .. import figures
 from ..catalogue import PRUNED
 from ..prose import listed, span, task_span
-from .wording import percent_span, winners
+from .wording import percent_span, some, winners
 
 SHOWN_MODELS = ("calm", "vanilla")  # tables have the pre-trained model too
 RECALL_LAYERS = (1, 2, 3, 4, 6, 8)
@@ -112,14 +114,14 @@ def _minimum_by_model(minimum: pd.DataFrame) -> list[str]:
     for name, rows in minimum.groupby("model", sort=False):
         first, last = rows.minimum_layer.min(), rows.minimum_layer.max()
         layers = f"layer {first}" if first == last else f"layers {first} to {last}"
-        parts.append(f"{layers} of {figures.label(name)}")
+        parts.append(f"from {layers} on in {figures.label(name)}")
     return parts
 
 
 def minimum_message(minimum: pd.DataFrame) -> str:
     """The minimum exit layer that the rule gives CALM and vanilla."""
     layers = listed(_minimum_by_model(_of_shown_models(minimum)))
-    return f"Confident predictions are safe from here on: {layers}"
+    return f"Confident predictions are safe {layers}"
 
 
 def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
@@ -180,7 +182,7 @@ def recall_message(drawn: pd.DataFrame, top_k: int) -> str:
         if layer in (1, 4)
     ]
     model = figures.label(drawn.model.iloc[0])
-    return f"The best {top_k} entries hold {listed(shares)} of {model}'s final tokens" if shares else ""
+    return f"Of {model}'s final tokens, the best {top_k} entries hold {listed(shares)}" if shares else ""
 
 
 def recall_conclusion(drawn: pd.DataFrame, least: float = 0.99) -> str:
@@ -190,10 +192,10 @@ def recall_conclusion(drawn: pd.DataFrame, least: float = 0.99) -> str:
     if enough.empty:
         return f"No list of these lengths holds {least:.0%} of the final tokens on every task."
     ends = enough.iloc[[0, -1]]
-    parts = [f"{k} at layer {layer}" for layer, k in ends.items()]
+    parts = [f"{k} entries at layer {layer}" for layer, k in ends.items()]
     return (
         f"The later the list is made, the shorter it may be: to hold {least:.0%} of the final tokens on "
-        f"every task, it needs this many entries: {listed(parts)}."
+        f"every task takes {listed(parts)}."
     )
 
 
@@ -215,15 +217,20 @@ def kept_figure(by_layer: pd.DataFrame, note: str = ""):
     return figure
 
 
+def _way(rule: str) -> str:
+    """A way of pruning the margin, without saying that it is the margin: "fixed pruning"."""
+    return re.sub(r"^margin(,| with) ", "", figures.label(rule))
+
+
 def kept_conclusion(by_layer: pd.DataFrame) -> str:
     """How many entries are left at the last layer, and how many final tokens are lost by then."""
     last = by_layer[by_layer.layer == by_layer.layer.max()]
     entries = last.groupby("rule", sort=False).ids.mean()
     shortest, longest = entries.idxmin(), entries.idxmax()
     return (
-        f"At the last layer {figures.label(longest)} still scores {entries[longest]:.0f} entries, and "
-        f"{figures.label(shortest)} {entries[shortest]:.0f}. Short lists lose little: "
-        f"{1 - last.recall.min():.2%} of the final tokens at most."
+        f"At the last layer {_way(longest)} still scores {entries[longest]:,.0f} entries, {_way(shortest)} "
+        f"{entries[shortest]:.0f}. The lists lose little: {1 - last.recall.min():.2%} of the final tokens at "
+        "most."
     )
 
 
@@ -242,13 +249,21 @@ def table_conclusion(complete: pd.DataFrame) -> str:
     pruned = complete[complete.reduction.isin(PRUNED)]
     most = pruned.groupby("model", sort=False).other_token.max()
     shown = most[[name for name in SHOWN_MODELS if name in most] or most.index]
-    parts = [f"{share:.1%} of {figures.label(name)}'s" for name, share in shown.items()]
     return (
-        f"Against the unpruned run at the same threshold, pruning changes at most {listed(parts)} tokens. "
+        f"Against the unpruned run at the same threshold, pruning changes {_changed(shown)}. "
         "Pruning makes decisions cheaper, not safer: quality depends on when tokens exit, not on how logits "
         "are computed. Scores of exactly 0, as in the published table, come from positions taken for token "
         "ids (08); each published row rests on ten examples."
     )
+
+
+def _changed(shares: pd.Series) -> str:
+    """The largest share of tokens that changes in each model: "none of CALM's tokens and up to 2% ..."."""
+    parts = []
+    for name, share in shares.items():
+        amount = some(share, ".1%")
+        parts.append(f"{f'up to {share:.1%}' if amount[0].isdigit() else amount} of {figures.label(name)}'s")
+    return f"{listed(parts)} tokens"
 
 
 def times_shown(times: pd.DataFrame) -> pd.DataFrame:
@@ -315,13 +330,9 @@ def _draw_sweep(axis, rows: pd.DataFrame, top_k: int) -> None:
 
 def sweep_message(swept: pd.DataFrame, top_k: int) -> str:
     """What a fixed list of a few entries keeps, and one of `top_k`."""
-    fixed = swept[swept.rule == "fixed"]
-    shares = [
-        f"{percent_span(rows.same_token, '{:.1%}')} with {k}"
-        for k, rows in fixed.groupby("k")
-        if k in (8, top_k)
-    ]
-    return f"Fixed pruning keeps these shares of the predictions: {listed(shares)} entries"
+    least = swept[swept.rule == "fixed"].groupby("k").same_token.min()
+    shares = [f"{least[k]:.1%} with {k} entries" for k in (8, top_k) if k in least.index]
+    return f"Of the predictions, fixed pruning keeps at least {listed(shares)}" if shares else ""
 
 
 def sweep_conclusion(swept: pd.DataFrame) -> str:
@@ -331,9 +342,9 @@ def sweep_conclusion(swept: pd.DataFrame) -> str:
         least = rows.groupby("k").same_token.min()
         near[rule] = least[least >= least.iloc[-1] - 0.005].index.min()
     return (
-        f"Lists of {max(near.values())} entries are long enough for every way of pruning: on no task do half "
-        f"a percentage point fewer predictions stay than with {swept.k.max()}. A decaying list may end "
-        "shorter, since it begins longer."
+        f"Lists of {max(near.values())} entries are long enough for both ways of pruning: lists of "
+        f"{swept.k.max()} keep at most half a percentage point more of the predictions on any task. A "
+        "decaying list may end shorter, since it begins longer."
     )
 
 
@@ -408,10 +419,10 @@ def summary(
 ) -> str:
     """The chapter in five sentences at most."""
     changed = complete[complete.reduction == "fixed"].groupby("model").other_token.max()
-    parts = [f"{changed[name]:.1%} of {figures.label(name)}'s" for name in SHOWN_MODELS if name in changed]
+    changed = changed[[name for name in SHOWN_MODELS if name in changed]]
     sentences = [
         f"{rank_message(boxes, layer)}.",
-        f"A fixed list changes at most {listed(parts)} tokens." if parts else "",
+        f"A fixed list changes {_changed(changed)}." if len(changed) else "",
         f"{cost_message(costs)}.",
         "Pruning makes decisions cheaper, not safer; 08 shows which exits keep the quality.",
         f"The vocabulary here has {entries:,} entries, that of T5 has 32,128.",

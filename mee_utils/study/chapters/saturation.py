@@ -77,9 +77,12 @@ def reached_message(by_layer: pd.DataFrame) -> str:
     if final.empty:
         return ""
     layer = by_layer.layer.max() // 3
-    some = f"{similar.max():.0%} or fewer" if similar.max() >= 0.005 else "none"
-    shares = f"at least {final.min():.0%} of CALM's predictions are final, {some} of its states similar"
-    return f"After layer {layer}, {shares}"
+    few = f"at most {similar.max():.0%}" if similar.max() >= 0.005 else "almost none"
+    few = "none" if similar.max() == 0 else few
+    return (
+        f"After layer {layer}, at least {final.min():.0%} of CALM's predictions are final, but {few} of its "
+        "states are similar to the last"
+    )
 
 
 def _at_a_third(by_layer: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -109,7 +112,7 @@ def prefixes_figure(drawn: pd.DataFrame, threshold: float, note: str = ""):
         _draw_prefixes,
         threshold=threshold,
         ylabel="cosine with the\nlast layer's state",
-        message="Three easy and three difficult prefixes of CALM, by the token that they predict",
+        message=prefixes_message(drawn, threshold),
         note=note,
     )
 
@@ -128,14 +131,30 @@ def _draw_prefixes(axis, rows: pd.DataFrame, threshold: float) -> None:
     figures.layer_axis(axis, rows.layer.max())
 
 
-def prefixes_conclusion(drawn: pd.DataFrame, threshold: float) -> str:
+def prefixes_message(drawn: pd.DataFrame, threshold: float) -> str:
     """From which layer on the shown prefixes are similar."""
     reached = drawn[drawn.similarity >= threshold].groupby(["group", "task", "example"]).layer.min()
+    layers = reached.groupby("group").agg(["min", "max"])
     parts = [
-        f"{group} ones between layers {layers.min()} and {layers.max()}"
-        for group, layers in reached.groupby("group", sort=True)
+        f"{layers['min'][group]} to {layers['max'][group]} if {group}"
+        for group in ("easy", "difficult")
+        if group in layers.index
     ]
-    return f"Single prefixes become similar to the last state at different layers, {listed(parts)}."
+    return f"Single prefixes of CALM first resemble the last state at layers {listed(parts)}"
+
+
+def prefixes_conclusion(drawn: pd.DataFrame) -> str:
+    """How similar the shown prefixes are after the first layer."""
+    first = drawn[drawn.layer == drawn.layer.min()].groupby("group").similarity.agg(["min", "max"])
+    parts = [
+        f"{first['min'][group]:.2f} to {first['max'][group]:.2f} for the {group} prefixes"
+        for group in ("easy", "difficult")
+        if group in first.index
+    ]
+    return (
+        f"The two kinds are apart from the first layer on, where the cosine is {listed(parts)}: they were "
+        "selected by just this similarity."
+    )
 
 
 def circularity_figure(curves: pd.DataFrame, note: str = ""):
@@ -151,9 +170,20 @@ def circularity_figure(curves: pd.DataFrame, note: str = ""):
         band=figures.BAND,
         ylabel="cosine with the\nlast layer's state",
         height=2.3,
-        message="Selecting by similarity builds the contrast in; selecting by loss takes most of it away",
+        message=circularity_message(shown),
         note=note,
     )
+
+
+def circularity_message(curves: pd.DataFrame) -> str:
+    """How much of the contrast in similarity is left if prefixes are selected by loss."""
+    keys = ["selected_by", "task", "layer"]
+    means = curves.pivot(index=keys, columns="group", values="similarity")
+    apart = (means.easy - means.difficult).groupby("selected_by").mean()
+    if not set(SELECTIONS) <= set(apart.index):
+        return "Selecting by similarity builds the contrast in"
+    left = max(apart.loss / apart.mean_similarity, 0)
+    return f"Selecting by similarity builds the contrast in; selecting by loss leaves {left:.0%} of it"
 
 
 def gaps(compared: pd.DataFrame, model: str = "calm") -> pd.DataFrame:
@@ -181,13 +211,15 @@ def circularity_conclusion(compared: pd.DataFrame) -> str:
     if later.empty:
         return ""
     later = later.xs("loss", level="selected_by")
-    where = "at about the same layer" if later.first_similar.abs().max() < 1 else "at another layer"
+    most = later.first_similar.abs().max()
+    similar = f"{task_span(later.first_similar, '+z.1f')} layers later (negative: earlier)"
+    if most < 1:
+        similar = f"at about the same layer (at most {most:.1f} layers apart)"
     return (
         "Selected by loss, tokens differ less in their states than in their predictions. CALM's tokens of "
         f"high loss reach their final prediction {task_span(later.settled_from, 'z.1f')} layers later than "
-        f"those of low loss, and have their first similar state {where}: "
-        f"{task_span(later.first_similar, '+z.1f')} layers later. Similarity ranks tokens by how early their "
-        "states stop moving, not by how easy they are."
+        f"those of low loss, and their first similar state {similar}. Similarity ranks tokens by how early "
+        "their states stop moving, not by how easy they are."
     )
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from .. import figures
 from ..catalogue import IDEAS
 from ..prose import on_tasks, task_span
-from .wording import percent_span, winners
+from .wording import percent_span, winners, without_source
 
 MARGIN = "fixed"  # the softmax margin over a few entries, with which other rules are compared
 COMPARED = (  # ten rules that between them have every idea; the table beside the figure has all
@@ -87,8 +87,8 @@ def same_rule_conclusion(same: pd.DataFrame) -> str:
     equal = shares.index[shares > 0.999]
     others = [f"{pair} ({share:.0%})" for pair, share in shares[shares <= 0.999].items()]
     return (
-        f"The same exits, token by token, on every task: {'; '.join(equal) or 'no pair'}. Not the same, with "
-        f"the smallest share of equal exits: {'; '.join(others) or 'no pair'}."
+        f"These pairs exit every token at the same layer, on every task: {'; '.join(equal) or 'none'}. These "
+        f"do not (the share of tokens that do, on the worst task): {'; '.join(others) or 'none'}."
     )
 
 
@@ -146,7 +146,8 @@ def alike_message(cells: pd.DataFrame) -> str:
     pairs = pairs_alike(cells)
     number = int((pairs.correlation >= ALIKE).sum())
     return (
-        f"{number} of {len(pairs)} pairs of rules order tokens almost alike (rank correlation from {ALIKE:g})"
+        f"{number} of {len(pairs)} pairs of rules order tokens almost alike (rank correlation of {ALIKE:g} "
+        "or more)"
     )
 
 
@@ -154,11 +155,11 @@ def alike_conclusion(cells: pd.DataFrame) -> str:
     """The pairs that are most alike, similarity apart."""
     pairs = pairs_alike(cells)
     pairs = pairs[~((pairs["first"] == "hidden_similarity") & (pairs.second == "mue"))].head(3)
-    texts = [f"{figures.label(row.first)} and {figures.label(row.second)}" for row in pairs.itertuples()]
+    texts = [f"{without_source(row.first)} and {without_source(row.second)}" for row in pairs.itertuples()]
     return (
-        f"Most alike, with a correlation of at least {pairs.correlation.min():.2f}: {'; '.join(texts)}. At a "
-        "correlation of 1, every threshold of one rule has a threshold of the other with the same exits. "
-        "(Similarity and MuE are left out: MuE changes the threshold only.)"
+        f"The pairs most alike, with a correlation of at least {pairs.correlation.min():.2f}, are "
+        f"{'; '.join(texts)}. At a correlation of 1, every threshold of one rule has a threshold of the "
+        "other with the same exits. (Similarity and MuE are left out: MuE changes only the threshold.)"
     )
 
 
@@ -209,7 +210,7 @@ def equal_loss_message(bench: pd.DataFrame, demand: float) -> str:
     if measured.empty:
         return f"No rule was measured at a loss of {demand:.0%}"
     best = measured.loc[measured.groupby("task", sort=False).equal_flops.idxmin()]
-    return f"Cheapest at a loss of {demand:.0%}: {winners(best)}"
+    return f"At a loss of {demand:.0%} the cheapest rule is {winners(best)}"
 
 
 def equal_loss_conclusion(bench: pd.DataFrame, fixed: pd.Series, demand: float) -> str:
@@ -234,7 +235,7 @@ def equal_loss_conclusion(bench: pd.DataFrame, fixed: pd.Series, demand: float) 
     without = "Every rule has a setting that loses so little."
     if missing.max():
         without = (
-            f"Up to {missing.max()} of {rules} rules on a task lose more even at their strictest setting."
+            f"On a task, up to {missing.max()} of {rules} rules lose more even at their strictest setting."
         )
     return (
         f"At a loss of {demand:.0%} the cheapest rule takes {task_span(cheapest)} of the FLOPs, {beside}. "

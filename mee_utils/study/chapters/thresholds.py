@@ -25,7 +25,6 @@ PLACES = {
     "corpus": figures.Style("another corpus of the task", "#d55e00", "D"),
 }
 AWAY = {"home": "at home", "task": "on another task", "corpus": "on another corpus"}
-WHERE = {"home": "rules at home", "task": "on another task", "corpus": "on another corpus"}
 NOWHERE_ELSE = "This profile names no other corpus of a task."
 LEAST_LOSS = 1e-4  # smaller losses are drawn there, on a logarithmic axis
 
@@ -134,9 +133,11 @@ def away_message(travelled: pd.DataFrame, demand: float) -> str:
     """How many rules exceed twice the demand at home and elsewhere."""
     worst = worst_by_place(travelled).pivot(index="rule", columns="place", values="loss")
     broken = (worst > 2 * demand).sum()
-    texts = [f"{broken[place]} {WHERE[place]}" for place in WHERE if place in broken]
+    texts = [f"{broken[place] or 'none'} {AWAY[place]}" for place in AWAY if place in broken]
     wanted = f"a loss of {demand:.0%}"
-    return f"Thresholds set for {wanted} lose more than twice that for {listed(texts)}, of {len(worst)} rules"
+    return (
+        f"Of {len(worst)} rules with thresholds set for {wanted}, {listed(texts)} lose more than twice that"
+    )
 
 
 def away_conclusion(travelled: pd.DataFrame) -> str:
@@ -178,9 +179,9 @@ def later_conclusion(thirds: pd.DataFrame) -> str:
     for what, rows in thirds.groupby("what", sort=False):
         by_part = rows.pivot(index="task", columns="part", values="wrong")
         fewer = by_part.index[by_part[3] < by_part[1]]
-        ends = [percent_span(by_part[part], "{:.1%}") for part in (1, 3)]
+        means = by_part.mean()
         texts.append(
-            f"{what} {on_tasks(fewer, by_part.index)} ({ends[0]} in the first, {ends[1]} in the last)"
+            f"{what} makes fewer errors than in the first {on_tasks(fewer, by_part.index)} (mean over tasks: "
+            f"{means[1]:.2%} in the first, {means[3]:.2%} in the last)"
         )
-    makers = " and by ".join(texts)
-    return f"Fewer errors in the last third of the outputs than in the first are made by {makers}."
+    return f"In the last third of the outputs, {', and '.join(texts)}."

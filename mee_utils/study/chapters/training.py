@@ -7,6 +7,7 @@ import pandas as pd
 
 from .. import figures
 from ..prose import listed, span
+from .wording import some
 
 ALOUD = "in a sentence"
 SILENT = "in one word"
@@ -47,11 +48,11 @@ def curves_message(curves: pd.DataFrame) -> str:
     """The first layer of CALM beside that of vanilla."""
     last = last_points(curves)
     parts = [
-        f"{last.loc[name, 1]:.2f} under {figures.label(name)}"
+        f"of {last.loc[name, 1]:.2f} under {figures.label(name)}"
         for name in ("calm", "vanilla")
         if name in last.index
     ]
-    return f"Cross-entropy of the first layer at the end: {listed(parts)}" if parts else ""
+    return f"The first layer ends with a cross-entropy {listed(parts)}" if parts else ""
 
 
 def curves_conclusion(curves: pd.DataFrame) -> str:
@@ -69,10 +70,12 @@ def difficulty_conclusion(accuracy: pd.DataFrame, model: str = "vanilla") -> str
     rows = accuracy[accuracy.model == model].sort_values("accuracy", kind="stable")
     if rows.empty:
         return ""
-    parts = [f"{figures.label(row.difficulty)} {row.accuracy:.1%}" for row in rows.head(3).itertuples()]
+    parts = [
+        f"{figures.label(row.difficulty)} ({row.accuracy:.1%} right)" for row in rows.head(3).itertuples()
+    ]
     others = rows.accuracy.iloc[3:].min()
     hardest = f"The hardest kinds of tokens for {figures.label(model)} are {listed(parts)}"
-    return f"{hardest} right; of every other kind at least {others:.1%} are."
+    return f"{hardest}; of every other kind at least {others:.1%} are right."
 
 
 def forms_figure(forms: pd.DataFrame, note: str = ""):
@@ -98,8 +101,10 @@ def forms_message(forms: pd.DataFrame) -> str:
     vanilla = forms[forms.model == "vanilla"].groupby("answer").exact_match.min()
     if not {ALOUD, SILENT} <= set(vanilla.index):
         return ""
-    shares = f"{vanilla[ALOUD]:.0f}% of the time aloud and {vanilla[SILENT]:.0f}% in silence"
-    return f"The form that vanilla answers worst is right {shares}"
+    return (
+        f"Of its worst form of question vanilla answers {vanilla[ALOUD]:.0f}% right {ALOUD}, and "
+        f"{vanilla[SILENT]:.0f}% {SILENT}"
+    )
 
 
 def forms_conclusion(forms: pd.DataFrame) -> str:
@@ -110,7 +115,7 @@ def forms_conclusion(forms: pd.DataFrame) -> str:
     worst, best = silent.iloc[0], silent.iloc[-1]
     return (
         "Inside one token a model finds a single fact; joining, counting and comparing need the tokens in "
-        f'between. In silence vanilla answers "{figures.label(best.kind)}" best ({best.exact_match:.0f}% '
+        f'between. In one word, vanilla answers "{figures.label(best.kind)}" best ({best.exact_match:.0f}% '
         f'right) and "{figures.label(worst.kind)}" worst ({worst.exact_match:.0f}%).'
     )
 
@@ -134,13 +139,18 @@ def ablations_figure(runs: pd.DataFrame, note: str = ""):
 
 
 def ablations_message(runs: pd.DataFrame) -> str:
-    """The parts of the recipe without which clearly fewer questions are answered right in a sentence."""
-    spoken = runs[runs.answer == ALOUD].set_index("run").drop(index=UNSPOKEN, errors="ignore")
-    if "recipe" not in spoken.index:
-        return ""
-    worse = spoken.index[spoken.high < spoken.low["recipe"]]
-    names = listed(map(figures.label, worse))
-    return f"Clearly fewer answers in a sentence are right than with the recipe: {names}"
+    """The changes of the recipe with which clearly fewer questions are answered right, and how answered."""
+    parts = []
+    for how, rows in runs.groupby("answer", sort=False):
+        shares = rows.set_index("run")
+        if how == ALOUD:  # which `UNSPOKEN` was never shown
+            shares = shares.drop(index=UNSPOKEN, errors="ignore")
+        if "recipe" in shares.index:
+            worse = shares.index[shares.high < shares.low["recipe"]]
+            parts += [f"{figures.label(run)} ({how})" for run in worse]
+    if not parts:
+        return "No change of the recipe clearly costs right answers"
+    return f"Clearly fewer answers are right than with the recipe: {listed(parts)}"
 
 
 def ablations_conclusion(share: pd.Series, p: pd.Series) -> str:
@@ -156,4 +166,16 @@ def ablations_conclusion(share: pd.Series, p: pd.Series) -> str:
     return (
         f"In a sentence, the recipe answers {share['recipe']:.0%} right. Clearly different by Fisher's test: "
         f"{listed(clear)}.{rest}"
+    )
+
+
+def unspoken_conclusion(runs: pd.DataFrame) -> str:
+    """What the run answers that was never shown an answer in a sentence."""
+    shares = runs[runs.run == UNSPOKEN].set_index("answer").share
+    if SILENT not in shares.index:
+        return ""
+    return (
+        f"The run {figures.label(UNSPOKEN)}, which never saw an answer in a sentence, answers "
+        f"{some(shares[SILENT])} of the questions for one word right: in so short a training, it takes "
+        "answers that say each hop aloud."
     )

@@ -1,11 +1,12 @@
 """Numbers in the sentences of the chapters; `study.prose` has what joins them."""
 
+import re
 from collections.abc import Iterable
 
 import pandas as pd
 
 from .. import figures
-from ..prose import listed, on_tasks, span
+from ..prose import on_tasks, span
 
 
 def percent_span(values: Iterable[float], form: str = "{:.0%}") -> str:
@@ -25,12 +26,39 @@ def with_interval(row, name: str, form: str = ".0%", low: str | None = None, hig
 
 
 def winners(best: pd.DataFrame) -> str:
-    """Rows with a task and its rule in words: "margin on summarization and vote on translation".
+    """Rows with a task and its rule in words: "margin on summarization, and vote on translation".
 
-    Semicolons part three or more, since names of rules have commas.
+    A comma parts two and semicolons part more, since the tasks of a rule are joined by "and" too.
     """
     parts = []
     for rule, rows in best.groupby("rule", sort=False):
         name = "a fixed layer" if rule == "static" else figures.label(rule)
         parts.append(f"{name} {on_tasks(rows.task, list(best.task))}")
-    return "; ".join(parts) if len(parts) > 2 else listed(parts)
+    return "; ".join(parts) if len(parts) > 2 else ", and ".join(parts)
+
+
+def without_source(name: str) -> str:
+    """The label of a rule without the paper behind it, for use in brackets and titles.
+
+    >>> without_source("hidden_similarity")
+    'hidden similarity'
+    """
+    return re.sub(r" \([^()]*\)$", "", figures.label(name))
+
+
+def some(share: float, form: str = ".0%") -> str:
+    """A share, in words where its digits would all be 0.
+
+    >>> some(0.21), some(0.0004), some(0.0004, ".1%"), some(0.0)
+    ('21%', 'fewer than 1%', 'fewer than 0.1%', 'none')
+    """
+    if share == 0:
+        return "none"
+    text = f"{share:{form}}"
+    zero = f"{0:{form}}"
+    return f"fewer than {zero[:-2]}1%" if text == zero else text
+
+
+def capitalized(text: str) -> str:
+    """A text that begins a sentence: the names of models and rules are lower case."""
+    return text[:1].upper() + text[1:]
