@@ -405,3 +405,70 @@ def test_stored_draws_take_half_the_room_and_give_the_same_interval(tmp_path):
     kept = statistics.estimates(stored, "area")
     np.testing.assert_allclose(kept.bounds, exact.bounds, rtol=1e-6)
     assert table.area_draws[0].dtype == np.float64, "the table that was measured is not touched"
+
+
+SETTING = ["part", "rule", "threshold"]
+
+
+def some_settings(examples=300, settings=40):
+    """A table as `RuleDecoder` makes it: most outputs of a setting are those of the one before, earlier."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(4, 40, examples)
+    flops = 12_000_000 * tokens
+    score = random.random(examples)
+    tables = []
+    for number in range(settings):
+        flops = flops - random.integers(0, 100_000, examples)
+        score = np.where(random.random(examples) < 0.3, random.random(examples), score)
+        values = {
+            "part": "validation" if number % 2 else "test",
+            "rule": "full_depth" if number < 2 else "softmax_margin",
+            "threshold": np.nan if number < 2 else 1 - 0.9 * number / settings,
+            "example": np.arange(examples, dtype=np.int32),
+            "loss": (1 - score).astype(np.float32),
+            "score": (100 * score).astype(np.float32),
+            "flops": flops.astype(np.int64),
+            "tokens": tokens.astype(np.int16),
+            "layers": (flops // 1_000_000).astype(np.int32),
+        }
+        tables.append(pd.DataFrame(values))
+    return pd.concat(tables, ignore_index=True)
+
+
+def test_stored_examples_are_small_and_read_back_as_they_were(tmp_path):
+    """Every number, type and key; only rows of an example stand together. Written again: the same bytes."""
+    table = some_settings()
+    keys = {"softmax_margin": measure.Keys("decoding", "search")}
+    path = tmp_path / "calm-translation.parquet"
+    table.to_parquet(path, compression="zstd", compression_level=19, index=False)
+    size_before = path.stat().st_size
+    measure._write(table, path, keys)
+    assert path.stat().st_size < 0.7 * size_before
+    stored = pd.read_parquet(path)
+    assert measure.Keys.of_rule(stored, "softmax_margin") == keys["softmax_margin"]
+    numbers = table.columns.difference(["part", "rule"])
+    assert (stored.dtypes == table.dtypes)[numbers].all() and len(numbers) == 7
+    settings_before = list(result_tables.settings_of(table))
+    settings_stored = list(result_tables.settings_of(stored))
+    for before, after in zip(settings_before, settings_stored, strict=True):
+        assert before[:2] == after[:2] and np.array_equal(
+            before[2], after[2], equal_nan=True
+        )  # the threshold
+        pd.testing.assert_frame_equal(before[3], after[3])
+    content = path.read_bytes()
+    measure._written_anew(path)
+    assert path.read_bytes() == content
+
+
+def test_a_larger_table_of_an_earlier_version_is_stored_small_with_its_keys(tmp_path):
+    """Keys were one digest a rule then: such a rule is measured again, but the file stays as it was."""
+    table = some_settings(examples=50, settings=4)
+    table.attrs = {"keys": {"full_depth": "b4bf89"}}
+    path = tmp_path / "calm-translation.parquet"
+    table.to_parquet(path)
+    size_before = path.stat().st_size
+    measure._written_anew(path)
+    stored = pd.read_parquet(path)
+    assert stored.attrs == table.attrs and path.stat().st_size < size_before
+    order = stored.groupby(SETTING, sort=False, dropna=False).ngroup().argsort(kind="stable")
+    pd.testing.assert_frame_equal(stored.iloc[order].reset_index(drop=True), table, check_dtype=False)

@@ -47,6 +47,7 @@ MARGIN_THRESHOLDS = (0.99, 0.97, 0.9, 0.7, 0.5, 0.3)  # that are decoded with co
 ORACLE_DRAFT = 8  # tokens that wait at most where the oracle's exits are verified
 LEAST_SETTINGS = 30  # of a rule on the main model, where it has that many and outputs are not long
 NO_THRESHOLD = float("nan")
+ONE_PAGE = 2**28  # rows, or bytes: pages are compressed one by one, so that a column is one
 DRAWN = ("label", "family", "marker", "dashes", "idea", "source", "bug")  # of a rule: only for figures
 DECODED_WITH = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}  # settings that a key holds
 
@@ -117,12 +118,26 @@ def _rule_table(
 
 
 def _write(table: pd.DataFrame, path: Path, keys: Mapping[str, Keys]) -> None:
-    """Stores a table as small as it gets: everyone clones it. Draws are kept in single precision."""
+    """Stores a table with its keys."""
+    stored = table.copy(deep=False)
+    stored.attrs = {"keys": {rule: asdict(each) for rule, each in keys.items()}}
+    _compress(stored, path)
+
+
+def _compress(table: pd.DataFrame, path: Path) -> None:
+    """Stores a table and its `attrs` as small as it gets: everyone clones it.
+
+    Draws are kept in single precision; every other number is read back as it was. The rows of an example
+    stand together, in the order of the settings: neighbouring thresholds mostly give it the same output,
+    and what repeats takes no room. Within a setting the examples keep their order.
+    """
     draws = [name for name in table if str(name).endswith(DRAWS)]
     short = {name: [np.asarray(row, np.float32) for row in table[name]] for name in draws}
     stored = table.assign(**short)
-    stored.attrs = {"keys": {rule: asdict(each) for rule, each in keys.items()}}  # stored with the table
+    if "example" in table:
+        stored = stored.sort_values("example", kind="stable")
     texts = [name for name in table if name not in draws and not pd.api.types.is_numeric_dtype(table[name])]
+    counts = [name for name in table if pd.api.types.is_integer_dtype(table[name])]
     with complete_file(path) as partial:
         stored.to_parquet(
             partial,
@@ -130,7 +145,9 @@ def _write(table: pd.DataFrame, path: Path, keys: Mapping[str, Keys]) -> None:
             compression="zstd",
             compression_level=19,
             use_dictionary=texts,  # numbers are smaller without
-            use_byte_stream_split=[f"{name}.list.element" for name in draws] or False,
+            use_byte_stream_split=[*counts, *(f"{name}.list.element" for name in draws)] or False,
+            data_page_size=ONE_PAGE,
+            max_rows_per_page=ONE_PAGE,
         )
 
 
@@ -516,6 +533,13 @@ def last_within(tried: Mapping[int, Mapping[str, float]], column: str, bound: fl
     return max(within, default=-1)
 
 
+def _written_anew(path: Path) -> pd.DataFrame:
+    """Writes a table again, which may come from a version that wrote larger files; returns it."""
+    table = pd.read_parquet(path)
+    _compress(table, path)
+    return table
+
+
 def store(profile: Profile) -> Path:
     """Puts the tables of all jobs, with a manifest, in their place, all at once; returns their folder."""
     folder = output_root() / profile.name / MEASURED
@@ -525,8 +549,9 @@ def store(profile: Profile) -> Path:
         for name in profile.training.backbones:
             tables.inputs[f"model {name}"] = weights_digest(profile, name)
         for job in measurements(profile):
+            table = _written_anew(job.path(profile))
             tables.save_file(job.path(profile))
             if job.task == ALL:
-                tables.save_table(pd.read_parquet(job.path(profile)), job.name)
+                tables.save_table(table, job.name)
         tables.finish()
     return folder
