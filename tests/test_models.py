@@ -160,7 +160,65 @@ def test_a_damaged_or_foreign_checkpoint_is_one_clear_line(saved, damage, messag
     damage(saved)
     with pytest.raises(MeeError, match=message) as error:
         load_model(saved)
-    assert "\n" not in str(error.value)
+    text = str(error.value)
+    assert "\n" not in text
+    assert "MeeError" not in text and "network" not in text, "an error in an error, advice on the hub"
+
+
+def test_a_file_or_a_folder_of_checkpoints_leads_to_the_checkpoint(saved):
+    """Before, both were asked for as ids of the hub, or read as a model of no family."""
+    for file in ("config.json", "model.safetensors"):
+        with pytest.raises(MeeError, match="is a file: give the folder that it is in") as error:
+            load_model(saved / file)
+        assert str(error.value).endswith(f"{saved}.")
+    folder = saved.parent / f"{saved.name} and others"
+    folder.mkdir()
+    saved.rename(folder / "one")
+    with pytest.raises(MeeError, match=r"give one of the checkpoints in it, such as .*others/one\."):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("saved_as", ["T5EncoderModel", "T5ForTokenClassification"])
+def test_a_model_without_its_lm_head_is_named_by_its_class(saved, saved_as, tokenizer):
+    """Before, the advice was to copy the checkpoint again."""
+    import transformers
+
+    config = build_network("t5", len(tokenizer)).config
+    config.num_labels = 2
+    getattr(transformers, saved_as)(config).save_pretrained(saved)
+    with pytest.raises(MeeError, match=f"was saved as {saved_as}, and T5ForCond.*save the model with its LM"):
+        load_model(saved)
+
+
+def test_a_misspelt_name_asks_the_hub_for_one_file(monkeypatch):
+    """Before, every file was asked for until the hub's client gave up: a minute and a half."""
+    import transformers.utils
+
+    asked = []
+
+    def unreachable(where, name, **options):
+        asked.append(name)
+        raise OSError("We couldn't connect to 'https://huggingface.co'")
+
+    monkeypatch.setattr(transformers.utils, "cached_file", unreachable)
+    with pytest.raises(MeeError, match="mine/t5 is no folder here: check its name and the network"):
+        load_model("mine/t5")
+    assert asked == ["config.json"]
+
+
+def test_the_hubs_warnings_are_not_shown_beside_our_error(caplog):
+    from mee_utils.models.loading import _quiet
+
+    logger = logging.getLogger("huggingface_hub")
+    logger.addHandler(caplog.handler)
+    try:
+        with _quiet():
+            logger.warning("Retrying in 1s")
+        assert not caplog.records
+        logger.warning("shown again")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "shown again" in caplog.text
 
 
 def write_tokenizer(folder, files):

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from ..common.errors import MeeError, one_line
-from ..common.files import find_local
+from ..common.files import find_local, is_hub_id
 from ..common.html import table
 
 FAMILIES = ("t5", "mt5", "longt5")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+CONFIG = "config.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 T = TypeVar("T")
 WANTED = "a folder written by save_pretrained, or a hub id (google-t5/t5-large)"
@@ -194,7 +195,12 @@ def checkpoint_config(source: str | Path, revision: str | None, families: Sequen
     """
     from transformers import AutoConfig
 
-    where = str(find_local(source, WANTED) or source)
+    path = find_local(source, WANTED)
+    where = str(path or source)
+    if path:
+        _check_folder(path)
+    else:  # a misspelt id fails at this first file, not once for each file that is looked for below
+        _read(CONFIG, where, lambda: _file_path(where, CONFIG, revision))
     _refuse_adapter(where, revision)
     _refuse_remote_code(where, revision)
     config = _read(
@@ -204,8 +210,20 @@ def checkpoint_config(source: str | Path, revision: str | None, families: Sequen
     )
     if families and config.model_type not in families:
         kind = f'{where} is a "{config.model_type}" checkpoint'
-        raise MeeError(f"{kind}; this companion reads the T5 family only: {', '.join(families)}.")
+        tracing = "load_any_model loads other models that write text, for traces"
+        raise MeeError(f"{kind}; exits decode the T5 family only ({', '.join(families)}): {tracing}.")
     return config
+
+
+def _check_folder(path: Path) -> None:
+    """Refuses a file in place of its folder, and a folder that holds no checkpoint itself."""
+    if path.is_file():
+        raise MeeError(f"{path} is a file: give the folder that it is in, {path.parent}.")
+    if any((path / name).is_file() for name in (CONFIG, *ADAPTER_FILES)):
+        return
+    inside = sorted(str(config.parent) for config in path.glob(f"*/{CONFIG}"))
+    advice = f"give one of the checkpoints in it, such as {inside[0]}" if inside else f"give {WANTED}"
+    raise MeeError(f"The {CONFIG} of {path} cannot be read (there is none): {advice}.")
 
 
 def recorded_exit_layer(folder: Path | None) -> int | None:
@@ -219,17 +237,21 @@ def recorded_exit_layer(folder: Path | None) -> int | None:
 
 def _has_file(where: str, name: str, revision: str | None) -> bool:
     """Whether a folder, or a repository on the hub, has a file that is not empty."""
-    from transformers.utils import cached_file
-
-    path = cached_file(
+    path = _file_path(
         where,
         name,
-        revision=revision,
+        revision,
         _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
     return path is not None and Path(path).stat().st_size > 0
+
+
+def _file_path(where: str, name: str, revision: str | None, **options: bool) -> str | None:
+    """The path of a file of a checkpoint, fetched from the hub if need be; None if it has no such file."""
+    from transformers.utils import cached_file
+
+    return cached_file(where, name, revision=revision, _raise_exceptions_for_missing_entries=False, **options)
 
 
 def _refuse_adapter(where: str, revision: str | None) -> None:
@@ -296,10 +318,7 @@ def _refuse_remote_code(where: str, revision: str | None) -> None:
 
 
 def _network(where: str, revision: str | None, config, precision: str) -> nn.Module:
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    has_encoder = config.is_encoder_decoder or config.model_type in FAMILIES
-    with_head = AutoModelForSeq2SeqLM if has_encoder else AutoModelForCausalLM
+    with_head = _class_with_head(where, config)
     network, report = with_head.from_pretrained(
         where,
         revision=revision,
@@ -310,25 +329,61 @@ def _network(where: str, revision: str | None, config, precision: str) -> nn.Mod
     )
     for kind, problem in (("missing", "are missing"), ("unexpected", "have no place in config.json")):
         if keys := sorted(report[f"{kind}_keys"]):
-            raise MeeError(f"{len(keys)} tensors {problem}, such as {keys[0]}")
+            reason = f"{len(keys)} tensors {problem}, such as {keys[0]}"
+            _check_class(where, config, network, reason)
+            raise _unreadable("weights", where, reason)
     for name, weight in network.named_parameters():
         if not weight.isfinite().all():
-            raise MeeError(f"{name} holds NaN or infinity")
+            raise _unreadable("weights", where, f"{name} holds NaN or infinity")
     return network
+
+
+def _class_with_head(where: str, config):
+    """The class of `transformers` that loads a configuration with its LM head."""
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForSeq2SeqLM,
+    )
+
+    if config.is_encoder_decoder or config.model_type in FAMILIES:
+        auto_class = AutoModelForSeq2SeqLM
+        known = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    else:
+        auto_class = AutoModelForCausalLM
+        known = MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in known:
+        kind = f'{where} is a "{config.model_type}" checkpoint, and no such model writes text'
+        raise MeeError(f"{kind}: give an encoder-decoder or causal model (T5, BART, GPT-2, Llama ...).")
+    return auto_class
+
+
+def _check_class(where: str, config, network: nn.Module, reason: str) -> None:
+    """Raises `MeeError` where tensors do not fit because a model of another class was saved."""
+    saved = (config.architectures or [""])[0]
+    loaded = type(network).__name__
+    if saved not in ("", loaded):
+        needed = f"{where} was saved as {saved}, and {loaded} is needed ({reason})"
+        raise MeeError(f"{needed}: save the model with its LM head.")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps progress bars and reports of `transformers` off the screen: what matters is in our own error."""
+    """Keeps bars and reports of `transformers` and the hub off the screen: our own error has what matters."""
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
+    hub_verbosity = hub_logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity(logging.CRITICAL)
+    hub_logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub_verbosity)
 
 
 def _read(what: str, where: str, load: Callable[[], T]) -> T:
@@ -336,7 +391,16 @@ def _read(what: str, where: str, load: Callable[[], T]) -> T:
     try:
         with _quiet():
             return load()
+    except MeeError:
+        raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        advice = "copy the checkpoint again, or check its name and the network"
-        raise MeeError(f"The {what} of {where} cannot be read ({reason}); {advice}.") from error
+        raise _unreadable(what, where, f"{type(error).__name__}: {one_line(error)}") from error
+
+
+def _unreadable(what: str, where: str, reason: str) -> MeeError:
+    """The error for a part of a checkpoint that cannot be read."""
+    if is_hub_id(where):
+        advice = f"{where} is no folder here: check its name and the network"
+    else:
+        advice = "copy the checkpoint again"
+    return MeeError(f"The {what} of {where} cannot be read ({reason}); {advice}.")
