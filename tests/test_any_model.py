@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -21,7 +22,17 @@ from transformers import (
     T5GemmaForConditionalGeneration,
 )
 
-from mee_utils import AnyModel, ExitPolicy, MeeError, generate, load_task, load_trace, replay, trace
+from mee_utils import (
+    AnyModel,
+    ExitPolicy,
+    MeeError,
+    generate,
+    load_any_model,
+    load_task,
+    load_trace,
+    replay,
+    trace,
+)
 from mee_utils.analysis.comparison import replayed_row
 from mee_utils.analysis.survey import output_losses
 from mee_utils.decoding.layerwise import start_and_end_ids
@@ -189,7 +200,7 @@ def test_along_references_and_in_any_batch_it_is_the_same(model):
 
 
 def test_decoding_with_exits_stays_t5s_and_says_so(model):
-    with pytest.raises(MeeError, match="give what load_model returns"):
+    with pytest.raises(MeeError, match=r"give what load_model returns; of other families .* replay\(trace"):
         generate(model, INPUTS)
 
 
@@ -212,6 +223,31 @@ def test_what_writes_no_text_is_refused(t5):
         AnyModel("gpt2", t5.tokenizer, "gpt2")
     with pytest.raises(MeeError, match=r"model=str: give what load_model returns, or an AnyModel"):
         trace("gpt2", INPUTS)
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "Electra"])
+def test_an_encoder_with_an_lm_head_is_refused_for_what_it_is(family, t5, tmp_path):
+    """Before, its logits were said not to be its LM head after its final norm."""
+    config = getattr(transformers, f"{family}Config")(vocab_size=len(t5.tokenizer), **SIZES)
+    writes_no_text = (
+        f'"{family.lower()}" model that reads later tokens too, so that it writes no text: give a'
+    )
+    network = getattr(transformers, f"{family}ForMaskedLM")(config)
+    with pytest.raises(MeeError, match=writes_no_text):
+        AnyModel(network, t5.tokenizer, "encoder")
+    network.save_pretrained(tmp_path)
+    t5.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(MeeError, match=writes_no_text):
+        load_any_model(tmp_path)
+
+
+def test_a_checkpoint_of_no_language_model_is_refused_by_its_kind(tmp_path, t5):
+    """Before, its weights could not be read, and were to be copied again."""
+    for family in ("DistilBert", "ViT"):
+        getattr(transformers, f"{family}Config")().save_pretrained(tmp_path)
+        t5.tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(MeeError, match="checkpoint, and no such model writes text: give an encoder-dec"):
+            load_any_model(tmp_path)
 
 
 def test_logits_that_are_more_than_head_and_norm_are_an_error(t5):

@@ -1,7 +1,9 @@
 """Full depth is `generate`; exits are what an uncached pass gives; rows and padding do not interfere."""
 
+import contextlib
 import copy
 import json
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from reference import greedy, uncached
 
 import mee_utils
-from mee_utils import ExitPolicy, ForcedExits, MeeError, generate, load_model, replay, trace
+from mee_utils import ExitPolicy, ForcedExits, MeeError, generate, load_model, load_task, replay, trace
 from mee_utils.decoding import generation, layerwise
 from mee_utils.decoding import token as token_module
 from mee_utils.decoding.generation import bind_policy
@@ -359,7 +361,8 @@ def test_mistakes_are_one_clear_line(lively, tokenizer, tmp_path):
     for arguments, message in (
         ({"inputs": []}, "no inputs"),
         ({"inputs": ["a", " "]}, "Input 1 is ' '"),
-        ({"model": "mini"}, "give what load_model returns"),
+        ({"model": "mini"}, r"give what load_model returns, as in load_model\('mini'\)"),
+        ({"inputs": load_task("translation", limit=2)}, "inputs is a task .* give its prompts, task.inputs"),
         ({"model": None}, "give what load_model returns"),
         ({"inputs": ["a", "b\ud800"]}, "Input 1 is no valid Unicode at character 1"),
         ({"inputs": ["word " * 100_000]}, "more than 16384: shorten it"),
@@ -377,7 +380,7 @@ def test_mistakes_are_one_clear_line(lively, tokenizer, tmp_path):
         ({"inputs": np.array("a")}, "give a list of texts"),
         ({"inputs": iter([])}, "no inputs"),
         ({"inputs": [np.zeros((9, 9))]}, "Input 0 is array"),
-        ({"model": lively.network}, "model=.*ForConditionalGeneration.*: give what load_model returns"),
+        ({"model": lively.network}, r"model=\w+: give what load_model returns, or Model\(network, tokenizer"),
         ({"policy": lively.network}, "give ExitPolicy"),
         ({"encodings": lively.network}, "give an EncoderCache"),
         ({"batch_size": lively.network}, "batch_size=.*give a whole number"),
@@ -400,6 +403,23 @@ def test_a_tokenizer_that_knows_its_models_length_is_obeyed(tokenizer):
     with pytest.raises(MeeError, match=r"Input 0 has .* tokens, more than 6"):
         generate(limited, INPUTS, max_new_tokens=2)
     assert generate(limited, INPUTS, max_new_tokens=2, max_source_tokens=100).tokens
+
+
+def test_no_warning_of_transformers_is_shown_beside_our_error(tokenizer, caplog):
+    """Before, transformers spoke of indexing errors that a T5 does not have."""
+    model = build_lively("t5", tokenizer)
+    limited = Model(model.network, copy.deepcopy(tokenizer), "limited")
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        for run in (generate, trace):
+            limited.tokenizer.model_max_length = 6
+            limited.tokenizer.deprecation_warnings = {}  # it warns once
+            with contextlib.suppress(MeeError):
+                run(limited, INPUTS, max_new_tokens=2)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records
 
 
 def test_float16_is_refused(tokenizer):

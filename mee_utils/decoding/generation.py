@@ -22,6 +22,7 @@ from .inputs import (
     batches_by_length,
     check_inputs,
     check_lengths,
+    check_model,
     check_search_settings,
     detokenize,
 )
@@ -160,8 +161,7 @@ def generate(
 
 def _check_types(model: object, policy: object, encodings: object) -> None:
     """Raises `MeeError` for arguments of `generate` that are something else."""
-    if not isinstance(model, Model):
-        raise MeeError(f"model={shown(model)}: give what load_model returns.")
+    check_model(model)
     if policy is not None and not isinstance(policy, ExitPolicy):
         raise MeeError(f"policy={shown(policy)}: give ExitPolicy(...), or None to run all layers.")
     if encodings is not None and not isinstance(encodings, EncoderCache):

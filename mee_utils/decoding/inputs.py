@@ -6,11 +6,29 @@ import torch
 from torch import Tensor
 
 from ..common.errors import MeeError, check_whole, shown
+from ..models.any_model import AnyModel
 from ..models.loading import Model
+from ..tasks.loading import Task
 from .layerwise import LayerwiseDecoder
 
 LONGEST = 16_384  # tokens of an input, where the tokenizer names no limit
 UNLIMITED = 1_000_000  # a tokenizer without a limit says 10^30
+
+
+def check_model(model: object) -> None:
+    """Raises `MeeError` unless a model can be decoded with exits; says how else it can be used."""
+    if isinstance(model, Model):
+        return
+    given = type(model).__name__
+    advice = "give what load_model returns"
+    if isinstance(model, AnyModel):
+        advice += "; of other families exits are replayed: replay(trace(model, inputs), policy)"
+    elif isinstance(model, torch.nn.Module):
+        advice += ", or Model(network, tokenizer, name)"
+    elif isinstance(model, str):
+        given = shown(model)
+        advice += f", as in load_model({given})"
+    raise MeeError(f"model={given}: {advice}.")
 
 
 def check_inputs(inputs: Sequence[str], what: str = "Input") -> list[str]:
@@ -19,6 +37,8 @@ def check_inputs(inputs: Sequence[str], what: str = "Input") -> list[str]:
     A single text stands for a list of one; any other iterable is read once. Sets and dicts are refused: sets
     have no order, and of a dict nobody knows whether keys or values are meant.
     """
+    if isinstance(inputs, Task):
+        raise MeeError(f'inputs is a task ("{inputs.name}"): give its prompts, task.inputs.')
     if isinstance(inputs, str):
         inputs = [inputs]
     try:
@@ -87,12 +107,17 @@ def check_search_settings(model: Model) -> None:
         raise MeeError(f"{settings}, which is not supported here; {advice}.")
 
 
+def input_ids(tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of each text, `[text][token]`; the tokenizer does not warn of long ones, which are checked here."""
+    return tokenizer(list(texts), verbose=False).input_ids
+
+
 def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> list[int]:
     """Token counts of the inputs, or an error that names the one that is too long."""
     limit = model.tokenizer.model_max_length if longest is None else check_whole("max_source_tokens", longest)
     if longest is None and limit >= UNLIMITED:
         limit = LONGEST
-    lengths = [len(ids) for ids in model.tokenizer(list(texts)).input_ids]
+    lengths = [len(ids) for ids in input_ids(model.tokenizer, texts)]
     for number, length in enumerate(lengths):
         if length > limit:
             many = f"Input {number} has {length} tokens, more than {limit}"
@@ -102,7 +127,7 @@ def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> li
 
 def batches_by_length(model: Model, inputs: Sequence[str], batch_size: int) -> Iterator[tuple[list, dict]]:
     """Yields (indices, encoded batch), long inputs first, so that a batch hardly holds padding."""
-    ids = model.tokenizer(list(inputs)).input_ids
+    ids = input_ids(model.tokenizer, inputs)
     order = sorted(range(len(inputs)), key=lambda i: (-len(ids[i]), i))
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]

@@ -32,7 +32,7 @@ from .full_depth import (
     full_depth_states,
     replay_states,
 )
-from .inputs import check_inputs, check_lengths, check_search_settings
+from .inputs import check_inputs, check_lengths, check_model, check_search_settings
 from .layerwise import decoder_of
 from .rounds import Rounds, first_exits, rounds_of
 
@@ -91,8 +91,7 @@ def plan_drafts(
     Raises:
         MeeError: as `generate`, and for no policies or one whose exits cannot be verified.
     """
-    if not isinstance(model, Model):
-        raise MeeError(f"model={shown(model)}: give what load_model returns.")
+    check_model(model)
     texts = check_inputs(inputs)
     check_search_settings(model)
     check_lengths(model, texts, max_source_tokens)

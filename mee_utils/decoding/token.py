@@ -199,14 +199,17 @@ class ExitState(LayerState):
 
     @cached_property
     def top1_probability(self) -> Tensor:
+        """`p(1)`, `[rows]`."""
         return self._top2[:, 0]
 
     @cached_property
     def margin(self) -> Tensor:
+        """`p(1) - p(2)`, `[rows]`."""
         return self._top2[:, 0] - self._top2[:, 1]
 
     @cached_property
     def entropy(self) -> Tensor:
+        """In nats, `[rows]`."""
         return entropy(self.probabilities)
 
     @cached_property

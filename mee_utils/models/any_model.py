@@ -62,6 +62,9 @@ class AnyModel:
         if self.network.get_output_embeddings() is None:
             raise MeeError(f"{type(self.network).__name__} predicts no tokens: give one with an LM head.")
         self.network.eval()
+        if self.causal and self._sees_later_tokens():
+            reads = f'{self.name} is a "{self.config.model_type}" model that reads later tokens too'
+            raise MeeError(f"{reads}, so that it writes no text: give a causal or encoder-decoder model.")
 
     def __repr__(self) -> str:
         return f'AnyModel("{self.name}": {self.config.model_type}, {self.layers} layers, {self.device})'
@@ -133,6 +136,14 @@ class AnyModel:
             vocabulary=self.vocabulary,
             cross_attention=not self.causal,
         )
+
+    @torch.inference_mode()
+    def _sees_later_tokens(self) -> bool:
+        """Whether a token changes the logits of the one before it, as in BERT, which has a head too."""
+        pairs = torch.tensor([[1, 2], [1, 3]], device=self.device)  # [row, position]
+        logits = self.network(input_ids=pairs, use_cache=False).logits[:, 0]  # [row, vocabulary]
+        rounding = 10 * torch.finfo(logits.dtype).eps * logits.abs().max()
+        return bool((logits[0] - logits[1]).abs().max() > rounding)
 
     def norm(self, states: Tensor) -> Tensor:
         """The final norm of states after any layer; the states themselves where the model has none (BART)."""

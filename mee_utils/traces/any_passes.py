@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..common.errors import MeeError
-from ..decoding.inputs import cut_at_end
+from ..decoding.inputs import cut_at_end, input_ids
 from ..models.any_model import AnyModel
 
 
@@ -53,7 +53,7 @@ class AnyPasses:
 
     def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[list[int], list[list[int]]]]:
         """Yields (indices, ids of inputs), long inputs first."""
-        ids = self.model.tokenizer(list(texts)).input_ids
+        ids = input_ids(self.model.tokenizer, texts)
         order = sorted(range(len(texts)), key=lambda index: (-len(ids[index]), index))
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]

@@ -26,7 +26,7 @@ from ..common.errors import MeeError, check_whole
 from ..common.files import complete_file
 from ..common.html import shaded, table
 from ..decoding.generation import generate
-from ..decoding.inputs import UNLIMITED, batches_by_length, check_inputs
+from ..decoding.inputs import UNLIMITED, batches_by_length, check_inputs, input_ids
 from ..decoding.layerwise import start_and_end_ids
 from ..exits.contrast import entropy
 from ..models.any_model import AnyModel
@@ -280,7 +280,7 @@ def trace(
         fingerprint=model.fingerprint,
         min_exit_layer=model.min_exit_layer,
         sizes=passes.sizes,
-        source_ids=model.tokenizer(texts).input_ids,
+        source_ids=input_ids(model.tokenizer, texts),
         states=None if states is None else np.load(states, mmap_mode="r"),
         **arrays,
     )
@@ -330,7 +330,8 @@ def _passes_of(model: object) -> T5Passes | AnyPasses:
         return AnyPasses(model)
     if isinstance(model, Model):
         return T5Passes(model)
-    raise MeeError(f"model={type(model).__name__}: give what load_model returns, or an AnyModel.")
+    advice = "give what load_model returns, or an AnyModel(network, tokenizer, name)"
+    raise MeeError(f"model={type(model).__name__}: {advice}.")
 
 
 class Predictions(NamedTuple):
