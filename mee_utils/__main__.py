@@ -103,6 +103,7 @@ def suitability(options) -> str | None:
         limit=options.limit,
         max_new_tokens=options.max_new_tokens,
         batch_size=options.batch_size,
+        max_source_tokens=options.max_source_tokens,
         output=options.output,
     )
 
@@ -274,6 +275,8 @@ def _add_suitability_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--limit", type=int, default=200, help="examples (default: 200)")
     command.add_argument("--max-new-tokens", type=int, default=64, help="longest output (default: 64)")
     command.add_argument("--batch-size", type=int, default=8)
+    longest = "inputs are cut to so many tokens (default: what the model takes)"
+    command.add_argument("--max-source-tokens", type=int, help=longest)
     command.add_argument("--output", type=_full, help="page.md, pictures beside it; else standard output")
 
 

@@ -90,9 +90,11 @@ def test_the_half_that_reports_has_no_say_in_what_is_chosen(model, result, tmp_p
 def test_sorted_inputs_are_shuffled_before_they_are_halved(model, monkeypatch):
     """On a corpus sorted by kind one half would choose for the other."""
     halves = []
+    suitability_of = module.suitability_of
 
     def kept(traced, *arguments):
         halves.append({tuple(ids) for ids in traced.source_ids[: len(PROMPTS)]})
+        return suitability_of(traced, *arguments)
 
     monkeypatch.setattr(module, "suitability_of", kept)
     long = [f"{text} and the river" for text in PROMPTS]
@@ -278,6 +280,7 @@ def test_a_task_has_its_own_prompts():
         (["--task", "translation", "--output", "page.html"], "give a Markdown file, such as page.md"),
         (["--task", "translation", "--split", "dev"], 'Unknown split "dev"'),
         (["--task", "translation", "--max-new-tokens", "0"], "max_new_tokens=0"),
+        (["--task", "translation", "--max-source-tokens", "0"], "max_source_tokens=0"),
         (["--task", "translation", "--limit", "many"], "invalid int value: 'many'"),
         ([], "--task"),
     ],
@@ -306,6 +309,25 @@ def test_more_tokens_than_positions_are_one_line(family, words, new, tokenizer):
         MeeError, match=f"{family} takes 96 tokens.*shorten the inputs, or lower max_new_tokens"
     ):
         trace(any_model, ["house " * words], max_new_tokens=new)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bart"])
+def test_inputs_beyond_the_positions_are_cut_and_the_page_says_so(family, tokenizer):
+    """Before, one long input of a corpus stopped it."""
+    any_model = AnyModel(random_network(family, len(tokenizer)), tokenizer, family)
+    result = suitability(any_model, ["house " * 200, *PROMPTS], max_new_tokens=6)
+    longest = 96 - 6 + 1 if family == "gpt2" else 96
+    assert (result.cut, result.longest, result.examples) == (1, longest, len(PROMPTS) + 1)
+    cut = f"1 of {len(PROMPTS) + 1} inputs were too long and cut to their first {longest} tokens"
+    assert cut in suitability_page.page(result, "prompts").replace("**", "")
+    assert "too long" not in suitability_page.page(replace(result, cut=0), "prompts")
+
+
+def test_a_length_that_is_given_cuts_the_inputs_of_a_t5(model):
+    assert suitability(model, PROMPTS, max_new_tokens=4).cut == 0
+    result = suitability(model, PROMPTS, max_new_tokens=4, max_source_tokens=5)
+    lengths = [len(ids) for ids in model.tokenizer(PROMPTS).input_ids]
+    assert result.cut == sum(length > 5 for length in lengths) and result.longest == 5
 
 
 def test_a_trace_along_references_and_a_single_layer_are_refused(model, tokenizer):

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..common.errors import MeeError, check_number
+from ..common.errors import MeeError, check_number, check_whole
 from ..decoding.full_depth import Replay
 from ..decoding.inputs import check_inputs
 from ..decoding.planning import DEFAULT_TOP_K, LAYER_STEP, best_setting, work_by_token
@@ -28,6 +28,7 @@ from ..decoding.rounds import rounds_of
 from ..exits.policy import ExitPolicy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
+from ..tasks.loading import shortened_texts
 from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay, bind_to_trace, replay_policies, replay_policy
 from ..traces.trace import Trace, trace
@@ -68,6 +69,7 @@ class Suitability:
             `flops_share`, `speed`.
         drafts: one row, of exits that the last layer verifies: `rule`, `decides`, `threshold`, `max_draft`,
             `acceptance`, `tokens_a_round`, `speed`, and `chosen_speed` of the examples that chose.
+        cut, longest: how many inputs were cut, and to how many tokens.
     """
 
     model: str
@@ -78,6 +80,8 @@ class Suitability:
     oracle: pd.DataFrame
     rules: pd.DataFrame
     drafts: pd.DataFrame
+    cut: int = 0
+    longest: int | None = None
 
     def best(self, loss: float) -> pd.DataFrame:
         """The row of the rule that was cheapest on the examples that chose, at one of the wanted losses."""
@@ -129,7 +133,12 @@ def only(table: pd.DataFrame, column: str) -> Estimate:
 
 
 def suitability(
-    model: Model | AnyModel, inputs: Sequence[str], *, max_new_tokens: int = 64, batch_size: int = 8
+    model: Model | AnyModel,
+    inputs: Sequence[str],
+    *,
+    max_new_tokens: int = 64,
+    batch_size: int = 8,
+    max_source_tokens: int | None = None,
 ) -> Suitability:
     """Traces a model on some inputs and says whether early exits are worth it there.
 
@@ -137,21 +146,41 @@ def suitability(
         model: from `load_model` or `load_any_model`, or an `AnyModel`.
         inputs: prompts, at least `LEAST_EXAMPLES`; some hundred for narrow intervals.
         max_new_tokens, batch_size: as in `trace`.
+        max_source_tokens: longer inputs are cut to so many tokens; by default to what the model has
+            positions for, its output included if it is causal. A T5 has no limit.
 
     Raises:
         MeeError: too few inputs, and as `trace` does.
     """
     texts = check_inputs(inputs)
     _check_examples(len(texts))
+    longest = _longest_input(model, max_new_tokens, max_source_tokens)
+    given = texts
+    if longest is not None:
+        texts = shortened_texts(given, model.tokenizer, longest)
+    cut = sum(text != whole for text, whole in zip(texts, given, strict=True))
     # corpora are often sorted: halves should be alike
     texts = [texts[number] for number in np.random.default_rng(0).permutation(len(texts))]
     settings = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     if not isinstance(model, Model):
-        return suitability_of(trace(model, texts, **settings))
+        return replace(suitability_of(trace(model, texts, **settings)), cut=cut, longest=longest)
     with tempfile.TemporaryDirectory(prefix="mee-") as folder:
         # pruned rules look at states
         traced = trace(model, texts, states=Path(folder) / "states.npy", **settings)
-        return suitability_of(traced, model)
+        return replace(suitability_of(traced, model), cut=cut, longest=longest)
+
+
+def _longest_input(model: Model | AnyModel, max_new_tokens: int, max_source_tokens: int | None) -> int | None:
+    """To how many tokens inputs are cut; None: they are not."""
+    check_whole("max_new_tokens", max_new_tokens)
+    if max_source_tokens is not None:
+        return check_whole("max_source_tokens", max_source_tokens)
+    positions = getattr(model, "positions", None)
+    if positions is None:
+        return None
+    # the last token of an output is never fed back
+    longest = positions - max_new_tokens + 1 if model.causal else positions
+    return longest if longest > 0 else None  # `trace` says that there is no room at all
 
 
 def suitability_of(

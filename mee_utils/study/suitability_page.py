@@ -44,6 +44,7 @@ def write(
     limit: int = 200,
     max_new_tokens: int = 64,
     batch_size: int = 8,
+    max_source_tokens: int | None = None,
     output: str | None = None,
 ) -> str | None:
     """Traces a model and writes the page; without a file for the `output` it is printed.
@@ -53,7 +54,7 @@ def write(
         task: one of `TASKS`, or a file with a column "input".
         source, split: of a task, as in `load_task`.
         limit: examples at most.
-        max_new_tokens, batch_size: as in `trace`.
+        max_new_tokens, batch_size, max_source_tokens: as in `suitability`.
         output: file of the page; pictures are put beside it.
     """
     from ..models.any_model import load_any_model  # loads torch
@@ -61,7 +62,13 @@ def write(
     check_whole("limit", limit)
     path = _checked_output(output)
     inputs, described = _inputs(task, source, split, limit)
-    result = suitability(load_any_model(model), inputs, max_new_tokens=max_new_tokens, batch_size=batch_size)
+    result = suitability(
+        load_any_model(model),
+        inputs,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        max_source_tokens=max_source_tokens,
+    )
     if path is None:
         print(page(result, described))
         return None
@@ -123,6 +130,7 @@ def page(result: Suitability, inputs: str, pictures: Mapping[str, str] | None = 
         examples=result.examples,
         inputs=inputs,
         tokens=f"{result.tokens:,}",
+        cut=_cut(result),
         layers=result.layers,
         settled_picture=_picture(pictures, "settled", "Share of tokens whose prediction is final, by layer"),
         settled=_table(SETTLED_COLUMNS, _settled_rows(result)),
@@ -134,6 +142,14 @@ def page(result: Suitability, inputs: str, pictures: Mapping[str, str] | None = 
         checked=_checked_speeds(),
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def _cut(result: Suitability) -> str:
+    """Says that inputs were cut, and to what."""
+    if not result.cut:
+        return ""
+    many = f"{result.cut} of {result.examples} inputs were too long and cut to their first {result.longest}"
+    return f" **{many} tokens**: what a prompt says at its end is missing there."
 
 
 def _picture(pictures: Mapping[str, str], name: str, text: str) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..common.errors import MeeError, check_choice, check_whole
+from ..common.errors import MeeError, check_choice, check_whole, nearest
 from ..common.files import find_local
 from ..common.html import table
 from . import rows, sources
@@ -167,7 +167,9 @@ def load_task(
     Raises `MeeError` for an unknown task, split or language, a bad limit or seed, and a missing, empty or
     broken file.
     """
-    check_choice("task", name, TASKS)
+    if name not in TASKS:
+        new = "A new task is an entry of TASKS in mee_utils/tasks/kinds.py."
+        raise MeeError(f'Unknown task "{name}": {nearest(name, TASKS)} {new}')
     check_choice("split", split, ("train", "validation", "test"))
     limit = None if limit is None else check_whole("limit", limit)
     seed = check_whole("seed", seed, 0)
@@ -250,17 +252,19 @@ def _check_synthetic(name: str, limit: int | None, languages, revision, folder) 
 
 def shortened(task: Task, tokenizer, tokens: int) -> Task:
     """The task with every input cut to `tokens` tokens, end token included; inputs that fit stay the same."""
-    if not len(task):  # a tokenizer takes no empty list
-        return task
-    # verbose=False: the tokenizer would warn of the long inputs that are cut here
-    encoded = tokenizer(task.inputs, verbose=False).input_ids
-    inputs = []
-    for prompt, ids in zip(task.inputs, encoded, strict=True):
-        if len(ids) <= tokens:
-            inputs.append(prompt)
-        else:
-            inputs.append(_cut(tokenizer, ids, tokens))
-    return replace(task, inputs=inputs)
+    return replace(task, inputs=shortened_texts(task.inputs, tokenizer, tokens))
+
+
+def shortened_texts(texts: Sequence[str], tokenizer, tokens: int) -> list[str]:
+    """Texts cut to `tokens` tokens, end token included; those that fit stay the same."""
+    if not len(texts):  # a tokenizer takes no empty list
+        return []
+    # verbose=False: the tokenizer would warn of the long texts that are cut here
+    encoded = tokenizer(list(texts), verbose=False).input_ids
+    return [
+        text if len(ids) <= tokens else _cut(tokenizer, ids, tokens)
+        for text, ids in zip(texts, encoded, strict=True)
+    ]
 
 
 def _cut(tokenizer, ids: list[int], tokens: int) -> str:
