@@ -137,7 +137,7 @@ def test_a_byte_order_mark_is_no_part_of_a_profile(tmp_path):
 
 @pytest.mark.parametrize("name", ["../profiles/small", "", None, "nowhere.yaml", "."])
 def test_a_profile_is_found_by_name_and_not_by_path(name):
-    with pytest.raises(MeeError, match=f'Unknown profile "{name}": .*Valid: paper'):
+    with pytest.raises(MeeError, match=f'Unknown profile "{name}": .*(Valid:|valid are) paper'):
         load_profile(name)
 
 
@@ -276,6 +276,22 @@ def test_training_and_measuring_on_the_same_file_is_refused(monkeypatch, tmp_pat
     profile = profile.model_copy(update={"corpora": {"translation": one_file}})
     with pytest.raises(MeeError, match=r"training and held-out data at once: give .* one file a split"):
         train.new_builder(profile)
+
+
+def test_what_a_profile_lacks_names_the_ready_checkpoint_and_the_file_to_give(tmp_path):
+    """Before, it named the checkpoint of the base, and a profile of no such name."""
+    content = yaml.safe_load((ROOT / "notebooks/profiles/paper_published.yaml").read_text())
+    content["name"] = "mine"
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content))
+    first, recipe = next(iter(content["training"]["backbones"].items()))
+    ready = recipe.get("checkpoint") or next(iter(recipe["tasks"].values()))["checkpoint"]
+    with pytest.raises(MeeError) as error:
+        inputs.manifest(load_profile(path), first)
+    assert f'no record of the ready model "{first}" ({ready}' in str(error.value)
+    assert f'run "make train PROFILE={path}"' in str(error.value)
+    with pytest.raises(MeeError, match='run "make train PROFILE=paper_published"'):
+        inputs.manifest(load_profile("paper_published"), first)
 
 
 def test_a_run_with_another_recipe_does_not_resume_an_old_one(monkeypatch, tmp_path):

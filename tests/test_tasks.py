@@ -183,6 +183,10 @@ def test_other_language_pairs(tmp_path):
         ({"name": "translation", "limit": 1, "languages": ("en",)}, "give source and target, as in"),
         ({"name": "translation", "limit": 1, "languages": "en"}, "languages='en': give source and target"),
         ({"name": None, "limit": 1}, 'Unknown task "None"'),
+        (
+            {"name": "paraphrase"},
+            r'"paraphrase": valid are .*\. A new task is an entry of TASKS in mee_utils/',
+        ),
         ({"name": "translation", "limit": 1, "languages": ("en", "xx")}, '"xx" is the code of no language'),
         ({"name": "translation", "limit": 1, "languages": ("fr", "fr")}, "give source and target, as in"),
         ({"name": "translation", "limit": 1, "languages": ("fr", "en")}, 'is from "en" to "fr" only'),
@@ -207,7 +211,14 @@ def test_bad_arguments_are_named(arguments, message):
     [
         ("empty.jsonl", "", "is empty"),
         ("empty.csv", "", "is empty"),
-        ("header.csv", "translation\n", "is empty"),
+        ("header.csv", "translation\n", "has no rows"),
+        (
+            "semicolons.csv",
+            "english;french\na;b\n",
+            r"has the one column 'english;french': separate .* commas",
+        ),
+        ("tabs.csv", "english\tfrench\na\tb\n", "separate columns by commas"),
+        ("wide.csv", "translation\na,b\n", "row 1 has more or fewer cells .*: correct it, with quotes"),
         ("broken.jsonl", "{not json}\n", "line 1 is not JSON"),
         ("broken.parquet", "PAR0", "cannot be read"),
         ("broken.jsonl.gz", "not gzip", "cannot be read"),
@@ -215,7 +226,7 @@ def test_bad_arguments_are_named(arguments, message):
         (
             "columns.jsonl",
             '{"english": "a"}\n',
-            r"row 1 has the columns english; this task needs translation \(IWSLT",
+            r"row 1 has the columns english; this task needs translation \\(IWSLT.*: rename yours",
         ),
         (
             "null.jsonl",

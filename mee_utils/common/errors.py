@@ -19,8 +19,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     names = sorted(valid)
     longer = [valid for valid in names if name and valid.startswith(str(name))]
     close = longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f'did you mean "{close[0]}"? ' if close else ""
-    return f"{hint}Valid: {', '.join(names)}."
+    hint = f'did you mean "{close[0]}"? Valid:' if close else "valid are"
+    return f"{hint} {', '.join(names)}."
 
 
 def check_choice(kind: str, name: str, valid: Iterable[str]) -> str:

@@ -36,11 +36,21 @@ def is_trained(profile: Profile, name: str) -> bool:
 def manifest(profile: Profile, name: str) -> dict:
     """How a model was made and how well it does, as `make train` recorded it; an error if it is not there."""
     if not is_trained(profile, name):
-        base = profile.training.base
-        source = f" (from {base.checkpoint})" if isinstance(base, Checkpoint) else ""
-        missing = f'Profile "{profile.name}" has no trained model "{name}"{source}'
-        raise MeeError(f'{missing}: run "make train PROFILE={profile.name}", if need be with DATA=...')
+        given = profile.file or profile.name
+        missing = f'Profile "{profile.name}" {_what_is_missing(profile, name)}'
+        raise MeeError(f'{missing}: run "make train PROFILE={given}", if need be with DATA=...')
     return read_json(checkpoint_folder(profile, name) / "manifest.json")
+
+
+def _what_is_missing(profile: Profile, name: str) -> str:
+    """What `make train` has not made: a model, or of a ready one the record of how well it does."""
+    ready = profile.training.checkpoints(name)
+    if ready:
+        sources = ", ".join(checkpoint.checkpoint for checkpoint in ready.values())
+        return f'has no record of the ready model "{name}" ({sources}), which is measured once before use'
+    base = profile.training.base
+    source = f" (from {base.checkpoint})" if isinstance(base, Checkpoint) else ""
+    return f'has no trained model "{name}"{source}'
 
 
 def model_shape(profile: Profile) -> dict[str, int]:

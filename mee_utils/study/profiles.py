@@ -337,6 +337,7 @@ class Profile(Strict):
         str, Annotated[str, Field(min_length=1)]
     ] = {}  # notebook -> why this profile cannot run it
     _data: str | None = None  # the DATA folder of the command line, or that of `make data`
+    _file: str | None = None  # where it was read from, if not from `notebooks/profiles`
 
     @model_validator(mode="after")
     def _known_examples(self) -> Profile:
@@ -426,6 +427,11 @@ class Profile(Strict):
         """The folder that stands for `{data}`, if there is one."""
         return self._data
 
+    @property
+    def file(self) -> str | None:
+        """The file to give as PROFILE; None where its name will do."""
+        return self._file
+
     def has_data(self, task: str) -> bool:
         """Whether the DATA folder is given, where a task's corpus is in it."""
         return bool(self._data) or IN_DATA not in self.corpus(task).source
@@ -501,6 +507,7 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
         raise MeeError(f"{path}: {first_mistake(error)}") from error
     _check_name(profile.name, path)
     profile._data = data or fetched_folder()
+    profile._file = None if path.parent.resolve() == FOLDER.resolve() else str(path)
     return profile
 
 

@@ -65,7 +65,8 @@ class TaskKind:
                 except MeeError as error:
                     raise type(error)(f"{where}: {error}") from error
         wanted = " or ".join(f"{', '.join(layout.columns)} ({layout.corpora})" for layout in self.layouts)
-        raise MeeError(f"{where} has the columns {', '.join(sorted(row))}; this task needs {wanted}.")
+        advice = f"this task needs {wanted}: rename yours, or add a layout to mee_utils/tasks/kinds.py"
+        raise MeeError(f"{where} has the columns {', '.join(sorted(row))}; {advice}.")
 
 
 def _text(value: Any, what: str, empty: bool = False) -> str:
@@ -121,12 +122,18 @@ def _translation(row: dict, languages: Languages) -> Example:
     return f"translate {names[0]} to {names[1]}: {source}", [target]
 
 
-def _summary(corpora: str, document: str, summary: str) -> Layout:
-    def read(row: dict, languages: Languages) -> Example:
-        source = _text(row[document], f'Column "{document}"', empty=True)
-        return f"summarize: {source}", [_text(row[summary], f'Column "{summary}"')]
+def _two_columns(corpora: str, instruction: str, source: str, target: str) -> Layout:
+    """A layout of two texts a row; prompts are the `instruction`, a colon and the source."""
 
-    return Layout(corpora, (document, summary), read)
+    def read(row: dict, languages: Languages) -> Example:
+        text = _text(row[source], f'Column "{source}"', empty=True)
+        return f"{instruction}: {text}", [_text(row[target], f'Column "{target}"')]
+
+    return Layout(corpora, (source, target), read)
+
+
+def _summary(corpora: str, document: str, summary: str) -> Layout:
+    return _two_columns(corpora, "summarize", document, summary)
 
 
 SQUAD = Layout("SQuAD", ("context", "question", "answers"), _squad)

@@ -38,7 +38,7 @@ def rows(paths: list[Path]) -> Iterator[tuple[str, dict]]:
             empty = False
             yield f"{path}, row {number}", row
     if empty:
-        raise MeeError(f"{paths[0]} is empty: there is nothing to run on.")
+        raise MeeError(f"{paths[0]} has no rows: there is nothing to run on.")
 
 
 def _readable_rows(path: Path) -> Iterator[tuple[int, dict]]:
@@ -88,10 +88,14 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict]]:
     csv.field_size_limit(2**31 - 1)  # a long document is one cell
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
-        _check_columns(path, reader.fieldnames or [])
+        names = reader.fieldnames or []
+        _check_columns(path, names)
+        if len(names) == 1 and any(mark in names[0] for mark in ";\t"):
+            raise MeeError(f"{path} has the one column {shown(names[0])}: separate columns by commas.")
         for number, row in enumerate(reader, start=1):
             if None in row or None in row.values():
-                raise MeeError(f"{path}, row {number} has more or fewer cells than the header.")
+                cells = "has more or fewer cells than the header"
+                raise MeeError(f"{path}, row {number} {cells}: correct it, with quotes around commas.")
             yield number, row
 
 

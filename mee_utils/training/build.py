@@ -76,7 +76,7 @@ def new_builder(profile: Profile) -> ModelBuilder:
     for task, scored in zip(training, held_out, strict=True):
         if task.digest == scored.digest:
             twice = f"{task.source} is training and held-out data at once"
-            raise MeeError(f"{twice}: give a folder with one file a split.")
+            raise MeeError(f"{twice}: give a folder with one file a split, each with rows of its own.")
         if not task.inputs:
             aside = f"{profile.corpora[task.name].choices} examples, all kept for choices"
             raise MeeError(f"{task.source} has no more than {aside}: give more, or lower choices.")
