@@ -108,6 +108,14 @@ def test_a_rule_without_a_threshold_or_as_an_instance_is_measured_too(name, few,
     assert tried == 1 if name == "Settled" else tried >= 3
 
 
+def test_a_class_is_found_by_the_file_of_its_module_too(module, tmp_path, monkeypatch):
+    """Before, the path was taken for the name of a module: No module named 'some/folder/my_rules'."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for path in (f"../{module}.py", str(tmp_path / f"{module}.py")):
+        assert rule_row.find_rule(f"{path}:Settled", lambda: None).name == "Settled"
+
+
 def test_a_rank_counts_the_rules_that_are_cheaper_on_the_task():
     stored = pd.DataFrame({"task": [TASK, TASK, "summarization"], "flops_share": [0.5, 0.9, 0.1]})
     ranks = [rule_row._rank(share, TASK, stored) for share in (0.4, 0.5, 0.7, 1.2)]
@@ -133,7 +141,7 @@ def test_what_is_no_rule_is_named(name, message, module):
 @pytest.mark.parametrize(
     "source, message",
     [
-        ("no_such_module:X", "no_such_module cannot be imported .*give module:Class"),
+        ("no_such_module:X", "no_such_module cannot be imported .*give module:Class or file.py:Class"),
         ("/nowhere/classifier", "is neither a checkpoint nor a class"),
         ("softmax_margin", "is neither a checkpoint nor a class"),
     ],

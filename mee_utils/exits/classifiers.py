@@ -577,7 +577,8 @@ def load_classifier(path: str | Path, model) -> ExitClassifier:
         raise MeeError(f"{path} does not exist: make it with train_classifier and save_classifier.")
     header, weights = _read(path)
     if header.get("format") != FORMAT:
-        raise MeeError(f'{path} is no classifier of this version ("{FORMAT}"): train it anew.')
+        advice = "give a file that save_classifier wrote, or train it anew"
+        raise MeeError(f'{path} is no exit classifier of this version ("{FORMAT}"): {advice}.')
     classifier = new_classifier(**json.loads(header["settings"]))
     classifier.to(torch.promote_types(model.network.dtype, torch.float32))
     classifier.load_state_dict(weights)

@@ -38,7 +38,9 @@ ROW = "this rule"  # its name in the tables, whatever it is called
 QUALITY = 0.99
 LOSSES = (0.01, 0.05)
 DELTA = 0.1  # of the guarantee
-EXAMPLE = "give module:Class, such as my_rules:Certainty, or the checkpoint of an exit classifier"
+EXAMPLE = (
+    "give module:Class or file.py:Class, such as my_rules:Certainty, or the checkpoint of an exit classifier"
+)
 
 
 class RowDecoder(RuleDecoder):
@@ -145,8 +147,13 @@ def _checkpoint(path: Path) -> Path:
 
 
 def _attribute(source: str, module: str, name: str) -> object:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a module beside the reader, however the command was started
+    folder = os.getcwd()
+    if module.endswith(".py"):  # the file of a module in place of its name
+        file = Path(module).expanduser().resolve()
+        folder = str(file.parent)
+        module = file.stem
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # a module beside the reader, however the command was started
     try:
         loaded = importlib.import_module(module)
     except Exception as error:  # whatever the reader's module raises
