@@ -73,6 +73,11 @@ def beside_full(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> dict[st
     }
 
 
+def mean_exit_layer(examples: pd.DataFrame) -> float:
+    """The mean exit layer over the tokens of examples with the columns `VALUES`."""
+    return examples.layers.sum() / examples.tokens.sum()
+
+
 def result_rows(settings: Sequence[pd.DataFrame], full: pd.DataFrame) -> list[dict[str, float]]:
     """`beside_full`, one row per setting, with the mean `score` and `length_share`, of tokens emitted."""
     beside = beside_full(settings, full)

@@ -57,6 +57,9 @@ def one_token(
     Returns:
         One row a kind of contrast and id: `kind` (weighted, jsd), `layer`, `amateur_layer`, `token`, the
         probabilities `expert`, `amateur` and `contrast`, and `plausible`: is the id in the plausible set?
+
+    Raises:
+        MeeError: layer 1, or one that the model does not have; a trace without states, or of another model.
     """
     if not 2 <= layer <= trace.layers:
         raise MeeError(f"layer={layer}: a contrast needs an earlier layer; give 2 to {trace.layers}.")

@@ -368,7 +368,8 @@ def _said(run: _Run, number: int, layers: list[int], verified: bool) -> tuple[np
     confidence = np.full(said.shape, None)
     for position, exit_layer in enumerate(layers):
         for layer in range(1, exit_layer + 1):
-            if decision := run.decisions.get((number, position, layer)):
-                confidence[position, layer - 1] = round(decision[0], 4)
-                said[position, layer - 1] = decision[1]
+            if (number, position, layer) in run.decisions:
+                value, token_id = run.decisions[number, position, layer]
+                confidence[position, layer - 1] = round(value, 4)
+                said[position, layer - 1] = token_id
     return said, confidence

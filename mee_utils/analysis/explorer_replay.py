@@ -37,22 +37,31 @@ class Replays:
         """Way to exit -> of each sentence what its run shows; see `Explorer`."""
         replayed = self.replayed.at_threshold(threshold)
         drafts = drafts_of(replayed, self.max_draft)
-        flops = {REPLAYED: replayed_flops(replayed), VERIFIED: verified_flops(replayed, self.max_draft)}
-        runs: dict[str, list[dict]] = {REPLAYED: [], VERIFIED: []}
+        flops_taken = replayed_flops(replayed) / self.full_flops  # [output], full depth being 1
+        flops_verified = verified_flops(replayed, self.max_draft) / self.full_flops
         settled_layers = self.traced.by_output(drafts.exit_layers)
+        runs: dict[str, list[dict]] = {REPLAYED: [], VERIFIED: []}
         for number in range(len(self.traced.source_tokens)):
             part = replayed.part(number, number + 1)
-            common = self._exits(part)
+            exits = self._exits(part)
             full_ids = part.trace.final_id.tolist()
             taken_ids = part.token_ids[np.arange(len(part.trace)), part.exits()].tolist()
-            counts = [int(drafts.verified[number]), int(drafts.accepted[number])]
-            taken = {"drafts": None, "mean_exit_layer": np.mean(common["layer"])}
-            verified = {"drafts": counts, "mean_exit_layer": settled_layers[number].mean()}
-            runs[REPLAYED].append(common | taken | self._output(taken_ids, full_ids))
-            runs[VERIFIED].append(common | verified | self._output(full_ids, full_ids))
-            for way, each in runs.items():
-                each[-1]["flops"] = round(float(flops[way][number] / self.full_flops[number]), 4)
-                each[-1]["mean_exit_layer"] = round(float(each[-1]["mean_exit_layer"]), 2)
+            taken = {
+                **exits,
+                "drafts": None,
+                "mean_exit_layer": round(float(np.mean(exits["layer"])), 2),
+                **self._output(taken_ids, full_ids),
+                "flops": round(float(flops_taken[number]), 4),
+            }
+            verified = {
+                **exits,
+                "drafts": [int(drafts.verified[number]), int(drafts.accepted[number])],
+                "mean_exit_layer": round(float(settled_layers[number].mean()), 2),
+                **self._output(full_ids, full_ids),
+                "flops": round(float(flops_verified[number]), 4),
+            }
+            runs[REPLAYED].append(taken)
+            runs[VERIFIED].append(verified)
         return runs
 
     def _exits(self, part: PolicyReplay) -> dict:

@@ -36,6 +36,9 @@ def one_output(generation: Generation, number: int, layers: int, decode: Callabl
         sure); `fate`: of a draft "kept", "replaced" by the last layer's token or "dropped" since one before
         it was, else "from the last layer"; `token`, the text of the id that stands there in the end, "" past
         the end.
+
+    Raises:
+        MeeError: the exits were not verified.
     """
     if generation.drafts is None:
         raise MeeError('These exits were not verified: decode with propagation="verify".')

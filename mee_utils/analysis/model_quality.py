@@ -22,7 +22,10 @@ BASELINE_QUANTITIES = {
 def token_difficulty(task, tokenizer, max_length: int | None = None) -> np.ndarray:
     """The difficulty of each target token of a synthetic task, in the order of a trace along the references.
 
-    A token belongs to the word in which it begins; the end is "grammatical". A trace cuts at `max_length`.
+    A token belongs to the word in which it begins; the end is "grammatical". A trace cuts at `max_length`
+    tokens. `tokenizer` is a fast one. Returns names (`words.DIFFICULTIES`), `[token]`.
+
+    Raises `MeeError` for a task that is not synthetic.
     """
     if task.spans is None:
         raise MeeError(f'Difficulty is known for synthetic data only, not for "{task.source}".')

@@ -143,7 +143,8 @@ def percentile_tokens(trace, shares: tuple[float, ...], seed: int = 0) -> dict[i
     is_last = np.append(trace.sequence[1:] != trace.sequence[:-1], True)
     rows = np.random.default_rng(seed).permutation(np.flatnonzero(~is_last))
     ordered = rows[np.argsort(settled_from(trace)[rows], kind="stable")]
-    return {round(100 * share): int(ordered[int(share * (len(ordered) - 1))]) for share in shares}
+    ranks = {round(100 * share): int(share * (len(ordered) - 1)) for share in shares}
+    return {percent: int(ordered[rank]) for percent, rank in ranks.items()}
 
 
 def token_text(tokenizer) -> Callable[[int], str]:

@@ -20,12 +20,18 @@ GROUPS = ("easy", "difficult")
 
 
 def describe(trace, threshold: float = 0.9) -> pd.DataFrame:
-    """One row a prefix; a state counts as similar to the last one from the cosine `threshold` on.
+    """One row a prefix of a `trace` along references.
 
-    `prefix_tokens`: tokens before and with the start token; `mean_similarity` over layers 1 to L - 1;
-    `first_similar`: the first similar layer (L if none before); `similar_states`: how many of the L - 1 are
-    similar; `rises_after_a`: whether similarity rises strictly from layer a + 1 on, for a = 0, L / 6 and
-    L / 3; `settled_from`: the oracle's exit; `loss` on the token in nats.
+    A state counts as similar to the last one from the cosine `threshold` on (MEE: 0.9). Columns:
+
+    - `sequence`, the index of the input; `prefix_tokens`, tokens before and with the start token;
+    - `mean_similarity` over layers 1 to L - 1;
+    - `first_similar`, the first similar layer (L if none before);
+    - `similar_states`, how many of the L - 1 are similar;
+    - `rises_after_a`, whether similarity rises strictly from layer a + 1 on, for a = 0, L / 6 and L / 3;
+    - `settled_from`, the oracle's exit layer; `loss` on the token, in nats.
+
+    Raises `MeeError` for a threshold outside 0..1, or a trace of the model's own output.
     """
     if not 0 < threshold < 1:
         raise MeeError(f"threshold={threshold}: give a cosine between 0 and 1 (MEE: 0.9).")
@@ -57,8 +63,11 @@ def starts(layers: int) -> tuple[int, int, int]:
 def select(prefixes: pd.DataFrame, by: str = "mean_similarity", share: float = 0.4) -> pd.Series:
     """For each prefix "easy", "difficult" or "": the two ends of a ranking, a `share` of the prefixes each.
 
-    `by` is "mean_similarity" (high is easy; MEE, with 1,000 of 2,500 at each end), "loss" (low is easy), or
-    "difficulty" (of the synthetic data, by construction; all prefixes are used).
+    Args:
+        prefixes: what `describe` returns; for "difficulty" with such a column.
+        by: "mean_similarity" (high is easy; MEE, with 1,000 of 2,500 at each end), "loss" (low is easy), or
+            "difficulty" (of the synthetic data, by construction; all prefixes are used).
+        share: of the prefixes at each end, above 0 and at most 0.5; else a `MeeError`.
     """
     if by == "difficulty":
         return pd.Series(np.where(prefixes["difficulty"].isin(EASY), *GROUPS), index=prefixes.index)

@@ -248,7 +248,8 @@ def _policies(traced: Trace, with_states: bool) -> dict[str, list[ExitPolicy]]:
 def _at_layers(policy: ExitPolicy, layers: int) -> list[ExitPolicy]:
     """A policy at several choices of its decision layers, each once."""
     first = policy.measure.lookback + 1
-    starts = sorted({max(first, round(layers * quarter / 4)) for quarter in range(4)} & set(range(1, layers)))
+    quarters = {max(first, round(layers * quarter / 4)) for quarter in range(4)}
+    starts = sorted(layer for layer in quarters if layer < layers)
     steps = (1, LAYER_STEP) if policy.measure.uses_exit_history else (1, LAYER_STEP, layers)
     choices = {tuple(range(start, layers, step)) for start in starts for step in steps}
     return [replace(policy, exit_layers=chosen) for chosen in sorted(choices)]

@@ -113,7 +113,11 @@ def input_ids(tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> list[int]:
-    """Token counts of the inputs, or an error that names the one that is too long."""
+    """Token counts of the inputs, end token included.
+
+    `longest` is the most tokens of an input; None: the tokenizer's limit, or `LONGEST` where it has none.
+    Raises `MeeError` that names the input that is longer.
+    """
     limit = model.tokenizer.model_max_length if longest is None else check_whole("max_source_tokens", longest)
     if longest is None and limit >= UNLIMITED:
         limit = LONGEST
@@ -157,7 +161,10 @@ class EncoderCache:
 
     @torch.inference_mode()
     def states(self, decoder: LayerwiseDecoder, batch: dict[str, Tensor]) -> Tensor:
-        """The encoder's states of a batch, `[batch, source, d_model]`, computed if they are not there."""
+        """The encoder's states of a batch, `[batch, source, d_model]`, computed if they are not there.
+
+        Raises `MeeError` for the decoder of another model, or of other weights, than before.
+        """
         if self._decoder not in (None, decoder):
             raise MeeError("Encodings belong to another model, or other weights: make new ones.")
         self._decoder = decoder

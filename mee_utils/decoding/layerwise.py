@@ -261,7 +261,8 @@ class Rows:
 
     def truncate_cache(self, layers: np.ndarray) -> None:
         """Forgets the present token's keys and values above its exit layer `[rows]`, known only now."""
-        self.cache.filled[:, self.slots] -= np.arange(1, len(self.cache.filled) + 1)[:, None] > layers
+        layer = np.arange(1, len(self.cache.filled) + 1)[:, None]  # [layer, 1]
+        self.cache.filled[:, self.slots] -= layer > layers
 
 
 def next_merge_layer(filled: np.ndarray, layer: int) -> int:
@@ -569,8 +570,9 @@ def waiting_positions(first: np.ndarray, end, slots: np.ndarray) -> tuple[np.nda
     >>> waiting_positions(np.array([1, 3, 0]), 3, np.array([4, 5, 6]))
     (array([4, 4, 6, 6, 6]), array([1, 2, 0, 1, 2]))
     """
-    counts = end - first
-    positions = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+    counts = end - first  # [row]
+    before = np.cumsum(counts) - counts  # [row], how many come from the rows before
+    positions = np.arange(counts.sum()) + np.repeat(first - before, counts)
     return np.repeat(slots, counts), positions
 
 

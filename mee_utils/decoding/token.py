@@ -70,7 +70,7 @@ class LayerState:
         return kept[key]
 
     def earlier(self, layers: int) -> LayerState:
-        """The same rows, `layers` layers before."""
+        """The same rows, `layers` layers before. Raises `MeeError` where there are not so many."""
         state = self
         for _ in range(layers):
             state = state.previous
@@ -474,7 +474,7 @@ class TokenDecoder:
         """
         sequence = run.step.sequence[run.indices]
         shallow = [self.shallow.pop(row) for row in sequence.tolist()]
-        waiting = np.array([len(labels) - 1 for labels in shallow])  # [row], tokens before this one
+        waiting = np.array([len(of_row) - 1 for of_row in shallow])  # [row], tokens before this one
         position = self.cache.position
         slots, positions = waiting_positions(position - waiting, position, run.rows.slots)
         deep = token.ids[run.indices]
@@ -483,9 +483,11 @@ class TokenDecoder:
             logits = self.decoder.readout(self.decoder.norm(states))
             deep = np.concatenate([on_host(logits.argmax(-1)), deep])
             token.readout_rows[run.indices] += waiting * self.bound.vocabulary
-        labels = [label for row in shallow for label in row[:-1]] + [row[-1] for row in shallow]
-        confidences = np.array([confidence for confidence, _ in labels])
-        ids = np.array([token_id for _, token_id in labels])
+        # in the order of `deep`: waiting tokens row by row, then the present ones
+        predicted = [prediction for of_row in shallow for prediction in of_row[:-1]]
+        predicted += [of_row[-1] for of_row in shallow]
+        confidences = np.array([confidence for confidence, _ in predicted])
+        ids = np.array([token_id for _, token_id in predicted])
         self.bound.schedule.learn(confidences, ids == deep)
 
 

@@ -261,7 +261,11 @@ class ExitPolicy:
         return BoundPolicy(self, layers, vocabulary, min_exit_layer)
 
     def at_threshold(self, level: float) -> ExitPolicy:
-        """This policy at another level of its threshold; the rest stays, the decay of a `Threshold` too."""
+        """This policy at another level of its threshold; the rest stays, the decay of a `Threshold` too.
+
+        Raises `MeeError` for a measure without a threshold, a schedule that finds its level while decoding,
+        and a level out of range.
+        """
         if self.schedule.online or not self.measure.has_threshold:
             no_level = f'"{self.measure.name}" with threshold={self.threshold!r} has no threshold to choose'
             raise MeeError(f"{no_level}: give a measure with one.")

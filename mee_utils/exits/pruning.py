@@ -62,7 +62,8 @@ class Pruning:
 
     def _decayed(self, size: int, layer: int, layers: int) -> int:
         """The fraction in the table of this module."""
-        return max(self.least_k, int(size / (1 + (size - self.least_k) / self.least_k * layer / layers)))
+        above_least = (size - self.least_k) / self.least_k
+        return max(self.least_k, int(size / (1 + above_least * layer / layers)))
 
 
 def pruning_of(kind: str | None, top_k: object, least_k: object, form: str) -> Pruning | None:

@@ -138,7 +138,8 @@ def read_checkpoint(
 ) -> tuple[nn.Module, object]:
     """The network of a checkpoint in evaluation mode, and its tokenizer; arguments as in `load_model`.
 
-    `families` are the model types that are taken; None: any that `transformers` has with an LM head.
+    `families` are the model types that are taken; None: any that `transformers` has with an LM head. Raises
+    `MeeError` as `load_model` does.
     """
     path = find_local(source, WANTED)
     where = str(path or source)

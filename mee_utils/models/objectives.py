@@ -51,7 +51,7 @@ class Objective:
         check_choice("intermediate", self.intermediate, ("all", "one"))
 
     def shallow(self, layers: int) -> int:
-        """FREE's exit point for a decoder of this many layers."""
+        """FREE's exit point for a decoder of this many layers; a `MeeError` if it is not below the last."""
         exit_layer = self.exit_layer if self.exit_layer is not None else max(1, layers // 3)
         if not 1 <= exit_layer < layers:
             raise MeeError(f"exit_layer={exit_layer}: FREE exits at a layer from 1 to {layers - 1}.")

@@ -241,9 +241,9 @@ def _headline_cells(profile: str, stored: StoredTables) -> pd.DataFrame:
 def winners(stored: StoredTables) -> pd.DataFrame:
     """README's table: real text alone, with what else keeps the score there."""
     table = _headline_cells(REAL, stored)
-    for row in (_history_row(stored), _shallow_row(stored)):
-        if row:
-            table = pd.concat([table.iloc[:-1], pd.DataFrame([row]), table.iloc[-1:]])
+    rows = [_history_row(stored), _shallow_row(stored)]
+    further = [pd.DataFrame([row]) for row in rows if row]
+    table = pd.concat([table.iloc[:-1], *further, table.iloc[-1:]])  # verified exits stay last
     return table.fillna("none").rename(columns={KIND: "speed (score kept)"})
 
 

@@ -234,7 +234,8 @@ def legend(figure: matplotlib.figure.Figure) -> None:
     """One legend below all panels, as wide as the figure, with every label that occurs in any of them."""
     handles: dict[str, object] = {}
     for axis in figure.axes:
-        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+        drawn, names = axis.get_legend_handles_labels()
+        for handle, name in zip(drawn, names, strict=True):
             handles.setdefault(name, handle)
     if handles:
         longest = max(len(name) for name in handles)
@@ -276,9 +277,9 @@ def lines(
         part = part.sort_values(x, kind="stable")
         look = {"color": colour or style.colour, "marker": style.marker, "label": style.label}
         if len(part) > 1:
-            look |= {"dashes": style.dashes, "linewidth": 1.5}
+            look.update(dashes=style.dashes, linewidth=1.5)
         else:
-            look |= {"linestyle": "none"}
+            look.update(linestyle="none")
         if name in ("oracle", "full_depth"):
             look["markersize"] = 7
         (line,) = axis.plot(part[x], part[y], **look)

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from .. import EncoderCache, ExitPolicy, MeeError, Trace, generate, load_task, trace, train_classifier
+from ..analysis.beside_full import mean_exit_layer
 from ..analysis.calibration import consistency_losses
 from ..analysis.decisions import candidates, overall_ranking
 from ..analysis.statistics import DRAWS, interval
@@ -483,7 +484,7 @@ def summary(table: pd.DataFrame, full: pd.DataFrame) -> dict[str, float]:
         "lost": lost.value,
         "lost_at_most": lost.high,
         "saved": 1 - _flops_per_token(table) / _flops_per_token(full),
-        "exits": float(table.layers.sum() / table.tokens.sum() < full.layers.sum() / full.tokens.sum()),
+        "exits": float(mean_exit_layer(table) < mean_exit_layer(full)),
     }
 
 

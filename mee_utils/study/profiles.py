@@ -34,6 +34,7 @@ READY_BY_TASK = "[ready by task]"
 TRAINED = "[trained]"
 KINDS_OF_MODELS = (READY, READY_BY_TASK, TRAINED)
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]\w*$")]  # becomes a folder
+Reason = Annotated[str, Field(min_length=1)]
 
 
 class Strict(BaseModel, extra="forbid", frozen=True, strict=True):
@@ -333,9 +334,7 @@ class Profile(Strict):
     classifiers: ClassifierSettings = ClassifierSettings()
     results: ResultSettings = ResultSettings()
     notebooks: dict[str, dict[str, int | float | str | bool]] = {}
-    left_out: dict[
-        str, Annotated[str, Field(min_length=1)]
-    ] = {}  # notebook -> why this profile cannot run it
+    left_out: dict[str, Reason] = {}  # notebook -> why this profile cannot run it
     _data: str | None = None  # the DATA folder of the command line, or that of `make data`
     _file: str | None = None  # where it was read from, if not from `notebooks/profiles`
 

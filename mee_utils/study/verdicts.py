@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..analysis.beside_full import result_rows
+from ..analysis.beside_full import mean_exit_layer, result_rows
 from ..analysis.calibration import BOUNDS, LOSSES, broken_guarantees, learn_then_test
 from ..analysis.statistics import DRAWS, NOTHING, RESAMPLES, Estimate
 from .catalogue import RULES, SEVERAL_LAYERS
@@ -22,9 +22,8 @@ NONE_MEASURED = "none measured"
 SEVERAL = "several layers"
 OTHER_RULES = "other rules"
 FIXED_LAYER = "a fixed layer"
-KIND_OF = {"static": FIXED_LAYER} | dict.fromkeys(
-    SEVERAL_LAYERS, SEVERAL
-)  # a rule's, if it is not OTHER_RULES
+# rule -> its kind, if that is not OTHER_RULES
+KIND_OF = {"static": FIXED_LAYER} | dict.fromkeys(SEVERAL_LAYERS, SEVERAL)
 
 Demands = Mapping[str, Sequence[float]]  # kind of loss ("consistency", "risk") -> largest mean losses
 
@@ -134,7 +133,7 @@ def _exits(stored: Measured, setting: pd.DataFrame) -> bool:
     row = setting.iloc[0]
     examples = stored.examples[row.name]
     full = stored.full(row.part, row.task, row.model)
-    return bool(examples.layers.sum() / examples.tokens.sum() < full.layers.sum() / full.tokens.sum())
+    return bool(mean_exit_layer(examples) < mean_exit_layer(full))
 
 
 def _reading(loss: np.ndarray, wanted: float) -> str:
@@ -301,6 +300,9 @@ def timed(stored: Measured, model: str) -> pd.DataFrame:
     cheaper = guaranteed[guaranteed.flops_share < 1]
     chosen = best_of_families(cheaper, ["task", "delta"], "flops_share")
     static = stored.select(model=model, rule="static")
-    others = [rows.iloc[[len(rows) // 2]] for (_, name, _), rows in searched(stored, "test") if name != model]
+    others = []
+    for (_, of_model, _), of_rule in searched(stored, "test"):
+        if of_model != model:
+            others.append(of_rule.iloc[[len(of_rule) // 2]])
     settings = pd.concat([rows[KEYS] for rows in (chosen, static, *others)])
     return settings.drop_duplicates().reset_index(drop=True)

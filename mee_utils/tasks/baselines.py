@@ -82,5 +82,9 @@ def nearest_training_sentence(inputs: Sequence[str], train) -> list[str]:
     idf_squared = np.log(documents.shape[0] / documents.sum(axis=0).A1) ** 2
     norms = np.sqrt(documents @ idf_squared) + 1e-9
     queries = vectorizer.transform(source_copied(inputs, None)).astype(float)
-    nearest = [int(np.argmax((documents @ (query.toarray()[0] * idf_squared)) / norms)) for query in queries]
-    return [train.targets[number] for number in nearest]
+    texts = []
+    for query in queries:
+        weights = query.toarray()[0] * idf_squared  # [word]
+        cosines = (documents @ weights) / norms  # [training sentence], up to a factor of the query
+        texts.append(train.targets[int(np.argmax(cosines))])
+    return texts

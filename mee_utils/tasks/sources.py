@@ -17,12 +17,8 @@ from ..common.errors import MeeError, one_line
 from ..common.files import ENDINGS
 from .rows import ending_of, is_saved
 
-FOLDERS = (
-    "",
-    "data/",
-    "plain_text/",
-    "default/",
-)  # where data sets have the splits of their only configuration
+# where data sets have the splits of their only configuration
+FOLDERS = ("", "data/", "plain_text/", "default/")
 FORMS = (".*", "-*", "/*")  # what follows the name of a split: one file, shards, or a folder of shards
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})")  # the hub's numbering
 

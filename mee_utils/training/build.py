@@ -343,8 +343,9 @@ def _joined(name: str, by_task: Mapping[str, dict]) -> dict:
         if content["shape"] != first["shape"]:
             shapes = f"{content['source']['checkpoint']} ({task}) and {first['source']['checkpoint']}"
             raise MeeError(f'"{name}": {shapes} have other sizes: give each a profile.')
-    losses = [content["layer_cross_entropy"][0]["cross_entropy"] for content in contents]
-    means = [sum(of_layer) / len(contents) for of_layer in zip(*losses, strict=True)]
+    losses = [content["layer_cross_entropy"][0]["cross_entropy"] for content in contents]  # [task][layer]
+    layers = range(len(losses[0]))
+    means = [sum(of_task[layer] for of_task in losses) / len(losses) for layer in layers]
     return first | {
         "scores": {task: content["scores"][task] for task, content in by_task.items()},
         "min_exit_layer": max(content["min_exit_layer"] for content in contents),
