@@ -354,6 +354,41 @@ def test_confidences_while_decoding_are_those_of_the_trace(lively, name):
     )
 
 
+class Largest(Measure):
+    """The largest of a layer's logits, or of its probabilities."""
+
+    name = "largest"
+    range = (-np.inf, np.inf)
+    readout = True
+
+    def __init__(self, attribute):
+        self.attribute = attribute
+
+    def confidence(self, now):
+        return getattr(now, self.attribute).amax(-1)
+
+
+@pytest.mark.parametrize("attribute", ["logits", "probabilities"])
+def test_a_measure_on_logits_replays_from_stored_states_as_it_decodes(lively, attribute, tmp_path):
+    """The same confidences, and the rows of the LM head that any measure on probabilities multiplies."""
+    seen = {}
+
+    class Spy(Largest):
+        def confidence(self, now):
+            largest = super().confidence(now)
+            seen.setdefault(now.layer, []).append(on_host(largest))
+            return largest
+
+    stored = trace(lively, INPUTS[:1], max_new_tokens=LENGTH, states=tmp_path / "states.npy")
+    nothing_exits = ExitPolicy(Spy(attribute), threshold=INF, min_layer=2)
+    generate(lively, INPUTS[:1], nothing_exits, max_new_tokens=LENGTH)
+    decoded = np.stack([np.concatenate(seen[layer]) for layer in sorted(seen)], axis=1)  # [token, decision]
+    replayed = replay_policy(stored, nothing_exits, lively)
+    assert np.allclose(decoded, replayed.confidences, rtol=1e-5)
+    reference = replay_policy(stored, ExitPolicy("max_probability", min_layer=2))
+    assert (replayed.readout_rows == reference.readout_rows).all()
+
+
 def test_replay_takes_the_first_layer_that_exceeds(traced):
     _, found = traced
     for policy in (
@@ -421,14 +456,11 @@ def test_what_cannot_be_replayed_says_so(traced):
     with pytest.raises(MeeError, match="made without states"):
         replay(found, ExitPolicy(OnState()), model=traced[0])
 
-    class OnLogits(Measure):
-        name = "on_logits"
-
-        def confidence(self, now):
-            return now.logits.max(-1)
-
-    with pytest.raises(MeeError, match='does not keep "logits"'):
-        replay(found, ExitPolicy(OnLogits()))
+    for attribute in ("logits", "probabilities"):
+        with pytest.raises(MeeError, match=r"give the model of the trace too, model=.*states=file"):
+            replay(found, ExitPolicy(Largest(attribute)))
+    with pytest.raises(MeeError, match='has no "entropi".*exits/measures.py lists'):
+        replay(found, ExitPolicy(Largest("entropi")))
     with pytest.raises(MeeError, match="names layer 9"):
         replay(found, ExitPolicy(min_layer=9))
 

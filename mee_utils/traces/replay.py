@@ -1,7 +1,7 @@
 """Replay: exit policies run on a trace, thousands of thresholds in seconds.
 
-`replay_policy` computes what a policy reads at each of its decisions if no token exits; a threshold then says
-where each token would have left. What replay cannot see: a token that exits early leaves other keys and
+`replay_policy` computes the confidence at each decision of a policy as if no token exited; a threshold then
+says where each token would have exited. What replay cannot see: a token that exits early leaves other keys and
 values behind ("copy"), or is another token, and both change what follows.
 `mee_utils.analysis.comparison.agreement` measures how much.
 """
@@ -32,7 +32,7 @@ TRACED = ("top1_probability", "top1_id", "margin", "entropy", "similarity")
 
 @dataclass(frozen=True)
 class PolicyReplay:
-    """What a policy reads if no token exits; `decision` counts the layers at which it decides."""
+    """The confidences of a policy if no token exits; `decision` counts the layers at which it decides."""
 
     trace: Trace = field(repr=False)
     bound: BoundPolicy
@@ -87,15 +87,15 @@ class PolicyReplay:
 def replay(trace: Trace, policy: ExitPolicy, max_new_tokens=64, model: Model | None = None) -> np.ndarray:
     """The layer at which each token of a trace would exit, `[token]`, 1 to L.
 
-    `max_new_tokens` is the `N` of decaying thresholds, as in `generate`; the `model` of the trace is needed
-    if the policy looks at states (trained, pruned and contrasted rules). `MeeError` for an adaptive
-    threshold, or a measure that looks at what a trace does not keep.
+    `max_new_tokens` is the `N` of decaying thresholds, as in `generate`. Trained, pruned and contrasted rules,
+    and measures that look at `state`, `logits` or `probabilities`, need the `model` and a trace with states,
+    `trace(..., states=file)`. `MeeError` without them, and for an adaptive threshold.
     """
     return replay_policy(trace, policy, model).exit_layers(max_new_tokens)
 
 
 def replay_policy(trace: Trace, policy: ExitPolicy, model: Model | None = None) -> PolicyReplay:
-    """Reads a trace as a policy would, at every layer at which it decides; see `replay`."""
+    """The confidences of a policy on a trace, at every layer at which it decides; see `replay`."""
     return replay_policies(trace, {None: policy}, model)[None]
 
 
@@ -270,7 +270,7 @@ class TracedTokens:
 
     @cached_property
     def exit_states(self) -> list[ExitState]:
-        """The same of stored states, for measures that look at states."""
+        """The stored states of these tokens, `[layer]`, for measures that look at states or logits."""
         return self.stored().exit_states(self.tokens, logits=self.logits)
 
 
@@ -290,8 +290,8 @@ class TraceState(LayerState):
         if name in ("sequence", "position", "token_before"):
             return getattr(trace, name)[tokens]
         if name not in TRACED:
-            missing = f'A trace does not keep "{name}", which this measure looks at'
-            raise MeeError(f"{missing}: decode with it.")
+            missing = f'A replay has no "{name}", which this measure looks at'
+            raise MeeError(f"{missing}: use what mee_utils/exits/measures.py lists, or generate(...).")
         if name != "similarity":
             self.traced.read_layers.add(self.layer)
         return getattr(trace, name)[tokens, self.layer - 1]
@@ -309,7 +309,24 @@ class TraceState(LayerState):
     @property
     def state(self) -> Tensor:
         """`n(h)`, `[token, d_model]`."""
-        return self.traced.exit_states[self.layer - 1].state
+        return self._stored.state
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of all ids, `[token, vocabulary]`."""
+        self.traced.read_layers.add(self.layer)
+        return self._stored.logits
+
+    @property
+    def probabilities(self) -> Tensor:
+        """`[token, vocabulary]`."""
+        self.traced.read_layers.add(self.layer)
+        return self._stored.probabilities
+
+    @property
+    def _stored(self) -> ExitState:
+        """The state that `trace(..., states=file)` stored; logits are computed from it anew."""
+        return self.traced.exit_states[self.layer - 1]
 
     @property
     def source(self) -> np.ndarray:
