@@ -233,4 +233,4 @@ def test_an_lstm_costs_its_gates_at_every_layer():
     weights = sum(w.numel() for name, w in classifier.named_parameters() if "weight" in name)
     assert classifier.flops(32) == 2 * weights
     bound = ExitPolicy(classifier, min_layer=3).bind(12, 600)
-    assert list(bound.decisions[[3, 5, 12]]) == [3, 5, 11]
+    assert list(bound.decision_counts[[3, 5, 12]]) == [3, 5, 11]

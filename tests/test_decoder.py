@@ -725,7 +725,7 @@ def test_of_equal_logits_a_measure_sees_the_first_as_the_last_layer_does():
         layers, norm = 4, staticmethod(lambda states: states)
 
         @staticmethod
-        def readout(states):
+        def logits(states):
             return torch.tensor([[1.0, 3.0, 3.0, 3.0], [0.0, 0.0, 1.0, 1.0]])
 
     state = torch.zeros(2, 4)

@@ -41,9 +41,9 @@ def untrained(seed=0):
 class SeenLayer(LayerState):
     """A layer whose predictions are given by hand: `values` by layer."""
 
-    rows = (0,)
+    step_rows = (0,)
     layers = 12
-    decisions = (4, 5, 6, 8)
+    decision_layers = (4, 5, 6, 8)
     position = 3
     source_tokens = 20
 
@@ -57,7 +57,7 @@ def seen_layers(**columns):
     """The states of layers 1 to 8; the lists give the values at the layers 4, 5, 6 and 8."""
     values = {layer: {} for layer in range(1, 9)}
     for name, given in columns.items():
-        for layer, value in zip(SeenLayer.decisions, given, strict=True):
+        for layer, value in zip(SeenLayer.decision_layers, given, strict=True):
             values[layer][name] = value
     return list(states_by_layer(lambda layer, previous: SeenLayer(layer, previous, values), 8))
 

@@ -459,7 +459,7 @@ def test_what_cannot_be_replayed_says_so(traced):
     for attribute in ("logits", "probabilities"):
         with pytest.raises(MeeError, match=r"give the model of the trace too, model=.*states=file"):
             replay(found, ExitPolicy(Largest(attribute)))
-    with pytest.raises(MeeError, match='has no "entropi".*exits/measures.py lists'):
+    with pytest.raises(MeeError, match=r'has no "entropi".*exits/measures.py lists'):
         replay(found, ExitPolicy(Largest("entropi")))
     with pytest.raises(MeeError, match="names layer 9"):
         replay(found, ExitPolicy(min_layer=9))

@@ -42,7 +42,7 @@ class _Keep(Measure):
 
     def confidence(self, state: ExitState) -> np.ndarray:
         self.states.append(state)
-        return np.zeros(len(state.rows))
+        return np.zeros(len(state.step_rows))
 
 
 class FullDepthStates(NamedTuple):
@@ -120,7 +120,8 @@ def _in_order(kept: list[ExitState], layers: int) -> list[Tensor]:
     if not first_layer:
         return []
     sequence = np.concatenate([state.sequence for state in first_layer])
-    position = np.concatenate([np.broadcast_to(state.position, len(state.rows)) for state in first_layer])
+    positions = [np.broadcast_to(state.position, len(state.step_rows)) for state in first_layer]
+    position = np.concatenate(positions)
     order = torch.from_numpy(np.lexsort((position, sequence))).to(first_layer[0].after.device)
     states = [torch.cat([state.before for state in first_layer])[order]]
     for layer in range(1, layers):
@@ -192,7 +193,7 @@ def _replay_tokens(
         if bound.measure.readout:
             token_ids.append(on_host(state.top1_id))
         else:
-            token_ids.append(on_host(decoder.readout(state.state).argmax(dim=-1)))
+            token_ids.append(on_host(decoder.logits(state.state).argmax(dim=-1)))
         readout_rows.append(step.readout_rows.copy())
     return Replay(
         bound,

@@ -163,17 +163,17 @@ class Cache:
         mask: Tensor | None,
         source_ids: Tensor,
         layers: int,
-        length: int,
+        max_new_tokens: int,
         parallel: bool,
     ):
         self.batch, _, size = encoded.shape  # number of rows
         self.encoded = encoded  # [row, source, d_model]
         self.source_ids = source_ids  # [row, source], -1 at padding
         self.mask = mask  # [row, 1, 1, source], minus infinity at padding; None: there is none
-        self.length = length  # of the longest output
-        self.parallel = parallel
+        self.max_new_tokens = max_new_tokens  # of the longest output
+        self.parallel = parallel  # whether waiting tokens run through a layer together ("parallel")
         self.position = 0  # of the present token
-        self.capacity = min(length, PIECE)  # how many positions there is room for
+        self.capacity = min(max_new_tokens, PIECE)  # how many positions there is room for
         # of self-attention and of cross-attention, for each layer: [2, row, head, position, d_kv]
         self.self_keys_values: list[Tensor | None] = [None] * layers
         self.cross_keys_values: list[Tensor | None] = [None] * layers
@@ -194,10 +194,10 @@ class Cache:
         self.filled = self.filled[:, slots]
 
     def move_to(self, position: int) -> None:
-        """Goes on to the token at `position`; a full cache doubles its room, up to `length`."""
+        """Goes on to the token at `position`; a full cache doubles its room, up to `max_new_tokens`."""
         self.position = position
         if position == self.capacity:
-            added = min(self.capacity, self.length - self.capacity)
+            added = min(self.capacity, self.max_new_tokens - self.capacity)
             self.capacity += added
             room = (0, 0, 0, added)  # behind the last position
             self.states = functional.pad(self.states, room)
@@ -415,8 +415,10 @@ class LayerwiseDecoder:
         """The encoder's states `[batch, source, d_model]` of `input_ids` and `attention_mask`."""
         return self.encoder(**batch)[0]
 
-    def begin(self, batch: dict, length: int, parallel: bool = False, encoded: Tensor | None = None) -> Cache:
-        """Encodes a batch, unless that is done, for outputs of at most `length` tokens."""
+    def begin(
+        self, batch: dict, max_new_tokens: int, parallel: bool = False, encoded: Tensor | None = None
+    ) -> Cache:
+        """Makes the cache of a batch; encodes it first, unless the encoder's states are given."""
         if encoded is None:
             encoded = self.encode(batch)
         mask = None
@@ -424,13 +426,13 @@ class LayerwiseDecoder:
         if not bool(is_token.all()):
             mask = encoded.new_zeros(is_token.shape).masked_fill_(is_token == 0, -torch.inf)
             mask = mask[:, None, None, :]
-        return Cache(encoded, mask, source_ids_of(batch), self.layers, length, parallel)
+        return Cache(encoded, mask, source_ids_of(batch), self.layers, max_new_tokens, parallel)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids `[rows]` to the input of layer 1, `[rows, d_model]`."""
         return functional.embedding(ids, self.embedding)
 
-    def readout(self, normed: Tensor) -> Tensor:
+    def logits(self, normed: Tensor) -> Tensor:
         """Logits `[rows, vocabulary]` of normalised states `[rows, d_model]`."""
         return self.head(normed if self.scale == 1.0 else normed * self.scale)
 

@@ -2,10 +2,11 @@
 
     embed -> layer 1 -> confident? -> layer 2 -> confident? -> ... -> layer L -> LM head
 
-After a layer, an `ExitState` shows the measure what is known of the token there, each quantity computed on
-first use. The policy turns the confidence into exits; rows that exit keep their state, and their token is the
-prediction of their layer. `states_by_layer` makes the states of a token wherever they come from: from running
-the layers here and in `verify`, or from a trace in `mee_utils.traces.replay`.
+`TokenDecoder.decode` is that loop, for one token of each row of a batch. After a layer, an `ExitState` shows
+the measure what is known of the token there, each quantity computed on first use. `decide` asks the measure
+for a confidence and the policy whether it is high enough. Rows that exit keep their state, and their token is
+the prediction of their layer. `states_by_layer` makes the states of a token wherever they come from: from
+running the layers here and in `verify`, or from a trace in `mee_utils.traces.replay`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ COMPACT_AT = 0.5  # finished rows leave memory once this share of the batch is l
 
 @dataclass(repr=False, eq=False)
 class Step:
-    """What the states of one token share at all layers."""
+    """One decoding step: one token of each of several rows. What its states share at all layers."""
 
     decoder: LayerwiseDecoder
     bound: BoundPolicy
@@ -59,7 +60,7 @@ class LayerState:
     """A token of several rows at one layer, as a measure sees it: live (`ExitState`) or of a trace.
 
     Besides the attributes of the table in `mee_utils.exits.measures` it has `previous`, the state one layer
-    before, `rows`, which rows of the step are still here, and `decisions`, the layers that decide.
+    before, `step_rows`, which rows of the `Step` these are, and `decision_layers`, where the policy decides.
     """
 
     def memo(self, key, compute: Callable):
@@ -78,13 +79,13 @@ class LayerState:
                 missing = f"earlier({layers}) at layer {self.layer}: the layers begin with 1"
                 remedy = f"set lookback = {layers} in the measure's class"
                 raise MeeError(f"{missing}; {remedy}, and it decides from layer {layers + 1} on.")
-        if len(state.rows) == len(self.rows):
+        if len(state.step_rows) == len(self.step_rows):
             return state
-        return RowView(state, np.searchsorted(state.rows, self.rows))
+        return RowView(state, np.searchsorted(state.step_rows, self.step_rows))
 
     def so_far(self, name: str) -> tuple:
         """An attribute at every decision about this token so far, this one last: `[rows]` each."""
-        layers = [layer for layer in self.decisions if layer < self.layer]
+        layers = [layer for layer in self.decision_layers if layer < self.layer]
         return tuple(getattr(self.earlier(self.layer - layer), name) for layer in [*layers, self.layer])
 
 
@@ -96,7 +97,7 @@ class ExitState(LayerState):
     layer: int  # 1 to L
     after: Tensor  # h^l, the states after the layer, [rows, d_model]
     before: Tensor  # the states before it, [rows, d_model]
-    rows: np.ndarray  # which rows of the step these are, ascending
+    step_rows: np.ndarray  # [rows], which rows of the step these are, ascending
     previous: ExitState | None = None  # one layer before
     confidence: np.ndarray | float = float("nan")  # set once the measure has decided here
     settled: np.ndarray | None = None  # set for measures that need all layers
@@ -111,7 +112,7 @@ class ExitState(LayerState):
         return self.step.decoder.layers
 
     @property
-    def decisions(self) -> tuple[int, ...]:
+    def decision_layers(self) -> tuple[int, ...]:
         """The layers at which the policy decides."""
         return self.step.bound.decision_layers
 
@@ -119,23 +120,23 @@ class ExitState(LayerState):
     def position(self) -> int | np.ndarray:
         """How many tokens the rows have emitted before: a number, or `[rows]`."""
         position = self.step.position
-        return position[self.rows] if isinstance(position, np.ndarray) else position
+        return position[self.step_rows] if isinstance(position, np.ndarray) else position
 
     @property
     def sequence(self) -> np.ndarray:
         """`[rows]`, indices of the inputs."""
-        return self.step.sequence[self.rows]
+        return self.step.sequence[self.step_rows]
 
     @property
     def token_before(self) -> Tensor:
         """`[rows]`, -1 at the start."""
-        ids = self.step.fed[on_device(self.rows, self.step.fed)]
+        ids = self.step.fed[on_device(self.step_rows, self.step.fed)]
         return torch.where(on_device(self.position, ids) == 0, -1, ids)
 
     @cached_property
     def source(self) -> Tensor:
         """Ids of the inputs, `[rows, source]`, -1 at padding."""
-        return self.step.source[on_device(self.rows, self.step.source)]
+        return self.step.source[on_device(self.step_rows, self.step.source)]
 
     @property
     def source_tokens(self) -> Tensor:
@@ -154,14 +155,17 @@ class ExitState(LayerState):
 
     @cached_property
     def read_state(self) -> Tensor:
-        """What goes to the LM head: `n(h)`, before the last layer through the measure's lens."""
+        """What the LM head multiplies, `[rows, d_model]`: `n(h)`, or what the measure's lens makes of it.
+
+        A lens applies before the last layer alone.
+        """
         lens = self.step.bound.measure.lens
         return lens(self) if lens and self.layer < self.layers else self.state
 
     @cached_property
     def full_logits(self) -> Tensor:
         """Logits of the whole vocabulary, `[rows, vocabulary]`, in single precision at least."""
-        logits = self.decoder.readout(self.read_state)
+        logits = self.decoder.logits(self.read_state)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     @cached_property
@@ -172,7 +176,7 @@ class ExitState(LayerState):
             computed = bound.readout.read(self)
         else:
             computed = ReadoutLogits(self.full_logits, None, bound.vocabulary, scores=self.full_logits)
-        self.step.readout_rows[self.rows] += computed.readout_rows
+        self.step.readout_rows[self.step_rows] += computed.readout_rows
         return computed
 
     @property
@@ -195,7 +199,7 @@ class ExitState(LayerState):
     def top1_id(self) -> Tensor:
         """`[rows]`; ties go to the first id, as everywhere (`topk` picks another)."""
         readout = self.step.bound.readout
-        return self.readout_logits.tokens(readout is not None and readout.scored)
+        return self.readout_logits.tokens(from_scores=readout is not None and readout.token_from_scores)
 
     @cached_property
     def top1_probability(self) -> Tensor:
@@ -283,7 +287,7 @@ def confidence_of(measure: Measure, state: LayerState) -> np.ndarray:
 
 
 def decide(bound: BoundPolicy, state: ExitState, max_new_tokens: int) -> np.ndarray:
-    """Which rows exit at this layer, `[rows]`; `max_new_tokens` is the `N` of decaying thresholds."""
+    """Which rows exit at this layer, `[rows]`, bool; `max_new_tokens` is the `N` of decaying thresholds."""
     state.confidence = confidence_of(bound.measure, state)
     return bound.exceeded(state.confidence, state, max_new_tokens)
 
@@ -292,7 +296,7 @@ def decide(bound: BoundPolicy, state: ExitState, max_new_tokens: int) -> np.ndar
 
 
 class Token:
-    """One token of several rows: added as they exit, then completed with the ids that are not known yet.
+    """The tokens of one step, one a row: rows are added as they exit, `complete` then fills in missing ids.
 
     `ids`, `exit_layers`, `confidences`, `readout_rows`: `[row]`, on the host; `device_ids`: on the device.
     """
@@ -335,7 +339,7 @@ class Token:
         rows = np.concatenate([rows for rows, _ in self._with_states])
         states = torch.cat([states for _, states in self._with_states])
         self.readout_rows[rows] += self.step.bound.vocabulary
-        return rows, predicted_ids(decoder.readout(decoder.norm(states)))
+        return rows, predicted_ids(decoder.logits(decoder.norm(states)))
 
 
 class TokenRun:
@@ -350,7 +354,7 @@ class TokenRun:
         self.step = step
         self.rows = rows
         self.x = step.decoder.embed(step.fed)  # [rows, d_model]
-        self.indices = np.arange(len(rows))  # which rows of the step these are
+        self.step_rows = np.arange(len(rows))  # [rows], which rows of the step these are
         self.active = np.ones(len(rows), dtype=bool)  # [rows], which have not exited
         self._mask: Tensor | None = None  # the same, [rows, 1], on the device; None: all
 
@@ -360,7 +364,7 @@ class TokenRun:
         self.x = self.step.decoder.run_layer(layer, before, self.rows)
         if self._mask is not None:
             self.x = torch.where(self._mask, self.x, before)
-        return ExitState(self.step, layer, self.x, before, self.indices, previous)
+        return ExitState(self.step, layer, self.x, before, self.step_rows, previous)
 
     def exit(self, exits: np.ndarray) -> None:
         """Marks rows as exited, `[rows]`; takes exited rows out once enough have."""
@@ -379,7 +383,7 @@ class TokenRun:
             return
         self.x = pick(self.x, self.active)
         self.rows = self.rows.keep(self.active)
-        self.indices = self.indices[self.active]
+        self.step_rows = self.step_rows[self.active]
         self.active = np.ones(len(self.rows), dtype=bool)
 
     def _mask_exited(self) -> None:
@@ -418,7 +422,7 @@ class TokenDecoder:
         for state in states_by_layer(run.state_after, bound.layers):
             if state.layer not in bound.decision_layers:
                 continue
-            exits = decide(bound, state, self.cache.length) & run.active
+            exits = decide(bound, state, self.cache.max_new_tokens) & run.active
             if bound.schedule.learns:
                 self._note_shallow(state)
             if exits.any():
@@ -445,7 +449,7 @@ class TokenDecoder:
         for layer in bound.decision_layers[::-1]:  # the first decision that exits comes last, and counts
             state = states[layer - 1]
             state.settled = settled[layer - 1].astype(np.float64)
-            exits_here = decide(bound, state, self.cache.length)
+            exits_here = decide(bound, state, self.cache.max_new_tokens)
             exits[exits_here] = layer
             confidences[exits_here] = state.confidence[exits_here]
         step.readout_rows[:] = 0  # what the oracle computes in order to decide is not charged
@@ -455,7 +459,7 @@ class TokenDecoder:
         rows.store_exit_state(chosen)
         rows.truncate_cache(exits)
         token = Token(step)
-        token.add(run.indices, exits, confidences, states=chosen)
+        token.add(run.step_rows, exits, confidences, states=chosen)
         return token.complete()
 
     def _note_shallow(self, state: ExitState) -> None:
@@ -472,17 +476,17 @@ class TokenDecoder:
         Tokens that exited since such a row last did so wait in the cache. They have now been through all
         layers too, and their logits are computed again; the token that took them along is charged for it.
         """
-        sequence = run.step.sequence[run.indices]
+        sequence = run.step.sequence[run.step_rows]
         shallow = [self.shallow.pop(row) for row in sequence.tolist()]
         waiting = np.array([len(of_row) - 1 for of_row in shallow])  # [row], tokens before this one
         position = self.cache.position
         slots, positions = waiting_positions(position - waiting, position, run.rows.slots)
-        deep = token.ids[run.indices]
+        deep = token.ids[run.step_rows]
         if len(slots):
             states = self.cache.states[tuple(run.rows.on_device([slots, positions]))]
-            logits = self.decoder.readout(self.decoder.norm(states))
+            logits = self.decoder.logits(self.decoder.norm(states))
             deep = np.concatenate([on_host(logits.argmax(-1)), deep])
-            token.readout_rows[run.indices] += waiting * self.bound.vocabulary
+            token.readout_rows[run.step_rows] += waiting * self.bound.vocabulary
         # in the order of `deep`: waiting tokens row by row, then the present ones
         predicted = [prediction for of_row in shallow for prediction in of_row[:-1]]
         predicted += [of_row[-1] for of_row in shallow]
@@ -492,18 +496,18 @@ class TokenDecoder:
 
 
 def _add_exits(token: Token, state: ExitState, exits: np.ndarray) -> None:
-    """Adds rows that exit at a decision, `[rows]`."""
-    rows = state.rows[exits]
+    """Adds the rows that exit at a decision; `exits` is `[rows]`, bool."""
+    rows = state.step_rows[exits]
     confidences = state.confidence[exits]
-    if token.step.bound.measure.readout:
+    if token.step.bound.measure.readout:  # the layer's logits are known, and with them its prediction
         token.add(rows, state.layer, confidences, ids=pick(state.top1_id, exits))
     else:
         token.add(rows, state.layer, confidences, states=pick(state.after, exits))
 
 
 def _add_last(token: Token, state: ExitState, active: np.ndarray) -> None:
-    """Adds the rows that ran all layers, `[rows]`."""
-    rows = state.rows[active]
+    """Adds the rows that ran all layers; `active` is `[rows]`, bool."""
+    rows = state.step_rows[active]
     if token.step.bound.readout is None:
         token.add(rows, state.layer, np.nan, states=pick(state.after, active))
     else:
@@ -521,7 +525,7 @@ def decode_tokens(
     rows = np.arange(len(sequence))  # rows of the batch that have not ended
     slots = rows  # where they are in the cache
     steps: list[tuple[np.ndarray, Token]] = []
-    for position in range(cache.length):
+    for position in range(cache.max_new_tokens):
         cache.move_to(position)
         token = token_decoder.decode(Rows(cache, slots), ids, sequence[rows])
         steps.append((rows, token))

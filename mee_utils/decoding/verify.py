@@ -143,7 +143,7 @@ class DraftRun:
         self.cache = cache
         self.slots = slots  # [row]
         self.ends = step.position + 1  # [row], one beyond the drafted token's position
-        self.indices = np.arange(len(slots))  # which rows of the step are still drafting
+        self.step_rows = np.arange(len(slots))  # which rows of the step are still drafting
         self.span = Span(cache, slots, self.ends, layer=1)
         self.x = step.decoder.embed(step.fed)  # [token, d_model], of all tokens of the span
         self.present = self.x  # [row, d_model], of the drafted tokens alone
@@ -154,16 +154,16 @@ class DraftRun:
         before = self.present
         self.x = self.step.decoder.run_span(layer, self.x, self.span)
         self.present = self.span.last(self.x)
-        return ExitState(self.step, layer, self.present, before, self.indices, previous)
+        return ExitState(self.step, layer, self.present, before, self.step_rows, previous)
 
     def exit(self, layer: int, exits: np.ndarray) -> None:
         """Takes out rows that exit at a layer, `[rows]`; their tokens wait there."""
         self.store(layer)
         if exits.all():
             return
-        self.indices = self.indices[~exits]
+        self.step_rows = self.step_rows[~exits]
         self.present = pick(self.present, ~exits)
-        self.span = Span(self.cache, self.slots[self.indices], self.ends[self.indices], layer + 1)
+        self.span = Span(self.cache, self.slots[self.step_rows], self.ends[self.step_rows], layer + 1)
         self.x = self.span.load()
 
     def store(self, layer: int) -> None:
@@ -213,14 +213,14 @@ class DraftDecoder:
         for state in states_by_layer(run.state_after, self.deepest):
             if state.layer not in bound.decision_layers:
                 continue
-            exits = decide(bound, state, cache.length)  # [row still drafting]
+            exits = decide(bound, state, cache.max_new_tokens)  # [row still drafting]
             if exits.any():
                 self._record_drafts(rows, state, exits)
                 run.exit(state.layer, exits)
                 if exits.all():
                     return
         run.store(self.deepest)
-        for index in run.indices:  # the policy was not confident at any layer: the last layer decides
+        for index in run.step_rows:  # the policy was not confident at any layer: the last layer decides
             unsure = Draft(UNSURE, bound.layers, np.nan, int(run.step.readout_rows[index]))
             rows[index].drafts.append(unsure)
             rows[index].ready_to_verify = True
@@ -239,7 +239,7 @@ class DraftDecoder:
         for layer in range(first, layers + 1):
             span, x = span.joined(layer, x)
             x = decoder.run_span(layer, x, span)
-        ids = on_host(predicted_ids(decoder.readout(decoder.norm(x))))  # [token]
+        ids = on_host(predicted_ids(decoder.logits(decoder.norm(x))))  # [token]
         check_finite(ids, np.repeat([row.sequence for row in rows], span.counts), np.full(len(ids), layers))
         by_row = np.split(ids, span.counts.cumsum()[:-1])
         for row, predicted in zip(rows, by_row, strict=True):
@@ -250,7 +250,7 @@ class DraftDecoder:
     def _record_drafts(self, rows: list[Row], state: ExitState, exits: np.ndarray) -> None:
         """Appends the drafts of rows that exit, and sees whether these drafts end there."""
         drafted, readout_rows = self._drafted_ids(state, exits)
-        indices = state.rows[exits]
+        indices = state.step_rows[exits]
         readout_rows = readout_rows + state.step.readout_rows[indices]
         confidences = state.confidence[exits]
         for number, index in enumerate(indices):
@@ -264,11 +264,11 @@ class DraftDecoder:
         """The ids that exiting rows predict, `[exit]`, and how many more rows of the LM head that took."""
         if self.bound.measure.readout:
             return on_host(pick(state.top1_id, exits)), 0
-        logits = self.decoder.readout(self.decoder.norm(pick(state.after, exits)))
+        logits = self.decoder.logits(self.decoder.norm(pick(state.after, exits)))
         return on_host(logits.argmax(dim=-1)), self.bound.vocabulary
 
     def _ended(self, row: Row) -> bool:
-        return row.last in self.decoder.ends or row.position == self.cache.length
+        return row.last in self.decoder.ends or row.position == self.cache.max_new_tokens
 
     def _drop_finished(self, going: list[Row]) -> None:
         """Finished rows leave the cache once few enough are going."""

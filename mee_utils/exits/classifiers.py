@@ -426,7 +426,7 @@ class HistoryClassifier(ExitClassifier):
         now = state.memo(id(self), self._evidence)
         before = self._evidence_before(state, 1) or now
         two_before = self._evidence_before(state, 2) or before
-        decided_before = sum(layer < state.layer for layer in state.decisions)
+        decided_before = sum(layer < state.layer for layer in state.decision_layers)
         columns = {
             "margin": now.margin,
             "margin before": before.margin,
@@ -465,7 +465,7 @@ class HistoryClassifier(ExitClassifier):
 
     def _evidence_before(self, state, decisions: int) -> Evidence | None:
         """The evidence so many decision layers before; None if there were fewer."""
-        layers = [layer for layer in state.decisions if layer < state.layer]
+        layers = [layer for layer in state.decision_layers if layer < state.layer]
         if len(layers) < decisions:
             return None
         return state.earlier(state.layer - layers[-decisions]).memo(id(self), self._evidence)

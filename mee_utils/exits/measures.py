@@ -7,16 +7,18 @@ exits at the first layer where that number exceeds the threshold. `state` is the
 | attribute | per row |
 |---|---|
 | `layer`, `layers` | this layer, from 1 on, and the depth L (one number for all rows) |
-| `top1_probability`, `top1_id`, `margin`, `entropy` | of the distribution that this layer predicts |
+| `top1_probability`, `top1_id` | the largest probability of this layer, and the id that has it |
+| `margin` | the largest probability minus the second largest |
+| `entropy` | of this layer's probabilities, in nats: from 0 to the log of the number of ids |
 | `similarity` | cosine of this layer's normalised state with the layer before's (layer 1: the embedding) |
-| `state` | the normalised state `n(h)`, `[rows, d_model]` |
+| `state` | the normalised state `n(h)`, `[rows, d_model]`, a tensor |
+| `logits`, `probabilities` | `[rows, ids]`, of all ids or of those that pruning keeps, tensors |
 | `sequence`, `position` | index of the input, and how many tokens its output has so far |
 | `token_before` | the token emitted before this one, -1 at the start |
 | `source_tokens`, `in_source` | how long the input is, and whether the token predicted here stands in it |
 | `earlier(k)` | the same rows k layers before |
 | `so_far(name)` | an attribute at every decision layer so far, this one last: a tuple of `[rows]` |
 | `memo(key, compute)` | `compute(state)`, a tuple of `[rows, ...]`, computed once for each layer |
-| `probabilities`, `logits` | `[rows, ids]`, while decoding alone: a trace does not keep them |
 
 A *decision layer* is a layer at which the policy decides. An example with three of them: a token is decided
 at layers 2, 4 and 6, where the most probable ids are 7, 9 and 9. At layer 6 `so_far("top1_id")` is
@@ -26,8 +28,11 @@ The token of an exit is always this layer's own top-1: rules that count decision
 predict that token too.
 
 Attributes are tensors while decoding and numpy arrays in a replay; a measure that keeps to operators works on
-both. To add a measure, write its class. Pass an instance to use it. Name it in `MEASURES` to use it by name
-and in `study/rules.yaml`; then run `pytest tests/test_policies.py tests/test_planning.py`.
+both. `state`, `logits` and `probabilities` are tensors in a replay too: it computes them from the states that
+`trace(..., states=file)` has stored.
+
+To add a measure, write its class. Pass an instance to use it. Name it in `MEASURES` to use it by name and in
+`study/rules.yaml`; then run `pytest tests/test_policies.py tests/test_planning.py`.
 """
 
 from collections.abc import Sequence
@@ -53,12 +58,12 @@ class Measure(EqualByValue):
 
     name = ""  # as in `ExitPolicy(measure=...)`; by default that of the class
     range = (0.0, 1.0)  # lowest and highest threshold; confidences do not exceed the highest
-    default_threshold = 0.9
+    default_threshold = 0.9  # set it too where `range` is another
     has_threshold = True  # False: confidence is 0 or 1, and decides alone
     integer_threshold = False
     min_layer: int | None = None  # first layer that decides by default; None: the model's `min_exit_layer`
 
-    readout = False  # whether it needs probabilities, that is, a product with the LM head at each decision
+    readout = False  # whether it needs logits or probabilities: a product with the LM head at each decision
     lookback = 0  # how many layers before this one it needs, by `earlier`
     uses_exit_history = False  # whether it needs all decision layers so far, by `so_far`
     recurrent = False  # whether it has to run at every layer from the first on, deciding there or not

@@ -117,7 +117,9 @@ class ExitPolicy:
             return ONLINE[given]()
         level = self.measure.default_threshold if given is None else given
         self._check_level(level)
-        return Threshold(float(level) if self.measure.has_threshold else 0.5, self.decay, self.decay_form)
+        if not self.measure.has_threshold:
+            level = 0.5  # between the confidences 0 and 1
+        return Threshold(float(level), self.decay, self.decay_form)
 
     def _check_level(self, level: object) -> None:
         """Refuses a level that no confidence of the measure can be compared with."""
@@ -301,8 +303,8 @@ class BoundPolicy:
         max_draft: most tokens of a draft.
         decision_layers: where the policy decides; at layer L all tokens exit.
         vocabulary: number of ids.
-        readout: computes logits over fewer ids, or of a contrast; None: every readout scores all ids.
-        decisions: `[layer]`, 0 to L, how often the measure is computed until an exit there (oracle: 0).
+        readout: computes logits over fewer ids, or of a contrast; None: those of the LM head over all ids.
+        decision_counts: `[layer]`, 0 to L, how often the measure is computed until an exit there (oracle: 0).
     """
 
     def __init__(self, policy: ExitPolicy, layers: int, vocabulary: int, min_exit_layer: int | None = None):
@@ -316,7 +318,7 @@ class BoundPolicy:
         self.readout: Readout | None = None
         if self.decision_layers and policy.changes_readout:
             self.readout = policy.readout_class(policy, self.decision_layers, layers, vocabulary)
-        self.decisions = self._count_decisions()
+        self.decision_counts = self._count_decisions()
 
     def _decision_layers(self, min_exit_layer: int | None) -> tuple[int, ...]:
         given = self.policy.exit_layers
@@ -342,7 +344,10 @@ class BoundPolicy:
         return np.searchsorted(self.decision_layers, reached, side="right")
 
     def exceeded(self, confidence: np.ndarray, state, max_new_tokens: int) -> np.ndarray:
-        """Which rows of a state exit, `[rows]`; `max_new_tokens` is the `N` of decaying thresholds."""
+        """Which rows of a state exit, `[rows]`, bool: those whose confidence `[rows]` exceeds the threshold.
+
+        `max_new_tokens` is the `N` of decaying thresholds.
+        """
         depth = state.layer / self.layers
         return self.schedule.exceeded(confidence, state.position, max_new_tokens, state.sequence, depth)
 
@@ -365,7 +370,7 @@ class BoundPolicy:
                 exits,
                 source[number],
                 readout_rows[number],
-                decisions=self.decisions[exits],
+                decisions=self.decision_counts[exits],
                 per_decision=self.measure.flops(sizes.d_model),
                 parallel=self.policy.propagation == "parallel",
                 positions=None if positions is None else positions[number],

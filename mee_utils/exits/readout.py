@@ -1,10 +1,12 @@
-"""Readouts: from a state to scores over token ids, all or a few ("Not all FLOPs", vocabulary pruning).
+"""`Readout`: logits where a policy prunes the vocabulary or contrasts layers ("Not all FLOPs").
 
 The first layer at which a policy computes logits scores all `V` ids. Where the policy prunes the vocabulary,
-later layers score only kept ids, best first; how many, the table of `mee_utils.exits.pruning` says.
+later layers score only kept ids, best first; how many, the table of `mee_utils.exits.pruning` says. A policy
+without pruning and contrast has no `Readout`, unless its measure has a `lens` or an `ensemble`: its logits
+are `ExitState.full_logits`.
 
 Probabilities are exact softmaxes over the kept ids. The token is the best of them, at the last layer too.
-Every row keeps ids of its own; their rows of the LM head are gathered when the ids change, not at every
+Every row keeps its own ids; their rows of the LM head are gathered when the ids change, not at every
 layer.
 """
 
@@ -31,9 +33,9 @@ class ReadoutLogits:
     readout_rows: int | np.ndarray  # rows of the LM head that each row multiplies here if alone
     scores: Tensor  # what confidence is taken from: `logits`, or the log-probabilities of the contrast
 
-    def tokens(self, contrast: bool) -> Tensor:
-        """The best id of every row; ties go to the first, as when all ids are scored."""
-        values = self.scores if contrast else self.logits
+    def tokens(self, from_scores: bool) -> Tensor:
+        """The id of the best score or logit, `[rows]`; ties go to the first, as when all ids are scored."""
+        values = self.scores if from_scores else self.logits
         if self.ids is None:
             return values.argmax(dim=-1)
         worse = values < values.amax(dim=-1, keepdim=True)
@@ -62,15 +64,15 @@ class Readout:
     what logits are computed from.
     """
 
-    def __init__(self, policy, decisions: tuple[int, ...], layers: int, vocabulary: int):
+    def __init__(self, policy, decision_layers: tuple[int, ...], layers: int, vocabulary: int):
         self.policy = policy
         self.pruning = policy.vocabulary_pruning
         self.contrast = policy.layer_contrast
         self.ensemble = policy.measure.ensemble
         self.vocabulary = vocabulary
-        self.first = decisions[0]  # the first layer that computes logits
-        # whether tokens come from `ReadoutLogits.scores`
-        self.scored = self.ensemble is not None or bool(self.contrast and self.contrast.token)
+        self.first = decision_layers[0]  # the first layer that computes logits
+        # whether the token is the best by `ReadoutLogits.scores`; else it is the best by its `logits`
+        self.token_from_scores = self.ensemble is not None or bool(self.contrast and self.contrast.token)
         # layer -> how many ids it scores, at most
         self.sizes = dict.fromkeys(range(self.first, layers + 1), vocabulary)
         if self.pruning:
@@ -78,10 +80,11 @@ class Readout:
         self.amateurs: dict[int, list[int]] = {}  # the earlier layers that a layer is contrasted with
         self._unseen: dict[int, int] = {}  # how many of them compute logits for the first time, over all ids
         if self.contrast:
-            self._add_amateurs([*decisions, layers] if self.scored else decisions, layers)
+            last = [layers] if self.token_from_scores else []
+            self._add_amateurs([*decision_layers, *last], layers)
         if self.ensemble:
-            for number, layer in enumerate(decisions):
-                self.amateurs[layer] = list(decisions[:number])
+            for number, layer in enumerate(decision_layers):
+                self.amateurs[layer] = list(decision_layers[:number])
                 self._unseen[layer] = 0
 
     def _add_amateurs(self, contrasted: Sequence[int], layers: int) -> None:
@@ -130,7 +133,7 @@ class Readout:
             size = self.sizes[state.layer + 1]
             if size == self.sizes[state.layer] and state.layer > self.first:
                 return state.earlier(1).memo("kept", self._keep)
-            count = np.full(len(state.rows), size)
+            count = np.full(len(state.step_rows), size)
         if (count >= self.vocabulary).all():
             return None
         ids = self._best(state, int(count.max()))
@@ -140,7 +143,7 @@ class Readout:
 
     def _adaptive_count(self, state) -> np.ndarray:
         """`[rows]`, how many ids each row keeps: fewer where it was more confident."""
-        confidence = np.broadcast_to(np.asarray(state.confidence, dtype=np.float64), len(state.rows))
+        confidence = np.broadcast_to(np.asarray(state.confidence, dtype=np.float64), len(state.step_rows))
         share = 1 - 0.9 * np.nan_to_num(confidence).clip(0, 1)
         return np.floor(self.vocabulary * share).astype(np.int64).clip(min=1)
 

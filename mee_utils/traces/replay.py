@@ -1,8 +1,8 @@
 """Replay: exit policies run on a trace, thousands of thresholds in seconds.
 
 `replay_policy` computes the confidence at each decision of a policy as if no token exited; a threshold then
-says where each token would have exited. What replay cannot see: a token that exits early leaves other keys and
-values behind ("copy"), or is another token, and both change what follows.
+says where each token would have exited. What replay cannot see: a token that exits early leaves other keys
+and values behind ("copy"), or is another token, and both change what follows.
 `mee_utils.analysis.comparison.agreement` measures how much.
 """
 
@@ -87,9 +87,9 @@ class PolicyReplay:
 def replay(trace: Trace, policy: ExitPolicy, max_new_tokens=64, model: Model | None = None) -> np.ndarray:
     """The layer at which each token of a trace would exit, `[token]`, 1 to L.
 
-    `max_new_tokens` is the `N` of decaying thresholds, as in `generate`. Trained, pruned and contrasted rules,
-    and measures that look at `state`, `logits` or `probabilities`, need the `model` and a trace with states,
-    `trace(..., states=file)`. `MeeError` without them, and for an adaptive threshold.
+    `max_new_tokens` is the `N` of decaying thresholds, as in `generate`. Trained, pruned and contrasted
+    rules, and measures that look at `state`, `logits` or `probabilities`, need the `model` and a trace with
+    states, `trace(..., states=file)`. `MeeError` without them, and for an adaptive threshold.
     """
     return replay_policy(trace, policy, model).exit_layers(max_new_tokens)
 
@@ -277,7 +277,7 @@ class TracedTokens:
 class TraceState(LayerState):
     """Tokens of a trace at one layer, as a measure sees them (see `mee_utils.exits.measures`): arrays."""
 
-    rows = ()  # no token exits: all of them are at all layers
+    step_rows = ()  # no token exits: all of them are at all layers
 
     def __init__(self, traced: TracedTokens, layer: int, previous: TraceState | None):
         self.traced = traced
@@ -302,7 +302,7 @@ class TraceState(LayerState):
         return self.traced.trace.layers
 
     @property
-    def decisions(self) -> tuple[int, ...]:
+    def decision_layers(self) -> tuple[int, ...]:
         """The layers at which the policy decides."""
         return self.traced.bound.decision_layers
 

@@ -185,7 +185,7 @@ class ScriptedDrafts(DraftDecoder):
 
     def _record_drafts(self, rows, state, exits) -> None:
         super()._record_drafts(rows, state, exits)
-        for index in state.rows[exits]:
+        for index in state.step_rows[exits]:
             row = rows[index]
             row.ready_to_verify |= bool(self.script.ends[row.sequence, row.position - 1])
 

@@ -111,7 +111,7 @@ class Bench:
             return [layer.key_value(layer.norms[0](rows)) for layer in decoder.weights]
 
         def readout(rows):
-            return decoder.readout(decoder.norm(rows)).max(dim=-1)
+            return decoder.logits(decoder.norm(rows)).max(dim=-1)
 
         with torch.inference_mode():
             state = decoder.embed(torch.tensor([2]))
