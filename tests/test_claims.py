@@ -332,6 +332,26 @@ def test_a_statement_on_flops_that_reads_the_clock_is_refused_and_so_is_the_reve
         statement("x", source="s", quote="q.", published="p", judged_by="feeling")
 
 
+@pytest.mark.parametrize(
+    "compare, message",
+    [
+        (lambda r: r.stabel.value("share"), r'results\.stabel, .*"stable"\? Valid: stable, third\.'),
+        (lambda r: r.stable.value("shares"), r'"stable" has no column "shares": did you mean "share"\?'),
+        (lambda r: r.stable.value("share", depth=2), r'no column "depth": .*Valid: layer, model, share\.'),
+        (lambda r: r.stable.has(task="x"), 'no column "task"'),
+        (lambda r: ("1", r.stable.value("share").value > 0), r'"toy" returned \(\'1\', .*True.*: return a'),
+        (lambda r: r.stable.value("share") > 0, '"toy" returned Comparison'),
+        (lambda r: ("none", Estimate(1.0) > 0), 'looks up no column: look up one of share, same_token'),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_new_statement_is_one_line_that_says_what_is_there(compare, message):
+    table = pd.DataFrame({"model": ["calm"], "layer": 2, "share": 0.5, "share_draws": [np.ones(3)]})
+    say = statement("toy", source="here", quote="It is.", published="none", judged_by="predictions")
+    with pytest.raises(MeeError, match=message) as caught:
+        claims.judge_one(say(compare), {"stable": table}, {"third": 4})
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_a_claim_that_joins_two_things_is_two_claims(notebook):
     """One comparison each: with two, a reader cannot see which of them failed."""

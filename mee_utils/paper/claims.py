@@ -6,14 +6,14 @@ Each statement has two p-values on each task: `p_holds` is small where the data 
 """
 
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 
-from ..common.errors import MeeError
+from ..analysis.statistics import Comparison
+from ..common.errors import MeeError, shown
 from ..study.figures import label
-from .statement import QUANTITIES, NoRows, Rows, Statement, Untestable
+from .statement import QUANTITIES, NoRows, Results, Rows, Statement, Untestable
 from .statements import statements_of
 
 HOLDS = "holds"
@@ -66,7 +66,7 @@ def judge_one(each: Statement, tables: Mapping, parameters: Mapping) -> tuple[st
         return f"no {', no '.join(missing)} model", np.nan, np.nan
     rows = {name: Rows(name, table) for name, table in tables.items()}
     try:
-        ours, comparison = each.compare(SimpleNamespace(**rows, **parameters))
+        ours, comparison = _compare(each, Results(rows, parameters))
     except Untestable as reason:
         return str(reason), np.nan, np.nan
     except NoRows as error:
@@ -79,13 +79,31 @@ def judge_one(each: Statement, tables: Mapping, parameters: Mapping) -> tuple[st
     return ours, comparison.p_holds, comparison.p_fails
 
 
+def _compare(each: Statement, results: Results) -> tuple[str, Comparison]:
+    """What the function of a statement returns, checked."""
+    returned = each.compare(results)
+    is_pair = isinstance(returned, tuple) and len(returned) == 2
+    if is_pair and isinstance(returned[1], Comparison):
+        return returned
+    wanted = (
+        "return a text and a comparison of estimates, as in `settled >= 0.75` (not `settled.value >= 0.75`)"
+    )
+    raise MeeError(f'The claim "{each.claim}" returned {shown(returned)}: {wanted}.')
+
+
 def check_quantity(each: Statement, looked_up: set[str]) -> None:
     """An error if a statement looks up no column of the quantity that it is judged by, or time beside it."""
     if not looked_up.intersection(QUANTITIES[each.judged_by]):
-        raise MeeError(f'The claim "{each.claim}" is judged by {each.judged_by}, and looks up {looked_up}.')
+        columns = f"looks up {', '.join(sorted(looked_up)) or 'no column'}"
+        needed = f"look up one of {', '.join(QUANTITIES[each.judged_by])}, or change judged_by"
+        raise MeeError(f'The claim "{each.claim}" is judged by {each.judged_by}, but {columns}: {needed}.')
     times = looked_up.intersection(QUANTITIES["time"])
     if times and each.judged_by != "time":
-        raise MeeError(f'The claim "{each.claim}" looks up {times}, but is judged by {each.judged_by}.')
+        columns = ", ".join(sorted(times))
+        raise MeeError(
+            f'The claim "{each.claim}" is judged by {each.judged_by}, but looks up {columns}, a time: '
+            'leave it out, or make it a statement with judged_by="time".'
+        )
 
 
 def decided(rows: pd.DataFrame, adjust: Callable | None = None) -> np.ndarray:

@@ -1,7 +1,8 @@
 """One statement of a paper, and the tables that it is compared with.
 
 A statement is a function, decorated with what the paper says. It is given the `results` of a notebook on one
-task (tables and parameters by name), looks up estimates, and returns our value in words and a comparison:
+task, looks up estimates, and returns our value in words and a comparison. `results` has the tables and
+parameters that the notebook gives to `claims.judge` in one of its last cells, under the names given there:
 
     @statement(
         "CALM settled after layer 2",
@@ -20,15 +21,15 @@ which it reads at least one column (`QUANTITIES`): what is said of time is judge
 else. A statement that does not hold here is a result, not a refutation at the papers' scale.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..analysis.statistics import Comparison, Estimate, estimates
-from ..common.errors import MeeError, check_choice
+from ..analysis.statistics import Comparison, Estimate, estimates, without_draws
+from ..common.errors import MeeError, check_choice, nearest
 
 QUANTITIES = {  # what a statement may be judged by -> the columns that measure it
     "time": ("speed", "samples_speed", "lowest", "highest"),
@@ -108,6 +109,21 @@ def statement(
     return complete
 
 
+class Results:
+    """What a statement is given: the tables of a notebook on one task, and parameters, as attributes."""
+
+    def __init__(self, tables: "Mapping[str, Rows]", parameters: Mapping[str, float]):
+        vars(self).update(tables)
+        vars(self).update(parameters)
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)  # Python asks objects for such names
+        raise MeeError(
+            f"A statement looks at results.{name}, which is not there: {nearest(name, vars(self))}"
+        )
+
+
 class Rows:
     """The rows of one table of a notebook, for one task (`table` None: it was not measured).
 
@@ -153,6 +169,7 @@ class Rows:
         return len(self._some(values))
 
     def _estimates(self, rows: pd.DataFrame, column: str) -> Estimate:
+        self._check_column(column)
         self.looked_up.add(column)
         return estimates(rows, column)
 
@@ -167,8 +184,15 @@ class Rows:
             raise Untestable("not timed" if self.name in TIMED else "not measured")
         rows = self.table
         for column, wanted in values.items():
+            self._check_column(column)
             rows = _with_value(rows, column, wanted)
         return rows
+
+    def _check_column(self, column: str) -> None:
+        """Refuses a column that the table does not have."""
+        if column not in self.table:
+            columns = without_draws(self.table).columns
+            raise MeeError(f'The table "{self.name}" has no column "{column}": {nearest(column, columns)}')
 
 
 @dataclass(frozen=True)
