@@ -39,6 +39,19 @@ class Settled(Measure):
     def confidence(self, state):
         return (state.similarity > 0.99) * 1.0
 
+class Gap(Measure):
+    """Of logits, which a trace does not keep."""
+
+    range = (0.0, float("inf"))
+    readout = True
+
+    def confidence(self, state):
+        return state.logits.amax(-1) - state.logits.mean(-1)
+
+class Misspelt(Measure):
+    def confidence(self, state):
+        return state.similarty
+
 class Options(Measure):
     def __init__(self, power):
         self.power = power
@@ -101,8 +114,8 @@ def test_a_quick_look_prints_numbers_with_intervals_ranks_and_the_rows_of_the_pa
     assert len(rows) == 4 and all(row.count("not measured") == 5 for row in rows)
 
 
-@pytest.mark.parametrize("name", ["Settled", "cubed"])
-def test_a_rule_without_a_threshold_or_as_an_instance_is_measured_too(name, few, module):
+@pytest.mark.parametrize("name", ["Settled", "cubed", "Gap"])
+def test_a_rule_without_a_threshold_as_an_instance_or_on_logits_is_measured_too(name, few, module):
     text = rule_row.row(f"{module}:{name}", "small", tasks=[TASK], limit=6)
     tried = int(re.search(r"settings tried on validation examples: (\d+)", text)[1])
     assert tried == 1 if name == "Settled" else tried >= 3
@@ -114,6 +127,12 @@ def test_a_class_is_found_by_the_file_of_its_module_too(module, tmp_path, monkey
     monkeypatch.chdir(tmp_path / "elsewhere")
     for path in (f"../{module}.py", str(tmp_path / f"{module}.py")):
         assert rule_row.find_rule(f"{path}:Settled", lambda: None).name == "Settled"
+
+
+def test_a_mistake_in_the_class_shows_before_anything_is_measured(module, monkeypatch):
+    monkeypatch.setattr(rule_row.RowDecoder, "measured", None)
+    with pytest.raises(MeeError, match=r'has no "similarty".*exits/measures.py lists'):
+        rule_row.row(f"{module}:Misspelt", "small", tasks=[TASK], limit=2)
 
 
 def test_a_rank_counts_the_rules_that_are_cheaper_on_the_task():

@@ -231,7 +231,7 @@ def _share_of_change(values: pd.Series) -> pd.Series:
 
 
 def _levels(replayed: PolicyReplay, shares: np.ndarray) -> np.ndarray:
-    """Thresholds at the quantiles `shares` of the confidences, lowest first; at last the highest.
+    """Thresholds at the quantiles `shares` of the confidences, lowest first; at the last nothing exits.
 
     They have four decimals, or more: two digits of what is missing to the next whole number (0.999983). Of a
     model that is this sure, what exits lose is decided between 0.9999 and 1.
@@ -243,5 +243,6 @@ def _levels(replayed: PolicyReplay, shares: np.ndarray) -> np.ndarray:
         round(level, digits) for level, digits in zip(quantiles.tolist(), decimals.tolist(), strict=True)
     ]
     low, high = replayed.bound.measure.range
-    highest = min(high, replayed.trace.layers)
-    return np.unique(np.clip([*rounded, highest], low, highest))
+    if high == np.inf:  # of rules that count layers L is the highest; other confidences may be larger
+        high = max(replayed.trace.layers, replayed.confidences.max())
+    return np.unique(np.clip([*rounded, high], low, high))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from .. import generate, trace
 from ..analysis.statistics import estimates
 from ..common.errors import MeeError, check_choice, check_whole, one_line, shown
 from ..exits.classifiers import load_classifier
@@ -31,6 +32,7 @@ from ..study.measure import RuleDecoder
 from ..study.profiles import Profile, load_profile
 from ..study.result_tables import KEYS, Measured, read_table, settings_of
 from ..study.results import processor
+from ..traces.replay import replay_policy
 from .reference_tables import quality_cells
 from .stored_tables import DATA, PROFILES, plain_markdown
 
@@ -65,6 +67,14 @@ class RowDecoder(RuleDecoder):
     def policy(self, rule: str, threshold: float) -> ExitPolicy:
         """The rule at a threshold."""
         return policy_of(self.rule, threshold, self.profile)
+
+    def rehearse(self) -> None:
+        """Replays and decodes one example: a mistake in the reader's class shows before hours of work."""
+        inputs = self.tasks["validation"].inputs[:1]
+        policy = self.policy(ROW, self.rule.measure.default_threshold)
+        traced = trace(self.model, inputs, max_new_tokens=2, states=self.experiment.scratch("rehearsal.npy"))
+        replay_policy(traced, policy, self.model)
+        generate(self.model, inputs, policy, max_new_tokens=2)
 
     def table(self) -> pd.DataFrame:
         """All settings that were decoded, at full depth too."""
@@ -106,8 +116,10 @@ def row(
         pruning=pruning,
         thresholded=measure.has_threshold,
     )
-    policy_of(rule, measure.default_threshold, loaded)  # an error before hours of decoding
+    policy_of(rule, measure.default_threshold, loaded)  # an error before models are loaded
     decoders = {task: RowDecoder(experiment, task, rule, limit) for task in chosen}
+    for decoder in decoders.values():
+        decoder.rehearse()
     measured = measured_of({task: decoder.table() for task, decoder in decoders.items()}, loaded)
     return report(measured, rule.label, loaded, limit)
 
