@@ -1,6 +1,7 @@
 """Statements on monotonicity, compared with what 01 measures.
 
-Tables: `stable` (figure 1), `confidence` (figure 2) and `monotonic` (token by token). Parameters:
+Tables, with the files that show their columns: `stable` (`figure_1_settled.csv`), `confidence`
+(`figure_2_confidence.csv`) and `monotonic` (token by token, `strictly_monotonic.csv`). Parameters:
 `exit_layer`, the layer at which the model FREE was trained to exit, and `third`, a third of the depth.
 """
 
