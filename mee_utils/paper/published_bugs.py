@@ -87,8 +87,8 @@ class RisingLogit(RisingTop1):
 
 
 class _PositionLogits(ReadoutLogits):
-    def tokens(self, contrast: bool):  # the position in the list; the id only where all ids are scored
-        return (self.scores if contrast else self.logits).argmax(dim=-1)
+    def tokens(self, from_scores: bool):  # the position in the list; the id only where all ids are scored
+        return (self.scores if from_scores else self.logits).argmax(dim=-1)
 
 
 class PositionReadout(Readout):
