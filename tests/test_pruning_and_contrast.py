@@ -239,9 +239,9 @@ def test_policies_replayed_together_are_as_each_alone_and_share_the_logits(eight
     }
     alone = {name: replay_policy(traced, policy, eight) for name, policy in policies.items()}
     decoder = decoder_of(eight.network)
-    readout = decoder.readout
+    compute_logits = decoder.logits
     rows = []
-    monkeypatch.setattr(decoder, "readout", lambda states: rows.append(len(states)) or readout(states))
+    monkeypatch.setattr(decoder, "logits", lambda states: rows.append(len(states)) or compute_logits(states))
     together = replay_policies(traced, policies, eight)
     assert list(together) == list(policies)
     for name, replayed in together.items():
