@@ -210,6 +210,7 @@ if synthetic:
     experiment.save_figure(
         chapter.difficulty_figure(by_difficulty, note), "depth_by_difficulty", by_difficulty
     )
+    conclude(chapter.difficulty_conclusion(by_difficulty))
 else:
     conclude("True difficulty is known for synthetic data only.")
 

@@ -300,8 +300,9 @@ def difficulty_conclusion(by_difficulty: pd.DataFrame) -> str:
     means = rows.groupby(["depth", "difficulty"]).mean_layer.mean().groupby("depth").agg(["min", "max"])
     apart = means["max"] - means["min"]
     return (
-        f"In CALM the kinds of tokens are {apart['settled_from']:.1f} layers apart by when their prediction "
-        f"is final, and {apart['first_similar']:.1f} by when their state is similar."
+        "Between the kinds of tokens, the mean layer of CALM's final prediction differs by up to "
+        f"{apart['settled_from']:.1f} layers, and that of its first similar state by up to "
+        f"{apart['first_similar']:.1f}."
     )
 
 
