@@ -286,7 +286,7 @@ else:
     experiment.save_table(by_source, "learned_from")
     display(of_predictions.areas_by_source(by_source).round(3))
     display(of_predictions.areas_by_features(by_source).round(3))
-    conclude(of_predictions.sources_conclusion(by_source))
+    conclude(of_predictions.sources_conclusion(by_source), of_predictions.features_conclusion(by_source))
 
 # %% [markdown]
 # ## Ablations

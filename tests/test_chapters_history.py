@@ -50,10 +50,15 @@ def test_what_classifiers_learn_from():
     assert len(by_source) == 7 and by_source.translation.max() == pytest.approx(0.93)
     assert history.areas_by_features(table).translation.round(3).to_dict() == {ALL: 0.93, "only margin": 0.91}
     said = history.sources_conclusion(table)
-    assert f"by +0.020 from {OUTPUTS} and +0.030 from {UNSEEN}" in said
-    assert said.startswith(f"Learning from other examples than {REFERENCES}")
+    outputs = f"by +0.020 with {history.LEARNED[OUTPUTS]}"
+    assert f"{outputs} and by +0.030 with {history.LEARNED[UNSEEN]}." in said
     without_unseen = table[table.learned_from != UNSEEN]
-    assert f"by +0.020 from {OUTPUTS}." in history.sources_conclusion(without_unseen)
+    assert history.sources_conclusion(without_unseen).endswith(f"{outputs}.")
+    assert history.features_conclusion(table) == "", "no group of features was left out"
+    left_out = table[table.features == "only margin"].assign(features="without margin", roc_area=0.8)
+    of_features = history.features_conclusion(pd.concat([table, left_out]))
+    assert "margin is worth most alone: a mean area of 0.910, where all together have 0.930" in of_features
+    assert of_features.endswith("at least 0.800.")
     alone = table[table.features == "only margin"].assign(learned_from=OUTPUTS)
     by_features = history.areas_by_features(pd.concat([without_unseen, alone]))
     assert by_features.translation.round(3).to_dict() == {ALL: 0.92, "only margin": 0.91}

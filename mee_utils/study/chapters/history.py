@@ -13,6 +13,11 @@ from ..learned_from import ALL, HISTORY, OUTPUTS, REFERENCES, UNSEEN
 from ..prose import listed, on_tasks, span, task_span
 from .classifiers import LEAST_CHANGE, MARGIN, on_calm
 
+LEARNED = {  # examples that classifiers learn from, in words
+    OUTPUTS: "the model's own outputs for them",
+    UNSEEN: "its outputs for unseen examples",
+}
+
 
 def beside_margin_and_oracle(
     overall: pd.DataFrame, at_share: pd.DataFrame, oracle: Mapping[str, float]
@@ -105,9 +110,26 @@ def sources_conclusion(by_source: pd.DataFrame) -> str:
     """By how much the kind of examples changes the area, over rules and tasks."""
     rows = by_source[by_source.features.isin([ALL, "states"])]
     areas = rows.pivot(index=["rule", "task"], columns="learned_from", values="roc_area")
-    kinds = [kind for kind in (OUTPUTS, UNSEEN) if kind in areas]
-    texts = [f"{span(areas[kind] - areas[REFERENCES], '{:+z.3f}')} from {kind}" for kind in kinds]
+    texts = [
+        f"by {span(areas[kind] - areas[REFERENCES], '{:+z.3f}')} with {name}"
+        for kind, name in LEARNED.items()
+        if kind in areas
+    ]
     return (
-        f"Learning from other examples than {REFERENCES} changes the area, over rules and tasks, by "
+        "Beside learning along the references of training examples, the area changes, over rules and tasks, "
         f"{listed(texts)}."
+    )
+
+
+def features_conclusion(by_source: pd.DataFrame) -> str:
+    """What the best group of features is worth alone, and which is missed most."""
+    means = areas_by_features(by_source).mean(axis=1)
+    alone = means[means.index.str.startswith("only ")]
+    left_out = means[means.index.str.startswith("without ")]
+    if alone.empty or left_out.empty:
+        return ""
+    return (
+        f"Of the groups of features, {alone.idxmax().removeprefix('only ')} is worth most alone: a mean area "
+        f"of {alone.max():.3f}, where all together have {means[ALL]:.3f}. Without any one group it is at "
+        f"least {left_out.min():.3f}."
     )
