@@ -3,8 +3,9 @@
 Corpora of synthetic text in the hub's layout, and checkpoints of random weights at the true shape or a small
 one, are served on loopback. A copy of the package fetches them with the real clients, registers or trains
 the models and runs every notebook on a few examples, each in its own process. Reported are processor time,
-the most memory, and operations, as PyTorch counts them. What the whole run takes is an estimate: counted
-operations, times the ratio of the work of all examples and tokens to that of these few.
+the most memory, and counted operations. What the whole run takes is an estimate, for the true shape: counted
+operations, times the ratio of the work of all examples and tokens there to that of these few. The work of an
+example is our own count (`models/costs.py`, and the encoder); PyTorch's of an example is the same.
 
 Random weights say nothing about quality, and write outputs of full length, as few trained models do.
 """
@@ -12,20 +13,22 @@ Random weights say nothing about quality, and write outputs of full length, as f
 import argparse
 import itertools
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import papers
 from hub import serving
 
-from mee_utils.models.costs import DecoderSizes
+from mee_utils.models.costs import DecoderSizes, generation_flops
 from mee_utils.study.profiles import Checkpoint, load_profile
 from mee_utils.tasks.synthetic.generator import examples
 
@@ -48,6 +51,7 @@ ROWS = {"train": 40, "validation": 16, "test": 16}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 GIGA = 1e9
 TERA = 1e12
+SUSTAINED = 10 * TERA  # FLOPs a second, an assumption: decoding keeps a GPU far below its peak
 
 
 def t5_tokenizer(folder=T5_TOKENIZER):
@@ -208,14 +212,30 @@ def measured_step(clone, environment, name, command):
         )
 
 
+def counting():
+    """PyTorch's counter, with what it leaves out on a CPU: packed weights, and attention in one operation."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+    def packed(rows, *_, out_shape, **__):
+        return 2 * math.prod(out_shape) * rows[-1]
+
+    def attention(query, keys, values, *_, **__):
+        return sdpa_flop_count(query, keys, values)
+
+    formulas = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
+    if torch.backends.mkldnn.is_available():
+        formulas[torch.ops.mkldnn._linear_pointwise] = packed
+    return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
 def run_step(arguments):
     """In the process of a step: a command of the package, or a notebook without a kernel."""
     import in_process
-    from torch.utils.flop_counter import FlopCounterMode
 
     from mee_utils.__main__ import main
 
-    with FlopCounterMode(display=False) as counter:
+    with counting() as counter:
         if arguments[0] == "notebook":
             status = in_process.run_all(arguments[1], "", arguments[2:])
         else:
@@ -240,17 +260,24 @@ def rehearse(profile, shape, folder, examples=5, tokens=8, source_tokens=64, not
             yield measured_step(clone, environment, name, ["notebook", profile, name])
 
 
-def example_flops(sizes, source_tokens, tokens):
-    """Operations of one example at full depth: its input read, its output written."""
-    of_token = sizes.layers * sizes.projections + sizes.readout
-    encoder = DecoderSizes(**{**vars(sizes), "cross_attention": False})
-    of_source = sizes.layers * (encoder.projections + sizes.key_value)
-    return source_tokens * of_source + tokens * of_token
+def example_flops(sizes, encoder_layers, source_tokens, tokens):
+    """FLOPs of one example at full depth: its input read, its output written. LongT5's encoder does less."""
+    encoder = replace(sizes, cross_attention=False)  # its layers have no projections to a source
+    attention = 4 * sizes.inner * source_tokens  # of a token, in one layer
+    reading = encoder_layers * source_tokens * (encoder.projections + attention)
+    exits = np.full(tokens, sizes.layers)
+    rows = np.full(tokens, sizes.vocabulary)
+    return reading + sum(generation_flops(sizes, exits, source_tokens, rows).values())
+
+
+def shape_of(shape, long):
+    """LongT5's or T5-large's true shape, or the small one, as in a configuration."""
+    return SMALL if shape == "small" else TRUE["longt5" if long else "t5"]
 
 
 def decoder_sizes(shape, long):
     """The sizes of a decoder, of LongT5's or T5-large's true shape or the small one."""
-    sizes = SMALL if shape == "small" else TRUE["longt5" if long else "t5"]
+    sizes = shape_of(shape, long)
     return DecoderSizes(
         d_model=sizes["d_model"],
         inner=sizes["num_heads"] * sizes["d_kv"],
@@ -261,41 +288,109 @@ def decoder_sizes(shape, long):
     )
 
 
-def growth(profile, name, sizes, examples, tokens, source_tokens):
-    """How many times the work of a rehearsed step the whole run has: of more and longer examples."""
+def is_long(profile):
+    """Whether a profile's models are LongT5s."""
+    return "long-t5" in profile.training.base.checkpoint
+
+
+def work_of_example(profile, shape, source_tokens, tokens):
+    """`example_flops` of a profile's model, in its true shape or the small one."""
+    long = is_long(profile)
+    encoder_layers = shape_of(shape, long)["num_layers"]
+    return example_flops(decoder_sizes(shape, long), encoder_layers, source_tokens, tokens)
+
+
+def growth(profile, name, shape, examples, tokens, source_tokens):
+    """How many times the work of a rehearsed step the whole run has, which is of the true shape: of more and
+    longer examples.
+    """
     training = profile.training
     given = profile.notebooks.get(name, {})
     held_out = max(corpus.held_out or 0 for corpus in profile.corpora.values())
     number = given.get("limit", held_out)
     longest = given.get("max_new_tokens", training.max_target)
-    whole = number * example_flops(sizes, training.max_source, longest)
-    return whole / (examples * example_flops(sizes, source_tokens, tokens))
+    whole = number * work_of_example(profile, "true", training.max_source, longest)
+    return whole / (examples * work_of_example(profile, shape, source_tokens, tokens))
 
 
 def report(profile, shape, steps, examples, tokens, source_tokens):
     """The measured steps as a table in markdown, with the estimate for the whole run in its last column."""
-    decoder = decoder_sizes(shape, long="long-t5" in profile.training.base.checkpoint)
     rows = [
         "| step | processor s | peak memory GB | counted TFLOP | whole run, estimated PFLOP |",
         "|---|---|---|---|---|",
     ]
     total = 0.0
     for step in steps:
-        whole = step.flops * growth(profile, step.name, decoder, examples, tokens, source_tokens)
+        whole = step.flops * growth(profile, step.name, shape, examples, tokens, source_tokens)
         total += whole
         failed = "" if step.status == 0 else " (failed)"
         rows.append(
             f"| {step.name}{failed} | {step.processor:.0f} | {step.memory / GIGA:.1f} "
             f"| {step.flops / TERA:.2f} | {whole / TERA / 1000:.2f} |"
         )
-    hours = total / (10 * TERA) / 3600
+    hours = total / SUSTAINED / 3600
     rows += [
         "",
         f"{profile.name} at the {shape} shape, random weights in {profile.dtype}: {examples} examples, "
         f"{source_tokens} source and {tokens} output tokens.",
-        f"Estimate of the whole run: {total / TERA / 1000:.0f} PFLOP, {hours:.1f} hours on a device of "
-        "10 TFLOP a second (an assumption). Inputs and outputs are taken to be as long as they may be.",
+        f"Estimate of the whole run at the true shape: {total / TERA / 1000:.0f} PFLOP. At an assumed "
+        f"{SUSTAINED / TERA:.0f} TFLOP a second that takes {hours:.1f} hours. Inputs and outputs are taken "
+        "to be as long as they may be.",
     ]
+    return "\n".join(rows)
+
+
+def parameters(profile):
+    """How many numbers the weights of a profile's model are: matrices, without norms and relative biases."""
+    long = is_long(profile)
+    sizes = decoder_sizes("true", long)
+    encoder = replace(sizes, cross_attention=False)
+    flops = shape_of("true", long)["num_layers"] * encoder.projections
+    flops += sizes.layers * (sizes.projections + sizes.key_value)  # keys and values of the source too
+    embeddings = 2 if long else 1  # LongT5's LM head is a matrix of its own
+    return flops // 2 + embeddings * sizes.vocabulary * sizes.d_model  # a number is one multiply-add a token
+
+
+def state_bytes(profile):
+    """What states of traces take on disk, at most: of every model and task, for each length traced."""
+    sizes = decoder_sizes("true", is_long(profile))
+    least = profile.results.examples
+    traced = {(least, profile.results.max_new_tokens)}
+    for name in profile.run_notebooks:
+        given = profile.notebooks.get(name, {})
+        if "max_new_tokens" in given:
+            traced.add((max(given["limit"], least), given["max_new_tokens"]))
+    tokens = sum(examples * longest for examples, longest in traced)
+    models = len(profile.training.models)
+    return models * len(profile.corpora) * tokens * sizes.layers * sizes.d_model * 4
+
+
+def one_pass_flops(profile):
+    """FLOPs of one decoding at full depth, by each model, of the examples of each notebook."""
+    longest = profile.results.max_new_tokens
+    work = work_of_example(profile, "true", profile.training.max_source, longest)
+    examples = sum(profile.notebooks[name]["limit"] for name in profile.run_notebooks)
+    return len(profile.training.models) * len(profile.corpora) * examples * work
+
+
+def needs(names):
+    """What profiles of ready checkpoints take, as a table in markdown: estimates, none of them measured."""
+    rows = [
+        "| profile | checkpoints | weights in memory | weights on disk | states on disk, at most "
+        "| one pass | minutes of it |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        profile = load_profile(name)
+        training = profile.training
+        ids = {each.checkpoint for model in training.models for each in training.checkpoints(model).values()}
+        numbers = len(ids) * parameters(profile)
+        one_pass = one_pass_flops(profile)
+        rows.append(
+            f"| `{name}` | {len(ids)} | {2 * numbers / GIGA:.1f} GB | {4 * numbers / GIGA:.1f} GB "
+            f"| {state_bytes(profile) / GIGA:.0f} GB | {one_pass / TERA / 1000:.1f} PFLOP "
+            f"| {one_pass / SUSTAINED / 60:.0f} |"
+        )
     return "\n".join(rows)
 
 

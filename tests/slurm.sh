@@ -5,7 +5,10 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 targets=("${@:-notebook_08_results}")
-command -v slurmctld munged > /dev/null || { apt-get update -q && apt-get install -qy slurm-wlm munge; }
+if ! command -v slurmctld > /dev/null || ! command -v munged > /dev/null; then
+  apt-get update -q
+  apt-get install -qy slurm-wlm munge
+fi
 
 mkdir -p /run/munge /var/spool/slurmctld /var/spool/slurmd /etc/slurm
 chown munge: /run/munge
@@ -27,15 +30,22 @@ NodeName=$(hostname -s) CPUs=$(nproc) RealMemory=$(free -m | awk '/Mem:/ {print 
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 END
 pkill -x slurmd || true; pkill -x slurmctld || true; pgrep -x munged > /dev/null || runuser -u munge -- munged
-slurmctld && slurmd && sleep 3 && sinfo
+slurmctld
+slurmd
+sleep 3
+sinfo
 
 copy=$(mktemp -d)/companion
-git -C "$here" worktree list > /dev/null && git clone -q "$here" "$copy" && cd "$copy"
+git clone -q "$here" "$copy"  # an error here ends the script: what follows belongs in the copy
+cd "$copy"
 make -s setup
 .venv/bin/pip install -q 'snakemake-executor-plugin-slurm'
 mkdir -p build
 .venv/bin/snakemake --snakefile notebooks/Snakefile --directory build --executor slurm --jobs "$(nproc)" \
   --slurm-status-command squeue --default-resources slurm_partition=main runtime=120 mem_mb=4000 cpus_per_task=1 \
   --config profile=small --forcerun "${targets[@]}" -- "${targets[@]}"
-git status --short -- figures notebooks | grep -v manifest.json && { echo "the jobs made other bytes"; exit 1; }
+if git status --short -- figures notebooks | grep -v manifest.json; then
+  echo "the jobs made other bytes"
+  exit 1
+fi
 echo "the same bytes as stored: ${targets[*]}"

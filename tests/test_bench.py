@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from benchmarks import decoder, peers, rules, shapes, tables, workloads
-from benchmarks.__main__ import main, timed
+from benchmarks.__main__ import main, parts_of, timed
 from benchmarks.clock import take_turns
 from transformers import T5Config
 
@@ -243,6 +243,47 @@ def test_what_belongs_to_no_profile_is_timed_with_small(profile, monkeypatch):
     assert list(timed(SimpleNamespace(**options)))
     expected = [*decoder.PARTS, *shapes.PARTS] if profile == "small" else [*shapes.PARTS]
     assert done == expected * len(workloads.WORKLOADS) + [*rules.PARTS]
+
+
+def test_of_ready_models_is_timed_what_needs_no_rules_and_a_line_says_what_is_not(capsys):
+    assert parts_of("paper_published") == ["reductions", "lossless"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert 'has no model "calm"' in line and line.endswith("drafts, rivals.") and "lossy shapes" in line
+    assert "published" in parts_of("paper") and not capsys.readouterr().out
+
+
+class CheckpointsByTask:
+    """What `rules` reads of an experiment whose models are one checkpoint a task."""
+
+    profile = SimpleNamespace(
+        name="published", results=SimpleNamespace(examples=2, max_new_tokens=4, batch_size=2)
+    )
+    model_names = backbones = ("base", "vanilla")
+
+    def __init__(self, tasks):
+        self.by_name = tasks
+
+    def tasks(self, limit):
+        return self.by_name
+
+    def model(self, name, task):
+        return SimpleNamespace(name=name, task=task, network=SimpleNamespace(float=lambda: None))
+
+
+@pytest.mark.parametrize("part", rules.OF_ANY_MODELS)
+def test_a_task_is_timed_with_its_own_checkpoint(part, monkeypatch):
+    """Before, all models were loaded at once, which is refused where a model has one checkpoint a task."""
+    settings = {"threshold": 0.9, "min_layer": 1, "limit": 2, "max_new_tokens": 4, "batch_size": 2}
+    complete = pd.DataFrame({"model": ["base", "vanilla"], "reduction": ["unpruned"] * 2})
+    monkeypatch.setattr(rules, "read_table", lambda *_: complete)
+    monkeypatch.setattr(rules, "read_manifest", lambda *_: {"parameters": settings})
+    monkeypatch.setattr(rules, "plan_drafts", lambda *_, **__: DraftPlan(None, 1.0, 1.0, 0))
+    monkeypatch.setattr(rules, "describe_plan", lambda plan: {"expected": plan.expected})
+    tasks = {name: SimpleNamespace(name=name, inputs=["a"]) for name in ("translation", "summarization")}
+    timed_settings = list(rules.PARTS[part](CheckpointsByTask(tasks)))
+    assert all(setting.model.task == setting.task.name for setting in timed_settings)
+    pairs = {(setting.model.name, setting.task.name) for setting in timed_settings}
+    assert len(pairs) == 4 and len(timed_settings) == 4 * (len(rules.BATCHES) if part == "lossless" else 1)
 
 
 def test_contenders_take_turns_and_a_first_round_warms_up():

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import papers
 import pytest
@@ -14,6 +15,7 @@ from mee_utils.study.profiles import load_profile
 
 pytestmark = pytest.mark.xdist_group("rehearsal")
 NAME = "paper_published"
+PROFILES = papers.ROOT / "notebooks" / "profiles"
 TASKS = ("question_answering", "translation")  # two tell whether each has its own checkpoint
 LENGTHS = {"examples": 5, "tokens": 8, "source_tokens": 32}
 
@@ -122,15 +124,73 @@ def test_a_task_is_decoded_by_its_own_checkpoint(registered, executed):
 
 def test_the_estimate_grows_with_examples_and_lengths():
     profile = load_profile(NAME)
-    sizes = rehearsal.decoder_sizes("true", long=False)
-    assert sizes.layers == 24
+    assert rehearsal.decoder_sizes("true", long=False).layers == 24
     whole = {"examples": 300, "tokens": 128, "source_tokens": 512}
-    assert rehearsal.growth(profile, "01_monotonicity", sizes, **whole) == pytest.approx(1)
+    assert rehearsal.growth(profile, "01_monotonicity", "true", **whole) == pytest.approx(1)
     few = whole | {"examples": 30}
-    assert rehearsal.growth(profile, "01_monotonicity", sizes, **few) == pytest.approx(10)
+    assert rehearsal.growth(profile, "01_monotonicity", "true", **few) == pytest.approx(10)
     step = rehearsal.Step("01_monotonicity", 0, 10.0, 20.0, 3 * 10**9, 5e12, "")
     page = rehearsal.report(profile, "true", [step], **few)
     assert "| 01_monotonicity | 20 | 3.0 | 5.00 | 0.05 |" in page and "Estimate of the whole run" in page
+    small = rehearsal.growth(profile, "01_monotonicity", "small", **whole)
+    works = [rehearsal.work_of_example(profile, shape, 512, 128) for shape in ("true", "small")]
+    assert small == pytest.approx(works[0] / works[1]), "the whole run has the true shape"
+
+
+def random_t5(**sizes):
+    """A T5 of random weights that ends no output, and the tokenizer of the shipped ones."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    network = T5ForConditionalGeneration(T5Config(**sizes, vocab_size=8000, decoder_start_token_id=0)).eval()
+    network.config.eos_token_id = network.generation_config.eos_token_id = None
+    return network
+
+
+@pytest.mark.parametrize("d_model", [32, 128])
+def test_counted_operations_are_those_of_our_own_formula(d_model):
+    """In the wide model large weights are packed for the CPU: PyTorch alone counts nothing of these, and of
+    attention nothing in either. An estimate of hours stood on that.
+    """
+    import torch
+
+    from mee_utils.decoding.generation import bind_policy, decode_batch
+    from mee_utils.decoding.layerwise import LayerwiseDecoder
+    from mee_utils.models.costs import DecoderSizes
+
+    heads = {
+        "d_kv": d_model // 4,
+        "num_heads": 4,
+        "d_ff": 2 * d_model,
+        "num_layers": 2,
+        "num_decoder_layers": 6,
+    }
+    network = random_t5(d_model=d_model, **heads)
+    decoder = LayerwiseDecoder(network)
+    assert decoder.head.packed == (8000 * d_model >= 200_000 and torch.backends.mkldnn.is_available())
+    ids = torch.randint(3, 8000, (1, 24))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    bound = bind_policy(None, decoder)
+    with rehearsal.counting() as counter:
+        (row,) = decode_batch(decoder, inputs, bound, 16, np.arange(1))
+    assert len(row.token_ids) == 16
+    expected = rehearsal.example_flops(DecoderSizes.of(network.config), 2, 24, 16)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)
+
+
+def test_the_true_shapes_have_the_parameters_of_the_published_models():
+    """T5-large has 737,668,096 with norms and relative biases, LongT5 base 248 million."""
+    of_norms_and_biases = (2 * 24 + 3 * 24 + 2) * 1024 + 2 * 32 * 16
+    assert rehearsal.parameters(load_profile(NAME)) == 737_668_096 - of_norms_and_biases
+    assert 247e6 < rehearsal.parameters(load_profile("paper_published_multi_news")) < 249e6
+
+
+def test_the_page_on_profiles_states_what_the_sizes_give():
+    names = sorted(path.stem for path in PROFILES.glob("paper_published*.yaml"))
+    table = rehearsal.needs(names)
+    assert table in (PROFILES / "README.md").read_text(encoding="utf-8"), f"put this there:\n{table}"
+    assert all(f"`{name}`" in table for name in names)
 
 
 def test_a_profile_without_the_hub_has_nothing_to_rehearse(capsys):

@@ -13,6 +13,8 @@ import pandas as pd
 from mee_utils.__main__ import Parser, profile_options
 from mee_utils.__main__ import main as command
 from mee_utils.common.errors import check_choice
+from mee_utils.study.catalogue import MAIN_MODEL
+from mee_utils.study.profiles import load_profile
 
 from . import decoder, rules, shapes, tables
 from .workloads import WORKLOADS
@@ -33,10 +35,21 @@ def bench(options) -> None:
         print(f"table: {tables.save(table, name, keys)}")
 
 
+def parts_of(profile: str) -> list[str]:
+    """What is timed of a profile if no part is named; without a main model, what any models can be timed at.
+
+    A line says which parts are left out.
+    """
+    if MAIN_MODEL not in load_profile(profile).training.backbones:
+        left_out = [name for name in (*shapes.PARTS, *rules.PARTS) if name not in rules.OF_ANY_MODELS]
+        print(f'Profile {profile} has no model "{MAIN_MODEL}": left out are {", ".join(left_out)}.')
+        return list(rules.OF_ANY_MODELS)
+    return [name for name in PARTS if profile == "small" or name not in decoder.PARTS]
+
+
 def timed(options) -> Iterator[Timed]:
     """Times what the options name, size by size, so that a model is made once."""
-    of_profile = [name for name in PARTS if options.profile == "small" or name not in decoder.PARTS]
-    parts = options.part or of_profile
+    parts = options.part or parts_of(options.profile)
     for shape in options.shape or WORKLOADS:
         for part in [name for name in parts if name not in rules.PARTS]:
             print(f"{shape}: {part}", flush=True)

@@ -6,7 +6,7 @@ Decoding is timed as users run it: in single precision, alone and in batches.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import compress
+from itertools import compress, product
 from typing import NamedTuple
 
 import numpy as np
@@ -98,9 +98,10 @@ def reductions(experiment: Experiment) -> Iterator[Setting]:
     labels = pd.DataFrame({"reduction": forms})
     batches = (1, settings["batch_size"])
     names = [name for name in experiment.model_names if name in set(wanted.model)]
-    for model in experiment.models(names).values():
-        for task in experiment.tasks(settings["limit"]).values():
-            yield Setting(model, task, labels, policies, settings["max_new_tokens"], batches)
+    tasks = experiment.tasks(settings["limit"])
+    for name, task in product(names, tasks.values()):
+        model = experiment.model(name, task.name)
+        yield Setting(model, task, labels, policies, settings["max_new_tokens"], batches)
 
 
 def kept(experiment: Experiment) -> Iterator[Setting]:
@@ -158,15 +159,13 @@ def published(experiment: Experiment) -> Iterator[Setting]:
 def lossless(experiment: Experiment) -> Iterator[Setting]:
     """Drafts planned for each model, task and batch (`decoding.planning`); full depth where they lose."""
     settings = experiment.profile.results
-    for model in experiment.models(experiment.backbones).values():
+    tasks = experiment.tasks(settings.examples)
+    for name, task, batch in product(experiment.backbones, tasks.values(), BATCHES):
+        model = experiment.model(name, task.name)
         model.network.float()
-        for task in experiment.tasks(settings.examples).values():
-            for batch in BATCHES:
-                plan = plan_drafts(
-                    model, task.inputs, max_new_tokens=settings.max_new_tokens, batch_size=batch
-                )
-                labels = pd.DataFrame([describe_plan(plan)])
-                yield Setting(model, task, labels, [plan.policy], settings.max_new_tokens, (batch,))
+        plan = plan_drafts(model, task.inputs, max_new_tokens=settings.max_new_tokens, batch_size=batch)
+        labels = pd.DataFrame([describe_plan(plan)])
+        yield Setting(model, task, labels, [plan.policy], settings.max_new_tokens, (batch,))
 
 
 def describe_plan(plan: DraftPlan) -> dict:
@@ -256,6 +255,7 @@ PARTS: dict[str, Callable[[Experiment], Iterator[Setting]]] = {
     "drafts": drafts,
     "rivals": rivals,
 }
+OF_ANY_MODELS = ("reductions", "lossless")  # the others time rules on the main model, or rivals trained here
 
 
 def run(
