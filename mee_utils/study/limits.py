@@ -38,6 +38,7 @@ AXES = {  # column that is drawn -> the name of its axis
 }
 BANDS = {"retained": ("low", "high"), "consistency_loss": ("consistency_low", "consistency_high")}
 LIMITS = {"retained": (0.5, 1.45), "consistency_loss": (-0.02, 0.5)}  # of the axes; the rest is cut off
+LEAST_GAP = 0.005  # of the score, between the oracle and a rule
 NAMED_ABOVE = 0.95  # of the score: what keeps more is named above the curves
 FLOPS_DRAWN = (0.35, 1.25)
 NOT_A_RULE = tuple(name for name, rule in RULES.items() if rule.family == "reference")
@@ -176,12 +177,15 @@ def limits_conclusion(limits: pd.DataFrame, losses: pd.DataFrame, threshold: flo
         if len(rules)
         else "no rule spends as little"
     )
+    worse = rules.reindex(by_task.index).fillna(0) < by_task.oracle - LEAST_GAP
     at = losses[losses.threshold == threshold].set_index("task")
     return (
-        f"Copied states cost perfect decisions more than 1% of the score {bound}: the oracle keeps "
-        f"{task_span(by_task.oracle, '.1%')}, and {beside}. At a threshold of {threshold:g}, wrong decisions "
-        f"of the margin change {task_span(at.loss_by_decisions, '.1%')} of the output (mean consistency "
-        f"loss), and copied states another {task_span(at.loss_by_states, '.1%')}."
+        f"Decisions limit exits {on_tasks(by_task.index[worse], tasks)}, where rules keep less than the "
+        f"oracle for the same FLOPs; copied states limit them {bound}, where even the oracle loses more than "
+        f"1% of the score. The oracle keeps {task_span(by_task.oracle, '.1%')}, and {beside}. At a threshold "
+        f"of {threshold:g}, wrong decisions of the margin change {task_span(at.loss_by_decisions, '.1%')} of "
+        "the output (mean consistency loss), and copied states another "
+        f"{task_span(at.loss_by_states, '.1%')}."
     )
 
 
@@ -210,6 +214,7 @@ def limits_figure(curves: pd.DataFrame, tasks: list[str], headline: str, note: s
         _draw,
         values=tasks,
         quantities=AXES,
+        ranges={quantity: _drawn_range(curves, quantity) for quantity in AXES},
         sharey="row",
         xlabel="FLOPs (1 = full depth)",
         width=4.2,
@@ -219,7 +224,17 @@ def limits_figure(curves: pd.DataFrame, tasks: list[str], headline: str, note: s
     )
 
 
-def _draw(axis, rows, y: str) -> None:
+def _drawn_range(curves: pd.DataFrame, y: str) -> tuple[float, float]:
+    """What the axis of a quantity spans: what is drawn of it, with room for names, within `LIMITS`."""
+    low, high = LIMITS[y]
+    drawn = curves[curves.flops_share.between(*FLOPS_DRAWN) & (curves.series != MARGINS)]
+    if y != "retained":
+        return low, min(high, drawn[y].max() + 0.1)
+    least = max(low, drawn[y].min() - 0.05)
+    return least, 1 + (high - 1) * (1 - least) / (1 - low)
+
+
+def _draw(axis, rows, y: str, ranges: Mapping[str, tuple[float, float]]) -> None:
     """One panel: the margin's front and fixed layers as curves, full depth and the oracle as points."""
     margins = rows[rows.series == MARGINS]
     quality = margins[y] if y == "retained" else -margins[y]
@@ -234,7 +249,7 @@ def _draw(axis, rows, y: str) -> None:
     styles = {series: figures.Style("_", "#d55e00", "*") for series in (COPIED, EXACT, VERIFIED)}
     styles["full_depth"] = figures.Style("_", "black", "+")
     figures.dots(axis, points, "flops_share", y, "series", yband=BANDS[y], styles=styles, markersize=9)
-    axis.set_ylim(*LIMITS[y])
+    axis.set_ylim(*ranges[y])
     axis.set_xlim(*FLOPS_DRAWN)
     if y == "retained":  # the points below stand at the same FLOPs
         _name_points(axis, points)
