@@ -189,18 +189,18 @@ def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: fl
     if len(equal_cost):
         best = equal_cost[["exits_kept", "fixed_kept"]].max(axis=1)
         yield (
-            f"For the same FLOPs or fewer, shallow decoders keep {span(equal_cost.kept, '{:.0%}')} of "
-            f"vanilla's score and exits {_kept_by(best)}."
+            f"Shallow decoders keep {span(equal_cost.kept, '{:.0%}')} of vanilla's score; for no more FLOPs, "
+            f"exits keep {_kept_by(best)}."
         )
     cheapest = at_equal_score(table, quality)
     saving = cheapest[cheapest.relative_flops < 1]
     kinds = [
-        f"{kind} {span(rows.relative_flops, '{:.0%}')} {on_tasks(rows.task, tasks)}"
+        f"{span(rows.relative_flops, '{:.0%}')} {on_tasks(rows.task, tasks)} ({kind})"
         for kind, rows in saving.groupby("kind", sort=False)
     ]
     yield (
-        f"To keep a mean of {quality:.0%} of it takes these shares of vanilla's FLOPs, where any are saved: "
-        f"{'; '.join(kinds) or 'none'}."
+        f"Where a mean of {quality:.0%} of it is kept for fewer FLOPs than vanilla's, it takes this share of "
+        f"them: {'; '.join(kinds) or 'nowhere'}."
     )
 
 
@@ -208,9 +208,9 @@ def _kept_by(exits: pd.Series) -> str:
     """What exits keep for no more FLOPs than shallow decoders, and how often none is as cheap."""
     dear = int(exits.isna().sum())
     if dear == len(exits):
-        return "none, since all cost more"
+        return "nothing, since all of them cost more"
     kept = span(exits.dropna(), "{:.0%}")
-    return f"{kept} (in {dear} of {len(exits)} cases all cost more)" if dear else kept
+    return f"{kept} (and in {dear} of {len(exits)} cases all of them cost more)" if dear else kept
 
 
 def baseline_conclusion(beside_both: pd.DataFrame, quality: float) -> str:

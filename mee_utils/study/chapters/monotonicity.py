@@ -73,11 +73,12 @@ def settled_conclusion(stable: pd.DataFrame, gain: pd.DataFrame, spread: pd.Data
         widest = (spread.high - spread.low).max()
         text += f" Another seed moves the mean by at most {widest:.2f} layers."
     layers = stable.layer.max()
-    ours = stable[(stable.model == "calm") & (stable.layer == round(layers / 6))].set_index("task").share
+    early = round(layers / 6)  # as layer 2 of 12, published
+    ours = stable[(stable.model == "calm") & (stable.layer == early)].set_index("task").share
     if len(ours):
         text += (
-            f" After a sixth of the depth, {task_span(ours)} of CALM's predictions are final; MEE reports "
-            "75% on BigPatent."
+            f" After layer {early} of {layers}, {task_span(ours)} of CALM's predictions are final; MEE "
+            f"reports {PUBLISHED[2 / 12]:.0%} on BigPatent."
         )
     return text
 

@@ -100,8 +100,8 @@ def reached_conclusion(by_layer: pd.DataFrame) -> str:
         return ""
     return (
         "An exit need not wait for a similar state: a state can be far from the last one and already predict "
-        f"the same token. After a third of the depth, {task_span(final)} of CALM's predictions are final and "
-        f"{percent_span(similar)} of its states similar."
+        f"the same token. After layer {by_layer.layer.max() // 3}, {task_span(final)} of CALM's predictions "
+        f"are final and {percent_span(similar)} of its states are similar to the last."
     )
 
 
