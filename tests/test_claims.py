@@ -337,7 +337,7 @@ def test_a_statement_on_flops_that_reads_the_clock_is_refused_and_so_is_the_reve
     [
         (lambda r: r.stabel.value("share"), r'results\.stabel, .*"stable"\? Valid: stable, third\.'),
         (lambda r: r.stable.value("shares"), r'"stable" has no column "shares": did you mean "share"\?'),
-        (lambda r: r.stable.value("share", depth=2), r'no column "depth": .*Valid: layer, model, share\.'),
+        (lambda r: r.stable.value("share", depth=2), r'no column "depth": valid are layer, model, share\.'),
         (lambda r: r.stable.has(task="x"), 'no column "task"'),
         (lambda r: ("1", r.stable.value("share").value > 0), r'"toy" returned \(\'1\', .*True.*: return a'),
         (lambda r: r.stable.value("share") > 0, '"toy" returned Comparison'),
