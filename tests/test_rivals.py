@@ -123,3 +123,12 @@ def test_the_headline_counts_where_shallow_decoders_are_ahead(stored):
     both = rivals.headline(pd.concat([ahead, behind]))
     assert both.endswith("than any exits in 1 of 2 cases"), both
     assert "shallow" not in rivals.headline(rivals.at_equal_cost(rivals.beside_exits(stored, pd.DataFrame())))
+
+
+def test_exit_heads_are_told_by_the_most_that_they_keep():
+    rows = [(rivals.SHALLOW, 0.99, 0.4), (rivals.SEPARATE, 0.8, 0.6), (rivals.SEPARATE, 0.9, 1.2)]
+    table = pd.DataFrame(rows, columns=["kind", "kept", "relative_flops"]).assign(task="translation")
+    said = " ".join(rivals.rivals_conclusion(table, pd.DataFrame(), 0.99))
+    assert "40% on every task (decoder trained shallow)." in said
+    assert said.endswith("keep at most 80% of its score, so training heads alone is not enough.")
+    assert "Exit heads" not in " ".join(rivals.rivals_conclusion(table[:1], pd.DataFrame(), 0.99))

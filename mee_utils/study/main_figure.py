@@ -193,7 +193,7 @@ def speed_message(times: pd.DataFrame) -> str:
     for batch in BATCHES:
         rows = exact[exact.batch == batch]
         counts.append(f"{(rows.lowest > 1).sum()} of {len(rows)} at batch {batch}")
-    return f"Faster than full depth in every round, of all measures and tasks: {' and '.join(counts)}"
+    return f"Cases in which a measure is faster than full depth in every round: {' and '.join(counts)}"
 
 
 def _measures(times: pd.DataFrame) -> pd.DataFrame:

@@ -202,6 +202,11 @@ def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: fl
         f"Where a mean of {quality:.0%} of it is kept for fewer FLOPs than vanilla's, it takes this share of "
         f"them: {'; '.join(kinds) or 'nowhere'}."
     )
+    heads = table[(table.kind == SEPARATE) & (table.relative_flops < 1)]
+    if len(heads):
+        most = heads.groupby("task").kept.max()
+        enough = ", so training heads alone is not enough" if most.max() < quality else ""
+        yield f"Exit heads on the frozen vanilla model keep at most {task_span(most)} of its score{enough}."
 
 
 def _kept_by(exits: pd.Series) -> str:
