@@ -102,7 +102,7 @@ def test_a_saved_data_set_that_changes_is_never_stale(tmp_path):
 
 def test_a_damaged_saved_data_set_is_one_line(tmp_path):
     numbered(0).save_to_disk(str(tmp_path / "empty"))
-    assert "is empty" in refused(tmp_path / "empty")
+    assert "has no rows" in refused(tmp_path / "empty")
     numbered(3).save_to_disk(str(tmp_path / "part"), num_shards=3)
     (tmp_path / "part" / "data-00001-of-00003.arrow").unlink()
     assert "data-00001-of-00003.arrow" in refused(tmp_path / "part")
@@ -192,7 +192,7 @@ def test_a_part_without_rows_is_read_where_others_have_some(tmp_path):
     write(tmp_path / "a/validation.parquet", {"part-0.parquet": empty, "part-1.parquet": full})
     assert len(load_task("summarization", tmp_path / "a")) == 1
     write(tmp_path / "b", {"validation.parquet": empty})
-    assert "validation.parquet is empty" in refused(tmp_path / "b")
+    assert "validation.parquet has no rows" in refused(tmp_path / "b")
     write(tmp_path / "c", {"validation/0000.jsonl": LINE, "validation/0001.jsonl": ""})
     assert "0001.jsonl is empty" in refused(tmp_path / "c")
 
