@@ -293,7 +293,8 @@ measured = read_timings("one decision", wanted.to_frame(index=False), complete=T
 if len(measured):
     experiment.save_table(measured, "measured_cost")
 conclude(chapter.clock_conclusion(measured) if len(measured) else "Not measured: run `make bench`.")
-measured.replace(" ids kept", " entries", regex=True).pivot(index="what", columns="shape", values="median").round(2)
+named = measured.replace({"softmax_margin": "margin", " ids kept": " entries"}, regex=True)
+named.pivot(index="what", columns="shape", values="median").round(2)
 
 # %% [markdown]
 # ## Long inputs

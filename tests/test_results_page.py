@@ -333,7 +333,7 @@ def test_the_rule_on_past_predictions_stands_in_the_table_of_readme_once_it_is_m
     unsafe = row | {"task": "summarization", "verdict": "undecided"}
     tables = {"at_99_percent": pd.DataFrame([row, unsafe]), "rivals": pd.DataFrame()}
     table = answers.winners(Both(**tables)).set_index("speed (score kept)")
-    cells = table.loc["past predictions (ours)"]
+    cells = table.loc["history of predictions (ours)"]
     assert cells["translation"] == "not timed (100.0%)"
     assert cells["summarization"] == cells["question answering"] == "none"
     assert table.index[-1] == "**verified exits**"

@@ -258,7 +258,7 @@ def _history_row(stored: StoredTables) -> dict[str, str]:
     for row in rows.itertuples():
         keeps = row.verdict == KEEPS_IT and row.flops_share < 1
         cells[label(row.task)] = f"{_speed(timed, row.task)} ({row.retained:.1%})" if keeps else "none"
-    return {KIND: "past predictions (ours)"} | cells
+    return {KIND: "history of predictions (ours)"} | cells
 
 
 def _speed(timed: pd.DataFrame, task: str) -> str:
