@@ -21,7 +21,7 @@ BASELINE = "vanilla"
 SHALLOW = "decoder trained shallow"
 EXITS = "best exit rules"
 FIXED = "fixed exit layer"
-SEPARATE = "exit heads, frozen model"
+SEPARATE = "exit heads on a frozen model"
 NO_RULE = ("static", "oracle", "full_depth", *HEADS)
 COLUMNS = ["task", "kind", "setting", "kept", "low", "high", "relative_flops"]
 
@@ -170,7 +170,7 @@ STYLES = {
     SHALLOW: figures.Style(SHALLOW, figures.STYLES["vanilla"].colour, "s"),
     EXITS: figures.Style(f"{EXITS}, CALM", figures.STYLES["calm"].colour, "o"),
     FIXED: figures.Style(f"{FIXED}, CALM", "black", ".", (1, 1.5)),
-    SEPARATE: figures.Style("exit heads, vanilla frozen", "#777777", "^", (4, 1.5)),
+    SEPARATE: figures.Style("exit heads on the frozen vanilla model", "#777777", "^", (4, 1.5)),
 }
 
 
