@@ -18,11 +18,6 @@ from mee_utils.tasks.publishers.origins import load_origins
 ROOT = Path(__file__).parent.parent
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 LARGEST = 2_000_000  # bytes of a file that is no weights
-STORED_BEFORE = {  # draws in single precision; to go once `make measure` has stored these anew
-    "figures/small/measured/learning.parquet",
-    "figures/real/measured/learning.parquet",
-    "figures/real/measured/published_bugs.parquet",
-}
 
 
 def tracked():
@@ -114,5 +109,5 @@ def test_files_for_hosts_can_be_read(path):
 
 def test_no_file_is_large_but_weights():
     sizes = {path: (ROOT / path).stat().st_size for path in tracked() if not path.endswith(".safetensors")}
-    large = {path for path, size in sizes.items() if size > LARGEST}
-    assert large <= STORED_BEFORE, {path: sizes[path] for path in large - STORED_BEFORE}
+    large = {path: size for path, size in sizes.items() if size > LARGEST}
+    assert not large

@@ -64,7 +64,7 @@ class Keys:
     def of_rule(cls, table: pd.DataFrame | None, rule: str) -> "Keys | None":
         """Those of a rule in a stored table; None where it is not there."""
         stored = None if table is None else table.attrs.get("keys", {}).get(rule)
-        return cls(**stored) if isinstance(stored, dict) else None
+        return None if stored is None else cls(**stored)
 
 
 def run(profile: Profile, job: Job, measure_bugs: Callable, anew: bool = False) -> Path:
