@@ -176,7 +176,7 @@ def test_the_page_of_a_profile_has_its_models_and_trained_rules(tmp_path, monkey
     (tmp_path / "build" / "site").mkdir(parents=True)
     page = explorer_page.write("small")
     assert page == tmp_path / "build" / "site" / "explorer.html"
-    for name in ("question answering", "summarization", "translation", "three hidden states (MEE)"):
+    for name in ("question answering", "summarization", "translation", "classifier on three states (MEE)"):
         assert name in page.read_text(encoding="utf-8")
 
 
