@@ -184,7 +184,7 @@ def test_a_stored_classifier_is_the_same_and_is_refused_for_other_weights(traced
     with pytest.raises(MeeError, match="does not exist"):
         load_classifier(tmp_path / "none.safetensors", model)
     (tmp_path / "text.safetensors").write_text("text")
-    with pytest.raises(MeeError, match="is no classifier"):
+    with pytest.raises(MeeError, match="is no exit classifier"):
         load_classifier(tmp_path / "text.safetensors", model)
     assert not list(tmp_path.glob(".*"))
 
