@@ -131,7 +131,8 @@ shown_task = "translation" if "translation" in tasks else next(iter(tasks))
 ordered = along[shown_task, "vanilla" if "vanilla" in models else next(iter(models))]
 shown = monotonicity.percentile_tokens(ordered, (0.1, 0.5, 0.9), seed)
 decode = monotonicity.token_text(experiment.tokenizer())
-trio = {name: along[shown_task, name] for name in models if name in chapter.PAPER_MODELS}
+shown_models = [name for name in models if name in chapter.PAPER_MODELS] or list(models)
+trio = {name: along[shown_task, name] for name in shown_models}
 
 
 # %% tags=["hide-input"]

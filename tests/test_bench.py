@@ -277,7 +277,7 @@ def test_a_task_is_timed_with_its_own_checkpoint(part, monkeypatch):
     complete = pd.DataFrame({"model": ["base", "vanilla"], "reduction": ["unpruned"] * 2})
     monkeypatch.setattr(rules, "read_table", lambda *_: complete)
     monkeypatch.setattr(rules, "read_manifest", lambda *_: {"parameters": settings})
-    monkeypatch.setattr(rules, "plan_drafts", lambda *_, **__: DraftPlan(None, 1.0, 1.0, 0))
+    monkeypatch.setattr(rules, "plan_drafts", lambda *_, **__: DraftPlan(None, 1.0, 1.0, 0, 0.0))
     monkeypatch.setattr(rules, "describe_plan", lambda plan: {"expected": plan.expected})
     tasks = {name: SimpleNamespace(name=name, inputs=["a"]) for name in ("translation", "summarization")}
     timed_settings = list(rules.PARTS[part](CheckpointsByTask(tasks)))
@@ -303,7 +303,7 @@ def test_contenders_take_turns_and_a_first_round_warms_up():
 
 def test_a_table_says_what_was_planned():
     policy = ExitPolicy(threshold=0.5, exit_layers=[2, 5], propagation="verify", max_draft=4)
-    row = rules.describe_plan(DraftPlan(policy, speedup=1.2, expected=1.3, settings=9))
+    row = rules.describe_plan(DraftPlan(policy, speedup=1.2, expected=1.3, settings=9, seconds=2.0))
     assert row == {
         "rule": "softmax_margin",
         "min_layer": None,
@@ -311,8 +311,9 @@ def test_a_table_says_what_was_planned():
         "threshold": 0.5,
         "max_draft": 4,
         "expected": 1.3,
+        "planning_seconds": 2.0,
     }
-    plain = rules.describe_plan(DraftPlan(None, speedup=1.0, expected=1.01, settings=9))
+    plain = rules.describe_plan(DraftPlan(None, speedup=1.0, expected=1.01, settings=9, seconds=2.0))
     assert list(plain) == list(row) and plain["expected"] == 1.01 and plain["exit_layers"] == ""
 
 

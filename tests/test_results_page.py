@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from mee_utils.paper import answers, facts, ledger_page, numbers, reference_tabl
 from mee_utils.paper.stored_tables import StoredTables, markdown
 from mee_utils.study import headline as headlines
 from mee_utils.study.digests import file_digest as digest_of_file
+from mee_utils.study.result_tables import KEEPS_IT
 from mee_utils.study.results import Run
 
 FIGURES = Path(__file__).parent.parent / "figures"
@@ -238,6 +240,22 @@ def test_pages_need_no_table_that_is_not_measured_yet():
         assert isinstance(table, pd.DataFrame)
 
 
+def test_planning_is_said_to_be_repaid_after_so_many_outputs():
+    rows = pd.DataFrame(
+        {
+            "rule": ["margin", "margin", None],
+            "samples_speed": [1.25, 0.98, 1.0],  # the second is slower, the third drafts nothing
+            "samples_per_second": [10.0, 10.0, 10.0],
+            "planning_seconds": [5.0, 7.0, 2.0],
+        }
+    )
+    said = reference_tables.planning(SimpleNamespace(lossless_bench=lambda: rows))
+    assert "takes 2 to 7 seconds" in said
+    assert "after 200 outputs" in said  # 5 s, of which an output saves (1.25 - 1) / 10 s
+    untimed = rows.drop(columns="planning_seconds")
+    assert "make bench" in reference_tables.planning(SimpleNamespace(lossless_bench=lambda: untimed))
+
+
 def test_every_belief_stands_in_one_section():
     questions = {*answers.TABLES, "bugs"}
     assert set(answers.beliefs(StoredTables())) <= questions
@@ -247,11 +265,25 @@ def test_what_limits_exits_says_where_no_rule_spends_as_little():
     row = {"task": "translation", "flops_share": 0.6, "oracle": 0.998, "exact": 1.0}
     (found,) = answers.limits(Given(limits_at_equal_flops=pd.DataFrame([row]))).to_dict("records")
     assert found["oracle keeps"] == "99.8%" and found["FLOPs"] == "60%"
-    assert "best rule for no more FLOPs keeps" not in found
+    assert "best rule as cheap keeps" not in found
     rules = pd.DataFrame([row | {"rule_kept": 0.95, "fixed_kept": np.nan}])
     (found,) = answers.limits(Given(limits_at_equal_flops=rules)).to_dict("records")
-    assert found["best rule for no more FLOPs keeps"] == "95.0%"
-    assert "fixed layer for no more FLOPs keeps" not in found, "no task has one"
+    assert found["best rule as cheap keeps"] == "95.0%"
+
+
+def test_a_family_that_a_profile_has_not_measured_is_not_one_that_fails():
+    columns = ["profile", "task", "rule", "verdict", "flops_share"]
+    rows = [
+        ("small", "translation", "softmax_margin", KEEPS_IT, 0.6),
+        ("small", "translation", "history", "does not", 0.5),
+        ("small", "translation", "static", KEEPS_IT, 0.9),
+        ("real", "translation", "softmax_margin", "does not", 0.7),
+        ("real", "translation", "static", KEEPS_IT, 0.8),
+    ]
+    stored = Both(at_99_percent=pd.DataFrame(rows, columns=columns))
+    real, synthetic = answers.who_decides(stored).to_dict("records")
+    assert real["history of predictions"] == "not measured" and synthetic["history of predictions"] == "none"
+    assert real["probabilities"] == "none" and synthetic["probabilities"] == "60%"
 
 
 def test_an_oracle_that_was_decoded_one_way_only_stands_beside_the_others():
@@ -262,7 +294,7 @@ def test_an_oracle_that_was_decoded_one_way_only_stands_beside_the_others():
     stored = Both(**given, score_against_flops=pd.DataFrame([point, point | {"profile": "small"}]))
     real, synthetic = answers.limits(stored).to_dict("records")
     assert real["oracle keeps"] == "99.0%" and synthetic["oracle keeps"] == "90.0%"
-    assert real["best rule for no more FLOPs keeps"] == "not measured"
+    assert real["best rule as cheap keeps"] == "not measured"
     assert facts._oracle_facts(stored)["worst"] == 0.9
 
 

@@ -55,6 +55,7 @@ class DraftPlan:
     speedup: float  # how many times as fast as full depth the fastest setting was, as confirmed; 1: not timed
     expected: float  # the same by its work alone; of the best setting, if none was timed
     settings: int  # how many were compared
+    seconds: float  # how long planning took
 
 
 class Tokens(Protocol):
@@ -91,6 +92,7 @@ def plan_drafts(
     Raises:
         MeeError: as `generate`, and for no policies or one whose exits cannot be verified.
     """
+    started = time.perf_counter()
     check_model(model)
     texts = check_inputs(inputs)
     check_search_settings(model)
@@ -105,7 +107,8 @@ def plan_drafts(
     ranked, settings = rank_settings(model, states, policies, max_new_tokens)
     tried = promising(ranked)
     if not tried:
-        return DraftPlan(None, 1.0, ranked[0].expected if ranked else 1.0, settings)
+        expected = ranked[0].expected if ranked else 1.0
+        return DraftPlan(None, 1.0, expected, settings, time.perf_counter() - started)
     clock = partial(_seconds, model, max_new_tokens=max_new_tokens)
     fastest, speedup = find_fastest(
         [setting.policy for setting in tried],
@@ -113,7 +116,7 @@ def plan_drafts(
         confirming=partial(clock, encode_batches(model, texts, others, batch_size)),
     )
     policy = tried[fastest].policy if speedup >= MIN_SPEEDUP else None
-    return DraftPlan(policy, speedup, tried[fastest].expected, settings)
+    return DraftPlan(policy, speedup, tried[fastest].expected, settings, time.perf_counter() - started)
 
 
 def default_policies() -> list[ExitPolicy]:

@@ -21,8 +21,7 @@ HISTORY = "history"
 LIMITS = {  # column of what limits exits -> its name in the table
     "oracle": "oracle keeps",
     "exact": "oracle keeps, exact states",
-    "rule_kept": "best rule for no more FLOPs keeps",
-    "fixed_kept": "fixed layer for no more FLOPs keeps",
+    "rule_kept": "best rule as cheap keeps",
 }
 KIND = "tokens a second (score kept)"
 WINNERS = {  # kind of exit -> its row in README's table
@@ -164,8 +163,13 @@ def who_decides(stored: StoredTables) -> pd.DataFrame:
     safe = rules[(rules.verdict == KEEPS_IT) & (rules.flops_share < 1)]
     least = safe.groupby([*TASK, "family"]).flops_share.min().unstack("family")
     shown = [family for family in _families(rules) if family in set(rules.family)]
-    table = least.reindex(index=_tasks(rules), columns=shown).map("{:.0%}".format, na_action="ignore")
-    return table.fillna("none").reset_index()
+    table = (
+        least.reindex(index=_tasks(rules), columns=shown)
+        .map("{:.0%}".format, na_action="ignore")
+        .astype(object)
+    )
+    measured = rules.groupby([*TASK, "family"]).size().unstack("family").reindex_like(table).notna()
+    return table.fillna("none").where(measured, "not measured").reset_index()
 
 
 def _families(rules: pd.DataFrame) -> list[str]:

@@ -13,6 +13,7 @@ import pandas as pd
 from ..study import result_tables
 from ..study.catalogue import MAIN_MODEL
 from ..study.figures import label
+from ..study.prose import span
 from ..study.result_tables import KEEPS_IT, UNDECIDED, best_of_families
 from ..tasks.kinds import TASKS
 from . import published_numbers
@@ -261,6 +262,22 @@ def lossless(stored: StoredTables) -> pd.DataFrame:
     return wide(rows, [*TASK, "model"], "batch", "measured")
 
 
+def planning(stored: StoredTables) -> str:
+    """How long it takes to plan drafts, and after how many outputs drafting has made up for it."""
+    rows = stored.lossless_bench()
+    if "planning_seconds" not in rows:
+        return "How long planning takes was not timed yet: run `make bench`."
+    drafted = rows[rows.rule.notna() & (rows.samples_speed > 1)]
+    saved = (drafted.samples_speed - 1) / drafted.samples_per_second  # seconds an output
+    planned = span(rows.planning_seconds, "{:.0f}")
+    repaid = span(drafted.planning_seconds / saved, "{:,.0f}")
+    return (
+        f"Planning takes {planned} seconds, once a line and batch size, and is not part of these times: "
+        f"drafts that are faster have made up for it after {repaid} outputs. To plan once and decode often, "
+        "keep the policy of `plan_drafts`."
+    )
+
+
 def shapes(stored: StoredTables) -> pd.DataFrame:
     """The simulated speed of exits in decoders of other sizes; real text first."""
     rows = stored.shapes_bench()
@@ -298,6 +315,7 @@ def not_simulated(stored: StoredTables) -> str:
 SENTENCES: dict[str, Callable[[StoredTables], str]] = {  # field of a page -> a sentence with its numbers
     "lost_to_int8": lost_to_int8,
     "not_simulated": not_simulated,
+    "planning": planning,
 }
 
 TABLES: dict[str, Callable[[StoredTables], pd.DataFrame]] = {  # field of a page -> its table
