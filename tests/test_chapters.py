@@ -87,6 +87,15 @@ def test_the_message_on_ranking_follows_the_table(weighted, cases):
     assert panels[0].get_xlim()[0] > 3, "the axis begins where the data begin"
 
 
+def test_where_no_layer_ranks_tokens_the_figure_says_so():
+    figure = contrast.ranking_figure(ranks(np.nan, np.nan).assign(roc_area=np.nan))
+    assert message(figure) == "No layer has enough tokens of either kind to rank them"
+    drawn(figure)
+    assert "at least 20 that are final" in contrast.ranking_conclusion(
+        ranks(0.9, 0.8).assign(roc_area=np.nan)
+    )
+
+
 def test_layers_without_an_area_count_for_no_rule():
     table = ranks(0.9, 0.8)
     table.loc[(table.layer == 5) & (table.rule == "unpruned") & (table.model == "calm"), "roc_area"] = np.nan
@@ -197,7 +206,7 @@ def test_where_nothing_can_be_ranked_or_kept_nothing_is_claimed():
     assert classifiers.ranking_message(nothing).startswith("No classifier")
     assert "one on a single state on no task" in classifiers.ranking_conclusion(nothing)
     assert "No layer has enough tokens" in survey.ranking_conclusion(nothing.drop(columns="roc_area_draws"))
-    assert contrast.ranking_message(ranks(np.nan, np.nan)).endswith("in 0 of 0 cases")
+    assert contrast.ranking_message(ranks(np.nan, np.nan)).startswith("No layer has enough tokens")
     decoded = pd.DataFrame({"rule": ["weighted"], "retained": [np.nan]})
     assert "no score to keep" in contrast.decoder_conclusion(decoded)
     no_exits = pd.DataFrame({"rule": ["hidden"], "precision": [np.nan], "recall": [np.nan]})

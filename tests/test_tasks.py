@@ -226,7 +226,7 @@ def test_bad_arguments_are_named(arguments, message):
         (
             "columns.jsonl",
             '{"english": "a"}\n',
-            r"row 1 has the columns english; this task needs translation \\(IWSLT.*: rename yours",
+            r"row 1 has the columns english; this task needs translation \(IWSLT.*: rename yours",
         ),
         (
             "null.jsonl",

@@ -506,7 +506,7 @@ def load_profile(name: str | Path, data: str | None = None) -> Profile:
         raise MeeError(f"{path}: {first_mistake(error)}") from error
     _check_name(profile.name, path)
     profile._data = data or fetched_folder()
-    profile._file = None if path.parent.resolve() == FOLDER.resolve() else str(path)
+    profile._file = None if path.resolve().parent == FOLDER.resolve() else str(path)
     return profile
 
 

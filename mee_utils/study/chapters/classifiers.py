@@ -60,8 +60,10 @@ def ranking_figure(by_layer: pd.DataFrame, mean_rank: pd.DataFrame, tasks: Seque
     """The area under the ROC curve by layer: the margin, the best classifier of one and of several layers."""
     rules = best_of_kinds(mean_rank)
     drawn = on_calm(by_layer)
-    last = drawn.layer[drawn.rule.isin(rules) & drawn.roc_area.notna()].max()
-    drawn = drawn[drawn.rule.isin(rules) & (drawn.layer <= last)]
+    drawn = drawn[drawn.rule.isin(rules)]
+    ranked = drawn.layer[drawn.roc_area.notna()]
+    last = ranked.max() if len(ranked) else drawn.layer.max()
+    drawn = drawn[drawn.layer <= last]
     drawn = drawn.assign(order=drawn.rule.map(rules.index)).sort_values("order", kind="stable")
     return figures.facets(
         drawn,

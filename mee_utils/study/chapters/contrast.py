@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from ...analysis.decisions import LEAST_TO_RANK
 from .. import figures
 from ..prose import listed, on_tasks, task_span
 from .wording import percent_span, with_interval
@@ -183,7 +184,8 @@ def plausible_conclusion(
 
 def ranking_figure(ranks: pd.DataFrame, note: str = ""):
     """The area under the ROC curve by layer: CALM above, vanilla below."""
-    last = _ranked_layers(ranks).max()
+    ranked = _ranked_layers(ranks)
+    last = ranked.max() if len(ranked) else ranks.layer.max()
     return figures.facets(
         ranks[ranks.layer <= last],
         _draw_ranking,
@@ -214,6 +216,8 @@ def mean_areas(ranks: pd.DataFrame) -> pd.DataFrame:
 def ranking_message(ranks: pd.DataFrame) -> str:
     """On how many models and tasks the plain margin ranks tokens better than both contrasts."""
     areas = mean_areas(ranks)
+    if areas.empty:
+        return "No layer has enough tokens of either kind to rank them"
     ahead = (areas[MARGIN] >= areas[list(CONTRASTS)].max(axis=1)).sum()
     return (
         f"The plain margin ranks tokens at least as well as both contrasts in {ahead} of {len(areas)} cases"
@@ -223,6 +227,8 @@ def ranking_message(ranks: pd.DataFrame) -> str:
 def ranking_conclusion(ranks: pd.DataFrame) -> str:
     """Mean areas, and the layers that say nothing."""
     areas = mean_areas(ranks).groupby("model", sort=False).mean()
+    if areas.empty:
+        return f"{ranking_message(ranks)} (at least {LEAST_TO_RANK} that are final and as many that are not)."
     texts = [
         f"{row[MARGIN]:.3f} against {row[list(CONTRASTS)].max():.3f} with {figures.label(model)}"
         for model, row in areas.iterrows()
@@ -232,7 +238,9 @@ def ranking_conclusion(ranks: pd.DataFrame) -> str:
         f"{figures.label(model)} on {figures.label(task)} ({len(rows)})"
         for (model, task), rows in missing.groupby(["model", "task"], sort=False)
     ]
-    sentence = f" Layers with fewer than 20 tokens that are not final are left out: {listed(left_out)}."
+    sentence = (
+        f" Layers with fewer than {LEAST_TO_RANK} tokens that are not final are left out: {listed(left_out)}."
+    )
     return (
         f"Mean area of the plain margin and of the better contrast, over layers and tasks: {listed(texts)}."
         f"{sentence if left_out else ''}"
