@@ -342,6 +342,14 @@ def test_what_is_stored_was_searched_for_as_rules_are_now(job, decoder_of_job):
     assert stored.attrs["keys"] == {rule: asdict(bench.keys(rule)) for rule in bench.rules}
 
 
+def numbers_that_differ(found, before):
+    """Which numbers of each example differ: counts at all, means by more than rounding."""
+    counts = ["flops", "tokens"]
+    means = ["loss", "score", "layers"]
+    far = ~np.isclose(found[means], before[means], rtol=1e-5, atol=1e-8, equal_nan=True)
+    return pd.DataFrame(far, columns=means).join(found[counts] != before[counts])
+
+
 @pytest.mark.parametrize("job", STORED_JOBS)
 def test_a_sample_of_what_is_stored_is_decoded_again(job, decoder_of_job):
     """Settings and examples drawn anew for each commit of the tables: the numbers are the same.
@@ -365,9 +373,9 @@ def test_a_sample_of_what_is_stored_is_decoded_again(job, decoder_of_job):
         same = (stored.part == part) & (stored.rule == rule)
         same &= stored.threshold.eq(threshold) | (stored.threshold.isna() & np.isnan(threshold))
         before = stored[same].iloc[chosen].reset_index(drop=True)
-        columns = ["loss", "score", "flops", "tokens", "layers"]
-        differ = ~np.isclose(found[columns], before[columns], rtol=1e-5, equal_nan=True).all(axis=1)
-        assert len(found) == len(before) and differ.sum() <= 1, (part, rule, threshold)
+        assert len(found) == len(before)
+        differ = numbers_that_differ(found, before)
+        assert differ.any(axis=1).sum() <= 1, f"{part}, {rule} at {threshold}:\n{differ.sum()}"
 
 
 def test_stored_draws_take_half_the_room_and_give_the_same_interval(tmp_path):
