@@ -33,11 +33,11 @@ def test_a_span_leaves_out_what_is_no_number():
 def test_a_rule_is_named_with_its_tasks_and_names_with_commas_stay_apart():
     best = pd.DataFrame({"task": [*TASKS, "translation"], "rule": ["fixed", "static", "fixed"]})
     margin = figures.label("fixed")
-    said = f"{margin} on question answering and translation, and a fixed layer on summarization"
+    said = f"the {margin} on question answering and translation, and a fixed layer on summarization"
     assert winners(best) == said
     of_three = best.assign(rule=["fixed", "static", "vote"])
     assert winners(of_three).startswith(
-        f"{margin} on question answering; a fixed layer on summarization; vote"
+        f"the {margin} on question answering; a fixed layer on summarization; the vote"
     )
 
 
@@ -415,6 +415,6 @@ def test_guarantees_are_those_of_thresholds_that_passed():
     table = table.assign(task=TASKS[0], kind="consistency")
     figure = answer.guarantee_figure(table, [TASKS[0]])
     assert "guarantee a mean loss of at most 0.1 takes 60% of the FLOPs" in message(figure)
-    cheapest = f"the cheapest rule is {figures.label('fixed')} on every task"
+    cheapest = f"the cheapest rule is the {figures.label('fixed')} on every task"
     assert cheapest in answer.guarantee_conclusion(table, 0.1)
     drawn(figure)

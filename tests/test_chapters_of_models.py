@@ -201,7 +201,7 @@ def test_the_cheapest_rule_is_named_task_by_task():
     ]
     said = pruning.equal_conclusion(pd.DataFrame(rows))
     fixed, adaptive = (figures.label(name) for name in ("fixed", "adaptive"))
-    assert f"{fixed} on summarization, and {adaptive} on translation" in said
+    assert f"the {fixed} on summarization, and the {adaptive} on translation" in said
 
 
 # models and training (00, 90)

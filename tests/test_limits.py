@@ -70,10 +70,13 @@ def test_limits_stand_beside_the_best_rule_and_a_fixed_layer(stored, oracle):
     (row,) = table.to_dict("records")
     assert (row["oracle"], row["exact"], row["flops_share"], row["exact_flops"]) == (0.9, 1.0, 0.5, 0.7)
     assert (row["rule"], row["fixed_layer"], row["fixed_kept"]) == ("softmax_margin", 6.0, 0.6)
-    text = limits.limits_conclusion(table, limits.split_losses(oracle))
+    losses = limits.split_losses(oracle)
+    text = limits.limits_conclusion(table, losses)
     assert "The oracle keeps 90.0%, and the best rule for no more FLOPs keeps 75%" in text
     assert text.startswith("Decisions limit exits on every task,"), "75% is less than 90%"
-    assert "copied states limit them on every task" in text, "90% is less than 99%"
+    assert "Copied states limit exits on every task" in text, "90% is less than 99%"
+    perfect = limits.limits_conclusion(table.assign(oracle=1.0), losses)
+    assert "opied states limit" not in perfect, "where they limit exits on no task, nothing is said"
     message = limits.message(table)
     assert "keep 90% of the score for 50% of the FLOPs, and 100% with exact states" in message
     assert message.endswith("the best rule that is as cheap keeps 75%")

@@ -168,25 +168,39 @@ def limits_conclusion(limits: pd.DataFrame, losses: pd.DataFrame, threshold: flo
         losses: from `split_losses`.
         threshold: of the margin.
     """
-    tasks = list(limits.task)
     by_task = limits.set_index("task")
-    bound = on_tasks(by_task.index[by_task.oracle < 0.99], tasks)
     rules = by_task.rule_kept.dropna() if "rule_kept" in by_task else by_task.oracle[:0]
     beside = (
         f"the best rule for no more FLOPs keeps {task_span(rules)}"
         if len(rules)
         else "no rule spends as little"
     )
-    worse = rules.reindex(by_task.index).fillna(0) < by_task.oracle - LEAST_GAP
     at = losses[losses.threshold == threshold].set_index("task")
+    oracle = f"The oracle keeps {task_span(by_task.oracle, '.1%')}, and {beside}."
     return (
-        f"Decisions limit exits {on_tasks(by_task.index[worse], tasks)}, where rules keep less than the "
-        f"oracle for the same FLOPs; copied states limit them {bound}, where even the oracle loses more than "
-        f"1% of the score. The oracle keeps {task_span(by_task.oracle, '.1%')}, and {beside}. At a threshold "
-        f"of {threshold:g}, wrong decisions of the margin change {task_span(at.loss_by_decisions, '.1%')} of "
-        "the output (mean consistency loss), and copied states another "
-        f"{task_span(at.loss_by_states, '.1%')}."
+        f"{_what_limits(by_task, rules)}{oracle} At a threshold of {threshold:g}, wrong decisions of the "
+        f"margin change {task_span(at.loss_by_decisions, '.1%')} of the output (mean consistency loss), and "
+        f"copied states another {task_span(at.loss_by_states, '.1%')}."
     )
+
+
+def _what_limits(by_task: pd.DataFrame, rules: pd.Series) -> str:
+    """On which tasks decisions limit exits, and on which copied states; nothing where neither does."""
+    tasks = list(by_task.index)
+    worse = rules.reindex(by_task.index).fillna(0) < by_task.oracle - LEAST_GAP
+    copied = by_task.oracle < 0.99
+    sentences = []
+    if worse.any():
+        sentences.append(
+            f"Decisions limit exits {on_tasks(by_task.index[worse], tasks)}, where rules keep less than the "
+            "oracle for the same FLOPs. "
+        )
+    if copied.any():
+        sentences.append(
+            f"Copied states limit exits {on_tasks(by_task.index[copied], tasks)}, where even the oracle "
+            "loses more than 1% of the score. "
+        )
+    return "".join(sentences)
 
 
 def message(limits: pd.DataFrame) -> str:

@@ -11,7 +11,7 @@ from .. import figures
 from ..catalogue import CALM_RULES, MEE_RULES, RULES, VARIANTS
 from ..prose import listed, on_tasks, span, task_span
 from ..result_tables import KEEPS_IT
-from .wording import percent_span, winners, without_source
+from .wording import last_ranked_layer, percent_span, winners, without_source
 
 MARGIN = "softmax_margin"
 LEAST_KEPT = 0.6  # of the score: settings that keep less are not drawn
@@ -61,8 +61,7 @@ def ranking_figure(by_layer: pd.DataFrame, mean_rank: pd.DataFrame, tasks: Seque
     rules = best_of_kinds(mean_rank)
     drawn = on_calm(by_layer)
     drawn = drawn[drawn.rule.isin(rules)]
-    ranked = drawn.layer[drawn.roc_area.notna()]
-    last = ranked.max() if len(ranked) else drawn.layer.max()
+    last = last_ranked_layer(drawn)
     drawn = drawn[drawn.layer <= last]
     drawn = drawn.assign(order=drawn.rule.map(rules.index)).sort_values("order", kind="stable")
     return figures.facets(
@@ -85,7 +84,7 @@ def _draw_ranking(axis, rows: pd.DataFrame, last: int, lowest: float) -> None:
     band = ("roc_area_low", "roc_area_high")
     figures.lines(axis, rows[rows.rule != MARGIN], "layer", "roc_area", band=band, clip=(0, 1))
     axis.axhline(0.5, color=figures.GREY, linewidth=0.8, linestyle=":")
-    figures.say_why_lines_end(axis, rows.layer[rows.roc_area.notna()].max(), last, figures.TOO_FEW)
+    figures.say_why_lines_end(axis, last_ranked_layer(rows), last, figures.TOO_FEW)
     axis.set_ylim(lowest, 1.01)
 
 

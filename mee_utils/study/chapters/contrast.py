@@ -10,7 +10,7 @@ import pandas as pd
 from ...analysis.decisions import LEAST_TO_RANK
 from .. import figures
 from ..prose import listed, on_tasks, task_span
-from .wording import percent_span, with_interval
+from .wording import last_ranked_layer, percent_span, with_interval
 
 MARGIN = "unpruned"  # the rule that contrast is compared with: the softmax margin over all entries
 CONTRASTS = ("weighted", "jsd")
@@ -184,8 +184,7 @@ def plausible_conclusion(
 
 def ranking_figure(ranks: pd.DataFrame, note: str = ""):
     """The area under the ROC curve by layer: CALM above, vanilla below."""
-    ranked = _ranked_layers(ranks)
-    last = ranked.max() if len(ranked) else ranks.layer.max()
+    last = last_ranked_layer(ranks)
     return figures.facets(
         ranks[ranks.layer <= last],
         _draw_ranking,
@@ -198,13 +197,9 @@ def ranking_figure(ranks: pd.DataFrame, note: str = ""):
     )
 
 
-def _ranked_layers(ranks: pd.DataFrame) -> pd.Series:
-    return ranks.layer[ranks.roc_area.notna()]
-
-
 def _draw_ranking(axis, rows: pd.DataFrame, last: int) -> None:
     figures.lines(axis, rows, "layer", "roc_area", band=("roc_area_low", "roc_area_high"), clip=(0, 1))
-    figures.say_why_lines_end(axis, _ranked_layers(rows).max(), last, figures.TOO_FEW)
+    figures.say_why_lines_end(axis, last_ranked_layer(rows), last, figures.TOO_FEW)
 
 
 def mean_areas(ranks: pd.DataFrame) -> pd.DataFrame:

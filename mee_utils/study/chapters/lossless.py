@@ -256,8 +256,7 @@ def sentence_conclusion(runs: pd.DataFrame) -> str:
     ]
     return (
         f"Of the tokens that were run, this share ends up in the output: {listed(parts)}. The others were "
-        "dropped because a draft before them "
-        "was wrong."
+        "dropped because a draft before them was wrong."
     )
 
 

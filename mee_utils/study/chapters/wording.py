@@ -19,6 +19,12 @@ def percent_span(values: Iterable[float], form: str = "{:.0%}") -> str:
     return span(numbers, form) if len(numbers) else "unknown"
 
 
+def last_ranked_layer(ranks: pd.DataFrame) -> int:
+    """The last layer at which some tokens are ranked (`roc_area`); of all layers, where none are."""
+    ranked = ranks.layer[ranks.roc_area.notna()]
+    return int(ranked.max() if len(ranked) else ranks.layer.max())
+
+
 def with_interval(row, name: str, form: str = ".0%", low: str | None = None, high: str | None = None) -> str:
     """ "90% (88% to 92%)": a value of a row with the bounds that stand beside it."""
     bounds = f"{row[low or name + '_low']:{form}} to {row[high or name + '_high']:{form}}"
@@ -26,13 +32,13 @@ def with_interval(row, name: str, form: str = ".0%", low: str | None = None, hig
 
 
 def winners(best: pd.DataFrame) -> str:
-    """Rows with a task and its rule in words: "margin on summarization, and vote on translation".
+    """Rows with a task and its rule in words: "the margin on summarization, and the vote on translation".
 
     A comma parts two and semicolons part more, since the tasks of a rule are joined by "and" too.
     """
     parts = []
     for rule, rows in best.groupby("rule", sort=False):
-        name = "a fixed layer" if rule == "static" else figures.label(rule)
+        name = "a fixed layer" if rule == "static" else f"the {figures.label(rule)}"
         parts.append(f"{name} {on_tasks(rows.task, list(best.task))}")
     return "; ".join(parts) if len(parts) > 2 else ", and ".join(parts)
 
