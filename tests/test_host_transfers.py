@@ -133,3 +133,26 @@ def test_drafts_wait_once_a_decision_once_a_draft_and_once_a_verification(lively
     assert 0 < drafting.counts["to host"] <= drafted * lively.layers
     assert 0 < verifying.counts["to host"] <= out.tokens
     assert drafting.counts["copy that waits"] == verifying.counts["copy that waits"] == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch warns of waits on a GPU only")
+def test_pytorch_itself_warns_of_no_other_wait(tokenizer, monkeypatch, recwarn):
+    model = build_lively("t5-deep-decoder", tokenizer)
+    model.network.to("cuda")
+    decode = token.TokenDecoder.decode
+
+    def watched(*args, **options):
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            return decode(*args, **options)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    for name, policy in POLICIES.items():
+        generate(model, INPUTS, policy, max_new_tokens=LENGTH, batch_size=1)  # what is made once waits once
+        recwarn.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(token.TokenDecoder, "decode", watched)
+            out = generate(model, INPUTS, policy, max_new_tokens=LENGTH, batch_size=1)
+        waits = sum("synchronizing CUDA operation" in str(warning.message) for warning in recwarn)
+        assert out.tokens <= waits <= decisions_of(out, policy, model.layers) + out.tokens, name
