@@ -88,7 +88,7 @@ experiment.save_drawing(drawings.measures_drawing(), "six_measures")
 # | hidden, $k$ layers | $u \cdot \mathrm{ReLU}(A\,[n(h^{l-k+1}); \dots; n(h^l)] + a)$, $A$ is $d \times kd$ | MEE for $k = 3$ |
 # | three times as wide | one layer, but as many parameters as three: $A$ is $3d \times d$ | a control: are more layers better, or more parameters? |
 # | low rank | hidden, with $A$ of $d/8$ rows; one layer, or three | ours: cheap enough for every layer |
-# | LSTM | $(c, s)^l = \mathrm{LSTM}(n(h^l), (c, s)^{l-1})$, $z = u \cdot s^l$, over decoder layers, anew for each token | MEE: two LSTM layers (here $d/2$ units); its code: one ($d/4$) |
+# | LSTM | $(c, s)^l = \mathrm{LSTM}(n(h^l), (c, s)^{l-1})$, $z = u \cdot s^l$, over decoder layers, started again for each token | MEE: two LSTM layers (here $d/2$ units); its code: one ($d/4$) |
 # | history of predictions | 32 hidden units over numbers of the last three decision layers: margins, largest probabilities, entropies, for how long the prediction has stayed, whether it stands in the input | ours: predictions in place of states, over 64 entries |
 #
 # MEE's rising top-1 has nothing to train; its forerunner is ELBERT's window (Xie et al. 2021), as 06 shows.
@@ -388,7 +388,7 @@ experiment.run.inputs["results measured"] = inputs_of(experiment.profile.name)["
 wanted = ["full_depth", *rules, "rising_fixed", "history", "static", "oracle"]
 curve_points = stored.rows(model="calm")
 curve_points = curve_points[curve_points.rule.isin(wanted) & curve_points.task.isin(list(tasks))]
-tested = f"{experiment.note()}; {stored.tested} test examples a task"
+tested = f"{experiment.note()}; {stored.tested} test examples per task"
 
 # %%
 figure = chapter.curves_figure(curve_points, list(tasks), tested)

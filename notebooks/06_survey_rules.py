@@ -1,19 +1,21 @@
 # %% [markdown]
 # # 06 · Survey rules: which ideas survive in generation?
 #
-# [‹ 05 MEE classifiers](05_mee_classifiers.ipynb) · [all notebooks](../README.md#the-notebooks) · [07 lossless ›](07_lossless.ipynb)
+# [‹ 05 MEE classifiers](05_mee_classifiers.ipynb) · [all notebooks](../README.md#the-notebooks) · [07 lossless
+# ›](07_lossless.ipynb)
 #
 # **Question.** The survey of Bajpai and Hanawal (2025) lists a dozen exit rules. Most were made for classifiers of a
 # few classes, and each was tested on its own model. Which of them work in *generation*, where a decision is made for
 # every token and the vocabulary is large? Which are the same rule under two names?
 #
 # **What the survey says.** Several exits together are more reliable than one; a network that learns when to exit
-# beats a confidence; a table of tokens suffices. What it says of thresholds stands in [09](09_thresholds.ipynb), what
-# it says of confidence in [10](10_confidence.ipynb).
+# beats a confidence threshold; a table of tokens suffices. For what it says about thresholds see
+# [09](09_thresholds.ipynb), about confidence [10](10_confidence.ipynb).
 #
 # **What we do.** All rules are evaluated on the same frozen model, and compared at the same loss, never at the same
-# threshold. Losses and costs come from real decoding: thresholds are chosen on validation examples, and test examples
-# report (`make measure`). How well a rule ranks tokens, and which rules are the same, is computed from traces.
+# threshold. Losses and costs come from real decoding: thresholds are chosen on validation examples, and results are
+# reported on test examples (`make measure`). How well a rule ranks tokens, and which rules are the same, is computed
+# from traces.
 #
 # **Expectation.** Rules that count exits gain nothing where training makes early layers agree with the last
 # one. What a decision costs decides more than how clever it is.
@@ -21,7 +23,7 @@
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
-limit = 150  # held-out examples of each task that replays report
+limit = 150  # held-out examples of each task on which results are reported
 choosing = 150  # further ones that are traced
 max_new_tokens = 48  # longest output, in tokens
 min_layer = 4  # first layer at which a token may exit
@@ -82,24 +84,25 @@ def policy_of(rule, pruned=True):
 # | | entropy (DeeBERT) | $e^{-H(p_l)}$ |
 # | exits so far | patience (PABEE) | how many exits in a row said $y_l$ |
 # | | vote, weighted vote (Sun et al.) | how many exits said $y_l$, in a row or not; how surely |
-# | | patient entropy (PCEE-BERT) | the least $e^{-H}$ of the last two exits |
+# | | patient entropy (PCEE-BERT) | the smaller $e^{-H}$ of the last two exits |
 # | | window (ELBERT) | $e^{-H(p_l)}$, or 1 where $\max p$ rose three times to above 0.9 |
 # | states | falling similarity (MuE) | $\cos(h_l, h_{l-1})$, against a threshold that falls with the position |
 # | | learning to exit (BERxiT) | $\sigma(w \cdot h_l + b)$, squared error to "this token is right" |
 # | | Q-exit (PALBERT) | $1 - \prod_{i \le l} (1 - \lambda_i)$ |
-# | another token, or none | ensemble (ZTW) | $\max q_l$ with $\log q_l = \sum_{i \le l} w_i \log p_i + b$ |
+# | a trained prediction, or a table | ensemble (ZTW) | $\max q_l$ with $\log q_l = \sum_{i \le l} w_i \log p_i + b$ |
 # | | predicted state (PF-BERxiT) | $\max p$ of $A_l h_l + b_l$, which predicts the last state |
 # | | token lookup table (HashEE) | the share of training tokens after *this* one that had settled by layer $l$ |
 # | threshold | bandit (UCBEE, CeeBERT) | $\max p_l$, the threshold being the arm that has paid best so far |
 #
-# Beside them stand rules of the other papers: softmax margin and similarity (CALM), rising top-1 (MEE), a linear
+# Rules of the other papers are compared too: softmax margin and similarity (CALM), rising top-1 (MEE), a linear
 # classifier (CALM) and one of low rank on three layers (ours). Rules on probabilities are all pruned in the same way,
 # since otherwise the cost of the LM head would decide the comparison: they score all vocabulary entries at the first
-# exit, and its 64 best ones at later exits (*fixed pruning*, 03).
+# exit, and only the 64 best of these at later exits (*fixed pruning*, 03).
 #
 # The table has what each rule looks at and what a decision costs. `readouts` and `layers`: how often logits are
 # computed, and how many layers are looked at, for one decision. The last columns are the counted FLOPs of a decision as
-# a share of one layer, with 64 entries scored. `bug` names what public code of the rule does instead (08 switches it on).
+# a share of one layer, with 64 entries scored. `bug` names what public code of the rule does instead (08 switches it
+# on).
 
 # %% tags=["hide-input"]
 sizes = {f"profile {profile}": traces[next(iter(tasks))].sizes}
@@ -117,8 +120,8 @@ conclude(*(f"{figures.label(row.rule)}: {BUGS[row.bug]['what']}" for row in with
 # %% [markdown]
 # ## Which rules rank tokens best?
 #
-# The area under the ROC curve, a mean over layers: of two tokens at one layer, one whose prediction is the last
-# layer's and one whose is not, how often is the first scored higher? An area of one half is guessing; no threshold is
+# The area under the ROC curve, averaged over layers: of two tokens at a layer, one already predicted as by the last
+# layer and one not, how often does the first score higher? An area of one half is guessing; no threshold is
 # involved. All vocabulary entries are scored here, by the pruned rules too; layers at which fewer than 20 tokens of
 # either kind exist are left out.
 
@@ -141,8 +144,8 @@ conclude(chapter.ranking_conclusion(mean_rank))
 #
 # Some pairs can be checked token by token, over all vocabulary entries. PCEE-BERT's public code computes the entropy
 # and never uses it; its loop, as we read it, is written out in the cell below. ELBERT exits where the entropy is low
-# *or* the probability rose over three exits to above 0.9: the second half is MEE's rising top-1, years before. Vote
-# and patience differ only where a token was predicted, dropped and predicted again.
+# *or* the probability rose over three exits to above 0.9: the second half is MEE's rising top-1, published years
+# earlier. Vote and patience differ only where a token was predicted, dropped and predicted again.
 
 
 # %%
@@ -193,8 +196,8 @@ display(same.pivot(index="pair", columns="task", values="same_exit").map("{:.1%}
 conclude(chapter.same_rule_conclusion(same))
 
 # %% [markdown]
-# How alike are the others? Rank correlations of the confidences at one layer, a mean over tasks. Ten rules are
-# drawn, in the order of a hierarchical clustering; the table beside the figure has all.
+# How alike are the others? The figure shows rank correlations of confidence at one layer, averaged over tasks, for ten
+# rules in the order of a hierarchical clustering; the table stored with the figure has all rules.
 
 # %% tags=["hide-input"]
 by_rule = [{rule: plain[task, rule] for rule in IDEAS} for task in tasks]
@@ -209,11 +212,11 @@ conclude(chapter.alike_conclusion(cells))
 # %% [markdown]
 # ## At equal loss
 #
-# The *consistency loss* of an output is one minus its score with the output of full depth as the reference.
-# Every rule was decoded from strict to loose thresholds on validation examples, and the settings that a search found
-# there (`make measure`) on the test examples: a line goes through those. Of each idea the rule is named that is cheapest
-# at the grey line. A line that begins right of it has no setting that loses so little: even without exits a short list
-# of entries misses words.
+# The *consistency loss* of an output is one minus its score with the output of full depth as the reference. Outputs
+# were decoded with every rule, from strict to loose thresholds, on validation examples; the settings that a search
+# found there (`make measure`) were then decoded on test examples and form the lines. For each idea, the rule that is
+# cheapest at the grey line is named. A line that begins right of it has no setting that loses so little: even without
+# exits a short list of entries misses words.
 
 # %% tags=["hide-input"]
 stored = read_measured(profile, MAIN_MODEL)
@@ -224,7 +227,7 @@ curves = stored.rows(model="calm")
 curves = curves[curves.rule.isin([*IDEAS, "static"]) & curves.task.isin(list(tasks))]
 curves = curves.assign(loss=100 * curves.consistency_loss)
 fixed = verdicts.at_equal_loss(stored, "calm", [demand]).query("rule == 'static'").set_index("task")
-tested = f"{experiment.note()}; {stored.tested} test examples a task"
+tested = f"{experiment.note()}; {stored.tested} test examples per task"
 
 # %%
 figure = chapter.equal_loss_figure(curves, bench, list(tasks), demand, tested)
@@ -255,10 +258,11 @@ conclude(chapter.drafts_conclusion(bench))
 
 # %% [markdown]
 # Every rule, means over tasks; `bench.csv` has them task by task. `equal_flops` is where the rule's line crosses the
-# demanded loss. Nothing is read off outside what was measured: a rule without a setting that strict on some task has no
-# number. `guaranteed`: what the rule spends where learn-then-test guarantees a mean loss (08; 1 where no threshold
-# passes). `verified_speed`: tokens a second with the exits as drafts, one output at a time, full depth being 1. From
-# `loss` to `retained` stands one setting: the loosest that loses no more than demanded on *validation* examples.
+# target loss. Nothing is read off outside what was measured: a rule without a setting that strict on some task has no
+# number. `guaranteed`: what the rule spends where Learn then Test guarantees a mean loss (08; 1 where no threshold
+# passes). `verified_speed`: tokens a second with the exits as drafts, one output at a time, full depth being 1. The
+# columns `loss` to `retained` describe one setting: the loosest that loses no more than the target on *validation*
+# examples.
 
 # %% tags=["hide-input"]
 at_all_thresholds = [
@@ -282,6 +286,7 @@ shown[[*at_all_thresholds, *at_one_threshold]].sort_values("roc_area", ascending
 
 # %% tags=["hide-input"]
 conclude(
+    chapter.ideas_conclusion(mean_rank),
     f"{chapter.ranking_message(mean_rank)}.",
     f"{chapter.alike_message(cells)}.",
     f"{chapter.equal_loss_message(bench, demand)}.",
@@ -290,9 +295,10 @@ conclude(
 # %% [markdown]
 # One backbone, trained jointly; one seed of each trained rule; patience, window and number of entries at one setting.
 # Not here: JEI-DNN, patience with similarity (Gao et al. 2023), LeeBERT's training, DynExit's weights, ETFEE, exits
-# learned by reinforcement (ConsistentEE) or between machines (SplitEE), routing inside training (Mixture-of-Depths,
-# Mixture-of-Recursions), rebatching (DREX), shared keys and values (River-LLM), and robustness. Large language models of
-# today leave less to exits than these (*The diminishing returns of early-exit decoding in modern LLMs*, arXiv, 2026).
+# learned by reinforcement learning (ConsistentEE) or split between machines (SplitEE), routing learned in training
+# (Mixture-of-Depths, Mixture-of-Recursions), rebatching (DREX), shared keys and values (River-LLM), and robustness.
+# Today's large language models leave less for exits to save than these (*The diminishing returns of early-exit decoding
+# in modern LLMs*, arXiv, 2026).
 #
 # ## Each statement of the survey beside our number
 

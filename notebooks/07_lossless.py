@@ -1,7 +1,8 @@
 # %% [markdown]
 # # 07 · Lossless exits: can an exit keep all of the quality and still be faster?
 #
-# [‹ 06 survey rules](06_survey_rules.ipynb) · [all notebooks](../README.md#the-notebooks) · [08 results ›](08_results.ipynb)
+# [‹ 06 survey rules](06_survey_rules.ipynb) · [all notebooks](../README.md#the-notebooks) · [08 results
+# ›](08_results.ipynb)
 #
 # **Question.** MEE asks whether rules over several layers can keep their quality *and* be faster than no exit
 # at all. An unverified exit is a trade: some quality for some speed (08). What if every exit were
@@ -12,7 +13,7 @@
 # confident, all waiting tokens run through the layers that they have not seen, *together*, and the last layer
 # verifies them. Drafts are accepted up to the first that the last layer would not have predicted. That one is replaced,
 # and what came after it is dropped. So the output is that of full depth, token for token, whatever the rule:
-# the rule decides the speed alone.
+# the rule affects only the speed.
 #
 # Decoder-only models have this at batch 1 (Draft & Verify, Zhang et al. 2024; LayerSkip, Elhoushi et al.
 # 2024). FREE's parallel pass does the same computation but does not verify the drafts.
@@ -81,8 +82,8 @@ def policies_of(model):
 # %% [markdown]
 # ## A round
 #
-# Three tokens, four layers, a rule that decides at layers 1 and 2. The second token is confident only after layer 2,
-# which takes the first one along. Layers that were run before are not run again.
+# Three tokens, four layers, a rule that decides at layers 1 and 2. The rule is confident of the second token only after
+# layer 2, which is therefore run for the first token too. Layers that were run before are not run again.
 
 # %%
 experiment.save_drawing(drawings.round_drawing(), "a_round")
@@ -91,8 +92,9 @@ experiment.save_drawing(drawings.round_drawing(), "a_round")
 # ## Is it faster?
 #
 # `max_draft="auto"` (the default) chooses rule, decision layers, threshold and draft length by replay. The most
-# promising settings are then timed on a few inputs, and the fastest once more on others; where it does not win
-# there, all layers are run. Points are the speeds that `make bench` measured, whiskers their range over rounds.
+# promising settings are then timed on a few inputs, and the fastest once more on others; where it does not win there,
+# all layers are run. Such a trial can still mislead: then a speed below 1 is drawn. Points are the speeds that `make
+# bench` measured, whiskers their range over rounds.
 
 # %% tags=["hide-input"]
 wanted = pd.DataFrame([{"task": task, "model": name} for name in experiment.backbones for task in tasks])
@@ -106,12 +108,12 @@ if len(timed):
 conclude(chapter.speed_conclusion(timed) or f"Not timed yet: run {result_tables.bench_command(profile)}.")
 
 # %% [markdown]
-# ## What would it be at the size of T5-base and T5-large? A simulation
+# ## How fast would it be at the size of T5-base and T5-large? A simulation
 #
 # At this size a good part of a decision is Python. `make bench` lets decoders of T5's sizes with random weights
 # replay what the CALM model did here: tokens exit at the same relative depth, the same drafts are right and wrong,
-# every decision is computed. *Verified* exits are planned anew for each size. *Unverified*: of the rules that keep 99
-# % of the score (08), the cheapest of each family, and of these the fastest that looks at several layers, and at one.
+# every decision is computed. *Verified* exits are planned again for each size. *Unverified*: among the cheapest
+# rules of each family that keep 99 % of the score (08), the fastest over one layer and the fastest over several.
 # *mini* has the sizes of the profile's own models. The encoder, which no exit makes faster, counts for less here than
 # in short answers to long questions.
 
@@ -131,8 +133,8 @@ conclude(
 # ## Is it lossless?
 #
 # Every rule decodes every task with verification, in batches, and its outputs are compared with those of full
-# depth, token by token. Beside it stands the same rule at the same threshold unverified: what it keeps of the score,
-# and its FLOPs.
+# depth, token by token. The table also shows the same rule at the same threshold unverified: the score it keeps and its
+# FLOPs.
 
 # %% tags=["hide-input"]
 compared = []
@@ -177,9 +179,9 @@ conclude(chapter.drafts_conclusion(drafts))
 # %% [markdown]
 # ## One sentence, as it is decoded
 #
-# Each line is a round, each word a token that was run in it; after a round the last layer verifies what waits. A word
-# is shown as it stands in the final output, so a dropped token stands there again in the next round. The rule is the
-# margin over pruned entries.
+# Each line is a round, each word a token that was run in it; after a round the last layer verifies what waits. Words
+# are those of the final output, so a word that is dropped in one round reappears in the next. The rule is the margin
+# over pruned entries.
 
 # %% tags=["hide-input"]
 last_task = list(tasks)[-1]

@@ -1,13 +1,14 @@
 # %% [markdown]
 # # 08 · Results: what is guaranteed, and what is faster
 #
-# [‹ 07 lossless](07_lossless.ipynb) · [all notebooks](../README.md#the-notebooks) · [09 thresholds ›](09_thresholds.ipynb)
+# [‹ 07 lossless](07_lossless.ipynb) · [all notebooks](../README.md#the-notebooks) · [09 thresholds
+# ›](09_thresholds.ipynb)
 #
 # **Question.** What limits exits? Which of them are faster than full depth at the same quality, and can a rule over
 # several layers keep its quality *and* be faster, which MEE left open? What can be guaranteed? And which published
 # statements hold?
 #
-# **What the papers say.** CALM chooses thresholds with *learn then test* so that outputs are at most `delta`
+# **What the papers say.** CALM chooses thresholds with *Learn then Test* so that outputs are at most `delta`
 # worse than those of full depth, with a probability of `1 - eps`; its code for that was never published. MEE
 # and *Not all FLOPs* set 0.9 for every rule and compare scores and speeds there.
 #
@@ -47,7 +48,7 @@ experiment = Experiment.of_notebook("08_results", globals())
 name = experiment.profile.name
 experiment.run.inputs |= result_tables.inputs_of(name)
 stored = result_tables.read_measured(name)
-tested = f"{experiment.note()}; {stored.tested} test examples a task"
+tested = f"{experiment.note()}; {stored.tested} test examples per task"
 note = f"{tested}; 95 % intervals over examples"
 tasks = list(stored.settings.task.unique())
 demands = {"consistency": stored.deltas, "risk": stored.risk_deltas}
@@ -60,8 +61,8 @@ bench = result_tables.bench_command(name)
 # decision. It is decoded in three ways. With *copied states* (CALM, MEE) a skipped layer takes its keys and values
 # from the exit state: what the oracle loses is lost to states that were never computed. With *exact states*
 # (FREE's parallel pass) a later token that goes deeper takes the waiting ones along. *Verified*, exits are drafts
-# that the last layer checks: the output is that of full depth, and every layer is run. The margin is the best of
-# its settings over all vocabulary entries or a few.
+# that the last layer checks: the output is that of full depth, and every layer is run. The margin's
+# line takes the best settings, over all vocabulary entries or a few.
 
 # %% tags=["hide-input"]
 oracle_tables = result_tables.read_oracle(name, tasks)
@@ -122,8 +123,8 @@ if len(at_published):
 # A decoder of fewer layers saves for every token what exits save for some. Shallow decoders under the same encoder were
 # trained like `vanilla`, on as many examples (`make retrain`). *Exit heads* are trained on a frozen model; CALM's
 # objective trains the model itself. Everything is set beside the **full depth of vanilla**, so that what training for
-# exits costs before any token exits (00) counts too. A line joins the settings of one kind that no other of that kind
-# beats. Exit settings are selected on the examples that they are shown on; the shallow decoders are not, so this
+# exits costs before any token exits (00) counts too. Each line is the Pareto front of one
+# kind. Exit settings are selected on the examples that they are shown on; the shallow decoders are not, so this
 # comparison favours exits.
 
 # %% tags=["hide-input"]
@@ -143,11 +144,11 @@ conclude(*rivals.rivals_conclusion(beside_vanilla, equal_cost, quality))
 # %% [markdown]
 # ## The answer: full quality, and faster than full depth?
 #
-# A rule keeps its quality *for certain* if the lower end of a paired 95 % interval reaches 99 % of the full score.
-# Its settings are tested on the test examples one after the other, in an order that validation examples fix, as long
-# as they pass, so a setting that keeps less passes with a probability of at most 2.5 %, however many are tested. Of
-# those that pass, the one with the fewest FLOPs on validation examples is timed. The fastest of each kind is drawn:
-# its range over the rounds, one output at a time, and hollow in batches. Half of the rounds rank the rules, and the
+# A rule keeps its quality *reliably* if the lower end of a paired 95 % interval reaches 99 % of the full score. Its
+# settings are tested on the test examples one after the other, in an order that validation examples fix, as long as
+# they pass, so a setting that keeps less passes with a probability of at most 2.5 %, however many are tested. Of those
+# that pass, the one with the fewest FLOPs on validation examples is timed. The fastest of each kind is drawn with its
+# range over the rounds: filled, one output at a time; hollow, in batches. Half of the rounds rank the rules, and the
 # other half is drawn, so that no rule is ranked and drawn by the same measurements.
 
 # %% tags=["hide-input"]
@@ -172,7 +173,8 @@ if len(ways):
     conclude(chapter.answer_conclusion(ways, quality), chapter.kept_conclusion(certain, tasks, quality))
 
 # %% [markdown]
-# FLOPs are not seconds, and a lower mean may be acceptable. Score against FLOPs of every setting on CALM's model:
+# FLOPs are not seconds, and keeping 99 % on average may be enough. Score against FLOPs of every setting on CALM's
+# model:
 
 # %% tags=["hide-input"]
 points = verdicts.fronts(stored)
@@ -184,7 +186,7 @@ experiment.save_figure(figure, "score_against_flops", points)
 conclude(chapter.flops_conclusion(of_main, quality))
 
 # %% [markdown]
-# What rules cost where outputs change equally much, and how much training varies from seed to seed:
+# What rules cost when outputs change by the same amount, and how much training varies between seeds:
 
 # %% tags=["hide-input"]
 equal = verdicts.at_equal_loss(stored, main, (0.01, 0.02, 0.05, 0.1, 0.25))
@@ -202,14 +204,14 @@ conclude(rivals.baseline_conclusion(beside_both, quality))
 # %% [markdown]
 # ## The guarantee
 #
-# For each rule the last threshold $\lambda$ that passes when thresholds are tested from the safest down, one
-# p-value each (*learn then test*), so that
+# For each rule we take the last threshold $\lambda$ that passes when thresholds are tested from the safest down, one
+# p-value each (*Learn then Test*), so that
 #
 # $$P\left(\mathbb{E}[\ell(\hat\lambda)] \le \delta\right) \ge 1 - \varepsilon .$$
 #
-# Thresholds and their order come from the validation examples, every other test example calibrates, and costs are
-# those of the rest. The loss $\ell$ is the consistency loss (the table has the risk too, by how much the score
-# falls); $\varepsilon$ is `eps` of the profile. Of each family of rules the cheapest is drawn.
+# Thresholds and their order come from the validation examples, every other test example is used for calibration, and
+# costs are those of the rest. The loss $\ell$ is the consistency loss (the table has the risk too, by how much the
+# score falls); $\varepsilon$ is `eps` of the profile. The cheapest rule of each family is drawn.
 
 # %% tags=["hide-input"]
 chosen = verdicts.calibrated(stored, main, demands)
@@ -221,9 +223,9 @@ experiment.save_figure(figure, "guaranteed_cost", calibrated[calibrated.found])
 conclude(chapter.guarantee_conclusion(calibrated, delta))
 
 # %% [markdown]
-# Synthetic data never end, so the guarantee can be tested as it is worded: independent calibration sets, all decoded,
-# and the mean loss of the population, which all sets together stand for. Besides the demands above the hardest are
-# tested: one per cent below the mean loss of a threshold, which should then just fail. *No test* simply takes the
+# Synthetic data can be generated without end, so the guarantee can be tested literally: on independent calibration
+# sets, all decoded, with the mean loss over all sets as that of the population. We also test the hardest targets, one
+# per cent below a threshold's mean loss, so that this threshold should just fail. *No test* simply takes the
 # loosest threshold whose mean loss on the calibration examples is within `delta`.
 
 # %% tags=["hide-input"]
@@ -273,8 +275,8 @@ conclude(
 )
 
 # %% [markdown]
-# A guarantee is about the *mean* loss against the model's own full output, one rule at a time, over inputs like those
-# that calibrated; it says nothing of single outputs. Results on these mini models do not carry over to T5-large;
+# A guarantee is about the *mean* loss against the model's own full output, one rule at a time, over inputs like the
+# calibration inputs; it says nothing of single outputs. Results on these mini models do not carry over to T5-large;
 # profile `paper` is there to test them.
 #
 # ## The ledger: every published statement that these models can test

@@ -1,26 +1,28 @@
 # %% [markdown]
 # # 09 · Thresholds: who sets them, and do they hold elsewhere?
 #
-# [‹ 08 results](08_results.ipynb) · [all notebooks](../README.md#the-notebooks) · [10 confidence ›](10_confidence.ipynb)
+# [‹ 08 results](08_results.ipynb) · [all notebooks](../README.md#the-notebooks) · [10 confidence
+# ›](10_confidence.ipynb)
 #
 # **Question.** Can a bandit find the threshold while it runs, or does it take a calibration set? Is it enough to let
-# tokens exit at a few layers? Does a threshold that was chosen at home hold in another domain, and later in the
+# tokens exit at a few layers? Does a threshold chosen in-domain hold in another domain, and later in the
 # sentence?
 #
 # **What the survey says** (Bajpai and Hanawal 2025). Bandits find the threshold while running (UCBEE, CeeBERT);
 # exits at intervals suffice; confidences move with the domain; the decoder makes fewer mistakes as the output gets
 # longer, so that a threshold may fall (MuE).
 #
-# **What we do.** Everything is replayed on one frozen model: some outputs choose a threshold, others report its loss.
+# **What we do.** Everything is replayed on one frozen model: the threshold is
+# chosen on some outputs, and its loss is reported on others.
 #
-# **Expectation.** A bandit maximises its reward, which is not quality; and a threshold on a confidence is a
-# statement about the inputs on which it was chosen.
+# **Expectation.** A bandit maximises its reward, which is not quality; and a threshold is valid only for inputs
+# like those on which it was chosen.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
-limit = 150  # held-out examples of each task that replays report
-choosing = 150  # further ones that choose thresholds
+limit = 150  # held-out examples of each task on which results are reported
+choosing = 150  # further ones on which thresholds are chosen
 max_new_tokens = 48  # longest output, in tokens
 min_layer = 4  # first layer at which a token may exit
 top_k = 64  # vocabulary entries scored by rules on probabilities
@@ -53,7 +55,7 @@ calm = experiment.models(["calm"])["calm"]
 trained = experiment.classifiers({"calm": calm}, seeds=[0], survey=True)
 classifiers = {rule: one for (_, rule, target), (one,) in trained.items() if target == "consistency"}
 traces = {task: experiment.trace("calm", task, examples, max_new_tokens) for task in tasks}
-held = {name: min(limit, len(task) // 2) for name, task in tasks.items()}  # reported; the rest chooses
+held = {name: min(limit, len(task) // 2) for name, task in tasks.items()}  # reported; thresholds are chosen on the rest
 
 
 def policy_of(rule):
@@ -68,8 +70,8 @@ def policy_of(rule):
 # earns $c_{\text{exit}} - c_{\text{first}} - \ell / L$, the gain in confidence minus the share of the depth.
 # The *regret* of a token is what the best fixed arm earns on average, minus what the bandit earned. Here each
 # output plays by itself (a batch gives each row what it gets alone); the papers play one long stream, so that
-# is replayed too, in random orders. The calibrated threshold is learn-then-test's (08), on random halves of the
-# outputs. Boxes are over orders and halves; the line is the mean loss for which thresholds were calibrated.
+# is replayed too, in random orders. The calibrated threshold is that of Learn then Test (08), on random halves of
+# the outputs. Boxes are over orders and halves; the line is the target loss of the calibration.
 
 # %% tags=["hide-input"]
 delta = experiment.profile.results.deltas[0]
@@ -89,7 +91,7 @@ keepers = comparison.seed_interval(draws, ["task", "model", "who"], of_all)
 # %%
 figure = chapter.bandit_figure(draws, delta, experiment.note(examples))
 experiment.save_figure(figure, "bandit", draws)
-conclude(chapter.bandit_conclusion(keepers))
+conclude(chapter.bandit_conclusion(keepers, delta))
 
 # %% tags=["hide-input"]
 experiment.save_table(keepers, "bandit_or_calibrated")[["task", "who", *of_all]].round(3)
@@ -98,7 +100,7 @@ experiment.save_table(keepers, "bandit_or_calibrated")[["task", "who", *of_all]]
 # ## Exits at intervals
 #
 # The margin may exit at every layer from layer 4 on, or at every second, third or fourth of them. The threshold is
-# chosen anew for each, on some outputs, and reported on others.
+# chosen again for each on some outputs, and its loss is reported on others.
 
 # %% tags=["hide-input"]
 replays = {}
@@ -135,9 +137,8 @@ spaced.pivot(index="every", columns="task", values=["flops_share", "loss"]).roun
 # %% [markdown]
 # ## In another domain
 #
-# A threshold that was chosen at home, for a mean consistency loss of one in a hundred, is used on another task (a
-# larger shift than the survey's, reviews of films and of other goods) and, where the profile names some, on other
-# corpora of the same task.
+# A threshold chosen in-domain, for a mean consistency loss of one in a hundred, is used on another task (a larger shift
+# than the survey's, from film to product reviews) and, where the profile names some, on other corpora of the same task.
 
 # %% tags=["hide-input"]
 stored = read_measured(profile, MAIN_MODEL)
@@ -204,11 +205,16 @@ conclude(chapter.later_conclusion(thirds))
 # ## What this shows, and what it does not
 
 # %% tags=["hide-input"]
-conclude(f"{chapter.bandit_message(draws)}.", f"{chapter.away_message(travelled, demand)}.")
+conclude(
+    f"{chapter.bandit_message(draws, delta)}.",
+    chapter.intervals_message(spaced),
+    f"{chapter.away_message(travelled, demand)}.",
+    chapter.later_message(thirds),
+)
 
 # %% [markdown]
-# A replay does not see what exits change in later tokens. A guarantee (08) is about inputs like those that calibrated: it
-# says nothing of another domain.
+# A replay does not see what exits change in later tokens. A guarantee (08) is about inputs like the calibration inputs:
+# it says nothing of another domain.
 #
 # ## Each statement of the survey beside our number
 

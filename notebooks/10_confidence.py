@@ -1,13 +1,15 @@
 # %% [markdown]
 # # 10 · Confidence: overthinking, and layers that are sure and wrong
 #
-# [‹ 09 thresholds](09_thresholds.ipynb) · [all notebooks](../README.md#the-notebooks) · [90 training ›](90_training.ipynb)
+# [‹ 09 thresholds](09_thresholds.ipynb) · [all notebooks](../README.md#the-notebooks) · [90 training
+# ›](90_training.ipynb)
 #
 # **Question.** How often does a deep layer spoil what an earlier one had right? How often is an early layer sure and
 # wrong? And what does it take to train a rule that decides well?
 #
 # **What the survey says** (Bajpai and Hanawal 2025). Deep layers overthink (Kaya et al. 2019); early exits can be sure
-# and wrong (fake confidence); a network that learns when to exit beats a confidence.
+# and wrong (fake confidence); a network that learns when to exit beats a confidence
+# threshold.
 #
 # **What we do.** The first two questions need the truth: the references are fed to the decoder, and a token is right
 # if it is the reference's. The third compares losses of rules on one frozen model, by replay.
@@ -67,7 +69,7 @@ conclude(chapter.overthinking_conclusion(thinking))
 # ## Fake confidence
 #
 # A layer is sure of a token if its largest probability is above 0.9. How many tokens is it sure of, and how many of
-# these has it wrong?
+# these does it get wrong?
 
 # %% tags=["hide-input"]
 fake = experiment.table(survey.fake_confidence, along, labels=("model", "task"), sure=sure)
@@ -81,11 +83,11 @@ conclude(chapter.fake_conclusion(fake, min_layer))
 # ## How a rule is trained
 #
 # Two comparisons, means over the layers at which a rule decides. BERxiT's unit and CALM's linear classifier are the
-# same unit with another loss: squared error, or cross-entropy that weighs both classes equally. The predicted state and
-# the ensemble emit tokens of their own: `right` is how often that token is the last layer's; beside them stands the
-# layer's own token, which needs no training. *Distilled*: the map of a layer learns all of the last layer's
-# distribution, as FastBERT's exits do (Liu et al. 2020), in place of the last state. How the *model* is trained is
-# another question: 00 and 01 have BERxiT's alternating training beside CALM's.
+# same unit trained with different losses: squared error, or cross-entropy that weighs both classes equally. The
+# predicted state and the ensemble emit tokens of their own: `right` is how often that token is the last layer's; for
+# comparison, the layer's own token, which needs no training. *Distilled*: the map of a layer learns all of the last
+# layer's distribution, as FastBERT's exits do (Liu et al. 2020), in place of the last state. How the *model* is trained
+# is another question: 00 and 01 have BERxiT's alternating training beside CALM's.
 
 # %% tags=["hide-input"]
 losses_of = {
@@ -130,11 +132,15 @@ conclude(chapter.training_conclusion(ways))
 # ## What this shows, and what it does not
 
 # %% tags=["hide-input"]
-conclude(f"{chapter.overthinking_message(thinking)}.", f"{chapter.fake_message(fake, min_layer)}.")
+conclude(
+    f"{chapter.overthinking_message(thinking)}.",
+    f"{chapter.fake_message(fake, min_layer)}.",
+    chapter.training_message(ways),
+)
 
 # %% [markdown]
-# One seed of each trained rule, with the training that all classifiers get: a longer training of its own may help
-# BERxiT's unit. The map of a predicted state has more to do on a model that was not trained for exits.
+# One seed of each trained rule, with the training that all classifiers get: longer training may help BERxiT's unit. The
+# map of a predicted state has more to do on a model that was not trained for exits.
 #
 # ## Each statement of the survey beside our number
 

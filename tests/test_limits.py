@@ -72,14 +72,14 @@ def test_limits_stand_beside_the_best_rule_and_a_fixed_layer(stored, oracle):
     assert (row["rule"], row["fixed_layer"], row["fixed_kept"]) == ("softmax_margin", 6.0, 0.6)
     losses = limits.split_losses(oracle)
     text = limits.limits_conclusion(table, losses)
-    assert "The oracle keeps 90.0%, and the best rule for no more FLOPs keeps 75%" in text
+    assert "The oracle keeps 90.0%, and the best rule at no more FLOPs keeps 75%" in text
     assert text.startswith("Decisions limit exits on every task,"), "75% is less than 90%"
     assert "Copied states limit exits on every task" in text, "90% is less than 99%"
     perfect = limits.limits_conclusion(table.assign(oracle=1.0), losses)
     assert "opied states limit" not in perfect, "where they limit exits on no task, nothing is said"
     message = limits.message(table)
-    assert "keep 90% of the score for 50% of the FLOPs, and 100% with exact states" in message
-    assert message.endswith("the best rule that is as cheap keeps 75%")
+    assert "keep 90% of the score where states are copied, and 100% where they are exact" in message
+    assert message.endswith("rules at no more FLOPs keep 75%, less on every task")
 
 
 def test_where_nothing_is_as_cheap_it_is_said(oracle, stored):

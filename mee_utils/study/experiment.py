@@ -78,7 +78,7 @@ class Experiment:
         """The small print of a figure: whose data, how many examples of each task, and what its bands are."""
         sources = {corpus.source for corpus in self.profile.corpora.values()}
         kind = "synthetic data" if sources == {"synthetic"} else "real text"
-        counted = f"{examples} examples a task" if examples else ""
+        counted = f"{examples} examples per task" if examples else ""
         parts = [f"profile {self.profile.name}: {kind}", counted, intervals]
         return "; ".join(part for part in parts if part)
 

@@ -65,7 +65,7 @@ def weights_digest(profile: Profile, name: str) -> str:
     path = checkpoint_folder(profile, name) / "model.safetensors"
     if not path.is_file():
         restore = (
-            f"restore it with git checkout, or delete {path.parent} and make the model anew (make train)"
+            f"restore it with git checkout, or delete {path.parent} and make the model again (make train)"
         )
         raise MeeError(f'The weights of "{name}" are missing: there is no file {path}; {restore}.')
     return _sha256(path, path.stat().st_mtime_ns)
@@ -165,7 +165,7 @@ def ready_checkpoint(profile: Profile, name: str, task: str | None = None) -> Ch
     if task not in checkpoints:
         tasks = ", ".join(checkpoints)
         raise MeeError(
-            f'Model "{name}" of profile "{profile.name}" has one checkpoint a task: name one of {tasks}.'
+            f'Model "{name}" of profile "{profile.name}" has one checkpoint per task: name one of {tasks}.'
         )
     return checkpoints[task]
 

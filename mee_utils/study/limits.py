@@ -171,7 +171,7 @@ def limits_conclusion(limits: pd.DataFrame, losses: pd.DataFrame, threshold: flo
     by_task = limits.set_index("task")
     rules = by_task.rule_kept.dropna() if "rule_kept" in by_task else by_task.oracle[:0]
     beside = (
-        f"the best rule for no more FLOPs keeps {task_span(rules)}"
+        f"the best rule at no more FLOPs keeps {task_span(rules)}"
         if len(rules)
         else "no rule spends as little"
     )
@@ -205,13 +205,20 @@ def _what_limits(by_task: pd.DataFrame, rules: pd.Series) -> str:
 
 def message(limits: pd.DataFrame) -> str:
     """What the figure shows, in a sentence, from `limits_at_equal_flops`."""
-    rules = "no rule is as cheap"
-    if "rule_kept" in limits and limits.rule_kept.notna().any():
-        rules = f"the best rule that is as cheap keeps {_range(limits.rule_kept)}"
+    by_task = limits.set_index("task")
     return (
-        f"Perfect decisions keep {_range(limits.oracle)} of the score for {_range(limits.flops_share)} of "
-        f"the FLOPs, and {_range(limits.exact)} with exact states; {rules}"
+        f"Perfect decisions keep {task_span(by_task.oracle)} of the score where states are copied, and "
+        f"{_range(limits.exact)} where they are exact; {_rules_at(by_task)}"
     )
+
+
+def _rules_at(by_task: pd.DataFrame) -> str:
+    """What the best rules keep at no more FLOPs than perfect decisions, and where that is less."""
+    if "rule_kept" not in by_task or by_task.rule_kept.isna().all():
+        return "no rule is as cheap"
+    less = by_task.index[by_task.rule_kept < by_task.oracle - LEAST_GAP]
+    beside = f"less {on_tasks(less, by_task.index)}" if len(less) else "no less"
+    return f"rules at no more FLOPs keep {_range(by_task.rule_kept)}, {beside}"
 
 
 def _range(values: pd.Series) -> str:

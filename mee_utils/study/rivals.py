@@ -23,6 +23,7 @@ EXITS = "best exit rules"
 FIXED = "fixed exit layer"
 SEPARATE = "exit heads on a frozen model"
 NO_RULE = ("static", "oracle", "full_depth", *HEADS)
+NAMES = {SHALLOW: "shallow decoder"}  # of kinds, in a figure or a sentence, if another
 COLUMNS = ["task", "kind", "setting", "kept", "low", "high", "relative_flops"]
 
 
@@ -157,7 +158,7 @@ def rivals_figure(
         _draw,
         values=tasks,
         quality=quality,
-        xlabel="FLOPs a token (1 = vanilla's full depth)",
+        xlabel="FLOPs per token (1 = vanilla's full depth)",
         ylabel="score kept (1 = vanilla's)",
         width=3.9,
         height=3.3,
@@ -167,7 +168,7 @@ def rivals_figure(
 
 
 STYLES = {
-    SHALLOW: figures.Style(SHALLOW, figures.STYLES["vanilla"].colour, "s"),
+    SHALLOW: figures.Style(NAMES[SHALLOW], figures.STYLES["vanilla"].colour, "s"),
     EXITS: figures.Style(f"{EXITS}, CALM", figures.STYLES["calm"].colour, "o"),
     FIXED: figures.Style(f"{FIXED}, CALM", "black", ".", (1, 1.5)),
     SEPARATE: figures.Style("exit heads on the frozen vanilla model", "#777777", "^", (4, 1.5)),
@@ -187,21 +188,21 @@ def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: fl
     """Shallow decoders beside exits at equal FLOPs, and the cheapest of every kind at equal score."""
     tasks = list(table.task.unique())
     if len(equal_cost):
-        best = equal_cost[["exits_kept", "fixed_kept"]].max(axis=1)
         yield (
-            f"Shallow decoders keep {span(equal_cost.kept, '{:.0%}')} of vanilla's score; for no more FLOPs, "
-            f"exits keep {_kept_by(best)}."
+            f"Shallow decoders keep {span(equal_cost.kept, '{:.0%}')} of vanilla's score; "
+            f"{_exits_at_equal_cost(equal_cost)}."
         )
     cheapest = at_equal_score(table, quality)
     saving = cheapest[cheapest.relative_flops < 1]
     kinds = [
-        f"{span(rows.relative_flops, '{:.0%}')} {on_tasks(rows.task, tasks)} ({kind})"
+        f"{span(rows.relative_flops, '{:.0%}')} {on_tasks(rows.task, tasks)} ({NAMES.get(kind, kind)})"
         for kind, rows in saving.groupby("kind", sort=False)
     ]
-    yield (
-        f"Where a mean of {quality:.0%} of it is kept for fewer FLOPs than vanilla's, it takes this share of "
-        f"them: {'; '.join(kinds) or 'nowhere'}."
-    )
+    if kinds:
+        shares = "; ".join(kinds)
+        yield f"FLOPs needed to keep a mean of {quality:.0%}, as a share of vanilla's: {shares}."
+    else:
+        yield f"Nothing keeps a mean of {quality:.0%} of it for fewer FLOPs than vanilla's."
     heads = table[(table.kind == SEPARATE) & (table.relative_flops < 1)]
     if len(heads):
         most = heads.groupby("task").kept.max()
@@ -209,13 +210,19 @@ def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: fl
         yield f"Exit heads on the frozen vanilla model keep at most {task_span(most)} of its score{enough}."
 
 
-def _kept_by(exits: pd.Series) -> str:
-    """What exits keep for no more FLOPs than shallow decoders, and how often none is as cheap."""
-    dear = int(exits.isna().sum())
-    if dear == len(exits):
-        return "nothing, since all of them cost more"
-    kept = span(exits.dropna(), "{:.0%}")
-    return f"{kept} (and in {dear} of {len(exits)} cases all of them cost more)" if dear else kept
+def _exits_at_equal_cost(equal_cost: pd.DataFrame) -> str:
+    """What exits keep at no more FLOPs than shallow decoders, and where all of them cost more."""
+    kept = equal_cost[["exits_kept", "fixed_kept"]].max(axis=1)
+    affordable = kept.notna()
+    if not affordable.any():
+        return "all exits cost more"
+    shares = span(kept.dropna(), "{:.0%}")
+    if affordable.all():
+        return f"exits at no more FLOPs keep {shares}"
+    where = f"in {affordable.sum()} of {len(kept)} cases"
+    if equal_cost.task.is_unique:
+        where = on_tasks(equal_cost.task[affordable], list(equal_cost.task))
+    return f"{where}, exits cost no more and keep {shares}; elsewhere all of them cost more"
 
 
 def baseline_conclusion(beside_both: pd.DataFrame, quality: float) -> str:
@@ -223,9 +230,9 @@ def baseline_conclusion(beside_both: pd.DataFrame, quality: float) -> str:
     means = beside_both.groupby("task", sort=False).of_vanilla.mean()
     certain = int((beside_both.of_vanilla_low >= quality).sum())
     return (
-        f"Rules that keep {quality:.0%} of their own full depth for certain keep {task_span(means, '.1%')} "
-        f"of vanilla's score on average; {certain} of these {len(beside_both)} settings keep {quality:.0%} "
-        "of it for certain."
+        f"Rules that reliably keep {quality:.0%} of their own model's full-depth score keep "
+        f"{task_span(means, '.1%')} of vanilla's on average; {certain} of the {len(beside_both)} reliably "
+        f"keep {quality:.0%} of vanilla's."
     )
 
 
@@ -235,6 +242,11 @@ def headline(equal_cost: pd.DataFrame) -> str:
         return "What exits keep of the score that vanilla has at full depth"
     best_exits = equal_cost[["exits_kept", "fixed_kept"]].max(axis=1).fillna(0)
     better = int((equal_cost.kept > best_exits).sum())
-    everywhere = better == len(equal_cost)
-    count = "" if everywhere else f" in {better} of {len(equal_cost)} cases"
-    return f"For the same FLOPs a decoder trained shallow keeps more of the score than any exits{count}"
+    kept = "keep as much of the score as a shallow decoder for as few FLOPs"
+    if not better:
+        return f"Some exits {kept}"
+    return (
+        f"No exits {kept}"
+        if better == len(equal_cost)
+        else f"In {better} of {len(equal_cost)} cases no exits {kept}"
+    )

@@ -11,7 +11,7 @@ from ..catalogue import MAIN_MODEL, RULES
 from ..prose import listed, on_tasks, span, task_span
 from ..result_tables import Measured, best_of_families
 from ..verdicts import BETWEEN, FIXED_LAYER, KIND_OF, NONE_MEASURED, OTHER_RULES, SEVERAL, on_front
-from .wording import winners
+from .wording import capitalized, winners, worst_tasks
 
 ONE = "rules over one layer"
 VERIFIED = "verified by the last layer"
@@ -50,7 +50,7 @@ def four_ways(
     """The fastest setting of each of `WAYS` that was timed: one row a task, batch size and way.
 
     Args:
-        answer: timed settings of rules that keep the quality for certain, from `verdicts.fastest`.
+        answer: timed settings of rules that reliably keep the quality, from `verdicts.fastest`.
         fixed: timed settings of fixed layers, with `retained`, a mean over outputs.
         verified: timed drafts that the last layer verifies: `task`, `batch` and the speeds.
         quality: the share of the score that a fixed layer keeps on average.
@@ -165,7 +165,7 @@ def _full_quality_and_faster(single: pd.DataFrame) -> str:
 def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) -> str:
     """How many rules keep the quality, and what the cheapest of all and of several layers takes, by task."""
     numbers = sure.groupby("task").size().reindex(tasks, fill_value=0)
-    counted = f"{span(numbers, '{:d}')} rules keep {quality:.0%} for certain, depending on the task."
+    counted = f"{span(numbers, '{:d}')} rules keep {quality:.0%} reliably, depending on the task."
     if sure.empty:
         return counted
     ordered = sure.sort_values("flops_share", kind="stable")
@@ -239,10 +239,9 @@ def flops_message(points: pd.DataFrame, quality: float) -> str:
         points[(points.rule == "static") & (points.retained >= quality)].groupby("task").flops_share.min()
     )
     ahead = [task for task in cheapest.index if not static.get(task, 9) <= cheapest[task]]
-    return (
-        f"To keep a mean of {quality:.0%} of the score, some rule needs fewer FLOPs than a fixed layer "
-        f"{on_tasks(ahead, cheapest.index)}"
-    )
+    where = capitalized(on_tasks(ahead, cheapest.index))
+    who = f"{where} some rule keeps" if ahead else f"{where} does a rule keep"
+    return f"{who} a mean of {quality:.0%} of the score for fewer FLOPs than a fixed layer"
 
 
 def flops_conclusion(points: pd.DataFrame, quality: float) -> str:
@@ -256,7 +255,7 @@ def flops_conclusion(points: pd.DataFrame, quality: float) -> str:
     return (
         f"To keep a mean of {quality:.0%} of the score, the cheapest rule takes {flops} of the FLOPs, "
         f"{beside}. These settings are chosen on the examples that they are shown on, so the front is "
-        "optimistic; the section above says what is certain."
+        "optimistic; the section above says what is reliable."
     )
 
 
@@ -268,7 +267,9 @@ def equal_loss_conclusion(equal: pd.DataFrame, wanted: float) -> str:
     least = rows[rows.reading == BETWEEN].groupby("task").flops_share.min()
     missing = (rows.reading == NONE_MEASURED).groupby(rows.task, sort=False).sum()
     every = "Every rule has a setting that strict."
-    some = f"On a task, up to {missing.max()} of {rows.rule.nunique()} rules have no setting that strict."
+    have = "rules have" if missing.max() > 1 else "rules has"
+    where = capitalized(worst_tasks(missing))
+    some = f"{where}, {missing.max()} of {rows.rule.nunique()} {have} no setting that strict."
     return (
         f"At a mean consistency loss of {wanted:.0%}, the cheapest rule takes {task_span(least)} of the "
         f"FLOPs. {some if missing.max() else every}"
@@ -317,7 +318,7 @@ def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str]) -> None:
 
 
 def guarantee_message(best: pd.DataFrame) -> str:
-    """What the cheapest rule of all takes at the middle demand."""
+    """What the cheapest rule of all takes at the middle target."""
     deltas = sorted(best.delta.unique())
     if not deltas:
         return "No rule has a threshold whose loss is guaranteed"
@@ -329,20 +330,22 @@ def guarantee_message(best: pd.DataFrame) -> str:
 
 
 def guarantee_conclusion(calibrated: pd.DataFrame, delta: float) -> str:
-    """The cheapest rule at one demand, by task, and how often each bound finds a threshold."""
+    """The cheapest rule at one target, by task, and how often each bound finds a threshold."""
     chosen = calibrated[(calibrated.kind == "consistency") & (calibrated.delta == delta) & calibrated.found]
     chosen = chosen[chosen.bound == "hoeffding_bentkus"].sort_values(["task", "flops_share"], kind="stable")
     best = chosen.drop_duplicates("task")
     shares = calibrated.groupby("bound", sort=False).found.mean()
-    bounds = [f"{share:.0%} with {BOUNDS.get(bound, bound)}" for bound, share in shares.items()]
+    bounds = [f"for {share:.0%} with {BOUNDS.get(bound, bound)}" for bound, share in shares.items()]
     cheapest = (
-        f"With a guaranteed loss of {delta:g}, the cheapest rule is {winners(best)}. " if len(best) else ""
+        f"With the loss guaranteed to be at most {delta:g}, the cheapest rule is {winners(best)}. "
+        if len(best)
+        else ""
     )
-    return f"{cheapest}The share of demands for which a threshold is found: {listed(bounds)}."
+    return f"{cheapest}A threshold is found {listed(bounds).replace('%', '% of the targets', 1)}."
 
 
 def fresh_figure(rates: pd.DataFrame, eps: float, note: str = ""):
-    """How many calibration sets break the guarantee, by demand: a panel a bound."""
+    """How many calibration sets break the guarantee, by target: a panel a bound."""
     return figures.facets(
         rates.replace({"bound": BOUNDS}),
         _draw_rates,
@@ -365,9 +368,10 @@ def _draw_rates(axis, rows: pd.DataFrame, eps: float) -> None:
 def fresh_message(rates: pd.DataFrame, eps: float) -> str:
     """The worst rate with and without a test."""
     untested = rates.bound == "no_test"
+    allowed = f"(allowed: {eps:.0%}, by chance up to {rates.limit.max():.1%})"
     return (
         f"Calibrated thresholds break the guarantee in at most {rates[~untested].violated.max():.1%} of "
-        f"the sets ({eps:.0%} may), thresholds without a test in up to {rates[untested].violated.max():.0%}"
+        f"the sets {allowed}, untested ones in up to {rates[untested].violated.max():.0%}"
     )
 
 
@@ -383,7 +387,7 @@ def fresh_conclusion(rates: pd.DataFrame) -> str:
         f" Without a test {means.violated['no_test']:.0%} break it." if "no_test" in means.index else ""
     )
     return (
-        f"Means over rules and demands: {'; '.join(tested)}. Up to {rates.limit.max():.1%} of the sets may "
+        f"Means over rules and targets: {'; '.join(tested)}. Up to {rates.limit.max():.1%} of the sets may "
         f"break it by chance.{untested}"
     )
 
@@ -398,7 +402,7 @@ def named_bugs(bugs: pd.DataFrame) -> pd.DataFrame:
 
 
 def bugs_figure(bugs: pd.DataFrame, tasks: Sequence[str], note: str = ""):
-    """Score kept with each published bug and without, the bug that takes most on top: a dumbbell a case."""
+    """Score kept with each published bug and without, the bug that costs most on top: a dumbbell a case."""
     kept = bugs.pivot_table(index="name", columns="version", values="retained", sort=False)
     order = list((kept.correct - kept.published).sort_values(kind="stable").index)
     return figures.facets(
@@ -422,28 +426,28 @@ def _draw_bugs(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
 
 
 def _losses(bugs: pd.DataFrame) -> pd.Series:
-    """By bug: the largest share of the full score that switching it on takes in any case."""
+    """By bug: the largest share of the full score that switching it on costs in any case."""
     keys = ["bug", "task", "model", "rule", "batch"]
     kept = bugs.pivot_table(index=keys, columns="version", values="retained", sort=False)
     return (kept.correct - kept.published).groupby("bug", sort=False).max()
 
 
 def bugs_message(bugs: pd.DataFrame) -> str:
-    """How many bugs take a tenth of the score or more in some case."""
+    """How many bugs cost a tenth of the score or more in some case."""
     losses = _losses(bugs)
     serious = int((losses >= 0.1).sum())
     return (
-        f"{serious} of {len(losses)} published bugs take at least 10% of the score in some case, everything "
-        "else equal"
+        f"{serious} of {len(losses)} published bugs cost at least 10% of the score in some case, everything "
+        "else being equal"
     )
 
 
 def bugs_conclusion(bugs: pd.DataFrame) -> str:
-    """What the worst bugs take at most."""
+    """What the worst bugs cost at most."""
     losses = _losses(bugs).sort_values(ascending=False, kind="stable")
     texts = [f"{min(loss, 1):.0%} ({bug})" for bug, loss in losses.head(2).items()]
     return (
-        f"The worst bugs take up to {listed(texts)} of the full score. The table says which published number "
+        f"The worst bugs cost up to {listed(texts)} of the full score. The table says which published number "
         "each may explain."
     )
 
@@ -469,9 +473,9 @@ def seeds_conclusion(spread: pd.DataFrame) -> str:
         if name in least.index
     ]
     return (
-        "On models trained again with other seeds, the pruned margin at 0.9 takes these shares of the FLOPs, "
-        f"over tasks and seeds: {listed(parts)}. (Seeds can be compared here, models cannot: an equal "
-        "threshold is not equal quality.)"
+        "On models retrained with other seeds, the pruned margin at 0.9 takes "
+        f"{listed(parts)} of the FLOPs (range over tasks and seeds). (Seeds can be compared here, "
+        "models cannot: an equal threshold is not equal quality.)"
     )
 
 

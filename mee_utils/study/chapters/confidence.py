@@ -47,9 +47,10 @@ def overthinking_conclusion(thinking: pd.DataFrame) -> str:
     """How much a rule that knew the truth could gain."""
     calm = thinking[thinking.model == "calm"].set_index("task")
     return (
-        f"A rule that knew the truth could put {task_span(calm.overthought, '.1%')} of CALM's tokens right, "
-        f"beside {percent_span(calm.right, '{:.1%}')} that end right anyway. This is an upper bound: a token "
-        "has as many chances as there are layers, and a rule does not see which of them is right."
+        f"A rule that knew the truth could correct {task_span(calm.overthought, '.1%')} of CALM's tokens, in "
+        f"addition to the {percent_span(calm.right, '{:.1%}')} that are right anyway. This is an "
+        "upper bound: a token has as many chances as there are layers, and a rule does not see which of "
+        "them is right."
     )
 
 
@@ -83,7 +84,7 @@ def fake_message(fake: pd.DataFrame, first_layer: int) -> str:
     means = wrong.mean()
     return (
         f"At layer {first_layer}, {some(means['vanilla'])} of the tokens that vanilla is sure of are wrong, "
-        f"and {some(means['calm'])} of CALM's (mean of the tasks)"
+        f"and {some(means['calm'])} of CALM's (mean over tasks)"
     )
 
 
@@ -100,8 +101,16 @@ def fake_conclusion(fake: pd.DataFrame, first_layer: int) -> str:
 
 
 def _few(shares: pd.Series) -> str:
-    """Shares by task; where all are tiny, the largest."""
-    return task_span(shares, ".1%") if shares.max() >= 0.005 else f"at most {shares.max():.1%}"
+    """Shares by task; where all are tiny, the largest.
+
+    >>> _few(pd.Series([0.001, 0.0])), _few(pd.Series([0.0004])), _few(pd.Series([0.0]))
+    ('at most 0.1%', 'fewer than 0.05%', 'none')
+    """
+    if shares.max() >= 0.005:
+        return task_span(shares, ".1%")
+    if 0 < shares.max() < 0.0005:
+        return "fewer than 0.05%"
+    return f"at most {shares.max():.1%}" if shares.max() > 0 else "none"
 
 
 def training_conclusion(ways: pd.DataFrame) -> str:
@@ -116,7 +125,19 @@ def training_conclusion(ways: pd.DataFrame) -> str:
     return (
         "How a rule is trained matters. The same unit has an area of "
         f"{task_span(linear, '.2f')} with balanced cross-entropy, and of {task_span(berxit, '.2f')} with "
-        f"squared error. A predicted state names the last layer's token in {percent_span(state, '{:.1%}')} "
+        f"squared error. A predicted state yields the last layer's token in {percent_span(state, '{:.1%}')} "
         f"of the cases, a distilled one in {percent_span(distilled, '{:.1%}')}: distillation is ahead of the "
         f"layer's own token ({percent_span(untrained, '{:.1%}')}) {on_tasks(better, untrained.index)}."
+    )
+
+
+def training_message(ways: pd.DataFrame) -> str:
+    """Which loss trains the better linear unit, and whether distillation improves a predicted token."""
+    of = {key: rows.set_index("task") for key, rows in ways.groupby(["rule", "trained by"], sort=False)}
+    linear = of["linear", "balanced cross-entropy"].roc_area
+    berxit = of["learning_to_exit", "squared error"].roc_area
+    better = linear.index[linear > berxit]
+    return (
+        "Balanced cross-entropy trains a rule that ranks tokens better than squared error does "
+        f"{on_tasks(better, linear.index)}."
     )

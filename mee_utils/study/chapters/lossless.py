@@ -6,7 +6,7 @@ import pandas as pd
 
 from .. import figures
 from ..prose import listed, on_tasks, task_span
-from .wording import percent_span, winners
+from .wording import capitalized, percent_span, winners, without_source
 
 MAIN = "calm"
 SHOWN_ROUNDS = 12  # of one output
@@ -46,7 +46,7 @@ def speed_message(timed: pd.DataFrame) -> str:
     if speed.empty:
         return ""
     times = percent_span(speed, "{:.2f}")
-    return f"With the output of full depth, CALM's verified exits are {times} times as fast at batch {first}"
+    return f"CALM's verified exits produce the output of full depth {times} times as fast at batch {first}"
 
 
 def speed_conclusion(timed: pd.DataFrame) -> str:
@@ -54,18 +54,38 @@ def speed_conclusion(timed: pd.DataFrame) -> str:
     if timed.empty:
         return ""
     tasks = list(timed.task.unique())
-    parts = []
-    for batch in sorted({timed.batch.min(), timed.batch.max()}):
-        speed = _of_main(timed, batch)
-        faster = speed[speed > 1.02].index
-        parts.append(f"at batch {batch} {on_tasks(faster, tasks)}, with speeds of {task_span(speed, '.2f')}")
-    others = timed[(timed.model != MAIN) & (timed.batch == timed.batch.min())]
-    idle = others[others.rule.isna()]
-    text = f"CALM's verified exits are faster than full depth {'; '.join(parts)}."
-    if len(others):
-        pairs = f"{len(idle)} of the {len(others)} pairs of another model and a task"
-        text += f" At batch {timed.batch.min()} the plan drafts nothing for {pairs}, which run at full depth."
-    return text
+    batches = sorted({timed.batch.min(), timed.batch.max()})
+    speeds = {batch: _of_main(timed, batch) for batch in batches}
+    parts = [
+        f"at batch {batch} {_where_faster(speed, tasks)}" for batch, speed in speeds.items() if len(speed)
+    ]
+    text = f"CALM's verified exits are faster than full depth {'; '.join(parts)}." if parts else ""
+    others = timed[(timed.model != MAIN) & (timed.batch == batches[0])]
+    return f"{text} {_idle(others, batches[0])}".strip()
+
+
+def _where_faster(speed: pd.Series, tasks: list[str]) -> str:
+    """The tasks on which a speed is clearly above 1 and by how much, then the speeds of the others."""
+    faster = speed[speed > 1.02]
+    slower = speed.drop(faster.index)
+    where = on_tasks(faster.index, tasks)
+    others = ", ".join(f"{figures.label(task)} {value:.2f}" for task, value in slower.items())
+    if faster.empty:
+        return f"{where} ({others})"
+    by = f"{where}, {task_span(faster, '.2f')} times as fast"
+    return f"{by} ({others})" if others else by
+
+
+def _idle(others: pd.DataFrame, batch: int) -> str:
+    """For how many pairs of another model and a task the plan drafts nothing."""
+    if others.empty:
+        return ""
+    number = int(others.rule.isna().sum())
+    pairs = f"the {len(others)} combinations of the other models and tasks"
+    if not number:
+        return f"At batch {batch} drafts are planned for all of {pairs}."
+    run = "runs" if number == 1 else "run"
+    return f"At batch {batch} nothing is drafted for {number} of {pairs}, which {run} at full depth."
 
 
 def shape_figure(simulated: pd.DataFrame, tasks: list[str], note: str = ""):
@@ -92,16 +112,16 @@ def _at_large(simulated: pd.DataFrame, kind: str) -> pd.Series:
 
 
 def shape_message(simulated: pd.DataFrame) -> str:
-    """What verified exits would be at the shape of T5-large."""
+    """How fast verified exits would be at the size of T5-large."""
     speed = _at_large(simulated, "verified")
     if speed.empty:
         return ""
     times = percent_span(speed, "{:.2f}")
-    return f"Simulated at the shape of T5-large, verified exits are {times} times as fast as full depth"
+    return f"Simulated at T5-large's size, verified exits are {times} times as fast as full depth"
 
 
 def shape_conclusion(simulated: pd.DataFrame) -> str:
-    """Verified beside unverified at the shape of T5-large."""
+    """Verified beside unverified at the size of T5-large."""
     verified = _at_large(simulated, "verified")
     if verified.empty:
         return ""
@@ -110,11 +130,16 @@ def shape_conclusion(simulated: pd.DataFrame) -> str:
     )
     best = alone.groupby(level=0, sort=False).max()
     ahead = [task for task in verified.index if verified[task] > best.get(task, 0)]
+    where = on_tasks(ahead, list(verified.index))
+    beside = (
+        f", the best unverified ones {task_span(best, '.2f')}; verified exits are ahead {where}"
+        if len(best)
+        else ""
+    )
     return (
-        "In this simulation verified exits are ahead of unverified ones "
-        f"{on_tasks(ahead, list(verified.index))}: {task_span(verified, '.2f')} times as fast as full depth "
-        f"at the shape of T5-large, against {task_span(best, '.2f')}. It shows what such exits would cost "
-        "there, and assumes as many right drafts as here; it is no measurement of T5-large."
+        f"Simulated at T5-large's size, verified exits are {task_span(verified, '.2f')} times as fast as "
+        f"full depth{beside}. The simulation shows what such exits would cost there, and assumes as many "
+        "right drafts as here; it is no measurement of T5-large."
     )
 
 
@@ -137,7 +162,7 @@ def decoded_conclusion(decoded: pd.DataFrame, limit: int) -> str:
         f"Verified, {int(decoded.other_outputs.sum())} of {outputs:,} outputs differ from full depth; "
         f"unverified, the same rules at the same threshold keep {percent_span(decoded.kept_unverified)} of "
         "the score. Verification saves no operations: every token goes through every layer, and drafts come "
-        f"on top ({percent_span(decoded.flops_share)} of the FLOPs of full depth). It gains time, because "
+        f"on top ({percent_span(decoded.flops_share)} of the FLOPs of full depth). It saves time because "
         "layers run on several tokens at once."
     )
 
@@ -177,15 +202,27 @@ def drafts_message(drafts: pd.DataFrame) -> str:
 
 
 def drafts_conclusion(drafts: pd.DataFrame) -> str:
-    """Which rule has the longest rounds on each task, with the main model."""
+    """Whose drafts are accepted least and most, by model; with the first, who has the longest rounds."""
+    parts = [
+        f"with {figures.label(name)}, {_accepted(rows)}" for name, rows in drafts.groupby("model", sort=False)
+    ]
     rows = drafts[drafts.model == drafts.model.iloc[0]]
     best = rows.loc[rows.groupby("task", sort=False).tokens_a_round.idxmax()]
     longest = task_span(best.set_index("task").tokens_a_round, ".1f")
     return (
-        "What counts is how early a rule is confident and how much deciding costs, not whether it would be "
-        f"safe without verification. With {figures.label(best.model.iloc[0])} the longest rounds have "
-        f"{longest} tokens; their rule is {winners(best)}."
+        f"Drafts that are accepted, averaged over tasks: {'; '.join(parts)}. The longest rounds with "
+        f"{figures.label(rows.model.iloc[0])}, {longest} tokens, come from {winners(best)}."
     )
+
+
+def _accepted(rows: pd.DataFrame) -> str:
+    """The least and the largest share of accepted drafts, each with its rule."""
+    shares = rows.groupby("rule", sort=False).acceptance.mean().dropna()
+    if shares.empty:
+        return "no rule drafts"
+    least, most = shares.idxmin(), shares.idxmax()
+    texts = [f"{shares[rule]:.0%} ({without_source(rule)})" for rule in (least, most)]
+    return texts[0] if least == most else " to ".join(texts)
 
 
 def sentence_figure(runs: pd.DataFrame, note: str = ""):
@@ -250,14 +287,12 @@ def sentence_message(runs: pd.DataFrame) -> str:
 
 def sentence_conclusion(runs: pd.DataFrame) -> str:
     """How many of the tokens that were run are kept, by model."""
-    parts = [
-        f"{(rows.fate != 'dropped').mean():.0%} with {figures.label(name)}"
+    first, *others = [
+        f"with {figures.label(name)} {(rows.fate != 'dropped').mean():.0%}"
         for name, rows in runs.groupby("model", sort=False)
     ]
-    return (
-        f"Of the tokens that were run, this share ends up in the output: {listed(parts)}. The others were "
-        "dropped because a draft before them was wrong."
-    )
+    texts = [f"{capitalized(first)} of the tokens that were run end up in the output", *others]
+    return f"{', '.join(texts)}. A token is dropped where a draft before it was wrong."
 
 
 def summary(timed: pd.DataFrame) -> str:
@@ -269,13 +304,13 @@ def summary(timed: pd.DataFrame) -> str:
         ),
         f"{speed_message(timed)}." if len(timed) else "",
         (
-            "It depends on the model: where early layers already predict what the last one will, most drafts "
-            "are accepted."
+            "The gain depends on the model: where early layers already predict what the last one will, "
+            "most drafts are accepted."
         ),
         (
-            "Operations are not saved, they grow. Time is saved because weights are read once for several "
-            "tokens, so the gain is largest in small batches."
+            "No operations are saved; there are more of them. Time is saved because weights are read "
+            "once for several tokens, so the gain is largest in small batches."
         ),
-        "Outputs of one or two tokens cannot gain, since nothing waits.",
+        "Outputs of one or two tokens gain nothing: too few tokens can be verified together.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 
 from .. import figures
-from ..catalogue import IDEAS
-from ..prose import on_tasks, task_span
-from .wording import percent_span, winners, without_source
+from ..catalogue import IDEA_NAMES, IDEAS
+from ..prose import listed, on_tasks, span, task_span
+from .wording import capitalized, percent_span, winners, without_source, worst_tasks
 
 MARGIN = "fixed"  # the softmax margin over a few entries, with which other rules are compared
-COMPARED = (  # ten rules that between them have every idea; the table beside the figure has all
+COMPARED = (  # ten rules that between them have every idea; the table stored with the figure has all
     "fixed",
     "surest",
     "entropy",
@@ -26,6 +26,7 @@ COMPARED = (  # ten rules that between them have every idea; the table beside th
     "hidden_similarity",
 )
 ALIKE = 0.95  # rank correlations from which two rules order tokens as good as alike
+NEAR = 0.05  # in mean area: ideas that are further from the best rank worse
 LEAST_LOSS = 0.1  # per cent: smaller losses are drawn there, on a logarithmic axis
 FLOPS_DRAWN = (0.3, 1.3)
 
@@ -72,12 +73,32 @@ def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
     if ranked.empty:
         return "No layer has enough tokens of either kind to rank rules."
     best = ranked.loc[ranked.groupby("task", sort=False).roc_area.idxmax()]
-    by_idea = ranked.assign(idea=ranked.rule.map(IDEAS)).groupby("idea", sort=False).roc_area.mean()
+    by_idea = _areas_of_ideas(ranked)
     first, last = by_idea.idxmax(), by_idea.idxmin()
     return (
         f"Rules on {first} rank tokens best (mean area {by_idea[first]:.2f}), rules on {last} worst "
         f"({by_idea[last]:.2f}). The best single rule is {winners(best)}."
     )
+
+
+def _areas_of_ideas(ranked: pd.DataFrame) -> pd.Series:
+    """By idea: the mean area of its rules over tasks, the largest first."""
+    ideas = ranked.rule.map(IDEAS).replace(IDEA_NAMES)
+    areas = ranked.assign(idea=ideas).groupby("idea", sort=False).roc_area.mean()
+    return areas.sort_values(ascending=False, kind="stable")
+
+
+def ideas_conclusion(mean_rank: pd.DataFrame) -> str:
+    """Which ideas rank tokens well in generation, and which worse; nothing where no tokens can be ranked."""
+    areas = _areas_of_ideas(mean_rank.dropna(subset=["roc_area"]))
+    if areas.empty:
+        return ""
+    well = areas.max() - areas <= NEAR
+    texts = [f"{idea} ({area:.2f})" for idea, area in areas.items()]
+    best = listed(text for text, near in zip(texts, well, strict=True) if near)
+    text = f"In generation, rules on {best} rank tokens best (mean area)"
+    worse = [text for text, near in zip(texts, well, strict=True) if not near]
+    return f"{text}, rules on {listed(worse)} worse." if worse else f"{text}: no idea is clearly worse."
 
 
 def same_rule_conclusion(same: pd.DataFrame) -> str:
@@ -88,7 +109,8 @@ def same_rule_conclusion(same: pd.DataFrame) -> str:
     others = [f"{pair} ({share:.0%})" for pair, share in shares[shares <= 0.999].items()]
     return (
         f"These pairs exit every token at the same layer, on every task: {'; '.join(equal) or 'none'}. These "
-        f"do not (the share of tokens that do, on the worst task): {'; '.join(others) or 'none'}."
+        "do not (in brackets, the share of tokens that exit alike on the worst task): "
+        f"{'; '.join(others) or 'none'}."
     )
 
 
@@ -156,15 +178,17 @@ def alike_conclusion(cells: pd.DataFrame) -> str:
     pairs = pairs_alike(cells)
     pairs = pairs[~((pairs["first"] == "hidden_similarity") & (pairs.second == "mue"))].head(3)
     texts = [f"{without_source(row.first)} and {without_source(row.second)}" for row in pairs.itertuples()]
+    size = span(pairs.correlation) if len(pairs) else "unknown"
+    correlations = "correlations that round to 1.00" if size == "1.00" else f"correlations of {size}"
     return (
-        f"The pairs most alike, with a correlation of at least {pairs.correlation.min():.2f}, are "
-        f"{'; '.join(texts)}. At a correlation of 1, every threshold of one rule has a threshold of the "
-        "other with the same exits. (Similarity and MuE are left out: MuE changes only the threshold.)"
+        f"The pairs most alike, with {correlations}, are {'; '.join(texts)}. At a correlation of 1, every "
+        "threshold of one rule corresponds to a threshold of the other that gives the same exits. (The pair "
+        "of similarity and MuE is not counted: MuE changes only the threshold.)"
     )
 
 
 def highlighted(bench: pd.DataFrame) -> list[str]:
-    """Of each idea the rule with the fewest FLOPs at equal loss, a mean over tasks; no number counts as 1."""
+    """For each idea, the rule with the fewest FLOPs at equal loss, averaged over tasks; NaN counts as 1."""
     measured = bench[bench.rule.isin(IDEAS)]
     means = measured.equal_flops.fillna(1.0).groupby(measured.rule, sort=False).mean()
     ideas = means.index.map(IDEAS)
@@ -205,7 +229,7 @@ def _draw_losses(axis, rows: pd.DataFrame, shown: Sequence[str], demand: float) 
 
 
 def equal_loss_message(bench: pd.DataFrame, demand: float) -> str:
-    """The cheapest rule at the demanded loss, by task."""
+    """The cheapest rule at the target loss, by task."""
     measured = bench.dropna(subset=["equal_flops"])
     if measured.empty:
         return f"No rule was measured at a loss of {demand:.0%}"
@@ -228,15 +252,15 @@ def equal_loss_conclusion(bench: pd.DataFrame, fixed: pd.Series, demand: float) 
     if fixed.notna().any():
         beside = f"a fixed layer {task_span(fixed)}"
         if fixed.isna().any():
-            beside += f" (none loses so little {on_tasks(fixed.index[fixed.isna()], tasks)})"
+            beside += f"; no fixed layer loses so little {on_tasks(fixed.index[fixed.isna()], tasks)}"
     thresholded = bench[bench.rule != "bandit"]
     missing = thresholded.equal_flops.isna().groupby(thresholded.task, sort=False).sum()
     rules = len(thresholded) // max(1, len(missing))
     without = "Every rule has a setting that loses so little."
     if missing.max():
-        without = (
-            f"On a task, up to {missing.max()} of {rules} rules lose more even at their strictest setting."
-        )
+        lose = "rules lose" if missing.max() > 1 else "rules loses"
+        where = capitalized(worst_tasks(missing))
+        without = f"{where}, {missing.max()} of {rules} {lose} more even at their strictest setting."
     return (
         f"At a loss of {demand:.0%} the cheapest rule takes {task_span(cheapest)} of the FLOPs, {beside}. "
         f"{without}"

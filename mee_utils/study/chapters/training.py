@@ -23,7 +23,7 @@ def curves_figure(curves: pd.DataFrame, note: str = ""):
         layers=int(curves.layer.max()),
         per_line=3,
         xlabel="training step",
-        ylabel="cross-entropy\n(nats a token)",
+        ylabel="cross-entropy\n(nats per token)",
         width=3.2,
         height=2.4,
         sharex=False,
@@ -59,7 +59,7 @@ def curves_conclusion(curves: pd.DataFrame) -> str:
     """The last layer of the models at the end."""
     last = last_points(curves).iloc[:, -1]
     trained = last.drop(index="pretrained", errors="ignore")
-    text = f"All trained models end with a cross-entropy of {span(trained)} nats a token at the last layer"
+    text = f"All trained models end with a cross-entropy of {span(trained)} nats per token at the last layer"
     if "pretrained" in last.index:
         text += f", the one that is pre-trained only with {last['pretrained']:.2f}"
     return f"{text}."

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from .. import figures
-from ..prose import on_tasks, span
+from ..prose import listed, on_tasks, span
 
 
 def percent_span(values: Iterable[float], form: str = "{:.0%}") -> str:
@@ -41,6 +41,15 @@ def winners(best: pd.DataFrame) -> str:
         name = "a fixed layer" if rule == "static" else f"the {figures.label(rule)}"
         parts.append(f"{name} {on_tasks(rows.task, list(best.task))}")
     return "; ".join(parts) if len(parts) > 2 else ", and ".join(parts)
+
+
+def worst_tasks(counts: pd.Series) -> str:
+    """Where the largest count is, by task: "on the worst task (translation)", or "on every task"."""
+    worst = list(counts.index[counts == counts.max()])
+    if len(worst) == len(counts):
+        return on_tasks(worst, worst)
+    plural = "s" if len(worst) > 1 else ""
+    return f"on the worst task{plural} ({listed(map(figures.label, worst))})"
 
 
 def without_source(name: str) -> str:
