@@ -377,7 +377,7 @@ def needs(names):
     """What profiles of ready checkpoints take, as a table in markdown: estimates, none of them measured."""
     rows = [
         "| profile | checkpoints | weights in memory | weights on disk | states on disk, at most "
-        "| one pass | minutes of it |",
+        "| one pass | minutes per pass |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in names:

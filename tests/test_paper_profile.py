@@ -395,7 +395,7 @@ def test_a_hub_that_cannot_be_asked_leaves_the_file_as_it_is(tmp_path, monkeypat
     path = profile_file(tmp_path, "paper")
     before = path.read_bytes()
     with pytest.raises(
-        MeeError, match=r'The hub could not be asked for "rajpurkar/squad" \(revision main; '
+        MeeError, match=r'The hub could not be reached for "rajpurkar/squad" \(revision main; '
     ) as error:
         pins.pin("paper")
     assert "\n" not in str(error.value) and path.read_bytes() == before
@@ -533,7 +533,7 @@ def test_without_the_hub_every_command_says_in_one_line_what_it_needs(tmp_path):
     done = clone.python("-c", COMMANDS, json.dumps(commands))
     lines = done.stderr.splitlines()
     assert done.stdout == f"{[2] * len(commands)}\n" and len(lines) == len(commands), done.stderr
-    asked = 'error: The hub could not be asked for "google-t5/t5-large" (revision main; '
+    asked = 'error: The hub could not be reached for "google-t5/t5-large" (revision main; '
     assert lines[0].startswith(asked) and "Check the id and the network" in lines[0]
     wanted = (
         'error: Profile "paper" has no trained model "vanilla" (from google-t5/t5-large): '

@@ -119,7 +119,7 @@ def test_a_task_is_decoded_by_its_own_checkpoint(registered, executed):
     weights, base, *missing = done.stdout.splitlines()
     assert (weights, base) == ("False 32100", "True"), done.stderr[-2000:]
     (line,) = missing
-    assert 'The hub could not be asked for "jvelja/nothing"' in line
+    assert 'The hub could not be reached for "jvelja/nothing"' in line
 
 
 def test_the_estimate_grows_with_examples_and_lengths():

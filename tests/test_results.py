@@ -163,16 +163,16 @@ def test_nothing_is_read_off_outside_what_was_measured():
 
     found = verdicts.at_equal_loss(measured(change=nobody_exits), "calm", (0.01, 0.03, 0.06))
     found = found.set_index(["rule", "wanted"])
-    assert found.reading["static", 0.01] == found.reading["fixed", 0.01] == "none measured"
-    assert found.reading["fixed", 0.03] == "none measured", "the line does not begin at full depth"
-    missing = found[found.reading == "none measured"]
+    assert found.reading["static", 0.01] == found.reading["fixed", 0.01] == "all lose more"
+    assert found.reading["fixed", 0.03] == "all lose more", "the line does not begin at full depth"
+    missing = found[found.reading == "all lose more"]
     assert missing[["flops_share", "flops_low", "flops_high"]].isna().all(axis=None)
     assert np.isnan(np.stack(missing.flops_share_draws)).all()
     assert found.flops_share.loc["fixed", 0.06] == pytest.approx(0.7, abs=0.01)
     assert found.flops_share["static", 0.03] < 0.8
     losing = [("full_depth", np.nan, 0.0, 1.0), ("static", 8.0, 0.2, 0.8)]
     only = verdicts.at_equal_loss(measured(losing), "calm", (0.1, 0.3)).set_index("wanted")
-    assert only.reading.to_dict() == {0.1: "none measured", 0.3: "none loses so much"}
+    assert only.reading.to_dict() == {0.1: "all lose more", 0.3: "none loses so much"}
 
 
 def test_the_setting_within_a_loss_is_chosen_on_validation_examples():

@@ -123,7 +123,7 @@ class Both(Given):
 def test_where_nothing_was_measured_a_table_says_so():
     rule = {"task": "translation", "wanted": 0.01}
     rows = [
-        rule | {"rule": "static", "flops_share": np.nan, "reading": "none measured"},
+        rule | {"rule": "static", "flops_share": np.nan, "reading": "all lose more"},
         rule | {"rule": "hidden", "flops_share": 0.9, "reading": "between settings"},
         rule | {"rule": "fixed", "flops_share": 0.3, "reading": "none loses so much"},
     ]
@@ -133,10 +133,10 @@ def test_where_nothing_was_measured_a_table_says_so():
     table = reference_tables.at_equal_loss(stored, 0.01)
     assert table.rule.to_list() == ["fixed", "hidden", "static"], "what saves most comes first"
     cells = table["translation, synthetic"].to_list()
-    assert cells == ["none loses so much", "90%", "none measured"]
+    assert cells == ["none loses so much", "90%", "all lose more"]
     of_before = pd.DataFrame(rows).drop(columns="reading")
     unread = reference_tables.at_equal_loss(Given(at_equal_loss=of_before, at_99_percent=kept), 0.01)
-    assert set(unread["translation, synthetic"]) == {"none measured"}, "of an older run, which read off all"
+    assert set(unread["translation, synthetic"]) == {"not measured"}, "of an older run, which read off all"
 
 
 def ledger_row(**values):
@@ -265,10 +265,10 @@ def test_what_limits_exits_says_where_no_rule_spends_as_little():
     row = {"task": "translation", "flops_share": 0.6, "oracle": 0.998, "exact": 1.0}
     (found,) = answers.limits(Given(limits_at_equal_flops=pd.DataFrame([row]))).to_dict("records")
     assert found["oracle keeps"] == "99.8%" and found["FLOPs"] == "60%"
-    assert "best rule as cheap keeps" not in found
+    assert "best rule at no more FLOPs keeps" not in found
     rules = pd.DataFrame([row | {"rule_kept": 0.95, "fixed_kept": np.nan}])
     (found,) = answers.limits(Given(limits_at_equal_flops=rules)).to_dict("records")
-    assert found["best rule as cheap keeps"] == "95.0%"
+    assert found["best rule at no more FLOPs keeps"] == "95.0%"
 
 
 def test_a_family_that_a_profile_has_not_measured_is_not_one_that_fails():
@@ -294,7 +294,7 @@ def test_an_oracle_that_was_decoded_one_way_only_stands_beside_the_others():
     stored = Both(**given, score_against_flops=pd.DataFrame([point, point | {"profile": "small"}]))
     real, synthetic = answers.limits(stored).to_dict("records")
     assert real["oracle keeps"] == "99.0%" and synthetic["oracle keeps"] == "90.0%"
-    assert real["best rule as cheap keeps"] == "not measured"
+    assert real["best rule at no more FLOPs keeps"] == "not measured"
     assert facts._oracle_facts(stored)["worst"] == 0.9
 
 

@@ -11,9 +11,9 @@ def needs_extra(extra: str) -> Iterator[None]:
     """Imports inside it may fail for want of an extra: a `MeeError` then says how to install it.
 
     >>> with needs_extra("site"):
-    ...     import no_such_package
+    ...     import no_such_module
     Traceback (most recent call last):
-    mee_utils.common.errors.MeeError: no_such_package is missing: pip install "mee-utils[site]" brings it.
+    mee_utils.common.errors.MeeError: no_such_module is missing; install it with pip install "mee-utils[site]"
     """
     try:
         yield
@@ -22,4 +22,4 @@ def needs_extra(extra: str) -> Iterator[None]:
         if package == __package__.split(".")[0]:
             raise
         install = f'pip install "mee-utils[{extra}]"'
-        raise MeeError(f"{package} is missing: {install} brings it.") from error
+        raise MeeError(f"{package} is missing; install it with {install}") from error

@@ -21,7 +21,7 @@ HISTORY = "history"
 LIMITS = {  # column of what limits exits -> its name in the table
     "oracle": "oracle keeps",
     "exact": "oracle keeps, exact states",
-    "rule_kept": "best rule as cheap keeps",
+    "rule_kept": "best rule at no more FLOPs keeps",
 }
 KIND = "tokens a second (score kept)"
 WINNERS = {  # kind of exit -> its row in README's table
@@ -158,8 +158,7 @@ def cheap_decisions(stored: StoredTables) -> pd.DataFrame:
 def who_decides(stored: StoredTables) -> pd.DataFrame:
     """Of each family of rules the fewest FLOPs with which one keeps 99 % of the score."""
     rules = stored.table("08_results", "at_99_percent")
-    families = rules.rule.map(lambda rule: "history" if rule == HISTORY else RULES[rule].family)
-    rules = rules.assign(family=families.replace({"reference": FIXED, "history": "history of predictions"}))
+    rules = rules.assign(family=rules.rule.map(_family))
     safe = rules[(rules.verdict == KEEPS_IT) & (rules.flops_share < 1)]
     least = safe.groupby([*TASK, "family"]).flops_share.min().unstack("family")
     shown = [family for family in _families(rules) if family in set(rules.family)]
@@ -170,6 +169,24 @@ def who_decides(stored: StoredTables) -> pd.DataFrame:
     )
     measured = rules.groupby([*TASK, "family"]).size().unstack("family").reindex_like(table).notna()
     return table.fillna("none").where(measured, "not measured").reset_index()
+
+
+def _family(rule: str) -> str:
+    """The family of a rule, as readers know it."""
+    if rule == HISTORY:
+        return "history of predictions"
+    family = RULES[rule].family
+    return FIXED if family == "reference" else family
+
+
+def ranking(stored: StoredTables) -> pd.Series:
+    """Family -> the largest ROC area of its rules on real text, mean over layers and tasks; largest first."""
+    layers = stored.table("05_mee_classifiers", "ranking")
+    if layers.empty:
+        return pd.Series(dtype=float)
+    of_real = (layers.profile == REAL) & (layers.model == MAIN_MODEL) & (layers.target == "consistency")
+    areas = layers[of_real].groupby(["rule", "task"]).roc_area.mean().groupby("rule").mean()
+    return areas.groupby(_family).max().sort_values(ascending=False, kind="stable")
 
 
 def _families(rules: pd.DataFrame) -> list[str]:
@@ -280,8 +297,8 @@ def _shallow_row(stored: StoredTables) -> dict[str, str]:
     for row in rows.itertuples():
         spent = f"{speeds[row.task]:.2f}×" if row.task in speeds else f"{row.relative_flops:.0%} FLOPs"
         cells[label(row.task)] = f"{spent} ({row.kept:.1%})"
-    note = ", against vanilla" if len(speeds) else " (not timed)"
-    return {KIND: f"decoder of {rows.decoder_layers.iloc[0]:.0f} layers{note}"} | cells
+    note = "vanilla = 1×" if len(speeds) else "not timed"
+    return {KIND: f"{rows.decoder_layers.iloc[0]:.0f}-layer decoder ({note})"} | cells
 
 
 def shallow_speeds(stored: StoredTables, rows: pd.DataFrame) -> pd.Series:

@@ -87,7 +87,7 @@ def _headline_facts() -> dict:
             "several": len(faster[SEVERAL]),
             "fixed": len(faster[FIXED]),
         },
-        "fixed_not_slower": int((fixed >= rules.reindex(fixed.index).fillna(0)).sum()),
+        "fixed_not_slower": int((fixed.round(2) >= rules.reindex(fixed.index).fillna(0).round(2)).sum()),
         "verified": {"least": verified.min(), "most": verified.max()},
         "synthetic_best": unverified.speed.max(),
     }

@@ -16,10 +16,24 @@ from ..study.figures import label
 from ..study.prose import span
 from ..study.result_tables import KEEPS_IT, UNDECIDED, best_of_families
 from ..tasks.kinds import TASKS
-from . import published_numbers
+from . import answers, published_numbers
 from .published_numbers import published_saturation
 from .stored_tables import DATA, PROFILES, TASK, StoredTables, in_order, wide, with_range
 
+IN_PLAIN_WORDS = {  # name of a line of `decoder.csv`, or of its unit -> as readers see it
+    r"^times faster$": "times as fast",
+    r"^all tokens leave at": "all tokens exit at",
+    r"^leave at (\d+), each fourth at (\d+)$": r"exit at layer \1, every fourth token at \2",
+    r"if made at once$": "if computed at once",
+    r"^weights a token$": "weights read per token",
+    r"^this machine reads$": "memory bandwidth of this machine",
+}
+RANKED = {  # family of rules -> what ranks, in the plural
+    "several layers": "rules on several layers",
+    "one layer": "rules on one layer's state",
+    "history of predictions": "histories of predictions",
+    "pruned": "pruned probabilities",
+}
 PUBLISHED_SETTLED = {2: 0.75, 4: 0.9}  # MEE, section 3: layer of 12 -> share of final tokens, CALM
 
 
@@ -46,15 +60,17 @@ def quality_cells(rules: pd.DataFrame, saving: Sequence[str]) -> np.ndarray:
 
 
 def at_equal_loss(stored: StoredTables, loss: float) -> pd.DataFrame:
-    """FLOPs of every rule where the mean consistency loss is this large; "none measured" where none is."""
-    from ..study.verdicts import BETWEEN, NONE_MEASURED  # loads torch
+    """FLOPs of every rule where the mean consistency loss is this large, or in words why there are none."""
+    from ..study.verdicts import ALL_LOSE_MORE, BETWEEN, NONE_LOSES_SO_MUCH  # loads torch
 
     rows = stored.table("08_results", "at_equal_loss")
     rows = rows[rows.wanted == loss].reset_index(drop=True)
     if "reading" not in rows:  # of an older run, which read off every line
-        rows["reading"] = NONE_MEASURED
+        rows["reading"] = np.nan
     shares = rows.flops_share.map("{:.0%}".format)
-    cells = shares.where(rows.reading.fillna(NONE_MEASURED) == BETWEEN, rows.reading.fillna(NONE_MEASURED))
+    readings = {BETWEEN: shares, NONE_LOSES_SO_MUCH: NONE_LOSES_SO_MUCH}
+    cells = np.select([rows.reading == reading for reading in readings], readings.values(), ALL_LOSE_MORE)
+    cells = pd.Series(cells, index=rows.index).mask(rows.reading.isna(), "not measured")
     return _by_rule(rows.assign(cell=cells), stored)
 
 
@@ -95,7 +111,7 @@ def looked_at(stored: StoredTables) -> pd.DataFrame:
     for profile, name in DATA.items():
         described[f"ROC area, {name}"] = by_data[profile].map("{:.3f}".format, na_action="ignore")
     order = [rule for rule in rules_in_order(stored) if rule in described.index]
-    return described.loc[order].reset_index().rename(columns={"readouts": "LM heads"})
+    return described.loc[order].reset_index()
 
 
 def fastest_at_full_quality(stored: StoredTables) -> pd.DataFrame:
@@ -158,7 +174,9 @@ def saturation(stored: StoredTables) -> pd.DataFrame:
     table = pd.concat(tables, ignore_index=True)
     published = table.task == "published"
     table["task"] = table.task.where(published, table.task.map(label) + ", " + table.profile.map(DATA))
-    table["property"] = table.property.map(label) + ", " + table.group + ", " + table.unit
+    rises = table.property.replace("rises_after_0", "similarity rises from the first layer on")
+    rises = rises.str.replace("rises_after_", "similarity rises after layer ")
+    table["property"] = rises.map(label) + ", " + table.group + ", " + table.unit
     spread = table.standard_deviation.map(" (sd {:.0f})".format)
     table["mean"] = table["mean"].map("{:.0f}".format) + spread.where(table.standard_deviation.notna(), "")
     return wide(table.drop_duplicates(["property", "task"]), ["property"], "task", "mean")
@@ -191,6 +209,9 @@ def published_pruning(stored: StoredTables) -> pd.DataFrame:
     rows = rows[rows.profile == PROFILES[0]]
     kept = rows.score / rows.score_at_full_depth
     ours = rows.our_score / rows.our_score_unpruned
+    rows = rows.replace(
+        {"reduction": {"full_depth": "margin, no pruning"}}
+    )  # full depth of no model: it exits
     table = rows[["model", "dataset", "reduction", "our_model", "our_task"]].assign(
         published_score=rows.score,
         published_kept=kept.map("{:.0%}".format, na_action="ignore"),
@@ -235,14 +256,14 @@ def bug_table(stored: StoredTables, bug: str) -> pd.DataFrame:
 def full_depth(stored: StoredTables) -> pd.DataFrame:
     """Our decoder at full depth beside its peers, on every machine."""
     rows = stored.decoder_bench("full depth", every_machine=True).query("what == 'ours'")
-    rows = rows.replace({"against": {"": "ms a step"}})
+    rows = rows.replace({"against": {"": "ms per step"}})
     return wide(rows, ["shape", "dtype", "batch", "processor"], "against", "measured")
 
 
 def exits(stored: StoredTables) -> pd.DataFrame:
     """Exits at given layers: speed, and cost beside the ideal."""
     rows = pd.concat([stored.decoder_bench("exit cost"), stored.decoder_bench("spread exits")])
-    return rows[["shape", "batch", "what", "measured", "unit", "against"]]
+    return _in_plain_words(rows[["shape", "batch", "what", "measured", "unit", "against"]])
 
 
 def one_decision(stored: StoredTables) -> pd.DataFrame:
@@ -252,7 +273,7 @@ def one_decision(stored: StoredTables) -> pd.DataFrame:
 
 def bandwidth(stored: StoredTables) -> pd.DataFrame:
     """Bytes a token, beside the bandwidth of the memory."""
-    return stored.decoder_bench("bandwidth")[["shape", "what", "measured", "unit"]]
+    return _in_plain_words(stored.decoder_bench("bandwidth")[["shape", "what", "measured", "unit"]])
 
 
 def lossless(stored: StoredTables) -> pd.DataFrame:
@@ -266,13 +287,13 @@ def planning(stored: StoredTables) -> str:
     """How long it takes to plan drafts, and after how many outputs drafting has made up for it."""
     rows = stored.lossless_bench()
     if "planning_seconds" not in rows:
-        return "How long planning takes was not timed yet: run `make bench`."
+        return "Planning has not been timed yet: run `make bench`."
     drafted = rows[rows.rule.notna() & (rows.samples_speed > 1)]
     saved = (drafted.samples_speed - 1) / drafted.samples_per_second  # seconds an output
     planned = span(rows.planning_seconds, "{:.0f}")
     repaid = span(drafted.planning_seconds / saved, "{:,.0f}")
     return (
-        f"Planning takes {planned} seconds, once a line and batch size, and is not part of these times: "
+        f"Planning takes {planned} seconds, once per line and batch size, and is not part of these times: "
         f"drafts that are faster have made up for it after {repaid} outputs. To plan once and decode often, "
         "keep the policy of `plan_drafts`."
     )
@@ -287,7 +308,13 @@ def shapes(stored: StoredTables) -> pd.DataFrame:
 
 def missed_targets(stored: StoredTables) -> pd.DataFrame:
     """Lines of the benchmark that miss their target."""
-    return stored.missed_targets()[["shape", "group", "what", "batch", "measured", "unit", "target"]]
+    columns = ["shape", "group", "what", "batch", "measured", "unit", "target"]
+    return _in_plain_words(stored.missed_targets()[columns])
+
+
+def _in_plain_words(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `decoder.csv` for readers."""
+    return rows.replace({column: IN_PLAIN_WORDS for column in ("what", "unit") if column in rows}, regex=True)
 
 
 def lost_to_int8(stored: StoredTables) -> str:
@@ -295,7 +322,7 @@ def lost_to_int8(stored: StoredTables) -> str:
     rows = stored.decoder_bench("full depth").query("what == 'ours' and batch == 1 and dtype == 'float32'")
     rows = rows[rows.against.str.contains("CTranslate2, int8")]
     if rows.empty:
-        return "CTranslate2 in int8 was not timed yet: run `make bench`."
+        return "CTranslate2 in int8 has not been timed yet: run `make bench`."
     times = [
         f"{1 / median:.1f} times ({shape})" for shape, median in rows.set_index("shape")["median"].items()
     ]
@@ -312,10 +339,22 @@ def not_simulated(stored: StoredTables) -> str:
     return f"Not simulated yet: {', '.join(missing)} (run {' and '.join(commands)})."
 
 
+def ranking(stored: StoredTables) -> str:
+    """Which family of rules ranks best on real text, beside the next; in the picture of the same section."""
+    areas = answers.ranking(stored)
+    if len(areas) < 2:
+        return "How well rules rank on real text has not been measured yet."
+    best, second = (RANKED.get(family, family) for family in areas.index[:2])
+    hardly = ", but hardly better than " + second if areas.iloc[0] - areas.iloc[1] < 0.005 else ""
+    numbers = f"{areas.iloc[0]:.2f}, {second} {areas.iloc[1]:.2f}"
+    return f"{best[0].upper()}{best[1:]} rank best on real text{hardly} (ROC area {numbers})."
+
+
 SENTENCES: dict[str, Callable[[StoredTables], str]] = {  # field of a page -> a sentence with its numbers
     "lost_to_int8": lost_to_int8,
     "not_simulated": not_simulated,
     "planning": planning,
+    "ranking": ranking,
 }
 
 TABLES: dict[str, Callable[[StoredTables], pd.DataFrame]] = {  # field of a page -> its table

@@ -15,10 +15,11 @@ import jinja2
 import pandas as pd
 
 from ..common.files import ROOT, complete_file
+from ..study.figures import label
 from . import answers, facts, ledger_page, reference_tables
 from .result_data import result_data
 from .statements import BUGS
-from .stored_tables import FIGURES, PROFILES, StoredTables, markdown
+from .stored_tables import DATA, FIGURES, PROFILES, StoredTables, markdown
 
 BEGIN = "<!-- {part}: python -m mee_utils results -->"
 END = "<!-- end of {part} -->"
@@ -100,6 +101,7 @@ def _filled(name: str, folder: Path, table) -> str:
         believe=partial(_believe, answers.beliefs(stored)),
         sections=ledger_page.sections(stored),
         bugs=BUGS,
+        label=label,
         bug_table=partial(_bug_table, folder),
         of_tasks=facts.of_tasks,
         percent=facts.percent,
@@ -133,7 +135,8 @@ def _picture(stored: StoredTables, name: str, caption: str) -> str:
         for profile in PROFILES:
             path = FIGURES / profile / f"{figure}.png"
             if path.exists():
-                return f"![{caption}]({stored.link(path)})"
+                data = "" if profile == PROFILES[0] else f", {DATA[profile]} data"
+                return f"![{caption}{data}]({stored.link(path)})"
     return f"*No figure is stored yet: {caption}.*"
 
 
@@ -151,8 +154,8 @@ def _tests(belief: dict) -> str:
     counts = {kind: belief[kind] or "none" for kind in ("supported", "contradicted", "undecided")}
     if set(counts.values()) == {"none"}:
         return "It rests on the table above; no paper states it."
-    verdicts = f"{counts['supported']} for it, {counts['contradicted']} against"
-    return f"Tests in the ledger: {verdicts}, {counts['undecided']} undecided."
+    verdicts = f"{counts['supported']} for, {counts['contradicted']} against"
+    return f"Ledger tests: {verdicts}, {counts['undecided']} undecided."
 
 
 def headline_message() -> str:

@@ -30,6 +30,7 @@ import pandas as pd
 
 from ..analysis.statistics import Comparison, Estimate, estimates, without_draws
 from ..common.errors import MeeError, check_choice, nearest
+from ..study.figures import label
 
 QUANTITIES = {  # what a statement may be judged by -> the columns that measure it
     "time": ("speed", "samples_speed", "lowest", "highest"),
@@ -149,7 +150,7 @@ class Rows:
             raise NoRows(f'finds {len(rows)} rows with {values} in table "{self.name}" and needs one')
         value = self._estimates(rows, column).item(0)
         if np.isnan(value.value):
-            raise Untestable(f"none measured: {', '.join(map(str, values.values()))}")
+            raise Untestable(f"none measured: {', '.join(map(label, values.values()))}")
         return value
 
     def values(self, column: str, **values) -> Estimate:
@@ -243,6 +244,6 @@ def largest_drop(curve: Estimate) -> Estimate:
     """By how much a curve `[layer]` falls at most from one layer to the next; 0 if it never falls."""
 
     def drop(values: np.ndarray, axis: int) -> np.ndarray:
-        return np.maximum(0, -np.diff(values, axis=axis).min(axis=axis))
+        return np.maximum(0, -np.diff(values, axis=axis).min(axis=axis)) + 0.0  # never -0.0
 
     return curve.over_items(drop)

@@ -49,7 +49,7 @@ def hub_commit(kind: Kind, source: str, revision: str | None) -> str | None:
         reason = f"revision {revision or 'main'}; {one_line(error)}"
         advice = "or copy the hub's cache from a machine that has it, and pin the profile there"
         raise MeeError(
-            f'The hub could not be asked for "{source}" ({reason}). Check the id and the network, {advice}.'
+            f'The hub could not be reached for "{source}" ({reason}). Check the id and the network, {advice}.'
         ) from error
     with suppress(OSError):
         reference.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ AT_FULL_DEPTH = {"retained": 1.0, "mean_exit_layer": np.nan, "flops_share": 1.0}
 
 BETWEEN = "between settings"  # where a number at equal loss was read off
 NONE_LOSES_SO_MUCH = "none loses so much"
-NONE_MEASURED = "none measured"
+ALL_LOSE_MORE = "all lose more"
 
 SEVERAL = "several layers"
 OTHER_RULES = "other rules"
@@ -112,7 +112,7 @@ def at_equal_loss(stored: Measured, model: str, losses: Sequence[float]) -> pd.D
 
     `flops_share` is read off the line through the rule's test settings, from the strictest at which a token
     exits to the loosest, never outside it; `reading` says where: `BETWEEN` settings, at the cheapest
-    (`NONE_LOSES_SO_MUCH`), or not at all (`NONE_MEASURED`, NaN), where even the strictest loses more.
+    (`NONE_LOSES_SO_MUCH`), or not at all (`ALL_LOSE_MORE`, NaN), where even the strictest loses more.
     """
     rows = []
     for (task, _, rule), settings in searched(stored, "test", model):
@@ -121,9 +121,9 @@ def at_equal_loss(stored: Measured, model: str, losses: Sequence[float]) -> pd.D
         loss = beside["consistency_loss"]
         for wanted in losses:
             labels = {"task": task, "model": model, "rule": rule, "wanted": wanted}
-            labels["reading"] = _reading(loss.value, wanted) if exiting else NONE_MEASURED
+            labels["reading"] = _reading(loss.value, wanted) if exiting else ALL_LOSE_MORE
             spent = _spent_at(wanted, loss, beside["flops_share"])
-            measured = labels["reading"] != NONE_MEASURED
+            measured = labels["reading"] != ALL_LOSE_MORE
             rows.append(labels | (spent if measured else NOTHING).columns("flops_share", "flops_"))
     return pd.DataFrame(rows)
 
@@ -139,7 +139,7 @@ def _exits(stored: Measured, setting: pd.DataFrame) -> bool:
 def _reading(loss: np.ndarray, wanted: float) -> str:
     """Where `wanted` lies among the losses `[setting]` of a rule, the strictest setting first."""
     if loss[0] > wanted:
-        return NONE_MEASURED
+        return ALL_LOSE_MORE
     return BETWEEN if loss.max() >= wanted else NONE_LOSES_SO_MUCH
 
 

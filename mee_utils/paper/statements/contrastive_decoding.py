@@ -18,7 +18,7 @@ def ranks_better(results, rule: str, model: str) -> tuple[str, Comparison]:
 @statement(
     "weighted contrast improves confidence of calm",
     source="Not all FLOPs, contrastive decoding",
-    quote="The notion of confidence is improved by weighted contrast (calm).",
+    quote="Weighted contrast improves confidence (CALM).",
     published="speculated",
     judged_by="ranking",
 )
@@ -29,7 +29,7 @@ def weighted_contrast_improves_confidence_of_calm(results):
 @statement(
     "weighted contrast improves confidence of vanilla",
     source="Not all FLOPs, contrastive decoding",
-    quote="The notion of confidence is improved by weighted contrast (vanilla).",
+    quote="Weighted contrast improves confidence (vanilla).",
     published="speculated",
     judged_by="ranking",
     models=["vanilla"],
@@ -41,7 +41,7 @@ def weighted_contrast_improves_confidence_of_vanilla(results):
 @statement(
     "JSD contrast improves confidence of calm",
     source="Not all FLOPs, contrastive decoding",
-    quote="The notion of confidence is improved by JSD contrast (calm).",
+    quote="JSD contrast improves confidence (CALM).",
     published="speculated",
     judged_by="ranking",
 )
@@ -52,7 +52,7 @@ def jsd_contrast_improves_confidence_of_calm(results):
 @statement(
     "JSD contrast improves confidence of vanilla",
     source="Not all FLOPs, contrastive decoding",
-    quote="The notion of confidence is improved by JSD contrast (vanilla).",
+    quote="JSD contrast improves confidence (vanilla).",
     published="speculated",
     judged_by="ranking",
     models=["vanilla"],
@@ -64,7 +64,7 @@ def jsd_contrast_improves_confidence_of_vanilla(results):
 @statement(
     "weighted contrast exits earlier at equal quality",
     source="Not all FLOPs, contrastive decoding",
-    quote="With weighted contrast tokens exit earlier at 98 % of predictions kept.",
+    quote="With weighted contrast tokens exit earlier where 98 % of the predictions are kept.",
     published="expected",
     judged_by="exit layer",
 )

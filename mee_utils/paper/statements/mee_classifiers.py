@@ -112,7 +112,8 @@ def three_rising_scores_above_0_9_are_final(results):
     source="not asked by the papers",
     of_our_own=True,
     quote=(
-        "Of scores above 0.9, those that rose three times stay more often than all of them (by a thousandth)."
+        "Predictions whose score rose three times to above 0.9 change less often than all predictions above "
+        "0.9 (by 0.1 points)."
     ),
     published="not tested",
     judged_by="predictions",
@@ -260,8 +261,8 @@ def mee_takes_more_flops_from_layer_4(results):
     "several layers can be cheap and keep quality",
     source="MEE blog, open question 1",
     quote=(
-        "Of the classifiers on several layers that keep 99 % of the score the cheapest takes fewer FLOPs "
-        "than full depth."
+        "The cheapest classifier on several layers that keeps 99 % of the score takes fewer FLOPs than full "
+        "depth."
     ),
     published="open",
     judged_by="FLOPs",

@@ -76,15 +76,15 @@ def vanilla_settles_later(results):
 def free_settles_later(results):
     free = results.stable.values("share", model="free").mean()
     calm = results.stable.values("share", model="calm").mean()
-    return f"{free:.1%} against {calm:.1%} settled, mean of layers", free < calm - 0.01
+    return f"{free:.1%} against {calm:.1%} settled, mean over layers", free < calm - 0.01
 
 
 @statement(
     "CALM grows layer by layer",
     source="MEE blog, section 2",
     quote=(
-        "CALM's mean confidence in the final prediction never falls from one layer to the next (by over "
-        "0.005)."
+        "CALM's mean confidence in the final prediction never falls from one layer to the next (by more "
+        "than 0.005)."
     ),
     published="monotonic",
     judged_by="confidence",
@@ -97,7 +97,9 @@ def calm_grows_layer_by_layer(results):
 @statement(
     "vanilla grows layer by layer",
     source="MEE blog, section 2",
-    quote="Monotonicity holds for the default model too; its mean confidence never falls (by over 0.005).",
+    quote=(
+        "Monotonicity holds for the default model too; its mean confidence never falls (by more than 0.005)."
+    ),
     published="monotonic",
     judged_by="confidence",
     models=["vanilla"],
@@ -143,8 +145,8 @@ def holds_best_for_calm(results, kind: str, after_layer: int) -> tuple[str, Comp
     "confidence never falls, most often for CALM",
     source="MEE blog, section 2",
     quote=(
-        "Monotonicity holds best for CALM (here, token by token: of its tokens the largest share has a "
-        "confidence in the final prediction that never falls by over 0.01, from the first layer on)."
+        "Monotonicity holds best for CALM (here, token by token: it has the largest share of tokens "
+        "whose confidence in the final prediction never falls by more than 0.01, from the first layer on)."
     ),
     published="holds best",
     judged_by="predictions",
@@ -196,7 +198,7 @@ def confidence_rises_strictly_after_a_third_most_often_for_calm(results):
 @statement(
     "FREE falls after its exit",
     source="MEE blog, section 2",
-    quote="FREE's mean confidence falls after its exit layer (by over 0.01).",
+    quote="FREE's mean confidence falls after its exit layer (by more than 0.01).",
     published="rise, dip, rise",
     judged_by="confidence",
     models=["free"],
@@ -205,14 +207,14 @@ def free_falls_after_its_exit(results):
     at_exit = results.confidence.value("confidence", model="free", layer=results.exit_layer)
     later = results.confidence.values("confidence", model="free", layer=lambda x: x > results.exit_layer)
     dip = later.min()
-    return f"{at_exit:.3f} at the exit, {dip:.3f} at least after it", dip < at_exit - 0.01
+    return f"{at_exit:.3f} at the exit, {dip:.3f} at its lowest after it", dip < at_exit - 0.01
 
 
 @statement(
     "FREE rises again to the end",
     source="MEE blog, section 2",
     quote=(
-        "After its exit layer FREE's mean confidence rises again to the last layer (from its least value)."
+        "After its exit layer FREE's mean confidence rises again from its lowest value to the last layer."
     ),
     published="rise, dip, rise",
     judged_by="confidence",
@@ -222,7 +224,7 @@ def free_rises_again_to_the_end(results):
     later = results.confidence.values("confidence", model="free", layer=lambda x: x > results.exit_layer)
     dip = later.min()
     end = last_layer(results.confidence.curve("confidence", model="free"))
-    return f"{dip:.3f} at least after the exit, {end:.3f} at the end", dip < end
+    return f"{dip:.3f} at its lowest after the exit, {end:.3f} at the end", dip < end
 
 
 @statement(
@@ -230,7 +232,7 @@ def free_rises_again_to_the_end(results):
     source="MEE blog, closing section (a hypothesis)",
     quote=(
         "Supervising only the last 70 % of the layers leaves the early ones free, and half-way as many "
-        "predictions are final as under CALM (to a twentieth of the tokens)."
+        "predictions are final as under CALM (to within 5 % of the tokens)."
     ),
     published="not tested",
     judged_by="predictions",

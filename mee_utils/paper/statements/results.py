@@ -40,7 +40,7 @@ def with_and_without(results, bug: str, **values) -> list[Estimate]:
     "the guarantee holds",
     source="CALM, sections 3 and 4",
     quote=(
-        "A calibrated threshold breaks its guarantee in at most a share eps of the cases (and chance), for "
+        "A calibrated threshold breaks its guarantee in at most a share eps of the cases, up to chance, for "
         "every rule."
     ),
     published="proved, 95 %",
@@ -99,7 +99,7 @@ def calibrated_softmax_saves_layers(results):
 @statement(
     "softmax costs least at equal loss",
     source="CALM, results",
-    quote="At the same quality the softmax measure spends less than classifier and similarity.",
+    quote="The softmax measure reaches the same quality with fewer FLOPs than classifier and similarity.",
     published="figures",
     judged_by="FLOPs",
     untested="none measured",
@@ -113,7 +113,7 @@ def softmax_costs_least_at_equal_loss(results):
 @statement(
     "pruning is cheaper at equal loss",
     source="Not all FLOPs, title",
-    quote="With pruning the margin spends less for the same quality.",
+    quote="With pruning the margin reaches the same quality with fewer FLOPs.",
     published="announced",
     judged_by="FLOPs",
     untested="none measured",
@@ -127,7 +127,7 @@ def pruning_is_cheaper_at_equal_loss(results):
 @statement(
     "contrast is a Pareto improvement at equal loss",
     source="Not all FLOPs, introduction",
-    quote="With contrast less is spent for the same quality (both pruned).",
+    quote="Contrast reaches the same quality with fewer FLOPs (both pruned).",
     published="claimed",
     judged_by="FLOPs",
     untested="none measured",
@@ -141,7 +141,7 @@ def contrast_is_a_pareto_improvement_at_equal_loss(results):
 @statement(
     "MEE's measures are better at equal loss",
     source="MEE blog, section 3",
-    quote="At the same quality MEE's measures spend less than CALM's.",
+    quote="MEE's measures reach the same quality with fewer FLOPs than CALM's.",
     published="implied (at 0.9)",
     judged_by="FLOPs",
     untested="none measured",
@@ -156,8 +156,8 @@ def mees_measures_are_better_at_equal_loss(results):
     "several layers that keep quality are faster",
     source="MEE blog, open question 1",
     quote=(
-        "Of the rules over several layers that keep 99 % of the score one emits more tokens a second than "
-        "full depth."
+        "Some rule over several layers keeps 99 % of the score and emits more tokens a second than full "
+        "depth."
     ),
     published="open",
     judged_by="time",
@@ -239,13 +239,13 @@ def free_saves_work(results):
 
 
 def collapses(results, rule: str) -> tuple[str, Comparison]:
-    """Whether a rule keeps less than half of the score in a decoder that cuts itself short, batch 32."""
+    """Whether a rule keeps less than half of the score in a decoder with the depth bug, batch 32."""
     published, _ = with_and_without(results, "depth collapse", rule=rule, batch=32)
     return f"keeps {published:.1%}", published < 0.5
 
 
 def stands_uncut(results, rule: str) -> tuple[str, Comparison]:
-    """Whether the same rule keeps half of the score, or more, in a decoder that does not."""
+    """Whether the same rule keeps half of the score, or more, in a decoder without it."""
     _, correct = with_and_without(results, "depth collapse", rule=rule, batch=32)
     return f"keeps {correct:.1%}", correct >= 0.5
 
@@ -255,8 +255,8 @@ def stands_uncut(results, rule: str) -> tuple[str, Comparison]:
     source="MEE, code (not in the papers)",
     of_our_own=True,
     quote=(
-        "In a decoder that cuts itself short as MEE's does, from layer 2 on in batches of 32, the margin "
-        "keeps less than half of the score."
+        "In a decoder with MEE's depth bug, exiting from layer 2 on in batches of 32, the margin keeps less "
+        "than half of the score."
     ),
     published="CNN/DM ROUGE-1 12.88 of 43.75",
     judged_by="score",
@@ -270,8 +270,8 @@ def the_depth_collapse_ruins_the_margin(results):
     source="MEE, code (not in the papers)",
     of_our_own=True,
     quote=(
-        "In a decoder that does not cut itself short the margin keeps at least half of the score at the "
-        "same settings."
+        "In a decoder without the depth bug, the margin keeps at least half of the score at the same "
+        "settings."
     ),
     published="CNN/DM ROUGE-1 12.88 of 43.75",
     judged_by="score",
@@ -285,8 +285,8 @@ def without_the_collapse_the_margin_stands(results):
     source="MEE, code (not in the papers)",
     of_our_own=True,
     quote=(
-        "In a decoder that cuts itself short as MEE's does, from layer 2 on in batches of 32, similarity "
-        "keeps less than half of the score."
+        "In a decoder with MEE's depth bug, exiting from layer 2 on in batches of 32, similarity keeps less "
+        "than half of the score."
     ),
     published="CNN/DM ROUGE-1 3.32 of 43.75",
     judged_by="score",
@@ -300,8 +300,8 @@ def the_depth_collapse_ruins_similarity(results):
     source="MEE, code (not in the papers)",
     of_our_own=True,
     quote=(
-        "In a decoder that does not cut itself short similarity keeps at least half of the score at the "
-        "same settings."
+        "In a decoder without the depth bug, similarity keeps at least half of the score at the same "
+        "settings."
     ),
     published="CNN/DM ROUGE-1 3.32 of 43.75",
     judged_by="score",
@@ -340,7 +340,7 @@ def ids_keep_the_score(results):
     "the sorted list costs the score",
     source="Not all FLOPs, code (not in the papers)",
     of_our_own=True,
-    quote="A kept list sorted by id costs a tenth of the score or more under decaying pruning.",
+    quote="A kept list sorted by id costs a tenth of the task score or more under decaying pruning.",
     published="SAMSum 2.5 of 36.0, CNN/DM 2.05 of 25.0",
     judged_by="score",
 )
@@ -353,7 +353,7 @@ def the_sorted_list_costs_the_score(results):
     "the list in order of score keeps it",
     source="Not all FLOPs, code (not in the papers)",
     of_our_own=True,
-    quote="A kept list in order of score loses less than a tenth of it under decaying pruning.",
+    quote="A kept list sorted by logit loses less than a tenth of the task score under decaying pruning.",
     published="SAMSum 2.5 of 36.0, CNN/DM 2.05 of 25.0",
     judged_by="score",
 )

@@ -13,7 +13,7 @@ DIFFICULT = {"model": "calm", "selected_by": "loss", "group": "difficult"}
 
 
 def rises_after(selections: Rows, number: int, **values) -> Estimate:
-    """The share of prefixes that rise strictly after one of the three layers that 02 looks at.
+    """The share of prefixes whose similarity rises strictly after one of the three layers that 02 looks at.
 
     `number` 0, 1 and 2 are the first layer, a sixth and a third of the layers.
     """
@@ -53,7 +53,7 @@ def easy_prefixes_are_longer(results):
 @statement(
     "easy states rise from the first layer",
     source="MEE report, section 4",
-    quote="More easy than difficult prefixes rise strictly from the first layer on.",
+    quote="For more easy than difficult prefixes similarity rises strictly from the first layer on.",
     published="24 % against 3 %",
     judged_by="states and tokens",
 )
@@ -66,7 +66,9 @@ def easy_states_rise_from_the_first_layer(results):
 @statement(
     "difficult states rise later on",
     source="MEE report, section 4",
-    quote="Nearly all difficult prefixes rise strictly after a sixth of the layers (4 of 24).",
+    quote=(
+        "For nearly all difficult prefixes similarity rises strictly after a sixth of the layers (4 of 24)."
+    ),
     published="97 %",
     judged_by="states and tokens",
 )
@@ -78,7 +80,10 @@ def difficult_states_rise_later_on(results):
 @statement(
     "difficult states rise more than easy ones later on",
     source="MEE report, section 4",
-    quote="After a third of the layers (8 of 24) more difficult than easy prefixes rise strictly.",
+    quote=(
+        "After a third of the layers (8 of 24) similarity rises strictly for more difficult than easy "
+        "prefixes."
+    ),
     published="98 % against 85 %",
     judged_by="states and tokens",
 )
@@ -121,8 +126,8 @@ def the_first_layers_are_of_no_use(results):
     "confident without saturation",
     source="MEE report, section 5",
     quote=(
-        "States that are far from the last one can be confident of a token (here, after a third of the "
-        "layers, of more than a tenth of the tokens with a probability above 0.9)."
+        "A layer can be confident of a token while its state is far from the last one (here: after a third "
+        "of the layers, more than a tenth of the tokens with a probability above 0.9 have such a state)."
     ),
     published="argued",
     judged_by="confidence",

@@ -38,8 +38,8 @@ def fewer_mistakes_later_in_a_sentence(results):
     "confidence moves with the domain",
     source="Survey, section 5",
     quote=(
-        "A threshold chosen at home loses more in another domain (here, another task or corpus), by more "
-        "than the demand."
+        "A threshold chosen in-domain loses more in another domain (here, another task or corpus), by more "
+        "than the target loss."
     ),
     published="named, no number",
     judged_by="loss",
@@ -49,15 +49,15 @@ def confidence_moves_with_the_domain(results):
     home = results.travelled.value("loss", rule="surest", place="at home")
     away = results.travelled.values("loss", rule="surest", place=lambda place: place != "at home")
     worst = away.max()
-    return f"loss {away:.1%} for {home:.1%} at home", worst > home + results.demand
+    return f"loss {away:.1%} for {home:.1%} in-domain", worst > home + results.demand
 
 
 @statement(
     "confidence is less right in another domain",
     source="Survey, section 5",
     quote=(
-        "Of the tokens of which the first exit is sure, the last layer contradicts more on another corpus "
-        "of the task."
+        "On another corpus of the task, the last layer contradicts more of the tokens that the first exit is "
+        "sure of."
     ),
     published="named, no number",
     judged_by="predictions",
@@ -67,19 +67,19 @@ def confidence_is_less_right_in_another_domain(results):
     home = results.moved.value("wrong", place="at home")
     away = results.moved.values("wrong", place=lambda place: place != "at home")
     worst = away.max()
-    return f"{away:.1%}, {home:.1%} at home", worst > home
+    return f"{away:.1%}, {home:.1%} in-domain", worst > home
 
 
 @statement(
     "a bandit finds the threshold",
     source="Survey, section 3.4 (UCBEE, CeeBERT)",
-    quote="Over one stream a bandit earns what the best fixed threshold does, to a hundredth of the depth.",
+    quote="Over one stream a bandit earns what the best fixed threshold does, to within 1 % of the depth.",
     published="named, no number",
     judged_by="loss",
 )
 def a_bandit_finds_the_threshold(results):
     regret = results.keepers.value("regret", who="bandit, one stream")
-    return f"regret {regret:.3f} a token", regret < 0.01
+    return f"regret {regret:.3f} per token", regret < 0.01
 
 
 @statement(

@@ -10,7 +10,7 @@ from .. import figures
 from ..catalogue import MAIN_MODEL, RULES
 from ..prose import listed, on_tasks, span, task_span
 from ..result_tables import Measured, best_of_families
-from ..verdicts import BETWEEN, FIXED_LAYER, KIND_OF, NONE_MEASURED, OTHER_RULES, SEVERAL, on_front
+from ..verdicts import ALL_LOSE_MORE, BETWEEN, FIXED_LAYER, KIND_OF, OTHER_RULES, SEVERAL, on_front
 from .wording import capitalized, winners, worst_tasks
 
 ONE = "rules over one layer"
@@ -265,7 +265,7 @@ def equal_loss_conclusion(equal: pd.DataFrame, wanted: float) -> str:
     if rows.empty:
         return ""
     least = rows[rows.reading == BETWEEN].groupby("task").flops_share.min()
-    missing = (rows.reading == NONE_MEASURED).groupby(rows.task, sort=False).sum()
+    missing = (rows.reading == ALL_LOSE_MORE).groupby(rows.task, sort=False).sum()
     every = "Every rule has a setting that strict."
     have = "rules have" if missing.max() > 1 else "rules has"
     where = capitalized(worst_tasks(missing))
