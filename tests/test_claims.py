@@ -513,6 +513,8 @@ def test_draws_are_reduced_as_values_are(reduce):
 def test_drops_and_first_layers_of_a_curve_by_hand():
     curve = Estimate(np.array([0.2, 0.6, 0.55, 0.9]))
     assert largest_drop(curve).value == pytest.approx(0.05)
+    level = largest_drop(Estimate(np.array([0.2, 0.2, 0.6])))
+    assert f"{level:.2%}" == "0.00%", "before: -0.00%"
     assert first_layer_above(curve, 0.5).value == 2 and first_layer_above(curve, 0.95).value == 5
 
 

@@ -369,3 +369,43 @@ def test_the_rule_on_past_predictions_stands_in_the_table_of_readme_once_it_is_m
     assert cells["translation"] == "not timed (100.0%)"
     assert cells["summarization"] == cells["question answering"] == "none"
     assert table.index[-1] == "**verified exits**"
+
+
+def ranked(**areas):
+    """A stored ranking of these rules on real text."""
+    rows = {"profile": "real", "task": "translation", "model": "calm", "target": "consistency", "layer": 1}
+    return Both(ranking=pd.DataFrame(rows | {"rule": list(areas), "roc_area": list(areas.values())}))
+
+
+def test_who_ranks_best_follows_from_the_ranking():
+    clear = reference_tables.ranking(ranked(softmax_margin=0.94, max_probability=0.92, lstm=0.8, hidden=0.7))
+    assert clear.startswith(
+        "Probabilities rank best on real text (ROC area 0.94, rules on several layers 0.80"
+    )
+    close = reference_tables.ranking(ranked(softmax_margin=0.939, history=0.941))
+    assert close.startswith("Histories of predictions rank best on real text, but hardly better than prob")
+    assert "not been measured" in reference_tables.ranking(Both(ranking=pd.DataFrame()))
+
+
+@pytest.mark.parametrize("speed, tasks", [(1.031, 1), (1.034, 1), (1.02, 0)])
+def test_a_fixed_layer_is_compared_by_the_speeds_that_are_printed(monkeypatch, speed, tasks):
+    """Before, 1.030 beside 1.034 counted as slower, though the table says 1.03 of both."""
+    rows = {"task": "a", "kind": [headlines.FIXED, headlines.ONE], "speed": [speed, 1.034], "lowest": 1.0}
+    monkeypatch.setattr(facts, "headlines", lambda: dict.fromkeys(("real", "small"), pd.DataFrame(rows)))
+    assert facts._headline_facts()["fixed_not_slower"] == tasks
+
+
+def test_a_picture_of_synthetic_data_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(results_page, "FIGURES", tmp_path)
+    for profile, data in (("small", ", synthetic data"), ("real", "")):
+        path = tmp_path / profile / "08_results" / "limits.png"
+        path.parent.mkdir(parents=True)
+        path.touch()
+        shown = results_page._picture(StoredTables(tmp_path), "limits", "Kept")
+        assert shown == f"![Kept{data}]({profile}/08_results/limits.png)"
+
+
+def test_names_of_the_benchmark_are_in_plain_words():
+    rows = pd.DataFrame({"what": ["leave at 3, each fourth at 12"], "unit": "times faster"})
+    (row,) = reference_tables._in_plain_words(rows).to_dict("records")
+    assert row == {"what": "exit at layer 3, every fourth token at 12", "unit": "times as fast"}

@@ -42,7 +42,7 @@ def settling(stored: StoredTables) -> pd.DataFrame:
 
 
 def _by_model(rows: pd.DataFrame, column: str, form: str, name: str) -> pd.DataFrame:
-    """A row a task, a column for the vanilla model and one for the main model."""
+    """A row per task, a column for the vanilla model and one for the main model."""
     by_model = in_order(rows).pivot(index=TASK, columns="model", values=column)[[VANILLA, MAIN_MODEL]]
     texts = by_model.loc[_tasks(rows)].map(form.format)
     return texts.rename(columns=lambda model: f"{name}, {label(model)}")
@@ -208,7 +208,7 @@ def limits(stored: StoredTables) -> pd.DataFrame:
 
 
 def oracle_rows(stored: StoredTables) -> pd.DataFrame:
-    """A row a task: what the oracle keeps for which FLOPs, and (`complete`) what else 08 sets beside it.
+    """A row per task: what the oracle keeps for which FLOPs, and (`complete`) what else 08 sets beside it.
 
     Of profiles whose oracle was not decoded with exact states, only what it keeps with copied ones is known.
     """
@@ -238,7 +238,7 @@ def headlines() -> dict[str, pd.DataFrame]:
 
 
 def speeds(stored: StoredTables) -> pd.DataFrame:
-    """The headline as a table, real text first: a row a kind of exit, a column a task."""
+    """The headline as a table, real text first: a row per kind of exit, a column per task."""
     tables = []
     for profile in PROFILES:
         table = _headline_cells(profile, stored)
@@ -248,7 +248,7 @@ def speeds(stored: StoredTables) -> pd.DataFrame:
 
 
 def _headline_cells(profile: str, stored: StoredTables) -> pd.DataFrame:
-    """ "1.03× (99.7 %)": speed and share of the score, a row a kind of exit."""
+    """ "1.03× (99.7 %)": speed and share of the score, a row per kind of exit."""
     rows = headlines()[profile]
     stored.note_timings(rows)
     kept = rows.retained.map(" ({:.1%})".format).mask(rows.kind == VERIFIED, " (same output)")

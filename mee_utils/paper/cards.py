@@ -159,14 +159,14 @@ def _model_row(name: str, manifest: dict) -> dict:
 
 
 def _with_interval(row: pd.Series) -> str:
-    """A score and its interval; BLEU of a corpus has none, so that of the mean sentence stands beside it."""
+    """A score and its interval; BLEU of a corpus has none, so that of the mean over sentences follows."""
     interval = f"{row['mean']:.1f} ({row.low:.1f} to {row.high:.1f})"
     is_mean = abs(row.corpus_score - row["mean"]) < 1e-3
-    return interval if is_mean else f"{row.corpus_score:.1f}; a sentence {interval}"
+    return interval if is_mean else f"{row.corpus_score:.1f}; per sentence {interval}"
 
 
 def _scores(profile: Profile) -> pd.DataFrame:
-    """One row a model, and one for each baseline that needs no model; a column for each task."""
+    """One row per model, and one for each baseline that needs no model; a column for each task."""
     scores = pd.read_csv(FIGURES / profile.name / "00_models" / "scores.csv")
     metric = scores.task.map({name: kind.metric for name, kind in TASKS.items()})
     rows = []

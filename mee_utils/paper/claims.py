@@ -120,7 +120,7 @@ def decided(rows: pd.DataFrame, adjust: Callable | None = None) -> np.ndarray:
 
 
 def ledger(stored: pd.DataFrame, latest: pd.DataFrame) -> pd.DataFrame:
-    """One row a statement of all notebooks, with its verdict over all tasks.
+    """One row per statement of all notebooks, with its verdict over all tasks.
 
     A statement is decided on a task where Holm's correction over all statements and tasks leaves it below
     `LEVEL`. `tasks` counts those on which it can be tested; on these it `held`, `failed` or is `undecided`,

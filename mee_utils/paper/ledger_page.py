@@ -1,4 +1,4 @@
-"""The ledger as a page: a section a paper, in it what was confirmed, what was not, and what is open.
+"""The ledger as a page: a section per paper, in it what was confirmed, what was not, and what is open.
 
 What was found on real text decides where a statement stands; where it cannot be tested there, the synthetic
 data do.
@@ -65,7 +65,7 @@ def _verdicts(rows: pd.DataFrame) -> pd.Series:
 
 
 def _numbers(rows: pd.DataFrame) -> pd.Series:
-    """Our numbers, a line a task, and why others have none."""
+    """Our numbers, a line per task, and why others have none."""
     parts = zip(rows.ours.astype(object), rows.reason.astype(object), strict=True)
     texts = ["; ".join(text for text in both if isinstance(text, str)) for both in parts]
     return pd.Series([text.replace("; ", "<br>") for text in texts], index=rows.index, dtype=object)
@@ -111,7 +111,7 @@ def _folded(heading: str, rows: pd.DataFrame) -> str:
 
 
 def _table(rows: pd.DataFrame) -> str:
-    """A row a statement: what was published, what was found, and where."""
+    """A row per statement: what was published, what was found, and where."""
     shown = pd.DataFrame(
         {"statement": rows.statement + " *" + rows.source + "*", "published": rows.published}
     )

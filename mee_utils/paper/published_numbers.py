@@ -1,4 +1,4 @@
-"""Published tables to stand beside ours, such as the softmax results of "Not all FLOPs" (`reductions.csv`).
+"""Published tables, shown beside ours, such as the softmax results of "Not all FLOPs" (`reductions.csv`).
 
 The file also says which model and task of ours is nearest to a row, and what likely tells the two apart.
 """
@@ -62,7 +62,7 @@ def _lookup(values: pd.Series, *key: str) -> float:
 
 
 def published_main_figure() -> pd.DataFrame:
-    """MEE's main figure as numbers (`statements/main_figure.csv`): a row a task and measure, T5-large.
+    """MEE's main figure as numbers (`statements/main_figure.csv`): a row per task and measure, T5-large.
 
     `depth` is the mean exit layer as a share of all, NaN where it is not given.
     """
@@ -141,7 +141,7 @@ def _rises(layers: int) -> list[str]:
 def published_scores(scores: pd.DataFrame, sources: dict[str, str], texts: dict, tasks: dict) -> pd.DataFrame:
     """Scores that others published for models of about this size (`statements/scores.csv`) beside ours.
 
-    A published score stands beside ours only where the corpus is the same. `ours_as_published` scores our
+    A published score is shown beside ours only where the corpus is the same. `ours_as_published` scores our
     texts as was likely done there (`weighted_rouge_l`).
 
     Args:

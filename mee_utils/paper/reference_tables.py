@@ -1,7 +1,7 @@
 """The tables of the pages in `figures/results`, a function each; where one stands is in the page's template.
 
-A function gets a `StoredTables`, reads what it needs through it, and returns what is shown: a row a profile,
-task and whatever else, in the order of the page.
+A function gets a `StoredTables`, reads what it needs through it, and returns what is shown: a row per
+profile, task and whatever else, in the order of the page.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ def at_guaranteed_loss(stored: StoredTables, delta: float) -> pd.DataFrame:
 
 
 def _by_rule(rows: pd.DataFrame, stored: StoredTables) -> pd.DataFrame:
-    """Cells of rules by task: a row a rule, a column a task, real text first."""
+    """Cells of rules by task: a row per rule, a column per task, real text first."""
     ordered = in_order(rows)
     columns = ordered.task.map(label) + ordered.profile.map({"real": "", "small": ", synthetic"})
     table = ordered.assign(column=columns).pivot(index="rule", columns="column", values="cell")
@@ -272,7 +272,7 @@ def one_decision(stored: StoredTables) -> pd.DataFrame:
 
 
 def bandwidth(stored: StoredTables) -> pd.DataFrame:
-    """Bytes a token, beside the bandwidth of the memory."""
+    """Bytes per token, beside the bandwidth of the memory."""
     return _in_plain_words(stored.decoder_bench("bandwidth")[["shape", "what", "measured", "unit"]])
 
 
@@ -289,7 +289,7 @@ def planning(stored: StoredTables) -> str:
     if "planning_seconds" not in rows:
         return "Planning has not been timed yet: run `make bench`."
     drafted = rows[rows.rule.notna() & (rows.samples_speed > 1)]
-    saved = (drafted.samples_speed - 1) / drafted.samples_per_second  # seconds an output
+    saved = (drafted.samples_speed - 1) / drafted.samples_per_second  # seconds per output
     planned = span(rows.planning_seconds, "{:.0f}")
     repaid = span(drafted.planning_seconds / saved, "{:,.0f}")
     return (

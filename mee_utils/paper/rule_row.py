@@ -237,7 +237,7 @@ def _how_measured(measured: Measured, limit: int | None) -> str:
         quick = "**A quick look**, on fewer examples than the rules of the page: intervals are wide. "
     tried = len(measured.select("validation", rule=ROW))
     return (
-        f"{quick}{measured.tested} test examples a task; settings tried on validation examples: {tried}. "
+        f"{quick}{measured.tested} test examples per task; settings tried on validation examples: {tried}. "
         f"Machine: {processor()}, {os.cpu_count()} cores. In brackets: 95 % intervals over examples; ranks "
         "are among the rules that are stored for this profile, by FLOPs. Speed is not timed here: `make "
         "bench` does that for the rules of the study."

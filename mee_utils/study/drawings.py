@@ -84,7 +84,7 @@ def _exit(axis, x: float, exit_layer: int, token: str, layers: int) -> None:
 
 
 def _feed_back(axis, x: float, layers: int) -> None:
-    """The way of a token that was written to the input of the next position."""
+    """The path of a token that was written to the input of the next position."""
     turn = x + 1.45
     above = layers + 1.65
     corners = [(x, layers + 1.45), (x, above), (turn, above), (turn, -0.6)]

@@ -1,4 +1,4 @@
-"""What the papers state: a module a notebook; and the bugs of their published code, with what we believe."""
+"""What the papers state, a module per notebook; bugs in their published code; and what we believe."""
 
 from importlib import import_module
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Statements of the survey about its rules, compared with what 06 measures.
 
-Tables: `bench` (a row a rule) and `same` (pairs of rules).
+Tables: `bench` (a row per rule) and `same` (pairs of rules).
 """
 
 from ..statement import statement
