@@ -4,8 +4,8 @@
 # [‹ 02 saturation](02_saturation.ipynb) · [all notebooks](../README.md#the-notebooks) · [04 contrastive decoding ›](04_contrastive_decoding.ipynb)
 #
 # **Question.** A rule on probabilities multiplies the state by the whole vocabulary at every layer, which can
-# cost more than the exit saves. How many vocabulary entries does it have to score, what is lost with the others, and
-# does the rule become cheaper than full depth?
+# cost more than the exit saves. How many vocabulary entries does it have to score, what is lost by leaving out the
+# rest, and does the rule become cheaper than full depth?
 #
 # **What the paper says** (*Not all FLOPs are created equally*). The final token already ranks high after the
 # first layers, more so in fine-tuned models. After a minimum exit layer only the best $k$ entries are kept:
@@ -13,8 +13,8 @@
 # pruned runs that score 0, because a position in the kept list was taken for a token id.
 #
 # **What we do.** Ranks first, then the minimum exit layer as a rule instead of a guess, then recall and the lists
-# themselves, then the paper's table, complete, with its exactness: how often does a pruned run emit another token
-# than the same run unpruned? Last, cost, counted and by the clock.
+# themselves; then the paper's table, completed, and how often a pruned run emits a different token from the same run
+# unpruned; and cost, in time and in FLOPs.
 #
 # **Expectation** (the paper's): pruning trades score for time. Ours, since positions in the kept list are mapped back
 # to token ids here: almost nothing is lost with a few dozen entries.
@@ -67,8 +67,8 @@ labels = ("model", "task")  # of a trace
 # ## Where does the final token rank?
 #
 # The rank that each layer gives to the token that the *last* layer will choose (1 is the top): boxes from the
-# first to the third quartile, the median in black, whiskers from the 5th to the 95th percentile. The stored table has
-# the model that is pre-trained only, too: by span corruption, it has seen no task.
+# first to the third quartile, the median in black, whiskers from the 5th to the 95th percentile. The stored table also
+# has the model that is only pre-trained (on span corruption) and has seen no task.
 
 # %% tags=["hide-input"]
 boxes = experiment.table(pruning.rank_boxes, traces, labels)
@@ -84,9 +84,10 @@ conclude(chapter.rank_conclusion(boxes, kept_at, min_layer, top_k))
 # ## Confidence against accuracy, and the minimum exit layer that follows
 #
 # Mean top-1 probability (black) against the share of predictions that are already the last layer's. The paper guesses
-# a minimum exit layer from such a plot (19 of 24 in its last runs). The rule here: the first layer from which on, at
-# every layer, of the tokens that exceed the threshold at least 95 % keep their prediction. (The stored table has one
-# without a threshold beside it: from which layer on is the mean confidence at most five points above the accuracy?)
+# a minimum exit layer from such a plot (19 of 24 in its last runs). Our rule takes the earliest layer such that there,
+# and at every later layer, at least 95 % of the tokens above the threshold keep their prediction. (The stored table
+# also has a variant without a threshold: the first layer from which mean confidence exceeds accuracy by at most five
+# points.)
 
 
 # %% tags=["hide-input"]
@@ -133,14 +134,14 @@ for column, rows in beside.items():
 by_rule = experiment.save_table(by_rule, "minimum_layer_decoded")
 
 # %%
-figure = chapter.confidence_figure(honesty, minimum, note)
+figure = chapter.confidence_figure(honesty, minimum, precision, note)
 experiment.save_figure(figure, "confidence_and_accuracy", honesty)
 conclude(chapter.minimum_conclusion(honesty, by_rule))
 
 # %% [markdown]
 # ## Recall: is the final token among the best k?
 #
-# What pruning at a layer keeps: the share of tokens whose final id is among the $k$ best of that layer, CALM.
+# What pruning at a layer keeps: the share of CALM's final tokens among the $k$ best entries of that layer.
 
 # %%
 figure = chapter.recall_figure(kept_at, top_k, note)
@@ -148,13 +149,15 @@ experiment.save_figure(figure, "recall_by_k", chapter.recall_drawn(kept_at))
 conclude(chapter.recall_conclusion(chapter.recall_drawn(kept_at)))
 
 # %% [markdown]
-# From layer to layer: how many rows of the LM head each way of pruning multiplies if nobody exits. Decaying pruning
-# keeps $k$ entries at the first pruned layer and shrinks the list from there on, down to $k^*$:
+# The figure shows how many rows of the LM head each way of pruning scores at each layer if no token exits. Decaying
+# pruning keeps $k$ entries at the first pruned layer and shrinks the list from there on, down to $k^*$:
 #
 # $$k_l = \max\left(k^*, \left\lfloor \frac{k_{l-1}}{1 + \frac{k_{l-1} - k^*}{k^*} \cdot \frac{l-1}{L}} \right\rfloor\right)$$
 #
-# Adaptive pruning keeps $\lfloor V(1 - 0.9\,c)\rfloor$ entries at a confidence of $c$: a tenth of the vocabulary
-# even where it is certain. Where more than half of the entries are kept, all are scored.
+# The paper's code computes it in closed form (*closed-form decay*): the same with $k$ and $l$ in place of $k_{l-1}$ and
+# $l - 1$, from the first pruned layer on. Adaptive pruning keeps $\lfloor V(1 - 0.9\,c)\rfloor$ entries at a
+# confidence of $c$: at least a tenth of the vocabulary, even at a confidence of 1. Where more than half of the entries
+# are kept, all are scored.
 
 # %% tags=["hide-input"]
 replays = {}
@@ -174,10 +177,10 @@ conclude(chapter.kept_conclusion(by_layer))
 # ## The paper's table, complete
 #
 # Every model and task, decoded at full depth, with the softmax margin over all entries, and with each way of pruning;
-# threshold 0.9, constant, from layer 4 on. *Tokens changed* is the exactness report: of the tokens up to the first
-# that differs from the *unpruned run at the same threshold*, the share that does (a lost entry, or another exit,
-# since probabilities over fewer entries are larger). The pre-trained model says little here: it saw few examples and
-# cannot do most of these tasks.
+# threshold 0.9, constant, from layer 4 on. *Tokens changed* counts tokens up to the first one that differs from the
+# *unpruned run at the same threshold* and gives the share that differs (because an entry was not kept, or because the
+# token exits elsewhere: probabilities over fewer entries are larger). The pre-trained model says little here: it was
+# never trained on these tasks and fails at most of them.
 
 # %%
 conclude(chapter.table_conclusion(complete))
@@ -186,8 +189,8 @@ chapter.table_shown(complete)
 # %% [markdown]
 # ## By the clock
 #
-# Tokens a second of the fine-tuned models above, full depth being 1, timed by `make bench` in single precision,
-# contenders taking turns. Seconds, and samples a second, are in `times.csv`.
+# Tokens per second of the fine-tuned models above, full depth being 1, timed by `make bench` in single precision,
+# contenders taking turns. Seconds, and samples per second, are in `times.csv`.
 
 # %% tags=["hide-input"]
 compared = complete[(complete.reduction != "full_depth") & complete.model.isin(experiment.backbones)]
@@ -203,10 +206,10 @@ chapter.times_shown(times)
 # %% [markdown]
 # ## Each published row beside ours
 #
-# The paper's rows, its mean exit layer as a share of the depth, beside ours: pre-trained beside `pretrained`,
-# fine-tuned beside `vanilla`, and its "full depth", which exits too, beside our margin over all entries. Scores are
-# not comparable across models and corpora; what pruning does to them is. `seconds` are for ten examples, as its
-# rows seem to be, ours one at a time (`make bench`; machines differ, so compare rows of one model).
+# Each published row is matched to ours: pre-trained to `pretrained`, fine-tuned to `vanilla`, and its "full depth",
+# which also exits, to our margin over all entries. Scores are not comparable across models and corpora; what pruning
+# does to them is. `seconds` are for ten examples, as the published rows seem to be; ours are decoded one at a time
+# (`make bench`; machines differ, so compare rows of one model).
 
 # %% tags=["hide-input"]
 as_published = {"model": {pre_trained: "pretrained"}}
@@ -216,13 +219,14 @@ beside = published_reductions(complete.replace(as_published), all_times, experim
 beside = experiment.save_table(beside, "published_rows")
 
 # %%
+conclude(chapter.published_conclusion(beside))
 chapter.published_shown(beside)
 
 # %% [markdown]
 # ## How small may k be?
 #
 # The margin at a threshold of 0.9 with the $k$ best entries of layer 4 (fixed), and decaying from there to $k^*$:
-# the share of predictions that stay; a replay, CALM.
+# the share of predictions that stay, in a replay of CALM's model.
 
 # %% tags=["hide-input"]
 of_size = {}
@@ -244,9 +248,9 @@ conclude(chapter.sweep_conclusion(swept))
 # %% [markdown]
 # ## What a decision costs
 #
-# One decision after the first in layers, counted, at the shapes of the mini models, T5-base and T5-large
-# (whose vocabulary has 32,128 entries), and the break-even depth: the mean exit layer, as a share of the depth,
-# below which the rule is cheaper than full depth.
+# The cost of a decision (not the first of a token) in units of one decoder layer, counted in FLOPs at the sizes of the
+# mini models, T5-base and T5-large (whose vocabulary has 32,128 entries), and the break-even depth: the mean exit
+# layer, as a share of the depth, before which tokens must exit for the rule to be cheaper than full depth.
 
 # %% tags=["hide-input"]
 costs = []
@@ -265,9 +269,9 @@ conclude(chapter.cost_conclusion(costs, first_k))
 # %% [markdown]
 # ## At equal quality
 #
-# For every rule the lowest threshold at which 95, 98, 99 and 99.5 % of the predictions at the exits are the
-# full-depth ones (a token lost by pruning counts as another one): what is spent then, deciding included. A
-# replay, CALM. What keeps the score of whole outputs is in 08.
+# For every rule we take the lowest threshold at which 95, 98, 99 and 99.5 % of the predictions at the exits agree with
+# full depth (a token lost by pruning counts as a disagreement) and report the FLOPs, including those of deciding. This
+# is a replay of CALM's model. What keeps the score of whole outputs is in 08.
 
 # %%
 replayed = {(task, rule): r for (task, rule), r in replays.items() if rule != "decaying_closed"}
@@ -301,7 +305,7 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # ## What this shows
 
 # %% tags=["hide-input"]
-conclude(chapter.summary(boxes, complete, costs, min_layer, vocabulary))
+conclude(chapter.summary(complete, swept, costs, top_k, vocabulary))
 
 # %% [markdown]
 # **Next:** [04](04_contrastive_decoding.ipynb): does contrast between layers improve the confidence itself?

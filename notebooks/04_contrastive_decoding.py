@@ -3,20 +3,20 @@
 #
 # [‹ 03 pruning](03_pruning.ipynb) · [all notebooks](../README.md#the-notebooks) · [05 MEE classifiers ›](05_mee_classifiers.ipynb)
 #
-# **Question.** Contrast takes the distribution of a late layer (the expert) and favours what it says more
-# strongly than an early one (the amateur). Is that a better confidence, a better token, or neither? And is it
-# a *Pareto improvement*: better at equal cost, or cheaper at equal quality?
+# **Question.** Contrast takes the distribution of a late layer (the expert) and favours the tokens to which it gives
+# more probability than an early layer (the amateur) does. Is that a better confidence, a better token, or neither? And
+# is it a *Pareto improvement*: better at equal cost, or cheaper at equal quality?
 #
 # **What the paper says** (*Not all FLOPs are created equally*). Two contrasts between layers of one model,
 # *weighted* (after Gera et al. 2023) and *JSD* (after Chuang et al. 2024), attain "a pareto improvement over
 # runtime and performance". Its last run gives F1 92.45 on SQuAD for the softmax and 91.47 for JSD.
 #
 # **What we do.** One token as an example; the degenerate case in which there is nothing to contrast; contrast as a
-# confidence, without a threshold and at equal quality; contrast as a decoder; the verdict at equal cost.
+# confidence measure, without a threshold and at equal quality; contrast as a decoder; the verdict at equal cost.
 #
-# **Expectation** (ours, before running). Where one vocabulary entry alone is plausible, the public form is sure
-# of it by construction. It then exits earlier at the same threshold and looks fast; at equal quality nothing
-# of that remains.
+# **Expectation** (ours, before running). Where only one vocabulary entry is plausible, the public code assigns it a
+# confidence of 1 by construction. It then exits earlier at the same threshold and looks fast; at equal quality
+# nothing of that gain remains.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -45,6 +45,7 @@ from mee_utils.analysis.monotonicity import token_text
 from mee_utils.models.costs import SHAPES
 from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
+from mee_utils.study import figures
 from mee_utils.study.catalogue import CONTRASTED, RULES, rule_policies
 from mee_utils.study.chapters import contrast as chapter
 from mee_utils.study.prose import conclude
@@ -68,7 +69,7 @@ first_examples = {name: task[:decoded] for name, task in tasks.items()}
 # ## Contrast, exactly
 #
 # $p_e$ is the distribution of the expert layer $i$, $p_a$ that of the amateur. Only entries that the expert
-# finds plausible are contrasted, $\mathcal{V} = \{v : p_e(v) \ge \alpha \max_w p_e(w)\}$ with $\alpha$ a tenth:
+# finds plausible are contrasted, $\mathcal{V} = \{v : p_e(v) \ge \alpha \max_w p_e(w)\}$ with $\alpha = 0.1$:
 #
 # $$p(v) = P_e(\mathcal{V}) \cdot \frac{p_e(v) / p_a(v)}{\sum_{w \in \mathcal{V}} p_e(w) / p_a(w)} \quad\text{for } v \in \mathcal{V}, \qquad p(v) = p_e(v) \quad\text{else.}$$
 #
@@ -80,8 +81,8 @@ first_examples = {name: task[:decoded] for name, task in tasks.items()}
 #
 # ## One token
 #
-# The example is a token whose prediction the weighted contrast changes, the one of which the expert was surest.
-# Columns are the vocabulary entries that expert or contrast favour most; those in brackets are not plausible
+# The example is, among the tokens whose prediction the weighted contrast changes, the one of which the expert was most
+# certain. Columns are the vocabulary entries that expert or contrast favour most; those in brackets are not plausible
 # and keep the expert's probability.
 
 
@@ -156,13 +157,13 @@ experiment.save_figure(figure, "one_candidate", plausible)
 conclude(chapter.plausible_conclusion(plausible, at_level, min_layer, threshold))
 
 # %% [markdown]
-# ## As confidence: does contrast rank tokens better?
+# ## As a confidence measure: does contrast rank tokens better?
 #
-# The area under the ROC curve: of two tokens at a layer, one of which may exit there and one of which may not, how
-# often is the first scored higher? No threshold is involved. The token is the expert's own; contrast gives the
-# confidence only. In CALM's model early layers were trained too; vanilla's were not, so that they are amateurs
-# indeed. A layer at which fewer than 20 tokens of either kind exist is left out: there one or two tokens would
-# decide.
+# The area under the ROC curve: of two tokens at a layer, one whose prediction is already final and one whose is not,
+# how often is the first scored higher? No threshold is involved. The token is the expert's own; contrast gives the
+# confidence only. In CALM's model early layers were trained too; vanilla's were not, so they are genuine amateurs. A
+# layer at which fewer than 20 tokens of either kind exist is left out: there, one or two tokens would decide the
+# result.
 
 # %% tags=["hide-input"]
 over_all_entries = {rule: policy for rule, policy in policies.items() if not rule.endswith("fixed")}
@@ -179,10 +180,10 @@ experiment.save_figure(figure, "ranking", ranks)
 conclude(chapter.ranking_conclusion(ranks))
 
 # %% [markdown]
-# ## As confidence: is it cheaper at equal quality?
+# ## As a confidence measure: is it cheaper at equal quality?
 #
-# For each rule the lowest threshold at which a given share of the predictions at the exits is still that of full
-# depth; FLOPs include the amateurs. JSD computes logits at every earlier layer, weighted contrast at one.
+# For each rule we take the lowest threshold at which a given share of the predictions at the exits still agrees with
+# full depth; FLOPs include the amateurs. JSD computes logits at every earlier layer, weighted contrast at one.
 
 # %% tags=["hide-input"]
 shares = [0.95, 0.98, 0.99]
@@ -194,7 +195,7 @@ experiment.save_figure(figure, "equal_quality", equal)
 conclude(chapter.equal_quality_conclusion(equal))
 
 # %% [markdown]
-# The same with exits from other layers on:
+# The FLOPs with other minimum exit layers (98 % of the predictions kept, a few entries scored):
 
 # %% tags=["hide-input"]
 starting = {
@@ -208,13 +209,14 @@ for task, t in traces.items():
         labels = {"task": task, "rule": rule, "min_layer": start}
         starts.append(comparison.at_equal_quality(replayed, [0.98], **labels))
 starts = experiment.save_table(pd.concat(starts, ignore_index=True), "minimum_layer")
-starts.pivot(index=["task", "rule"], columns="min_layer", values="flops_share").round(2)
+conclude(chapter.starts_conclusion(starts))
+chapter.starts_shown(starts)
 
 # %% [markdown]
-# ## As decoder: is the contrast's token better?
+# ## As a decoder: is the contrast's token better?
 #
-# All layers are run, and the token is the contrast's choice in place of the last layer's. The share of the
-# score of greedy search that is kept, with a paired 95 % interval over examples.
+# All layers are run, and the token is the contrast's choice in place of the last layer's. The table has the share of
+# the score of greedy search that is kept, with a paired 95 % interval over examples.
 
 # %% tags=["hide-input"]
 decoding = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
@@ -234,15 +236,16 @@ tokens_too = experiment.save_table(pd.concat(tokens_too, ignore_index=True), "as
 # %%
 conclude(chapter.decoder_conclusion(tokens_too))
 shown = tokens_too[tokens_too.rule != "full_depth"].set_index(["model", "task", "rule", "alpha"])
-shown[["retained", "low", "high", "same_output"]].round(3)
+shown = shown[["retained", "low", "high", "same_output"]].round(3)
+shown.rename(figures.label).rename(columns={"retained": "score kept", "same_output": "outputs unchanged"})
 
 # %% [markdown]
 # ## The verdict: a Pareto improvement?
 #
-# Decoded with exits, at the thresholds that keep 95 and 99 % of the predictions: plain margins, contrast as
-# confidence, and contrast for the token too. A setting with contrast improves on the plain margin if its score is
-# above that of *every* plain setting (full depth among them) that costs no more FLOPs. Whiskers are 95 % intervals
-# for all settings of a task together.
+# We decode with exits, at the thresholds that keep 95 and 99 % of the predictions: with plain margins, with contrast as
+# the confidence, and with contrast for the token too. A setting with contrast improves on the plain margin if its
+# score is above that of *every* plain setting (full depth among them) that costs no more FLOPs. Whiskers are
+# simultaneous 95 % intervals over all settings of a task.
 
 # %% tags=["hide-input"]
 tested = tuple(rule for rule in every_rule if rule not in ("unpruned", "fixed"))
@@ -278,7 +281,7 @@ conclude(chapter.pareto_conclusion(verdicts))
 # ## By the clock
 #
 # The time of one exit decision in units of one decoder layer, after the candidate list has been chosen: measured by
-# `make bench` at the shapes of T5-base and T5-large, with random weights (which do not change the time).
+# `make bench` at the sizes of T5-base and T5-large, with random weights (which do not change the time).
 
 # %% tags=["hide-input"]
 decided = [
@@ -299,8 +302,8 @@ named.pivot(index="what", columns="shape", values="median").round(2)
 # %% [markdown]
 # ## Long inputs
 #
-# The paper's two long-document rows run LongT5 on Multi-News and BigPatent. The same code on long documents in
-# both layouts, with a mini LongT5 of **random weights**: these are costs, not scores.
+# The paper's two long-document rows run LongT5 on Multi-News and BigPatent. We run the same code on long documents laid
+# out as in each of the two corpora, with a mini LongT5 of **random weights**: these are costs, not scores.
 
 # %% tags=["hide-input"]
 documents = experiment.long_documents(long_corpus, long_limit)
@@ -312,8 +315,11 @@ long_costs = [
     for layout, task in documents.items()
 ]
 long_costs = experiment.save_table(pd.concat(long_costs, ignore_index=True), "long_documents")
-shown = long_costs.set_index(["layout", "source_tokens", "rule"])
-shown[["flops_share", "readout_share", "source_share"]].round(3)
+conclude(chapter.long_conclusion(long_costs))
+shown = long_costs.assign(source_tokens=long_costs.source_tokens.round().astype(int))
+shown = shown.set_index(["layout", "source_tokens", "rule"]).rename(figures.label, level="rule")
+shown = shown[["flops_share", "readout_share", "source_share"]].round(3)
+shown.rename(columns={"flops_share": "FLOPs", "readout_share": "logits", "source_share": "source"})
 
 # %% tags=["hide-input"]
 lengths = (64, 256, 1024, 4096, 16384)
@@ -327,8 +333,8 @@ grown = pd.concat(grown, ignore_index=True)
 figure = chapter.lengths_figure(grown)
 experiment.save_figure(figure, "long_inputs", grown)
 conclude(
-    "With a long source, cross-attention and the keys and values of the source outweigh the logits: what "
-    "deciding costs fades, and so does what pruning can save."
+    "With a long source, cross-attention and the keys and values of the source outweigh the logits: the "
+    "relative cost of deciding shrinks, and with it what pruning can save."
 )
 
 # %% [markdown]
@@ -338,13 +344,14 @@ conclude(
 conclude(
     f"{chapter.ranking_message(ranks)}.",
     f"{chapter.equal_quality_message(equal)}.",
+    f"{chapter.decoder_message(tokens_too) or 'Full depth scores nothing here'}.",
     f"{chapter.pareto_message(verdicts)}.",
     f"{chapter.amateur_message(amateurs)}.",
 )
 
 # %% [markdown]
-# Not shown: large models, which Gera et al. and Chuang et al. contrast; open-ended text, for which contrast was
-# made; and quality on long documents, for which no trained model is at hand.
+# Not shown: large models, as in Gera et al. and Chuang et al.; open-ended text, for which contrast was designed; and
+# quality on long documents, for which no trained model is available here.
 #
 # ## Each published statement beside our number
 

@@ -100,7 +100,13 @@ def test_layers_without_an_area_count_for_no_rule():
     table = ranks(0.9, 0.8)
     table.loc[(table.layer == 5) & (table.rule == "unpruned") & (table.model == "calm"), "roc_area"] = np.nan
     assert contrast.mean_areas(table).unpruned.tolist() == pytest.approx([0.9] * 4)
-    assert "CALM on question answering (1)" in contrast.ranking_conclusion(table)
+    said = contrast.ranking_conclusion(table)
+    assert said.startswith("No: the mean area over layers and tasks is 0.900 for the plain margin and 0.800")
+    assert said.endswith("are left out: 1 layer per task with CALM.")
+    ahead = ranks(0.9, 0.8)
+    ahead.loc[(ahead.model == "calm") & (ahead.rule == "weighted"), "roc_area"] = 0.95
+    assert contrast.ranking_conclusion(ahead).startswith("Only with CALM: the mean area")
+    assert contrast.ranking_conclusion(ranks(0.7, 0.8)).startswith("Yes: the mean area")
 
 
 VERDICTS = pd.DataFrame(
@@ -147,6 +153,11 @@ def test_equal_quality_is_drawn_over_all_entries_and_over_a_few():
     assert "the plain margin takes 50% of the FLOPs, weighted contrast 60% and JSD contrast 80%" in message(
         figure
     )
+    assert "Pruned to a few entries, the plain margin takes 40%" in contrast.equal_quality_conclusion(
+        equal.assign(mean_exit_layer=4.0)
+    )
+    same = equal.assign(mean_exit_layer=4.0, flops_share=0.5)
+    assert contrast.equal_quality_conclusion(same).endswith("changes none of these costs here.")
     points = sorted(float(line.get_xdata()[0]) for line in panels[0].lines if len(line.get_xdata()) == 1)
     assert points == pytest.approx([0.4, 0.5, 0.5, 0.6, 0.7, 0.8])
 

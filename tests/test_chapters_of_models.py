@@ -176,7 +176,11 @@ def test_lists_are_as_long_as_the_worst_task_needs():
     ]
     table = pd.DataFrame(rows).assign(low=0.9, high=1.0)
     assert "16 entries at layer 1 and 16 entries at layer 4" in pruning.recall_conclusion(table, least=0.95)
-    drawn(pruning.recall_figure(table, top_k=16))
+    figure = pruning.recall_figure(table, top_k=16)
+    drawn(figure)
+    assert message(figure) == (
+        "The best 16 entries hold 95.0% of CALM's final tokens at layer 1 and 95.0% at layer 4"
+    )
 
 
 def test_ranks_are_drawn_of_the_two_models_that_differ_most():
@@ -201,7 +205,62 @@ def test_the_cheapest_rule_is_named_task_by_task():
     ]
     said = pruning.equal_conclusion(pd.DataFrame(rows))
     fixed, adaptive = (figures.label(name) for name in ("fixed", "adaptive"))
-    assert f"the {fixed} on summarization, and the {adaptive} on translation" in said
+    assert f"the {fixed} on summarization, and the {adaptive} on translation: 40% (translation)" in said
+    assert "against 60% (translation) to 90% (summarization) for the margin over all entries" in said
+    barely = pd.DataFrame(rows).assign(flops_share=[0.5, 0.49, 0.5, 0.495])
+    assert "on translation, but by at most 1.0 points: 49%" in pruning.equal_conclusion(barely)
+    alone = pd.DataFrame(rows).query("rule == 'unpruned'")
+    assert pruning.equal_conclusion(alone).endswith(
+        "on every task: 60% (translation) to 90% (summarization) of the FLOPs of full depth."
+    ), "nothing is saved, so nothing is compared"
+
+
+def complete_table(lowest):
+    """Full depth and the margin with and without fixed pruning, which keeps `lowest` of vanilla's score."""
+    rows = [
+        {"model": model, "task": task, "reduction": way, "retained": 1.0, "other_token": 0.0}
+        for model, task, way in product(["calm", "vanilla"], TASKS, ["full_depth", "unpruned", "fixed"])
+    ]
+    table = pd.DataFrame(rows).assign(flops_share=0.5)
+    of_vanilla = (table.model == "vanilla") & (table.task == TASKS[0]) & (table.reduction == "fixed")
+    table.loc[of_vanilla, "retained"] = lowest
+    table.loc[of_vanilla, "other_token"] = 1 - lowest
+    return table
+
+
+def test_pruning_is_not_said_to_cost_nothing_where_the_score_falls():
+    said = pruning.table_conclusion(complete_table(0.1))
+    assert "changes none of CALM's and up to 90.0% of vanilla's tokens. Where lists miss final tokens" in said
+    assert "the score falls too: vanilla's from 100% to 10% of full depth's on summarization." in said
+    assert "falls" not in pruning.table_conclusion(complete_table(1.0))
+
+
+def test_a_sweep_says_how_long_a_list_must_be():
+    rows = [("fixed", 2, 0.9), ("fixed", 8, 0.95), ("fixed", 64, 0.99), ("decaying", 2, 0.99)]
+    swept = pd.DataFrame(rows, columns=["rule", "k", "same_token"]).assign(task=TASKS[0])
+    assert pruning.sweep_message(swept, 64) == (
+        "Fixed pruning keeps at least 95.0% of the predictions with 8 entries and 99.0% with 64 entries"
+    )
+    assert "A decaying list may end shorter (2 entries)" in pruning.sweep_conclusion(swept)
+    flat = swept.assign(same_token=0.99)
+    assert "as many predictions with 8 entries as with 64 (at least 99.0%)" in pruning.sweep_message(flat, 64)
+    assert "shorter" not in pruning.sweep_conclusion(flat)
+
+
+def test_zeros_are_counted_beside_the_published_rows():
+    rows = [
+        ("fixed", 0.0, 40.0, "pretrained", 48.0, 50.0),
+        ("decaying", 30.0, 40.0, "vanilla", 10.0, 50.0),
+        ("fixed", 10.0, 40.0, "long", np.nan, np.nan),
+    ]
+    columns = ["reduction", "score", "score_at_full_depth", "our_model", "our_score", "our_score_unpruned"]
+    beside = pd.DataFrame(rows, columns=columns).assign(our_task="translation")
+    assert pruning.published_conclusion(beside) == (
+        "Pruning takes more than half of the score in 2 of 3 published settings (1 with a score of 0) and in "
+        "1 of our 2 (all of `vanilla`)."
+    )
+    none = pruning.published_conclusion(beside.assign(our_score=50.0))
+    assert none.endswith("and in none of our 2.")
 
 
 # models and training (00, 90)

@@ -1,4 +1,4 @@
-"""Chapter 04: contrast between an early and a late layer, as confidence and as decoder."""
+"""Chapter 04: contrast between an early and a late layer, as a confidence measure and as a decoder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pandas as pd
 
 from ...analysis.decisions import LEAST_TO_RANK
 from .. import figures
-from ..prose import listed, on_tasks, task_span
+from ..prose import listed, on_tasks, span, task_span
 from .wording import last_ranked_layer, percent_span, with_interval
 
 MARGIN = "unpruned"  # the rule that contrast is compared with: the softmax margin over all entries
 CONTRASTS = ("weighted", "jsd")
 PRUNED_FORMS = {"unpruned": "fixed", "weighted": "weighted_fixed", "jsd": "jsd_fixed"}  # all entries -> a few
+RULE_NAMES = ("plain margin", "weighted contrast", "JSD contrast")  # of `PRUNED_FORMS`
 DOT = {"fmt": "o", "markersize": 4.5}
 RING = {"fmt": "o", "markersize": 8.5, "markerfacecolor": "white"}
 DISTRIBUTIONS = ("expert", "amateur", "contrast")
@@ -177,7 +178,7 @@ def plausible_conclusion(
         f"At layer {first_layer}, {task_span(at.single)} of the tokens have one plausible entry, and "
         f"{percent_span(at.wrong_single, '{:.1%}')} of these tokens are predicted wrongly. Without the mass "
         "of the plausible set their confidence is 1 by construction. At a threshold of "
-        f"{threshold:g} the public form exits at layer {bare:.2f} on average, and contrast with the mass at "
+        f"{threshold:g} the public code exits at layer {bare:.2f} on average, and contrast with the mass at "
         f"{layers['weighted']:.2f}{looser}"
     )
 
@@ -220,26 +221,39 @@ def ranking_message(ranks: pd.DataFrame) -> str:
 
 
 def ranking_conclusion(ranks: pd.DataFrame) -> str:
-    """Mean areas, and the layers that say nothing."""
+    """Whether contrast ranks tokens better, by mean areas, and the layers that are left out."""
     areas = mean_areas(ranks).groupby("model", sort=False).mean()
     if areas.empty:
         return f"{ranking_message(ranks)} (at least {LEAST_TO_RANK} that are final and as many that are not)."
-    texts = [
-        f"{row[MARGIN]:.3f} against {row[list(CONTRASTS)].max():.3f} with {figures.label(model)}"
-        for model, row in areas.iterrows()
-    ]
-    missing = ranks[ranks.roc_area.isna() & (ranks.rule == MARGIN)]
-    left_out = [
-        f"{figures.label(model)} on {figures.label(task)} ({len(rows)})"
-        for (model, task), rows in missing.groupby(["model", "task"], sort=False)
-    ]
-    sentence = (
-        f" Layers with fewer than {LEAST_TO_RANK} tokens that are not final are left out: {listed(left_out)}."
-    )
+    contrast = areas[list(CONTRASTS)].max(axis=1)
+    ahead = areas.index[contrast > areas[MARGIN]]
+    answer = "Yes" if len(ahead) == len(areas) else f"Only with {listed(map(figures.label, ahead))}"
+    of_plain = " for the plain margin"
+    of_better = " for the better contrast"
+    texts = []
+    for model in areas.index:
+        plain = f"{areas[MARGIN][model]:.3f}{'' if texts else of_plain}"
+        texts.append(
+            f"{plain} and {contrast[model]:.3f}{'' if texts else of_better} with {figures.label(model)}"
+        )
     return (
-        f"Mean area of the plain margin and of the better contrast, over layers and tasks: {listed(texts)}."
-        f"{sentence if left_out else ''}"
+        f"{answer if len(ahead) else 'No'}: the mean area over layers and tasks is {', '.join(texts)}."
+        f"{_left_out(ranks)}"
     )
+
+
+def _left_out(ranks: pd.DataFrame) -> str:
+    """A sentence on how many layers of a task have too few tokens to rank, by model; nothing if none has."""
+    margin = ranks[ranks.rule == MARGIN]
+    few = margin.roc_area.isna().groupby([margin.model, margin.task], sort=False).sum()
+    parts = []
+    for model, numbers in few.groupby("model", sort=False):
+        if numbers.max():
+            layers = "layer" if numbers.max() == 1 else "layers"
+            parts.append(f"{span(numbers, '{:d}')} {layers} per task with {figures.label(model)}")
+    if not parts:
+        return ""
+    return f" Layers with fewer than {LEAST_TO_RANK} tokens of either kind are left out: {listed(parts)}."
 
 
 def equal_quality_figure(equal: pd.DataFrame, share: float = 0.98, note: str = ""):
@@ -270,7 +284,7 @@ def _draw_equal_quality(axis, rows: pd.DataFrame) -> None:
     for name, look in (("all entries", DOT), ("a few entries (pruned)", RING)):
         axis.errorbar([], [], color=figures.DARK, label=name, **look)
     axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
-    axis.set_yticks(range(len(PRUNED_FORMS)), ["plain margin", "weighted contrast", "JSD contrast"])
+    axis.set_yticks(range(len(PRUNED_FORMS)), RULE_NAMES)
     axis.set_ylim(len(PRUNED_FORMS) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
 
@@ -280,7 +294,7 @@ def equal_quality_message(equal: pd.DataFrame, share: float = 0.98) -> str:
     mean = equal[equal.wanted == share].groupby("rule").flops_share.mean()
     weighted, jsd = (mean[rule] for rule in CONTRASTS)
     return (
-        f"At {share:.0%} of the predictions kept the plain margin takes {mean[MARGIN]:.0%} of the FLOPs, "
+        f"With {share:.0%} of the predictions kept, the plain margin takes {mean[MARGIN]:.0%} of the FLOPs, "
         f"weighted contrast {weighted:.0%} and JSD contrast {jsd:.0%}"
     )
 
@@ -291,18 +305,45 @@ def equal_quality_conclusion(equal: pd.DataFrame, share: float = 0.98) -> str:
     layers = at.pivot(index="task", columns="rule", values="mean_exit_layer")
     flops = at.groupby("rule").flops_share.mean()
     earlier = layers.index[layers.weighted < layers[MARGIN]]
+    exits = f"Weighted contrast exits earlier than the plain margin {on_tasks(earlier, layers.index)}."
+    shares = {rule: f"{flops[rule]:.0%}" for rule in flops.index}
+    if all(shares[whole] == shares[pruned] for whole, pruned in PRUNED_FORMS.items()):
+        return f"{exits} Pruning to a few entries changes none of these costs here."
     return (
-        f"Weighted contrast exits earlier than the plain margin {on_tasks(earlier, layers.index)}. If all "
-        f"are pruned to a few entries, the plain margin takes {flops['fixed']:.0%} of the FLOPs, weighted "
-        f"contrast {flops['weighted_fixed']:.0%} and JSD contrast {flops['jsd_fixed']:.0%}."
+        f"{exits} Pruned to a few entries, the plain margin takes {shares['fixed']} of the FLOPs, weighted "
+        f"contrast {shares['weighted_fixed']} and JSD contrast {shares['jsd_fixed']}."
+    )
+
+
+def starts_shown(starts: pd.DataFrame) -> pd.DataFrame:
+    """The FLOPs (1 = full depth) at equal quality, by task and rule, a column a minimum exit layer."""
+    table = starts.pivot(index=["task", "rule"], columns="min_layer", values="flops_share")
+    table = table.reindex(PRUNED_FORMS.values(), level="rule").round(2)
+    return table.rename(figures.label).rename_axis(columns="FLOPs from layer")
+
+
+def starts_conclusion(starts: pd.DataFrame) -> str:
+    """From which minimum exit layers the plain margin is cheapest, and what the rules cost there."""
+    flops = starts.pivot_table(index="min_layer", columns="rule", values="flops_share")
+    plain = PRUNED_FORMS[MARGIN]
+    cheapest = list(flops.index[flops.idxmin(axis=1) == plain])
+    if len(cheapest) == len(flops):
+        where = "whatever the minimum exit layer"
+    else:
+        where = f"from layer {listed(map(str, cheapest))}" if cheapest else "from no minimum exit layer"
+    margin, weighted, jsd = (percent_span(flops[rule]) for rule in PRUNED_FORMS.values())
+    return (
+        f"The plain margin is cheapest {where}: with exits from layers {flops.index.min()} to "
+        f"{flops.index.max()}, it takes {margin} of the FLOPs, weighted contrast {weighted} and JSD contrast "
+        f"{jsd} (means over tasks)."
     )
 
 
 def pareto_figure(verdicts: pd.DataFrame, note: str = ""):
     """By how much each contrast setting scores more than the best plain margin that costs no more.
 
-    A dot a setting with the interval of the verdict (95 % for all settings of a task together). A row is a
-    form of contrast at a lower or a higher threshold, the best on top.
+    A dot a setting with the interval of the verdict (95 %, simultaneous over all settings of a task). A row
+    is a form of contrast at a lower or a higher threshold, the best on top.
     """
     tested = verdicts[verdicts.gain.notna()].sort_values(["task", "rule", "flops_share"], kind="stable")
     tested = tested.assign(setting=_setting_names(tested))
@@ -315,7 +356,7 @@ def pareto_figure(verdicts: pd.DataFrame, note: str = ""):
         sharex=False,
         width=3.2,
         height=3.2,
-        xlabel="points gained over the\nbest margin as cheap",
+        xlabel="points gained over the best plain\nmargin at no higher cost",
         message=pareto_message(verdicts),
         note=note,
     )
@@ -339,7 +380,7 @@ def _draw_gains(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
 
 
 def pareto_message(verdicts: pd.DataFrame) -> str:
-    """How many settings with contrast are better, and how many worse, than the plain margin as cheap."""
+    """How many settings with contrast are better, and how many worse, than the plain margin at equal cost."""
     improves = int(verdicts.improves.sum())
     worse = int(verdicts.worse.sum())
     return (
@@ -365,32 +406,57 @@ def pareto_conclusion(verdicts: pd.DataFrame) -> str:
     )
 
 
-def decoder_conclusion(decoded: pd.DataFrame) -> str:
-    """What contrast as decoder keeps, and how many outputs it changes."""
-    rows = decoded[(decoded.rule != "full_depth") & decoded.retained.notna()]
+def _scored(decoded: pd.DataFrame) -> pd.DataFrame:
+    """The cases of contrast as a decoder in which full depth scores anything."""
+    return decoded[(decoded.rule != "full_depth") & decoded.retained.notna()]
+
+
+def decoder_message(decoded: pd.DataFrame) -> str:
+    """In how many cases contrast as a decoder clearly raises or lowers the score; nothing without a score."""
+    rows = _scored(decoded)
     if rows.empty:
-        return "Full depth scores nothing here, so that there is no score to keep."
-    best = rows.loc[rows.retained.idxmax()]
-    clear = rows[rows.low > 1]
-    worse = rows[rows.high < 1]
+        return ""
     return (
-        f"As decoder, contrast changes {percent_span(1 - rows.same_output)} of the outputs. Of {len(rows)} "
-        f"cases, it clearly raises the score in {len(clear) or 'none'} and clearly lowers it in "
-        f"{len(worse) or 'none'} (95 % intervals). The best is {figures.label(best.rule)} with "
-        f"{figures.label(best.model)} on "
-        f"{figures.label(best.task)}: it keeps {with_interval(best, 'retained', '.1%', 'low', 'high')} of "
+        f"As a decoder, contrast clearly raises the score in {(rows.low > 1).sum() or 'none'} of "
+        f"{len(rows)} cases and clearly lowers it in {(rows.high < 1).sum() or 'none'}"
+    )
+
+
+def decoder_conclusion(decoded: pd.DataFrame) -> str:
+    """What contrast as a decoder keeps, and how many outputs it changes."""
+    rows = _scored(decoded)
+    if rows.empty:
+        return "Full depth scores nothing here, so there is no score to keep."
+    best = rows.loc[rows.retained.idxmax()]
+    return (
+        f"{decoder_message(decoded)} (95 % intervals). It changes {percent_span(1 - rows.same_output)} of "
+        f"the outputs. The best case is {figures.label(best.rule)} with {figures.label(best.model)} on "
+        f"{figures.label(best.task)}, which keeps {with_interval(best, 'retained', '.1%', 'low', 'high')} of "
         "the score."
     )
 
 
 def clock_conclusion(measured: pd.DataFrame) -> str:
-    """What pruning and contrast change in the time of a decision at the shape of T5-large, in layers."""
+    """What pruning and contrast change in the time of a decision at T5-large's size, in layers."""
     layers = measured[measured["shape"] == "t5-large"].set_index("what")["median"]
     return (
-        "At the shape of T5-large a margin over all entries takes as long as "
-        f"{layers['softmax_margin']:.2f} layers, over 256 entries {layers['margin, 256 ids kept']:.2f}; "
-        f"weighted contrast over as few takes {layers['weighted contrast, 256 ids kept']:.2f}, JSD contrast "
+        "At T5-large's size, a margin over all entries takes as long as "
+        f"{layers['softmax_margin']:.2f} layers and one over 256 entries "
+        f"{layers['margin, 256 ids kept']:.2f}; over 256 entries, weighted contrast takes "
+        f"{layers['weighted contrast, 256 ids kept']:.2f} and JSD contrast "
         f"{layers['JSD contrast, 256 ids kept']:.2f}."
+    )
+
+
+def long_conclusion(long_costs: pd.DataFrame) -> str:
+    """What deciding at every layer adds to full depth on long documents, over all entries and over a few."""
+    flops = long_costs.groupby("rule").flops_share.mean() - 1
+    margin, weighted, jsd = (
+        f"{flops[whole]:.1%} ({flops[pruned]:.1%})" for whole, pruned in PRUNED_FORMS.items()
+    )
+    return (
+        f"Where every layer decides, the plain margin adds {margin} to the FLOPs of full depth, weighted "
+        f"contrast {weighted} and JSD contrast {jsd}; in brackets, over a few entries."
     )
 
 

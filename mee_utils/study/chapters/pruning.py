@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pandas as pd
 
 from .. import figures
 from ..catalogue import PRUNED
-from ..prose import listed, span, task_span
-from .wording import percent_span, some, winners
+from ..prose import listed, on_tasks, span, task_span
+from .wording import capitalized, percent_span, some, winners
 
 SHOWN_MODELS = ("calm", "vanilla")  # tables have the pre-trained model too
 RECALL_LAYERS = (1, 2, 3, 4, 6, 8)
+LITTLE = 0.02  # of a score or of the FLOPs: no difference worth a sentence
 BOX = {"median": "med", "low": "q1", "high": "q3", "whisker_low": "whislo", "whisker_high": "whishi"}
 AGREES = figures.STYLES["accuracy"]._replace(label="predictions that are the last layer's")
 
@@ -79,14 +81,15 @@ def rank_conclusion(boxes: pd.DataFrame, kept_at: pd.DataFrame, layer: int, top_
     least = rows.groupby("model", sort=False).recall.min()
     shown = least[[name for name in SHOWN_MODELS if name in least] or least.index]
     parts = [f"{share:.1%} of {figures.label(name)}'s" for name, share in shown.items()]
+    trained = len(shown) > 1 and shown.idxmax() == "calm"
+    opening = "Short lists miss fewest tokens in a model trained for exits: after" if trained else "After"
     return (
-        "What a list lacks, a pruned rule cannot predict, and a short list lacks least in a model trained "
-        f"for exits: after layer {layer}, the best {top_k} entries hold at least {listed(parts)} final "
-        "tokens."
+        f"A pruned rule cannot predict a token that is not on its list. {opening} layer {layer}, the best "
+        f"{top_k} entries hold at least {listed(parts)} final tokens."
     )
 
 
-def confidence_figure(honesty: pd.DataFrame, minimum: pd.DataFrame, note: str = ""):
+def confidence_figure(honesty: pd.DataFrame, minimum: pd.DataFrame, precision: float, note: str = ""):
     """Mean confidence and agreement with the last layer; a line marks the minimum exit layer."""
     layers = minimum.set_index(["model", "task"]).minimum_layer
     return figures.facets(
@@ -96,7 +99,7 @@ def confidence_figure(honesty: pd.DataFrame, minimum: pd.DataFrame, note: str = 
         minimum=layers,
         ylabel="mean over tokens",
         height=2.4,
-        message=minimum_message(minimum),
+        message=minimum_message(minimum, precision),
         note=note,
     )
 
@@ -118,10 +121,10 @@ def _minimum_by_model(minimum: pd.DataFrame) -> list[str]:
     return parts
 
 
-def minimum_message(minimum: pd.DataFrame) -> str:
+def minimum_message(minimum: pd.DataFrame, precision: float) -> str:
     """The minimum exit layer that the rule gives CALM and vanilla."""
     layers = listed(_minimum_by_model(_of_shown_models(minimum)))
-    return f"Confident predictions are safe {layers}"
+    return f"At least {precision:.0%} of confident predictions stay {layers}"
 
 
 def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
@@ -135,10 +138,10 @@ def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
     calm = _calm(by_rule).set_index("task")
     if calm.empty:
         return text
+    add_up = ", and errors add up" if calm.retained.min() < 1 - LITTLE else ""
     return (
-        f"{text} The minimum layer is a rule on single tokens, and errors add up: exits from there on keep "
-        f"{task_span(calm.retained)} of CALM's score. So thresholds have to be calibrated on whole outputs "
-        "(08)."
+        f"{text} The minimum layer is a rule on single tokens{add_up}: exits from there on keep "
+        f"{task_span(calm.retained)} of CALM's score. Thresholds have to be calibrated on whole outputs (08)."
     )
 
 
@@ -175,14 +178,13 @@ def recall_drawn(kept_at: pd.DataFrame) -> pd.DataFrame:
 
 def recall_message(drawn: pd.DataFrame, top_k: int) -> str:
     """What the first drawn layer and the fourth keep."""
-    rows = drawn[drawn.k == top_k]
-    shares = [
-        f"{percent_span(part.recall, '{:.1%}')} at layer {layer}"
-        for layer, part in rows.groupby("layer")
-        if layer in (1, 4)
-    ]
-    model = figures.label(drawn.model.iloc[0])
-    return f"Of {model}'s final tokens, the best {top_k} entries hold {listed(shares)}" if shares else ""
+    rows = drawn[(drawn.k == top_k) & drawn.layer.isin((1, 4))]
+    tokens = f" of {figures.label(drawn.model.iloc[0])}'s final tokens"
+    shares = []
+    for layer, part in rows.groupby("layer"):
+        named = "" if shares else tokens
+        shares.append(f"{percent_span(part.recall, '{:.1%}')}{named} at layer {layer}")
+    return f"The best {top_k} entries hold {listed(shares)}" if shares else ""
 
 
 def recall_conclusion(drawn: pd.DataFrame, least: float = 0.99) -> str:
@@ -193,14 +195,13 @@ def recall_conclusion(drawn: pd.DataFrame, least: float = 0.99) -> str:
         return f"No list of these lengths holds {least:.0%} of the final tokens on every task."
     ends = enough.iloc[[0, -1]]
     parts = [f"{k} entries at layer {layer}" for layer, k in ends.items()]
-    return (
-        f"The later the list is made, the shorter it may be: to hold {least:.0%} of the final tokens on "
-        f"every task takes {listed(parts)}."
-    )
+    shorter = "Lists made at later layers can be shorter: " if ends.iloc[-1] < ends.iloc[0] else ""
+    takes = f"holding {least:.0%} of the final tokens on every task takes {listed(parts)}."
+    return capitalized(f"{shorter}{takes}")
 
 
 def kept_figure(by_layer: pd.DataFrame, note: str = ""):
-    """How many entries each way of pruning scores at a layer if nobody exits, mean over tasks."""
+    """How many entries each way of pruning scores at a layer if no token exits, mean over tasks."""
     means = by_layer.groupby(["rule", "layer"], sort=False, as_index=False).ids.mean()
     figure = figures.facets(
         means.assign(panel=""),
@@ -227,10 +228,11 @@ def kept_conclusion(by_layer: pd.DataFrame) -> str:
     last = by_layer[by_layer.layer == by_layer.layer.max()]
     entries = last.groupby("rule", sort=False).ids.mean()
     shortest, longest = entries.idxmin(), entries.idxmax()
+    lost = some(1 - last.recall.min(), ".2%")
+    at_most = f"at most {lost}" if lost[0].isdigit() else lost
     return (
-        f"At the last layer {_way(longest)} still scores {entries[longest]:,.0f} entries, {_way(shortest)} "
-        f"{entries[shortest]:.0f}. The lists lose little: {1 - last.recall.min():.2%} of the final tokens at "
-        "most."
+        f"At the last layer, {_way(longest)} still scores {entries[longest]:,.0f} entries and "
+        f"{_way(shortest)} {entries[shortest]:.0f}. The lists miss {at_most} of CALM's final tokens."
     )
 
 
@@ -245,16 +247,34 @@ def table_shown(complete: pd.DataFrame) -> pd.DataFrame:
 
 
 def table_conclusion(complete: pd.DataFrame) -> str:
-    """How many tokens pruning changes in each model."""
+    """How many tokens pruning changes in each model, and what that does to the score."""
     pruned = complete[complete.reduction.isin(PRUNED)]
     most = pruned.groupby("model", sort=False).other_token.max()
     shown = most[[name for name in SHOWN_MODELS if name in most] or most.index]
+    lower = _lower_scores(complete[complete.model.isin(shown.index)])
+    where = "Where the lists hold the final tokens, pruning" if lower else "Pruning"
     return (
-        f"Against the unpruned run at the same threshold, pruning changes {_changed(shown)}. "
-        "Pruning makes decisions cheaper, not safer: quality depends on when tokens exit, not on how logits "
-        "are computed. Scores of exactly 0, as in the published table, come from positions taken for token "
-        "ids (08); each published row rests on ten examples."
+        f"Against the unpruned run at the same threshold, pruning changes {_changed(shown)}. {lower}"
+        f"{where} makes decisions cheaper, not safer. The zeros in the published table are probably list "
+        "positions mistaken for token ids (08); each published row rests on ten examples."
     )
+
+
+def _lower_scores(complete: pd.DataFrame) -> str:
+    """Where pruning costs most of the score, for each model in which it costs any; or nothing."""
+    kept = complete.pivot_table(index=["model", "task"], columns="reduction", values="retained", sort=False)
+    ways = [way for way in PRUNED if way in kept]
+    falls = []
+    for name, rows in kept.groupby("model", sort=False):
+        least = rows[ways].min(axis=1)
+        lost = rows["unpruned"] - least
+        if lost.max() > LITTLE:
+            worst = lost.idxmax()
+            falls.append(
+                f"{figures.label(name)}'s from {rows.unpruned[worst]:.0%} to {least[worst]:.0%} of full "
+                f"depth's on {figures.label(worst[1])}"
+            )
+    return f"Where lists miss final tokens, the score falls too: {listed(falls)}. " if falls else ""
 
 
 def _changed(shares: pd.Series) -> str:
@@ -286,10 +306,26 @@ def times_conclusion(times: pd.DataFrame) -> str:
         " At the width of these models, choosing entries and gathering their rows takes as long as scoring "
         "all."
     )
+    gains = "nothing" if slow else f"at most {gain.max() - 1:.0%}"
     return (
-        f"By the clock pruning {'gains nothing' if slow else 'gains something'} here: pruned margins run at "
+        f"By the clock pruning gains {gains} here: pruned margins run at "
         f"{span(gain, '{:.2f}')} times the speed of the margin over all entries (CALM, batch "
         f"{one.batch.iloc[0]}).{why if slow else ''}"
+    )
+
+
+def published_conclusion(beside: pd.DataFrame) -> str:
+    """How often pruning takes more than half of the score, in the published rows and in ours."""
+    rows = beside[beside.reduction.isin(PRUNED)]
+    theirs = rows[rows.score_at_full_depth > 0]
+    low = theirs.score < theirs.score_at_full_depth / 2
+    ours = rows[rows.our_score_unpruned > 0].drop_duplicates(["our_model", "our_task", "reduction"])
+    below = ours[ours.our_score < ours.our_score_unpruned / 2]
+    whose = f" (all of {listed(f'`{name}`' for name in below.our_model.unique())})" if len(below) else ""
+    return (
+        f"Pruning takes more than half of the score in {low.sum()} of {len(low)} published settings "
+        f"({(theirs.score == 0).sum()} with a score of 0) and in {len(below) or 'none'} of our {len(ours)}"
+        f"{whose}."
     )
 
 
@@ -331,21 +367,36 @@ def _draw_sweep(axis, rows: pd.DataFrame, top_k: int) -> None:
 def sweep_message(swept: pd.DataFrame, top_k: int) -> str:
     """What a fixed list of a few entries keeps, and one of `top_k`."""
     least = swept[swept.rule == "fixed"].groupby("k").same_token.min()
-    shares = [f"{least[k]:.1%} with {k} entries" for k in (8, top_k) if k in least.index]
-    return f"Of the predictions, fixed pruning keeps at least {listed(shares)}" if shares else ""
+    shares = {k: f"{least[k]:.1%}" for k in (8, top_k) if k in least.index}
+    if not shares:
+        return ""
+    if len(set(shares.values())) < len(shares):
+        kept = shares[top_k]
+        return f"Fixed pruning keeps as many predictions with 8 entries as with {top_k} (at least {kept})"
+    parts = [f"{share} with {k} entries" for k, share in shares.items()]
+    parts[0] = parts[0].replace(" with", " of the predictions with")
+    return f"Fixed pruning keeps at least {listed(parts)}"
 
 
 def sweep_conclusion(swept: pd.DataFrame) -> str:
     """From which length of a list on longer ones change little."""
+    near = long_enough(swept)
+    longer = near.get("fixed", 0) > near.get("decaying", math.inf)
+    shorter = f" A decaying list may end shorter ({near['decaying']} entries), since it begins longer."
+    return (
+        f"Lists of {max(near.values())} entries are long enough for both ways of pruning: lists of "
+        f"{swept.k.max()} keep at most half a percentage point more of the predictions on any task."
+        f"{shorter if longer else ''}"
+    )
+
+
+def long_enough(swept: pd.DataFrame) -> dict[str, int]:
+    """By way of pruning: the shortest list that keeps nearly as many predictions as the longest."""
     near = {}
     for rule, rows in swept.groupby("rule", sort=False):
         least = rows.groupby("k").same_token.min()
-        near[rule] = least[least >= least.iloc[-1] - 0.005].index.min()
-    return (
-        f"Lists of {max(near.values())} entries are long enough for both ways of pruning: lists of "
-        f"{swept.k.max()} keep at most half a percentage point more of the predictions on any task. A "
-        "decaying list may end shorter, since it begins longer."
-    )
+        near[rule] = int(least[least >= least.iloc[-1] - 0.005].index.min())
+    return near
 
 
 def cost_figure(costs: pd.DataFrame, note: str = ""):
@@ -381,8 +432,8 @@ def cost_message(costs: pd.DataFrame) -> str:
     """What a decision over the whole vocabulary of T5-large costs, and up to which depth it pays."""
     large = costs[costs["shape"] == "t5-large"].sort_values("ids").iloc[-1]
     return (
-        f"At the shape of T5-large a decision over all {large.ids:,} entries costs "
-        f"{large.share_of_layer:.1f} layers and pays off only below {large.break_even:.0%} of the depth"
+        f"At T5-large's size, a decision over all {large.ids:,} entries costs {large.share_of_layer:.1f} "
+        f"layers and pays off only if tokens exit before {large.break_even:.0%} of the depth"
     )
 
 
@@ -393,9 +444,9 @@ def cost_conclusion(costs: pd.DataFrame, entries: int = 256) -> str:
         return ""
     row = large.iloc[0]
     return (
-        f"Over {entries} entries the same decision costs {row.share_of_layer:.2f} layers and pays off below "
-        f"{row.break_even:.0%} of the depth. This counts operations; no large model was decoded here (one "
-        "decision at this shape, timed, is in 04)."
+        f"Over {entries} entries, the same decision costs {row.share_of_layer:.2f} layers and pays off if "
+        f"tokens exit before {row.break_even:.0%} of the depth. This counts operations; no large model was "
+        "decoded here (04 times one decision at this size)."
     )
 
 
@@ -407,24 +458,42 @@ def equal_conclusion(equal: pd.DataFrame, wanted: float = 0.99) -> str:
         return ""
     best = rows.loc[rows.groupby("task", sort=False).flops_share.idxmin()].set_index("task")
     plain = rows[rows.rule == "unpruned"].set_index("task").flops_share
+    saved = (plain - best.flops_share).max()
+    barely = f", but by at most {100 * saved:.1f} points" if 0.0005 <= saved < LITTLE else ""
+    against = f", against {task_span(plain)} for the margin over all entries" if saved >= 0.0005 else ""
     return (
         f"Where {wanted:.0%} of the predictions at the exits are those of full depth, the cheapest rule is "
-        f"{winners(best.reset_index())}. It takes {task_span(best.flops_share)} of the FLOPs of full depth, "
-        f"the margin over all entries {task_span(plain)}."
+        f"{winners(best.reset_index())}{barely}: {task_span(best.flops_share)} of the FLOPs of full depth"
+        f"{against}."
     )
 
 
 def summary(
-    boxes: pd.DataFrame, complete: pd.DataFrame, costs: pd.DataFrame, layer: int, entries: int
+    complete: pd.DataFrame, swept: pd.DataFrame, costs: pd.DataFrame, top_k: int, entries: int
 ) -> str:
-    """The chapter in five sentences at most."""
+    """The chapter in five sentences at most: how many entries, what is lost, whether a rule gets cheaper."""
+    most = max(long_enough(swept).values())
     changed = complete[complete.reduction == "fixed"].groupby("model").other_token.max()
     changed = changed[[name for name in SHOWN_MODELS if name in changed]]
     sentences = [
-        f"{rank_message(boxes, layer)}.",
-        f"A fixed list changes {_changed(changed)}." if len(changed) else "",
+        f"{'No: of' if most < entries else 'Of'} the {entries:,} entries here, a decision has to score "
+        f"{most} at the layers after the first: longer lists keep at most half a point more of CALM's "
+        "predictions.",
+        f"A fixed list of {top_k} changes {_changed(changed)}." if len(changed) else "",
+        _cheaper(_calm(complete)),
         f"{cost_message(costs)}.",
         "Pruning makes decisions cheaper, not safer; 08 shows which exits keep the quality.",
-        f"The vocabulary here has {entries:,} entries, that of T5 has 32,128.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _cheaper(complete: pd.DataFrame) -> str:
+    """The FLOPs of the margin with and without fixed pruning, and where it costs less than full depth."""
+    flops = complete.pivot_table(index="task", columns="reduction", values="flops_share", sort=False)
+    if not {"fixed", "unpruned"} <= set(flops):
+        return ""
+    below = on_tasks(flops.index[flops.fixed < 1], flops.index)
+    return (
+        f"With it, CALM's outputs cost less than full depth {below}: {task_span(flops.fixed)} of the FLOPs, "
+        f"against {task_span(flops.unpruned)} for the margin over all entries."
+    )

@@ -38,7 +38,7 @@ def winners(best: pd.DataFrame) -> str:
     """
     parts = []
     for rule, rows in best.groupby("rule", sort=False):
-        name = "a fixed layer" if rule == "static" else f"the {figures.label(rule)}"
+        name = "a fixed layer" if rule == "static" else f"the {in_a_sentence(rule)}"
         parts.append(f"{name} {on_tasks(rows.task, list(best.task))}")
     return "; ".join(parts) if len(parts) > 2 else ", and ".join(parts)
 
@@ -52,13 +52,22 @@ def worst_tasks(counts: pd.Series) -> str:
     return f"on the worst task{plural} ({listed(map(figures.label, worst))})"
 
 
+def in_a_sentence(name: str) -> str:
+    """The label of a rule as a noun with its article left out.
+
+    >>> in_a_sentence("low_rank_three"), in_a_sentence("fixed")
+    ('low-rank classifier on three states (ours)', 'margin with fixed pruning')
+    """
+    return re.sub("^low rank on", "low-rank classifier on", figures.label(name))
+
+
 def without_source(name: str) -> str:
     """The label of a rule without the paper behind it, for use in brackets and titles.
 
     >>> without_source("hidden_similarity")
     'hidden similarity'
     """
-    return re.sub(r" \([^()]*\)$", "", figures.label(name))
+    return re.sub(r" \([^()]*\)$", "", in_a_sentence(name))
 
 
 def some(share: float, form: str = ".0%") -> str:
