@@ -331,11 +331,11 @@ def starts_conclusion(starts: pd.DataFrame) -> str:
         where = "whatever the minimum exit layer"
     else:
         where = f"from layer {listed(map(str, cheapest))}" if cheapest else "from no minimum exit layer"
-    margin, weighted, jsd = (percent_span(flops[rule]) for rule in PRUNED_FORMS.values())
+    spans = flops.apply(percent_span)
     return (
         f"The plain margin is cheapest {where}: with exits from layers {flops.index.min()} to "
-        f"{flops.index.max()}, it takes {margin} of the FLOPs, weighted contrast {weighted} and JSD contrast "
-        f"{jsd} (means over tasks)."
+        f"{flops.index.max()}, it takes {spans[plain]} of the FLOPs, weighted contrast "
+        f"{spans['weighted_fixed']} and JSD contrast {spans['jsd_fixed']} (means over tasks)."
     )
 
 
@@ -451,12 +451,11 @@ def clock_conclusion(measured: pd.DataFrame) -> str:
 def long_conclusion(long_costs: pd.DataFrame) -> str:
     """What deciding at every layer adds to full depth on long documents, over all entries and over a few."""
     flops = long_costs.groupby("rule").flops_share.mean() - 1
-    margin, weighted, jsd = (
-        f"{flops[whole]:.1%} ({flops[pruned]:.1%})" for whole, pruned in PRUNED_FORMS.items()
-    )
+    added = {whole: f"{flops[whole]:.1%} ({flops[pruned]:.1%})" for whole, pruned in PRUNED_FORMS.items()}
     return (
-        f"Where every layer decides, the plain margin adds {margin} to the FLOPs of full depth, weighted "
-        f"contrast {weighted} and JSD contrast {jsd}; in brackets, over a few entries."
+        f"Where every layer decides, the plain margin adds {added[MARGIN]} to the FLOPs of full depth, "
+        f"weighted contrast {added['weighted']} and JSD contrast {added['jsd']}; in brackets, over a few "
+        "entries."
     )
 
 
