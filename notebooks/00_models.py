@@ -3,15 +3,15 @@
 #
 # [all notebooks](../README.md#the-notebooks) · [01 monotonicity ›](01_monotonicity.ipynb)
 #
-# **Question.** On what data and models are all later figures made, and what does training for exits change before any
+# **Question.** Which data and models do all later figures use, and what does training for exits change before any
 # token exits?
 #
 # Both papers study one T5 backbone that is trained in different ways. *Vanilla* training supervises only the last
 # decoder layer. *CALM* supervises every layer, later layers more. *FREE* supervises one early layer and the last one,
-# and pulls the early states towards the late ones. *Late-weighted* supervises the last 70 % of the layers: a
-# hypothesis from the end of the MEE blog, which its authors left untested. This notebook shows the data, what each
-# objective weighs, how far each model stands above trivial baselines, and what exits cost at full depth. How the
-# models learned is in the appendix ([90](90_training.ipynb)).
+# and pulls the early states towards the late ones. *Late-weighted* supervises the last 70 % of the layers: a hypothesis
+# from the end of the MEE blog, which its authors left untested. This notebook shows the data, how each objective
+# weights the layers, how far each model stands above trivial baselines, and what training for exits costs at full
+# depth. How the models learned is in the appendix ([90](90_training.ipynb)).
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -45,8 +45,8 @@ synthetic = {name: task for name, task in tasks.items() if task.spans}
 #
 # A language model runs every layer for every token, whether it predicts "York" after "New" or the answer to a hard
 # question. With exits, a token whose confidence exceeds a threshold after some layer takes that layer's prediction.
-# Later tokens attend to it at every layer all the same, so its state stands in for those of the layers that it
-# skipped: they get their keys and values from it.
+# Later tokens still attend to this token at every layer, so the layers it skipped compute their keys and values from
+# the state at its exit.
 
 # %%
 experiment.save_drawing(drawings.decoder_drawing(), "decoder")
@@ -54,11 +54,10 @@ experiment.save_drawing(drawings.decoder_drawing(), "decoder")
 # %% [markdown]
 # ## The data
 #
-# With real corpora, none of their text is shown here. **Synthetic data** are people who live, work, travel and own
-# things, in sentences of a seeded grammar. They have what no real corpus has: for every target token we know *what it
-# takes to produce it*. A question is answered in a sentence that begins with what it looks up and says each hop
-# aloud. A fifth of the questions asks for the bare value ("In one word: ..."). No context of a question is in two
-# splits.
+# For real corpora, no text is shown here. The **synthetic data** describe people who live, work, travel and own things;
+# a seeded grammar generates the sentences. They have what no real corpus has: for every target token we know *what it
+# takes to produce it*. Answers are sentences: they first restate what is asked, then spell out each hop. A fifth of the
+# questions ask for the bare value ("In one word: ..."). No question context appears in more than one split.
 
 # %% tags=["hide-input"]
 for name, task in tasks.items():
@@ -124,10 +123,10 @@ else:
 # %% [markdown]
 # ## Scores against trivial baselines
 #
-# Beside each model stand **trivial
-# baselines**, outputs that need no model: the source itself, the translation of the nearest training
-# sentence, the first sentence, one constant summary, the context sentence that shares most words with the
-# question (grey). Bars are means over examples (for BLEU, mean sentence BLEU); the table has the corpus scores.
+# Each model is compared with **trivial baselines** (grey), which need no model: the source itself, the translation of
+# the nearest training sentence, the first sentence, one constant summary, the context sentence that shares most words
+# with the question, three random words. Bars are means over examples (for BLEU, mean sentence BLEU); the table has the
+# corpus scores.
 
 # %% tags=["hide-input"]
 train = experiment.tasks(30_000, "train")
@@ -153,11 +152,11 @@ conclude(chapter.scores_conclusion(by_metric))
 scores.set_index(["task", "system", "metric"]).corpus_score.unstack([0, 2]).round(1)
 
 # %% [markdown]
-# The same corpora, as others score on them with models of about this size that were trained on them alone.
-# Tokenization and data differ in detail (DialogSum's test split is not here, its validation split is the test), so
-# this says whether a model is in the right range, not which one is better. The published ROUGE-L lies nearer to
-# ROUGE-1 than usual, as that of `py-rouge` does, which raises precision and recall to a power that belongs to
-# ROUGE-W; `ours_as_published` is our output scored in the same way. (The published F1 is one of slots, ours one of
+# Published scores on the same corpora, by models of about this size trained on them alone (none for synthetic data).
+# Tokenization and data differ in detail (DialogSum's test split is not available here, so we test on its validation
+# split), so this says whether a model is in the right range, not which one is better. The published ROUGE-L lies nearer
+# to ROUGE-1 than usual, as that of `py-rouge` does, which raises precision and recall to a power that belongs to
+# ROUGE-W; `ours_as_published` is our output scored in the same way. (The published F1 is computed over slots, ours over
 # words.)
 
 # %%
@@ -169,8 +168,8 @@ experiment.save_table(published, "published_scores") if len(published) else "non
 # %% [markdown]
 # ## How much of the difference between objectives is seed noise?
 #
-# Objectives were trained again from the same base with other seeds: other batches, other intermediate layers. A line
-# is the range over seeds. Alternating training appears only here and in 01; its models are not kept.
+# Each objective was retrained from the same base with different seeds, hence different batches and sampled layers.
+# Lines show the range over seeds. Alternating training appears only in this chapter; its models are not kept.
 
 # %% tags=["hide-input"]
 seeds = read_retrained(profile, "seeds")
@@ -189,14 +188,15 @@ conclude(chapter.seeds_conclusion(spread) if len(seeds) else "No seeds are store
 # %% [markdown]
 # ## What an objective costs before any token exits
 #
-# Training for exits changes full depth too. Every model is set beside the vanilla model with the same seed, on
-# the same examples. A dot is one training. To the right of 0 a model scores lower than vanilla although no token exits.
+# Training for exits changes full depth too. Every model is compared with the vanilla model of the same seed on the same
+# examples. Each dot is one training run. To the right of 0 a model scores lower than vanilla although no token exits.
 
 # %%
 costs = quality.cost_at_full_depth(seeds)
 if len(costs):
     whiskers = "whiskers: paired 95% intervals over examples, where the score of each example is stored"
-    figure = chapter.costs_figure(costs, experiment.note(intervals=whiskers))
+    has_intervals = costs[["low", "high"]].notna().any(axis=None)
+    figure = chapter.costs_figure(costs, experiment.note(intervals=whiskers if has_intervals else ""))
     experiment.save_figure(figure, "cost_at_full_depth", costs)
 conclude(chapter.costs_conclusion(costs) if len(costs) else "No seeds are stored: run make retrain.")
 

@@ -9,7 +9,7 @@
 # **What the paper says** (MEE, section 3, on BigPatent, twelve layers). Under CALM's weighted loss 75 % of
 # the tokens keep their top-1 prediction after layer 2 and 90 % after layer 4; the vanilla and the FREE
 # model change their minds far later. CALM's mean confidence in the final prediction grows with every layer,
-# vanilla's comes late, and FREE's rises up to its exit, dips, and rises again.
+# vanilla's rises only in late layers, and FREE's rises up to its exit, dips, and rises again.
 #
 # **What we do.** Each model greedily writes its own output at full depth. That output is fed back once, and
 # logits are computed from the state after *every* layer. With $h_t^l$ the state of token $t$ after
@@ -17,7 +17,7 @@
 #
 # $$p_t^l = \mathrm{softmax}\bigl(W\,n(h_t^l)\bigr), \qquad \hat y_t^{\,l} = \arg\max_v\, p_t^l(v).$$
 #
-# Nothing exits until the last section: these are the curves that exit rules have to work with.
+# No token exits until *From curves to decoding*: these are the curves that exit rules have to work with.
 #
 # **Expectation, before running:** in the early layers the order is CALM, late-weighted, FREE, vanilla,
 # because that is the order in which the objectives supervise these layers.
@@ -64,8 +64,8 @@ traces = {
 # $$s_t = \min\,\{\,l : \hat y_t^{\,l} = \hat y_t^{\,l+1} = \dots = \hat y_t^{\,L}\,\}.$$
 #
 # The curves show the share of tokens with $s_t \le l$. The unit of the bootstrap is a sequence, because the tokens of
-# one sequence are not independent. Our *oracle*, which knows the last layer's prediction, exits at $s_t$. Exiting
-# before $s_t$ is harmless only if the prediction is already correct, then changes and later reverts.
+# one sequence are not independent. Our *oracle*, which knows the last layer's prediction, exits at $s_t$. Before $s_t$,
+# an exit is harmless only where the prediction equals the final one by then, is dropped, and comes back.
 
 # %% tags=["hide-input"]
 stable = experiment.table(drawing.settled_table, traces)
@@ -99,9 +99,9 @@ conclude(chapter.settled_conclusion(stable, gain, spread))
 # %% [markdown]
 # ## Figure 2: confidence in the final prediction
 #
-# The probability $p_t^l(\hat y_t^{\,L})$ that each layer gives to the token that the *last* layer will
-# choose. Above its mean over tokens, below the standard deviation, which the paper draws as a band: it describes how
-# much tokens differ, not how uncertain the mean is.
+# The probability $p_t^l(\hat y_t^{\,L})$ that each layer gives to the token that the *last* layer will choose. Top: its
+# mean over tokens. Bottom: the standard deviation, which the paper draws as a band; it shows how much tokens differ,
+# not how uncertain the mean is.
 
 # %% tags=["hide-input"]
 confidence = experiment.table(drawing.confidence_table, traces)
@@ -112,11 +112,11 @@ experiment.save_figure(figure, "figure_2_confidence", confidence)
 conclude(chapter.confidence_conclusion(confidence))
 
 # %% [markdown]
-# ## Figure 3: single tokens
+# ## Figure 3: individual tokens
 #
 # The three most probable tokens of every layer, for one token of one sequence, in the three models of the paper. All
 # models must predict the same token, so the reference is fed in here. The tokens of one task are ordered by the layer
-# from which vanilla is settled, and we take those at the 10th, 50th and 90th percentile. (An underscore marks the
+# at which they settle in vanilla, and we take those at the 10th, 50th and 90th percentile. (An underscore marks the
 # beginning of a word.)
 
 # %% tags=["hide-input"]
@@ -155,11 +155,10 @@ conclude(chapter.tokens_conclusion(predicted))
 # %% [markdown]
 # ## Token by token: is CALM the most monotonic?
 #
-# MEE concludes that "the monotonicity assumption holds best for the CALM method", from the *mean* of figure 2. For
-# how many single tokens does the confidence rise at every layer, that is, $p_t^{l}(\hat y_t^{\,L}) <
-# p_t^{l+1}(\hat y_t^{\,L})$ for all $l$? A probability near one cannot keep rising, so beside the strict share
-# stands the share that never *falls* by more than one percentage point. (The stored table has both after a third of the
-# layers too.)
+# MEE concludes that "the monotonicity assumption holds best for the CALM method", from the *mean* of figure 2. For how
+# many individual tokens does the confidence rise at every layer, that is, $p_t^{l}(\hat y_t^{\,L}) < p_t^{l+1}(\hat
+# y_t^{\,L})$ for all $l$? A probability near one cannot keep rising, so we also report the share that never *falls* by
+# more than one percentage point. (The stored table also counts both from a third of the depth on.)
 
 # %% tags=["hide-input"]
 strict = experiment.table(monotonicity.monotonic_shares, traces)
@@ -195,10 +194,9 @@ experiment.save_figure(figure, "confidence_against_accuracy", per_layer)
 conclude(chapter.overconfidence_conclusion(per_layer, thirds[0]))
 
 # %% [markdown]
-# The same, bin by bin, at a third and two thirds of the depth. On the diagonal a
-# confidence is what it says; below it the layer is overconfident. Bins with fewer than twenty tokens are left out of
-# the drawing, not of the table. The expected calibration error sums the gaps over bins $b$ of $n_b$ among $n$ tokens
-# (Guo et al. 2017):
+# The same, bin by bin, at a third and two thirds of the depth. On the diagonal, confidence equals accuracy; below it
+# the layer is overconfident. Bins with fewer than twenty tokens are left out of the drawing, not of the table. The
+# expected calibration error sums the gaps over bins $b$ of $n_b$ among $n$ tokens (Guo et al. 2017):
 #
 # $$\mathrm{ECE} = \sum_b \frac{n_b}{n}\,\bigl|\,\mathrm{accuracy}_b - \mathrm{confidence}_b\,\bigr|.$$
 
@@ -219,12 +217,12 @@ conclude(chapter.reliability_conclusion(reliability, thirds[0]))
 # %% [markdown]
 # ## From curves to decoding: what a replay predicts, and what happens
 #
-# A trace tells what any exit rule *would* have done at each layer, for thousands of thresholds in seconds.
-# The decoder does it for real: a token that exits early hands its state on as keys and values for the
-# layers that it skipped, and a wrong token is fed back. Here are the rules that need no training, with
-# MEE's published settings (threshold 0.9, decay 4, no exit before a third of the depth), a static exit
-# there, and the oracle. Later notebooks trust a replay only as far as the two agree. `same_exit` counts
-# tokens up to the first one that differs from the full-depth output.
+# A trace, the stored outputs of all layers at full depth, tells what any exit rule *would* have done at each layer, for
+# thousands of thresholds in seconds. The decoder does it for real: a token that exits early hands its state on as keys
+# and values for the layers that it skipped, and a wrong token is fed back. Here are the rules that need no training,
+# with MEE's published settings (threshold 0.9, decay 4, no exit before a third of the depth), a static exit there, and
+# the oracle. Later notebooks trust a replay only as far as the two agree. `same_exit` counts tokens up to the first one
+# that differs from the full-depth output.
 
 # %% tags=["hide-input"]
 first = layers // 3
@@ -253,10 +251,9 @@ chapter.exits_shown(exits)
 # %% [markdown]
 # ## Each published statement beside our number
 #
-# The statements of MEE's third section as predicates on the tables above; `alone` is the verdict before the
-# correction for many statements (08). Where a verdict says "does not
-# hold", that is what these models do on these corpora; it does not refute a claim about BigPatent at
-# T5-base's size.
+# Each statement of MEE's third section, tested as a predicate on the tables above; `alone` is the verdict before
+# correction for multiple testing (08). Where a verdict says "does not hold", that is what these models do on these
+# corpora; it does not refute a claim about BigPatent at T5-base's size.
 
 # %% tags=["hide-input"]
 tables = {

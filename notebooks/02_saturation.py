@@ -6,14 +6,14 @@
 # **Question.** A state that has stopped changing gains nothing from further layers. For which tokens does
 # that happen early, and are those the *easy* ones in any sense that does not already contain the answer?
 #
-# **What the paper says** (MEE, section 4; T5-large, CNN/DailyMail, 24 layers). The prefixes whose states
-# are most similar to the last one become similar at layer 8.65 on average, the least similar ones at 18.46;
-# the easy ones are longer (58 against 11 tokens) and rise strictly from the first layer more often (24 %
-# against 3 %), while the difficult ones rise strictly later on (97 %).
+# **What the paper says** (MEE, section 4; T5-large, CNN/DailyMail, 24 layers). The prefixes whose states are most
+# similar to the last one become similar at layer 8.65 on average, the least similar ones at 18.46; the easy ones are
+# longer (58 against 11 tokens). The similarity of easy prefixes rises strictly from the first layer more often (24 %
+# against 3 %), that of difficult ones from later layers on (97 %).
 #
-# **What we do.** A token is called easy where its state comes close to the last layer's after few layers. Close means
-# that the angle between the two is small. So every prefix of every reference is one token $t$ to predict, and its
-# similarity at layer $l$, and the first layer that is similar to the last one, are
+# **What we do.** A token is called easy if its state comes close to the last layer's after only a few layers, that is,
+# if the angle between the two is small. Every prefix of every reference gives one token $t$ to predict; its similarity
+# at layer $l$, and the first layer whose state is similar to the last, are
 #
 # $$c_t^l = \cos\bigl(n(h_t^l),\,n(h_t^L)\bigr),
 # \qquad f_t = \min\,\{\,l : c_t^l \ge \theta\,\}, \quad \theta = 0.9.$$
@@ -83,11 +83,11 @@ calm = {key: table for key, table in prefixes.items() if key[1] == "calm"}
 # %% [markdown]
 # ## Table 1: easy against difficult, selected as published
 #
-# Prefixes are ranked by their mean similarity over layers 1 to L - 1; the top and the bottom end are
-# compared. Length is in *tokens* before the prediction (the published code counted characters of a decoded
-# string). The table is that of CALM, the model the paper used, beside the published one; layers are a share of the
-# depth, since 12 layers are not 24, with the standard deviation over prefixes. (The published layers are counted from
-# 0: one is added. The share of prefixes that rise strictly is published without a deviation.)
+# Prefixes are ranked by their mean similarity over layers 1 to L - 1; the top and the bottom end are compared. Length
+# is the number of *tokens* before the prediction (the published code counted characters of a decoded string). The table
+# sets CALM, the model the paper used, against the published numbers. Layers are given as a share of the depth (24
+# layers there), with the standard deviation over prefixes. (The published layers count from 0, so we add one. The share
+# of prefixes that rise strictly is published without a deviation.)
 
 
 # %% tags=["hide-input"]
@@ -129,9 +129,9 @@ experiment.save_figure(figure, "reached_by_layer", by_layer)
 conclude(chapter.reached_conclusion(by_layer))
 
 # %% [markdown]
-# ## Appendix A: single prefixes
+# ## Individual prefixes (as in the paper's appendix A)
 #
-# Three easy and three difficult prefixes of CALM, at the first, middle and last rank of the two outer fifths.
+# Three easy and three difficult prefixes of CALM, the first, middle and last of the easiest and of the hardest fifth.
 
 # %% tags=["hide-input"]
 singles = [
@@ -148,10 +148,10 @@ if singles:
 # %% [markdown]
 # ## What is circular in this
 #
-# To select by similarity and then report similarity must show a contrast, even in noise (a test of this
-# package does it with random states). So here are the same rows with prefixes selected by something else:
-# by the model's loss on the token, and by known difficulty (grammatical and copied tokens against all
-# others). Whatever contrast survives a different selection criterion is the actual finding.
+# Selecting by similarity and then reporting similarity must show a contrast, even in noise (a test of this package
+# shows it for random states). So here are the same rows with prefixes selected by something else: by the model's loss
+# on the token, and by known difficulty (grammatical and copied tokens against all others). Whatever contrast survives a
+# different selection criterion is the actual finding.
 
 # %% tags=["hide-input"]
 selected_from = {
@@ -198,10 +198,9 @@ conclude(chapter.depth_conclusion(depth))
 # %% [markdown]
 # ## Depth against true difficulty
 #
-# This figure is not possible on a real corpus: what it takes to produce a token is known by construction,
-# and here is how deep each kind goes. Above: the layer from which the prediction is final;
-# below: the first layer whose state is similar to the last one. Difficulties go from easy to hard as the
-# generator means them; those with fewer than twenty tokens are left out.
+# Only synthetic data allow this figure: there, what it takes to produce a token is known by construction. Above: the
+# layer from which the prediction is final; below: the first layer whose state is similar to the last one. Difficulties
+# are ordered from easy to hard, as the generator defines them; those with fewer than twenty tokens are left out.
 
 # %%
 if synthetic:
@@ -217,9 +216,9 @@ else:
 # %% [markdown]
 # ## Confident, and not saturated
 #
-# A state can be far from the last one and still be confident of the token. Of the tokens whose top-1 probability
-# exceeds the threshold after a third of the layers, how many have no similar state by then? And does it get easier
-# along the output? The entropy of the last layer, by thirds of the outputs.
+# A layer can be confident of the token while its state is still far from the last one. Of the tokens whose top-1
+# probability exceeds the threshold after a third of the layers, how many have no similar state by then? And do tokens
+# get easier along an output? We look at the entropy of the last layer in each third of the outputs.
 
 # %% tags=["hide-input"]
 third = layers // 3
@@ -244,6 +243,8 @@ conclude(chapter.confident_conclusion(confident, thirds))
 
 # %% [markdown]
 # ## Each published statement beside our number
+#
+# Prefixes are selected by loss here, and "longer" means at least 1.5 times as long.
 
 # %% tags=["hide-input"]
 tables = {

@@ -7,14 +7,14 @@
 # layers decide *better*? And is any rule that looks at several of them *faster* than full depth, at (nearly)
 # full quality?
 #
-# **What the paper says** (MEE, sections 5 to 7, and the closing questions of its blog). Three measures over
-# several layers keep far more quality than CALM's three at the same threshold, and are slower than full depth. Its
-# decoder cut itself short in the baseline runs: once a whole batch had exited, all later tokens stayed that
-# shallow. So the comparison has to be made again. Can both be had?
+# **What the paper says** (MEE, sections 5 to 7, and the closing questions of its blog). Three measures over several
+# layers keep far more quality than CALM's three at the same threshold, and are slower than full depth. Its decoder cut
+# itself short in the baseline runs: once a whole batch had exited, all later tokens were decoded at that depth. So the
+# comparison has to be repeated: can a rule be both better and faster?
 #
 # **What we do.** Train every classifier on the same frozen model, with several seeds; ask first how well each
 # one *ranks* tokens, then what it costs, then decode for real. Rules are compared at equal quality or at
-# equal cost, never at an equal threshold, since a threshold of 0.9 means something else for each of them.
+# equal cost, never at an equal threshold, since a threshold of 0.9 means something different for each of them.
 #
 # **Expectation** (the papers' hypothesis): the more layers a rule sees, the better it decides and the more it
 # costs.
@@ -47,6 +47,7 @@ from mee_utils.study import drawings, figures
 from mee_utils.study.catalogue import MAIN_MODEL, RULES, VARIANTS
 from mee_utils.study.chapters import classifiers as chapter
 from mee_utils.study.chapters import history as of_predictions
+from mee_utils.study.chapters.wording import cheapest_start
 from mee_utils.study.prose import conclude
 from mee_utils.study.published_setting import first_exit_layers
 from mee_utils.study.result_tables import KEEPS_IT, inputs_of, read_measured, read_measurements
@@ -76,7 +77,7 @@ experiment.save_drawing(drawings.measures_drawing(), "six_measures")
 # CALM's three measures look at one layer: the *softmax margin* (the largest probability minus the second
 # largest), the *hidden similarity* of the state to that of the layer before, and a classifier on *one state*.
 # MEE's three look at several: a classifier on *three states*, an *LSTM* over the states of all layers so far, and
-# *rising top-1*, which exits where the largest probability has risen for three layers.
+# *rising top-1*, which exits where the largest probability has risen over three layers in a row (twice).
 #
 # $n(h^l)$ is the normalised state after layer $l$, of width $d$. Classifiers give one number, the log-odds $z$ of
 # "exit here"; the confidence is $\sigma(z)$. One classifier serves all layers and all tasks, as the model does.
@@ -89,15 +90,15 @@ experiment.save_drawing(drawings.measures_drawing(), "six_measures")
 # | three times as wide | one layer, but as many parameters as three: $A$ is $3d \times d$ | a control: are more layers better, or more parameters? |
 # | low rank | hidden, with $A$ of $d/8$ rows; one layer, or three | ours: cheap enough for every layer |
 # | LSTM | $(c, s)^l = \mathrm{LSTM}(n(h^l), (c, s)^{l-1})$, $z = u \cdot s^l$, over decoder layers, started again for each token | MEE: two LSTM layers (here $d/2$ units); its code: one ($d/4$) |
-# | history of predictions | 32 hidden units over numbers of the last three decision layers: margins, largest probabilities, entropies, for how long the prediction has stayed, whether it stands in the input | ours: predictions in place of states, over 64 entries |
+# | history of predictions | 32 hidden units over numbers of the last three decision layers: margins, largest probabilities, entropies, for how long the prediction has stayed, whether it appears in the input | ours: predictions in place of states, over 64 entries |
 #
 # MEE's rising top-1 has nothing to train; its forerunner is ELBERT's window (Xie et al. 2021), as 06 shows.
 #
-# Target: is this layer's top-1 the last layer's ("consistency", the default), or the reference's token
-# ("correctness")? Both classes are weighted equally in every layer; training runs on teacher-forced training
-# examples, and the model is frozen. The rule over the history of predictions learns from the model's own outputs
-# instead, of examples that the model was not trained on where there are such. The table has the losses of the others
-# after the last epoch, and the epoch in which the held-out loss was lowest.
+# Target: is this layer's top-1 the last layer's ("consistency", the default), or the reference's token ("correctness")?
+# Both classes are weighted equally in every layer; training runs on teacher-forced training examples, and the model is
+# frozen. The rule over the history of predictions learns instead from the model's own outputs, where possible on
+# examples the model was not trained on. The table has the losses of the others after the last epoch, and the epoch in
+# which the held-out loss was lowest.
 
 # %% tags=["hide-input"]
 curves = pd.concat(
@@ -118,10 +119,10 @@ conclude(chapter.learning_conclusion(ends))
 # %% [markdown]
 # ## Who ranks tokens best?
 #
-# The area under the ROC curve: of two tokens at the same layer, one of which may exit (its prediction is the
-# last layer's) and one may not, how often is the first scored higher? An area of one half is guessing. No threshold is
-# involved, so measures of all kinds can be compared. The grey curve is the softmax margin. Layers at which fewer
-# than 20 tokens of either kind exist are left out.
+# The area under the ROC curve: of two tokens at the same layer, one whose prediction is already final and one whose is
+# not, how often is the first scored higher? An area of one half is guessing. No threshold is involved, so measures of
+# all kinds can be compared. The grey curve is the softmax margin. Layers at which fewer than 20 tokens of either kind
+# exist are left out.
 
 # %% tags=["hide-input"]
 traces = {
@@ -179,7 +180,7 @@ conclude(chapter.tokens_conclusion(learned))
 # ## What they do at a threshold of 0.9
 #
 # Precision: of the tokens above the threshold at a layer, how many have the last layer's prediction? Recall: of the
-# tokens that the oracle would have exited by then, how many are above it? First seed.
+# tokens whose prediction is final by then, how many are above the threshold? First seed.
 
 # %% tags=["hide-input"]
 main = [*untrained, "linear", "hidden", "three_hidden", "low_rank_three", "lstm"]
@@ -196,8 +197,8 @@ experiment.save_figure(figure, "precision_and_recall", quality_of)
 conclude(chapter.decisions_conclusion(quality_of))
 
 # %% [markdown]
-# Does a confidence mean what it says? Against it stands how often an exit would have been right, at all deciding
-# layers together. A rule below the diagonal is overconfident.
+# Does a confidence mean what it says? We plot it against how often an exit would have been right, over all deciding
+# layers. A rule below the diagonal is overconfident.
 
 # %% tags=["hide-input"]
 chosen = ["softmax_margin", "hidden", "three_hidden", "low_rank_three", "lstm"]
@@ -212,7 +213,7 @@ conclude(chapter.calibration_conclusion(reliability))
 # %% [markdown]
 # ## What deciding costs
 #
-# FLOPs are counted for a mini T5 with a vocabulary of 1,600 entries and for the shapes of T5-base and T5-large. The
+# FLOPs are counted for a mini T5 with a vocabulary of 1,600 entries and for the sizes of T5-base and T5-large. The
 # *break-even depth* is the mean exit layer below which a rule that decides at every layer from layer 4 on costs
 # less than full depth.
 
@@ -237,9 +238,9 @@ conclude(chapter.cost_conclusion(costs))
 # %% [markdown]
 # ## At equal quality
 #
-# For each rule the lowest threshold at which a given share of the predictions at the exits is still the last
-# layer's, replayed on the trace (no decoding yet): what is spent, deciding included? Thresholds are constant,
-# since the published decaying one falls below 0.9 whatever it starts from. Colours are families of rules.
+# For each rule we take the lowest threshold at which a given share of the predictions at the exits still agrees with
+# full depth, replayed on the trace (no decoding yet): what is spent, deciding included? Thresholds are constant, since
+# the published decaying one falls below 0.9 whatever it starts from. Colours are families of rules.
 
 # %% tags=["hide-input"]
 shares = [0.90, 0.95, 0.98, 0.99]
@@ -257,10 +258,10 @@ conclude(chapter.equal_quality_conclusion(middle, min_layer, share))
 # ## A rule over the history of predictions
 #
 # MEE expects that several layers decide better than one. A state says more than a prediction, but a classifier has to
-# learn to understand it. Ours looks at *predictions*: what the last three decision layers predict, how surely, for how
-# long the prediction has stayed and whether it stands in the input (`FEATURES` in `mee_utils.exits.classifiers`). It
-# looks at 64 entries, so that a decision costs less than a hundredth of a layer of T5-large. Does it rank tokens better
-# than the margin, and how much of the way from the margin to the oracle does it go? First seed.
+# learn to understand it. Ours looks at *predictions*: what the last three decision layers predict, how confidently, for
+# how long the prediction has stayed and whether it appears in the input (`FEATURES` in `mee_utils.exits.classifiers`).
+# It looks at 64 entries, so that a decision costs less than a hundredth of a layer of T5-large. Does it rank tokens
+# better than the margin, and how much of the gap between the margin and the oracle does it close? First seed.
 
 # %%
 oracle = {
@@ -272,10 +273,10 @@ display(gains.set_index("task").round(3))
 conclude(of_predictions.gains_conclusion(gains, share))
 
 # %% [markdown]
-# **Do classifiers learn from the right examples?** MEE's and CALM's learn along references (teacher-forced) of examples
-# that the model was trained on, and then decide about its own outputs for others. Below: the area under the ROC curve
-# on test examples, after learning from equally many examples of three kinds; and what each group of features is worth
-# to the rule over predictions.
+# **Do classifiers learn from the right examples?** The classifiers of MEE and CALM learn on teacher-forced references
+# of the model's own training examples, but then decide on outputs that the model writes for new examples. Below: the
+# area under the ROC curve on test examples, after learning from equally many examples of three kinds; and what each
+# group of features is worth to the rule over predictions.
 
 # %%
 sources = read_measurements(experiment.profile.name, "learned_from")
@@ -312,10 +313,12 @@ conclude(chapter.layers_seen_conclusion(later))
 other = middle[middle.rule.isin(["hidden", "three_hidden", "narrow_lstm"])]
 depth = ["mean_exit_layer", "mean_exit_layer_low", "mean_exit_layer_high"]
 experiment.save_table(other[[*kinds, *depth]], "target_and_backbone")
+conclude(chapter.targets_conclusion(other))
+other = other.assign(rule=other.rule.map(figures.label))
 other.pivot(index=["task", "rule"], columns=["model", "target"], values="mean_exit_layer").round(2)
 
 # %% [markdown]
-# Third, the layer from which on tokens may exit:
+# Third, the minimum exit layer:
 
 
 # %% tags=["hide-input"]
@@ -338,14 +341,16 @@ started = pd.concat(
 )
 started = experiment.save_table(started, "minimum_layer")
 values = ["mean_exit_layer", "flops_share"]
+conclude(cheapest_start(started))
+started = started.assign(rule=started.rule.map(figures.label))
 started.pivot(index=["task", "rule"], columns="min_layer", values=values).round(2)
 
 # %% [markdown]
 # ## Decoded: the published thresholds
 #
-# Thresholds of 0.9 and 0.7, decaying with temperature 4, from layer 4 on; and the six published measures at 0.9
-# from the share of the depth that MEE allowed, where it ran layer 4 of 24 (its collapsed runs exit at layer 2.0). The
-# table has the share of the full score that is kept. 08 draws these settings by the clock.
+# Thresholds of 0.9 and 0.7, decaying with temperature 4, from layer 4 on; and the six published measures at 0.9 with
+# exits from the same share of the depth as MEE's layer 4 of 24. The table has the share of the full score that is kept.
+# 08 draws these settings by the clock.
 
 # %% tags=["hide-input"]
 rules = [*main[:-1], "narrow_lstm", "lstm"]
@@ -379,7 +384,7 @@ conclude(chapter.published_conclusion(published, sixth, min_layer, threshold))
 # ## Decoded: the whole curve
 #
 # The six published measures from strict to loose thresholds, first seed. Replay predicts single tokens; here exits
-# change what follows, and the score says what of it mattered. These are the stored measurements of `make measure`,
+# change later tokens, and the score shows how much that matters. These are the stored measurements of `make measure`,
 # on which 08 rests too: thresholds found on validation examples, scores of test examples.
 
 # %% tags=["hide-input"]
@@ -396,11 +401,11 @@ experiment.save_figure(figure, "score_against_cost", curve_points)
 conclude(chapter.curves_conclusion(curve_points))
 
 # %% [markdown]
-# ## What is certain to keep 99 % of the score
+# ## Which rules keep 99 % of the score reliably
 #
-# The settings of a rule are tested on the test examples in an order that validation examples fix (08), as long as
-# the lower end of a paired 95 % interval reaches 99 % of the full score. The cheapest of those that pass
-# stands below, or the first where none passes.
+# The settings of a rule are tested on the test examples in an order that validation examples fix (08), as long as the
+# lower end of a paired 95 % interval reaches 99 % of the full score. The table shows the cheapest setting that passes
+# or, if none does, the first one tested.
 
 # %% tags=["hide-input"]
 kept = keeping(stored, "calm", quality)
@@ -421,7 +426,7 @@ conclude(
 )
 
 # %% [markdown]
-# Nearly every prediction at an exit may be that of full depth and the output still change: an answer is right only
+# Even if nearly every prediction at an exit is that of full depth, the output can change: an answer is right only
 # if each of its words is, and every exit leaves approximate keys and values behind. Exits that the last layer verifies
 # (07) do not have this problem. Everything here is about mini models.
 #

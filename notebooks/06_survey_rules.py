@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 06 · Survey rules: which ideas survive in generation?
 #
-# [‹ 05 MEE classifiers](05_mee_classifiers.ipynb) · [all notebooks](../README.md#the-notebooks) · [07 lossless
-# ›](07_lossless.ipynb)
+# [‹ 05 MEE classifiers](05_mee_classifiers.ipynb) · [all notebooks](../README.md#the-notebooks) · [07 lossless ›](07_lossless.ipynb)
 #
 # **Question.** The survey of Bajpai and Hanawal (2025) lists a dozen exit rules. Most were made for classifiers of a
 # few classes, and each was tested on its own model. Which of them work in *generation*, where a decision is made for

@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 07 · Lossless exits: can an exit keep all of the quality and still be faster?
 #
-# [‹ 06 survey rules](06_survey_rules.ipynb) · [all notebooks](../README.md#the-notebooks) · [08 results
-# ›](08_results.ipynb)
+# [‹ 06 survey rules](06_survey_rules.ipynb) · [all notebooks](../README.md#the-notebooks) · [08 results ›](08_results.ipynb)
 #
 # **Question.** MEE asks whether rules over several layers can keep their quality *and* be faster than no exit
 # at all. An unverified exit is a trade: some quality for some speed (08). What if every exit were

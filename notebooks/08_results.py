@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 08 · Results: what is guaranteed, and what is faster
 #
-# [‹ 07 lossless](07_lossless.ipynb) · [all notebooks](../README.md#the-notebooks) · [09 thresholds
-# ›](09_thresholds.ipynb)
+# [‹ 07 lossless](07_lossless.ipynb) · [all notebooks](../README.md#the-notebooks) · [09 thresholds ›](09_thresholds.ipynb)
 #
 # **Question.** What limits exits? Which of them are faster than full depth at the same quality, and can a rule over
 # several layers keep its quality *and* be faster, which MEE left open? What can be guaranteed? And which published
@@ -263,22 +262,6 @@ pd.set_option("display.max_colwidth", None, "display.max_rows", None)
 pd.DataFrame.from_dict(BUGS, orient="index")[["source", "what", "published", "explains"]]
 
 # %% [markdown]
-# ## What this shows, and what it does not
-
-# %% tags=["hide-input"]
-conclude(
-    f"{limits.message(equal_flops)}." if oracle_tables else "",
-    f"{rivals.headline(equal_cost)}." if len(equal_cost) else "",
-    f"{chapter.answer_message(ways, quality)}." if len(ways) else "",
-    f"{chapter.flops_message(of_main, quality)}.",
-    f"{chapter.bugs_message(bugs)}.",
-)
-
-# %% [markdown]
-# A guarantee is about the *mean* loss against the model's own full output, one rule at a time, over inputs like the
-# calibration inputs; it says nothing of single outputs. Results on these mini models do not carry over to T5-large;
-# profile `paper` is there to test them.
-#
 # ## The ledger: every published statement that these models can test
 #
 # All statements of all notebooks, each with the published number and ours. A statement is decided on a task where
@@ -319,6 +302,22 @@ columns = ["notebook", "source", "statement", "published", "judged_by", "ours", 
 ledger[columns]
 
 # %% [markdown]
+# ## What this shows, and what it does not
+
+# %% tags=["hide-input"]
+conclude(
+    f"{limits.message(equal_flops)}." if oracle_tables else "",
+    f"{rivals.headline(equal_cost)}." if len(equal_cost) else "",
+    f"{chapter.answer_message(ways, quality)}." if len(ways) else "",
+    chapter.guaranteed_cost(calibrated, delta),
+    f"{chapter.ledger_message(ledger)}.",
+)
+
+# %% [markdown]
+# A guarantee is about the *mean* loss against the model's own full output, one rule at a time, over inputs like the
+# calibration inputs; it says nothing of single outputs. Results on these mini models do not carry over to T5-large;
+# profile `paper` is there to test them.
+#
 # **Next:** [09](09_thresholds.ipynb) and [10](10_confidence.ipynb), what else the survey says.
 
 # %% tags=["hide-input"]

@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 09 · Thresholds: who sets them, and do they hold elsewhere?
 #
-# [‹ 08 results](08_results.ipynb) · [all notebooks](../README.md#the-notebooks) · [10 confidence
-# ›](10_confidence.ipynb)
+# [‹ 08 results](08_results.ipynb) · [all notebooks](../README.md#the-notebooks) · [10 confidence ›](10_confidence.ipynb)
 #
 # **Question.** Can a bandit find the threshold while it runs, or does it take a calibration set? Is it enough to let
 # tokens exit at a few layers? Does a threshold chosen in-domain hold in another domain, and later in the
@@ -55,7 +54,9 @@ calm = experiment.models(["calm"])["calm"]
 trained = experiment.classifiers({"calm": calm}, seeds=[0], survey=True)
 classifiers = {rule: one for (_, rule, target), (one,) in trained.items() if target == "consistency"}
 traces = {task: experiment.trace("calm", task, examples, max_new_tokens) for task in tasks}
-held = {name: min(limit, len(task) // 2) for name, task in tasks.items()}  # reported; thresholds are chosen on the rest
+held = {
+    name: min(limit, len(task) // 2) for name, task in tasks.items()
+}  # reported; the rest is for choosing
 
 
 def policy_of(rule):

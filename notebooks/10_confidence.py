@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 10 · Confidence: overthinking, and layers that are sure and wrong
 #
-# [‹ 09 thresholds](09_thresholds.ipynb) · [all notebooks](../README.md#the-notebooks) · [90 training
-# ›](90_training.ipynb)
+# [‹ 09 thresholds](09_thresholds.ipynb) · [all notebooks](../README.md#the-notebooks) · [90 training ›](90_training.ipynb)
 #
 # **Question.** How often does a deep layer spoil what an earlier one had right? How often is an early layer sure and
 # wrong? And what does it take to train a rule that decides well?

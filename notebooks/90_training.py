@@ -6,16 +6,16 @@
 # **Question.** How were the mini models made, what did each layer learn, and what is each part of the recipe worth?
 # Nothing here is about exits; it shows what the other chapters rest on.
 #
-# *Pre-trained only* has seen span corruption and no task. *Base* began in the same way and went on: on synthetic data
-# through lessons, each with several questions about one context and one kind of hop (who lives where,
-# facts of one kind and of several, relations, who lives in a city, who owns more), then the tasks. Most of
-# this is done with four layers, in a third of the time; then every layer is repeated three times, each copy
-# adds a third, and all twelve are trained together. All others start from base and see the same number of
-# examples at the same rate; objectives that supervise intermediate layers sample one per training step.
+# *Pre-trained only* has seen span corruption and no task. *Base* began the same way. On synthetic data it then went
+# through lessons, each with several questions about one context and one kind of hop (who lives where, facts of one kind
+# and of several, relations, who lives in a city, who owns more), and then the tasks. Most of this is done with four
+# layers, which takes a third of the time. Then each layer is replaced by three copies whose residual updates are scaled
+# by a third, and all twelve are trained together. All other models start from base and see the same number of examples
+# at the same learning rate; objectives that supervise intermediate layers sample one per training step.
 #
 # Three more things are meant to make models this small learn quickly. Three of the four heads in the encoder, and two
-# in the decoder, begin with a preference for neighbours. The matrices are updated by Muon. And answers say what they
-# look up. *Ablations* below shows what each is worth.
+# in the decoder, begin with a preference for neighbours. The matrices are updated by Muon. And answers spell out their
+# intermediate steps. *Ablations* below shows what each is worth.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -65,7 +65,7 @@ if len(curves):
 # %% [markdown]
 # ## What was learned, by difficulty
 #
-# At full depth, which *kinds* of token does each model get right? References are fed in, so that every token is
+# At full depth, which *kinds* of token does vanilla get right? References are fed in, so that every token is
 # predicted from the right words before it. Of synthetic data alone.
 
 # %% tags=["hide-input"]
@@ -85,12 +85,11 @@ conclude(
 )
 
 # %% [markdown]
-# ## Aloud and in silence
+# ## With and without intermediate steps
 #
-# Exact match on whole answers, by the form of the question, on all held-out questions (as `make train`
-# measured it). A spoken answer makes each hop from the token before it. The bare value needs all hops inside
-# one token, where only layers can follow one another. **Expectation:** two facts, a count or a comparison are
-# harder in silence.
+# Exact match on whole answers, by the form of the question, on all held-out questions (as `make train` measured it). In
+# a sentence, each hop can build on tokens already written. For the bare value all hops must happen within one token,
+# layer by layer. **Expectation:** two facts, a count or a comparison are harder without intermediate steps.
 
 # %% tags=["hide-input"]
 forms = quality.form_table(manifests)
@@ -107,13 +106,13 @@ if len(forms):
 # %% [markdown]
 # ## Ablations
 #
-# Short trainings with fewer layers, one part of the recipe changed at a time, on about as many tokens. *Flat
-# start*: all heads begin as T5 draws them. *Slow table*: position biases learn at a tenth of their rate. *One
-# rate*: queries, embedding, position biases and norms learn at the rate of all other matrices. *Adam*: in
-# place of Muon, at the best rate we found for it. *One question*: one question a context in the lessons. *No
-# curriculum*: questions alone, from the start. *Bare value*: nothing is ever said aloud. There is one training a bar,
-# and the trainings are far shorter than those of the models: a part of the recipe that makes no difference here may
-# still matter there.
+# Short training runs with fewer layers, each changing one part of the recipe, all on about the same number of tokens.
+# *Flat start*: all heads begin as T5 draws them. *Slow table*: position biases learn at a tenth of their rate. *One
+# rate*: queries, embedding, position biases and norms learn at the rate of all other matrices. *Adam*: in place of
+# Muon, at the best rate we found for it. *One question*: one question per context in the lessons. *No curriculum*:
+# questions alone, from the start. *Bare value*: no intermediate step is ever written out. Each bar is a single run, and
+# the runs are far shorter than those of the models: a part of the recipe that makes no difference here may still matter
+# there.
 
 # %% tags=["hide-input"]
 ablations = read_retrained(profile, "ablations")

@@ -186,7 +186,9 @@ def test_a_gain_is_clear_where_its_interval_is_above_zero():
     table = mean_rank(0.8, 0.85)
     assert classifiers.clear_gains(table, "roc_area", "three_hidden", "hidden") == TASKS
     assert classifiers.clear_gains(table, "roc_area", "hidden", "three_hidden") == []
-    assert "one on a single state on every task" in classifiers.ranking_conclusion(table)
+    said = classifiers.ranking_conclusion(table)
+    assert "On every task a classifier on three states ranks tokens clearly better than one on" in said
+    assert "Best of all is the softmax margin." in said
 
 
 def test_one_layer_is_what_more_layers_are_set_beside():
@@ -215,7 +217,7 @@ def test_where_nothing_can_be_ranked_or_kept_nothing_is_claimed():
     nothing = mean_rank(0.8, 0.85).assign(roc_area=np.nan)
     nothing["roc_area_draws"] = [np.full(500, np.nan)] * len(nothing)
     assert classifiers.ranking_message(nothing).startswith("No classifier")
-    assert "one on a single state on no task" in classifiers.ranking_conclusion(nothing)
+    assert "On no task does a classifier on three states rank" in classifiers.ranking_conclusion(nothing)
     assert "No layer has enough tokens" in survey.ranking_conclusion(nothing.drop(columns="roc_area_draws"))
     assert contrast.ranking_message(ranks(np.nan, np.nan)).startswith("No layer has enough tokens")
     decoded = pd.DataFrame({"rule": ["weighted"], "retained": [np.nan]})

@@ -87,10 +87,12 @@ def monotonic(calm):
 
 
 def test_calm_is_called_the_most_monotonic_only_where_it_is():
-    assert "a model other than CALM" in message(monotonicity.monotonic_figure(monotonic(0.4)))
+    who = "The model with the most tokens whose confidence never falls is"
+    assert message(monotonicity.monotonic_figure(monotonic(0.4))) == f"{who} vanilla on every task"
     mixed = monotonic(0.6)
     mixed.loc[(mixed.task == "translation") & (mixed.model == "vanilla"), "share"] = 0.9
-    assert monotonicity.monotonic_message(mixed).endswith("whose confidence never falls on summarization")
+    assert monotonicity.monotonic_message(mixed) == f"{who} CALM on summarization and vanilla on translation"
+    assert "CALM is first on summarization" in monotonicity.monotonic_conclusion(mixed)
     assert not monotonicity.monotonic_conclusion(without(mixed, "calm"))
 
 
@@ -104,8 +106,9 @@ def test_a_token_is_final_from_the_layer_after_the_last_other_choice():
     predicted = pd.DataFrame(rows)
     assert dict(monotonicity.final_layers(predicted)) == {"vanilla": 4, "calm": 1}
     said = monotonicity.tokens_conclusion(predicted)
-    assert "what layer 1 ranks first is the final prediction of CALM" in said
-    assert "is dropped later by vanilla, at a probability of 0.50" in said
+    assert said.endswith("CALM keeps it throughout; vanilla drops it for good (probability 0.50 at layer 1).")
+    back = predicted.assign(token=predicted.token.where(predicted.layer != 1, "b"))
+    assert "vanilla drops it for a while." in monotonicity.tokens_conclusion(back)
     told = monotonicity.token_message(predicted, 90)
     assert told.endswith("is final from layer 4 on in vanilla, and from layer 1 on in CALM")
 
@@ -281,7 +284,9 @@ def test_seeds_stand_beside_what_objectives_change():
     ]
     spread = pd.DataFrame(rows)
     figure = models.seeds_figure(spread)
-    assert message(figure) == "Seeds move the settling layer by at most 0.30 layers, objectives by 3.0 to 4.0"
+    assert message(figure) == (
+        "Seeds move the layer at which predictions become final by at most 0.30, objectives by 3.0 to 4.0"
+    )
     assert not figure.legends, "models are named at the axis"
 
 
@@ -336,17 +341,17 @@ def test_a_part_of_the_recipe_counts_where_intervals_do_not_touch():
         {"run": ["recipe", "adam", "flat_start"], "low": [0.2, 0.15, 0.05], "high": [0.3, 0.25, 0.15]}
     )
     runs = runs.assign(answer=training.ALOUD, share=(runs.low + runs.high) / 2)
-    assert training.ablations_message(runs).endswith("than with the recipe: flat start (in a sentence)")
+    assert training.ablations_message(runs).endswith("more answers right than flat start (in a sentence)")
     never = runs.assign(answer=training.SILENT, run=["recipe", "adam", training.UNSPOKEN])
     assert training.ablations_message(pd.concat([runs, never])).endswith(
         "flat start (in a sentence) and bare value (in one word)"
     ), "none right is named, though it never saw a sentence"
-    assert "answers 10% of the questions" in training.unspoken_conclusion(never)
+    assert "gets 10% of the one-word questions right" in training.unspoken_conclusion(never)
     assert training.unspoken_conclusion(runs) == ""
     said = training.ablations_conclusion(
         runs.set_index("run").share, pd.Series({"adam": 0.3, "flat_start": 0.001})
     )
-    assert "right. Clearly different by Fisher's test: flat start (10%, p = 0.001). The smallest p" in said
+    assert "right. Clearly different (Fisher's test): flat start (10%, p = 0.001). The smallest p" in said
 
 
 # verified exits (07)

@@ -329,11 +329,26 @@ def guarantee_message(best: pd.DataFrame) -> str:
     )
 
 
-def guarantee_conclusion(calibrated: pd.DataFrame, delta: float) -> str:
-    """The cheapest rule at one target, by task, and how often each bound finds a threshold."""
+def guaranteed_cost(calibrated: pd.DataFrame, delta: float) -> str:
+    """What the cheapest rule takes with a guaranteed loss, by task."""
+    best = _cheapest_guaranteed(calibrated, delta)
+    if best.empty:
+        return f"No rule has a threshold with which a mean loss of at most {delta:g} is guaranteed."
+    shares = task_span(best.set_index("task").flops_share)
+    where = on_tasks(best.task, list(calibrated.task.unique()))
+    return f"A mean loss of at most {delta:g} can be guaranteed {where}, for {shares} of the FLOPs."
+
+
+def _cheapest_guaranteed(calibrated: pd.DataFrame, delta: float) -> pd.DataFrame:
+    """For each task the cheapest rule whose threshold passed at this bound on the consistency loss."""
     chosen = calibrated[(calibrated.kind == "consistency") & (calibrated.delta == delta) & calibrated.found]
     chosen = chosen[chosen.bound == "hoeffding_bentkus"].sort_values(["task", "flops_share"], kind="stable")
-    best = chosen.drop_duplicates("task")
+    return chosen.drop_duplicates("task")
+
+
+def guarantee_conclusion(calibrated: pd.DataFrame, delta: float) -> str:
+    """The cheapest rule at one target, by task, and how often each bound finds a threshold."""
+    best = _cheapest_guaranteed(calibrated, delta)
     shares = calibrated.groupby("bound", sort=False).found.mean()
     bounds = [f"for {share:.0%} with {BOUNDS.get(bound, bound)}" for bound, share in shares.items()]
     cheapest = (
@@ -452,12 +467,20 @@ def bugs_conclusion(bugs: pd.DataFrame) -> str:
     )
 
 
-def ledger_conclusion(ledger: pd.DataFrame) -> str:
+def ledger_message(ledger: pd.DataFrame) -> str:
     """How many statements have each verdict."""
     counts = ledger.verdict.value_counts()
-    texts = [f"{count} {IN_PLURAL.get(verdict, verdict)}" for verdict, count in counts.items()]
+    verdicts = [
+        (count, IN_PLURAL.get(verdict, verdict) if count > 1 else verdict)
+        for verdict, count in counts.items()
+    ]
+    return f"Of {len(ledger)} published statements, {listed(f'{count} {said}' for count, said in verdicts)}"
+
+
+def ledger_conclusion(ledger: pd.DataFrame) -> str:
+    """How many statements have each verdict, and how far that carries."""
     return (
-        f"Of {len(ledger)} statements, {listed(texts)}. What fails on models of this size may still hold at "
+        f"{ledger_message(ledger)}. What fails on models of this size may still hold at "
         "the scale of the papers."
     )
 

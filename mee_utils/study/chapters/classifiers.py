@@ -11,7 +11,7 @@ from .. import figures
 from ..catalogue import CALM_RULES, MEE_RULES, RULES, VARIANTS
 from ..prose import listed, on_tasks, span, task_span
 from ..result_tables import KEEPS_IT
-from .wording import last_ranked_layer, percent_span, winners, without_source
+from .wording import capitalized, last_ranked_layer, percent_span, winners, without_source
 
 MARGIN = "softmax_margin"
 LEAST_KEPT = 0.6  # of the score: settings that keep less are not drawn
@@ -40,8 +40,8 @@ def learning_conclusion(ends: pd.DataFrame) -> str:
     gap = ends.assign(gap=ends.held_out_loss - ends.training_loss)
     widest = gap.loc[gap.gap.idxmax()]
     return (
-        f"The lowest held-out loss is {best.held_out_loss:.3f} nats ({without_source(best.rule)}). One "
-        f"classifier overfits most ({without_source(widest.rule)}): its held-out loss ends "
+        f"The lowest held-out loss is {best.held_out_loss:.3f} nats ({without_source(best.rule)}). The "
+        f"{without_source(widest.rule)} overfits most: its held-out loss ends "
         f"{widest.gap:.3f} nats above its training loss, and was lowest in epoch {widest.best_epoch}."
     )
 
@@ -109,12 +109,16 @@ def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
     margin, _, several, similarity, _ = best_of_kinds(mean_rank)
     spans = areas.apply(lambda row: percent_span(row, "{:.2f}"), axis=1)
     ahead = clear_gains(on_calm(mean_rank), "roc_area", "three_hidden", "hidden")
+    means = areas.mean(axis=1)
+    best = "" if means.isna().all() else f" Best of all is the {without_source(means.idxmax())}."
+    worse = ", at times worse than guessing" if areas.loc[similarity].min() < 0.5 else ""
     return (
-        "A classifier on three states ranks tokens clearly better than one on a single state "
-        f"{on_tasks(ahead, areas.columns)} (95 % interval over seeds and sequences above zero). The best "
-        f"classifier over several layers ({without_source(several)}) has a mean area of {spans[several]}, "
-        f"depending on the task; the margin, which needs no training, has {spans[margin]}, and similarity "
-        f"{spans[similarity]}."
+        f"The margin, which needs no training, has a mean area of {spans[margin]}, depending on the task, "
+        f"the best classifier over several layers ({without_source(several)}) {spans[several]}, and "
+        f"similarity {spans[similarity]}{worse}.{best} {capitalized(on_tasks(ahead, areas.columns))} "
+        f"{'a classifier' if ahead else 'does a classifier'} on three states "
+        f"{'ranks' if ahead else 'rank'} tokens clearly better than one on a single state (clearly: the 95 % "
+        "interval of the difference lies above zero)."
     )
 
 
@@ -159,9 +163,12 @@ def tokens_message(learned: pd.DataFrame) -> str:
     }
     tokens = f"{round(learned.tokens.max(), -3):,} training tokens"
     if not any(ahead.values()):
-        return f"Even with {tokens}, three states do not rank tokens clearly better than one"
+        return (
+            f"Even with {tokens}, a classifier on three states does not rank tokens clearly better than one "
+            "on a single state"
+        )
     return (
-        f"With {tokens}, three states rank tokens clearly better than one "
+        f"With {tokens}, a classifier on three states ranks tokens clearly better than one on a single state "
         f"{on_tasks(ahead['hidden'], tasks)}, and than one with as many parameters "
         f"{on_tasks(ahead['wide_hidden'], tasks)}"
     )
@@ -171,11 +178,31 @@ def tokens_conclusion(learned: pd.DataFrame) -> str:
     """By how much three layers rank tokens better than other classifiers, with the most training tokens."""
     gains = gains_of_three(learned)
     clear = int(((gains.low > 0) | (gains.high < 0)).sum())
-    opening = "" if clear else "More training tokens do not bring out the layers. "
+    opening = (
+        "" if clear else "More training tokens give classifiers over several layers no clear advantage. "
+    )
     return (
         f"{opening}Of the {len(gains)} differences in area between three states and another classifier, "
         f"{clear or 'none'} {'is' if clear < 2 else 'are'} clear with the most tokens (95 % interval on one "
-        f"side of zero); they range from {span(gains.gain, '{:+z.3f}')}."
+        f"side of zero); they range from {span(gains.gain, '{:+z.3f}')}.{_still_improving(learned)}"
+    )
+
+
+def _still_improving(learned: pd.DataFrame) -> str:
+    """On which tasks the best classifier still gains a hundredth in area with the last step in tokens."""
+    best = learned.groupby(["task", "tokens"], sort=False).roc_area.max().unstack("tokens")
+    if best.shape[1] < 2:
+        return ""
+    before, last = sorted(best.columns)[-2:]
+    rising = best.index[best[last] - best[before] >= 0.01]
+    if rising.empty:
+        return (
+            f" From {round(before, -3):,.0f} tokens on, the best classifier gains less than 0.01 on "
+            "every task."
+        )
+    return (
+        f" The best classifier still improves by 0.01 or more from {round(before, -3):,.0f} to "
+        f"{round(last, -3):,.0f} tokens {on_tasks(rising, list(best.index))}."
     )
 
 
@@ -228,8 +255,8 @@ def decisions_conclusion(quality_of: pd.DataFrame) -> str:
     return (
         f"Precision is at least {means.precision.min():.1%} on average, but recall lies between "
         f"{means.recall[lowest]:.0%} ({without_source(lowest)}) and {means.recall[highest]:.0%} "
-        f"({without_source(highest)}). An equal threshold is not equal quality: from here on, rules are "
-        "compared at equal quality."
+        f"({without_source(highest)}). An equal threshold gives very different numbers of exits: from "
+        "here on, rules are compared at equal quality."
     )
 
 
@@ -324,8 +351,8 @@ def cost_message(costs: pd.DataFrame) -> str:
     """What the margin and the cheapest classifier over several layers cost at T5-large."""
     large = costs[costs["shape"] == "t5-large"].set_index("rule").share_of_layer
     return (
-        f"At the shape of T5-large a margin costs {large[MARGIN]:.1f} layers, a classifier of low rank on "
-        f"three layers {large['low_rank_three']:.2f}"
+        f"At T5-large's size, a margin costs {large[MARGIN]:.1f} layers and a low-rank classifier on three "
+        f"states {large['low_rank_three']:.2f}"
     )
 
 
@@ -335,7 +362,7 @@ def cost_conclusion(costs: pd.DataFrame) -> str:
     mini = costs[costs["shape"] == "mini"].set_index("rule").break_even
     return (
         "A rule that decides at every layer saves FLOPs only if tokens exit before its break-even depth. At "
-        f"the shape of T5-large that is {large[MARGIN]:.0%} of the layers for the margin and "
+        f"T5-large's size that is {large[MARGIN]:.0%} of the layers for the margin and "
         f"{large['three_hidden']:.0%} for three hidden states; here it is {mini[MARGIN]:.0%} and "
         f"{mini['three_hidden']:.0%}. Rules on probabilities pay for the LM head, which pruning makes cheap "
         "(03); hidden similarity is counted as free."
@@ -374,6 +401,7 @@ def _draw_ranked(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
 def equal_quality_message(at_share: pd.DataFrame, share: float) -> str:
     """The cheapest rule at equal quality, by task; where most rules exit at once, that they do."""
     rows = on_calm(at_share)
+    rows = rows[~rows.rule.isin(CONTROLS)]  # as drawn
     layers = rows.groupby("rule").mean_exit_layer.mean()
     first = int(layers.min())
     early = int((layers < first + 0.5).sum())
@@ -388,19 +416,19 @@ def equal_quality_message(at_share: pd.DataFrame, share: float) -> str:
 
 def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: float) -> str:
     """How deep tokens go on average, and what classifiers do on the vanilla model."""
-    rows = on_calm(at_share)
-    layers = rows.groupby("rule").mean_exit_layer.mean()
+    of_calm = on_calm(at_share).groupby("rule").mean_exit_layer.mean()
+    layers = of_calm.drop(index=list(CONTROLS), errors="ignore")  # as drawn
     early = layers[layers < first_layer + 0.5]
     vanilla = at_share[(at_share.model == "vanilla") & (at_share.target == "consistency")]
     on_vanilla = vanilla.groupby("rule").mean_exit_layer.mean()
-    same = layers[on_vanilla.index]
+    same = of_calm[on_vanilla.index]
     trained = abs(on_vanilla.mean() - same.mean())
     more = trained > same.max() - same.min()
     return (
-        f"At {share:.0%} of the predictions kept, {len(early) or 'none'} of {len(layers)} rules "
+        f"With {share:.0%} of the predictions kept, {len(early) or 'none'} of {len(layers)} rules "
         f"{'exits' if len(early) < 2 else 'exit'} on average within half a layer of layer {first_layer}, the "
-        "earliest allowed. The same classifiers exit at "
-        f"layer {same.mean():.1f} on CALM's model and at layer {on_vanilla.mean():.1f} on vanilla"
+        "earliest allowed. Classifiers of the same kinds, trained on each model, exit at "
+        f"layer {same.mean():.1f} on CALM's and at layer {on_vanilla.mean():.1f} on vanilla's"
         + (": the training of the model matters more than the rule." if more else ".")
     )
 
@@ -467,8 +495,8 @@ def layers_seen_conclusion(later: pd.DataFrame) -> str:
     """What three layers gain, and what as many parameters on one layer gain."""
     if not moves_exits(later):
         return (
-            "Seeing more than one layer changes nothing here: no classifier moves the mean exit layer by "
-            f"{LEAST_CHANGE:g} on any task, so nothing is drawn. (The stored table has the differences.)"
+            "Seeing more than one layer changes nothing here: mean exit layers differ by less than "
+            f"{LEAST_CHANGE:g} on every task, so nothing is drawn. (The stored table has the differences.)"
         )
     means = later.groupby("rule").later.mean()
     clear = int(((later.later_low > 0) | (later.later_high < 0)).sum())
@@ -477,6 +505,16 @@ def layers_seen_conclusion(later: pd.DataFrame) -> str:
         f"On average over the tasks, three layers move the exit by {means['three_hidden']:+z.2f} layers, and "
         f"one layer with as many parameters by {means['wide_hidden']:+z.2f}. {intervals}"
     )
+
+
+def targets_conclusion(other: pd.DataFrame) -> str:
+    """The mean exit layer by model and by what classifiers are trained to predict, over rules and tasks."""
+    layers = other.groupby(["model", "target"], sort=False).mean_exit_layer.mean()
+    texts = [
+        f"{layer:.1f} with {figures.label(model)} ({figures.label(target)})"
+        for (model, target), layer in layers.items()
+    ]
+    return f"Averaged over classifiers and tasks, tokens exit at layer {listed(texts)}."
 
 
 def published_conclusion(published: pd.DataFrame, sixth: int, first_layer: int, threshold: float) -> str:
@@ -537,7 +575,9 @@ def curves_message(points: pd.DataFrame) -> str:
     """Which of the six published measures is cheapest at 99 % of the score, on average."""
     good = points[points.rule.isin(PUBLISHED) & (points.retained >= 0.99)]
     best = good.sort_values(["task", "flops_share"], kind="stable").drop_duplicates("task")
-    return f"To keep a mean of 99% of the score, the cheapest published measure is {winners(best)}"
+    if best.empty:
+        return "No published measure keeps 99% of the score on average"
+    return f"The cheapest published measure that keeps 99% of the score on average is {winners(best)}"
 
 
 def curves_conclusion(points: pd.DataFrame) -> str:
@@ -548,24 +588,25 @@ def curves_conclusion(points: pd.DataFrame) -> str:
     fixed = f"takes {task_span(static)} of the FLOPs" if len(static) else "does not exist"
     return (
         f"A fixed layer that keeps a mean of 99% of the score {fixed}. The oracle, which knows the last "
-        f"layer's prediction, keeps {task_span(oracle.retained)} for {percent_span(oracle.flops_share)} of "
-        "the FLOPs."
+        f"layer's prediction, keeps {task_span(oracle.retained)} of the score for "
+        f"{percent_span(oracle.flops_share)} of the FLOPs."
     )
 
 
 def kept_conclusion(kept: pd.DataFrame, quality: float) -> str:
-    """How many rules keep the quality for certain, and the cheapest of them on each task."""
+    """How many rules reliably keep the quality, how many of these save nothing, and the cheapest by task."""
     sure = kept[kept.verdict == KEEPS_IT].sort_values("flops_share", kind="stable")
     numbers = sure.groupby("task").size().reindex(kept.task.unique(), fill_value=0)
     rules = int(kept.groupby("task").size().max())
-    counted = (
-        f"On a task, the lower bound reaches {quality:.0%} of the score for {span(numbers, '{:d}')} of "
-        f"{rules} rules"
-    )
+    counted = f"Of {rules} rules, {span(numbers, '{:d}')} reliably keep {quality:.0%} of the score"
+    counted += ", depending on the task" if numbers.nunique() > 1 else ""
     if sure.empty:
         return f"{counted}."
+    dear = sure[sure.flops_share >= 1].groupby("task", sort=False).size()
+    texts = [f"{number} of {numbers[task]} on {figures.label(task)}" for task, number in dear.items()]
+    saves_nothing = f"; but {listed(texts)} cost as much as full depth or more" if texts else ""
     cheapest = sure.drop_duplicates("task")
     return (
-        f"{counted}. The cheapest takes {task_span(cheapest.set_index('task').flops_share)} of the FLOPs "
-        f"({winners(cheapest)})."
+        f"{counted}{saves_nothing}. The cheapest takes {task_span(cheapest.set_index('task').flops_share)} "
+        f"of the FLOPs ({winners(cheapest)})."
     )

@@ -14,8 +14,8 @@ from ..prose import listed, on_tasks, span, task_span
 from .classifiers import LEAST_CHANGE, MARGIN, on_calm
 
 LEARNED = {  # examples that classifiers learn from, in words
-    OUTPUTS: "the model's own outputs for them",
-    UNSEEN: "its outputs for unseen examples",
+    OUTPUTS: "the model's own outputs on those examples",
+    UNSEEN: "its outputs on unseen ones",
 }
 
 
@@ -58,11 +58,12 @@ def beside_margin_and_oracle(
 
 
 def gains_conclusion(gains: pd.DataFrame, share: float) -> str:
-    """Where it ranks better for certain, and how far it goes towards the oracle."""
+    """Where it clearly ranks better, and how far it goes towards the oracle."""
     better = list(gains.task[gains.area_gain_low > 0])
     layers = gains.set_index("task")
     ranks = (
-        f"It ranks tokens better than the margin {on_tasks(better, gains.task)} (95 % interval above zero)."
+        f"It ranks tokens better than the margin {on_tasks(better, gains.task)} (better: the "
+        "95 % interval of the difference lies above zero)."
     )
     if (layers.margin - layers[["history", "oracle"]].min(axis=1)).max() < LEAST_CHANGE:
         return (
@@ -88,7 +89,7 @@ def _earlier(layers: pd.Series) -> str:
 def _of_the_way(shares: pd.Series) -> str:
     """The share of the way to the oracle, where the oracle exits before the margin."""
     shares = shares.dropna()
-    return f" That is {task_span(shares)} of the way." if len(shares) else ""
+    return f" That closes {task_span(shares)} of the gap." if len(shares) else ""
 
 
 def areas_by_source(by_source: pd.DataFrame) -> pd.DataFrame:
@@ -111,13 +112,19 @@ def sources_conclusion(by_source: pd.DataFrame) -> str:
     rows = by_source[by_source.features.isin([ALL, "states"])]
     areas = rows.pivot(index=["rule", "task"], columns="learned_from", values="roc_area")
     texts = [
-        f"by {span(areas[kind] - areas[REFERENCES], '{:+z.3f}')} with {name}"
+        f"by {span(areas[kind] - areas[REFERENCES], '{:+z.3f}')} from {name}"
         for kind, name in LEARNED.items()
         if kind in areas
     ]
+    if not texts:
+        return ""
+    gains = pd.concat([areas[kind] - areas[REFERENCES] for kind in LEARNED if kind in areas])
+    answer = "Mostly yes" if gains.max() < 0.01 else "Not always" if gains.median() < 0.01 else "No"
+    rule, task = gains.idxmax()
+    largest = f" (largest gain: {figures.label(rule)}, {figures.label(task)})" if gains.max() > 0 else ""
     return (
-        "Beside learning along the references of training examples, the area changes, over rules and tasks, "
-        f"{listed(texts)}."
+        f"{answer}. Compared with references of training examples, the area changes, over rules and tasks, "
+        f"when classifiers learn from others: {listed(texts)}{largest}."
     )
 
 
@@ -128,8 +135,9 @@ def features_conclusion(by_source: pd.DataFrame) -> str:
     left_out = means[means.index.str.startswith("without ")]
     if alone.empty or left_out.empty:
         return ""
+    beside = "no worse than" if alone.max() >= means[ALL] else "against"
     return (
-        f"Of the groups of features, {alone.idxmax().removeprefix('only ')} is worth most alone: a mean area "
-        f"of {alone.max():.3f}, where all together have {means[ALL]:.3f}. Without any one group it is at "
+        f"The best single group of features is {alone.idxmax().removeprefix('only ')}: a mean area of "
+        f"{alone.max():.3f}, {beside} {means[ALL]:.3f} for all together. Leaving out any one group keeps at "
         f"least {left_out.min():.3f}."
     )

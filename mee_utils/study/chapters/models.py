@@ -7,7 +7,7 @@ import pandas as pd
 
 from .. import figures
 from ..prose import listed, on_tasks, task_span
-from .wording import percent_span
+from .wording import capitalized, percent_span
 
 
 def objectives_figure(weights: pd.DataFrame, note: str = ""):
@@ -35,7 +35,10 @@ def objectives_message(weights: pd.DataFrame) -> str:
     """Which objectives leave all layers below the last without a loss."""
     below = weights[weights.layer < weights.layer.max()].groupby("model", sort=False).weight.sum()
     alone = [figures.label(name) for name, weight in below.items() if weight == 0]
-    return f"Only {listed(alone)} training supervises the last layer alone" if alone else ""
+    if not alone:
+        return ""
+    others = "; all others supervise earlier layers too" if len(alone) < len(below) else ""
+    return f"{capitalized(listed(alone))} training supervises only the last layer{others}"
 
 
 def objectives_conclusion(weights: pd.DataFrame) -> str:
@@ -148,20 +151,20 @@ def seeds_message(spread: pd.DataFrame) -> str:
     """The noise of seeds beside the difference of objectives, in layers."""
     row = spans_of_seeds(spread).loc["settled_from"]
     return (
-        f"Seeds move the settling layer by at most {row.seeds:.2f} layers, objectives by {row.least:.1f} to "
-        f"{row.most:.1f}"
+        f"Seeds move the layer at which predictions become final by at most {row.seeds:.2f}, objectives by "
+        f"{row.least:.1f} to {row.most:.1f}"
     )
 
 
 def seeds_conclusion(spread: pd.DataFrame) -> str:
     """How much of the difference between objectives is seed noise."""
     spans = spans_of_seeds(spread)
-    sentences = ["How early predictions are final depends on the objective, not on the seed."]
+    sentences = ["How early predictions become final depends on the objective, not on the seed."]
     if "flops_share" in spans.index:
         row = 100 * spans.loc["flops_share"]
         sentences.append(
-            "So does what a rule saves: the FLOPs of the pruned margin at 0.9 differ by at most "
-            f"{row.seeds:.0f} percentage points between seeds, and by at least {row.least:.0f} between "
+            "The same holds for the savings of a rule: the FLOPs of the pruned margin at 0.9 differ by at "
+            f"most {row.seeds:.0f} percentage points between seeds, and by at least {row.least:.0f} between "
             "objectives."
         )
     if "score" in spans.index:
@@ -174,7 +177,7 @@ def seeds_conclusion(spread: pd.DataFrame) -> str:
 
 
 def costs_figure(costs: pd.DataFrame, note: str = ""):
-    """Points that each model loses at full depth beside vanilla with the same seed, a dot a training."""
+    """Points that each model loses at full depth against vanilla of the same seed, a dot for each run."""
     return figures.facets(
         costs,
         _draw_costs,
@@ -205,7 +208,7 @@ def costs_message(costs: pd.DataFrame) -> str:
     dearest = (
         f"{means.max():.1f} points of {figures.label(metric)} ({figures.label(name)}, {figures.label(task)})"
     )
-    return f"Training for exits costs up to {dearest} before any token exits"
+    return f"On average over seeds, training for exits costs up to {dearest} at full depth"
 
 
 def costs_conclusion(costs: pd.DataFrame) -> str:
@@ -217,9 +220,10 @@ def costs_conclusion(costs: pd.DataFrame) -> str:
     always = by_task.min()
     where = on_tasks(always[always > 0].index, list(costs.task.unique()))
     return (
-        f"Beside vanilla, CALM's score changes by {task_span(-by_task.mean(), '+z.1f')} points on average "
-        f'over seeds; it is lower with every seed {where}. So "99% of full depth" is 99% of another score; '
-        "08 sets exits beside the full depth of vanilla too."
+        f"Relative to vanilla, CALM's score changes by {task_span(-by_task.mean(), '+z.1f')} points on "
+        "average "
+        f'over seeds; it is lower with every seed {where}. So "99% of full depth" is 99% of a different '
+        "score; 08 therefore also compares exits with vanilla at full depth."
     )
 
 

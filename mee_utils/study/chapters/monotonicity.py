@@ -17,6 +17,7 @@ PUBLISHED = {
 }  # MEE, CALM on BigPatent: share of the depth -> share of final tokens
 PAPER_MODELS = ("vanilla", "calm", "free")
 LEAST_EXCESS = 0.005  # what two digits show
+EXPECTED = ("calm", "late_weighted", "free", "vanilla")  # order in which predictions become final
 KINDS = {"strictly rising": "rises at\nevery layer", "never falling": "never falls"}
 
 
@@ -72,6 +73,7 @@ def settled_conclusion(stable: pd.DataFrame, gain: pd.DataFrame, spread: pd.Data
     if len(spread):
         widest = (spread.high - spread.low).max()
         text += f" Another seed moves the mean by at most {widest:.2f} layers."
+    text += _early_order(stable)
     layers = stable.layer.max()
     early = round(layers / 6)  # as layer 2 of 12, published
     ours = stable[(stable.model == "calm") & (stable.layer == early)].set_index("task").share
@@ -81,6 +83,17 @@ def settled_conclusion(stable: pd.DataFrame, gain: pd.DataFrame, spread: pd.Data
             f"reports {PUBLISHED[2 / 12]:.0%} on BigPatent."
         )
     return text
+
+
+def _early_order(stable: pd.DataFrame) -> str:
+    """In which order the objectives have their predictions final in the first quarter of the layers."""
+    last = stable.layer.max() // 4
+    means = stable[stable.layer <= last].groupby("model").share.mean()
+    if not set(EXPECTED) <= set(means.index):
+        return ""
+    order = list(means[list(EXPECTED)].sort_values(ascending=False, kind="stable").index)
+    said = "as expected" if order == list(EXPECTED) else "not as expected"
+    return f" Up to layer {last} the order is {listed(map(figures.label, order))}, {said}."
 
 
 def confidence_figure(confidence: pd.DataFrame, note: str = ""):
@@ -137,8 +150,8 @@ def confidence_conclusion(confidence: pd.DataFrame) -> str:
         beside = "; CALM's never falls" if calm.max() < 0.005 else f"; CALM's by up to {calm.max():.2f}"
     return (
         f"MEE reports that FREE's mean confidence dips after its exit. Here it does so {where}, by up to "
-        f"{fallen.max():.2f}{beside}. The standard deviation is large: a mean says little about a single "
-        "token."
+        f"{fallen.max():.2f}{beside}. The standard deviation is large: a mean says little about an "
+        "individual token."
     )
 
 
@@ -165,7 +178,9 @@ def token_message(predicted: pd.DataFrame, percentile: int, sentence: str = "") 
     ]
     *others, last = parts
     said = f"{', '.join(others)}, and {last}" if others else last
-    subject = f'"{sentence}"' if sentence else f"The token at percentile {percentile}"
+    subject = f"The token at the {percentile}th percentile"
+    if sentence:
+        subject = f'"{sentence[sentence.rindex("[") :]}" in "{sentence}"'
     return f"{subject} is final {said}"
 
 
@@ -184,14 +199,23 @@ def tokens_conclusion(predicted: pd.DataFrame) -> str:
     top = predicted[predicted["rank"] == 1]
     first = top[top.layer == 1].set_index("model")
     final = top[top.layer == top.layer.max()].set_index("model").token
-    kept = first.token == final[first.index]
-    parts = []
-    if kept.any():
-        parts.append(f"is the final prediction of {listed(map(figures.label, first.index[kept]))}")
-    if not kept.all():
-        names = listed(map(figures.label, first.index[~kept]))
-        parts.append(f"is dropped later by {names}, at a probability of {span(first.probability[~kept])}")
-    return f"For the last of these tokens, what layer 1 ranks first {', and '.join(parts)}."
+    same = first.token == final[first.index]
+    throughout = final_layers(predicted)[first.index] == 1
+    given_up = f"for good (probability {span(first.probability[~same])} at layer 1)" if not same.all() else ""
+    parts = [
+        _do(first.index[throughout], "keep", "throughout"),
+        _do(first.index[same & ~throughout], "drop", "for a while"),
+        _do(first.index[~same], "drop", given_up),
+    ]
+    return f"In the last figure, the first choice of layer 1: {'; '.join(part for part in parts if part)}."
+
+
+def _do(models: Sequence[str], verb: str, end: str) -> str:
+    """What some models do with a token: "CALM and FREE keep it throughout"; nothing of no model."""
+    if not len(models):
+        return ""
+    verb = verb if len(models) > 1 else f"{verb}s"
+    return f"{listed(map(figures.label, models))} {verb} it {end}"
 
 
 def monotonic_figure(strict: pd.DataFrame, note: str = ""):
@@ -216,13 +240,14 @@ def most_monotonic(strict: pd.DataFrame, kind: str) -> pd.Series:
 
 
 def monotonic_message(strict: pd.DataFrame) -> str:
-    """On which tasks CALM is the model whose confidence never falls for most tokens."""
+    """Which model has the most tokens whose confidence never falls, by task."""
     first = most_monotonic(strict, "never falling")
-    won = first[first == "calm"].index
-    if len(won):
-        where = on_tasks(won, list(strict.task.unique()))
-        return f"CALM has the most tokens whose confidence never falls {where}"
-    return "On every task a model other than CALM has the most tokens whose confidence never falls"
+    tasks = list(strict.task.unique())
+    parts = [
+        f"{figures.label(name)} {on_tasks(rows.index, tasks)}"
+        for name, rows in first.groupby(first, sort=False)
+    ]
+    return f"The model with the most tokens whose confidence never falls is {listed(parts)}"
 
 
 def monotonic_conclusion(strict: pd.DataFrame) -> str:
@@ -232,10 +257,13 @@ def monotonic_conclusion(strict: pd.DataFrame) -> str:
     rows = strict[(strict.after_layer == 0) & (strict.kind == "never falling")]
     share = rows.pivot(index="task", columns="model", values="share")
     start = {name: percent_span(part.start) for name, part in rows.groupby("model")}
+    tasks = list(strict.task.unique())
+    first = most_monotonic(strict, "never falling")
+    best = on_tasks(first[first == "calm"].index, tasks)
     won = share.index[share.calm > share.vanilla]
     return (
-        "MEE concludes from mean confidence that monotonicity holds best for CALM. Token by token, CALM "
-        f"beats vanilla {on_tasks(won, list(strict.task.unique()))}: confidence never falls for "
+        "MEE concludes from mean confidence that monotonicity holds best for CALM. Token by token, CALM is "
+        f"first {best}, and ahead of vanilla {on_tasks(won, tasks)}: confidence never falls for "
         f"{percent_span(share.calm)} of CALM's tokens and {percent_span(share.vanilla)} of vanilla's. "
         f"Vanilla has more room to rise: it starts at {start['vanilla']}, CALM at {start['calm']}."
     )
@@ -265,6 +293,10 @@ def worst_excess(per_layer: pd.DataFrame) -> pd.DataFrame:
 
 def overconfidence_message(per_layer: pd.DataFrame) -> str:
     """By how much the layers of vanilla and of CALM are overconfident at most."""
+    return capitalized(_overconfident(per_layer))
+
+
+def _overconfident(per_layer: pd.DataFrame) -> str:
     worst = worst_excess(per_layer)
     excess = worst.excess[[name for name in ("vanilla", "calm") if name in worst.index]]
     parts = []
@@ -272,7 +304,7 @@ def overconfidence_message(per_layer: pd.DataFrame) -> str:
         verb = "" if parts else " is overconfident"
         much = f"by up to {most:.2f}" if most >= LEAST_EXCESS else "at no layer"
         parts.append(f"{figures.label(name)}{verb} {much}")
-    return capitalized(", ".join(parts))
+    return ", ".join(parts)
 
 
 def overconfidence_conclusion(per_layer: pd.DataFrame, layer: int) -> str:
@@ -280,10 +312,16 @@ def overconfidence_conclusion(per_layer: pd.DataFrame, layer: int) -> str:
     early = per_layer[per_layer.layer == layer]
     errors = early.groupby("model", sort=False).expected_calibration_error.mean().sort_values()
     best, worst = errors.index[[0, -1]]
+    excess = worst_excess(per_layer[per_layer.layer <= layer]).excess
+    above = excess.index[excess >= LEAST_EXCESS]
+    whose = (
+        f"The early layers of {listed(map(figures.label, above))} are" if len(above) else "No early layer is"
+    )
     return (
-        f"So a threshold means different things at different layers and in different models. At layer "
-        f"{layer} the expected calibration error (mean over tasks) is smallest for {figures.label(best)} "
-        f"({errors[best]:.3f}) and largest for {figures.label(worst)} ({errors[worst]:.3f})."
+        f"{whose} overconfident. A threshold means different things at different layers and in different "
+        f"models: at layer {layer} the expected calibration error (mean over tasks) is smallest for "
+        f"{figures.label(best)} ({errors[best]:.3f}) and largest for {figures.label(worst)} "
+        f"({errors[worst]:.3f})."
     )
 
 
@@ -321,7 +359,7 @@ def reliability_message(drawn: pd.DataFrame) -> str:
     ]
     if not parts:
         return ""
-    return f"Of predictions above 0.9 at layer {drawn.layer.min()}, {listed(parts)} are right"
+    return f"Of layer {drawn.layer.min()}'s predictions with confidence above 0.9, {listed(parts)} are right"
 
 
 def reliability_conclusion(reliability: pd.DataFrame, layer: int) -> str:
@@ -357,22 +395,25 @@ def decoding_conclusion(exits: pd.DataFrame) -> str:
     oracle = exits[exits.policy == "oracle"].set_index("task")
     copied = oracle.score / oracle.full_score
     return (
-        f"A replay can be trusted up to the first token that differs: {percent_span(exits.same_exit)} of the "
-        "tokens exit where it says. It does not see what exits do to later tokens. The oracle exits only "
-        f"once a prediction is final, and keeps {task_span(copied, '.1%')} of the score: what it loses is "
-        "the price of keys and values copied from early states."
+        f"Up to the first token that differs, {percent_span(exits.same_exit)} of the tokens exit at the "
+        "replayed layer. A replay does not model what exits do to later tokens. The oracle exits only once a "
+        f"prediction is final, and keeps {task_span(copied, '.1%')} of the score: differences from 100% come "
+        "from keys and values copied from early states."
     )
 
 
 def summary(stable: pd.DataFrame, strict: pd.DataFrame, per_layer: pd.DataFrame) -> str:
     """The chapter in five sentences at most."""
-    worst = worst_excess(per_layer)
-    most = f", vanilla's by up to {worst.excess['vanilla']:.2f}" if "vanilla" in worst.index else ""
+    trusted = _overconfident(per_layer)
+    calm_is_first = (most_monotonic(strict, "never falling") == "calm").all()
+    apart = "" if calm_is_first else ": settling early is not the same as being monotonic"
     sentences = [
         "Training decides how early a prediction is final.",
         f"{settled_message(stable)}." if settled_message(stable) else "",
-        f"{monotonic_message(strict)}: settling early is not the same as being monotonic.",
-        f"A rule sees only a confidence, and early layers are overconfident{most}.",
-        "All of this but the last table is measured at full depth; 05 and 08 show what exits cost.",
+        f"{monotonic_message(strict)}{apart}.",
+        "A rule sees only a confidence, and how far that can be trusted depends on training"
+        f"{f': {trusted}' if trusted else ''}.",
+        "All of this except the comparison of replay and decoding is measured at full depth; 05 and 08 show "
+        "what exits cost.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)

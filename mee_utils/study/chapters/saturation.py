@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
+from ...tasks.synthetic.words import DIFFICULTIES
 from .. import figures
-from ..prose import listed, on_tasks, task_span
-from .wording import percent_span
+from ..prose import listed, on_tasks, span, task_span
+from .wording import capitalized, percent_span
 
 SHOWN_MODELS = ("calm", "vanilla")  # the two that differ most; tables have all
 SELECTIONS = {"mean_similarity": "by similarity", "loss": "by loss"}
@@ -17,16 +18,29 @@ def table_shown(table_1: pd.DataFrame) -> pd.DataFrame:
     rows = table_1[table_1.model == "calm"]
     return (
         rows.pivot(index="property", columns=["task", "group"], values="mean")
-        .rename(index=figures.label)
+        .rename(index=_property)
         .round(2)
     )
+
+
+PROPERTIES = {  # rows of table 1, in words
+    "prefix_tokens": "prefix length",
+    "similar_states": "layers with a similar state",
+    "rises_after_0": "similarity rises strictly from the first layer on",
+}
+
+
+def _property(name: str) -> str:
+    later = name.removeprefix("rises_after_")
+    rises = f"similarity rises strictly after layer {later}"
+    return PROPERTIES.get(name, rises if later != name else figures.label(name))
 
 
 def beside_shown(beside: pd.DataFrame) -> pd.DataFrame:
     """The published table and ours in the same units, mean and standard deviation in one cell."""
     spread = [f" (sd {value:.0f})" if value == value else "" for value in beside.standard_deviation]
     cells = [f"{mean:.0f}{text}" for mean, text in zip(beside["mean"], spread, strict=True)]
-    named = beside.assign(cell=cells, property=beside.property.map(figures.label) + ", " + beside.unit)
+    named = beside.assign(cell=cells, property=beside.property.map(_property) + ", " + beside.unit)
     table = named.pivot(index="property", columns=["task", "group"], values="cell")
     return table.reindex(columns=list(dict.fromkeys(zip(named.task, named.group, strict=True)))).rename(
         columns=figures.label
@@ -106,7 +120,7 @@ def reached_conclusion(by_layer: pd.DataFrame) -> str:
 
 
 def prefixes_figure(drawn: pd.DataFrame, threshold: float, note: str = ""):
-    """The similarity of single easy and difficult prefixes of CALM by layer, each named by its token."""
+    """The similarity of individual easy and difficult prefixes of CALM by layer, each named by its token."""
     return figures.facets(
         drawn,
         _draw_prefixes,
@@ -135,12 +149,13 @@ def prefixes_message(drawn: pd.DataFrame, threshold: float) -> str:
     """From which layer on the shown prefixes are similar."""
     reached = drawn[drawn.similarity >= threshold].groupby(["group", "task", "example"]).layer.min()
     layers = reached.groupby("group").agg(["min", "max"])
+    spans = layers.apply(lambda row: span(row, "{:.0f}"), axis=1)
     parts = [
-        f"{layers['min'][group]} to {layers['max'][group]} if {group}"
-        for group in ("easy", "difficult")
-        if group in layers.index
+        f"{group} {noun} at layers {spans[group]}"
+        for group, noun in (("easy", "prefixes first resemble the last state"), ("difficult", "ones"))
+        if group in spans.index
     ]
-    return f"Single prefixes of CALM first resemble the last state at layers {listed(parts)}"
+    return f"In CALM, {', '.join(parts)}"
 
 
 def prefixes_conclusion(drawn: pd.DataFrame) -> str:
@@ -152,8 +167,8 @@ def prefixes_conclusion(drawn: pd.DataFrame) -> str:
         if group in first.index
     ]
     return (
-        f"The two kinds are apart from the first layer on, where the cosine is {listed(parts)}: they were "
-        "selected by just this similarity."
+        f"The two kinds differ from the first layer on, where the cosine is {listed(parts)}: they were "
+        "selected by this very similarity."
     )
 
 
@@ -211,16 +226,27 @@ def circularity_conclusion(compared: pd.DataFrame) -> str:
     if later.empty:
         return ""
     later = later.xs("loss", level="selected_by")
-    most = later.first_similar.abs().max()
-    similar = f"{task_span(later.first_similar, '+z.1f')} layers later (negative: earlier)"
-    if most < 1:
-        similar = f"at about the same layer (at most {most:.1f} layers apart)"
+    differ = later.abs().mean()
+    opening = ""
+    if differ.settled_from > differ.first_similar:
+        opening = (
+            "When tokens are selected by loss, they differ more in when their prediction becomes final than "
+            "in when their state saturates. "
+        )
     return (
-        "Selected by loss, tokens differ less in their states than in their predictions. CALM's tokens of "
-        f"high loss reach their final prediction {task_span(later.settled_from, 'z.1f')} layers later than "
-        f"those of low loss, and their first similar state {similar}. Similarity ranks tokens by how early "
-        "their states stop moving, not by how easy they are."
+        f"{opening}CALM's tokens of high loss reach their final prediction {_later(later.settled_from)} than "
+        f"those of low loss, and their first similar state {_later(later.first_similar)}. Similarity ranks "
+        "tokens by how early their states stop moving, not by how easy they are."
     )
+
+
+def _later(layers: pd.Series) -> str:
+    """ "0.5 (translation) to 1.2 layers later", "earlier", or with signs where tasks differ in direction."""
+    if layers.min() >= 0:
+        return f"{task_span(layers, '.1f')} layers later"
+    if layers.max() <= 0:
+        return f"{task_span(-layers, '.1f')} layers earlier"
+    return f"{task_span(layers, '+z.1f')} layers later (negative: earlier)"
 
 
 def depth_conclusion(depth: pd.DataFrame) -> str:
@@ -231,10 +257,14 @@ def depth_conclusion(depth: pd.DataFrame) -> str:
     means = rows.groupby("measure", sort=False).spearman.agg(["min", "max", "mean"])
     best, second = means["mean"].abs().sort_values(ascending=False).index[:2]
     spans = {name: f"{row['min']:+z.2f} to {row['max']:+z.2f}" for name, row in means.iterrows()}
+    similar = depth[(depth.model == "calm") & (depth.depth == "first_similar")]
+    if len(similar):
+        strongest = similar.groupby("measure").spearman.mean().abs().idxmax()
+        also = f" For the first similar state it is {_NAMES.get(strongest, figures.label(strongest))}."
     return (
         f"{best_predictor(depth)} Its rank correlation with the layer from which CALM's prediction is final "
         f"is {spans[best]}, depending on the task; next comes {_NAMES.get(second, figures.label(second))} "
-        f"with {spans[second]}."
+        f"with {spans[second]}.{also if len(similar) else ''}"
     )
 
 
@@ -249,7 +279,7 @@ def best_predictor(depth: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     best = rows.groupby("measure").spearman.mean().abs().idxmax()
-    return f"The best predictor of depth is {_NAMES.get(best, figures.label(best))}."
+    return f"What best predicts when a prediction becomes final is {_NAMES.get(best, figures.label(best))}."
 
 
 _NAMES = {
@@ -297,13 +327,23 @@ def difficulty_conclusion(by_difficulty: pd.DataFrame) -> str:
     rows = by_difficulty[by_difficulty.model == "calm"]
     if rows.empty:
         return ""
-    means = rows.groupby(["depth", "difficulty"]).mean_layer.mean().groupby("depth").agg(["min", "max"])
-    apart = means["max"] - means["min"]
-    return (
-        "Between the kinds of tokens, the mean layer of CALM's final prediction differs by up to "
-        f"{apart['settled_from']:.1f} layers, and that of its first similar state by up to "
-        f"{apart['first_similar']:.1f}."
-    )
+    means = rows.groupby(["depth", "difficulty"], observed=True).mean_layer.mean().unstack("depth")
+    apart = means.max() - means.min()
+    order = pd.Series(range(len(DIFFICULTIES)), index=list(DIFFICULTIES), dtype=float)
+    follows = {depth: layers.corr(order, method="spearman") for depth, layers in means.items()}
+    texts = [
+        f"{name} (up to {apart[depth]:.1f} layers between kinds; rank correlation {follows[depth]:+z.2f})"
+        for depth, name in (
+            ("settled_from", "the layer of CALM's final prediction"),
+            ("first_similar", "that of its first similar state"),
+        )
+    ]
+    strong = [follow > 0.5 for follow in follows.values()]
+    if all(strong) or not any(strong):
+        verb = "follow" if all(strong) else "do not follow"
+        return f"{capitalized(texts[0])} and {texts[1]} {verb} the order of difficulty."
+    does = ["follows", "does not"] if follows["settled_from"] > 0.5 else ["does not follow", "does"]
+    return f"{capitalized(texts[0])} {does[0]} the order of difficulty; {texts[1]} {does[1]}."
 
 
 def confident_conclusion(confident: pd.DataFrame, thirds: pd.DataFrame) -> str:
@@ -314,9 +354,9 @@ def confident_conclusion(confident: pd.DataFrame, thirds: pd.DataFrame) -> str:
     entropy = thirds[thirds.model == "calm"].pivot(index="task", columns="part", values="entropy")
     falls = entropy.index[entropy.iloc[:, -1] < entropy.iloc[:, 0]]
     return (
-        "Confidence does not need saturation: of CALM's tokens that are confident after a third of the "
-        f"depth, {task_span(calm.unsaturated)} have no similar state by then. The last layer gets surer "
-        "along an output (its entropy falls from the first to the last third) "
+        "Confidence does not require saturation: of CALM's tokens that are confident after a third of the "
+        f"depth, {task_span(calm.unsaturated)} have no similar state by then. The last layer becomes more "
+        "certain along an output (its entropy falls from the first to the last third) "
         f"{on_tasks(falls, entropy.index)}."
     )
 
@@ -324,9 +364,10 @@ def confident_conclusion(confident: pd.DataFrame, thirds: pd.DataFrame) -> str:
 def summary(by_layer: pd.DataFrame, compared: pd.DataFrame, depth: pd.DataFrame) -> str:
     """The chapter in five sentences at most."""
     sentences = [
-        f"{reached_message(by_layer)}." if reached_message(by_layer) else "",
+        f"{reached_message(by_layer)} (all at full depth along references)."
+        if reached_message(by_layer)
+        else "",
         circularity_conclusion(compared),
         best_predictor(depth),
-        "Everything here is measured at full depth along references; no token exits.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)

@@ -59,10 +59,24 @@ def curves_conclusion(curves: pd.DataFrame) -> str:
     """The last layer of the models at the end."""
     last = last_points(curves).iloc[:, -1]
     trained = last.drop(index="pretrained", errors="ignore")
-    text = f"All trained models end with a cross-entropy of {span(trained)} nats per token at the last layer"
+    text = f"At the last layer all trained models end at {span(trained)} nats per token"
     if "pretrained" in last.index:
-        text += f", the one that is pre-trained only with {last['pretrained']:.2f}"
-    return f"{text}."
+        text += f"; the model that is only pre-trained ends at {last['pretrained']:.2f}"
+    return f"{_improving_layers(curves)}{text}."
+
+
+def _improving_layers(curves: pd.DataFrame) -> str:
+    """How many layers end with a lower cross-entropy than they began with, under CALM and vanilla."""
+    first = curves[curves.step == curves.groupby("model").step.transform("min")]
+    before = first.pivot(index="model", columns="layer", values="cross_entropy")
+    better = (last_points(curves) < before).sum(axis=1)
+    layers = before.shape[1]
+    parts = [
+        f"{'all' if better[name] == layers else better[name]} of {layers} layers under {figures.label(name)}"
+        for name in ("calm", "vanilla")
+        if name in better.index
+    ]
+    return f"The cross-entropy falls in {listed(parts)}. " if parts else ""
 
 
 def difficulty_conclusion(accuracy: pd.DataFrame, model: str = "vanilla") -> str:
@@ -71,7 +85,7 @@ def difficulty_conclusion(accuracy: pd.DataFrame, model: str = "vanilla") -> str
     if rows.empty:
         return ""
     parts = [
-        f"{figures.label(row.difficulty)} ({row.accuracy:.1%} right)" for row in rows.head(3).itertuples()
+        f'"{figures.label(row.difficulty)}" ({row.accuracy:.1%} right)' for row in rows.head(3).itertuples()
     ]
     others = rows.accuracy.iloc[3:].min()
     hardest = f"The hardest kinds of tokens for {figures.label(model)} are {listed(parts)}"
@@ -79,7 +93,7 @@ def difficulty_conclusion(accuracy: pd.DataFrame, model: str = "vanilla") -> str
 
 
 def forms_figure(forms: pd.DataFrame, note: str = ""):
-    """Exact match by the form of the question, aloud and in silence, a line a model."""
+    """Exact match by the form of the question, with and without intermediate steps, a line a model."""
     shown = forms[forms.model.isin(["vanilla", "calm", "free", "late_weighted"])]
     return figures.facets(
         shown,
@@ -97,26 +111,26 @@ def forms_figure(forms: pd.DataFrame, note: str = ""):
 
 
 def forms_message(forms: pd.DataFrame) -> str:
-    """What answers lose when nothing is said aloud."""
+    """What answers lose without intermediate steps."""
     vanilla = forms[forms.model == "vanilla"].groupby("answer").exact_match.min()
     if not {ALOUD, SILENT} <= set(vanilla.index):
         return ""
     return (
-        f"Of its worst form of question vanilla answers {vanilla[ALOUD]:.0f}% right {ALOUD}, and "
-        f"{vanilla[SILENT]:.0f}% {SILENT}"
+        f"On its worst kind of question, vanilla is right on {vanilla[ALOUD]:.0f}% of full-sentence answers "
+        f"and on {vanilla[SILENT]:.0f}% of one-word answers"
     )
 
 
 def forms_conclusion(forms: pd.DataFrame) -> str:
-    """What vanilla answers in silence, by the form of the question."""
+    """What vanilla answers in one word, by the form of the question."""
     silent = forms[(forms.model == "vanilla") & (forms.answer == SILENT)].sort_values("exact_match")
     if silent.empty:
         return ""
-    worst, best = silent.iloc[0], silent.iloc[-1]
+    texts = [f'"{figures.label(row.kind)}" ({row.exact_match:.0f}%)' for row in silent[::-1].itertuples()]
+    between = f"; between them lie {listed(texts[1:-1])}" if len(texts) > 2 else ""
     return (
-        "Inside one token a model finds a single fact; joining, counting and comparing need the tokens in "
-        f'between. In one word, vanilla answers "{figures.label(best.kind)}" best ({best.exact_match:.0f}% '
-        f'right) and "{figures.label(worst.kind)}" worst ({worst.exact_match:.0f}%).'
+        f"Within one token, without intermediate steps, vanilla is right most often on {texts[0]}, and least "
+        f"often on {texts[-1]}{between}."
     )
 
 
@@ -150,7 +164,7 @@ def ablations_message(runs: pd.DataFrame) -> str:
             parts += [f"{figures.label(run)} ({how})" for run in worse]
     if not parts:
         return "No change of the recipe clearly costs right answers"
-    return f"Clearly fewer answers are right than with the recipe: {listed(parts)}"
+    return f"The recipe gets clearly more answers right than {listed(parts)}"
 
 
 def ablations_conclusion(share: pd.Series, p: pd.Series) -> str:
@@ -164,8 +178,8 @@ def ablations_conclusion(share: pd.Series, p: pd.Series) -> str:
     others = p[p >= 0.05]
     rest = f" The smallest p of the others is {others.min():.2g}." if len(others) else ""
     return (
-        f"In a sentence, the recipe answers {share['recipe']:.0%} right. Clearly different by Fisher's test: "
-        f"{listed(clear)}.{rest}"
+        f"With full-sentence answers, the recipe gets {share['recipe']:.0%} right. Clearly different "
+        f"(Fisher's test): {listed(clear)}.{rest}"
     )
 
 
@@ -175,7 +189,7 @@ def unspoken_conclusion(runs: pd.DataFrame) -> str:
     if SILENT not in shares.index:
         return ""
     return (
-        f"The run {figures.label(UNSPOKEN)}, which never saw an answer in a sentence, answers "
-        f"{some(shares[SILENT])} of the questions for one word right: in so short a training, it takes "
-        "answers that say each hop aloud."
+        f'The run "{figures.label(UNSPOKEN)}", which never saw an answer in a sentence, gets '
+        f"{some(shares[SILENT])} of the one-word questions right: so short a run learns best from answers "
+        "that spell out each step."
     )
