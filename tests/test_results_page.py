@@ -409,3 +409,22 @@ def test_names_of_the_benchmark_are_in_plain_words():
     rows = pd.DataFrame({"what": ["leave at 3, each fourth at 12"], "unit": "times faster"})
     (row,) = reference_tables._in_plain_words(rows).to_dict("records")
     assert row == {"what": "exit at layer 3, every fourth token at 12", "unit": "times as fast"}
+
+
+def test_sentences_fit_numbers_of_no_task(monkeypatch):
+    facts_of = facts.facts
+
+    def nowhere(stored):
+        values = facts_of(stored)
+        none = dict.fromkeys(values["faster"], 0)
+        return values | {"faster": none, "fixed_not_slower": 0, "less_monotonic": 0, "best_rule": 0.5}
+
+    monkeypatch.setattr(facts, "facts", nowhere)
+    page = results_page.page("results", FIGURES.parent)
+    assert "It is: token by token" in page and "FLOPs are saved: the cheapest" in page
+    assert (
+        "Not here. MEE left" in page and "The best rule is faster than a fixed layer on every task." in page
+    )
+    findings = results_page.findings()
+    assert "verified ones do not help" in findings and "**Unverified exits do not win.**" in findings
+    assert "beat full depth on none of the three tasks." in findings
