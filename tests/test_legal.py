@@ -18,10 +18,6 @@ from mee_utils.tasks.publishers.origins import load_origins
 ROOT = Path(__file__).parent.parent
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 LARGEST = 2_000_000  # bytes of a file that is no weights
-STORED_BEFORE = {  # draws in double precision; to go once `make measure PROFILE=real` has stored these anew
-    "figures/real/measured/learning.parquet",
-    "figures/real/measured/published_bugs.parquet",
-}
 
 
 def tracked():
@@ -113,5 +109,5 @@ def test_files_for_hosts_can_be_read(path):
 
 def test_no_file_is_large_but_weights():
     sizes = {path: (ROOT / path).stat().st_size for path in tracked() if not path.endswith(".safetensors")}
-    large = {path: size for path, size in sizes.items() if size > LARGEST and path not in STORED_BEFORE}
+    large = {path: size for path, size in sizes.items() if size > LARGEST}
     assert not large

@@ -442,19 +442,5 @@ def test_stored_examples_are_small_and_read_back_as_they_were(tmp_path):
         )  # the threshold
         pd.testing.assert_frame_equal(before[3], after[3])
     content = path.read_bytes()
-    measure._written_anew(path)
+    measure._write(stored, path, keys)
     assert path.read_bytes() == content
-
-
-def test_a_larger_table_of_an_earlier_version_is_stored_small_with_its_keys(tmp_path):
-    """Keys were one digest a rule then: such a rule is measured again, but the file stays as it was."""
-    table = some_settings(examples=50, settings=4)
-    table.attrs = {"keys": {"full_depth": "b4bf89"}}
-    path = tmp_path / "calm-translation.parquet"
-    table.to_parquet(path)
-    size_before = path.stat().st_size
-    measure._written_anew(path)
-    stored = pd.read_parquet(path)
-    assert stored.attrs == table.attrs and path.stat().st_size < size_before
-    order = stored.groupby(SETTING, sort=False, dropna=False).ngroup().argsort(kind="stable")
-    pd.testing.assert_frame_equal(stored.iloc[order].reset_index(drop=True), table, check_dtype=False)

@@ -26,14 +26,7 @@ from mee_utils.tasks import TASKS
 ROOT = Path(__file__).parent.parent
 NAMES = notebook_files.notebook_names()
 FOLDERS = [ROOT / "notebooks", *sorted({path.parent for path in ROOT.glob("figures/*/[0-9]*.ipynb")})]
-# Chapters that are new, and run on real text with its next measurements.
-NOT_ON_REAL_TEXT = {"09_thresholds", "10_confidence", "90_training"}
-STORED = [
-    folder / f"{name}.ipynb"
-    for folder in FOLDERS
-    for name in NAMES
-    if folder.name != "real" or name not in NOT_ON_REAL_TEXT
-]
+STORED = [folder / f"{name}.ipynb" for folder in FOLDERS for name in NAMES]
 each_stored = pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
 

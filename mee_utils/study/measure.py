@@ -534,13 +534,6 @@ def last_within(tried: Mapping[int, Mapping[str, float]], column: str, bound: fl
     return max(within, default=-1)
 
 
-def _written_anew(path: Path) -> pd.DataFrame:
-    """Writes a table again, which may come from a version that wrote larger files; returns it."""
-    table = pd.read_parquet(path)
-    _compress(table, path)
-    return table
-
-
 def store(profile: Profile) -> Path:
     """Puts the tables of all jobs, with a manifest, in their place, all at once; returns their folder."""
     folder = output_root() / profile.name / MEASURED
@@ -550,9 +543,8 @@ def store(profile: Profile) -> Path:
         for name in profile.training.backbones:
             tables.inputs[f"model {name}"] = weights_digest(profile, name)
         for job in measurements(profile):
-            table = _written_anew(job.path(profile))
             tables.save_file(job.path(profile))
             if job.task == ALL:
-                tables.save_table(table, job.name)
+                tables.save_table(pd.read_parquet(job.path(profile)), job.name)
         tables.finish()
     return folder
