@@ -16,9 +16,9 @@ from .result_tables import MACHINES, MEASURED, RETRAINED
 from .results import DRAWING, noted_digests, output_root
 
 CODE = "mee_utils/"  # begins the names of changed modules
-KEPT_WHATEVER_THE_CODE = {  # results that take hours -> how to make them anew
-    MEASURED: "make measure FORCE=1 measures anew",
-    RETRAINED: "make clean retrain TRAINING=1 trains anew",
+KEPT_WHATEVER_THE_CODE = {  # results that take hours -> how to make them again
+    MEASURED: "make measure FORCE=1 measures again",
+    RETRAINED: "make clean retrain TRAINING=1 trains again",
 }
 NAMED = 5  # changes that a line names
 
