@@ -427,6 +427,6 @@ def test_a_number_is_traced_to_the_cell_that_printed_it(run):
 def test_the_page_of_results_says_how_to_trace_a_number():
     page, rules = ((ROOT / name).read_text() for name in ("mee_utils/paper/pages/results.md", "Makefile"))
     file = re.search(r"`make origin FILE=(\S+)`", page)[1]
-    assert next(status.origin(str(ROOT / file))).startswith("saved by figures/real/08_results.ipynb, cell ")
+    assert next(status.origin(str(ROOT / file))).startswith(f"saved by {Path(file).parent}.ipynb, cell ")
     assert re.search(r"^origin:.*\n\t@\$\(COMPANION\) origin \"\$\(FILE\)\"$", rules, re.M)
     assert re.search(r"^# make origin ", rules, re.M)
