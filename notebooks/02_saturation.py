@@ -18,9 +18,9 @@
 # $$c_t^l = \cos\bigl(n(h_t^l),\,n(h_t^L)\bigr),
 # \qquad f_t = \min\,\{\,l : c_t^l \ge \theta\,\}, \quad \theta = 0.9.$$
 #
-# We repeat the published selection, show how much of the table follows from the selection alone, and set
-# measures of difficulty beside it that do not look at states: the model's loss, the frequency of a token,
-# its position, and, on synthetic data, what it *takes* to produce it.
+# We repeat the published selection, show how much of the table follows from the selection alone, and compare it with
+# measures of difficulty that do not look at states: the model's loss, the frequency of a token, its position, and, on
+# synthetic data, what it *takes* to produce it.
 #
 # **Expectation, before running:** the published contrast in depth will reappear, because it is built in,
 # and shrink once tokens are selected by something else; depth will follow true difficulty, but less closely
@@ -244,7 +244,7 @@ conclude(chapter.confident_conclusion(confident, thirds))
 # %% [markdown]
 # ## Each published statement beside our number
 #
-# Prefixes are selected by loss here, and "longer" means at least 1.5 times as long.
+# Prefixes are selected by loss here, and "longer" means at least half as long again.
 
 # %% tags=["hide-input"]
 tables = {

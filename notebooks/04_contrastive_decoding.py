@@ -69,7 +69,7 @@ first_examples = {name: task[:decoded] for name, task in tasks.items()}
 # ## Contrast, exactly
 #
 # $p_e$ is the distribution of the expert layer $i$, $p_a$ that of the amateur. Only entries that the expert
-# finds plausible are contrasted, $\mathcal{V} = \{v : p_e(v) \ge \alpha \max_w p_e(w)\}$ with $\alpha = 0.1$:
+# finds plausible are contrasted, $\mathcal{V} = \{v : p_e(v) \ge \alpha \max_w p_e(w)\}$ with $\alpha = 1/10$:
 #
 # $$p(v) = P_e(\mathcal{V}) \cdot \frac{p_e(v) / p_a(v)}{\sum_{w \in \mathcal{V}} p_e(w) / p_a(w)} \quad\text{for } v \in \mathcal{V}, \qquad p(v) = p_e(v) \quad\text{else.}$$
 #

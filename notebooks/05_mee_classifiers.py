@@ -47,7 +47,6 @@ from mee_utils.study import drawings, figures
 from mee_utils.study.catalogue import MAIN_MODEL, RULES, VARIANTS
 from mee_utils.study.chapters import classifiers as chapter
 from mee_utils.study.chapters import history as of_predictions
-from mee_utils.study.chapters.wording import cheapest_start
 from mee_utils.study.prose import conclude
 from mee_utils.study.published_setting import first_exit_layers
 from mee_utils.study.result_tables import KEEPS_IT, inputs_of, read_measured, read_measurements
@@ -341,7 +340,7 @@ started = pd.concat(
 )
 started = experiment.save_table(started, "minimum_layer")
 values = ["mean_exit_layer", "flops_share"]
-conclude(cheapest_start(started))
+conclude(chapter.starts_conclusion(started))
 started = started.assign(rule=started.rule.map(figures.label))
 started.pivot(index=["task", "rule"], columns="min_layer", values=values).round(2)
 
@@ -383,7 +382,7 @@ conclude(chapter.published_conclusion(published, sixth, min_layer, threshold))
 # %% [markdown]
 # ## Decoded: the whole curve
 #
-# The six published measures from strict to loose thresholds, first seed. Replay predicts single tokens; here exits
+# The six published measures from strict to loose thresholds, first seed. Replay predicts individual tokens; here exits
 # change later tokens, and the score shows how much that matters. These are the stored measurements of `make measure`,
 # on which 08 rests too: thresholds found on validation examples, scores of test examples.
 

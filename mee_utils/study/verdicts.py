@@ -182,7 +182,7 @@ def crossing(loss: np.ndarray, flops: np.ndarray, wanted: float) -> np.ndarray:
 def calibrated(
     stored: Measured, model: str, demands: Demands, bounds: Sequence[str] = tuple(BOUNDS)
 ) -> pd.DataFrame:
-    """The threshold of each rule for each demand by learn-then-test: one row a task, rule and demand.
+    """The threshold of each rule for each demand by Learn then Test: one row per task, rule and demand.
 
     Thresholds come from validation examples; every other test example calibrates, and the rest reports. Where
     no threshold passed (`found`) no token exits.

@@ -491,13 +491,13 @@ def seeds_conclusion(spread: pd.DataFrame) -> str:
     least = by_model.low.min()
     most = by_model.high.max()
     parts = [
-        f"{least[name]:.0%} to {most[name]:.0%} under {figures.label(name)}"
+        f"from {least[name]:.0%} to {most[name]:.0%} under {figures.label(name)}"
         for name in (MAIN_MODEL, "vanilla")
         if name in least.index
     ]
     return (
-        "On models retrained with other seeds, the pruned margin at 0.9 takes "
-        f"{listed(parts)} of the FLOPs (range over tasks and seeds). (Seeds can be compared here, "
+        "On models retrained with other seeds, the pruned margin's share of full depth's FLOPs at 0.9 "
+        f"ranges, over tasks and seeds, {listed(parts)}. (Seeds can be compared here, "
         "models cannot: an equal threshold is not equal quality.)"
     )
 

@@ -517,6 +517,17 @@ def targets_conclusion(other: pd.DataFrame) -> str:
     return f"Averaged over classifiers and tasks, tokens exit at layer {listed(texts)}."
 
 
+def starts_conclusion(starts: pd.DataFrame) -> str:
+    """The minimum exit layer with which rules take the fewest FLOPs on average, by task, in a sentence."""
+    flops = starts.groupby(["task", "min_layer"], sort=False).flops_share.mean().unstack("min_layer")
+    best = flops.idxmin(axis=1)
+    parts = [f"{layer} {on_tasks(rows.index, list(flops.index))}" for layer, rows in best.groupby(best)]
+    return (
+        f"Averaged over rules, the fewest FLOPs are needed with a minimum exit layer of {listed(parts)}: "
+        f"{span(flops.min(axis=1), '{:.0%}')} of full depth's."
+    )
+
+
 def published_conclusion(published: pd.DataFrame, sixth: int, first_layer: int, threshold: float) -> str:
     """What the measures of both papers keep at the published threshold, from two first layers."""
     texts = []

@@ -61,17 +61,6 @@ def in_a_sentence(name: str) -> str:
     return re.sub("^low rank on", "low-rank classifier on", figures.label(name))
 
 
-def cheapest_start(starts: pd.DataFrame) -> str:
-    """The minimum exit layer with which rules take the fewest FLOPs on average, by task, in a sentence."""
-    flops = starts.groupby(["task", "min_layer"], sort=False).flops_share.mean().unstack("min_layer")
-    best = flops.idxmin(axis=1)
-    parts = [f"{layer} {on_tasks(rows.index, list(flops.index))}" for layer, rows in best.groupby(best)]
-    return (
-        f"Averaged over rules, the fewest FLOPs are needed with a minimum exit layer of {listed(parts)}: "
-        f"{span(flops.min(axis=1), '{:.0%}')} of full depth's."
-    )
-
-
 def without_source(name: str) -> str:
     """The label of a rule without the paper behind it, for use in brackets and titles.
 
