@@ -419,6 +419,9 @@ def test_what_is_reliably_kept_is_said_in_sentences():
     assert said.startswith("1 to 2 rules keep 99% reliably, depending on the task. The cheapest takes 60%")
     assert said.endswith(" on every task). Over several layers, the cheapest takes 90%.")
     assert answer.kept_conclusion(sure[:0], TASKS, 0.99).startswith("0 rules keep 99%")
+    assert answer.kept_conclusion(sure[1:], TASKS, 0.99).startswith(
+        "1 rule keeps 99% reliably on every task."
+    )
 
 
 def points():

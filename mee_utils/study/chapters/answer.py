@@ -165,7 +165,10 @@ def _full_quality_and_faster(single: pd.DataFrame) -> str:
 def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) -> str:
     """How many rules keep the quality, and what the cheapest of all and of several layers takes, by task."""
     numbers = sure.groupby("task").size().reindex(tasks, fill_value=0)
-    counted = f"{span(numbers, '{:d}')} rules keep {quality:.0%} reliably, depending on the task."
+    where = "depending on the task" if numbers.nunique() > 1 else "on every task"
+    comma = "," if numbers.nunique() > 1 else ""
+    keep = "rule keeps" if numbers.max() == 1 else "rules keep"
+    counted = f"{span(numbers, '{:d}')} {keep} {quality:.0%} reliably{comma} {where}."
     if sure.empty:
         return counted
     ordered = sure.sort_values("flops_share", kind="stable")
