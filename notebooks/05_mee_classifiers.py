@@ -7,10 +7,10 @@
 # layers decide *better*? And is any rule that looks at several of them *faster* than full depth, at (nearly)
 # full quality?
 #
-# **What the paper says** (MEE, sections 5 to 7, and the closing questions of its blog). Three measures over several
-# layers keep far more quality than CALM's three at the same threshold, and are slower than full depth. Its decoder cut
-# itself short in the baseline runs: once a whole batch had exited, all later tokens were decoded at that depth. So the
-# comparison has to be repeated: can a rule be both better and faster?
+# **What the paper says** (MEE, sections 5 to 7, and the closing questions of its blog). Three measures over
+# several layers keep far more quality than CALM's three at the same threshold, and are slower than full depth. Its
+# decoder cut itself short in the baseline runs: once a whole batch had exited, all later tokens were decoded at that
+# depth. So the comparison has to be repeated: can a rule be both better and faster?
 #
 # **What we do.** Train every classifier on the same frozen model, with several seeds; ask first how well each
 # one *ranks* tokens, then what it costs, then decode for real. Rules are compared at equal quality or at
@@ -76,7 +76,7 @@ experiment.save_drawing(drawings.measures_drawing(), "six_measures")
 # CALM's three measures look at one layer: the *softmax margin* (the largest probability minus the second
 # largest), the *hidden similarity* of the state to that of the layer before, and a classifier on *one state*.
 # MEE's three look at several: a classifier on *three states*, an *LSTM* over the states of all layers so far, and
-# *rising top-1*, which exits where the largest probability has risen over three layers in a row (twice).
+# *rising top-1*, which exits where the largest probability has risen twice in a row, over three layers.
 #
 # $n(h^l)$ is the normalised state after layer $l$, of width $d$. Classifiers give one number, the log-odds $z$ of
 # "exit here"; the confidence is $\sigma(z)$. One classifier serves all layers and all tasks, as the model does.
@@ -93,11 +93,11 @@ experiment.save_drawing(drawings.measures_drawing(), "six_measures")
 #
 # MEE's rising top-1 has nothing to train; its forerunner is ELBERT's window (Xie et al. 2021), as 06 shows.
 #
-# Target: is this layer's top-1 the last layer's ("consistency", the default), or the reference's token ("correctness")?
-# Both classes are weighted equally in every layer; training runs on teacher-forced training examples, and the model is
-# frozen. The rule over the history of predictions learns instead from the model's own outputs, where possible on
-# examples the model was not trained on. The table has the losses of the others after the last epoch, and the epoch in
-# which the held-out loss was lowest.
+# Target: is this layer's top-1 the last layer's ("consistency", the default), or the reference's token
+# ("correctness")? Both classes are weighted equally in every layer; training runs on teacher-forced training
+# examples, and the model is frozen. The rule over the history of predictions learns instead from the model's own
+# outputs, where possible on examples the model was not trained on. The table has the losses of the other classifiers
+# after the last epoch, and the epoch in which the held-out loss was lowest.
 
 # %% tags=["hide-input"]
 curves = pd.concat(
@@ -118,10 +118,10 @@ conclude(chapter.learning_conclusion(ends))
 # %% [markdown]
 # ## Who ranks tokens best?
 #
-# The area under the ROC curve: of two tokens at the same layer, one whose prediction is already final and one whose is
-# not, how often is the first scored higher? An area of one half is guessing. No threshold is involved, so measures of
-# all kinds can be compared. The grey curve is the softmax margin. Layers at which fewer than 20 tokens of either kind
-# exist are left out.
+# The area under the ROC curve: of two tokens at the same layer, one whose prediction is already final (the last
+# layer's) and one whose is not, how often is the first scored higher? An area of one half is guessing. No threshold is
+# involved, so measures of all kinds can be compared. The grey curve is the softmax margin. Layers at which fewer
+# than 20 tokens of either kind exist are left out.
 
 # %% tags=["hide-input"]
 traces = {
@@ -212,9 +212,9 @@ conclude(chapter.calibration_conclusion(reliability))
 # %% [markdown]
 # ## What deciding costs
 #
-# FLOPs are counted for a mini T5 with a vocabulary of 1,600 entries and for the sizes of T5-base and T5-large. The
-# *break-even depth* is the mean exit layer below which a rule that decides at every layer from layer 4 on costs
-# less than full depth.
+# FLOPs are counted for a mini T5 with a vocabulary of 1,600 entries and at the sizes of T5-base and T5-large. The
+# *break-even depth* is the mean exit layer before which tokens must exit for a rule that decides at every layer from
+# layer 4 on to cost less than full depth.
 
 # %% tags=["hide-input"]
 costs = []
@@ -238,8 +238,8 @@ conclude(chapter.cost_conclusion(costs))
 # ## At equal quality
 #
 # For each rule we take the lowest threshold at which a given share of the predictions at the exits still agrees with
-# full depth, replayed on the trace (no decoding yet): what is spent, deciding included? Thresholds are constant, since
-# the published decaying one falls below 0.9 whatever it starts from. Colours are families of rules.
+# full depth, replayed on the trace (no decoding yet), and report the FLOPs, including those of deciding. Thresholds
+# are constant, since the published decaying one falls below 0.9 whatever it starts from. Colours are families of rules.
 
 # %% tags=["hide-input"]
 shares = [0.90, 0.95, 0.98, 0.99]
@@ -259,8 +259,8 @@ conclude(chapter.equal_quality_conclusion(middle, min_layer, share))
 # MEE expects that several layers decide better than one. A state says more than a prediction, but a classifier has to
 # learn to understand it. Ours looks at *predictions*: what the last three decision layers predict, how confidently, for
 # how long the prediction has stayed and whether it appears in the input (`FEATURES` in `mee_utils.exits.classifiers`).
-# It looks at 64 entries, so that a decision costs less than a hundredth of a layer of T5-large. Does it rank tokens
-# better than the margin, and how much of the gap between the margin and the oracle does it close? First seed.
+# This rule looks at 64 entries, so that a decision costs less than a hundredth of a layer of T5-large. Does it rank
+# tokens better than the margin, and how much of the gap between the margin and the oracle does it close? First seed.
 
 # %%
 oracle = {
@@ -272,10 +272,10 @@ display(gains.set_index("task").round(3))
 conclude(of_predictions.gains_conclusion(gains, share))
 
 # %% [markdown]
-# **Do classifiers learn from the right examples?** The classifiers of MEE and CALM learn on teacher-forced references
-# of the model's own training examples, but then decide on outputs that the model writes for new examples. Below: the
-# area under the ROC curve on test examples, after learning from equally many examples of three kinds; and what each
-# group of features is worth to the rule over predictions.
+# **Do classifiers learn from the right examples?** The classifiers of MEE and CALM learn on teacher-forced references of
+# the model's own training examples, but then decide on outputs that the model writes for new examples. The first table
+# has the area under the ROC curve on test examples, after learning from equally many examples of three kinds; the
+# second has what each group of features is worth to the rule over predictions.
 
 # %%
 sources = read_measurements(experiment.profile.name, "learned_from")
@@ -303,7 +303,7 @@ if chapter.moves_exits(later):
     experiment.save_figure(figure, "layers_seen", later)
 else:
     experiment.save_table(later, "layers_seen")
-conclude(chapter.layers_seen_conclusion(later))
+conclude(chapter.layers_seen_conclusion(later, middle, min_layer))
 
 # %% [markdown]
 # Second, what the classifier is trained to predict, and on which model (mean exit layers):
@@ -312,9 +312,8 @@ conclude(chapter.layers_seen_conclusion(later))
 other = middle[middle.rule.isin(["hidden", "three_hidden", "narrow_lstm"])]
 depth = ["mean_exit_layer", "mean_exit_layer_low", "mean_exit_layer_high"]
 experiment.save_table(other[[*kinds, *depth]], "target_and_backbone")
-conclude(chapter.targets_conclusion(other))
-other = other.assign(rule=other.rule.map(figures.label))
-other.pivot(index=["task", "rule"], columns=["model", "target"], values="mean_exit_layer").round(2)
+conclude(chapter.target_conclusion(other))
+chapter.target_shown(other)
 
 # %% [markdown]
 # Third, the minimum exit layer:
@@ -339,17 +338,15 @@ started = pd.concat(
     ignore_index=True,
 )
 started = experiment.save_table(started, "minimum_layer")
-values = ["mean_exit_layer", "flops_share"]
 conclude(chapter.starts_conclusion(started))
-started = started.assign(rule=started.rule.map(figures.label))
-started.pivot(index=["task", "rule"], columns="min_layer", values=values).round(2)
+chapter.starts_shown(started)
 
 # %% [markdown]
 # ## Decoded: the published thresholds
 #
 # Thresholds of 0.9 and 0.7, decaying with temperature 4, from layer 4 on; and the six published measures at 0.9 with
-# exits from the same share of the depth as MEE's layer 4 of 24. The table has the share of the full score that is kept.
-# 08 draws these settings by the clock.
+# exits from the same share of the depth as MEE's layer 4 of 24. The table has the share of the full score that is
+# kept. 08 draws the speed of these settings.
 
 # %% tags=["hide-input"]
 rules = [*main[:-1], "narrow_lstm", "lstm"]
@@ -402,9 +399,9 @@ conclude(chapter.curves_conclusion(curve_points))
 # %% [markdown]
 # ## Which rules keep 99 % of the score reliably
 #
-# The settings of a rule are tested on the test examples in an order that validation examples fix (08), as long as the
-# lower end of a paired 95 % interval reaches 99 % of the full score. The table shows the cheapest setting that passes
-# or, if none does, the first one tested.
+# The settings of a rule are tested on the test examples in an order that validation examples fix (08), as long as
+# the lower end of a paired 95 % interval reaches 99 % of the full score. The table shows the cheapest setting that
+# passes or, if none does, the first one tested.
 
 # %% tags=["hide-input"]
 kept = keeping(stored, "calm", quality)
@@ -422,11 +419,12 @@ conclude(
     f"{chapter.tokens_message(learned)}.",
     f"{chapter.equal_quality_message(middle, share)}.",
     f"{chapter.curves_message(curve_points)}.",
+    f"{chapter.answer_message(kept, quality)} (08 times them).",
 )
 
 # %% [markdown]
-# Even if nearly every prediction at an exit is that of full depth, the output can change: an answer is right only
-# if each of its words is, and every exit leaves approximate keys and values behind. Exits that the last layer verifies
+# Even if nearly every prediction at an exit is that of full depth, the output can change: an answer is right only if
+# each of its words is, and every exit leaves approximate keys and values behind. Exits that the last layer verifies
 # (07) do not have this problem. Everything here is about mini models.
 #
 # ## Each published statement beside our number

@@ -9,6 +9,7 @@ import pytest
 from mee_utils.study import figures
 from mee_utils.study.chapters import answer, classifiers, confidence, contrast, survey, thresholds
 from mee_utils.study.chapters.wording import percent_span, winners
+from mee_utils.study.result_tables import KEEPS_IT
 
 TASKS = ["question_answering", "summarization"]
 LAYERS = range(4, 12)
@@ -187,8 +188,12 @@ def test_a_gain_is_clear_where_its_interval_is_above_zero():
     assert classifiers.clear_gains(table, "roc_area", "three_hidden", "hidden") == TASKS
     assert classifiers.clear_gains(table, "roc_area", "hidden", "three_hidden") == []
     said = classifiers.ranking_conclusion(table)
-    assert "On every task a classifier on three states ranks tokens clearly better than one on" in said
-    assert "Best of all is the softmax margin." in said
+    assert said.startswith("The softmax margin (0.90) ranks tokens best and needs no training. The best")
+    assert (
+        "than one on a single state on every task (that is," in said and "Hidden similarity has 0.50." in said
+    )
+    level = table.assign(roc_area=table.roc_area.where(table.rule != "three_hidden", 0.9))
+    assert "rank tokens best; the softmax margin needs no training." in classifiers.ranking_conclusion(level)
 
 
 def test_one_layer_is_what_more_layers_are_set_beside():
@@ -209,7 +214,112 @@ def test_one_layer_is_what_more_layers_are_set_beside():
     assert classifiers.moves_exits(summary)
     still = summary.assign(later=0.001, later_low=0.0, later_high=0.002)
     assert not classifiers.moves_exits(still), "five dots at zero are no figure"
-    assert "changes nothing here" in classifiers.layers_seen_conclusion(still)
+    at_first = equal.assign(mean_exit_layer=4.001)
+    why = "changes nothing here: all classifiers exit at layer 4, the earliest allowed; mean"
+    assert why in classifiers.layers_seen_conclusion(still, at_first, 4)
+    later_ones = classifiers.layers_seen_conclusion(still, equal, 4)
+    assert "changes nothing here: mean exit layers differ by less than 0.01" in later_ones
+    assert "None of 10 intervals over seeds excludes zero." in classifiers.layers_seen_conclusion(
+        summary.assign(later_high=0.5), equal, 4
+    )
+
+
+def kept(rows):
+    table = pd.DataFrame(rows, columns=["task", "rule", "flops_share", "verdict"])
+    return table.assign(verdict=table.verdict.map({True: KEEPS_IT, False: "undecided"}))
+
+
+def test_rules_that_cost_as_much_as_full_depth_are_no_success():
+    table = kept(
+        [
+            (TASKS[0], "low_rank_three", 0.96, True),
+            (TASKS[0], "softmax_margin", 1.5, True),
+            (TASKS[1], "softmax_margin", 0.4, True),
+            (TASKS[1], "low_rank_three", 0.5, False),
+        ]
+    )
+    said = classifiers.kept_conclusion(table, 0.99)
+    counted = "The lower bound reaches 99% of the score for 1 to 2 of 2 rules, depending on the task."
+    assert said.startswith(counted)
+    assert "Of these, 0 (summarization) to 1 (question answering) cost as much as full depth or more." in said
+    assert said.endswith(
+        "takes 40% (softmax margin, summarization) to 96% (low-rank classifier on three states, question "
+        "answering) of the FLOPs."
+    )
+    several = "Rules over several layers keep 99% of the score for fewer FLOPs than full depth on"
+    assert classifiers.answer_message(table, 0.99) == (
+        f"{several} question answering, and for fewer than any rule over one layer on question answering"
+    )
+    cheaper = table.assign(flops_share=table.flops_share.where(table.flops_share < 1, 0.9))
+    assert classifiers.answer_message(cheaper, 0.99).endswith(
+        "but on no task for fewer than the cheapest rule over one layer"
+    )
+    assert classifiers.answer_message(table.assign(flops_share=1.0), 0.99) == f"{several} no task"
+    none = table.assign(verdict="undecided")
+    assert classifiers.kept_conclusion(none, 0.99).endswith("for 0 of 2 rules on every task.")
+
+
+def test_ablations_have_an_answer_each():
+    rows = product(
+        ["hidden", "three_hidden"],
+        [("calm", "consistency"), ("calm", "correctness"), ("vanilla", "consistency")],
+    )
+    layers = pd.DataFrame(
+        [(rule, *key, TASKS[0]) for rule, key in rows], columns=["rule", "model", "target", "task"]
+    )
+    layers["mean_exit_layer"] = np.where(layers.model == "calm", 4.0, 8.0)
+    assert classifiers.target_conclusion(layers) == (
+        "The target makes no difference; the model matters more: mean exit layers are 4.0 on CALM's and 8.0 "
+        "on vanilla's."
+    )
+    assert classifiers.target_conclusion(layers[layers.model == "calm"]) == "The target makes no difference."
+    assert classifiers.target_shown(layers).columns.tolist()[-1] == ("vanilla", "consistency")
+    costs = {
+        ("softmax_margin", 1): 0.5,
+        ("softmax_margin", 2): 0.4,
+        ("low_rank", 1): 0.7,
+        ("low_rank", 2): 0.6,
+    }
+    started = pd.DataFrame(
+        [(*key, cost) for key, cost in costs.items()], columns=["rule", "min_layer", "flops_share"]
+    )
+    started = started.assign(task=TASKS[0], mean_exit_layer=4.0)
+    said = "layer is 2 for the softmax margin and the low-rank classifier on one state. Exits from earlier"
+    assert said in classifiers.starts_conclusion(started)
+    assert classifiers.starts_shown(started).shape == (2, 4)
+
+
+def test_a_curve_that_keeps_nothing_has_a_sentence():
+    points = pd.DataFrame(
+        {"task": TASKS, "rule": ["hidden", "static"], "retained": [0.5, 0.6], "flops_share": 0.5}
+    )
+    assert classifiers.curves_message(points) == "No published measure keeps 99% of the score on average"
+    assert classifiers.curves_conclusion(points).startswith(
+        "Neither a published measure nor a fixed layer keeps"
+    )
+    good = points.assign(retained=1.0)
+    assert classifiers.curves_conclusion(good) == (
+        "Keeping 99% of the score on average takes 50% of the FLOPs with the cheapest published measure, and "
+        "50% with the earliest fixed layer."
+    )
+
+
+def test_how_many_tokens_are_enough():
+    rows = product(TASKS, ["hidden", "wide_hidden", "three_hidden", "lstm"], [2_008, 20_007, 60_006])
+    learned = pd.DataFrame(rows, columns=["task", "rule", "tokens"])
+    learned["roc_area"] = 0.9 + 0.05 * ((learned.tokens > 50_000) & (learned.task == TASKS[0]))
+    learned["roc_area_draws"] = [area + np.zeros(50) for area in learned.roc_area]
+    said = classifiers.tokens_conclusion(learned)
+    assert said.startswith(
+        "20,000 tokens are too few on question answering: with 60,000, the mean area still rises by 0.05"
+    )
+    assert (
+        "no advantage: with the most tokens, it is clearly ahead of another classifier in none of 6" in said
+    )
+    flat = learned.assign(roc_area=0.9)
+    assert classifiers.tokens_conclusion(flat).startswith(
+        "20,000 tokens are enough: with 60,000, mean areas rise"
+    )
 
 
 def test_where_nothing_can_be_ranked_or_kept_nothing_is_claimed():

@@ -18,6 +18,8 @@ LEAST_KEPT = 0.6  # of the score: settings that keep less are not drawn
 PUBLISHED = (*CALM_RULES, *MEE_RULES)  # the six measures of MEE
 CONTROLS = ("wide_hidden", "two_hidden", "four_hidden")  # drawn among the ablations alone
 BESIDE_ONE_LAYER = ("wide_hidden", "two_hidden", "three_hidden", "four_hidden", "lstm")
+EQUAL_AREA = 0.002  # areas under the ROC curve that are this close are called equal
+LEAST_RISE = 0.01  # of an area with more training tokens
 LEAST_CHANGE = 0.01  # of a layer: what two digits show
 
 
@@ -41,8 +43,8 @@ def learning_conclusion(ends: pd.DataFrame) -> str:
     widest = gap.loc[gap.gap.idxmax()]
     return (
         f"The lowest held-out loss is {best.held_out_loss:.3f} nats ({without_source(best.rule)}). The "
-        f"{without_source(widest.rule)} overfits most: its held-out loss ends "
-        f"{widest.gap:.3f} nats above its training loss, and was lowest in epoch {widest.best_epoch}."
+        f"{without_source(widest.rule)} overfits most: its held-out loss ends {widest.gap:.3f} nats above "
+        f"its training loss, and was lowest in epoch {widest.best_epoch}."
     )
 
 
@@ -104,21 +106,45 @@ def ranking_message(mean_rank: pd.DataFrame) -> str:
 
 
 def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
-    """The best classifier on several layers beside the margin, and three layers beside one."""
+    """Which rules rank tokens best, what the best classifiers do, and three states compared with one."""
     areas = on_calm(mean_rank).pivot(index="rule", columns="task", values="roc_area")
-    margin, _, several, similarity, _ = best_of_kinds(mean_rank)
-    spans = areas.apply(lambda row: percent_span(row, "{:.2f}"), axis=1)
     ahead = clear_gains(on_calm(mean_rank), "roc_area", "three_hidden", "hidden")
-    means = areas.mean(axis=1)
-    best = "" if means.isna().all() else f" Best of all is the {without_source(means.idxmax())}."
-    worse = ", at times worse than guessing" if areas.loc[similarity].min() < 0.5 else ""
-    return (
-        f"The margin, which needs no training, has a mean area of {spans[margin]}, depending on the task, "
-        f"the best classifier over several layers ({without_source(several)}) {spans[several]}, and "
-        f"similarity {spans[similarity]}{worse}.{best} {capitalized(on_tasks(ahead, areas.columns))} "
-        f"{'a classifier' if ahead else 'does a classifier'} on three states "
-        f"{'ranks' if ahead else 'rank'} tokens clearly better than one on a single state (clearly: the 95 % "
-        "interval of the difference lies above zero)."
+    three = ranks_clearly_better(
+        "a classifier on three states", "one on a single state", ahead, list(areas.columns)
+    )
+    means = areas.mean(axis=1).drop(index=list(CONTROLS), errors="ignore")
+    if means.isna().all():
+        return f"No layer has enough tokens of either kind to rank them. {three}"
+    spans = areas.apply(lambda row: percent_span(row, "{:.2f}"), axis=1)
+    best = list(means.sort_values(ascending=False).loc[lambda mean: mean >= mean.max() - EQUAL_AREA].index)
+    sentences = [_ranked_best(best, spans)]
+    _, one, several, similarity, _ = best_of_kinds(mean_rank)
+    for layers, rule in (("one layer", one), ("several layers", several)):
+        if rule not in best:
+            sentences.append(f"The best classifier over {layers} ({without_source(rule)}) has {spans[rule]}.")
+    guess = ", at times worse than guessing" if areas.loc[similarity].min() < 0.5 else ""
+    sentences.append(f"Hidden similarity has {spans[similarity]}{guess}.")
+    return " ".join([*sentences, three])
+
+
+def _ranked_best(best: Sequence[str], spans: pd.Series) -> str:
+    """Names the rules that rank tokens best, with their areas, and those of them that need no training."""
+    named = capitalized(listed(f"the {without_source(rule)} ({spans[rule]})" for rule in best))
+    untrained = [f"the {without_source(rule)}" for rule in best if rule not in VARIANTS]
+    text = f"{named} {'ranks' if len(best) == 1 else 'rank'} tokens best"
+    needs = "needs" if len(untrained) == 1 else "need"
+    if len(untrained) == len(best):
+        return f"{text} and {needs} no training."
+    return f"{text}; {listed(untrained)} {needs} no training." if untrained else f"{text}."
+
+
+def ranks_clearly_better(better: str, worse: str, ahead: Sequence[str], tasks: Sequence[str]) -> str:
+    """On which tasks one rule ranks tokens clearly better than another, as a sentence."""
+    clearly = "that is, with a 95 % interval of the difference above zero"
+    if not ahead:
+        return f"On no task does {better} rank tokens clearly better than {worse} ({clearly})."
+    return capitalized(
+        f"{better} ranks tokens clearly better than {worse} {on_tasks(ahead, tasks)} ({clearly})."
     )
 
 
@@ -175,34 +201,34 @@ def tokens_message(learned: pd.DataFrame) -> str:
 
 
 def tokens_conclusion(learned: pd.DataFrame) -> str:
-    """By how much three layers rank tokens better than other classifiers, with the most training tokens."""
+    """How many tokens are enough, and what three states gain with the most of them."""
     gains = gains_of_three(learned)
-    clear = int(((gains.low > 0) | (gains.high < 0)).sum())
-    opening = (
-        "" if clear else "More training tokens give classifiers over several layers no clear advantage. "
+    ahead = int((gains.low > 0).sum())
+    behind = int((gains.high < 0).sum())
+    opening = "" if ahead else "More training tokens give a classifier on three states no advantage: "
+    compared = (
+        f"with the most tokens, {'it' if opening else 'a classifier on three states'} is clearly ahead of "
+        f"another classifier in {ahead or 'none'} of {len(gains)} comparisons and clearly behind in "
+        f"{behind or 'none'} (95 % interval on one side of zero); the area differs by "
+        f"{span(gains.gain, '{:+z.3f}')}."
     )
-    return (
-        f"{opening}Of the {len(gains)} differences in area between three states and another classifier, "
-        f"{clear or 'none'} {'is' if clear < 2 else 'are'} clear with the most tokens (95 % interval on one "
-        f"side of zero); they range from {span(gains.gain, '{:+z.3f}')}.{_still_improving(learned)}"
-    )
+    return f"{_tokens_needed(learned)}{opening}{compared if opening else capitalized(compared)}"
 
 
-def _still_improving(learned: pd.DataFrame) -> str:
-    """On which tasks the best classifier still gains a hundredth in area with the last step in tokens."""
-    best = learned.groupby(["task", "tokens"], sort=False).roc_area.max().unstack("tokens")
-    if best.shape[1] < 2:
+def _tokens_needed(learned: pd.DataFrame) -> str:
+    """Where the largest number of training tokens still helps; nothing if there is one number."""
+    areas = learned.pivot_table(index="tokens", columns="task", values="roc_area", sort=False).sort_index()
+    if len(areas) < 2:
         return ""
-    before, last = sorted(best.columns)[-2:]
-    rising = best.index[best[last] - best[before] >= 0.01]
-    if rising.empty:
-        return (
-            f" From {round(before, -3):,.0f} tokens on, the best classifier gains less than 0.01 on "
-            "every task."
-        )
+    fewer = f"{round(areas.index[-2], -3):,}"
+    most = f"{round(areas.index[-1], -3):,}"
+    rise = areas.iloc[-1] - areas.iloc[-2]
+    needed = rise[rise >= LEAST_RISE]
+    if needed.empty:
+        return f"{fewer} tokens are enough: with {most}, mean areas rise by less than {LEAST_RISE:g}. "
     return (
-        f" The best classifier still improves by 0.01 or more from {round(before, -3):,.0f} to "
-        f"{round(last, -3):,.0f} tokens {on_tasks(rising, list(best.index))}."
+        f"{fewer} tokens are too few {on_tasks(needed.index, areas.columns)}: with {most}, the mean area "
+        f"still rises by {task_span(needed, '.3f')}. "
     )
 
 
@@ -241,8 +267,8 @@ def decisions_message(quality_of: pd.DataFrame, threshold: float) -> str:
     """What one threshold means for different rules."""
     recall = quality_of.groupby("rule").recall.mean()
     return (
-        f"At a threshold of {threshold:g}, {recall.min():.0%} to {recall.max():.0%} of the tokens that may "
-        "exit do so, depending on the measure"
+        f"At a threshold of {threshold:g}, {recall.min():.0%} to {recall.max():.0%} of the tokens whose "
+        "prediction is final exit, depending on the measure"
     )
 
 
@@ -250,12 +276,13 @@ def decisions_conclusion(quality_of: pd.DataFrame) -> str:
     """The precision of all measures, and between which recalls they lie."""
     means = quality_of.groupby("rule")[["precision", "recall"]].mean().dropna()
     if means.empty:
-        return "No measure exits at this threshold, or no token may exit."
+        return "No measure exits at this threshold, or no prediction is final early."
     lowest, highest = means.recall.idxmin(), means.recall.idxmax()
+    quality = " and different quality" if means.precision.max() - means.precision.min() > 0.05 else ""
     return (
         f"Precision is at least {means.precision.min():.1%} on average, but recall lies between "
         f"{means.recall[lowest]:.0%} ({without_source(lowest)}) and {means.recall[highest]:.0%} "
-        f"({without_source(highest)}). An equal threshold gives very different numbers of exits: from "
+        f"({without_source(highest)}). An equal threshold gives different numbers of exits{quality}: from "
         "here on, rules are compared at equal quality."
     )
 
@@ -299,7 +326,7 @@ def calibration_conclusion(reliability: pd.DataFrame) -> str:
     ends = [f"{errors[rule]:.3f} ({without_source(rule)})" for rule in errors.index[[0, -1]]]
     return (
         f"The expected calibration error lies between {listed(ends)}. Classifiers are trained with both "
-        "classes weighted equally, so they are underconfident where most tokens may exit."
+        "classes weighted equally, so they are underconfident where most predictions are final."
     )
 
 
@@ -371,8 +398,7 @@ def cost_conclusion(costs: pd.DataFrame) -> str:
 
 def equal_quality_figure(at_share: pd.DataFrame, tasks: Sequence[str], share: float, note: str = ""):
     """FLOPs of every rule at one share of predictions kept, the cheapest on top: a dot a rule."""
-    rows = on_calm(at_share)
-    rows = rows[~rows.rule.isin(CONTROLS)]
+    rows = _drawn_at_equal_quality(at_share)
     order = rows.groupby("rule").flops_share.mean().sort_values(ascending=False).index
     return figures.facets(
         rows.assign(height=rows.rule.map(list(order).index)),
@@ -384,6 +410,12 @@ def equal_quality_figure(at_share: pd.DataFrame, tasks: Sequence[str], share: fl
         message=equal_quality_message(at_share, share),
         note=note,
     )
+
+
+def _drawn_at_equal_quality(at_share: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `equal_quality_figure`: no controls, which the ablations draw."""
+    rows = on_calm(at_share)
+    return rows[~rows.rule.isin(CONTROLS)]
 
 
 def _draw_ranked(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
@@ -400,8 +432,7 @@ def _draw_ranked(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
 
 def equal_quality_message(at_share: pd.DataFrame, share: float) -> str:
     """The cheapest rule at equal quality, by task; where most rules exit at once, that they do."""
-    rows = on_calm(at_share)
-    rows = rows[~rows.rule.isin(CONTROLS)]  # as drawn
+    rows = _drawn_at_equal_quality(at_share)
     layers = rows.groupby("rule").mean_exit_layer.mean()
     first = int(layers.min())
     early = int((layers < first + 0.5).sum())
@@ -416,19 +447,18 @@ def equal_quality_message(at_share: pd.DataFrame, share: float) -> str:
 
 def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: float) -> str:
     """How deep tokens go on average, and what classifiers do on the vanilla model."""
-    of_calm = on_calm(at_share).groupby("rule").mean_exit_layer.mean()
-    layers = of_calm.drop(index=list(CONTROLS), errors="ignore")  # as drawn
+    layers = _drawn_at_equal_quality(at_share).groupby("rule").mean_exit_layer.mean()
     early = layers[layers < first_layer + 0.5]
     vanilla = at_share[(at_share.model == "vanilla") & (at_share.target == "consistency")]
     on_vanilla = vanilla.groupby("rule").mean_exit_layer.mean()
-    same = of_calm[on_vanilla.index]
+    same = layers[on_vanilla.index]
     trained = abs(on_vanilla.mean() - same.mean())
     more = trained > same.max() - same.min()
     return (
         f"With {share:.0%} of the predictions kept, {len(early) or 'none'} of {len(layers)} rules "
         f"{'exits' if len(early) < 2 else 'exit'} on average within half a layer of layer {first_layer}, the "
-        "earliest allowed. Classifiers of the same kinds, trained on each model, exit at "
-        f"layer {same.mean():.1f} on CALM's and at layer {on_vanilla.mean():.1f} on vanilla's"
+        "earliest allowed. Classifiers of the same kinds, trained on each model, exit at layer "
+        f"{same.mean():.1f} on CALM's and at layer {on_vanilla.mean():.1f} on vanilla's"
         + (": the training of the model matters more than the rule." if more else ".")
     )
 
@@ -491,41 +521,73 @@ def layers_seen_message(later: pd.DataFrame, share: float) -> str:
     )
 
 
-def layers_seen_conclusion(later: pd.DataFrame) -> str:
-    """What three layers gain, and what as many parameters on one layer gain."""
+def layers_seen_conclusion(later: pd.DataFrame, at_share: pd.DataFrame, first_layer: int) -> str:
+    """What three states gain, and what as many parameters on one state gain; or why they gain nothing."""
     if not moves_exits(later):
+        rows = on_calm(at_share)
+        layers = rows[rows.rule.isin(["hidden", *BESIDE_ONE_LAYER])].mean_exit_layer
+        at_first = (layers < first_layer + LEAST_CHANGE).all()
+        why = f"all classifiers exit at layer {first_layer}, the earliest allowed; " if at_first else ""
         return (
-            "Seeing more than one layer changes nothing here: mean exit layers differ by less than "
+            f"Seeing more than one layer changes nothing here: {why}mean exit layers differ by less than "
             f"{LEAST_CHANGE:g} on every task, so nothing is drawn. (The stored table has the differences.)"
         )
     means = later.groupby("rule").later.mean()
     clear = int(((later.later_low > 0) | (later.later_high < 0)).sum())
-    intervals = f"Of {len(later)} intervals over seeds, {clear or 'none'} exclude zero."
     return (
-        f"On average over the tasks, three layers move the exit by {means['three_hidden']:+z.2f} layers, and "
-        f"one layer with as many parameters by {means['wide_hidden']:+z.2f}. {intervals}"
+        "Compared with a classifier on one state, and averaged over the tasks, three states move the exit by "
+        f"{means['three_hidden']:+z.2f} layers, and one state with as many parameters by "
+        f"{means['wide_hidden']:+z.2f}. {clear or 'None'} of {len(later)} intervals over seeds "
+        f"{'excludes' if clear < 2 else 'exclude'} zero."
     )
 
 
-def targets_conclusion(other: pd.DataFrame) -> str:
-    """The mean exit layer by model and by what classifiers are trained to predict, over rules and tasks."""
-    layers = other.groupby(["model", "target"], sort=False).mean_exit_layer.mean()
-    texts = [
-        f"{layer:.1f} with {figures.label(model)} ({figures.label(target)})"
-        for (model, target), layer in layers.items()
+def target_shown(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean exit layers by task and rule, a column a model and what its classifiers learn to predict."""
+    table = rows.pivot(index=["task", "rule"], columns=["model", "target"], values="mean_exit_layer")
+    return table.rename(index=figures.label, columns=figures.label).round(2)
+
+
+def target_conclusion(rows: pd.DataFrame) -> str:
+    """What the target and the model change in the mean exit layer, from rows of `target_shown`."""
+    layers = rows.pivot(index=["task", "rule"], columns=["model", "target"], values="mean_exit_layer")
+    calm = layers["calm", "consistency"]
+    change = (layers["calm", "correctness"] - calm).abs().max()
+    text = (
+        "The target makes no difference"
+        if change < LEAST_CHANGE
+        else (f"The target moves mean exit layers by at most {change:.1f}")
+    )
+    if ("vanilla", "consistency") not in layers:
+        return f"{text}."
+    vanilla = layers["vanilla", "consistency"]
+    matters = "; the model matters more" if (vanilla - calm).abs().mean() > change else "; by model"
+    return (
+        f"{text}{matters}: mean exit layers are {span(calm, '{:.1f}')} on CALM's and "
+        f"{span(vanilla, '{:.1f}')} on vanilla's."
+    )
+
+
+def starts_shown(started: pd.DataFrame) -> pd.DataFrame:
+    """Mean exit layers and FLOPs at equal quality, by task and rule, a column a minimum exit layer."""
+    values = ["mean_exit_layer", "flops_share"]
+    table = started.pivot(index=["task", "rule"], columns="min_layer", values=values)
+    table = table.rename(index=figures.label).rename(columns=figures.label, level=0)
+    return table.rename_axis(columns=[None, "minimum exit layer"]).round(2)
+
+
+def starts_conclusion(started: pd.DataFrame) -> str:
+    """The minimum exit layer with which each rule is cheapest, a mean over tasks."""
+    flops = started.pivot_table(index="min_layer", columns="rule", values="flops_share", sort=False)
+    cheapest = flops.idxmin()
+    parts = [
+        f"{layer} for {listed(f'the {without_source(rule)}' for rule in rules.index)}"
+        for layer, rules in cheapest.groupby(cheapest)
     ]
-    return f"Averaged over classifiers and tasks, tokens exit at layer {listed(texts)}."
-
-
-def starts_conclusion(starts: pd.DataFrame) -> str:
-    """The minimum exit layer with which rules take the fewest FLOPs on average, by task, in a sentence."""
-    flops = starts.groupby(["task", "min_layer"], sort=False).flops_share.mean().unstack("min_layer")
-    best = flops.idxmin(axis=1)
-    parts = [f"{layer} {on_tasks(rows.index, list(flops.index))}" for layer, rows in best.groupby(best)]
-    return (
-        f"Averaged over rules, the fewest FLOPs are needed with a minimum exit layer of {listed(parts)}: "
-        f"{span(flops.min(axis=1), '{:.0%}')} of full depth's."
+    earlier = (
+        " Exits from earlier layers need stricter thresholds." if cheapest.min() > flops.index.min() else ""
     )
+    return f"On average over the tasks, the cheapest minimum exit layer is {', and '.join(parts)}.{earlier}"
 
 
 def published_conclusion(published: pd.DataFrame, sixth: int, first_layer: int, threshold: float) -> str:
@@ -592,32 +654,66 @@ def curves_message(points: pd.DataFrame) -> str:
 
 
 def curves_conclusion(points: pd.DataFrame) -> str:
-    """The oracle, and a fixed layer beside the rules."""
+    """What the cheapest published measure and the earliest fixed layer cost, and what the oracle keeps."""
     good = points[points.retained >= 0.99]
     static = good[good.rule == "static"].groupby("task").flops_share.min()
+    measure = good[good.rule.isin(PUBLISHED)].groupby("task").flops_share.min()
     oracle = points[points.rule == "oracle"].set_index("task")
-    fixed = f"takes {task_span(static)} of the FLOPs" if len(static) else "does not exist"
+    costs = []
+    for name, shares in (("the cheapest published measure", measure), ("the earliest fixed layer", static)):
+        if len(shares):
+            costs.append(f"{task_span(shares)}{'' if costs else ' of the FLOPs'} with {name}")
+    text = "Neither a published measure nor a fixed layer keeps 99% of the score on average."
+    if costs:
+        text = f"Keeping 99% of the score on average takes {', and '.join(costs)}."
+    if oracle.empty:
+        return text
     return (
-        f"A fixed layer that keeps a mean of 99% of the score {fixed}. The oracle, which knows the last "
-        f"layer's prediction, keeps {task_span(oracle.retained)} of the score for "
-        f"{percent_span(oracle.flops_share)} of the FLOPs."
+        f"{text} The oracle, which knows the last layer's prediction, keeps {task_span(oracle.retained)} of "
+        f"the score for {percent_span(oracle.flops_share)} of the FLOPs."
     )
 
 
 def kept_conclusion(kept: pd.DataFrame, quality: float) -> str:
-    """How many rules reliably keep the quality, how many of these save nothing, and the cheapest by task."""
+    """How many rules keep the quality with confidence, how many of them save nothing, and the cheapest."""
     sure = kept[kept.verdict == KEEPS_IT].sort_values("flops_share", kind="stable")
-    numbers = sure.groupby("task").size().reindex(kept.task.unique(), fill_value=0)
+    tasks = kept.task.unique()
+    numbers = sure.groupby("task").size().reindex(tasks, fill_value=0)
     rules = int(kept.groupby("task").size().max())
-    counted = f"Of {rules} rules, {span(numbers, '{:d}')} reliably keep {quality:.0%} of the score"
-    counted += ", depending on the task" if numbers.nunique() > 1 else ""
-    if sure.empty:
-        return f"{counted}."
-    dear = sure[sure.flops_share >= 1].groupby("task", sort=False).size()
-    texts = [f"{number} of {numbers[task]} on {figures.label(task)}" for task, number in dear.items()]
-    saves_nothing = f"; but {listed(texts)} cost as much as full depth or more" if texts else ""
-    cheapest = sure.drop_duplicates("task")
-    return (
-        f"{counted}{saves_nothing}. The cheapest takes {task_span(cheapest.set_index('task').flops_share)} "
-        f"of the FLOPs ({winners(cheapest)})."
+    depending = ", depending on the task" if numbers.min() < numbers.max() else " on every task"
+    counted = (
+        f"The lower bound reaches {quality:.0%} of the score for {span(numbers, '{:d}')} of {rules} rules"
+        f"{depending}."
     )
+    if sure.empty:
+        return counted
+    dear = sure[sure.flops_share >= 1].groupby("task").size().reindex(tasks, fill_value=0)
+    saves_nothing = (
+        f" Of these, {task_span(dear, '.0f')} cost as much as full depth or more." if dear.max() else ""
+    )
+    cheapest = sure.drop_duplicates("task")
+    ends = cheapest.iloc[[0, -1]].drop_duplicates("task")
+    parts = [
+        f"{row.flops_share:.0%} ({without_source(row.rule)}, {figures.label(row.task)})"
+        for row in ends.itertuples()
+    ]
+    return f"{counted}{saves_nothing} The cheapest takes {' to '.join(parts)} of the FLOPs."
+
+
+def answer_message(kept: pd.DataFrame, quality: float) -> str:
+    """Whether rules over several layers keep the quality for fewer FLOPs than full depth, and than others."""
+    sure = kept[(kept.verdict == KEEPS_IT) & (kept.flops_share < 1)]
+    families = sure.rule.map(lambda rule: RULES[rule].family)
+    several = sure[families == "several layers"].groupby("task", sort=False).flops_share.min()
+    one = sure[~families.isin(["several layers", "reference"])].groupby("task", sort=False).flops_share.min()
+    tasks = list(kept.task.unique())
+    ahead = [task for task in several.index if several[task] < one.get(task, 1.0)]
+    faster = on_tasks(several.index, tasks)
+    text = (
+        f"Rules over several layers keep {quality:.0%} of the score for fewer FLOPs than full depth {faster}"
+    )
+    if several.empty:
+        return text
+    if not ahead:
+        return f"{text}, but on no task for fewer than the cheapest rule over one layer"
+    return f"{text}, and for fewer than any rule over one layer {on_tasks(ahead, tasks)}"

@@ -10,12 +10,15 @@ import pandas as pd
 from ...analysis.statistics import percentiles
 from .. import figures
 from ..learned_from import ALL, HISTORY, OUTPUTS, REFERENCES, UNSEEN
-from ..prose import listed, on_tasks, span, task_span
-from .classifiers import LEAST_CHANGE, MARGIN, on_calm
+from ..prose import listed, span, task_span
+from .classifiers import LEAST_CHANGE, MARGIN, on_calm, ranks_clearly_better
+from .wording import without_source
+
+BETTER = 0.02  # of an area: what an answer to "do they learn from the right examples?" takes notice of
 
 LEARNED = {  # examples that classifiers learn from, in words
     OUTPUTS: "the model's own outputs on those examples",
-    UNSEEN: "its outputs on unseen ones",
+    UNSEEN: "its outputs on unseen examples",
 }
 
 
@@ -58,22 +61,21 @@ def beside_margin_and_oracle(
 
 
 def gains_conclusion(gains: pd.DataFrame, share: float) -> str:
-    """Where it clearly ranks better, and how far it goes towards the oracle."""
+    """Where it ranks better for certain, and how far it goes towards the oracle."""
     better = list(gains.task[gains.area_gain_low > 0])
     layers = gains.set_index("task")
-    ranks = (
-        f"It ranks tokens better than the margin {on_tasks(better, gains.task)} (better: the "
-        "95 % interval of the difference lies above zero)."
-    )
+    rule = "the rule over the history of predictions"
+    ranks = ranks_clearly_better(rule, "the margin", better, list(gains.task))
     if (layers.margin - layers[["history", "oracle"]].min(axis=1)).max() < LEAST_CHANGE:
         return (
-            f"{ranks} Where {share:.0%} of the predictions stay, it exits no earlier than the margin, and "
-            "neither does the oracle, which keeps all of them: there is nothing to gain."
+            f"{ranks} Where {share:.0%} of the predictions stay, this rule exits no earlier than the margin, "
+            "and neither does the oracle, which keeps all of them: there is nothing to gain."
         )
     return (
-        f"{ranks} Where {share:.0%} of the predictions stay, it exits "
+        f"{ranks} Where {share:.0%} of the predictions stay, this rule exits "
         f"{_earlier(layers.margin - layers.history)} the "
-        f"margin; the oracle, which keeps all of them, exits {_earlier(layers.margin - layers.oracle)} it."
+        f"margin; the oracle, which keeps all of them, exits {_earlier(layers.margin - layers.oracle)} the "
+        "margin."
         f"{_of_the_way(layers.of_the_way)}"
     )
 
@@ -87,7 +89,7 @@ def _earlier(layers: pd.Series) -> str:
 
 
 def _of_the_way(shares: pd.Series) -> str:
-    """The share of the way to the oracle, where the oracle exits before the margin."""
+    """The share of the gap between margin and oracle that is closed, where the oracle exits first."""
     shares = shares.dropna()
     return f" That closes {task_span(shares)} of the gap." if len(shares) else ""
 
@@ -111,20 +113,16 @@ def sources_conclusion(by_source: pd.DataFrame) -> str:
     """By how much the kind of examples changes the area, over rules and tasks."""
     rows = by_source[by_source.features.isin([ALL, "states"])]
     areas = rows.pivot(index=["rule", "task"], columns="learned_from", values="roc_area")
-    texts = [
-        f"by {span(areas[kind] - areas[REFERENCES], '{:+z.3f}')} from {name}"
-        for kind, name in LEARNED.items()
-        if kind in areas
-    ]
-    if not texts:
-        return ""
-    gains = pd.concat([areas[kind] - areas[REFERENCES] for kind in LEARNED if kind in areas])
-    answer = "Mostly yes" if gains.max() < 0.01 else "Not always" if gains.median() < 0.01 else "No"
-    rule, task = gains.idxmax()
-    largest = f" (largest gain: {figures.label(rule)}, {figures.label(task)})" if gains.max() > 0 else ""
+    changes = pd.DataFrame({kind: areas[kind] - areas[REFERENCES] for kind in LEARNED if kind in areas})
+    texts = [f"by {span(changes[kind], '{:+z.3f}')} with {LEARNED[kind]}" for kind in changes]
+    most = changes.max(axis=1)
+    better = (most > BETTER).mean()
+    answer = "No" if better > 0.5 else "Mostly yes" if better else "Yes"
+    rule, task = most.idxmax()
+    largest = f" The {without_source(rule)} gains most, on {figures.label(task)}." if better else ""
     return (
-        f"{answer}. Compared with references of training examples, the area changes, over rules and tasks, "
-        f"when classifiers learn from others: {listed(texts)}{largest}."
+        f"{answer}. Compared with learning from references of training examples, the area changes "
+        f"{listed(texts)}.{largest}"
     )
 
 
@@ -135,9 +133,10 @@ def features_conclusion(by_source: pd.DataFrame) -> str:
     left_out = means[means.index.str.startswith("without ")]
     if alone.empty or left_out.empty:
         return ""
-    beside = "no worse than" if alone.max() >= means[ALL] else "against"
+    against = "no worse than" if alone.max() >= means[ALL] else "against"
+    alone_best = alone.idxmax().removeprefix("only ")
+    total = f"all together ({means[ALL]:.3f})" if alone.max() >= means[ALL] else f"{means[ALL]:.3f} with all"
     return (
-        f"The best single group of features is {alone.idxmax().removeprefix('only ')}: a mean area of "
-        f"{alone.max():.3f}, {beside} {means[ALL]:.3f} for all together. Leaving out any one group keeps at "
-        f"least {left_out.min():.3f}."
+        f'The best single group of features is "{alone_best}": a mean area of {alone.max():.3f}, {against} '
+        f"{total}. Leaving out any one group keeps at least {left_out.min():.3f}."
     )
