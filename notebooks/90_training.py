@@ -66,7 +66,7 @@ if len(curves):
 # ## What was learned, by difficulty
 #
 # At full depth, which *kinds* of token does vanilla get right? References are fed in, so that every token is
-# predicted from the right words before it. Of synthetic data alone.
+# predicted from the right words before it. This is measured on synthetic data only.
 
 # %% tags=["hide-input"]
 are_synthetic = {corpus.source == "synthetic" for corpus in experiment.profile.corpora.values()}

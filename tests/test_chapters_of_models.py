@@ -333,6 +333,19 @@ def test_learning_curves_are_told_by_their_last_points():
     assert message(training.curves_figure(curves)) == (
         "The first layer ends with a cross-entropy of 5.00 under CALM and of 5.00 under vanilla"
     )
+    assert training.curves_conclusion(curves).startswith(
+        "The cross-entropy falls by 5% or more in every layer under CALM and every layer under vanilla. At"
+    )
+    only_last = (curves.model == "vanilla") & (curves.layer < 10)
+    trained = curves.assign(cross_entropy=curves.cross_entropy.mask(only_last, 5.0))
+    assert training.curves_conclusion(trained).startswith(
+        "As expected, the cross-entropy falls by 5% or more in every layer under CALM and layers 10 to 12"
+    )
+    last_rises = (curves.model == "calm") & (curves.layer == 12)
+    but_last = training.curves_conclusion(
+        trained.assign(cross_entropy=trained.cross_entropy.mask(last_rises, 5))
+    )
+    assert but_last.startswith("The cross-entropy falls by 5% or more in every layer but the last under CALM")
     drawn(training.curves_figure(curves))
 
 
@@ -351,7 +364,13 @@ def test_a_part_of_the_recipe_counts_where_intervals_do_not_touch():
     said = training.ablations_conclusion(
         runs.set_index("run").share, pd.Series({"adam": 0.3, "flat_start": 0.001})
     )
-    assert "right. Clearly different (Fisher's test): flat start (10%, p = 0.001). The smallest p" in said
+    assert (
+        "right. Flat start (10%, p = 0.001) differs clearly from that (Fisher's test); the smallest" in said
+    )
+    none = training.ablations_conclusion(runs.set_index("run").share, pd.Series({"adam": 0.3}))
+    assert none.endswith(
+        "No other run differs clearly from that (Fisher's test); the smallest p of the others is 0.3."
+    )
 
 
 # verified exits (07)

@@ -7,10 +7,11 @@ import pandas as pd
 
 from .. import figures
 from ..prose import listed, span
-from .wording import some
+from .wording import capitalized, some
 
 ALOUD = "in a sentence"
 SILENT = "in one word"
+CLEARLY_LOWER = 0.05  # of a cross-entropy: a smaller fall is no improvement worth a sentence
 UNSPOKEN = "bare_value"  # the ablation that saw no answers in a sentence
 
 
@@ -66,17 +67,39 @@ def curves_conclusion(curves: pd.DataFrame) -> str:
 
 
 def _improving_layers(curves: pd.DataFrame) -> str:
-    """How many layers end with a lower cross-entropy than they began with, under CALM and vanilla."""
+    """Which layers end with a clearly lower cross-entropy than they began with, under CALM and vanilla."""
     first = curves[curves.step == curves.groupby("model").step.transform("min")]
     before = first.pivot(index="model", columns="layer", values="cross_entropy")
-    better = (last_points(curves) < before).sum(axis=1)
-    layers = before.shape[1]
-    parts = [
-        f"{'all' if better[name] == layers else better[name]} of {layers} layers under {figures.label(name)}"
-        for name in ("calm", "vanilla")
-        if name in better.index
-    ]
-    return f"The cross-entropy falls in {listed(parts)}. " if parts else ""
+    better = last_points(curves) <= (1 - CLEARLY_LOWER) * before  # [model, layer]
+    models = [name for name in ("calm", "vanilla") if name in better.index]
+    parts = [f"{_layers_named(better.loc[name])} under {figures.label(name)}" for name in models]
+    if not parts:
+        return ""
+    expected = (
+        {"calm", "vanilla"} <= set(models) and better.loc["calm"].all() and _only_last(better.loc["vanilla"])
+    )
+    return (
+        f"{'As expected, the' if expected else 'The'} cross-entropy falls by {CLEARLY_LOWER:.0%} or more in "
+        f"{listed(parts)}. "
+    )
+
+
+def _only_last(better: pd.Series) -> bool:
+    """Whether the layers that are better, of a row [layer], are the last ones and not all of them."""
+    return bool(better.iloc[-1] and better.is_monotonic_increasing and not better.all())
+
+
+def _layers_named(better: pd.Series) -> str:
+    """The layers of a row [layer] that are better: "every layer", "layers 10 to 12 only", "3 of 12 layers"."""
+    number = int(better.sum())
+    if number in (0, len(better)):
+        return "every layer" if number else "no layer"
+    if better.iloc[:-1].all():
+        return "every layer but the last"
+    if not _only_last(better):
+        return f"{number} of {len(better)} layers"
+    first, last = better.index[better][[0, -1]]
+    return f"layer {last} only" if first == last else f"layers {first} to {last} only"
 
 
 def difficulty_conclusion(accuracy: pd.DataFrame, model: str = "vanilla") -> str:
@@ -112,12 +135,17 @@ def forms_figure(forms: pd.DataFrame, note: str = ""):
 
 def forms_message(forms: pd.DataFrame) -> str:
     """What answers lose without intermediate steps."""
-    vanilla = forms[forms.model == "vanilla"].groupby("answer").exact_match.min()
-    if not {ALOUD, SILENT} <= set(vanilla.index):
+    vanilla = forms[forms.model == "vanilla"]
+    if not {ALOUD, SILENT} <= set(vanilla.answer):
         return ""
+    worst = vanilla.loc[vanilla.groupby("answer").exact_match.idxmin()].set_index("answer")
+    texts = {
+        answer: f"{worst.exact_match[answer]:.0f}% ({figures.label(worst.kind[answer])})"
+        for answer in worst.index
+    }
     return (
-        f"On its worst kind of question, vanilla is right on {vanilla[ALOUD]:.0f}% of full-sentence answers "
-        f"and on {vanilla[SILENT]:.0f}% of one-word answers"
+        f"On its worst kind of question, vanilla gets {texts[ALOUD]} right in full sentences and "
+        f"{texts[SILENT]} in one-word answers"
     )
 
 
@@ -176,10 +204,11 @@ def ablations_conclusion(share: pd.Series, p: pd.Series) -> str:
     """
     clear = [f"{figures.label(run)} ({share[run]:.0%}, p = {p[run]:.2g})" for run in p.index[p < 0.05]]
     others = p[p >= 0.05]
-    rest = f" The smallest p of the others is {others.min():.2g}." if len(others) else ""
+    rest = f"; the smallest p of the others is {others.min():.2g}" if len(others) else ""
+    differ = f"{capitalized(listed(clear))} {'differs' if len(clear) == 1 else 'differ'}"
     return (
-        f"With full-sentence answers, the recipe gets {share['recipe']:.0%} right. Clearly different "
-        f"(Fisher's test): {listed(clear)}.{rest}"
+        f"With full-sentence answers, the recipe gets {share['recipe']:.0%} right. "
+        f"{differ if clear else 'No other run differs'} clearly from that (Fisher's test){rest}."
     )
 
 
