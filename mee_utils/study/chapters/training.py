@@ -90,7 +90,7 @@ def _only_last(better: pd.Series) -> bool:
 
 
 def _layers_named(better: pd.Series) -> str:
-    """The layers of a row [layer] that are better: "every layer", "layers 10 to 12 only", "3 of 12 layers"."""
+    """The layers of a row [layer] that are better, in words: "every layer", "layers 10 to 12 only"."""
     number = int(better.sum())
     if number in (0, len(better)):
         return "every layer" if number else "no layer"
