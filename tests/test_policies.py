@@ -228,6 +228,8 @@ EQUAL = [  # options whose policies are equal each time they are made
     {"threshold": "adaptive", "propagation": "parallel", "exit_layers": [2]},
     {"threshold": AdaptiveThreshold(0.3), "propagation": "parallel", "exit_layers": [2]},
     {"pruning": "decaying", "top_k": 40, "least_k": np.int64(4), "pruning_form": "closed"},
+    {"pruning": "fixed", "top_k": 40},
+    {"pruning": "fixed", "top_k": 40, "prune_last_layer": False},
     {"contrast": "jsd", "contrast_alpha": 0.2},
     {"propagation": "verify", "max_draft": 4},
     {"measure": new_classifier("linear_classifier", 32)},

@@ -232,6 +232,7 @@ def test_policies_replayed_together_are_as_each_alone_and_share_the_logits(eight
         "similarity": ExitPolicy("hidden_similarity"),
         "fixed": ExitPolicy(min_layer=2, pruning="fixed", top_k=500),
         "few": ExitPolicy("max_probability", min_layer=3, pruning="fixed", top_k=9),
+        "few, then all": ExitPolicy(min_layer=3, pruning="fixed", top_k=9, prune_last_layer=False),
         "adaptive": ExitPolicy(min_layer=4, pruning="adaptive"),
         "weighted": ExitPolicy(min_layer=4, contrast="weighted"),
         "jsd": ExitPolicy(min_layer=2, contrast="jsd", pruning="decaying", top_k=80, least_k=7),
@@ -248,6 +249,8 @@ def test_policies_replayed_together_are_as_each_alone_and_share_the_logits(eight
         assert replayed.bound.policy == policies[name]
         for array in ("confidences", "token_ids", "readout_rows", "kept"):
             assert np.array_equal(getattr(replayed, array), getattr(alone[name], array)), (name, array)
+    assert (together["few, then all"].token_ids[:, -1] == traced.final_id).all()
+    assert (together["few"].token_ids[:, -1] != traced.final_id).any(), "the list misses tokens"
     foretold = 7  # layers whose lens changes what the LM head is given
     assert sum(rows) <= len(traced) * (8 + foretold), "each layer once, whatever the number of policies"
 

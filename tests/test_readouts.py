@@ -155,6 +155,8 @@ OPTIONS = [
     {"pruning": "fixed", "top_k": 500},
     {"pruning": "decaying", "top_k": 60, "least_k": 8, "pruning_form": "closed"},
     {"pruning": "adaptive"},
+    {"pruning": "fixed", "top_k": 20, "prune_last_layer": False},
+    {"pruning": "adaptive", "prune_last_layer": False},
     {"contrast": "weighted"},
     {"contrast": "jsd"},
     {"contrast": "weighted", "contrast_token": True, "contrast_alpha": 0.3},
@@ -214,6 +216,20 @@ def test_what_a_batch_reads_out_is_what_plain_arithmetic_says(eight, options):
         if left < 8:
             assert out.token_ids[sequence][position] == expected[left][1]
     assert checked > len(exits)
+
+
+@pytest.mark.parametrize("measure", ["softmax_margin", "rising_top1"])
+def test_a_last_layer_that_is_not_pruned_gives_full_depths_token(eight, measure):
+    """Where nothing exits, nothing is lost; with a pruned last layer, tokens outside the list are."""
+    never = {"measure": measure, "threshold": 1.0, "min_layer": 3, "pruning": "fixed", "top_k": 2}
+    options = {"max_new_tokens": LENGTH, "batch_size": 4}
+    full = generate(eight, INPUTS, **options)
+    as_published = generate(eight, INPUTS, ExitPolicy(**never), **options)
+    not_pruned = generate(eight, INPUTS, ExitPolicy(**never, prune_last_layer=False), **options)
+    assert not_pruned.token_ids == full.token_ids != as_published.token_ids
+    vocabulary = eight.network.config.vocab_size
+    for pruned, rows in zip(as_published.readout_rows, not_pruned.readout_rows, strict=True):
+        assert (rows == pruned[0] - 2 + vocabulary).all()
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=named)
@@ -284,6 +300,12 @@ def test_a_pruned_readout_costs_in_proportion_to_what_it_keeps(eight):
         ({"pruning": "adaptive", "least_k": 5}, "means nothing without pruning"),
         ({"pruning": "decaying", "top_k": 5, "least_k": 9}, "ids can only become fewer"),
         ({"pruning": "fixed", "top_k": 5, "pruning_form": "closed"}, 'belongs to pruning="decaying"'),
+        ({"prune_last_layer": False}, "prune_last_layer=False means nothing without pruning"),
+        ({"pruning": "adaptive", "prune_last_layer": 0}, "prune_last_layer=0: give True"),
+        (
+            {"pruning": "adaptive", "prune_last_layer": False, "contrast": "jsd", "contrast_token": True},
+            "contradict each other",
+        ),
         ({"contrast": "jds"}, 'did you mean "jsd"'),
         ({"contrast": "jsd", "contrast_alpha": 0.0}, "above 0 and up to 1"),
         ({"contrast_token": True}, "need contrast="),

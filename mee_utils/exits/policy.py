@@ -45,6 +45,8 @@ class ExitPolicy:
         pruning: "fixed", "decaying" or "adaptive" vocabulary pruning; see `mee_utils.exits.pruning`.
         top_k, least_k: vocabulary entries kept at first (fixed, decaying) and at least (decaying).
         pruning_form: of decaying pruning, "recursion" (the paper) or "closed" (its code).
+        prune_last_layer: whether the last layer, too, scores only the ids that are kept (the paper). False:
+            it scores all, so that a token that runs through all layers is the one of full depth.
         contrast: "weighted" or "jsd": confidence comes from a contrast; see `mee_utils.exits.contrast`.
         contrast_alpha, contrast_token: the alpha, and whether the token comes from the contrast too.
         readout_class: the class that computes logits; another one is for tests and published bugs.
@@ -69,6 +71,7 @@ class ExitPolicy:
     top_k: int | None = None
     least_k: int | None = None
     pruning_form: str = "recursion"
+    prune_last_layer: bool = True
     contrast: str | None = None
     contrast_alpha: float = ALPHA
     contrast_token: bool = False
@@ -84,7 +87,9 @@ class ExitPolicy:
         self._set(measure=find_measure(self.measure), exit_layers=_check_layers(self.exit_layers))
         self._set(
             schedule=self._make_schedule(),
-            vocabulary_pruning=pruning_of(self.pruning, self.top_k, self.least_k, self.pruning_form),
+            vocabulary_pruning=pruning_of(
+                self.pruning, self.top_k, self.least_k, self.pruning_form, self.prune_last_layer
+            ),
             layer_contrast=contrast_of(self.contrast, self.contrast_alpha, self.contrast_token),
         )
         for contradicts, message in (
@@ -165,6 +170,11 @@ class ExitPolicy:
             (
                 self.pruning == "adaptive" and measure.range[1] > 1,
                 f'{option} needs a confidence of at most 1, not that of "{measure.name}": leave it out.',
+            ),
+            (
+                self.contrast_token and not self.prune_last_layer,
+                "prune_last_layer=False and contrast_token=True, which contrasts the last layer over the "
+                "kept ids, contradict each other: leave out one of them.",
             ),
         ]
 

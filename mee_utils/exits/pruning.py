@@ -7,7 +7,9 @@
 | decaying, "closed" | the same with `k` and `l` in place of `k'` and `l - 1`, from the first | its code |
 | adaptive | `floor(V (1 - 0.9 c))`, `c` the confidence at the layer before | the paper |
 
-The first layer that decides scores all `V` ids, and ranks them.
+The first layer that decides scores all `V` ids, and ranks them. The last layer, too, scores only the kept
+ids, as published: a token whose id is not among them is wrong even if it never exits. With `last_layer=False`
+it scores all ids, so that a token that runs through all layers is the one of full depth.
 """
 
 from collections.abc import Iterator
@@ -30,12 +32,14 @@ class Pruning:
         top_k: ids that are kept after the first deciding layer (fixed, decaying).
         least_k: ids that are kept at least (decaying).
         form: of decaying pruning, "recursion" (the paper) or "closed" (its code).
+        last_layer: whether the last layer, too, scores only the ids that are kept (the paper).
     """
 
     kind: str
     top_k: int | None = None
     least_k: int | None = None
     form: str = "recursion"
+    last_layer: bool = True
 
     @property
     def adaptive(self) -> bool:
@@ -66,20 +70,23 @@ class Pruning:
         return max(self.least_k, int(size / (1 + above_least * layer / layers)))
 
 
-def pruning_of(kind: str | None, top_k: object, least_k: object, form: str) -> Pruning | None:
+def pruning_of(
+    kind: str | None, top_k: object, least_k: object, form: str, last_layer: object
+) -> Pruning | None:
     """What these options of `ExitPolicy` describe; None without pruning.
 
-    Raises `MeeError` for an unknown kind or form, sizes that are missing, out of range or mean nothing.
+    Raises `MeeError` for an unknown kind or form, sizes that are missing, out of range or mean nothing, and
+    a last layer that is exempt from no pruning.
     """
     if kind is not None:
         check_choice("pruning", kind, PRUNINGS)
     check_choice("pruning_form", form, PRUNING_FORMS)
-    for mistake in _mistakes(kind, {"top_k": top_k, "least_k": least_k}, form):
+    for mistake in _mistakes(kind, {"top_k": top_k, "least_k": least_k}, form, last_layer):
         raise MeeError(mistake)
-    return None if kind is None else Pruning(kind, top_k, least_k, form)
+    return None if kind is None else Pruning(kind, top_k, least_k, form, last_layer)
 
 
-def _mistakes(kind: str | None, sizes: dict[str, object], form: str) -> Iterator[str]:
+def _mistakes(kind: str | None, sizes: dict[str, object], form: str, last_layer: object) -> Iterator[str]:
     for name, size in sizes.items():
         needed = kind in NEEDED_SIZES[name]
         whole = isinstance(size, Integral) and not isinstance(size, bool) and size >= 1
@@ -92,3 +99,7 @@ def _mistakes(kind: str | None, sizes: dict[str, object], form: str) -> Iterator
         yield f"least_k={sizes['least_k']} is more than top_k={sizes['top_k']}: ids can only become fewer."
     if kind != "decaying" and form != "recursion":
         yield f'pruning_form="{form}" belongs to pruning="decaying": leave it out.'
+    if not isinstance(last_layer, bool):
+        yield f"prune_last_layer={shown(last_layer)}: give True (as published) or False."
+    elif kind is None and not last_layer:
+        yield "prune_last_layer=False means nothing without pruning: leave it out."

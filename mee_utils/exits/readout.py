@@ -5,7 +5,8 @@ later layers score only kept ids, best first; how many, the table of `mee_utils.
 without pruning and contrast has no `Readout`, unless its measure has a `lens` or an `ensemble`: its logits
 are `ExitState.full_logits`.
 
-Probabilities are exact softmaxes over the kept ids. The token is the best of them, at the last layer too.
+Probabilities are exact softmaxes over the kept ids. The token is the best of them, at the last layer too
+unless the policy says `prune_last_layer=False`.
 Every row keeps its own ids; their rows of the LM head are gathered when the ids change, not at every
 layer.
 """
@@ -71,6 +72,7 @@ class Readout:
         self.ensemble = policy.measure.ensemble
         self.vocabulary = vocabulary
         self.first = decision_layers[0]  # the first layer that computes logits
+        self.last_pruned = layers if not self.pruning or self.pruning.last_layer else layers - 1
         # whether the token is the best by `ReadoutLogits.scores`; else it is the best by its `logits`
         self.token_from_scores = self.ensemble is not None or bool(self.contrast and self.contrast.token)
         # layer -> how many ids it scores, at most
@@ -98,7 +100,7 @@ class Readout:
     def read(self, state) -> ReadoutLogits:
         """Computes the logits of one layer, given as `ExitState`."""
         kept = None
-        if self.pruning and state.layer > self.first:
+        if self.pruning and self.first < state.layer <= self.last_pruned:
             kept = state.earlier(1).memo("kept", self._keep)
         logits = self._logits(state, kept)
         if kept is None:
