@@ -263,7 +263,9 @@ def test_zeros_are_counted_beside_the_published_rows():
         "1 of our 2 (all of `vanilla`)."
     )
     none = pruning.published_conclusion(beside.assign(our_score=50.0))
-    assert none.endswith("and in none of our 2.")
+    assert none.endswith("and in 0 of our 2.")
+    unmatched = pruning.published_conclusion(beside.assign(our_score_unpruned=np.nan))
+    assert unmatched.endswith("2 of 3 published settings (1 with a score of 0).")
 
 
 # models and training (00, 90)

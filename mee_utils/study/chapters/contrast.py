@@ -356,7 +356,7 @@ def pareto_figure(verdicts: pd.DataFrame, note: str = ""):
         sharex=False,
         width=3.2,
         height=3.2,
-        xlabel="points gained over the best plain\nmargin at no higher cost",
+        xlabel="points gained over\nthe best plain margin\nat no higher cost",
         message=pareto_message(verdicts),
         note=note,
     )

@@ -267,7 +267,7 @@ def _lower_scores(complete: pd.DataFrame) -> str:
     falls = []
     for name, rows in kept.groupby("model", sort=False):
         least = rows[ways].min(axis=1)
-        lost = rows["unpruned"] - least
+        lost = rows["unpruned"].clip(upper=1) - least
         if lost.max() > LITTLE:
             worst = lost.idxmax()
             falls.append(
@@ -324,8 +324,8 @@ def published_conclusion(beside: pd.DataFrame) -> str:
     whose = f" (all of {listed(f'`{name}`' for name in below.our_model.unique())})" if len(below) else ""
     return (
         f"Pruning takes more than half of the score in {low.sum()} of {len(low)} published settings "
-        f"({(theirs.score == 0).sum()} with a score of 0) and in {len(below) or 'none'} of our {len(ours)}"
-        f"{whose}."
+        f"({(theirs.score == 0).sum()} with a score of 0)"
+        f"{f' and in {len(below)} of our {len(ours)}{whose}' if len(ours) else ''}."
     )
 
 
