@@ -380,7 +380,7 @@ def ranked(**areas):
 def test_who_ranks_best_follows_from_the_ranking():
     clear = reference_tables.ranking(ranked(softmax_margin=0.94, max_probability=0.92, lstm=0.8, hidden=0.7))
     assert clear.startswith(
-        "Probabilities rank best on real text (ROC area 0.94, rules on several layers 0.80"
+        "Probabilities rank best on real text (ROC area 0.940, rules on several layers 0.800"
     )
     close = reference_tables.ranking(ranked(softmax_margin=0.939, history=0.941))
     assert close.startswith("Histories of predictions rank best on real text, but hardly better than prob")

@@ -346,7 +346,7 @@ def ranking(stored: StoredTables) -> str:
         return "How well rules rank on real text has not been measured yet."
     best, second = (RANKED.get(family, family) for family in areas.index[:2])
     hardly = ", but hardly better than " + second if areas.iloc[0] - areas.iloc[1] < 0.005 else ""
-    numbers = f"{areas.iloc[0]:.2f}, {second} {areas.iloc[1]:.2f}"
+    numbers = f"{areas.iloc[0]:.3f}, {second} {areas.iloc[1]:.3f}"
     return f"{best[0].upper()}{best[1:]} rank best on real text{hardly} (ROC area {numbers})."
 
 
