@@ -230,7 +230,7 @@ def test_a_notebook_says_whose_results_it_shows_where_there_is_no_calm(tmp_path,
 
 
 def test_a_model_with_a_checkpoint_a_task_asks_for_the_task():
-    with pytest.raises(MeeError, match="one checkpoint a task: name one of question_answering, summ"):
+    with pytest.raises(MeeError, match="one checkpoint per task: name one of question_answering, summ"):
         inputs.load_profile_model(load_profile("paper_published"), "vanilla")
 
 
