@@ -209,9 +209,8 @@ def published_pruning(stored: StoredTables) -> pd.DataFrame:
     rows = rows[rows.profile == PROFILES[0]]
     kept = rows.score / rows.score_at_full_depth
     ours = rows.our_score / rows.our_score_unpruned
-    rows = rows.replace(
-        {"reduction": {"full_depth": "margin, no pruning"}}
-    )  # full depth of no model: it exits
+    # "full_depth" is the paper's name for an unpruned margin: its tokens exit
+    rows = rows.replace({"reduction": {"full_depth": "margin, no pruning"}})
     table = rows[["model", "dataset", "reduction", "our_model", "our_task"]].assign(
         published_score=rows.score,
         published_kept=kept.map("{:.0%}".format, na_action="ignore"),

@@ -162,7 +162,7 @@ def _draw(axis, rows: pd.DataFrame, behind: pd.DataFrame | None, behind_name: st
         if kind not in by_kind.index:
             _write_value(axis, "none", height, figures.GREY)
         elif np.isnan(by_kind.speed[kind]):
-            _write_value(axis, "not timed", height, figures.GREY)
+            _write_beside_the_line(axis, "not timed", height)
         else:
             _draw_bar(axis, by_kind.loc[kind], height, colour)
     if behind is not None:
@@ -173,6 +173,11 @@ def _draw(axis, rows: pd.DataFrame, behind: pd.DataFrame | None, behind_name: st
     axis.set_yticks(list(heights.values()), list(heights))
     axis.set_ylim(-0.6, len(KINDS) - 0.4)
     axis.grid(False, axis="y")
+
+
+def _write_beside_the_line(axis, text: str, height: int) -> None:
+    """Writes what stands in for a bar where a bar would begin, away from the values of other data."""
+    axis.text(1.02, height, text, fontsize=10, color=figures.GREY, va="center")
 
 
 def _draw_bar(axis, row: pd.Series, height: int, colour: str) -> None:

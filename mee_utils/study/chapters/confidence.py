@@ -115,9 +115,8 @@ def _few(shares: pd.Series) -> str:
 
 def training_conclusion(ways: pd.DataFrame) -> str:
     """What a rule is taught: the loss of BERxiT's unit, and distillation of the predicted state."""
-    of = {key: rows.set_index("task") for key, rows in ways.groupby(["rule", "trained by"], sort=False)}
-    linear = of["linear", "balanced cross-entropy"].roc_area
-    berxit = of["learning_to_exit", "squared error"].roc_area
+    linear, berxit = _areas_of_the_unit(ways)
+    of = _by_training(ways)
     untrained = of["surest", "untrained"].right
     state = of["past_future", "squared error of the state"].right
     distilled = of["past_future", "distilled"].right
@@ -132,12 +131,21 @@ def training_conclusion(ways: pd.DataFrame) -> str:
 
 
 def training_message(ways: pd.DataFrame) -> str:
-    """Which loss trains the better linear unit, and whether distillation improves a predicted token."""
-    of = {key: rows.set_index("task") for key, rows in ways.groupby(["rule", "trained by"], sort=False)}
-    linear = of["linear", "balanced cross-entropy"].roc_area
-    berxit = of["learning_to_exit", "squared error"].roc_area
+    """Where balanced cross-entropy trains the linear unit better than squared error does."""
+    linear, berxit = _areas_of_the_unit(ways)
     better = linear.index[linear > berxit]
     return (
         "Balanced cross-entropy trains a rule that ranks tokens better than squared error does "
         f"{on_tasks(better, linear.index)}."
     )
+
+
+def _by_training(ways: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
+    """(rule, how it was trained) -> its rows by task."""
+    return {key: rows.set_index("task") for key, rows in ways.groupby(["rule", "trained by"], sort=False)}
+
+
+def _areas_of_the_unit(ways: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Areas by task of BERxiT's linear unit: trained by balanced cross-entropy, and by squared error."""
+    of = _by_training(ways)
+    return of["linear", "balanced cross-entropy"].roc_area, of["learning_to_exit", "squared error"].roc_area

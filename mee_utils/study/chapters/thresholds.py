@@ -17,7 +17,7 @@ STRATEGIES = {  # who sets the threshold -> its name and colour
     "best fixed arm": figures.Style("best fixed arm", "#999999"),
     EACH: figures.Style("bandit,\neach output", figures.STYLES["bandit"].colour),
     STREAM: figures.Style("bandit,\none stream", figures.STYLES["bandit"].colour),
-    CALIBRATED: figures.Style("calibrated\n(Learn then Test)", figures.DARK),
+    CALIBRATED: figures.Style("calibrated\n(Learn\nthen Test)", figures.DARK),
 }
 PLACES = {
     "home": figures.Style("in-domain", figures.DARK, "o"),
