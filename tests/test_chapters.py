@@ -517,6 +517,10 @@ def test_what_was_not_timed_is_left_out_and_no_error():
     )
     panels, _ = drawn(figure)
     assert panels[0].texts[0].get_text() == "nothing timed"
+    elsewhere = table[table.way != answer.SEVERAL].assign(task="a second task")
+    partly = pd.concat([table, elsewhere], ignore_index=True)
+    assert answer.answer_message(partly, 0.99).endswith("a rule over several layers on 1 of 1 timed")
+    assert "(timed on summarization only)" in answer.answer_conclusion(partly, 0.99)
     said = answer.answer_conclusion(table, 0.99)
     assert said.startswith("Rules over several layers keep the score and are faster in every round on every")
     assert "One output at a time, the fastest are a rule over one layer on every task: 1.50 times" in said

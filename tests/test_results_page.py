@@ -358,6 +358,7 @@ def test_the_headline_tells_what_is_not_timed_from_what_is_not_safe(monkeypatch)
     figure = headlines.draw_headline(rows.reset_index())
     written = [text.get_text() for text in figure.axes[0].texts]
     assert written == ["none", "not timed", "none", "not timed"]
+    assert headlines.headline_message(rows.reset_index()).endswith("decides alone (1 not fully timed)")
 
 
 def test_the_rule_on_past_predictions_stands_in_the_table_of_readme_once_it_is_measured():

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..study.catalogue import MAIN_MODEL
 from ..study.figures import label
-from ..study.headline import FIXED, ONE, SEVERAL, VERIFIED, faster_tasks
+from ..study.headline import FIXED, ONE, SEVERAL, VERIFIED, faster_tasks, undecided_tasks
 from ..study.result_tables import KEEPS_IT
 from . import ledger_page
 from .answers import (
@@ -76,7 +76,7 @@ def _headline_facts() -> dict:
     rows = headlines()[REAL]
     faster = faster_tasks(rows)
     verified = rows[rows.kind == VERIFIED].speed
-    rules = rows[rows.kind.isin([ONE, SEVERAL])].groupby("task").speed.max()
+    rules = rows[rows.kind.isin([ONE, SEVERAL])].groupby("task").speed.max(skipna=False)
     fixed = rows[rows.kind == FIXED].set_index("task").speed
     synthetic = headlines()[SYNTHETIC]
     unverified = synthetic[synthetic.kind.isin([ONE, SEVERAL])]
@@ -86,8 +86,10 @@ def _headline_facts() -> dict:
             "rules": len(faster[ONE] | faster[SEVERAL]),
             "several": len(faster[SEVERAL]),
             "fixed": len(faster[FIXED]),
+            "undecided": len(undecided_tasks(rows)),
         },
-        "fixed_not_slower": int((fixed.round(2) >= rules.reindex(fixed.index).fillna(0).round(2)).sum()),
+        # a task without a rule counts, and one with a rule that was not timed does not
+        "fixed_not_slower": int((fixed.round(2) >= rules.reindex(fixed.index, fill_value=0).round(2)).sum()),
         "verified": {"least": verified.min(), "most": verified.max()},
         "synthetic_best": unverified.speed.max(),
     }

@@ -140,9 +140,11 @@ def headline_message(table: pd.DataFrame, subject: str = "Exits") -> str:
     faster = faster_tasks(table)
     tasks = table.task.nunique()
     rules = len(faster[ONE] | faster[SEVERAL])
+    open_tasks = undecided_tasks(table)
+    untimed = f" ({len(open_tasks)} not fully timed)" if open_tasks else ""
     return (
         f"{subject} that keep 99 % of the score beat full depth on {len(faster[VERIFIED])} of {tasks} tasks "
-        f"if verified, on {rules} of {tasks} if a rule decides alone"
+        f"if verified, on {rules} of {tasks} if a rule decides alone{untimed}"
     )
 
 
@@ -150,6 +152,13 @@ def faster_tasks(table: pd.DataFrame) -> dict[str, set[str]]:
     """Kind -> the tasks on which it is faster than full depth in every round."""
     faster = table[table.lowest > 1]
     return {kind: set(faster.task[faster.kind == kind]) for kind in KINDS}
+
+
+def undecided_tasks(table: pd.DataFrame) -> set[str]:
+    """The tasks on which no rule that decides alone is faster yet, and some kind of rule was not timed."""
+    faster = faster_tasks(table)
+    untimed = table[table.kind.isin([ONE, SEVERAL]) & table.speed.isna()]
+    return set(untimed.task) - faster[ONE] - faster[SEVERAL]
 
 
 def _draw(axis, rows: pd.DataFrame, behind: pd.DataFrame | None, behind_name: str, limits: tuple) -> None:

@@ -123,10 +123,15 @@ def answer_message(ways: pd.DataFrame, quality: float) -> str:
     """On how many tasks each way is faster than full depth in every round, one output at a time."""
     single = ways[ways.batch == 1]
     counts = {way: (rows.lowest > 1).sum() for way, rows in single.groupby("way")}
-    texts = [f"{name} on {counts[way] or 'none'}" for way, name in NAMES.items() if way in counts]
-    if not texts:
+    tasks = single.task.nunique()
+    timed = {way: rows.task.nunique() for way, rows in single.groupby("way")}
+    of_timed = {way: f" of {number} timed" if number < tasks else "" for way, number in timed.items()}
+    names = [(way, name) for way, name in NAMES.items() if way in counts]
+    if not names:
         return "Nothing was timed one output at a time"
-    texts[0] += f" of {single.task.nunique()} tasks"
+    texts = [f"{name} on {counts[way] or 'none'}{of_timed[way]}" for way, name in names]
+    if timed[names[0][0]] == tasks:
+        texts[0] += f" of {tasks} tasks"
     return f"Faster than full depth at {quality:.0%} of the score: {listed(texts)}"
 
 
@@ -156,8 +161,11 @@ def _full_quality_and_faster(single: pd.DataFrame) -> str:
     tasks = list(single.task.unique())
     faster = single[single.lowest > 1]
     verified, several = (faster.task[faster.way == way] for way in (VERIFIED, SEVERAL))
+    timed = single.task[single.way == SEVERAL]
+    only = f" (timed {on_tasks(timed, tasks)} only)" if 0 < len(timed) < len(tasks) else ""
     return (
-        f"Rules over several layers keep the score and are faster in every round {on_tasks(several, tasks)}; "
+        f"Rules over several layers keep the score and are faster in every round {on_tasks(several, tasks)}"
+        f"{only}; "
         f"exits that the last layer verifies are faster {on_tasks(verified, tasks)}. "
     )
 
