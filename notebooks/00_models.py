@@ -9,9 +9,9 @@
 # Both papers study one T5 backbone that is trained in different ways. *Vanilla* training supervises only the last
 # decoder layer. *CALM* supervises every layer, later layers more. *FREE* supervises one early layer and the last one,
 # and pulls the early states towards the late ones. *Late-weighted* supervises the last 70 % of the layers: a hypothesis
-# from the end of the MEE blog, which its authors left untested. This notebook shows the data, how each objective
-# weights the layers, how far each model stands above trivial baselines, and what training for exits costs at full
-# depth. How the models learned is in the appendix ([90](90_training.ipynb)).
+# from the end of the MEE blog, which its authors left untested. All of them continue from one model, the *base*. This
+# notebook shows the data, how each objective weights the layers, how far each model stands above trivial baselines, and
+# what training for exits costs at full depth. How the models learned is in the appendix ([90](90_training.ipynb)).
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -54,10 +54,7 @@ experiment.save_drawing(drawings.decoder_drawing(), "decoder")
 # %% [markdown]
 # ## The data
 #
-# For real corpora, no text is shown here. The **synthetic data** describe people who live, work, travel and own things;
-# a seeded grammar generates the sentences. They have what no real corpus has: for every target token we know *what it
-# takes to produce it*. Answers are sentences: they first restate what is asked, then spell out each hop. A fifth of the
-# questions ask for the bare value ("In one word: ..."). No question context appears in more than one split.
+# For real corpora, no text is shown here. For synthetic data, an example of each task stands below its name.
 
 # %% tags=["hide-input"]
 for name, task in tasks.items():
@@ -65,21 +62,18 @@ for name, task in tasks.items():
 for name, task in synthetic.items():
     print(f"\n{figures.label(name)}\n  {textwrap.shorten(task.inputs[0], 130)}\n    -> {task.targets[0]}")
 
-# %% [markdown]
-# The generator gives every word its difficulty. A "copied" word continues a span of the source, "one fact"
-# needs a sentence to be found first, "two facts" joins two of them, and "counted" and "compared" words need a
-# computation. In French, "agreement" depends on a neighbour and "distant agreement" on a word at least two
-# words away. The share of each difficulty among the target tokens of a task (of synthetic data alone):
-
-# %%
+# %% tags=["hide-input"]
 kinds_of = {name: quality.token_difficulty(task, experiment.tokenizer()) for name, task in synthetic.items()}
 shares = [
     {"task": name, "tokens": len(kinds), **{kind: (kinds == kind).mean() for kind in DIFFICULTIES}}
     for name, kinds in kinds_of.items()
 ]
-experiment.save_table(pd.DataFrame(shares), "difficulty_shares").round(
-    3
-) if synthetic else "no synthetic data"
+if synthetic:
+    shares = experiment.save_table(pd.DataFrame(shares), "difficulty_shares").round(3)
+    conclude(chapter.SYNTHETIC_DATA)
+
+# %% tags=["hide-input"]
+shares.set_index("task").rename(index=figures.label, columns=figures.label) if synthetic else None
 
 # %% [markdown]
 # ## The objectives
@@ -124,9 +118,9 @@ else:
 # ## Scores against trivial baselines
 #
 # Each model is compared with **trivial baselines** (grey), which need no model: the source itself, the translation of
-# the nearest training sentence, the first sentence, one constant summary, the context sentence that shares most words
-# with the question, three random words. Bars are means over examples (for BLEU, mean sentence BLEU); the table has the
-# corpus scores.
+# the nearest training sentence, the first sentence, one constant summary, the context sentence that shares the most
+# words with the question, three random words. Bars are means over examples (for BLEU, mean sentence BLEU); the table
+# has the corpus scores.
 
 # %% tags=["hide-input"]
 train = experiment.tasks(30_000, "train")
@@ -149,27 +143,31 @@ figure = chapter.scores_figure(
 )
 experiment.save_figure(figure, "scores_against_baselines", by_metric)
 conclude(chapter.scores_conclusion(by_metric))
-scores.set_index(["task", "system", "metric"]).corpus_score.unstack([0, 2]).round(1)
+conclude(chapter.starts_conclusion(experiment.model_names, bool(training.pre_training["base"])))
+by_system = scores.set_index(["task", "system", "metric"]).corpus_score.unstack([0, 2]).round(1)
+by_system.rename(index=figures.label, columns=figures.label)
 
 # %% [markdown]
-# Published scores on the same corpora, by models of about this size trained on them alone (none for synthetic data).
-# Tokenization and data differ in detail (DialogSum's test split is not available here, so we test on its validation
-# split), so this says whether a model is in the right range, not which one is better. The published ROUGE-L lies nearer
-# to ROUGE-1 than usual, as that of `py-rouge` does, which raises precision and recall to a power that belongs to
-# ROUGE-W; `ours_as_published` is our output scored in the same way. (The published F1 is computed over slots, ours over
-# words.)
+# ## Are our scores in the right range?
+#
+# Published scores on the same corpora, by models of about this size that were trained on them alone.
 
 # %%
 sources = {name: str(experiment.profile.corpora[name].source) for name in tasks}
 vanilla = {name: outputs.get(("model", "vanilla")) for name, outputs in texts.items()}
 published = published_scores(scores, sources, vanilla, tasks)
-experiment.save_table(published, "published_scores") if len(published) else "none for this profile"
+if len(published):
+    published = experiment.save_table(published, "published_scores")
+    conclude(chapter.published_conclusion(published))
+else:
+    conclude("No such scores were published for the corpora of this profile.")
+published.round(1).rename(columns=figures.label) if len(published) else None
 
 # %% [markdown]
 # ## How much of the difference between objectives is seed noise?
 #
-# Each objective was retrained from the same base with different seeds, hence different batches and sampled layers.
-# Lines show the range over seeds. Alternating training appears only in this chapter; its models are not kept.
+# The same objective was trained from the same base with different seeds, hence different batches and sampled layers.
+# The table has the mean over seeds, and in brackets the least and the largest value.
 
 # %% tags=["hide-input"]
 seeds = read_retrained(profile, "seeds")
@@ -181,22 +179,25 @@ if len(seeds):
 
 # %%
 if len(seeds):
-    figure = chapter.seeds_figure(spread, experiment.note(intervals="lines: range over seeds"))
-    experiment.save_figure(figure, "seeds", seeds)
-conclude(chapter.seeds_conclusion(spread) if len(seeds) else "No seeds are stored: run make retrain.")
+    experiment.save_table(seeds, "seeds")
+    conclude(chapter.retrained_models(seeds, experiment.model_names), chapter.seeds_conclusion(spread))
+else:
+    conclude("No seeds are stored: run make retrain.")
+chapter.seeds_shown(spread) if len(seeds) else None
 
 # %% [markdown]
 # ## What an objective costs before any token exits
 #
-# Training for exits changes full depth too. Every model is compared with the vanilla model of the same seed on the same
-# examples. Each dot is one training run. To the right of 0 a model scores lower than vanilla although no token exits.
+# Training for exits changes full depth too. Every retrained model is compared with the vanilla model of the same seed
+# on the same examples. To the right of 0 a model scores lower than vanilla although no token exits.
 
 # %%
 costs = quality.cost_at_full_depth(seeds)
 if len(costs):
-    whiskers = "whiskers: paired 95% intervals over examples, where the score of each example is stored"
-    has_intervals = costs[["low", "high"]].notna().any(axis=None)
-    figure = chapter.costs_figure(costs, experiment.note(intervals=whiskers if has_intervals else ""))
+    marks = "a dot per training, bar: mean over seeds"
+    if costs[["low", "high"]].notna().any(axis=None):
+        marks += "; whiskers: paired 95% intervals over examples, where the score of each example is stored"
+    figure = chapter.costs_figure(costs, experiment.note(intervals=marks))
     experiment.save_figure(figure, "cost_at_full_depth", costs)
 conclude(chapter.costs_conclusion(costs) if len(costs) else "No seeds are stored: run make retrain.")
 
@@ -204,7 +205,8 @@ conclude(chapter.costs_conclusion(costs) if len(costs) else "No seeds are stored
 # ## What this shows
 
 # %% tags=["hide-input"]
-conclude(chapter.summary(by_metric, spread, costs, layers))
+trained = [name for name in experiment.model_names if name in chosen]
+conclude(chapter.summary(by_metric, spread, costs, layers, trained))
 
 # %% [markdown]
 # **Next:** [01, monotonicity](01_monotonicity.ipynb): does a prediction, once made, stay?

@@ -285,11 +285,51 @@ def test_seeds_stand_beside_what_objectives_change():
         for model, mean in (("vanilla", 6.0), ("calm", 2.0 if task == TASKS[0] else 3.0))
     ]
     spread = pd.DataFrame(rows)
-    figure = models.seeds_figure(spread)
-    assert message(figure) == (
-        "Seeds move the layer at which predictions become final by at most 0.30, objectives by 3.0 to 4.0"
+    said = models.seeds_conclusion(spread)
+    assert said.startswith(
+        "Seeds move the layer at which predictions become final by at most 0.30, objectives by 3.0 to 4.0."
     )
-    assert not figure.legends, "models are named at the axis"
+    assert said.endswith("depends on the objective, not on the seed.")
+    noisy = spread.assign(high=spread.high + 9)
+    assert "not on the seed" not in models.seeds_conclusion(noisy), "seeds differ as much as objectives"
+    shown = models.seeds_shown(spread)
+    assert list(shown.columns) == TASKS and shown.iloc[0].tolist() == ["6.00 (5.90 to 6.20)"] * 2
+
+
+def test_it_is_said_which_models_were_trained_with_which_seeds():
+    """Before, the page said that each objective was retrained, below a figure of two of them."""
+    runs = pd.DataFrame({"model": ["vanilla", "vanilla", "calm", "calm"], "seed": [0, 1, 0, 1]})
+    said = models.retrained_models(runs, ["base", "vanilla", "calm", "free"])
+    assert said == "Vanilla and CALM were trained with 2 seeds each. FREE was trained once."
+    compared = pd.DataFrame({"model": ["vanilla", "calm", "alternating"], "seed": 0})
+    assert "Alternating (BERxiT) appears only in this chapter" in models.retrained_models(
+        compared, ["vanilla", "calm"]
+    )
+
+
+def test_published_scores_have_a_verdict_each():
+    rows = [
+        ("summarization", "DialogSum test", "rougeL", 33.5, 32.7),
+        ("translation", "Multi30k", "bleu", 61.8, 52.4),
+        ("question_answering", "SNIPS slots", "f1", 88.8, 94.6),
+    ]
+    published = pd.DataFrame(rows, columns=["task", "corpus", "metric", "score", "ours_as_published"])
+    said = models.published_conclusion(published)
+    assert "5.8 points above the published F1 (question answering) and 9.4 points below" in said
+    assert "below the published BLEU (translation); there it is weak for its size." in said
+    assert "py-rouge" in said and "slots" in said
+    alone = models.published_conclusion(published[:1])
+    assert "within 3 points of the published ROUGE-L (summarization). Tokenization" in alone
+    assert "weak" not in alone and "slots" not in alone
+
+
+def test_models_without_an_objective_are_introduced():
+    said = models.starts_conclusion(["base", "calm"], fine_tuned=True)
+    assert said.startswith(
+        "*Base* is the model from which every objective continues: fine-tuned on all tasks"
+    )
+    assert models.starts_conclusion(["base"], fine_tuned=False).endswith("continues.")
+    assert models.starts_conclusion(["calm"], fine_tuned=True) == ""
 
 
 def test_costs_name_the_dearest_objective_and_where_every_seed_loses():
@@ -307,6 +347,13 @@ def test_costs_name_the_dearest_objective_and_where_every_seed_loses():
         for seed, lost in enumerate(losses)
     ]
     costs = pd.DataFrame(rows)
+    (panel,) = drawn(models.costs_figure(costs))[0]
+    rows = [text.get_text() for text in panel.get_yticklabels()]
+    assert rows == TASKS and panel.get_title() == "CALM", "a single model has one panel, not three empty ones"
+    more = pd.concat([costs, costs.assign(model="free")], ignore_index=True)
+    assert len(drawn(models.costs_figure(more))[0]) == len(TASKS)
+    assert "On average over 2 seeds, training" in models.costs_message(costs)
+    assert "With one seed, training" in models.costs_message(costs[costs.seed == 0])
     assert "costs up to 1.0 points of BLEU (CALM, translation)" in message(models.costs_figure(costs))
     said = models.costs_conclusion(costs)
     assert "changes by -1.0 (translation) to -0.2 (summarization) points" in said

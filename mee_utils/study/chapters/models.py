@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from .. import figures
-from ..prose import listed, on_tasks, task_span
+from ..prose import listed, on_tasks, span, task_span
 from .wording import capitalized, percent_span
+
+NEAR = 3  # points that two scores of much the same model may differ by
+STARTS = {  # models that no objective is about -> what they are
+    "pretrained": "has learned from corrupted spans alone and has seen no task",
+    "base": "is the model from which every objective continues",
+}
+SYNTHETIC_DATA = (
+    "The **synthetic data** describe people who live, work, travel and own things; a seeded grammar "
+    "generates the sentences. Answers are sentences: they first restate what is asked, then spell out "
+    'each hop. A fifth of the questions ask for the bare value ("In one word: ..."). No question context '
+    "appears in more than one split. The data have what no real corpus has: for every target token we "
+    'know *what it takes to produce it*. A "copied" word continues a span of the source, "one fact" needs'
+    ' a sentence to be found first, "two facts" joins two of them, and "counted" and "compared" words '
+    'need a computation. In French, "agreement" depends on a neighbour and "distant agreement" on a word '
+    "at least two words away. The table has the share of each difficulty among the target tokens of a "
+    "task."
+)
 
 
 def objectives_figure(weights: pd.DataFrame, note: str = ""):
@@ -73,6 +92,19 @@ def scores_figure(shown: pd.DataFrame, metrics: dict[str, str], note: str = ""):
     return figure
 
 
+def starts_conclusion(names: Sequence[str], fine_tuned: bool) -> str:
+    """What the models are in the figure of scores that no objective is about.
+
+    Args:
+        names: the models of the figure.
+        fine_tuned: whether the base was trained on the tasks, with the ordinary loss.
+    """
+    texts = {name: f"*{capitalized(figures.label(name))}* {STARTS[name]}" for name in names if name in STARTS}
+    if fine_tuned and "base" in texts:
+        texts["base"] += ": fine-tuned on all tasks, with the loss of the last layer alone"
+    return " ".join(f"{text}." for text in texts.values())
+
+
 def beside_baselines(shown: pd.DataFrame) -> pd.DataFrame:
     """By task: the best model and the best trivial baseline with their corpus scores."""
     rows = []
@@ -106,31 +138,65 @@ def scores_conclusion(shown: pd.DataFrame) -> str:
     row = best.loc[task]
     return (
         f"The lead over trivial baselines is smallest on {figures.label(task)}: {row.score:.1f} "
-        f"{figures.label(row.metric)} ({figures.label(row.model)}) against {row.baseline_score:.1f} "
+        f"{figures.label(row.metric)} ({_system(row.model)}) against {row.baseline_score:.1f} "
         f"({figures.label(row.baseline)})."
     )
 
 
-def seeds_figure(spread: pd.DataFrame, note: str = ""):
-    """The mean layer from which a token's prediction is final, with the range over seeds, a row a model."""
-    shown = spread[spread.measure == "settled_from"]
-    return figures.facets(
-        shown,
-        _draw_seeds,
-        xlabel="mean layer from which\npredictions are final",
-        height=1.4 + 0.27 * shown.model.nunique(),
-        with_legend=False,
-        message=seeds_message(spread),
-        note=note,
-    )
+SEED_MEASURES = {  # what is shown of the seeds -> its name, and the form of its numbers
+    "settled_from": ("mean layer from which predictions are final", "{:.2f}"),
+    "flops_share": ("FLOPs of the pruned margin at 0.9, % of full depth", "{:.0f}"),
+    "score": ("score at full depth", "{:.1f}"),
+}
 
 
-def _draw_seeds(axis, rows: pd.DataFrame) -> None:
-    for number, row in enumerate(rows.itertuples()):
-        style = figures.STYLES[row.model]
-        axis.plot([row.low, row.high], [number, number], color=style.colour, linewidth=2)
-        axis.plot(row.mean, number, style.marker, color=style.colour, markersize=7)
-    _name_rows(axis, rows.model)
+def seeds_shown(spread: pd.DataFrame) -> pd.DataFrame:
+    """The mean over seeds with the least and the largest in brackets: a row a measure and model."""
+    rows = []
+    for measure, (name, form) in SEED_MEASURES.items():
+        part = spread[spread.measure == measure]
+        scale = 100 if measure == "flops_share" else 1
+        for row in part.itertuples():
+            bounds = [form.format(scale * value) for value in (row.low, row.high)]
+            rows.append(
+                {
+                    "quantity": name,
+                    "model": figures.label(row.model),
+                    "task": figures.label(row.task),
+                    "cell": f"{form.format(scale * row.mean)} ({' to '.join(bounds)})",
+                }
+            )
+    table = pd.DataFrame(rows)
+    shown = table.pivot(index=["quantity", "model"], columns="task", values="cell")
+    order = list(dict.fromkeys(zip(table.quantity, table.model, strict=True)))
+    return shown.reindex(index=order, columns=list(table.task.unique())).rename_axis(columns=None)
+
+
+def retrained_models(seeds: pd.DataFrame, scored: Sequence[str]) -> str:
+    """Which models were trained with several seeds, which once, and which appear nowhere else.
+
+    Args:
+        seeds: as `cost_at_full_depth` takes them.
+        scored: the models of the chapter's other tables.
+    """
+    numbers = seeds.groupby("model", sort=False).seed.nunique()
+    sentences = []
+    for number, names in numbers.groupby(numbers, sort=False).groups.items():
+        models = capitalized(listed(map(figures.label, names)))
+        be = "were" if len(names) > 1 else "was"
+        each = " each" if len(names) > 1 else ""
+        plural = "seed" if number == 1 else "seeds"
+        sentences.append(f"{models} {be} trained with {number} {plural}{each}.")
+    only_here = [name for name in numbers.index if name not in scored]
+    if only_here:
+        verb = "appear" if len(only_here) > 1 else "appears"
+        models = capitalized(listed(map(figures.label, only_here)))
+        sentences.append(f"{models} {verb} only in this chapter; no model of it is kept.")
+    once = [name for name in scored if name not in numbers.index and name not in STARTS]
+    if once:
+        be = "were" if len(once) > 1 else "was"
+        sentences.append(f"{capitalized(listed(map(figures.label, once)))} {be} trained once.")
+    return " ".join(sentences)
 
 
 def _name_rows(axis, models) -> None:
@@ -147,6 +213,11 @@ def spans_of_seeds(spread: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"seeds": widths, "least": apart.min(), "most": apart.max()})
 
 
+def _system(name: str) -> str:
+    """A model in a sentence: "CALM", "the base model"."""
+    return f"the {figures.label(name)} model" if name in STARTS else figures.label(name)
+
+
 def seeds_message(spread: pd.DataFrame) -> str:
     """The noise of seeds beside the difference of objectives, in layers."""
     row = spans_of_seeds(spread).loc["settled_from"]
@@ -159,13 +230,16 @@ def seeds_message(spread: pd.DataFrame) -> str:
 def seeds_conclusion(spread: pd.DataFrame) -> str:
     """How much of the difference between objectives is seed noise."""
     spans = spans_of_seeds(spread)
-    sentences = ["How early predictions become final depends on the objective, not on the seed."]
+    row = spans.loc["settled_from"]
+    sentences = [f"{seeds_message(spread)}."]
+    if row.least > row.seeds:
+        sentences.append("How early predictions become final depends on the objective, not on the seed.")
     if "flops_share" in spans.index:
         row = 100 * spans.loc["flops_share"]
+        same = "The same holds for the savings of a rule: the" if row.least > row.seeds else "The"
         sentences.append(
-            "The same holds for the savings of a rule: the FLOPs of the pruned margin at 0.9 differ by at "
-            f"most {row.seeds:.0f} percentage points between seeds, and by at least {row.least:.0f} between "
-            "objectives."
+            f"{same} FLOPs of the pruned margin at 0.9 differ by at most {row.seeds:.0f} percentage points "
+            f"between seeds, and by at least {row.least:.0f} between objectives."
         )
     if "score" in spans.index:
         row = spans.loc["score"]
@@ -177,28 +251,37 @@ def seeds_conclusion(spread: pd.DataFrame) -> str:
 
 
 def costs_figure(costs: pd.DataFrame, note: str = ""):
-    """Points that each model loses at full depth against vanilla of the same seed, a dot for each run."""
+    """Points that each model loses at full depth against vanilla of the same seed, a dot for each training.
+
+    A panel a task and a row a model; of a single model, one panel with a row a task.
+    """
+    alone = costs.model.nunique() == 1
+    rows = "task" if alone else "model"
     return figures.facets(
         costs,
         _draw_costs,
+        "model" if alone else "task",
+        by=rows,
         xlabel="points lost at full depth (vanilla = 0)",
-        height=2.2,
+        width=6.0 if alone else 3.4,
+        height=1.3 + 0.32 * costs[rows].nunique(),
         with_legend=False,
         message=costs_message(costs),
         note=note,
     )
 
 
-def _draw_costs(axis, rows: pd.DataFrame) -> None:
+def _draw_costs(axis, rows: pd.DataFrame, by: str) -> None:
     axis.axvline(0, color=figures.GREY, linewidth=0.8)
-    models = list(rows.model.unique())
-    for number, name in enumerate(models):
-        part = rows[rows.model == name]
-        style = figures.STYLES[name]
+    names = list(rows[by].unique())
+    for number, name in enumerate(names):
+        part = rows[rows[by] == name]
+        style = figures.STYLES[part.model.iloc[0]]
         heights = number + 0.18 * (np.arange(len(part)) - (len(part) - 1) / 2)
         whiskers = [(part.lost - part.low).fillna(0), (part.high - part.lost).fillna(0)]
         axis.errorbar(part.lost, heights, xerr=whiskers, fmt=style.marker, color=style.colour, elinewidth=1)
-    _name_rows(axis, models)
+        axis.vlines(part.lost.mean(), number - 0.3, number + 0.3, color=figures.DARK, linewidth=1.2)
+    _name_rows(axis, names)
 
 
 def costs_message(costs: pd.DataFrame) -> str:
@@ -208,7 +291,9 @@ def costs_message(costs: pd.DataFrame) -> str:
     dearest = (
         f"{means.max():.1f} points of {figures.label(metric)} ({figures.label(name)}, {figures.label(task)})"
     )
-    return f"On average over seeds, training for exits costs up to {dearest} at full depth"
+    number = costs.seed.nunique()
+    seeds = f"On average over {number} seeds" if number > 1 else "With one seed"
+    return f"{seeds}, training for exits costs up to {dearest} at full depth"
 
 
 def costs_conclusion(costs: pd.DataFrame) -> str:
@@ -221,21 +306,74 @@ def costs_conclusion(costs: pd.DataFrame) -> str:
     where = on_tasks(always[always > 0].index, list(costs.task.unique()))
     return (
         f"Relative to vanilla, CALM's score changes by {task_span(-by_task.mean(), '+z.1f')} points on "
-        "average "
-        f'over seeds; it is lower with every seed {where}. So "99% of full depth" is 99% of a different '
+        f'average over seeds; it is lower with every seed {where}. So "99% of full depth" is 99% of another '
         "score; 08 therefore also compares exits with vanilla at full depth."
     )
 
 
-def summary(shown: pd.DataFrame, spread: pd.DataFrame, costs: pd.DataFrame, layers: int) -> str:
-    """The chapter in five sentences at most."""
+def published_conclusion(published: pd.DataFrame) -> str:
+    """Where our vanilla model is above, near and below the published scores, and what to know of them."""
+    beside = published.assign(apart=published.ours_as_published - published.score)
+    near = beside[beside.apart.abs() <= NEAR]
+    above = beside[beside.apart > NEAR]
+    below = beside[beside.apart < -NEAR]
+    parts = [
+        f"within {NEAR} points of the published {_metrics(near)}" if len(near) else "",
+        f"{span(above.apart, '{:.1f}')} points above the published {_metrics(above)}" if len(above) else "",
+        f"{span(-below.apart, '{:.1f}')} points below the published {_metrics(below)}" if len(below) else "",
+    ]
+    weak = "; there it is weak for its size" if len(below) else ""
+    return " ".join([f"Our vanilla model is {listed(filter(None, parts))}{weak}.", *_caveats(published)])
+
+
+def _metrics(rows: pd.DataFrame) -> str:
+    """The metrics of some scores with their tasks: "F1 (question answering)"."""
+    parts = []
+    for task, part in rows.groupby("task", sort=False):
+        parts.append(f"{listed(map(figures.label, part.metric))} ({figures.label(task)})")
+    return listed(parts)
+
+
+def _caveats(published: pd.DataFrame) -> list[str]:
+    """What tells the published scores that are shown from ours, besides the model."""
+    sentences = ["Tokenization differs in detail."]
+    if published.corpus.str.contains("DialogSum").any():
+        sentences.append(
+            "DialogSum's test split is not available here, so we test on its validation split. The published "
+            "ROUGE-L is unusually close to ROUGE-1. This is typical of `py-rouge`, which wrongly applies "
+            "ROUGE-W's exponent to precision and recall; `ours_as_published` scores our outputs in that way."
+        )
+    if published.corpus.str.contains("SNIPS").any():
+        sentences.append("The published F1 is computed over slots, ours over words.")
+    return sentences
+
+
+def summary(
+    shown: pd.DataFrame, spread: pd.DataFrame, costs: pd.DataFrame, layers: int, trained: Sequence[str] = ()
+) -> str:
+    """The chapter in five sentences at most.
+
+    Args:
+        shown: scores, one metric a task.
+        spread: over seeds, of what `SEED_MEASURES` names; may be empty.
+        costs: as `cost_at_full_depth` returns it; may be empty.
+        layers: of the decoder.
+        trained: the models that this profile trains from one base, by objective.
+    """
     best = beside_baselines(shown)
+    alike = f"All models have {layers} decoder layers."
+    if len(trained) > 1:
+        models = capitalized(listed(map(figures.label, trained)))
+        alike = (
+            f"{models} share one architecture ({layers} decoder layers) and one starting point, and differ "
+            "only in the objective."
+        )
     sentences = [
-        f"All models have {layers} decoder layers and differ in the objective alone.",
+        alike,
         f"The best model scores {percent_span(best.score / 100)}, depending on the task; trivial baselines "
         f"score at most {best.baseline_score.max():.0f}%.",
         f"{seeds_message(spread)}." if len(spread) else "",
         f"{costs_message(costs)}." if len(costs) else "",
-        "No score here can be compared with the papers': models and corpora differ.",
+        "No score here can be compared with those of the two papers: models and corpora differ.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
