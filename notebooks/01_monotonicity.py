@@ -20,7 +20,8 @@
 # No token exits until *From curves to decoding*: these are the curves that exit rules have to work with.
 #
 # **Expectation, before running:** in the early layers the order is CALM, late-weighted, FREE, vanilla,
-# because that is the order in which the objectives supervise these layers.
+# because that is the order in which the objectives supervise these layers. (The reason was a mistake: late-weighted
+# training does not supervise the early layers at all, and FREE supervises only one of them.)
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -64,8 +65,8 @@ traces = {
 # $$s_t = \min\,\{\,l : \hat y_t^{\,l} = \hat y_t^{\,l+1} = \dots = \hat y_t^{\,L}\,\}.$$
 #
 # The curves show the share of tokens with $s_t \le l$. The unit of the bootstrap is a sequence, because the tokens of
-# one sequence are not independent. Our *oracle*, which knows the last layer's prediction, exits at $s_t$. Before $s_t$,
-# an exit is harmless only where the prediction equals the final one by then, is dropped, and comes back.
+# one sequence are not independent. Our *oracle*, which knows the last layer's prediction, exits at $s_t$. An exit before
+# $s_t$ is harmless only if the layer already predicts the final token, which later layers abandon and then return to.
 
 # %% tags=["hide-input"]
 stable = experiment.table(drawing.settled_table, traces)
@@ -148,7 +149,8 @@ def in_its_sentence(token):
 # %%
 for percentile, token in shown.items():
     predicted = experiment.table(monotonicity.predictions, trio, labels=["model"], token=token, decode=decode)
-    figure = chapter.token_figure(predicted, percentile, in_its_sentence(token), experiment.note())
+    small_print = experiment.note(intervals=f"the token at the {percentile}th percentile")
+    figure = chapter.token_figure(predicted, shown_task, in_its_sentence(token), small_print)
     experiment.save_figure(figure, f"figure_3_token_{percentile}", predicted)
 conclude(chapter.tokens_conclusion(predicted))
 

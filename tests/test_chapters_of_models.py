@@ -87,11 +87,11 @@ def monotonic(calm):
 
 
 def test_calm_is_called_the_most_monotonic_only_where_it_is():
-    who = "The model with the most tokens whose confidence never falls is"
-    assert message(monotonicity.monotonic_figure(monotonic(0.4))) == f"{who} vanilla on every task"
+    most = "has the most tokens whose confidence never falls"
+    assert message(monotonicity.monotonic_figure(monotonic(0.4))) == f"On every task, vanilla {most}"
     mixed = monotonic(0.6)
     mixed.loc[(mixed.task == "translation") & (mixed.model == "vanilla"), "share"] = 0.9
-    assert monotonicity.monotonic_message(mixed) == f"{who} CALM on summarization and vanilla on translation"
+    assert monotonicity.monotonic_message(mixed) == f"On summarization, CALM {most}; on translation vanilla"
     assert "CALM is first on summarization" in monotonicity.monotonic_conclusion(mixed)
     assert not monotonicity.monotonic_conclusion(without(mixed, "calm"))
 
@@ -105,12 +105,28 @@ def test_a_token_is_final_from_the_layer_after_the_last_other_choice():
     ]
     predicted = pd.DataFrame(rows)
     assert dict(monotonicity.final_layers(predicted)) == {"vanilla": 4, "calm": 1}
-    said = monotonicity.tokens_conclusion(predicted)
-    assert said.endswith("CALM keeps it throughout; vanilla drops it for good (probability 0.50 at layer 1).")
+    choice = "layer 1's first choice"
+    assert monotonicity.tokens_conclusion(predicted) == (
+        f"In the last figure, CALM keeps {choice} throughout; vanilla permanently abandons it (probability "
+        "0.50 there)."
+    )
     back = predicted.assign(token=predicted.token.where(predicted.layer != 1, "b"))
-    assert "vanilla drops it for a while." in monotonicity.tokens_conclusion(back)
-    told = monotonicity.token_message(predicted, 90)
-    assert told.endswith("is final from layer 4 on in vanilla, and from layer 1 on in CALM")
+    assert "vanilla abandons it and returns to it." in monotonicity.tokens_conclusion(back)
+    lost = predicted.assign(token=predicted.token.where(predicted.layer != 1, "c"))
+    lost = lost.assign(probability=lost.model.map({"vanilla": 1.0, "calm": 0.07}))
+    assert monotonicity.tokens_conclusion(lost) == (
+        f"In the last figure, all models permanently abandon {choice}, whatever its probability there (0.07 "
+        "to 1.00)."
+    )
+    said = monotonicity.token_message(predicted, "translation")
+    assert said == 'Translation: "b" is final from layer 4 on in vanilla, and from layer 1 on in CALM'
+    other = predicted.assign(token=predicted.token.where(predicted.model != "calm", "$c"))
+    assert monotonicity.token_message(other, "translation").endswith(
+        r'in vanilla, and "\$c" from layer 1 on in CALM'
+    )
+    figure = monotonicity.token_figure(predicted, "translation", "a [b]")
+    assert message(figure).startswith('Translation, "a [b]": "b" is final')
+    assert [axis.get_xlabel() for axis in figure.axes] == ["", "layer"]
 
 
 def test_a_layer_is_overconfident_by_its_confidence_minus_its_accuracy():
@@ -120,6 +136,25 @@ def test_a_layer_is_overconfident_by_its_confidence_minus_its_accuracy():
     worst = monotonicity.worst_excess(table)
     assert worst.excess["calm"] == pytest.approx(0.9 - 1 / 12) and worst.layer["calm"] == 1
     drawn(monotonicity.overconfidence_figure(table))
+    said = monotonicity.overconfidence_conclusion(table, 4)
+    assert said.startswith(
+        "In every model layer 1 is overconfident on every task. Vanilla stays overconfident by 0.05 or more "
+        "on every task up to layer 10. Underconfident by 0.05 or more are layer 12 of vanilla, layer 12 of "
+        "CALM and layer 12 of FREE on every task."
+    ), "accuracy passes 0.9 after layer 10"
+    modest = table.assign(confidence=table.confidence.where(table.model != "calm", 0.05))
+    assert "in vanilla and FREE, but not in CALM" in monotonicity.overconfidence_conclusion(modest, 4)
+    on_one = table.assign(
+        accuracy=table.confidence + 0.1 * (table.task == TASKS[0]) * table.layer.isin([2, 4])
+    )
+    on_one = on_one[on_one.model == "calm"]
+    assert "0.05 or more are some of layers 2 to 4 of CALM on summarization." in (
+        monotonicity.overconfidence_conclusion(on_one, 4)
+    )
+    exact = table.assign(confidence=table.accuracy)
+    assert monotonicity.overconfidence_conclusion(exact, 4).startswith(
+        "In no model layer 1 is overconfident on every task. No layer is underconfident by 0.05 or more."
+    )
     never = table.assign(accuracy=table.accuracy.where(table.model != "calm", 0.9))
     assert monotonicity.overconfidence_message(never) == (
         "Vanilla is overconfident by up to 0.82, CALM at no layer"

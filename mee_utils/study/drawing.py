@@ -102,7 +102,9 @@ def draw_predictions(traces: Trace | Sequence[Trace], model, percentiles: Sequen
 
 def predictions_figure(table: pd.DataFrame, **options):
     """A grid of tokens for each model of a table of `monotonicity.predictions`."""
-    return figures.facets(table, figures.predictions, "model", width=10.5, height=1.75, **options)
+    return figures.facets(
+        table, figures.predictions, "model", xlabel="layer", width=10.5, height=1.75, **options
+    )
 
 
 def draw_reliability(traces: Trace | Sequence[Trace], layers: Sequence[int] | None = None, bins: int = 10):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -16,7 +17,8 @@ PUBLISHED = {
     4 / 12: 0.90,
 }  # MEE, CALM on BigPatent: share of the depth -> share of final tokens
 PAPER_MODELS = ("vanilla", "calm", "free")
-LEAST_EXCESS = 0.005  # what two digits show
+LEAST_EXCESS = 0.005  # of confidence over accuracy: what two digits show
+CLEAR_EXCESS = 0.05  # what the eye sees in the figure
 EXPECTED = ("calm", "late_weighted", "free", "vanilla")  # order in which predictions become final
 KINDS = {"strictly rising": "rises at\nevery layer", "never falling": "never falls"}
 
@@ -44,14 +46,16 @@ def _draw_settled(axis, rows: pd.DataFrame) -> None:
 
 def settled_message(stable: pd.DataFrame) -> str:
     """How many predictions of CALM and of vanilla are final after a third of the depth."""
+    layer, shares = _final_after_a_third(stable)
+    parts = [f"{numbers} of {figures.label(name)}'s" for name, numbers in shares.items()]
+    return f"After layer {layer}, {listed(parts)} predictions are final" if parts else ""
+
+
+def _final_after_a_third(stable: pd.DataFrame) -> tuple[int, dict[str, str]]:
+    """A third of the depth, and the shares of final predictions there of CALM and of vanilla, in words."""
     layer = stable.layer.max() // 3
     after = {name: rows.share for name, rows in stable[stable.layer == layer].groupby("model")}
-    shares = [
-        f"{percent_span(after[name])} of {figures.label(name)}'s"
-        for name in ("calm", "vanilla")
-        if name in after
-    ]
-    return f"After layer {layer}, {listed(shares)} predictions are final" if shares else ""
+    return layer, {name: percent_span(after[name]) for name in ("calm", "vanilla") if name in after}
 
 
 def settled_conclusion(stable: pd.DataFrame, gain: pd.DataFrame, spread: pd.DataFrame) -> str:
@@ -155,33 +159,37 @@ def confidence_conclusion(confidence: pd.DataFrame) -> str:
     )
 
 
-def token_figure(predicted: pd.DataFrame, percentile: int, sentence: str = "", note: str = ""):
+def token_figure(predicted: pd.DataFrame, task: str, sentence: str = "", note: str = ""):
     """MEE's Figure 3: the three most probable tokens of every layer of each model, for one token.
 
     Args:
         predicted: as `monotonicity.predictions` returns it, of several models.
-        percentile: of vanilla's settling layer.
+        task: that the token is from.
         sentence: the token in its sentence, where it may be shown.
         note: as in `figures.facets`.
     """
     return predictions_figure(
-        predicted, per_line=1, message=token_message(predicted, percentile, sentence), note=note
+        predicted, per_line=1, message=token_message(predicted, task, sentence), note=note
     )
 
 
-def token_message(predicted: pd.DataFrame, percentile: int, sentence: str = "") -> str:
+def token_message(predicted: pd.DataFrame, task: str, sentence: str = "") -> str:
     """From which layer on each model predicts the token that it ends with."""
-    layers = final_layers(predicted)
-    parts = [
-        f"from layer {layer} on in {listed(map(figures.label, names))}"
-        for layer, names in layers.groupby(layers, sort=False).groups.items()
-    ]
+    top = predicted[(predicted["rank"] == 1) & (predicted.layer == predicted.layer.max())]
+    ends = pd.DataFrame({"layer": final_layers(predicted), "token": top.set_index("model").token})
+    parts = []
+    said = ""
+    for (layer, token), rows in ends.groupby(["layer", "token"], sort=False):
+        verb = "" if parts else " is final"
+        subject = "" if token == said else f'"{token.removeprefix("_")}"{verb} '
+        parts.append(f"{subject}from layer {layer} on in {listed(map(figures.label, rows.index))}")
+        said = token
     *others, last = parts
-    said = f"{', '.join(others)}, and {last}" if others else last
-    subject = f"The token at the {percentile}th percentile"
-    if sentence:
-        subject = f'"{sentence[sentence.rindex("[") :]}" in "{sentence}"'
-    return f"{subject} is final {said}"
+    text = f"{', '.join(others)}, and {last}" if others else last
+    where = (
+        f'{capitalized(figures.label(task))}, "{sentence}"' if sentence else capitalized(figures.label(task))
+    )
+    return f"{where}: {text}".replace("$", r"\$")  # else it begins a formula
 
 
 def final_layers(predicted: pd.DataFrame) -> pd.Series:
@@ -195,27 +203,41 @@ def final_layers(predicted: pd.DataFrame) -> pd.Series:
 
 
 def tokens_conclusion(predicted: pd.DataFrame) -> str:
-    """Which models keep what their first layer predicts of a token, and which drop it."""
+    """Which models keep what their first layer predicts of a token, and which abandon it."""
     top = predicted[predicted["rank"] == 1]
     first = top[top.layer == 1].set_index("model")
     final = top[top.layer == top.layer.max()].set_index("model").token
     same = first.token == final[first.index]
     throughout = final_layers(predicted)[first.index] == 1
-    given_up = f"for good (probability {span(first.probability[~same])} at layer 1)" if not same.all() else ""
-    parts = [
-        _do(first.index[throughout], "keep", "throughout"),
-        _do(first.index[same & ~throughout], "drop", "for a while"),
-        _do(first.index[~same], "drop", given_up),
+    abandoned = first.probability[~same]
+    doings = [
+        ("keep {} throughout", first.index[throughout]),
+        ("abandon {} and return to it", first.index[same & ~throughout]),
+        (f"permanently abandon {{}}{_whatever(abandoned)}", abandoned.index),
     ]
-    return f"In the last figure, the first choice of layer 1: {'; '.join(part for part in parts if part)}."
+    parts = []
+    for doing, models in doings:
+        if len(models):
+            choice = "it" if parts else "layer 1's first choice"
+            parts.append(_do(models, doing.format(choice), len(first)))
+    return f"In the last figure, {'; '.join(parts)}."
 
 
-def _do(models: Sequence[str], verb: str, end: str) -> str:
-    """What some models do with a token: "CALM and FREE keep it throughout"; nothing of no model."""
-    if not len(models):
+def _do(models: Sequence[str], doing: str, number: int) -> str:
+    """What some of a number of models do: "CALM and FREE keep it", "CALM abandons it and returns to it"."""
+    if len(models) == 1:
+        doing = re.sub(r"\b(keep|abandon|return)\b", r"\1s", doing)
+    names = "all models" if len(models) == number > 1 else listed(map(figures.label, models))
+    return f"{names} {doing}"
+
+
+def _whatever(probability: pd.Series) -> str:
+    """How probable the choices are that are abandoned."""
+    if probability.empty:
         return ""
-    verb = verb if len(models) > 1 else f"{verb}s"
-    return f"{listed(map(figures.label, models))} {verb} it {end}"
+    if probability.max() > 0.5 > probability.min():
+        return f", whatever its probability there ({span(probability)})"
+    return f" (probability {span(probability)} there)"
 
 
 def monotonic_figure(strict: pd.DataFrame, note: str = ""):
@@ -243,11 +265,12 @@ def monotonic_message(strict: pd.DataFrame) -> str:
     """Which model has the most tokens whose confidence never falls, by task."""
     first = most_monotonic(strict, "never falling")
     tasks = list(strict.task.unique())
-    parts = [
-        f"{figures.label(name)} {on_tasks(rows.index, tasks)}"
-        for name, rows in first.groupby(first, sort=False)
-    ]
-    return f"The model with the most tokens whose confidence never falls is {listed(parts)}"
+    parts = []
+    for name, rows in first.groupby(first, sort=False):
+        has = "" if parts else " has the most tokens whose confidence never falls"
+        comma = "" if parts else ","
+        parts.append(f"{on_tasks(rows.index, tasks)}{comma} {figures.label(name)}{has}")
+    return capitalized("; ".join(parts))
 
 
 def monotonic_conclusion(strict: pd.DataFrame) -> str:
@@ -312,17 +335,74 @@ def overconfidence_conclusion(per_layer: pd.DataFrame, layer: int) -> str:
     early = per_layer[per_layer.layer == layer]
     errors = early.groupby("model", sort=False).expected_calibration_error.mean().sort_values()
     best, worst = errors.index[[0, -1]]
-    excess = worst_excess(per_layer[per_layer.layer <= layer]).excess
-    above = excess.index[excess >= LEAST_EXCESS]
-    whose = (
-        f"The early layers of {listed(map(figures.label, above))} are" if len(above) else "No early layer is"
-    )
+    sentences = [
+        _first_layer(per_layer),
+        _overconfident_until(per_layer),
+        _underconfident(per_layer),
+        "A threshold means different things at different layers and in different models: at layer "
+        f"{layer} the expected calibration error (mean over tasks) is smallest for {figures.label(best)} "
+        f"({errors[best]:.3f}) and largest for {figures.label(worst)} ({errors[worst]:.3f}).",
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _excess(per_layer: pd.DataFrame) -> pd.DataFrame:
+    """Confidence minus accuracy: a row a model and task, a column a layer."""
+    rows = per_layer.assign(excess=per_layer.confidence - per_layer.accuracy)
+    table = rows.pivot(index=["model", "task"], columns="layer", values="excess")
+    return table.reindex(list(dict.fromkeys(zip(rows.model, rows.task, strict=True))))
+
+
+def _first_layer(per_layer: pd.DataFrame) -> str:
+    """In which models layer 1 is overconfident on every task."""
+    least = _excess(per_layer)[1].groupby("model", sort=False).min()
+    above = least.index[least >= LEAST_EXCESS]
+    if len(above) == len(least):
+        return "In every model layer 1 is overconfident on every task."
+    if not len(above):
+        return "In no model layer 1 is overconfident on every task."
+    others = listed(map(figures.label, least.index[least < LEAST_EXCESS]))
     return (
-        f"{whose} overconfident. A threshold means different things at different layers and in different "
-        f"models: at layer {layer} the expected calibration error (mean over tasks) is smallest for "
-        f"{figures.label(best)} ({errors[best]:.3f}) and largest for {figures.label(worst)} "
-        f"({errors[worst]:.3f})."
+        f"Layer 1 is overconfident on every task in {listed(map(figures.label, above))}, but not in {others}."
     )
+
+
+def _overconfident_until(per_layer: pd.DataFrame, model: str = "vanilla") -> str:
+    """Up to which layer a model is clearly overconfident on every task."""
+    excess = _excess(per_layer)
+    if model not in excess.index:
+        return ""
+    clear = (excess.loc[model].min() >= CLEAR_EXCESS).cummin()
+    if not clear.iloc[0]:
+        return ""
+    name = capitalized(figures.label(model))
+    last = clear[clear].index.max()
+    return f"{name} stays overconfident by {CLEAR_EXCESS} or more on every task up to layer {last}."
+
+
+def _underconfident(per_layer: pd.DataFrame) -> str:
+    """Which layers of which models are clearly underconfident, and on which tasks."""
+    tasks = list(per_layer.task.unique())
+    layers_on: dict[str, list[str]] = {}  # tasks in words -> layers of models
+    for model, excess in _excess(per_layer).groupby("model", sort=False):
+        below = (excess <= -CLEAR_EXCESS).droplevel("model")
+        if below.any(axis=None):
+            where = on_tasks(below.index[below.any(axis=1)], tasks)
+            layers = list(below.columns[below.any()])
+            layers_on.setdefault(where, []).append(f"{_span_of(layers)} of {figures.label(model)}")
+    if not layers_on:
+        return f"No layer is underconfident by {CLEAR_EXCESS} or more."
+    parts = [f"{listed(layers)} {where}" for where, layers in layers_on.items()]
+    return f"Underconfident by {CLEAR_EXCESS} or more are {'; '.join(parts)}."
+
+
+def _span_of(layers: Sequence[int]) -> str:
+    """ "layer 4", "layers 2 to 4", "some of layers 2 to 6"."""
+    first, last = layers[0], layers[-1]
+    if first == last:
+        return f"layer {first}"
+    some = "" if len(layers) == last - first + 1 else "some of "
+    return f"{some}layers {first} to {last}"
 
 
 def reliability_figure(reliability: pd.DataFrame, layers: Sequence[int], least: int = 20, note: str = ""):
@@ -408,8 +488,8 @@ def summary(stable: pd.DataFrame, strict: pd.DataFrame, per_layer: pd.DataFrame)
     calm_is_first = (most_monotonic(strict, "never falling") == "calm").all()
     apart = "" if calm_is_first else ": settling early is not the same as being monotonic"
     sentences = [
+        _justified(stable),
         "Training decides how early a prediction is final.",
-        f"{settled_message(stable)}." if settled_message(stable) else "",
         f"{monotonic_message(strict)}{apart}.",
         "A rule sees only a confidence, and how far that can be trusted depends on training"
         f"{f': {trusted}' if trusted else ''}.",
@@ -417,3 +497,13 @@ def summary(stable: pd.DataFrame, strict: pd.DataFrame, per_layer: pd.DataFrame)
         "what exits cost.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _justified(stable: pd.DataFrame) -> str:
+    """For how many tokens of CALM and of vanilla an exit after a third of the depth is harmless."""
+    layer, shares = _final_after_a_third(stable)
+    parts = [
+        f"{numbers} of {figures.label(name)}'s{'' if number else ' tokens'}"
+        for number, (name, numbers) in enumerate(shares.items())
+    ]
+    return f"Stopping after layer {layer} would be justified for {listed(parts)}." if parts else ""
