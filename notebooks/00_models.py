@@ -161,7 +161,7 @@ if len(published):
     conclude(chapter.published_conclusion(published))
 else:
     conclude("No such scores were published for the corpora of this profile.")
-published.round(1).rename(columns=figures.label) if len(published) else None
+published.round(1) if len(published) else None
 
 # %% [markdown]
 # ## How much of the difference between objectives is seed noise?

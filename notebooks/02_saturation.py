@@ -4,16 +4,16 @@
 # [‹ 01 monotonicity](01_monotonicity.ipynb) · [all notebooks](../README.md#the-notebooks) · [03 pruning ›](03_pruning.ipynb)
 #
 # **Question.** A state that has stopped changing gains nothing from further layers. For which tokens does
-# that happen early, and are those the *easy* ones in any sense that does not already contain the answer?
+# that happen early, and are those the *easy* ones by any definition that is not circular?
 #
 # **What the paper says** (MEE, section 4; T5-large, CNN/DailyMail, 24 layers). The prefixes whose states are most
-# similar to the last one become similar at layer 8.65 on average, the least similar ones at 18.46; the easy ones are
-# longer (58 against 11 tokens). The similarity of easy prefixes rises strictly from the first layer more often (24 %
-# against 3 %), that of difficult ones from later layers on (97 %).
+# similar to the last layer's state become similar at layer 8.65 on average, the least similar ones at 18.46; the easy
+# ones are longer (58 against 11 tokens). Counted from the first layer, similarity rises strictly for more easy than
+# difficult prefixes (24 % against 3 %); counted from a later layer, it does so for nearly all difficult ones (97 %).
 #
 # **What we do.** A token is called easy if its state comes close to the last layer's after only a few layers, that is,
 # if the angle between the two is small. Every prefix of every reference gives one token $t$ to predict; its similarity
-# at layer $l$, and the first layer whose state is similar to the last, are
+# at layer $l$, and the first layer whose state is similar to the last layer's, are
 #
 # $$c_t^l = \cos\bigl(n(h_t^l),\,n(h_t^L)\bigr),
 # \qquad f_t = \min\,\{\,l : c_t^l \ge \theta\,\}, \quad \theta = 0.9.$$
@@ -31,7 +31,7 @@ profile = "small"  # which models and corpora: small, real
 data = ""  # folder of the corpora, where the profile reads local ones
 limit = 200  # examples of each task
 max_new_tokens = 48  # longest reference, in tokens
-threshold = 0.9  # cosine from which a state counts as similar to the last one (MEE: 0.9)
+threshold = 0.9  # cosine from which a state counts as similar to the last layer's (MEE: 0.9)
 share = 0.4  # share of the prefixes that is called easy, and difficult (MEE: 1,000 of 2,500)
 frequency_limit = 5000  # training targets in which token frequencies are counted
 
@@ -149,9 +149,9 @@ if singles:
 # ## What is circular in this
 #
 # Selecting by similarity and then reporting similarity must show a contrast, even in noise (a test of this package
-# shows it for random states). So here are the same rows with prefixes selected by something else: by the model's loss
-# on the token, and by known difficulty (grammatical and copied tokens against all others). Whatever contrast survives a
-# different selection criterion is the actual finding.
+# shows it for random states). The figure therefore compares two selections: by similarity, and by the model's loss on
+# the token. (On synthetic data the table also selects by known difficulty: grammatical and copied tokens against all
+# others.) Whatever contrast survives a different selection criterion is the actual finding.
 
 # %% tags=["hide-input"]
 selected_from = {
@@ -195,15 +195,9 @@ depth = experiment.table(saturation.associations, prefixes, measures=measures, o
 depth = experiment.save_table(depth, "what_foretells_depth")
 conclude(chapter.depth_conclusion(depth))
 
-# %% [markdown]
-# ## Depth against true difficulty
-#
-# Only synthetic data allow this figure: there, what it takes to produce a token is known by construction. Above: the
-# layer from which the prediction is final; below: the first layer whose state is similar to the last one. Difficulties
-# are ordered from easy to hard, as the generator defines them; those with fewer than twenty tokens are left out.
-
 # %%
 if synthetic:
+    conclude(chapter.TRUE_DIFFICULTY)
     by_difficulty = experiment.table(saturation.depth_by_difficulty, synthetic, order=DIFFICULTIES)
     by_difficulty = by_difficulty.sort_values("depth", ascending=False, kind="stable")
     experiment.save_figure(
@@ -211,14 +205,14 @@ if synthetic:
     )
     conclude(chapter.difficulty_conclusion(by_difficulty))
 else:
-    conclude("True difficulty is known for synthetic data only.")
+    conclude("Only synthetic data have known difficulty: profile `small` shows depth against it.")
 
 # %% [markdown]
 # ## Confident, and not saturated
 #
-# A layer can be confident of the token while its state is still far from the last one. Of the tokens whose top-1
-# probability exceeds the threshold after a third of the layers, how many have no similar state by then? And do tokens
-# get easier along an output? We look at the entropy of the last layer in each third of the outputs.
+# A layer can be confident of the token while its state is still far from the last layer's. For how many tokens does the
+# top-1 probability exceed the threshold after a third of the layers, and how many have a similar state by then? And do
+# tokens get easier along an output? We look at the entropy of the last layer in each third of the outputs.
 
 # %% tags=["hide-input"]
 third = layers // 3
@@ -239,7 +233,7 @@ def last_entropy(t, **labels):
 # %%
 confident = experiment.save_table(experiment.table(confident_and_apart, along), "confident_unsaturated")
 thirds = experiment.save_table(experiment.table(last_entropy, along), "entropy_by_place")
-conclude(chapter.confident_conclusion(confident, thirds))
+conclude(chapter.confident_conclusion(confident, thirds, by_layer))
 
 # %% [markdown]
 # ## Each published statement beside our number

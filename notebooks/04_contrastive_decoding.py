@@ -15,8 +15,8 @@
 # confidence measure, without a threshold and at equal quality; contrast as a decoder; the verdict at equal cost.
 #
 # **Expectation** (ours, before running). Where only one vocabulary entry is plausible, the public code assigns it a
-# confidence of 1 by construction. It then exits earlier at the same threshold and looks fast; at equal quality
-# nothing of that gain remains.
+# confidence of 1 by construction. The rule then exits earlier at the same threshold and looks fast; at equal
+# quality none of that gain remains.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -81,8 +81,7 @@ first_examples = {name: task[:decoded] for name, task in tasks.items()}
 #
 # ## One token
 #
-# The example is, among the tokens whose prediction the weighted contrast changes, the one of which the expert was most
-# certain. Columns are the vocabulary entries that expert or contrast favour most; those in brackets are not plausible
+# Of all tokens whose prediction weighted contrast changes, we show the one the expert was most certain of. Columns are the vocabulary entries that expert or contrast favour most; those in brackets are not plausible
 # and keep the expert's probability.
 
 
@@ -98,7 +97,7 @@ single = experiment.table(one_token, traces, labels=["task"])
 
 # %%
 example = chapter.telling_example(single)
-figure = chapter.one_token_figure(example, experiment.note())
+figure = chapter.one_token_figure(example, main, experiment.note())
 experiment.save_figure(figure, "one_token", single)
 conclude(chapter.one_token_conclusion(example))
 
@@ -159,8 +158,8 @@ conclude(chapter.plausible_conclusion(plausible, at_level, min_layer, threshold)
 # %% [markdown]
 # ## As a confidence measure: does contrast rank tokens better?
 #
-# The area under the ROC curve: of two tokens at a layer, one whose prediction is already final and one whose is not,
-# how often is the first scored higher? No threshold is involved. The token is the expert's own; contrast gives the
+# The area under the ROC curve: of two tokens at a layer, one whose prediction is already final and one whose prediction
+# is not, how often is the first scored higher? No threshold is involved. The token is the expert's own; contrast gives the
 # confidence only. In CALM's model early layers were trained too; vanilla's were not, so they are genuine amateurs. A
 # layer at which fewer than 20 tokens of either kind exist is left out: there, one or two tokens would decide the
 # result.
@@ -215,7 +214,8 @@ chapter.starts_shown(starts)
 # %% [markdown]
 # ## As a decoder: is the contrast's token better?
 #
-# All layers are run, and the token is the contrast's choice in place of the last layer's. The table has the share of
+# All layers are run, and the token is the contrast's choice in place of the last layer's. We try $\alpha = 0.1$, as in
+# the public code, and 0.5, with which fewer entries are plausible and less is contrasted. The table has the share of
 # the score of greedy search that is kept, with a paired 95 % interval over examples.
 
 # %% tags=["hide-input"]
@@ -245,7 +245,8 @@ shown.rename(figures.label).rename(columns={"retained": "score kept", "same_outp
 # We decode with exits, at the thresholds that keep 95 and 99 % of the predictions: with plain margins, with contrast as
 # the confidence, and with contrast for the token too. A setting with contrast improves on the plain margin if its
 # score is above that of *every* plain setting (full depth among them) that costs no more FLOPs. Whiskers are
-# simultaneous 95 % intervals over all settings of a task.
+# simultaneous 95 % intervals over all settings of a task. (Where one threshold serves for both shares, it is drawn as
+# that for 99 %; contrast that picks the token too was tried at that for 99 % alone.)
 
 # %% tags=["hide-input"]
 tested = tuple(rule for rule in every_rule if rule not in ("unpruned", "fixed"))

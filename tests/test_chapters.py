@@ -63,14 +63,16 @@ def test_the_example_is_the_task_on_which_the_contrast_changes_most():
     unchanged = TOKEN.assign(task="question_answering", contrast=[0.9, 0.05, 0.05])
     example = contrast.telling_example(pd.concat([unchanged, TOKEN], ignore_index=True))
     assert set(example.task) == {"summarization"}
-    figure = contrast.one_token_figure(example)
-    assert "Contrast replaces a, the expert's choice, by b" in message(figure)
+    figure = contrast.one_token_figure(example, "calm")
+    assert message(figure).startswith('In CALM, contrast replaces "a", the expert\'s choice, with "b", which')
     (panel,) = drawn(figure)[0]
     assert [text.get_text() for text in panel.get_xticklabels()] == ["a", "b", "(c)"], "not plausible"
-    dear = contrast.one_token_figure(TOKEN.assign(token=["$5", "$6", "$7"]))
+    dear = contrast.one_token_figure(TOKEN.assign(token=["$5", "$6", "$7"]), "calm")
     dear.draw_without_rendering()
-    assert r"Contrast replaces \$5" in message(dear), "no formula"
-    assert contrast.one_token_message(unchanged) == "Contrast keeps the expert's choice (a)"
+    assert r'contrast replaces "\$5"' in message(dear), "no formula"
+    assert contrast.one_token_message(unchanged, "calm") == (
+        'In CALM, contrast keeps the expert\'s choice, "a"'
+    )
 
 
 def ranks(margin, weighted):
@@ -80,10 +82,12 @@ def ranks(margin, weighted):
     return table.assign(roc_area=area, roc_area_low=area - 0.01, roc_area_high=area + 0.01)
 
 
-@pytest.mark.parametrize(("weighted", "cases"), [(0.8, "4 of 4"), (0.95, "0 of 4")])
+@pytest.mark.parametrize(
+    ("weighted", "cases"), [(0.8, "every model on every task"), (0.95, "0 of 4 pairs of a model and a task")]
+)
 def test_the_message_on_ranking_follows_the_table(weighted, cases):
     figure = contrast.ranking_figure(ranks(0.9, weighted))
-    assert message(figure).endswith(f"in {cases} cases")
+    assert message(figure).endswith(f"for {cases} (mean over layers)")
     panels, _ = drawn(figure)
     assert panels[0].get_xlim()[0] > 3, "the axis begins where the data begin"
 
@@ -103,7 +107,10 @@ def test_layers_without_an_area_count_for_no_rule():
     assert contrast.mean_areas(table).unpruned.tolist() == pytest.approx([0.9] * 4)
     said = contrast.ranking_conclusion(table)
     assert said.startswith("No: the mean area over layers and tasks is 0.900 for the plain margin and 0.800")
-    assert said.endswith("are left out: 1 layer per task with CALM.")
+    assert said.endswith(
+        "CALM's mean rests on 7 of 8 layers: the others have fewer than 20 tokens that are final, or that "
+        "are not."
+    )
     ahead = ranks(0.9, 0.8)
     ahead.loc[(ahead.model == "calm") & (ahead.rule == "weighted"), "roc_area"] = 0.95
     assert contrast.ranking_conclusion(ahead).startswith("Only with CALM: the mean area")
@@ -131,9 +138,34 @@ def test_the_verdict_counts_what_is_better_and_what_is_worse():
         "Of 3 settings with contrast, 1 beats the plain margin at equal cost and 1 is clearly worse"
         in message(figure)
     )
-    (panel,) = drawn(figure)[0]
-    assert len(panel.get_yticklabels()) == 2, "a setting that nothing plain is as cheap as has no gain"
+    (panel,), names = drawn(figure)
+    rows = [text.get_text() for text in panel.get_yticklabels()]
+    assert rows == ["weighted, all entries", "JSD, all entries"], "nothing plain is as cheap as the third"
+    assert names == [f"threshold that keeps {level}% of the predictions" for level in (95, 99)]
+    both = pd.concat([VERDICTS, VERDICTS.assign(threshold=0.9)], ignore_index=True)
+    assert contrast._levels(both).tolist() == [95] * 3 + [99] * 3
+    assert contrast._levels(VERDICTS).tolist() == [99] * 3, "one threshold for both shares"
     assert "Pareto improvement on every task" in contrast.pareto_conclusion(VERDICTS)
+
+
+def test_contrast_as_a_decoder_is_counted_by_alpha():
+    """Before, 8 of 24 were said to be lower, all of them at one of two values that nothing introduced."""
+    rows = product(["calm", "vanilla"], ["weighted", "jsd"], [0.1, 0.5])
+    decoded = pd.DataFrame(rows, columns=["model", "rule", "alpha"]).assign(task=TASKS[0], retained=0.9)
+    decoded = decoded.assign(low=0.8, high=decoded.alpha.map({0.1: 0.95, 0.5: 1.1}))
+    assert contrast.decoder_message(decoded) == (
+        "As a decoder, contrast clearly raises the score in none of 8 combinations of model, task, contrast "
+        "and alpha, and clearly lowers it in 4 of 4 at alpha = 0.1 and in none of 4 at alpha = 0.5"
+    )
+
+
+def test_the_legend_of_plausible_sets_names_margins_alone():
+    rows = product(TASKS, LAYERS)
+    plausible = pd.DataFrame(rows, columns=["task", "layer"]).assign(single=0.5, plain=0.6, contrast=0.6)
+    figure = contrast.plausible_figure(plausible.assign(without_mass=0.8, wrong_single=0.0))
+    panels, names = drawn(figure)
+    assert names == [style.label for style in contrast.MARGINS.values()]
+    assert all(axis.get_ylim()[0] == 0 for axis in panels), "shares and margins begin at 0"
 
 
 def test_equal_quality_is_drawn_over_all_entries_and_over_a_few():

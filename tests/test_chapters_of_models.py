@@ -194,8 +194,86 @@ def test_gaps_are_difficult_minus_easy_and_none_where_calm_is_missing():
     gaps = saturation.gaps(table)
     assert (gaps.settled_from == 3).all() and (gaps.first_similar == 0.5).all()
     assert "final prediction 3.0 layers later" in saturation.circularity_conclusion(table)
+    assert "Prefixes selected by similarity differ no less: 3.0 layers later" in (
+        saturation.circularity_conclusion(table)
+    )
+    similarity = (table.selected_by == "mean_similarity") & (table.group == "difficult")
+    less = table.assign(mean=table["mean"].mask(similarity, 3.0))
+    assert saturation.circularity_conclusion(less).endswith(
+        "Similarity reflects ease only in part: difficult prefixes selected by it reach their final "
+        "prediction 1.0 layers later, which is less than by loss on every task."
+    ), "before, it was said that similarity does not rank by ease at all"
     assert saturation.gaps(table.assign(model="vanilla")).empty
     assert saturation.circularity_conclusion(table.assign(model="vanilla")) == ""
+
+
+def test_the_best_predictor_is_named_task_by_task():
+    """Before, one was named for all tasks, though another is stronger on one of them."""
+    values = {
+        ("summarization", "loss"): 0.6,
+        ("summarization", "log_frequency"): -0.4,
+        ("translation", "loss"): 0.45,
+        ("translation", "log_frequency"): -0.5,
+    }
+    rows = [(task, measure, spearman) for (task, measure), spearman in values.items()]
+    settled = pd.DataFrame(rows, columns=["task", "measure", "spearman"])
+    settled = settled.assign(model="calm", depth="settled_from")
+    said = saturation.best_predictor(settled)
+    loss = "The model's own loss best predicts when a prediction becomes final on summarization"
+    assert said == (
+        f"{loss} (rank correlation +0.60); on translation, the frequency of the token does (-0.50 against "
+        "+0.45)."
+    )
+    similar = settled.assign(depth="first_similar", spearman=settled.spearman / 2)
+    both = saturation.depth_conclusion(pd.concat([settled, similar]))
+    assert both.endswith("well: rank correlations are at most 0.30 in size.")
+    strong = saturation.depth_conclusion(pd.concat([settled, similar.assign(spearman=settled.spearman)]))
+    assert strong.endswith(
+        "The first similar state is best predicted by the model's own loss on summarization (+0.60)."
+    )
+    assert saturation.best_predictor(settled.assign(model="free")) == ""
+
+
+def test_what_table_1_does_not_show_is_said():
+    """Before, "the contrast has the published direction" was said of depth, length and rise together."""
+    means = {
+        ("first_similar", "easy"): 7.0,
+        ("first_similar", "difficult"): 8.0,
+        ("prefix_tokens", "easy"): 10.0,
+        ("prefix_tokens", "difficult"): 10.0,
+        ("rises_after_0", "easy"): 0.96,
+        ("rises_after_0", "difficult"): 0.99,
+    }
+    rows = [(task, *key, mean) for task in TASKS for key, mean in means.items()]
+    table = pd.DataFrame(rows, columns=["task", "property", "group", "mean"]).assign(model="calm")
+    said = saturation.table_conclusion(table, 12)
+    assert said.startswith("In depth, the contrast has the published direction but is smaller: difficult")
+    assert "Length and strict rise are not reproduced. Easy prefixes are at least half" in said
+    longer = table.copy()
+    longer.loc[(longer.property == "prefix_tokens") & (longer.group == "easy"), "mean"] = 20.0
+    assert "not reproduced" not in saturation.table_conclusion(longer, 12)
+    assert "difficult ones on every task (published: 58" in saturation.table_conclusion(longer, 12)
+    assert saturation.table_conclusion(table.assign(model="free"), 12) == ""
+
+
+def test_confident_tokens_are_counted_where_no_state_is_similar_yet():
+    final = by_layer("share", lambda model, layer: min(1, layer / 5), depth="settled_from")
+    similar = by_layer("share", lambda model, layer: float(layer > 9), depth="first_similar")
+    confident = pd.DataFrame({"task": TASKS, "model": "calm", "sure": [0.3, 0.6], "unsaturated": 1.0})
+    rows = [
+        (task, part, entropy)
+        for task, values in zip(TASKS, ((1.6, 2.4), (0.2, 0.1)), strict=True)
+        for part, entropy in zip((1, 3), values, strict=True)
+    ]
+    thirds = pd.DataFrame(rows, columns=["task", "part", "entropy"]).assign(model="calm")
+    said = saturation.confident_conclusion(confident, thirds, pd.concat([final, similar]))
+    assert "At layer 4 no state is similar yet, but 30% (summarization) to 60% (translation) of" in said
+    assert "from 1.600 to 2.400 nats on summarization and from 0.200 to 0.100 nats on translation" in said
+    assert said.endswith("it becomes more certain on translation only.")
+    early = pd.concat([final, similar.assign(share=0.2)])
+    assert "of these, 100% have no similar state yet, of all tokens 80%." in (
+        saturation.confident_conclusion(confident, thirds, early)
+    )
 
 
 # pruning (03)

@@ -9,8 +9,8 @@ import pandas as pd
 
 from ...analysis.decisions import LEAST_TO_RANK
 from .. import figures
-from ..prose import listed, on_tasks, span, task_span
-from .wording import last_ranked_layer, percent_span, with_interval
+from ..prose import listed, on_tasks, task_span
+from .wording import capitalized, last_ranked_layer, percent_span, with_interval
 
 MARGIN = "unpruned"  # the rule that contrast is compared with: the softmax margin over all entries
 CONTRASTS = ("weighted", "jsd")
@@ -20,13 +20,21 @@ DOT = {"fmt": "o", "markersize": 4.5}
 RING = {"fmt": "o", "markersize": 8.5, "markerfacecolor": "white"}
 DISTRIBUTIONS = ("expert", "amateur", "contrast")
 MARGINS = {
-    "plain": figures.Style("margin, plain", figures.STYLES["unpruned"].colour, dashes=(4, 1.5)),
-    "contrast": figures.Style("margin, weighted contrast", figures.STYLES["weighted"].colour, dashes=(1, 1)),
+    "plain": figures.Style("plain margin", figures.STYLES["unpruned"].colour),
+    "contrast": figures.Style("weighted contrast", figures.STYLES["weighted"].colour, dashes=(3, 1.5)),
     "without_mass": figures.Style(
-        "margin, contrast without the mass (public code)", figures.STYLES["jsd"].colour, dashes=(3, 1, 1, 1)
+        "weighted contrast without the mass (public code)", figures.DARK, dashes=(1, 1)
     ),
-    "single": figures.Style("tokens with one plausible entry", figures.DARK),
 }
+FORMS = {  # of contrast, from the top of the figure -> its name there
+    "weighted": "weighted, all entries",
+    "weighted_fixed": "weighted, a few entries",
+    "weighted_token": "weighted, picks the token too",
+    "jsd": "JSD, all entries",
+    "jsd_fixed": "JSD, a few entries",
+    "jsd_token": "JSD, picks the token too",
+}
+LEVELS = {95: RING | {"markersize": 5.5}, 99: DOT}  # percent of the predictions kept -> marker
 
 
 def telling_example(single: pd.DataFrame, kind: str = "weighted") -> pd.DataFrame:
@@ -44,7 +52,7 @@ def _taken(rows: pd.DataFrame) -> float:
     return rows.expert[best] - rows.contrast[best]
 
 
-def one_token_figure(example: pd.DataFrame, note: str = ""):
+def one_token_figure(example: pd.DataFrame, model: str, note: str = ""):
     """Expert, amateur and contrast of one token as a table: a row each, a column a vocabulary entry."""
     layer = example.layer.iloc[0]
     amateur = example.amateur_layer.iloc[0]
@@ -62,18 +70,21 @@ def one_token_figure(example: pd.DataFrame, note: str = ""):
         names=names,
         width=9.5,
         height=2.3,
-        message=one_token_message(example),
+        message=one_token_message(example, model),
         note=note,
     )
 
 
-def one_token_message(example: pd.DataFrame) -> str:
+def one_token_message(example: pd.DataFrame, model: str) -> str:
     """What the contrast does to this token, in a sentence."""
-    before = example.token[example.expert.idxmax()]
-    after = example.token[example[example.plausible].contrast.idxmax()]
+    before = example.token[example.expert.idxmax()].removeprefix("_")
+    after = example.token[example[example.plausible].contrast.idxmax()].removeprefix("_")
     if before == after:
-        return f"Contrast keeps the expert's choice ({before})"
-    return f"Contrast replaces {before}, the expert's choice, by {after}, which the amateur finds less likely"
+        return f'In {figures.label(model)}, contrast keeps the expert\'s choice, "{before}"'
+    return (
+        f'In {figures.label(model)}, contrast replaces "{before}", the expert\'s choice, with "{after}", '
+        "which the amateur finds less likely"
+    )
 
 
 def one_token_conclusion(example: pd.DataFrame) -> str:
@@ -152,7 +163,7 @@ def amateur_conclusion(amateurs: pd.DataFrame) -> str:
 
 def plausible_figure(plausible: pd.DataFrame, note: str = ""):
     """How many tokens have one plausible entry, and what that does to the margin."""
-    quantities = {"single": "share of tokens", "plain": "mean margin"}
+    quantities = {"single": "share of tokens with\none plausible entry", "plain": "mean margin"}
     last = plausible[plausible.layer == plausible.layer.max()]
     shares = percent_span(last.single)
     message = f"At the last layer {shares} of the tokens have one plausible entry: nothing to contrast"
@@ -162,8 +173,11 @@ def plausible_figure(plausible: pd.DataFrame, note: str = ""):
 
 
 def _draw_plausible(axis, rows: pd.DataFrame, y: str) -> None:
-    columns = ["single"] if y == "single" else ["plain", "contrast", "without_mass"]
-    figures.column_lines(axis, rows, "layer", columns, MARGINS)
+    if y == "single":
+        axis.plot(rows.layer, rows.single, color=figures.GREY)  # its axis names it, the legend need not
+    else:
+        figures.column_lines(axis, rows, "layer", list(MARGINS), MARGINS)
+    axis.set_ylim(0, 1.03)
 
 
 def plausible_conclusion(
@@ -215,9 +229,10 @@ def ranking_message(ranks: pd.DataFrame) -> str:
     if areas.empty:
         return "No layer has enough tokens of either kind to rank them"
     ahead = (areas[MARGIN] >= areas[list(CONTRASTS)].max(axis=1)).sum()
-    return (
-        f"The plain margin ranks tokens at least as well as both contrasts in {ahead} of {len(areas)} cases"
-    )
+    where = f"for {ahead} of {len(areas)} pairs of a model and a task"
+    if ahead == len(areas):
+        where = "for every model on every task"
+    return f"The plain margin ranks tokens at least as well as both contrasts {where} (mean over layers)"
 
 
 def ranking_conclusion(ranks: pd.DataFrame) -> str:
@@ -243,17 +258,21 @@ def ranking_conclusion(ranks: pd.DataFrame) -> str:
 
 
 def _left_out(ranks: pd.DataFrame) -> str:
-    """A sentence on how many layers of a task have too few tokens to rank, by model; nothing if none has."""
+    """A sentence on how many layers the means rest on, by model; nothing if they rest on all of them."""
     margin = ranks[ranks.rule == MARGIN]
-    few = margin.roc_area.isna().groupby([margin.model, margin.task], sort=False).sum()
+    ranked = margin.roc_area.notna().groupby([margin.model, margin.task], sort=False).sum()
+    layers = margin.layer.nunique()
     parts = []
-    for model, numbers in few.groupby("model", sort=False):
-        if numbers.max():
-            layers = "layer" if numbers.max() == 1 else "layers"
-            parts.append(f"{span(numbers, '{:d}')} {layers} per task with {figures.label(model)}")
+    for model, numbers in ranked.groupby("model", sort=False):
+        if numbers.min() < layers:
+            whose = f"{figures.label(model)}'s mean rests on" if not parts else f"{figures.label(model)}'s on"
+            parts.append(f"{whose} {task_span(numbers.droplevel('model'), '.0f')}")
     if not parts:
         return ""
-    return f" Layers with fewer than {LEAST_TO_RANK} tokens of either kind are left out: {listed(parts)}."
+    return (
+        f" {capitalized(listed(parts))} of {layers} layers: the others have fewer than {LEAST_TO_RANK} "
+        "tokens that are final, or that are not."
+    )
 
 
 def equal_quality_figure(equal: pd.DataFrame, share: float = 0.98, note: str = ""):
@@ -295,7 +314,7 @@ def equal_quality_message(equal: pd.DataFrame, share: float = 0.98) -> str:
     weighted, jsd = (mean[rule] for rule in CONTRASTS)
     return (
         f"With {share:.0%} of the predictions kept, the plain margin takes {mean[MARGIN]:.0%} of the FLOPs, "
-        f"weighted contrast {weighted:.0%} and JSD contrast {jsd:.0%}"
+        f"weighted contrast {weighted:.0%} and JSD contrast {jsd:.0%} (means over tasks, all entries scored)"
     )
 
 
@@ -342,40 +361,46 @@ def starts_conclusion(starts: pd.DataFrame) -> str:
 def pareto_figure(verdicts: pd.DataFrame, note: str = ""):
     """By how much each contrast setting scores more than the best plain margin that costs no more.
 
-    A dot a setting with the interval of the verdict (95 %, simultaneous over all settings of a task). A row
-    is a form of contrast at a lower or a higher threshold, the best on top.
+    A row is a form of contrast; a marker is a setting with the interval of the verdict (95 %, simultaneous
+    over all settings of a task): a ring at the threshold that keeps 95 % of the predictions, a dot at 99 %.
     """
-    tested = verdicts[verdicts.gain.notna()].sort_values(["task", "rule", "flops_share"], kind="stable")
-    tested = tested.assign(setting=_setting_names(tested))
-    order = list(tested.groupby("setting").gain.mean().sort_values(kind="stable").index)
+    tested = verdicts.assign(level=_levels(verdicts))
+    tested = tested[tested.gain.notna()]
+    forms = [rule for rule in FORMS if rule in set(tested.rule)]
     return figures.facets(
-        tested.assign(height=tested.setting.map(order.index)),
+        tested.assign(height=tested.rule.map(forms.index)),
         _draw_gains,
         values=list(verdicts.task.unique()),
-        names=order,
-        sharex=False,
-        width=3.2,
-        height=3.2,
-        xlabel="points gained over\nthe best plain margin\nat no higher cost",
+        names=[FORMS[rule] for rule in forms],
+        width=3.3,
+        height=3.0,
+        xlabel="points gained over the margin",
         message=pareto_message(verdicts),
         note=note,
     )
 
 
-def _setting_names(tested: pd.DataFrame) -> pd.Series:
-    """ "JSD contrast, later exits": a rule, and which of its thresholds on a task."""
-    number = tested.groupby(["task", "rule"]).cumcount()
-    when = number.map({0: ", earlier exits", 1: ", later exits"}).fillna(", other exits")
-    return tested.rule.map(figures.label) + when
+def _levels(verdicts: pd.DataFrame) -> pd.Series:
+    """The percent of predictions that each setting keeps: a rule's last threshold on a task is for the most.
+
+    Where one threshold serves for both levels, and where a rule is tried at one alone, it is the higher one.
+    """
+    last = verdicts.groupby(["task", "rule"]).threshold.transform("max")
+    low, high = LEVELS
+    return (verdicts.threshold == last).map({True: high, False: low})
 
 
 def _draw_gains(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
     axis.axvline(0, color=figures.GREY, linewidth=1)
-    for row in rows.itertuples():
-        whiskers = [[max(row.gain - row.low, 0)], [max(row.high - row.gain, 0)]]
-        colour = figures.STYLES[row.rule].colour
-        axis.errorbar([row.gain], [row.height], xerr=whiskers, fmt="o", color=colour, elinewidth=1)
+    for shift, (level, look) in zip((-0.17, 0.17), LEVELS.items(), strict=True):
+        part = rows[rows.level == level]
+        whiskers = [(part.gain - part.low).clip(lower=0), (part.high - part.gain).clip(lower=0)]
+        name = f"threshold that keeps {level}% of the predictions"
+        colour = figures.STYLES["weighted"].colour
+        looks = look | {"color": colour, "elinewidth": 1, "label": name}
+        axis.errorbar(part.gain, part.height + shift, xerr=whiskers, **looks)
     axis.set_yticks(range(len(names)), names, fontsize=9)
+    axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
 
 
@@ -402,7 +427,7 @@ def pareto_conclusion(verdicts: pd.DataFrame) -> str:
     return (
         f"Contrast is a clear Pareto improvement {on_tasks(improved, counts.index)}. Its median setting "
         f"changes the score by {task_span(middle, '+z.1f')} points against the best plain margin that costs "
-        "no more."
+        'no more. ("Clearly": the simultaneous interval excludes 0.)'
     )
 
 
@@ -416,9 +441,13 @@ def decoder_message(decoded: pd.DataFrame) -> str:
     rows = _scored(decoded)
     if rows.empty:
         return ""
+    lowered = []
+    for alpha, part in rows.groupby("alpha"):
+        lowered.append(f"in {(part.high < 1).sum() or 'none'} of {len(part)} at alpha = {alpha}")
     return (
         f"As a decoder, contrast clearly raises the score in {(rows.low > 1).sum() or 'none'} of "
-        f"{len(rows)} cases and clearly lowers it in {(rows.high < 1).sum() or 'none'}"
+        f"{len(rows)} combinations of model, task, contrast and alpha, and clearly lowers it "
+        f"{listed(lowered)}"
     )
 
 

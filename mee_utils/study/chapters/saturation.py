@@ -9,7 +9,16 @@ from .. import figures
 from ..prose import listed, on_tasks, span, task_span
 from .wording import capitalized, percent_span
 
+TRUE_DIFFICULTY = (
+    "In synthetic data, what it takes to produce a token is known by construction. Above: the layer from "
+    "which the prediction is final; below: the first layer whose state is similar to the last layer's. "
+    "Difficulties are ordered from easy to hard, as the generator defines them; those with fewer than twenty "
+    "tokens are left out."
+)
 SHOWN_MODELS = ("calm", "vanilla")  # the two that differ most; tables have all
+LONGER = 1.5  # from this multiple on a prefix is called longer, as in the chapter's statements
+MORE_OFTEN = 0.1  # difference of two shares that counts
+WEAK = 0.4  # a rank correlation below this predicts little
 SELECTIONS = {"mean_similarity": "by similarity", "loss": "by loss"}
 
 
@@ -48,19 +57,48 @@ def beside_shown(beside: pd.DataFrame) -> pd.DataFrame:
 
 
 def table_conclusion(table_1: pd.DataFrame, layers: int) -> str:
-    """The first similar layer of easy and difficult prefixes of CALM, as a share of the depth."""
-    rows = table_1[(table_1.model == "calm") & (table_1.property == "first_similar")]
-    if rows.empty:
+    """What of the published contrast between easy and difficult prefixes CALM shows: depth, length, rise."""
+    means = {
+        name: table_1[(table_1.model == "calm") & (table_1.property == name)].pivot(
+            index="task", columns="group", values="mean"
+        )
+        for name in ("first_similar", "prefix_tokens", "rises_after_0")
+    }
+    share = means["first_similar"] / layers
+    if share.empty:
         return ""
-    share = rows.assign(depth=rows["mean"] / layers).pivot(index="task", columns="group", values="depth")
     apart = share.difficult - share.easy
     smaller = (
-        "The contrast has the published direction and is smaller. " if apart.between(0, 0.41).all() else ""
+        "In depth, the contrast has the published direction but is smaller: d"
+        if apart.between(0, 0.41).all()
+        else "D"
     )
     return (
-        f"{smaller}Difficult prefixes have their first similar state after {percent_span(share.difficult)} "
-        f"of the depth (published: 81%), easy ones after {percent_span(share.easy)} (published: 40%). Models "
-        "and corpora differ, and prefixes here are far shorter."
+        f"{smaller}ifficult prefixes have their first similar state after {percent_span(share.difficult)} of "
+        f"the depth (published: 81%), easy ones after {percent_span(share.easy)} (published: 40%)."
+        f"{_length_and_rise(means['prefix_tokens'], means['rises_after_0'])} Models and corpora differ, and "
+        "prefixes here are far shorter."
+    )
+
+
+def _length_and_rise(tokens: pd.DataFrame, rising: pd.DataFrame) -> str:
+    """On which tasks easy prefixes are longer, and rise strictly more often, as published; else nothing.
+
+    Args:
+        tokens: mean length, a row a task, a column a group.
+        rising: the share whose similarity rises strictly from the first layer on, in the same form.
+    """
+    if tokens.empty or rising.empty:
+        return ""
+    longer = tokens.index[tokens.easy >= LONGER * tokens.difficult]
+    more = rising.index[rising.easy - rising.difficult >= MORE_OFTEN]
+    opening = "" if len(longer) or len(more) else " Length and strict rise are not reproduced."
+    return (
+        f"{opening} Easy prefixes are at least half as long again as difficult ones "
+        f"{on_tasks(longer, tokens.index)} (published: 58 against 11 tokens). Similarity rises strictly from "
+        f"the first layer for {percent_span(rising.easy)} of the easy and {percent_span(rising.difficult)} "
+        "of the difficult prefixes (published: 24% against 3%): clearly more often "
+        f"{on_tasks(more, rising.index)}."
     )
 
 
@@ -95,7 +133,7 @@ def reached_message(by_layer: pd.DataFrame) -> str:
     few = "none" if similar.max() == 0 else few
     return (
         f"After layer {layer}, at least {final.min():.0%} of CALM's predictions are final, but {few} of its "
-        "states are similar to the last"
+        "states are similar to the last layer's"
     )
 
 
@@ -113,9 +151,9 @@ def reached_conclusion(by_layer: pd.DataFrame) -> str:
     if final.empty:
         return ""
     return (
-        "An exit need not wait for a similar state: a state can be far from the last one and already predict "
-        f"the same token. After layer {by_layer.layer.max() // 3}, {task_span(final)} of CALM's predictions "
-        f"are final and {percent_span(similar)} of its states are similar to the last."
+        "An exit need not wait for a similar state: a state can be far from the last layer's and already "
+        f"predict the same token. After layer {by_layer.layer.max() // 3}, {task_span(final)} of CALM's "
+        f"predictions are final and {percent_span(similar)} of its states are similar to the last layer's."
     )
 
 
@@ -152,7 +190,7 @@ def prefixes_message(drawn: pd.DataFrame, threshold: float) -> str:
     spans = layers.apply(lambda row: span(row, "{:.0f}"), axis=1)
     parts = [
         f"{group} {noun} at layers {spans[group]}"
-        for group, noun in (("easy", "prefixes first resemble the last state"), ("difficult", "ones"))
+        for group, noun in (("easy", "prefixes first resemble the last layer's state"), ("difficult", "ones"))
         if group in spans.index
     ]
     return f"In CALM, {', '.join(parts)}"
@@ -198,7 +236,10 @@ def circularity_message(curves: pd.DataFrame) -> str:
     if not set(SELECTIONS) <= set(apart.index):
         return "Selecting by similarity builds the contrast in"
     left = max(apart.loss / apart.mean_similarity, 0)
-    return f"Selecting by similarity builds the contrast in; selecting by loss leaves {left:.0%} of it"
+    return (
+        f"Selecting by similarity builds the contrast in; selecting by loss leaves {left:.0%} of the mean "
+        "gap in cosine"
+    )
 
 
 def gaps(compared: pd.DataFrame, model: str = "calm") -> pd.DataFrame:
@@ -225,6 +266,7 @@ def circularity_conclusion(compared: pd.DataFrame) -> str:
     later = gaps(compared)
     if later.empty:
         return ""
+    by_similarity = later.xs("mean_similarity", level="selected_by").settled_from
     later = later.xs("loss", level="selected_by")
     differ = later.abs().mean()
     opening = ""
@@ -235,8 +277,25 @@ def circularity_conclusion(compared: pd.DataFrame) -> str:
         )
     return (
         f"{opening}CALM's tokens of high loss reach their final prediction {_later(later.settled_from)} than "
-        f"those of low loss, and their first similar state {_later(later.first_similar)}. Similarity ranks "
-        "tokens by how early their states stop moving, not by how easy they are."
+        f"those of low loss, and their first similar state {_later(later.first_similar)}. "
+        f"{_ease(by_similarity, later.settled_from)}"
+    )
+
+
+def _ease(by_similarity: pd.Series, by_loss: pd.Series) -> str:
+    """What similarity says about ease: how far selected prefixes are apart in their final predictions.
+
+    Args:
+        by_similarity: how many layers later difficult prefixes reach their final prediction, by task.
+        by_loss: the same of prefixes selected by loss.
+    """
+    less = by_similarity.index[by_similarity < by_loss]
+    if not len(less):
+        return f"Prefixes selected by similarity differ no less: {_later(by_similarity)}."
+    return (
+        "Similarity reflects ease only in part: difficult prefixes selected by it reach their final "
+        f"prediction {_later(by_similarity)}, which is less than by loss "
+        f"{on_tasks(less, by_similarity.index)}."
     )
 
 
@@ -250,42 +309,54 @@ def _later(layers: pd.Series) -> str:
 
 
 def depth_conclusion(depth: pd.DataFrame) -> str:
-    """What predicts the layer from which CALM's predictions are final."""
-    rows = _of_settling(depth)
-    if rows.empty:
-        return ""
-    means = rows.groupby("measure", sort=False).spearman.agg(["min", "max", "mean"])
-    best, second = means["mean"].abs().sort_values(ascending=False).index[:2]
-    spans = {name: f"{row['min']:+z.2f} to {row['max']:+z.2f}" for name, row in means.iterrows()}
+    """What predicts the layer from which CALM's predictions are final, and its first similar state."""
     similar = depth[(depth.model == "calm") & (depth.depth == "first_similar")]
-    if len(similar):
-        strongest = similar.groupby("measure").spearman.mean().abs().idxmax()
-        also = f" For the first similar state it is {_NAMES.get(strongest, figures.label(strongest))}."
-    return (
-        f"{best_predictor(depth)} Its rank correlation with the layer from which CALM's prediction is final "
-        f"is {spans[best]}, depending on the task; next comes {_NAMES.get(second, figures.label(second))} "
-        f"with {spans[second]}.{also if len(similar) else ''}"
+    if similar.empty:
+        return best_predictor(depth)
+    most = similar.spearman.abs().max()
+    best = similar.loc[similar.spearman.abs().idxmax()]
+    said = (
+        " No property predicts the first similar state well: rank correlations are at most "
+        f"{most:.2f} in size."
     )
-
-
-def _of_settling(depth: pd.DataFrame) -> pd.DataFrame:
-    """The rows on the layer from which CALM's predictions are final."""
-    return depth[(depth.model == "calm") & (depth.depth == "settled_from")]
+    if most >= WEAK:
+        said = (
+            f" The first similar state is best predicted by {_property_of_token(best.measure)} on "
+            f"{figures.label(best.task)} ({best.spearman:+z.2f})."
+        )
+    return f"{best_predictor(depth)}{said}"
 
 
 def best_predictor(depth: pd.DataFrame) -> str:
-    """What predicts best from which layer on CALM's predictions are final, in a sentence."""
-    rows = _of_settling(depth)
+    """What predicts best from which layer on CALM's predictions are final, task by task, in a sentence."""
+    rows = depth[(depth.model == "calm") & (depth.depth == "settled_from")]
     if rows.empty:
         return ""
-    best = rows.groupby("measure").spearman.mean().abs().idxmax()
-    return f"What best predicts when a prediction becomes final is {_NAMES.get(best, figures.label(best))}."
+    table = rows.pivot(index="task", columns="measure", values="spearman").reindex(rows.task.unique())
+    strongest = table.abs().idxmax(axis=1)
+    first, *others = strongest.value_counts().index
+    on_first = table.index[strongest == first]
+    text = (
+        f"{capitalized(_property_of_token(first))} best predicts when a prediction becomes final "
+        f"{on_tasks(on_first, table.index)} (rank correlation {span(table[first][on_first], '{:+z.2f}')})"
+    )
+    for other in others:
+        tasks = table.index[strongest == other]
+        text += (
+            f"; {on_tasks(tasks, table.index)}, {_property_of_token(other)} does "
+            f"({span(table[other][tasks], '{:+z.2f}')} against {span(table[first][tasks], '{:+z.2f}')})"
+        )
+    return f"{text}."
+
+
+def _property_of_token(measure: str) -> str:
+    return _NAMES.get(measure, figures.label(measure))
 
 
 _NAMES = {
     "loss": "the model's own loss",
     "log_frequency": "the frequency of the token",
-    "prefix_tokens": "its position",
+    "prefix_tokens": "the position of the token",
 }
 
 
@@ -346,28 +417,46 @@ def difficulty_conclusion(by_difficulty: pd.DataFrame) -> str:
     return f"{capitalized(texts[0])} {does[0]} the order of difficulty; {texts[1]} {does[1]}."
 
 
-def confident_conclusion(confident: pd.DataFrame, thirds: pd.DataFrame) -> str:
+def confident_conclusion(confident: pd.DataFrame, thirds: pd.DataFrame, by_layer: pd.DataFrame) -> str:
     """Whether confident tokens have similar states, and whether tokens get easier along an output."""
     calm = confident[confident.model == "calm"].set_index("task")
     if calm.empty:
         return ""
+    layer = by_layer.layer.max() // 3
+    _, similar = _at_a_third(by_layer)
+    sure = f"{task_span(calm.sure)} of CALM's tokens are already confident"
+    said = f"At layer {layer} no state is similar yet, but {sure}."
+    if similar.max() > 0:
+        said = (
+            f"At layer {layer}, {sure}; of these, {percent_span(calm.unsaturated)} have no similar state "
+            f"yet, of all tokens {percent_span(1 - similar)}."
+        )
+    return f"Confidence does not require saturation. {said} {_entropy_along(thirds)}"
+
+
+def _entropy_along(thirds: pd.DataFrame) -> str:
+    """How the entropy of CALM's last layer goes from the first to the last third of an output."""
     entropy = thirds[thirds.model == "calm"].pivot(index="task", columns="part", values="entropy")
-    falls = entropy.index[entropy.iloc[:, -1] < entropy.iloc[:, 0]]
+    entropy = entropy.reindex(thirds.task.unique())
+    first = entropy.iloc[:, 0]
+    last = entropy.iloc[:, -1]
+    parts = [
+        f"from {first[task]:.3f} to {last[task]:.3f} nats on {figures.label(task)}" for task in entropy.index
+    ]
+    falling = entropy.index[last < first]
+    only = " only" if 0 < len(falling) < len(entropy) else ""
     return (
-        "Confidence does not require saturation: of CALM's tokens that are confident after a third of the "
-        f"depth, {task_span(calm.unsaturated)} have no similar state by then. The last layer becomes more "
-        "certain along an output (its entropy falls from the first to the last third) "
-        f"{on_tasks(falls, entropy.index)}."
+        f"From the first to the last third of an output, the last layer's mean entropy goes {listed(parts)}: "
+        f"it becomes more certain {on_tasks(falling, entropy.index)}{only}."
     )
 
 
 def summary(by_layer: pd.DataFrame, compared: pd.DataFrame, depth: pd.DataFrame) -> str:
-    """The chapter in five sentences at most."""
+    """The chapter in a few sentences."""
     sentences = [
-        f"{reached_message(by_layer)} (all at full depth along references)."
-        if reached_message(by_layer)
-        else "",
+        f"{reached_message(by_layer)}." if reached_message(by_layer) else "",
         circularity_conclusion(compared),
         best_predictor(depth),
+        "All of this is measured at full depth on reference outputs.",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
