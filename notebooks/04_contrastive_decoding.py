@@ -214,9 +214,9 @@ chapter.starts_shown(starts)
 # %% [markdown]
 # ## As a decoder: is the contrast's token better?
 #
-# All layers are run, and the token is the contrast's choice in place of the last layer's. We try $\alpha = 0.1$, as in
-# the public code, and 0.5, with which fewer entries are plausible and less is contrasted. The table has the share of
-# the score of greedy search that is kept, with a paired 95 % interval over examples.
+# All layers are run, and the token is the contrast's choice in place of the last layer's. We try the $\alpha$ of
+# the public code and a larger one, with which fewer entries are plausible and less is contrasted. The table has the
+# share of the score of greedy search that is kept, with a paired 95 % interval over examples.
 
 # %% tags=["hide-input"]
 decoding = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
