@@ -26,7 +26,7 @@ max_new_tokens = 48  # longest output, in tokens
 min_layer = 4  # first layer at which a token may exit
 top_k = 64  # vocabulary entries scored by rules on probabilities
 demand = 0.01  # mean consistency loss for which thresholds are chosen
-sure = 0.9  # a probability above which a layer counts as sure
+sure = 0.9  # a probability above which a layer counts as confident
 splits = 50  # random halves, or orders, that test a guarantee
 
 # %% tags=["hide-input"]
@@ -68,11 +68,11 @@ def policy_of(rule):
 # ## A bandit, or a calibrated threshold?
 #
 # UCBEE and CeeBERT choose the threshold of the largest probability while they run. An arm is a threshold; it
-# earns $c_{\text{exit}} - c_{\text{first}} - \ell / L$, the gain in confidence minus the share of the depth.
-# The *regret* of a token is what the best fixed arm earns on average, minus what the bandit earned. Here each
-# output plays by itself (a batch gives each row what it gets alone); the papers play one long stream, so that
-# is replayed too, in random orders. The calibrated threshold is that of Learn then Test (08), on random halves of
-# the outputs. Boxes are over orders and halves; the line is the target loss of the calibration.
+# earns $c_{\text{exit}} - c_{\text{first}} - l / L$: the gain in confidence over the first exit, minus the exit layer $l$
+# as a share of the depth $L$. The *regret* of a token is what the best fixed arm earns on average, minus what the
+# bandit earned. Here the bandit restarts for each output (so that batching changes nothing); the papers play one long
+# stream, so that is replayed too, in random orders. The calibrated threshold is that of Learn then Test (08), on random
+# halves of the outputs. Boxes are over orders and halves; the line is the target loss of the calibration.
 
 # %% tags=["hide-input"]
 delta = experiment.profile.results.deltas[0]
@@ -95,7 +95,7 @@ experiment.save_figure(figure, "bandit", draws)
 conclude(chapter.bandit_conclusion(keepers, delta))
 
 # %% tags=["hide-input"]
-experiment.save_table(keepers, "bandit_or_calibrated")[["task", "who", *of_all]].round(3)
+chapter.bandit_shown(experiment.save_table(keepers, "bandit_or_calibrated"))
 
 # %% [markdown]
 # ## Exits at intervals
@@ -132,14 +132,15 @@ def at_interval(task, every):
 # %%
 spaced = pd.DataFrame([at_interval(task, every) for task in tasks for every in (1, 2, 3, 4)])
 spaced = experiment.save_table(spaced, "at_intervals")
-conclude(chapter.intervals_conclusion(spaced))
-spaced.pivot(index="every", columns="task", values=["flops_share", "loss"]).round(3)
+conclude(chapter.intervals_conclusion(spaced, demand, calm.layers))
+chapter.spaced_shown(spaced)
 
 # %% [markdown]
 # ## In another domain
 #
-# A threshold chosen in-domain, for a mean consistency loss of one in a hundred, is used on another task (a larger shift
-# than the survey's, from film to product reviews) and, where the profile names some, on other corpora of the same task.
+# A threshold chosen in-domain, for the mean consistency loss that the dashed line marks, is used on another task (a
+# larger shift than the survey's, from film to product reviews) and, where the profile names some, on other corpora of
+# the same task.
 
 # %% tags=["hide-input"]
 stored = read_measured(profile, MAIN_MODEL)
@@ -170,12 +171,12 @@ for corpus, task in experiment.away(limit).items():
 travelled = pd.DataFrame(rows)
 
 # %%
-figure = chapter.away_figure(travelled, demand, experiment.note(limit))
+figure = chapter.away_figure(travelled, demand, calm.layers, experiment.note(limit))
 experiment.save_figure(figure, "another_domain", travelled)
-conclude(chapter.away_conclusion(travelled))
+conclude(chapter.away_conclusion(travelled, demand, calm.layers))
 
 # %% [markdown]
-# The confidence itself: how many tokens is the first exit sure of, and how many of these does the last layer
+# The confidence itself: how many tokens is the first exit confident of, and how many of these does the last layer
 # contradict?
 
 # %% tags=["hide-input"]
@@ -186,8 +187,8 @@ conclude(chapter.confidence_conclusion(moved))
 # %% [markdown]
 # ## Later in the sentence
 #
-# MuE lets its threshold fall, since the decoder makes fewer mistakes as the output gets longer. Errors in each third
-# of the outputs: of full depth against the reference, and of the first exit against full depth.
+# MuE lets its threshold fall, on the grounds that the decoder makes fewer mistakes as the output gets longer. Errors in
+# each third of the outputs: of full depth against the reference, and of the first exit against full depth.
 
 # %% tags=["hide-input"]
 thirds = []
@@ -208,7 +209,7 @@ conclude(chapter.later_conclusion(thirds))
 # %% tags=["hide-input"]
 conclude(
     f"{chapter.bandit_message(draws, delta)}.",
-    chapter.intervals_message(spaced),
+    chapter.intervals_message(spaced, calm.layers),
     f"{chapter.away_message(travelled, demand)}.",
     chapter.later_message(thirds),
 )
@@ -217,16 +218,17 @@ conclude(
 # A replay does not see what exits change in later tokens. A guarantee (08) is about inputs like the calibration inputs:
 # it says nothing of another domain.
 #
-# ## Each statement of the survey beside our number
+# ## Published claims and our measurements
 
 # %% tags=["hide-input"]
 measured = {"thirds": thirds, "spaced": spaced, "travelled": travelled, "moved": moved, "keepers": keepers}
 tables = {task: {name: table[table.task == task] for name, table in measured.items()} for task in tasks}
-judged = claims.judge("09_thresholds", tables, demand=demand, delta=delta)
-experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "alone"]]
+judged = claims.judge("09_thresholds", tables, demand=demand, delta=delta, layers=calm.layers)
+judged = experiment.save_table(judged, "claims").rename(columns={"alone": "verdict before correction"})
+judged[["claim", "published", "task", "ours", "verdict before correction"]]
 
 # %% [markdown]
-# **Next:** [10](10_confidence.ipynb), layers that are sure and wrong.
+# **Next:** [10](10_confidence.ipynb), layers that are confidently wrong.
 
 # %% tags=["hide-input"]
 experiment.finish()

@@ -1,14 +1,13 @@
 # %% [markdown]
-# # 10 · Confidence: overthinking, and layers that are sure and wrong
+# # 10 · Confidence: overthinking, and layers that are confidently wrong
 #
 # [‹ 09 thresholds](09_thresholds.ipynb) · [all notebooks](../README.md#the-notebooks) · [90 training ›](90_training.ipynb)
 #
-# **Question.** How often does a deep layer spoil what an earlier one had right? How often is an early layer sure and
+# **Question.** How often does a deep layer spoil what an earlier one had right? How often is an early layer confidently
 # wrong? And what does it take to train a rule that decides well?
 #
-# **What the survey says** (Bajpai and Hanawal 2025). Deep layers overthink (Kaya et al. 2019); early exits can be sure
-# and wrong (fake confidence); a network that learns when to exit beats a confidence
-# threshold.
+# **What the survey says** (Bajpai and Hanawal 2025). Deep layers overthink (Kaya et al. 2019); early exits can be
+# confidently wrong (fake confidence); a network that learns when to exit beats a confidence threshold.
 #
 # **What we do.** The first two questions need the truth: the references are fed to the decoder, and a token is right
 # if it is the reference's. The third compares losses of rules on one frozen model, by replay.
@@ -22,7 +21,7 @@ limit = 300  # held-out examples of each task
 max_new_tokens = 48  # longest output, in tokens
 min_layer = 4  # first layer at which a token may exit
 top_k = 64  # vocabulary entries scored by rules on probabilities
-sure = 0.9  # a probability above which a layer counts as sure
+sure = 0.9  # a probability above which a layer counts as confident
 
 # %% tags=["hide-input"]
 from dataclasses import replace
@@ -67,8 +66,8 @@ conclude(chapter.overthinking_conclusion(thinking))
 # %% [markdown]
 # ## Fake confidence
 #
-# A layer is sure of a token if its largest probability is above 0.9. How many tokens is it sure of, and how many of
-# these does it get wrong?
+# A layer is confident of a token if its largest probability is above 0.9. How many tokens is it confident of, and how
+# many of these does it get wrong?
 
 # %% tags=["hide-input"]
 fake = experiment.table(survey.fake_confidence, along, labels=("model", "task"), sure=sure)
@@ -83,8 +82,8 @@ conclude(chapter.fake_conclusion(fake, min_layer))
 #
 # Two comparisons, means over the layers at which a rule decides. BERxiT's unit and CALM's linear classifier are the
 # same unit trained with different losses: squared error, or cross-entropy that weighs both classes equally. The
-# predicted state and the ensemble emit tokens of their own: `right` is how often that token is the last layer's; for
-# comparison, the layer's own token, which needs no training. *Distilled*: the map of a layer learns all of the last
+# predicted state and the ensemble emit tokens of their own: `right` is how often that token matches the last layer's;
+# rules that emit the layer's own token are listed for comparison. *Distilled*: the map of a layer learns all of the last
 # layer's distribution, as FastBERT's exits do (Liu et al. 2020), in place of the last state. How the *model* is trained
 # is another question: 00 and 01 have BERxiT's alternating training beside CALM's.
 
@@ -141,14 +140,15 @@ conclude(
 # One seed of each trained rule, with the training that all classifiers get: longer training may help BERxiT's unit. The
 # map of a predicted state has more to do on a model that was not trained for exits.
 #
-# ## Each statement of the survey beside our number
+# ## Published claims, and one of ours
 
 # %% tags=["hide-input"]
 tables = {
     task: {"thinking": thinking[thinking.task == task], "fake": fake[fake.task == task]} for task in tasks
 }
 judged = claims.judge("10_confidence", tables, last=calm.layers, first=min_layer)
-experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "alone"]]
+judged = experiment.save_table(judged, "claims").rename(columns={"alone": "verdict before correction"})
+judged[["claim", "published", "task", "ours", "verdict before correction"]]
 
 # %% tags=["hide-input"]
 experiment.finish()

@@ -408,7 +408,7 @@ def test_of_each_idea_the_cheapest_rule_is_named_and_no_number_is_no_bargain():
 
 def travelled(**losses):
     rows = [
-        {"task": task, "rule": rule, "place": place, "loss": loss}
+        {"task": task, "rule": rule, "place": place, "loss": loss, "mean_exit_layer": 8.0}
         for rule, by_place in losses.items()
         for place, loss in by_place.items()
         for task in TASKS
@@ -423,20 +423,57 @@ def test_corpora_of_another_domain_count_by_the_worst():
     )
     worst = thresholds.worst_by_place(table).pivot(index="rule", columns="place", values="loss")
     assert worst.loc["fixed"].to_dict() == {"home": 0.01, "task": 0.05, "corpus": 0.3}
-    figure = thresholds.away_figure(table, 0.01)
+    figure = thresholds.away_figure(table, 0.01, 12)
     lost = "On another task 1 of 2 rules loses more than twice the target of 1%"
     assert message(figure) == f"{lost}, on another corpus 1, in-domain 1"
     drawn(figure)
 
 
 def test_without_another_corpus_two_places_are_drawn():
-    figure = thresholds.away_figure(travelled(fixed={"at home": 0.01, "away": 0.05}), 0.01)
-    assert drawn(figure)[1] == ["target: 1%", "in-domain", "another task"]
+    figure = thresholds.away_figure(travelled(fixed={"at home": 0.01, "away": 0.05}), 0.01, 12)
+    assert sorted(drawn(figure)[1]) == ["another task", "in-domain", "target: 1%"]
 
 
 def test_one_task_and_no_other_corpus_leave_nowhere_else():
-    conclusion = thresholds.away_conclusion(travelled(fixed={"at home": 0.01}))
-    assert "loses 1.0% in-domain. This profile names no other corpus" in conclusion
+    conclusion = thresholds.away_conclusion(travelled(fixed={"at home": 0.01}), 0.01, 12)
+    assert "loses 1.0% in-domain (worst task). This profile names no other corpus" in conclusion
+
+
+@pytest.mark.parametrize(
+    ("home", "away", "said"),
+    [
+        (
+            0.05,
+            0.05,
+            "Even in-domain, thresholds do not carry over from the examples on which they were chosen: 1",
+        ),
+        (
+            0.01,
+            0.05,
+            "Thresholds hold better for inputs like those on which they were chosen: more than twice",
+        ),
+        (0.01, 0.01, "Thresholds hold elsewhere as well as in-domain."),
+    ],
+)
+def test_whether_thresholds_hold_elsewhere_is_counted(home, away, said):
+    table = travelled(fixed={"at home": home, "away": away})
+    assert thresholds.away_conclusion(table, 0.01, 12).startswith(said)
+
+
+def test_a_loss_without_exits_is_not_the_thresholds():
+    """On SQuAD rules over few entries lost a third of the outputs at a mean exit layer of 11.997."""
+    table = travelled(fixed={"at home": 0.01, "squad": 0.3}, vote={"at home": 0.01, "squad": 0.4})
+    assert "hardly any" not in thresholds.away_conclusion(table, 0.01, 12)
+    idle = (table.rule == "fixed") & (table.place == "squad")
+    table.loc[idle, "mean_exit_layer"] = 11.997
+    said = thresholds.away_conclusion(table, 0.01, 12)
+    assert "1 rule loses more than twice the target where hardly any token exits: there the loss" in said
+    panels, names = drawn(thresholds.away_figure(table, 0.01, 12))
+    assert "hollow: hardly any token exits" in names
+    hollow = [
+        line for line in panels[0].lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())
+    ]
+    assert [list(line.get_xdata()) for line in hollow] == [pytest.approx([30.0])]
 
 
 def test_the_bandit_is_drawn_beside_the_arm_that_earns_most():
@@ -465,7 +502,8 @@ def test_fake_confidence_is_said_of_the_first_exit():
     wrong = np.where(fake.model == "calm", 0.02, 0.3) * (fake.layer < 12)
     fake = fake.assign(sure=0.5, wrong=wrong, low=wrong, high=wrong)
     figure = confidence.fake_figure(fake, 0.9, 4)
-    assert "layer 4, 30% of the tokens that vanilla is sure of are wrong, and 2% of CALM's" in message(figure)
+    said = "layer 4, 30% of the tokens that vanilla is confident of are wrong, and 2% of CALM's"
+    assert said in message(figure)
     text = confidence.fake_conclusion(fake, 4)
     assert "more honest on every task." in text and "2.0% are wrong at layer 4" in text
     tiny = fake.assign(wrong=fake.wrong / 50)
@@ -473,6 +511,30 @@ def test_fake_confidence_is_said_of_the_first_exit():
         tiny, 4
     )
     drawn(figure)
+
+
+def trained_in_ways(**areas):
+    """The area of each way of training, on every task."""
+    keys = {
+        "linear": ("linear", "balanced cross-entropy"),
+        "berxit": ("learning_to_exit", "squared error"),
+        "untrained": ("surest", "untrained"),
+        "distilled": ("past_future", "distilled"),
+    }
+    rows = [(task, *keys[name], area) for name, area in areas.items() for task in TASKS]
+    return pd.DataFrame(rows, columns=["task", "rule", "trained by", "roc_area"]).assign(right=0.9)
+
+
+def test_training_a_rule_is_set_beside_no_training():
+    said = confidence.training_message(trained_in_ways(linear=0.7, berxit=0.6, untrained=0.9, distilled=0.91))
+    assert "than squared error does on every task. The untrained max probability (0.90) ranks them" in said
+    assert said.endswith("; only the predicted state, distilled (by 0.010) is better still on every task.")
+    ahead = confidence.training_message(
+        trained_in_ways(linear=0.92, berxit=0.6, untrained=0.9, distilled=0.8)
+    )
+    assert "better than either, but for every task; only the linear classifier, balanced" in ahead
+    level = trained_in_ways(linear=0.7, berxit=0.6, untrained=0.9, distilled=0.9)
+    assert "and no trained rule is better on every task." in confidence.training_message(level)
 
 
 def test_errors_later_in_the_sentence_have_a_direction_and_exceptions():
@@ -485,18 +547,43 @@ def test_errors_later_in_the_sentence_have_a_direction_and_exceptions():
         ]
     )
     text = thresholds.later_conclusion(thirds)
-    assert "full depth makes more (20.00% for 15.00%, mean over tasks), though fewer on summarization" in text
-    assert text.endswith("the first exit makes fewer (20.00% for 40.00%, mean over tasks).")
-    said = "by full depth on summarization and the first exit on every task."
-    assert thresholds.later_message(thirds).endswith(said)
+    assert text.endswith("tasks: full depth 20.00% against 15.00%, the first exit 20.00% against 40.00%.")
+    said = "by full depth on summarization, and by the first exit on every task."
+    assert thresholds.later_message(thirds).endswith(said) and said in text
 
 
-def test_fewer_exits_save_flops_or_nothing():
-    rows = product(TASKS, (1, 3))
-    spaced = pd.DataFrame(rows, columns=["task", "every"]).assign(flops_share=[0.5, 0.6, 0.5, 0.4])
-    assert "Fewer exits save FLOPs on summarization: at equal loss" in thresholds.intervals_conclusion(spaced)
-    dear = spaced.assign(flops_share=[0.5, 0.6, 0.5, 0.6])
-    assert thresholds.intervals_message(dear) == "Exits at every third layer save nothing at equal loss."
+def spaced_exits(shares, mean_exit_layer=6.0):
+    rows = pd.DataFrame(product(TASKS, (1, 3)), columns=["task", "every"])
+    return rows.assign(flops_share=shares, mean_exit_layer=mean_exit_layer)
+
+
+def test_fewer_exits_save_flops_or_cost_more():
+    spaced = spaced_exits([0.5, 0.6, 0.5, 0.4])
+    both = "Fewer exits save FLOPs on summarization and cost more FLOPs on question answering: for a mean"
+    assert thresholds.intervals_conclusion(spaced, 0.01, 12).startswith(both)
+    dear = spaced_exits([0.5, 0.6, 0.5, 0.6])
+    said = "Exits at every third layer cost more FLOPs on every task at equal loss."
+    assert thresholds.intervals_message(dear, 12) == said
+    level = spaced_exits([0.5, 0.5, 0.5, 0.5])
+    assert "neither save nor cost FLOPs at equal loss." in thresholds.intervals_message(level, 12)
+
+
+def test_where_no_token_exits_the_spacing_of_exits_is_not_judged():
+    """FLOPs then differ by the decisions alone, and fewer decisions always cost less."""
+    idle = spaced_exits([1.02, 1.01, 1.03, 1.01], mean_exit_layer=12.0)
+    said = thresholds.intervals_conclusion(idle, 0.01, 12)
+    assert said.startswith(
+        "On every task, no token exits at a target of 1%, so the spacing of exits cannot be"
+    )
+    assert (
+        "every layer adds 2.0% (question answering) to 3.0% (summarization) to full depth, at every" in said
+    )
+    assert thresholds.intervals_message(idle, 12).startswith("The spacing of exits cannot be judged")
+    partly = spaced_exits([0.5, 0.4, 1.03, 1.01], mean_exit_layer=[6.0, 7.0, 12.0, 12.0])
+    said = thresholds.intervals_conclusion(partly, 0.01, 12)
+    assert said.startswith("Fewer exits save FLOPs on question answering: for a mean loss of 1%")
+    assert "On summarization, no token exits" in said and "exits at every third 40%." in said
+    assert thresholds.intervals_message(partly, 12).endswith("; no token exits on summarization.")
 
 
 def test_ideas_near_the_best_rank_as_well():

@@ -200,16 +200,32 @@ def test_where_no_rule_keeps_the_score_the_claim_says_so():
 def test_a_threshold_that_travels_is_weighed_against_home():
     moves = claim("09_thresholds", "confidence moves with the domain")
     home = pd.DataFrame({"model": "calm", "rule": "surest", "place": ["at home"], "loss": 0.01})
+    home = home.assign(mean_exit_layer=6.0)
 
     def judge(*rows):
-        return claims.judge_one(moves, {"travelled": pd.concat(rows)}, {"demand": 0.02})
+        return claims.judge_one(moves, {"travelled": pd.concat(rows)}, {"demand": 0.02, "layers": 12})
 
     assert judge(home)[0] == "no other domain here" and np.isnan(judge(home)[1:]).all()
-    assert judge(home, home.assign(place="away", loss=0.05)) == ("loss 5.0% for 1.0% in-domain", *YES)
+    assert judge(home, home.assign(place="away", loss=0.05)) == ("loss 5.0% against 1.0% in-domain", *YES)
     assert judge(home, home.assign(place="away", loss=0.025))[1:] == NO, "more than the demand, but not by it"
     corpora = home.assign(place="tatoeba", loss=0.02), home.assign(place="flickr", loss=0.04)
-    assert judge(home, *corpora) == ("loss 2.0%, 4.0% for 1.0% in-domain", *YES)
+    assert judge(home, *corpora) == ("loss 2.0%, 4.0% against 1.0% in-domain", *YES)
     assert judge(home.assign(loss=0.03), *corpora)[1:] == NO, "what is lost at home is not the domain's"
+    idle = [rows.assign(mean_exit_layer=11.99) for rows in (home, *corpora)]
+    assert judge(*idle)[0] == "no token exits at this target" and np.isnan(judge(*idle)[1:]).all()
+
+
+def test_the_spacing_of_exits_is_judged_only_where_tokens_exit():
+    """FLOPs at a mean exit layer of the depth differ by the decisions alone."""
+    suffice = claim("09_thresholds", "exits at intervals suffice")
+    spaced = pd.DataFrame({"model": "calm", "every": [1, 3], "flops_share": [0.6, 0.5]})
+
+    def judge(*layers):
+        table = spaced.assign(mean_exit_layer=layers)
+        return claims.judge_one(suffice, {"spaced": table}, {"layers": 12})
+
+    assert judge(6.0, 6.5) == judge(12.0, 6.5) == ("FLOPs 50.0% against 60.0%", *YES)
+    assert judge(12.0, 12.0)[0] == "no token exits at this target" and np.isnan(judge(12.0, 12.0)[1:]).all()
 
 
 def test_confidence_elsewhere_needs_another_corpus():
@@ -296,7 +312,8 @@ class Tables(dict):
     """Every table by its name, made when it is first looked up; some names are those of numbers."""
 
     def __getattr__(self, name):
-        return 0.1 if name in ("demand", "delta", "layers") else self.setdefault(name, Everything(name))
+        numbers = {"demand": 0.1, "delta": 0.1, "layers": 12}
+        return numbers[name] if name in numbers else self.setdefault(name, Everything(name))
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)

@@ -22,7 +22,8 @@ def deep_layers_overthink(results):
     "confidence is fake at early layers",
     source="Survey, sections 2 and 7.3",
     quote=(
-        "Tokens that an early exit is sure of are wrong more often than those that the last layer is sure of."
+        "Tokens that an early exit is confident of are wrong more often than those that the last layer is "
+        "confident of."
     ),
     published="a figure on SST-2",
     judged_by="predictions",
@@ -37,7 +38,9 @@ def confidence_is_fake_at_early_layers(results):
     "training for exits cures fake confidence",
     source="not asked by the survey",
     of_our_own=True,
-    quote="Of the tokens that the first exit is sure of, fewer are wrong under CALM than under vanilla.",
+    quote=(
+        "Of the tokens that the first exit is confident of, fewer are wrong under CALM than under vanilla."
+    ),
     published="not tested",
     judged_by="predictions",
     models=["calm", "vanilla"],

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from .. import figures
-from ..prose import on_tasks, task_span
-from .wording import percent_span, some
+from ..prose import listed, on_tasks, span, task_span
+from .wording import percent_span, some, without_source
+
+CLEAR = 0.02  # of an area: a smaller difference between two trainings is not worth a sentence
+UNTRAINED = ("surest", "untrained")  # the largest probability, which needs no training
 
 
 def overthinking_figure(thinking: pd.DataFrame, note: str = ""):
@@ -55,7 +58,7 @@ def overthinking_conclusion(thinking: pd.DataFrame) -> str:
 
 
 def fake_figure(fake: pd.DataFrame, sure: float, first_layer: int, note: str = ""):
-    """How many tokens a layer is sure of, and how many of these it has wrong: two rows, a column a task."""
+    """Of how many tokens a layer is confident, and how many of these are wrong: two rows, a column a task."""
     quantities = {"sure": f"share of tokens\nabove {sure:g}", "wrong": "share of these\nthat is wrong"}
     return figures.facets(
         fake,
@@ -74,17 +77,17 @@ def _draw_fake(axis, rows: pd.DataFrame, y: str) -> None:
 
 
 def wrong_at(fake: pd.DataFrame, layer: int) -> pd.DataFrame:
-    """The share of sure tokens that are wrong at a layer: a row a task, a column a model."""
+    """Of the tokens that a layer is confident of, the share that is wrong: a row a task, a column a model."""
     return fake[fake.layer == layer].pivot(index="task", columns="model", values="wrong")
 
 
 def fake_message(fake: pd.DataFrame, first_layer: int) -> str:
-    """Whether training for exits makes sure tokens right."""
+    """Whether a model that is trained for exits is right where it is confident."""
     wrong = wrong_at(fake, first_layer)
     means = wrong.mean()
     return (
-        f"At layer {first_layer}, {some(means['vanilla'])} of the tokens that vanilla is sure of are wrong, "
-        f"and {some(means['calm'])} of CALM's (mean over tasks)"
+        f"At layer {first_layer}, {some(means['vanilla'])} of the tokens that vanilla is confident of are "
+        f"wrong, and {some(means['calm'])} of CALM's (mean over tasks)"
     )
 
 
@@ -95,7 +98,7 @@ def fake_conclusion(fake: pd.DataFrame, first_layer: int) -> str:
     fewer = wrong.index[wrong.calm < wrong.vanilla]
     return (
         f"Training for exits makes confidence more honest {on_tasks(fewer, wrong.index)}. Of the tokens that "
-        f"CALM is sure of, {_few(wrong.calm)} are wrong at layer {first_layer}, the first exit, and "
+        f"CALM is confident of, {_few(wrong.calm)} are wrong at layer {first_layer}, the first exit, and "
         f"{_few(last.calm)} at the last layer."
     )
 
@@ -117,12 +120,14 @@ def training_conclusion(ways: pd.DataFrame) -> str:
     """What a rule is taught: the loss of BERxiT's unit, and distillation of the predicted state."""
     linear, berxit = _areas_of_the_unit(ways)
     of = _by_training(ways)
-    untrained = of["surest", "untrained"].right
+    untrained = of[UNTRAINED].right
     state = of["past_future", "squared error of the state"].right
     distilled = of["past_future", "distilled"].right
     better = untrained.index[distilled > untrained]
+    gain = (linear - berxit).abs().max()
+    matters = "matters" if gain >= CLEAR else "hardly matters"
     return (
-        "How a rule is trained matters. The same unit has an area of "
+        f"How the unit is trained {matters}: it has an area of "
         f"{task_span(linear, '.2f')} with balanced cross-entropy, and of {task_span(berxit, '.2f')} with "
         f"squared error. A predicted state yields the last layer's token in {percent_span(state, '{:.1%}')} "
         f"of the cases, a distilled one in {percent_span(distilled, '{:.1%}')}: distillation is ahead of the "
@@ -131,13 +136,33 @@ def training_conclusion(ways: pd.DataFrame) -> str:
 
 
 def training_message(ways: pd.DataFrame) -> str:
-    """Where balanced cross-entropy trains the linear unit better than squared error does."""
+    """Which loss trains the linear unit better, and whether any trained rule beats an untrained one."""
     linear, berxit = _areas_of_the_unit(ways)
     better = linear.index[linear > berxit]
     return (
-        "Balanced cross-entropy trains a rule that ranks tokens better than squared error does "
-        f"{on_tasks(better, linear.index)}."
+        "Balanced cross-entropy trains a unit that ranks tokens better than squared error does "
+        f"{on_tasks(better, linear.index)}. {_beside_untrained(ways)}"
     )
+
+
+def _beside_untrained(ways: pd.DataFrame) -> str:
+    """Whether the units, and other trained rules, rank tokens better than the untrained max probability."""
+    areas = {key: rows.roc_area for key, rows in _by_training(ways).items()}
+    untrained = areas.pop(UNTRAINED)
+    linear, berxit = _areas_of_the_unit(ways)
+    ahead = untrained.index[linear.combine(berxit, max) > untrained]
+    text = f"The untrained max probability ({span(untrained)}) ranks them better than either"
+    if len(ahead):
+        text += f", but for {on_tasks(ahead, untrained.index).removeprefix('on ')}"
+    better = [
+        f"the {without_source(rule)}, {trained_by} (by {span(area - untrained, '{:.3f}')})"
+        for (rule, trained_by), area in areas.items()
+        if (area > untrained).all()
+    ]
+    if not better:
+        return f"{text}, and no trained rule is better on every task."
+    only = "only " if len(better) == 1 else ""
+    return f"{text}; {only}{listed(better)} {'is' if only else 'are'} better still on every task."
 
 
 def _by_training(ways: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:

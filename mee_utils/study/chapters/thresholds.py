@@ -27,6 +27,22 @@ PLACES = {
 AWAY = {"home": "in-domain", "task": "on another task", "corpus": "on another corpus"}
 NOWHERE_ELSE = "This profile names no other corpus of a task."
 LEAST_LOSS = 1e-4  # smaller losses are drawn there, on a logarithmic axis
+HARDLY = 0.05  # layers before the last: with a later mean exit layer hardly any token exits
+SPACED = {"flops_share": "FLOPs (1 = full depth)", "mean_exit_layer": "mean exit layer", "loss": "mean loss"}
+KEPT = {
+    "regret": "regret per token",
+    "loss": "mean loss",
+    "mean_exit_layer": "mean exit layer",
+    "broken": "share of draws above target",
+}
+
+
+def hardly_exits(mean_exit_layer, layers: int):
+    """Whether a mean exit layer (a number, or one for each setting) says that hardly any token exits.
+
+    Nothing can then be said of the exits: what is lost is lost by the last layer.
+    """
+    return mean_exit_layer > layers - HARDLY
 
 
 def strategies(draws: pd.DataFrame) -> pd.DataFrame:
@@ -83,7 +99,7 @@ def _how_often(broken: pd.Series) -> str:
 
 
 def bandit_conclusion(keepers: pd.DataFrame, delta: float) -> str:
-    """What bandits earn, and what they lose; `delta` is the target loss."""
+    """What bandits earn and lose, and what a calibrated threshold costs; `delta` is the target loss."""
     of = {who: rows.set_index("task") for who, rows in keepers.groupby("who", sort=False)}
     stream = of[STREAM]
     above = stream.index[stream.loss > delta]
@@ -93,53 +109,144 @@ def bandit_conclusion(keepers: pd.DataFrame, delta: float) -> str:
         lost = f"here it stays below the target {on_tasks(stream.index, stream.index)}"
     return (
         f"A bandit maximises its reward, confidence minus depth, and nothing bounds its loss: {lost}. Over "
-        f"one stream it earns nearly what the best fixed arm does (regret of {stream.regret.max():.3f} per "
-        f"token at most), with a mean loss of {task_span(stream.loss, '.1%')}; a calibrated threshold "
-        f"loses {task_span(of[CALIBRATED].loss, '.1%')}."
+        f"one stream it earns at most {stream.regret.max():.3f} per token less than the best fixed arm, with "
+        f"a mean loss of {task_span(stream.loss, '.1%')}. A calibrated threshold loses "
+        f"{task_span(of[CALIBRATED].loss, '.1%')} and exits {_layers_later(of[CALIBRATED], stream)} than the "
+        f"bandit.{_fixed_arm(of, delta)}"
     )
 
 
-def intervals_conclusion(spaced: pd.DataFrame) -> str:
-    """FLOPs with an exit at every layer and at every third."""
-    shares = spaced.pivot(index="task", columns="every", values="flops_share")
+def _layers_later(first: pd.DataFrame, second: pd.DataFrame) -> str:
+    """How much later `first` exits than `second`, by task: "1.20 layers later (translation) to ..."."""
+    later = first.mean_exit_layer - second.mean_exit_layer
+    if later.min() >= 0:
+        return f"{task_span(later, '.1f')} layers later"
+    if later.max() <= 0:
+        return f"{task_span(-later, '.1f')} layers earlier"
+    earlier = on_tasks(later.index[later < 0], later.index)
+    return f"up to {later.max():.1f} layers later ({earlier} up to {-later.min():.1f} earlier)"
+
+
+def _fixed_arm(of: dict[str, pd.DataFrame], delta: float) -> str:
+    """The lowest fixed arm that stays below the target on every task, beside the calibrated threshold."""
+    arms = {who: rows for who, rows in of.items() if who.startswith("always") and rows.loss.max() <= delta}
+    if not arms:
+        return f" No fixed arm loses at most {delta:.0%} on every task."
+    lowest = min(arms, key=lambda who: float(who.removeprefix("always ")))
+    value = lowest.removeprefix("always ")
     return (
-        f"{_what_fewer_save('Fewer exits', shares)}: at equal loss, exits at every layer take "
-        f"{task_span(shares[1])} of the FLOPs, exits at every third {task_span(shares[3])}."
+        f" A fixed threshold of {value} stays below {delta:.0%} on every task, too, and exits "
+        f"{_layers_later(arms[lowest], of[CALIBRATED])} than the calibrated one; but this is known only "
+        "afterwards."
     )
 
 
-def intervals_message(spaced: pd.DataFrame) -> str:
-    """Where exits at every third layer are cheaper than at every layer."""
-    shares = spaced.pivot(index="task", columns="every", values="flops_share")
-    return f"{_what_fewer_save('Exits at every third layer', shares)} at equal loss."
+def bandit_shown(keepers: pd.DataFrame) -> pd.DataFrame:
+    """What each strategy earns, loses and costs, by task, with readable names."""
+    table = keepers.assign(task=keepers.task.map(figures.label)).rename(columns={"who": "strategy"} | KEPT)
+    return table.set_index(["task", "strategy"])[list(KEPT.values())].round(3)
 
 
-def _what_fewer_save(exits: str, shares: pd.DataFrame) -> str:
+def intervals_conclusion(spaced: pd.DataFrame, demand: float, layers: int) -> str:
+    """FLOPs with an exit at every layer and at every third, on the tasks on which tokens exit at all.
+
+    Args:
+        spaced: a row for each task and distance between exits (`every`).
+        demand: the mean loss for which thresholds were chosen.
+        layers: depth of the decoder.
+    """
+    shares = _shares(spaced)
+    idle = _without_exits(spaced, layers)
+    exiting = shares.drop(index=idle)
+    parts = []
+    if len(exiting):
+        saved = _what_fewer_save("Fewer exits", exiting, shares.index)
+        parts.append(
+            f"{saved}: for a mean loss of {demand:.0%}, exits at every layer take {task_span(exiting[1])} of "
+            f"the FLOPs, exits at every third {task_span(exiting[3])}."
+        )
+    if len(idle):
+        added = shares.loc[idle] - 1
+        where = capitalized(on_tasks(idle, shares.index))
+        parts.append(
+            f"{where}, no token exits at a target of {demand:.0%}, so the spacing of exits cannot be judged: "
+            f"deciding at every layer adds {task_span(added[1], '.1%')} to full depth, at every third "
+            f"{task_span(added[3], '.1%')}."
+        )
+    return " ".join(parts)
+
+
+def intervals_message(spaced: pd.DataFrame, layers: int) -> str:
+    """Where exits at every third layer are cheaper than at every layer, and where that cannot be judged."""
+    shares = _shares(spaced)
+    idle = _without_exits(spaced, layers)
+    if len(idle) == len(shares):
+        return "The spacing of exits cannot be judged: no token exits at this target."
+    saved = _what_fewer_save("Exits at every third layer", shares.drop(index=idle), shares.index)
+    message = f"{saved} at equal loss"
+    return f"{message}; no token exits {on_tasks(idle, shares.index)}." if len(idle) else f"{message}."
+
+
+def spaced_shown(spaced: pd.DataFrame) -> pd.DataFrame:
+    """What exits at every layer, at every second, third and fourth cost, and how late they come, by task."""
+    table = spaced.rename(columns=SPACED | {"every": "exits at every n-th layer"})
+    table = table.assign(task=table.task.map(figures.label)).round(3)
+    return table.pivot(index="exits at every n-th layer", columns="task", values=list(SPACED.values()))
+
+
+def _shares(spaced: pd.DataFrame) -> pd.DataFrame:
+    """The share of the FLOPs `[task, every]`."""
+    return spaced.pivot(index="task", columns="every", values="flops_share")
+
+
+def _without_exits(spaced: pd.DataFrame, layers: int) -> pd.Index:
+    """The tasks on which hardly any token exits, neither at every layer nor at every third."""
+    exits = spaced.pivot(index="task", columns="every", values="mean_exit_layer")[[1, 3]]
+    return exits.index[hardly_exits(exits, layers).all(axis=1)]
+
+
+def _what_fewer_save(exits: str, shares: pd.DataFrame, tasks: Sequence[str]) -> str:
+    """On which of all `tasks` fewer exits save FLOPs, and on which they cost more (`_shares`)."""
     cheaper = shares.index[shares[3] < shares[1] - 0.005]
-    return (
-        f"{exits} save FLOPs {on_tasks(cheaper, shares.index)}" if len(cheaper) else f"{exits} save nothing"
-    )
+    dearer = shares.index[shares[3] > shares[1] + 0.005]
+    parts = []
+    if len(cheaper):
+        parts.append(f"save FLOPs {on_tasks(cheaper, tasks)}")
+    if len(dearer):
+        parts.append(f"cost more FLOPs {on_tasks(dearer, tasks)}")
+    return f"{exits} {' and '.join(parts)}" if parts else f"{exits} neither save nor cost FLOPs"
 
 
 def worst_by_place(travelled: pd.DataFrame) -> pd.DataFrame:
-    """The worst loss of each rule by where its threshold is used: in-domain, on another task or corpus."""
+    """The worst loss of each rule by where its threshold is used: in-domain, on another task or corpus.
+
+    With the mean exit layer of that row, if it is known: a loss where no token exits is not the threshold's.
+    """
     kind = travelled.place.map({"at home": "home", "away": "task"}).fillna("corpus")
-    worst = travelled.assign(place=kind).groupby(["rule", "place"], sort=False).loss.max()
-    return worst.reset_index()
+    rows = travelled.assign(place=kind).sort_values("loss", ascending=False, kind="stable")
+    worst = rows.drop_duplicates(["rule", "place"]).sort_index(kind="stable")
+    return worst.reindex(columns=["rule", "place", "loss", "mean_exit_layer"]).reset_index(drop=True)
 
 
-def away_figure(travelled: pd.DataFrame, demand: float, note: str = ""):
-    """The worst loss of every rule in-domain and away, rules sorted by what they lose away."""
+def away_figure(travelled: pd.DataFrame, demand: float, layers: int, note: str = ""):
+    """The worst loss of every rule in-domain and away, rules sorted by what they lose away.
+
+    Args:
+        travelled: a row for each rule, task and place where a threshold is used.
+        demand: the mean loss for which thresholds were chosen.
+        layers: depth of the decoder.
+        note: in small print above.
+    """
     worst = worst_by_place(travelled)
     order = worst.groupby("rule").loss.max().sort_values(kind="stable").index
     return figures.facets(
-        worst.assign(panel=""),
+        worst.assign(panel="", idle=hardly_exits(worst.mean_exit_layer, layers)),
         _draw_places,
         "panel",
         order=list(order),
         demand=demand,
         width=7.2,
-        height=0.25 * len(order) + 0.9,
+        height=0.32 * len(order) + 0.9,
         xlabel="largest mean consistency loss of any task (log)",
         message=away_message(travelled, demand),
         note=note,
@@ -147,26 +254,55 @@ def away_figure(travelled: pd.DataFrame, demand: float, note: str = ""):
 
 
 def _draw_places(axis, rows: pd.DataFrame, order: Sequence[str], demand: float) -> None:
-    rows = rows.assign(height=rows.rule.map(order.index), loss=rows.loss.clip(lower=LEAST_LOSS))
-    for height, part in rows.groupby("height"):
+    shift = rows.place.map(list(PLACES).index) - 1  # points of a rule stand below each other
+    heights = rows.rule.map(order.index)
+    rows = rows.assign(
+        line=heights, height=heights - 0.24 * shift, loss=100 * rows.loss.clip(lower=LEAST_LOSS)
+    )
+    for height, part in rows.groupby("line"):
         axis.plot([part.loss.min(), part.loss.max()], [height, height], color="#cccccc", zorder=0)
-    figures.dots(axis, rows, "loss", "height", "place", styles=PLACES)
-    axis.axvline(demand, color=figures.GREY, linewidth=1, linestyle="--", label=f"target: {demand:.0%}")
+    in_order = rows.sort_values("place", key=lambda places: places.map(list(PLACES).index), kind="stable")
+    figures.dots(axis, in_order[~in_order.idle], "loss", "height", "place", styles=PLACES)
+    idle = rows[rows.idle]
+    figures.dots(axis, idle, "loss", "height", "place", styles=PLACES, markerfacecolor="white", label=None)
+    target = f"target: {demand:.0%}"
+    axis.axvline(100 * demand, color=figures.GREY, linewidth=1, linestyle="--", label=target)
+    if len(idle):
+        look = {"color": figures.GREY, "linestyle": "none", "markerfacecolor": "white"}
+        axis.plot([], [], marker="o", label="hollow: hardly any token exits", **look)
     axis.set_yticks(range(len(order)), [figures.label(rule) for rule in order], fontsize=8)
+    axis.set_ylim(-0.7, len(order) - 0.3)
+    axis.grid(axis="y", visible=False)
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(_percent_of_loss)
+
+
+def _percent_of_loss(value: float, _=None) -> str:
+    """The tick of a loss in percent; at the smallest that is drawn stand those that are 0, too.
+
+    >>> _percent_of_loss(1.0), _percent_of_loss(0.01)
+    ('1%', '≤0.01%')
+    """
+    return f"≤{value:g}%" if round(value, 6) == 100 * LEAST_LOSS else f"{value:g}%"
 
 
 def away_message(travelled: pd.DataFrame, demand: float) -> str:
     """How many rules exceed twice their target in-domain and elsewhere."""
-    worst = worst_by_place(travelled).pivot(index="rule", columns="place", values="loss")
-    broken = (worst > 2 * demand).sum()
+    broken = _broken(travelled, demand)
+    number = travelled.rule.nunique()
     first, *others = [place for place in ("task", "corpus", "home") if place in broken]
-    counted = f"{broken[first] or 'none'} of {len(worst)} rules"
-    if broken[first] == len(worst):
-        counted = f"all {len(worst)} rules"
+    counted = f"{broken[first] or 'none'} of {number} rules"
+    if broken[first] == number:
+        counted = f"all {number} rules"
     lose = "lose" if broken[first] > 1 else "loses"
-    beside = "".join(f", {AWAY[place]} {_count(broken[place], len(worst))}" for place in others)
+    beside = "".join(f", {AWAY[place]} {_count(broken[place], number)}" for place in others)
     return f"{capitalized(AWAY[first])} {counted} {lose} more than twice the target of {demand:.0%}{beside}"
+
+
+def _broken(travelled: pd.DataFrame, demand: float) -> pd.Series:
+    """By place: how many rules lose more than twice the target there."""
+    worst = worst_by_place(travelled)
+    return (worst.loss > 2 * demand).groupby(worst.place, sort=False).sum()
 
 
 def _count(number: int, of: int) -> str:
@@ -175,59 +311,108 @@ def _count(number: int, of: int) -> str:
     return f"only {number}" if 0 < number < of / 2 else f"{number or 'none'}"
 
 
-def away_conclusion(travelled: pd.DataFrame) -> str:
-    """The median rule in-domain, on another task and on another corpus, and the worst one away."""
+def away_conclusion(travelled: pd.DataFrame, demand: float, layers: int) -> str:
+    """Whether thresholds hold in-domain and elsewhere, and the rule that loses most away.
+
+    Args:
+        travelled: a row for each rule, task and place where a threshold is used.
+        demand: the mean loss for which thresholds were chosen.
+        layers: depth of the decoder.
+    """
     worst = worst_by_place(travelled)
-    medians = worst.groupby("place", sort=False).loss.median()
+    medians = (
+        worst.groupby("place").loss.median().reindex([place for place in AWAY if place in set(worst.place)])
+    )
     texts = [f"{loss:.1%} {AWAY[place]}" for place, loss in medians.items()]
+    median = f"The median rule loses {listed(texts)} (worst task)"
     away = worst[worst.place != "home"]
     if away.empty:
-        return f"The median rule loses {listed(texts)}. {NOWHERE_ELSE}"
+        return f"{median}. {NOWHERE_ELSE}"
     row = away.loc[away.loss.idxmax()]
+    most = f"{figures.label(row.rule)} loses most, {row.loss:.1%} {AWAY[row.place]}"
+    return f"{_do_they_hold(travelled, demand)} {median}; {most}.{_not_by_exits(worst, demand, layers)}"
+
+
+def _do_they_hold(travelled: pd.DataFrame, demand: float) -> str:
+    """Whether thresholds keep to twice their target in-domain, and whether more of them do than elsewhere."""
+    broken = _broken(travelled, demand)
+    number = travelled.rule.nunique()
+    home = broken.get("home", 0)
+    elsewhere = broken.drop("home", errors="ignore").max()
+    if home > number / 2:
+        return (
+            f"Even in-domain, thresholds do not carry over from the examples on which they were chosen: "
+            f"{home} of {number} rules lose more than twice the target."
+        )
+    if elsewhere > home:
+        return (
+            "Thresholds hold better for inputs like those on which they were chosen: more than twice the "
+            f"target is lost in-domain by {home or 'none'} of {number} rules, elsewhere by {elsewhere}."
+        )
+    return "Thresholds hold elsewhere as well as in-domain."
+
+
+def _not_by_exits(worst: pd.DataFrame, demand: float, layers: int) -> str:
+    """How many rules lose more than twice the target where hardly any of their tokens exits."""
+    idle = worst[hardly_exits(worst.mean_exit_layer, layers) & (worst.loss > 2 * demand)]
+    rules = idle.rule.nunique()
+    if not rules:
+        return ""
+    lose = "rules lose" if rules > 1 else "rule loses"
     return (
-        "A threshold is valid only for inputs like those on which it was chosen. The median rule loses "
-        f"{listed(texts)} (worst task); the {figures.label(row.rule)} loses most, {row.loss:.1%} "
-        f"{AWAY[row.place]}."
+        f" {rules} {lose} more than twice the target where hardly any token exits: there the loss comes from "
+        "what the last layer scores, not from the threshold."
     )
 
 
 def confidence_conclusion(moved: pd.DataFrame) -> str:
-    """How sure the first exit is in-domain and elsewhere, and how often the last layer contradicts it."""
+    """How confident the first exit is in-domain and elsewhere, and how often it is contradicted."""
     home = moved[moved.place == "at home"].set_index("task")
     away = moved[moved.place != "at home"]
     if away.empty:
         return NOWHERE_ELSE
     texts = [
-        f"{row.place} ({figures.label(row.task)}) {row.sure:.0%}, of which "
+        f"{figures.label(row.place)} ({figures.label(row.task)}) {row.sure:.0%}, of which "
         f"{with_interval(row._asdict(), 'wrong', '.1%', 'low', 'high')}"
         for row in away.itertuples()
     ]
+    fewer = int((away.sure < away.task.map(home.sure)).sum())
+    more_wrong = int((away.wrong > away.task.map(home.wrong)).sum())
     return (
-        f"In-domain, the first exit is sure of {task_span(home.sure)} of the tokens, and the last layer "
-        f"contradicts {percent_span(home.wrong, '{:.1%}')} of these. Elsewhere: {'; '.join(texts)}."
+        f"In-domain, the first exit is confident of {task_span(home.sure)} of the tokens, and the last layer "
+        f"contradicts {percent_span(home.wrong, '{:.1%}')} of these. It is confident of fewer tokens on "
+        f"{_of_corpora(fewer, len(away))}, and contradicted more often on "
+        f"{_of_corpora(more_wrong, len(away))}: {'; '.join(texts)}."
     )
 
 
+def _of_corpora(number: int, of: int) -> str:
+    """ "every other corpus", "3 of 5 other corpora", "none of 5 other corpora"."""
+    if number == of:
+        return "every other corpus"
+    return f"{number or 'none'} of {of} other corpora"
+
+
 def later_conclusion(thirds: pd.DataFrame) -> str:
-    """Errors in the first and in the last third of the outputs, and tasks on which they change otherwise."""
-    texts = []
-    for what, rows in thirds.groupby("what", sort=False):
-        by_part = rows.pivot(index="task", columns="part", values="wrong")
-        means = by_part.mean()
-        change = by_part[3] - by_part[1]
-        more = bool(means[3] > means[1])
-        other = change.index[change < 0] if more else change.index[change > 0]
-        but = f", though {'fewer' if more else 'more'} {on_tasks(other, change.index)}" if len(other) else ""
-        errors = "more" if more else "fewer" if means[3] < means[1] else "as many"
-        texts.append(f"{what} makes {errors} ({means[3]:.2%} for {means[1]:.2%}, mean over tasks){but}")
-    return f"Errors in the last third of the outputs, compared with the first: {'; '.join(texts)}."
+    """By task and on average: whether the last third of the outputs has fewer errors than the first."""
+    errors = _errors_by_third(thirds)
+    means = {what: by_part.mean() for what, by_part in errors.items()}
+    averages = [f"{what} {mean[3]:.2%} against {mean[1]:.2%}" for what, mean in means.items()]
+    return f"{later_message(thirds)} On average over tasks: {', '.join(averages)}."
 
 
 def later_message(thirds: pd.DataFrame) -> str:
     """On which tasks errors are fewer in the last third of the outputs than in the first."""
-    texts = []
-    for what, rows in thirds.groupby("what", sort=False):
-        by_part = rows.pivot(index="task", columns="part", values="wrong")
+    where = []
+    for what, by_part in _errors_by_third(thirds).items():
         fewer = by_part.index[by_part[3] < by_part[1]]
-        texts.append(f"{what} {on_tasks(fewer, by_part.index)}")
-    return f"Fewer errors are made in the last third of an output than in the first by {listed(texts)}."
+        where.append(f"by {what} {on_tasks(fewer, by_part.index)}")
+    return f"Fewer errors are made in the last third of an output than in the first {', and '.join(where)}."
+
+
+def _errors_by_third(thirds: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Who predicts, such as "full depth" -> the share of the predictions that is wrong, `[task, part]`."""
+    return {
+        what: rows.pivot(index="task", columns="part", values="wrong")
+        for what, rows in thirds.groupby("what", sort=False)
+    }
