@@ -14,7 +14,7 @@
 # and what came after it is dropped. So the output is that of full depth, token for token, whatever the rule:
 # the rule affects only the speed.
 #
-# Decoder-only models have this at batch 1 (Draft & Verify, Zhang et al. 2024; LayerSkip, Elhoushi et al.
+# For decoder-only models this exists at batch size 1 (Draft & Verify, Zhang et al. 2024; LayerSkip, Elhoushi et al.
 # 2024). FREE's parallel pass does the same computation but does not verify the drafts.
 #
 # **Where the gain comes from.** A layer that runs on eight waiting tokens at once takes little longer than on
@@ -22,7 +22,7 @@
 # decisions; a wrong draft costs what was run after it.
 #
 # **Expectation.** Where training makes early layers agree with the last one (CALM), most drafts are accepted and
-# rounds are long; with the vanilla model many drafts are wrong. Answers of one or two tokens cannot gain.
+# rounds are long; with the vanilla model many drafts are wrong. Answers of one or two tokens should gain little.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -92,7 +92,7 @@ experiment.save_drawing(drawings.round_drawing(), "a_round")
 #
 # `max_draft="auto"` (the default) chooses rule, decision layers, threshold and draft length by replay. The most
 # promising settings are then timed on a few inputs, and the fastest once more on others; where it does not win there,
-# all layers are run. Such a trial can still mislead: then a speed below 1 is drawn. Points are the speeds that `make
+# all layers are run. A trial can still mislead, which shows as a speed below 1. Points are the speeds that `make
 # bench` measured, whiskers their range over rounds.
 
 # %% tags=["hide-input"]
@@ -106,27 +106,16 @@ if len(timed):
     experiment.save_figure(figure, "speed", timed)
 conclude(chapter.speed_conclusion(timed) or f"Not timed yet: run {result_tables.bench_command(profile)}.")
 
-# %% [markdown]
-# ## How fast would it be at the size of T5-base and T5-large? A simulation
-#
-# At this size a good part of a decision is Python. `make bench` lets decoders of T5's sizes with random weights
-# replay what the CALM model did here: tokens exit at the same relative depth, the same drafts are right and wrong,
-# every decision is computed. *Verified* exits are planned again for each size. *Unverified*: among the cheapest
-# rules of each family that keep 99 % of the score (08), the fastest over one layer and the fastest over several.
-# *mini* has the sizes of the profile's own models. The encoder, which no exit makes faster, counts for less here than
-# in short answers to long questions.
-
 # %% tags=["hide-input"]
 simulated = result_tables.fastest_by_shape().rename(columns={"speed": "simulated_speed"})
 simulated = simulated[(simulated.batch == 1) & (simulated.profile == experiment.profile.name)]
+conclude(chapter.SIMULATION if len(simulated) else "")
 
 # %%
 if len(simulated):
     figure = chapter.shape_figure(simulated, list(tasks), range_of_rounds)
     experiment.save_figure(figure, "speed_by_shape", simulated)
-conclude(
-    chapter.shape_conclusion(simulated) or f"Not simulated yet: run {result_tables.bench_command(profile)}."
-)
+conclude(chapter.shape_conclusion(simulated))
 
 # %% [markdown]
 # ## Is it lossless?
@@ -178,9 +167,9 @@ conclude(chapter.drafts_conclusion(drafts))
 # %% [markdown]
 # ## One sentence, as it is decoded
 #
-# Each line is a round, each word a token that was run in it; after a round the last layer verifies what waits. Words
-# are those of the final output, so a word that is dropped in one round reappears in the next. The rule is the margin
-# over pruned entries.
+# Each line is a round, each box a token that was run in it; after a round the last layer verifies what waits. A box
+# shows the word that the output has at that position in the end, not the draft, so a word that is dropped in one round
+# reappears in the next; "-" lies beyond the end of the output. The rule is the margin over pruned entries.
 
 # %% tags=["hide-input"]
 last_task = list(tasks)[-1]
@@ -203,7 +192,7 @@ conclude(chapter.sentence_conclusion(runs))
 # ## What this shows
 
 # %% tags=["hide-input"]
-conclude(chapter.summary(timed))
+conclude(chapter.summary(timed, drafts))
 
 # %% [markdown]
 # **Next:** [08](08_results.ipynb): the answer.

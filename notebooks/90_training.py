@@ -3,19 +3,17 @@
 #
 # [‹ 10 confidence](10_confidence.ipynb) · [all notebooks](../README.md#the-notebooks)
 #
-# **Question.** How were the mini models made, what did each layer learn, and what is each part of the recipe worth?
-# Nothing here is about exits; it shows what the other chapters rest on.
+# **Question.** How were the mini models made, and what did each layer learn? Nothing here is about exits; it shows what
+# the other chapters rest on.
 #
-# *Pre-trained only* has seen span corruption and no task. *Base* began the same way. On synthetic data it then went
-# through lessons, each with several questions about one context and one kind of hop (who lives where, facts of one kind
-# and of several, relations, who lives in a city, who owns more), and then the tasks. Most of this is done with four
-# layers, which takes a third of the time. Then each layer is replaced by three copies whose residual updates are scaled
-# by a third, and all twelve are trained together. All other models start from base and see the same number of examples
-# at the same learning rate; objectives that supervise intermediate layers sample one per training step.
+# *Pre-trained only* has seen span corruption and no task. *Base* began the same way and then learned the tasks. Most of
+# this is done with four layers, which takes a third of the time. Then each layer is replaced by three copies whose
+# residual updates are scaled by a third, and all twelve are trained together. All other models start from base and see
+# the same number of examples at the same learning rate; objectives that supervise intermediate layers sample one per
+# training step.
 #
-# Three more things are meant to make models this small learn quickly. Three of the four heads in the encoder, and two
-# in the decoder, begin with a preference for neighbours. The matrices are updated by Muon. And answers spell out their
-# intermediate steps. *Ablations* below shows what each is worth.
+# Two more things are meant to make models this small learn quickly. Three of the four heads in the encoder, and two in
+# the decoder, are initialised to attend to neighbouring tokens. And the matrices are updated by Muon.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -34,6 +32,8 @@ from mee_utils.study.result_tables import read_retrained
 
 # %% tags=["hide-input"]
 experiment = Experiment.of_notebook("90_training", globals())
+are_synthetic = {corpus.source for corpus in experiment.profile.corpora.values()} == {"synthetic"}
+conclude(chapter.LESSONS if are_synthetic else "")
 names = experiment.model_names
 manifests = experiment.manifests(names)
 trainings = pd.DataFrame(list(manifests.values()), index=pd.Index(manifests, name="model"))
@@ -42,10 +42,10 @@ trainings.reindex(columns=["steps", "minutes", "seed"])
 # %% [markdown]
 # ## Learning curves
 #
-# Each line is the cross-entropy of one layer (six of them are drawn) on target tokens of the tasks, on examples that
-# are neither trained on nor scored, from dark (first layer) to light (last layer), on a logarithmic axis. Curves begin
-# where a model has all its layers. **Expectation:** under CALM the layers fan out in order of depth and all
-# of them improve; under vanilla only the last ones do.
+# Each line is the cross-entropy of one layer (six of them are drawn) on target tokens of the tasks, on examples used
+# neither for training nor for evaluation, from dark (first layer) to light (last layer), on a logarithmic axis. Curves
+# begin where a model has all its layers. **Expectation:** under CALM the layers converge, in order of depth; under
+# vanilla only the last ones improve.
 
 # %% tags=["hide-input"]
 points = [
@@ -62,57 +62,31 @@ if len(curves):
     experiment.save_figure(figure, "learning_curves", curves)
     conclude(chapter.curves_conclusion(curves))
 
-# %% [markdown]
-# ## What was learned, by difficulty
-#
-# At full depth, which *kinds* of token does vanilla get right? References are fed in, so that every token is
-# predicted from the right words before it. This is measured on synthetic data only.
-
 # %% tags=["hide-input"]
-are_synthetic = {corpus.source == "synthetic" for corpus in experiment.profile.corpora.values()}
 accuracy = pd.DataFrame()
-if are_synthetic == {True}:
+if are_synthetic:
     tasks = experiment.tasks(limit)
     longest = experiment.profile.training.max_target
     accuracy = quality.difficulty_accuracy(tasks, experiment.models(names), longest)
     accuracy = experiment.save_table(accuracy, "accuracy_by_difficulty")
+    conclude(chapter.DIFFICULTY)
 
 # %%
-conclude(
-    chapter.difficulty_conclusion(accuracy)
-    if len(accuracy)
-    else "There are no synthetic data in this profile."
-)
-
-# %% [markdown]
-# ## With and without intermediate steps
-#
-# Exact match on whole answers, by the form of the question, on all held-out questions (as `make train` measured it). In
-# a sentence, each hop can build on tokens already written. For the bare value all hops must happen within one token,
-# layer by layer. **Expectation:** two facts, a count or a comparison are harder without intermediate steps.
+if len(accuracy):
+    conclude(chapter.difficulty_conclusion(accuracy))
 
 # %% tags=["hide-input"]
 forms = quality.form_table(manifests)
 if len(forms):
     spoken = forms.form.str.endswith(", bare").map({True: chapter.SILENT, False: chapter.ALOUD})
     forms = forms.assign(answer=spoken, kind=forms.form.str.removesuffix(", bare"))
+    conclude(chapter.FORMS)
 
 # %%
 if len(forms):
     figure = chapter.forms_figure(forms, experiment.note())
     experiment.save_figure(figure, "exact_match_by_form", forms)
     conclude(chapter.forms_conclusion(forms))
-
-# %% [markdown]
-# ## Ablations
-#
-# Short training runs with fewer layers, each changing one part of the recipe, all on about the same number of tokens.
-# *Flat start*: all heads begin as T5 draws them. *Slow table*: position biases learn at a tenth of their rate. *One
-# rate*: queries, embedding, position biases and norms learn at the rate of all other matrices. *Adam*: in place of
-# Muon, at the best rate we found for it. *One question*: one question per context in the lessons. *No curriculum*:
-# questions alone, from the start. *Bare value*: no intermediate step is ever written out. Each bar is a single run, and
-# the runs are far shorter than those of the models: a part of the recipe that makes no difference here may still matter
-# there.
 
 # %% tags=["hide-input"]
 ablations = read_retrained(profile, "ablations")
@@ -124,13 +98,12 @@ if len(ablations):
     tests = [binomtest(row.right, row.questions) for row in runs.itertuples()]
     runs[["low", "high"]] = [test.proportion_ci(method="wilson") for test in tests]
     runs["share"] = runs.right / runs.questions
+    conclude(chapter.ABLATIONS)
 
 # %%
 if len(ablations):
     figure = chapter.ablations_figure(runs, experiment.note(intervals="whiskers: 95% intervals (Wilson)"))
     experiment.save_figure(figure, "ablations", runs)
-else:
-    conclude("No ablations are stored for this profile: make retrain trains those that its file names.")
 
 # %% tags=["hide-input"]
 if len(ablations):

@@ -493,16 +493,30 @@ def test_learning_curves_are_told_by_their_last_points():
     ]
     curves = pd.DataFrame(rows)
     assert message(training.curves_figure(curves)) == (
-        "The first layer ends with a cross-entropy of 5.00 under CALM and of 5.00 under vanilla"
+        "The first layer ends at 5.00 nats under CALM and 5.00 nats under vanilla"
     )
     assert training.curves_conclusion(curves).startswith(
-        "The cross-entropy falls by 5% or more in every layer under CALM and every layer under vanilla. At"
+        "The cross-entropy falls by 5% or more in every layer under CALM and every layer under vanilla. "
+        "Against the expectation, CALM's layers do not converge (9.17 nats"
     )
     only_last = (curves.model == "vanilla") & (curves.layer < 10)
     trained = curves.assign(cross_entropy=curves.cross_entropy.mask(only_last, 5.0))
     assert training.curves_conclusion(trained).startswith(
-        "As expected, the cross-entropy falls by 5% or more in every layer under CALM and layers 10 to 12"
+        "The cross-entropy falls by 5% or more in every layer under CALM and layers 10 to 12 only under "
+        "vanilla. Half as expected: CALM's layers do not converge (9.17 nats"
     )
+    closed = (trained.model == "calm") & (trained.step == 2) & (trained.layer == 1)
+    converging = trained.assign(cross_entropy=trained.cross_entropy.mask(closed, 3.0))
+    assert message(training.curves_figure(converging)) == (
+        "CALM's objective pulls all layers towards the last: layer 1 ends at 3.00 nats, against 5.00 under "
+        "vanilla"
+    )
+    said = training.curves_conclusion(converging)
+    assert "As expected, CALM's layers converge, in order of depth (9.17 nats lie between" in said
+    assert "2.58 in the end), and under vanilla only the last ones improve." in said
+    idle = converging.assign(cross_entropy=converging.cross_entropy.mask(converging.model == "vanilla", 5.0))
+    assert "Half as expected" in training.curves_conclusion(idle)
+    assert "under vanilla no layer improves as much." in training.curves_conclusion(idle)
     last_rises = (curves.model == "calm") & (curves.layer == 12)
     but_last = training.curves_conclusion(
         trained.assign(cross_entropy=trained.cross_entropy.mask(last_rises, 5))
@@ -546,7 +560,7 @@ def test_a_rule_drafts_at_the_mean_of_its_layers_weighted_by_its_drafts():
     assert drafts.draft_layer.item() == pytest.approx(3.0)
     assert (
         message(lossless.drafts_figure(drafts))
-        == "The last layer accepts 90% of CALM's drafts, depending on the rule"
+        == "The last layer accepts 90% of CALM's drafts, depending on rule and task"
     )
 
 

@@ -153,7 +153,10 @@ def _beside_untrained(ways: pd.DataFrame) -> str:
     ahead = untrained.index[linear.combine(berxit, max) > untrained]
     text = f"The untrained max probability ({span(untrained)}) ranks them better than either"
     if len(ahead):
-        text += f", but for {on_tasks(ahead, untrained.index).removeprefix('on ')}"
+        where = on_tasks(ahead, untrained.index)
+        text = (
+            f"One of the two ranks them better than the untrained max probability ({span(untrained)}) {where}"
+        )
     better = [
         f"the {without_source(rule)}, {trained_by} (by {span(area - untrained, '{:.3f}')})"
         for (rule, trained_by), area in areas.items()
