@@ -227,7 +227,7 @@ def calibrate(
     bound: str = "hoeffding_bentkus",
     **settings,
 ) -> Calibration:
-    """The lowest threshold at which a policy satisfies its demand, by real decoding of calibration examples.
+    """The lowest threshold of a policy that meets the bound, found by decoding the calibration examples.
 
     Args:
         model: from `load_model`.

@@ -137,7 +137,7 @@ def explore(
 
     Args:
         model: what decodes. An `AnyModel` is traced, and its exits are replayed: each token is what its exit
-            predicts behind the output of full depth.
+            predicts given the full-depth prefix.
         inputs: a prompt, up to 16 of them, a task of as many, or name -> task.
         policies: an `ExitPolicy`, or name -> `ExitPolicy`; by default three rules that need no training and
             may exit from the first layer on. Their thresholds are the slider's.

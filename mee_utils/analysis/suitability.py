@@ -64,11 +64,11 @@ class Suitability:
         examples, tokens: how many were traced.
         settled: a row a layer: `share` of the tokens whose prediction is final there, with interval.
         oracle: one row: `mean_exit_layer` and `flops_share` of exits as soon as the prediction is final.
-        rules: a row a rule and `wanted` loss: `decides` at which layers, `threshold`, `chosen_flops_share` of
-            the examples that chose; of the others `same_token`, `changed_outputs`, `mean_exit_layer`,
-            `flops_share`, `speed`.
+        rules: a row a rule and `wanted` loss: `decides` at which layers, `threshold`, `chosen_flops_share` on
+            the examples used to choose the threshold; on the rest `same_token`, `changed_outputs`,
+            `mean_exit_layer`, `flops_share`, `speed`.
         drafts: one row, of exits that the last layer verifies: `rule`, `decides`, `threshold`, `max_draft`,
-            `acceptance`, `tokens_a_round`, `speed`, and `chosen_speed` of the examples that chose.
+            `acceptance`, `tokens_a_round`, `speed`, and `chosen_speed` on the examples used to choose them.
         cut, longest: how many inputs were cut, and to how many tokens.
     """
 
@@ -144,10 +144,10 @@ def suitability(
 
     Args:
         model: from `load_model` or `load_any_model`, or an `AnyModel`.
-        inputs: prompts, at least `LEAST_EXAMPLES`; some hundred for narrow intervals.
+        inputs: prompts, at least `LEAST_EXAMPLES`; a few hundred for narrow intervals.
         max_new_tokens, batch_size: as in `trace`.
-        max_source_tokens: longer inputs are cut to so many tokens; by default to what the model has
-            positions for, its output included if it is causal. A T5 has no limit.
+        max_source_tokens: longer inputs are cut to this many tokens, by default the model's context (its
+            output included, if it is causal). A T5 has no limit.
 
     Raises:
         MeeError: too few inputs, and as `trace` does.

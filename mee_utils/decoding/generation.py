@@ -109,7 +109,7 @@ def generate(
 
     Greedy search begins and ends with the ids that the model's `generation_config` names, else its `config`.
     Stored `num_beams`, `do_sample` and lengths are ignored; settings that change greedy search itself
-    (a repetition penalty, forced or suppressed ids, a least length, ...) are refused by name.
+    (a repetition penalty, forced or suppressed ids, a minimum length, ...) are refused by name.
 
     Args:
         inputs: the prompts; one text stands for a list of one.
@@ -121,9 +121,9 @@ def generate(
         max_source_tokens: the longest input; by default the tokenizer's limit, else 16,384.
         encodings: keeps encoder states from call to call, where inputs are decoded with many policies.
 
-    Raises `MeeError` for no inputs, an empty or over-long one, a policy or encodings that do not fit
-    the model, generation settings as above, start or end ids that the model does not have, and states that
-    are not finite.
+    Raises `MeeError` if there are no inputs, for an empty or over-long one, a policy or encodings that do not
+    fit the model, generation settings as above, start or end ids that the model does not have, and states
+    that are not finite.
     """
     _check_types(model, policy, encodings)
     texts = check_inputs(inputs)

@@ -442,7 +442,7 @@ class LayerwiseDecoder:
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
     def run_layer(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
-        """Runs layer `layer` (1 to L) for the present token of some rows, `[rows, d_model]` to the same."""
+        """Runs layer `layer` (1 to L) for the current token of the given rows; `x` is `[rows, d_model]`."""
         cache = rows.cache
         first = rows.waiting(layer)
         if first is not None and cache.parallel:  # one causal pass of waiting tokens and the present one

@@ -82,7 +82,7 @@ class ExitClassifier(nn.Module, Measure):
             self.network = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
     def loss(self, batch: TrainingBatch) -> Tensor:
-        """Balanced cross-entropy of the labels; the first `lookback` layers are not decided at."""
+        """Balanced cross-entropy of the labels; no decision is made at the first `lookback` layers."""
         log_odds = self.log_odds(batch.states[:, :-1])  # [token, layer - 1 - lookback]
         labels = batch.labels[:, self.lookback :].to(log_odds.dtype)
         weights = batch.weights[:, self.lookback :]

@@ -71,7 +71,7 @@ class AnyModel:
 
     @property
     def config(self):
-        """The configuration of what is decoded with: of an encoder-decoder, its decoder's."""
+        """The configuration of the decoding stack (the decoder's, for an encoder-decoder)."""
         return self.network.config.get_text_config(decoder=True)
 
     @property
@@ -121,7 +121,7 @@ class AnyModel:
 
     @property
     def sizes(self) -> DecoderSizes:
-        """The sizes that FLOPs are counted from; heads that share keys and values are counted as others."""
+        """The sizes that FLOPs are counted from; grouped-query heads are counted as full heads."""
         config = self.config
         d_model = config.hidden_size
         heads = _first(config, HEADS) or 1

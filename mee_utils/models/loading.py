@@ -72,9 +72,9 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the weights in single precision, which classifiers trained on the states belong to.
+        """sha256 of the weights in single precision; it ties trained classifiers to their model.
 
-        Computed once for as long as no weight changes.
+        Cached until a weight changes.
         """
         self._fingerprint = weights_fingerprint(self.network, self._fingerprint)
         return self._fingerprint[1]
@@ -114,8 +114,8 @@ def load_model(
         name: what figures call the model; the last part of `source` by default.
         tokenizer: a folder, a hub id or a loaded tokenizer, for a checkpoint that comes without one.
 
-    Raises `MeeError` for no such folder or device, another family, weights that are damaged or do not
-    fit the config, a checkpoint with code of its own, an unreachable hub.
+    Raises `MeeError` if the folder or device is missing, for another family, weights that are damaged or do
+    not fit the config, a checkpoint with code of its own, an unreachable hub.
     """
     network, tokenizer = read_checkpoint(source, revision, dtype, device, FAMILIES, tokenizer)
     if tokenizer.pad_token_id is None:

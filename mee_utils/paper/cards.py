@@ -26,11 +26,12 @@ LIMITS = {
     "small": """
 - They know only the synthetic language of `mee_utils/tasks/synthetic`: no real text.
 - They answer nearly everything there, so exits look better than on real text.
-- To join, count or compare facts within one token is beyond them (notebook 00).""",
+- They cannot join, count or compare facts within a single token (notebook 00).""",
     "real": """
 - Far below published systems: compare them with each other, not with the literature (notebook 00).
-- English, and French as a target, in the domains of the corpora alone. Summaries may state what nobody said.
-- Not for any decision about people. Texts of the corpora may be recalled word for word.""",
+- English, plus French as a target language, and only in the domains of these corpora.
+- Summaries may state what nobody said.
+- Not for any decision about people. The models may reproduce training texts verbatim.""",
 }
 OF_REAL = "[non-commercial research](../../../LICENSES/LicenseRef-Weights-Real.txt)"
 LICENCES = {
@@ -93,7 +94,7 @@ def _corpus_row(origin: Origin) -> dict:
 
 def _files(origin: Origin) -> str:
     if len(origin.files) > MANY:
-        return f"{len(origin.files)} files, checked by the rows that they give."
+        return f"{len(origin.files)} files; the converted rows are checked."
     rows = [
         {"file": f"`{file.name}`", "checksum": file.checksum or "none: it grows"} for file in origin.files
     ]
@@ -122,7 +123,7 @@ def model_card(profile: Profile) -> str:
         parameters=f"{main['parameters']:,}",
         size=f"{weights.stat().st_size / 1e6:.1f}",
         licence=LICENCES[profile.name],
-        data=_data_of(manifests),
+        data=_data_of(profile, manifests),
         minutes=round(sum(manifest["minutes"] for manifest in manifests.values())),
         cores=main["machine"]["cores"],
         processor=main["machine"]["processor"],
@@ -138,14 +139,15 @@ def _manifests(profile: Profile) -> dict[str, dict]:
     return {name: read_json(folder / name / "manifest.json") for name in profile.training.models}
 
 
-def _data_of(manifests: dict[str, dict]) -> str:
-    """The corpora that any of the models was trained on, with the number of different examples."""
-    corpora = {}
+def _data_of(profile: Profile, manifests: dict[str, dict]) -> str:
+    """By task, the corpora that any of the models was trained on, with the number of different examples."""
+    tasks: dict[str, dict[str, str]] = {}  # task -> name in the profile -> its source and size
     for manifest in manifests.values():
         for name, facts in manifest["data"].items():
+            task = profile.extra[name].task if name in profile.extra else name
             source = "synthetic" if facts["source"] == "synthetic" else Path(facts["source"]).name
-            corpora[name] = f"{label(name)}: {source}, {facts['examples']:,} examples"
-    return "; ".join(corpora.values())
+            tasks.setdefault(task, {})[name] = f"{source}, {facts['examples']:,} examples"
+    return "; ".join(f"{label(task)}: {', and '.join(corpora.values())}" for task, corpora in tasks.items())
 
 
 def _model_row(name: str, manifest: dict) -> dict:
@@ -154,7 +156,7 @@ def _model_row(name: str, manifest: dict) -> dict:
         "objective": OBJECTIVES[name],
         "steps": f"{manifest['steps']:,}",
         "minutes": f"{manifest['minutes']:.0f}",
-        "smallest exit layer": str(manifest["min_exit_layer"]),
+        "minimum exit layer": str(manifest["min_exit_layer"]),
     }
 
 

@@ -143,7 +143,7 @@ def _draw_reliability(axis, rows) -> None:
 
 
 def draw_front(model, task, policies: Mapping[str, ExitPolicy], thresholds: int = 8, **settings):
-    """Score by cost: every policy decoded at several thresholds, from strict to loose.
+    """Score against cost: every policy decoded at several thresholds, from strict to loose.
 
     Args:
         policies: name -> `ExitPolicy`; their measures must have thresholds to vary.

@@ -71,7 +71,7 @@ class Experiment:
 
     @property
     def parameters(self) -> dict:
-        """The values of the notebook's parameters by name, `profile` and `data` apart."""
+        """The values of the notebook's parameters by name, except `profile` and `data`."""
         return {name: value for name, value in self.run.parameters.items() if name != "device"}
 
     def note(self, examples: int | None = None, intervals: str = "") -> str:
@@ -134,7 +134,7 @@ class Experiment:
 
     @property
     def main(self) -> str:
-        """The model that figures of one model are drawn of: CALM's, or the last where there is none."""
+        """The model shown in single-model figures: CALM's, or the last where there is none."""
         return MAIN_MODEL if MAIN_MODEL in self.backbones else self.backbones[-1]
 
     def models(self, names: Sequence[str]) -> dict[str, Model]:
@@ -156,10 +156,14 @@ class Experiment:
         variants: Sequence[str] = (),
         targets: Sequence[str] = (),
     ) -> dict[tuple, list]:
-        """(model, variant, target) -> classifiers, one a seed; trains missing ones. The survey's if asked.
+        """(model, variant, target) -> one classifier per seed; missing ones are trained.
 
-        `variants` are the rules whose classifiers are wanted, and `targets` what they learned, if not all.
-        Exit heads are only there by name.
+        Args:
+            models: name -> the model that they belong to.
+            seeds: of their training.
+            survey: whether the survey's classifiers are trained and returned, too.
+            variants: limits the rules whose classifiers are returned. Exit heads are returned only if named.
+            targets: limits the training targets.
         """
         groups: dict = {}
         for spec, path in train_classifiers(self.profile, models, seeds, variants, targets).items():

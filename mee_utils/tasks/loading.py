@@ -102,7 +102,10 @@ class Task:
         return self.kind.metric
 
     def score(self, texts: Sequence[str], examples: dict[str, np.ndarray] | None = None) -> dict[str, float]:
-        """Scores one output an example, in percent; `examples` are their `score_examples`, if known."""
+        """Scores one output per example, in percent.
+
+        Pass `examples` if `score_examples` was already computed.
+        """
         return self.kind.score(self._checked(texts), self.references, examples, self.language)
 
     def score_examples(self, texts: Sequence[str]) -> dict[str, np.ndarray]:

@@ -9,7 +9,8 @@ nothing is decided, is left out.
 
 `history_classifier` learns from predictions, as the policy that it will decide with computes them, and both
 classes count as often as they are seen: its confidence is a probability. Give it a trace of the model's own
-outputs for examples that the model was not trained on, since a model is surer of examples that it has seen.
+outputs for examples that the model was not trained on, since a model is more confident of examples that it
+has seen.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -91,7 +92,8 @@ def train_classifier(
         kind: a name of the table in `mee_utils.exits.classifiers`; `options` are those of `new_classifier`.
         trace: of training examples by `model`, with states; for "correctness" along the references.
         model: what was traced, with the weights that it had then.
-        target: "consistency", "correctness" or "distilled", see above.
+        target: what a layer learns to predict of its token: "consistency", is it the last layer's;
+            "correctness", is it the reference's; "distilled", how probable the last layer finds it.
         seed: of the first weights and the order of the tokens.
         epochs: passes over the tokens (MEE: 5).
         batch_size: tokens at a time, each with all its layers.

@@ -44,7 +44,7 @@ def replay_drafts(
     Args:
         trace: of the model's own output.
         policy: of any propagation.
-        max_draft: the most tokens of a draft; by default the policy's, where that is "auto" 8.
+        max_draft: the most tokens of a draft; by default the policy's, or 8 if that is "auto".
         max_new_tokens: the `N` of decaying thresholds, as in `generate`.
         model: what was traced, if the policy looks at states.
 

@@ -97,7 +97,7 @@ class Trace:
         return [len(ids) for ids in self.source_ids]
 
     def source_of(self, tokens) -> np.ndarray:
-        """The inputs of some tokens, a slice or their numbers: `[token, source]`, -1 beyond their ends."""
+        """The input ids behind the given tokens (a slice or indices): `[token, source]`, padded with -1."""
         inputs, rows = np.unique(self.sequence[tokens], return_inverse=True)
         ids = [torch.tensor(self.source_ids[number]) for number in inputs]
         return pad_sequence(ids, batch_first=True, padding_value=-1).numpy()[rows]
