@@ -129,7 +129,7 @@ def overthinking(trace: Trace, **labels) -> dict:
 
 
 def fake_confidence(trace: Trace, sure: float = 0.9, **labels) -> pd.DataFrame:
-    """Along references, by layer: the share of tokens surer than `sure`, and of these the share `wrong`."""
+    """Along references, by layer: the share of tokens above `sure`, and of these the share `wrong`."""
     wrong = trace.top1_id != trace.token_id[:, None]  # [token, layer]
     rows = []
     for number in range(trace.layers):
