@@ -2,7 +2,7 @@
 # make test         unit tests, exactness tests, stored notebooks re-run and compared
 # make results      RESULTS.md, the numbers of README.md, DATA.md and the model cards, from the stored tables
 # make explorer     one page on which thresholds move and outputs follow    PROFILE=small|real  DATA=folder
-# make bench        the decoder against its peers; writes figures/bench; keep the machine quiet    PROFILE, DATA, PART="one decision"
+# make bench        the decoder against its peers; writes figures/bench; keep the machine quiet    PROFILE, DATA, PART="one decision", DEVICE=cpu
 # make measure      decodes with every rule again; hours (03, 05, 06, 08 are drawn from what is stored)  PROFILE, DATA, FORCE=1
 # make data         the corpora of a profile, from their publishers      PROFILE=real  DATA=folder (by default: data)
 # make train        the models and classifiers of a profile              PROFILE=small|real|paper  DATA=folder  MODEL=name
@@ -67,7 +67,7 @@ explorer: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(PYTHON) -c 'import ctranslate2' 2>/dev/null || $(PIP) '.[bench]'
-	@PYTHONPATH=tests $(PYTHON) -m benchmarks $(OPTIONS) $(if $(PART),--part "$(PART)")
+	@PYTHONPATH=tests $(PYTHON) -m benchmarks $(OPTIONS) $(if $(PART),--part "$(PART)") $(if $(DEVICE),--device $(DEVICE))
 
 data: $(INSTALLED)
 	@$(COMPANION) data $(OPTIONS)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,13 +108,14 @@ def write_checkpoint(folder, checkpoint, shape, seed=0):
     sizes = SMALL if shape == "small" else TRUE["longt5" if long else "t5"]
     torch.manual_seed(seed)
     common = {**sizes, "vocab_size": VOCABULARY, "decoder_start_token_id": 0}
-    if long:
-        config = LongT5Config(
-            **common, encoder_attention_type="transient-global", feed_forward_proj="gated-gelu"
-        )
-        network = LongT5ForConditionalGeneration(config)
-    else:
-        network = T5ForConditionalGeneration(T5Config(**common))
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # a GPU draws in no time
+        if long:
+            config = LongT5Config(
+                **common, encoder_attention_type="transient-global", feed_forward_proj="gated-gelu"
+            )
+            network = LongT5ForConditionalGeneration(config)
+        else:
+            network = T5ForConditionalGeneration(T5Config(**common))
     network.to(torch.bfloat16).save_pretrained(folder)
 
 
@@ -173,7 +175,10 @@ def few(content, examples, tokens, source_tokens, layers):
 
 @dataclass(frozen=True)
 class Step:
-    """What one command took: seconds of wall and processor, the most memory in bytes, counted FLOPs."""
+    """What one command took: seconds of wall and processor, the most memory in bytes, counted FLOPs.
+
+    `gpu_memory` is the most that PyTorch has held on a GPU, in bytes; 0 without one.
+    """
 
     name: str
     status: int
@@ -182,14 +187,15 @@ class Step:
     memory: int
     flops: float
     said: str
+    gpu_memory: int = 0
 
 
 def measured_step(clone, environment, name, command):
     """Runs a command of the clone to its end, and measures it with all its children."""
     with tempfile.TemporaryDirectory() as folder:
-        counted = Path(folder) / "flops.json"
+        counted = Path(folder) / "counted.json"
         log = Path(folder) / "log"
-        variables = clone.environment | environment | {"COUNT_FLOPS": str(counted)}
+        variables = clone.environment | environment | {"COUNTED": str(counted)}
         started = time.monotonic()
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -201,13 +207,15 @@ def measured_step(clone, environment, name, command):
             )
             _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
+        counts = json.loads(counted.read_text()) if counted.exists() else {}
         return Step(
             name=name,
             status=process.returncode,
             wall=time.monotonic() - started,
             processor=usage.ru_utime + usage.ru_stime,
             memory=usage.ru_maxrss * 1024,
-            flops=json.loads(counted.read_text()) if counted.exists() else 0.0,
+            flops=counts.get("flops", 0.0),
+            gpu_memory=counts.get("gpu_memory", 0),
             said=COLOURS.sub("", log.read_text(errors="replace")),
         )
 
@@ -232,15 +240,19 @@ def counting():
 def run_step(arguments):
     """In the process of a step: a command of the package, or a notebook without a kernel."""
     import in_process
+    import torch
 
     from mee_utils.__main__ import main
 
-    with counting() as counter:
+    with nullcontext() if os.environ.get("UNCOUNTED") else counting() as counter:
         if arguments[0] == "notebook":
             status = in_process.run_all(arguments[1], "", arguments[2:])
         else:
             status = main(arguments)
-    Path(os.environ["COUNT_FLOPS"]).write_text(json.dumps(counter.get_total_flops()))
+    counts = {"flops": counter.get_total_flops() if counter else 0.0}
+    if torch.cuda.is_initialized():
+        counts["gpu_memory"] = torch.cuda.max_memory_allocated()
+    Path(os.environ["COUNTED"]).write_text(json.dumps(counts))
     return status
 
 
@@ -394,6 +406,11 @@ def needs(names):
     return "\n".join(rows)
 
 
+def of_gpu(step):
+    """The most memory that a step took of a GPU; nothing without one."""
+    return f", {step.gpu_memory / GIGA:.1f} GB of the GPU" if step.gpu_memory else ""
+
+
 def new_parser():
     """The options of `make rehearse`."""
     parser = argparse.ArgumentParser(prog="rehearsal", description=__doc__.partition("\n")[0])
@@ -403,6 +420,7 @@ def new_parser():
     parser.add_argument("--tokens", type=int, default=8, help="longest output")
     parser.add_argument("--source-tokens", type=int, default=64, help="longest input")
     parser.add_argument("--notebook", action="append", default=[], help="only this one (may be given again)")
+    parser.add_argument("--uncounted", action="store_true", help="no FLOPs are counted: that takes time")
     parser.add_argument("--folder", type=Path, help="work there, and keep it; by default a temporary folder")
     return parser
 
@@ -410,6 +428,8 @@ def new_parser():
 def main(arguments):
     """Rehearses a profile, and prints the report; exit status 1 if a step failed."""
     options = new_parser().parse_args(arguments)
+    if options.uncounted:
+        os.environ["UNCOUNTED"] = "1"
     if not isinstance(load_profile(options.profile).training.base, Checkpoint):
         print(f"error: profile {options.profile} reads nothing from the hub.", file=sys.stderr)
         return 2
@@ -420,7 +440,7 @@ def main(arguments):
         for step in rehearse(options.profile, options.shape, folder, notebooks=options.notebook, **lengths):
             steps.append(step)
             print(
-                f"{step.name}: {step.wall:.0f} seconds, {step.memory / GIGA:.1f} GB",
+                f"{step.name}: {step.wall:.0f} seconds, {step.memory / GIGA:.1f} GB{of_gpu(step)}",
                 file=sys.stderr,
                 flush=True,
             )

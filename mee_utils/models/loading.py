@@ -143,7 +143,7 @@ def read_checkpoint(
     """
     path = find_local(source, WANTED)
     where = str(path or source)
-    target = _device(device)
+    target = find_device(device)
     precision = str(dtype).removeprefix("torch.")
     if precision not in DTYPES:
         raise MeeError(f'dtype="{dtype}" is not supported: use one of {", ".join(DTYPES)}.')
@@ -293,7 +293,8 @@ def _fit_tokenizer(tokenizer, network: nn.Module, where: str) -> None:
         raise MeeError(f"{sizes}: it belongs to another model.")
 
 
-def _device(device: str) -> torch.device:
+def find_device(device: str) -> torch.device:
+    """The device of a name, "auto" being a GPU if there is one; raises `MeeError` if it is not there."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -24,6 +24,7 @@ MEASURED = "measured"
 ORACLE = "oracle"  # measurements of what limits exits
 FULL_DEPTH = "full_depth"  # of the retrained models: a table of examples
 BENCH = ROOT / "figures" / "bench"
+GPU = "gpu"  # the folder in it with what was timed on GPUs: tables of the same names
 MACHINES = "machines.json"
 KEEPS_IT = "keeps it"  # verdicts on a share of the score
 LOSES_IT = "does not keep it"

@@ -1,11 +1,13 @@
 """The command behind `make bench`: all parts, or some (`make bench PART="one decision"`).
 
 What belongs to no profile is timed with profile `small`, unless it is named: `make bench PROFILE=real` times
-the models of `real` alone.
+the models of `real` alone. A GPU is used if there is one (`make bench DEVICE=cpu`: not), and has tables of its
+own in `figures/bench/gpu`.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -13,6 +15,7 @@ import pandas as pd
 from mee_utils.__main__ import Parser, profile_options
 from mee_utils.__main__ import main as command
 from mee_utils.common.errors import check_choice
+from mee_utils.models.loading import find_device
 from mee_utils.study.catalogue import MAIN_MODEL
 from mee_utils.study.profiles import load_profile
 
@@ -31,8 +34,9 @@ def bench(options) -> None:
         check_choice("shape", name, WORKLOADS)
     for name in options.part:
         check_choice("part", name, PARTS)
+    options.device = str(find_device(options.device))
     for table, name, keys in timed(options):
-        print(f"table: {tables.save(table, name, keys)}")
+        print(f"table: {tables.save(table, name, keys, options.device)}")
 
 
 def parts_of(profile: str) -> list[str]:
@@ -51,16 +55,17 @@ def timed(options) -> Iterator[Timed]:
     """Times what the options name, size by size, so that a model is made once."""
     parts = options.part or parts_of(options.profile)
     for shape in options.shape or WORKLOADS:
+        workload = replace(WORKLOADS[shape], device=options.device, compiling=not options.no_compiling)
         for part in [name for name in parts if name not in rules.PARTS]:
             print(f"{shape}: {part}", flush=True)
             if part in decoder.PARTS:
-                yield decoder.run(part, WORKLOADS[shape], options.rounds), "decoder", decoder.KEYS
+                yield decoder.run(part, workload, options.rounds), "decoder", decoder.KEYS
             else:
-                where = (options.profile, options.data, WORKLOADS[shape])
-                yield shapes.run(part, *where, options.rounds), "shapes", shapes.KEYS
+                table = shapes.run(part, options.profile, options.data, workload, options.rounds)
+                yield table, "shapes", shapes.KEYS
     for part in [name for name in parts if name in rules.PARTS and not options.shape]:
         progress = partial(print, flush=True)
-        table = rules.run(part, options.profile, options.data, options.rounds, progress)
+        table = rules.run(part, options.profile, options.data, options.device, options.rounds, progress)
         if table.empty:
             print(f"{part}: nothing to time here (rivals: make retrain PROFILE={options.profile} keeps them)")
         else:
@@ -73,6 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--part", action="append", default=[], help="only this part (may be given again)")
     parser.add_argument("--shape", action="append", default=[], help="only this size (may be given again)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu or cuda")
+    parser.add_argument("--no-compiling", action="store_true", help="without the peer that is compiled")
     parser.set_defaults(run=bench)
     return command(arguments, parser)
 

@@ -14,6 +14,14 @@ import pandas as pd
 Result = TypeVar("Result")
 
 
+def wait_for(device: str) -> None:
+    """Waits until a device has done all that it was given; a GPU works while the host goes on."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
 def take_turns(
     contenders: Mapping[str, Callable[[int], Result]], rounds: int, pause: float = 0.0
 ) -> list[dict[str, Result]]:
@@ -34,14 +42,25 @@ def take_turns(
 
 
 def seconds_in_turns(
-    contenders: Mapping[str, Callable[[], object]], rounds: int, pause: float = 0.0
+    contenders: Mapping[str, Callable[[], object]], rounds: int, pause: float = 0.0, device: str = "cpu"
 ) -> pd.DataFrame:
-    """Seconds `[round, contender]`."""
+    """Seconds `[round, contender]`, until the device is done."""
 
     def timed(run: Callable[[], object]) -> Callable[[int], float]:
-        return lambda number: timeit(run, number=1)
+        return lambda number: seconds_of(run, device)
 
     return pd.DataFrame(take_turns({name: timed(run) for name, run in contenders.items()}, rounds, pause))
+
+
+def seconds_of(run: Callable[[], object], device: str = "cpu") -> float:
+    """Seconds of one call, until the device is done."""
+
+    def run_to_its_end() -> None:
+        run()
+        wait_for(device)
+
+    wait_for(device)
+    return timeit(run_to_its_end, number=1)
 
 
 def summary(rows: Iterable, middle: str) -> pd.DataFrame:

@@ -29,6 +29,7 @@ from mee_utils.study.catalogue import (
 )
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import load_tasks, weights_digest
+from mee_utils.study.profiles import load_profile
 from mee_utils.study.published_setting import BATCHES as PUBLISHED_BATCHES
 from mee_utils.study.published_setting import (
     CUT,
@@ -258,8 +259,18 @@ PARTS: dict[str, Callable[[Experiment], Iterator[Setting]]] = {
 OF_ANY_MODELS = ("reductions", "lossless")  # the others time rules on the main model, or rivals trained here
 
 
+def experiment_on(device: str, profile: str, data: str | None) -> Experiment:
+    """The experiment of a profile with its models on a device, wherever the profile computes."""
+    return Experiment(None, load_profile(profile, data).model_copy(update={"device": device}), data)
+
+
 def run(
-    part: str, profile: str, data: str | None, rounds: int, progress: Callable[[str], None]
+    part: str,
+    profile: str,
+    data: str | None,
+    device: str,
+    rounds: int,
+    progress: Callable[[str], None],
 ) -> pd.DataFrame:
     """The table of one of `PARTS`: `profile`, `task`, `model`, `batch`, the labels, `speeds` and `weights`.
 
@@ -268,7 +279,7 @@ def run(
     Raises:
         MeeError: the notebook has not been run, or the rules of this profile have not been decoded.
     """
-    experiment = Experiment(None, profile, data)
+    experiment = experiment_on(device, profile, data)
     tables = []
     for setting in PARTS[part](experiment):
         model = setting.model

@@ -11,7 +11,6 @@ short answers.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
-from timeit import timeit
 from typing import NamedTuple
 
 import numpy as np
@@ -39,9 +38,9 @@ from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import weights_digest
 from mee_utils.study.result_tables import best_of_families
 
-from .clock import summary
+from .clock import seconds_of, summary
 from .decoder import around, untrained_classifiers
-from .rules import BATCHES, certain, drafts_by, trained
+from .rules import BATCHES, certain, drafts_by, experiment_on, trained
 from .workloads import PAUSE, SEED, Bench, Run, Workload, bench_of
 
 KEYS = ("profile", "part", "shape")
@@ -113,9 +112,9 @@ class Trained:
 
 
 @lru_cache(maxsize=1)
-def trained_of(profile: str, data: str | None) -> Trained:
+def trained_of(profile: str, data: str | None, device: str) -> Trained:
     """What the main model of a profile does; kept for the next size."""
-    return Trained(Experiment(None, profile, data))
+    return Trained(experiment_on(device, profile, data))
 
 
 # ---- played in another decoder
@@ -236,7 +235,7 @@ def fastest(bench: Bench, batch: int, settings: list[Drafting]) -> Drafting | No
 
     def seconds(drafting: Drafting | None, seed: int) -> float:
         run = drafting.run(bench, batch, seed) if drafting else bench.ours(batch, tokens=TOKENS[batch])
-        return timeit(run, number=1)
+        return seconds_of(run, bench.device)
 
     if not settings:
         return None
@@ -299,7 +298,7 @@ def run(part: str, profile: str, data: str | None, workload: Workload, rounds: i
     Raises:
         MeeError: nothing was measured for this profile.
     """
-    model = trained_of(profile, data)
+    model = trained_of(profile, data, workload.device)
     config = model.model.network.config
     if workload.shape == "mini":
         workload = replace(workload, sizes=DecoderSizes.of(config), d_kv=config.d_kv)

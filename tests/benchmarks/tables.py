@@ -1,8 +1,12 @@
-"""The tables of `make bench`: lines of every machine that it ran on, beside descriptions of them."""
+"""The tables of `make bench`: lines of every machine that it ran on, beside descriptions of them.
+
+GPUs have tables of their own, so that no page takes their lines for those of a CPU.
+"""
 
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
 from hashlib import sha256
@@ -13,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from mee_utils.common.files import complete_file
-from mee_utils.study.result_tables import MACHINES
+from mee_utils.study.result_tables import GPU, MACHINES
 from mee_utils.study.results import output_root, processor
 
 from .decoder import PARTS
@@ -24,15 +28,17 @@ ORDERS = {"shape": list(WORKLOADS), "group": list(PARTS)}  # of lines in a table
 THRESHOLD_DIGITS = 10  # of other numbers four
 
 
-def save(table: pd.DataFrame, name: str, keys: Sequence[str]) -> Path:
+def save(table: pd.DataFrame, name: str, keys: Sequence[str], device: str = "cpu") -> Path:
     """Writes a table as CSV; its first column is the processor, and `machines.json` says more of each.
 
     What was not timed now (by `keys`) is kept: all of other machines, and of this one with the same versions.
     `digests.json` has the sha256 of every table, as a manifest has it.
     """
     folder = output_root() / "bench"
+    if device != "cpu":
+        folder = folder / GPU
     path = folder / f"{name}.csv"
-    machine = _machine()
+    machine = _machine(device)
     machines = _read_json(folder / MACHINES)
     others = machines.get(name, {})
     before = others.pop(machine["processor"], {})
@@ -104,10 +110,22 @@ def _sorted(table: pd.DataFrame, keys: Sequence[str], processors: list[str]) -> 
     return table.sort_values(["processor", *keys], key=rank, kind="stable")
 
 
-def _machine() -> dict:
+def _machine(device: str = "cpu") -> dict:
+    """What is said of this machine, or of its GPU if that is the device."""
     import torch
 
     installed = {package.metadata["Name"].lower(): package.version for package in metadata.distributions()}
+    on_gpu = {}
+    if device != "cpu":
+        properties = torch.cuda.get_device_properties(device)
+        on_gpu = {
+            "processor": properties.name,
+            "host": processor(),
+            "gpu_gigabytes": round(properties.total_memory / 2**30, 1),
+            "capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+            "driver": _driver(),
+        }
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -117,4 +135,14 @@ def _machine() -> dict:
         "transformers": installed["transformers"],
         "ctranslate2": installed.get("ctranslate2"),
         "mkldnn": torch.backends.mkldnn.is_available(),
+        **on_gpu,
     }
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver; None where the command that knows it is missing."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None

@@ -15,7 +15,7 @@ from mee_utils.exits.measures import ForcedExits
 from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.costs import SHAPES, DecoderSizes
 
-from .clock import seconds_in_turns
+from .clock import seconds_in_turns, wait_for
 
 SEED = 0
 NARROW = 256  # d_model below which a model is timed more often
@@ -29,6 +29,8 @@ class Workload:
 
     Attributes:
         threads: None for one a core.
+        device: where it computes, "cpu" or a GPU such as "cuda".
+        compiling: whether the peer that is compiled takes part, whose first call takes a minute or more.
         agreeing: what all layers but the first add is zero, at no less work: every layer then predicts what
             the last does, so that drafts are right unless they are made wrong.
     """
@@ -40,6 +42,8 @@ class Workload:
     tokens: int = 32
     dtype: str = "float32"
     threads: int | None = None
+    device: str = "cpu"
+    compiling: bool = True
     agreeing: bool = False
 
 
@@ -57,6 +61,8 @@ class Bench:
         import torch
 
         self.workload = workload
+        self.device = workload.device
+        self.on_gpu = self.device != "cpu"
         self.rounds = check_whole("rounds", rounds)
         self.layers = workload.sizes.layers
         self.take_threads()
@@ -78,6 +84,7 @@ class Bench:
         generator = torch.Generator().manual_seed(SEED)
         size = (batch, self.workload.source)
         ids = torch.randint(2, self.workload.sizes.vocabulary, size, generator=generator)
+        ids = ids.to(self.device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def ours(self, batch: int, policy: ExitPolicy | None = None, tokens: int | None = None) -> Run:
@@ -98,8 +105,12 @@ class Bench:
         return partial(begin, self.inputs(batch), self.workload.tokens)
 
     def times(self, contenders: dict[str, Run], pause: float = 0.0) -> pd.DataFrame:
-        """Seconds `[round, contender]`, contenders taking turns."""
-        return seconds_in_turns(contenders, self.rounds, pause)
+        """Seconds `[round, contender]`, contenders taking turns; on a GPU no threads go on spinning."""
+        return seconds_in_turns(contenders, self.rounds, 0.0 if self.on_gpu else pause, self.device)
+
+    def wait(self) -> None:
+        """Waits until the device is done."""
+        wait_for(self.device)
 
     def parts(self) -> tuple[float, float, float]:
         """Seconds of a readout with its norm, and of a layer's K/V for one and for four tokens."""
@@ -114,7 +125,7 @@ class Bench:
             return decoder.logits(decoder.norm(rows)).max(dim=-1)
 
         with torch.inference_mode():
-            state = decoder.embed(torch.tensor([2]))
+            state = decoder.embed(torch.tensor([2], device=self.device))
             one = median_seconds(key_values, state) / self.layers
             four = median_seconds(key_values, state.repeat(4, 1)) / self.layers
             return median_seconds(readout, state), one, four
@@ -146,7 +157,8 @@ def random_network(workload: Workload):
         pad_token_id=0,
     )
     torch.manual_seed(SEED)
-    network = T5ForConditionalGeneration(config).eval()
+    with torch.device(workload.device):
+        network = T5ForConditionalGeneration(config).eval()
     if workload.agreeing:
         for attention, cross, feed_forward in (block.layer for block in network.decoder.block[1:]):
             outputs = attention.SelfAttention.o, cross.EncDecAttention.o, feed_forward.DenseReluDense.wo
