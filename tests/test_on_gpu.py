@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from benchmarks import decoder, tables, workloads
+from benchmarks import decoder, tables
 from conftest import FAMILIES, INPUTS, LENGTH, SAFE, build_lively
 from reference import greedy
 from test_bench import TINY

@@ -16,7 +16,7 @@ from ..study.figures import label
 from ..study.prose import span
 from ..study.result_tables import KEEPS_IT, UNDECIDED, best_of_families
 from ..tasks.kinds import TASKS
-from . import answers, published_numbers
+from . import answers, gpu_tables, published_numbers
 from .published_numbers import published_saturation
 from .stored_tables import DATA, PROFILES, TASK, StoredTables, in_order, wide, with_range
 
@@ -352,6 +352,7 @@ def ranking(stored: StoredTables) -> str:
 SENTENCES: dict[str, Callable[[StoredTables], str]] = {  # field of a page -> a sentence with its numbers
     "lost_to_int8": lost_to_int8,
     "not_simulated": not_simulated,
+    "on_gpu": gpu_tables.sentence,
     "planning": planning,
     "ranking": ranking,
 }
@@ -380,4 +381,5 @@ TABLES: dict[str, Callable[[StoredTables], pd.DataFrame]] = {  # field of a page
     "lossless": lossless,
     "shapes": shapes,
     "missed": missed_targets,
+    "on_gpu": gpu_tables.on_gpu,
 }

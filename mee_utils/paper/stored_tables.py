@@ -14,7 +14,7 @@ import pandas as pd
 from ..common.files import ROOT, read_yaml
 from ..study import result_tables
 from ..study.figures import label
-from ..study.result_tables import BENCH, PARTS, missed, one_machine, read_timings
+from ..study.result_tables import BENCH, GPU, PARTS, missed, one_machine, read_timings
 
 FIGURES = ROOT / "figures"
 DATA = {"real": "real", "small": "synthetic"}  # profile -> its data, for readers; in the order of the pages
@@ -46,15 +46,32 @@ class StoredTables:
                 tables.append(table)
         return pd.concat(tables[1:] or tables, ignore_index=True)
 
+    def decoder_lines(self) -> pd.DataFrame:
+        """All lines of `decoder.csv`, of CPUs."""
+        return pd.read_csv(BENCH / "decoder.csv", keep_default_na=False)
+
+    def gpu_bench(self) -> pd.DataFrame:
+        """The lines of `decoder.csv` of the GPU that timed most of them; no rows: no GPU was timed."""
+        path = BENCH / GPU / "decoder.csv"
+        if not path.exists():
+            return self.decoder_lines().iloc[:0]
+        return one_machine(pd.read_csv(path, keep_default_na=False))
+
+    def note_gpu(self) -> None:
+        """Remembers the GPU whose timings are shown."""
+        for path in (BENCH / GPU / "decoder.csv", BENCH / GPU / "shapes.csv"):
+            if path.exists():
+                self._note(path, one_machine(pd.read_csv(path)).processor)
+
     def decoder_bench(self, group: str, every_machine: bool = False) -> pd.DataFrame:
         """The rows of one group of `decoder.csv`; `measured` is "1.26 (1.12 to 1.32)"."""
-        table = pd.read_csv(BENCH / "decoder.csv", keep_default_na=False)
+        table = self.decoder_lines()
         table = table[table.group == group]
         return self._timed(BENCH / "decoder.csv", table if every_machine else one_machine(table), "median")
 
     def missed_targets(self) -> pd.DataFrame:
         """The rows of `decoder.csv` that miss their target."""
-        table = one_machine(pd.read_csv(BENCH / "decoder.csv", keep_default_na=False))
+        table = one_machine(self.decoder_lines())
         return missed(self._timed(BENCH / "decoder.csv", table, "median"))
 
     def lossless_bench(self) -> pd.DataFrame:
@@ -82,8 +99,8 @@ class StoredTables:
 
     def sources(self) -> str:
         """The line below a table: links to what was measured and timed, and the machines ("" for nothing)."""
-        measured = [path for path in self.machines if path.parent != BENCH]
-        timed = [path for path in self.machines if path.parent == BENCH]
+        measured = [path for path in self.machines if BENCH not in path.parents]
+        timed = [path for path in self.machines if BENCH in path.parents]
         parts = []
         if measured:
             parts.append(f"Measurements: {', '.join(self._links(measured))}.")
@@ -104,7 +121,7 @@ class StoredTables:
 
     def _timed_on(self, paths: list[Path]) -> str:
         """The machines that timed what is shown: ", on AMD EPYC with 2 cores (torch 2.13.0)"."""
-        machines = [text for path in paths for text in _describe_machines(path.stem, self.machines[path])]
+        machines = [text for path in paths for text in _describe_machines(path, self.machines[path])]
         return f", on {' and on '.join(dict.fromkeys(machines))}" if machines else ""
 
     def link(self, path: Path) -> str:
@@ -119,14 +136,18 @@ class StoredTables:
         self.machines.setdefault(path, set()).update(machines)
 
 
-def _describe_machines(bench: str, shown: set[str]) -> list[str]:
-    """ "AMD EPYC with 2 cores (torch 2.13.0)" for each machine that timed what is shown."""
-    all_machines = json.loads((BENCH / result_tables.MACHINES).read_text(encoding="utf-8"))
-    return [
-        f"{name} with {machine['cores']} cores (torch {machine['torch']})"
-        for name, machine in all_machines[bench].items()
-        if name in shown
-    ]
+def _describe_machines(path: Path, shown: set[str]) -> list[str]:
+    """ "AMD EPYC with 2 cores (torch 2.13.0)" for each machine that timed what is shown of a table.
+
+    Of a GPU "NVIDIA H100 80GB HBM3 (torch 2.11.0)".
+    """
+    all_machines = json.loads(path.with_name(result_tables.MACHINES).read_text(encoding="utf-8"))
+    described = []
+    for name, machine in all_machines[path.stem].items():
+        if name in shown:
+            cores = "" if "cuda" in machine else f" with {machine['cores']} cores"
+            described.append(f"{name}{cores} (torch {machine['torch']})")
+    return described
 
 
 def with_range(rows: pd.DataFrame, middle: str, low: str, high: str, form: str = ".2f") -> list[str]:

@@ -221,7 +221,8 @@ def _executed_notebook(folder: Path) -> Path | None:
 
 def _inputs_now(profile: Profile) -> dict[str, str]:
     """What manifests may have as inputs: timings, stored results, models (by name alone in old manifests)."""
-    digests = {f"results bench/{path.name}": file_digest(path) for path in BENCH.glob("*.csv")}
+    tables = BENCH.rglob("*.csv")  # of CPUs, and in a folder of their own those of GPUs
+    digests = {f"results bench/{path.relative_to(BENCH).as_posix()}": file_digest(path) for path in tables}
     digests |= inputs_of(profile.name)
     for model in profile.training.models:
         if is_trained(profile, model):

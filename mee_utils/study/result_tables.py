@@ -266,7 +266,8 @@ def inputs_of(profile: str) -> dict[str, str]:
 
 def _timed(path: Path, columns: list[str]) -> pd.DataFrame:
     """A table of the benchmark; without rows, but with these columns, where nothing was timed."""
-    READ[f"results bench/{path.name}"] = file_digest(path)
+    gpu = f"{GPU}/" if path.parent.name == GPU else ""
+    READ[f"results bench/{gpu}{path.name}"] = file_digest(path)
     return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=columns)
 
 
@@ -277,11 +278,15 @@ def read_timings(
 
     `speed` is tokens a second, full depth being 1; `samples_speed` samples a second; `median` is in layers.
     "one decision" is timed on random weights and belongs to no profile. All are of the one machine that timed
-    most of them (`attrs["processor"]`); with `complete`, there are none unless it timed every setting.
+    most of them (`attrs["processor"]`); with `complete`, there are none unless it timed every setting. It is
+    a CPU unless the part was timed for this profile on GPUs alone.
     """
     file, keys, values = PARTS[part]
-    stored = _timed(folder / f"{file}.csv", ["processor", "profile", "group", *keys, *values])
-    stored = stored[stored.profile == profile_name(profile)] if profile else stored[stored.group == part]
+    for place in (folder, folder / GPU):
+        stored = _timed(place / f"{file}.csv", ["processor", "profile", "group", *keys, *values])
+        stored = stored[stored.profile == profile_name(profile)] if profile else stored[stored.group == part]
+        if len(stored):
+            break
     if "threshold" in keys:
         wanted = _rounded_thresholds(wanted)
         stored = _rounded_thresholds(stored)

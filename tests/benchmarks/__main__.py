@@ -1,8 +1,8 @@
 """The command behind `make bench`: all parts, or some (`make bench PART="one decision"`).
 
 What belongs to no profile is timed with profile `small`, unless it is named: `make bench PROFILE=real` times
-the models of `real` alone. A GPU is used if there is one (`make bench DEVICE=cpu`: not), and has tables of its
-own in `figures/bench/gpu`.
+the models of `real` alone. A GPU is used if there is one (`make bench DEVICE=cpu`: not), and has tables of
+its own in `figures/bench/gpu`.
 """
 
 import sys

@@ -49,7 +49,7 @@ def full_depth(bench: Bench) -> Iterator[Timing]:
         print("CTranslate2 is timed on CPUs: left out.", flush=True)
     elif single:
         translators = peers.ctranslate2_forms(bench)
-    for batch in (1, 8, 32) if single else (1, 8):
+    for batch in (1, 8, 32) if single or bench.on_gpu else (1, 8):
         runs = {"ours": bench.ours(batch)}
         runs[peers.with_attention(bench, peers.GREEDY)] = peers.greedy(bench, batch)
         if single and batch == 1:

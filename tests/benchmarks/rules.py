@@ -217,7 +217,7 @@ def drafts(experiment: Experiment) -> Iterator[Setting]:
 @cache
 def certain(profile: str) -> pd.DataFrame:
     """The last setting of each rule that keeps `QUALITY` for certain, if that saves FLOPs."""
-    rows = keeping(read_measured(profile), MAIN_MODEL, QUALITY)
+    rows = keeping(read_measured(profile, MAIN_MODEL), MAIN_MODEL, QUALITY)
     return rows[(rows.verdict == KEEPS_IT) & (rows.flops_share < 1)]
 
 
@@ -265,12 +265,7 @@ def experiment_on(device: str, profile: str, data: str | None) -> Experiment:
 
 
 def run(
-    part: str,
-    profile: str,
-    data: str | None,
-    device: str,
-    rounds: int,
-    progress: Callable[[str], None],
+    part: str, profile: str, data: str | None, device: str, rounds: int, progress: Callable[[str], None]
 ) -> pd.DataFrame:
     """The table of one of `PARTS`: `profile`, `task`, `model`, `batch`, the labels, `speeds` and `weights`.
 

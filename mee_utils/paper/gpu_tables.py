@@ -1,0 +1,90 @@
+"""What `make bench` timed on a GPU, beside the same on the CPU of the other tables: a section of `speed.md`.
+
+GPUs have tables of their own (`figures/bench/gpu`). Where there are none, the section is left out.
+"""
+
+import pandas as pd
+
+from ..models.costs import SHAPES
+from ..study import result_tables
+from ..study.prose import span
+from ..study.result_tables import BENCH, GPU
+from .stored_tables import StoredTables, with_range
+
+SHAPE = "t5-large"
+LINE = ["what", "dtype", "batch"]  # what identifies a line of the section
+PEER = "transformers generate"
+HALF = f"all tokens leave at layer {SHAPES[SHAPE].layers // 2}"
+DECISIONS = {  # name in `decoder.csv` -> what readers are told
+    "softmax_margin": "one decision: the margin over all entries",
+    "margin, 256 ids kept": "one decision: the margin over 256 entries",
+    "hidden_similarity": "one decision: the similarity of states",
+}
+KINDS = {True: "verified exits, simulated", False: "the fastest unverified exits, simulated"}
+IN_LAYERS = "times one layer"
+AGAINST_FULL = "times full depth"
+
+
+def on_gpu(stored: StoredTables) -> pd.DataFrame:
+    """At most twelve lines of T5-large's shape, on the GPU and on the CPU; no rows: no GPU was timed."""
+    here = pd.concat([_decoder_lines(stored.gpu_bench()), _simulated(BENCH / GPU)])
+    if here.empty:
+        return pd.DataFrame()
+    stored.note_gpu()
+    beside = pd.concat([_decoder_lines(stored.decoder_lines()), _simulated(BENCH)])
+    beside = beside.set_index(LINE).cell.rename("CPU")
+    table = here.rename(columns={"cell": "GPU"}).join(beside, on=LINE)
+    return table[["what", "dtype", "batch", "unit", "GPU", "CPU"]].reset_index(drop=True)
+
+
+def _decoder_lines(rows: pd.DataFrame) -> pd.DataFrame:
+    """The lines of one machine in `decoder.csv` that are shown, with their `cell`."""
+    rows = rows[rows["shape"] == SHAPE]
+    ours = (rows.group == "full depth") & (rows.what == "ours") & rows.against.str.startswith(PEER)
+    half = (rows.what == HALF) & (rows.against == "ours, full depth")
+    decision = (rows.group == "one decision") & rows.what.isin(DECISIONS)
+    shown = [
+        rows[ours].assign(what="full depth", unit=f"times {PEER}"),
+        rows[half].assign(what="exits at half depth", unit=AGAINST_FULL),
+        rows[decision].replace({"what": DECISIONS}).assign(unit=IN_LAYERS),
+    ]
+    table = pd.concat(shown)
+    table["cell"] = with_range(table, "median", "lowest", "highest")
+    return table[[*LINE, "unit", "cell", "median"]]
+
+
+def _simulated(folder) -> pd.DataFrame:
+    """Exits of the small models in a decoder of this shape, one output at a time: the range over tasks."""
+    fastest = result_tables.fastest_by_shape(folder)
+    rows = fastest[(fastest["shape"] == SHAPE) & (fastest.batch == 1) & (fastest.profile == "small")]
+    rows = rows.sort_values("speed", ascending=False, kind="stable")
+    lines = []
+    for verified, what in KINDS.items():
+        of_kind = rows[(rows.kind == "verified") == verified].drop_duplicates("task")
+        if len(of_kind):
+            lines.append({"what": what, "cell": span(of_kind.speed, "{:.2f}")})
+    table = pd.DataFrame(lines, columns=["what", "cell"])
+    return table.assign(dtype="float32", batch=1, unit=AGAINST_FULL)
+
+
+def sentence(stored: StoredTables) -> str:
+    """What the section says in two sentences; "" where no GPU was timed."""
+    rows = stored.gpu_bench()
+    lines = _decoder_lines(rows)
+    full = lines[lines.what == "full depth"]
+    decisions = lines[lines.unit == IN_LAYERS]
+    if full.empty or decisions.empty:
+        return ""
+    name = rows.processor.iloc[0]
+    rivals = span(full["median"], "{:.1f}")
+    cost = span(decisions["median"], "{:.2f}")
+    half = lines[lines.what == "exits at half depth"]["median"]
+    gained = (
+        f", and {half.iloc[0]:.2f} times as fast again if every token exits at half depth"
+        if len(half)
+        else ""
+    )
+    return (
+        f"On an {name}, at T5-large's shape, our decoder at full depth is {rivals} times as fast as `generate` of "
+        f"`transformers`{gained}. There a decision waits for the GPU, and costs {cost} layers."
+    )
