@@ -19,7 +19,7 @@ from transformers import T5Config
 from mee_utils import DraftPlan, ExitPolicy, MeeError
 from mee_utils.common.files import PACKAGE
 from mee_utils.models.costs import DecoderSizes
-from mee_utils.study.result_tables import BENCH, missed, one_machine
+from mee_utils.study.result_tables import BENCH, missed, one_machine, read_timings
 
 SIZES = replace(workloads.SHAPES["mini"], layers=6, vocabulary=300)
 TINY = replace(workloads.WORKLOADS["mini"], shape="tiny", sizes=SIZES, tokens=6, source=8)
@@ -133,7 +133,7 @@ def test_what_misses_its_target_is_named():
 def test_a_line_belongs_to_a_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
     about = {"processor": "A", "torch": "1", "ctranslate2": None}
-    monkeypatch.setattr(tables, "_machine", lambda: dict(about))
+    monkeypatch.setattr(tables, "_machine", lambda device: dict(about))
 
     def save(shape, speed):
         columns = {"shape": [shape], "group": ["full depth"], "median": [speed], "against": [""]}
@@ -156,6 +156,38 @@ def test_a_line_belongs_to_a_machine(tmp_path, monkeypatch):
     assert {name: known["torch"] for name, known in machines.items()} == {"B": "2", "A": "1"}
     shown = one_machine(pd.read_csv(tmp_path / "bench" / "decoder.csv"))
     assert set(shown.processor) == {"A"}, "the machine that timed most"
+
+
+def test_lines_of_a_gpu_have_tables_of_their_own(tmp_path, monkeypatch):
+    """So that they take no CPU's place on any page."""
+    monkeypatch.setenv("MEE_OUTPUT", str(tmp_path))
+    columns = {"shape": ["mini"], "group": ["full depth"], "median": [1.0], "against": [""]}
+    for device, name in {"cpu": "A", "cuda:0": "a GPU"}.items():
+        about = {"processor": name, "torch": "1", "ctranslate2": None}
+        monkeypatch.setattr(tables, "_machine", lambda device, about=about: dict(about))
+        before = {path: path.read_bytes() for path in (tmp_path / "bench").glob("*.*")}
+        path = tables.save(pd.DataFrame(columns), "decoder", decoder.KEYS, device)
+        assert set(pd.read_csv(path).processor) == {name}
+        assert all(path.read_bytes() == content for path, content in before.items())
+    assert path.parent == tmp_path / "bench" / "gpu"
+    test_committed_timings_are_those_that_were_written(path.parent)
+
+
+def test_what_was_timed_on_a_gpu_alone_is_read_and_else_the_cpu(tmp_path):
+    wanted = pd.DataFrame({"task": ["translation"], "model": ["calm"]})
+    columns = {"batch": 1, "rule": "", "max_draft": 1, "expected": 1.0, "lowest": 1.0, "highest": 2.0}
+    stored = wanted.assign(profile="small", speed=1.5, **columns)
+    (tmp_path / "gpu").mkdir()
+    stored.assign(processor="a GPU").to_csv(tmp_path / "gpu" / "lossless.csv")
+    assert read_timings("lossless", wanted, "small", folder=tmp_path).attrs["processor"] == "a GPU"
+    stored.assign(processor="A").to_csv(tmp_path / "lossless.csv")
+    assert read_timings("lossless", wanted, "small", folder=tmp_path).attrs["processor"] == "A"
+
+
+def test_a_device_that_is_not_there_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["--device", "no such device", "--part", "bandwidth"]) == 2
+    assert 'device="no such device" is not available here' in capsys.readouterr().err
 
 
 def test_committed_timings_are_those_that_were_written(folder=BENCH):
@@ -240,6 +272,7 @@ def test_what_belongs_to_no_profile_is_timed_with_small(profile, monkeypatch):
     for module in (decoder, shapes, rules):
         monkeypatch.setattr(module, "run", run)
     options = {"profile": profile, "data": None, "shape": [], "part": [], "rounds": 1}
+    options |= {"device": "cpu", "no_compiling": False}
     assert list(timed(SimpleNamespace(**options)))
     expected = [*decoder.PARTS, *shapes.PARTS] if profile == "small" else [*shapes.PARTS]
     assert done == expected * len(workloads.WORKLOADS) + [*rules.PARTS]

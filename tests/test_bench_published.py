@@ -37,7 +37,7 @@ def published_small():
         patch.setattr(rules, "PORTIONS", 2)
         patch.setattr(rules, "load_tasks", lambda *_: few)
         patch.setattr(rules, "PUBLISHED_BATCHES", (4, 1))
-        yield few, rules.run("published", "small", None, 1, lambda line: None)
+        yield few, rules.run("published", "small", None, "cpu", 1, lambda line: None)
 
 
 def test_what_is_timed_for_mees_figure_is_scored(published_small):

@@ -4,6 +4,7 @@ On a CPU nothing waits; what would wait on a GPU are calls that bring values to 
 to the device that are not asked to be asynchronous. Both are counted as they are called.
 """
 
+import warnings
 from collections import Counter
 
 import pytest
@@ -139,6 +140,7 @@ def test_drafts_wait_once_a_decision_once_a_draft_and_once_a_verification(lively
 def test_pytorch_itself_warns_of_no_other_wait(tokenizer, monkeypatch, recwarn):
     model = build_lively("t5-deep-decoder", tokenizer)
     model.network.to("cuda")
+    warnings.simplefilter("always")  # each wait at one line of code, not the first alone
     decode = token.TokenDecoder.decode
 
     def watched(*args, **options):

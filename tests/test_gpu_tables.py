@@ -1,0 +1,62 @@
+"""What was timed on a GPU is a section of its own, beside the CPU's lines, and nothing where none was timed."""
+
+import shutil
+
+import pandas as pd
+import pytest
+
+from mee_utils.paper import gpu_tables, stored_tables
+from mee_utils.paper.stored_tables import StoredTables
+from mee_utils.study import result_tables
+from mee_utils.study.result_tables import BENCH, GPU, MACHINES
+
+NAME = "a GPU of ours"
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """The committed tables of CPUs alone, in another folder."""
+    folder = tmp_path / "bench"
+    shutil.copytree(BENCH, folder, ignore=shutil.ignore_patterns(GPU))
+    for module in (result_tables, stored_tables, gpu_tables):
+        monkeypatch.setattr(module, "BENCH", folder)
+    return folder
+
+
+@pytest.fixture
+def with_gpu(bench):
+    """The same, and a GPU that timed what the CPUs did, in other numbers."""
+    (bench / GPU).mkdir()
+    for name in ("decoder", "shapes"):
+        table = pd.read_csv(bench / f"{name}.csv", keep_default_na=False)
+        table = result_tables.one_machine(table[table["shape"] == "t5-large"]).assign(processor=NAME)
+        table.to_csv(bench / GPU / f"{name}.csv", index=False)
+    machine = {NAME: {"cores": 16, "torch": "2.11.0", "cuda": "13.0"}}
+    (bench / GPU / MACHINES).write_text(pd.Series({"decoder": machine, "shapes": machine}).to_json())
+    return bench
+
+
+def test_nothing_is_said_where_no_gpu_was_timed(bench):
+    stored = StoredTables()
+    assert gpu_tables.sentence(stored) == "" and gpu_tables.on_gpu(stored).empty
+
+
+def test_the_section_has_a_few_lines_beside_the_same_of_the_cpu(with_gpu):
+    stored = StoredTables()
+    table = gpu_tables.on_gpu(stored)
+    assert 8 <= len(table) <= 12 and list(table.columns[-2:]) == ["GPU", "CPU"]
+    assert not table.duplicated(["what", "dtype", "batch"]).any()
+    assert set(table.what) >= {"full depth", "exits at half depth", *gpu_tables.DECISIONS.values()}
+    assert table.CPU.notna().all()
+    sentence = gpu_tables.sentence(stored)
+    assert NAME in sentence and sentence.count(". ") == 1
+    assert f"{NAME} (torch 2.11.0)" in stored.sources() and "bench/gpu/decoder.csv" in stored.sources()
+
+
+def test_no_other_table_reads_a_line_of_a_gpu(with_gpu):
+    stored = StoredTables()
+    for group in ("full depth", "one decision", "exit cost", "spread exits", "bandwidth"):
+        assert NAME not in set(stored.decoder_bench(group, every_machine=True).processor)
+    for table in (stored.shapes_bench(), stored.lossless_bench(), stored.missed_targets()):
+        assert NAME not in set(table.processor)
+    assert NAME not in stored.sources()
