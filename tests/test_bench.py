@@ -536,7 +536,7 @@ def test_no_drafts_where_the_fastest_is_not_confirmed_on_other_outputs(agreeing,
         return seed
 
     monkeypatch.setattr(shapes.Drafting, "run", run_of)
-    monkeypatch.setattr(shapes, "timeit", lambda run, number: seconds.get(run, 1.0) if run is not None else 1)
+    monkeypatch.setattr(shapes, "seconds_of", lambda run, device: seconds.get(run, 1.0))
     monkeypatch.setattr(type(agreeing), "ours", lambda *_, **__: 0)
     assert shapes.fastest(agreeing, 1, choices) is None
     seconds[shapes.CONFIRMING_SEED] = 0.6

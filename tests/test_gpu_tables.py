@@ -1,4 +1,4 @@
-"""What was timed on a GPU is a section of its own, beside the CPU's lines, and nothing where none was timed."""
+"""What was timed on a GPU is a section of its own, beside the CPU's lines; nothing where none was timed."""
 
 import shutil
 
