@@ -81,6 +81,6 @@ def sentence(stored: StoredTables) -> str:
     half = lines[lines.what == "exits at half depth"]["median"]
     gained = f", and {half.iloc[0]:.2f} times that if all tokens exit at half depth" if len(half) else ""
     return (
-        f"On an {name}, at T5-large's shape, our decoder at full depth is {rivals} times as fast as `generate` "
-        f"of `transformers`{gained}. There a decision waits for the GPU, and costs {cost} layers."
+        f"On an {name}, at T5-large's shape, our decoder at full depth is {rivals} times as fast as "
+        f"`generate` of `transformers`{gained}. There a decision waits for the GPU, and costs {cost} layers."
     )
