@@ -113,6 +113,7 @@ def _sorted(table: pd.DataFrame, keys: Sequence[str], processors: list[str]) -> 
 def _machine(device: str = "cpu") -> dict:
     """What is said of this machine, or of its GPU if that is the device."""
     import torch
+    import transformers
 
     installed = {package.metadata["Name"].lower(): package.version for package in metadata.distributions()}
     on_gpu = {}
@@ -131,8 +132,8 @@ def _machine(device: str = "cpu") -> dict:
         "cores": os.cpu_count(),
         "system": platform.system(),
         "python": platform.python_version(),
-        "torch": installed["torch"].split("+")[0],
-        "transformers": installed["transformers"],
+        "torch": torch.__version__.split("+")[0],
+        "transformers": transformers.__version__,  # of several installed the one that runs
         "ctranslate2": installed.get("ctranslate2"),
         "mkldnn": torch.backends.mkldnn.is_available(),
         **on_gpu,
