@@ -68,19 +68,27 @@ def _simulated(folder) -> pd.DataFrame:
 
 
 def sentence(stored: StoredTables) -> str:
-    """What the section says in two sentences; "" where no GPU was timed."""
+    """What the section says, a sentence for each part that was timed; "" where no GPU was."""
     rows = stored.gpu_bench()
     lines = _decoder_lines(rows)
     full = lines[lines.what == "full depth"]
-    decisions = lines[lines.unit == IN_LAYERS]
-    if full.empty or decisions.empty:
+    if full.empty:
         return ""
     name = rows.processor.iloc[0]
     rivals = span(full["median"], "{:.1f}")
-    cost = span(decisions["median"], "{:.2f}")
     half = lines[lines.what == "exits at half depth"]["median"]
     gained = f", and {half.iloc[0]:.2f} times that if all tokens exit at half depth" if len(half) else ""
-    return (
+    sentences = [
         f"On an {name}, at T5-large's shape, our decoder at full depth is {rivals} times as fast as "
-        f"`generate` of `transformers`{gained}. There a decision waits for the GPU, and costs {cost} layers."
-    )
+        f"`generate` of `transformers`{gained}."
+    ]
+    limit = rows[(rows["shape"] == SHAPE) & (rows.unit == "of the limit") & (rows.what == "ours")]["median"]
+    if len(limit):
+        sentences.append(
+            f"One output at a time, it takes {limit.iloc[0]:.0%} of the GPU's memory bandwidth: launching "
+            "kernels is the limit, not reading weights."
+        )
+    decisions = lines[lines.unit == IN_LAYERS]["median"]
+    if len(decisions):
+        sentences.append(f"A decision waits for the GPU, and costs {span(decisions, '{:.2f}')} layers.")
+    return " ".join(sentences)
