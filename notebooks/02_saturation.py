@@ -205,7 +205,9 @@ if synthetic:
     )
     conclude(chapter.difficulty_conclusion(by_difficulty))
 else:
-    conclude("Only synthetic data have known difficulty: profile `small` shows depth against it.")
+    conclude(
+        "Only synthetic data have known difficulty: this chapter on synthetic data shows depth against it."
+    )
 
 # %% [markdown]
 # ## Confident, and not saturated

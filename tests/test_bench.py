@@ -400,6 +400,7 @@ def test_full_depth_is_not_timed_against_itself(monkeypatch):
 def test_rivals_are_timed_where_their_weights_are_kept(monkeypatch, capsys, t5, synthetic_tasks):
     """Each is another model at full depth, beside that of vanilla; without any, a line says what to run."""
     options = {"profile": "small", "data": None, "shape": [], "part": ["rivals"], "rounds": 1}
+    options |= {"device": "cpu", "no_compiling": False}
     monkeypatch.setattr(rules, "kept_rivals", lambda profile: [])
     assert not list(timed(SimpleNamespace(**options)))
     assert "nothing to time here (rivals: make retrain PROFILE=small keeps them)" in capsys.readouterr().out
