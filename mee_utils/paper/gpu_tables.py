@@ -23,6 +23,7 @@ DECISIONS = {  # name in `decoder.csv` -> what readers are told
 KINDS = {True: "verified exits, simulated", False: "the fastest unverified exits, simulated"}
 IN_LAYERS = "times one layer"
 AGAINST_FULL = "times full depth"
+LAUNCH_BOUND = 0.2  # of the memory bandwidth: a decoder that uses less waits for the host
 
 
 def on_gpu(stored: StoredTables) -> pd.DataFrame:
@@ -74,21 +75,30 @@ def sentence(stored: StoredTables) -> str:
     full = lines[lines.what == "full depth"]
     if full.empty:
         return ""
-    name = rows.processor.iloc[0]
-    rivals = span(full["median"], "{:.1f}")
-    half = lines[lines.what == "exits at half depth"]["median"]
-    gained = f", and {half.iloc[0]:.2f} times that if all tokens exit at half depth" if len(half) else ""
     sentences = [
-        f"On an {name}, at T5-large's shape, our decoder at full depth is {rivals} times as fast as "
-        f"`generate` of `transformers`{gained}."
+        f"On an {rows.processor.iloc[0]}, at T5-large's shape, our decoder at full depth is "
+        f"{span(full['median'], '{:.1f}')} times as fast as `generate` of `transformers`{_gained(lines)}.",
+        _limited_by(rows),
     ]
-    limit = rows[(rows["shape"] == SHAPE) & (rows.unit == "of the limit") & (rows.what == "ours")]["median"]
-    if len(limit):
-        sentences.append(
-            f"One output at a time, it takes {limit.iloc[0]:.0%} of the GPU's memory bandwidth: launching "
-            "kernels is the limit, not reading weights."
-        )
     decisions = lines[lines.unit == IN_LAYERS]["median"]
     if len(decisions):
         sentences.append(f"A decision waits for the GPU, and costs {span(decisions, '{:.2f}')} layers.")
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
+
+
+def _gained(lines: pd.DataFrame) -> str:
+    """How much faster exits at half depth are, with the range over rounds; "" if they were not timed."""
+    half = lines[lines.what == "exits at half depth"]
+    if half.empty:
+        return ""
+    return f", and {half.cell.iloc[0]} times as fast again if all tokens exit at half depth"
+
+
+def _limited_by(rows: pd.DataFrame) -> str:
+    """The share of the memory bandwidth that one output at a time uses; "" if it was not timed."""
+    of_limit = (rows["shape"] == SHAPE) & (rows.unit == "of the limit") & (rows.what == "ours")
+    if not of_limit.any():
+        return ""
+    share = rows[of_limit]["median"].iloc[0]
+    bound = ": launching kernels is the limit, not reading weights" if share < LAUNCH_BOUND else ""
+    return f"One output at a time, it uses {share:.0%} of the GPU's memory bandwidth{bound}."

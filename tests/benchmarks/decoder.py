@@ -151,7 +151,7 @@ def _decision_seconds(bench: Bench, policy: ExitPolicy) -> np.ndarray:
     medians = []
 
     def timed(decide, state):
-        bench.wait()  # for the layer
+        bench.wait()  # else the decision is charged for the layer before it
         started = time.perf_counter()
         value = on_host(decide(state))
         took.append((state.layer, time.perf_counter() - started))
