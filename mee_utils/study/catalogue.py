@@ -54,6 +54,7 @@ class Rule:
     measure: str = "softmax_margin"
     pruning: str | None = None
     pruning_form: str = "recursion"
+    prune_last_layer: bool = True
     contrast: str | None = None
     contrast_token: bool = False
     classifier: Variant | None = None  # has to be trained, and is the measure
@@ -90,6 +91,7 @@ class Rule:
             min_layer=settings["min_layer"],
             pruning=self.pruning,
             pruning_form=self.pruning_form,
+            prune_last_layer=self.prune_last_layer,
             **sizes,
             contrast=self.contrast,
             contrast_alpha=settings.get("alpha", ALPHA) if self.contrast else ALPHA,
