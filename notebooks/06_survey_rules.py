@@ -68,7 +68,7 @@ traces = {task: experiment.trace("calm", task, examples, max_new_tokens) for tas
 def policy_of(rule, pruned=True):
     """A rule at no threshold in particular; if it reads probabilities, over a few entries or over all."""
     policy = RULES[rule].policy(1.0, settings, classifiers)
-    return policy if pruned else replace(policy, pruning=None, top_k=None)
+    return policy if pruned else policy.over_all_entries()
 
 
 # %% [markdown]

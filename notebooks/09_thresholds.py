@@ -79,8 +79,7 @@ delta = experiment.profile.results.deltas[0]
 arms = policy_of("bandit").schedule.arms
 draws = []
 for task, t in traces.items():
-    over_all_entries = replace(policy_of("surest"), pruning=None, top_k=None)
-    replayed = replay_policy(t, over_all_entries, calm)
+    replayed = replay_policy(t, policy_of("surest").over_all_entries(), calm)
     losses = survey.output_losses(t, calm, tasks[task])
     tried = decisions.candidates(replayed, 25, max_new_tokens)
     table = survey.bandit_or_calibrated(replayed, losses, arms, tried, delta, splits)

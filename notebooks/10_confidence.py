@@ -24,8 +24,6 @@ top_k = 64  # vocabulary entries scored by rules on probabilities
 sure = 0.9  # a probability above which a layer counts as confident
 
 # %% tags=["hide-input"]
-from dataclasses import replace
-
 from IPython.display import display
 
 from mee_utils import ExitPolicy, Experiment, trace
@@ -102,7 +100,7 @@ classifiers = {rule: one for (_, rule, target), (one,) in trained.items() if tar
 
 def policy_of(rule):
     """A rule over all vocabulary entries, at no threshold in particular."""
-    return replace(RULES[rule].policy(1.0, settings, classifiers), pruning=None, top_k=None)
+    return RULES[rule].policy(1.0, settings, classifiers).over_all_entries()
 
 
 # %% tags=["hide-input"]
