@@ -504,13 +504,15 @@ def test_whether_thresholds_hold_elsewhere_is_counted(home, away, said):
 
 
 def test_a_loss_without_exits_is_not_the_thresholds():
-    """On SQuAD rules over few entries lost a third of the outputs at a mean exit layer of 11.997."""
+    """On SQuAD rules with a pruned last layer lost a third of the outputs at a mean exit layer of 11.997."""
     table = travelled(fixed={"at home": 0.01, "squad": 0.3}, vote={"at home": 0.01, "squad": 0.4})
     assert "hardly any" not in thresholds.away_conclusion(table, 0.01, 12)
     idle = (table.rule == "fixed") & (table.place == "squad")
     table.loc[idle, "mean_exit_layer"] = 11.997
     said = thresholds.away_conclusion(table, 0.01, 12)
     assert "1 rule loses more than twice the target where hardly any token exits: there the loss" in said
+    whole = thresholds.away_conclusion(table.replace({"rule": {"fixed": "few"}}), 0.01, 12)
+    assert "where hardly any token exits: these few exits are enough for that loss." in whole
     panels, names = drawn(thresholds.away_figure(table, 0.01, 12))
     assert "hollow: hardly any token exits" in names
     hollow = [
@@ -592,10 +594,14 @@ def test_errors_later_in_the_sentence_have_a_direction_and_exceptions():
             for (task, part), wrong in zip(product(TASKS, (1, 3)), shares, strict=True)
         ]
     )
+    thirds["wrong_draws"] = [np.full(50, share) for share in thirds.wrong]
     text = thresholds.later_conclusion(thirds)
     assert text.endswith("tasks: full depth 20.00% against 15.00%, the first exit 20.00% against 40.00%.")
-    said = "by full depth on summarization, and by the first exit on every task."
-    assert thresholds.later_message(thirds).endswith(said) and said in text
+    said = "by full depth on summarization, and by the first exit on every task (that is,"
+    assert said in thresholds.later_message(thirds) and said in text
+    noise = np.linspace(-0.2, 0.2, 50)
+    thirds["wrong_draws"] = [row.wrong + noise * (row.part == 3) for row in thirds.itertuples()]
+    assert "by full depth on no task, and" in thresholds.later_message(thirds)
 
 
 def spaced_exits(shares, mean_exit_layer=6.0):
@@ -610,8 +616,11 @@ def test_fewer_exits_save_flops_or_cost_more():
     dear = spaced_exits([0.5, 0.6, 0.5, 0.6])
     said = "Exits at every third layer cost more FLOPs on every task at equal loss."
     assert thresholds.intervals_message(dear, 12) == said
+    noise = np.linspace(-0.2, 0.2, 50)
+    unclear = dear.assign(flops_share_draws=[0.5 + noise, 0.6 - noise, 0.5 + noise, 0.6 - noise])
+    assert "neither clearly save" in thresholds.intervals_message(unclear, 12)
     level = spaced_exits([0.5, 0.5, 0.5, 0.5])
-    assert "neither save nor cost FLOPs at equal loss." in thresholds.intervals_message(level, 12)
+    assert "neither clearly save nor cost FLOPs at equal loss." in thresholds.intervals_message(level, 12)
 
 
 def test_where_no_token_exits_the_spacing_of_exits_is_not_judged():
@@ -619,7 +628,7 @@ def test_where_no_token_exits_the_spacing_of_exits_is_not_judged():
     idle = spaced_exits([1.02, 1.01, 1.03, 1.01], mean_exit_layer=12.0)
     said = thresholds.intervals_conclusion(idle, 0.01, 12)
     assert said.startswith(
-        "On every task, no token exits at a target of 1%, so the spacing of exits cannot be"
+        "On every task, hardly any token exits at a target of 1%, so the spacing of exits cannot be"
     )
     assert (
         "every layer adds 2.0% (question answering) to 3.0% (summarization) to full depth, at every" in said
@@ -628,8 +637,8 @@ def test_where_no_token_exits_the_spacing_of_exits_is_not_judged():
     partly = spaced_exits([0.5, 0.4, 1.03, 1.01], mean_exit_layer=[6.0, 7.0, 12.0, 12.0])
     said = thresholds.intervals_conclusion(partly, 0.01, 12)
     assert said.startswith("Fewer exits save FLOPs on question answering: for a mean loss of 1%")
-    assert "On summarization, no token exits" in said and "exits at every third 40%." in said
-    assert thresholds.intervals_message(partly, 12).endswith("; no token exits on summarization.")
+    assert "On summarization, hardly any token exits" in said and "exits at every third 40%." in said
+    assert thresholds.intervals_message(partly, 12).endswith("; hardly any token exits on summarization.")
 
 
 def test_ideas_near_the_best_rank_as_well():
