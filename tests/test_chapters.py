@@ -388,22 +388,65 @@ def bench(**flops):
     rows = [
         {"task": task, "rule": rule, "equal_flops": share} for rule, share in flops.items() for task in TASKS
     ]
-    return pd.DataFrame(rows).assign(equal_low=0.1, equal_high=0.9)
+    table = pd.DataFrame(rows).assign(equal_low=0.1, equal_high=0.9)
+    table["equal_flops_draws"] = [np.full(50, share) for share in table.equal_flops]
+    return table
 
 
 def test_of_each_idea_the_cheapest_rule_is_named_and_no_number_is_no_bargain():
-    table = bench(fixed=0.5, entropy=0.6, patience=0.7, vote=np.nan, mue=np.nan, linear=0.99)
-    assert survey.highlighted(table) == ["fixed", "patience", "linear"]
+    table = bench(few=0.5, entropy=0.6, patience=0.7, vote=np.nan, mue=np.nan, linear=0.99)
+    assert survey.highlighted(table) == ["few", "patience", "linear"]
     text = survey.equal_loss_conclusion(table, pd.Series({TASKS[0]: 0.4}), 0.01)
-    assert "the cheapest rule takes 50% of the FLOPs, a fixed layer 40%" in text
-    assert (
-        "no fixed layer loses so little on summarization" in text
-        and "On every task, 2 of 6 rules lose more" in text
-    )
+    assert "the cheapest rule takes 50% (10% to 90%; question answering)" in text
+    assert "of the FLOPs; a fixed layer takes 40%, and none loses so little on summarization." in text
+    assert "It is clearly cheaper than the next rule on every task" in text
+    assert "On every task, 2 of 6 rules lose more even at the strictest setting at which a token" in text
     unmeasured = survey.equal_loss_conclusion(table, pd.Series(dtype=float), 0.01)
-    assert "no fixed layer loses so little. On every task, 2 of" in unmeasured
-    nothing = bench(fixed=np.nan)
+    assert "no fixed layer loses so little. It is" in unmeasured
+    nothing = bench(few=np.nan)
     assert survey.equal_loss_message(nothing, 0.01) == "No rule was measured at a loss of 1%"
+    said = survey.equal_loss_conclusion(nothing, pd.Series(dtype=float), 0.01)
+    assert said.startswith("No rule has a setting with exits that loses at most 1%.")
+
+
+def test_rules_on_several_exits_are_set_beside_those_on_one_layer():
+    cheaper = survey.several_exits_conclusion(bench(few=0.5, entropy=0.6, patience=0.4, vote=0.7))
+    assert "the cheapest of 2 rules on several exits takes fewer FLOPs than the cheapest of 2 on" in cheaper
+    assert cheaper.endswith("on every task, each time clearly.")
+    dearer = survey.several_exits_conclusion(bench(few=0.5, patience=0.6))
+    assert dearer.endswith("on no task.")
+    unclear = bench(few=0.5, patience=0.4)
+    unclear["equal_flops_draws"] = [np.linspace(0.1, 0.9, 50) * share for share in unclear.equal_flops]
+    unclear.loc[unclear.rule == "few", "equal_flops_draws"] = unclear.equal_flops_draws.map(np.flip)
+    assert survey.several_exits_conclusion(unclear).endswith("on every task, and clearly so on no task.")
+    alone = survey.several_exits_conclusion(bench(few=np.nan, patience=0.6))
+    assert alone == "On every task, only rules on several exits have a setting that loses so little."
+
+
+def test_a_rule_ranks_clearly_better_if_the_interval_says_so():
+    rows = [(task, rule, area) for task in TASKS for rule, area in (("few", 0.9), ("ztw", 0.92))]
+    table = pd.DataFrame(rows, columns=["task", "rule", "roc_area"])
+    noise = np.linspace(-0.1, 0.1, 50)
+    table["roc_area_draws"] = [area + noise for area in table.roc_area]
+    said = "1 of 1 rules ranks tokens clearly better than the softmax margin"
+    assert survey.ranking_message(table) == said
+    table["roc_area_draws"] = [
+        row.roc_area + (noise if row.rule == "few" else noise[::-1]) for row in table.itertuples()
+    ]
+    assert survey.ranking_message(table).startswith("No rule ranks tokens clearly better")
+
+
+def test_only_timed_settings_are_compared_for_speed():
+    table = bench(few=0.5, vote=0.6).assign(acceptance=0.9, verified_speed=[1.2, np.nan, 1.1, 1.3])
+    assert "the fastest of the 3 settings (of 4) that are timed generates 1.20" in survey.drafts_conclusion(
+        table
+    )
+    untimed = survey.drafts_conclusion(table.assign(verified_speed=np.nan))
+    assert "not timed: run make bench" in untimed
+    means = survey.means_over_tasks(table, ["verified_speed"]).verified_speed
+    assert np.isnan(means["few"]) and means["vote"] == pytest.approx(1.2)
+    shown = survey.rules_shown(means.reset_index().assign(roc_area=[0.8, 0.9]), ["verified_speed"])
+    assert shown.verified_speed.tolist() == ["1.200", "–"]
 
 
 def travelled(**losses):
@@ -461,13 +504,15 @@ def test_whether_thresholds_hold_elsewhere_is_counted(home, away, said):
 
 
 def test_a_loss_without_exits_is_not_the_thresholds():
-    """On SQuAD rules over few entries lost a third of the outputs at a mean exit layer of 11.997."""
+    """On SQuAD rules with a pruned last layer lost a third of the outputs at a mean exit layer of 11.997."""
     table = travelled(fixed={"at home": 0.01, "squad": 0.3}, vote={"at home": 0.01, "squad": 0.4})
     assert "hardly any" not in thresholds.away_conclusion(table, 0.01, 12)
     idle = (table.rule == "fixed") & (table.place == "squad")
     table.loc[idle, "mean_exit_layer"] = 11.997
     said = thresholds.away_conclusion(table, 0.01, 12)
     assert "1 rule loses more than twice the target where hardly any token exits: there the loss" in said
+    whole = thresholds.away_conclusion(table.replace({"rule": {"fixed": "few"}}), 0.01, 12)
+    assert "where hardly any token exits: these few exits are enough for that loss." in whole
     panels, names = drawn(thresholds.away_figure(table, 0.01, 12))
     assert "hollow: hardly any token exits" in names
     hollow = [
@@ -549,10 +594,14 @@ def test_errors_later_in_the_sentence_have_a_direction_and_exceptions():
             for (task, part), wrong in zip(product(TASKS, (1, 3)), shares, strict=True)
         ]
     )
+    thirds["wrong_draws"] = [np.full(50, share) for share in thirds.wrong]
     text = thresholds.later_conclusion(thirds)
     assert text.endswith("tasks: full depth 20.00% against 15.00%, the first exit 20.00% against 40.00%.")
-    said = "by full depth on summarization, and by the first exit on every task."
-    assert thresholds.later_message(thirds).endswith(said) and said in text
+    said = "by full depth on summarization, and by the first exit on every task (that is,"
+    assert said in thresholds.later_message(thirds) and said in text
+    noise = np.linspace(-0.2, 0.2, 50)
+    thirds["wrong_draws"] = [row.wrong + noise * (row.part == 3) for row in thirds.itertuples()]
+    assert "by full depth on no task, and" in thresholds.later_message(thirds)
 
 
 def spaced_exits(shares, mean_exit_layer=6.0):
@@ -567,8 +616,11 @@ def test_fewer_exits_save_flops_or_cost_more():
     dear = spaced_exits([0.5, 0.6, 0.5, 0.6])
     said = "Exits at every third layer cost more FLOPs on every task at equal loss."
     assert thresholds.intervals_message(dear, 12) == said
+    noise = np.linspace(-0.2, 0.2, 50)
+    unclear = dear.assign(flops_share_draws=[0.5 + noise, 0.6 - noise, 0.5 + noise, 0.6 - noise])
+    assert "neither clearly save" in thresholds.intervals_message(unclear, 12)
     level = spaced_exits([0.5, 0.5, 0.5, 0.5])
-    assert "neither save nor cost FLOPs at equal loss." in thresholds.intervals_message(level, 12)
+    assert "neither clearly save nor cost FLOPs at equal loss." in thresholds.intervals_message(level, 12)
 
 
 def test_where_no_token_exits_the_spacing_of_exits_is_not_judged():
@@ -576,7 +628,7 @@ def test_where_no_token_exits_the_spacing_of_exits_is_not_judged():
     idle = spaced_exits([1.02, 1.01, 1.03, 1.01], mean_exit_layer=12.0)
     said = thresholds.intervals_conclusion(idle, 0.01, 12)
     assert said.startswith(
-        "On every task, no token exits at a target of 1%, so the spacing of exits cannot be"
+        "On every task, hardly any token exits at a target of 1%, so the spacing of exits cannot be"
     )
     assert (
         "every layer adds 2.0% (question answering) to 3.0% (summarization) to full depth, at every" in said
@@ -585,14 +637,14 @@ def test_where_no_token_exits_the_spacing_of_exits_is_not_judged():
     partly = spaced_exits([0.5, 0.4, 1.03, 1.01], mean_exit_layer=[6.0, 7.0, 12.0, 12.0])
     said = thresholds.intervals_conclusion(partly, 0.01, 12)
     assert said.startswith("Fewer exits save FLOPs on question answering: for a mean loss of 1%")
-    assert "On summarization, no token exits" in said and "exits at every third 40%." in said
-    assert thresholds.intervals_message(partly, 12).endswith("; no token exits on summarization.")
+    assert "On summarization, hardly any token exits" in said and "exits at every third 40%." in said
+    assert thresholds.intervals_message(partly, 12).endswith("; hardly any token exits on summarization.")
 
 
 def test_ideas_near_the_best_rank_as_well():
-    rules = pd.DataFrame({"rule": ["fixed", "entropy", "patience"], "roc_area": [0.9, 0.9, 0.6]})
+    rules = pd.DataFrame({"rule": ["few", "entropy", "patience"], "roc_area": [0.9, 0.9, 0.6]})
     text = survey.ideas_conclusion(rules)
-    assert "probabilities (0.90) rank tokens best (mean area), rules on exits so far (0.60) worse." in text
+    assert "probabilities (0.90) rank tokens best (mean area), rules on several exits (0.60) worse." in text
     assert survey.ideas_conclusion(rules[:2]).endswith("no idea is clearly worse.")
     assert survey.ideas_conclusion(rules[:0]) == ""
 

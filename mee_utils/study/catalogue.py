@@ -127,7 +127,6 @@ CALM_RULES = _GROUPS["calm"]
 MEE_RULES = _GROUPS["mee"]
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
 IDEAS = {name: rule.idea for name, rule in RULES.items() if rule.idea}  # the rules of notebook 06
-IDEA_NAMES = {"another token, or a table": "a trained prediction or a table"}  # in a sentence, if another
 SEVERAL_LAYERS = tuple(name for name, rule in RULES.items() if rule.family == "several layers")
 
 
