@@ -735,7 +735,7 @@ def curves_message(points: pd.DataFrame) -> str:
     best = good.sort_values(["task", "flops_share"], kind="stable").drop_duplicates("task")
     if best.empty:
         return "No published measure keeps 99% of the score on average"
-    named = winners(best, points.task.unique())
+    named = _winners_among(best, points.task.unique())
     return f"The cheapest published measure that keeps 99% of the score on average is {named}"
 
 
@@ -749,8 +749,15 @@ def cheapest_message(points: pd.DataFrame) -> str:
     tasks = list(points.task.unique())
     left = [task for task in tasks if task not in set(best.task)]
     none = f"; {on_tasks(left, tasks)} none saves FLOPs" if left else ""
-    named = winners(best, tasks)
+    named = _winners_among(best, tasks)
     return f"At a mean of 99% of the score, the cheapest rule of this chapter is {named}{none}"
+
+
+def _winners_among(best: pd.DataFrame, tasks: Sequence[str]) -> str:
+    """`winners`, where some of the tasks may have no row: a single winner then has its tasks named."""
+    if best.rule.nunique() > 1 or len(best) == len(tasks):
+        return winners(best)
+    return winners(best).replace("on every task", on_tasks(best.task, tasks))
 
 
 def curves_conclusion(points: pd.DataFrame) -> str:

@@ -31,17 +31,15 @@ def with_interval(row, name: str, form: str = ".0%", low: str | None = None, hig
     return f"{row[name]:{form}} ({bounds})"
 
 
-def winners(best: pd.DataFrame, among: Iterable[str] | None = None) -> str:
+def winners(best: pd.DataFrame) -> str:
     """Rows with a task and its rule in words: "the margin on summarization, and the vote on translation".
 
-    A comma parts two and semicolons part more, since the tasks of a rule are joined by "and" too. `among` are
-    all tasks, where some of them have no row.
+    A comma parts two and semicolons part more, since the tasks of a rule are joined by "and" too.
     """
-    tasks = list(best.task if among is None else among)
     parts = []
     for rule, rows in best.groupby("rule", sort=False):
         name = "a fixed layer" if rule == "static" else f"the {in_a_sentence(rule)}"
-        parts.append(f"{name} {on_tasks(rows.task, tasks)}")
+        parts.append(f"{name} {on_tasks(rows.task, list(best.task))}")
     return "; ".join(parts) if len(parts) > 2 else ", and ".join(parts)
 
 
