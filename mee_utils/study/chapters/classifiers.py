@@ -443,8 +443,8 @@ def cost_message(costs: pd.DataFrame) -> str:
     """What the margin, over all entries and over few, and a cheap classifier on states cost at T5-large."""
     large = costs[costs["shape"] == "t5-large"].set_index("rule").share_of_layer
     return (
-        f"At T5-large's size, a softmax margin costs {large[MARGIN]:.1f} layers, over few entries "
-        f"{large[FEW]:.3f}, and a low-rank classifier on three states {large['low_rank_three']:.2f}"
+        f"At T5-large's size, a margin costs {large[MARGIN]:.1f} layers, or {large[FEW]:.3f} over few "
+        f"entries, and a low-rank classifier on three states {large['low_rank_three']:.2f}"
     )
 
 
