@@ -211,7 +211,16 @@ def mean_rank(one, three):
 def test_who_ranks_best_is_said_of_each_task():
     assert classifiers.ranking_message(mean_rank(0.8, 0.85)).startswith("No classifier ranks tokens clearly")
     ahead = classifiers.ranking_message(mean_rank(0.8, 0.95))
-    assert ahead == "A classifier ranks tokens clearly better than the softmax margin on every task"
+    assert (
+        ahead
+        == "The classifier on three states ranks tokens clearly better than the softmax margin on every task"
+    )
+    first = mean_rank(0.95, 0.8)
+    each = pd.concat([first[first.task == TASKS[0]], mean_rank(0.8, 0.95).query("task == @TASKS[1]")])
+    assert classifiers.ranking_message(each) == (
+        "The classifier on one state ranks tokens clearly better than the softmax margin on question "
+        "answering; the classifier on three states does on summarization"
+    )
     assert classifiers.best_of_kinds(mean_rank(0.8, 0.85))[:3] == ["softmax_margin", "hidden", "three_hidden"]
 
 
@@ -220,12 +229,55 @@ def test_a_gain_is_clear_where_its_interval_is_above_zero():
     assert classifiers.clear_gains(table, "roc_area", "three_hidden", "hidden") == TASKS
     assert classifiers.clear_gains(table, "roc_area", "hidden", "three_hidden") == []
     said = classifiers.ranking_conclusion(table)
-    assert said.startswith("The softmax margin (0.90) ranks tokens best and needs no training. The best")
+    assert said.startswith("The softmax margin ranks tokens best (0.90) and needs no training. The best")
+    assert (
+        "On no task does a classifier on states rank tokens clearly better than the softmax margin." in said
+    )
     assert (
         "than one on a single state on every task (that is," in said and "Hidden similarity has 0.50." in said
     )
     level = table.assign(roc_area=table.roc_area.where(table.rule != "three_hidden", 0.9))
-    assert "rank tokens best; the softmax margin needs no training." in classifiers.ranking_conclusion(level)
+    on_level = classifiers.ranking_conclusion(level)
+    assert "rank tokens best (0.90); the softmax margin needs no training." in on_level
+    behind = classifiers.ranking_conclusion(mean_rank(0.8, 0.95))
+    assert "The softmax margin has 0.90." in behind
+    assert (
+        "Some classifier on states ranks tokens clearly better than the softmax margin on every task"
+        in behind
+    )
+    shown = classifiers.ranking_shown(table)
+    assert list(shown.index[:2]) == ["softmax margin (CALM)", "classifier on three states (MEE)"], (
+        "the best first"
+    )
+
+
+def test_sentences_on_a_threshold_are_about_the_rules_that_are_drawn():
+    rules = ["softmax_margin", "linear", "low_rank_three"]
+    rows = product(TASKS, rules, [4, 8])
+    quality_of = pd.DataFrame(rows, columns=["task", "rule", "layer"])
+    quality_of["recall"] = quality_of.rule.map({"softmax_margin": 0.8, "linear": 0.2, "low_rank_three": 0.1})
+    quality_of["precision"] = quality_of.rule.map(
+        {"softmax_margin": 0.9, "linear": 0.99, "low_rank_three": 1}
+    )
+    assert "20% to 80% of the tokens" in classifiers.decisions_message(quality_of, 0.9)
+    said = classifiers.decisions_conclusion(quality_of)
+    assert "between 90.0% (softmax margin) and 99.0% (linear classifier), recall between 20%" in said
+    assert "different numbers of exits and different quality" in said
+
+
+def test_who_is_underconfident_is_said():
+    rows = product(TASKS, ["softmax_margin", "hidden"])
+    bins = pd.DataFrame(rows, columns=["task", "rule"]).assign(
+        confidence=0.5, accuracy=0.8, count=10, error=0.3
+    )
+    assert classifiers.underconfident(bins) == ["softmax_margin", "hidden"]
+    assert classifiers.calibration_message(bins).startswith("Every measure is underconfident")
+    assert classifiers.calibration_conclusion(bins).endswith("underconfident too, without any training.")
+    margin_on_one = (bins.rule == "softmax_margin") & (bins.task == TASKS[0])
+    mixed = bins.assign(accuracy=bins.accuracy.where(~margin_on_one, 0.4))
+    assert classifiers.underconfident(mixed) == ["hidden"]
+    assert classifiers.calibration_message(mixed).startswith("What a confidence of 0.9 means depends")
+    assert classifiers.calibration_conclusion(mixed).endswith("where most predictions are final.")
 
 
 def test_one_layer_is_what_more_layers_are_set_beside():
@@ -243,6 +295,8 @@ def test_one_layer_is_what_more_layers_are_set_beside():
     summary = summary.assign(later=-1.0, later_low=-1.5, later_high=-0.5)
     figure = classifiers.layers_seen_figure(summary, TASKS, 0.98)
     assert "changes the mean exit layer by -1.00 (98% of" in message(figure)
+    wide = summary.assign(later=summary.later.where(summary.rule != "wide_hidden", -9.0))
+    assert "by -1.00 (98% of" in classifiers.layers_seen_message(wide, 0.98), "it sees one state"
     assert classifiers.moves_exits(summary)
     still = summary.assign(later=0.001, later_low=0.0, later_high=0.002)
     assert not classifiers.moves_exits(still), "five dots at zero are no figure"
@@ -278,7 +332,7 @@ def test_rules_that_cost_as_much_as_full_depth_are_no_success():
         "takes 40% (softmax margin, summarization) to 96% (low-rank classifier on three states, question "
         "answering) of the FLOPs."
     )
-    several = "Rules over several layers keep 99% of the score for fewer FLOPs than full depth on"
+    several = "Rules over several layers reliably keep 99% of the score for fewer FLOPs than full depth on"
     assert classifiers.answer_message(table, 0.99) == (
         f"{several} question answering, and for fewer than any rule over one layer on question answering"
     )
@@ -287,8 +341,47 @@ def test_rules_that_cost_as_much_as_full_depth_are_no_success():
         "but on no task for fewer than the cheapest rule over one layer"
     )
     assert classifiers.answer_message(table.assign(flops_share=1.0), 0.99) == f"{several} no task"
+    dear = table[table.task == TASKS[0]].assign(flops_share=1.2)
+    saves_nothing = classifiers.kept_conclusion(pd.concat([dear, table[table.task == TASKS[1]]]), 0.99)
+    assert "On question answering, none of them saves FLOPs. The cheapest takes 40%" in saves_nothing
     none = table.assign(verdict="undecided")
     assert classifiers.kept_conclusion(none, 0.99).endswith("for 0 of 2 rules on every task.")
+    bounds = table.assign(threshold=0.9, retained=1.0, low=0.99, high=1.0, mean_exit_layer=6.0)
+    assert classifiers.kept_shown(bounds).shape == (4, 7)
+
+
+def test_the_cheapest_rule_at_a_mean_is_named_and_where_none_saves():
+    points = pd.DataFrame(
+        {
+            "task": [TASKS[0], TASKS[0], TASKS[0], TASKS[1], TASKS[1]],
+            "rule": ["history", "few", "static", "few", "oracle"],
+            "retained": [0.995, 0.992, 1.0, 0.9, 1.0],
+            "flops_share": [0.6, 0.7, 0.5, 0.5, 0.4],
+        }
+    )
+    assert classifiers.cheapest_message(points) == (
+        "At a mean of 99% of the score, the cheapest rule of this chapter is the history of predictions "
+        "(ours) on question answering; on summarization none saves FLOPs"
+    )
+    said = classifiers.curves_conclusion(points)
+    alone = "(on question answering only)"
+    assert f"takes 50% of the FLOPs with the earliest fixed layer {alone}. Over few entries it takes" in said
+    assert (
+        f"60% of the FLOPs with the history of predictions {alone}, and 70% with the margin {alone}." in said
+    )
+    worse = points.assign(retained=0.5)
+    assert classifiers.cheapest_message(worse).startswith("No rule of this chapter keeps a mean of 99%")
+
+
+def test_settings_that_were_not_decoded_are_empty_cells():
+    rows = [("full_depth", "full_depth", "full_depth", 1.0), ("hidden", 0.9, 4, 0.9), ("hidden", 0.9, 2, 0.8)]
+    rows.append(("linear", 0.9, 4, 0.7))
+    published = pd.DataFrame(rows, columns=["rule", "threshold", "min_layer", "retained"]).assign(
+        task=TASKS[0]
+    )
+    shown = classifiers.published_shown(published)
+    assert list(shown.index) == ["classifier on one state (CALM)", "linear classifier (CALM)"]
+    assert sorted(shown.loc["linear classifier (CALM)"]) == ["", "0.70"]
 
 
 def test_ablations_have_an_answer_each():
@@ -315,9 +408,10 @@ def test_ablations_have_an_answer_each():
     started = pd.DataFrame(
         [(*key, cost) for key, cost in costs.items()], columns=["rule", "min_layer", "flops_share"]
     )
-    started = started.assign(task=TASKS[0], mean_exit_layer=4.0)
-    said = "layer is 2 for the softmax margin and the low-rank classifier on one state. Exits from earlier"
+    started = started.assign(task=TASKS[0], mean_exit_layer=4.0, threshold=1 - 0.1 * started.min_layer)
+    said = "layer is 2 for the softmax margin and the low-rank classifier on one state. Exits from layer 1"
     assert said in classifiers.starts_conclusion(started)
+    assert "stricter" not in classifiers.starts_conclusion(started.assign(threshold=0.5))
     assert classifiers.starts_shown(started).shape == (2, 4)
 
 
@@ -331,8 +425,8 @@ def test_a_curve_that_keeps_nothing_has_a_sentence():
     )
     good = points.assign(retained=1.0)
     assert classifiers.curves_conclusion(good) == (
-        "Keeping 99% of the score on average takes 50% of the FLOPs with the cheapest published measure, and "
-        "50% with the earliest fixed layer."
+        "Keeping 99% of the score on average takes 50% of the FLOPs with the cheapest published measure (on "
+        "question answering only), and 50% with the earliest fixed layer (on summarization only)."
     )
 
 
@@ -343,14 +437,16 @@ def test_how_many_tokens_are_enough():
     learned["roc_area_draws"] = [area + np.zeros(50) for area in learned.roc_area]
     said = classifiers.tokens_conclusion(learned)
     assert said.startswith(
-        "20,000 tokens are too few on question answering: with 60,000, the mean area still rises by 0.05"
+        "20,000 tokens are too few on question answering: with 60,000, the area (a mean over the "
+        "classifiers) still rises by 0.05"
     )
     assert (
         "no advantage: with the most tokens, it is clearly ahead of another classifier in none of 6" in said
     )
     flat = learned.assign(roc_area=0.9)
     assert classifiers.tokens_conclusion(flat).startswith(
-        "20,000 tokens are enough: with 60,000, mean areas rise"
+        "20,000 tokens are enough: with 60,000, the area (a mean over the "
+        "classifiers) rises by less than 0.01"
     )
 
 
