@@ -145,7 +145,8 @@ def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
     lost = "errors of single tokens add up: " if least.retained < 1 - LITTLE else ""
     calibrated = " Thresholds are therefore calibrated on whole outputs (08)." if lost else ""
     exits = capitalized(f"{lost}with exits from the minimum layer on, CALM")
-    return f"{text} {exits} keeps at least {kept} of its score, on {figures.label(least.task)}.{calibrated}"
+    task = f"{figures.label(least.task)}, the least of all tasks"
+    return f"{text} {exits} keeps {kept} of its score on {task}.{calibrated}"
 
 
 def recall_figure(kept_at: pd.DataFrame, top_k: int, note: str = ""):
@@ -317,11 +318,16 @@ def table_shown(complete: pd.DataFrame) -> pd.DataFrame:
 def table_conclusion(complete: pd.DataFrame) -> str:
     """How many tokens pruning changes in each model, what that does to the score, and what mends it."""
     shown = _of_shown_models(complete)
-    most = shown[shown.reduction.isin(PUBLISHED)].groupby("model", sort=False).other_token.max()
-    most = most[[name for name in SHOWN_MODELS if name in most] or most.index]
+    pruned = shown[shown.reduction.isin(PUBLISHED)]
+    most = pruned.groupby("model", sort=False)[["other_token", "other_output"]].max()
+    most = most.loc[[name for name in SHOWN_MODELS if name in most.index] or list(most.index)]
+    outputs = (
+        f"One token is enough to change an output: {_changed(most.other_output, 'outputs', '.0%')} differ."
+    )
     sentences = [
         "Against the unpruned run at the same threshold, the published ways of pruning change "
-        f"{_changed(most)}.",
+        f"{_changed(most.other_token)}.",
+        outputs if most.other_output.max() > 0 else "",
         _lower_scores(shown),
         _whole_last_layer(shown),
     ]
@@ -370,13 +376,14 @@ def _whole_last_layer(complete: pd.DataFrame) -> str:
     return f"With few entries before a whole last layer, the margin keeps {'; and '.join(parts)}. {cost}"
 
 
-def _changed(shares: pd.Series) -> str:
-    """The largest share of tokens that changes in each model: "none of CALM's tokens and up to 2% ..."."""
+def _changed(shares: pd.Series, what: str = "tokens", form: str = ".1%") -> str:
+    """The largest share that changes in each model: "none of CALM's and up to 2.5% of vanilla's tokens"."""
     parts = []
     for name, share in shares.items():
-        amount = some(share, ".1%")
-        parts.append(f"{f'up to {share:.1%}' if amount[0].isdigit() else amount} of {figures.label(name)}'s")
-    return f"{listed(parts)} tokens"
+        amount = some(share, form)
+        most = f"up to {amount}" if amount[0].isdigit() else amount
+        parts.append(f"{most} of {figures.label(name)}'s")
+    return f"{listed(parts)} {what}"
 
 
 def comparable_times(times: pd.DataFrame, compared: pd.DataFrame) -> pd.DataFrame:
@@ -389,7 +396,8 @@ def comparable_times(times: pd.DataFrame, compared: pd.DataFrame) -> pd.DataFram
 
 def times_shown(times: pd.DataFrame) -> pd.DataFrame:
     """Tokens a second, full depth being 1: a row a model and way of pruning, columns by batch and task."""
-    speeds = times.assign(speed=times.speed.astype(float).map("{:.2f}".format))
+    speeds = times.sort_values("batch", kind="stable")
+    speeds["speed"] = speeds.speed.astype(float).map("{:.2f}".format)
     speeds["batch"] = speeds.batch.map("batch size {}".format)
     return _by_way(speeds, ["model", "reduction"], ["batch", "task"], ["speed"])["speed"]
 
@@ -443,7 +451,8 @@ def published_shown(beside: pd.DataFrame) -> pd.DataFrame:
     shown["reduction"] = shown.reduction.replace("full_depth", "none")
     shown["our_model"] = shown.our_model.map(figures.label)
     shown["our_task"] = shown.our_task.map(figures.label)
-    shown["our_seconds"] = shown.our_seconds.map("{:.1f}".format, na_action="ignore").fillna("not timed")
+    timed = shown.our_seconds.notna()
+    shown["our_seconds"] = shown.our_seconds.map("{:.1f}".format).where(timed, "not timed")
     columns = {
         "model": "model",
         "dataset": "dataset",
@@ -592,7 +601,7 @@ def equal_shown(equal: pd.DataFrame, layers: int, shares=(0.99, 0.995)) -> pd.Da
 
     A cell says "not reached" where no threshold keeps the wanted share of the predictions.
     """
-    shown = equal[equal.wanted.isin(shares)]
+    shown = equal[equal.wanted.isin(shares)].sort_values("wanted", kind="stable")
     costs = [with_interval(row, "flops_share") for _, row in shown.iterrows()]
     cells = pd.Series(costs, index=shown.index).mask(_not_reached(shown, layers), "not reached")
     wanted = shown.wanted.map("{:.1%} of predictions".format)
