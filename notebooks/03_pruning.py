@@ -128,7 +128,9 @@ keys = ["model", "task"]
 at_safe = aside[aside.reduction == "at its minimum"]
 first = aside[aside.reduction == "from the first"]
 by_rule = safe_from.rename("min_layer").reset_index()
-by_rule = by_rule.merge(at_safe[[*keys, "retained", "low", "high", "mean_exit_layer", "flops_share"]], on=keys)
+by_rule = by_rule.merge(
+    at_safe[[*keys, "retained", "low", "high", "mean_exit_layer", "flops_share"]], on=keys
+)
 beside = {"retained_at_min_layer": complete[complete.reduction == "unpruned"], "retained_from_first": first}
 for column, rows in beside.items():
     by_rule = by_rule.merge(rows.rename(columns={"retained": column})[[*keys, column]], on=keys)
