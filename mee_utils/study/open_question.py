@@ -37,12 +37,12 @@ def answers(points: pd.DataFrame, kept: pd.DataFrame, times: pd.DataFrame, quali
         times: those of `kept` that were timed, as `result_tables.read_timings` returns part "kept".
         quality: the mean share of the full score that is kept.
     """
-    reliable = _of_rules(kept[kept.verdict == KEEPS_IT])
-    on_average = _of_rules(points[points.retained >= quality])
+    reliable = of_rules(kept[kept.verdict == KEEPS_IT])
+    on_average = of_rules(points[points.retained >= quality])
     return Answers(cheapest(on_average), cheapest(reliable), fastest(reliable, times))
 
 
-def _of_rules(settings: pd.DataFrame) -> pd.DataFrame:
+def of_rules(settings: pd.DataFrame) -> pd.DataFrame:
     """The settings of exit rules, with their `kind`; the oracle, full depth and fixed layers are none."""
     is_rule = settings.rule.map(lambda rule: RULES[rule].family != "reference").astype(bool)
     rules = settings[is_rule]
