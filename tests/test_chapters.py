@@ -633,8 +633,8 @@ def test_the_fastest_is_chosen_by_one_half_of_the_timing_runs():
     spread = {"retained": 1.0, "lowest": 1.0, "highest": 2.0}
     rules = [timed("summarization", 1, "hidden", 1.2, **spread | {"ranked": 1.4})]
     rules.append(timed("summarization", 1, "linear", 1.5, **spread | {"ranked": 1.3}))
-    nothing = pd.DataFrame()
-    (row,) = answer.four_ways(pd.DataFrame(rules), nothing, nothing, 0.99).itertuples()
+    rules = pd.DataFrame(rules)
+    (row,) = answer.four_ways(rules, rules[:0], rules[:0], 0.99).itertuples()
     assert row.rule == "hidden" and row.speed == 1.2
 
 
@@ -648,7 +648,10 @@ def test_a_way_without_a_time_says_whether_a_rule_keeps_the_quality():
         ("summarization", answer.ONE),
         ("summarization", answer.SEVERAL),
     }
-    figure = answer.answer_figure(ways(), ["summarization"], 0.99, "", {("summarization", "x"): "none"})
+    partly = ways()[ways().way != answer.SEVERAL]
+    missing = {("summarization", answer.SEVERAL): "not timed", ("translation", answer.ONE): "none"}
+    figure = answer.answer_figure(partly, ["summarization"], 0.99, "", missing)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["not timed", "1.40", "1.50"]
     drawn(figure)
 
 
@@ -664,11 +667,11 @@ def asked(lowest=0.9, untimed=0, reliable=0.8):
 def test_mees_open_question_is_answered_three_times_each_on_its_own():
     said = answer.open_question_conclusion(asked(), TASKS[:1], 0.99)
     assert "In FLOPs yes, by the clock no. At a mean of 99% of the score they save FLOPs on every" in said
-    assert "(60% of full depth's); the cheapest rule over one layer takes 70%." in said
+    assert "taking 60% of full depth's; the cheapest rule over one layer takes 70%." in said
     assert said.endswith("they are faster than full depth in every timing run on no task.")
     untimed = answer.open_question_conclusion(asked(untimed=2, reliable=1.1), TASKS[:1], 0.99)
     assert "In FLOPs in part, by the clock open." in untimed and "Reliably, they save FLOPs on no" in untimed
-    assert untimed.endswith("Some of them are not timed on every task.")
+    assert untimed.endswith("On every task, some of these rules are not timed.")
     faster = answer.open_question_conclusion(asked(lowest=1.1, untimed=2), TASKS[:1], 0.99)
     assert "by the clock yes." in faster and "not timed" not in faster, "one is faster, whatever the others"
     assert list(answer.open_question_table(asked()).by.unique()) == [
@@ -780,3 +783,4 @@ def test_guarantees_are_those_of_thresholds_that_passed():
     drawn(figure)
     dear = answer.guarantee_figure(table.assign(flops_share=1.2), [TASKS[0]])
     assert [text.get_text() for text in dear.axes[0].texts] == ["no saving", "no saving"]
+    drawn(dear)

@@ -264,7 +264,9 @@ def _drawn_range(curves: pd.DataFrame, y: str) -> tuple[float, float]:
     drawn = curves[curves.flops_share.between(*FLOPS_DRAWN) & (curves.series != MARGINS)]
     if y != "retained":
         return low, min(high, drawn[y].max() + 0.02)
-    return max(low, drawn[y].min() - 0.03), min(high, drawn[y].max() + 0.02)
+    least = max(low, drawn[y].min() - 0.03)
+    most = drawn[y].max()
+    return least, min(high, most + 0.08 * (most - least))
 
 
 def _draw(axis, rows, y: str, ranges: Mapping[str, tuple[float, float]]) -> None:

@@ -210,7 +210,8 @@ def open_question_conclusion(asked: open_question.Answers, tasks: Sequence[str],
     untimed = open_question.untimed_tasks(asked.clock)
     in_flops = open_question.in_a_word(len(mean) + len(reliable), 2 * len(tasks))
     by_clock = open_question.in_a_word(len(faster), len(tasks), len(untimed))
-    not_timed = f" Some of them are not timed {on_tasks(untimed, tasks)}." if untimed else ""
+    where = capitalized(on_tasks(untimed, tasks))
+    not_timed = f" {where}, some of these rules are not timed." if untimed else ""
     return (
         f"Can rules over several layers keep the quality and be faster than no exit? In FLOPs {in_flops}, by "
         f"the clock {by_clock}. At a mean of {quality:.0%} of the score they save FLOPs "
@@ -223,12 +224,12 @@ def open_question_conclusion(asked: open_question.Answers, tasks: Sequence[str],
 
 
 def _where_and_how_much(table: pd.DataFrame, tasks: Sequence[str]) -> str:
-    """ "on every task (63% to 80% of full depth's)", of rules over several layers."""
+    """ "on every task, taking 63% to 80% of full depth's", of rules over several layers."""
     saving = open_question.saving_tasks(table)
     if not saving:
         return on_tasks(saving, tasks)
     spent = task_span(open_question.flops(table, open_question.SEVERAL)[saving])
-    return f"{on_tasks(saving, tasks)} ({spent} of full depth's)"
+    return f"{on_tasks(saving, tasks)}, taking {spent} of full depth's"
 
 
 def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) -> str:
@@ -366,7 +367,7 @@ def guarantee_figure(calibrated: pd.DataFrame, tasks: Sequence[str], note: str =
         deltas=sorted(best.delta.unique()),
         empty="no threshold passed",
         width=3.9,
-        height=3.8,
+        height=4.4,
         xlabel="FLOPs (1 = full depth)",
         message=guarantee_message(best),
         note=note,
@@ -380,7 +381,7 @@ def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str], deltas: 
         delta: figures.Style(f"loss of at most {delta:g}", shade, marker)
         for delta, shade, marker in zip(deltas, shades, "oD^sv", strict=False)
     }
-    apart = {delta: 0.5 * (number + 0.5) / len(deltas) - 0.25 for number, delta in enumerate(deltas)}
+    apart = {delta: 0.8 * ((number + 0.5) / len(deltas) - 0.5) for number, delta in enumerate(deltas)}
     heights = rows.family.map(families.index) + rows.delta.map(apart)
     saving = rows.flops_share < 1
     drawn = rows.assign(height=heights)[saving]
@@ -414,8 +415,8 @@ def guarantee_message(best: pd.DataFrame) -> str:
     middle = deltas[len(deltas) // 2]
     shares = best[best.delta == middle].groupby("task").flops_share.min()
     return (
-        f"To guarantee a mean loss of at most {middle:g}, the cheapest rule takes {task_span(shares)} of full "
-        "depth's FLOPs"
+        f"To guarantee a mean loss of at most {middle:g}, the cheapest rule takes {task_span(shares)} of "
+        "full depth's FLOPs"
     )
 
 
