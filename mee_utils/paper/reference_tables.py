@@ -281,13 +281,22 @@ def scores_of_others(stored: StoredTables) -> pd.DataFrame:
 
 
 def bug_table(stored: StoredTables, bug: str) -> pd.DataFrame:
-    """The score that each task keeps with a published bug, and without."""
+    """The score that each task keeps with a published bug, and without; 95 % intervals over examples."""
     rows = stored.table("measured", "published_bugs")
     rows = rows[rows.bug == bug]
-    keys = [*TASK, "model", "rule", "batch"]
-    kept = rows.pivot_table(index=keys, columns="version", values="retained", sort=False).reset_index()
-    cells = kept.published.map("{:.0%}".format) + " (" + kept.correct.map("{:.0%}".format) + ")"
-    return wide(kept.assign(cell=cells), keys[:1] + keys[2:], "task", "cell")
+    cells = with_range(rows, "retained", "low", "high", ".0%")
+    versions = rows.version.replace({"published": "with the bug", "correct": "without"})
+    keys = ["profile", "model", "rule", "batch", "version"]
+    return wide(rows.assign(cell=cells, version=versions), keys, "task", "cell")
+
+
+def bug_examples(stored: StoredTables) -> str:
+    """On how many examples of a task published bugs are measured: "50 (real) and 30 (synthetic)"."""
+    counts = []
+    for profile, data in DATA.items():
+        parameters = result_tables.read_manifest(profile, result_tables.MEASURED)["parameters"]
+        counts.append(f"{parameters['bug_examples']} ({data})")
+    return " and ".join(counts)
 
 
 def full_depth(stored: StoredTables) -> pd.DataFrame:
@@ -388,6 +397,7 @@ def ranking(stored: StoredTables) -> str:
 
 
 SENTENCES: dict[str, Callable[[StoredTables], str]] = {  # field of a page -> a sentence with its numbers
+    "bug_examples": bug_examples,
     "lost_to_int8": lost_to_int8,
     "not_simulated": not_simulated,
     "on_gpu": gpu_tables.sentence,
