@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mee_utils.study import figures
+from mee_utils.study import figures, open_question
 from mee_utils.study.chapters import answer, classifiers, confidence, contrast, survey, thresholds
 from mee_utils.study.chapters.wording import percent_span, winners
 from mee_utils.study.result_tables import KEEPS_IT
@@ -749,7 +749,8 @@ def test_ideas_near_the_best_rank_as_well():
 
 
 def timed(task, batch, rule, speed, **columns):
-    return {"task": task, "batch": batch, "rule": rule, "threshold": 5.0, "speed": speed} | columns
+    row = {"task": task, "batch": batch, "rule": rule, "threshold": 5.0, "speed": speed, "ranked": speed}
+    return row | columns
 
 
 def ways(quality=0.99):
@@ -776,6 +777,76 @@ def test_each_way_has_its_fastest_setting_that_keeps_the_quality():
     assert answer.FIXED_LAYER not in set(ways(0.999).way)
 
 
+def test_the_fastest_is_chosen_by_one_half_of_the_timing_runs():
+    spread = {"retained": 1.0, "lowest": 1.0, "highest": 2.0}
+    rules = [timed("summarization", 1, "hidden", 1.2, **spread | {"ranked": 1.4})]
+    rules.append(timed("summarization", 1, "linear", 1.5, **spread | {"ranked": 1.3}))
+    rules = pd.DataFrame(rules)
+    (row,) = answer.four_ways(rules, rules[:0], rules[:0], 0.99).itertuples()
+    assert row.rule == "hidden" and row.speed == 1.2
+
+
+def test_a_way_without_a_time_says_whether_a_rule_keeps_the_quality():
+    certain = pd.DataFrame({"task": TASKS[0], "rule": ["vote", "hidden"], "flops_share": [0.9, 1.1]})
+    absent = answer.absent_ways(ways()[:0], certain, TASKS[:1])
+    texts = {way: text for (_, way), text in absent.items()}
+    assert texts[answer.SEVERAL] == "not timed" and texts[answer.VERIFIED] == "not timed"
+    assert texts[answer.ONE] == "none", "one that saves no FLOPs does not count"
+    assert not answer.absent_ways(ways(), certain, ["summarization"]).keys() & {
+        ("summarization", answer.ONE),
+        ("summarization", answer.SEVERAL),
+    }
+    partly = ways()[ways().way != answer.SEVERAL]
+    missing = {("summarization", answer.SEVERAL): "not timed", ("translation", answer.ONE): "none"}
+    figure = answer.answer_figure(partly, ["summarization"], 0.99, "", missing)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["not timed", "1.40", "1.50"]
+    drawn(figure)
+
+
+def asked(lowest=0.9, untimed=0, reliable=0.8):
+    """Answers to MEE's open question on one of two tasks."""
+    both = pd.DataFrame({"task": TASKS[0], "kind": ["several layers", "one layer"], "rule": ["vote", "few"]})
+    mean = both.assign(flops_share=[0.6, 0.7], retained=0.99)
+    safe = both.assign(flops_share=[reliable, 0.9], retained=1.0)
+    clock = both.assign(speed=lowest, lowest=lowest, untimed=[untimed, 0])
+    return open_question.Answers(mean, safe, clock)
+
+
+def test_mees_open_question_is_answered_three_times_each_on_its_own():
+    said = answer.open_question_conclusion(asked(), TASKS[:1], 0.99)
+    assert "In FLOPs yes, by the clock no. At a mean of 99% of the score they save FLOPs on every" in said
+    assert "taking 60% of full depth's; the cheapest rule over one layer takes 70%." in said
+    assert said.endswith("they are faster than full depth in every timing run on no task.")
+    untimed = answer.open_question_conclusion(asked(untimed=2, reliable=1.1), TASKS[:1], 0.99)
+    assert "In FLOPs in part, by the clock open." in untimed and "Reliably, they save FLOPs on no" in untimed
+    assert untimed.endswith("On every task, some of these rules are not timed.")
+    faster = answer.open_question_conclusion(asked(lowest=1.1, untimed=2), TASKS[:1], 0.99)
+    assert "by the clock yes." in faster and "not timed" not in faster, "one is faster, whatever the others"
+    assert list(answer.open_question_table(asked()).by.unique()) == [
+        "FLOPs at a mean score",
+        "FLOPs, reliably",
+        "tokens a second",
+    ]
+
+
+def test_the_cheapest_and_the_fastest_rules_of_each_kind_answer_the_open_question():
+    rows = [("static", 0.1, 0.99), ("vote", 0.6, 0.99), ("few", 0.5, 0.98), ("few", 0.7, 1.0)]
+    points = pd.DataFrame(rows, columns=["rule", "flops_share", "retained"]).assign(task=TASKS[0])
+    kept = points[1:].assign(verdict=["keeps it", "undecided", "keeps it"])
+    times = pd.DataFrame(
+        [timed(TASKS[0], 1, "few", 1.2, lowest=1.1), timed(TASKS[0], 8, "vote", 2, lowest=2)]
+    )
+    found = open_question.answers(points, kept, times, 0.99)
+    spent = {kind: open_question.flops(found.mean, kind).item() for kind in ("several layers", "one layer")}
+    assert spent == {"several layers": 0.6, "one layer": 0.7}, "a fixed layer is no rule"
+    clock = found.clock.set_index("kind")
+    assert clock.untimed.to_dict() == {"several layers": 1, "one layer": 0}, "in batches is another matter"
+    assert open_question.faster_tasks(found.clock, "one layer") == [TASKS[0]]
+    assert open_question.untimed_tasks(found.clock) == [TASKS[0]]
+    nothing = open_question.answers(points, kept, times[:0], 0.99)
+    assert nothing.clock.speed.isna().all() and nothing.clock.untimed.tolist() == [1, 1]
+
+
 def test_what_was_not_timed_is_left_out_and_no_error():
     table = ways()
     none = answer.four_ways(table[:0], table[:0], table[:0], 0.99)
@@ -790,9 +861,7 @@ def test_what_was_not_timed_is_left_out_and_no_error():
     elsewhere = table[table.way != answer.SEVERAL].assign(task="a second task")
     partly = pd.concat([table, elsewhere], ignore_index=True)
     assert answer.answer_message(partly, 0.99).endswith("a rule over several layers on 1 of 1 timed")
-    assert "(timed on summarization only)" in answer.answer_conclusion(partly, 0.99)
     said = answer.answer_conclusion(table, 0.99)
-    assert said.startswith("Rules over several layers keep the score and are faster in every round on every")
     assert "One output at a time, the fastest are a rule over one layer on every task: 1.50 times" in said
 
 
@@ -854,9 +923,12 @@ def test_guarantees_are_those_of_thresholds_that_passed():
     table = pd.DataFrame(rows, columns=["rule", "delta", "found", "flops_share", "bound"])
     table = table.assign(task=TASKS[0], kind="consistency")
     figure = answer.guarantee_figure(table, [TASKS[0]])
-    assert "guarantee a mean loss of at most 0.1 takes 60% of the FLOPs" in message(figure)
+    assert "guarantee a mean loss of at most 0.1, the cheapest rule takes 60% of full" in message(figure)
     cheapest = f"the cheapest rule is the {figures.label('fixed')} on every task"
     said = answer.guarantee_conclusion(table, 0.1)
     assert f"With the loss guaranteed to be at most 0.1, {cheapest}" in said
-    assert said.endswith("for 67% of the targets with Hoeffding-Bentkus and for 100% with betting (WSR).")
+    assert said.endswith("passes in 67% with Hoeffding-Bentkus and in 100% with betting (WSR).")
     drawn(figure)
+    dear = answer.guarantee_figure(table.assign(flops_share=1.2), [TASKS[0]])
+    assert [text.get_text() for text in dear.axes[0].texts] == ["no saving", "no saving"]
+    drawn(dear)
