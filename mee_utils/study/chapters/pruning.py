@@ -508,7 +508,7 @@ def left_out(beside: pd.DataFrame) -> str:
 
 def sweep_figure(swept: pd.DataFrame, used: Mapping[str, int], note: str = ""):
     """Predictions that are full depth's, by the length of the list; `used` has the length in other tables."""
-    lowest = min(0.95, swept.same_token.min())
+    lowest = min(0.95, swept.same_token_low.min())
     figure = figures.facets(
         swept,
         _draw_sweep,
