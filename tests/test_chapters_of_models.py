@@ -362,7 +362,7 @@ def complete_table(lowest, with_whole_last_layer=False):
         {"model": model, "task": task, "reduction": way, "retained": 1.0, "other_token": 0.0}
         for model, task, way in product(["calm", "vanilla"], TASKS, ways)
     ]
-    table = pd.DataFrame(rows).assign(flops_share=0.5)
+    table = pd.DataFrame(rows).assign(flops_share=0.5, mean_exit_layer=4.0)
     of_vanilla = (table.model == "vanilla") & (table.task == TASKS[0]) & (table.reduction == "fixed")
     table.loc[of_vanilla, "retained"] = lowest
     table.loc[of_vanilla, "other_token"] = 1 - lowest
@@ -377,6 +377,11 @@ def test_pruning_is_not_said_to_cost_nothing_where_the_score_falls():
     assert "falls: vanilla's from 100% to 10% of full depth's on summarization (fixed pruning)." in said
     unchanged = pruning.table_conclusion(complete_table(1.0))
     assert "falls" not in unchanged and "One token" not in unchanged
+    assert "Even unpruned" not in said
+    nothing = complete_table(1.0)
+    nothing.loc[(nothing.model == "vanilla") & (nothing.task == TASKS[1]), "retained"] = 0.0
+    expected = "Even unpruned, vanilla retains next to nothing on translation, where tokens exit at layer 4.0"
+    assert expected in pruning.table_conclusion(nothing)
     unsure = complete_table(0.1).assign(high=1.0)
     assert "falls" not in pruning.table_conclusion(unsure), "the intervals overlap"
 
@@ -388,7 +393,9 @@ def test_a_whole_last_layer_stands_beside_the_published_one():
         "full vocabulary 100%. On CALM it costs at most 2.5 points of full depth's FLOPs more"
     ) in said
     same = pruning.table_conclusion(complete_table(1.0, with_whole_last_layer=True))
-    assert "A whole last layer changes no score by more than 2 points. On CALM it costs" in same
+    assert "no score surely changes by more than 2 points. On CALM it costs" in same
+    unsure = complete_table(0.1, with_whole_last_layer=True).assign(high=1.0)
+    assert "no score surely changes" in pruning.table_conclusion(unsure)
     as_cheap = complete_table(1.0, with_whole_last_layer=True).assign(flops_share=0.5)
     assert "costs no more FLOPs than fixed pruning." in pruning.table_conclusion(as_cheap)
     assert "whole" not in pruning.table_conclusion(complete_table(0.1))

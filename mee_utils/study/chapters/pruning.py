@@ -329,6 +329,7 @@ def table_conclusion(complete: pd.DataFrame) -> str:
         f"{_changed(most.other_token)}.",
         outputs if most.other_output.max() > 0 else "",
         _lower_scores(shown),
+        _nothing_left(shown),
         _whole_last_layer(shown),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
@@ -354,23 +355,41 @@ def _lower_scores(complete: pd.DataFrame) -> str:
     return f"Where lists miss final tokens, the score falls: {listed(falls)}." if falls else ""
 
 
+def _nothing_left(complete: pd.DataFrame) -> str:
+    """Where the margin over all entries retains nothing, so that pruning has nothing to lose."""
+    rows = complete[(complete.reduction == "unpruned") & (complete.retained < LITTLE)]
+    places = [
+        f"{figures.label(row.model)} retains next to nothing on {figures.label(row.task)}, where tokens exit "
+        f"at layer {row.mean_exit_layer:.1f} on average"
+        for row in rows.itertuples()
+    ]
+    return f"Even unpruned, {'; and '.join(places)}." if places else ""
+
+
 def _whole_last_layer(complete: pd.DataFrame) -> str:
-    """What a whole last layer keeps of the score, and costs, beside the published fixed pruning."""
+    """What a whole last layer keeps of the score, and costs, beside the published fixed pruning.
+
+    Named is the largest change in each model that is sure: outside the interval of fixed pruning.
+    """
     if not {"fixed", WHOLE_LAST} <= set(complete.reduction):
         return ""
-    kept = complete.pivot(index=["model", "task"], columns="reduction", values="retained")
-    gain = (kept[WHOLE_LAST] - kept.fixed).groupby("model", sort=False)
+    kept = complete.pivot(index=["model", "task"], columns="reduction", values=["retained", "low", "high"])
+    share = kept["retained"]
+    change = (share[WHOLE_LAST] - share.fixed).abs()
+    sure = (kept["high"].fixed < share[WHOLE_LAST]) | (kept["low"].fixed > share[WHOLE_LAST])
     parts = []
-    for name, place in gain.apply(lambda differences: differences.abs().idxmax()).items():
-        row = kept.loc[place]
-        if abs(row[WHOLE_LAST] - row.fixed) > LITTLE:
-            parts.append(
-                f"{row[WHOLE_LAST]:.0%} of {figures.label(name)}'s score on {figures.label(place[1])}, where "
-                f"fixed pruning keeps {row.fixed:.0%} and the full vocabulary {row.unpruned:.0%}"
-            )
+    for name, changes in change[sure & (change > LITTLE)].groupby("model", sort=False):
+        place = changes.idxmax()
+        row = share.loc[place]
+        parts.append(
+            f"{row[WHOLE_LAST]:.0%} of {figures.label(name)}'s score on {figures.label(place[1])}, where "
+            f"fixed pruning keeps {row.fixed:.0%} and the full vocabulary {row.unpruned:.0%}"
+        )
     cost = _dearer(_calm(complete))
     if not parts:
-        return f"A whole last layer changes no score by more than {100 * LITTLE:.0f} points.{cost}"
+        return (
+            f"With a whole last layer no score surely changes by more than {100 * LITTLE:.0f} points.{cost}"
+        )
     return f"With few entries before a whole last layer, the margin keeps {'; and '.join(parts)}.{cost}"
 
 
@@ -489,7 +508,7 @@ def left_out(beside: pd.DataFrame) -> str:
 
 def sweep_figure(swept: pd.DataFrame, used: Mapping[str, int], note: str = ""):
     """Predictions that are full depth's, by the length of the list; `used` has the length in other tables."""
-    lowest = min(0.95, swept.same_token.min())
+    lowest = min(0.95, swept.same_token_low.min())
     figure = figures.facets(
         swept,
         _draw_sweep,
@@ -661,12 +680,15 @@ def reached_conclusion(equal: pd.DataFrame, layers: int) -> str:
 def summary(
     complete: pd.DataFrame, swept: pd.DataFrame, costs: pd.DataFrame, lost: pd.DataFrame, entries: int
 ) -> str:
-    """The chapter in seven sentences at most: how many entries, what is lost, whether a rule gets cheaper."""
-    most = max(long_enough(swept).values())
+    """The chapter in eight sentences at most: how many entries, what is lost, whether a rule gets cheaper."""
+    near = long_enough(swept)
+    most = max(near.values())
+    whole = near.get(WHOLE_LAST, most)
     sentences = [
         f"{'No: of' if most < entries else 'Of'} the {entries:,} entries here, a decision of CALM has to "
         f"score {most} at the layers after the first. Longer lists keep at most half a percentage point more "
         "of the predictions.",
+        f"Before a whole last layer, {whole} are enough." if whole < most else "",
         unreachable_conclusion(lost),
         _cheaper(_calm(complete)),
         f"{cost_message(costs)}.",
