@@ -398,6 +398,7 @@ def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str], deltas: 
     names = ["a fixed layer" if family == "reference" else family for family in families]
     axis.set_yticks(range(len(families)), names, fontsize=9)
     axis.set_ylim(-0.6, len(families) - 0.4)
+    axis.grid(axis="y", visible=False)
 
 
 def _in_place_of_a_marker(share: float | None) -> str:
