@@ -19,13 +19,17 @@ OF_A_KIND = ["task", "kind"]
 
 
 class Answers(NamedTuple):
-    """A table for each way to judge: a row a task and kind of rule that has a setting which counts."""
+    """A table for each way to judge: a row a task and kind of rule that has a setting which counts.
 
-    mean: pd.DataFrame  # `rule`, `flops_share` and `retained` of the cheapest
-    reliable: pd.DataFrame  # the same
-    clock: (
-        pd.DataFrame
-    )  # `rule`, `speed` and `lowest` of the fastest; `untimed`: how many rules were not timed
+    Attributes:
+        mean: `rule`, `flops_share` and `retained` of the cheapest rule at a mean share of the score.
+        reliable: the same where the lower end of the interval keeps that share.
+        clock: `rule`, `speed` and `lowest` of the fastest; `untimed` says how many rules were not timed.
+    """
+
+    mean: pd.DataFrame
+    reliable: pd.DataFrame
+    clock: pd.DataFrame
 
 
 def answers(points: pd.DataFrame, kept: pd.DataFrame, times: pd.DataFrame, quality: float) -> Answers:
