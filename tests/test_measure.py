@@ -144,7 +144,7 @@ def on_few_examples():
 @pytest.fixture
 def few(monkeypatch):
     """Profile `small` on few examples; other backbones have no rule that would be trained for them."""
-    monkeypatch.setattr(measure, "VANILLA_SWEEP", ())
+    monkeypatch.setattr(measure, "HEADS", ())
     monkeypatch.setattr(measure, "ABLATED", ())
     monkeypatch.setattr(measure, "OTHER_SWEEP", ("softmax_margin", "fixed"))
     profile = on_few_examples()

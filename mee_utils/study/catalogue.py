@@ -119,7 +119,6 @@ DISTILLED = ("past_future",)  # also trained to say what the last layer says, as
 _GROUPS = {name: tuple(rules) for name, rules in _TABLES["groups"].items()}
 MAIN_SWEEP = _GROUPS["main_sweep"]
 OTHER_SWEEP = _GROUPS["other_sweep"]
-VANILLA_SWEEP = _GROUPS["vanilla_sweep"]
 BESIDE_SURVEY = _GROUPS["beside_survey"]
 PRUNED = _GROUPS["pruned"]
 CONTRASTED = _GROUPS["contrasted"]

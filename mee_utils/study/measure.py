@@ -24,7 +24,7 @@ from ..analysis.statistics import DRAWS, interval
 from ..common.files import complete_file
 from ..exits.measures import ForcedExits
 from ..traces.replay import replay_policy
-from .catalogue import ABLATED, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY, VANILLA_SWEEP, target_of
+from .catalogue import ABLATED, HEADS, MAIN_MODEL, MAIN_SWEEP, OTHER_SWEEP, RULES, SURVEY, target_of
 from .digests import digest_of
 from .inputs import load_tasks, weights_digest
 from .jobs import ALL, Job, measurements
@@ -203,7 +203,7 @@ class RuleDecoder:
             return SURVEY
         if self.is_main:
             return MAIN_SWEEP
-        on_vanilla = VANILLA_SWEEP if self.job.model == "vanilla" else ()
+        on_vanilla = HEADS if self.job.model == "vanilla" else ()
         return (*OTHER_SWEEP, *ABLATED[:2], *on_vanilla)
 
     def _rules(self) -> list[str]:
