@@ -176,7 +176,9 @@ learned = comparison.seed_interval(learned, ["task", "rule", "tokens"], ["roc_ar
 sizes = experiment.profile.results.learning_tokens
 
 # %%
-figure = chapter.tokens_figure(learned, list(tasks), sizes, experiment.note(intervals="95 % intervals over seeds"))
+figure = chapter.tokens_figure(
+    learned, list(tasks), sizes, experiment.note(intervals="95 % intervals over seeds")
+)
 experiment.save_figure(figure, "tokens_needed", learned)
 conclude(chapter.tokens_conclusion(learned))
 
