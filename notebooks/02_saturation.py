@@ -265,7 +265,7 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 conclude(chapter.summary(by_layer, compared, depth))
 
 # %% [markdown]
-# **Next:** [03](03_pruning.ipynb): must a layer look at the whole vocabulary to be sure?
+# **Next:** [03](03_pruning.ipynb): must a decision score the whole vocabulary?
 
 # %% tags=["hide-input"]
 save_numbers(experiment.run)

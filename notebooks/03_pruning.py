@@ -1,23 +1,24 @@
 # %% [markdown]
-# # 03 · Pruning: must a layer look at the whole vocabulary to be sure?
+# # 03 · Pruning: must a decision score the whole vocabulary?
 #
 # [‹ 02 saturation](02_saturation.ipynb) · [all notebooks](../README.md#the-notebooks) · [04 contrastive decoding ›](04_contrastive_decoding.ipynb)
 #
-# **Question.** A rule on probabilities multiplies the state by the whole vocabulary at every layer, which can
-# cost more than the exit saves. How many vocabulary entries does it have to score, what is lost by leaving out the
-# rest, and does the rule become cheaper than full depth?
+# **Question.** A rule on probabilities multiplies the state by the whole LM head at every layer, which can cost more
+# than the exit saves. How many vocabulary entries does it have to score, what is lost by leaving out the rest, and does
+# the rule become cheaper than full depth?
 #
-# **What the paper says** (*Not all FLOPs are created equally*). The final token already ranks high after the
-# first layers, more so in fine-tuned models. After a minimum exit layer only the best $k$ entries are kept:
-# *fixed*, or *decaying* from layer to layer; its code has an *adaptive* form too. Its table is preliminary:
-# pruned runs that score 0, because a position in the kept list was taken for a token id.
+# **What the paper says** (*Not all FLOPs are created equally*). The final token already ranks high after the first
+# layers, more so in fine-tuned models. So the first layer that may exit scores all entries, and later layers, the last
+# one included, score only the $k$ best of them: a list of *fixed* length, or *decaying* from layer to layer; its code has
+# an *adaptive* form too. Its results are preliminary: several pruned runs score 0, probably because a position in the
+# list was taken for a token id.
 #
-# **What we do.** Ranks first, then the minimum exit layer as a rule instead of a guess, then recall and the lists
-# themselves; then the paper's table, completed, and how often a pruned run emits a different token from the same run
-# unpruned; and cost, in time and in FLOPs.
+# **What we do.** We look at ranks, choose the minimum exit layer by a rule, and measure what lists of $k$ entries hold.
+# We complete the paper's table and count the tokens that pruning changes. We add a rule that prunes every layer but the
+# last. Costs are compared in time and in FLOPs.
 #
-# **Expectation** (the paper's): pruning trades score for time. Ours, since positions in the kept list are mapped back
-# to token ids here: almost nothing is lost with a few dozen entries.
+# **Expectation.** The paper's: pruning trades score for time. Ours: almost nothing is lost with a few dozen entries,
+# since positions in the list are mapped back to token ids here.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -66,9 +67,9 @@ labels = ("model", "task")  # of a trace
 # %% [markdown]
 # ## Where does the final token rank?
 #
-# The rank that each layer gives to the token that the *last* layer will choose (1 is the top): boxes from the
-# first to the third quartile, the median in black, whiskers from the 5th to the 95th percentile. The stored table also
-# has the model that is only pre-trained (on span corruption) and has seen no task.
+# The *final token* is the one that the last layer chooses; the figure shows its rank at each layer (1 is the top).
+# Boxes span the first to the third quartile, with the median in black; whiskers span the 5th to the 95th percentile. The
+# stored table also has the model that is only pre-trained (on span corruption) and has seen no task.
 
 # %% tags=["hide-input"]
 boxes = experiment.table(pruning.rank_boxes, traces, labels)
@@ -83,11 +84,11 @@ conclude(chapter.rank_conclusion(boxes, kept_at, min_layer, top_k))
 # %% [markdown]
 # ## Confidence against accuracy, and the minimum exit layer that follows
 #
-# Mean top-1 probability (black) against the share of predictions that are already the last layer's. The paper guesses
-# a minimum exit layer from such a plot (19 of 24 in its last runs). Our rule takes the earliest layer such that there,
-# and at every later layer, at least 95 % of the tokens above the threshold keep their prediction. (The stored table
-# also has a variant without a threshold: the first layer from which mean confidence exceeds accuracy by at most five
-# points.)
+# Mean top-1 probability (black) against the share of predictions that are already the last layer's (grey). The paper
+# reads a minimum exit layer off such a plot (19 of 24 in its last runs). Our rule needs a threshold on the margin between
+# the two most probable tokens: a prediction above it is *confident*. The minimum exit layer is the earliest layer from
+# which on nearly all confident predictions are final (the share is in the title). The stored table also has a variant
+# without a threshold: the first layer from which on mean confidence exceeds accuracy by at most five points.
 
 
 # %% tags=["hide-input"]
@@ -127,7 +128,9 @@ keys = ["model", "task"]
 at_safe = aside[aside.reduction == "at its minimum"]
 first = aside[aside.reduction == "from the first"]
 by_rule = safe_from.rename("min_layer").reset_index()
-by_rule = by_rule.merge(at_safe[[*keys, "retained", "mean_exit_layer", "flops_share"]], on=keys)
+by_rule = by_rule.merge(
+    at_safe[[*keys, "retained", "low", "high", "mean_exit_layer", "flops_share"]], on=keys
+)
 beside = {"retained_at_min_layer": complete[complete.reduction == "unpruned"], "retained_from_first": first}
 for column, rows in beside.items():
     by_rule = by_rule.merge(rows.rename(columns={"retained": column})[[*keys, column]], on=keys)
@@ -141,7 +144,7 @@ conclude(chapter.minimum_conclusion(honesty, by_rule))
 # %% [markdown]
 # ## Recall: is the final token among the best k?
 #
-# What pruning at a layer keeps: the share of CALM's final tokens among the $k$ best entries of that layer.
+# The share of CALM's final tokens that are among the $k$ best entries of a layer: what a list made there holds.
 
 # %%
 figure = chapter.recall_figure(kept_at, top_k, note)
@@ -149,24 +152,30 @@ experiment.save_figure(figure, "recall_by_k", chapter.recall_drawn(kept_at))
 conclude(chapter.recall_conclusion(chapter.recall_drawn(kept_at)))
 
 # %% [markdown]
-# The figure shows how many rows of the LM head each way of pruning scores at each layer if no token exits. Decaying
-# pruning keeps $k$ entries at the first pruned layer and shrinks the list from there on, down to $k^*$:
+# ## How long are the lists?
+#
+# The figure shows how many rows of the LM head each way of pruning scores at each layer of CALM if no token exits.
+# Decaying pruning keeps $k$ entries at the first pruned layer and shrinks the list from there on, down to $k^*$:
 #
 # $$k_l = \max\left(k^*, \left\lfloor \frac{k_{l-1}}{1 + \frac{k_{l-1} - k^*}{k^*} \cdot \frac{l-1}{L}} \right\rfloor\right)$$
 #
 # The paper's code computes it in closed form (*closed-form decay*): the same with $k$ and $l$ in place of $k_{l-1}$ and
 # $l - 1$, from the first pruned layer on. Adaptive pruning keeps $\lfloor V(1 - 0.9\,c)\rfloor$ entries at a
 # confidence of $c$: at least a tenth of the vocabulary, even at a confidence of 1. Where more than half of the entries
-# are kept, all are scored.
+# are kept, all are scored. The *margin over few entries* is ours: a fixed list before the last layer, and all entries
+# at it.
 
 # %% tags=["hide-input"]
+pruned = rule_policies(PRUNED, threshold, settings)
+of_main = {**margins, **rule_policies(("rising_top1", "rising_fixed"), threshold, settings)}
 replays = {}
-replayed_rules = {**margins, **rule_policies(("rising_top1", "rising_fixed"), threshold, settings)}
-for task in tasks:
-    by_key = {(task, rule): policy for rule, policy in replayed_rules.items()}
-    replays.update(replay_policies(traces[main, task], by_key, models[main, task]))
-replays_of_pruned = {(task, form): replays[task, form] for task in tasks for form in PRUNED}
-by_layer = experiment.table(pruning.kept_by_layer, replays_of_pruned, labels=("task", "rule"))
+for name, task in pairs:
+    if name in experiment.backbones:
+        policies = of_main if name == main else pruned
+        by_key = {(name, task, rule): policy for rule, policy in policies.items()}
+        replays.update(replay_policies(traces[name, task], by_key, models[name, task]))
+replays_of_pruned = {key: replay for key, replay in replays.items() if key[-1] in PRUNED}
+by_layer = experiment.table(pruning.kept_by_layer, replays_of_pruned, labels=("model", "task", "rule"))
 
 # %%
 figure = chapter.kept_figure(by_layer, experiment.note(limit))
@@ -174,42 +183,65 @@ experiment.save_figure(figure, "kept_by_layer", by_layer)
 conclude(chapter.kept_conclusion(by_layer))
 
 # %% [markdown]
-# ## The paper's table, complete
+# ## What happens to a token that does not exit?
 #
-# Every model and task, decoded at full depth, with the softmax margin over all entries, and with each way of pruning;
-# threshold 0.9, constant, from layer 4 on. *Tokens changed* counts tokens up to the first one that differs from the
-# *unpruned run at the same threshold* and gives the share that differs (because an entry was not kept, or because the
-# token exits elsewhere: probabilities over fewer entries are larger). The pre-trained model says little here: it was
-# never trained on these tasks and fails at most of them.
+# A token that exits at no layer gets its prediction from the last one. As published, the last layer scores the list
+# only. It then chooses the best entry *of the list*: a final token that was dropped earlier cannot come back, and the
+# prediction is no longer full depth's, although nothing exited. If the last layer scores all entries, such a token gets
+# full depth's prediction for what full depth pays, too: the whole LM head once. In this study the published rules
+# (*fixed*, *decaying*, *adaptive*, and contrast with pruning in 04) prune the last layer; all other rules that score few
+# entries keep it whole.
+#
+# The table gives the share of final tokens that are not on the list of the last layer (a replay in which no token
+# exits; 95 % intervals over outputs).
+
+# %% tags=["hide-input"]
+lost = experiment.save_table(chapter.unreachable(by_layer), "lost_at_the_last_layer")
 
 # %%
+conclude(chapter.unreachable_conclusion(lost))
+chapter.unreachable_shown(lost)
+
+# %% [markdown]
+# ## The paper's table, complete
+#
+# The fine-tuned models, decoded with the softmax margin over all entries and with each way of pruning, at one constant
+# threshold; scores and FLOPs are shares of full depth's. *Tokens changed* compares a run with the *unpruned run at the
+# same threshold*: of the tokens up to the first that differs, the share that differs. A token can differ because its
+# entry was dropped, or because it exits elsewhere: probabilities over fewer entries are larger. The stored table also
+# has the pre-trained model, which fails at most of these tasks; where it scores 0, no share can be retained.
+
+# %%
+setting = f"threshold {threshold}, exits from layer {min_layer} on"
+conclude(f"*{experiment.note(limit, '95% intervals over examples')}; {setting}.*")
 conclude(chapter.table_conclusion(complete))
 chapter.table_shown(complete)
 
 # %% [markdown]
-# ## By the clock
+# ## Time
 #
-# Tokens per second of the fine-tuned models above, full depth being 1, timed by `make bench` in single precision,
-# contenders taking turns. Seconds, and samples per second, are in `times.csv`.
+# Tokens per second of the same models, full depth being 1, timed by `make bench` in single precision, contenders taking
+# turns. Seconds, samples per second and ranges over rounds are in `times.csv`.
 
 # %% tags=["hide-input"]
 compared = complete[(complete.reduction != "full_depth") & complete.model.isin(experiment.backbones)]
 compared = compared[["task", "model", "reduction"]]
-times = read_timings("reductions", compared, profile, complete=True)
+times = chapter.comparable_times(read_timings("reductions", compared, profile), compared)
 if len(times):
     times = experiment.save_table(times, "times")
 
 # %%
-conclude(chapter.times_conclusion(times) or "These settings are not timed yet: run make bench.")
+conclude(chapter.times_conclusion(times, compared) or "These settings are not timed yet: run make bench.")
 chapter.times_shown(times)
 
 # %% [markdown]
 # ## Each published row beside ours
 #
-# Each published row is matched to ours: pre-trained to `pretrained`, fine-tuned to `vanilla`, and its "full depth",
-# which also exits, to our margin over all entries. Scores are not comparable across models and corpora; what pruning
-# does to them is. `seconds` are for ten examples, as the published rows seem to be; ours are decoded one at a time
-# (`make bench`; machines differ, so compare rows of one model).
+# Each published row is matched to ours: a pre-trained model to our pre-trained one, a fine-tuned model to vanilla, and
+# "full depth", which exits as well, to our margin over all entries (pruning: *none*). Both prune the last layer. Scores
+# (in percent) do not compare across models and corpora; what pruning does to them does. Seconds are for ten examples, as
+# many as a published row seems to rest on. Ours are decoded one at a time by `make bench`; machines differ, so compare
+# rows of one model.
 
 # %% tags=["hide-input"]
 as_published = {"model": {pre_trained: "pretrained"}}
@@ -219,20 +251,21 @@ beside = published_reductions(complete.replace(as_published), all_times, experim
 beside = experiment.save_table(beside, "published_rows")
 
 # %%
-conclude(chapter.published_conclusion(beside))
+conclude(chapter.published_conclusion(beside), chapter.left_out(beside))
 chapter.published_shown(beside)
 
 # %% [markdown]
 # ## How small may k be?
 #
-# The margin at a threshold of 0.9 with the $k$ best entries of layer 4 (fixed), and decaying from there to $k^*$:
-# the share of predictions that stay, in a replay of CALM's model.
+# The margin at the threshold of the tables above, with lists of another length: the $k$ best entries of the minimum
+# layer up to the last layer (fixed), the same before a whole last layer, or a list that decays to $k^*$. The figure shows
+# the share of predictions that are full depth's, in a replay of CALM.
 
 # %% tags=["hide-input"]
 of_size = {}
 for k in (2, 4, 8, 16, 32, 64, 128, 256, 512):
     sized = settings | {"top_k": k, "least_k": min(k, first_k)}
-    for form, policy in rule_policies(("fixed", "decaying"), threshold, sized).items():
+    for form, policy in rule_policies(("fixed", "few", "decaying"), threshold, sized).items():
         of_size[form, k] = policy
 swept = []
 for task in tasks:
@@ -241,16 +274,17 @@ for task in tasks:
 swept = pd.DataFrame(swept)
 
 # %%
-figure = chapter.sweep_figure(swept, top_k, note)
+used = {"fixed": top_k, "few": top_k, "decaying": least_k}
+figure = chapter.sweep_figure(swept, used, note)
 experiment.save_figure(figure, "sweep_of_k", swept)
 conclude(chapter.sweep_conclusion(swept))
 
 # %% [markdown]
 # ## What a decision costs
 #
-# The cost of a decision (not the first of a token) in units of one decoder layer, counted in FLOPs at the sizes of the
-# mini models, T5-base and T5-large (whose vocabulary has 32,128 entries), and the break-even depth: the mean exit
-# layer, as a share of the depth, before which tokens must exit for the rule to be cheaper than full depth.
+# Left: the FLOPs of one decision in units of one decoder layer, at the sizes of the synthetic profile's models, T5-base
+# and T5-large. Curves end at the whole vocabulary. Right: the break-even depth, a share of all layers. The rule is cheaper
+# than full depth if the mean exit layer is below it (a token's first decision scores all entries).
 
 # %% tags=["hide-input"]
 costs = []
@@ -269,16 +303,27 @@ conclude(chapter.cost_conclusion(costs, first_k))
 # %% [markdown]
 # ## At equal quality
 #
-# For every rule we take the lowest threshold at which 95, 98, 99 and 99.5 % of the predictions at the exits agree with
-# full depth (a token lost by pruning counts as a disagreement) and report the FLOPs, including those of deciding. This
-# is a replay of CALM's model. What keeps the score of whole outputs is in 08.
+# For every rule we take the lowest threshold at which a given share of the predictions at the exits is full depth's (a
+# token that pruning lost counts as wrong). Thresholds are chosen on one half of the outputs. The FLOPs of the other half,
+# decisions included, are shares of full depth's. This is a replay of CALM; what keeps the score of whole outputs is in
+# 08. The rising top-1 rule, MEE's, exits when the top-1 probability has risen over three layers; with fixed pruning it keeps
+# the last layer whole.
 
-# %%
-replayed = {(task, rule): r for (task, rule), r in replays.items() if rule != "decaying_closed"}
+# %% tags=["hide-input"]
+replayed = {}
+for task in tasks:
+    for rule in of_main:
+        if rule != "decaying_closed":
+            replayed[task, rule] = replays[main, task, rule]
 shares = [0.95, 0.98, 0.99, 0.995]
 equal = experiment.table(comparison.at_equal_quality, replayed, labels=("task", "rule"), shares=shares)
 equal = experiment.save_table(equal, "at_equal_quality")
-conclude(chapter.equal_conclusion(equal))
+
+# %%
+conclude(
+    chapter.equal_conclusion(equal, experiment.layers), chapter.reached_conclusion(equal, experiment.layers)
+)
+chapter.equal_shown(equal, experiment.layers)
 
 # %% [markdown]
 # ## Each published statement beside our number
@@ -305,7 +350,7 @@ experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours",
 # ## What this shows
 
 # %% tags=["hide-input"]
-conclude(chapter.summary(complete, swept, costs, top_k, vocabulary))
+conclude(chapter.summary(complete, swept, costs, lost, vocabulary))
 
 # %% [markdown]
 # **Next:** [04](04_contrastive_decoding.ipynb): does contrast between layers improve the confidence itself?

@@ -8,9 +8,9 @@
 # full quality?
 #
 # **What the paper says** (MEE, sections 5 to 7, and the closing questions of its blog). Three measures over
-# several layers keep far more quality than CALM's three at the same threshold, and are slower than full depth. Its
-# decoder cut itself short in the baseline runs: once a whole batch had exited, all later tokens were decoded at that
-# depth. So the comparison has to be repeated: can a rule be both better and faster?
+# several layers keep far more quality than CALM's three at the same threshold, and are slower than full depth. But
+# MEE's decoder has a bug that affects the baseline runs: once a whole batch has exited at a layer, no later token runs
+# deeper. So the comparison has to be repeated: can a rule be both better and faster?
 #
 # **What we do.** Train every classifier on the same frozen model, with several seeds; ask first how well each
 # one *ranks* tokens, then what it costs, then decode for real. Rules are compared at equal quality or at
@@ -83,15 +83,21 @@ experiment.save_drawing(drawings.measures_drawing(), "six_measures")
 #
 # | rule | $z$ | source |
 # |---|---|---|
-# | linear | $w \cdot n(h^l) + b$ | CALM's own |
-# | hidden | $u \cdot \mathrm{ReLU}(A\,n(h^l) + a)$, $A$ is $d \times d$ | CALM's baseline in MEE |
-# | hidden, $k$ layers | $u \cdot \mathrm{ReLU}(A\,[n(h^{l-k+1}); \dots; n(h^l)] + a)$, $A$ is $d \times kd$ | MEE for $k = 3$ |
-# | three times as wide | one layer, but as many parameters as three: $A$ is $3d \times d$ | a control: are more layers better, or more parameters? |
-# | low rank | hidden, with $A$ of $d/8$ rows; one layer, or three | ours: cheap enough for every layer |
+# | linear classifier | $w \cdot n(h^l) + b$ | CALM's own |
+# | classifier on one state | $u \cdot \mathrm{ReLU}(A\,n(h^l) + a)$, $A$ is $d \times d$ | CALM's baseline in MEE |
+# | classifier on $k$ states | $u \cdot \mathrm{ReLU}(A\,[n(h^{l-k+1}); \dots; n(h^l)] + a)$, $A$ is $d \times kd$ | MEE for $k = 3$ |
+# | wide classifier on one state | one state, but as many parameters as on three: $A$ is $3d \times d$ | a control: are more layers better, or more parameters? |
+# | low-rank classifier | on one state or three, with $A$ of $d/8$ rows | ours: cheap enough for every layer |
 # | LSTM | $(c, s)^l = \mathrm{LSTM}(n(h^l), (c, s)^{l-1})$, $z = u \cdot s^l$, over decoder layers, started again for each token | MEE: two LSTM layers (here $d/2$ units); its code: one ($d/4$) |
-# | history of predictions | 32 hidden units over numbers of the last three decision layers: margins, largest probabilities, entropies, for how long the prediction has stayed, whether it appears in the input | ours: predictions in place of states, over 64 entries |
+# | history of predictions | 32 hidden units over numbers of the last three decision layers: margins, largest probabilities, entropies, for how long the prediction has stayed, whether it appears in the input | ours: predictions in place of states |
 #
 # MEE's rising top-1 has nothing to train; its forerunner is ELBERT's window (Xie et al. 2021), as 06 shows.
+#
+# Three rules read probabilities over few vocabulary entries, the same fixed list as in 03 (fixed pruning): the rule over
+# the history of predictions, *rising top-1 with fixed pruning*, and the *margin over few entries*, which looks at one
+# layer only. Unlike the published pruning, they score all entries at the last layer, so that a token that does not exit
+# is full depth's token; with a pruned last layer it can change although nothing exits. The three differ from each other
+# only in what they make of the probabilities.
 #
 # Target: is this layer's top-1 the last layer's ("consistency", the default), or the reference's token
 # ("correctness")? Both classes are weighted equally in every layer; training runs on teacher-forced training
@@ -128,10 +134,10 @@ traces = {
     (name, task): experiment.trace(name, task, limit, max_new_tokens) for name in models for task in tasks
 }
 untrained = ["softmax_margin", "max_probability", "hidden_similarity", "rising_top1"]
-trained = {("calm", rule, "consistency"): [None] for rule in untrained} | classifiers
+replayed_rules = {("calm", rule, "consistency"): [None] for rule in [*untrained, "few"]} | classifiers
 policies = {
     (task, *key, seed): RULES[key[1]].policy(threshold, settings, {key[1]: classifier})
-    for key, by_seed in trained.items()
+    for key, by_seed in replayed_rules.items()
     for seed, classifier in enumerate(by_seed)
     for task in tasks
 }
@@ -155,15 +161,14 @@ conclude(chapter.ranking_conclusion(mean_rank))
 
 # %% tags=["hide-input"]
 experiment.save_table(mean_rank, "mean_ranking")
-shown = chapter.on_calm(mean_rank).pivot(index="rule", columns="task", values="roc_area")
-shown.rename(figures.label).round(3)
+chapter.ranking_shown(mean_rank)
 
 # %% [markdown]
 # ## How many tokens does a classifier need?
 #
-# MEE trained each classifier once, on one amount of data; more layers could need more of it. The same area,
-# for classifiers trained on more and more tokens of all tasks together (each with at least as many steps as
-# those above).
+# MEE trained each classifier once, on one amount of data; more layers could need more of it. We draw the same area
+# for classifiers trained on more and more tokens of all tasks together, each for at least as many steps as those
+# above.
 
 # %% tags=["hide-input"]
 learned = read_measurements(experiment.profile.name, "learning")
@@ -171,7 +176,9 @@ learned = comparison.seed_interval(learned, ["task", "rule", "tokens"], ["roc_ar
 sizes = experiment.profile.results.learning_tokens
 
 # %%
-figure = chapter.tokens_figure(learned, list(tasks), sizes, experiment.note(intervals="95 % over seeds"))
+figure = chapter.tokens_figure(
+    learned, list(tasks), sizes, experiment.note(intervals="95 % intervals over seeds")
+)
 experiment.save_figure(figure, "tokens_needed", learned)
 conclude(chapter.tokens_conclusion(learned))
 
@@ -179,7 +186,7 @@ conclude(chapter.tokens_conclusion(learned))
 # ## What they do at a threshold of 0.9
 #
 # Precision: of the tokens above the threshold at a layer, how many have the last layer's prediction? Recall: of the
-# tokens whose prediction is final by then, how many are above the threshold? First seed.
+# tokens that have the last layer's prediction at a layer, how many are above the threshold? First seed.
 
 # %% tags=["hide-input"]
 main = [*untrained, "linear", "hidden", "three_hidden", "low_rank_three", "lstm"]
@@ -196,8 +203,9 @@ experiment.save_figure(figure, "precision_and_recall", quality_of)
 conclude(chapter.decisions_conclusion(quality_of))
 
 # %% [markdown]
-# Does a confidence mean what it says? We plot it against how often an exit would have been right, over all deciding
-# layers. A rule below the diagonal is overconfident.
+# Is a confidence a probability? We plot it against the share of predictions that are the last layer's, over all layers
+# at which tokens may exit. A rule below the diagonal is overconfident, above it underconfident. The *expected
+# calibration error* is the mean distance from the diagonal, weighted by the number of tokens.
 
 # %% tags=["hide-input"]
 chosen = ["softmax_margin", "hidden", "three_hidden", "low_rank_three", "lstm"]
@@ -213,14 +221,15 @@ conclude(chapter.calibration_conclusion(reliability))
 # ## What deciding costs
 #
 # FLOPs are counted for a mini T5 with a vocabulary of 1,600 entries and at the sizes of T5-base and T5-large. The
-# *break-even depth* is the mean exit layer before which tokens must exit for a rule that decides at every layer from
-# layer 4 on to cost less than full depth.
+# *break-even depth* is the mean exit layer below which a rule that decides at every layer from layer 4 on costs less
+# than full depth. Rules over few entries score all entries at the first layer where they decide; that replaces the
+# scoring at the last layer for every token that exits. A token that does not exit pays for both.
 
 # %% tags=["hide-input"]
 costs = []
 for shape, sizes in SHAPES.items():
     width = sizes.d_model
-    measures = {rule: find_measure(rule) for rule in untrained}
+    measures = {rule: find_measure(RULES[rule].measure) for rule in [*untrained, "few"]}
     for rule, variant in VARIANTS.items():
         measures[rule] = new_classifier(variant.kind, width, **variant.options(width))
     for rule, measure in measures.items():
@@ -238,8 +247,9 @@ conclude(chapter.cost_conclusion(costs))
 # ## At equal quality
 #
 # For each rule we take the lowest threshold at which a given share of the predictions at the exits still agrees with
-# full depth, replayed on the trace (no decoding yet), and report the FLOPs, including those of deciding. Thresholds
-# are constant, since the published decaying one falls below 0.9 whatever it starts from. Colours are families of rules.
+# full depth, replayed on the trace (no decoding yet), and report the FLOPs, including those of deciding. The threshold
+# is found on one half of the outputs, and the FLOPs are those of the other half. Thresholds are constant, since the
+# published decaying one falls below 0.9 whatever it starts from. Colours are families of rules.
 
 # %% tags=["hide-input"]
 shares = [0.90, 0.95, 0.98, 0.99]
@@ -259,8 +269,10 @@ conclude(chapter.equal_quality_conclusion(middle, min_layer, share))
 # MEE expects that several layers decide better than one. A state says more than a prediction, but a classifier has to
 # learn to understand it. Ours looks at *predictions*: what the last three decision layers predict, how confidently, for
 # how long the prediction has stayed and whether it appears in the input (`FEATURES` in `mee_utils.exits.classifiers`).
-# This rule looks at 64 entries, so that a decision costs less than a hundredth of a layer of T5-large. Does it rank
-# tokens better than the margin, and how much of the gap between the margin and the oracle does it close? First seed.
+# It reads few entries, so that a decision costs little (see the figure on costs), and scores all of them at the last
+# layer. Beside it stands the margin over few entries: the same entries and the same last layer, but one layer's
+# probabilities and no training. Does the history rank tokens better, and how much of the gap between that margin and
+# the oracle does it close? First seed.
 
 # %%
 oracle = {
@@ -268,14 +280,15 @@ oracle = {
 }
 gains = of_predictions.beside_margin_and_oracle(overall, middle, oracle)
 experiment.save_table(gains, "history_of_predictions")
-display(gains.set_index("task").round(3))
+display(of_predictions.gains_shown(gains))
 conclude(of_predictions.gains_conclusion(gains, share))
 
 # %% [markdown]
 # **Do classifiers learn from the right examples?** The classifiers of MEE and CALM learn on teacher-forced references of
 # the model's own training examples, but then decide on outputs that the model writes for new examples. The first table
-# has the area under the ROC curve on test examples, after learning from equally many examples of three kinds; the
-# second has what each group of features is worth to the rule over predictions.
+# has the area under the ROC curve on test examples, after learning from equally many examples of three kinds. The
+# second has the area of the rule over predictions with some groups of its features. Tokens are ranked within a layer,
+# so that the depth alone ranks none.
 
 # %%
 sources = read_measurements(experiment.profile.name, "learned_from")
@@ -316,7 +329,8 @@ conclude(chapter.target_conclusion(other))
 chapter.target_shown(other)
 
 # %% [markdown]
-# Third, the minimum exit layer:
+# Third, the minimum exit layer. The source's keys and values at a layer are computed once the first token of an output
+# reaches it, so that a few late exits cost an output much, however early the mean exit is.
 
 
 # %% tags=["hide-input"]
@@ -346,7 +360,7 @@ chapter.starts_shown(started)
 #
 # Thresholds of 0.9 and 0.7, decaying with temperature 4, from layer 4 on; and the six published measures at 0.9 with
 # exits from the same share of the depth as MEE's layer 4 of 24. The table has the share of the full score that is
-# kept. 08 draws the speed of these settings.
+# kept; where it is empty, a setting was not decoded. 08 draws the speed of these settings.
 
 # %% tags=["hide-input"]
 rules = [*main[:-1], "narrow_lstm", "lstm"]
@@ -372,21 +386,24 @@ published = [
 published = experiment.save_table(pd.concat(published, ignore_index=True), "published_thresholds")
 
 # %%
-columns = ["task", "min_layer", "threshold"]
-display(published.pivot_table(index="rule", columns=columns, values="retained", sort=False).round(2))
-conclude(chapter.published_conclusion(published, sixth, min_layer, threshold))
+display(chapter.published_shown(published))
+conclude(
+    f"{decoded} outputs per task, first seed.",
+    chapter.published_conclusion(published, sixth, min_layer, threshold),
+)
 
 # %% [markdown]
 # ## Decoded: the whole curve
 #
 # The six published measures from strict to loose thresholds, first seed. Replay predicts individual tokens; here exits
 # change later tokens, and the score shows how much that matters. These are the stored measurements of `make measure`,
-# on which 08 rests too: thresholds found on validation examples, scores of test examples.
+# on which 08 rests too: thresholds found on validation examples, scores of test examples. Which of them is the cheapest
+# at 99 % of the score is read off the test examples here; the next section tests it.
 
 # %% tags=["hide-input"]
 stored = read_measured(profile, MAIN_MODEL)
 experiment.run.inputs["results measured"] = inputs_of(experiment.profile.name)["results measured"]
-wanted = ["full_depth", *rules, "rising_fixed", "history", "static", "oracle"]
+wanted = ["full_depth", *rules, "few", "rising_fixed", "history", "static", "oracle"]
 curve_points = stored.rows(model="calm")
 curve_points = curve_points[curve_points.rule.isin(wanted) & curve_points.task.isin(list(tasks))]
 tested = f"{experiment.note()}; {stored.tested} test examples per task"
@@ -406,8 +423,7 @@ conclude(chapter.curves_conclusion(curve_points))
 # %% tags=["hide-input"]
 kept = keeping(stored, "calm", quality)
 kept = experiment.save_table(kept[kept.rule.isin(wanted) & kept.task.isin(list(tasks))], "at_99_percent")
-columns = ["threshold", "retained", "low", "high", "verdict", "mean_exit_layer", "flops_share"]
-display(kept[["task", "rule", *columns]].round(3))
+display(chapter.kept_shown(kept))
 conclude(chapter.kept_conclusion(kept, quality))
 
 # %% [markdown]
@@ -418,7 +434,7 @@ conclude(
     f"{chapter.ranking_message(mean_rank)}.",
     f"{chapter.tokens_message(learned)}.",
     f"{chapter.equal_quality_message(middle, share)}.",
-    f"{chapter.curves_message(curve_points)}.",
+    f"{chapter.cheapest_message(curve_points)}.",
     f"{chapter.answer_message(kept, quality)} (08 times them).",
 )
 

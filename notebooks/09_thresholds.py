@@ -11,8 +11,9 @@
 # exits at intervals suffice; confidences move with the domain; the decoder makes fewer mistakes as the output gets
 # longer, so that a threshold may fall (MuE).
 #
-# **What we do.** Everything is replayed on one frozen model: the threshold is
-# chosen on some outputs, and its loss is reported on others.
+# **What we do.** Everything is replayed on one frozen model: the threshold is chosen on some outputs, and its loss is
+# reported on others. Rules that read probabilities score few entries before the last layer and all at it, as in
+# [06](06_survey_rules.ipynb).
 #
 # **Expectation.** A bandit maximises its reward, which is not quality; and a threshold is valid only for inputs
 # like those on which it was chosen.
@@ -24,7 +25,7 @@ limit = 150  # held-out examples of each task on which results are reported
 choosing = 150  # further ones on which thresholds are chosen
 max_new_tokens = 48  # longest output, in tokens
 min_layer = 4  # first layer at which a token may exit
-top_k = 64  # vocabulary entries scored by rules on probabilities
+top_k = 64  # vocabulary entries that rules on probabilities score before the last layer
 demand = 0.01  # mean consistency loss for which thresholds are chosen
 sure = 0.9  # a probability above which a layer counts as confident
 splits = 50  # random halves, or orders, that test a guarantee
@@ -54,13 +55,12 @@ calm = experiment.models(["calm"])["calm"]
 trained = experiment.classifiers({"calm": calm}, seeds=[0], survey=True)
 classifiers = {rule: one for (_, rule, target), (one,) in trained.items() if target == "consistency"}
 traces = {task: experiment.trace("calm", task, examples, max_new_tokens) for task in tasks}
-held = {
-    name: min(limit, len(task) // 2) for name, task in tasks.items()
-}  # reported; the rest is for choosing
+# outputs of each task on which losses are reported; the rest is for choosing
+held = {name: min(limit, len(task) // 2) for name, task in tasks.items()}
 
 
 def policy_of(rule):
-    """A rule at no threshold in particular; if it reads probabilities, over a few vocabulary entries."""
+    """A rule at no threshold in particular; if it reads probabilities, over few entries and a whole last layer."""
     return RULES[rule].policy(1.0, settings, classifiers)
 
 
@@ -72,15 +72,15 @@ def policy_of(rule):
 # as a share of the depth $L$. The *regret* of a token is what the best fixed arm earns on average, minus what the
 # bandit earned. Here the bandit restarts for each output (so that batching changes nothing); the papers play one long
 # stream, so that is replayed too, in random orders. The calibrated threshold is that of Learn then Test (08), on random
-# halves of the outputs. Boxes are over orders and halves; the line is the target loss of the calibration.
+# halves of the outputs. Here every layer scores all entries. Boxes are over orders and halves (a fixed arm, and a bandit
+# for each output, have one value); the line is the target loss of the calibration.
 
 # %% tags=["hide-input"]
 delta = experiment.profile.results.deltas[0]
 arms = policy_of("bandit").schedule.arms
 draws = []
 for task, t in traces.items():
-    over_all_entries = replace(policy_of("surest"), pruning=None, top_k=None)
-    replayed = replay_policy(t, over_all_entries, calm)
+    replayed = replay_policy(t, policy_of("surest").over_all_entries(), calm)
     losses = survey.output_losses(t, calm, tasks[task])
     tried = decisions.candidates(replayed, 25, max_new_tokens)
     table = survey.bandit_or_calibrated(replayed, losses, arms, tried, delta, splits)
@@ -100,8 +100,8 @@ chapter.bandit_shown(experiment.save_table(keepers, "bandit_or_calibrated"))
 # %% [markdown]
 # ## Exits at intervals
 #
-# The margin may exit at every layer from layer 4 on, or at every second, third or fourth of them. The threshold is
-# chosen again for each on some outputs, and its loss is reported on others.
+# With the margin over few entries, tokens may exit at every layer from `min_layer` on, or at every second, third or
+# fourth of them. The threshold is chosen again for each on some outputs, and its loss is reported on others.
 
 # %% tags=["hide-input"]
 replays = {}
@@ -110,8 +110,8 @@ for task, t in traces.items():
 losses = {}
 losses_chosen = {}
 for name, task in tasks.items():
-    reported = replays[name, "fixed"].part(0, held[name]).trace
-    rest = replays[name, "fixed"].part(held[name], examples).trace
+    reported = replays[name, "few"].part(0, held[name]).trace
+    rest = replays[name, "few"].part(held[name], examples).trace
     losses[name] = survey.output_losses(reported, calm, task[: held[name]])
     losses_chosen[name] = survey.output_losses(rest, calm, task[held[name] :])
 
@@ -119,7 +119,7 @@ for name, task in tasks.items():
 # %% tags=["hide-input"]
 def at_interval(task, every):
     layers = list(range(min_layer, calm.layers, every))
-    policy = replace(policy_of("fixed"), min_layer=None, exit_layers=layers)
+    policy = replace(policy_of("few"), min_layer=None, exit_layers=layers)
     replayed = replay_policy(traces[task], policy, calm)
     choosing = replayed.part(held[task], examples)
     tried = decisions.candidates(choosing, 25, max_new_tokens)
@@ -183,6 +183,7 @@ conclude(chapter.away_conclusion(travelled, demand, calm.layers))
 moved = pd.concat(moved, ignore_index=True)
 moved = experiment.save_table(moved[moved.layer == min_layer], "confidence_elsewhere")
 conclude(chapter.confidence_conclusion(moved))
+chapter.moved_shown(moved)
 
 # %% [markdown]
 # ## Later in the sentence
@@ -202,6 +203,7 @@ for task, t in traces.items():
 thirds = pd.concat(thirds, ignore_index=True).rename(columns={"mean": "wrong", "mean_draws": "wrong_draws"})
 thirds = experiment.save_table(thirds, "errors_by_place")
 conclude(chapter.later_conclusion(thirds))
+chapter.thirds_shown(thirds)
 
 # %% [markdown]
 # ## What this shows, and what it does not

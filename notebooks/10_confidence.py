@@ -3,7 +3,7 @@
 #
 # [‹ 09 thresholds](09_thresholds.ipynb) · [all notebooks](../README.md#the-notebooks) · [90 training ›](90_training.ipynb)
 #
-# **Question.** How often does a deep layer spoil what an earlier one had right? How often is an early layer confidently
+# **Question.** How often does the last layer get wrong what an earlier one had right? How often is an early layer confidently
 # wrong? And what does it take to train a rule that decides well?
 #
 # **What the survey says** (Bajpai and Hanawal 2025). Deep layers overthink (Kaya et al. 2019); early exits can be
@@ -20,12 +20,10 @@ data = ""  # folder of the corpora, where the profile reads local ones
 limit = 300  # held-out examples of each task
 max_new_tokens = 48  # longest output, in tokens
 min_layer = 4  # first layer at which a token may exit
-top_k = 64  # vocabulary entries scored by rules on probabilities
+top_k = 64  # vocabulary entries that rules score before the last layer; here all are scored
 sure = 0.9  # a probability above which a layer counts as confident
 
 # %% tags=["hide-input"]
-from dataclasses import replace
-
 from IPython.display import display
 
 from mee_utils import ExitPolicy, Experiment, trace
@@ -80,7 +78,7 @@ conclude(chapter.fake_conclusion(fake, min_layer))
 # %% [markdown]
 # ## How a rule is trained
 #
-# Two comparisons, means over the layers at which a rule decides. BERxiT's unit and CALM's linear classifier are the
+# Two comparisons, means over the layers at which a rule decides; every layer scores all vocabulary entries. BERxiT's unit and CALM's linear classifier are the
 # same unit trained with different losses: squared error, or cross-entropy that weighs both classes equally. The
 # predicted state and the ensemble emit tokens of their own: `right` is how often that token matches the last layer's;
 # rules that emit the layer's own token are listed for comparison. *Distilled*: the map of a layer learns all of the last
@@ -102,7 +100,7 @@ classifiers = {rule: one for (_, rule, target), (one,) in trained.items() if tar
 
 def policy_of(rule):
     """A rule over all vocabulary entries, at no threshold in particular."""
-    return replace(RULES[rule].policy(1.0, settings, classifiers), pruning=None, top_k=None)
+    return RULES[rule].policy(1.0, settings, classifiers).over_all_entries()
 
 
 # %% tags=["hide-input"]

@@ -319,36 +319,152 @@ def test_the_cheapest_rule_is_named_task_by_task():
             ("translation", "adaptive"): 0.4,
         }.items()
     ]
-    said = pruning.equal_conclusion(pd.DataFrame(rows))
+    rows = [row | {"same_token": 0.99, "mean_exit_layer": 6.0} for row in rows]
+    said = pruning.equal_conclusion(pd.DataFrame(rows), 12)
     fixed, adaptive = (figures.label(name) for name in ("fixed", "adaptive"))
     assert f"the {fixed} on summarization, and the {adaptive} on translation: 40% (translation)" in said
     assert "against 60% (translation) to 90% (summarization) for the margin over all entries" in said
     barely = pd.DataFrame(rows).assign(flops_share=[0.5, 0.49, 0.5, 0.495])
-    assert "on translation, but by at most 1.0 points: 49%" in pruning.equal_conclusion(barely)
+    assert "on translation, but by at most 1.0 points: 49%" in pruning.equal_conclusion(barely, 12)
     alone = pd.DataFrame(rows).query("rule == 'unpruned'")
-    assert pruning.equal_conclusion(alone).endswith(
+    assert pruning.equal_conclusion(alone, 12).endswith(
         "on every task: 60% (translation) to 90% (summarization) of the FLOPs of full depth."
     ), "nothing is saved, so nothing is compared"
 
 
-def complete_table(lowest):
-    """Full depth and the margin with and without fixed pruning, which keeps `lowest` of vanilla's score."""
+def test_a_pruned_last_layer_may_keep_a_rule_from_a_share_of_predictions():
+    """Fixed pruning without exits has 99.1 % of the predictions; a whole last layer has all."""
+    columns = ["task", "rule", "same_token", "mean_exit_layer", "flops_share"]
+    rows = [
+        ("translation", "unpruned", 0.996, 9.0, 1.3),
+        ("translation", "fixed", 0.991, 12.0, 1.01),
+        ("translation", "few", 0.996, 9.0, 0.9),
+    ]
+    equal = pd.DataFrame(rows, columns=columns).assign(wanted=0.995)
+    equal = equal.assign(flops_share_low=equal.flops_share, flops_share_high=equal.flops_share)
+    table = pruning.equal_shown(equal, 12)
+    assert table.loc[figures.label("fixed")].tolist() == ["not reached"]
+    assert table.loc[figures.label("few")].tolist() == ["90% (90% to 90%)"]
+    said = pruning.reached_conclusion(equal, 12)
+    assert said == (
+        "With a pruned last layer (fixed pruning), no threshold keeps 99.5% of the predictions on every "
+        "task; with a whole one, a threshold does."
+    )
+    assert pruning.reached_conclusion(equal.assign(mean_exit_layer=9.0), 12) == ""
+    neither = equal.assign(same_token=0.991, mean_exit_layer=12.0)
+    assert pruning.reached_conclusion(neither, 12).endswith("on every task.")
+
+
+def complete_table(lowest, with_whole_last_layer=False):
+    """Full depth and the margin, unpruned and pruned; fixed pruning keeps `lowest` of vanilla's score."""
+    ways = ["full_depth", "unpruned", "fixed"] + ["few"] * with_whole_last_layer
     rows = [
         {"model": model, "task": task, "reduction": way, "retained": 1.0, "other_token": 0.0}
-        for model, task, way in product(["calm", "vanilla"], TASKS, ["full_depth", "unpruned", "fixed"])
+        for model, task, way in product(["calm", "vanilla"], TASKS, ways)
     ]
-    table = pd.DataFrame(rows).assign(flops_share=0.5)
+    table = pd.DataFrame(rows).assign(flops_share=0.5, mean_exit_layer=4.0)
     of_vanilla = (table.model == "vanilla") & (table.task == TASKS[0]) & (table.reduction == "fixed")
     table.loc[of_vanilla, "retained"] = lowest
     table.loc[of_vanilla, "other_token"] = 1 - lowest
-    return table
+    table.loc[table.reduction == "few", "flops_share"] = 0.525
+    return table.assign(low=table.retained, high=table.retained, other_output=(table.other_token > 0) * 1.0)
 
 
 def test_pruning_is_not_said_to_cost_nothing_where_the_score_falls():
     said = pruning.table_conclusion(complete_table(0.1))
-    assert "changes none of CALM's and up to 90.0% of vanilla's tokens. Where lists miss final tokens" in said
-    assert "the score falls too: vanilla's from 100% to 10% of full depth's on summarization." in said
-    assert "falls" not in pruning.table_conclusion(complete_table(1.0))
+    assert "change none of CALM's and up to 90.0% of vanilla's tokens. One token is enough" in said
+    assert "none of CALM's and up to 100% of vanilla's outputs differ. Where lists miss final tokens" in said
+    assert "falls: vanilla's from 100% to 10% of full depth's on summarization (fixed pruning)." in said
+    unchanged = pruning.table_conclusion(complete_table(1.0))
+    assert "falls" not in unchanged and "One token" not in unchanged
+    assert "Even unpruned" not in said
+    nothing = complete_table(1.0)
+    nothing.loc[(nothing.model == "vanilla") & (nothing.task == TASKS[1]), "retained"] = 0.0
+    expected = "Even unpruned, vanilla retains next to nothing on translation, where tokens exit at layer 4.0"
+    assert expected in pruning.table_conclusion(nothing)
+    unsure = complete_table(0.1).assign(high=1.0)
+    assert "falls" not in pruning.table_conclusion(unsure), "the intervals overlap"
+
+
+def test_a_whole_last_layer_stands_beside_the_published_one():
+    said = pruning.table_conclusion(complete_table(0.1, with_whole_last_layer=True))
+    assert (
+        "the margin keeps 100% of vanilla's score on summarization, where fixed pruning keeps 10% and the "
+        "full vocabulary 100%. On CALM it costs at most 2.5 points of full depth's FLOPs more"
+    ) in said
+    same = pruning.table_conclusion(complete_table(1.0, with_whole_last_layer=True))
+    assert "no score surely changes by more than 2 points. On CALM it costs" in same
+    unsure = complete_table(0.1, with_whole_last_layer=True).assign(high=1.0)
+    assert "no score surely changes" in pruning.table_conclusion(unsure)
+    as_cheap = complete_table(1.0, with_whole_last_layer=True).assign(flops_share=0.5)
+    assert "costs no more FLOPs than fixed pruning." in pruning.table_conclusion(as_cheap)
+    assert "whole" not in pruning.table_conclusion(complete_table(0.1))
+    table = pruning.table_shown(complete_table(0.1, with_whole_last_layer=True))
+    row = table.loc[(figures.label("vanilla"), figures.label("fixed"))]
+    assert row["score retained", "summarization"] == "10% (10% to 10%)"
+    assert row["tokens changed", "summarization"] == "90.0%" and len(table) == 6
+
+
+def lists(whole):
+    """Vanilla's and CALM's lists at the last two layers, which lack 30 % and 1 % of the tokens."""
+    lost = {"vanilla": 0.3, "calm": 0.01}
+    rows = [
+        {
+            "model": model,
+            "task": TASKS[0],
+            "rule": rule,
+            "layer": layer,
+            "recall": 1.0 if rule == "few" and layer == 12 else 1 - lost[model],
+            "ids": 4000.0 if rule == "few" and layer == 12 else 64.0,
+        }
+        for model, rule, layer in product(lost, ["fixed", "few"] if whole else ["fixed"], (11, 12))
+    ]
+    return pd.DataFrame(rows).assign(low=lambda t: t.recall, high=lambda t: t.recall)
+
+
+def test_a_pruned_last_layer_changes_tokens_that_do_not_exit():
+    lost = pruning.unreachable(lists(whole=True))
+    assert pruning.unreachable_conclusion(lost) == (
+        "Even if no token exits, fixed pruning of the last layer, as published, changes up to 1.0% of CALM's "
+        "and up to 30.0% of vanilla's tokens. A whole last layer changes none."
+    )
+    assert "whole" not in pruning.unreachable_conclusion(pruning.unreachable(lists(whole=False)))
+    exact = pruning.unreachable_conclusion(lost.assign(share=0.0))
+    assert exact.startswith("If no token exits") and "changes none of CALM's" in exact
+    table = pruning.unreachable_shown(lost)
+    assert list(table.columns) == [figures.label(TASKS[0])]
+    assert table.loc[(figures.label("calm"), figures.label("fixed"))].tolist() == ["1.0% (1.0% to 1.0%)"]
+    panels, names = drawn(pruning.kept_figure(lists(whole=True)))
+    assert len(panels) == 1 and len(names) == 2
+    assert message(pruning.kept_figure(lists(whole=True))).endswith(
+        "a whole last layer does again, at layer 12"
+    )
+    assert message(pruning.kept_figure(lists(whole=False))).endswith("and a list from 12 on")
+
+
+def timings(ways):
+    rows = [
+        {"task": TASKS[0], "model": "calm", "reduction": way, "batch": batch, "speed": speed}
+        for batch, (way, speed) in product((1, 100), ways.items())
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_a_way_that_is_not_timed_yet_is_named_and_hides_no_other():
+    compared = pd.DataFrame({"task": TASKS[0], "model": "calm", "reduction": ["unpruned", "fixed", "few"]})
+    times = pruning.comparable_times(timings({"unpruned": 0.5, "fixed": 0.6}), compared)
+    said = pruning.times_conclusion(times, compared)
+    assert said == (
+        "CALM with a pruned margin emits 1.20 times as many tokens a second as with the margin over all "
+        "entries (batch size 1), the most with fixed pruning on summarization. Not timed yet: margin over "
+        "few entries (ours)."
+    )
+    table = pruning.times_shown(times)
+    assert table.columns.tolist() == [("batch size 1", "summarization"), ("batch size 100", "summarization")]
+    assert pruning.comparable_times(timings({"unpruned": 0.5}), compared).empty
+    slow = timings({"unpruned": 0.5, "fixed": 0.5, "few": 0.4})
+    assert ": no time is saved." in pruning.times_conclusion(slow, compared)
+    assert "Not timed" not in pruning.times_conclusion(slow, compared)
 
 
 def test_a_sweep_says_how_long_a_list_must_be():
@@ -357,10 +473,15 @@ def test_a_sweep_says_how_long_a_list_must_be():
     assert pruning.sweep_message(swept, 64) == (
         "Fixed pruning keeps at least 95.0% of the predictions with 8 entries and 99.0% with 64 entries"
     )
-    assert "A decaying list may end shorter (2 entries)" in pruning.sweep_conclusion(swept)
+    assert (
+        "Fewer are enough with decaying pruning, whose list begins longer (2)."
+        in pruning.sweep_conclusion(swept)
+    )
     flat = swept.assign(same_token=0.99)
     assert "as many predictions with 8 entries as with 64 (at least 99.0%)" in pruning.sweep_message(flat, 64)
-    assert "shorter" not in pruning.sweep_conclusion(flat)
+    assert "Fewer" not in pruning.sweep_conclusion(flat)
+    whole = swept.assign(rule=swept.rule.replace("decaying", "few"))
+    assert "Fewer are enough with a whole last layer (2)." in pruning.sweep_conclusion(whole)
 
 
 def test_zeros_are_counted_beside_the_published_rows():
@@ -373,12 +494,25 @@ def test_zeros_are_counted_beside_the_published_rows():
     beside = pd.DataFrame(rows, columns=columns).assign(our_task="translation")
     assert pruning.published_conclusion(beside) == (
         "Pruning takes more than half of the score in 2 of 3 published settings (1 with a score of 0) and in "
-        "1 of our 2 (all of `vanilla`)."
+        "1 of our 2 (all on vanilla). The published zeros are probably list positions mistaken for token "
+        "ids (08)."
     )
     none = pruning.published_conclusion(beside.assign(our_score=50.0))
-    assert none.endswith("and in 0 of our 2.")
+    assert "and in 0 of our 2. The published" in none
     unmatched = pruning.published_conclusion(beside.assign(our_score_unpruned=np.nan))
-    assert unmatched.endswith("2 of 3 published settings (1 with a score of 0).")
+    assert "2 of 3 published settings (1 with a score of 0). The published" in unmatched
+
+
+def test_a_published_row_without_a_task_of_ours_is_not_shown_but_named():
+    rows = [("squad", 40.0, np.nan), ("multi_news", np.nan, np.nan)]
+    beside = pd.DataFrame(rows, columns=["dataset", "our_score", "our_seconds"])
+    beside = beside.assign(model="t5-large", reduction="full_depth", score=1.0, seconds=2.0)
+    beside = beside.assign(our_model="vanilla", our_task=TASKS[0], why_they_differ="another model")
+    table = pruning.published_shown(beside)
+    assert table.dataset.tolist() == ["squad"] and table["our seconds"].tolist() == ["not timed"]
+    assert table.pruning.tolist() == ["none"]
+    assert pruning.left_out(beside).startswith("The rows on `multi_news`, for which no task of ours was run")
+    assert pruning.left_out(beside[:1]) == ""
 
 
 # models and training (00, 90)

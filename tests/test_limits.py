@@ -78,8 +78,8 @@ def test_limits_stand_beside_the_best_rule_and_a_fixed_layer(stored, oracle):
     perfect = limits.limits_conclusion(table.assign(oracle=1.0), losses)
     assert "opied states limit" not in perfect, "where they limit exits on no task, nothing is said"
     message = limits.message(table)
-    assert "keep 90% of the score where states are copied, and 100% where they are exact" in message
-    assert message.endswith("rules at no more FLOPs keep 75%, less on every task")
+    assert message.startswith("Perfect decisions keep 90% of the score; the best rules at no more FLOPs")
+    assert message.endswith("keep 75%, less on every task")
 
 
 def test_where_nothing_is_as_cheap_it_is_said(oracle, stored):
@@ -107,10 +107,12 @@ def test_the_figure_names_what_it_draws(stored, oracle):
     assert set(curves.series) == set(limits.NAMES)
     figure = limits.limits_figure(curves, [TASK], "message")
     kept, changed = figure.axes
-    assert {text.get_text() for text in kept.texts} == set(limits.NAMES.values())
-    assert {text.get_text() for text in changed.texts} == {"softmax margin", "a fixed layer"}
+    (legend,) = figure.legends
+    assert {text.get_text() for text in legend.get_texts()} == set(limits.NAMES.values())
+    best = curves[curves.series == limits.BEST]
+    assert best[["rule", "threshold"]].values.tolist() == [["softmax_margin", 0.5]]
     # on the margin's front: 0.9, and the fixed list, which is cheaper and better than the plain one
     assert kept.lines[0].get_xydata().tolist() == [[0.45, 0.9], [0.8, 0.95]]
     np.testing.assert_allclose(changed.lines[0].get_ydata(), [0.1, 0.05])
-    assert figure.get_suptitle() == "message" and not figure.legends
+    assert figure.get_suptitle() == "message"
     plt.close(figure)

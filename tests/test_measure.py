@@ -3,7 +3,7 @@
 import json
 import shutil
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import ClassVar
@@ -22,6 +22,7 @@ from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.study import artifacts, measure, result_tables
 from mee_utils.study.catalogue import RULES
 from mee_utils.study.digests import file_digest
+from mee_utils.study.experiment import Experiment
 from mee_utils.study.jobs import Job, measurements
 from mee_utils.study.profiles import load_profile
 from mee_utils.study.result_tables import read_measurements
@@ -161,6 +162,16 @@ class Counted(measure.RuleDecoder):
 
 
 JOB = Job("settings", "vanilla", "translation")
+
+
+def test_an_option_that_came_later_leaves_the_keys_of_rules_that_do_not_use_it(few, monkeypatch):
+    decoder = measure.RuleDecoder(Experiment(None, few), JOB)
+    key = decoder.keys("fixed")
+    monkeypatch.setattr(measure, "LATER_OPTIONS", [])
+    assert decoder.keys("fixed") != key  # the option was among what the key holds
+    monkeypatch.setattr(measure, "LATER_OPTIONS", [("prune_last_layer", True)])
+    monkeypatch.setitem(measure.RULES, "fixed", replace(RULES["fixed"], prune_last_layer=False))
+    assert decoder.keys("fixed") != key
 
 
 def test_an_interrupted_job_goes_on_and_what_is_stored_is_not_decoded_again(few, tmp_path, monkeypatch):

@@ -274,6 +274,20 @@ def test_a_named_measure_is_one_object_and_a_threshold_cannot_be_changed():
 
 
 @pytest.mark.parametrize(
+    "pruning",
+    [
+        {"pruning": "fixed", "top_k": 40, "prune_last_layer": False},
+        {"pruning": "decaying", "top_k": 40, "least_k": 4, "pruning_form": "closed"},
+        {},
+    ],
+    ids=repr,
+)
+def test_a_policy_over_all_entries_is_the_same_without_pruning(pruning):
+    given = {"threshold": 0.4, "decay": 4.0, "min_layer": 2}
+    assert ExitPolicy(**given, **pruning).over_all_entries() == ExitPolicy(**given)
+
+
+@pytest.mark.parametrize(
     ("kind", "settings"),
     [
         *((AdaptiveThreshold, {name: value}) for name in ("least", "every") for value in (0, -1, 2.5, True)),

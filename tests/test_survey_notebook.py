@@ -1,6 +1,5 @@
 """What notebooks 06, 09 and 10 compute, on small models and on tables whose answer is known."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -91,7 +90,7 @@ def test_a_part_of_a_replay_is_the_replay_of_a_part(traced):
 @pytest.mark.parametrize("rule", ["softmax_margin", "patience", "weighted_vote", "hidden_similarity", "mue"])
 def test_every_rule_goes_from_careful_to_careless(traced, rule):
     model, found, _, task = traced
-    policy = replace(RULES[rule].policy(1.0, {"min_layer": 1, "top_k": 8}), pruning=None, top_k=None)
+    policy = RULES[rule].policy(1.0, {"min_layer": 1, "top_k": 8}).over_all_entries()
     replayed = replay_policy(found, policy, model)
     losses, levels = survey.output_losses(found, model, task), candidates(replayed, 25, LENGTH)
     assert levels == sorted(set(levels), reverse=True)

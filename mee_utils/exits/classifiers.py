@@ -8,7 +8,7 @@
 | `three_hidden_classifier` | the last three `n(h)` | `Linear(3d, d)`, ReLU, `Linear(d, 2)` | MEE, section 5 |
 | `lstm_classifier` | all `n(h)` so far, one after the other | two-layer LSTM, two outputs | MEE, section 5 |
 | `learning_to_exit` | `n(h^l)` | `d + 1` parameters, squared error | BERxiT |
-| `q_exit` | all `n(h)` so far | `d + 1`: how likely is it to have exited by now | PALBERT |
+| `q_exit` | all `n(h)` so far | `d + 1` parameters: the probability of having exited by layer l | PALBERT |
 | `past_future` | `n(h^l)` | an affine map a layer that predicts `n(h^L)` | PF-BERxiT, DeeCap; tuned lens |
 | `exit_heads` | `n(h^l)` | the same map, trained as an exit of its own on a frozen model | DeeBERT |
 | `ztw` | the decision layers so far | `log q = sum_i w_i log p_i + b`, a product of experts | ZTW |
@@ -303,10 +303,10 @@ class Ensemble(ExitClassifier):
 
 
 class TokenHash(ExitClassifier):
-    """A table: after this token, at which share of training tokens has layer l settled? (HashEE)
+    """A table: of the training tokens that follow a token, which share has settled by layer l? (HashEE)
 
-    HashEE's layer is the first whose share exceeds the threshold; in generation, of the token *before*. It
-    costs nothing. Untrained, a layer is drawn for each token: HashEE's random hash.
+    HashEE looks up the token itself; in generation that is not known yet, and the token *before* takes its
+    place. A look-up takes no FLOPs. Untrained, a layer is drawn for each token: HashEE's random hash.
     """
 
     layers_used = 0
@@ -365,7 +365,7 @@ class Evidence(NamedTuple):
 
 
 class HistoryClassifier(ExitClassifier):
-    """Looks at what the last three decision layers predict and how surely, not at states (ours).
+    """Looks at what the last three decision layers predict and with what confidence, not at states (ours).
 
     An example: the decision layers 4, 5 and 6 of a decoder of 12 predict the ids 7, 9 and 9 with margins 0.2,
     0.5 and 0.9. At layer 6 the features "margin", "margin before" and "margin two before" are 2.2, 0.0 and
@@ -376,8 +376,8 @@ class HistoryClassifier(ExitClassifier):
     A hidden unit is a weighted sum of the standardised features. Its constant, and its weight of the margin,
     differ with the depth, in twelfths of the decoder. The features are standardised with the mean and
     deviation of the tokens that it learned from, which are stored with the weights. It learns from the
-    readouts of a policy (`train_classifier`), and decides over the same: pruned ones, so that a decision
-    costs less than a hundredth of a layer of T5-large.
+    logits of a policy (`train_classifier`), and decides from the same: over few ids, so that a decision costs
+    less than a hundredth of a layer of T5-large.
 
     The shipped ones learned from the model's own outputs, since those are what it decides about, for examples
     that the model was not trained on where there are such, filled up with training examples

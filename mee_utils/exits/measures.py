@@ -24,8 +24,8 @@ A *decision layer* is a layer at which the policy decides. An example with three
 at layers 2, 4 and 6, where the most probable ids are 7, 9 and 9. At layer 6 `so_far("top1_id")` is
 `(7, 9, 9)`; `Patience` gives 2 (the last two agree), and so does `Vote` (two of three predict 9).
 
-The token of an exit is always this layer's own top-1: rules that count decision layers count those that
-predict that token too.
+The token of an exit is this layer's own top-1 (of its lens or ensemble, where a measure has one): rules that
+count decision layers count those that predict that token too.
 
 Attributes are tensors while decoding and numpy arrays in a replay; a measure that keeps to operators works on
 both. `state`, `logits` and `probabilities` are tensors in a replay too: it computes them from the states that
@@ -216,10 +216,10 @@ class WeightedVote(Vote):
 
 
 class PatientEntropy(Measure):
-    """The least `exp(-H)` of the last `patience` decision layers, 0 before there are as many (PCEE-BERT).
+    """The least `exp(-H)` of the last `patience` decision layers, 0 before there are so many (PCEE-BERT).
 
     It is high if that many decision layers in a row were confident, whatever they predicted. This is the
-    rule as written; the public code is `Patience`, and `H` is unused.
+    rule as the paper has it; its public code computes `H`, does not use it, and is `Patience`.
     """
 
     name = "pcee"
@@ -242,8 +242,8 @@ class PatientEntropy(Measure):
 class ConfidenceWindow(Measure):
     """`exp(-H)`, or 1 where the top-1 probability has risen to far above one half (ELBERT).
 
-    Risen: strictly over the last `window` decision layers; far: by `distance` (0.4 is MEE's 0.9). The
-    forerunner of MEE's rising top-1, which has no first half.
+    Risen: strictly over the last `window` decision layers; far: by `distance` (0.4 above one half is MEE's
+    0.9). MEE's rising top-1, published later, is the second half alone.
     """
 
     name = "elbert"

@@ -285,6 +285,12 @@ class ExitPolicy:
             return replace(self, threshold=self.threshold.with_level(level))
         return replace(self, threshold=level)
 
+    def over_all_entries(self) -> ExitPolicy:
+        """This policy without pruning: every layer that computes logits scores the whole vocabulary."""
+        return replace(
+            self, pruning=None, top_k=None, least_k=None, pruning_form="recursion", prune_last_layer=True
+        )
+
     def __repr__(self) -> str:
         options = [f'"{self.measure.name}"']
         for option in fields(self)[1:]:

@@ -200,10 +200,11 @@ class BanditThreshold(Threshold):
 
     Each output has a bandit to itself, so that a row of a batch gets what it would get alone. Each token is a
     round.
+
     Arms are tried once in their order, then the one with the largest `mean + exploration sqrt(ln t / n)`.
     The reward is the gain in confidence from the first decision to the last, minus `cost` times the share of
-    the depth that was run: at a cost of 1 a layer pays off if it raises the confidence by `1 / L`. Nothing is
-    guaranteed about the result, unlike what learn-then-test finds.
+    the depth that was run: at a cost of 1 a layer pays off if it raises the confidence by `1 / L`. No loss is
+    guaranteed, unlike with a threshold that learn-then-test finds.
 
     Attributes:
         arms: at least two thresholds from 0 to 1.

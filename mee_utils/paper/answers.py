@@ -6,9 +6,10 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
+from ..study import open_question
 from ..study.catalogue import MAIN_MODEL, RULES
 from ..study.figures import label
-from ..study.headline import FIXED, ONE, QUALITY, SEVERAL, VERIFIED, headline_table
+from ..study.headline import FIXED, ONE, QUALITY, SEVERAL, VERIFIED, headline_table, speed_texts
 from ..study.result_tables import BENCH, KEEPS_IT
 from .numbers import stored_numbers
 from .published_numbers import published_saturation
@@ -24,11 +25,12 @@ LIMITS = {  # column of what limits exits -> its name in the table
     "rule_kept": "best rule at no more FLOPs keeps",
 }
 KIND = "tokens a second (score kept)"
+SPEED = "speed"
 WINNERS = {  # kind of exit -> its row in README's table
-    ONE: "rule on one layer",
-    SEVERAL: "rule on several layers",
-    FIXED: "fixed exit layer",
-    VERIFIED: "**verified exits**",
+    ONE: "one-layer rule",
+    SEVERAL: "several-layer rule",
+    FIXED: "fixed layer",
+    VERIFIED: "**verified exits** (same output)",
 }
 
 
@@ -248,42 +250,47 @@ def speeds(stored: StoredTables) -> pd.DataFrame:
 
 
 def _headline_cells(profile: str, stored: StoredTables) -> pd.DataFrame:
-    """ "1.03× (99.7 %)": speed and share of the score, a row per kind of exit."""
+    """ "1.03× (99.7%)": speed and share of the score, a row per kind of exit; verified ones keep all."""
     rows = headlines()[profile]
     stored.note_timings(rows)
-    kept = rows.retained.map(" ({:.1%})".format).mask(rows.kind == VERIFIED, " (same output)")
-    cells = rows.speed.map("{:.2f}×".format, na_action="ignore").fillna("not timed") + kept
+    kept = rows.retained.map(" ({:.1%})".format).mask(rows.kind == VERIFIED, "")
+    return _cells_by_kind(rows, speed_texts(rows) + kept).rename_axis(KIND).reset_index()
+
+
+def _cells_by_kind(rows: pd.DataFrame, cells: pd.Series) -> pd.DataFrame:
+    """Texts beside the rows of a headline: a row per kind of exit, a column per task."""
     wide = rows.assign(cell=cells).pivot(index="kind", columns="task", values="cell")
     wide = wide.reindex(list(WINNERS)).fillna("none")
     wide.index = [WINNERS[kind] for kind in wide.index]
-    return wide.rename(columns=label).rename_axis(KIND).reset_index()
+    return wide.rename(columns=label)
 
 
 def winners(stored: StoredTables) -> pd.DataFrame:
-    """README's table: real text alone, with what else keeps the score there."""
-    table = _headline_cells(REAL, stored)
-    rows = [_history_row(stored), _shallow_row(stored)]
-    further = [pd.DataFrame([row]) for row in rows if row]
-    table = pd.concat([table.iloc[:-1], *further, table.iloc[-1:]])  # verified exits stay last
-    return table.fillna("none").rename(columns={KIND: "speed (score kept)"})
+    """README's table: real text alone, with what else keeps the score there, and FLOPs at a mean score."""
+    headline = headlines()[REAL]
+    table = _cells_by_kind(headline, speed_texts(headline)).rename_axis(SPEED).reset_index()
+    shallow = _shallow_row(stored)
+    rows = [table.iloc[:-1], pd.DataFrame([shallow] if shallow else []), table.iloc[-1:]]
+    rows.append(pd.DataFrame([_flops_row(stored)]))
+    return pd.concat(rows).fillna("none")
 
 
-def _history_row(stored: StoredTables) -> dict[str, str]:
-    """The rule on the history of predictions, where it was measured."""
-    rules = stored.table("08_results", "at_99_percent")
-    rows = rules[(rules.profile == REAL) & (rules.rule == HISTORY)]
-    if rows.empty:
-        return {}
-    timed = stored.timings(rows, "kept").query("batch == 1").set_index("task")
-    cells = {}
-    for row in rows.itertuples():
-        keeps = row.verdict == KEEPS_IT and row.flops_share < 1
-        cells[label(row.task)] = f"{_speed(timed, row.task)} ({row.retained:.1%})" if keeps else "none"
-    return {KIND: "history of predictions (ours)"} | cells
+def _flops_row(stored: StoredTables) -> dict[str, str]:
+    """FLOPs at a mean of 99 % of the score: the cheapest rule over one layer, and over several."""
+    mean = open_asked(stored, REAL).mean
+    kinds = [open_question.flops(mean, kind) for kind in (open_question.ONE, open_question.SEVERAL)]
+    shares = pd.concat(kinds, axis=1).map("{:.0%}".format, na_action="ignore").fillna("none")
+    cells = {label(task): " / ".join(texts) for task, *texts in shares.itertuples()}
+    return {SPEED: f"FLOPs at a mean of {QUALITY:.0%}, one-layer / several-layer"} | cells
 
 
-def _speed(timed: pd.DataFrame, task: str) -> str:
-    return f"{timed.speed[task]:.2f}×" if task in timed.index else "not timed"
+def open_asked(stored: StoredTables, profile: str) -> open_question.Answers:
+    """What answers MEE's open question on the data of a profile."""
+    points = stored.table("08_results", "score_against_flops")
+    points = points[(points.model == MAIN_MODEL) & (points.profile == profile)]
+    kept = stored.table("08_results", "at_99_percent")
+    kept = kept[kept.profile == profile]
+    return open_question.answers(points, kept, stored.timings(kept, "kept"), QUALITY)
 
 
 def _shallow_row(stored: StoredTables) -> dict[str, str]:
@@ -296,9 +303,9 @@ def _shallow_row(stored: StoredTables) -> dict[str, str]:
     cells = {}
     for row in rows.itertuples():
         spent = f"{speeds[row.task]:.2f}×" if row.task in speeds else f"{row.relative_flops:.0%} FLOPs"
-        cells[label(row.task)] = f"{spent} ({row.kept:.1%})"
+        cells[label(row.task)] = spent
     note = "vanilla = 1×" if len(speeds) else "not timed"
-    return {KIND: f"{rows.decoder_layers.iloc[0]:.0f}-layer decoder ({note})"} | cells
+    return {SPEED: f"{rows.decoder_layers.iloc[0]:.0f}-layer decoder ({note})"} | cells
 
 
 def shallow_speeds(stored: StoredTables, rows: pd.DataFrame) -> pd.Series:

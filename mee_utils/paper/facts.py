@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from ..study import open_question
 from ..study.catalogue import MAIN_MODEL
 from ..study.figures import label
 from ..study.headline import FIXED, ONE, SEVERAL, VERIFIED, faster_tasks, undecided_tasks
@@ -20,6 +21,7 @@ from .answers import (
     headlines,
     lost_points,
     numbers_of_tasks,
+    open_asked,
     oracle_rows,
     shallow_decoders,
     shallow_speeds,
@@ -53,6 +55,7 @@ def facts(stored: StoredTables) -> dict:
         "guarantee": stored_numbers(FIGURES / SYNTHETIC).get("guarantee"),
         "ledger": ledger_page.counts(stored),
         "three_layers": _verdict(stored, "three layers decide better than one"),
+        "asked": _open_question(stored, list(real)),
         **_headline_facts(),
     }
 
@@ -71,6 +74,41 @@ def _least_flops(stored: StoredTables) -> float:
     return spent.groupby(real.task).min().mean()
 
 
+def _open_question(stored: StoredTables, tasks: list[str]) -> dict:
+    """MEE's open question on real text: on how many tasks rules over several layers beat full depth, and how.
+
+    `mean`: in FLOPs at a mean of 99 % of the score; `reliable`: in FLOPs where the interval is at 99 %;
+    `clock`: by the clock. `ahead`: on how many tasks they need fewer FLOPs than any rule over one layer, at
+    a mean; `best`: the FLOPs of the cheapest rule of all, there, a mean over tasks.
+    """
+    found = open_asked(stored, REAL)
+    several = open_question.flops(found.mean, open_question.SEVERAL)
+    one = open_question.flops(found.mean, open_question.ONE)
+    best = pd.concat([several, one], axis=1).min(axis=1).clip(upper=1)
+    mean = len(open_question.saving_tasks(found.mean))
+    reliable = len(open_question.saving_tasks(found.reliable))
+    clock = len(open_question.faster_tasks(found.clock))
+    untimed = len(open_question.untimed_tasks(found.clock))
+    return {
+        "mean": mean,
+        "reliable": reliable,
+        "clock": clock,
+        "untimed": untimed,
+        "ahead": len(open_question.ahead_tasks(found.mean)),
+        "in_flops": open_question.in_a_word(mean + reliable, 2 * len(tasks)),
+        "by_clock": open_question.in_a_word(clock, len(tasks), untimed),
+        "flops": _ends(several),
+        "flops_one": _ends(one),
+        "flops_reliable": _ends(open_question.flops(found.reliable, open_question.SEVERAL)),
+        "best": best.reindex(tasks).fillna(1.0).mean(),
+    }
+
+
+def _ends(shares: pd.Series) -> list[float]:
+    """The least and the largest of some shares; none of none."""
+    return [shares.min(), shares.max()] if len(shares) else []
+
+
 def _headline_facts() -> dict:
     """How many tasks each kind of exit is faster on, and how fast verified ones are."""
     rows = headlines()[REAL]
@@ -84,9 +122,10 @@ def _headline_facts() -> dict:
         "faster": {
             "verified": len(faster[VERIFIED]),
             "rules": len(faster[ONE] | faster[SEVERAL]),
-            "several": len(faster[SEVERAL]),
+            "one": len(faster[ONE]),
             "fixed": len(faster[FIXED]),
             "undecided": len(undecided_tasks(rows)),
+            "at_least": int(((rows.untimed > 0) & rows.speed.notna()).sum()),
         },
         # a task without a rule counts, and one with a rule that was not timed does not
         "fixed_not_slower": int((fixed.round(2) >= rules.reindex(fixed.index, fill_value=0).round(2)).sum()),
@@ -153,3 +192,9 @@ def of_tasks(number: int, tasks: int) -> str:
 def percent(share: float, decimals: int = 0) -> str:
     """ "79 %", for prose."""
     return f"{100 * share:.{decimals}f} %"
+
+
+def percents(ends: list[float]) -> str:
+    """ "63 to 82 %" of the least and the largest of some shares; "none" of no shares."""
+    texts = [f"{100 * share:.0f}" for share in ends]
+    return f"{' to '.join(dict.fromkeys(texts))} %" if texts else "none"

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from ..study import result_tables
-from ..study.catalogue import MAIN_MODEL
+from ..study.catalogue import MAIN_MODEL, MAIN_SWEEP, RULES, SURVEY, Rule
 from ..study.figures import label
+from ..study.headline import QUALITY
 from ..study.prose import span
 from ..study.result_tables import KEEPS_IT, UNDECIDED, best_of_families
 from ..tasks.kinds import TASKS
@@ -28,6 +29,12 @@ IN_PLAIN_WORDS = {  # name of a line of `decoder.csv`, or of its unit -> as read
     r"^weights a token$": "weights read per token",
     r"^this machine reads$": "memory bandwidth of this machine",
 }
+NO_RULE = ("full_depth", "oracle")  # among the settings that 08 draws
+SCORED = (  # vocabulary entries, by a rule
+    "scores all entries, or none",
+    "scores few, all at the last layer",
+    "scores few at the last layer too",
+)
 RANKED = {  # family of rules -> what ranks, in the plural
     "several layers": "rules on several layers",
     "one layer": "rules on one layer's state",
@@ -46,6 +53,37 @@ def at_full_quality(stored: StoredTables) -> pd.DataFrame:
     speeds = rules.speed.map(", {:.2f}×".format, na_action="ignore").fillna("")
     shares = rules.flops_share.map("{:.0%}".format)
     return _by_rule(rules.assign(cell=quality_cells(rules, shares + speeds)), stored)
+
+
+def at_a_mean(stored: StoredTables) -> pd.DataFrame:
+    """FLOPs of every rule at a mean of 99 % of the score, the cheapest of its settings."""
+    points = stored.table("08_results", "score_against_flops")
+    points = points[(points.model == MAIN_MODEL) & ~points.rule.isin(NO_RULE)]
+    good = points[points.retained >= QUALITY]
+    least = good.groupby([*TASK, "rule"]).flops_share.min()
+    rows = points[[*TASK, "rule"]].drop_duplicates()
+    spent = least.reindex(pd.MultiIndex.from_frame(rows)).to_numpy()
+    texts = pd.Series(spent, index=rows.index).map("{:.0%}".format)
+    cells = np.select([np.isnan(spent), spent >= 1], ["loses more", "no saving"], texts)
+    return _by_rule(rows.assign(cell=cells), stored)
+
+
+def families(stored: StoredTables) -> pd.DataFrame:
+    """The measured rules by family, and by how many vocabulary entries they score."""
+    rules = [RULES[name] for name in RULES if name in {*MAIN_SWEEP, *SURVEY}]
+    rows = [{"family": rule.family, "scored": _scored(rule), "rule": rule.label} for rule in rules]
+    table = pd.DataFrame(rows).groupby(["family", "scored"], sort=False).rule.agg("; ".join)
+    columns = [column for column in SCORED if column in table.index.unique("scored")]
+    in_sight = table.unstack("scored")[columns].reindex(dict.fromkeys(rule.family for rule in rules))
+    return in_sight.fillna("").reset_index()
+
+
+def _scored(rule: Rule) -> str:
+    """How many vocabulary entries a rule scores: one of `SCORED`."""
+    everywhere, whole, published = SCORED
+    if rule.pruning is None:
+        return everywhere
+    return published if rule.prune_last_layer else whole
 
 
 def quality_cells(rules: pd.DataFrame, saving: Sequence[str]) -> np.ndarray:
@@ -243,13 +281,22 @@ def scores_of_others(stored: StoredTables) -> pd.DataFrame:
 
 
 def bug_table(stored: StoredTables, bug: str) -> pd.DataFrame:
-    """The score that each task keeps with a published bug, and without."""
+    """The score that each task keeps with a published bug, and without; 95 % intervals over examples."""
     rows = stored.table("measured", "published_bugs")
     rows = rows[rows.bug == bug]
-    keys = [*TASK, "model", "rule", "batch"]
-    kept = rows.pivot_table(index=keys, columns="version", values="retained", sort=False).reset_index()
-    cells = kept.published.map("{:.0%}".format) + " (" + kept.correct.map("{:.0%}".format) + ")"
-    return wide(kept.assign(cell=cells), keys[:1] + keys[2:], "task", "cell")
+    cells = with_range(rows, "retained", "low", "high", ".0%")
+    versions = rows.version.replace({"published": "with the bug", "correct": "without"})
+    keys = ["profile", "model", "rule", "batch", "version"]
+    return wide(rows.assign(cell=cells, version=versions), keys, "task", "cell")
+
+
+def bug_examples(stored: StoredTables) -> str:
+    """On how many examples of a task published bugs are measured: "50 (real) and 30 (synthetic)"."""
+    counts = []
+    for profile, data in DATA.items():
+        parameters = result_tables.read_manifest(profile, result_tables.MEASURED)["parameters"]
+        counts.append(f"{parameters['bug_examples']} ({data})")
+    return " and ".join(counts)
 
 
 def full_depth(stored: StoredTables) -> pd.DataFrame:
@@ -350,6 +397,7 @@ def ranking(stored: StoredTables) -> str:
 
 
 SENTENCES: dict[str, Callable[[StoredTables], str]] = {  # field of a page -> a sentence with its numbers
+    "bug_examples": bug_examples,
     "lost_to_int8": lost_to_int8,
     "not_simulated": not_simulated,
     "on_gpu": gpu_tables.sentence,
@@ -358,6 +406,8 @@ SENTENCES: dict[str, Callable[[StoredTables], str]] = {  # field of a page -> a 
 }
 
 TABLES: dict[str, Callable[[StoredTables], pd.DataFrame]] = {  # field of a page -> its table
+    "families": families,
+    "at_a_mean": at_a_mean,
     "at_full_quality": at_full_quality,
     "at_loss_1": partial(at_equal_loss, loss=0.01),
     "at_loss_5": partial(at_equal_loss, loss=0.05),

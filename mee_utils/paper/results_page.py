@@ -105,6 +105,7 @@ def _filled(name: str, folder: Path, table) -> str:
         bug_table=partial(_bug_table, folder),
         of_tasks=facts.of_tasks,
         percent=facts.percent,
+        percents=facts.percents,
         word=facts.WORDS.__getitem__,
         published_settled=reference_tables.PUBLISHED_SETTLED,
     )

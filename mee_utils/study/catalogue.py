@@ -54,6 +54,7 @@ class Rule:
     measure: str = "softmax_margin"
     pruning: str | None = None
     pruning_form: str = "recursion"
+    prune_last_layer: bool = True
     contrast: str | None = None
     contrast_token: bool = False
     classifier: Variant | None = None  # has to be trained, and is the measure
@@ -90,6 +91,7 @@ class Rule:
             min_layer=settings["min_layer"],
             pruning=self.pruning,
             pruning_form=self.pruning_form,
+            prune_last_layer=self.prune_last_layer,
             **sizes,
             contrast=self.contrast,
             contrast_alpha=settings.get("alpha", ALPHA) if self.contrast else ALPHA,
@@ -124,7 +126,6 @@ CALM_RULES = _GROUPS["calm"]
 MEE_RULES = _GROUPS["mee"]
 ABLATED = tuple(name for name, variant in VARIANTS.items() if variant.ablated)
 IDEAS = {name: rule.idea for name, rule in RULES.items() if rule.idea}  # the rules of notebook 06
-IDEA_NAMES = {"another token, or a table": "a trained prediction or a table"}  # in a sentence, if another
 SEVERAL_LAYERS = tuple(name for name, rule in RULES.items() if rule.family == "several layers")
 
 

@@ -440,29 +440,6 @@ def _top_of(group: Sequence[int], heights: Sequence[float], gap: float) -> float
     return _bottom_of(group, heights, gap) + gap * (len(group) - 1)
 
 
-def name_above(axis, points: Sequence[tuple[float, float, str]], size: float = 8, first: float = 10) -> None:
-    """Names points above a panel's data, from left to right ever lower, each with a thin line to its point.
-
-    Args:
-        axis: with its final limits.
-        points: x, y and name of each.
-        size: of the names, in points.
-        first: height of the lowest name above its point, in points.
-    """
-    ordered = sorted(points)
-    for rank, (x, y, name) in enumerate(reversed(ordered)):
-        axis.annotate(
-            name,
-            xy=(x, y),
-            xytext=(0, first + 1.4 * size * rank),
-            textcoords="offset points",
-            fontsize=size,
-            color=DARK,
-            arrowprops={"arrowstyle": "-", "color": "#aaaaaa", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
-            annotation_clip=False,
-        )
-
-
 def _errors(rows: pd.DataFrame, column: str, band: Sequence[str] | None) -> list | None:
     """Lengths of the whiskers below and above a value."""
     if not band:

@@ -33,6 +33,7 @@ COLUMNS = [
     "speed",
     "lowest",
     "highest",
+    "untimed",
     "part",
     "processor",
 ]
@@ -58,7 +59,8 @@ def headline_table(
 
     A rule keeps it if the lower end of a 95 % interval does; a fixed layer, if its mean does. Of the rules
     those that need fewer FLOPs than full depth compete; the fastest in one half of the timing rounds wins,
-    and its `speed` is that of the other half. Where none was timed, the row has none (NaN).
+    and its `speed` is that of the other half. Where none was timed, the row has none (NaN); `untimed` says
+    how many were not.
 
     Args:
         profile: whose timings are read.
@@ -91,7 +93,15 @@ def _rules(profile: str, kept: pd.DataFrame) -> list[pd.DataFrame]:
     timed = _single("kept", safe[SETTING], profile).sort_values("ranked", ascending=False, kind="stable")
     several = timed.rule.isin(SEVERAL_LAYERS)
     kinds = {ONE: timed[~several], SEVERAL: timed[several]}
-    return [rows.drop_duplicates("task").assign(kind=kind) for kind, rows in kinds.items()]
+    return [_best_of_tasks(rows).assign(kind=kind) for kind, rows in kinds.items()]
+
+
+def _best_of_tasks(timed: pd.DataFrame) -> pd.DataFrame:
+    """The first row of each task, and how many of its rules have no timing."""
+    was_timed = timed.ranked.notna().groupby([timed.task, timed.rule]).any()
+    untimed = (~was_timed).groupby("task").sum()
+    best = timed.drop_duplicates("task")
+    return best.assign(untimed=best.task.map(untimed))
 
 
 def _verified(profile: str, tasks: Sequence[str]) -> pd.DataFrame:
@@ -143,8 +153,9 @@ def headline_message(table: pd.DataFrame, subject: str = "Exits") -> str:
     open_tasks = undecided_tasks(table)
     untimed = f" ({len(open_tasks)} not fully timed)" if open_tasks else ""
     return (
-        f"{subject} that keep 99 % of the score beat full depth on {len(faster[VERIFIED])} of {tasks} tasks "
-        f"if verified, on {rules} of {tasks} if a rule decides alone{untimed}"
+        f"{subject} that keep 99 % of the score beat full depth at batch size 1 on "
+        f"{len(faster[VERIFIED])} of {tasks} tasks if verified, on {rules} of {tasks} if a rule decides "
+        f"alone{untimed}"
     )
 
 
@@ -155,23 +166,30 @@ def faster_tasks(table: pd.DataFrame) -> dict[str, set[str]]:
 
 
 def undecided_tasks(table: pd.DataFrame) -> set[str]:
-    """The tasks on which no rule that decides alone is faster yet, and some kind of rule was not timed."""
+    """The tasks on which no rule that decides alone is faster yet, and some such rule was not timed."""
     faster = faster_tasks(table)
-    untimed = table[table.kind.isin([ONE, SEVERAL]) & table.speed.isna()]
+    untimed = table[table.kind.isin([ONE, SEVERAL]) & (table.untimed > 0)]
     return set(untimed.task) - faster[ONE] - faster[SEVERAL]
+
+
+def speed_texts(table: pd.DataFrame) -> pd.Series:
+    """ "1.03×", "≥ 1.03×" where a rule that was not timed may be faster still, or "not timed"."""
+    at_least = (table.untimed > 0).map({True: "≥ ", False: ""})
+    speeds = at_least + table.speed.map("{:.2f}×".format)
+    return speeds.where(table.speed.notna(), "not timed")
 
 
 def _draw(axis, rows: pd.DataFrame, behind: pd.DataFrame | None, behind_name: str, limits: tuple) -> None:
     """One panel: a bar from 1 to its speed for each kind of exit, and its value at the right."""
     heights = {kind: len(KINDS) - 1 - number for number, kind in enumerate(KINDS)}
-    by_kind = rows.set_index("kind")
+    by_kind = rows.assign(text=speed_texts(rows)).set_index("kind")
     axis.set_xlim(*limits)
     for kind, height in heights.items():
         colour = COLOURS[kind]
         if kind not in by_kind.index:
             _write_value(axis, "none", height, figures.GREY)
         elif np.isnan(by_kind.speed[kind]):
-            _write_beside_the_line(axis, "not timed", height)
+            _write_beside_the_line(axis, by_kind.text[kind], height)
         else:
             _draw_bar(axis, by_kind.loc[kind], height, colour)
     if behind is not None:
@@ -192,7 +210,7 @@ def _write_beside_the_line(axis, text: str, height: int) -> None:
 def _draw_bar(axis, row: pd.Series, height: int, colour: str) -> None:
     axis.barh(height, row.speed - 1, left=1, height=0.5, color=colour, alpha=0.85, zorder=2)
     axis.plot([row.lowest, row.highest], [height, height], color="black", linewidth=0.8, zorder=3)
-    _write_value(axis, f"{row.speed:.2f}×", height, colour)
+    _write_value(axis, row.text, height, colour)
 
 
 def _write_value(axis, text: str, height: int, colour: str) -> None:

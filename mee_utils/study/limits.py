@@ -23,11 +23,19 @@ COPIED = "oracle_copy"
 EXACT = "oracle_parallel"
 VERIFIED = "oracle_verify"
 MARGINS = "margins"
-MARGIN_RULES = ("softmax_margin", "fixed", "decaying", "adaptive")  # the margin over all entries, or few
+BEST = "best_rule"
+MARGIN_RULES = (
+    "softmax_margin",
+    "fixed",
+    "few",
+    "decaying",
+    "adaptive",
+)  # the margin over all entries, or few
 NAMES = {  # of what is drawn
     COPIED: "oracle, copied states",
     EXACT: "oracle, exact states",
     VERIFIED: "oracle, verified",
+    BEST: "best rule at no more FLOPs than the oracle",
     MARGINS: "softmax margin",
     "static": "a fixed layer",
     "full_depth": "full depth",
@@ -37,9 +45,15 @@ AXES = {  # column that is drawn -> the name of its axis
     "consistency_loss": "change of the outputs\n(mean consistency loss)",
 }
 BANDS = {"retained": ("low", "high"), "consistency_loss": ("consistency_low", "consistency_high")}
-LIMITS = {"retained": (0.5, 1.45), "consistency_loss": (-0.02, 0.5)}  # of the axes; the rest is cut off
+STYLES = {  # of points
+    COPIED: figures.Style(NAMES[COPIED], "#d55e00", "*"),
+    EXACT: figures.Style(NAMES[EXACT], "#d55e00", "D"),
+    VERIFIED: figures.Style(NAMES[VERIFIED], "#d55e00", "v"),
+    BEST: figures.Style(NAMES[BEST], figures.BLUE, "o"),
+    "full_depth": figures.Style(NAMES["full_depth"], "black", "+"),
+}
+LIMITS = {"retained": (0.5, 1.1), "consistency_loss": (-0.02, 0.5)}  # of the axes; the rest is cut off
 LEAST_GAP = 0.005  # of the score, between the oracle and a rule
-NAMED_ABOVE = 0.95  # of the score: what keeps more is named above the curves
 FLOPS_DRAWN = (0.35, 1.25)
 NOT_A_RULE = tuple(name for name, rule in RULES.items() if rule.family == "reference")
 SHOWN = [
@@ -66,7 +80,7 @@ def decoded_oracle(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def limit_curves(stored: Measured, model: str, oracle: pd.DataFrame) -> pd.DataFrame:
-    """What the figure draws: a `series` for each kind of the oracle, the margins, fixed layers, full depth.
+    """What the figure draws: a `series` for each kind of the oracle, rules, fixed layers, and full depth.
 
     Args:
         stored: every setting of the profile; the margins are all settings of `MARGIN_RULES`.
@@ -78,6 +92,8 @@ def limit_curves(stored: Measured, model: str, oracle: pd.DataFrame) -> pd.DataF
     parts = [oracle[oracle.rule == "oracle"].assign(series="oracle_" + oracle.propagation)]
     parts.append(rows[rows.rule.isin(MARGIN_RULES)].assign(series=MARGINS))
     parts += [rows[rows.rule == rule].assign(series=rule) for rule in ("static", "full_depth")]
+    for row in oracle[(oracle.rule == "oracle") & (oracle.propagation == "copy")].itertuples():
+        parts.append(best_rule_at(stored, model, row.task, row.flops_share).assign(series=BEST))
     return pd.concat(parts, ignore_index=True)[SHOWN]
 
 
@@ -206,10 +222,7 @@ def _what_limits(by_task: pd.DataFrame, rules: pd.Series) -> str:
 def message(limits: pd.DataFrame) -> str:
     """What the figure shows, in a sentence, from `limits_at_equal_flops`."""
     by_task = limits.set_index("task")
-    return (
-        f"Perfect decisions keep {task_span(by_task.oracle)} of the score where states are copied, and "
-        f"{_range(limits.exact)} where they are exact; {_rules_at(by_task)}"
-    )
+    return f"Perfect decisions keep {task_span(by_task.oracle)} of the score; {_rules_at(by_task)}"
 
 
 def _rules_at(by_task: pd.DataFrame) -> str:
@@ -218,7 +231,7 @@ def _rules_at(by_task: pd.DataFrame) -> str:
         return "no rule is as cheap"
     less = by_task.index[by_task.rule_kept < by_task.oracle - LEAST_GAP]
     beside = f"less {on_tasks(less, by_task.index)}" if len(less) else "no less"
-    return f"rules at no more FLOPs keep {_range(by_task.rule_kept)}, {beside}"
+    return f"the best rules at no more FLOPs keep {_range(by_task.rule_kept)}, {beside}"
 
 
 def _range(values: pd.Series) -> str:
@@ -246,13 +259,14 @@ def limits_figure(curves: pd.DataFrame, tasks: list[str], headline: str, note: s
 
 
 def _drawn_range(curves: pd.DataFrame, y: str) -> tuple[float, float]:
-    """What the axis of a quantity spans: what is drawn of it, with room for names, within `LIMITS`."""
+    """What the axis of a quantity spans: what is drawn of it, within `LIMITS`."""
     low, high = LIMITS[y]
     drawn = curves[curves.flops_share.between(*FLOPS_DRAWN) & (curves.series != MARGINS)]
     if y != "retained":
-        return low, min(high, drawn[y].max() + 0.1)
-    least = max(low, drawn[y].min() - 0.05)
-    return least, 1 + (high - 1) * (1 - least) / (1 - low)
+        return low, min(high, drawn[y].max() + 0.02)
+    least = max(low, drawn[y].min() - 0.03)
+    most = drawn[y].max()
+    return least, min(high, most + 0.08 * (most - least))
 
 
 def _draw(axis, rows, y: str, ranges: Mapping[str, tuple[float, float]]) -> None:
@@ -265,58 +279,16 @@ def _draw(axis, rows, y: str, ranges: Mapping[str, tuple[float, float]]) -> None
     }
     colours = {MARGINS: figures.STYLES["softmax_margin"].colour, "static": figures.GREY}
     for series, part in curves.items():
-        _draw_curve(axis, part.sort_values("flops_share", kind="stable"), y, colours[series])
+        ordered = part.sort_values("flops_share", kind="stable")
+        _draw_curve(axis, ordered, y, colours[series], NAMES[series])
     points = rows[~rows.series.isin(curves)]
-    styles = {series: figures.Style("_", "#d55e00", "*") for series in (COPIED, EXACT, VERIFIED)}
-    styles["full_depth"] = figures.Style("_", "black", "+")
-    figures.dots(axis, points, "flops_share", y, "series", yband=BANDS[y], styles=styles, markersize=9)
+    figures.dots(axis, points, "flops_share", y, "series", yband=BANDS[y], styles=STYLES, markersize=7)
     axis.set_ylim(*ranges[y])
     axis.set_xlim(*FLOPS_DRAWN)
-    if y == "retained":  # the points below stand at the same FLOPs
-        _name_points(axis, points)
-    _name_curve(axis, curves["static"], y, NAMES["static"], colours["static"], cheapest=True)
-    _name_curve(axis, curves[MARGINS], y, NAMES[MARGINS], colours[MARGINS], cheapest=False)
 
 
-def _draw_curve(axis, part: pd.DataFrame, y: str, colour: str) -> None:
+def _draw_curve(axis, part: pd.DataFrame, y: str, colour: str, name: str) -> None:
     low, high = BANDS[y]
-    axis.plot(part.flops_share, part[y], color=colour, linewidth=1.4, marker=".", markersize=4)
+    look = {"color": colour, "linewidth": 1.4, "marker": ".", "markersize": 4, "label": name}
+    axis.plot(part.flops_share, part[y], **look)
     axis.fill_between(part.flops_share, part[low], part[high], color=colour, alpha=0.15, linewidth=0)
-
-
-def _name_points(axis, points: pd.DataFrame) -> None:
-    """Names what keeps the score above it, and what does not beside it, where curves leave room."""
-    keeps = points.retained > NAMED_ABOVE
-    above = points[keeps]
-    names = [(row.flops_share, row.retained, NAMES[row.series]) for row in above.itertuples()]
-    figures.name_above(axis, names)
-    for row in points[~keeps].itertuples():
-        axis.annotate(
-            NAMES[row.series],
-            (row.flops_share, row.retained),
-            xytext=(8, 0),
-            textcoords="offset points",
-            fontsize=8,
-            color=figures.DARK,
-            va="center",
-        )
-
-
-def _name_curve(axis, part: pd.DataFrame, y: str, name: str, colour: str, cheapest: bool) -> None:
-    """Writes the name of a curve where it begins (`cheapest`), or off the place where it ends."""
-    inside = part[y].between(*axis.get_ylim()) & part.flops_share.between(*axis.get_xlim())
-    if not inside.any():
-        return
-    drawn = part[inside].sort_values("flops_share", kind="stable")
-    end = drawn.iloc[0 if cheapest else -1]
-    below = y == "retained"
-    axis.annotate(
-        name,
-        (end.flops_share, end[y]),
-        xytext=(6, -2 if below else 4) if cheapest else (0, -18 if below else 18),
-        textcoords="offset points",
-        fontsize=8,
-        color=colour,
-        ha="left" if cheapest else "center",
-        va="top" if below else "bottom",
-    )

@@ -50,6 +50,7 @@ LEAST_SETTINGS = 30  # of a rule on the main model, where it has that many and o
 NO_THRESHOLD = float("nan")
 ONE_PAGE = 2**28  # rows, or bytes: pages are compressed one by one, so that a column is one
 DRAWN = ("label", "family", "marker", "dashes", "idea", "source", "bug")  # of a rule: only for figures
+LATER_OPTIONS = [("prune_last_layer", True)]  # of a rule; at these values they leave stored keys as they were
 DECODED_WITH = {"max_new_tokens", "min_layer", "top_k", "first_k", "least_k"}  # settings that a key holds
 
 
@@ -202,8 +203,8 @@ class RuleDecoder:
             return SURVEY
         if self.is_main:
             return MAIN_SWEEP
-        heads = HEADS if self.job.model == "vanilla" else ()
-        return (*OTHER_SWEEP, *ABLATED[:2], *heads)
+        on_vanilla = HEADS if self.job.model == "vanilla" else ()
+        return (*OTHER_SWEEP, *ABLATED[:2], *on_vanilla)
 
     def _rules(self) -> list[str]:
         rules = ["full_depth"] if self.job.kind == "survey" else ["full_depth", "static", "oracle"]
@@ -214,7 +215,11 @@ class RuleDecoder:
 
     def keys(self, rule: str) -> Keys:
         """What a rule's table belongs to."""
-        options = {name: value for name, value in asdict(RULES[rule]).items() if name not in DRAWN}
+        options = {
+            name: value
+            for name, value in asdict(RULES[rule]).items()
+            if name not in DRAWN and (name, value) not in LATER_OPTIONS
+        }
         classifier = self.classifiers[rule].key() if rule in self.classifiers else ""
         data = [(task.digest, task.inputs) for task in self.tasks.values()]
         weights = weights_digest(self.profile, self.job.model)

@@ -24,6 +24,7 @@ FIXED = "fixed exit layer"
 SEPARATE = "exit heads on a frozen model"
 NO_RULE = ("static", "oracle", "full_depth", *HEADS)
 NAMES = {SHALLOW: "shallow decoder"}  # of kinds, in a figure or a sentence, if another
+FLOPS_DRAWN = 1.02  # of vanilla's; what costs more is not drawn
 COLUMNS = ["task", "kind", "setting", "kept", "low", "high", "relative_flops"]
 
 
@@ -158,6 +159,7 @@ def rivals_figure(
         _draw,
         values=tasks,
         quality=quality,
+        limits=_drawn_range(table),
         xlabel="FLOPs per token (1 = vanilla's full depth)",
         ylabel="score kept (1 = vanilla's)",
         width=3.9,
@@ -175,13 +177,19 @@ STYLES = {
 }
 
 
-def _draw(axis, rows: pd.DataFrame, quality: float) -> None:
+def _drawn_range(table: pd.DataFrame) -> tuple[float, float]:
+    """What the vertical axis of all panels spans: down to 0.6, and up to what is kept of any task."""
+    within = table[table.relative_flops <= FLOPS_DRAWN]
+    return max(0.6, within.low.min()), max(1.03, within.kept.max() + 0.01)
+
+
+def _draw(axis, rows: pd.DataFrame, quality: float, limits: tuple[float, float]) -> None:
     for level in (1.0, quality):
         axis.axhline(level, color=figures.GREY, linewidth=0.8, linestyle=":")
     axis.plot(1, 1, "*", color=figures.DARK, markersize=11, label="full depth, vanilla", linestyle="none")
-    within = rows[rows.relative_flops <= 1.02]
+    within = rows[rows.relative_flops <= FLOPS_DRAWN]
     figures.lines(axis, within, "relative_flops", "kept", "kind", figures.BAND, STYLES)
-    axis.set(xlim=(0.2, 1.03), ylim=(max(0.6, within.low.min()), max(1.03, within.high.max())))
+    axis.set(xlim=(0.2, 1.03), ylim=limits)
 
 
 def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: float) -> Iterator[str]:
@@ -189,7 +197,7 @@ def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: fl
     tasks = list(table.task.unique())
     if len(equal_cost):
         yield (
-            f"Shallow decoders keep {span(equal_cost.kept, '{:.0%}')} of vanilla's score; "
+            f"Shallow decoders keep {span(equal_cost.kept, '{:.0%}')} of vanilla's score. "
             f"{_exits_at_equal_cost(equal_cost)}."
         )
     cheapest = at_equal_score(table, quality)
@@ -207,7 +215,11 @@ def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: fl
     if len(heads):
         most = heads.groupby("task").kept.max()
         enough = ", so training heads alone is not enough" if most.max() < quality else ""
-        yield f"Exit heads on the frozen vanilla model keep at most {task_span(most)} of its score{enough}."
+        yield (
+            "Exit heads on the frozen vanilla model read few entries, but all at the last layer, so that a "
+            "token that does not exit is full depth's. For fewer FLOPs than vanilla they keep at most "
+            f"{task_span(most, '.1%')} of its score{enough}."
+        )
 
 
 def _exits_at_equal_cost(equal_cost: pd.DataFrame) -> str:
@@ -215,20 +227,20 @@ def _exits_at_equal_cost(equal_cost: pd.DataFrame) -> str:
     kept = equal_cost[["exits_kept", "fixed_kept"]].max(axis=1)
     affordable = kept.notna()
     if not affordable.any():
-        return "all exits cost more"
+        return "All exits cost more"
     shares = span(kept.dropna(), "{:.0%}")
     if affordable.all():
-        return f"exits at no more FLOPs keep {shares}"
-    where = f"in {affordable.sum()} of {len(kept)} cases"
+        return f"Exits at no more FLOPs keep {shares}"
+    where = f"in {affordable.sum()} of {len(kept)} cases (a task and a shallow decoder)"
     if equal_cost.task.is_unique:
         where = on_tasks(equal_cost.task[affordable], list(equal_cost.task))
-    return f"{where}, exits cost no more and keep {shares}; elsewhere all of them cost more"
+    return f"Exits that cost no more exist {where}, and keep {shares}"
 
 
 def baseline_conclusion(beside_both: pd.DataFrame, quality: float) -> str:
     """How much rules that keep their own full depth keep of vanilla's, from `kept_of_baseline`."""
     means = beside_both.groupby("task", sort=False).of_vanilla.mean()
-    certain = int((beside_both.of_vanilla_low >= quality).sum())
+    certain = int((beside_both.of_vanilla_low >= quality).sum()) or "none"
     return (
         f"Rules that reliably keep {quality:.0%} of their own model's full-depth score keep "
         f"{task_span(means, '.1%')} of vanilla's on average; {certain} of the {len(beside_both)} reliably "

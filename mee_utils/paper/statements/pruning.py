@@ -6,7 +6,7 @@ Tables: `recall` (by k and layer), `honesty` (confidence and accuracy), `minimum
 
 from ..statement import Timing, Untestable, largest_drop, statement, surely_positive
 
-FORMS = ["fixed", "decaying", "adaptive"]  # of pruning
+FORMS = ["fixed", "decaying", "adaptive"]  # of pruning as published: the last layer is pruned too
 SPEAKS_FROM = 0.5  # of the fine-tuned model's score: with less, a pre-trained model cannot do the task
 
 

@@ -13,7 +13,7 @@ from ..statement import Untestable, statement
 def check_exits(mean_exit_layers: Estimate, layers: int) -> None:
     """Raises `Untestable` where hardly any token exits under any of the settings that are compared."""
     if hardly_exits(mean_exit_layers.value, layers).all():
-        raise Untestable("no token exits at this target")
+        raise Untestable("hardly any token exits at this target")
 
 
 @statement(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from .. import figures
+from .. import figures, open_question
 from ..catalogue import MAIN_MODEL, RULES
 from ..prose import listed, on_tasks, span, task_span
 from ..result_tables import Measured, best_of_families
@@ -28,6 +28,10 @@ NAMES = {  # of the ways in a sentence
     FIXED_LAYER: "a fixed layer",
     ONE: "a rule over one layer",
     SEVERAL: "a rule over several layers",
+}
+CHEAPEST = {  # kind of rule -> how its cheapest setting is drawn
+    kind: figures.Style(f"cheapest rule over {kind}", figures.STYLES[kind].colour, marker)
+    for kind, marker in ((open_question.SEVERAL, "^"), (open_question.ONE, "o"))
 }
 SPEEDS = ["speed", "lowest", "highest"]
 FLOPS_DRAWN = (0.3, 1.35)
@@ -54,6 +58,8 @@ def four_ways(
         fixed: timed settings of fixed layers, with `retained`, a mean over outputs.
         verified: timed drafts that the last layer verifies: `task`, `batch` and the speeds.
         quality: the share of the score that a fixed layer keeps on average.
+
+    Half of the timing rounds choose the fastest (`ranked`), the speeds are those of the other half.
     """
     kinds = answer.rule.map(KIND_OF).fillna(OTHER_RULES)
     parts = [
@@ -62,30 +68,60 @@ def four_ways(
         answer[kinds == SEVERAL].assign(way=SEVERAL),
         verified.assign(way=VERIFIED, retained=1.0),
     ]
-    columns = ["task", "batch", "way", "rule", "threshold", "retained", *SPEEDS]
+    columns = ["task", "batch", "way", "rule", "threshold", "retained", *SPEEDS, "ranked"]
     parts = [part.reindex(columns=columns) for part in parts if len(part)]
     if not parts:
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=columns[:-1])
     timed = pd.concat(parts, ignore_index=True)
-    fastest = timed.sort_values("speed", ascending=False, kind="stable").drop_duplicates(
-        ["task", "batch", "way"]
-    )
+    ordered = timed.sort_values("ranked", ascending=False, kind="stable")
+    fastest = ordered.drop_duplicates(["task", "batch", "way"])
     height = fastest.way.map(list(WAYS).index)
     return (
         fastest.assign(height=height)
         .sort_values(["task", "batch", "height"])
-        .drop(columns="height")
+        .drop(columns=["height", "ranked"])
         .reset_index(drop=True)
     )
 
 
-def answer_figure(ways: pd.DataFrame, tasks: Sequence[str], quality: float, note: str = ""):
-    """Tokens a second of the best setting of each way: one output at a time, and in batches (hollow)."""
+def absent_ways(
+    ways: pd.DataFrame, certain: pd.DataFrame, tasks: Sequence[str]
+) -> dict[tuple[str, str], str]:
+    """(task, way) that was not timed one output at a time -> the text in its place.
+
+    "none": no rule of that kind keeps the quality reliably and saves FLOPs; `certain` has those that keep it.
+    """
+    single = ways[ways.batch == 1]
+    drawn = set(zip(single.task, single.way, strict=True))
+    saving = certain[certain.flops_share < 1]
+    kinds = saving.rule.map(KIND_OF).fillna(OTHER_RULES).replace({OTHER_RULES: ONE})
+    safe = set(zip(saving.task, kinds, strict=True))
+    absent = {}
+    for key in [(task, way) for task in tasks for way in WAYS]:
+        _, way = key
+        is_none = way in (ONE, SEVERAL) and key not in safe
+        if key not in drawn:
+            absent[key] = "none" if is_none else "not timed"
+    return absent
+
+
+def answer_figure(
+    ways: pd.DataFrame,
+    tasks: Sequence[str],
+    quality: float,
+    note: str = "",
+    absent: Mapping[tuple[str, str], str] | None = None,
+):
+    """Tokens a second of the best setting of each way: one output at a time, and in batches (hollow).
+
+    `absent`: (task, way) -> what is written in place of a speed, from `absent_ways`.
+    """
     batches = "filled: one output at a time, hollow: in batches"
     return figures.facets(
         ways,
         _draw_ways,
         values=tasks,
+        absent=absent or {},
         width=3.9,
         height=3.0,
         xlabel="tokens a second (1 = full depth)",
@@ -95,7 +131,10 @@ def answer_figure(ways: pd.DataFrame, tasks: Sequence[str], quality: float, note
     )
 
 
-def _draw_ways(axis, rows: pd.DataFrame) -> None:
+def _draw_ways(axis, rows: pd.DataFrame, absent: Mapping[tuple[str, str], str]) -> None:
+    for (task, way), text in absent.items():
+        if task == rows.task.iloc[0]:
+            axis.text(1.01, list(WAYS).index(way), text, fontsize=9, color=figures.GREY, va="center")
     for row in rows.itertuples():
         style = WAYS[row.way]
         height = list(WAYS).index(row.way) + (0 if row.batch == 1 else 0.3)
@@ -132,7 +171,7 @@ def answer_message(ways: pd.DataFrame, quality: float) -> str:
     texts = [f"{name} on {counts[way] or 'none'}{of_timed[way]}" for way, name in names]
     if timed[names[0][0]] == tasks:
         texts[0] += f" of {tasks} tasks"
-    return f"Faster than full depth at {quality:.0%} of the score: {listed(texts)}"
+    return f"Faster than full depth in every timing run at {quality:.0%} of the score: {listed(texts)}"
 
 
 def answer_conclusion(ways: pd.DataFrame, quality: float) -> str:
@@ -148,26 +187,49 @@ def answer_conclusion(ways: pd.DataFrame, quality: float) -> str:
         speeds = task_span(best.set_index("task").speed, ".2f")
         texts.append(f"{where}, the fastest are {', and '.join(names)}: {speeds} times full depth's speed.")
     return (
-        f"{_full_quality_and_faster(ways[single])}{' '.join(texts)} A fixed layer keeps {quality:.0%} of the "
-        "score on average, a rule with the lower end of its 95 % interval, and verified exits return the "
-        "very output of full depth."
+        f"{' '.join(texts)} A fixed layer keeps {quality:.0%} of the score on average, a rule with the lower "
+        "end of its 95 % interval, and verified exits return the very output of full depth."
     )
 
 
-def _full_quality_and_faster(single: pd.DataFrame) -> str:
-    """MEE's open question, answered: where verified exits and rules over several layers are faster."""
-    if single.empty:
-        return ""
-    tasks = list(single.task.unique())
-    faster = single[single.lowest > 1]
-    verified, several = (faster.task[faster.way == way] for way in (VERIFIED, SEVERAL))
-    timed = single.task[single.way == SEVERAL]
-    only = f" (timed {on_tasks(timed, tasks)} only)" if 0 < len(timed) < len(tasks) else ""
+def open_question_table(asked: open_question.Answers) -> pd.DataFrame:
+    """The cheapest and the fastest rules of each kind, one below the other; `by` says how they are judged."""
+    tables = {
+        "FLOPs at a mean score": asked.mean,
+        "FLOPs, reliably": asked.reliable,
+        "tokens a second": asked.clock,
+    }
+    return pd.concat([table.assign(by=name) for name, table in tables.items()], ignore_index=True)
+
+
+def open_question_conclusion(asked: open_question.Answers, tasks: Sequence[str], quality: float) -> str:
+    """MEE's open question, answered by FLOPs on average, by FLOPs reliably, and by the clock."""
+    mean = open_question.saving_tasks(asked.mean)
+    reliable = open_question.saving_tasks(asked.reliable)
+    faster = open_question.faster_tasks(asked.clock)
+    untimed = open_question.untimed_tasks(asked.clock)
+    in_flops = open_question.in_a_word(len(mean) + len(reliable), 2 * len(tasks))
+    by_clock = open_question.in_a_word(len(faster), len(tasks), len(untimed))
+    where = capitalized(on_tasks(untimed, tasks))
+    not_timed = f" {where}, some of these rules are not timed." if untimed else ""
     return (
-        f"Rules over several layers keep the score and are faster in every round {on_tasks(several, tasks)}"
-        f"{only}; "
-        f"exits that the last layer verifies are faster {on_tasks(verified, tasks)}. "
+        f"Can rules over several layers keep the quality and be faster than no exit? In FLOPs {in_flops}, by "
+        f"the clock {by_clock}. At a mean of {quality:.0%} of the score they save FLOPs "
+        f"{_where_and_how_much(asked.mean, tasks)}; the cheapest rule over one layer takes "
+        f"{task_span(open_question.flops(asked.mean, open_question.ONE))}. Several layers are ahead "
+        f"{on_tasks(open_question.ahead_tasks(asked.mean), tasks)}. Reliably, they save FLOPs "
+        f"{_where_and_how_much(asked.reliable, tasks)}. By the clock, one output at a time, they are faster "
+        f"than full depth in every timing run {on_tasks(faster, tasks)}.{not_timed}"
     )
+
+
+def _where_and_how_much(table: pd.DataFrame, tasks: Sequence[str]) -> str:
+    """ "on every task, taking 63% to 80% of full depth's", of rules over several layers."""
+    saving = open_question.saving_tasks(table)
+    if not saving:
+        return on_tasks(saving, tasks)
+    spent = task_span(open_question.flops(table, open_question.SEVERAL)[saving])
+    return f"{on_tasks(saving, tasks)}, taking {spent} of full depth's"
 
 
 def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) -> str:
@@ -236,11 +298,14 @@ def _draw_front(axis, rows: pd.DataFrame, quality: float) -> None:
         )
     axis.axhline(quality, color=figures.GREY, linewidth=0.8, linestyle=":")
     axis.set(xlim=FLOPS_DRAWN, ylim=(0.75, 1.06))
-    for row in cheapest_on_front(rows, quality).itertuples():
-        look = {"xytext": (0.98, 0.05), "textcoords": "axes fraction", "ha": "right", "fontsize": 9}
-        arrow = {"arrowstyle": "-", "color": "#444444", "linewidth": 0.8}
-        name = f"cheapest rule at {quality:.0%}:\n{figures.label(row.rule)}"
-        axis.annotate(name, (row.flops_share, row.retained), arrowprops=arrow, **look)
+    cheapest = open_question.cheapest(open_question.of_rules(rows[rows.retained >= quality]))
+    for number, row in enumerate(cheapest.itertuples()):
+        style = CHEAPEST[row.kind]
+        look = {"color": style.colour, "markersize": 7, "markeredgecolor": "white", "linestyle": "none"}
+        axis.plot(row.flops_share, row.retained, style.marker, label=f"{style.label}, {quality:.0%}", **look)
+        name = f"{figures.label(row.rule)}: {row.flops_share:.0%}"
+        place = {"transform": axis.transAxes, "ha": "right", "fontsize": 9}
+        axis.text(0.98, 0.05 + 0.09 * number, name, color=style.colour, **place)
 
 
 def flops_message(points: pd.DataFrame, quality: float) -> str:
@@ -299,33 +364,48 @@ def guarantee_figure(calibrated: pd.DataFrame, tasks: Sequence[str], note: str =
         _draw_guarantees,
         values=tasks,
         families=list(order),
+        deltas=sorted(best.delta.unique()),
         empty="no threshold passed",
         width=3.9,
-        height=2.9,
+        height=4.4,
         xlabel="FLOPs (1 = full depth)",
         message=guarantee_message(best),
         note=note,
     )
 
 
-def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str]) -> None:
-    deltas = sorted(rows.delta.unique())
+def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str], deltas: Sequence[float]) -> None:
+    """One panel: on the line of each family a marker for each guaranteed loss, one above the other."""
     shades = [str(0.65 - 0.6 * number / max(1, len(deltas) - 1)) for number in range(len(deltas))]
     styles = {
         delta: figures.Style(f"loss of at most {delta:g}", shade, marker)
         for delta, shade, marker in zip(deltas, shades, "oD^sv", strict=False)
     }
-    figures.dots(
-        axis,
-        rows.assign(height=rows.family.map(families.index)),
-        "flops_share",
-        "height",
-        "delta",
-        styles=styles,
-    )
+    apart = {delta: 0.8 * ((number + 0.5) / len(deltas) - 0.5) for number, delta in enumerate(deltas)}
+    heights = rows.family.map(families.index) + rows.delta.map(apart)
+    saving = rows.flops_share < 1
+    drawn = rows.assign(height=heights)[saving]
+    band = ("flops_low", "flops_high") if "flops_low" in drawn else None
+    figures.dots(axis, drawn, "flops_share", "height", "delta", xband=band, styles=styles, markersize=5)
+    spent = rows.set_index(["family", "delta"]).flops_share
+    for number, family in enumerate(families):
+        for delta in deltas:
+            text = _in_place_of_a_marker(spent.get((family, delta)))
+            height = number + apart[delta]
+            axis.text(1.02, height, text, fontsize=7, color=styles[delta].colour, va="center")
     axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
-    names = ["full depth or a fixed layer" if family == "reference" else family for family in families]
+    axis.set_xlim(min(0.35, drawn.flops_share.min()) if len(drawn) else 0.35, 1.2)
+    names = ["a fixed layer" if family == "reference" else family for family in families]
     axis.set_yticks(range(len(families)), names, fontsize=9)
+    axis.set_ylim(-0.6, len(families) - 0.4)
+    axis.grid(axis="y", visible=False)
+
+
+def _in_place_of_a_marker(share: float | None) -> str:
+    """What is written where no threshold passed (None), and where a rule spends as much as full depth."""
+    if share is None:
+        return "none"
+    return "no saving" if share >= 1 else ""
 
 
 def guarantee_message(best: pd.DataFrame) -> str:
@@ -336,7 +416,8 @@ def guarantee_message(best: pd.DataFrame) -> str:
     middle = deltas[len(deltas) // 2]
     shares = best[best.delta == middle].groupby("task").flops_share.min()
     return (
-        f"To guarantee a mean loss of at most {middle:g} takes {task_span(shares)} of the FLOPs of full depth"
+        f"To guarantee a mean loss of at most {middle:g}, the cheapest rule takes {task_span(shares)} of "
+        "full depth's FLOPs"
     )
 
 
@@ -361,13 +442,13 @@ def guarantee_conclusion(calibrated: pd.DataFrame, delta: float) -> str:
     """The cheapest rule at one target, by task, and how often each bound finds a threshold."""
     best = _cheapest_guaranteed(calibrated, delta)
     shares = calibrated.groupby("bound", sort=False).found.mean()
-    bounds = [f"for {share:.0%} with {BOUNDS.get(bound, bound)}" for bound, share in shares.items()]
+    bounds = [f"in {share:.0%} with {BOUNDS.get(bound, bound)}" for bound, share in shares.items()]
     cheapest = (
         f"With the loss guaranteed to be at most {delta:g}, the cheapest rule is {winners(best)}. "
         if len(best)
         else ""
     )
-    return f"{cheapest}A threshold is found {listed(bounds).replace('%', '% of the targets', 1)}."
+    return f"{cheapest}Of all rules, tasks and targets, a threshold passes {listed(bounds)}."
 
 
 def fresh_figure(rates: pd.DataFrame, eps: float, note: str = ""):
@@ -428,7 +509,7 @@ def named_bugs(bugs: pd.DataFrame) -> pd.DataFrame:
 
 
 def bugs_figure(bugs: pd.DataFrame, tasks: Sequence[str], note: str = ""):
-    """Score kept with each published bug and without, the bug that costs most on top: a dumbbell a case."""
+    """Score kept with each published bug and without, the bug that costs most on top: two points a case."""
     kept = bugs.pivot_table(index="name", columns="version", values="retained", sort=False)
     order = list((kept.correct - kept.published).sort_values(kind="stable").index)
     return figures.facets(
@@ -438,16 +519,17 @@ def bugs_figure(bugs: pd.DataFrame, tasks: Sequence[str], note: str = ""):
         names=order,
         xlabel="score kept\n(1 = full depth)",
         width=3.4,
-        height=4.2,
+        height=4.8,
         message=bugs_message(bugs),
         note=note,
     )
 
 
 def _draw_bugs(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
-    ends = rows.groupby("height").retained.agg(["min", "max"])
-    axis.hlines(ends.index, ends["min"], ends["max"], color="#999999", linewidth=1.2, zorder=0)
-    figures.dots(axis, rows, "retained", "height", by="version", styles=VERSIONS)
+    apart = rows.version.map({"correct": 0.17, "published": -0.17})
+    band = figures.BAND if "low" in rows else None
+    moved = rows.assign(height=rows.height + apart)
+    figures.dots(axis, moved, "retained", "height", by="version", xband=band, styles=VERSIONS, markersize=5)
     axis.set_yticks(range(len(names)), names, fontsize=9)
 
 
@@ -485,7 +567,7 @@ def ledger_message(ledger: pd.DataFrame) -> str:
         (count, IN_PLURAL.get(verdict, verdict) if count > 1 else verdict)
         for verdict, count in counts.items()
     ]
-    return f"Of {len(ledger)} published statements, {listed(f'{count} {said}' for count, said in verdicts)}"
+    return f"Of {len(ledger)} statements, {listed(f'{count} {said}' for count, said in verdicts)}"
 
 
 def ledger_conclusion(ledger: pd.DataFrame) -> str:
@@ -507,8 +589,8 @@ def seeds_conclusion(spread: pd.DataFrame) -> str:
         if name in least.index
     ]
     return (
-        "On models retrained with other seeds, the pruned margin's share of full depth's FLOPs at 0.9 "
-        f"ranges, over tasks and seeds, {listed(parts)}. (Seeds can be compared here, "
+        "On models retrained with other seeds, the share of full depth's FLOPs that the margin with fixed "
+        f"pruning takes at 0.9 ranges, over tasks and seeds, {listed(parts)}. (Seeds can be compared here, "
         "models cannot: an equal threshold is not equal quality.)"
     )
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from ...analysis.statistics import percentiles
 from .. import figures
 from ..catalogue import CALM_RULES, MEE_RULES, RULES, VARIANTS
+from ..learned_from import HISTORY
 from ..prose import listed, on_tasks, span, task_span
 from ..result_tables import KEEPS_IT
 from .wording import capitalized, last_ranked_layer, percent_span, winners, without_source
 
 MARGIN = "softmax_margin"
+FEW = "few"  # the margin over as many vocabulary entries as HISTORY reads, with a whole last layer too
+ON_STATES = tuple(rule for rule in VARIANTS if rule != HISTORY)
 LEAST_KEPT = 0.6  # of the score: settings that keep less are not drawn
 PUBLISHED = (*CALM_RULES, *MEE_RULES)  # the six measures of MEE
 CONTROLS = ("wide_hidden", "two_hidden", "four_hidden")  # drawn among the ablations alone
 BESIDE_ONE_LAYER = ("wide_hidden", "two_hidden", "three_hidden", "four_hidden", "lstm")
+DECIDING = ("softmax_margin", "hidden_similarity", "linear", "hidden", "three_hidden", "lstm")
 EQUAL_AREA = 0.002  # areas under the ROC curve that are this close are called equal
 LEAST_RISE = 0.01  # of an area with more training tokens
 LEAST_CHANGE = 0.01  # of a layer: what two digits show
@@ -91,18 +95,28 @@ def _draw_ranking(axis, rows: pd.DataFrame, last: int, lowest: float) -> None:
 
 
 def ranking_message(mean_rank: pd.DataFrame) -> str:
-    """Whether the best classifier of a task ranks tokens clearly better than the margin."""
+    """Which classifier, the best of its task, ranks tokens clearly better than the margin, and where."""
     rows = on_calm(mean_rank)
     areas = rows.pivot(index="task", columns="rule", values="roc_area")
     best = areas[[rule for rule in VARIANTS if rule in areas]].fillna(0).idxmax(axis=1)
-    ahead = [
-        task
-        for task, of_task in rows.groupby("task", sort=False)
-        if clear_gains(of_task, "roc_area", best[task], MARGIN)
-    ]
+    ahead: dict[str, list[str]] = {}
+    for task, of_task in rows.groupby("task", sort=False):
+        if clear_gains(of_task, "roc_area", best[task], MARGIN):
+            ahead.setdefault(best[task], []).append(task)
     if not ahead:
         return "No classifier ranks tokens clearly better than the softmax margin"
-    return f"A classifier ranks tokens clearly better than the softmax margin {on_tasks(ahead, areas.index)}"
+    parts = []
+    for rule, tasks in ahead.items():
+        does = "does" if parts else "ranks tokens clearly better than the softmax margin"
+        parts.append(f"the {without_source(rule)} {does} {on_tasks(tasks, areas.index)}")
+    return capitalized("; ".join(parts))
+
+
+def ranking_shown(mean_rank: pd.DataFrame) -> pd.DataFrame:
+    """The area under the ROC curve by rule, the best on top, a column a task."""
+    areas = on_calm(mean_rank).pivot(index="rule", columns="task", values="roc_area")
+    order = areas.mean(axis=1).sort_values(ascending=False, kind="stable").index
+    return areas.loc[order].rename(figures.label).rename(columns=figures.label).round(3)
 
 
 def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
@@ -115,23 +129,45 @@ def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
     means = areas.mean(axis=1).drop(index=list(CONTROLS), errors="ignore")
     if means.isna().all():
         return f"No layer has enough tokens of either kind to rank them. {three}"
-    spans = areas.apply(lambda row: percent_span(row, "{:.2f}"), axis=1)
-    best = list(means.sort_values(ascending=False).loc[lambda mean: mean >= mean.max() - EQUAL_AREA].index)
-    sentences = [_ranked_best(best, spans)]
+    ordered = means.sort_values(ascending=False, kind="stable")
+    best = list(ordered[ordered >= ordered.max() - EQUAL_AREA].index)
+    sentences = [_ranked_best(best, areas)]
     _, one, several, similarity, _ = best_of_kinds(mean_rank)
-    for layers, rule in (("one layer", one), ("several layers", several)):
+    names = {
+        "The softmax margin": MARGIN,
+        f"The best classifier over one layer ({without_source(one)})": one,
+        f"The best classifier over several layers ({without_source(several)})": several,
+    }
+    for name, rule in names.items():
         if rule not in best:
-            sentences.append(f"The best classifier over {layers} ({without_source(rule)}) has {spans[rule]}.")
+            sentences.append(f"{name} has {_areas(areas, [rule])}.")
     guess = ", at times worse than guessing" if areas.loc[similarity].min() < 0.5 else ""
-    sentences.append(f"Hidden similarity has {spans[similarity]}{guess}.")
-    return " ".join([*sentences, three])
+    sentences.append(f"Hidden similarity has {_areas(areas, [similarity])}{guess}.")
+    return " ".join([*sentences, _states_beside_the_margin(mean_rank), three])
 
 
-def _ranked_best(best: Sequence[str], spans: pd.Series) -> str:
+def _areas(areas: pd.DataFrame, rules: Sequence[str]) -> str:
+    """Between which areas some rules lie on all tasks, from rows of rules and columns of tasks."""
+    return percent_span(areas.loc[rules].to_numpy().ravel(), "{:.2f}")
+
+
+def _states_beside_the_margin(mean_rank: pd.DataFrame) -> str:
+    """On which tasks any classifier on states ranks tokens clearly better than the margin, as a sentence."""
+    rows = on_calm(mean_rank)
+    on_states = [rule for rule in ON_STATES if rule in set(rows.rule)]
+    ahead = {task for rule in on_states for task in clear_gains(rows, "roc_area", rule, MARGIN)}
+    tasks = list(rows.task.unique())
+    if not ahead:
+        return "On no task does a classifier on states rank tokens clearly better than the softmax margin."
+    where = on_tasks([task for task in tasks if task in ahead], tasks)
+    return f"Some classifier on states ranks tokens clearly better than the softmax margin {where}."
+
+
+def _ranked_best(best: Sequence[str], areas: pd.DataFrame) -> str:
     """Names the rules that rank tokens best, with their areas, and those of them that need no training."""
-    named = capitalized(listed(f"the {without_source(rule)} ({spans[rule]})" for rule in best))
+    named = capitalized(listed(f"the {without_source(rule)}" for rule in best))
     untrained = [f"the {without_source(rule)}" for rule in best if rule not in VARIANTS]
-    text = f"{named} {'ranks' if len(best) == 1 else 'rank'} tokens best"
+    text = f"{named} {'ranks' if len(best) == 1 else 'rank'} tokens best ({_areas(areas, best)})"
     needs = "needs" if len(untrained) == 1 else "need"
     if len(untrained) == len(best):
         return f"{text} and {needs} no training."
@@ -225,10 +261,13 @@ def _tokens_needed(learned: pd.DataFrame) -> str:
     rise = areas.iloc[-1] - areas.iloc[-2]
     needed = rise[rise >= LEAST_RISE]
     if needed.empty:
-        return f"{fewer} tokens are enough: with {most}, mean areas rise by less than {LEAST_RISE:g}. "
+        return (
+            f"{fewer} tokens are enough: with {most}, the area (a mean over the classifiers) rises by less "
+            f"than {LEAST_RISE:g}. "
+        )
     return (
-        f"{fewer} tokens are too few {on_tasks(needed.index, areas.columns)}: with {most}, the mean area "
-        f"still rises by {task_span(needed, '.3f')}. "
+        f"{fewer} tokens are too few {on_tasks(needed.index, areas.columns)}: with {most}, the area (a mean "
+        f"over the classifiers) still rises by {task_span(needed, '.3f')}. "
     )
 
 
@@ -247,9 +286,8 @@ def gains_of_three(learned: pd.DataFrame) -> pd.DataFrame:
 
 def decisions_figure(quality_of: pd.DataFrame, threshold: float, note: str = ""):
     """Precision and recall of six rules at a threshold, by layer."""
-    drawn = ["softmax_margin", "hidden_similarity", "linear", "hidden", "three_hidden", "lstm"]
     return figures.facets(
-        quality_of[quality_of.rule.isin(drawn)],
+        _deciding(quality_of),
         _draw_decisions,
         quantities={"precision": "precision", "recall": "recall"},
         sharey="row",
@@ -259,32 +297,41 @@ def decisions_figure(quality_of: pd.DataFrame, threshold: float, note: str = "")
     )
 
 
+def _deciding(quality_of: pd.DataFrame) -> pd.DataFrame:
+    """The rows that `decisions_figure` draws, and its sentences speak of."""
+    return quality_of[quality_of.rule.isin(DECIDING)]
+
+
 def _draw_decisions(axis, rows: pd.DataFrame, y: str) -> None:
     figures.lines(axis, rows.dropna(subset=[y]), "layer", y, band=(f"{y}_low", f"{y}_high"))
 
 
 def decisions_message(quality_of: pd.DataFrame, threshold: float) -> str:
     """What one threshold means for different rules."""
-    recall = quality_of.groupby("rule").recall.mean()
+    recall = _deciding(quality_of).groupby("rule").recall.mean()
     return (
         f"At a threshold of {threshold:g}, {recall.min():.0%} to {recall.max():.0%} of the tokens whose "
-        "prediction is final exit, depending on the measure"
+        "prediction is final may exit, depending on the measure"
     )
 
 
 def decisions_conclusion(quality_of: pd.DataFrame) -> str:
     """The precision of all measures, and between which recalls they lie."""
-    means = quality_of.groupby("rule")[["precision", "recall"]].mean().dropna()
+    means = _deciding(quality_of).groupby("rule")[["precision", "recall"]].mean().dropna()
     if means.empty:
         return "No measure exits at this threshold, or no prediction is final early."
-    lowest, highest = means.recall.idxmin(), means.recall.idxmax()
     quality = " and different quality" if means.precision.max() - means.precision.min() > 0.05 else ""
     return (
-        f"Precision is at least {means.precision.min():.1%} on average, but recall lies between "
-        f"{means.recall[lowest]:.0%} ({without_source(lowest)}) and {means.recall[highest]:.0%} "
-        f"({without_source(highest)}). An equal threshold gives different numbers of exits{quality}: from "
-        "here on, rules are compared at equal quality."
+        f"Means over layers and tasks: precision lies between {_ends(means.precision, '.1%')}, recall "
+        f"between {_ends(means.recall, '.0%')}. An equal threshold gives different numbers of "
+        f"exits{quality}: from here on, rules are compared at equal quality."
     )
+
+
+def _ends(by_rule: pd.Series, form: str) -> str:
+    """The least and the largest value with their rules: "14% (linear classifier) and 97% (margin)"."""
+    ends = [by_rule.idxmin(), by_rule.idxmax()]
+    return listed(f"{by_rule[rule]:{form}} ({without_source(rule)})" for rule in ends)
 
 
 def calibration_figure(reliability: pd.DataFrame, note: str = ""):
@@ -311,9 +358,22 @@ def calibration_errors(reliability: pd.DataFrame) -> pd.Series:
     return errors.groupby("rule", sort=False).error.mean().sort_values()
 
 
+def underconfident(reliability: pd.DataFrame) -> list[str]:
+    """The rules whose predictions are, on every task, the last layer's more often than they are confident."""
+    gap = (reliability.accuracy - reliability.confidence) * reliability["count"]
+    gaps = gap.groupby([reliability.rule, reliability.task], sort=False).sum()
+    least = gaps.groupby(level="rule", sort=False).min()
+    return list(least.index[least > 0])
+
+
 def calibration_message(reliability: pd.DataFrame) -> str:
-    """Between which calibration errors the rules lie."""
+    """Whether all rules are underconfident, or between which calibration errors they lie."""
     errors = calibration_errors(reliability)
+    if len(underconfident(reliability)) == len(errors):
+        return (
+            "Every measure is underconfident: predictions are final more often than it says (calibration "
+            f"error {errors.min():.2f} to {errors.max():.2f})"
+        )
     return (
         "What a confidence of 0.9 means depends on the measure: calibration errors of "
         f"{errors.min():.2f} to {errors.max():.2f}"
@@ -323,11 +383,16 @@ def calibration_message(reliability: pd.DataFrame) -> str:
 def calibration_conclusion(reliability: pd.DataFrame) -> str:
     """The rules with the smallest and the largest calibration error."""
     errors = calibration_errors(reliability)
-    ends = [f"{errors[rule]:.3f} ({without_source(rule)})" for rule in errors.index[[0, -1]]]
-    return (
-        f"The expected calibration error lies between {listed(ends)}. Classifiers are trained with both "
-        "classes weighted equally, so they are underconfident where most predictions are final."
-    )
+    said = f"The expected calibration error, a mean over the tasks, lies between {_ends(errors, '.3f')}."
+    modest = underconfident(reliability)
+    if any(rule in modest for rule in VARIANTS):
+        said += (
+            " Classifiers are trained with both classes weighted equally, which makes them underconfident "
+            "where most predictions are final."
+        )
+    if MARGIN in modest:
+        said += " The softmax margin is underconfident too, without any training."
+    return said
 
 
 def cost_figure(costs: pd.DataFrame):
@@ -358,7 +423,7 @@ SHAPE_STYLES = {
     "t5-base": figures.Style("T5-base", figures.BLUE, "s"),
     "t5-large": figures.Style("T5-large", figures.DARK, "D"),
 }
-FREE = 1e-4  # where a decision that costs nothing is drawn on the logarithmic axis
+FREE = 1e-5  # where a decision that costs nothing is drawn on the logarithmic axis
 
 
 def _draw_costs(axis, rows: pd.DataFrame) -> None:
@@ -375,11 +440,11 @@ def _draw_costs(axis, rows: pd.DataFrame) -> None:
 
 
 def cost_message(costs: pd.DataFrame) -> str:
-    """What the margin and the cheapest classifier over several layers cost at T5-large."""
+    """What the margin, over all entries and over few, and a cheap classifier on states cost at T5-large."""
     large = costs[costs["shape"] == "t5-large"].set_index("rule").share_of_layer
     return (
-        f"At T5-large's size, a margin costs {large[MARGIN]:.1f} layers and a low-rank classifier on three "
-        f"states {large['low_rank_three']:.2f}"
+        f"At T5-large's size, a margin costs {large[MARGIN]:.1f} layers, or {large[FEW]:.3f} over few "
+        f"entries, and a low-rank classifier on three states {large['low_rank_three']:.2f}"
     )
 
 
@@ -389,10 +454,11 @@ def cost_conclusion(costs: pd.DataFrame) -> str:
     mini = costs[costs["shape"] == "mini"].set_index("rule").break_even
     return (
         "A rule that decides at every layer saves FLOPs only if tokens exit before its break-even depth. At "
-        f"T5-large's size that is {large[MARGIN]:.0%} of the layers for the margin and "
-        f"{large['three_hidden']:.0%} for three hidden states; here it is {mini[MARGIN]:.0%} and "
-        f"{mini['three_hidden']:.0%}. Rules on probabilities pay for the LM head, which pruning makes cheap "
-        "(03); hidden similarity is counted as free."
+        f"T5-large's size that is {large[MARGIN]:.0%} of the depth for the softmax margin and "
+        f"{large['three_hidden']:.0%} for a classifier on three states; at the mini T5's it is "
+        f"{mini[MARGIN]:.0%} and {mini['three_hidden']:.0%}. Rules on probabilities pay for the LM head; "
+        f"over few entries the margin's break-even depth is {large[FEW]:.0%} and {mini[FEW]:.0%}. Hidden "
+        "similarity is counted as free."
     )
 
 
@@ -486,12 +552,12 @@ def moves_exits(later: pd.DataFrame) -> bool:
 
 
 def layers_seen_figure(later: pd.DataFrame, tasks: Sequence[str], share: float, note: str = ""):
-    """Mean exit layer minus that of the classifier on one layer, with 95 % intervals over seeds."""
+    """Mean exit layer minus that of the classifier on one state, with 95 % intervals over seeds."""
     return figures.facets(
         later,
         _draw_later,
         values=tasks,
-        xlabel="mean exit layer, minus that of one layer",
+        xlabel="mean exit layer, minus that of one state",
         height=2.4,
         width=3.8,
         message=layers_seen_message(later, share),
@@ -512,13 +578,18 @@ def _draw_later(axis, rows: pd.DataFrame) -> None:
 
 def layers_seen_message(later: pd.DataFrame, share: float) -> str:
     """By how much seeing more changes the mean exit layer, over tasks and classifiers."""
-    changes = span(later.later, "{:+z.2f}")
+    several = later[later.rule.map(_sees_several_layers)]
+    changes = span(several.later, "{:+z.2f}")
     if not moves_exits(later):
         changes = f"less than {LEAST_CHANGE:g}"
     return (
-        f"Seeing more than one layer changes the mean exit layer by {changes} ({share:.0%} of predictions "
-        "kept)"
+        f"Seeing more than one state changes the mean exit layer by {changes} ({share:.0%} of predictions "
+        "kept; negative: earlier)"
     )
+
+
+def _sees_several_layers(rule: str) -> bool:
+    return RULES[rule].family == "several layers"
 
 
 def layers_seen_conclusion(later: pd.DataFrame, at_share: pd.DataFrame, first_layer: int) -> str:
@@ -535,9 +606,10 @@ def layers_seen_conclusion(later: pd.DataFrame, at_share: pd.DataFrame, first_la
     means = later.groupby("rule").later.mean()
     clear = int(((later.later_low > 0) | (later.later_high < 0)).sum())
     return (
-        "Compared with a classifier on one state, and averaged over the tasks, three states move the exit by "
-        f"{means['three_hidden']:+z.2f} layers, and one state with as many parameters by "
-        f"{means['wide_hidden']:+z.2f}. {clear or 'None'} of {len(later)} intervals over seeds "
+        "Compared with a classifier on one state, and averaged over the tasks, three states move the mean "
+        f"exit by {means['three_hidden']:+z.2f} layers, and one state with as many parameters by "
+        f"{means['wide_hidden']:+z.2f} (negative: earlier). {clear or 'None'} of {len(later)} intervals over "
+        "seeds "
         f"{'excludes' if clear < 2 else 'exclude'} zero."
     )
 
@@ -584,10 +656,23 @@ def starts_conclusion(started: pd.DataFrame) -> str:
         f"{layer} for {listed(f'the {without_source(rule)}' for rule in rules.index)}"
         for layer, rules in cheapest.groupby(cheapest)
     ]
-    earlier = (
-        " Exits from earlier layers need stricter thresholds." if cheapest.min() > flops.index.min() else ""
-    )
-    return f"On average over the tasks, the cheapest minimum exit layer is {', and '.join(parts)}.{earlier}"
+    first = flops.index.min()
+    thresholds = started.pivot_table(index="min_layer", columns="rule", values="threshold", sort=False)
+    at_cheapest = pd.Series({rule: thresholds.loc[layer, rule] for rule, layer in cheapest.items()})
+    stricter = cheapest.min() > first and (thresholds.loc[first] > at_cheapest).all()
+    why = f" Exits from layer {first} on need stricter thresholds." if stricter else ""
+    return f"On average over the tasks, the cheapest minimum exit layer is {', and '.join(parts)}.{why}"
+
+
+def published_shown(published: pd.DataFrame) -> pd.DataFrame:
+    """The share of the full score that is kept by rule, a column a task, first layer and threshold."""
+    settings = published[published.rule != "full_depth"]
+    columns = ["task", "min_layer", "threshold"]
+    table = settings.pivot_table(index="rule", columns=columns, values="retained", sort=False)
+    table = table.sort_index(axis=1, level=["task", "min_layer"], kind="stable", sort_remaining=False)
+    table = table.rename(index=figures.label).rename(columns=figures.label, level="task")
+    table = table.rename_axis(columns=["task", "minimum exit layer", "threshold"])
+    return table.map("{:.2f}".format).replace("nan", "")
 
 
 def published_conclusion(published: pd.DataFrame, sixth: int, first_layer: int, threshold: float) -> str:
@@ -650,28 +735,78 @@ def curves_message(points: pd.DataFrame) -> str:
     best = good.sort_values(["task", "flops_share"], kind="stable").drop_duplicates("task")
     if best.empty:
         return "No published measure keeps 99% of the score on average"
-    return f"The cheapest published measure that keeps 99% of the score on average is {winners(best)}"
+    named = _winners_among(best, points.task.unique())
+    return f"The cheapest published measure that keeps 99% of the score on average is {named}"
+
+
+def cheapest_message(points: pd.DataFrame) -> str:
+    """Which of all rules of the chapter is cheapest at a mean of 99 % of the score, by task."""
+    rules = points[~points.rule.isin(["static", "oracle", "full_depth"])]
+    good = rules[(rules.retained >= 0.99) & (rules.flops_share < 1)]
+    best = good.sort_values(["task", "flops_share"], kind="stable").drop_duplicates("task")
+    if best.empty:
+        return "No rule of this chapter keeps a mean of 99% of the score for fewer FLOPs than full depth"
+    tasks = list(points.task.unique())
+    left = [task for task in tasks if task not in set(best.task)]
+    none = f"; {on_tasks(left, tasks)} none saves FLOPs" if left else ""
+    named = _winners_among(best, tasks)
+    return f"At a mean of 99% of the score, the cheapest rule of this chapter is {named}{none}"
+
+
+def _winners_among(best: pd.DataFrame, tasks: Sequence[str]) -> str:
+    """`winners`, where some of the tasks may have no row: a single winner then has its tasks named."""
+    if best.rule.nunique() > 1 or len(best) == len(tasks):
+        return winners(best)
+    return winners(best).replace("on every task", on_tasks(best.task, tasks))
 
 
 def curves_conclusion(points: pd.DataFrame) -> str:
-    """What the cheapest published measure and the earliest fixed layer cost, and what the oracle keeps."""
+    """What 99 % of the score costs with the rules drawn and with those over few entries; and the oracle."""
     good = points[points.retained >= 0.99]
-    static = good[good.rule == "static"].groupby("task").flops_share.min()
-    measure = good[good.rule.isin(PUBLISHED)].groupby("task").flops_share.min()
-    oracle = points[points.rule == "oracle"].set_index("task")
-    costs = []
-    for name, shares in (("the cheapest published measure", measure), ("the earliest fixed layer", static)):
-        if len(shares):
-            costs.append(f"{task_span(shares)}{'' if costs else ' of the FLOPs'} with {name}")
+    compared = {"the cheapest published measure": PUBLISHED, "the earliest fixed layer": ["static"]}
+    over_few = {"the history of predictions": [HISTORY], "the margin": [FEW]}
     text = "Neither a published measure nor a fixed layer keeps 99% of the score on average."
+    costs = _costs(good, compared, list(points.task.unique()))
     if costs:
-        text = f"Keeping 99% of the score on average takes {', and '.join(costs)}."
+        text = f"Keeping 99% of the score on average takes {costs}."
+    costs = _costs(good, over_few, list(points.task.unique()))
+    if costs:
+        text = f"{text} Over few entries it takes {costs}."
+    oracle = points[points.rule == "oracle"].set_index("task")
     if oracle.empty:
         return text
     return (
         f"{text} The oracle, which knows the last layer's prediction, keeps {task_span(oracle.retained)} of "
         f"the score for {percent_span(oracle.flops_share)} of the FLOPs."
     )
+
+
+def _costs(good: pd.DataFrame, kinds: Mapping[str, Sequence[str]], tasks: Sequence[str]) -> str:
+    """The FLOPs of the cheapest settings by kind, a name -> its rules; "" where there are none."""
+    costs = []
+    for name, rules in kinds.items():
+        shares = good[good.rule.isin(rules)].groupby("task", sort=False).flops_share.min()
+        if shares.empty:
+            continue
+        unit = "" if costs else " of the FLOPs"
+        where = "" if len(shares) == len(tasks) else f" ({on_tasks(shares.index, tasks)} only)"
+        costs.append(f"{task_span(shares)}{unit} with {name}{where}")
+    return ", and ".join(costs)
+
+
+def kept_shown(kept: pd.DataFrame) -> pd.DataFrame:
+    """The setting of each rule in `kept_conclusion`, by task: what it keeps and spends."""
+    columns = {
+        "threshold": "threshold (or layer)",
+        "retained": "score kept",
+        "low": "lower bound",
+        "high": "upper bound",
+        "verdict": "verdict",
+        "mean_exit_layer": "mean exit layer",
+        "flops_share": "FLOPs (1 = full depth)",
+    }
+    table = kept.set_index(["task", "rule"])[list(columns)].round(3)
+    return table.rename(index=figures.label).rename(columns=columns)
 
 
 def kept_conclusion(kept: pd.DataFrame, quality: float) -> str:
@@ -691,13 +826,18 @@ def kept_conclusion(kept: pd.DataFrame, quality: float) -> str:
     saves_nothing = (
         f" Of these, {task_span(dear, '.0f')} cost as much as full depth or more." if dear.max() else ""
     )
-    cheapest = sure.drop_duplicates("task")
+    saving = sure[sure.flops_share < 1]
+    left = [task for task in tasks if task not in set(saving.task)]
+    nothing = f" {capitalized(on_tasks(left, tasks))}, none of them saves FLOPs." if left else ""
+    if saving.empty:
+        return f"{counted}{saves_nothing}{nothing}"
+    cheapest = saving.drop_duplicates("task")
     ends = cheapest.iloc[[0, -1]].drop_duplicates("task")
     parts = [
         f"{row.flops_share:.0%} ({without_source(row.rule)}, {figures.label(row.task)})"
         for row in ends.itertuples()
     ]
-    return f"{counted}{saves_nothing} The cheapest takes {' to '.join(parts)} of the FLOPs."
+    return f"{counted}{saves_nothing}{nothing} The cheapest takes {' to '.join(parts)} of the FLOPs."
 
 
 def answer_message(kept: pd.DataFrame, quality: float) -> str:
@@ -710,7 +850,8 @@ def answer_message(kept: pd.DataFrame, quality: float) -> str:
     ahead = [task for task in several.index if several[task] < one.get(task, 1.0)]
     faster = on_tasks(several.index, tasks)
     text = (
-        f"Rules over several layers keep {quality:.0%} of the score for fewer FLOPs than full depth {faster}"
+        f"Rules over several layers reliably keep {quality:.0%} of the score for fewer FLOPs than full depth "
+        f"{faster}"
     )
     if several.empty:
         return text

@@ -42,8 +42,8 @@ def _draw_overthinking(axis, rows: pd.DataFrame, tasks: list[str]) -> None:
 
 def overthinking_message(thinking: pd.DataFrame) -> str:
     """Between which shares overthinking lies in the model that is trained for exits."""
-    shares = thinking[thinking.model == "calm"].overthought
-    return f"The last layer spoils {percent_span(shares, '{:.1%}')} of CALM's tokens, depending on the task"
+    shares = percent_span(thinking[thinking.model == "calm"].overthought, "{:.1%}")
+    return f"By task, {shares} of CALM's tokens are right at an earlier layer and wrong at the last"
 
 
 def overthinking_conclusion(thinking: pd.DataFrame) -> str:

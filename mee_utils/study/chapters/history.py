@@ -10,8 +10,8 @@ import pandas as pd
 from ...analysis.statistics import percentiles
 from .. import figures
 from ..learned_from import ALL, HISTORY, OUTPUTS, REFERENCES, UNSEEN
-from ..prose import listed, span, task_span
-from .classifiers import LEAST_CHANGE, MARGIN, on_calm, ranks_clearly_better
+from ..prose import listed, on_tasks, span, task_span
+from .classifiers import FEW, LEAST_CHANGE, on_calm, ranks_clearly_better
 from .wording import without_source
 
 BETTER = 0.02  # of an area: what an answer to "do they learn from the right examples?" takes notice of
@@ -25,34 +25,39 @@ LEARNED = {  # examples that classifiers learn from, in words
 def beside_margin_and_oracle(
     overall: pd.DataFrame, at_share: pd.DataFrame, oracle: Mapping[str, float]
 ) -> pd.DataFrame:
-    """How much better the rule over predictions ranks tokens than the margin, and how much earlier it exits.
+    """The rule over predictions beside the margin over as many entries, whose last layer is whole too.
 
     Args:
         overall: from `decisions.overall_ranking`, a row a task, model, rule, target and seed.
-        at_share: mean exit layers at an equal share of predictions kept, by task and rule.
+        at_share: mean exit layers and FLOPs at an equal share of predictions kept, by task and rule.
         oracle: its mean exit layer on each task.
 
     Returns:
-        One row a task: mean exit layers, the share `of_the_way` from the margin to the oracle (NaN where the
-        margin, at less than all predictions kept, exits no later than the oracle), and the gain in the area
-        under the ROC curve with the bounds of its 95 % interval over outputs.
+        One row a task: mean exit layers of the margin over `few` entries, `history` and the `oracle`; the
+        share `of_the_way` from that margin to the oracle (NaN where the margin, at less than all predictions
+        kept, exits no later than the oracle); `few_flops` and `history_flops` (1: full depth); and the gain
+        in the area under the ROC curve with the bounds of its 95 % interval over outputs.
     """
     areas = on_calm(overall).query("seed == 0")
-    layers = on_calm(at_share).pivot(index="task", columns="rule", values="mean_exit_layer")
+    settings = on_calm(at_share).set_index(["task", "rule"])
     rows = []
     for task, of_task in areas.groupby("task", sort=False):
         by_rule = of_task.set_index("rule")
-        low, high = percentiles(by_rule.roc_area_draws[HISTORY] - by_rule.roc_area_draws[MARGIN])
-        margin = layers.loc[task, MARGIN]
-        ours = layers.loc[task, HISTORY]
+        low, high = percentiles(by_rule.roc_area_draws[HISTORY] - by_rule.roc_area_draws[FEW])
+        margin = settings.loc[(task, FEW)]
+        ours = settings.loc[(task, HISTORY)]
+        to_oracle = margin.mean_exit_layer - oracle[task]
+        nearer = margin.mean_exit_layer - ours.mean_exit_layer
         rows.append(
             {
                 "task": task,
-                "margin": margin,
-                "history": ours,
+                "few": margin.mean_exit_layer,
+                "history": ours.mean_exit_layer,
                 "oracle": oracle[task],
-                "of_the_way": (margin - ours) / (margin - oracle[task]) if margin > oracle[task] else np.nan,
-                "area_gain": by_rule.roc_area[HISTORY] - by_rule.roc_area[MARGIN],
+                "of_the_way": nearer / to_oracle if to_oracle > 0 else np.nan,
+                "few_flops": margin.flops_share,
+                "history_flops": ours.flops_share,
+                "area_gain": by_rule.roc_area[HISTORY] - by_rule.roc_area[FEW],
                 "area_gain_low": low,
                 "area_gain_high": high,
             }
@@ -60,38 +65,61 @@ def beside_margin_and_oracle(
     return pd.DataFrame(rows)
 
 
+def gains_shown(gains: pd.DataFrame) -> pd.DataFrame:
+    """What `beside_margin_and_oracle` returns, with columns for readers."""
+    columns = {
+        "few": "mean exit layer, margin over few",
+        "history": "mean exit layer, history",
+        "oracle": "mean exit layer, oracle",
+        "of_the_way": "share of the gap closed",
+        "few_flops": "FLOPs, margin over few",
+        "history_flops": "FLOPs, history",
+        "area_gain": "gain in area",
+        "area_gain_low": "lower bound",
+        "area_gain_high": "upper bound",
+    }
+    table = gains.set_index("task").rename(index=figures.label).rename(columns=columns)
+    return table.map("{:.3f}".format).replace("nan", "")
+
+
 def gains_conclusion(gains: pd.DataFrame, share: float) -> str:
-    """Where it ranks better for certain, and how far it goes towards the oracle."""
+    """Where it ranks clearly better, how far it goes towards the oracle, and what it spends."""
     better = list(gains.task[gains.area_gain_low > 0])
     layers = gains.set_index("task")
     rule = "the rule over the history of predictions"
-    ranks = ranks_clearly_better(rule, "the margin", better, list(gains.task))
-    if (layers.margin - layers[["history", "oracle"]].min(axis=1)).max() < LEAST_CHANGE:
+    ranks = ranks_clearly_better(rule, "the margin over few entries", better, list(gains.task))
+    where = f"Where {share:.0%} of the predictions stay, this rule"
+    if (layers.few - layers[["history", "oracle"]].min(axis=1)).max() < LEAST_CHANGE:
         return (
-            f"{ranks} Where {share:.0%} of the predictions stay, this rule exits no earlier than the margin, "
-            "and neither does the oracle, which keeps all of them: there is nothing to gain."
+            f"{ranks} {where} exits no earlier than that margin, and neither does the oracle, which keeps "
+            "all of them: there is nothing to gain."
         )
+    spent = f"{task_span(layers.history_flops)} of the FLOPs, the margin {task_span(layers.few_flops)}"
     return (
-        f"{ranks} Where {share:.0%} of the predictions stay, this rule exits "
-        f"{_earlier(layers.margin - layers.history)} the "
-        f"margin; the oracle, which keeps all of them, exits {_earlier(layers.margin - layers.oracle)} the "
-        "margin."
-        f"{_of_the_way(layers.of_the_way)}"
+        f"{ranks} {where} exits {_compared(layers.few - layers.history)} that margin; the oracle, which "
+        f"keeps all of them, exits {_compared(layers.few - layers.oracle)} it."
+        f"{_of_the_way(layers.of_the_way)} The rule takes {spent}."
     )
 
 
-def _earlier(layers: pd.Series) -> str:
-    """ "0.20 (summarization) to 1.00 (translation) layers before", "no earlier than"."""
-    if layers.max() < LEAST_CHANGE:
-        return "no earlier than"
-    later = " (negative: after)" if layers.min() <= -LEAST_CHANGE else ""
-    return f"{task_span(layers, 'z.2f')} layers before{later}"
+def _compared(earlier: pd.Series) -> str:
+    """By how many layers, and on which tasks: "0.20 layers earlier on translation than", "as early as"."""
+    parts = []
+    for word, layers in (("earlier", earlier), ("later", -earlier)):
+        changed = layers[layers >= LEAST_CHANGE]
+        if len(changed):
+            where = on_tasks(changed.index, earlier.index)
+            parts.append(f"{span(changed)} layers {word} {where}")
+    return f"{', and '.join(parts)} than" if parts else "as early as"
 
 
 def _of_the_way(shares: pd.Series) -> str:
-    """The share of the gap between margin and oracle that is closed, where the oracle exits first."""
-    shares = shares.dropna()
-    return f" That closes {task_span(shares)} of the gap." if len(shares) else ""
+    """The share of the gap between margin and oracle that is closed, where some of it is."""
+    closed = shares[shares > 0]
+    if closed.empty:
+        return ""
+    where = on_tasks(closed.index, shares.index)
+    return f" That closes {span(closed, '{:.0%}')} of the gap to the oracle {where}."
 
 
 def areas_by_source(by_source: pd.DataFrame) -> pd.DataFrame:
@@ -138,5 +166,5 @@ def features_conclusion(by_source: pd.DataFrame) -> str:
     total = f"all together ({means[ALL]:.3f})" if alone.max() >= means[ALL] else f"{means[ALL]:.3f} with all"
     return (
         f'The best single group of features is "{alone_best}": a mean area of {alone.max():.3f}, {against} '
-        f"{total}. Leaving out any one group keeps at least {left_out.min():.3f}."
+        f"{total}. Without any one of the groups the mean area is still at least {left_out.min():.3f}."
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Mapping
 
 import pandas as pd
 
 from .. import figures
-from ..catalogue import PRUNED
+from ..catalogue import PRUNED, RULES
 from ..prose import listed, on_tasks, span, task_span
-from .wording import capitalized, percent_span, some, winners
+from .wording import capitalized, in_a_sentence, percent_span, some, winners, with_interval
 
+PUBLISHED = tuple(way for way in PRUNED if RULES[way].prune_last_layer)  # the last layer is pruned too
+WHOLE_LAST = "few"  # fixed pruning before the last layer, which scores all entries
 SHOWN_MODELS = ("calm", "vanilla")  # tables have the pre-trained model too
 RECALL_LAYERS = (1, 2, 3, 4, 6, 8)
 LITTLE = 0.02  # of a score or of the FLOPs: no difference worth a sentence
@@ -82,10 +84,10 @@ def rank_conclusion(boxes: pd.DataFrame, kept_at: pd.DataFrame, layer: int, top_
     shown = least[[name for name in SHOWN_MODELS if name in least] or least.index]
     parts = [f"{share:.1%} of {figures.label(name)}'s" for name, share in shown.items()]
     trained = len(shown) > 1 and shown.idxmax() == "calm"
-    opening = "Short lists miss fewest tokens in a model trained for exits: after" if trained else "After"
+    opening = "Lists can be shorter in a model trained for exits: the" if trained else "The"
     return (
-        f"A pruned rule cannot predict a token that is not on its list. {opening} layer {layer}, the best "
-        f"{top_k} entries hold at least {listed(parts)} final tokens."
+        f"A pruned layer cannot predict a token that is not on its list. {opening} best {top_k} entries of "
+        f"layer {layer} hold at least {listed(parts)} final tokens."
     )
 
 
@@ -115,34 +117,36 @@ def _draw_confidence(axis, rows: pd.DataFrame, minimum: pd.Series) -> None:
 def _minimum_by_model(minimum: pd.DataFrame) -> list[str]:
     parts = []
     for name, rows in minimum.groupby("model", sort=False):
-        first, last = rows.minimum_layer.min(), rows.minimum_layer.max()
-        layers = f"layer {first}" if first == last else f"layers {first} to {last}"
-        parts.append(f"from {layers} on in {figures.label(name)}")
+        layers = span(rows.minimum_layer, "{:.0f}")
+        parts.append(f"from layer {layers} on in {figures.label(name)}")
     return parts
 
 
 def minimum_message(minimum: pd.DataFrame, precision: float) -> str:
     """The minimum exit layer that the rule gives CALM and vanilla."""
     layers = listed(_minimum_by_model(_of_shown_models(minimum)))
-    return f"At least {precision:.0%} of confident predictions stay {layers}"
+    return f"At least {precision:.0%} of confident predictions are final {layers}"
 
 
 def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
-    """How overconfident layers are, and what exits at the minimum layer keep of an output."""
-    worst = honesty.loc[(honesty.confidence - honesty.accuracy).idxmax()]
-    where = f"layer {worst.layer} of {figures.label(worst.model)} on {figures.label(worst.task)}"
+    """How overconfident layers are, and what exits from the minimum layer on keep of an output."""
+    shown = _of_shown_models(honesty)
+    worst = shown.loc[(shown.confidence - shown.accuracy).idxmax()]
     text = (
-        f"A layer is overconfident where black lies above grey, most of all {where}: a confidence of "
-        f"{worst.confidence:.2f} for an agreement of {worst.accuracy:.2f}."
+        f"A layer is overconfident where black lies above grey, most of all layer {worst.layer} of "
+        f"{figures.label(worst.model)} on {figures.label(worst.task)} (confidence {worst.confidence:.2f}, "
+        f"agreement {worst.accuracy:.2f})."
     )
-    calm = _calm(by_rule).set_index("task")
+    calm = _calm(by_rule)
     if calm.empty:
         return text
-    add_up = ", and errors add up" if calm.retained.min() < 1 - LITTLE else ""
-    return (
-        f"{text} The minimum layer is a rule on single tokens{add_up}: exits from there on keep "
-        f"{task_span(calm.retained)} of CALM's score. Thresholds have to be calibrated on whole outputs (08)."
-    )
+    least = calm.loc[calm.retained.idxmin()]
+    kept = with_interval(least, "retained", low="low", high="high")
+    lost = "errors of single tokens add up: " if least.retained < 1 - LITTLE else ""
+    calibrated = " Thresholds are therefore calibrated on whole outputs (08)." if lost else ""
+    exits = capitalized(f"{lost}with exits from the minimum layer on, CALM")
+    task = f"{figures.label(least.task)}, the least of all tasks"
+    return f"{text} {exits} keeps {kept} of its score on {task}.{calibrated}"
 
 
 def recall_figure(kept_at: pd.DataFrame, top_k: int, note: str = ""):
@@ -197,12 +201,14 @@ def recall_conclusion(drawn: pd.DataFrame, least: float = 0.99) -> str:
     parts = [f"{k} entries at layer {layer}" for layer, k in ends.items()]
     shorter = "Lists made at later layers can be shorter: " if ends.iloc[-1] < ends.iloc[0] else ""
     takes = f"holding {least:.0%} of the final tokens on every task takes {listed(parts)}."
-    return capitalized(f"{shorter}{takes}")
+    too_early = [layer for layer in drawn.layer.unique() if layer < ends.index[0]]
+    longest = f" At layer {max(too_early)}, {drawn.k.max()} entries hold fewer." if too_early else ""
+    return capitalized(f"{shorter}{takes}{longest}")
 
 
 def kept_figure(by_layer: pd.DataFrame, note: str = ""):
-    """How many entries each way of pruning scores at a layer if no token exits, mean over tasks."""
-    means = by_layer.groupby(["rule", "layer"], sort=False, as_index=False).ids.mean()
+    """How many entries each way of pruning scores at a layer of CALM if no token exits, mean over tasks."""
+    means = _last_model(by_layer).groupby(["rule", "layer"], sort=False, as_index=False).ids.mean()
     figure = figures.facets(
         means.assign(panel=""),
         figures.lines,
@@ -211,11 +217,28 @@ def kept_figure(by_layer: pd.DataFrame, note: str = ""):
         y="ids",
         ylabel="entries scored",
         width=6.5,
-        message="All ways of pruning score the whole vocabulary once; adaptive lists stay long",
+        message=kept_message(means),
         note=note,
     )
     figure.axes[0].set_yscale("log")
     return figure
+
+
+def _last_model(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the model that is listed last: the main one."""
+    return table[table.model == table.model.iloc[-1]]
+
+
+def kept_message(means: pd.DataFrame) -> str:
+    """At which layers all entries are scored."""
+    first, last = means.layer.min(), means.layer.max()
+    whole = WHOLE_LAST in set(means.rule)
+    again = (
+        f"; only a whole last layer does again, at layer {last}"
+        if whole
+        else f", and a list from {first + 1} on"
+    )
+    return f"Every way of pruning scores all entries at layer {first}{again}"
 
 
 def _way(rule: str) -> str:
@@ -224,132 +247,277 @@ def _way(rule: str) -> str:
 
 
 def kept_conclusion(by_layer: pd.DataFrame) -> str:
-    """How many entries are left at the last layer, and how many final tokens are lost by then."""
-    last = by_layer[by_layer.layer == by_layer.layer.max()]
+    """How many entries the published ways of pruning still score at the last layer of CALM."""
+    rows = _last_model(by_layer)
+    last = rows[(rows.layer == rows.layer.max()) & rows.rule.isin(PUBLISHED)]
     entries = last.groupby("rule", sort=False).ids.mean()
     shortest, longest = entries.idxmin(), entries.idxmax()
-    lost = some(1 - last.recall.min(), ".2%")
-    at_most = f"at most {lost}" if lost[0].isdigit() else lost
     return (
-        f"At the last layer, {_way(longest)} still scores {entries[longest]:,.0f} entries and "
-        f"{_way(shortest)} {entries[shortest]:.0f}. The lists miss {at_most} of CALM's final tokens."
+        f"At the last layer, {_way(longest)} still scores {entries[longest]:,.0f} entries, and "
+        f"{_way(shortest)} {entries[shortest]:.0f}."
     )
+
+
+def unreachable(by_layer: pd.DataFrame) -> pd.DataFrame:
+    """The final tokens that the last layer cannot choose, since its list lacks them.
+
+    One row a model, task and rule: `share` of the tokens, with `low` and `high`. If no token exits, these are
+    the tokens that pruning changes.
+    """
+    last = by_layer[by_layer.layer == by_layer.layer.max()]
+    lost = last[["model", "task", "rule"]].assign(share=1 - last.recall, low=1 - last.high, high=1 - last.low)
+    return lost.reset_index(drop=True)
+
+
+def unreachable_shown(lost: pd.DataFrame) -> pd.DataFrame:
+    """`unreachable` as a table: a row a model and way of pruning, a column a task."""
+    cells = [with_interval(row, "share", ".1%", "low", "high") for _, row in lost.iterrows()]
+    return _by_way(lost.assign(cell=cells), ["model", "rule"], "task", ["cell"])["cell"]
+
+
+def _by_way(
+    table: pd.DataFrame, rows: list[str], columns: str | list[str], values: list[str]
+) -> pd.DataFrame:
+    """A wide table in the order of the long one: ways of pruning below each other, so that they compare."""
+    beside = [columns] if isinstance(columns, str) else columns
+    wide = table.set_index([*rows, *beside])[values].unstack(beside, sort=False)
+    wide = wide.rename(index=figures.label, columns=figures.label)
+    return wide.rename_axis(index=dict.fromkeys(rows), columns=dict.fromkeys(beside))
+
+
+def unreachable_conclusion(lost: pd.DataFrame) -> str:
+    """What the published last layer changes although no token exits, and what a whole one changes."""
+    most = lost.groupby(["rule", "model"], sort=False).share.max().unstack("model", sort=False)
+    most = most[[name for name in SHOWN_MODELS if name in most] or list(most)]
+    if "fixed" not in most.index:
+        return ""
+    fixed = most.loc["fixed"]
+    even = "Even if no token exits" if fixed.max() > 0 else "If no token exits"
+    text = f"{even}, fixed pruning of the last layer, as published, changes {_changed(fixed)}."
+    if WHOLE_LAST not in most.index:
+        return text
+    whole = most.loc[WHOLE_LAST].max()
+    return f"{text} A whole last layer changes {some(whole, '.1%')}."
 
 
 def table_shown(complete: pd.DataFrame) -> pd.DataFrame:
-    """The paper's table, complete: what is retained, FLOPs and changed tokens by model and way of pruning."""
-    shown = complete[complete.reduction != "full_depth"]
-    columns = {"retained": "score retained", "flops_share": "FLOPs", "other_token": "tokens changed"}
-    table = shown.rename(columns=columns).pivot_table(
-        index=["model", "task"], columns="reduction", values=list(columns.values()), sort=False
-    )
-    return table.rename(index=figures.label, columns=figures.label).rename_axis(columns=[None, None]).round(3)
+    """The paper's table, complete, of the fine-tuned models: a row a model and way of pruning.
+
+    The score and the FLOPs are shares of full depth's, tokens changed a share of the tokens.
+    """
+    shown = _of_shown_models(complete[complete.reduction != "full_depth"])
+    scores = [with_interval(row, "retained", low="low", high="high") for _, row in shown.iterrows()]
+    cells = {
+        "score retained": scores,
+        "FLOPs": shown.flops_share.map("{:.0%}".format),
+        "tokens changed": shown.other_token.map("{:.1%}".format),
+    }
+    return _by_way(shown.assign(**cells), ["model", "reduction"], "task", list(cells))
 
 
 def table_conclusion(complete: pd.DataFrame) -> str:
-    """How many tokens pruning changes in each model, and what that does to the score."""
-    pruned = complete[complete.reduction.isin(PRUNED)]
-    most = pruned.groupby("model", sort=False).other_token.max()
-    shown = most[[name for name in SHOWN_MODELS if name in most] or most.index]
-    lower = _lower_scores(complete[complete.model.isin(shown.index)])
-    where = "Where the lists hold the final tokens, pruning" if lower else "Pruning"
-    return (
-        f"Against the unpruned run at the same threshold, pruning changes {_changed(shown)}. {lower}"
-        f"{where} makes decisions cheaper, not safer. The zeros in the published table are probably list "
-        "positions mistaken for token ids (08); each published row rests on ten examples."
+    """How many tokens pruning changes in each model, what that does to the score, and what mends it."""
+    shown = _of_shown_models(complete)
+    pruned = shown[shown.reduction.isin(PUBLISHED)]
+    most = pruned.groupby("model", sort=False)[["other_token", "other_output"]].max()
+    most = most.loc[[name for name in SHOWN_MODELS if name in most.index] or list(most.index)]
+    outputs = (
+        f"One token is enough to change an output: {_changed(most.other_output, 'outputs', '.0%')} differ."
     )
+    sentences = [
+        "Against the unpruned run at the same threshold, the published ways of pruning change "
+        f"{_changed(most.other_token)}.",
+        outputs if most.other_output.max() > 0 else "",
+        _lower_scores(shown),
+        _nothing_left(shown),
+        _whole_last_layer(shown),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _lower_scores(complete: pd.DataFrame) -> str:
-    """Where pruning costs most of the score, for each model in which it costs any; or nothing."""
-    kept = complete.pivot_table(index=["model", "task"], columns="reduction", values="retained", sort=False)
-    ways = [way for way in PRUNED if way in kept]
+    """Where a published way of pruning surely costs score, in each model the largest fall; or nothing.
+
+    A fall is sure where the interval of the pruned run lies below what the unpruned run retains.
+    """
     falls = []
-    for name, rows in kept.groupby("model", sort=False):
-        least = rows[ways].min(axis=1)
-        lost = rows["unpruned"].clip(upper=1) - least
-        if lost.max() > LITTLE:
-            worst = lost.idxmax()
+    for name, rows in complete.groupby("model", sort=False):
+        plain = rows[rows.reduction == "unpruned"].set_index("task").retained.clip(upper=1)
+        pruned = rows[rows.reduction.isin(PUBLISHED)]
+        before = pruned.task.map(plain)
+        fall = (before - pruned.retained)[(pruned.high < before) & (before - pruned.retained > LITTLE)]
+        if len(fall):
+            worst = pruned.loc[fall.idxmax()]
             falls.append(
-                f"{figures.label(name)}'s from {rows.unpruned[worst]:.0%} to {least[worst]:.0%} of full "
-                f"depth's on {figures.label(worst[1])}"
+                f"{figures.label(name)}'s from {plain[worst.task]:.0%} to {worst.retained:.0%} of full "
+                f"depth's on {figures.label(worst.task)} ({_way(worst.reduction)})"
             )
-    return f"Where lists miss final tokens, the score falls too: {listed(falls)}. " if falls else ""
+    return f"Where lists miss final tokens, the score falls: {listed(falls)}." if falls else ""
 
 
-def _changed(shares: pd.Series) -> str:
-    """The largest share of tokens that changes in each model: "none of CALM's tokens and up to 2% ..."."""
+def _nothing_left(complete: pd.DataFrame) -> str:
+    """Where the margin over all entries retains nothing, so that pruning has nothing to lose."""
+    rows = complete[(complete.reduction == "unpruned") & (complete.retained < LITTLE)]
+    places = [
+        f"{figures.label(row.model)} retains next to nothing on {figures.label(row.task)}, where tokens exit "
+        f"at layer {row.mean_exit_layer:.1f} on average"
+        for row in rows.itertuples()
+    ]
+    return f"Even unpruned, {'; and '.join(places)}." if places else ""
+
+
+def _whole_last_layer(complete: pd.DataFrame) -> str:
+    """What a whole last layer keeps of the score, and costs, beside the published fixed pruning.
+
+    Named is the largest change in each model that is sure: outside the interval of fixed pruning.
+    """
+    if not {"fixed", WHOLE_LAST} <= set(complete.reduction):
+        return ""
+    kept = complete.pivot(index=["model", "task"], columns="reduction", values=["retained", "low", "high"])
+    share = kept["retained"]
+    change = (share[WHOLE_LAST] - share.fixed).abs()
+    sure = (kept["high"].fixed < share[WHOLE_LAST]) | (kept["low"].fixed > share[WHOLE_LAST])
+    parts = []
+    for name, changes in change[sure & (change > LITTLE)].groupby("model", sort=False):
+        place = changes.idxmax()
+        row = share.loc[place]
+        parts.append(
+            f"{row[WHOLE_LAST]:.0%} of {figures.label(name)}'s score on {figures.label(place[1])}, where "
+            f"fixed pruning keeps {row.fixed:.0%} and the full vocabulary {row.unpruned:.0%}"
+        )
+    cost = _dearer(_calm(complete))
+    if not parts:
+        return (
+            f"With a whole last layer no score surely changes by more than {100 * LITTLE:.0f} points.{cost}"
+        )
+    return f"With few entries before a whole last layer, the margin keeps {'; and '.join(parts)}.{cost}"
+
+
+def _dearer(complete: pd.DataFrame) -> str:
+    """What a whole last layer costs CALM beside the published fixed pruning."""
+    if complete.empty:
+        return ""
+    spent = complete.pivot(index="task", columns="reduction", values="flops_share")
+    points = 100 * (spent[WHOLE_LAST] - spent.fixed).max()
+    if points < 0.05:
+        return " On CALM it costs no more FLOPs than fixed pruning."
+    return f" On CALM it costs at most {points:.1f} points of full depth's FLOPs more than fixed pruning."
+
+
+def _changed(shares: pd.Series, what: str = "tokens", form: str = ".1%") -> str:
+    """The largest share that changes in each model: "none of CALM's and up to 2.5% of vanilla's tokens"."""
     parts = []
     for name, share in shares.items():
-        amount = some(share, ".1%")
-        parts.append(f"{f'up to {share:.1%}' if amount[0].isdigit() else amount} of {figures.label(name)}'s")
-    return f"{listed(parts)} tokens"
+        amount = some(share, form)
+        most = f"up to {amount}" if amount[0].isdigit() else amount
+        parts.append(f"{most} of {figures.label(name)}'s")
+    return f"{listed(parts)} {what}"
+
+
+def comparable_times(times: pd.DataFrame, compared: pd.DataFrame) -> pd.DataFrame:
+    """The timings of the settings in `compared`; no rows unless all of the published ones were timed."""
+    keys = ["task", "model", "reduction"]
+    needed = compared[compared.reduction.isin(["unpruned", *PUBLISHED])]
+    timed = needed.merge(times[keys].drop_duplicates(), on=keys)
+    return times if len(timed) == len(needed) else times.iloc[:0]
 
 
 def times_shown(times: pd.DataFrame) -> pd.DataFrame:
-    """Tokens a second, full depth being 1, by batch size and way of pruning."""
-    table = times.astype({"speed": float}).pivot_table(
-        index=["model", "task"], columns=["batch", "reduction"], values="speed", sort=False
-    )
-    return table.rename(index=figures.label, columns=figures.label).round(2)
+    """Tokens a second, full depth being 1: a row a model and way of pruning, columns by batch and task."""
+    speeds = times.sort_values("batch", kind="stable")
+    speeds["speed"] = speeds.speed.astype(float).map("{:.2f}".format)
+    speeds["batch"] = speeds.batch.map("batch size {}".format)
+    return _by_way(speeds, ["model", "reduction"], ["batch", "task"], ["speed"])["speed"]
 
 
-def times_conclusion(times: pd.DataFrame) -> str:
-    """Whether pruning is faster than the margin over all entries by the clock."""
+def times_conclusion(times: pd.DataFrame, compared: pd.DataFrame) -> str:
+    """Whether pruning is faster than the margin over all entries by the clock, and what is not timed."""
     one = _calm(times[times.batch == times.batch.min()]) if len(times) else times
     if one.empty:
         return ""
     speed = one.astype({"speed": float}).pivot(index="task", columns="reduction", values="speed")
-    gain = speed.div(speed["unpruned"], axis=0).drop(columns="unpruned").stack()
-    slow = gain.max() < 1.02
-    why = (
-        " At the width of these models, choosing entries and gathering their rows takes as long as scoring "
-        "all."
+    gain = speed.div(speed["unpruned"], axis=0).drop(columns="unpruned").unstack()
+    gain = gain.dropna()  # of a way and a task
+    text = (
+        f"CALM with a pruned margin emits {span(gain, '{:.2f}')} times as many tokens a second as with the "
+        f"margin over all entries (batch size {one.batch.iloc[0]})"
     )
-    gains = "nothing" if slow else f"at most {gain.max() - 1:.0%}"
-    return (
-        f"By the clock pruning gains {gains} here: pruned margins run at "
-        f"{span(gain, '{:.2f}')} times the speed of the margin over all entries (CALM, batch "
-        f"{one.batch.iloc[0]}).{why if slow else ''}"
-    )
+    way, task = gain.idxmax()
+    if gain.max() < 1.02:
+        text += (
+            ": no time is saved. At the width of these models, choosing entries and gathering their rows "
+            "probably takes as long as scoring all."
+        )
+    else:
+        text += f", the most with {_way(way)} on {figures.label(task)}."
+    untimed = [name for name in compared.reduction.unique() if name not in set(times.reduction)]
+    missing = f" Not timed yet: {listed(map(in_a_sentence, untimed))}." if untimed else ""
+    return f"{text}{missing}"
 
 
 def published_conclusion(beside: pd.DataFrame) -> str:
     """How often pruning takes more than half of the score, in the published rows and in ours."""
-    rows = beside[beside.reduction.isin(PRUNED)]
+    rows = beside[beside.reduction.isin(PUBLISHED)]
     theirs = rows[rows.score_at_full_depth > 0]
     low = theirs.score < theirs.score_at_full_depth / 2
     ours = rows[rows.our_score_unpruned > 0].drop_duplicates(["our_model", "our_task", "reduction"])
     below = ours[ours.our_score < ours.our_score_unpruned / 2]
-    whose = f" (all of {listed(f'`{name}`' for name in below.our_model.unique())})" if len(below) else ""
+    whose = (
+        f" (all on {listed(figures.label(name) for name in below.our_model.unique())})" if len(below) else ""
+    )
     return (
         f"Pruning takes more than half of the score in {low.sum()} of {len(low)} published settings "
         f"({(theirs.score == 0).sum()} with a score of 0)"
-        f"{f' and in {len(below)} of our {len(ours)}{whose}' if len(ours) else ''}."
+        f"{f' and in {len(below)} of our {len(ours)}{whose}' if len(ours) else ''}. The published zeros are "
+        "probably list positions mistaken for token ids (08)."
     )
 
 
 def published_shown(beside: pd.DataFrame) -> pd.DataFrame:
-    """The paper's rows beside ours, and why they differ."""
-    theirs = ["score", "score_at_full_depth"]
-    ours = ["our_task", "our_score", "our_score_unpruned"]
-    seconds = ["seconds", "our_seconds", "samples_per_second", "our_samples_per_second"]
-    columns = ["model", "dataset", "reduction", *theirs, *ours, *seconds, "why_they_differ"]
-    return beside[columns].round(1)
+    """The paper's rows for which we have a task, beside ours: scores in percent, seconds for `samples`."""
+    shown = beside[beside.our_score.notna()].copy()
+    shown["reduction"] = shown.reduction.replace("full_depth", "none")
+    shown["our_model"] = shown.our_model.map(figures.label)
+    shown["our_task"] = shown.our_task.map(figures.label)
+    timed = shown.our_seconds.notna()
+    shown["our_seconds"] = shown.our_seconds.map("{:.1f}".format).where(timed, "not timed")
+    columns = {
+        "model": "model",
+        "dataset": "dataset",
+        "reduction": "pruning",
+        "score": "score",
+        "seconds": "seconds",
+        "our_model": "our model",
+        "our_task": "our task",
+        "our_score": "our score",
+        "our_seconds": "our seconds",
+        "why_they_differ": "why they differ",
+    }
+    return shown[list(columns)].rename(columns=columns).round(1).reset_index(drop=True)
 
 
-def sweep_figure(swept: pd.DataFrame, top_k: int, note: str = ""):
-    """Predictions that stay those of full depth, by the length of the list."""
-    lowest = min(0.95, swept.same_token.min())
+def left_out(beside: pd.DataFrame) -> str:
+    """Which datasets of the paper have no row of ours."""
+    shown = beside.dataset[beside.our_score.notna()].unique()
+    datasets = [name for name in beside.dataset.unique() if name not in shown]
+    if not datasets:
+        return ""
+    names = listed(f"`{name}`" for name in datasets)
+    return f"The rows on {names}, for which no task of ours was run, are in `published_rows.csv` alone."
+
+
+def sweep_figure(swept: pd.DataFrame, used: Mapping[str, int], note: str = ""):
+    """Predictions that are full depth's, by the length of the list; `used` has the length in other tables."""
+    lowest = min(0.95, swept.same_token_low.min())
     figure = figures.facets(
         swept,
         _draw_sweep,
         "rule",
-        top_k=top_k,
-        xlabel="entries kept: k (fixed), k* (decaying)",
-        ylabel="predictions that stay",
-        width=4.4,
-        message=sweep_message(swept, top_k),
+        used=used,
+        xlabel="entries kept: k, or k* (decaying)",
+        ylabel="predictions\nthat are full depth's",
+        width=3.6,
+        message=sweep_message(swept, used["fixed"]),
         note=note,
     )
     _log_axis(figure)
@@ -357,11 +525,10 @@ def sweep_figure(swept: pd.DataFrame, top_k: int, note: str = ""):
     return figure
 
 
-def _draw_sweep(axis, rows: pd.DataFrame, top_k: int) -> None:
+def _draw_sweep(axis, rows: pd.DataFrame, used: Mapping[str, int]) -> None:
     figures.lines(axis, rows, "k", "same_token", "task", ("same_token_low", "same_token_high"))
-    axis.axvline(
-        top_k, color=figures.BLUE, linestyle=":", linewidth=1.2, label=f"{top_k} entries, as elsewhere here"
-    )
+    length = used[rows.rule.iloc[0]]
+    axis.axvline(length, color=figures.BLUE, linestyle=":", linewidth=1.2, label="as in the tables above")
 
 
 def sweep_message(swept: pd.DataFrame, top_k: int) -> str:
@@ -381,13 +548,21 @@ def sweep_message(swept: pd.DataFrame, top_k: int) -> str:
 def sweep_conclusion(swept: pd.DataFrame) -> str:
     """From which length of a list on longer ones change little."""
     near = long_enough(swept)
-    longer = near.get("fixed", 0) > near.get("decaying", math.inf)
-    shorter = f" A decaying list may end shorter ({near['decaying']} entries), since it begins longer."
+    fixed = near.get("fixed", max(near.values()))
+    shorter = {name: k for name, k in near.items() if k < fixed}
+    also = f" Fewer are enough with {listed(f'{_enough(name)} ({k})' for name, k in shorter.items())}."
     return (
-        f"Lists of {max(near.values())} entries are long enough for both ways of pruning: lists of "
+        f"Lists of {max(near.values())} entries are long enough for every way of pruning: lists of "
         f"{swept.k.max()} keep at most half a percentage point more of the predictions on any task."
-        f"{shorter if longer else ''}"
+        f"{also if shorter else ''}"
     )
+
+
+def _enough(rule: str) -> str:
+    """What lets a list of the sweep be shorter than a fixed one."""
+    if rule == WHOLE_LAST:
+        return "a whole last layer"
+    return f"{_way(rule)}, whose list begins longer"
 
 
 def long_enough(swept: pd.DataFrame) -> dict[str, int]:
@@ -445,14 +620,32 @@ def cost_conclusion(costs: pd.DataFrame, entries: int = 256) -> str:
     row = large.iloc[0]
     return (
         f"Over {entries} entries, the same decision costs {row.share_of_layer:.2f} layers and pays off if "
-        f"tokens exit before {row.break_even:.0%} of the depth. This counts operations; no large model was "
-        "decoded here (04 times one decision at this size)."
+        f"tokens exit before {row.break_even:.0%} of the depth. These are counted FLOPs; 04 times one "
+        "decision at this size."
     )
 
 
-def equal_conclusion(equal: pd.DataFrame, wanted: float = 0.99) -> str:
+def equal_shown(equal: pd.DataFrame, layers: int, shares=(0.99, 0.995)) -> pd.DataFrame:
+    """FLOPs as a share of full depth's with 95 % intervals: a row a rule, columns by share and task.
+
+    A cell says "not reached" where no threshold keeps the wanted share of the predictions.
+    """
+    shown = equal[equal.wanted.isin(shares)].sort_values("wanted", kind="stable")
+    costs = [with_interval(row, "flops_share") for _, row in shown.iterrows()]
+    cells = pd.Series(costs, index=shown.index).mask(_not_reached(shown, layers), "not reached")
+    wanted = shown.wanted.map("{:.1%} of predictions".format)
+    table = shown.assign(cell=cells, wanted=wanted)
+    return _by_way(table, ["rule"], ["wanted", "task"], ["cell"])["cell"]
+
+
+def _not_reached(equal: pd.DataFrame, layers: int) -> pd.Series:
+    """Whether a row falls short of the wanted share although hardly any token exits."""
+    return (equal.same_token < equal.wanted) & (equal.mean_exit_layer > layers - 0.05)
+
+
+def equal_conclusion(equal: pd.DataFrame, layers: int, wanted: float = 0.99) -> str:
     """The cheapest way of pruning at equal quality, by task."""
-    rows = equal[(equal.wanted == wanted) & equal.flops_share.notna()]
+    rows = equal[(equal.wanted == wanted) & equal.flops_share.notna() & ~_not_reached(equal, layers)]
     rows = rows[rows.rule.isin(["unpruned", *PRUNED])]
     if rows.empty:
         return ""
@@ -468,18 +661,35 @@ def equal_conclusion(equal: pd.DataFrame, wanted: float = 0.99) -> str:
     )
 
 
+def reached_conclusion(equal: pd.DataFrame, layers: int) -> str:
+    """Where a pruned last layer keeps a rule from a share of predictions that a whole one reaches."""
+    short = equal[_not_reached(equal, layers) & equal.rule.isin(PUBLISHED)]
+    if short.empty:
+        return ""
+    wanted = short.wanted.min()
+    places = short[short.wanted == wanted]
+    ways = listed(_way(name) for name in places.rule.unique())
+    where = on_tasks(places.task.unique(), equal.task.unique())
+    whole = equal[(equal.rule == WHOLE_LAST) & (equal.wanted == wanted)]
+    reached = whole[~_not_reached(whole, layers)]
+    does = set(places.task) <= set(reached.task)
+    text = f"With a pruned last layer ({ways}), no threshold keeps {wanted:.1%} of the predictions {where}"
+    return f"{text}; with a whole one, a threshold does." if does else f"{text}."
+
+
 def summary(
-    complete: pd.DataFrame, swept: pd.DataFrame, costs: pd.DataFrame, top_k: int, entries: int
+    complete: pd.DataFrame, swept: pd.DataFrame, costs: pd.DataFrame, lost: pd.DataFrame, entries: int
 ) -> str:
-    """The chapter in five sentences at most: how many entries, what is lost, whether a rule gets cheaper."""
-    most = max(long_enough(swept).values())
-    changed = complete[complete.reduction == "fixed"].groupby("model").other_token.max()
-    changed = changed[[name for name in SHOWN_MODELS if name in changed]]
+    """The chapter in eight sentences at most: how many entries, what is lost, whether a rule gets cheaper."""
+    near = long_enough(swept)
+    most = max(near.values())
+    whole = near.get(WHOLE_LAST, most)
     sentences = [
-        f"{'No: of' if most < entries else 'Of'} the {entries:,} entries here, a decision has to score "
-        f"{most} at the layers after the first: longer lists keep at most half a point more of CALM's "
-        "predictions.",
-        f"A fixed list of {top_k} changes {_changed(changed)}." if len(changed) else "",
+        f"{'No: of' if most < entries else 'Of'} the {entries:,} entries here, a decision of CALM has to "
+        f"score {most} at the layers after the first. Longer lists keep at most half a percentage point more "
+        "of the predictions.",
+        f"Before a whole last layer, {whole} are enough." if whole < most else "",
+        unreachable_conclusion(lost),
         _cheaper(_calm(complete)),
         f"{cost_message(costs)}.",
         "Pruning makes decisions cheaper, not safer; 08 shows which exits keep the quality.",
@@ -488,12 +698,14 @@ def summary(
 
 
 def _cheaper(complete: pd.DataFrame) -> str:
-    """The FLOPs of the margin with and without fixed pruning, and where it costs less than full depth."""
+    """The FLOPs of the margin with and without short lists, and where these cost less than full depth."""
     flops = complete.pivot_table(index="task", columns="reduction", values="flops_share", sort=False)
-    if not {"fixed", "unpruned"} <= set(flops):
+    way = WHOLE_LAST if WHOLE_LAST in flops else "fixed"
+    if not {way, "unpruned"} <= set(flops):
         return ""
-    below = on_tasks(flops.index[flops.fixed < 1], flops.index)
+    below = on_tasks(flops.index[flops[way] < 1], flops.index)
     return (
-        f"With it, CALM's outputs cost less than full depth {below}: {task_span(flops.fixed)} of the FLOPs, "
-        f"against {task_span(flops.unpruned)} for the margin over all entries."
+        f"With the {in_a_sentence(way)}, CALM's outputs cost less than full depth {below}: "
+        f"{task_span(flops[way])} of the FLOPs, against {task_span(flops.unpruned)} for the margin over all "
+        "entries."
     )

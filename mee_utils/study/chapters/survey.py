@@ -7,14 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from ...analysis.statistics import Estimate, estimates
 from .. import figures
-from ..catalogue import IDEA_NAMES, IDEAS
+from ..catalogue import IDEAS
 from ..prose import listed, on_tasks, span, task_span
 from .wording import capitalized, percent_span, winners, without_source, worst_tasks
 
-MARGIN = "fixed"  # the softmax margin over a few entries, with which other rules are compared
+MARGIN = "few"  # the softmax margin over few entries, with which other rules are compared
+# a rule over few entries -> its name where all entries are scored
+OVER_ALL_ENTRIES = {"few": "softmax_margin", "rising_fixed": "rising_top1"}
+ONE_LAYER = "one layer's probabilities"
+SEVERAL_EXITS = "several exits"
+CLEARLY = "the 95% interval of the paired difference excludes zero"
 COMPARED = (  # ten rules that between them have every idea; the table stored with the figure has all
-    "fixed",
+    "few",
     "surest",
     "entropy",
     "pcee",
@@ -26,9 +32,12 @@ COMPARED = (  # ten rules that between them have every idea; the table stored wi
     "hidden_similarity",
 )
 ALIKE = 0.95  # rank correlations from which two rules order tokens as good as alike
+SAME_RULE = 0.999  # of the tokens: from here on two rules that exit alike count as one
 NEAR = 0.05  # in mean area: ideas that are further from the best rank worse
 LEAST_LOSS = 0.1  # per cent: smaller losses are drawn there, on a logarithmic axis
-FLOPS_DRAWN = (0.3, 1.3)
+MOST_LOSS = 50  # per cent: where that axis ends
+LEAST_FLOPS = 0.3  # where the axis of FLOPs begins
+ONLY_A_THRESHOLD = {"hidden_similarity", "mue"}  # the same confidence, with another threshold
 
 
 def ranking_figure(mean_rank: pd.DataFrame, tasks: Sequence[str], note: str = ""):
@@ -39,7 +48,7 @@ def ranking_figure(mean_rank: pd.DataFrame, tasks: Sequence[str], note: str = ""
         mean_rank.assign(panel="area under the ROC curve"),
         _draw_areas,
         "panel",
-        areas=areas.loc[order],
+        areas=areas.loc[order].rename(index=OVER_ALL_ENTRIES),
         width=6.4,
         height=0.3 * len(order) + 0.6,
         message=ranking_message(mean_rank),
@@ -59,12 +68,21 @@ def _draw_areas(axis, rows: pd.DataFrame, areas: pd.DataFrame) -> None:
 
 
 def ranking_message(mean_rank: pd.DataFrame) -> str:
-    """How many rules rank tokens better than the margin, on average over the tasks."""
-    areas = mean_rank.groupby("rule").roc_area.mean()
-    ahead = int((areas > areas[MARGIN] + 0.005).sum())
+    """How many rules rank tokens clearly better than the margin, on average over the tasks."""
+    others = [rule for rule in mean_rank.rule.unique() if rule != MARGIN]
+    gains = [_mean_gain(mean_rank, rule) for rule in others]
+    ahead = sum(bool(gain.low > 0) for gain in gains)
     if not ahead:
         return "No rule ranks tokens clearly better than the softmax margin"
-    return f"{ahead} of {len(areas) - 1} rules rank tokens clearly better than the softmax margin"
+    ranks = "rank" if ahead > 1 else "ranks"
+    return f"{ahead} of {len(others)} rules {ranks} tokens clearly better than the softmax margin"
+
+
+def _mean_gain(mean_rank: pd.DataFrame, rule: str) -> Estimate:
+    """By how much the area of a rule exceeds the margin's, a mean over the tasks."""
+    areas = estimates(mean_rank[mean_rank.rule == rule], "roc_area")  # [task]
+    margins = estimates(mean_rank[mean_rank.rule == MARGIN], "roc_area")
+    return (areas - margins).mean()
 
 
 def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
@@ -74,16 +92,19 @@ def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
         return "No layer has enough tokens of either kind to rank rules."
     best = ranked.loc[ranked.groupby("task", sort=False).roc_area.idxmax()]
     by_idea = _areas_of_ideas(ranked)
-    first, last = by_idea.idxmax(), by_idea.idxmin()
+    first = by_idea.idxmax()
+    last = by_idea.idxmin()
+    single = winners(best.replace({"rule": OVER_ALL_ENTRIES}))
     return (
         f"Rules on {first} rank tokens best (mean area {by_idea[first]:.2f}), rules on {last} worst "
-        f"({by_idea[last]:.2f}). The best single rule is {winners(best)}."
+        f"({by_idea[last]:.2f}). The best single rule is {single}. "
+        f"(A rule is clearly better than the margin if {CLEARLY}; the mean is taken over tasks.)"
     )
 
 
 def _areas_of_ideas(ranked: pd.DataFrame) -> pd.Series:
     """By idea: the mean area of its rules over tasks, the largest first."""
-    ideas = ranked.rule.map(IDEAS).replace(IDEA_NAMES)
+    ideas = ranked.rule.map(IDEAS)
     areas = ranked.assign(idea=ideas).groupby("idea", sort=False).roc_area.mean()
     return areas.sort_values(ascending=False, kind="stable")
 
@@ -105,11 +126,12 @@ def same_rule_conclusion(same: pd.DataFrame) -> str:
     """Which pairs are one rule, and which are not."""
     shares = same.groupby("pair", sort=False).same_exit.min()
     shares = shares.rename(index=lambda pair: pair.replace(", ", " and ", 1))
-    equal = shares.index[shares > 0.999]
-    others = [f"{pair} ({share:.0%})" for pair, share in shares[shares <= 0.999].items()]
+    equal = shares[shares > SAME_RULE]
+    others = [f"{pair} ({share:.0%})" for pair, share in shares[shares <= SAME_RULE].items()]
+    every = "every token" if (equal == 1).all() else f"more than {SAME_RULE:.1%} of the tokens"
     return (
-        f"These pairs exit every token at the same layer, on every task: {'; '.join(equal) or 'none'}. These "
-        "do not (in brackets, the share of tokens that exit alike on the worst task): "
+        f"These pairs exit {every} at the same layer, on every task: {'; '.join(equal.index) or 'none'}. "
+        "These do not (in brackets, the share of tokens that exit at the same layer, on the worst task): "
         f"{'; '.join(others) or 'none'}."
     )
 
@@ -151,40 +173,54 @@ def _draw_alike(axis, rows: pd.DataFrame, alike: pd.DataFrame) -> None:
         if value == value:
             colour = "white" if value > 0.6 else "black"
             axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
-    names = [figures.label(rule) for rule in alike]
+    names = [figures.label(OVER_ALL_ENTRIES.get(rule, rule)) for rule in alike]
     axis.set_xticks(range(len(names) - 1), names[:-1], rotation=30, ha="right", fontsize=8)
     axis.set_yticks(range(len(names) - 1), names[1:], fontsize=8)
     axis.grid(visible=False)
 
 
 def pairs_alike(cells: pd.DataFrame) -> pd.DataFrame:
-    """Every pair of rules once, the most alike first."""
+    """Every pair of rules once, the most alike first; without the one that differs by its threshold alone."""
     pairs = cells[cells["first"] < cells.second].dropna()
-    return pairs.sort_values("correlation", ascending=False, kind="stable")
+    other_threshold = pairs["first"].isin(ONLY_A_THRESHOLD) & pairs.second.isin(ONLY_A_THRESHOLD)
+    return pairs[~other_threshold].sort_values("correlation", ascending=False, kind="stable")
 
 
 def alike_message(cells: pd.DataFrame) -> str:
-    """How many pairs of all rules order tokens as good as alike."""
-    pairs = pairs_alike(cells)
+    """How many of the pairs in the figure order tokens almost alike."""
+    shown = cells[cells["first"].isin(COMPARED) & cells.second.isin(COMPARED)]
+    return f"{_alike_of(pairs_alike(shown), 'the {} pairs shown')} order tokens almost alike"
+
+
+def alike_among_all(cells: pd.DataFrame) -> str:
+    """How many pairs of all rules order tokens almost alike."""
+    alike = _alike_of(pairs_alike(cells), "{} pairs of rules")
+    return f"{capitalized(alike)} order tokens almost alike (rank correlation of {ALIKE:g} or more)."
+
+
+def _alike_of(pairs: pd.DataFrame, counted: str) -> str:
+    """How many of some pairs are alike: "15 of 152 pairs of rules"."""
     number = int((pairs.correlation >= ALIKE).sum())
-    return (
-        f"{number} of {len(pairs)} pairs of rules order tokens almost alike (rank correlation of {ALIKE:g} "
-        "or more)"
-    )
+    return f"{number or 'none'} of {counted.format(len(pairs))}"
 
 
 def alike_conclusion(cells: pd.DataFrame) -> str:
-    """The pairs that are most alike, similarity apart."""
-    pairs = pairs_alike(cells)
-    pairs = pairs[~((pairs["first"] == "hidden_similarity") & (pairs.second == "mue"))].head(3)
-    texts = [f"{without_source(row.first)} and {without_source(row.second)}" for row in pairs.itertuples()]
+    """The pairs that are most alike, and how many of all pairs are."""
+    pairs = pairs_alike(cells).head(3)
+    texts = [f"{_over_all(row.first)} and {_over_all(row.second)}" for row in pairs.itertuples()]
     size = span(pairs.correlation) if len(pairs) else "unknown"
     correlations = "correlations that round to 1.00" if size == "1.00" else f"correlations of {size}"
     return (
         f"The pairs most alike, with {correlations}, are {'; '.join(texts)}. At a correlation of 1, every "
-        "threshold of one rule corresponds to a threshold of the other that gives the same exits. (The pair "
-        "of similarity and MuE is not counted: MuE changes only the threshold.)"
+        "threshold of one rule has a counterpart of the other at which the same tokens of this layer exit. "
+        f"{alike_among_all(cells)} (Similarity and MuE are not counted as a pair: MuE changes only the "
+        "threshold.)"
     )
+
+
+def _over_all(rule: str) -> str:
+    """The name of a rule where it scores all entries, without its source."""
+    return without_source(OVER_ALL_ENTRIES.get(rule, rule))
 
 
 def highlighted(bench: pd.DataFrame) -> list[str]:
@@ -199,12 +235,15 @@ def equal_loss_figure(
     curves: pd.DataFrame, bench: pd.DataFrame, tasks: Sequence[str], demand: float, note: str = ""
 ):
     """FLOPs against the consistency loss: the best rule of every idea, a fixed layer; others in grey."""
+    shown = highlighted(bench)
+    named = curves[curves.rule.isin(shown) & (curves.loss <= MOST_LOSS)]
     return figures.facets(
         curves,
         _draw_losses,
         values=tasks,
-        shown=highlighted(bench),
+        shown=shown,
         demand=demand,
+        most_flops=max(1.1, 1.03 * named.flops_share.max()),
         width=4.2,
         height=3.6,
         xlabel="mean consistency loss (%, log)",
@@ -214,7 +253,7 @@ def equal_loss_figure(
     )
 
 
-def _draw_losses(axis, rows: pd.DataFrame, shown: Sequence[str], demand: float) -> None:
+def _draw_losses(axis, rows: pd.DataFrame, shown: Sequence[str], demand: float, most_flops: float) -> None:
     rows = rows.assign(loss=rows.loss.clip(lower=LEAST_LOSS))
     for _, part in rows[~rows.rule.isin([*shown, "static"])].groupby("rule", sort=False):
         part = part.sort_values("loss", kind="stable")
@@ -224,61 +263,170 @@ def _draw_losses(axis, rows: pd.DataFrame, shown: Sequence[str], demand: float) 
     figures.lines(axis, rows[rows.rule.isin(shown)], "loss", "flops_share")
     axis.axvline(100 * demand, color=figures.GREY, linewidth=0.8)
     axis.axhline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
-    axis.set(xscale="log", xlim=(0.9 * LEAST_LOSS, 50), ylim=FLOPS_DRAWN)
+    axis.set(xscale="log", xlim=(0.9 * LEAST_LOSS, MOST_LOSS), ylim=(LEAST_FLOPS, most_flops))
     axis.set_xticks([0.1, 1, 10], ["≤ 0.1", "1", "10"])
 
 
 def equal_loss_message(bench: pd.DataFrame, demand: float) -> str:
     """The cheapest rule at the target loss, by task."""
-    measured = bench.dropna(subset=["equal_flops"])
-    if measured.empty:
+    best = _cheapest(bench)
+    if best.empty:
         return f"No rule was measured at a loss of {demand:.0%}"
-    best = measured.loc[measured.groupby("task", sort=False).equal_flops.idxmin()]
     return f"At a loss of {demand:.0%} the cheapest rule is {winners(best)}"
 
 
+def _cheapest(rows: pd.DataFrame) -> pd.DataFrame:
+    """By task, the row with the fewest FLOPs at equal loss; no row for a task without a number."""
+    measured = rows.dropna(subset=["equal_flops"])
+    return measured.loc[measured.groupby("task", sort=False).equal_flops.idxmin()]
+
+
+def _clearly_cheaper(first: pd.DataFrame, second: pd.DataFrame) -> list[str]:
+    """The tasks on which a row of `first` takes clearly fewer FLOPs than that of `second`; a row a task."""
+    tasks = [task for task in first.task if task in set(second.task)]
+    if not tasks:
+        return []
+    flops = estimates(first.set_index("task").loc[tasks], "equal_flops")  # [task]
+    more = estimates(second.set_index("task").loc[tasks], "equal_flops")
+    saved = more - flops
+    return [task for task, low in zip(tasks, saved.low, strict=True) if low > 0]
+
+
 def equal_loss_conclusion(bench: pd.DataFrame, fixed: pd.Series, demand: float) -> str:
-    """The cheapest rule beside a fixed layer, and how many rules have no number.
+    """The cheapest rule beside the next one and a fixed layer, and how many rules have no number.
 
     Args:
         bench: from `survey_bench`.
         fixed: by task, the FLOPs of a fixed layer at this loss; NaN: none was measured there.
         demand: the mean consistency loss.
     """
+    best = _cheapest(bench)
+    takes = f"No rule has a setting with exits that loses at most {demand:.0%}."
+    if len(best):
+        takes = (
+            f"At a loss of {demand:.0%} the cheapest rule takes {_ends(best)} of the FLOPs; "
+            f"{_beside(fixed, bench)}. {_lead(bench, best)}"
+        )
+    return f"{takes} {_without_number(bench)}"
+
+
+def _ends(best: pd.DataFrame) -> str:
+    """The least and the most FLOPs at equal loss: "42% (40% to 45%; summarization) to 84% (...)"."""
+    ends = best.sort_values("equal_flops", kind="stable").iloc[[0, -1]].drop_duplicates("task")
+    texts = [
+        f"{row.equal_flops:.0%} ({row.equal_low:.0%} to {row.equal_high:.0%}; {figures.label(row.task)})"
+        for row in ends.itertuples()
+    ]
+    return " to ".join(texts)
+
+
+def _beside(fixed: pd.Series, bench: pd.DataFrame) -> str:
+    """The FLOPs of a fixed layer at the same loss, and the tasks on which none loses so little."""
     tasks = list(bench.task.unique())
-    cheapest = bench.groupby("task", sort=False).equal_flops.min().dropna()
     fixed = fixed.reindex(tasks)
-    beside = "no fixed layer loses so little"
-    if fixed.notna().any():
-        beside = f"a fixed layer {task_span(fixed)}"
-        if fixed.isna().any():
-            beside += f"; no fixed layer loses so little {on_tasks(fixed.index[fixed.isna()], tasks)}"
+    if fixed.isna().all():
+        return "no fixed layer loses so little"
+    text = f"a fixed layer takes {task_span(fixed)}"
+    if fixed.isna().any():
+        text += f", and none loses so little {on_tasks(fixed.index[fixed.isna()], tasks)}"
+    return text
+
+
+def _lead(bench: pd.DataFrame, best: pd.DataFrame) -> str:
+    """On which tasks the cheapest rule is clearly cheaper than the next one."""
+    others = bench.drop(index=best.index)
+    ahead = _clearly_cheaper(best, _cheapest(others))
+    return (
+        f"It is clearly cheaper than the next rule {on_tasks(ahead, list(bench.task.unique()))} ({CLEARLY})."
+    )
+
+
+def _without_number(bench: pd.DataFrame) -> str:
+    """How many rules with a threshold lose more even at the strictest setting at which a token exits."""
     thresholded = bench[bench.rule != "bandit"]
     missing = thresholded.equal_flops.isna().groupby(thresholded.task, sort=False).sum()
-    rules = len(thresholded) // max(1, len(missing))
-    without = "Every rule has a setting that loses so little."
-    if missing.max():
-        lose = "rules lose" if missing.max() > 1 else "rules loses"
-        where = capitalized(worst_tasks(missing))
-        without = f"{where}, {missing.max()} of {rules} {lose} more even at their strictest setting."
+    if not missing.max():
+        return "Every rule has a setting with exits that loses so little."
+    rules = len(thresholded) // len(missing)
+    lose = "lose" if missing.max() > 1 else "loses"
     return (
-        f"At a loss of {demand:.0%} the cheapest rule takes {task_span(cheapest)} of the FLOPs, {beside}. "
-        f"{without}"
+        f"{capitalized(worst_tasks(missing))}, {missing.max()} of {rules} rules {lose} more even at the "
+        "strictest setting at which a token exits."
     )
+
+
+def several_exits_conclusion(bench: pd.DataFrame) -> str:
+    """Whether rules on several exits are cheaper at equal loss than those on one layer's probabilities."""
+    ideas = bench.rule.map(IDEAS)
+    several = bench[ideas == SEVERAL_EXITS]
+    single = bench[ideas == ONE_LAYER]
+    first = _cheapest(several)
+    second = _cheapest(single)
+    both = [task for task in first.task if task in set(second.task)]
+    alone = [task for task in first.task if task not in both]
+    sentences = []
+    if both:
+        rivals = (
+            f"the cheapest of {several.rule.nunique()} rules on {SEVERAL_EXITS} takes fewer FLOPs than the "
+            f"cheapest of {single.rule.nunique()} on {ONE_LAYER}"
+        )
+        sentences.append(f"At this loss, {rivals} {_where_cheaper(first, second, both)}.")
+    if alone:
+        where = capitalized(on_tasks(alone, list(bench.task.unique())))
+        sentences.append(f"{where}, only rules on {SEVERAL_EXITS} have a setting that loses so little.")
+    return " ".join(sentences)
+
+
+def _where_cheaper(first: pd.DataFrame, second: pd.DataFrame, tasks: Sequence[str]) -> str:
+    """On which of the tasks `first` takes fewer FLOPs than `second`, and on which clearly; a row a task."""
+    flops = first.set_index("task").equal_flops
+    more = second.set_index("task").equal_flops
+    fewer = [task for task in tasks if flops[task] < more[task]]
+    clearly = _clearly_cheaper(first, second)
+    text = on_tasks(fewer, tasks)
+    if not fewer:
+        return text
+    if set(clearly) == set(fewer):
+        return f"{text}, each time clearly"
+    return f"{text}, and clearly so {on_tasks(clearly, tasks)}"
 
 
 def drafts_conclusion(bench: pd.DataFrame) -> str:
     """How many exits the last layer accepts, and how fast verified exits are."""
     accepted = bench.groupby("rule").acceptance.mean()
-    speeds = bench.dropna(subset=["verified_speed"])
-    timed = "Verified exits at these settings are not timed: run make bench."
-    if len(speeds):
-        best = speeds.loc[speeds.groupby("task", sort=False).verified_speed.idxmax()].set_index("task")
-        timed = (
-            f"The fastest rule is then {task_span(best.verified_speed, '.2f')} times as fast as full depth: "
-            f"{winners(best.reset_index())}."
-        )
     return (
-        f"As drafts, {percent_span(accepted)} of the exits are accepted, depending on the rule. {timed} 07 "
-        "plans thresholds for drafts."
+        f"As drafts, {percent_span(accepted)} of the exits are accepted, depending on the rule. "
+        f"{_speed_of_drafts(bench)} 07 plans thresholds for drafts."
     )
+
+
+def _speed_of_drafts(bench: pd.DataFrame) -> str:
+    """The fastest rule with verified exits, of those whose present settings are timed."""
+    speeds = bench.dropna(subset=["verified_speed"])
+    if speeds.empty:
+        return "Verified exits at these settings are not timed: run make bench."
+    best = speeds.loc[speeds.groupby("task", sort=False).verified_speed.idxmax()]
+    speed = task_span(best.set_index("task").verified_speed, ".2f")
+    among = "the fastest rule"
+    if len(speeds) < len(bench):
+        among = f"the fastest of the {len(speeds)} settings (of {len(bench)}) that are timed"
+    return (
+        f"One output at a time, {among} generates {speed} times as many tokens a second as full depth: "
+        f"{winners(best)}."
+    )
+
+
+def means_over_tasks(bench: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """`columns` of the bench as means over tasks, a row a rule; NaN where a task has no number."""
+    return bench.groupby("rule", sort=False)[list(columns)].agg(_mean_of_all)
+
+
+def _mean_of_all(values: pd.Series) -> float:
+    return values.mean(skipna=False)
+
+
+def rules_shown(rules: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """`columns` of the rules, the best by ranking first; a dash where there is no number."""
+    named = rules.assign(rule=rules.rule.map(figures.label)).set_index("rule")
+    ordered = named.sort_values("roc_area", ascending=False, kind="stable")[list(columns)]
+    return ordered.map("{:.3f}".format, na_action="ignore").fillna("–")

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from ...analysis.statistics import Estimate, estimates
 from .. import figures
+from ..catalogue import RULES
 from ..prose import listed, on_tasks, task_span
 from .wording import capitalized, percent_span, with_interval
 
@@ -14,7 +16,7 @@ STREAM = "bandit, one stream"
 EACH = "bandit, each output"
 CALIBRATED = "calibrated"
 STRATEGIES = {  # who sets the threshold -> its name and colour
-    "best fixed arm": figures.Style("best fixed arm", "#999999"),
+    "best fixed arm": figures.Style("best\nfixed arm", "#999999"),
     EACH: figures.Style("bandit,\neach output", figures.STYLES["bandit"].colour),
     STREAM: figures.Style("bandit,\none stream", figures.STYLES["bandit"].colour),
     CALIBRATED: figures.Style("calibrated\n(Learn\nthen Test)", figures.DARK),
@@ -26,7 +28,9 @@ PLACES = {
 }
 AWAY = {"home": "in-domain", "task": "on another task", "corpus": "on another corpus"}
 NOWHERE_ELSE = "This profile names no other corpus of a task."
+LEAST_SAVED = 0.005  # of full depth's FLOPs: smaller differences do not count
 LEAST_LOSS = 1e-4  # smaller losses are drawn there, on a logarithmic axis
+CLEARLY = "that is, with a 95% interval of the paired difference that excludes zero"
 HARDLY = 0.05  # layers before the last: with a later mean exit layer hardly any token exits
 SPACED = {"flops_share": "FLOPs (1 = full depth)", "mean_exit_layer": "mean exit layer", "loss": "mean loss"}
 KEPT = {
@@ -40,7 +44,8 @@ KEPT = {
 def hardly_exits(mean_exit_layer, layers: int):
     """Whether a mean exit layer (a number, or one for each setting) says that hardly any token exits.
 
-    Nothing can then be said of the exits: what is lost is lost by the last layer.
+    Nothing can then be said of how exits are chosen. What is lost is lost by the few exits, or by a
+    last layer that scores few entries only.
     """
     return mean_exit_layer > layers - HARDLY
 
@@ -160,7 +165,7 @@ def intervals_conclusion(spaced: pd.DataFrame, demand: float, layers: int) -> st
     exiting = shares.drop(index=idle)
     parts = []
     if len(exiting):
-        saved = _what_fewer_save("Fewer exits", exiting, shares.index)
+        saved = _what_fewer_save("Fewer exits", spaced[~spaced.task.isin(idle)], shares.index)
         parts.append(
             f"{saved}: for a mean loss of {demand:.0%}, exits at every layer take {task_span(exiting[1])} of "
             f"the FLOPs, exits at every third {task_span(exiting[3])}."
@@ -169,9 +174,9 @@ def intervals_conclusion(spaced: pd.DataFrame, demand: float, layers: int) -> st
         added = shares.loc[idle] - 1
         where = capitalized(on_tasks(idle, shares.index))
         parts.append(
-            f"{where}, no token exits at a target of {demand:.0%}, so the spacing of exits cannot be judged: "
-            f"deciding at every layer adds {task_span(added[1], '.1%')} to full depth, at every third "
-            f"{task_span(added[3], '.1%')}."
+            f"{where}, hardly any token exits at a target of {demand:.0%}, so the spacing of exits cannot "
+            f"be judged: deciding at every layer adds {task_span(added[1], '.1%')} to full depth, at every "
+            f"third {task_span(added[3], '.1%')}."
         )
     return " ".join(parts)
 
@@ -181,10 +186,12 @@ def intervals_message(spaced: pd.DataFrame, layers: int) -> str:
     shares = _shares(spaced)
     idle = _without_exits(spaced, layers)
     if len(idle) == len(shares):
-        return "The spacing of exits cannot be judged: no token exits at this target."
-    saved = _what_fewer_save("Exits at every third layer", shares.drop(index=idle), shares.index)
+        return "The spacing of exits cannot be judged: hardly any token exits at this target."
+    saved = _what_fewer_save("Exits at every third layer", spaced[~spaced.task.isin(idle)], shares.index)
     message = f"{saved} at equal loss"
-    return f"{message}; no token exits {on_tasks(idle, shares.index)}." if len(idle) else f"{message}."
+    return (
+        f"{message}; hardly any token exits {on_tasks(idle, shares.index)}." if len(idle) else f"{message}."
+    )
 
 
 def spaced_shown(spaced: pd.DataFrame) -> pd.DataFrame:
@@ -205,22 +212,33 @@ def _without_exits(spaced: pd.DataFrame, layers: int) -> pd.Index:
     return exits.index[hardly_exits(exits, layers).all(axis=1)]
 
 
-def _what_fewer_save(exits: str, shares: pd.DataFrame, tasks: Sequence[str]) -> str:
-    """On which of all `tasks` fewer exits save FLOPs, and on which they cost more (`_shares`)."""
-    cheaper = shares.index[shares[3] < shares[1] - 0.005]
-    dearer = shares.index[shares[3] > shares[1] + 0.005]
+def _what_fewer_save(exits: str, spaced: pd.DataFrame, tasks: Sequence[str]) -> str:
+    """On which of all `tasks` fewer exits save FLOPs, and on which they cost more.
+
+    The 95% interval of the paired difference has to exclude differences of less than `LEAST_SAVED`.
+    """
+    cheaper = []
+    dearer = []
+    for task, rows in spaced.groupby("task"):
+        flops = estimates(rows.set_index("every").loc[[1, 3]], "flops_share")
+        saved = flops.item(0) - flops.item(1)
+        if saved.low > LEAST_SAVED:
+            cheaper.append(task)
+        if saved.high < -LEAST_SAVED:
+            dearer.append(task)
     parts = []
     if len(cheaper):
         parts.append(f"save FLOPs {on_tasks(cheaper, tasks)}")
     if len(dearer):
         parts.append(f"cost more FLOPs {on_tasks(dearer, tasks)}")
-    return f"{exits} {' and '.join(parts)}" if parts else f"{exits} neither save nor cost FLOPs"
+    return f"{exits} {' and '.join(parts)}" if parts else f"{exits} neither clearly save nor cost FLOPs"
 
 
 def worst_by_place(travelled: pd.DataFrame) -> pd.DataFrame:
     """The worst loss of each rule by where its threshold is used: in-domain, on another task or corpus.
 
-    With the mean exit layer of that row, if it is known: a loss where no token exits is not the threshold's.
+    With the mean exit layer of that row, if it is known: where hardly any token exits, the loss may be
+    that of the last layer.
     """
     kind = travelled.place.map({"at home": "home", "away": "task"}).fillna("corpus")
     rows = travelled.assign(place=kind).sort_values("loss", ascending=False, kind="stable")
@@ -353,16 +371,23 @@ def _do_they_hold(travelled: pd.DataFrame, demand: float) -> str:
 
 
 def _not_by_exits(worst: pd.DataFrame, demand: float, layers: int) -> str:
-    """How many rules lose more than twice the target where hardly any of their tokens exits."""
+    """How many rules lose more than twice the target where hardly any of their tokens exits, and why."""
     idle = worst[hardly_exits(worst.mean_exit_layer, layers) & (worst.loss > 2 * demand)]
-    rules = idle.rule.nunique()
+    rules = list(idle.rule.unique())
     if not rules:
         return ""
-    lose = "rules lose" if rules > 1 else "rule loses"
-    return (
-        f" {rules} {lose} more than twice the target where hardly any token exits: there the loss comes from "
-        "what the last layer scores, not from the threshold."
-    )
+    lose = "rules lose" if len(rules) > 1 else "rule loses"
+    text = f" {len(rules)} {lose} more than twice the target where hardly any token exits"
+    pruned = [rule for rule in rules if prunes_last_layer(rule)]
+    if len(pruned) == len(rules):
+        return f"{text}: there the loss comes from what the last layer scores, not from the threshold."
+    few = "these few exits are enough for that loss"
+    return f"{text}: {few}, except where the last layer is pruned." if pruned else f"{text}: {few}."
+
+
+def prunes_last_layer(rule: str) -> bool:
+    """Whether a rule scores only some entries at the last layer, too, so that it loses without exits."""
+    return RULES[rule].pruning is not None and RULES[rule].prune_last_layer
 
 
 def confidence_conclusion(moved: pd.DataFrame) -> str:
@@ -371,19 +396,30 @@ def confidence_conclusion(moved: pd.DataFrame) -> str:
     away = moved[moved.place != "at home"]
     if away.empty:
         return NOWHERE_ELSE
-    texts = [
-        f"{figures.label(row.place)} ({figures.label(row.task)}) {row.sure:.0%}, of which "
-        f"{with_interval(row._asdict(), 'wrong', '.1%', 'low', 'high')}"
-        for row in away.itertuples()
-    ]
+    worst = away.loc[away.wrong.idxmax()]
+    most = with_interval(worst, "wrong", ".1%", "low", "high")
     fewer = int((away.sure < away.task.map(home.sure)).sum())
     more_wrong = int((away.wrong > away.task.map(home.wrong)).sum())
     return (
         f"In-domain, the first exit is confident of {task_span(home.sure)} of the tokens, and the last layer "
         f"contradicts {percent_span(home.wrong, '{:.1%}')} of these. It is confident of fewer tokens on "
         f"{_of_corpora(fewer, len(away))}, and contradicted more often on "
-        f"{_of_corpora(more_wrong, len(away))}: {'; '.join(texts)}."
+        f"{_of_corpora(more_wrong, len(away))}: at most in {most}, on {figures.label(worst.place)} "
+        f"({figures.label(worst.task)})."
     )
+
+
+def moved_shown(moved: pd.DataFrame) -> pd.DataFrame:
+    """By task and corpus: of how many tokens the first exit is confident, and how many are contradicted."""
+    rows = moved.assign(
+        task=moved.task.map(figures.label),
+        corpus=moved.place.replace({"at home": "in-domain"}).map(figures.label),
+        confident=moved.sure.map("{:.0%}".format),
+        contradicted=[with_interval(row, "wrong", ".1%", "low", "high") for _, row in moved.iterrows()],
+    )
+    rows = rows.sort_values("task", kind="stable").set_index(["task", "corpus"])
+    names = {"confident": "confident of", "contradicted": "of these contradicted by the last layer"}
+    return rows[list(names)].rename(columns=names)
 
 
 def _of_corpora(number: int, of: int) -> str:
@@ -402,12 +438,33 @@ def later_conclusion(thirds: pd.DataFrame) -> str:
 
 
 def later_message(thirds: pd.DataFrame) -> str:
-    """On which tasks errors are fewer in the last third of the outputs than in the first."""
+    """On which tasks errors are clearly fewer in the last third of the outputs than in the first."""
     where = []
-    for what, by_part in _errors_by_third(thirds).items():
-        fewer = by_part.index[by_part[3] < by_part[1]]
-        where.append(f"by {what} {on_tasks(fewer, by_part.index)}")
-    return f"Fewer errors are made in the last third of an output than in the first {', and '.join(where)}."
+    for what, rows in thirds.groupby("what", sort=False):
+        tasks = list(rows.task.unique())
+        fewer = [task for task in tasks if _saved_later(rows[rows.task == task]).low > 0]
+        where.append(f"by {what} {on_tasks(fewer, tasks)}")
+    return (
+        "Clearly fewer errors are made in the last third of an output than in the first "
+        f"{', and '.join(where)} ({CLEARLY})."
+    )
+
+
+def _saved_later(rows: pd.DataFrame) -> Estimate:
+    """By how much the share of wrong predictions falls from the first third to the last; rows of a task."""
+    wrong = estimates(rows.set_index("part").loc[[1, 3]], "wrong")
+    return wrong.item(0) - wrong.item(1)
+
+
+def thirds_shown(thirds: pd.DataFrame) -> pd.DataFrame:
+    """The share of wrong predictions with its interval, by who predicts, task and third."""
+    rows = thirds.assign(
+        task=thirds.task.map(figures.label),
+        third=thirds.part.map({1: "first third", 2: "second third", 3: "last third"}),
+        wrong=[with_interval(row, "wrong", ".1%", "low", "high") for _, row in thirds.iterrows()],
+    )
+    table = rows.pivot(index=["what", "task"], columns="third", values="wrong")
+    return table[[name for name in ("first third", "second third", "last third") if name in table]]
 
 
 def _errors_by_third(thirds: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -8,6 +8,20 @@ import pandas as pd
 from .. import figures
 from ..prose import listed, on_tasks, span
 
+WITHOUT_ARTICLE = (  # how labels of rules begin that stand without "the" in a sentence
+    "max probability",
+    "entropy",
+    "patience",
+    "patient entropy",
+    "rising top-1",
+    "hidden similarity",
+    "falling similarity",
+    "learning to exit",
+    "Q-exit",
+    "weighted contrast",
+    "JSD contrast",
+)
+
 
 def percent_span(values: Iterable[float], form: str = "{:.0%}") -> str:
     """The least and the largest of some shares; those that are NaN do not count.
@@ -38,7 +52,7 @@ def winners(best: pd.DataFrame) -> str:
     """
     parts = []
     for rule, rows in best.groupby("rule", sort=False):
-        name = "a fixed layer" if rule == "static" else f"the {in_a_sentence(rule)}"
+        name = "a fixed layer" if rule == "static" else with_article(rule)
         parts.append(f"{name} {on_tasks(rows.task, list(best.task))}")
     return "; ".join(parts) if len(parts) > 2 else ", and ".join(parts)
 
@@ -50,6 +64,16 @@ def worst_tasks(counts: pd.Series) -> str:
         return on_tasks(worst, worst)
     plural = "s" if len(worst) > 1 else ""
     return f"on the worst task{plural} ({listed(map(figures.label, worst))})"
+
+
+def with_article(name: str) -> str:
+    """The label of a rule with "the", if its name takes an article.
+
+    >>> with_article("vote"), with_article("patience")
+    ('the vote (Sun et al.)', 'patience (PABEE)')
+    """
+    text = in_a_sentence(name)
+    return text if text.startswith(WITHOUT_ARTICLE) else f"the {text}"
 
 
 def in_a_sentence(name: str) -> str:
