@@ -459,6 +459,7 @@ def test_a_way_that_is_not_timed_yet_is_named_and_hides_no_other():
         "entries (batch size 1), the most with fixed pruning on summarization. Not timed yet: margin over "
         "few entries (ours)."
     )
+    assert pruning.times_shown(times.iloc[:0]) is None
     table = pruning.times_shown(times)
     assert table.columns.tolist() == [("batch size 1", "summarization"), ("batch size 100", "summarization")]
     assert pruning.comparable_times(timings({"unpruned": 0.5}), compared).empty

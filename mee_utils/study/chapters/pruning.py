@@ -422,8 +422,13 @@ def comparable_times(times: pd.DataFrame, compared: pd.DataFrame) -> pd.DataFram
     return times if len(timed) == len(needed) else times.iloc[:0]
 
 
-def times_shown(times: pd.DataFrame) -> pd.DataFrame:
-    """Tokens a second, full depth being 1: a row a model and way of pruning, columns by batch and task."""
+def times_shown(times: pd.DataFrame) -> pd.DataFrame | None:
+    """Tokens a second, full depth being 1: a row a model and way of pruning, columns by batch and task.
+
+    None where nothing was timed.
+    """
+    if times.empty:
+        return None
     speeds = times.sort_values("batch", kind="stable")
     speeds["speed"] = speeds.speed.astype(float).map("{:.2f}".format)
     speeds["batch"] = speeds.batch.map("batch size {}".format)
