@@ -217,9 +217,10 @@ conclude(chapter.alike_conclusion(cells))
 #
 # The *consistency loss* of an output is one minus its score with the output of full depth as the reference. Outputs
 # were decoded with every rule, from strict to loose thresholds, on validation examples; the settings that a search
-# found there (`make measure`) were then decoded on test examples and form the lines. For each idea, the rule that is
-# cheapest at the grey line is named. (It is picked on the test examples on which it is reported, which favours it
-# slightly.) Without exits every rule here loses nothing; numbers are read off between settings at which tokens exit.
+# found there (`make measure`) were then decoded on test examples and form the lines. Drawn in colour are the rules that
+# are cheapest at the grey line on some task, and for every other idea its cheapest rule, averaged over tasks. (They are
+# picked on the test examples on which they are reported, which favours them slightly.) Without exits every rule here
+# loses nothing; numbers are read off between settings at which tokens exit.
 
 # %% tags=["hide-input"]
 stored = read_measured(profile, MAIN_MODEL)

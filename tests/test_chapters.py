@@ -492,6 +492,9 @@ def bench(**flops):
 def test_of_each_idea_the_cheapest_rule_is_named_and_no_number_is_no_bargain():
     table = bench(few=0.5, entropy=0.6, patience=0.7, vote=np.nan, mue=np.nan, linear=0.99)
     assert survey.highlighted(table) == ["few", "patience", "linear"]
+    entropy_of_first_task = table.index == 2
+    on_one_task = table.assign(equal_flops=table.equal_flops.mask(entropy_of_first_task, 0.4))
+    assert survey.highlighted(on_one_task) == ["few", "entropy", "patience", "linear"], "whom the title names"
     text = survey.equal_loss_conclusion(table, pd.Series({TASKS[0]: 0.4}), 0.01)
     assert "the cheapest rule takes 50% (10% to 90%; question answering)" in text
     assert "of the FLOPs; a fixed layer takes 40%, and none loses so little on summarization." in text
