@@ -203,8 +203,8 @@ class RuleDecoder:
             return SURVEY
         if self.is_main:
             return MAIN_SWEEP
-        on_vanilla = HEADS if self.job.model == "vanilla" else ()
-        return (*OTHER_SWEEP, *ABLATED[:2], *on_vanilla)
+        heads = HEADS if self.job.model == "vanilla" else ()
+        return (*OTHER_SWEEP, *ABLATED[:2], *heads)
 
     def _rules(self) -> list[str]:
         rules = ["full_depth"] if self.job.kind == "survey" else ["full_depth", "static", "oracle"]
