@@ -39,8 +39,11 @@ def inflect(participle: str, gender: str, plural: bool) -> str:
 def say(kind: str, **parts: str | tuple) -> Pair:
     """Fills both templates of a kind of sentence; parts are (English, French), or a text for both."""
     english, french = TEMPLATES[kind]
-    sides = [{k: p if isinstance(p, str) else p[side] for k, p in parts.items()} for side in (0, 1)]
-    return english.format(**sides[0]), words(french, **sides[1])
+    in_english = {}
+    in_french = {}
+    for name, part in parts.items():
+        in_english[name], in_french[name] = (part, part) if isinstance(part, str) else part
+    return english.format(**in_english), words(french, **in_french)
 
 
 def _be(plural: bool) -> tuple[str, str]:
@@ -54,7 +57,8 @@ def _is_so(noun: Noun, plural: bool, adjective: Adjective) -> Pair:
 
 def noun_phrase(kind: str, noun: Noun, plural=False, adjective: Adjective | None = None, number=0) -> Pair:
     """A "definite" or "indefinite" noun phrase, or one with a `number` from 2 to 12, in both languages."""
-    english, french = noun.in_english(plural), words("{0:translated}", noun.in_french(plural))
+    english = noun.in_english(plural)
+    french = words("{0:translated}", noun.in_french(plural))
     before = adjective is not None and adjective.position == "before"
     if adjective:
         form = adjective.in_french(noun.gender, plural)
@@ -65,13 +69,22 @@ def noun_phrase(kind: str, noun: Noun, plural=False, adjective: Adjective | None
     if kind == "number":
         three, trois = lexicon.NUMBERS[number - 1]
         return f"{three} {english}", words("{0:translated} {1}", trois, french)
-    if kind == "definite":
-        the, le = "the", "les" if plural else elided({"m": "le", "f": "la"}[noun.gender], french[0].text)
-    elif plural:
-        the, le = "", "de" if before else "des"
-    else:
-        the, le = "an" if english[0] in "aeiou" else "a", {"m": "un", "f": "une"}[noun.gender]
+    the, le = _articles(kind == "definite", noun.gender, plural, english, french[0].text, before)
     return f"{the} {english}".lstrip(), words("{0:agreement} {1}", le, french)
+
+
+def _articles(
+    definite: bool, gender: str, plural: bool, english: str, first_french: str, before: bool
+) -> tuple[str, str]:
+    """The articles in both languages, before the English words and the first French one.
+
+    `before`: whether an adjective stands before the French noun ("de petites clés").
+    """
+    if definite:
+        return "the", "les" if plural else elided({"m": "le", "f": "la"}[gender], first_french)
+    if plural:
+        return "", "de" if before else "des"
+    return "an" if english[0] in "aeiou" else "a", {"m": "un", "f": "une"}[gender]
 
 
 def _place(random: Random, of_what: Noun) -> Pair:
@@ -80,7 +93,8 @@ def _place(random: Random, of_what: Noun) -> Pair:
     place = random.choice([place for place in lexicon.PLACES if place.english != of_what.english])
     place_english, place_french = noun_phrase("definite", place)
     if french.endswith(" de") and place_french[0].text == "le":
-        french, place_french = french.removesuffix(" de"), words("{0:agreement}", "du") + place_french[1:]
+        french = french.removesuffix(" de")
+        place_french = words("{0:agreement}", "du") + place_french[1:]
     return f"{english} {place_english}", words("{0:translated} {1}", french, place_french)
 
 
@@ -121,17 +135,22 @@ def relative(random: Random) -> Pair:
     name = _name(random)
     saw, vu = random.choice(lexicon.TRANSITIVE)
     noun = _thing(random)
-    plural, time = random.random() < 0.5, random.choice(lexicon.TIMES)
-    it, so = noun_phrase("definite", noun, plural), _is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
-    verb = saw, inflect(vu, noun.gender, plural)
+    plural = random.random() < 0.5
+    time = random.choice(lexicon.TIMES)
+    it = noun_phrase("definite", noun, plural)
+    so = _is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
+    verb = (saw, inflect(vu, noun.gender, plural))
     return say("relative", it=it, que=elided("que", name), name=name, verb=verb, time=time, so=so)
 
 
 def motion(random: Random) -> Pair:
     """Anna and Marta arrived in Lyon on Monday: the participle agrees with the subject."""
     names = [_name(random) for _ in range(random.choice([1, 1, 2]))]
-    (arrived, in_french), city, time = map(random.choice, (lexicon.MOTION, lexicon.CITIES, lexicon.TIMES))
-    plural, gender = len(names) > 1, "f" if set(names) <= set(lexicon.FEMALE_NAMES) else "m"
+    arrived, in_french = random.choice(lexicon.MOTION)
+    city = random.choice(lexicon.CITIES)
+    time = random.choice(lexicon.TIMES)
+    plural = len(names) > 1
+    gender = "f" if set(names) <= set(lexicon.FEMALE_NAMES) else "m"
     participle, to = in_french.split()
     who = words("{0:copied} et {1:copied}" if plural else "{0:copied}", *names)
     agrees = [Word(inflect(participle, gender, plural), "distant_agreement" if plural else "agreement")]
@@ -147,9 +166,12 @@ def motion(random: Random) -> Pair:
 
 def predicate(random: Random) -> Pair:
     """The cup behind the house is empty: the adjective agrees with the subject, past another noun."""
-    noun, plural = _thing(random, lexicon.THINGS), random.random() < 0.5
-    it, there = noun_phrase("definite", noun, plural), _place(random, noun)
-    return say("predicate", it=it, there=there, so=_is_so(noun, plural, random.choice(lexicon.ADJECTIVES)))
+    noun = _thing(random, lexicon.THINGS)
+    plural = random.random() < 0.5
+    it = noun_phrase("definite", noun, plural)
+    there = _place(random, noun)
+    so = _is_so(noun, plural, random.choice(lexicon.ADJECTIVES))
+    return say("predicate", it=it, there=there, so=so)
 
 
 def mood(random: Random) -> Pair:
@@ -157,7 +179,8 @@ def mood(random: Random) -> Pair:
     noun = random.choice(lexicon.PEOPLE)
     plural = random.random() < 0.5
     name = _name(random)
-    it, so = noun_phrase("definite", noun, plural), _is_so(noun, plural, random.choice(lexicon.MOODS))
+    it = noun_phrase("definite", noun, plural)
+    so = _is_so(noun, plural, random.choice(lexicon.MOODS))
     return say("mood", it=it, de=elided("de", name), name=name, so=so)
 
 
@@ -173,9 +196,10 @@ def possession(random: Random) -> Pair:
 
 def negation(random: Random) -> Pair:
     """Oscar does not have a ladder: "n'a pas d'échelle"."""
-    name, noun = _name(random), _thing(random)
-    it = noun_phrase("indefinite", noun)[0], noun.french
-    return say("negation", name=name, de=elided("de", noun.french), it=it)
+    name = _name(random)
+    noun = _thing(random)
+    english, _ = noun_phrase("indefinite", noun)
+    return say("negation", name=name, de=elided("de", noun.french), it=(english, noun.french))
 
 
 def question(random: Random) -> Pair:
@@ -196,8 +220,9 @@ def sentence_pair(random: Random) -> Pair:
     english, french = random.choice(SENTENCES)(random)
     first = french[0].text
     french[0] = french[0]._replace(text=first[0].upper() + first[1:])
-    if english[-1] != "?":
-        english, french = english + ".", french + words(".")
+    if not english.endswith("?"):
+        english += "."
+        french += words(".")
     return english[0].upper() + english[1:], french
 
 

@@ -33,7 +33,8 @@ def examples(task: str, split: str, seed: int = 0) -> Iterator[SyntheticExample]
     """Yields examples of a split without end, all with distinct sources; the seed decides their order."""
     known = GENERATORS | LESSONS
     draw = known[check_choice("synthetic task", task, known)]
-    random, seen = Random(f"{task}/{seed}"), set()
+    random = Random(f"{task}/{seed}")
+    seen = set()
     while True:
         example = draw(random)
         if example.source not in seen and split_of(example) == split:

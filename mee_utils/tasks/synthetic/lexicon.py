@@ -75,6 +75,12 @@ def english(kind: str) -> list[str]:
     return [word for word, _ in pairs(kind)]
 
 
-FEMALE_NAMES, MALE_NAMES, CITIES = map(english, ("female_name", "male_name", "city"))
-NUMBERS, TRANSITIVE, MOTION, TIMES, WHERE = map(pairs, ("number", "transitive", "motion", "time", "where"))
+FEMALE_NAMES = english("female_name")
+MALE_NAMES = english("male_name")
+CITIES = english("city")
+NUMBERS = pairs("number")
+TRANSITIVE = pairs("transitive")
+MOTION = pairs("motion")
+TIMES = pairs("time")
+WHERE = pairs("where")
 NAMES = FEMALE_NAMES + MALE_NAMES

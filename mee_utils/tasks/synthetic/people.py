@@ -5,12 +5,17 @@ from types import SimpleNamespace
 
 from . import lexicon
 
-TRANSPORTS, MONTHS, DISHES = map(lexicon.english, ("transport", "month", "dish"))
-JOBS = [("an " if job[0] in "aeiou" else "a ") + job for job in lexicon.english("job")]
-QUALITIES = [adjective.english for adjective in lexicon.ADJECTIVES]
-TRAVEL = {"transport": TRANSPORTS, "month": MONTHS, "destination": lexicon.CITIES}
-OWNED = {"count": range(2, 13), "adjective": QUALITIES, "thing": lexicon.PORTABLE + lexicon.ANIMALS}
-DRAWN = {"city": lexicon.CITIES, "job": JOBS, **TRAVEL, "dish": DISHES, **OWNED}  # of a person, in this order
+DRAWN = {  # of a person, in this order
+    "city": lexicon.CITIES,
+    "job": [("an " if job[0] in "aeiou" else "a ") + job for job in lexicon.english("job")],
+    "transport": lexicon.english("transport"),
+    "month": lexicon.english("month"),
+    "destination": lexicon.CITIES,
+    "dish": lexicon.english("dish"),
+    "count": range(2, 13),
+    "adjective": [adjective.english for adjective in lexicon.ADJECTIVES],
+    "thing": lexicon.PORTABLE + lexicon.ANIMALS,
+}
 NUMBERS = ["none", *(english for english, _ in lexicon.NUMBERS)]
 OTHERS = ("friend", "boss", "neighbour")
 TOLD = ("city", "job", "trip", "goods", "dish")

@@ -25,7 +25,8 @@ BARE = 0.2  # the share of questions that ask for the bare value
 IN_ONE_WORD = "In one word: "
 FACTS = {row["fact"]: row for row in lexicon.rows("facts")}
 OF_ANOTHER = ("city", "job", "dish")  # facts that two-fact questions ask for
-RELATED, (COMPARED,) = map(lexicon.english, ("related", "comparison"))
+RELATED = lexicon.english("related")
+(COMPARED,) = lexicon.english("comparison")
 
 
 class Asked(NamedTuple):
@@ -74,14 +75,16 @@ def _relation(relation: str, of: Person, who: Person, what: str | None = None) -
 def _inhabitants(city: str, sentences: Sequence[str], everybody: Sequence[Person]) -> Asked:
     living = {person.name for person in everybody if person.city == city}
     names = [word for sentence in sentences for word in sentence.split() if word in living]
-    count, noun = words("{0:counted}", NUMBERS[len(names)]), "person" if len(names) == 1 else "people"
+    count = words("{0:counted}", NUMBERS[len(names)])
+    noun = "person" if len(names) == 1 else "people"
     answer = words("{0:copied} is home to {1}: {2} {3:grammatical}.", city, _listed(names), count, noun)
     return Asked(f"How many people live in {city}?", answer, count)
 
 
 def _comparison(random: Random, first: Person, second: Person) -> Asked:
     more = random.random() < 0.5
-    winner, word = first if (first.count > second.count) == more else second, "more" if more else "fewer"
+    word = "more" if more else "fewer"
+    winner = first if (first.count > second.count) == more else second
     question = f"Who owns {word} {first.things}, {first.name} or {second.name}?"
     return Asked(question, words(COMPARED, first, second, winner, word), words("{0.name:compared}", winner))
 
@@ -112,11 +115,17 @@ def _related(random: Random, pairs: int) -> tuple[list[str], list[tuple[str, Per
     """Pairs of people, one the sister, friend, ... of the other: sentences and (relation, of whom, who)."""
     everybody = people(random, 2 * pairs)
     couples = zip(everybody[::2], everybody[1::2], strict=True)
-    found = [(random.choice([sibling(who), *OTHERS]), of, who) for of, who in couples]
+    related = [(random.choice([sibling(who), *OTHERS]), of, who) for of, who in couples]
     if random.random() < 0.5:  # the same relation twice, so that it does not tell whom
-        relation = found[0][0]
-        found = [(relation if relation in (*OTHERS, sibling(w)) else r, of, w) for r, of, w in found]
-    return [random.choice(RELATED).format(relation=r, of=of, who=who) for r, of, who in found], found
+        first_relation = related[0][0]
+        related = [
+            (first_relation if first_relation in (*OTHERS, sibling(who)) else relation, of, who)
+            for relation, of, who in related
+        ]
+    sentences = [
+        random.choice(RELATED).format(relation=relation, of=of, who=who) for relation, of, who in related
+    ]
+    return sentences, related
 
 
 def _two_facts(random: Random) -> Case:
@@ -144,7 +153,8 @@ def _owners(random: Random, count: int, fillers: int = 0) -> tuple[list[str], li
     """People who own different numbers of the same thing, and the sentences that say so."""
     everybody = people(random, count)
     for person, number in zip(everybody, random.sample(range(2, 13), count), strict=True):
-        person.thing, person.count = everybody[0].thing, number
+        person.thing = everybody[0].thing
+        person.count = number
     sentences = [tell(random, person, "goods") for person in everybody]
     return _shuffled(random, sentences + _filler(random, everybody, fillers, {"goods"})), everybody
 
@@ -177,7 +187,8 @@ def _place(context: str, answer: str) -> int:
 
 
 def _example(sentences: list[str], asked: str, answer: list[Word], form: str = "") -> SyntheticExample:
-    context, (target, spans) = " ".join(sentences), write(answer)
+    context = " ".join(sentences)
+    target, spans = write(answer)
     answers = {"text": [target], "answer_start": [_place(context, target)]}
     columns = {"title": "", "context": context, "question": asked, "answers": answers}
     return SyntheticExample(columns, context, target, spans, form)
@@ -193,7 +204,8 @@ def _pairs(random: Random) -> Case:
 
 
 def _same_fact(random: Random) -> Case:
-    everybody, what = people(random, random.randint(3, 4)), random.choice(list(FACTS))
+    everybody = people(random, random.randint(3, 4))
+    what = random.choice(list(FACTS))
     sentences = [tell(random, person, FACTS[what]["told"]) for person in everybody]
     return _shuffled(random, sentences), [_fact(person, what) for person in _shuffled(random, everybody)]
 
@@ -215,24 +227,37 @@ def _relations(random: Random) -> Case:
 
 def _holders(random: Random) -> Case:
     """The way back from a number to a name, which a comparison ends with."""
-    (sentences, owners), asked = _owners(random, 4), []
+    sentences, owners = _owners(random, 4)
+    asked = []
     for who in _shuffled(random, owners)[:3]:
         sentence = words("The {0.number:copied} {0.things:copied} of {0.name:one_fact}.", who)
         asked.append(Asked(f"Who owns {who.number} {who.things}?", sentence, words("{0.name:one_fact}", who)))
     return sentences, asked
 
 
-_CASES = {"pairs": _pairs, "same_fact": _same_fact, "several_facts": _several_facts, "relations": _relations}
-_CASES |= {"cities": partial(_counted, cities=2)}
-_CASES |= {"owners": partial(_compared, owners=4, fillers=0, questions=3), "holders": _holders}
+_CASES = {
+    "pairs": _pairs,
+    "same_fact": _same_fact,
+    "several_facts": _several_facts,
+    "relations": _relations,
+    "cities": partial(_counted, cities=2),
+    "owners": partial(_compared, owners=4, fillers=0, questions=3),
+    "holders": _holders,
+}
 
 
-def _lesson(random: Random, case: Callable[[Random], Case], alone: bool = False, silent: bool = False):
+def _lesson(
+    random: Random, case: Callable[[Random], Case], alone: bool = False, silent: bool = False
+) -> SyntheticExample:
     """All questions of a context, or the first `alone`; `silent`: the bare value where a question has one."""
     sentences, asked = case(random)
-    asked = asked[:1] if alone else asked
-    answers = [word for one in asked for word in (silent and one.bare) or one.sentence]
-    return _example(sentences, " ".join(one.question for one in asked), answers)
+    if alone:
+        asked = asked[:1]
+    answer = []
+    for one in asked:
+        bare = one.bare if silent else None
+        answer += bare or one.sentence
+    return _example(sentences, " ".join(one.question for one in asked), answer)
 
 
 # the lessons of pre-training, and what they are compared with: one question a context, bare values

@@ -17,8 +17,17 @@ from collections.abc import Sequence
 from string import Formatter
 from typing import NamedTuple
 
-_NAMES = "grammatical copied translated agreement distant_agreement one_fact two_facts counted compared"
-DIFFICULTIES = tuple(_NAMES.split())
+DIFFICULTIES = (
+    "grammatical",
+    "copied",
+    "translated",
+    "agreement",
+    "distant_agreement",
+    "one_fact",
+    "two_facts",
+    "counted",
+    "compared",
+)
 
 
 class Word(NamedTuple):
@@ -44,17 +53,20 @@ def words(template: str, *values, **named) -> list[Word]:
     >>> [word.text for word in words("{0:agreement} {1:translated}.", "l'", "école")]
     ["l'", 'école', '.']
     """
-    found, formatter = [], Formatter()
+    formatter = Formatter()
+    filled = []
+    for literal, field, difficulty, _ in formatter.parse(template):
+        filled += _split(literal, "grammatical")
+        if field is None:
+            continue
+        value, _ = formatter.get_field(field, values, named)
+        filled += _split(value, difficulty) if difficulty else value
+    return filled
 
-    def marked(text, difficulty):
-        return [Word(word, difficulty) for word in text.replace("'", "' ").split()]
 
-    for between, place, difficulty, _ in formatter.parse(template):
-        found += marked(between, "grammatical")
-        if place is not None:
-            value, _ = formatter.get_field(place, values, named)
-            found += marked(value, difficulty) if difficulty else value
-    return found
+def _split(text: str, difficulty: str) -> list[Word]:
+    """The words of a text, all of one difficulty; an apostrophe ends a word."""
+    return [Word(word, difficulty) for word in text.replace("'", "' ").split()]
 
 
 def write(words: Sequence[Word]) -> tuple[str, tuple[Span, ...]]:
@@ -63,7 +75,8 @@ def write(words: Sequence[Word]) -> tuple[str, tuple[Span, ...]]:
     >>> write(words("{0:agreement} {1:translated}.", "l'", "école"))[0]
     "l'école."
     """
-    text, spans = "", []
+    text = ""
+    spans = []
     for word in words:
         if text and not text.endswith("'") and word.text not in (".", ",", ";", ":"):
             text += " "
