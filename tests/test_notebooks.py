@@ -2,6 +2,8 @@
 again, without a network.
 """
 
+import base64
+import io
 import json
 import os
 import re
@@ -14,6 +16,7 @@ import nbformat
 import pandas as pd
 import papers
 import pytest
+from PIL import Image
 
 from mee_utils.common.files import build_root
 from mee_utils.paper import numbers
@@ -54,6 +57,15 @@ def test_outputs_are_those_that_were_stored_with_them(path):
     """Pictures too, which nbval does not compare, and those of profiles that nobody runs again here."""
     product = stored(path)
     assert product.metadata.get("outputs_sha256") == notebook_files.outputs_digest(product)
+
+
+@each_stored
+def test_pictures_have_a_palette(path):
+    """In full colours they are two to three times as large, and everyone clones them."""
+    outputs = [output for cell in stored(path).cells for output in cell.get("outputs", [])]
+    pictures = [output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    modes = [Image.open(io.BytesIO(base64.b64decode(picture))).mode for picture in pictures]
+    assert modes == ["P"] * len(pictures)
 
 
 @each_stored

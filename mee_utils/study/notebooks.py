@@ -4,6 +4,7 @@ Sources are py:percent files. Parameters are checked against the source's own `p
 results come to their place only if every cell succeeded.
 """
 
+import base64
 import json
 import os
 import sys
@@ -24,10 +25,11 @@ from .notebook_files import (
 )
 from .parameters import check_parameters
 from .profiles import Profile, load_profile
-from .results import STAGED, build_root, output_root, staged, trial_folder
+from .results import STAGED, build_root, output_root, staged, trial_folder, with_palette
 
 HIDDEN = "hide-input"  # the tag of a cell whose code is folded
 STARTED_BY = "MEE_PIPELINE"  # tells a job the process that started the pipeline
+PICTURE = "image/png"
 LONGEST_SOCKET = 107  # characters of the path of a socket, on Linux; 103 on macOS
 
 
@@ -165,7 +167,10 @@ def _kernel_manager(sockets: str, staged_results: str) -> type:
 
 
 def _normalize(notebook, data: str | None) -> None:
-    """Takes out what differs from run to run: times, paths of this machine, random ids. Adds digests."""
+    """Takes out what differs from run to run: times, paths of this machine, random ids. Adds digests.
+
+    Pictures get a palette, as those in the folder of results have: everyone clones them.
+    """
     for number, cell in enumerate(notebook.cells):
         tags = cell.metadata.get("tags", [])
         cell["id"] = f"cell-{number:02d}"
@@ -174,10 +179,19 @@ def _normalize(notebook, data: str | None) -> None:
             cell["metadata"]["jupyter"] = {"source_hidden": True}
         if cell.cell_type == "code":
             cell["outputs"] = _joined(cell["outputs"])
+            for output in cell["outputs"]:
+                _shrink_picture(output.get("data", {}))
         if data and is_injected(cell):
             cell["source"] = cell["source"].replace(json.dumps(data), json.dumps("path/to/corpora"))
     digests = {"source_sha256": source_digest(notebook), "outputs_sha256": outputs_digest(notebook)}
     notebook.metadata = METADATA | {"language_info": {"name": "python"}} | digests
+
+
+def _shrink_picture(data: dict) -> None:
+    """Gives the picture among an output's data, if there is one, a palette in place of full colours."""
+    if PICTURE in data:
+        picture = base64.b64decode(data[PICTURE])
+        data[PICTURE] = base64.b64encode(with_palette(picture)).decode()
 
 
 def _joined(outputs: list) -> list:

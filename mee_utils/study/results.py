@@ -155,15 +155,20 @@ def staged(folder: Path) -> Iterator[Path]:
 
 def png(figure) -> bytes:
     """A figure as PNG with a palette in place of full colours."""
-    from PIL import Image
-
     full_colours = io.BytesIO()
     figure.savefig(full_colours, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
-    image = Image.open(full_colours).convert("RGB")
+    return with_palette(full_colours.getvalue())
+
+
+def with_palette(picture: bytes) -> bytes:
+    """A PNG with a palette in place of full colours."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
     image = image.quantize(colors=COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    with_palette = io.BytesIO()
-    image.save(with_palette, "PNG", optimize=True)
-    return with_palette.getvalue()
+    smaller = io.BytesIO()
+    image.save(smaller, "PNG", optimize=True)
+    return smaller.getvalue()
 
 
 def round_table(table: pd.DataFrame) -> pd.DataFrame:
