@@ -94,7 +94,7 @@ experiment.save_drawing(drawings.measures_drawing(), "six_measures")
 # MEE's rising top-1 has nothing to train; its forerunner is ELBERT's window (Xie et al. 2021), as 06 shows.
 #
 # Three rules read probabilities over few vocabulary entries, the same fixed list as in 03 (fixed pruning): the rule over
-# the history of predictions, *rising top-1 with fixed pruning*, and the *margin over few entries*, which looks at one
+# the history of predictions, *rising top-1 over few entries*, and the *margin over few entries*, which looks at one
 # layer only. Unlike the published pruning, they score all entries at the last layer, so that a token that does not exit
 # is full depth's token; with a pruned last layer it can change although nothing exits. The three differ from each other
 # only in what they make of the probabilities.
@@ -249,7 +249,7 @@ conclude(chapter.cost_conclusion(costs))
 # For each rule we take the lowest threshold at which a given share of the predictions at the exits still agrees with
 # full depth, replayed on the trace (no decoding yet), and report the FLOPs, including those of deciding. The threshold
 # is found on one half of the outputs, and the FLOPs are those of the other half. Thresholds are constant, since the
-# published decaying one falls below 0.9 whatever it starts from. Colours are families of rules.
+# published one falls with the position, below 0.9 whatever it starts from. Colours are families of rules.
 
 # %% tags=["hide-input"]
 shares = [0.90, 0.95, 0.98, 0.99]
@@ -271,8 +271,9 @@ conclude(chapter.equal_quality_conclusion(middle, min_layer, share))
 # how long the prediction has stayed and whether it appears in the input (`FEATURES` in `mee_utils.exits.classifiers`).
 # It reads few entries, so that a decision costs little (see the figure on costs), and scores all of them at the last
 # layer. Beside it stands the margin over few entries: the same entries and the same last layer, but one layer's
-# probabilities and no training. Does the history rank tokens better, and how much of the gap between that margin and
-# the oracle does it close? First seed.
+# probabilities and no training. The *oracle* exits at the first layer from which on the prediction is the last layer's
+# (08). Does the history rank tokens better, and how much of the gap between that margin and the oracle does it close?
+# First seed.
 
 # %%
 oracle = {
@@ -288,7 +289,8 @@ conclude(of_predictions.gains_conclusion(gains, share))
 # the model's own training examples, but then decide on outputs that the model writes for new examples. The first table
 # has the area under the ROC curve on test examples, after learning from equally many examples of three kinds. The
 # second has the area of the rule over predictions with some groups of its features. Tokens are ranked within a layer,
-# so that the depth alone ranks none.
+# so the depth alone cannot rank them. The *margin with fixed pruning* has the area of the margin over few entries: the
+# two differ at the last layer only.
 
 # %%
 sources = read_measurements(experiment.profile.name, "learned_from")
@@ -329,8 +331,8 @@ conclude(chapter.target_conclusion(other))
 chapter.target_shown(other)
 
 # %% [markdown]
-# Third, the minimum exit layer. The source's keys and values at a layer are computed once the first token of an output
-# reaches it, so that a few late exits cost an output much, however early the mean exit is.
+# Third, the minimum exit layer. A layer computes its keys and values of the source when the first token of an output
+# reaches it. So a few late exits make an output expensive, however early the mean exit is.
 
 
 # %% tags=["hide-input"]
@@ -358,9 +360,9 @@ chapter.starts_shown(started)
 # %% [markdown]
 # ## Decoded: the published thresholds
 #
-# Thresholds of 0.9 and 0.7, decaying with temperature 4, from layer 4 on; and the six published measures at 0.9 with
-# exits from the same share of the depth as MEE's layer 4 of 24. The table has the share of the full score that is
-# kept; where it is empty, a setting was not decoded. 08 draws the speed of these settings.
+# Thresholds of 0.9 and 0.7 that fall with the position (CALM's decay, temperature 4), from layer 4 on; and the six
+# published measures at 0.9 with exits from the same share of the depth as MEE's layer 4 of 24. The table has the share
+# of the full score that is kept; where it is empty, a setting was not decoded. 08 draws the speed of these settings.
 
 # %% tags=["hide-input"]
 rules = [*main[:-1], "narrow_lstm", "lstm"]

@@ -75,7 +75,8 @@ def policy_of(rule, pruned=True):
 # ## The rules
 #
 # $p_l$ is the distribution that the shared LM head predicts at layer $l$, $H$ its entropy, $y_l$ its best token
-# and $h_l$ the state. An *exit* is a layer at which a token may exit. It does so at the first one at which ...
+# and $h_l$ the state. In this chapter an *exit* is a layer at which a token may exit. It does so at the first exit at
+# which ...
 #
 # | idea | rule | ... this exceeds the threshold |
 # |---|---|---|
@@ -124,8 +125,8 @@ conclude(*(f"{figures.label(row.rule)}: {BUGS[row.bug]['what']}" for row in with
 # %% [markdown]
 # ## Which rules rank tokens best?
 #
-# The area under the ROC curve, over all layers: of two tokens at a layer, one already predicted as by the last
-# layer and one not, how often does the first score higher? An area of one half is guessing; no threshold is
+# The area under the ROC curve, over all layers: of two tokens at a layer, one whose prediction is already the last
+# layer's and one whose is not, how often does the first score higher? An area of one half is guessing; no threshold is
 # involved. Every rule scores all vocabulary entries here. Layers count by how many pairs of tokens they have.
 
 # %% tags=["hide-input"]
@@ -146,9 +147,10 @@ conclude(chapter.ranking_conclusion(mean_rank))
 # ## One rule under two names
 #
 # Some pairs can be checked token by token, over all vocabulary entries. PCEE-BERT's public code computes the entropy
-# and never uses it; its loop, as we read it, is written out in the cell below. ELBERT exits where the entropy is low
-# *or* the probability rose over three exits to above 0.9: the second half is MEE's rising top-1, which was published
-# later. Vote and patience differ only where a token was predicted, dropped and predicted again.
+# and never uses it; its loop, as we read it, is written out in the cell below. *As written* is the rule of its paper.
+# ELBERT exits where the entropy is low *or* the probability rose over three exits to above 0.9: the second half is MEE's
+# rising top-1, which was published later. Vote and patience differ only where a token was predicted, dropped and
+# predicted again.
 
 
 # %%
@@ -218,9 +220,9 @@ conclude(chapter.alike_conclusion(cells))
 # The *consistency loss* of an output is one minus its score with the output of full depth as the reference. Outputs
 # were decoded with every rule, from strict to loose thresholds, on validation examples; the settings that a search
 # found there (`make measure`) were then decoded on test examples and form the lines. Drawn in colour are the rules that
-# are cheapest at the grey line on some task, and for every other idea its cheapest rule, averaged over tasks. (They are
-# picked on the test examples on which they are reported, which favours them slightly.) Without exits every rule here
-# loses nothing; numbers are read off between settings at which tokens exit.
+# are cheapest at the vertical line, the target loss, on some task, and for every other idea its cheapest rule, averaged
+# over tasks. (They are picked on the test examples on which they are reported, which favours them slightly.) Without
+# exits every rule here loses nothing; numbers are read off between settings at which tokens exit.
 
 # %% tags=["hide-input"]
 stored = read_measured(profile, MAIN_MODEL)
@@ -264,11 +266,11 @@ conclude(chapter.drafts_conclusion(bench))
 # %% [markdown]
 # Every rule, means over tasks; `bench.csv` has them task by task, with intervals. `roc_area` ranks tokens, as above.
 # `equal_flops` is where the rule's line crosses the target loss. Nothing is read off outside what was measured: a dash
-# stands where some task has no number. `guaranteed`: what the rule spends where Learn then Test guarantees a mean loss of
-# at most the parameter of that name (08; 1 where no threshold passes). `verified_speed`: tokens a second with the exits
-# as drafts, one output at a time, full depth being 1. `acceptance`: the share of drafts that the last layer accepts;
-# `tokens_a_round`: how many tokens one verification yields. The columns `loss` to `retained` describe one setting: the
-# loosest that loses no more than the target on *validation* examples.
+# stands where some task has no number. `guaranteed`: the FLOPs of the rule at a threshold with which Learn then Test
+# guarantees a small mean loss (08; 1 where no threshold passes); the parameter `guaranteed` says how small.
+# `verified_speed`: tokens a second with the exits as drafts, one output at a time, full depth being 1. `acceptance`: the
+# share of drafts that the last layer accepts; `tokens_a_round`: how many tokens one verification yields. The columns `loss` to `retained` (the share of the score
+# that is kept) describe one setting: the loosest that loses no more than the target on *validation* examples.
 
 # %% tags=["hide-input"]
 at_all_thresholds = [

@@ -93,7 +93,8 @@ experiment.save_drawing(drawings.round_drawing(), "a_round")
 # `max_draft="auto"` (the default) chooses rule, decision layers, threshold and draft length by replay. The most
 # promising settings are then timed on a few inputs, and the fastest once more on others; where it does not win there,
 # all layers are run. A trial can still mislead, which shows as a speed below 1. Points are the speeds that `make
-# bench` measured, whiskers their range over rounds.
+# bench` measured, whiskers their range over rounds. FREE and late-weighted, where drawn, are other models trained for
+# exits (00).
 
 # %% tags=["hide-input"]
 wanted = pd.DataFrame([{"task": task, "model": name} for name in experiment.backbones for task in tasks])
@@ -142,7 +143,8 @@ chapter.decoded_shown(decoded)
 # ## Which drafts are accepted?
 #
 # From the traces (a replay of verified exits is exact): the layer at which a rule drafts, on average, and the share of
-# its drafts that the last layer accepts. The best place is the upper left corner: early and right.
+# its drafts that the last layer accepts. The best place is the upper left corner: early and right. Not every classifier
+# was trained on the vanilla model.
 
 
 # %% tags=["hide-input"]
@@ -169,7 +171,8 @@ conclude(chapter.drafts_conclusion(drafts))
 #
 # Each line is a round, each box a token that was run in it; after a round the last layer verifies what waits. A box
 # shows the word that the output has at that position in the end, not the draft, so a word that is dropped in one round
-# reappears in the next; "-" lies beyond the end of the output. The rule is the margin over pruned entries.
+# reappears in the next; "-" lies beyond the end of the output. The rule is the margin with
+# fixed pruning (03).
 
 # %% tags=["hide-input"]
 last_task = list(tasks)[-1]

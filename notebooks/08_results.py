@@ -193,13 +193,13 @@ conclude(chapter.flops_conclusion(of_main, quality))
 # MEE asks whether a rule over several layers can keep its quality and be faster than no exit. There are three ways to
 # judge it, and each counts on its own: FLOPs at a mean of 99 % of the score (as marked above, and as optimistic); FLOPs
 # where 99 % is kept reliably; and tokens a second of those reliable rules that save FLOPs, one output at a time. In the
-# table, `untimed` rules may be faster still.
+# table, `lowest` is the speed in the slowest timing run, and `untimed` counts rules that may be faster still.
 
 # %%
 asked = open_question.answers(of_main, kept, kept_times, quality)
 table = experiment.save_table(chapter.open_question_table(asked), "open_question")
 conclude(chapter.open_question_conclusion(asked, tasks, quality))
-display(table.replace({"task": figures.LABELS}).round(2))
+display(chapter.open_question_shown(table))
 
 # %% [markdown]
 # What rules cost when outputs change by the same amount, and how much training varies between seeds:
@@ -229,7 +229,8 @@ conclude(rivals.baseline_conclusion(beside_both, quality))
 # costs are those of the rest. The loss $\ell$ is the consistency loss (the table has the risk too, by how much the
 # score falls); $\varepsilon$ is `eps` of the profile. The cheapest rule of each family is drawn, picked on the examples
 # that it is reported on, with 95 % intervals. *None*: no threshold passes. *No saving*: it takes full depth's FLOPs
-# or more.
+# or more. Families: *pruned* are the margins over few entries (03), *probabilities* other rules on one layer's
+# probabilities, *contrast* those of 04, *one layer* and *several layers* all others, by what they look at.
 
 # %% tags=["hide-input"]
 chosen = verdicts.calibrated(stored, main, demands)
@@ -284,8 +285,8 @@ pd.DataFrame.from_dict(BUGS, orient="index")[["source", "what", "published", "ex
 # %% [markdown]
 # ## The ledger: every statement that these models can test
 #
-# All statements of all notebooks, published ones and some of our own, with the published number and ours. A statement is decided on a task where
-# Holm's correction over all of them leaves it significant.
+# All statements of all notebooks, published ones and some of our own, with the published number and ours. A statement
+# is decided on a task where Holm's correction over all of them leaves it significant.
 
 # %% tags=["hide-input"]
 published_times = at_published[at_published.decoder == EXACT]
@@ -329,7 +330,7 @@ conclude(
     f"{limits.message(equal_flops)}." if oracle_tables else "",
     f"{rivals.headline(equal_cost)}." if len(equal_cost) else "",
     f"{chapter.answer_message(ways, quality)}." if len(ways) else "",
-    chapter.open_question_conclusion(asked, tasks, quality),
+    chapter.open_question_message(asked, tasks),
     chapter.guaranteed_cost(calibrated, delta),
     f"{chapter.ledger_message(ledger)}.",
 )

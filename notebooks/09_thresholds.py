@@ -73,7 +73,8 @@ def policy_of(rule):
 # bandit earned. Here the bandit restarts for each output (so that batching changes nothing); the papers play one long
 # stream, so that is replayed too, in random orders. The calibrated threshold is that of Learn then Test (08), on random
 # halves of the outputs. Here every layer scores all entries. Boxes are over orders and halves (a fixed arm, and a bandit
-# for each output, have one value); the line is the target loss of the calibration.
+# for each output, have one value); each order or half is a *draw*, circles are outlying ones, and the line is the
+# target loss of the calibration.
 
 # %% tags=["hide-input"]
 delta = experiment.profile.results.deltas[0]
@@ -176,8 +177,8 @@ experiment.save_figure(figure, "another_domain", travelled)
 conclude(chapter.away_conclusion(travelled, demand, calm.layers))
 
 # %% [markdown]
-# The confidence itself: how many tokens is the first exit confident of, and how many of these does the last layer
-# contradict?
+# The confidence itself: of how many tokens is the first exit confident (a largest probability above 0.9), and how many
+# of these does the last layer contradict?
 
 # %% tags=["hide-input"]
 moved = pd.concat(moved, ignore_index=True)

@@ -78,12 +78,13 @@ conclude(chapter.fake_conclusion(fake, min_layer))
 # %% [markdown]
 # ## How a rule is trained
 #
-# Two comparisons, means over the layers at which a rule decides; every layer scores all vocabulary entries. BERxiT's unit and CALM's linear classifier are the
-# same unit trained with different losses: squared error, or cross-entropy that weighs both classes equally. The
-# predicted state and the ensemble emit tokens of their own: `right` is how often that token matches the last layer's;
-# rules that emit the layer's own token are listed for comparison. *Distilled*: the map of a layer learns all of the last
-# layer's distribution, as FastBERT's exits do (Liu et al. 2020), in place of the last state. How the *model* is trained
-# is another question: 00 and 01 have BERxiT's alternating training beside CALM's.
+# Two comparisons, means over the layers at which a rule decides; every layer scores all vocabulary entries. BERxiT's
+# unit and CALM's linear classifier are the same unit trained with different losses: squared error, or cross-entropy
+# that weighs both classes equally. `roc_area` is the area under the ROC curve (05). The predicted state and the
+# ensemble emit tokens of their own: `agrees` is how often that token is the last layer's; rules that emit the layer's
+# own token are listed for comparison. *Distilled*: the map of a layer learns all of the last layer's distribution, as
+# FastBERT's exits do (Liu et al. 2020), in place of the last state. How the *model* is trained is another question: 00
+# and 01 have BERxiT's alternating training beside CALM's.
 
 # %% tags=["hide-input"]
 losses_of = {
@@ -120,8 +121,8 @@ def how_good(replayed, **labels):
 
 ways = experiment.table(how_good, trained_by, labels=("task", "rule", "trained by"))
 ways = experiment.save_table(ways, "trained_how")
-shown = ways.assign(rule=ways.rule.map(figures.label))
-display(shown.pivot(index=["rule", "trained by"], columns="task", values=["roc_area", "right"]).round(3))
+shown = ways.assign(rule=ways.rule.map(figures.label)).rename(columns={"right": "agrees"})
+display(shown.pivot(index=["rule", "trained by"], columns="task", values=["roc_area", "agrees"]).round(3))
 conclude(chapter.training_conclusion(ways))
 
 # %% [markdown]

@@ -73,13 +73,13 @@ def test_limits_stand_beside_the_best_rule_and_a_fixed_layer(stored, oracle):
     losses = limits.split_losses(oracle)
     text = limits.limits_conclusion(table, losses)
     assert "The oracle keeps 90.0%, and the best rule at no more FLOPs keeps 75%" in text
-    assert text.startswith("Decisions limit exits on every task,"), "75% is less than 90%"
+    assert text.startswith("By the score, decisions limit exits on every task:"), "75% is less than 90%"
     assert "Copied states limit exits on every task" in text, "90% is less than 99%"
     perfect = limits.limits_conclusion(table.assign(oracle=1.0), losses)
     assert "opied states limit" not in perfect, "where they limit exits on no task, nothing is said"
     message = limits.message(table)
     assert message.startswith("Perfect decisions keep 90% of the score; the best rules at no more FLOPs")
-    assert message.endswith("keep 75%, less on every task")
+    assert message.endswith("keep 75%, which is less on every task")
 
 
 def test_where_nothing_is_as_cheap_it_is_said(oracle, stored):

@@ -208,13 +208,13 @@ def _what_limits(by_task: pd.DataFrame, rules: pd.Series) -> str:
     sentences = []
     if worse.any():
         sentences.append(
-            f"Decisions limit exits {on_tasks(by_task.index[worse], tasks)}, where rules keep less than the "
-            "oracle for the same FLOPs. "
+            f"By the score, decisions limit exits {on_tasks(by_task.index[worse], tasks)}: rules keep less "
+            "than the oracle for no more FLOPs. "
         )
     if copied.any():
         sentences.append(
-            f"Copied states limit exits {on_tasks(by_task.index[copied], tasks)}, where even the oracle "
-            "loses more than 1% of the score. "
+            f"Copied states limit exits {on_tasks(by_task.index[copied], tasks)}: even the oracle loses "
+            "more than 1% of the score. "
         )
     return "".join(sentences)
 
@@ -230,7 +230,7 @@ def _rules_at(by_task: pd.DataFrame) -> str:
     if "rule_kept" not in by_task or by_task.rule_kept.isna().all():
         return "no rule is as cheap"
     less = by_task.index[by_task.rule_kept < by_task.oracle - LEAST_GAP]
-    beside = f"less {on_tasks(less, by_task.index)}" if len(less) else "no less"
+    beside = f"which is less {on_tasks(less, by_task.index)}" if len(less) else "which is no less"
     return f"the best rules at no more FLOPs keep {_range(by_task.rule_kept)}, {beside}"
 
 

@@ -208,7 +208,10 @@ def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: fl
     ]
     if kinds:
         shares = "; ".join(kinds)
-        yield f"FLOPs needed to keep a mean of {quality:.0%}, as a share of vanilla's: {shares}."
+        every = (saving.groupby("kind").task.nunique() == len(tasks)).all()
+        unnamed = " On a task that is not named, no setting of the kind keeps it for fewer FLOPs."
+        others = "" if every else unnamed
+        yield f"FLOPs needed to keep a mean of {quality:.0%}, as a share of vanilla's: {shares}.{others}"
     else:
         yield f"Nothing keeps a mean of {quality:.0%} of it for fewer FLOPs than vanilla's."
     heads = table[(table.kind == SEPARATE) & (table.relative_flops < 1)]
@@ -231,7 +234,7 @@ def _exits_at_equal_cost(equal_cost: pd.DataFrame) -> str:
     shares = span(kept.dropna(), "{:.0%}")
     if affordable.all():
         return f"Exits at no more FLOPs keep {shares}"
-    where = f"in {affordable.sum()} of {len(kept)} cases (a task and a shallow decoder)"
+    where = f"for {affordable.sum()} of {len(kept)} pairs of a task and a shallow decoder"
     if equal_cost.task.is_unique:
         where = on_tasks(equal_cost.task[affordable], list(equal_cost.task))
     return f"Exits that cost no more exist {where}, and keep {shares}"
@@ -243,8 +246,8 @@ def baseline_conclusion(beside_both: pd.DataFrame, quality: float) -> str:
     certain = int((beside_both.of_vanilla_low >= quality).sum()) or "none"
     return (
         f"Rules that reliably keep {quality:.0%} of their own model's full-depth score keep "
-        f"{task_span(means, '.1%')} of vanilla's on average; {certain} of the {len(beside_both)} reliably "
-        f"keep {quality:.0%} of vanilla's."
+        f"{task_span(means, '.1%')} of vanilla's on average; {certain} of these {len(beside_both)} pairs of "
+        f"a rule and a task reliably keep {quality:.0%} of vanilla's."
     )
 
 

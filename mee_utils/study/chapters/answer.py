@@ -153,6 +153,7 @@ def _draw_ways(axis, rows: pd.DataFrame, absent: Mapping[tuple[str, str], str]) 
                 ha="center",
             )
     axis.axvline(1.0, color=figures.GREY, linewidth=1)
+    axis.margins(x=0.12)
     axis.set_yticks(range(len(WAYS)), [style.label for style in WAYS.values()], fontsize=9)
     axis.set_ylim(len(WAYS) - 0.4, -0.6)
     axis.grid(axis="y", visible=False)
@@ -164,7 +165,7 @@ def answer_message(ways: pd.DataFrame, quality: float) -> str:
     counts = {way: (rows.lowest > 1).sum() for way, rows in single.groupby("way")}
     tasks = single.task.nunique()
     timed = {way: rows.task.nunique() for way, rows in single.groupby("way")}
-    of_timed = {way: f" of {number} timed" if number < tasks else "" for way, number in timed.items()}
+    of_timed = {way: f" ({_tasks(number)} timed)" if number < tasks else "" for way, number in timed.items()}
     names = [(way, name) for way, name in NAMES.items() if way in counts]
     if not names:
         return "Nothing was timed one output at a time"
@@ -172,6 +173,10 @@ def answer_message(ways: pd.DataFrame, quality: float) -> str:
     if timed[names[0][0]] == tasks:
         texts[0] += f" of {tasks} tasks"
     return f"Faster than full depth in every timing run at {quality:.0%} of the score: {listed(texts)}"
+
+
+def _tasks(number: int) -> str:
+    return f"{number} task" if number == 1 else f"{number} tasks"
 
 
 def answer_conclusion(ways: pd.DataFrame, quality: float) -> str:
@@ -202,24 +207,46 @@ def open_question_table(asked: open_question.Answers) -> pd.DataFrame:
     return pd.concat([table.assign(by=name) for name, table in tables.items()], ignore_index=True)
 
 
-def open_question_conclusion(asked: open_question.Answers, tasks: Sequence[str], quality: float) -> str:
-    """MEE's open question, answered by FLOPs on average, by FLOPs reliably, and by the clock."""
-    mean = open_question.saving_tasks(asked.mean)
-    reliable = open_question.saving_tasks(asked.reliable)
+def open_question_shown(table: pd.DataFrame) -> pd.DataFrame:
+    """That table with readable names, an empty cell where there is no number."""
+    named = table.assign(
+        task=table.task.map(figures.label),
+        rule=table.rule.map(figures.label, na_action="ignore"),
+        untimed=table.untimed.astype("Int64"),
+    )
+    cells = named.set_index(["by", "task", "kind"]).round(2).astype(object)
+    return cells.where(cells.notna(), "")
+
+
+def open_question_message(asked: open_question.Answers, tasks: Sequence[str]) -> str:
+    """MEE's open question and its answer in a word, in FLOPs and by the clock."""
+    saving = open_question.saving_tasks(asked.mean) + open_question.saving_tasks(asked.reliable)
     faster = open_question.faster_tasks(asked.clock)
     untimed = open_question.untimed_tasks(asked.clock)
-    in_flops = open_question.in_a_word(len(mean) + len(reliable), 2 * len(tasks))
+    in_flops = open_question.in_a_word(len(saving), 2 * len(tasks))
     by_clock = open_question.in_a_word(len(faster), len(tasks), len(untimed))
-    where = capitalized(on_tasks(untimed, tasks))
-    not_timed = f" {where}, some of these rules are not timed." if untimed else ""
     return (
         f"Can rules over several layers keep the quality and be faster than no exit? In FLOPs {in_flops}, by "
-        f"the clock {by_clock}. At a mean of {quality:.0%} of the score they save FLOPs "
+        f"the clock {by_clock}."
+    )
+
+
+def open_question_conclusion(asked: open_question.Answers, tasks: Sequence[str], quality: float) -> str:
+    """MEE's open question, answered by FLOPs on average, by FLOPs reliably, and by the clock."""
+    ahead = open_question.ahead_tasks(asked.mean)
+    faster = open_question.faster_tasks(asked.clock)
+    untimed = open_question.untimed_tasks(asked.clock)
+    where = capitalized(on_tasks(untimed, tasks))
+    not_timed = f" {where}, some of these rules are not timed." if untimed else ""
+    some = f"some of them beat full depth in every timing run {on_tasks(faster, tasks)}"
+    clock = some if faster else "none that is timed beats full depth in every timing run"
+    return (
+        f"{open_question_message(asked, tasks)} At a mean of {quality:.0%} of the score they save FLOPs "
         f"{_where_and_how_much(asked.mean, tasks)}; the cheapest rule over one layer takes "
-        f"{task_span(open_question.flops(asked.mean, open_question.ONE))}. Several layers are ahead "
-        f"{on_tasks(open_question.ahead_tasks(asked.mean), tasks)}. Reliably, they save FLOPs "
-        f"{_where_and_how_much(asked.reliable, tasks)}. By the clock, one output at a time, they are faster "
-        f"than full depth in every timing run {on_tasks(faster, tasks)}.{not_timed}"
+        f"{task_span(open_question.flops(asked.mean, open_question.ONE))}. On the examples on which they are "
+        f"chosen, several layers are cheaper {on_tasks(ahead, tasks)}. Reliably, they save FLOPs "
+        f"{_where_and_how_much(asked.reliable, tasks)}. By the clock, one output at a time, "
+        f"{clock}.{not_timed}"
     )
 
 
@@ -304,7 +331,8 @@ def _draw_front(axis, rows: pd.DataFrame, quality: float) -> None:
         look = {"color": style.colour, "markersize": 7, "markeredgecolor": "white", "linestyle": "none"}
         axis.plot(row.flops_share, row.retained, style.marker, label=f"{style.label}, {quality:.0%}", **look)
         name = f"{figures.label(row.rule)}: {row.flops_share:.0%}"
-        place = {"transform": axis.transAxes, "ha": "right", "fontsize": 9}
+        behind = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1}
+        place = {"transform": axis.transAxes, "ha": "right", "fontsize": 9, "bbox": behind}
         axis.text(0.98, 0.05 + 0.09 * number, name, color=style.colour, **place)
 
 

@@ -164,10 +164,12 @@ def _states_beside_the_margin(mean_rank: pd.DataFrame) -> str:
 
 
 def _ranked_best(best: Sequence[str], areas: pd.DataFrame) -> str:
-    """Names the rules that rank tokens best, with their areas, and those of them that need no training."""
+    """Names the rules with the largest mean area, and those of them that need no training."""
     named = capitalized(listed(f"the {without_source(rule)}" for rule in best))
     untrained = [f"the {without_source(rule)}" for rule in best if rule not in VARIANTS]
-    text = f"{named} {'ranks' if len(best) == 1 else 'rank'} tokens best ({_areas(areas, best)})"
+    text = (
+        f"{named} {'has' if len(best) == 1 else 'have'} the largest mean area ({_areas(areas, best)} by task)"
+    )
     needs = "needs" if len(untrained) == 1 else "need"
     if len(untrained) == len(best):
         return f"{text} and {needs} no training."
@@ -521,10 +523,10 @@ def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: fl
     trained = abs(on_vanilla.mean() - same.mean())
     more = trained > same.max() - same.min()
     return (
-        f"With {share:.0%} of the predictions kept, {len(early) or 'none'} of {len(layers)} rules "
-        f"{'exits' if len(early) < 2 else 'exit'} on average within half a layer of layer {first_layer}, the "
-        "earliest allowed. Classifiers of the same kinds, trained on each model, exit at layer "
-        f"{same.mean():.1f} on CALM's and at layer {on_vanilla.mean():.1f} on vanilla's"
+        f"With {share:.0%} of the predictions kept, and averaged over the tasks, {len(early) or 'none'} of "
+        f"{len(layers)} rules {'exits' if len(early) < 2 else 'exit'} within half a layer of layer "
+        f"{first_layer}, the earliest allowed. Classifiers of the same kinds, trained on each model, exit at "
+        f"layer {same.mean():.1f} on CALM's and at layer {on_vanilla.mean():.1f} on vanilla's"
         + (": the training of the model matters more than the rule." if more else ".")
     )
 
@@ -850,8 +852,8 @@ def answer_message(kept: pd.DataFrame, quality: float) -> str:
     ahead = [task for task in several.index if several[task] < one.get(task, 1.0)]
     faster = on_tasks(several.index, tasks)
     text = (
-        f"Rules over several layers reliably keep {quality:.0%} of the score for fewer FLOPs than full depth "
-        f"{faster}"
+        f"In this chapter, rules over several layers reliably keep {quality:.0%} of the score for fewer "
+        f"FLOPs than full depth {faster}"
     )
     if several.empty:
         return text

@@ -8,7 +8,6 @@ from .. import figures
 from ..prose import listed, on_tasks, span, task_span
 from .wording import percent_span, some, without_source
 
-CLEAR = 0.02  # of an area: a smaller difference between two trainings is not worth a sentence
 UNTRAINED = ("surest", "untrained")  # the largest probability, which needs no training
 
 
@@ -124,38 +123,37 @@ def training_conclusion(ways: pd.DataFrame) -> str:
     state = of["past_future", "squared error of the state"].right
     distilled = of["past_future", "distilled"].right
     better = untrained.index[distilled > untrained]
-    gain = (linear - berxit).abs().max()
-    matters = "matters" if gain >= CLEAR else "hardly matters"
     return (
-        f"How the unit is trained {matters}: it has an area of "
-        f"{task_span(linear, '.2f')} with balanced cross-entropy, and of {task_span(berxit, '.2f')} with "
-        f"squared error. A predicted state yields the last layer's token in {percent_span(state, '{:.1%}')} "
-        f"of the cases, a distilled one in {percent_span(distilled, '{:.1%}')}: distillation is ahead of the "
-        f"layer's own token ({percent_span(untrained, '{:.1%}')}) {on_tasks(better, untrained.index)}."
+        f"The unit has an area of {task_span(linear, '.2f')} with balanced cross-entropy, and of "
+        f"{task_span(berxit, '.2f')} with squared error. The token of a predicted state is the last layer's "
+        f"in {percent_span(state, '{:.1%}')} of the cases, that of a distilled one in "
+        f"{percent_span(distilled, '{:.1%}')}, and the layer's own in {percent_span(untrained, '{:.1%}')}. "
+        f"The distilled one is ahead of the layer's own {on_tasks(better, untrained.index)}. (These are "
+        "point estimates, without intervals.)"
     )
 
 
 def training_message(ways: pd.DataFrame) -> str:
-    """Which loss trains the linear unit better, and whether any trained rule beats an untrained one."""
+    """Which loss gives the linear unit the larger area, and whether training beats no training."""
     linear, berxit = _areas_of_the_unit(ways)
     better = linear.index[linear > berxit]
     return (
-        "Balanced cross-entropy trains a unit that ranks tokens better than squared error does "
+        "The unit's area, a point estimate, is larger with balanced cross-entropy than with squared error "
         f"{on_tasks(better, linear.index)}. {_beside_untrained(ways)}"
     )
 
 
 def _beside_untrained(ways: pd.DataFrame) -> str:
-    """Whether the units, and other trained rules, rank tokens better than the untrained max probability."""
+    """Whether the units and other trained rules have larger areas than the untrained max probability."""
     areas = {key: rows.roc_area for key, rows in _by_training(ways).items()}
     untrained = areas.pop(UNTRAINED)
     linear, berxit = _areas_of_the_unit(ways)
     ahead = untrained.index[linear.combine(berxit, max) > untrained]
-    text = f"The untrained max probability ({span(untrained)}) ranks them better than either"
+    text = f"That of the untrained max probability ({span(untrained)}) is larger than either"
     if len(ahead):
         where = on_tasks(ahead, untrained.index)
         text = (
-            f"One of the two ranks them better than the untrained max probability ({span(untrained)}) {where}"
+            f"One of the two is larger than that of the untrained max probability ({span(untrained)}) {where}"
         )
     better = [
         f"the {without_source(rule)}, {trained_by} (by {span(area - untrained, '{:.3f}')})"
@@ -163,9 +161,10 @@ def _beside_untrained(ways: pd.DataFrame) -> str:
         if (area > untrained).all()
     ]
     if not better:
-        return f"{text}, and no trained rule is better on every task."
-    only = "only " if len(better) == 1 else ""
-    return f"{text}; {only}{listed(better)} {'is' if only else 'are'} better still on every task."
+        return f"{text}, and that of no trained rule is larger on every task."
+    if len(better) == 1:
+        return f"{text}; only that of {better[0]}, is larger still on every task."
+    return f"{text}; those of {listed(better)} are larger still on every task."
 
 
 def _by_training(ways: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:

@@ -88,29 +88,29 @@ def gains_conclusion(gains: pd.DataFrame, share: float) -> str:
     layers = gains.set_index("task")
     rule = "the rule over the history of predictions"
     ranks = ranks_clearly_better(rule, "the margin over few entries", better, list(gains.task))
-    where = f"Where {share:.0%} of the predictions stay, this rule"
+    where = f"Where {share:.0%} of the predictions stay,"
     if (layers.few - layers[["history", "oracle"]].min(axis=1)).max() < LEAST_CHANGE:
         return (
-            f"{ranks} {where} exits no earlier than that margin, and neither does the oracle, which keeps "
-            "all of them: there is nothing to gain."
+            f"{ranks} {where} this rule exits no earlier than that margin, and neither does the oracle, "
+            "which keeps all of them: there is nothing to gain."
         )
     spent = f"{task_span(layers.history_flops)} of the FLOPs, the margin {task_span(layers.few_flops)}"
     return (
-        f"{ranks} {where} exits {_compared(layers.few - layers.history)} that margin; the oracle, which "
-        f"keeps all of them, exits {_compared(layers.few - layers.oracle)} it."
-        f"{_of_the_way(layers.of_the_way)} The rule takes {spent}."
+        f"{ranks} {where} and compared with that margin, this rule exits "
+        f"{_compared(layers.few - layers.history)}. The oracle, which keeps all of them, exits "
+        f"{_compared(layers.few - layers.oracle)}.{_of_the_way(layers.of_the_way)} The rule takes {spent}."
     )
 
 
 def _compared(earlier: pd.Series) -> str:
-    """By how many layers, and on which tasks: "0.20 layers earlier on translation than", "as early as"."""
+    """By how many layers, and on which tasks: "0.20 layers earlier on translation", "as early"."""
     parts = []
     for word, layers in (("earlier", earlier), ("later", -earlier)):
         changed = layers[layers >= LEAST_CHANGE]
         if len(changed):
             where = on_tasks(changed.index, earlier.index)
             parts.append(f"{span(changed)} layers {word} {where}")
-    return f"{', and '.join(parts)} than" if parts else "as early as"
+    return ", and ".join(parts) or "as early"
 
 
 def _of_the_way(shares: pd.Series) -> str:
@@ -119,7 +119,7 @@ def _of_the_way(shares: pd.Series) -> str:
     if closed.empty:
         return ""
     where = on_tasks(closed.index, shares.index)
-    return f" That closes {span(closed, '{:.0%}')} of the gap to the oracle {where}."
+    return f" The rule closes {span(closed, '{:.0%}')} of the gap between margin and oracle {where}."
 
 
 def areas_by_source(by_source: pd.DataFrame) -> pd.DataFrame:

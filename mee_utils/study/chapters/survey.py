@@ -33,7 +33,6 @@ COMPARED = (  # ten rules that between them have every idea; the table stored wi
 )
 ALIKE = 0.95  # rank correlations from which two rules order tokens as good as alike
 SAME_RULE = 0.999  # of the tokens: from here on two rules that exit alike count as one
-NEAR = 0.05  # in mean area: ideas that are further from the best rank worse
 LEAST_LOSS = 0.1  # per cent: smaller losses are drawn there, on a logarithmic axis
 MOST_LOSS = 50  # per cent: where that axis ends
 LEAST_FLOPS = 0.3  # where the axis of FLOPs begins
@@ -92,34 +91,40 @@ def ranking_conclusion(mean_rank: pd.DataFrame) -> str:
         return "No layer has enough tokens of either kind to rank rules."
     best = ranked.loc[ranked.groupby("task", sort=False).roc_area.idxmax()]
     by_idea = _areas_of_ideas(ranked)
-    first = by_idea.idxmax()
-    last = by_idea.idxmin()
+    ideas = list(by_idea)
+    first = ideas[0]
+    last = ideas[-1]
     single = winners(best.replace({"rule": OVER_ALL_ENTRIES}))
     return (
-        f"Rules on {first} rank tokens best (mean area {by_idea[first]:.2f}), rules on {last} worst "
-        f"({by_idea[last]:.2f}). The best single rule is {single}. "
+        f"By idea, the mean area over rules and tasks is largest for {first}, {by_idea[first]:.2f}, and "
+        f"smallest for {last}, {by_idea[last]:.2f}. The single rule with the largest area is {single}. "
         f"(A rule is clearly better than the margin if {CLEARLY}; the mean is taken over tasks.)"
     )
 
 
-def _areas_of_ideas(ranked: pd.DataFrame) -> pd.Series:
+def _areas_of_ideas(ranked: pd.DataFrame) -> dict[str, Estimate]:
     """By idea: the mean area of its rules over tasks, the largest first."""
-    ideas = ranked.rule.map(IDEAS)
-    areas = ranked.assign(idea=ideas).groupby("idea", sort=False).roc_area.mean()
-    return areas.sort_values(ascending=False, kind="stable")
+    by_idea = ranked.groupby(ranked.rule.map(IDEAS), sort=False)
+    areas = {idea: estimates(rows, "roc_area").mean() for idea, rows in by_idea}
+    order = pd.Series({idea: float(area.value) for idea, area in areas.items()}, dtype=float)
+    return {idea: areas[idea] for idea in order.sort_values(ascending=False, kind="stable").index}
 
 
 def ideas_conclusion(mean_rank: pd.DataFrame) -> str:
-    """Which ideas rank tokens well in generation, and which worse; nothing where no tokens can be ranked."""
+    """Which idea ranks tokens best, and which clearly worse; nothing where no tokens can be ranked."""
     areas = _areas_of_ideas(mean_rank.dropna(subset=["roc_area"]))
-    if areas.empty:
+    if not areas:
         return ""
-    well = areas.max() - areas <= NEAR
-    texts = [f"{idea} ({area:.2f})" for idea, area in areas.items()]
-    best = listed(text for text, near in zip(texts, well, strict=True) if near)
-    text = f"In generation, rules on {best} rank tokens best (mean area)"
-    worse = [text for text, near in zip(texts, well, strict=True) if not near]
-    return f"{text}, rules on {listed(worse)} worse." if worse else f"{text}: no idea is clearly worse."
+    best, *others = areas
+    clearly = [idea for idea in others if (areas[best] - areas[idea]).low > 0]
+    level = [idea for idea in others if idea not in clearly]
+    sentences = [f"In generation, rules on {best} have the largest mean area, {areas[best]:.2f}."]
+    if clearly:
+        named = "; ".join(f"{idea}, {areas[idea]:.2f}" for idea in clearly)
+        sentences.append(f"It is clearly smaller for rules on {named} (that is, {CLEARLY}).")
+    if level:
+        sentences.append(f"It is not clearly smaller for rules on {listed(level)}.")
+    return " ".join(sentences)
 
 
 def same_rule_conclusion(same: pd.DataFrame) -> str:
@@ -342,9 +347,8 @@ def _lead(bench: pd.DataFrame, best: pd.DataFrame) -> str:
     """On which tasks the cheapest rule is clearly cheaper than the next one."""
     others = bench.drop(index=best.index)
     ahead = _clearly_cheaper(best, _cheapest(others))
-    return (
-        f"It is clearly cheaper than the next rule {on_tasks(ahead, list(bench.task.unique()))} ({CLEARLY})."
-    )
+    where = on_tasks(ahead, list(bench.task.unique()))
+    return f"It is clearly cheaper than the next rule {where} (clearly: {CLEARLY})."
 
 
 def _without_number(bench: pd.DataFrame) -> str:
@@ -393,15 +397,15 @@ def _where_cheaper(first: pd.DataFrame, second: pd.DataFrame, tasks: Sequence[st
     if not fewer:
         return text
     if set(clearly) == set(fewer):
-        return f"{text}, each time clearly"
+        return f"{text}, and clearly so"
     return f"{text}, and clearly so {on_tasks(clearly, tasks)}"
 
 
 def drafts_conclusion(bench: pd.DataFrame) -> str:
-    """How many exits the last layer accepts, and how fast verified exits are."""
+    """How many drafts the last layer accepts, and how fast verified exits are."""
     accepted = bench.groupby("rule").acceptance.mean()
     return (
-        f"As drafts, {percent_span(accepted)} of the exits are accepted, depending on the rule. "
+        f"The last layer accepts {percent_span(accepted)} of these drafts, depending on the rule. "
         f"{_speed_of_drafts(bench)} 07 plans thresholds for drafts."
     )
 
@@ -413,12 +417,14 @@ def _speed_of_drafts(bench: pd.DataFrame) -> str:
         return "Verified exits at these settings are not timed: run make bench."
     best = speeds.loc[speeds.groupby("task", sort=False).verified_speed.idxmax()]
     speed = task_span(best.set_index("task").verified_speed, ".2f")
+    timed = ""
     among = "the fastest rule"
     if len(speeds) < len(bench):
-        among = f"the fastest of the {len(speeds)} settings (of {len(bench)}) that are timed"
+        timed = f"Of {len(bench)} settings, {len(speeds)} are timed. "
+        among = "the fastest of them"
     return (
-        f"One output at a time, {among} generates {speed} times as many tokens a second as full depth: "
-        f"{winners(best)}."
+        f"{timed}One output at a time, {among} generates {speed} times as many tokens a second as full "
+        f"depth: {winners(best)}."
     )
 
 

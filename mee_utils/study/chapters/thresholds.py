@@ -31,6 +31,7 @@ NOWHERE_ELSE = "This profile names no other corpus of a task."
 LEAST_SAVED = 0.005  # of full depth's FLOPs: smaller differences do not count
 LEAST_LOSS = 1e-4  # smaller losses are drawn there, on a logarithmic axis
 CLEARLY = "that is, with a 95% interval of the paired difference that excludes zero"
+FEWER_LATER = "makes clearly fewer errors in the last third of an output than in the first"
 HARDLY = 0.05  # layers before the last: with a later mean exit layer hardly any token exits
 SPACED = {"flops_share": "FLOPs (1 = full depth)", "mean_exit_layer": "mean exit layer", "loss": "mean loss"}
 KEPT = {
@@ -108,17 +109,22 @@ def bandit_conclusion(keepers: pd.DataFrame, delta: float) -> str:
     of = {who: rows.set_index("task") for who, rows in keepers.groupby("who", sort=False)}
     stream = of[STREAM]
     above = stream.index[stream.loss > delta]
-    below = "" if len(above) == len(stream) else " and stays below it on the others"
-    lost = f"it exceeds the target {on_tasks(above, stream.index)}{below}"
+    where = on_tasks(above, stream.index)
+    lost = f"exceeds the target of {delta:.0%} {where}"
     if above.empty:
-        lost = f"here it stays below the target {on_tasks(stream.index, stream.index)}"
+        lost = f"happens to stay below the target of {delta:.0%}"
     return (
-        f"A bandit maximises its reward, confidence minus depth, and nothing bounds its loss: {lost}. Over "
-        f"one stream it earns at most {stream.regret.max():.3f} per token less than the best fixed arm, with "
-        f"a mean loss of {task_span(stream.loss, '.1%')}. A calibrated threshold loses "
-        f"{task_span(of[CALIBRATED].loss, '.1%')} and exits {_layers_later(of[CALIBRATED], stream)} than the "
-        f"bandit.{_fixed_arm(of, delta)}"
+        "A bandit maximises its reward, confidence minus depth, and nothing bounds its loss: over one stream "
+        f"it {lost}. {_calibrated(of[CALIBRATED], stream, delta)}{_fixed_arm(of, delta)}"
     )
+
+
+def _calibrated(calibrated: pd.DataFrame, stream: pd.DataFrame, delta: float) -> str:
+    """Whether the calibrated threshold keeps to the target on average, and what that costs in depth."""
+    kept = calibrated.index[calibrated.loss <= delta]
+    later = _layers_later(calibrated, stream)
+    where = on_tasks(kept, calibrated.index)
+    return f"A calibrated threshold stays below it {where} and exits {later} than the bandit."
 
 
 def _layers_later(first: pd.DataFrame, second: pd.DataFrame) -> str:
@@ -136,13 +142,11 @@ def _fixed_arm(of: dict[str, pd.DataFrame], delta: float) -> str:
     """The lowest fixed arm that stays below the target on every task, beside the calibrated threshold."""
     arms = {who: rows for who, rows in of.items() if who.startswith("always") and rows.loss.max() <= delta}
     if not arms:
-        return f" No fixed arm loses at most {delta:.0%} on every task."
+        return f" No fixed threshold stays below {delta:.0%} on every task."
     lowest = min(arms, key=lambda who: float(who.removeprefix("always ")))
     value = lowest.removeprefix("always ")
     return (
-        f" A fixed threshold of {value} stays below {delta:.0%} on every task, too, and exits "
-        f"{_layers_later(arms[lowest], of[CALIBRATED])} than the calibrated one; but this is known only "
-        "afterwards."
+        f" A fixed threshold of {value} stays below it on every task, too, but this is known only afterwards."
     )
 
 
@@ -362,10 +366,12 @@ def _do_they_hold(travelled: pd.DataFrame, demand: float) -> str:
             f"Even in-domain, thresholds do not carry over from the examples on which they were chosen: "
             f"{home} of {number} rules lose more than twice the target."
         )
+    lose = "loses" if home == 1 else "lose"
     if elsewhere > home:
         return (
-            "Thresholds hold better for inputs like those on which they were chosen: more than twice the "
-            f"target is lost in-domain by {home or 'none'} of {number} rules, elsewhere by {elsewhere}."
+            "Thresholds hold better for inputs like those on which they were chosen: "
+            f"{home or 'none'} of {number} rules {lose} more than twice the target in-domain, and up to "
+            f"{elsewhere} elsewhere."
         )
     return "Thresholds hold elsewhere as well as in-domain."
 
@@ -404,8 +410,8 @@ def confidence_conclusion(moved: pd.DataFrame) -> str:
         f"In-domain, the first exit is confident of {task_span(home.sure)} of the tokens, and the last layer "
         f"contradicts {percent_span(home.wrong, '{:.1%}')} of these. It is confident of fewer tokens on "
         f"{_of_corpora(fewer, len(away))}, and contradicted more often on "
-        f"{_of_corpora(more_wrong, len(away))}: at most in {most}, on {figures.label(worst.place)} "
-        f"({figures.label(worst.task)})."
+        f"{_of_corpora(more_wrong, len(away))}. The largest share contradicted is {most}, on "
+        f"{figures.label(worst.place)} ({figures.label(worst.task)})."
     )
 
 
@@ -434,20 +440,18 @@ def later_conclusion(thirds: pd.DataFrame) -> str:
     errors = _errors_by_third(thirds)
     means = {what: by_part.mean() for what, by_part in errors.items()}
     averages = [f"{what} {mean[3]:.2%} against {mean[1]:.2%}" for what, mean in means.items()]
-    return f"{later_message(thirds)} On average over tasks: {', '.join(averages)}."
+    return f"{later_message(thirds)} Means over tasks, last third against first: {', '.join(averages)}."
 
 
 def later_message(thirds: pd.DataFrame) -> str:
     """On which tasks errors are clearly fewer in the last third of the outputs than in the first."""
-    where = []
+    parts = []
     for what, rows in thirds.groupby("what", sort=False):
         tasks = list(rows.task.unique())
         fewer = [task for task in tasks if _saved_later(rows[rows.task == task]).low > 0]
-        where.append(f"by {what} {on_tasks(fewer, tasks)}")
-    return (
-        "Clearly fewer errors are made in the last third of an output than in the first "
-        f"{', and '.join(where)} ({CLEARLY})."
-    )
+        said = "does so" if parts else FEWER_LATER
+        parts.append(f"{what} {said} {on_tasks(fewer, tasks)}")
+    return f"{capitalized('; '.join(parts))} ({CLEARLY})."
 
 
 def _saved_later(rows: pd.DataFrame) -> Estimate:
