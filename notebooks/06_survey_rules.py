@@ -268,9 +268,10 @@ conclude(chapter.drafts_conclusion(bench))
 # `equal_flops` is where the rule's line crosses the target loss. Nothing is read off outside what was measured: a dash
 # stands where some task has no number. `guaranteed`: the FLOPs of the rule at a threshold with which Learn then Test
 # guarantees a small mean loss (08; 1 where no threshold passes); the parameter `guaranteed` says how small.
-# `verified_speed`: tokens a second with the exits as drafts, one output at a time, full depth being 1. `acceptance`: the
-# share of drafts that the last layer accepts; `tokens_a_round`: how many tokens one verification yields. The columns `loss` to `retained` (the share of the score
-# that is kept) describe one setting: the loosest that loses no more than the target on *validation* examples.
+# `verified_speed`: tokens a second with the exits as drafts, one output at a time, full depth being 1. `acceptance`:
+# the share of drafts that the last layer accepts; `tokens_a_round`: how many tokens one verification yields. The
+# columns `loss` to `retained` (the share of the score that is kept) describe one setting: the loosest that loses no
+# more than the target on *validation* examples.
 
 # %% tags=["hide-input"]
 at_all_thresholds = [

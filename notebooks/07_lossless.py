@@ -171,8 +171,7 @@ conclude(chapter.drafts_conclusion(drafts))
 #
 # Each line is a round, each box a token that was run in it; after a round the last layer verifies what waits. A box
 # shows the word that the output has at that position in the end, not the draft, so a word that is dropped in one round
-# reappears in the next; "-" lies beyond the end of the output. The rule is the margin with
-# fixed pruning (03).
+# reappears in the next; "-" lies beyond the end of the output. The rule is the margin with fixed pruning (03).
 
 # %% tags=["hide-input"]
 last_task = list(tasks)[-1]

@@ -661,30 +661,43 @@ def test_fake_confidence_is_said_of_the_first_exit():
     drawn(figure)
 
 
-def trained_in_ways(**areas):
-    """The area of each way of training, on every task."""
+def trained_in_ways(wide=(), **areas):
+    """The area of each way of training, on every task; draws of the ways in `wide` range by 0.2."""
     keys = {
         "linear": ("linear", "balanced cross-entropy"),
         "berxit": ("learning_to_exit", "squared error"),
         "untrained": ("surest", "untrained"),
         "distilled": ("past_future", "distilled"),
     }
-    rows = [(task, *keys[name], area) for name, area in areas.items() for task in TASKS]
-    return pd.DataFrame(rows, columns=["task", "rule", "trained by", "roc_area"]).assign(right=0.9)
+    rows = []
+    for (name, area), task in product(areas.items(), TASKS):
+        rule, trained_by = keys[name]
+        draws = area + (0.2 if name in wide else 0.001) * np.linspace(-1, 1, 41)
+        agreement = {"right": 0.9, "right_draws": np.full(41, 0.9)}
+        area_columns = {"roc_area": area, "roc_area_draws": draws}
+        rows.append({"task": task, "rule": rule, "trained by": trained_by, **area_columns, **agreement})
+    return pd.DataFrame(rows)
 
 
 def test_training_a_rule_is_set_beside_no_training():
-    said = confidence.training_message(trained_in_ways(linear=0.7, berxit=0.6, untrained=0.9, distilled=0.91))
-    assert "than with squared error on every task. That of the untrained max probability (0.90) is" in said
-    better = "; only that of the predicted state, distilled (by 0.010), is larger still on every task."
-    assert said.endswith(better)
-    ahead = confidence.training_message(
-        trained_in_ways(linear=0.92, berxit=0.6, untrained=0.9, distilled=0.8)
+    areas = {"linear": 0.7, "berxit": 0.6, "untrained": 0.9, "distilled": 0.91}
+    said = confidence.training_message(trained_in_ways(**areas))
+    assert "clearly larger with balanced cross-entropy than with squared error on every task. Neither" in said
+    assert "Neither is clearly above that of the untrained max probability (0.90); only that of" in said
+    assert said.endswith("the predicted state, distilled (by 0.010), is on every task.")
+    ahead = confidence.training_message(trained_in_ways(**areas | {"linear": 0.92, "distilled": 0.8}))
+    assert (
+        "One of the two is clearly above that of the untrained max probability (0.90) on every task" in ahead
     )
-    larger = "One of the two is larger than that of the untrained max probability (0.90) on every task; only"
-    assert larger in ahead
-    level = trained_in_ways(linear=0.7, berxit=0.6, untrained=0.9, distilled=0.9)
-    assert "and that of no trained rule is larger on every task." in confidence.training_message(level)
+
+
+def test_a_way_of_training_is_ahead_only_with_an_interval_that_excludes_zero():
+    areas = {"linear": 0.7, "berxit": 0.6, "untrained": 0.9, "distilled": 0.91}
+    for wide in ("linear", "distilled"):
+        said = confidence.training_message(trained_in_ways(wide=[wide], **areas))
+        on = "no task" if wide == "linear" else "every task"
+        assert f"than with squared error on {on}." in said
+        assert ("and that of no trained rule is on every task." in said) == (wide == "distilled")
 
 
 def test_errors_later_in_the_sentence_have_a_direction_and_exceptions():

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pandas as pd
 
+from ...analysis.statistics import estimates
 from .. import figures
 from ..prose import listed, on_tasks, span, task_span
-from .wording import percent_span, some, without_source
+from .wording import CLEARLY, percent_span, some, without_source
 
+# a rule, and how it was trained
 UNTRAINED = ("surest", "untrained")  # the largest probability, which needs no training
+BALANCED = ("linear", "balanced cross-entropy")  # BERxiT's unit, with the loss of CALM's classifier
+SQUARED = ("learning_to_exit", "squared error")  # BERxiT's unit
+STATE = ("past_future", "squared error of the state")
+DISTILLED = ("past_future", "distilled")
 
 
 def overthinking_figure(thinking: pd.DataFrame, note: str = ""):
@@ -117,62 +123,67 @@ def _few(shares: pd.Series) -> str:
 
 def training_conclusion(ways: pd.DataFrame) -> str:
     """What a rule is taught: the loss of BERxiT's unit, and distillation of the predicted state."""
-    linear, berxit = _areas_of_the_unit(ways)
     of = _by_training(ways)
-    untrained = of[UNTRAINED].right
-    state = of["past_future", "squared error of the state"].right
-    distilled = of["past_future", "distilled"].right
-    better = untrained.index[distilled > untrained]
+    linear = of[BALANCED]
+    berxit = of[SQUARED]
+    untrained = of[UNTRAINED]
+    state = of[STATE]
+    distilled = of[DISTILLED]
+    better = clearly_above(distilled, untrained, "right")
     return (
-        f"The unit has an area of {task_span(linear, '.2f')} with balanced cross-entropy, and of "
-        f"{task_span(berxit, '.2f')} with squared error. The token of a predicted state is the last layer's "
-        f"in {percent_span(state, '{:.1%}')} of the cases, that of a distilled one in "
-        f"{percent_span(distilled, '{:.1%}')}, and the layer's own in {percent_span(untrained, '{:.1%}')}. "
-        f"The distilled one is ahead of the layer's own {on_tasks(better, untrained.index)}. (These are "
-        "point estimates, without intervals.)"
+        f"The unit has an area of {task_span(linear.roc_area, '.2f')} with balanced cross-entropy, and of "
+        f"{task_span(berxit.roc_area, '.2f')} with squared error. The token of a predicted state is the last "
+        f"layer's in {percent_span(state.right, '{:.1%}')} of the cases, that of a distilled one in "
+        f"{percent_span(distilled.right, '{:.1%}')}, and the layer's own in "
+        f"{percent_span(untrained.right, '{:.1%}')}. The distilled one is clearly ahead of the layer's own "
+        f"{on_tasks(better, untrained.index)} (that is, {CLEARLY})."
     )
 
 
 def training_message(ways: pd.DataFrame) -> str:
     """Which loss gives the linear unit the larger area, and whether training beats no training."""
-    linear, berxit = _areas_of_the_unit(ways)
-    better = linear.index[linear > berxit]
+    of = _by_training(ways)
+    better = clearly_above(of[BALANCED], of[SQUARED])
     return (
-        "The unit's area, a point estimate, is larger with balanced cross-entropy than with squared error "
-        f"{on_tasks(better, linear.index)}. {_beside_untrained(ways)}"
+        "The unit's area is clearly larger with balanced cross-entropy than with squared error "
+        f"{on_tasks(better, of[BALANCED].index)}. {_beside_untrained(of)}"
     )
 
 
-def _beside_untrained(ways: pd.DataFrame) -> str:
+def clearly_above(first: pd.DataFrame, second: pd.DataFrame, column: str = "roc_area") -> pd.Index:
+    """The tasks on which the paired difference of a column has an interval above zero.
+
+    Args:
+        first: the rows of one way of training by task, with draws (`statistics.estimates`).
+        second: those of another, in the same order.
+        column: what is compared.
+    """
+    difference = estimates(first, column) - estimates(second, column)  # [task]
+    return first.index[difference.low > 0]
+
+
+def _beside_untrained(of: dict[tuple[str, str], pd.DataFrame]) -> str:
     """Whether the units and other trained rules have larger areas than the untrained max probability."""
-    areas = {key: rows.roc_area for key, rows in _by_training(ways).items()}
-    untrained = areas.pop(UNTRAINED)
-    linear, berxit = _areas_of_the_unit(ways)
-    ahead = untrained.index[linear.combine(berxit, max) > untrained]
-    text = f"That of the untrained max probability ({span(untrained)}) is larger than either"
-    if len(ahead):
-        where = on_tasks(ahead, untrained.index)
-        text = (
-            f"One of the two is larger than that of the untrained max probability ({span(untrained)}) {where}"
-        )
+    untrained = of[UNTRAINED]
+    tasks = list(untrained.index)
+    ahead = {*clearly_above(of[BALANCED], untrained), *clearly_above(of[SQUARED], untrained)}
+    area = span(untrained.roc_area)
+    text = f"Neither is clearly above that of the untrained max probability ({area})"
+    if ahead:
+        where = on_tasks([task for task in tasks if task in ahead], tasks)
+        text = f"One of the two is clearly above that of the untrained max probability ({area}) {where}"
     better = [
-        f"the {without_source(rule)}, {trained_by} (by {span(area - untrained, '{:.3f}')})"
-        for (rule, trained_by), area in areas.items()
-        if (area > untrained).all()
+        f"the {without_source(rule)}, {trained_by} (by {span(rows.roc_area - untrained.roc_area, '{:.3f}')})"
+        for (rule, trained_by), rows in of.items()
+        if len(clearly_above(rows, untrained)) == len(tasks)
     ]
     if not better:
-        return f"{text}, and that of no trained rule is larger on every task."
+        return f"{text}, and that of no trained rule is on every task."
     if len(better) == 1:
-        return f"{text}; only that of {better[0]}, is larger still on every task."
-    return f"{text}; those of {listed(better)} are larger still on every task."
+        return f"{text}; only that of {better[0]}, is on every task."
+    return f"{text}; those of {listed(better)} are on every task."
 
 
 def _by_training(ways: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
     """(rule, how it was trained) -> its rows by task."""
     return {key: rows.set_index("task") for key, rows in ways.groupby(["rule", "trained by"], sort=False)}
-
-
-def _areas_of_the_unit(ways: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Areas by task of BERxiT's linear unit: trained by balanced cross-entropy, and by squared error."""
-    of = _by_training(ways)
-    return of["linear", "balanced cross-entropy"].roc_area, of["learning_to_exit", "squared error"].roc_area

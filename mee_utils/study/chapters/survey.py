@@ -11,14 +11,13 @@ from ...analysis.statistics import Estimate, estimates
 from .. import figures
 from ..catalogue import IDEAS
 from ..prose import listed, on_tasks, span, task_span
-from .wording import capitalized, percent_span, winners, without_source, worst_tasks
+from .wording import CLEARLY, capitalized, percent_span, winners, without_source, worst_tasks
 
 MARGIN = "few"  # the softmax margin over few entries, with which other rules are compared
 # a rule over few entries -> its name where all entries are scored
 OVER_ALL_ENTRIES = {"few": "softmax_margin", "rising_fixed": "rising_top1"}
 ONE_LAYER = "one layer's probabilities"
 SEVERAL_EXITS = "several exits"
-CLEARLY = "the 95% interval of the paired difference excludes zero"
 COMPARED = (  # ten rules that between them have every idea; the table stored with the figure has all
     "few",
     "surest",

@@ -10,7 +10,7 @@ from ...analysis.statistics import Estimate, estimates
 from .. import figures
 from ..catalogue import RULES
 from ..prose import listed, on_tasks, task_span
-from .wording import capitalized, percent_span, with_interval
+from .wording import CLEARLY, capitalized, percent_span, with_interval
 
 STREAM = "bandit, one stream"
 EACH = "bandit, each output"
@@ -30,7 +30,6 @@ AWAY = {"home": "in-domain", "task": "on another task", "corpus": "on another co
 NOWHERE_ELSE = "This profile names no other corpus of a task."
 LEAST_SAVED = 0.005  # of full depth's FLOPs: smaller differences do not count
 LEAST_LOSS = 1e-4  # smaller losses are drawn there, on a logarithmic axis
-CLEARLY = "that is, with a 95% interval of the paired difference that excludes zero"
 FEWER_LATER = "makes clearly fewer errors in the last third of an output than in the first"
 HARDLY = 0.05  # layers before the last: with a later mean exit layer hardly any token exits
 SPACED = {"flops_share": "FLOPs (1 = full depth)", "mean_exit_layer": "mean exit layer", "loss": "mean loss"}
@@ -451,7 +450,7 @@ def later_message(thirds: pd.DataFrame) -> str:
         fewer = [task for task in tasks if _saved_later(rows[rows.task == task]).low > 0]
         said = "does so" if parts else FEWER_LATER
         parts.append(f"{what} {said} {on_tasks(fewer, tasks)}")
-    return f"{capitalized('; '.join(parts))} ({CLEARLY})."
+    return f"{capitalized('; '.join(parts))} (that is, {CLEARLY})."
 
 
 def _saved_later(rows: pd.DataFrame) -> Estimate:
