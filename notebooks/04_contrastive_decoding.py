@@ -81,8 +81,9 @@ first_examples = {name: task[:decoded] for name, task in tasks.items()}
 #
 # ## One token
 #
-# Of all tokens whose prediction weighted contrast changes, we show the one the expert was most certain of. Columns are the vocabulary entries that expert or contrast favour most; those in brackets are not plausible
-# and keep the expert's probability.
+# Of all tokens whose prediction weighted contrast changes, we show the one the expert was most certain of. Columns are
+# the vocabulary entries that expert or contrast favour most; those in brackets are not plausible and keep the expert's
+# probability.
 
 
 # %% tags=["hide-input"]
@@ -302,8 +303,9 @@ named.pivot(index="what", columns="shape", values="median").round(2)
 # %% [markdown]
 # ## Long inputs
 #
-# The paper's two long-document rows run LongT5 on Multi-News and BigPatent. We run the same code on long documents laid
-# out as in each of the two corpora, with a mini LongT5 of **random weights**: these are costs, not scores.
+# The paper's two long-document rows run LongT5 on Multi-News and BigPatent. We run the same code on other long
+# documents, stored in the format of either corpus (the documents are the same, so the costs are too), with a mini
+# LongT5 of **random weights**: these are costs, not scores.
 
 # %% tags=["hide-input"]
 documents = experiment.long_documents(long_corpus, long_limit)
