@@ -696,8 +696,8 @@ def summary(
     whole = near.get(WHOLE_LAST, most)
     sentences = [
         f"{'No: of' if most < entries else 'Of'} the {entries:,} entries here, a decision of CALM has to "
-        f"score {most} at each layer after the first that decides. Longer lists keep at most half a percentage "
-        "point more of the predictions.",
+        f"score {most} at each layer after the first that decides. Longer lists keep at most half a "
+        "percentage point more of the predictions.",
         f"Before a whole last layer, {whole} are enough." if whole < most else "",
         unreachable_conclusion(lost),
         _cheaper(_calm(complete)),
