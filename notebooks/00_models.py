@@ -11,7 +11,8 @@
 # and pulls the early states towards the late ones. *Late-weighted* supervises the last 70 % of the layers: a hypothesis
 # from the end of the MEE blog, which its authors left untested. All of them continue from one model, the *base*. This
 # notebook shows the data, how each objective weights the layers, how far each model stands above trivial baselines, and
-# what training for exits costs at full depth. How the models learned is in the appendix ([90](90_training.ipynb)).
+# what training for exits costs at *full depth*, with all layers run for every token. How the models learned is in the
+# appendix ([90](90_training.ipynb)).
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -90,13 +91,13 @@ shares.set_index("task").rename(index=figures.label, columns=figures.label) if s
 # $$\mathcal{L}_{KD} = \frac{1}{S} \sum_{i=1}^{S} \mathrm{MSE}\bigl(H^i, \mathrm{sg}(H^{m(i)})\bigr),
 # \qquad m(i) = \arg\min_{j > S} \mathrm{MSE}(H^i, H^j).$$
 #
-# *Alternating* training (BERxiT, Xin et al. 2021) takes turns, so that the last layer has every other step to
-# itself (its weights in the figure are the mean of two steps):
+# *Alternating* training (BERxiT, Xin et al. 2021), which only some profiles try, takes turns, so that the last layer
+# has every other step to itself (in the figure, its weights are the mean of two steps):
 #
 # $$\mathcal{L} = \mathrm{CE}_L \text{ in odd steps}, \qquad
 # \mathcal{L} = \frac{1}{L} \sum_{l=1}^{L} \mathrm{CE}_l \text{ in even ones.}$$
 #
-# Objectives that supervise intermediate layers sample one per training step.
+# Objectives that supervise intermediate layers sample one layer per training step.
 
 # %% tags=["hide-input"]
 chosen = {name: Objective(b.objective, b.exit_layer) for name, b in training.objectives.items()}
@@ -117,8 +118,8 @@ else:
 # %% [markdown]
 # ## Scores against trivial baselines
 #
-# Each model is compared with **trivial baselines** (grey), which need no model: the source itself, the translation of
-# the nearest training sentence, the first sentence, one constant summary, the context sentence that shares the most
+# Each model is compared with **trivial baselines** (pale grey), which need no model: the source itself, the translation
+# of the nearest training sentence, the first sentence, one constant summary, the context sentence that shares the most
 # words with the question, three random words. Bars are means over examples (for BLEU, mean sentence BLEU); the table
 # has the corpus scores.
 
@@ -194,7 +195,7 @@ chapter.seeds_shown(spread) if len(seeds) else None
 # %%
 costs = quality.cost_at_full_depth(seeds)
 if len(costs):
-    marks = "a dot per training, bar: mean over seeds"
+    marks = "a mark per training run, line: mean over seeds"
     if costs[["low", "high"]].notna().any(axis=None):
         marks += "; whiskers: paired 95% intervals over examples, where the score of each example is stored"
     figure = chapter.costs_figure(costs, experiment.note(intervals=marks))

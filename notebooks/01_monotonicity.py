@@ -19,9 +19,9 @@
 #
 # No token exits until *From curves to decoding*: these are the curves that exit rules have to work with.
 #
-# **Expectation, before running:** in the early layers the order is CALM, late-weighted, FREE, vanilla,
-# because that is the order in which the objectives supervise these layers. (The reason was a mistake: late-weighted
-# training does not supervise the early layers at all, and FREE supervises only one of them.)
+# **Expectation, before running:** in the early layers, the share of final predictions is largest under CALM, then under
+# late-weighted, FREE and vanilla, because the objectives supervise these layers in that order. (The reason was a
+# mistake: late-weighted training does not supervise the early layers at all, and FREE supervises only one of them.)
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -175,8 +175,8 @@ conclude(chapter.monotonic_conclusion(strict))
 # ## Going further: are the early layers overconfident?
 #
 # An exit rule compares the *current* layer's own top-1 probability with a threshold. That is sensible only
-# as far as 0.9 means "right nine times out of ten". A prediction counts as right here if it equals the
-# reference, which is fed in. Above zero a layer is overconfident.
+# insofar as 0.9 means "right nine times out of ten". Here a prediction is right if it equals the reference,
+# which is fed in (*accuracy*). Above zero a layer is overconfident.
 
 
 # %% tags=["hide-input"]
@@ -222,9 +222,9 @@ conclude(chapter.reliability_conclusion(reliability, thirds[0]))
 # A trace, the stored outputs of all layers at full depth, tells what any exit rule *would* have done at each layer, for
 # thousands of thresholds in seconds. The decoder does it for real: a token that exits early hands its state on as keys
 # and values for the layers that it skipped, and a wrong token is fed back. Here are the rules that need no training,
-# with MEE's published settings (threshold 0.9, decay 4, no exit before a third of the depth), a static exit there, and
-# the oracle. Later notebooks trust a replay only as far as the two agree. `same_exit` counts tokens up to the first one
-# that differs from the full-depth output.
+# with MEE's published settings (threshold 0.9, decay 4, no exit before a third of the depth), a fixed exit layer there,
+# and the oracle. Later notebooks trust a replay only as far as the two agree. `same_exit` counts tokens up to the first
+# one that differs from the full-depth output; `flops_share` includes the decisions, so it can exceed 1.
 
 # %% tags=["hide-input"]
 first = layers // 3
@@ -253,9 +253,9 @@ chapter.exits_shown(exits)
 # %% [markdown]
 # ## Each published statement beside our number
 #
-# Each statement of MEE's third section, tested as a predicate on the tables above; `alone` is the verdict before
-# correction for multiple testing (08). Where a verdict says "does not hold", that is what these models do on these
-# corpora; it does not refute a claim about BigPatent at T5-base's size.
+# Each statement of MEE's third section, tested on the tables above; `alone` is the verdict before correction for
+# multiple testing (08). Where a verdict says "does not hold", that is what these models do on these corpora; it does
+# not refute a claim about BigPatent at T5-base's size.
 
 # %% tags=["hide-input"]
 tables = {

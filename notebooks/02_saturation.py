@@ -83,11 +83,11 @@ calm = {key: table for key, table in prefixes.items() if key[1] == "calm"}
 # %% [markdown]
 # ## Table 1: easy against difficult, selected as published
 #
-# Prefixes are ranked by their mean similarity over layers 1 to L - 1; the top and the bottom end are compared. Length
-# is the number of *tokens* before the prediction (the published code counted characters of a decoded string). The table
-# sets CALM, the model the paper used, against the published numbers. Layers are given as a share of the depth (24
-# layers there), with the standard deviation over prefixes. (The published layers count from 0, so we add one. The share
-# of prefixes that rise strictly is published without a deviation.)
+# Prefixes are ranked by their mean similarity over layers 1 to L - 1; the top and the bottom 40 % are compared, as
+# published. Length is the number of *tokens* before the prediction (the published code counted characters of a decoded
+# string). The table sets CALM, the model the paper used, against the published numbers. Layers are given as a share of
+# the depth (24 layers there), with the standard deviation over prefixes. (The published layers count from 0, so we add
+# one. The share of prefixes that rise strictly is published without a deviation.)
 
 
 # %% tags=["hide-input"]
@@ -131,7 +131,8 @@ conclude(chapter.reached_conclusion(by_layer))
 # %% [markdown]
 # ## Individual prefixes (as in the paper's appendix A)
 #
-# Three easy and three difficult prefixes of CALM, the first, middle and last of the easiest and of the hardest fifth.
+# Three easy and three difficult prefixes of CALM: the first, middle and last of the easiest and of the hardest fifth.
+# The legend names each by the token that it predicts.
 
 # %% tags=["hide-input"]
 singles = [
@@ -206,7 +207,7 @@ if synthetic:
     conclude(chapter.difficulty_conclusion(by_difficulty))
 else:
     conclude(
-        "Only synthetic data have known difficulty: this chapter on synthetic data shows depth against it."
+        "Difficulty is known of synthetic data alone: this chapter's page on those shows depth against it."
     )
 
 # %% [markdown]

@@ -8,10 +8,10 @@
 # the rule become cheaper than full depth?
 #
 # **What the paper says** (*Not all FLOPs are created equally*). The final token already ranks high after the first
-# layers, more so in fine-tuned models. So the first layer that may exit scores all entries, and later layers, the last
-# one included, score only the $k$ best of them: a list of *fixed* length, or *decaying* from layer to layer; its code has
-# an *adaptive* form too. Its results are preliminary: several pruned runs score 0, probably because a position in the
-# list was taken for a token id.
+# layers, more so in fine-tuned models. So the first layer at which a token may exit scores all entries, and later
+# layers, the last one included, score only the $k$ best of them: a list of *fixed* length, or *decaying* from layer to
+# layer; its code has an *adaptive* form too. Its results are preliminary: several pruned runs score 0, probably because
+# a position in the list was taken for a token id.
 #
 # **What we do.** We look at ranks, choose the minimum exit layer by a rule, and measure what lists of $k$ entries hold.
 # We complete the paper's table and count the tokens that pruning changes. We add a rule that prunes every layer but the
@@ -82,13 +82,14 @@ experiment.save_figure(figure, "rank_boxes", boxes)
 conclude(chapter.rank_conclusion(boxes, kept_at, min_layer, top_k))
 
 # %% [markdown]
-# ## Confidence against accuracy, and the minimum exit layer that follows
+# ## Confidence against agreement, and the minimum exit layer that follows
 #
-# Mean top-1 probability (black) against the share of predictions that are already the last layer's (grey). The paper
-# reads a minimum exit layer off such a plot (19 of 24 in its last runs). Our rule needs a threshold on the margin between
-# the two most probable tokens: a prediction above it is *confident*. The minimum exit layer is the earliest layer from
-# which on nearly all confident predictions are final (the share is in the title). The stored table also has a variant
-# without a threshold: the first layer from which on mean confidence exceeds accuracy by at most five points.
+# Mean top-1 probability (black) against *agreement*, the share of predictions that are already the last layer's (grey).
+# The paper reads a minimum exit layer off such a plot (19 of 24 in its last runs). Our rule needs a threshold, here
+# that of the tables below, on the margin between the two most probable tokens: a prediction above it is *confident*.
+# The minimum exit layer is the earliest layer from which on nearly all confident predictions are the last layer's (the
+# share is in the title). The stored table also has a variant without a threshold: the first layer from which on mean
+# confidence exceeds agreement by at most five points.
 
 
 # %% tags=["hide-input"]
@@ -187,10 +188,10 @@ conclude(chapter.kept_conclusion(by_layer))
 #
 # A token that exits at no layer gets its prediction from the last one. As published, the last layer scores the list
 # only. It then chooses the best entry *of the list*: a final token that was dropped earlier cannot come back, and the
-# prediction is no longer full depth's, although nothing exited. If the last layer scores all entries, such a token gets
-# full depth's prediction for what full depth pays, too: the whole LM head once. In this study the published rules
-# (*fixed*, *decaying*, *adaptive*, and contrast with pruning in 04) prune the last layer; all other rules that score few
-# entries keep it whole.
+# prediction is no longer full depth's, although nothing exited. If the last layer scores all entries (a *whole* last
+# layer), such a token gets full depth's prediction at the same cost: one use of the whole LM head. In this study the
+# published rules (*fixed*, *decaying*, *adaptive*, and contrast with pruning in 04) prune the last layer; all other
+# rules that score few entries keep it whole.
 #
 # The table gives the share of final tokens that are not on the list of the last layer (a replay in which no token
 # exits; 95 % intervals over outputs).
@@ -238,10 +239,10 @@ chapter.times_shown(times)
 # ## Each published row beside ours
 #
 # Each published row is matched to ours: a pre-trained model to our pre-trained one, a fine-tuned model to vanilla, and
-# "full depth", which exits as well, to our margin over all entries (pruning: *none*). Both prune the last layer. Scores
-# (in percent) do not compare across models and corpora; what pruning does to them does. Seconds are for ten examples, as
-# many as a published row seems to rest on. Ours are decoded one at a time by `make bench`; machines differ, so compare
-# rows of one model.
+# "full depth", which exits as well, to our margin over all entries (pruning: *none*). In both, pruning includes the
+# last layer. Scores (in percent) cannot be compared across models and corpora; the effect of pruning can. Seconds are
+# for ten examples, as many as a published row seems to rest on. Ours are decoded one at a time by `make bench`;
+# machines differ, so compare rows of one model.
 
 # %% tags=["hide-input"]
 as_published = {"model": {pre_trained: "pretrained"}}
@@ -306,8 +307,8 @@ conclude(chapter.cost_conclusion(costs, first_k))
 # For every rule we take the lowest threshold at which a given share of the predictions at the exits is full depth's (a
 # token that pruning lost counts as wrong). Thresholds are chosen on one half of the outputs. The FLOPs of the other half,
 # decisions included, are shares of full depth's. This is a replay of CALM; what keeps the score of whole outputs is in
-# 08. The rising top-1 rule, MEE's, exits when the top-1 probability has risen over three layers; with fixed pruning it keeps
-# the last layer whole.
+# 08. The rising top-1 rule, MEE's, exits when the top-1 probability has risen over three layers; over few entries, it
+# keeps the last layer whole.
 
 # %% tags=["hide-input"]
 replayed = {}

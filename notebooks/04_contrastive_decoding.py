@@ -81,8 +81,9 @@ first_examples = {name: task[:decoded] for name, task in tasks.items()}
 #
 # ## One token
 #
-# Of all tokens whose prediction weighted contrast changes, we show the one the expert was most certain of. Columns are the vocabulary entries that expert or contrast favour most; those in brackets are not plausible
-# and keep the expert's probability.
+# Of all tokens whose prediction weighted contrast changes, we show the one the expert was most certain of. Columns are
+# the vocabulary entries that expert or contrast favour most; those in brackets are not plausible and keep the expert's
+# probability.
 
 
 # %% tags=["hide-input"]
@@ -161,8 +162,7 @@ conclude(chapter.plausible_conclusion(plausible, at_level, min_layer, threshold)
 # The area under the ROC curve: of two tokens at a layer, one whose prediction is already final and one whose prediction
 # is not, how often is the first scored higher? No threshold is involved. The token is the expert's own; contrast gives the
 # confidence only. In CALM's model early layers were trained too; vanilla's were not, so they are genuine amateurs. A
-# layer at which fewer than 20 tokens of either kind exist is left out: there, one or two tokens would decide the
-# result.
+# layer with fewer than 20 tokens of either kind is left out: there, one or two tokens would decide the result.
 
 # %% tags=["hide-input"]
 over_all_entries = {rule: policy for rule, policy in policies.items() if not rule.endswith("fixed")}
@@ -245,8 +245,8 @@ shown.rename(figures.label).rename(columns={"retained": "score kept", "same_outp
 # We decode with exits, at the thresholds that keep 95 and 99 % of the predictions: with plain margins, with contrast as
 # the confidence, and with contrast for the token too. A setting with contrast improves on the plain margin if its
 # score is above that of *every* plain setting (full depth among them) that costs no more FLOPs. Whiskers are
-# simultaneous 95 % intervals over all settings of a task. (Where one threshold serves for both shares, it is drawn as
-# that for 99 %; contrast that picks the token too was tried at that for 99 % alone.)
+# simultaneous 95 % intervals over all settings of a task. (Where one threshold keeps both shares, it is drawn as that
+# for 99 %; contrast that picks the token too was tried at the 99 % threshold alone.)
 
 # %% tags=["hide-input"]
 tested = tuple(rule for rule in every_rule if rule not in ("unpruned", "fixed"))
@@ -303,8 +303,9 @@ named.pivot(index="what", columns="shape", values="median").round(2)
 # %% [markdown]
 # ## Long inputs
 #
-# The paper's two long-document rows run LongT5 on Multi-News and BigPatent. We run the same code on long documents laid
-# out as in each of the two corpora, with a mini LongT5 of **random weights**: these are costs, not scores.
+# The paper's two long-document rows run LongT5 on Multi-News and BigPatent. We run the same code on other long
+# documents, stored in the format of either corpus (the documents are the same, so the costs are too), with a mini
+# LongT5 of **random weights**: these are costs, not scores.
 
 # %% tags=["hide-input"]
 documents = experiment.long_documents(long_corpus, long_limit)

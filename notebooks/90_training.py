@@ -9,8 +9,8 @@
 # *Pre-trained only* has seen span corruption and no task. *Base* began the same way and then learned the tasks. Most of
 # this is done with four layers, which takes a third of the time. Then each layer is replaced by three copies whose
 # residual updates are scaled by a third, and all twelve are trained together. All other models start from base and see
-# the same number of examples at the same learning rate; objectives that supervise intermediate layers sample one per
-# training step.
+# the same number of examples at the same learning rate; objectives that supervise intermediate layers sample one
+# layer per training step.
 #
 # Two more things are meant to make models this small learn quickly. Three of the four heads in the encoder, and two in
 # the decoder, are initialised to attend to neighbouring tokens. And the matrices are updated by Muon.

@@ -135,8 +135,8 @@ VERDICTS = pd.DataFrame(
 def test_the_verdict_counts_what_is_better_and_what_is_worse():
     figure = contrast.pareto_figure(VERDICTS)
     assert (
-        "Of 3 settings with contrast, 1 beats the plain margin at equal cost and 1 is clearly worse"
-        in message(figure)
+        "Of 3 settings with contrast, 1 is clearly better than the plain margin at equal cost and 1 is "
+        "clearly worse" in message(figure)
     )
     (panel,), names = drawn(figure)
     rows = [text.get_text() for text in panel.get_yticklabels()]

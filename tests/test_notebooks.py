@@ -135,6 +135,7 @@ def test_prose_holds_no_number_of_ours(name):
                 "0.7",
                 "2.0",
                 "2.5 %",
+                "40 %",
                 "92.45",
                 "91.47",
             }, numbers

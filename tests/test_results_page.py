@@ -422,10 +422,11 @@ def ranked(**areas):
 def test_who_ranks_best_follows_from_the_ranking():
     clear = reference_tables.ranking(ranked(softmax_margin=0.94, max_probability=0.92, lstm=0.8, hidden=0.7))
     assert clear.startswith(
-        "Probabilities rank best on real text (ROC area 0.940, rules on several layers 0.800"
+        "Probabilities tell final predictions from others best on real text (ROC area 0.940, rules on "
     )
     close = reference_tables.ranking(ranked(softmax_margin=0.939, history=0.941))
-    assert close.startswith("Histories of predictions rank best on real text, but hardly better than prob")
+    assert close.startswith("Classifiers on the history of predictions tell final predictions from others")
+    assert ", but hardly better than probabilities (ROC area" in close
     assert "not been measured" in reference_tables.ranking(Both(ranking=pd.DataFrame()))
 
 
@@ -466,7 +467,8 @@ def test_sentences_fit_numbers_of_no_task(monkeypatch):
 
     monkeypatch.setattr(facts, "facts", nowhere)
     page = results_page.page("results", FIGURES.parent)
-    assert "It is: token by token" in page and "FLOPs are saved: the cheapest" in page
+    assert "It is: confidence falls for more of CALM's tokens" in page
+    assert "FLOPs are saved: on average" in page
     assert (
         "Not here. A verified" in page and "The best rule is faster than a fixed layer on every task." in page
     )
@@ -475,6 +477,6 @@ def test_sentences_fit_numbers_of_no_task(monkeypatch):
         in page
     )
     findings = results_page.findings()
-    assert "verified ones do not help" in findings
-    assert "**MEE's open question: in FLOPs no, by the clock no.**" in findings
+    assert "**Verified exits beat full depth on none of the three tasks.**" in findings
+    assert "(MEE's question)? In FLOPs no, by the clock no.**" in findings
     assert "save FLOPs on none of the three tasks (reliably on none), and time on none." in findings

@@ -38,8 +38,13 @@ SCORED = (  # vocabulary entries, by a rule
 RANKED = {  # family of rules -> what ranks, in the plural
     "several layers": "rules on several layers",
     "one layer": "rules on one layer's state",
-    "history of predictions": "histories of predictions",
+    "history of predictions": "classifiers on the history of predictions",
     "pruned": "pruned probabilities",
+}
+PROPERTIES = {  # rows of MEE's Table 1 -> their names in 02
+    "prefix_tokens": "prefix length",
+    "similar_states": "layers with a similar state",
+    "rises_after_0": "similarity rises strictly from the first layer on",
 }
 PUBLISHED_SETTLED = {2: 0.75, 4: 0.9}  # MEE, section 3: layer of 12 -> share of final tokens, CALM
 
@@ -212,9 +217,9 @@ def saturation(stored: StoredTables) -> pd.DataFrame:
     table = pd.concat(tables, ignore_index=True)
     published = table.task == "published"
     table["task"] = table.task.where(published, table.task.map(label) + ", " + table.profile.map(DATA))
-    rises = table.property.replace("rises_after_0", "similarity rises from the first layer on")
-    rises = rises.str.replace("rises_after_", "similarity rises after layer ")
-    table["property"] = rises.map(label) + ", " + table.group + ", " + table.unit
+    names = table.property.replace(PROPERTIES)
+    names = names.str.replace("rises_after_", "similarity rises strictly after layer ")
+    table["property"] = names.map(label) + ", " + table.group + ", " + table.unit
     spread = table.standard_deviation.map(" (sd {:.0f})".format)
     table["mean"] = table["mean"].map("{:.0f}".format) + spread.where(table.standard_deviation.notna(), "")
     return wide(table.drop_duplicates(["property", "task"]), ["property"], "task", "mean")
@@ -389,11 +394,12 @@ def ranking(stored: StoredTables) -> str:
     """Which family of rules ranks best on real text, beside the next; in the picture of the same section."""
     areas = answers.ranking(stored)
     if len(areas) < 2:
-        return "How well rules rank on real text has not been measured yet."
+        return "How well rules tell final predictions from others has not been measured yet on real text."
     best, second = (RANKED.get(family, family) for family in areas.index[:2])
     hardly = ", but hardly better than " + second if areas.iloc[0] - areas.iloc[1] < 0.005 else ""
     numbers = f"{areas.iloc[0]:.3f}, {second} {areas.iloc[1]:.3f}"
-    return f"{best[0].upper()}{best[1:]} rank best on real text{hardly} (ROC area {numbers})."
+    rank = "tell final predictions from others best on real text"
+    return f"{best[0].upper()}{best[1:]} {rank}{hardly} (ROC area {numbers})."
 
 
 SENTENCES: dict[str, Callable[[StoredTables], str]] = {  # field of a page -> a sentence with its numbers

@@ -138,7 +138,7 @@ def _picture(stored: StoredTables, name: str, caption: str) -> str:
             if path.exists():
                 data = "" if profile == PROFILES[0] else f", {DATA[profile]} data"
                 return f"![{caption}{data}]({stored.link(path)})"
-    return f"*No figure is stored yet: {caption}.*"
+    return f"*This figure is not stored yet: {caption[0].lower()}{caption[1:]}.*"
 
 
 def _believe(beliefs: dict[str, list[dict]], question: str) -> str:

@@ -156,8 +156,8 @@ def amateur_conclusion(amateurs: pd.DataFrame) -> str:
         else "JSD often contrasts with the first layer"
     )
     return (
-        f"{nearly}: the amateur is layer 1 for {task_span(shares)} of the tokens (mean of the expert layers "
-        "from 3 on). To find that out, it computes logits at every earlier layer."
+        f"{nearly}: the amateur is layer 1 for {task_span(shares)} of the tokens (mean over the expert "
+        "layers from 3 on). To find that out, it computes logits at every earlier layer."
     )
 
 
@@ -192,8 +192,8 @@ def plausible_conclusion(
         f"At layer {first_layer}, {task_span(at.single)} of the tokens have one plausible entry, and "
         f"{percent_span(at.wrong_single, '{:.1%}')} of these tokens are predicted wrongly. Without the mass "
         "of the plausible set their confidence is 1 by construction. At a threshold of "
-        f"{threshold:g} the public code exits at layer {bare:.2f} on average, and contrast with the mass at "
-        f"{layers['weighted']:.2f}{looser}"
+        f"{threshold:g}, tokens exit at layer {bare:.2f} on average with the public code, and at layer "
+        f"{layers['weighted']:.2f} with the mass{looser}"
     )
 
 
@@ -409,8 +409,8 @@ def pareto_message(verdicts: pd.DataFrame) -> str:
     improves = int(verdicts.improves.sum())
     worse = int(verdicts.worse.sum())
     return (
-        f"Of {len(verdicts)} settings with contrast, {_number(improves, 'beats', 'beat')} the plain margin "
-        f"at equal cost and {_number(worse, 'is', 'are')} clearly worse"
+        f"Of {len(verdicts)} settings with contrast, {_number(improves, 'is', 'are')} clearly better than "
+        f"the plain margin at equal cost and {_number(worse, 'is', 'are')} clearly worse"
     )
 
 
@@ -502,7 +502,7 @@ def lengths_figure(grown: pd.DataFrame):
         xlabel="tokens of the source",
         ylabel="FLOPs if all layers decide\n(1 = full depth)",
         message=(
-            f"Deciding at every layer adds {large.iloc[0] - 1:.0%} to T5-large's FLOPs with "
+            f"Deciding over all entries at every layer adds {large.iloc[0] - 1:.0%} to T5-large's FLOPs with "
             f"{large.index[0]:,} source tokens, and {large.iloc[-1] - 1:.0%} with {large.index[-1]:,} "
             "(counted)"
         ),

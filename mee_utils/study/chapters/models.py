@@ -238,8 +238,8 @@ def seeds_conclusion(spread: pd.DataFrame) -> str:
         row = 100 * spans.loc["flops_share"]
         same = "The same holds for the savings of a rule: the" if row.least > row.seeds else "The"
         sentences.append(
-            f"{same} FLOPs of the pruned margin at 0.9 differ by at most {row.seeds:.0f} percentage points "
-            f"between seeds, and by at least {row.least:.0f} between objectives."
+            f"{same} FLOPs with exits by the pruned margin (03) at 0.9 differ by at most {row.seeds:.0f} "
+            f"percentage points between seeds, and by at least {row.least:.0f} between objectives."
         )
     if "score" in spans.index:
         row = spans.loc["score"]
@@ -306,8 +306,8 @@ def costs_conclusion(costs: pd.DataFrame) -> str:
     where = on_tasks(always[always > 0].index, list(costs.task.unique()))
     return (
         f"Relative to vanilla, CALM's score changes by {task_span(-by_task.mean(), '+z.1f')} points on "
-        f'average over seeds; it is lower with every seed {where}. So "99% of full depth" is 99% of another '
-        "score; 08 therefore also compares exits with vanilla at full depth."
+        f'average over seeds; it is lower with every seed {where}. So "99% of full depth" is not 99% of '
+        "vanilla's score; 08 therefore also compares exits with vanilla at full depth."
     )
 
 

@@ -71,12 +71,12 @@ def settled_conclusion(stable: pd.DataFrame, gain: pd.DataFrame, spread: pd.Data
     first = gain.groupby("model", sort=False).layers_earlier.mean().idxmax()
     layers_earlier = gain[gain.model == first].layers_earlier
     text = (
-        f"Supervising early layers makes predictions final earlier than under vanilla, most of all under "
-        f"{figures.label(first)}: by {span(layers_earlier, '{:.1f}')} layers."
+        "Where earlier layers are supervised, predictions become final earlier than under vanilla, most of "
+        f"all under {figures.label(first)}: by {span(layers_earlier, '{:.1f}')} layers."
     )
     if len(spread):
         widest = (spread.high - spread.low).max()
-        text += f" Another seed moves the mean by at most {widest:.2f} layers."
+        text += f" Another seed moves the mean layer by at most {widest:.2f} layers."
     text += _early_order(stable)
     layers = stable.layer.max()
     early = round(layers / 6)  # as layer 2 of 12, published
@@ -96,8 +96,12 @@ def _early_order(stable: pd.DataFrame) -> str:
     if not set(EXPECTED) <= set(means.index):
         return ""
     order = list(means[list(EXPECTED)].sort_values(ascending=False, kind="stable").index)
-    said = "as expected" if order == list(EXPECTED) else "not as expected"
-    return f" Up to layer {last} the order is {listed(map(figures.label, order))}, {said}."
+    most, *others = map(figures.label, order)
+    said = "as expected" if order == list(EXPECTED) else "not the expected order"
+    return (
+        f" Up to layer {last}, the share of final predictions is largest under {most}, then under "
+        f"{listed(others)}: {said}."
+    )
 
 
 def confidence_figure(confidence: pd.DataFrame, note: str = ""):
@@ -285,10 +289,11 @@ def monotonic_conclusion(strict: pd.DataFrame) -> str:
     best = on_tasks(first[first == "calm"].index, tasks)
     won = share.index[share.calm > share.vanilla]
     return (
-        "MEE concludes from mean confidence that monotonicity holds best for CALM. Token by token, CALM is "
-        f"first {best}, and ahead of vanilla {on_tasks(won, tasks)}: confidence never falls for "
-        f"{percent_span(share.calm)} of CALM's tokens and {percent_span(share.vanilla)} of vanilla's. "
-        f"Vanilla has more room to rise: it starts at {start['vanilla']}, CALM at {start['calm']}."
+        "MEE concludes from mean confidence that monotonicity holds best for CALM. Token by token, "
+        f"confidence never falls for {percent_span(share.calm)} of CALM's tokens and "
+        f"{percent_span(share.vanilla)} of vanilla's: CALM has the largest share of all models {best}, and a "
+        f"larger one than vanilla {on_tasks(won, tasks)}. Vanilla's confidence has more room to rise: its "
+        f"mean at layer 1 is {start['vanilla']}, CALM's {start['calm']}."
     )
 
 
@@ -360,7 +365,7 @@ def _first_layer(per_layer: pd.DataFrame) -> str:
     if len(above) == len(least):
         return "In every model layer 1 is overconfident on every task."
     if not len(above):
-        return "In no model layer 1 is overconfident on every task."
+        return "In no model is layer 1 overconfident on every task."
     others = listed(map(figures.label, least.index[least < LEAST_EXCESS]))
     return (
         f"Layer 1 is overconfident on every task in {listed(map(figures.label, above))}, but not in {others}."
@@ -392,8 +397,8 @@ def _underconfident(per_layer: pd.DataFrame) -> str:
             layers_on.setdefault(where, []).append(f"{_span_of(layers)} of {figures.label(model)}")
     if not layers_on:
         return f"No layer is underconfident by {CLEAR_EXCESS} or more."
-    parts = [f"{listed(layers)} {where}" for where, layers in layers_on.items()]
-    return f"Underconfident by {CLEAR_EXCESS} or more are {'; '.join(parts)}."
+    parts = [f"{where}, {listed(layers)}" for where, layers in layers_on.items()]
+    return f"Layers that are underconfident by {CLEAR_EXCESS} or more: {'; '.join(parts)}."
 
 
 def _span_of(layers: Sequence[int]) -> str:
@@ -452,7 +457,8 @@ def reliability_conclusion(reliability: pd.DataFrame, layer: int) -> str:
     return (
         f"Of the predictions of layer {layer} with a confidence of 0.9 or more, {right[best]:.0%} of "
         f"{figures.label(best)}'s are right on its worst task, and {right[worst]:.0%} of "
-        f"{figures.label(worst)}'s. Where that is far below 0.9, a threshold of 0.9 lets errors exit."
+        f"{figures.label(worst)}'s. Where that is far below 0.9, a threshold of 0.9 lets wrong predictions "
+        "exit."
     )
 
 

@@ -118,14 +118,15 @@ def _minimum_by_model(minimum: pd.DataFrame) -> list[str]:
     parts = []
     for name, rows in minimum.groupby("model", sort=False):
         layers = span(rows.minimum_layer, "{:.0f}")
-        parts.append(f"from layer {layers} on in {figures.label(name)}")
+        plural = "s" if rows.minimum_layer.nunique() > 1 else ""
+        parts.append(f"from layer{plural} {layers} on in {figures.label(name)}")
     return parts
 
 
 def minimum_message(minimum: pd.DataFrame, precision: float) -> str:
     """The minimum exit layer that the rule gives CALM and vanilla."""
     layers = listed(_minimum_by_model(_of_shown_models(minimum)))
-    return f"At least {precision:.0%} of confident predictions are final {layers}"
+    return f"At least {precision:.0%} of confident predictions are the last layer's {layers}"
 
 
 def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
@@ -234,7 +235,7 @@ def kept_message(means: pd.DataFrame) -> str:
     first, last = means.layer.min(), means.layer.max()
     whole = WHOLE_LAST in set(means.rule)
     again = (
-        f"; only a whole last layer does again, at layer {last}"
+        f"; only the {_way(WHOLE_LAST)} does so again, at layer {last}"
         if whole
         else f", and a list from {first + 1} on"
     )
@@ -253,8 +254,8 @@ def kept_conclusion(by_layer: pd.DataFrame) -> str:
     entries = last.groupby("rule", sort=False).ids.mean()
     shortest, longest = entries.idxmin(), entries.idxmax()
     return (
-        f"At the last layer, {_way(longest)} still scores {entries[longest]:,.0f} entries, and "
-        f"{_way(shortest)} {entries[shortest]:.0f}."
+        f"At the last layer, {_way(longest)} still scores {entries[longest]:,.0f} of {rows.ids.max():,.0f} "
+        f"entries, and {_way(shortest)} {entries[shortest]:.0f}."
     )
 
 
@@ -581,7 +582,10 @@ def long_enough(swept: pd.DataFrame) -> dict[str, int]:
 
 def cost_figure(costs: pd.DataFrame, note: str = ""):
     """The cost of one decision in layers, and the exit depth below which it pays, by entries scored."""
-    quantities = {"share_of_layer": "one decision, in layers", "break_even": "break-even exit / depth"}
+    quantities = {
+        "share_of_layer": "FLOPs of one decision, in layers",
+        "break_even": "break-even exit, share of depth",
+    }
     panels = [costs.assign(panel=name, value=costs[column]) for column, name in quantities.items()]
     figure = figures.facets(
         pd.concat(panels, ignore_index=True),
@@ -612,8 +616,9 @@ def cost_message(costs: pd.DataFrame) -> str:
     """What a decision over the whole vocabulary of T5-large costs, and up to which depth it pays."""
     large = costs[costs["shape"] == "t5-large"].sort_values("ids").iloc[-1]
     return (
-        f"At T5-large's size, a decision over all {large.ids:,} entries costs {large.share_of_layer:.1f} "
-        f"layers and pays off only if tokens exit before {large.break_even:.0%} of the depth"
+        f"At T5-large's size, a decision over all {large.ids:,} entries costs the FLOPs of "
+        f"{large.share_of_layer:.1f} layers and pays off only if tokens exit before {large.break_even:.0%} "
+        "of the depth"
     )
 
 
@@ -624,8 +629,8 @@ def cost_conclusion(costs: pd.DataFrame, entries: int = 256) -> str:
         return ""
     row = large.iloc[0]
     return (
-        f"Over {entries} entries, the same decision costs {row.share_of_layer:.2f} layers and pays off if "
-        f"tokens exit before {row.break_even:.0%} of the depth. These are counted FLOPs; 04 times one "
+        f"Over {entries} entries, the same decision costs the FLOPs of {row.share_of_layer:.2f} layers and "
+        f"pays off if tokens exit before {row.break_even:.0%} of the depth. FLOPs are counted; 04 times one "
         "decision at this size."
     )
 
@@ -657,7 +662,7 @@ def equal_conclusion(equal: pd.DataFrame, layers: int, wanted: float = 0.99) -> 
     best = rows.loc[rows.groupby("task", sort=False).flops_share.idxmin()].set_index("task")
     plain = rows[rows.rule == "unpruned"].set_index("task").flops_share
     saved = (plain - best.flops_share).max()
-    barely = f", but by at most {100 * saved:.1f} points" if 0.0005 <= saved < LITTLE else ""
+    barely = f" (cheaper by at most {100 * saved:.1f} points)" if 0.0005 <= saved < LITTLE else ""
     against = f", against {task_span(plain)} for the margin over all entries" if saved >= 0.0005 else ""
     return (
         f"Where {wanted:.0%} of the predictions at the exits are those of full depth, the cheapest rule is "
@@ -679,7 +684,7 @@ def reached_conclusion(equal: pd.DataFrame, layers: int) -> str:
     reached = whole[~_not_reached(whole, layers)]
     does = set(places.task) <= set(reached.task)
     text = f"With a pruned last layer ({ways}), no threshold keeps {wanted:.1%} of the predictions {where}"
-    return f"{text}; with a whole one, a threshold does." if does else f"{text}."
+    return f"{text}; with a whole one, some threshold does." if does else f"{text}."
 
 
 def summary(
@@ -691,8 +696,8 @@ def summary(
     whole = near.get(WHOLE_LAST, most)
     sentences = [
         f"{'No: of' if most < entries else 'Of'} the {entries:,} entries here, a decision of CALM has to "
-        f"score {most} at the layers after the first. Longer lists keep at most half a percentage point more "
-        "of the predictions.",
+        f"score {most} at each layer after the first that decides. Longer lists keep at most half a "
+        "percentage point more of the predictions.",
         f"Before a whole last layer, {whole} are enough." if whole < most else "",
         unreachable_conclusion(lost),
         _cheaper(_calm(complete)),

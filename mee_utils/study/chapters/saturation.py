@@ -94,10 +94,10 @@ def _length_and_rise(tokens: pd.DataFrame, rising: pd.DataFrame) -> str:
     more = rising.index[rising.easy - rising.difficult >= MORE_OFTEN]
     opening = "" if len(longer) or len(more) else " Length and strict rise are not reproduced."
     return (
-        f"{opening} Easy prefixes are at least half as long again as difficult ones "
-        f"{on_tasks(longer, tokens.index)} (published: 58 against 11 tokens). Similarity rises strictly from "
+        f"{opening} Easy prefixes are clearly longer than difficult ones (by half or more; published: 58 "
+        f"against 11 tokens) {on_tasks(longer, tokens.index)}. Similarity rises strictly from "
         f"the first layer for {percent_span(rising.easy)} of the easy and {percent_span(rising.difficult)} "
-        "of the difficult prefixes (published: 24% against 3%): clearly more often "
+        "of the difficult prefixes (published: 24% against 3%); the share of easy ones is clearly larger "
         f"{on_tasks(more, rising.index)}."
     )
 
@@ -129,12 +129,17 @@ def reached_message(by_layer: pd.DataFrame) -> str:
     if final.empty:
         return ""
     layer = by_layer.layer.max() // 3
-    few = f"at most {similar.max():.0%}" if similar.max() >= 0.005 else "almost none"
-    few = "none" if similar.max() == 0 else few
     return (
-        f"After layer {layer}, at least {final.min():.0%} of CALM's predictions are final, but {few} of its "
-        "states are similar to the last layer's"
+        f"After layer {layer}, at least {final.min():.0%} of CALM's predictions are final, but "
+        f"{_few(similar)} of its states are similar to the last layer's"
     )
+
+
+def _few(shares: pd.Series) -> str:
+    """The largest of some shares: "at most 12%", "almost none", "none"."""
+    if shares.max() == 0:
+        return "none"
+    return f"at most {shares.max():.0%}" if shares.max() >= 0.005 else "almost none"
 
 
 def _at_a_third(by_layer: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -153,7 +158,7 @@ def reached_conclusion(by_layer: pd.DataFrame) -> str:
     return (
         "An exit need not wait for a similar state: a state can be far from the last layer's and already "
         f"predict the same token. After layer {by_layer.layer.max() // 3}, {task_span(final)} of CALM's "
-        f"predictions are final and {percent_span(similar)} of its states are similar to the last layer's."
+        f"predictions are final, and {_few(similar)} of its states are similar to the last layer's."
     )
 
 
@@ -291,10 +296,10 @@ def _ease(by_similarity: pd.Series, by_loss: pd.Series) -> str:
     """
     less = by_similarity.index[by_similarity < by_loss]
     if not len(less):
-        return f"Prefixes selected by similarity differ no less: {_later(by_similarity)}."
+        return f"With a selection by similarity they differ no less: {_later(by_similarity)}."
     return (
         "Similarity reflects ease only in part: difficult prefixes selected by it reach their final "
-        f"prediction {_later(by_similarity)}, which is less than by loss "
+        f"prediction {_later(by_similarity)}. This is less than with a selection by loss "
         f"{on_tasks(less, by_similarity.index)}."
     )
 
@@ -317,7 +322,7 @@ def depth_conclusion(depth: pd.DataFrame) -> str:
     best = similar.loc[similar.spearman.abs().idxmax()]
     said = (
         " No property predicts the first similar state well: rank correlations are at most "
-        f"{most:.2f} in size."
+        f"{most:.2f} in magnitude."
     )
     if most >= WEAK:
         said = (

@@ -112,7 +112,7 @@ def curves_conclusion(curves: pd.DataFrame) -> str:
     """The last layer of the models at the end."""
     last = last_points(curves).iloc[:, -1]
     trained = last.drop(index="pretrained", errors="ignore")
-    text = f"At the last layer all trained models end at {span(trained)} nats per token"
+    text = f"At the last layer all models trained on the tasks end at {span(trained)} nats per token"
     if "pretrained" in last.index:
         text += f"; the model that is only pre-trained ends at {last['pretrained']:.2f}"
     return f"{_improving_layers(curves)}{text}."
@@ -137,14 +137,14 @@ def _as_expected(curves: pd.DataFrame, better: pd.DataFrame) -> str:
         points.loc["calm"].iloc[0] - points.loc["calm"].iloc[-1] for points in (before, after)
     )
     in_order = after.loc["calm"].diff().max() < SAME
-    gap = f"({first_gap:.2f} nats lie between the first and the last at first, {last_gap:.2f} in the end)"
+    gap = f"(the gap between the first and the last goes from {first_gap:.2f} to {last_gap:.2f} nats)"
     calm = _converges(curves, "calm")
     order = ", in order of depth" if in_order else ", though not strictly in order of depth"
     texts = [f"CALM's layers {'converge' + order if calm else 'do not converge'} {gap}"]
     vanilla = _only_last(better.loc["vanilla"])
     improve = "only the last ones improve" if vanilla else "not only the last ones improve"
     if not better.loc["vanilla"].any():
-        improve = "no layer improves as much"
+        improve = "no layer improves by that much"
     texts.append(f"under vanilla {improve}")
     holds = {(True, True): "As expected, ", (False, False): "Against the expectation, "}
     start = holds.get((calm, vanilla), "Half as expected: ")
@@ -281,11 +281,16 @@ def ablations_conclusion(share: pd.Series, p: pd.Series) -> str:
 
 def unspoken_conclusion(runs: pd.DataFrame) -> str:
     """What the run answers that was never shown an answer in a sentence."""
-    shares = runs[runs.run == UNSPOKEN].set_index("answer").share
-    if SILENT not in shares.index:
+    shares = runs[runs.answer == SILENT].set_index("run").share
+    if UNSPOKEN not in shares.index:
         return ""
-    return (
+    text = (
         f'The run "{figures.label(UNSPOKEN)}", which never saw an answer in a sentence, gets '
-        f"{some(shares[SILENT])} of the one-word questions right: so short a run learns best from answers "
-        "that spell out each step."
+        f"{some(shares[UNSPOKEN])} of the one-word questions right"
+    )
+    if "recipe" not in shares.index or shares["recipe"] <= shares[UNSPOKEN]:
+        return f"{text}."
+    return (
+        f"{text}, the recipe {some(shares['recipe'])}: so short a run learns best from answers that spell "
+        "out each step."
     )
