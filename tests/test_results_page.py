@@ -349,7 +349,7 @@ def test_the_headline_has_the_fastest_safe_exits_of_each_kind(monkeypatch):
     assert rows.speed.to_dict() == dict(zip(headlines.KINDS, speeds, strict=True)), "one half ranks them"
     assert rows.threshold[headlines.FIXED] == 10, "the first layer that keeps 99 % on average"
     message = headlines.headline_message(rows.reset_index())
-    assert "1 of 1 tasks if verified, on 1 of 1 if a rule decides alone" in message
+    assert "1 of 1 tasks if verified, on 1 of 1 if the fastest rule decides alone" in message
 
 
 def test_the_headline_tells_what_is_not_timed_from_what_is_not_safe(monkeypatch):

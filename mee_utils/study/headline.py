@@ -154,8 +154,8 @@ def headline_message(table: pd.DataFrame, subject: str = "Exits") -> str:
     untimed = f" ({len(open_tasks)} not fully timed)" if open_tasks else ""
     return (
         f"{subject} that keep 99 % of the score beat full depth at batch size 1 on "
-        f"{len(faster[VERIFIED])} of {tasks} tasks if verified, on {rules} of {tasks} if a rule decides "
-        f"alone{untimed}"
+        f"{len(faster[VERIFIED])} of {tasks} tasks if verified, on {rules} of {tasks} if the fastest rule "
+        f"decides alone{untimed}"
     )
 
 

@@ -29,6 +29,10 @@ NAMES = {  # of the ways in a sentence
     ONE: "a rule over one layer",
     SEVERAL: "a rule over several layers",
 }
+CHOSEN = NAMES | {  # where each stands for its kind: of several rules, the fastest in other timing runs
+    ONE: "the fastest rule over one layer",
+    SEVERAL: "the fastest rule over several layers",
+}
 CHEAPEST = {  # kind of rule -> how its cheapest setting is drawn
     kind: figures.Style(f"cheapest rule over {kind}", figures.STYLES[kind].colour, marker)
     for kind, marker in ((open_question.SEVERAL, "^"), (open_question.ONE, "o"))
@@ -166,7 +170,7 @@ def answer_message(ways: pd.DataFrame, quality: float) -> str:
     tasks = single.task.nunique()
     timed = {way: rows.task.nunique() for way, rows in single.groupby("way")}
     of_timed = {way: f" ({_tasks(number)} timed)" if number < tasks else "" for way, number in timed.items()}
-    names = [(way, name) for way, name in NAMES.items() if way in counts]
+    names = [(way, name) for way, name in CHOSEN.items() if way in counts]
     if not names:
         return "Nothing was timed one output at a time"
     texts = [f"{name} on {counts[way] or 'none'}{of_timed[way]}" for way, name in names]
