@@ -261,6 +261,23 @@ def test_every_belief_stands_in_one_section():
     assert set(answers.beliefs(StoredTables())) <= questions
 
 
+def test_a_bug_takes_or_adds_score_where_intervals_are_apart():
+    setting = {"bug": "b", "model": "free", "rule": "fixed", "batch": 50}
+    rows = [  # task, version, retained, low, high
+        ("translation", "published", 0.96, 0.92, 0.99),
+        ("translation", "correct", 0.83, 0.77, 0.89),
+        ("summarization", "published", 0.5, 0.4, 0.6),
+        ("summarization", "correct", 0.9, 0.8, 1.0),
+        ("question_answering", "published", 0.8, 0.7, 0.9),
+        ("question_answering", "correct", 0.9, 0.8, 1.0),
+    ]
+    columns = ["task", "version", "retained", "low", "high"]
+    table = pd.DataFrame(rows, columns=columns).assign(profile="real", **setting)
+    said = reference_tables.bug_effect(Given(published_bugs=table), "b")
+    assert "1 of 3 settings keep less of the score and 1 more (real translation 96% instead of 83%)" in said
+    assert reference_tables.bug_effect(Given(published_bugs=table), "another") == "not measured yet."
+
+
 def test_what_limits_exits_says_where_no_rule_spends_as_little():
     row = {"task": "translation", "flops_share": 0.6, "oracle": 0.998, "exact": 1.0}
     (found,) = answers.limits(Given(limits_at_equal_flops=pd.DataFrame([row]))).to_dict("records")

@@ -14,7 +14,7 @@ from ..study import result_tables
 from ..study.catalogue import MAIN_MODEL, MAIN_SWEEP, RULES, SURVEY, Rule
 from ..study.figures import label
 from ..study.headline import QUALITY
-from ..study.prose import span
+from ..study.prose import listed, span
 from ..study.result_tables import KEEPS_IT, UNDECIDED, best_of_families
 from ..tasks.kinds import TASKS
 from . import answers, gpu_tables, published_numbers
@@ -293,6 +293,32 @@ def bug_table(stored: StoredTables, bug: str) -> pd.DataFrame:
     versions = rows.version.replace({"published": "with the bug", "correct": "without"})
     keys = ["profile", "model", "rule", "batch", "version"]
     return wide(rows.assign(cell=cells, version=versions), keys, "task", "cell")
+
+
+def bug_effect(stored: StoredTables, bug: str) -> str:
+    """In how many settings a bug takes score, and where it adds some.
+
+    Settings count whose interval with the bug does not overlap that without.
+    """
+    rows = stored.table("measured", "published_bugs")
+    rows = rows[rows.bug == bug]
+    if rows.empty:
+        return "not measured yet."
+    setting = [*TASK, "model", "rule", "batch"]
+    with_bug = rows[rows.version == "published"].set_index(setting)
+    without = rows[rows.version == "correct"].set_index(setting).reindex(with_bug.index)
+    loses = with_bug.high < without.low
+    gains = with_bug.low > without.high
+    kept = pd.DataFrame({"with_bug": with_bug.retained, "without": without.retained})[gains].reset_index()
+    gained = [
+        f"{DATA[row.profile]} {label(row.task)} {row.with_bug:.0%} instead of {row.without:.0%}"
+        for row in kept.itertuples()
+    ]
+    more = f"{len(gained)} more ({listed(gained)})" if gained else "none more"
+    return (
+        f"with the bug, {loses.sum() or 'none'} of {len(loses)} settings keep less of the score and {more}; "
+        "in the others the intervals overlap."
+    )
 
 
 def bug_examples(stored: StoredTables) -> str:

@@ -102,6 +102,7 @@ def _filled(name: str, folder: Path, table) -> str:
         sections=ledger_page.sections(stored),
         bugs=BUGS,
         label=label,
+        bug_effect=partial(reference_tables.bug_effect, stored),
         bug_table=partial(_bug_table, folder),
         of_tasks=facts.of_tasks,
         percent=facts.percent,
