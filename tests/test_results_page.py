@@ -273,9 +273,9 @@ def test_a_bug_takes_or_adds_score_where_intervals_are_apart():
     ]
     columns = ["task", "version", "retained", "low", "high"]
     table = pd.DataFrame(rows, columns=columns).assign(profile="real", **setting)
-    said = reference_tables.bug_effect(Given(published_bugs=table), "b")
+    said = reference_tables.bug_effect(Both(published_bugs=table), "b")
     assert "1 of 3 settings keep less of the score and 1 more (real translation 96% instead of 83%)" in said
-    assert reference_tables.bug_effect(Given(published_bugs=table), "another") == "not measured yet."
+    assert reference_tables.bug_effect(Both(published_bugs=table), "another") == "not measured yet."
 
 
 def test_what_limits_exits_says_where_no_rule_spends_as_little():
