@@ -192,11 +192,13 @@ def limits_conclusion(limits: pd.DataFrame, losses: pd.DataFrame, threshold: flo
         else "no rule spends as little"
     )
     at = losses[losses.threshold == threshold].set_index("task")
+    by_states = on_tasks(at.index[at.loss_by_states > at.loss_by_decisions], list(at.index))
     oracle = f"The oracle keeps {task_span(by_task.oracle, '.1%')}, and {beside}."
     return (
         f"{_what_limits(by_task, rules)}{oracle} At a threshold of {threshold:g}, wrong decisions of the "
         f"margin change {task_span(at.loss_by_decisions, '.1%')} of the output (mean consistency loss), and "
-        f"copied states another {task_span(at.loss_by_states, '.1%')}."
+        f"copied states another {task_span(at.loss_by_states, '.1%')}. Copied states change more of the "
+        f"output than wrong decisions {by_states}."
     )
 
 

@@ -155,10 +155,11 @@ def clearly_above(first: pd.DataFrame, second: pd.DataFrame, column: str = "roc_
 
     Args:
         first: the rows of one way of training by task, with draws (`statistics.estimates`).
-        second: those of another, in the same order.
+        second: those of another.
         column: what is compared.
     """
-    difference = estimates(first, column) - estimates(second, column)  # [task]
+    beside = second.loc[first.index]
+    difference = estimates(first, column) - estimates(beside, column)  # [task]
     return first.index[difference.low > 0]
 
 
