@@ -482,9 +482,9 @@ def long_conclusion(long_costs: pd.DataFrame) -> str:
     flops = long_costs.groupby("rule").flops_share.mean() - 1
     added = {whole: f"{flops[whole]:.1%} ({flops[pruned]:.1%})" for whole, pruned in PRUNED_FORMS.items()}
     return (
-        f"Where every layer decides, the plain margin adds {added[MARGIN]} to the FLOPs of full depth, "
-        f"weighted contrast {added['weighted']} and JSD contrast {added['jsd']}; in brackets, over a few "
-        "entries."
+        f"Sources have {long_costs.source_tokens.mean():,.0f} tokens on average. Where every layer decides, "
+        f"the plain margin adds {added[MARGIN]} to the FLOPs of full depth, weighted contrast "
+        f"{added['weighted']} and JSD contrast {added['jsd']}; in brackets, over a few entries."
     )
 
 
