@@ -255,7 +255,7 @@ def published_pruning(stored: StoredTables) -> pd.DataFrame:
     # "full_depth" is the paper's name for an unpruned margin: its tokens exit
     rows = rows.replace({"reduction": {"full_depth": "margin, no pruning"}})
     table = rows[["model", "dataset", "reduction", "our_model", "our_task"]].assign(
-        published_score=rows.score,
+        published_score=rows.score.map("{:.1f}".format),
         published_kept=kept.map("{:.0%}".format, na_action="ignore"),
         published_depth=rows.depth.map("{:.0%}".format, na_action="ignore"),
         kept_here=ours.map("{:.0%}".format, na_action="ignore"),
@@ -271,7 +271,7 @@ def published_main_figure(stored: StoredTables) -> pd.DataFrame:
     if rows.empty:
         published = published_numbers.published_main_figure()
         columns = ["task", "dataset", "rule", "metric", "score", "samples_per_second"]
-        return published[columns].assign(score=published.score.map("{:.2f}".format))
+        rows = published[columns]
     numbers = rows.select_dtypes("float").columns
     texts = {column: rows[column].map("{:.2f}".format, na_action="ignore") for column in numbers}
     return rows.assign(**texts)
