@@ -116,7 +116,7 @@ def answer_figure(
 
     `absent`: (task, way) -> what is written in place of a speed, from `absent_ways`.
     """
-    batches = "filled: one output at a time, hollow: in batches"
+    batches = "filled: one output at a time, hollow: in batches; whiskers: range over timing runs"
     return figures.facets(
         ways,
         _draw_ways,
@@ -265,7 +265,10 @@ def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) ->
     where = "depending on the task" if numbers.nunique() > 1 else "on every task"
     comma = "," if numbers.nunique() > 1 else ""
     keep = "rule keeps" if numbers.max() == 1 else "rules keep"
-    counted = f"{span(numbers, '{:d}')} {keep} {quality:.0%} reliably{comma} {where}."
+    saving = sure[sure.flops_share < 1].groupby("task").size().reindex(tasks, fill_value=0)
+    save = "saves" if saving.max() == 1 else "save"
+    dear = "" if saving.tolist() == numbers.tolist() else f"; {span(saving, '{:d}')} of them {save} FLOPs"
+    counted = f"{span(numbers, '{:d}')} {keep} {quality:.0%} reliably{comma} {where}{dear}."
     if sure.empty:
         return counted
     ordered = sure.sort_values("flops_share", kind="stable")
@@ -558,7 +561,13 @@ def _draw_bugs(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
     band = figures.BAND if "low" in rows else None
     moved = rows.assign(height=rows.height + apart)
     figures.dots(axis, moved, "retained", "height", by="version", xband=band, styles=VERSIONS, markersize=5)
-    axis.set_yticks(range(len(names)), names, fontsize=9)
+    axis.set_yticks(range(len(names)), [_bug_in_words(name) for name in names], fontsize=9)
+
+
+def _bug_in_words(name: str) -> str:
+    """A case of `named_bugs`, its bug as readers know it."""
+    bug, case = name.split(": ", 1)
+    return f"{figures.label(bug)}: {case}"
 
 
 def _losses(bugs: pd.DataFrame) -> pd.Series:
@@ -581,7 +590,7 @@ def bugs_message(bugs: pd.DataFrame) -> str:
 def bugs_conclusion(bugs: pd.DataFrame) -> str:
     """What the worst bugs cost at most."""
     losses = _losses(bugs).sort_values(ascending=False, kind="stable")
-    texts = [f"{min(loss, 1):.0%} ({bug})" for bug, loss in losses.head(2).items()]
+    texts = [f"{min(loss, 1):.0%} ({figures.label(bug)})" for bug, loss in losses.head(2).items()]
     return (
         f"The worst bugs cost up to {listed(texts)} of the full score. The table says which published number "
         "each may explain."

@@ -195,10 +195,10 @@ def prefixes_message(drawn: pd.DataFrame, threshold: float) -> str:
     spans = layers.apply(lambda row: span(row, "{:.0f}"), axis=1)
     parts = [
         f"{group} {noun} at layers {spans[group]}"
-        for group, noun in (("easy", "prefixes first resemble the last layer's state"), ("difficult", "ones"))
+        for group, noun in (("easy", "ones become similar"), ("difficult", "ones"))
         if group in spans.index
     ]
-    return f"In CALM, {', '.join(parts)}"
+    return f"Of these prefixes of CALM, {', '.join(parts)}"
 
 
 def prefixes_conclusion(drawn: pd.DataFrame) -> str:
