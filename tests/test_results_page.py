@@ -383,7 +383,7 @@ def asked_tables(**values):
 
 def test_the_table_of_readme_has_the_cheapest_rules_of_each_kind_at_a_mean_score():
     table = answers.winners(asked_tables()).set_index("speed")
-    cells = table.loc["FLOPs at a mean of 99%, one-layer / several-layer"]
+    cells = table.loc["FLOPs at a mean score of 99%, one-layer / several-layer"]
     assert cells["translation"] == "70% / 60%" and cells["summarization"] == "none / 110%"
     assert cells["question answering"] == "none"
 

@@ -151,6 +151,7 @@ def _draw_ways(axis, rows: pd.DataFrame, absent: Mapping[tuple[str, str], str]) 
                 textcoords="offset points",
                 fontsize=9,
                 ha="center",
+                bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.5},
             )
     axis.axvline(1.0, color=figures.GREY, linewidth=1)
     axis.margins(x=0.12)
@@ -239,12 +240,13 @@ def open_question_conclusion(asked: open_question.Answers, tasks: Sequence[str],
     where = capitalized(on_tasks(untimed, tasks))
     not_timed = f" {where}, some of these rules are not timed." if untimed else ""
     some = f"some of them beat full depth in every timing run {on_tasks(faster, tasks)}"
+    unexpected = " (expected: on none)" if ahead else ""
     clock = some if faster else "none that is timed beats full depth in every timing run"
     return (
         f"{open_question_message(asked, tasks)} At a mean of {quality:.0%} of the score they save FLOPs "
         f"{_where_and_how_much(asked.mean, tasks)}; the cheapest rule over one layer takes "
         f"{task_span(open_question.flops(asked.mean, open_question.ONE))}. On the examples on which they are "
-        f"chosen, several layers are cheaper {on_tasks(ahead, tasks)}. Reliably, they save FLOPs "
+        f"chosen, several layers are cheaper {on_tasks(ahead, tasks)}{unexpected}. Reliably, they save FLOPs "
         f"{_where_and_how_much(asked.reliable, tasks)}. By the clock, one output at a time, "
         f"{clock}.{not_timed}"
     )

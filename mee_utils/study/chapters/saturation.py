@@ -367,7 +367,7 @@ _NAMES = {
 
 def difficulty_figure(by_difficulty: pd.DataFrame, note: str = ""):
     """How deep each kind of token goes until its prediction is final, and until its state is similar."""
-    names = {"settled_from": "final from layer", "first_similar": "similar from layer"}
+    names = {"settled_from": "prediction is final", "first_similar": "state is similar"}
     shown = by_difficulty[by_difficulty.model.isin(SHOWN_MODELS)]
     return figures.facets(
         shown.assign(until=shown.depth.map(names)),
