@@ -47,7 +47,7 @@ synthetic = {name: task for name, task in tasks.items() if task.spans}
 # A language model runs every layer for every token, whether it predicts "York" after "New" or the answer to a hard
 # question. With exits, a token whose confidence exceeds a threshold after some layer takes that layer's prediction.
 # Later tokens still attend to this token at every layer, so the layers it skipped compute their keys and values from
-# the state at its exit.
+# the state at its exit. (Dotted: the token is fed in at the next position.)
 
 # %%
 experiment.save_drawing(drawings.decoder_drawing(), "decoder")

@@ -33,6 +33,7 @@ seed = 0  # which tokens Figure 3 shows
 
 # %% tags=["hide-input"]
 import pandas as pd
+from IPython.display import display
 
 from mee_utils import ExitPolicy, Experiment, trace
 from mee_utils.analysis import monotonicity
@@ -41,7 +42,7 @@ from mee_utils.analysis.model_quality import seed_spread
 from mee_utils.analysis.statistics import difference_interval, mean_interval
 from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
-from mee_utils.study import drawing
+from mee_utils.study import drawing, figures
 from mee_utils.study.chapters import monotonicity as chapter
 from mee_utils.study.prose import conclude
 from mee_utils.study.result_tables import read_retrained
@@ -222,7 +223,7 @@ conclude(chapter.reliability_conclusion(reliability, thirds[0]))
 # A trace, the stored outputs of all layers at full depth, tells what any exit rule *would* have done at each layer, for
 # thousands of thresholds in seconds. The decoder does it for real: a token that exits early hands its state on as keys
 # and values for the layers that it skipped, and a wrong token is fed back. Here are the rules that need no training,
-# with MEE's published settings (threshold 0.9, decay 4, no exit before a third of the depth), a fixed exit layer there,
+# with MEE's published threshold and decay (0.9 and 4; no exit before a third of the depth), a fixed exit layer there,
 # and the oracle. Later notebooks trust a replay only as far as the two agree. `same_exit` counts tokens up to the first
 # one that differs from the full-depth output; `flops_share` includes the decisions, so it can exceed 1.
 
@@ -271,7 +272,10 @@ exit_layer = training.exit_layer("free", layers) if "free" in training.backbones
 
 # %%
 verdicts = claims.judge("01_monotonicity", tables, exit_layer=exit_layer, third=layers // 3)
-experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours", "alone"]]
+verdicts = experiment.save_table(verdicts, "claims")
+verdicts = verdicts.assign(task=verdicts.task.map(figures.label))
+with pd.option_context("display.max_colwidth", None):
+    display(verdicts[["claim", "published", "task", "ours", "alone"]])
 
 # %% [markdown]
 # ## What this shows

@@ -16,15 +16,17 @@
 # at layer $l$, and the first layer whose state is similar to the last layer's, are
 #
 # $$c_t^l = \cos\bigl(n(h_t^l),\,n(h_t^L)\bigr),
-# \qquad f_t = \min\,\{\,l : c_t^l \ge \theta\,\}, \quad \theta = 0.9.$$
+# \qquad f_t = \min\,\{\,l : c_t^l \ge \theta\,\}, \quad \theta = 0.9,$$
+#
+# where $n$ is the final layer norm and $L$ the last layer.
 #
 # We repeat the published selection, show how much of the table follows from the selection alone, and compare it with
 # measures of difficulty that do not look at states: the model's loss, the frequency of a token, its position, and, on
 # synthetic data, what it *takes* to produce it.
 #
 # **Expectation, before running:** the published contrast in depth will reappear, because it is built in,
-# and shrink once tokens are selected by something else; depth will follow true difficulty, but less closely
-# than it follows loss.
+# and shrink once tokens are selected by something else; the layer of the final prediction will follow true
+# difficulty, but less closely than it follows loss.
 
 # %% tags=["parameters"]
 profile = "small"  # which models and corpora: small, real
@@ -41,6 +43,7 @@ from itertools import chain
 
 import numpy as np
 import pandas as pd
+from IPython.display import display
 
 from mee_utils import Experiment, trace
 from mee_utils.analysis import saturation
@@ -51,6 +54,7 @@ from mee_utils.analysis.survey import by_part
 from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
 from mee_utils.paper.published_numbers import published_saturation
+from mee_utils.study import figures
 from mee_utils.study.chapters import saturation as chapter
 from mee_utils.study.prose import conclude
 from mee_utils.tasks.synthetic.words import DIFFICULTIES
@@ -207,14 +211,14 @@ if synthetic:
     conclude(chapter.difficulty_conclusion(by_difficulty))
 else:
     conclude(
-        "Difficulty is known of synthetic data alone: this chapter's page on those shows depth against it."
+        "Difficulty is known only for synthetic data; this chapter's page on them shows depth against it."
     )
 
 # %% [markdown]
 # ## Confident, and not saturated
 #
 # A layer can be confident of the token while its state is still far from the last layer's. For how many tokens does the
-# top-1 probability exceed the threshold after a third of the layers, and how many have a similar state by then? And do
+# top-1 probability exceed $\theta$ too after a third of the layers, and how many have a similar state by then? And do
 # tokens get easier along an output? We look at the entropy of the last layer in each third of the outputs.
 
 # %% tags=["hide-input"]
@@ -257,7 +261,10 @@ tables = {
 
 # %%
 verdicts = claims.judge("02_saturation", tables, layers=layers)
-experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours", "alone"]]
+verdicts = experiment.save_table(verdicts, "claims")
+verdicts = verdicts.assign(task=verdicts.task.map(figures.label))
+with pd.option_context("display.max_colwidth", None):
+    display(verdicts[["claim", "published", "task", "ours", "alone"]])
 
 # %% [markdown]
 # ## What this shows

@@ -56,13 +56,14 @@ bench = result_tables.bench_command(name)
 # %% [markdown]
 # ## What limits exits: decisions or states?
 #
-# The oracle exits at the first layer from which on the prediction is the last layer's, so that it makes no wrong
+# The oracle exits at the first layer after which the prediction never changes again, so that it makes no wrong
 # decision. It is decoded in three ways. With *copied states* (CALM, MEE) a skipped layer takes its keys and values
 # from the exit state: what the oracle loses is lost to states that were never computed. With *exact states*
 # (FREE's parallel pass) a later token that goes deeper takes the waiting ones along. *Verified*, exits are drafts
 # that the last layer checks: the output is that of full depth, and every layer is run. The best rule is selected on
-# validation examples, among all that spend no more there than the oracle. The margin's line takes the best
-# settings, over all vocabulary entries or a few.
+# validation examples, among all that spend no more there than the oracle. The line of the margin
+# joins its best settings, whether they score all vocabulary entries or a few. At one threshold, what decisions and
+# states lose does not say which is the limit: a strict margin is seldom wrong, but exits late. Equal FLOPs do.
 
 # %% tags=["hide-input"]
 oracle_tables = result_tables.read_oracle(name, tasks)
@@ -106,12 +107,9 @@ if len(at_published):
     experiment.save_figure(figure, "main_figure", at_published)
     conclude(main_figure.main_conclusion(at_published))
 
-# %% [markdown]
-# Longer outputs take longer, so samples a second also depend on how much a rule writes; tokens a second do not.
-# The same settings at both batch sizes, without the cut; hollow points exit from layer 4 on.
-
 # %%
 if len(at_published):
+    conclude(main_figure.BY_BATCH)
     figure = main_figure.by_batch(at_published, tasks, clock)
     experiment.save_figure(figure, "main_figure_by_batch", at_published[at_published.decoder == EXACT])
     beside = experiment.save_table(beside_main_figure(at_published, experiment.layers), "beside_published")
@@ -124,8 +122,8 @@ if len(at_published):
 # trained like `vanilla`, on as many examples (`make retrain`). *Exit heads* are trained on a frozen model; CALM's
 # objective trains the model itself. Everything is set beside the **full depth of vanilla**, so that what training for
 # exits costs before any token exits (00) counts too. Each line is the Pareto front of one
-# kind. Exit settings are selected on the examples that they are shown on; the shallow decoders are not, so this
-# comparison favours exits.
+# kind; dotted lines mark all of vanilla's score and 99 % of it. Exit settings are selected on the examples that they
+# are shown on; the shallow decoders are not, so this comparison favours exits.
 
 # %% tags=["hide-input"]
 shallow = result_tables.read_retrained(name, "rivals")
@@ -221,7 +219,8 @@ conclude(rivals.baseline_conclusion(beside_both, quality))
 # ## The guarantee
 #
 # For each rule we take the last threshold $\lambda$ that passes when thresholds are tested from the safest down, one
-# p-value each (*Learn then Test*), so that
+# p-value each (*Learn then Test*), from the Hoeffding-Bentkus bound or from betting (Waudby-Smith and Ramdas, WSR), so
+# that
 #
 # $$P\left(\mathbb{E}[\ell(\hat\lambda)] \le \delta\right) \ge 1 - \varepsilon .$$
 #
@@ -280,7 +279,8 @@ conclude(chapter.bugs_conclusion(bugs))
 
 # %% tags=["hide-input"]
 pd.set_option("display.max_colwidth", None, "display.max_rows", None)
-pd.DataFrame.from_dict(BUGS, orient="index")[["source", "what", "published", "explains"]]
+published_bugs = pd.DataFrame.from_dict(BUGS, orient="index").rename(index=figures.label)
+published_bugs[["source", "what", "published", "explains"]]
 
 # %% [markdown]
 # ## The ledger: every statement that these models can test
@@ -337,7 +337,7 @@ conclude(
 
 # %% [markdown]
 # A guarantee is about the *mean* loss against the model's own full output, one rule at a time, over inputs like the
-# calibration inputs; it says nothing of single outputs. Results on these mini models do not carry over to T5-large;
+# calibration inputs; it says nothing of single outputs. Results on these mini models need not carry over to T5-large;
 # profile `paper` is there to test them.
 #
 # **Next:** [09](09_thresholds.ipynb) and [10](10_confidence.ipynb), what else the survey says.

@@ -895,6 +895,8 @@ def test_what_is_reliably_kept_is_said_in_sentences():
     said = answer.kept_conclusion(sure, TASKS, 0.99)
     assert said.startswith("1 to 2 rules keep 99% reliably, depending on the task. The cheapest takes 60%")
     assert said.endswith(" on every task). Over several layers, the cheapest takes 90%.")
+    dear = answer.kept_conclusion(sure.assign(flops_share=[1.1, 0.6, 0.7]), TASKS, 0.99)
+    assert dear.startswith("1 to 2 rules keep 99% reliably, depending on the task; 1 of them saves FLOPs.")
     assert answer.kept_conclusion(sure[:0], TASKS, 0.99).startswith("0 rules keep 99%")
     assert answer.kept_conclusion(sure[1:], TASKS, 0.99).startswith(
         "1 rule keeps 99% reliably on every task."

@@ -281,7 +281,7 @@ def _flops_row(stored: StoredTables) -> dict[str, str]:
     kinds = [open_question.flops(mean, kind) for kind in (open_question.ONE, open_question.SEVERAL)]
     shares = pd.concat(kinds, axis=1).map("{:.0%}".format, na_action="ignore").fillna("none")
     cells = {label(task): " / ".join(texts) for task, *texts in shares.itertuples()}
-    return {SPEED: f"FLOPs at a mean of {QUALITY:.0%}, one-layer / several-layer"} | cells
+    return {SPEED: f"FLOPs at a mean score of {QUALITY:.0%}, one-layer / several-layer"} | cells
 
 
 def open_asked(stored: StoredTables, profile: str) -> open_question.Answers:

@@ -125,13 +125,19 @@ def _headline_facts() -> dict:
             "one": len(faster[ONE]),
             "fixed": len(faster[FIXED]),
             "undecided": len(undecided_tasks(rows)),
-            "at_least": int(((rows.untimed > 0) & rows.speed.notna()).sum()),
+            "at_least": _at_least(rows),
         },
         # a task without a rule counts, and one with a rule that was not timed does not
         "fixed_not_slower": int((fixed.round(2) >= rules.reindex(fixed.index, fill_value=0).round(2)).sum()),
         "verified": {"least": verified.min(), "most": verified.max()},
         "synthetic_best": unverified.speed.max(),
+        "some_at_least": _at_least(rows) + _at_least(synthetic) > 0,
     }
+
+
+def _at_least(rows: pd.DataFrame) -> int:
+    """How many speeds of a headline are marked "≥", since a rule that was not timed may be faster."""
+    return int(((rows.untimed > 0) & rows.speed.notna()).sum())
 
 
 def _shallow_facts(stored: StoredTables) -> dict | None:

@@ -41,6 +41,11 @@ RANKED = {  # family of rules -> what ranks, in the plural
     "history of predictions": "classifiers on the history of predictions",
     "pruned": "pruned probabilities",
 }
+PEERS = {  # part of a peer's name in `decoder.csv` -> how `transformers` runs
+    "transformers generate": "with the attention that it chooses",
+    "static cache": "with a static cache, compiled",
+    "assistant": "with its first layers as an assistant that is always right",
+}
 PROPERTIES = {  # rows of MEE's Table 1 -> their names in 02
     "prefix_tokens": "prefix length",
     "similar_states": "layers with a similar state",
@@ -407,6 +412,13 @@ def lost_to_int8(stored: StoredTables) -> str:
     return f"{faster}: {', '.join(times)}."
 
 
+def peers(stored: StoredTables) -> str:
+    """How `transformers` was run beside our decoder at full depth, of what was timed."""
+    against = set(stored.decoder_bench("full depth", every_machine=True).against)
+    ways = [way for name, way in PEERS.items() if any(name in peer for peer in against)]
+    return f"`transformers` {listed(ways)}"
+
+
 def not_simulated(stored: StoredTables) -> str:
     """Of which profiles nothing was played at other sizes yet, and the command that does it."""
     missing = [profile for profile in PROFILES if profile not in set(stored.shapes_bench().profile)]
@@ -433,6 +445,7 @@ SENTENCES: dict[str, Callable[[StoredTables], str]] = {  # field of a page -> a 
     "lost_to_int8": lost_to_int8,
     "not_simulated": not_simulated,
     "on_gpu": gpu_tables.sentence,
+    "peers": peers,
     "planning": planning,
     "ranking": ranking,
 }

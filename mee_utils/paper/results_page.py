@@ -155,7 +155,7 @@ def _tests(belief: dict) -> str:
     """How many tests of the ledger speak for a belief and against it."""
     counts = {kind: belief[kind] or "none" for kind in ("supported", "contradicted", "undecided")}
     if set(counts.values()) == {"none"}:
-        return "It rests on the table above; no paper states it."
+        return "It rests on the table above."
     verdicts = f"{counts['supported']} for, {counts['contradicted']} against"
     return f"Ledger tests: {verdicts}, {counts['undecided']} undecided."
 

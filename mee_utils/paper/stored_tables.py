@@ -14,6 +14,7 @@ import pandas as pd
 from ..common.files import ROOT, read_yaml
 from ..study import result_tables
 from ..study.figures import label
+from ..study.prose import listed
 from ..study.result_tables import BENCH, GPU, PARTS, missed, one_machine, read_timings
 
 FIGURES = ROOT / "figures"
@@ -120,9 +121,18 @@ class StoredTables:
         return [f"{name} ({', '.join(tables)})" for name, tables in links.items()]
 
     def _timed_on(self, paths: list[Path]) -> str:
-        """The machines that timed what is shown: ", on AMD EPYC with 2 cores (torch 2.13.0)"."""
-        machines = [text for path in paths for text in _describe_machines(path, self.machines[path])]
-        return f", on {' and on '.join(dict.fromkeys(machines))}" if machines else ""
+        """The machines that timed what is shown: ", on AMD EPYC with 2 cores (torch 2.13.0)".
+
+        Machines with the same cores and torch stand together: ", on A and B with 2 cores (torch 2.13.0)".
+        """
+        alike: dict[str, list[str]] = {}
+        for path in paths:
+            for name, equipment in _describe_machines(path, self.machines[path]):
+                names = alike.setdefault(equipment, [])
+                if name not in names:
+                    names.append(name)
+        machines = [f"{listed(names)} {equipment}" for equipment, names in alike.items()]
+        return f", on {' and on '.join(machines)}" if machines else ""
 
     def link(self, path: Path) -> str:
         """The address of a file, seen from the page."""
@@ -136,17 +146,17 @@ class StoredTables:
         self.machines.setdefault(path, set()).update(machines)
 
 
-def _describe_machines(path: Path, shown: set[str]) -> list[str]:
-    """ "AMD EPYC with 2 cores (torch 2.13.0)" for each machine that timed what is shown of a table.
+def _describe_machines(path: Path, shown: set[str]) -> list[tuple[str, str]]:
+    """("AMD EPYC", "with 2 cores (torch 2.13.0)") for each machine that timed what is shown of a table.
 
-    Of a GPU "NVIDIA H100 80GB HBM3 (torch 2.11.0)".
+    Of a GPU ("NVIDIA H100 80GB HBM3", "(torch 2.11.0)").
     """
     all_machines = json.loads(path.with_name(result_tables.MACHINES).read_text(encoding="utf-8"))
     described = []
     for name, machine in all_machines[path.stem].items():
         if name in shown:
-            cores = "" if "cuda" in machine else f" with {machine['cores']} cores"
-            described.append(f"{name}{cores} (torch {machine['torch']})")
+            cores = "" if "cuda" in machine else f"with {machine['cores']} cores "
+            described.append((name, f"{cores}(torch {machine['torch']})"))
     return described
 
 

@@ -40,7 +40,7 @@ def decoder_drawing() -> matplotlib.figure.Figure:
             _feed_back(axis, x, layers)
     for layer in range(1, layers + 1):
         axis.text(11.0, layer, f"layer {layer}", ha="right", va="center", fontsize=8.5, color=GREY)
-    _key(axis, 8.05, {RUN: "layer is run", WAITS: "layer is skipped: keys and values of the exit's state"})
+    _key(axis, 8.05, {RUN: "layer is run", WAITS: "layer is skipped: keys and values from the exit state"})
     return figure
 
 
@@ -60,7 +60,7 @@ def _encoder(axis, layers: int) -> None:
 
 
 def _layer_of_token(axis, x: float, layer: int, exit_layer: int) -> None:
-    """One layer at one token: run, or filled with keys and values of the exit's state."""
+    """One layer at one token: run, or filled with keys and values from the exit state."""
     if layer <= exit_layer:
         _box(axis, x, layer, "", RUN)
         _arrow(axis, (x, layer - 0.75), (x, layer - 0.32))

@@ -219,8 +219,8 @@ def rivals_conclusion(table: pd.DataFrame, equal_cost: pd.DataFrame, quality: fl
         most = heads.groupby("task").kept.max()
         enough = ", so training heads alone is not enough" if most.max() < quality else ""
         yield (
-            "Exit heads on the frozen vanilla model read few entries, but all at the last layer, so that a "
-            "token that does not exit is full depth's. For fewer FLOPs than vanilla they keep at most "
+            "Exit heads on the frozen vanilla model score few vocabulary entries, the last layer all: "
+            "pruning changes no token that does not exit. For fewer FLOPs than vanilla they keep at most "
             f"{task_span(most, '.1%')} of its score{enough}."
         )
 

@@ -120,7 +120,7 @@ def answer_figure(
 
     `absent`: (task, way) -> what is written in place of a speed, from `absent_ways`.
     """
-    batches = "filled: one output at a time, hollow: in batches"
+    batches = "filled: one output at a time, hollow: in batches; whiskers: range over timing runs"
     return figures.facets(
         ways,
         _draw_ways,
@@ -155,6 +155,7 @@ def _draw_ways(axis, rows: pd.DataFrame, absent: Mapping[tuple[str, str], str]) 
                 textcoords="offset points",
                 fontsize=9,
                 ha="center",
+                bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.5},
             )
     axis.axvline(1.0, color=figures.GREY, linewidth=1)
     axis.margins(x=0.12)
@@ -243,12 +244,13 @@ def open_question_conclusion(asked: open_question.Answers, tasks: Sequence[str],
     where = capitalized(on_tasks(untimed, tasks))
     not_timed = f" {where}, some of these rules are not timed." if untimed else ""
     some = f"some of them beat full depth in every timing run {on_tasks(faster, tasks)}"
+    unexpected = " (expected: on none)" if ahead else ""
     clock = some if faster else "none that is timed beats full depth in every timing run"
     return (
         f"{open_question_message(asked, tasks)} At a mean of {quality:.0%} of the score they save FLOPs "
         f"{_where_and_how_much(asked.mean, tasks)}; the cheapest rule over one layer takes "
         f"{task_span(open_question.flops(asked.mean, open_question.ONE))}. On the examples on which they are "
-        f"chosen, several layers are cheaper {on_tasks(ahead, tasks)}. Reliably, they save FLOPs "
+        f"chosen, several layers are cheaper {on_tasks(ahead, tasks)}{unexpected}. Reliably, they save FLOPs "
         f"{_where_and_how_much(asked.reliable, tasks)}. By the clock, one output at a time, "
         f"{clock}.{not_timed}"
     )
@@ -269,7 +271,10 @@ def kept_conclusion(sure: pd.DataFrame, tasks: Sequence[str], quality: float) ->
     where = "depending on the task" if numbers.nunique() > 1 else "on every task"
     comma = "," if numbers.nunique() > 1 else ""
     keep = "rule keeps" if numbers.max() == 1 else "rules keep"
-    counted = f"{span(numbers, '{:d}')} {keep} {quality:.0%} reliably{comma} {where}."
+    saving = sure[sure.flops_share < 1].groupby("task").size().reindex(tasks, fill_value=0)
+    save = "saves" if saving.max() == 1 else "save"
+    dear = "" if saving.tolist() == numbers.tolist() else f"; {span(saving, '{:d}')} of them {save} FLOPs"
+    counted = f"{span(numbers, '{:d}')} {keep} {quality:.0%} reliably{comma} {where}{dear}."
     if sure.empty:
         return counted
     ordered = sure.sort_values("flops_share", kind="stable")
@@ -562,7 +567,13 @@ def _draw_bugs(axis, rows: pd.DataFrame, names: Sequence[str]) -> None:
     band = figures.BAND if "low" in rows else None
     moved = rows.assign(height=rows.height + apart)
     figures.dots(axis, moved, "retained", "height", by="version", xband=band, styles=VERSIONS, markersize=5)
-    axis.set_yticks(range(len(names)), names, fontsize=9)
+    axis.set_yticks(range(len(names)), [_bug_in_words(name) for name in names], fontsize=9)
+
+
+def _bug_in_words(name: str) -> str:
+    """A case of `named_bugs`, its bug as readers know it."""
+    bug, case = name.split(": ", 1)
+    return f"{figures.label(bug)}: {case}"
 
 
 def _losses(bugs: pd.DataFrame) -> pd.Series:
@@ -585,7 +596,7 @@ def bugs_message(bugs: pd.DataFrame) -> str:
 def bugs_conclusion(bugs: pd.DataFrame) -> str:
     """What the worst bugs cost at most."""
     losses = _losses(bugs).sort_values(ascending=False, kind="stable")
-    texts = [f"{min(loss, 1):.0%} ({bug})" for bug, loss in losses.head(2).items()]
+    texts = [f"{min(loss, 1):.0%} ({figures.label(bug)})" for bug, loss in losses.head(2).items()]
     return (
         f"The worst bugs cost up to {listed(texts)} of the full score. The table says which published number "
         "each may explain."

@@ -221,7 +221,8 @@ def drafts_conclusion(drafts: pd.DataFrame) -> str:
     longest = task_span(best.set_index("task").tokens_a_round, ".1f")
     return (
         f"Averaged over tasks, the last layer accepts {', and '.join(parts)}. The longest rounds with "
-        f"{figures.label(rows.model.iloc[0])}, {longest} tokens, come from {winners(best)}."
+        f"{figures.label(rows.model.iloc[0])}, on average {longest} tokens of the output, come from "
+        f"{winners(best)}."
     )
 
 

@@ -239,7 +239,8 @@ def seeds_conclusion(spread: pd.DataFrame) -> str:
         same = "The same holds for the savings of a rule: the" if row.least > row.seeds else "The"
         sentences.append(
             f"{same} FLOPs with exits by the pruned margin (03) at 0.9 differ by at most {row.seeds:.0f} "
-            f"percentage points between seeds, and by at least {row.least:.0f} between objectives."
+            f"percentage points between seeds, and by at least {row.least:.0f} between objectives. (At an "
+            "equal threshold, fewer FLOPs may mean worse outputs; 08 compares at equal quality.)"
         )
     if "score" in spans.index:
         row = spans.loc["score"]

@@ -444,7 +444,8 @@ def reliability_message(drawn: pd.DataFrame) -> str:
     ]
     if not parts:
         return ""
-    return f"Of layer {drawn.layer.min()}'s predictions with confidence above 0.9, {listed(parts)} are right"
+    layer = drawn.layer.min()
+    return f"Of layer {layer}'s predictions with a confidence of 0.9 or more, {listed(parts)} are right"
 
 
 def reliability_conclusion(reliability: pd.DataFrame, layer: int) -> str:

@@ -195,10 +195,10 @@ def prefixes_message(drawn: pd.DataFrame, threshold: float) -> str:
     spans = layers.apply(lambda row: span(row, "{:.0f}"), axis=1)
     parts = [
         f"{group} {noun} at layers {spans[group]}"
-        for group, noun in (("easy", "prefixes first resemble the last layer's state"), ("difficult", "ones"))
+        for group, noun in (("easy", "ones become similar"), ("difficult", "ones"))
         if group in spans.index
     ]
-    return f"In CALM, {', '.join(parts)}"
+    return f"Of these prefixes of CALM, {', '.join(parts)}"
 
 
 def prefixes_conclusion(drawn: pd.DataFrame) -> str:
@@ -367,7 +367,7 @@ _NAMES = {
 
 def difficulty_figure(by_difficulty: pd.DataFrame, note: str = ""):
     """How deep each kind of token goes until its prediction is final, and until its state is similar."""
-    names = {"settled_from": "final from layer", "first_similar": "similar from layer"}
+    names = {"settled_from": "prediction is final", "first_similar": "state is similar"}
     shown = by_difficulty[by_difficulty.model.isin(SHOWN_MODELS)]
     return figures.facets(
         shown.assign(until=shown.depth.map(names)),
