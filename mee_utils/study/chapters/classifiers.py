@@ -373,8 +373,8 @@ def calibration_message(reliability: pd.DataFrame) -> str:
     errors = calibration_errors(reliability)
     if len(underconfident(reliability)) == len(errors):
         return (
-            "Every measure is underconfident: predictions are final more often than it says (calibration "
-            f"error {errors.min():.2f} to {errors.max():.2f})"
+            "Every measure drawn is underconfident: predictions are final more often than it says "
+            f"(calibration error {errors.min():.2f} to {errors.max():.2f})"
         )
     return (
         "What a confidence of 0.9 means depends on the measure: calibration errors of "
@@ -526,7 +526,7 @@ def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: fl
         f"With {share:.0%} of the predictions kept, and averaged over the tasks, {len(early) or 'none'} of "
         f"{len(layers)} rules {'exits' if len(early) < 2 else 'exit'} within half a layer of layer "
         f"{first_layer}, the earliest allowed. Classifiers of the same kinds, trained on each model, exit at "
-        f"layer {same.mean():.1f} on CALM's and at layer {on_vanilla.mean():.1f} on vanilla's"
+        f"layer {same.mean():.1f} in CALM and at layer {on_vanilla.mean():.1f} in vanilla"
         + (": the training of the model matters more than the rule." if more else ".")
     )
 
@@ -637,8 +637,8 @@ def target_conclusion(rows: pd.DataFrame) -> str:
     vanilla = layers["vanilla", "consistency"]
     matters = "; the model matters more" if (vanilla - calm).abs().mean() > change else "; by model"
     return (
-        f"{text}{matters}: mean exit layers are {span(calm, '{:.1f}')} on CALM's and "
-        f"{span(vanilla, '{:.1f}')} on vanilla's."
+        f"{text}{matters}: mean exit layers are {span(calm, '{:.1f}')} in CALM and "
+        f"{span(vanilla, '{:.1f}')} in vanilla."
     )
 
 

@@ -119,14 +119,14 @@ def _minimum_by_model(minimum: pd.DataFrame) -> list[str]:
     for name, rows in minimum.groupby("model", sort=False):
         layers = span(rows.minimum_layer, "{:.0f}")
         plural = "s" if rows.minimum_layer.nunique() > 1 else ""
-        parts.append(f"from layer{plural} {layers} on in {figures.label(name)}")
+        parts.append(f"in {figures.label(name)} from layer{plural} {layers} on")
     return parts
 
 
 def minimum_message(minimum: pd.DataFrame, precision: float) -> str:
     """The minimum exit layer that the rule gives CALM and vanilla."""
     layers = listed(_minimum_by_model(_of_shown_models(minimum)))
-    return f"At least {precision:.0%} of confident predictions are the last layer's {layers}"
+    return f"At least {precision:.0%} of confident predictions are the last layer's: {layers}"
 
 
 def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
@@ -402,7 +402,7 @@ def _dearer(complete: pd.DataFrame) -> str:
     points = 100 * (spent[WHOLE_LAST] - spent.fixed).max()
     if points < 0.05:
         return " On CALM it costs no more FLOPs than fixed pruning."
-    return f" On CALM it costs at most {points:.1f} points of full depth's FLOPs more than fixed pruning."
+    return f" On CALM it adds at most {points:.1f}% of full depth's FLOPs to what fixed pruning costs."
 
 
 def _changed(shares: pd.Series, what: str = "tokens", form: str = ".1%") -> str:
@@ -575,8 +575,9 @@ def long_enough(swept: pd.DataFrame) -> dict[str, int]:
     """By way of pruning: the shortest list that keeps nearly as many predictions as the longest."""
     near = {}
     for rule, rows in swept.groupby("rule", sort=False):
-        least = rows.groupby("k").same_token.min()
-        near[rule] = int(least[least >= least.iloc[-1] - 0.005].index.min())
+        kept = rows.pivot(index="k", columns="task", values="same_token")
+        lost = (kept.iloc[-1] - kept).max(axis=1)  # [k], on the worst task
+        near[rule] = int(lost[lost <= 0.005].index.min())
     return near
 
 
@@ -629,9 +630,9 @@ def cost_conclusion(costs: pd.DataFrame, entries: int = 256) -> str:
         return ""
     row = large.iloc[0]
     return (
-        f"Over {entries} entries, the same decision costs the FLOPs of {row.share_of_layer:.2f} layers and "
-        f"pays off if tokens exit before {row.break_even:.0%} of the depth. FLOPs are counted; 04 times one "
-        "decision at this size."
+        f"Over {entries} entries, a decision at T5-large's size costs the FLOPs of {row.share_of_layer:.2f} "
+        f"layers and pays off if tokens exit before {row.break_even:.0%} of the depth. These are counts; 04 "
+        "measures how long one decision takes at this size."
     )
 
 
