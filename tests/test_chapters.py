@@ -109,7 +109,7 @@ def test_layers_without_an_area_count_for_no_rule():
     assert said.startswith("No: the mean area over layers and tasks is 0.900 for the plain margin and 0.800")
     assert said.endswith(
         "The mean is over 7 of 8 layers with CALM: the others have fewer than 20 tokens that are final, or "
-        "fewer that are not."
+        "fewer than 20 that are not."
     )
     ahead = ranks(0.9, 0.8)
     ahead.loc[(ahead.model == "calm") & (ahead.rule == "weighted"), "roc_area"] = 0.95

@@ -272,7 +272,7 @@ def _left_out(ranks: pd.DataFrame) -> str:
         return ""
     return (
         f" The mean is over {listed(parts)}: the others have fewer than {LEAST_TO_RANK} tokens that are "
-        "final, or fewer that are not."
+        f"final, or fewer than {LEAST_TO_RANK} that are not."
     )
 
 
@@ -504,8 +504,7 @@ def lengths_figure(grown: pd.DataFrame):
         ylabel="FLOPs if all layers decide\n(1 = full depth)",
         message=(
             f"Deciding over all entries at every layer adds {large.iloc[0] - 1:.0%} to T5-large's FLOPs with "
-            f"{large.index[0]:,} source tokens, and {large.iloc[-1] - 1:.0%} with {large.index[-1]:,} "
-            "(counted)"
+            f"{large.index[0]:,} source tokens, and {large.iloc[-1] - 1:.0%} with {large.index[-1]:,}"
         ),
     )
     figure.axes[0].set_xscale("log", base=2)
