@@ -17,6 +17,7 @@ WHOLE_LAST = "few"  # fixed pruning before the last layer, which scores all entr
 SHOWN_MODELS = ("calm", "vanilla")  # tables have the pre-trained model too
 RECALL_LAYERS = (1, 2, 3, 4, 6, 8)
 LITTLE = 0.02  # of a score or of the FLOPs: no difference worth a sentence
+NEARLY_ALL = 0.005  # of the predictions: a list that keeps fewer than the longest by this much is long enough
 BOX = {"median": "med", "low": "q1", "high": "q3", "whisker_low": "whislo", "whisker_high": "whishi"}
 AGREES = figures.STYLES["accuracy"]._replace(label="predictions that are the last layer's")
 
@@ -559,8 +560,8 @@ def sweep_conclusion(swept: pd.DataFrame) -> str:
     also = f" Fewer are enough with {listed(f'{_enough(name)} ({k})' for name, k in shorter.items())}."
     return (
         f"Lists of {max(near.values())} entries are long enough for every way of pruning: lists of "
-        f"{swept.k.max()} keep at most half a percentage point more of the predictions on any task."
-        f"{also if shorter else ''}"
+        f"{swept.k.max()} keep at most {100 * NEARLY_ALL:g} percentage points more of the predictions on any "
+        f"task.{also if shorter else ''}"
     )
 
 
@@ -577,7 +578,7 @@ def long_enough(swept: pd.DataFrame) -> dict[str, int]:
     for rule, rows in swept.groupby("rule", sort=False):
         kept = rows.pivot(index="k", columns="task", values="same_token")
         lost = (kept.iloc[-1] - kept).max(axis=1)  # [k], on the worst task
-        near[rule] = int(lost[lost <= 0.005].index.min())
+        near[rule] = int(lost[lost <= NEARLY_ALL].index.min())
     return near
 
 
@@ -697,8 +698,8 @@ def summary(
     whole = near.get(WHOLE_LAST, most)
     sentences = [
         f"{'No: of' if most < entries else 'Of'} the {entries:,} entries here, a decision of CALM has to "
-        f"score {most} at each layer after the first that decides. Longer lists keep at most half a "
-        "percentage point more of the predictions.",
+        f"score {most} at each layer after the first that decides. Longer lists keep at most "
+        f"{100 * NEARLY_ALL:g} percentage points more of the predictions.",
         f"Before a whole last layer, {whole} are enough." if whole < most else "",
         unreachable_conclusion(lost),
         _cheaper(_calm(complete)),
