@@ -206,11 +206,12 @@ chapter.unreachable_shown(lost)
 # %% [markdown]
 # ## The paper's table, complete
 #
-# The fine-tuned models, decoded with the softmax margin over all entries and with each way of pruning, at one constant
-# threshold; scores and FLOPs are shares of full depth's. *Tokens changed* compares a run with the *unpruned run at the
-# same threshold*: of the tokens up to the first that differs, the share that differs. A token can differ because its
-# entry was dropped, or because it exits elsewhere: probabilities over fewer entries are larger. The stored table also
-# has the pre-trained model, which fails at most of these tasks; where it scores 0, no share can be retained.
+# The fine-tuned models, decoded with the softmax margin over all entries (the *unpruned* run; in tables, *over the full
+# vocabulary*) and with each way of pruning, at one constant threshold; scores and FLOPs are shares of full depth's.
+# *Tokens changed* compares a run with the *unpruned run at the same threshold*: of the tokens up to the first that
+# differs, the share that differs. A token can differ because its entry was dropped, or because it exits elsewhere:
+# probabilities over fewer entries are larger. The stored table also has the pre-trained model, which fails at most of
+# these tasks; where it scores 0, no share can be retained.
 
 # %%
 setting = f"threshold {threshold}, exits from layer {min_layer} on"
@@ -328,6 +329,9 @@ chapter.equal_shown(equal, experiment.layers)
 
 # %% [markdown]
 # ## Each published statement beside our number
+#
+# *Published* is the number, or how the paper makes the statement. A verdict here is that of one task alone, before 08
+# corrects for the number of tests.
 
 # %% tags=["hide-input"]
 measured = {
@@ -344,8 +348,8 @@ measured = {name: table.replace({"model": {pre_trained: "pretrained"}}) for name
 tables = {task: {name: table[table.task == task] for name, table in measured.items()} for task in tasks}
 
 # %%
-verdicts = claims.judge("03_pruning", tables)
-experiment.save_table(verdicts, "claims")[["claim", "published", "task", "ours", "alone"]]
+judged = claims.judge("03_pruning", tables)
+claims.judged_shown(experiment.save_table(judged, "claims"))
 
 # %% [markdown]
 # ## What this shows

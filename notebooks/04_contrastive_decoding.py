@@ -55,7 +55,7 @@ from mee_utils.traces.replay import replay_policies
 # %% tags=["hide-input"]
 experiment = Experiment.of_notebook("04_contrastive_decoding", globals())
 settings = experiment.parameters
-over_sequences = "95 % intervals over sequences"
+over_sequences = "bands: 95% intervals over sequences"
 tasks = experiment.tasks(limit)
 main = experiment.main
 names = [name for name in ("calm", "vanilla") if name in experiment.backbones]
@@ -161,7 +161,8 @@ conclude(chapter.plausible_conclusion(plausible, at_level, min_layer, threshold)
 #
 # The area under the ROC curve: of two tokens at a layer, one whose prediction is already final and one whose prediction
 # is not, how often is the first scored higher? No threshold is involved. The token is the expert's own; contrast gives the
-# confidence only. In CALM's model early layers were trained too; vanilla's were not, so they are genuine amateurs. A
+# confidence only. The *plain margin* is the softmax margin without contrast (in legends and tables: over the full
+# vocabulary). CALM's early layers were trained to predict tokens; vanilla's were not, so they are genuine amateurs. A
 # layer with fewer than 20 tokens of either kind is left out: there, one or two tokens would decide the result.
 
 # %% tags=["hide-input"]
@@ -189,7 +190,8 @@ shares = [0.95, 0.98, 0.99]
 equal = experiment.table(comparison.at_equal_quality, replays, labels=("task", "rule"), shares=shares)
 
 # %%
-figure = chapter.equal_quality_figure(equal, note=experiment.note(limit))
+whiskers = experiment.note(limit, "whiskers: 95% intervals over sequences")
+figure = chapter.equal_quality_figure(equal, note=whiskers)
 experiment.save_figure(figure, "equal_quality", equal)
 conclude(chapter.equal_quality_conclusion(equal))
 
@@ -305,7 +307,9 @@ named.pivot(index="what", columns="shape", values="median").round(2)
 #
 # The paper's two long-document rows run LongT5 on Multi-News and BigPatent. We run the same code on other long
 # documents, with a mini LongT5 of **random weights**: these are costs, not scores. The documents are stored in the
-# format of Multi-News; in that of BigPatent, the code reads the same.
+# format of Multi-News; in that of BigPatent, the code reads the same. The table has the FLOPs of each rule and the
+# parts of them that go to *logits* and to the keys and values of the *source*, all as shares of full depth's FLOPs. The
+# figure counts FLOPs at the sizes of the synthetic profile's models (*mini*), T5-base and T5-large.
 
 # %% tags=["hide-input"]
 documents = experiment.long_documents(long_corpus, long_limit)["Multi-News"]
@@ -352,6 +356,9 @@ conclude(
 # quality on long documents, for which no trained model is available here.
 #
 # ## Each published statement beside our number
+#
+# *Published* is the number, or how the paper makes the statement. A verdict here is that of one task alone, before 08
+# corrects for the number of tests.
 
 # %% tags=["hide-input"]
 measured = {
@@ -363,8 +370,8 @@ measured = {
     "head": plausible.assign(model=main),
 }
 tables = {task: {name: table[table.task == task] for name, table in measured.items()} for task in tasks}
-verdict_table = claims.judge("04_contrastive_decoding", tables)
-experiment.save_table(verdict_table, "claims")[["claim", "published", "task", "ours", "alone"]]
+judged = claims.judge("04_contrastive_decoding", tables)
+claims.judged_shown(experiment.save_table(judged, "claims"))
 
 # %% [markdown]
 # **Next:** [05](05_mee_classifiers.ipynb) asks whether several layers decide better than one.

@@ -118,7 +118,8 @@ curves = pd.concat(
 learning = comparison.seed_interval(curves, ["rule", "epoch"], ["loss", "held_out_loss"])
 experiment.save_table(learning, "learning_curves")
 ends = chapter.last_epoch(learning)
-display(ends.assign(rule=ends.rule.map(figures.label)).set_index("rule").round(3))
+named = ends.assign(rule=ends.rule.map(figures.label)).set_index("rule").round(3)
+display(named.rename(columns=figures.label))
 conclude(chapter.learning_conclusion(ends))
 
 # %% [markdown]
@@ -249,7 +250,9 @@ conclude(chapter.cost_conclusion(costs))
 # For each rule we take the lowest threshold at which a given share of the predictions at the exits still agrees with
 # full depth, replayed on the trace (no decoding yet), and report the FLOPs, including those of deciding. The threshold
 # is found on one half of the outputs, and the FLOPs are those of the other half. Thresholds are constant, since the
-# published one falls with the position, below 0.9 whatever it starts from. Colours are families of rules.
+# published one falls with the position, below 0.9 whatever it starts from. Colours say what a rule looks at: the
+# probabilities of one layer over all entries (dark blue) or over few (light blue), the state of one layer (rose), or
+# several layers (purple).
 
 # %% tags=["hide-input"]
 shares = [0.90, 0.95, 0.98, 0.99]
@@ -437,7 +440,7 @@ conclude(
     f"{chapter.tokens_message(learned)}.",
     f"{chapter.equal_quality_message(middle, share)}.",
     f"{chapter.cheapest_message(curve_points)}.",
-    f"{chapter.answer_message(kept, quality)} (08 times them).",
+    f"{chapter.answer_message(kept, quality)} (their speed is in 08).",
 )
 
 # %% [markdown]
@@ -446,6 +449,9 @@ conclude(
 # (07) do not have this problem. Everything here is about mini models.
 #
 # ## Each published statement beside our number
+#
+# *Published* is the number, or how the paper makes the statement. A verdict here is that of one task alone, before 08
+# corrects for the number of tests.
 
 # %% tags=["hide-input"]
 most = learned[learned.tokens == learned.tokens.max()]
@@ -461,7 +467,7 @@ tables = {
     for task in tasks
 }
 judged = claims.judge("05_mee_classifiers", tables, sixth=sixth, min_layer=min_layer)
-experiment.save_table(judged, "claims")[["claim", "published", "task", "ours", "alone"]]
+claims.judged_shown(experiment.save_table(judged, "claims"))
 
 # %% [markdown]
 # **Next:** [06](06_survey_rules.ipynb) puts the rules of other papers beside these.

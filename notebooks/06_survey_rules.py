@@ -3,7 +3,7 @@
 #
 # [‹ 05 MEE classifiers](05_mee_classifiers.ipynb) · [all notebooks](../README.md#the-notebooks) · [07 lossless ›](07_lossless.ipynb)
 #
-# **Question.** The survey of Bajpai and Hanawal (2025) lists a dozen exit rules. Most were made for classifiers of a
+# **Question.** The survey of Bajpai and Hanawal (2025) lists a dozen exit rules. Most were made for classifiers with a
 # few classes, and each was tested on its own model. Which of them work in *generation*, where a decision is made for
 # every token and the vocabulary is large? Which are the same rule under two names?
 #
@@ -88,7 +88,7 @@ def policy_of(rule, pruned=True):
 # | | window (ELBERT) | $e^{-H(p_l)}$, or 1 where $\max p$ rose over three exits to above 0.9 |
 # | states | falling similarity (MuE) | $\cos(h_l, h_{l-1})$, against a threshold that falls with the position |
 # | | learning to exit (BERxiT) | $\sigma(w \cdot h_l + b)$, squared error to "this token is right" |
-# | | Q-exit (PALBERT) | $1 - \prod_{i \le l} (1 - \lambda_i)$ |
+# | | Q-exit (PALBERT) | $1 - \prod_{i \le l} (1 - \lambda_i)$, where $\lambda_i = \sigma(w \cdot h_i + b)$ |
 # | a trained prediction, or a table | ensemble (ZTW) | $\max q_l$ with $\log q_l = \sum_{i \le l} w_i \log p_i + b$ |
 # | | predicted state (PF-BERxiT) | $\max p$ of $A_l h_l + b_l$, which predicts the last state |
 # | | token lookup table (HashEE) | of the training tokens that follow the *last* token, the share that had settled by layer $l$ |
@@ -120,14 +120,14 @@ described = experiment.save_table(pd.DataFrame(described), "what_they_cost")
 with pd.option_context("display.max_colwidth", None):
     display(described.assign(rule=described.rule.map(figures.label)).set_index("rule").round(4))
 with_bugs = described[described.bug != ""]
-conclude(*(f"{figures.label(row.rule)}: {BUGS[row.bug]['what']}" for row in with_bugs.itertuples()))
+conclude(*(f"**{figures.label(row.rule)}**: {BUGS[row.bug]['what']}" for row in with_bugs.itertuples()))
 
 # %% [markdown]
 # ## Which rules rank tokens best?
 #
 # The area under the ROC curve, over all layers: of two tokens at a layer, one whose prediction is already the last
 # layer's and one whose is not, how often does the first score higher? An area of one half is guessing; no threshold is
-# involved. Every rule scores all vocabulary entries here. Layers count by how many pairs of tokens they have.
+# involved. Every rule scores all vocabulary entries here. The mean over layers weights each by its pairs of tokens.
 
 # %% tags=["hide-input"]
 plain = {}
@@ -197,7 +197,8 @@ for task, t in traces.items():
         shares = statistics.mean_interval(first == second, t.sequence).columns("same_exit")
         same.append({"task": task, "model": "calm", "pair": pair, **shares})
 same = experiment.save_table(pd.DataFrame(same), "same_rule")
-display(same.pivot(index="pair", columns="task", values="same_exit").map("{:.1%}".format))
+by_pair = same.pivot(index="pair", columns="task", values="same_exit").map("{:.1%}".format)
+display(by_pair.rename(columns=figures.label))
 conclude(chapter.same_rule_conclusion(same))
 
 # %% [markdown]
@@ -219,10 +220,11 @@ conclude(chapter.alike_conclusion(cells))
 #
 # The *consistency loss* of an output is one minus its score with the output of full depth as the reference. Outputs
 # were decoded with every rule, from strict to loose thresholds, on validation examples; the settings that a search
-# found there (`make measure`) were then decoded on test examples and form the lines. Drawn in colour are the rules that
-# are cheapest at the vertical line, the target loss, on some task, and for every other idea its cheapest rule, averaged
-# over tasks. (They are picked on the test examples on which they are reported, which favours them slightly.) Without
-# exits every rule here loses nothing; numbers are read off between settings at which tokens exit.
+# found there (`make measure`) were then decoded on test examples and form the lines. The vertical line is the target
+# loss. Every rule that is cheapest there on some task is drawn in colour, and so is the rule of every other idea that
+# is cheapest there on average over the tasks. (They are picked on the test examples on which they are reported, which
+# favours them slightly.) Costs at the target loss are read off the line between two settings. Only settings at which
+# tokens exit count, since without exits every rule here loses nothing.
 
 # %% tags=["hide-input"]
 stored = read_measured(profile, MAIN_MODEL)
@@ -305,16 +307,18 @@ conclude(
 # Not here: JEI-DNN, patience with similarity (Gao et al. 2023), LeeBERT's training, DynExit's weights, ETFEE, exits
 # learned by reinforcement learning (ConsistentEE) or split between machines (SplitEE), routing learned in training
 # (Mixture-of-Depths, Mixture-of-Recursions), rebatching (DREX), shared keys and values (River-LLM), and robustness.
-# Today's large language models leave less for exits to save than these (*The diminishing returns of early-exit decoding
-# in modern LLMs*, arXiv, 2026).
+# In today's large language models, exits have less to save than in the models here (*The diminishing returns of
+# early-exit decoding in modern LLMs*, arXiv, 2026).
 #
 # ## Each statement of the survey beside our number
+#
+# *Published* is the number, or how the survey makes the statement. A verdict here is that of one task alone, before 08
+# corrects for the number of tests.
 
 # %% tags=["hide-input"]
 tables = {task: {"bench": bench[bench.task == task], "same": same[same.task == task]} for task in tasks}
 judged = claims.judge("06_survey_rules", tables)
-judged = experiment.save_table(judged, "claims").rename(columns={"alone": "verdict before correction"})
-judged[["claim", "published", "task", "ours", "verdict before correction"]]
+claims.judged_shown(experiment.save_table(judged, "claims"))
 
 # %% [markdown]
 # **Next:** [07](07_lossless.ipynb), exits that keep all of the quality; [09](09_thresholds.ipynb) and

@@ -74,7 +74,7 @@ def policy_of(rule):
 # stream, so that is replayed too, in random orders. The calibrated threshold is that of Learn then Test (08), on random
 # halves of the outputs. Here every layer scores all entries. Boxes are over orders and halves (a fixed arm, and a bandit
 # for each output, have one value); each order or half is a *draw*, circles are outlying ones, and the line is the
-# target loss of the calibration.
+# target loss of the calibration. In the table, *always* means a fixed arm.
 
 # %% tags=["hide-input"]
 delta = experiment.profile.results.deltas[0]
@@ -222,13 +222,15 @@ conclude(
 # it says nothing of another domain.
 #
 # ## Published claims and our measurements
+#
+# *Published* is the number, or how the survey makes the statement. A verdict here is that of one task alone, before 08
+# corrects for the number of tests.
 
 # %% tags=["hide-input"]
 measured = {"thirds": thirds, "spaced": spaced, "travelled": travelled, "moved": moved, "keepers": keepers}
 tables = {task: {name: table[table.task == task] for name, table in measured.items()} for task in tasks}
 judged = claims.judge("09_thresholds", tables, demand=demand, delta=delta, layers=calm.layers)
-judged = experiment.save_table(judged, "claims").rename(columns={"alone": "verdict before correction"})
-judged[["claim", "published", "task", "ours", "verdict before correction"]]
+claims.judged_shown(experiment.save_table(judged, "claims"))
 
 # %% [markdown]
 # **Next:** [10](10_confidence.ipynb), layers that are confidently wrong.

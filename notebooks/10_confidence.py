@@ -78,13 +78,13 @@ conclude(chapter.fake_conclusion(fake, min_layer))
 # %% [markdown]
 # ## How a rule is trained
 #
-# Two comparisons, over all layers at which a rule decides; every layer scores all vocabulary entries. BERxiT's unit and
-# CALM's linear classifier are the same unit trained with different losses: squared error, or cross-entropy that weighs
-# both classes equally. `roc_area` is the area under the ROC curve (06). The predicted state and the ensemble emit
-# tokens of their own: `agrees` is how often that token is the last layer's; rules that emit the layer's own token are
-# listed for comparison. `trained_how.csv` has 95 % intervals. *Distilled*: the map of a layer learns all of the last
-# layer's distribution, as FastBERT's exits do (Liu et al. 2020), in place of the last state. How the *model* is trained
-# is another question: 00 and 01 have BERxiT's alternating training beside CALM's.
+# Two comparisons, over all layers at which a rule decides; every layer scores all vocabulary entries. BERxiT's learning
+# to exit and CALM's linear classifier are the same linear unit trained with different losses: squared error, or
+# cross-entropy that weighs both classes equally. `roc_area` is the area under the ROC curve (06). The predicted state
+# and the ensemble emit tokens of their own: `agrees` is how often that token is the last layer's; rules that emit the
+# layer's own token are listed for comparison. `trained_how.csv` has 95 % intervals. *Distilled*: the map of a layer
+# learns all of the last layer's distribution, as FastBERT's exits do (Liu et al. 2020), in place of the last state. How
+# the *model* is trained is another question: 00 and 01 have BERxiT's alternating training beside CALM's.
 
 # %% tags=["hide-input"]
 losses_of = {
@@ -142,14 +142,16 @@ conclude(
 # map of a predicted state has more to do on a model that was not trained for exits.
 #
 # ## Published claims, and one of ours
+#
+# *Published* is the number, or how the survey makes the statement. A verdict here is that of one task alone, before 08
+# corrects for the number of tests.
 
 # %% tags=["hide-input"]
 tables = {
     task: {"thinking": thinking[thinking.task == task], "fake": fake[fake.task == task]} for task in tasks
 }
 judged = claims.judge("10_confidence", tables, last=calm.layers, first=min_layer)
-judged = experiment.save_table(judged, "claims").rename(columns={"alone": "verdict before correction"})
-judged[["claim", "published", "task", "ours", "verdict before correction"]]
+claims.judged_shown(experiment.save_table(judged, "claims"))
 
 # %% tags=["hide-input"]
 experiment.finish()

@@ -108,8 +108,8 @@ def test_layers_without_an_area_count_for_no_rule():
     said = contrast.ranking_conclusion(table)
     assert said.startswith("No: the mean area over layers and tasks is 0.900 for the plain margin and 0.800")
     assert said.endswith(
-        "CALM's mean rests on 7 of 8 layers: the others have fewer than 20 tokens that are final, or that "
-        "are not."
+        "The mean is over 7 of 8 layers with CALM: the others have fewer than 20 tokens that are final, or "
+        "fewer than 20 that are not."
     )
     ahead = ranks(0.9, 0.8)
     ahead.loc[(ahead.model == "calm") & (ahead.rule == "weighted"), "roc_area"] = 0.95
@@ -273,7 +273,7 @@ def test_who_is_underconfident_is_said():
         confidence=0.5, accuracy=0.8, count=10, error=0.3
     )
     assert classifiers.underconfident(bins) == ["softmax_margin", "hidden"]
-    assert classifiers.calibration_message(bins).startswith("Every measure is underconfident")
+    assert classifiers.calibration_message(bins).startswith("Every measure drawn is underconfident")
     assert classifiers.calibration_conclusion(bins).endswith("underconfident too, without any training.")
     margin_on_one = (bins.rule == "softmax_margin") & (bins.task == TASKS[0])
     mixed = bins.assign(accuracy=bins.accuracy.where(~margin_on_one, 0.4))
@@ -399,8 +399,8 @@ def test_ablations_have_an_answer_each():
     )
     layers["mean_exit_layer"] = np.where(layers.model == "calm", 4.0, 8.0)
     assert classifiers.target_conclusion(layers) == (
-        "The target makes no difference; the model matters more: mean exit layers are 4.0 on CALM's and 8.0 "
-        "on vanilla's."
+        "The target makes no difference; the model matters more: mean exit layers are 4.0 in CALM and 8.0 "
+        "in vanilla."
     )
     assert classifiers.target_conclusion(layers[layers.model == "calm"]) == "The target makes no difference."
     assert classifiers.target_shown(layers).columns.tolist()[-1] == ("vanilla", "consistency")
@@ -653,11 +653,12 @@ def test_fake_confidence_is_said_of_the_first_exit():
     said = "layer 4, 30% of the tokens that vanilla is confident of are wrong, and 2% of CALM's"
     assert said in message(figure)
     text = confidence.fake_conclusion(fake, 4)
-    assert "more honest on every task." in text and "2.0% are wrong at layer 4" in text
-    tiny = fake.assign(wrong=fake.wrong / 50)
-    assert "fewer than 0.05% are wrong at layer 4, the first exit, and none" in confidence.fake_conclusion(
-        tiny, 4
+    assert text.startswith(
+        "At layer 4, the first exit, training for exits makes confidence more honest on every"
     )
+    assert "2.0% are wrong there, and none at the last layer." in text
+    tiny = fake.assign(wrong=fake.wrong / 50)
+    assert "fewer than 0.05% are wrong there, and none" in confidence.fake_conclusion(tiny, 4)
     drawn(figure)
 
 
@@ -682,13 +683,13 @@ def trained_in_ways(wide=(), **areas):
 def test_training_a_rule_is_set_beside_no_training():
     areas = {"linear": 0.7, "berxit": 0.6, "untrained": 0.9, "distilled": 0.91}
     said = confidence.training_message(trained_in_ways(**areas))
-    assert "clearly larger with balanced cross-entropy than with squared error on every task. Neither" in said
-    assert "Neither is clearly above that of the untrained max probability (0.90); only that of" in said
-    assert said.endswith("the predicted state, distilled (by 0.010), is on every task.")
+    assert "clearly better with balanced cross-entropy than with squared error on every task. With" in said
+    neither = "With neither loss does it rank them clearly better than the untrained max probability"
+    assert f"{neither} (area 0.90); only" in said
+    assert said.endswith("only the predicted state, distilled (by 0.010), does so on every task.")
     ahead = confidence.training_message(trained_in_ways(**areas | {"linear": 0.92, "distilled": 0.8}))
-    assert (
-        "One of the two is clearly above that of the untrained max probability (0.90) on every task" in ahead
-    )
+    one = "With one of the losses it ranks them clearly better than the untrained max probability"
+    assert f"{one} (area 0.90) on every task" in ahead
 
 
 def test_a_way_of_training_is_ahead_only_with_an_interval_that_excludes_zero():
@@ -697,7 +698,7 @@ def test_a_way_of_training_is_ahead_only_with_an_interval_that_excludes_zero():
         said = confidence.training_message(trained_in_ways(wide=[wide], **areas))
         on = "no task" if wide == "linear" else "every task"
         assert f"than with squared error on {on}." in said
-        assert ("and that of no trained rule is on every task." in said) == (wide == "distilled")
+        assert ("no trained rule does so on every task." in said) == (wide == "distilled")
 
 
 def test_errors_later_in_the_sentence_have_a_direction_and_exceptions():
@@ -712,11 +713,11 @@ def test_errors_later_in_the_sentence_have_a_direction_and_exceptions():
     thirds["wrong_draws"] = [np.full(50, share) for share in thirds.wrong]
     text = thresholds.later_conclusion(thirds)
     assert text.endswith("first: full depth 20.00% against 15.00%, the first exit 20.00% against 40.00%.")
-    said = "than in the first on summarization; the first exit does so on every task (that is,"
+    said = "first: for full depth on summarization, for the first exit on every task (that is,"
     assert said in thresholds.later_message(thirds) and said in text
     noise = np.linspace(-0.2, 0.2, 50)
     thirds["wrong_draws"] = [row.wrong + noise * (row.part == 3) for row in thirds.itertuples()]
-    assert "than in the first on no task; the" in thresholds.later_message(thirds)
+    assert "than in the first: for full depth on no task, for" in thresholds.later_message(thirds)
 
 
 def spaced_exits(shares, mean_exit_layer=6.0):

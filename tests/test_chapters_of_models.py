@@ -393,10 +393,10 @@ def test_a_whole_last_layer_stands_beside_the_published_one():
     said = pruning.table_conclusion(complete_table(0.1, with_whole_last_layer=True))
     assert (
         "the margin keeps 100% of vanilla's score on summarization, where fixed pruning keeps 10% and the "
-        "full vocabulary 100%. On CALM it costs at most 2.5 points of full depth's FLOPs more"
+        "full vocabulary 100%. On CALM it adds at most 2.5% of full depth's FLOPs to what fixed pruning costs"
     ) in said
     same = pruning.table_conclusion(complete_table(1.0, with_whole_last_layer=True))
-    assert "no score surely changes by more than 2 points. On CALM it costs" in same
+    assert "no score surely changes by more than 2 points. On CALM it" in same
     unsure = complete_table(0.1, with_whole_last_layer=True).assign(high=1.0)
     assert "no score surely changes" in pruning.table_conclusion(unsure)
     as_cheap = complete_table(1.0, with_whole_last_layer=True).assign(flops_share=0.5)
@@ -634,13 +634,13 @@ def test_learning_curves_are_told_by_their_last_points():
         "The first layer ends at 5.00 nats under CALM and 5.00 nats under vanilla"
     )
     assert training.curves_conclusion(curves).startswith(
-        "The cross-entropy falls by 5% or more in every layer under CALM and every layer under vanilla. "
+        "The cross-entropy falls by 5% or more in every layer under CALM and in every layer under vanilla. "
         "Against the expectation, CALM's layers do not converge (the gap between the first and the last goes "
     )
     only_last = (curves.model == "vanilla") & (curves.layer < 10)
     trained = curves.assign(cross_entropy=curves.cross_entropy.mask(only_last, 5.0))
     assert training.curves_conclusion(trained).startswith(
-        "The cross-entropy falls by 5% or more in every layer under CALM and layers 10 to 12 only under "
+        "The cross-entropy falls by 5% or more in every layer under CALM and in layers 10 to 12 only under "
         "vanilla. Half as expected: CALM's layers do not converge (the gap between the first and the last "
         "goes "
     )

@@ -83,6 +83,9 @@ def test_claims_hold_and_fail_as_their_tables_say():
     assert ours["vanilla gains confidence later"] == "layer 9 against 6"
     assert ours["FREE falls after its exit"] == "0.700 at the exit, 0.400 at its lowest after it"
     assert ours["FREE rises again to the end"] == "0.400 at its lowest after the exit, 0.900 at the end"
+    shown = claims.judged_shown(judged.replace({"task": {"good": "question_answering"}}))
+    assert set(shown.task) == {"question answering", "flat"}
+    assert list(shown)[-1] == "verdict before correction"
 
 
 def test_most_monotonic_is_who_has_the_largest_share_of_tokens_with_every_start_beside_it():

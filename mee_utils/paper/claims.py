@@ -55,6 +55,13 @@ def judge(notebook: str, tables: Mapping[str, Mapping], **parameters: float) -> 
     return judged.assign(alone=decided(judged))
 
 
+def judged_shown(judged: pd.DataFrame) -> pd.DataFrame:
+    """What `judge` returned, for readers of a notebook: our values and the verdict on each row by itself."""
+    shown_columns = ["claim", "published", "task", "ours", "verdict before correction"]
+    named = judged.rename(columns={"alone": "verdict before correction"})
+    return named.assign(task=named.task.map(label))[shown_columns]
+
+
 def judge_one(each: Statement, tables: Mapping, parameters: Mapping) -> tuple[str, float, float]:
     """Our value of one statement on the tables of one task, and its p-values against failing and holding.
 

@@ -96,10 +96,10 @@ def measures_drawing() -> matplotlib.figure.Figure:
     """What the six published measures look at after layer l; the upper three are CALM's, the lower MEE's."""
     panels: dict[str, tuple[str, Callable]] = {
         "softmax_margin": ("the gap between the two most probable tokens", _draw_margin),
-        "hidden_similarity": ("how little the last layer has moved the state", _draw_similarity),
-        "hidden": ("one state, by a trained network", _draw_one_state),
+        "hidden_similarity": ("how little layer l has moved the state", _draw_similarity),
+        "hidden": ("a trained network on one state", _draw_one_state),
         "rising_top1": ("the top-1 probability, if it rose twice in a row", _draw_rising),
-        "three_hidden": ("three states side by side, by a trained network", _draw_three_states),
+        "three_hidden": ("a trained network on three states side by side", _draw_three_states),
         "lstm": ("all states so far, one after the other", _draw_lstm),
     }
     use_style()

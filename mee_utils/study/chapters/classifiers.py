@@ -25,6 +25,7 @@ DECIDING = ("softmax_margin", "hidden_similarity", "linear", "hidden", "three_hi
 EQUAL_AREA = 0.002  # areas under the ROC curve that are this close are called equal
 LEAST_RISE = 0.01  # of an area with more training tokens
 LEAST_CHANGE = 0.01  # of a layer: what two digits show
+AT_ONCE = 0.5  # layers after the first: a rule with an earlier mean exit layer hardly waits
 
 
 def on_calm(rows: pd.DataFrame) -> pd.DataFrame:
@@ -373,8 +374,8 @@ def calibration_message(reliability: pd.DataFrame) -> str:
     errors = calibration_errors(reliability)
     if len(underconfident(reliability)) == len(errors):
         return (
-            "Every measure is underconfident: predictions are final more often than it says (calibration "
-            f"error {errors.min():.2f} to {errors.max():.2f})"
+            "Every measure drawn is underconfident: predictions are final more often than it says "
+            f"(calibration error {errors.min():.2f} to {errors.max():.2f})"
         )
     return (
         "What a confidence of 0.9 means depends on the measure: calibration errors of "
@@ -503,7 +504,7 @@ def equal_quality_message(at_share: pd.DataFrame, share: float) -> str:
     rows = _drawn_at_equal_quality(at_share)
     layers = rows.groupby("rule").mean_exit_layer.mean()
     first = int(layers.min())
-    early = int((layers < first + 0.5).sum())
+    early = int((layers < first + AT_ONCE).sum())
     where = f"Where {share:.0%} of the predictions stay"
     if early > len(layers) / 2:
         return (
@@ -516,7 +517,7 @@ def equal_quality_message(at_share: pd.DataFrame, share: float) -> str:
 def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: float) -> str:
     """How deep tokens go on average, and what classifiers do on the vanilla model."""
     layers = _drawn_at_equal_quality(at_share).groupby("rule").mean_exit_layer.mean()
-    early = layers[layers < first_layer + 0.5]
+    early = layers[layers < first_layer + AT_ONCE]
     vanilla = at_share[(at_share.model == "vanilla") & (at_share.target == "consistency")]
     on_vanilla = vanilla.groupby("rule").mean_exit_layer.mean()
     same = layers[on_vanilla.index]
@@ -524,9 +525,9 @@ def equal_quality_conclusion(at_share: pd.DataFrame, first_layer: int, share: fl
     more = trained > same.max() - same.min()
     return (
         f"With {share:.0%} of the predictions kept, and averaged over the tasks, {len(early) or 'none'} of "
-        f"{len(layers)} rules {'exits' if len(early) < 2 else 'exit'} within half a layer of layer "
+        f"{len(layers)} rules {'exits' if len(early) < 2 else 'exit'} within {AT_ONCE:g} layers of layer "
         f"{first_layer}, the earliest allowed. Classifiers of the same kinds, trained on each model, exit at "
-        f"layer {same.mean():.1f} on CALM's and at layer {on_vanilla.mean():.1f} on vanilla's"
+        f"layer {same.mean():.1f} in CALM and at layer {on_vanilla.mean():.1f} in vanilla"
         + (": the training of the model matters more than the rule." if more else ".")
     )
 
@@ -637,8 +638,8 @@ def target_conclusion(rows: pd.DataFrame) -> str:
     vanilla = layers["vanilla", "consistency"]
     matters = "; the model matters more" if (vanilla - calm).abs().mean() > change else "; by model"
     return (
-        f"{text}{matters}: mean exit layers are {span(calm, '{:.1f}')} on CALM's and "
-        f"{span(vanilla, '{:.1f}')} on vanilla's."
+        f"{text}{matters}: mean exit layers are {span(calm, '{:.1f}')} in CALM and "
+        f"{span(vanilla, '{:.1f}')} in vanilla."
     )
 
 

@@ -102,9 +102,9 @@ def fake_conclusion(fake: pd.DataFrame, first_layer: int) -> str:
     last = wrong_at(fake, int(fake.layer.max()))
     fewer = wrong.index[wrong.calm < wrong.vanilla]
     return (
-        f"Training for exits makes confidence more honest {on_tasks(fewer, wrong.index)}. Of the tokens that "
-        f"CALM is confident of, {_few(wrong.calm)} are wrong at layer {first_layer}, the first exit, and "
-        f"{_few(last.calm)} at the last layer."
+        f"At layer {first_layer}, the first exit, training for exits makes confidence more honest "
+        f"{on_tasks(fewer, wrong.index)}. Of the tokens that CALM is confident of, {_few(wrong.calm)} are "
+        f"wrong there, and {_few(last.calm)} at the last layer."
     )
 
 
@@ -131,9 +131,9 @@ def training_conclusion(ways: pd.DataFrame) -> str:
     distilled = of[DISTILLED]
     better = clearly_above(distilled, untrained, "right")
     return (
-        f"The unit has an area of {task_span(linear.roc_area, '.2f')} with balanced cross-entropy, and of "
-        f"{task_span(berxit.roc_area, '.2f')} with squared error. The token of a predicted state is the last "
-        f"layer's in {percent_span(state.right, '{:.1%}')} of the cases, that of a distilled one in "
+        f"The linear unit has an area of {task_span(linear.roc_area, '.2f')} with balanced cross-entropy, "
+        f"and of {task_span(berxit.roc_area, '.2f')} with squared error. The token of a predicted state is "
+        f"the last layer's in {percent_span(state.right, '{:.1%}')} of the cases, that of a distilled one in "
         f"{percent_span(distilled.right, '{:.1%}')}, and the layer's own in "
         f"{percent_span(untrained.right, '{:.1%}')}. The distilled one is clearly ahead of the layer's own "
         f"{on_tasks(better, untrained.index)} (that is, {CLEARLY})."
@@ -145,7 +145,7 @@ def training_message(ways: pd.DataFrame) -> str:
     of = _by_training(ways)
     better = clearly_above(of[BALANCED], of[SQUARED])
     return (
-        "The unit's area is clearly larger with balanced cross-entropy than with squared error "
+        "A linear unit ranks tokens clearly better with balanced cross-entropy than with squared error "
         f"{on_tasks(better, of[BALANCED].index)}. {_beside_untrained(of)}"
     )
 
@@ -164,25 +164,26 @@ def clearly_above(first: pd.DataFrame, second: pd.DataFrame, column: str = "roc_
 
 
 def _beside_untrained(of: dict[tuple[str, str], pd.DataFrame]) -> str:
-    """Whether the units and other trained rules have larger areas than the untrained max probability."""
+    """Whether the units and other trained rules rank tokens better than the untrained max probability."""
     untrained = of[UNTRAINED]
     tasks = list(untrained.index)
     ahead = {*clearly_above(of[BALANCED], untrained), *clearly_above(of[SQUARED], untrained)}
     area = span(untrained.roc_area)
-    text = f"Neither is clearly above that of the untrained max probability ({area})"
+    better_than = f"clearly better than the untrained max probability (area {area})"
+    text = f"With neither loss does it rank them {better_than}"
     if ahead:
         where = on_tasks([task for task in tasks if task in ahead], tasks)
-        text = f"One of the two is clearly above that of the untrained max probability ({area}) {where}"
+        text = f"With one of the losses it ranks them {better_than} {where}"
     better = [
         f"the {without_source(rule)}, {trained_by} (by {span(rows.roc_area - untrained.roc_area, '{:.3f}')})"
         for (rule, trained_by), rows in of.items()
         if len(clearly_above(rows, untrained)) == len(tasks)
     ]
     if not better:
-        return f"{text}, and that of no trained rule is on every task."
-    if len(better) == 1:
-        return f"{text}; only that of {better[0]}, is on every task."
-    return f"{text}; those of {listed(better)} are on every task."
+        return f"{text}; no trained rule does so on every task."
+    only = "only " if len(better) == 1 else ""
+    does = "does" if only else "do"
+    return f"{text}; {only}{listed(better)}, {does} so on every task."
 
 
 def _by_training(ways: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:

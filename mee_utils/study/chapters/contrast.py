@@ -10,7 +10,7 @@ import pandas as pd
 from ...analysis.decisions import LEAST_TO_RANK
 from .. import figures
 from ..prose import listed, on_tasks, task_span
-from .wording import capitalized, last_ranked_layer, percent_span, with_interval
+from .wording import last_ranked_layer, percent_span, with_interval
 
 MARGIN = "unpruned"  # the rule that contrast is compared with: the softmax margin over all entries
 CONTRASTS = ("weighted", "jsd")
@@ -91,9 +91,9 @@ def one_token_conclusion(example: pd.DataFrame) -> str:
     """What becomes of the expert's choice, and why."""
     best = example.expert.idxmax()
     return (
-        f"The expert gives its choice {example.expert[best]:.2f} and the amateur gives it "
-        f"{example.amateur[best]:.2f}. The contrast divides one by the other and leaves it "
-        f"{example.contrast[best]:.2f}."
+        f"The expert gives its choice a probability of {example.expert[best]:.2f}, and the amateur gives it "
+        f"{example.amateur[best]:.2f}. Contrast divides one by the other for every plausible entry, which "
+        f"leaves this one with {example.contrast[best]:.2f}."
     )
 
 
@@ -265,13 +265,14 @@ def _left_out(ranks: pd.DataFrame) -> str:
     parts = []
     for model, numbers in ranked.groupby("model", sort=False):
         if numbers.min() < layers:
-            whose = f"{figures.label(model)}'s mean rests on" if not parts else f"{figures.label(model)}'s on"
-            parts.append(f"{whose} {task_span(numbers.droplevel('model'), '.0f')}")
+            of_all = "" if parts else f" of {layers} layers"
+            ranked_layers = task_span(numbers.droplevel("model"), ".0f")
+            parts.append(f"{ranked_layers}{of_all} with {figures.label(model)}")
     if not parts:
         return ""
     return (
-        f" {capitalized(listed(parts))} of {layers} layers: the others have fewer than {LEAST_TO_RANK} "
-        "tokens that are final, or that are not."
+        f" The mean is over {listed(parts)}: the others have fewer than {LEAST_TO_RANK} tokens that are "
+        f"final, or fewer than {LEAST_TO_RANK} that are not."
     )
 
 
@@ -503,8 +504,7 @@ def lengths_figure(grown: pd.DataFrame):
         ylabel="FLOPs if all layers decide\n(1 = full depth)",
         message=(
             f"Deciding over all entries at every layer adds {large.iloc[0] - 1:.0%} to T5-large's FLOPs with "
-            f"{large.index[0]:,} source tokens, and {large.iloc[-1] - 1:.0%} with {large.index[-1]:,} "
-            "(counted)"
+            f"{large.index[0]:,} source tokens, and {large.iloc[-1] - 1:.0%} with {large.index[-1]:,}"
         ),
     )
     figure.axes[0].set_xscale("log", base=2)

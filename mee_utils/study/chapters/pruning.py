@@ -17,6 +17,7 @@ WHOLE_LAST = "few"  # fixed pruning before the last layer, which scores all entr
 SHOWN_MODELS = ("calm", "vanilla")  # tables have the pre-trained model too
 RECALL_LAYERS = (1, 2, 3, 4, 6, 8)
 LITTLE = 0.02  # of a score or of the FLOPs: no difference worth a sentence
+NEARLY_ALL = 0.005  # of the predictions: a list that keeps fewer than the longest by this much is long enough
 BOX = {"median": "med", "low": "q1", "high": "q3", "whisker_low": "whislo", "whisker_high": "whishi"}
 AGREES = figures.STYLES["accuracy"]._replace(label="predictions that are the last layer's")
 
@@ -119,14 +120,14 @@ def _minimum_by_model(minimum: pd.DataFrame) -> list[str]:
     for name, rows in minimum.groupby("model", sort=False):
         layers = span(rows.minimum_layer, "{:.0f}")
         plural = "s" if rows.minimum_layer.nunique() > 1 else ""
-        parts.append(f"from layer{plural} {layers} on in {figures.label(name)}")
+        parts.append(f"in {figures.label(name)} from layer{plural} {layers} on")
     return parts
 
 
 def minimum_message(minimum: pd.DataFrame, precision: float) -> str:
     """The minimum exit layer that the rule gives CALM and vanilla."""
     layers = listed(_minimum_by_model(_of_shown_models(minimum)))
-    return f"At least {precision:.0%} of confident predictions are the last layer's {layers}"
+    return f"At least {precision:.0%} of confident predictions are the last layer's: {layers}"
 
 
 def minimum_conclusion(honesty: pd.DataFrame, by_rule: pd.DataFrame) -> str:
@@ -402,7 +403,7 @@ def _dearer(complete: pd.DataFrame) -> str:
     points = 100 * (spent[WHOLE_LAST] - spent.fixed).max()
     if points < 0.05:
         return " On CALM it costs no more FLOPs than fixed pruning."
-    return f" On CALM it costs at most {points:.1f} points of full depth's FLOPs more than fixed pruning."
+    return f" On CALM it adds at most {points:.1f}% of full depth's FLOPs to what fixed pruning costs."
 
 
 def _changed(shares: pd.Series, what: str = "tokens", form: str = ".1%") -> str:
@@ -559,8 +560,8 @@ def sweep_conclusion(swept: pd.DataFrame) -> str:
     also = f" Fewer are enough with {listed(f'{_enough(name)} ({k})' for name, k in shorter.items())}."
     return (
         f"Lists of {max(near.values())} entries are long enough for every way of pruning: lists of "
-        f"{swept.k.max()} keep at most half a percentage point more of the predictions on any task."
-        f"{also if shorter else ''}"
+        f"{swept.k.max()} keep at most {100 * NEARLY_ALL:g} percentage points more of the predictions on any "
+        f"task.{also if shorter else ''}"
     )
 
 
@@ -575,8 +576,9 @@ def long_enough(swept: pd.DataFrame) -> dict[str, int]:
     """By way of pruning: the shortest list that keeps nearly as many predictions as the longest."""
     near = {}
     for rule, rows in swept.groupby("rule", sort=False):
-        least = rows.groupby("k").same_token.min()
-        near[rule] = int(least[least >= least.iloc[-1] - 0.005].index.min())
+        kept = rows.pivot(index="k", columns="task", values="same_token")
+        lost = (kept.iloc[-1] - kept).max(axis=1)  # [k], on the worst task
+        near[rule] = int(lost[lost <= NEARLY_ALL].index.min())
     return near
 
 
@@ -629,9 +631,9 @@ def cost_conclusion(costs: pd.DataFrame, entries: int = 256) -> str:
         return ""
     row = large.iloc[0]
     return (
-        f"Over {entries} entries, the same decision costs the FLOPs of {row.share_of_layer:.2f} layers and "
-        f"pays off if tokens exit before {row.break_even:.0%} of the depth. FLOPs are counted; 04 times one "
-        "decision at this size."
+        f"Over {entries} entries, a decision at T5-large's size costs the FLOPs of {row.share_of_layer:.2f} "
+        f"layers and pays off if tokens exit before {row.break_even:.0%} of the depth. These are counts; 04 "
+        "measures how long one decision takes at this size."
     )
 
 
@@ -696,8 +698,8 @@ def summary(
     whole = near.get(WHOLE_LAST, most)
     sentences = [
         f"{'No: of' if most < entries else 'Of'} the {entries:,} entries here, a decision of CALM has to "
-        f"score {most} at each layer after the first that decides. Longer lists keep at most half a "
-        "percentage point more of the predictions.",
+        f"score {most} at each layer after the first that decides. Longer lists keep at most "
+        f"{100 * NEARLY_ALL:g} percentage points more of the predictions.",
         f"Before a whole last layer, {whole} are enough." if whole < most else "",
         unreachable_conclusion(lost),
         _cheaper(_calm(complete)),

@@ -132,11 +132,11 @@ def same_rule_conclusion(same: pd.DataFrame) -> str:
     shares = shares.rename(index=lambda pair: pair.replace(", ", " and ", 1))
     equal = shares[shares > SAME_RULE]
     others = [f"{pair} ({share:.0%})" for pair, share in shares[shares <= SAME_RULE].items()]
-    every = "every token" if (equal == 1).all() else f"more than {SAME_RULE:.1%} of the tokens"
+    every = "Every token exits" if (equal == 1).all() else f"More than {SAME_RULE:.1%} of the tokens exit"
     return (
-        f"These pairs exit {every} at the same layer, on every task: {'; '.join(equal.index) or 'none'}. "
-        "These do not (in brackets, the share of tokens that exit at the same layer, on the worst task): "
-        f"{'; '.join(others) or 'none'}."
+        f"{every} at the same layer, on every task, under both rules of these pairs: "
+        f"{'; '.join(equal.index) or 'none'}. Other pairs differ (in brackets, the share of tokens that exit "
+        f"at the same layer, on the worst task): {'; '.join(others) or 'none'}."
     )
 
 
@@ -215,8 +215,8 @@ def alike_conclusion(cells: pd.DataFrame) -> str:
     size = span(pairs.correlation) if len(pairs) else "unknown"
     correlations = "correlations that round to 1.00" if size == "1.00" else f"correlations of {size}"
     return (
-        f"The pairs most alike, with {correlations}, are {'; '.join(texts)}. At a correlation of 1, every "
-        "threshold of one rule has a counterpart of the other at which the same tokens of this layer exit. "
+        f"The pairs most alike, with {correlations}, are {'; '.join(texts)}. At a correlation of 1, two "
+        "rules let the same tokens exit at this layer, once their thresholds are matched. "
         f"{alike_among_all(cells)} (Similarity and MuE are not counted as a pair: MuE changes only the "
         "threshold.)"
     )
@@ -278,11 +278,12 @@ def _draw_losses(axis, rows: pd.DataFrame, shown: Sequence[str], demand: float, 
 
 
 def equal_loss_message(bench: pd.DataFrame, demand: float) -> str:
-    """The cheapest rule at the target loss, by task."""
+    """The cheapest rule at the target loss, by task, and what it spends."""
     best = _cheapest(bench)
     if best.empty:
         return f"No rule was measured at a loss of {demand:.0%}"
-    return f"At a loss of {demand:.0%} the cheapest rule is {winners(best)}"
+    spent = percent_span(best.equal_flops)
+    return f"At a loss of {demand:.0%} the cheapest rule ({spent} of the FLOPs) is {winners(best)}"
 
 
 def _cheapest(rows: pd.DataFrame) -> pd.DataFrame:

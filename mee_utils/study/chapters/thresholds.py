@@ -10,7 +10,7 @@ from ...analysis.statistics import Estimate, estimates
 from .. import figures
 from ..catalogue import RULES
 from ..prose import listed, on_tasks, task_span
-from .wording import CLEARLY, capitalized, percent_span, with_interval
+from .wording import CLEARLY, capitalized, percent_span, with_article, with_interval
 
 STREAM = "bandit, one stream"
 EACH = "bandit, each output"
@@ -30,7 +30,7 @@ AWAY = {"home": "in-domain", "task": "on another task", "corpus": "on another co
 NOWHERE_ELSE = "This profile names no other corpus of a task."
 LEAST_SAVED = 0.005  # of full depth's FLOPs: smaller differences do not count
 LEAST_LOSS = 1e-4  # smaller losses are drawn there, on a logarithmic axis
-FEWER_LATER = "makes clearly fewer errors in the last third of an output than in the first"
+FEWER_LATER = "Errors are clearly fewer in the last third of an output than in the first"
 HARDLY = 0.05  # layers before the last: with a later mean exit layer hardly any token exits
 SPACED = {"flops_share": "FLOPs (1 = full depth)", "mean_exit_layer": "mean exit layer", "loss": "mean loss"}
 KEPT = {
@@ -123,18 +123,20 @@ def _calibrated(calibrated: pd.DataFrame, stream: pd.DataFrame, delta: float) ->
     kept = calibrated.index[calibrated.loss <= delta]
     later = _layers_later(calibrated, stream)
     where = on_tasks(kept, calibrated.index)
-    return f"A calibrated threshold stays below it {where} and exits {later} than the bandit."
+    return f"A calibrated threshold stays below it {where} and exits {later}."
 
 
 def _layers_later(first: pd.DataFrame, second: pd.DataFrame) -> str:
-    """How much later `first` exits than `second`, by task: "1.20 layers later (translation) to ..."."""
+    """How much later `first` exits than the bandit `second`, by task: "1.2 layers later than the bandit"."""
     later = first.mean_exit_layer - second.mean_exit_layer
     if later.min() >= 0:
-        return f"{task_span(later, '.1f')} layers later"
+        return f"{task_span(later, '.1f')} layers later than the bandit"
     if later.max() <= 0:
-        return f"{task_span(-later, '.1f')} layers earlier"
+        return f"{task_span(-later, '.1f')} layers earlier than the bandit"
     earlier = on_tasks(later.index[later < 0], later.index)
-    return f"up to {later.max():.1f} layers later ({earlier} up to {-later.min():.1f} earlier)"
+    return (
+        f"up to {later.max():.1f} layers later than the bandit ({earlier} up to {-later.min():.1f} earlier)"
+    )
 
 
 def _fixed_arm(of: dict[str, pd.DataFrame], delta: float) -> str:
@@ -350,7 +352,7 @@ def away_conclusion(travelled: pd.DataFrame, demand: float, layers: int) -> str:
     if away.empty:
         return f"{median}. {NOWHERE_ELSE}"
     row = away.loc[away.loss.idxmax()]
-    most = f"{figures.label(row.rule)} loses most, {row.loss:.1%} {AWAY[row.place]}"
+    most = f"{with_article(row.rule)} loses most, {row.loss:.1%} {AWAY[row.place]}"
     return f"{_do_they_hold(travelled, demand)} {median}; {most}.{_not_by_exits(worst, demand, layers)}"
 
 
@@ -448,9 +450,8 @@ def later_message(thirds: pd.DataFrame) -> str:
     for what, rows in thirds.groupby("what", sort=False):
         tasks = list(rows.task.unique())
         fewer = [task for task in tasks if _saved_later(rows[rows.task == task]).low > 0]
-        said = "does so" if parts else FEWER_LATER
-        parts.append(f"{what} {said} {on_tasks(fewer, tasks)}")
-    return f"{capitalized('; '.join(parts))} (that is, {CLEARLY})."
+        parts.append(f"for {what} {on_tasks(fewer, tasks)}")
+    return f"{FEWER_LATER}: {', '.join(parts)} (that is, {CLEARLY})."
 
 
 def _saved_later(rows: pd.DataFrame) -> Estimate:

@@ -17,14 +17,14 @@ SAME = 0.02  # nats: layers that differ by less are not out of order
 CONVERGED = 0.5  # of the first gap between the first layer and the last: with less at the end they converge
 UNSPOKEN = "bare_value"  # the ablation that saw no answers in a sentence
 
-LESSONS = """On synthetic data, base went through lessons before the tasks, each with several questions about
-one context and one kind of hop (who lives where, facts of one kind and of several, relations, who lives in a
-city, who owns more), and answers spell out their intermediate steps, which is also meant to make models this
-small learn quickly."""
+LESSONS = """On synthetic data, base went through lessons before the tasks. A lesson has several questions
+about one context, all with one kind of *hop*, a step from fact to fact (who lives where, facts of one kind
+and of several, relations, who lives in a city, who owns more). Answers spell out their intermediate steps.
+This, too, is meant to make models this small learn quickly."""
 DIFFICULTY = """## What was learned, by difficulty
 
-At full depth, which *kinds* of token does vanilla get right? References are fed in, so that every token is
-predicted from the right words before it."""
+At full depth, which *kinds* of token (those of 00) does vanilla get right? References are fed in, so that
+every token is predicted from the right words before it."""
 FORMS = """## With and without intermediate steps
 
 Exact match on whole answers, by the form of the question, on all held-out questions (as `make train` measured
@@ -123,10 +123,10 @@ def _improving_layers(curves: pd.DataFrame) -> str:
     before, after = _ends(curves)
     better = after <= (1 - CLEARLY_LOWER) * before  # [model, layer]
     models = [name for name in ("calm", "vanilla") if name in better.index]
-    parts = [f"{_layers_named(better.loc[name])} under {figures.label(name)}" for name in models]
+    parts = [f"in {_layers_named(better.loc[name])} under {figures.label(name)}" for name in models]
     if not parts:
         return ""
-    fall = f"The cross-entropy falls by {CLEARLY_LOWER:.0%} or more in {listed(parts)}. "
+    fall = f"The cross-entropy falls by {CLEARLY_LOWER:.0%} or more {listed(parts)}. "
     return fall + _as_expected(curves, better) if len(models) == 2 else fall
 
 
