@@ -33,7 +33,6 @@ seed = 0  # which tokens Figure 3 shows
 
 # %% tags=["hide-input"]
 import pandas as pd
-from IPython.display import display
 
 from mee_utils import ExitPolicy, Experiment, trace
 from mee_utils.analysis import monotonicity
@@ -42,7 +41,7 @@ from mee_utils.analysis.model_quality import seed_spread
 from mee_utils.analysis.statistics import difference_interval, mean_interval
 from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
-from mee_utils.study import drawing, figures
+from mee_utils.study import drawing
 from mee_utils.study.chapters import monotonicity as chapter
 from mee_utils.study.prose import conclude
 from mee_utils.study.result_tables import read_retrained
@@ -254,8 +253,8 @@ chapter.exits_shown(exits)
 # %% [markdown]
 # ## Each published statement beside our number
 #
-# Each statement of MEE's third section, tested on the tables above; `alone` is the verdict before correction for
-# multiple testing (08). Where a verdict says "does not hold", that is what these models do on these corpora; it does
+# Each statement of MEE's third section, tested on the tables above. The verdict is that before correction for multiple
+# testing (08). Where a verdict says "does not hold", that is what these models do on these corpora; it does
 # not refute a claim about BigPatent at T5-base's size.
 
 # %% tags=["hide-input"]
@@ -272,10 +271,7 @@ exit_layer = training.exit_layer("free", layers) if "free" in training.backbones
 
 # %%
 verdicts = claims.judge("01_monotonicity", tables, exit_layer=exit_layer, third=layers // 3)
-verdicts = experiment.save_table(verdicts, "claims")
-verdicts = verdicts.assign(task=verdicts.task.map(figures.label))
-with pd.option_context("display.max_colwidth", None):
-    display(verdicts[["claim", "published", "task", "ours", "alone"]])
+claims.show_judged(experiment.save_table(verdicts, "claims"))
 
 # %% [markdown]
 # ## What this shows

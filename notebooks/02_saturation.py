@@ -43,7 +43,6 @@ from itertools import chain
 
 import numpy as np
 import pandas as pd
-from IPython.display import display
 
 from mee_utils import Experiment, trace
 from mee_utils.analysis import saturation
@@ -54,7 +53,6 @@ from mee_utils.analysis.survey import by_part
 from mee_utils.paper import claims
 from mee_utils.paper.numbers import save_numbers
 from mee_utils.paper.published_numbers import published_saturation
-from mee_utils.study import figures
 from mee_utils.study.chapters import saturation as chapter
 from mee_utils.study.prose import conclude
 from mee_utils.tasks.synthetic.words import DIFFICULTIES
@@ -261,10 +259,7 @@ tables = {
 
 # %%
 verdicts = claims.judge("02_saturation", tables, layers=layers)
-verdicts = experiment.save_table(verdicts, "claims")
-verdicts = verdicts.assign(task=verdicts.task.map(figures.label))
-with pd.option_context("display.max_colwidth", None):
-    display(verdicts[["claim", "published", "task", "ours", "alone"]])
+claims.show_judged(experiment.save_table(verdicts, "claims"))
 
 # %% [markdown]
 # ## What this shows

@@ -349,7 +349,7 @@ tables = {task: {name: table[table.task == task] for name, table in measured.ite
 
 # %%
 judged = claims.judge("03_pruning", tables)
-claims.judged_shown(experiment.save_table(judged, "claims"))
+claims.show_judged(experiment.save_table(judged, "claims"))
 
 # %% [markdown]
 # ## What this shows

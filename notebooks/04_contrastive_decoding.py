@@ -371,7 +371,7 @@ measured = {
 }
 tables = {task: {name: table[table.task == task] for name, table in measured.items()} for task in tasks}
 judged = claims.judge("04_contrastive_decoding", tables)
-claims.judged_shown(experiment.save_table(judged, "claims"))
+claims.show_judged(experiment.save_table(judged, "claims"))
 
 # %% [markdown]
 # **Next:** [05](05_mee_classifiers.ipynb) asks whether several layers decide better than one.

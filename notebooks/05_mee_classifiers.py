@@ -467,7 +467,7 @@ tables = {
     for task in tasks
 }
 judged = claims.judge("05_mee_classifiers", tables, sixth=sixth, min_layer=min_layer)
-claims.judged_shown(experiment.save_table(judged, "claims"))
+claims.show_judged(experiment.save_table(judged, "claims"))
 
 # %% [markdown]
 # **Next:** [06](06_survey_rules.ipynb) puts the rules of other papers beside these.

@@ -318,7 +318,7 @@ conclude(
 # %% tags=["hide-input"]
 tables = {task: {"bench": bench[bench.task == task], "same": same[same.task == task]} for task in tasks}
 judged = claims.judge("06_survey_rules", tables)
-claims.judged_shown(experiment.save_table(judged, "claims"))
+claims.show_judged(experiment.save_table(judged, "claims"))
 
 # %% [markdown]
 # **Next:** [07](07_lossless.ipynb), exits that keep all of the quality; [09](09_thresholds.ipynb) and

@@ -230,7 +230,7 @@ conclude(
 measured = {"thirds": thirds, "spaced": spaced, "travelled": travelled, "moved": moved, "keepers": keepers}
 tables = {task: {name: table[table.task == task] for name, table in measured.items()} for task in tasks}
 judged = claims.judge("09_thresholds", tables, demand=demand, delta=delta, layers=calm.layers)
-claims.judged_shown(experiment.save_table(judged, "claims"))
+claims.show_judged(experiment.save_table(judged, "claims"))
 
 # %% [markdown]
 # **Next:** [10](10_confidence.ipynb), layers that are confidently wrong.

@@ -151,7 +151,7 @@ tables = {
     task: {"thinking": thinking[thinking.task == task], "fake": fake[fake.task == task]} for task in tasks
 }
 judged = claims.judge("10_confidence", tables, last=calm.layers, first=min_layer)
-claims.judged_shown(experiment.save_table(judged, "claims"))
+claims.show_judged(experiment.save_table(judged, "claims"))
 
 # %% tags=["hide-input"]
 experiment.finish()

@@ -62,6 +62,14 @@ def judged_shown(judged: pd.DataFrame) -> pd.DataFrame:
     return named.assign(task=named.task.map(label))[shown_columns]
 
 
+def show_judged(judged: pd.DataFrame) -> None:
+    """Shows `judged_shown` in a notebook, with no cell cut off."""
+    from IPython.display import display
+
+    with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
+        display(judged_shown(judged))
+
+
 def judge_one(each: Statement, tables: Mapping, parameters: Mapping) -> tuple[str, float, float]:
     """Our value of one statement on the tables of one task, and its p-values against failing and holding.
 
