@@ -212,6 +212,17 @@ else:
         "Difficulty is known only for synthetic data; this chapter's page on them shows depth against it."
     )
 
+# %% tags=["hide-input"]
+if synthetic:
+    ranked = {
+        key: table.assign(true_difficulty=table.difficulty.map(DIFFICULTIES.index))
+        for key, table in synthetic.items()
+    }
+    both = ["true_difficulty", "loss"]
+    beside_loss = experiment.table(saturation.associations, ranked, measures=both, outcomes=["settled_from"])
+    experiment.save_table(beside_loss, "difficulty_and_loss")
+    conclude(chapter.difficulty_beside_loss(beside_loss))
+
 # %% [markdown]
 # ## Confident, and not saturated
 #

@@ -237,6 +237,20 @@ def test_the_best_predictor_is_named_task_by_task():
     assert saturation.best_predictor(settled.assign(model="free")) == ""
 
 
+def test_difficulty_and_loss_are_compared_token_by_token():
+    values = {
+        ("summarization", "loss"): 0.6,
+        ("summarization", "true_difficulty"): 0.4,
+        ("translation", "loss"): 0.3,
+        ("translation", "true_difficulty"): 0.5,
+    }
+    rows = [(task, measure, spearman) for (task, measure), spearman in values.items()]
+    table = pd.DataFrame(rows, columns=["task", "measure", "spearman"])
+    said = saturation.difficulty_beside_loss(table.assign(model="calm", depth="settled_from"))
+    assert "less closely than loss on summarization (rank correlation +0.40 (summarization) to +0.50" in said
+    assert saturation.difficulty_beside_loss(table.assign(model="free", depth="settled_from")) == ""
+
+
 def test_what_table_1_does_not_show_is_said():
     """Before, "the contrast has the published direction" was said of depth, length and rise together."""
     means = {

@@ -422,6 +422,24 @@ def difficulty_conclusion(by_difficulty: pd.DataFrame) -> str:
     return f"{capitalized(texts[0])} {does[0]} the order of difficulty; {texts[1]} {does[1]}."
 
 
+def difficulty_beside_loss(depth: pd.DataFrame) -> str:
+    """Whether the layer of CALM's final prediction follows true difficulty less closely than loss.
+
+    Args:
+        depth: from `saturation.associations`, of the measures "true_difficulty" and "loss".
+    """
+    rows = depth[(depth.model == "calm") & (depth.depth == "settled_from")]
+    if rows.empty:
+        return ""
+    table = rows.pivot(index="task", columns="measure", values="spearman").reindex(rows.task.unique())
+    less = table.index[table.true_difficulty < table.loss]
+    return (
+        "Token by token, the layer of CALM's final prediction follows true difficulty less closely than loss "
+        f"{on_tasks(less, table.index)} (rank correlation {task_span(table.true_difficulty, '+z.2f')}, "
+        f"against {task_span(table.loss, '+z.2f')})."
+    )
+
+
 def confident_conclusion(confident: pd.DataFrame, thirds: pd.DataFrame, by_layer: pd.DataFrame) -> str:
     """Whether confident tokens have similar states, and whether tokens get easier along an output."""
     calm = confident[confident.model == "calm"].set_index("task")
