@@ -68,6 +68,18 @@ def test_published_panels_stand_above_ours_and_translation_says_why_it_is_missin
     assert sorted(names) == sorted(main_figure.SHORT_NAMES.values())
 
 
+def test_a_single_measure_far_below_all_others_is_written_and_not_drawn(times):
+    """Drawn, it pressed all others into one line."""
+    far = (times.rule == "hidden_similarity") & (times.decoder == "exact")
+    figure = main_figure.published_and_ours(
+        times.assign(score=times.score.mask(far, 20.0)), published_main_figure(), TASKS
+    )
+    panel = figure.axes[3]
+    assert not any(y == 20.0 for _, y in drawn_points(panel))
+    texts = [text.get_text() for text in panel.texts]
+    assert "saturation ↓ 20.0 at 9" in texts and "saturation" not in texts
+
+
 def test_messages_are_computed(times):
     message = main_figure.cut_message(times, 32)
     assert "CALM's measures keep 83% instead of 100% and MEE's measures keep 100% instead" in message

@@ -30,6 +30,8 @@ MARKERS = {  # that can be hollow
     "lstm": "P",
 }
 PAPERS = {"CALM's": CALM_RULES, "MEE's": MEE_RULES}
+NEAR = 0.8  # of the full score: a single measure below is written in its panel, not drawn
+ROOM_BELOW = 0.12  # of the height of a panel, for that line
 NOT_PUBLISHED = "the published run scores\nBLEU 0.001 at full depth too:\nanother model's tokenizer"
 BY_BATCH = (  # above the second figure
     "Longer outputs take longer, so samples a second also depend on how much a rule writes; tokens a second "
@@ -131,7 +133,12 @@ def _figure(table: pd.DataFrame, values: Sequence[str], **options):
 
 
 def _draw(axis, rows, hollow: str) -> None:
-    """One panel: filled points with their names, hollow ones joined to the point of the same rule."""
+    """One panel: filled points with their names, hollow ones joined to the point of the same rule.
+
+    A single measure far below all others would press them into one line: it is written at the lower edge.
+    """
+    far = rows[rows.rule.isin(_far_below(rows))]
+    rows = rows.drop(far.index)
     filled = rows[~rows.hollow.astype(bool)]
     others = rows[rows.hollow.astype(bool)]
     _draw_points(axis, filled, filled=True)
@@ -145,8 +152,27 @@ def _draw(axis, rows, hollow: str) -> None:
         axis.plot([], [], "o", color=figures.GREY, markerfacecolor="white", label=hollow)
     axis.set_ylabel(figures.label(rows.metric.iloc[0]))
     axis.margins(0.08)
+    if len(far):
+        _write_below(axis, far)
     points = [(row.rate, row.score, SHORT_NAMES[row.rule]) for row in filled.itertuples()]
     figures.name_at_the_side(axis, points)
+
+
+def _far_below(rows: pd.DataFrame) -> list[str]:
+    """The measure whose filled point alone scores less than `NEAR` of full depth; none if others do too."""
+    full = rows.score[rows.rule == "full_depth"].max()
+    far = rows.rule[(rows.score < NEAR * full) & ~rows.hollow.astype(bool)].unique()
+    return list(far) if len(far) == 1 else []
+
+
+def _write_below(axis, far: pd.DataFrame) -> None:
+    """Writes a measure below the points of a panel: "saturation ↓ 31.3 at 216"."""
+    low, high = axis.get_ylim()
+    axis.set_ylim(low - ROOM_BELOW * (high - low), high)
+    filled = far[~far.hollow.astype(bool)].iloc[0]
+    text = f"{SHORT_NAMES[filled.rule]} ↓ {filled.score:.1f} at {filled.rate:,.0f}"
+    look = {"color": figures.STYLES[filled.rule].colour, "fontsize": 9, "ha": "right"}
+    axis.text(0.98, 0.03, text, transform=axis.transAxes, **look)
 
 
 def _draw_points(axis, rows, filled: bool) -> None:
