@@ -86,12 +86,12 @@ if oracle_tables:
 # ## MEE's main figure, by the clock
 #
 # Six measures at a threshold of 0.9 that falls with the position (temperature 4), on CALM's model: score against
-# samples a second, as published and ours. MEE lets tokens exit from layer 4 of 24 on; ours from the same share of
-# the depth. Hollow points are decoded as MEE's code does it: once a whole batch has exited at a layer, no later
-# token runs deeper. A measure far below all others is written at the lower edge of its panel (score at speed); the
-# table has all its points. Scores are those of the timed outputs; times are ranges over rounds. F1 and ROUGE-1 are means over
-# outputs, as BLEU is here (`corpus_score` in the table is BLEU as papers report it). Compare shares of full depth,
-# not the numbers: models, corpora and machines differ.
+# samples a second, as published and ours. MEE lets tokens exit from layer 4 of 24 on; ours from the same share of the
+# depth. Hollow points are decoded as MEE's code does it: once a whole batch has exited at a layer, no later token runs
+# deeper. A measure far below all others is written at the lower edge of its panel (score at speed); the table has all
+# its points. Scores are those of the timed outputs; times are ranges over rounds. F1 and ROUGE-1 are means over
+# outputs, as BLEU is here (`corpus_score` in the table is BLEU as papers report it). Compare shares of full depth, not
+# the numbers: models, corpora and machines differ.
 
 # %% tags=["hide-input"]
 wanted = wanted_timings(experiment.layers, tasks)

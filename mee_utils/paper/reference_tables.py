@@ -15,6 +15,7 @@ from ..study.catalogue import MAIN_MODEL, MAIN_SWEEP, RULES, SURVEY, Rule
 from ..study.figures import label
 from ..study.headline import QUALITY
 from ..study.prose import listed, span
+from ..study.published_setting import BATCHES
 from ..study.result_tables import KEEPS_IT, UNDECIDED, best_of_families
 from ..tasks.kinds import TASKS
 from . import answers, gpu_tables, published_numbers
@@ -277,6 +278,8 @@ def published_main_figure(stored: StoredTables) -> pd.DataFrame:
         published = published_numbers.published_main_figure()
         columns = ["task", "dataset", "rule", "metric", "score", "samples_per_second"]
         rows = published[columns]
+    else:
+        rows = rows[rows.batch == BATCHES[0]].drop(columns="batch")
     numbers = rows.select_dtypes("float").columns
     texts = {column: rows[column].map("{:.2f}".format, na_action="ignore") for column in numbers}
     return rows.assign(**texts)
