@@ -261,6 +261,23 @@ def test_every_belief_stands_in_one_section():
     assert set(answers.beliefs(StoredTables())) <= questions
 
 
+def test_cases_of_the_published_setting_that_beat_full_depth_are_counted():
+    rows = [  # rule, batch, decoder, min_layer, lowest
+        ("full_depth", 1, "exact", 12, 1.0),
+        ("softmax_margin", 1, "exact", 2, 1.1),
+        ("softmax_margin", 1, "exact", 4, 1.2),
+        ("lstm", 1, "exact", 2, 0.9),
+        ("softmax_margin", 32, "exact", 2, 0.9),
+        ("softmax_margin", 32, "cut", 2, 1.5),
+        ("lstm", 32, "exact", 2, 0.5),
+    ]
+    columns = ["rule", "batch", "decoder", "min_layer", "lowest"]
+    times = pd.DataFrame(rows, columns=columns).assign(profile="real")
+    counted = facts._as_published(Both(main_figure=times))
+    assert counted == {"cases": 2, "batch": 32, "in_batches": 0, "alone": 1}
+    assert facts._as_published(Both(main_figure=times.assign(profile="small"))) is None
+
+
 def test_a_bug_takes_or_adds_score_where_intervals_are_apart():
     setting = {"bug": "b", "model": "free", "rule": "fixed", "batch": 50}
     rows = [  # task, version, retained, low, high

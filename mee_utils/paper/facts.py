@@ -12,6 +12,8 @@ from ..study import open_question
 from ..study.catalogue import MAIN_MODEL
 from ..study.figures import label
 from ..study.headline import FIXED, ONE, SEVERAL, VERIFIED, faster_tasks, undecided_tasks
+from ..study.main_figure import measures_as_published
+from ..study.published_setting import BATCHES
 from ..study.result_tables import KEEPS_IT
 from . import ledger_page
 from .answers import (
@@ -56,6 +58,7 @@ def facts(stored: StoredTables) -> dict:
         "ledger": ledger_page.counts(stored),
         "three_layers": _verdict(stored, "three layers decide better than one"),
         "asked": _open_question(stored, list(real)),
+        "as_published": _as_published(stored),
         **_headline_facts(),
     }
 
@@ -107,6 +110,27 @@ def _open_question(stored: StoredTables, tasks: list[str]) -> dict:
 def _ends(shares: pd.Series) -> list[float]:
     """The least and the largest of some shares; none of none."""
     return [shares.min(), shares.max()] if len(shares) else []
+
+
+def _as_published(stored: StoredTables) -> dict | None:
+    """In how many of MEE's own settings on real text a measure beats full depth in every timing run.
+
+    `in_batches`: at the published batch size; `alone`: one output at a time; each of `cases`, a measure on a
+    task. None until they are timed.
+    """
+    times = stored.table("08_results", "main_figure")
+    times = times[times.profile == REAL]
+    if times.empty:
+        return None
+    measured = measures_as_published(times)
+    faster = (measured.lowest > 1).groupby(measured.batch).sum()
+    in_batches, alone = BATCHES
+    return {
+        "cases": int((measured.batch == alone).sum()),
+        "batch": in_batches,
+        "in_batches": int(faster[in_batches]),
+        "alone": int(faster[alone]),
+    }
 
 
 def _headline_facts() -> dict:

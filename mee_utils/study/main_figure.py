@@ -218,7 +218,7 @@ def mean_retained(times: pd.DataFrame) -> dict[tuple[str, str], float]:
 
 def speed_message(times: pd.DataFrame) -> str:
     """How many of the measures are faster than full depth by the clock, in a sentence."""
-    exact = _measures(times)
+    exact = measures_as_published(times)
     counts = []
     for batch in BATCHES:
         rows = exact[exact.batch == batch]
@@ -226,7 +226,7 @@ def speed_message(times: pd.DataFrame) -> str:
     return f"Cases in which a measure is faster than full depth in every round: {' and '.join(counts)}"
 
 
-def _measures(times: pd.DataFrame) -> pd.DataFrame:
+def measures_as_published(times: pd.DataFrame) -> pd.DataFrame:
     """The rows of the six measures at the published share of the depth, without the cut."""
     measured = (times.decoder == EXACT) & (times.rule != "full_depth")
     return times[measured & _at_published_share(times)]
@@ -235,7 +235,7 @@ def _measures(times: pd.DataFrame) -> pd.DataFrame:
 def main_conclusion(times: pd.DataFrame) -> str:
     """What the measures of either paper keep at the published batch size, and how fast they are."""
     batch, *_ = BATCHES
-    rows = _measures(times)
+    rows = measures_as_published(times)
     rows = rows[rows.batch == batch]
     parts = [_in_words(paper, rows[rows.rule.isin(rules)]) for paper, rules in PAPERS.items()]
     return f"At batch {batch}, {'; '.join(parts)}. {speed_message(times)}."
