@@ -176,6 +176,7 @@ class StoredStates:
             raise MeeError(f"States are {trace.states.shape}, trace and model need {needed}: trace again.")
         self.trace = trace
         self.model = model
+        self.decoder = decoder_of(model.network)
         self.dtype = model.network.lm_head.weight.dtype
         self.working_dtype = torch.promote_types(self.dtype, torch.float32)  # what classifiers compute in
 
@@ -201,7 +202,7 @@ class StoredStates:
         states of the same tokens, by layer: what is there is not computed again, and what is not is added.
         """
         logits = {} if logits is None else logits
-        decoder = decoder_of(self.model.network)
+        decoder = self.decoder
         raw = self.raw(tokens)  # [token, layer, d_model]
         position = self.trace.position[tokens]
         fed = np.where(position == 0, decoder.start, self.trace.token_before[tokens])
