@@ -262,19 +262,21 @@ def test_every_belief_stands_in_one_section():
 
 
 def test_cases_of_the_published_setting_that_beat_full_depth_are_counted():
-    rows = [  # rule, batch, decoder, min_layer, lowest
-        ("full_depth", 1, "exact", 12, 1.0),
-        ("softmax_margin", 1, "exact", 2, 1.1),
-        ("softmax_margin", 1, "exact", 4, 1.2),
-        ("lstm", 1, "exact", 2, 0.9),
-        ("softmax_margin", 32, "exact", 2, 0.9),
-        ("softmax_margin", 32, "cut", 2, 1.5),
-        ("lstm", 32, "exact", 2, 0.5),
+    rows = [  # rule, batch, decoder, min_layer, lowest, retained
+        ("full_depth", 1, "exact", 12, 1.0, 1.0),
+        ("softmax_margin", 1, "exact", 2, 1.1, 0.99),
+        ("softmax_margin", 1, "exact", 4, 1.2, 1.0),
+        ("hidden_similarity", 1, "exact", 2, 3.0, 0.3),
+        ("lstm", 1, "exact", 2, 0.9, 1.0),
+        ("softmax_margin", 32, "exact", 2, 0.9, 1.0),
+        ("softmax_margin", 32, "cut", 2, 1.5, 1.0),
+        ("hidden_similarity", 32, "exact", 2, 1.5, 0.3),
+        ("lstm", 32, "exact", 2, 0.5, 1.0),
     ]
-    columns = ["rule", "batch", "decoder", "min_layer", "lowest"]
+    columns = ["rule", "batch", "decoder", "min_layer", "lowest", "retained"]
     times = pd.DataFrame(rows, columns=columns).assign(profile="real")
     counted = facts._as_published(Both(main_figure=times))
-    assert counted == {"cases": 2, "batch": 32, "in_batches": 0, "alone": 1}
+    assert counted == {"batch": 32, "in_batches": (3, 1, 0), "alone": (3, 2, 1)}
     assert facts._as_published(Both(main_figure=times.assign(profile="small"))) is None
 
 

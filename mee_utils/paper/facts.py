@@ -12,7 +12,7 @@ from ..study import open_question
 from ..study.catalogue import MAIN_MODEL
 from ..study.figures import label
 from ..study.headline import FIXED, ONE, SEVERAL, VERIFIED, faster_tasks, undecided_tasks
-from ..study.main_figure import measures_as_published
+from ..study.main_figure import faster_cases
 from ..study.published_setting import BATCHES
 from ..study.result_tables import KEEPS_IT
 from . import ledger_page
@@ -113,24 +113,18 @@ def _ends(shares: pd.Series) -> list[float]:
 
 
 def _as_published(stored: StoredTables) -> dict | None:
-    """In how many of MEE's own settings on real text a measure beats full depth in every timing run.
+    """In how many of MEE's own settings on real text a measure beats full depth, and keeps the score.
 
-    `in_batches`: at the published batch size; `alone`: one output at a time; each of `cases`, a measure on a
-    task. None until they are timed.
+    `alone` and `in_batches` are `main_figure.Cases`, the latter at the published `batch` size. None until
+    they are timed.
     """
     times = stored.table("08_results", "main_figure")
     times = times[times.profile == REAL]
     if times.empty:
         return None
-    measured = measures_as_published(times)
-    faster = (measured.lowest > 1).groupby(measured.batch).sum()
+    counts = faster_cases(times)
     in_batches, alone = BATCHES
-    return {
-        "cases": int((measured.batch == alone).sum()),
-        "batch": in_batches,
-        "in_batches": int(faster[in_batches]),
-        "alone": int(faster[alone]),
-    }
+    return {"batch": in_batches, "in_batches": counts[in_batches], "alone": counts[alone]}
 
 
 def _headline_facts() -> dict:
