@@ -228,7 +228,7 @@ def speed_message(times: pd.DataFrame) -> str:
 
 
 class Cases(NamedTuple):
-    """Measures on tasks: all, those faster than full depth in every round, and those of them that keep 99 %."""
+    """Measures on tasks: all, those faster than full depth in every round, and those that keep 99 % too."""
 
     cases: int
     faster: int
