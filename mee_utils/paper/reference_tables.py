@@ -322,9 +322,11 @@ def bug_effect(stored: StoredTables, bug: str) -> str:
         f"{DATA[row.profile]} {label(row.task)} {row.with_bug:.0%} instead of {row.without:.0%}"
         for row in kept.itertuples()
     ]
-    more = f"{len(gained)} more ({listed(gained)})" if gained else "none more"
+    more = "none keeps more"
+    if gained:
+        more = f"{len(gained)} {'keeps' if len(gained) == 1 else 'keep'} more ({listed(gained)})"
     return (
-        f"with the bug, {loses.sum() or 'none'} of {len(loses)} settings keep less of the score and {more}; "
+        f"with the bug, {loses.sum() or 'none'} of {len(loses)} settings keep less of the score, and {more}; "
         "in the others the intervals overlap."
     )
 

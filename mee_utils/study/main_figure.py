@@ -37,7 +37,7 @@ ROOM_BELOW = 0.12  # of the height of a panel, for that line
 NOT_PUBLISHED = "the published run scores\nBLEU 0.001 at full depth too:\nanother model's tokenizer"
 BY_BATCH = (  # above the second figure
     "Longer outputs take longer, so samples a second also depend on how much a rule writes; tokens a second "
-    "do not. The same settings at both batch sizes, without the cut; hollow points exit from layer 4 on."
+    "do not. The same settings at both batch sizes, without the cut; hollow points exit later (see legend)."
 )
 
 
