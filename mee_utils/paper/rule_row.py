@@ -27,6 +27,7 @@ from ..study import verdicts
 from ..study.catalogue import MAIN_MODEL, PRUNED_SIZES, Rule
 from ..study.experiment import Experiment
 from ..study.figures import label
+from ..study.headline import QUALITY
 from ..study.jobs import Job
 from ..study.measure import RuleDecoder
 from ..study.profiles import Profile, load_profile
@@ -37,7 +38,6 @@ from .reference_tables import quality_cells
 from .stored_tables import DATA, PROFILES, plain_markdown
 
 ROW = "this rule"  # its name in the tables, whatever it is called
-QUALITY = 0.99
 LOSSES = (0.01, 0.05)
 DELTA = 0.1  # of the guarantee
 EXAMPLE = (

@@ -28,6 +28,7 @@ from mee_utils.study.catalogue import (
     target_of,
 )
 from mee_utils.study.experiment import Experiment
+from mee_utils.study.headline import QUALITY
 from mee_utils.study.inputs import load_tasks, weights_digest
 from mee_utils.study.profiles import load_profile
 from mee_utils.study.published_setting import BATCHES as PUBLISHED_BATCHES
@@ -48,7 +49,6 @@ from mee_utils.training.rivals import kept_rivals, load_rival
 from .clock import take_turns
 from .scores import scores
 
-QUALITY = 0.99  # of the full score: notebook 08's question
 DEMAND = 0.01  # mean consistency loss: notebook 06's
 LONGEST = 8  # tokens that wait at most, where rules are compared as drafts
 SPEEDS = (
