@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.errors import MeeError
-from ..decoding.token import ExitState
+from ..decoding.exit_state import ExitState
 from ..exits.contrast import ALPHA, Distribution, check_alpha, farthest, weighted_contrast
 from ..models.loading import Model
 from ..traces.replay import PolicyReplay, StoredStates, chunks

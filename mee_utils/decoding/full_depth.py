@@ -15,10 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
+from .exit_state import ExitState, Step, confidence_of, states_by_layer
 from .inputs import batches_by_length
 from .layerwise import LayerwiseDecoder, decoder_of, source_ids_of
 from .outputs import Output
-from .token import ExitState, Step, confidence_of, decode_tokens, on_host, states_by_layer
+from .token import decode_tokens
+from .transfers import on_host
 from .verify import DraftDecoder
 
 LOGITS_AT_ONCE = 16_000_000  # elements of `[layer, token, vocabulary]` that a replay holds at a time

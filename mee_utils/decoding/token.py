@@ -2,303 +2,39 @@
 
     embed -> layer 1 -> confident? -> layer 2 -> confident? -> ... -> layer L -> LM head
 
-`TokenDecoder.decode` is that loop, for one token of each row of a batch. After a layer, an `ExitState` shows
-the measure what is known of the token there, each quantity computed on first use. `decide` asks the measure
-for a confidence and the policy whether it is high enough. Rows that exit keep their state, and their token is
-the prediction of their layer. `states_by_layer` makes the states of a token wherever they come from: from
-running the layers here and in `verify`, or from a trace in `mee_utils.traces.replay`.
+`TokenDecoder.decode` is that loop, for one token of each row of a batch. `exit_state` has what a measure sees
+after a layer, and how it decides. Rows that exit keep their state, and their token is the prediction of their
+layer. `decode_tokens` goes from token to token, until all outputs have ended.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..common.errors import MeeError, shown
-from ..exits.contrast import entropy
-from ..exits.measures import Measure
+from ..common.errors import MeeError
 from ..exits.policy import BoundPolicy
-from ..exits.readout import ReadoutLogits
+from .exit_state import ExitState, Step, decide, states_by_layer
 from .layerwise import Cache, LayerwiseDecoder, Rows, waiting_positions
 from .outputs import Output
+from .transfers import on_device, on_host, pick
 
-COMPACT_AT = 0.5  # finished rows leave memory once this share of the batch is left
-
-
-# ---- what a measure sees
+DROP_FINISHED_AT = 0.5  # rows whose output has ended leave the cache once no more than this share goes on
 
 
-@dataclass(repr=False, eq=False)
-class Step:
-    """One decoding step: one token of each of several rows. What its states share at all layers."""
+class StepTokens:
+    """The tokens of one step, one a row.
 
-    decoder: LayerwiseDecoder
-    bound: BoundPolicy
-    sequence: np.ndarray  # [row], index of each row's input
-    position: int | np.ndarray  # of the token in its output: one number, or [row] where rows differ
-    fed: Tensor  # [row], the token before; at the start the decoder's start token
-    source_ids: Tensor  # [input, source], -1 at padding
-    source_rows: np.ndarray  # [row], which of these inputs each row has
+    Rows are added as they exit: with their ids where the layer's prediction is known by then, else with their
+    states. `complete` predicts the missing ids from all these states at once.
 
-    def __post_init__(self):
-        # [row], rows of the LM head multiplied so far: the one place where readouts are counted
-        self.readout_rows = np.zeros(len(self.sequence), dtype=np.int64)
-
-    @cached_property
-    def source(self) -> Tensor:
-        """The input of each row, `[row, source]`, -1 at padding."""
-        return self.source_ids[on_device(self.source_rows, self.source_ids)]
-
-
-class LayerState:
-    """A token of several rows at one layer, as a measure sees it: live (`ExitState`) or of a trace.
-
-    Besides the attributes of the table in `mee_utils.exits.measures` it has `previous`, the state one layer
-    before, `step_rows`, which rows of the `Step` these are, and `decision_layers`, where the policy decides.
-    """
-
-    def memo(self, key, compute: Callable):
-        """`compute(self)`, a tuple of `[rows, ...]`; computed once for this layer, then kept under `key`."""
-        kept = vars(self).setdefault("_memo", {})
-        if key not in kept:
-            kept[key] = compute(self)
-        return kept[key]
-
-    def earlier(self, layers: int) -> LayerState:
-        """The same rows, `layers` layers before. Raises `MeeError` where there are not so many."""
-        state = self
-        for _ in range(layers):
-            state = state.previous
-            if state is None:
-                missing = f"earlier({layers}) at layer {self.layer}: the layers begin with 1"
-                remedy = f"set lookback = {layers} in the measure's class"
-                raise MeeError(f"{missing}; {remedy}, and it decides from layer {layers + 1} on.")
-        if len(state.step_rows) == len(self.step_rows):
-            return state
-        return RowView(state, np.searchsorted(state.step_rows, self.step_rows))
-
-    def so_far(self, name: str) -> tuple:
-        """An attribute at every decision about this token so far, this one last: `[rows]` each."""
-        layers = [layer for layer in self.decision_layers if layer < self.layer]
-        return tuple(getattr(self.earlier(self.layer - layer), name) for layer in [*layers, self.layer])
-
-
-@dataclass(repr=False, eq=False)
-class ExitState(LayerState):
-    """The present token of some rows at one layer, live."""
-
-    step: Step
-    layer: int  # 1 to L
-    after: Tensor  # h^l, the states after the layer, [rows, d_model]
-    before: Tensor  # the states before it, [rows, d_model]
-    step_rows: np.ndarray  # [rows], which rows of the step these are, ascending
-    previous: ExitState | None = None  # one layer before
-    confidence: np.ndarray | float = float("nan")  # set once the measure has decided here
-    settled: np.ndarray | None = None  # set for measures that need all layers
-
-    @property
-    def decoder(self) -> LayerwiseDecoder:
-        return self.step.decoder
-
-    @property
-    def layers(self) -> int:
-        """Depth L."""
-        return self.step.decoder.layers
-
-    @property
-    def decision_layers(self) -> tuple[int, ...]:
-        """The layers at which the policy decides."""
-        return self.step.bound.decision_layers
-
-    @property
-    def position(self) -> int | np.ndarray:
-        """How many tokens the rows have emitted before: a number, or `[rows]`."""
-        position = self.step.position
-        return position[self.step_rows] if isinstance(position, np.ndarray) else position
-
-    @property
-    def sequence(self) -> np.ndarray:
-        """`[rows]`, indices of the inputs."""
-        return self.step.sequence[self.step_rows]
-
-    @property
-    def token_before(self) -> Tensor:
-        """`[rows]`, -1 at the start."""
-        ids = self.step.fed[on_device(self.step_rows, self.step.fed)]
-        return torch.where(on_device(self.position, ids) == 0, -1, ids)
-
-    @cached_property
-    def source(self) -> Tensor:
-        """Ids of the inputs, `[rows, source]`, -1 at padding."""
-        return self.step.source[on_device(self.step_rows, self.step.source)]
-
-    @property
-    def source_tokens(self) -> Tensor:
-        """`[rows]`, lengths of the inputs."""
-        return (self.source >= 0).sum(dim=-1)
-
-    @cached_property
-    def in_source(self) -> Tensor:
-        """`[rows]`, whether the token predicted here stands in the input."""
-        return (self.source == self.top1_id[:, None]).any(dim=-1)
-
-    @cached_property
-    def state(self) -> Tensor:
-        """`n(h)`, `[rows, d_model]`."""
-        return self.decoder.norm(self.after)
-
-    @cached_property
-    def read_state(self) -> Tensor:
-        """What the LM head multiplies, `[rows, d_model]`: `n(h)`, or what the measure's lens makes of it.
-
-        A lens applies before the last layer alone.
-        """
-        lens = self.step.bound.measure.lens
-        return lens(self) if lens and self.layer < self.layers else self.state
-
-    @cached_property
-    def full_logits(self) -> Tensor:
-        """Logits of the whole vocabulary, `[rows, vocabulary]`, in single precision at least."""
-        logits = self.decoder.logits(self.read_state)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-    @cached_property
-    def readout_logits(self) -> ReadoutLogits:
-        """What this layer predicts over the ids that the policy looks at; counted in `Step.readout_rows`."""
-        bound = self.step.bound
-        if bound.readout is not None:
-            computed = bound.readout.read(self)
-        else:
-            computed = ReadoutLogits(self.full_logits, None, bound.vocabulary, scores=self.full_logits)
-        self.step.readout_rows[self.step_rows] += computed.readout_rows
-        return computed
-
-    @property
-    def logits(self) -> Tensor:
-        """`[rows, ids]`, over the ids that the policy looks at."""
-        return self.readout_logits.logits
-
-    @cached_property
-    def probabilities(self) -> Tensor:
-        """`[rows, ids]` (on CPUs `softmax` is faster than `logsumexp`)."""
-        return torch.softmax(self.readout_logits.scores, dim=-1)
-
-    @cached_property
-    def _top2(self) -> Tensor:
-        """The two largest probabilities, `[rows, 2]`; 0 for the second of a single id."""
-        top = torch.topk(self.probabilities, min(2, self.probabilities.shape[-1]), dim=-1).values
-        return top if top.shape[-1] == 2 else torch.cat([top, torch.zeros_like(top)], dim=-1)
-
-    @cached_property
-    def top1_id(self) -> Tensor:
-        """`[rows]`; ties go to the first id, as everywhere (`topk` picks another)."""
-        readout = self.step.bound.readout
-        return self.readout_logits.tokens(from_scores=readout is not None and readout.token_from_scores)
-
-    @cached_property
-    def top1_probability(self) -> Tensor:
-        """`p(1)`, `[rows]`."""
-        return self._top2[:, 0]
-
-    @cached_property
-    def margin(self) -> Tensor:
-        """`p(1) - p(2)`, `[rows]`."""
-        return self._top2[:, 0] - self._top2[:, 1]
-
-    @cached_property
-    def entropy(self) -> Tensor:
-        """In nats, `[rows]`."""
-        return entropy(self.probabilities)
-
-    @cached_property
-    def similarity(self) -> Tensor:
-        """`[rows]`; the norm's division by the length cancels, so that only its weight is applied."""
-        wide = torch.promote_types(self.after.dtype, torch.float32)
-        weight = self.decoder.norm.weight
-        after = self.after.to(wide) * weight
-        before = self.before.to(wide) * weight
-        return torch.nn.functional.cosine_similarity(after, before, dim=-1).clamp_(max=1.0)
-
-
-class RowView(LayerState):
-    """An earlier `ExitState`, restricted to the rows that have not exited since.
-
-    Nothing is copied until an attribute is asked for, and then only that attribute is indexed.
-    """
-
-    def __init__(self, state: ExitState, index: np.ndarray):
-        self._state = state
-        self._index = index
-
-    def memo(self, key, compute: Callable):
-        return self._pick(self._state.memo(key, compute))
-
-    def __getattr__(self, name: str):
-        return self._pick(getattr(self._state, name))
-
-    def _pick(self, values):
-        if isinstance(values, Tensor):
-            return values[on_device(self._index, values)]
-        if isinstance(values, np.ndarray):
-            return values[self._index]
-        if isinstance(values, tuple):
-            picked = [self._pick(value) for value in values]
-            return type(values)(*picked) if hasattr(values, "_fields") else tuple(picked)
-        return values
-
-
-def states_by_layer(
-    state_after: Callable[[int, LayerState | None], LayerState], last: int
-) -> Iterator[LayerState]:
-    """Yields a token's state after layers 1, 2, .. `last`; each knows the one before it.
-
-    `state_after(layer, previous)` makes a state: it runs the layer, or looks it up in a trace. A layer is run
-    when its state is asked for, so that the caller may take rows out in between.
-    """
-    state = None
-    for layer in range(1, last + 1):
-        state = state_after(layer, state)
-        yield state
-
-
-def confidence_of(measure: Measure, state: LayerState) -> np.ndarray:
-    """The confidence of a measure on the host, `[rows]`.
-
-    Raises `MeeError` if the measure returns something else.
-    """
-    returned = measure.confidence(state)
-    rows = len(state.sequence)
-    try:
-        confidence = on_host(returned)
-    except (TypeError, ValueError):  # lists of unequal lengths
-        confidence = np.asarray(None)
-    are_numbers = confidence.dtype.kind in "bfiu"
-    if are_numbers and confidence.shape == (rows,):
-        return confidence
-    what = f"shape {confidence.shape}" if are_numbers and confidence.ndim else shown(returned)
-    wanted = f"return one number per row, shape ({rows},)"
-    raise MeeError(f'confidence(state) of "{measure.name}" returned {what}: {wanted}.')
-
-
-def decide(bound: BoundPolicy, state: ExitState, max_new_tokens: int) -> np.ndarray:
-    """Which rows exit at this layer, `[rows]`, bool; `max_new_tokens` is the `N` of decaying thresholds."""
-    state.confidence = confidence_of(bound.measure, state)
-    return bound.exceeded(state.confidence, state, max_new_tokens)
-
-
-# ---- one token
-
-
-class Token:
-    """The tokens of one step, one a row: rows are added as they exit, `complete` then fills in missing ids.
-
-    `ids`, `exit_layers`, `confidences`, `readout_rows`: `[row]`, on the host; `device_ids`: on the device.
+    Attributes:
+        exit_layers, confidences, readout_rows: `[row]`, on the host.
+        ids, device_ids: `[row]`, on the host and on the device; there once `complete` was called.
     """
 
     def __init__(self, step: Step):
@@ -311,7 +47,10 @@ class Token:
         self._with_states: list[tuple[np.ndarray, Tensor]] = []  # some rows, and their exit states
 
     def add(self, rows: np.ndarray, layers, confidences, *, ids=None, states=None) -> None:
-        """Adds rows with their ids, if their layer's prediction has been computed, else with their states."""
+        """Adds some rows of the step, ascending, with their `ids` `[rows]` or `states` `[rows, d_model]`.
+
+        `layers` and `confidences` are numbers, or `[rows]`.
+        """
         self.exit_layers[rows] = layers
         self.confidences[rows] = confidences
         self.readout_rows[rows] = self.step.readout_rows[rows]
@@ -320,13 +59,13 @@ class Token:
         else:
             self._with_states.append((rows, states))
 
-    def complete(self) -> Token:
+    def complete(self) -> StepTokens:
         """Predicts the missing ids, all in one readout. Raises `MeeError` where a state is not finite."""
         if self._with_states:
             self._with_ids.append(self._predict())
         rows = np.concatenate([rows for rows, _ in self._with_ids])
         ids = torch.cat([ids for _, ids in self._with_ids])
-        if (np.diff(rows) < 0).any():
+        if (np.diff(rows) < 0).any():  # rows stand in the order of their exits
             ids = ids[on_device(np.argsort(rows), ids)]
         self.device_ids = ids
         self.ids = on_host(ids)
@@ -401,7 +140,7 @@ class TokenDecoder:
         # for thresholds that learn: confidence and id of each input's tokens since it last ran all layers
         self.shallow: dict[int, list[tuple[float, int]]] = defaultdict(list)
 
-    def decode(self, rows: Rows, ids: Tensor, sequence: np.ndarray) -> Token:
+    def decode(self, rows: Rows, ids: Tensor, sequence: np.ndarray) -> StepTokens:
         """Brings one token of each row to its exit and predicts it.
 
         Args:
@@ -418,7 +157,7 @@ class TokenDecoder:
         if bound.measure.needs_all_layers:
             return self._decode_in_hindsight(step, rows)
         run = TokenRun(step, rows)
-        token = Token(step)
+        tokens = StepTokens(step)
         for state in states_by_layer(run.state_after, bound.layers):
             if state.layer not in bound.decision_layers:
                 continue
@@ -426,41 +165,46 @@ class TokenDecoder:
             if bound.schedule.learns:
                 self._note_shallow(state)
             if exits.any():
-                _add_exits(token, state, exits)
+                _add_exits(tokens, state, exits)
                 run.exit(exits)
                 if not run.active.any():
-                    return token.complete()
-        _add_last(token, state, run.active)  # after the loop `state` is the last layer's
-        token.complete()
+                    return tokens.complete()
+        _add_last(tokens, state, run.active)  # after the loop `state` is the last layer's
+        tokens.complete()
         if bound.schedule.learns:
-            self._learn(run, token)
-        return token
+            self._learn(run, tokens)
+        return tokens
 
-    def _decode_in_hindsight(self, step: Step, rows: Rows) -> Token:
+    def _decode_in_hindsight(self, step: Step, rows: Rows) -> StepTokens:
         """For measures that need all layers (the oracle): all are run, then the token goes back."""
-        bound = self.bound
         run = TokenRun(step, rows)
-        states = list(states_by_layer(run.state_after, bound.layers))
+        states = list(states_by_layer(run.state_after, self.bound.layers))
+        exit_layers, confidences = self._exits_in_hindsight(states)
+        step.readout_rows[:] = 0  # what the oracle computes in order to decide is not charged
+        after = torch.stack([state.after for state in states])  # [layer, row, d_model]
+        index = on_device(exit_layers - 1, after)
+        exit_states = after[index, torch.arange(len(rows), device=after.device)]  # [row, d_model]
+        rows.store_exit_state(exit_states)
+        rows.truncate_cache(exit_layers)
+        tokens = StepTokens(step)
+        tokens.add(run.step_rows, exit_layers, confidences, states=exit_states)
+        return tokens.complete()
+
+    def _exits_in_hindsight(self, states: Sequence[ExitState]) -> tuple[np.ndarray, np.ndarray]:
+        """Exit layers and confidences, `[row]` each, from the states after all layers."""
+        bound = self.bound
         predicted = np.stack([on_host(state.top1_id) for state in states])  # [layer, row]
-        final = predicted == predicted[-1]
-        settled = np.logical_and.accumulate(final[::-1])[::-1]  # the last layer's id from here on
-        exits = np.full(len(rows), bound.layers)
-        confidences = np.full(len(rows), np.nan)
+        is_final = predicted == predicted[-1]
+        settled = np.logical_and.accumulate(is_final[::-1])[::-1]  # [layer, row], final from here on
+        exit_layers = np.full(predicted.shape[1], bound.layers)
+        confidences = np.full(predicted.shape[1], np.nan)
         for layer in bound.decision_layers[::-1]:  # the first decision that exits comes last, and counts
             state = states[layer - 1]
             state.settled = settled[layer - 1].astype(np.float64)
             exits_here = decide(bound, state, self.cache.max_new_tokens)
-            exits[exits_here] = layer
+            exit_layers[exits_here] = layer
             confidences[exits_here] = state.confidence[exits_here]
-        step.readout_rows[:] = 0  # what the oracle computes in order to decide is not charged
-        after = torch.stack([state.after for state in states])  # [layer, row, d_model]
-        index = on_device(exits - 1, after)
-        chosen = after[index, torch.arange(len(rows), device=after.device)]  # [row, d_model]
-        rows.store_exit_state(chosen)
-        rows.truncate_cache(exits)
-        token = Token(step)
-        token.add(run.step_rows, exits, confidences, states=chosen)
-        return token.complete()
+        return exit_layers, confidences
 
     def _note_shallow(self, state: ExitState) -> None:
         """Keeps the prediction of the decision layer until a later token runs all layers."""
@@ -470,23 +214,27 @@ class TokenDecoder:
         for sequence, confidence, token_id in zip(sequences, confidences, ids, strict=True):
             self.shallow[sequence].append((confidence, token_id))
 
-    def _learn(self, run: TokenRun, token: Token) -> None:
+    def _learn(self, run: TokenRun, tokens: StepTokens) -> None:
         """Teaches the threshold, for rows that ran all layers: were the shallow predictions the deep ones?
 
         Tokens that exited since such a row last did so wait in the cache. They have now been through all
         layers too, and their logits are computed again; the token that took them along is charged for it.
+
+        One row whose tokens 0 and 1 exited with the ids 7 and 3; token 2, for which the shallow layer says 5,
+        runs all layers and takes them along ("parallel"). If the last layer then says 7, 8 and 5, the
+        threshold learns that the shallow predictions of tokens 0 and 2 were right, and that of token 1 wrong.
         """
         sequence = run.step.sequence[run.step_rows]
         shallow = [self.shallow.pop(row) for row in sequence.tolist()]
         waiting = np.array([len(of_row) - 1 for of_row in shallow])  # [row], tokens before this one
         position = self.cache.position
         slots, positions = waiting_positions(position - waiting, position, run.rows.slots)
-        deep = token.ids[run.step_rows]
+        deep = tokens.ids[run.step_rows]
         if len(slots):
             states = self.cache.states[tuple(run.rows.on_device([slots, positions]))]
             logits = self.decoder.logits(self.decoder.norm(states))
             deep = np.concatenate([on_host(logits.argmax(-1)), deep])
-            token.readout_rows[run.step_rows] += waiting * self.bound.vocabulary
+            tokens.readout_rows[run.step_rows] += waiting * self.bound.vocabulary
         # in the order of `deep`: waiting tokens row by row, then the present ones
         predicted = [prediction for of_row in shallow for prediction in of_row[:-1]]
         predicted += [of_row[-1] for of_row in shallow]
@@ -495,24 +243,24 @@ class TokenDecoder:
         self.bound.schedule.learn(confidences, ids == deep)
 
 
-def _add_exits(token: Token, state: ExitState, exits: np.ndarray) -> None:
+def _add_exits(tokens: StepTokens, state: ExitState, exits: np.ndarray) -> None:
     """Adds the rows that exit at a decision; `exits` is `[rows]`, bool."""
     rows = state.step_rows[exits]
     confidences = state.confidence[exits]
-    if token.step.bound.measure.readout:  # the layer's logits are known, and with them its prediction
-        token.add(rows, state.layer, confidences, ids=pick(state.top1_id, exits))
+    if tokens.step.bound.measure.readout:  # the layer's logits are known, and with them its prediction
+        tokens.add(rows, state.layer, confidences, ids=pick(state.top1_id, exits))
     else:
-        token.add(rows, state.layer, confidences, states=pick(state.after, exits))
+        tokens.add(rows, state.layer, confidences, states=pick(state.after, exits))
 
 
-def _add_last(token: Token, state: ExitState, active: np.ndarray) -> None:
+def _add_last(tokens: StepTokens, state: ExitState, active: np.ndarray) -> None:
     """Adds the rows that ran all layers; `active` is `[rows]`, bool."""
     rows = state.step_rows[active]
-    if token.step.bound.readout is None:
-        token.add(rows, state.layer, np.nan, states=pick(state.after, active))
+    if tokens.step.bound.readout is None:
+        tokens.add(rows, state.layer, np.nan, states=pick(state.after, active))
     else:
         ids = torch.where(torch.isfinite(state.logits.amax(-1)), state.top1_id, -1)
-        token.add(rows, state.layer, np.nan, ids=pick(ids, active))
+        tokens.add(rows, state.layer, np.nan, ids=pick(ids, active))
 
 
 def decode_tokens(
@@ -524,31 +272,31 @@ def decode_tokens(
     ids = torch.full((len(sequence),), decoder.start, device=cache.encoded.device)
     rows = np.arange(len(sequence))  # rows of the batch that have not ended
     slots = rows  # where they are in the cache
-    steps: list[tuple[np.ndarray, Token]] = []
+    steps: list[tuple[np.ndarray, StepTokens]] = []
     for position in range(cache.max_new_tokens):
         cache.move_to(position)
-        token = token_decoder.decode(Rows(cache, slots), ids, sequence[rows])
-        steps.append((rows, token))
-        goes_on = ~np.isin(token.ids, ends)
+        tokens = token_decoder.decode(Rows(cache, slots), ids, sequence[rows])
+        steps.append((rows, tokens))
+        goes_on = ~np.isin(tokens.ids, ends)
         if not goes_on.any():
             break
-        ids = pick(token.device_ids, goes_on)
+        ids = pick(tokens.device_ids, goes_on)
         rows = rows[goes_on]
         slots = slots[goes_on]
-        if len(slots) <= COMPACT_AT * cache.batch:
+        if len(slots) <= DROP_FINISHED_AT * cache.batch:
             cache.keep(slots)
             slots = np.arange(len(slots))
     return outputs_from_steps(steps, len(sequence))
 
 
-def outputs_from_steps(steps: Sequence[tuple[np.ndarray, Token]], batch: int) -> list[Output]:
+def outputs_from_steps(steps: Sequence[tuple[np.ndarray, StepTokens]], batch: int) -> list[Output]:
     """The outputs of a batch from its steps: which rows decoded a token, and the tokens of these rows."""
     rows = np.concatenate([rows for rows, _ in steps])
     by_row = np.argsort(rows, kind="stable")  # within a row by position, as the steps are
     ends = np.bincount(rows, minlength=batch).cumsum()[:-1]
 
     def split(name: str) -> list[np.ndarray]:
-        values = np.concatenate([getattr(token, name) for _, token in steps])
+        values = np.concatenate([getattr(tokens, name) for _, tokens in steps])
         return np.split(values[by_row], ends)
 
     token_ids = split("ids")
@@ -559,9 +307,6 @@ def outputs_from_steps(steps: Sequence[tuple[np.ndarray, Token]], batch: int) ->
         Output(token_ids[row].tolist(), exit_layers[row], confidences[row], readout_rows[row])
         for row in range(batch)
     ]
-
-
-# ---- small tools
 
 
 def predicted_ids(logits: Tensor) -> Tensor:
@@ -576,22 +321,3 @@ def check_finite(ids: np.ndarray, sequence: np.ndarray, layers: np.ndarray) -> N
         row = int(np.flatnonzero(ids < 0)[0])
         states = f"The states of input {sequence[row]} are not finite at layer {layers[row]}"
         raise MeeError(f"{states}: load the model with dtype float32, or look for damaged weights.")
-
-
-def pick(values: Tensor, which: np.ndarray) -> Tensor:
-    """The rows for which `which` is true."""
-    if which.all():
-        return values
-    return values[on_device(np.flatnonzero(which), values)]
-
-
-def on_device(numbers, like: Tensor) -> Tensor:
-    """Numbers of the host as a tensor beside `like`, without waiting for the device."""
-    return torch.from_numpy(np.asarray(numbers)).to(like.device, non_blocking=True)
-
-
-def on_host(values) -> np.ndarray:
-    """A tensor or array as a numpy array. The only place that waits for the device, once per decision."""
-    if not isinstance(values, Tensor):
-        return np.asarray(values)
-    return (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()

@@ -33,20 +33,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..exits.policy import BoundPolicy
+from .exit_state import ExitState, Step, decide, states_by_layer
 from .layerwise import Cache, LayerwiseDecoder, Span
 from .outputs import Drafts, Output
-from .token import (
-    COMPACT_AT,
-    ExitState,
-    Step,
-    check_finite,
-    decide,
-    on_device,
-    on_host,
-    pick,
-    predicted_ids,
-    states_by_layer,
-)
+from .token import DROP_FINISHED_AT, check_finite, predicted_ids
+from .transfers import on_device, on_host, pick
 
 VERIFY_AT = 0.7  # rows are verified together, once the drafts of this share have ended; changes speed alone
 UNSURE = -1  # in place of a draft's token
@@ -272,7 +263,7 @@ class DraftDecoder:
 
     def _drop_finished(self, going: list[Row]) -> None:
         """Finished rows leave the cache once few enough are going."""
-        if going and len(going) <= COMPACT_AT * self.cache.batch:
+        if going and len(going) <= DROP_FINISHED_AT * self.cache.batch:
             self.cache.keep(np.array([row.slot for row in going]))
             for slot, row in enumerate(going):
                 row.slot = slot

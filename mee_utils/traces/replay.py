@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from ..common.errors import MeeError, check_whole, shown
+from ..decoding.exit_state import ExitState, LayerState, Step, confidence_of, states_by_layer
 from ..decoding.generation import bind_policy
 from ..decoding.layerwise import decoder_of
 from ..decoding.rounds import exceeded_decisions
-from ..decoding.token import ExitState, LayerState, Step, confidence_of, on_host, states_by_layer
+from ..decoding.transfers import on_host
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
 from .trace import Trace
