@@ -17,8 +17,9 @@ from ..common.errors import MeeError, shown
 from ..exits.policy import ExitPolicy
 from ..models.loading import FAMILIES, Model, recorded_exit_layer
 from .generation import bind_policy, decode_batch
-from .layerwise import decoder_of, end_ids
+from .layerwise import decoder_of
 from .outputs import Output
+from .start_and_end import end_ids
 
 STOPPED_BY = (MaxLengthCriteria, EosTokenCriteria)  # what `model.generate` always adds
 NOT_RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")

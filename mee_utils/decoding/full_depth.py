@@ -15,9 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
+from .cache import source_ids_of
 from .exit_state import ExitState, Step, confidence_of, states_by_layer
 from .inputs import batches_by_length
-from .layerwise import LayerwiseDecoder, decoder_of, source_ids_of
+from .layerwise import LayerwiseDecoder, decoder_of
 from .outputs import Output
 from .token import decode_tokens
 from .transfers import on_host

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ..common.errors import MeeError
 from ..exits.policy import BoundPolicy
+from .cache import Cache, Rows, waiting_positions
 from .exit_state import ExitState, Step, decide, states_by_layer
-from .layerwise import Cache, LayerwiseDecoder, Rows, waiting_positions
+from .layerwise import LayerwiseDecoder
 from .outputs import Output
 from .transfers import on_device, on_host, pick
 

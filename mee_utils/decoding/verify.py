@@ -33,8 +33,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..exits.policy import BoundPolicy
+from .cache import Cache, Span
 from .exit_state import ExitState, Step, decide, states_by_layer
-from .layerwise import Cache, LayerwiseDecoder, Span
+from .layerwise import LayerwiseDecoder
 from .outputs import Drafts, Output
 from .token import DROP_FINISHED_AT, check_finite, predicted_ids
 from .transfers import on_device, on_host, pick

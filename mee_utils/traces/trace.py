@@ -27,7 +27,7 @@ from ..common.files import complete_file
 from ..common.html import shaded, table
 from ..decoding.generation import generate
 from ..decoding.inputs import UNLIMITED, batches_by_length, check_inputs, input_ids
-from ..decoding.layerwise import start_and_end_ids
+from ..decoding.start_and_end import start_and_end_ids
 from ..exits.contrast import entropy
 from ..models.any_model import AnyModel
 from ..models.costs import DecoderSizes
