@@ -20,8 +20,8 @@ import mee_utils
 from mee_utils import ExitPolicy, ForcedExits, MeeError, generate, load_model, load_task, replay, trace
 from mee_utils.decoding import cache, exit_state, generation, layerwise, weights
 from mee_utils.decoding import token as token_module
+from mee_utils.decoding.batch import bind_policy
 from mee_utils.decoding.exit_state import ExitState, Step, decide
-from mee_utils.decoding.generation import bind_policy
 from mee_utils.decoding.inputs import EncoderCache
 from mee_utils.decoding.layerwise import LayerwiseDecoder, decoder_of
 from mee_utils.decoding.start_and_end import start_and_end_ids

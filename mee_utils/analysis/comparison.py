@@ -10,10 +10,10 @@ from scipy.special import stdtrit  # quantiles of Student's t
 from ..common.errors import MeeError
 from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache
-from ..decoding.rounds import rounds_of
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.costs import DecoderSizes
-from ..traces.replay import PolicyReplay, replay_policy
+from ..traces.drafts import rounds_of_replay
+from ..traces.replay import PolicyReplay, replay_policy, values_at_exits
 from ..traces.trace import Trace
 from .beside_full import beside_full
 from .decisions import exit_values, thresholds_for
@@ -148,7 +148,7 @@ def replayed_estimates(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict
 def replayed_flops(replayed: PolicyReplay, max_new_tokens: int = 64) -> np.ndarray:
     """Decoder FLOPs `[output]` of a replay at its own threshold, decisions included."""
     exits = replayed.exits(max_new_tokens)  # [token], an index into `layers`
-    readout_rows = replayed.readout_rows[np.arange(len(exits)), exits]
+    readout_rows = values_at_exits(replayed.readout_rows, exits)
     return _flops(replayed.trace, replayed.bound, replayed.layers[exits], readout_rows)
 
 
@@ -160,9 +160,7 @@ def verified_flops(replayed: PolicyReplay, max_draft: int, max_new_tokens: int =
     """
     trace = replayed.trace
     exits = replayed.exits(max_new_tokens)  # [token]
-    rounds = rounds_of(
-        exits[None], replayed.same_token, replayed.decision_layers, trace.sequence, np.array([max_draft])
-    )
+    rounds = rounds_of_replay(replayed, exits, max_draft)
     starts = np.flatnonzero(rounds.begins[0])
     tokens = np.concatenate([np.arange(start, rounds.run_to[0, start]) for start in starts])  # that are run
     readout_rows = replayed.readout_rows[tokens, exits[tokens]]

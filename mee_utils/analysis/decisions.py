@@ -14,9 +14,9 @@ from scipy.sparse import csr_array
 
 from ..common.errors import MeeError
 from ..common.extras import needs_extra
-from ..traces.replay import PolicyReplay
+from ..traces.replay import PolicyReplay, values_at_exits
 from .monotonicity import settled_from
-from .statistics import NOTHING, Estimate, by_sequence, interval, mean_interval, reliability
+from .statistics import NOTHING, Estimate, by_sequence, interval, mean_of_chosen, reliability
 
 COMPARED_AT_ONCE = 2**22  # tokens that may not exit times sequences: 32 MiB
 LEAST_TO_RANK = 20  # tokens of either kind at a layer, those that may exit there and those that may not
@@ -131,8 +131,8 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
     for number, layer in enumerate(replayed.decision_layers):
         exits = above[:, number]
         oracle = settled <= layer
-        precision = _mean_of(replayed.same_token[:, number], exits, sequence)
-        recall = _mean_of(exits, oracle, sequence)
+        precision = mean_of_chosen(replayed.same_token[:, number], exits, sequence)
+        recall = mean_of_chosen(exits, oracle, sequence)
         rows.append(
             {
                 **labels,
@@ -143,11 +143,6 @@ def precision_and_recall(replayed: PolicyReplay, max_new_tokens: int = 64, **lab
             }
         )
     return pd.DataFrame(rows)
-
-
-def _mean_of(values: np.ndarray, chosen: np.ndarray, sequence: np.ndarray) -> Estimate:
-    """The mean of the `values` `[token]` of chosen tokens; NaN where none are."""
-    return mean_interval(values[chosen], sequence[chosen]) if chosen.any() else NOTHING
 
 
 def reliability_diagram(replayed: PolicyReplay, bins: int = 10, **labels) -> pd.DataFrame:
@@ -166,7 +161,7 @@ def at_exits(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, floa
 def exit_values(replayed: PolicyReplay, max_new_tokens: int = 64) -> dict[str, np.ndarray]:
     """`[token]` each: the layer of the exit, and whether its prediction is that of full depth."""
     exits = replayed.exits(max_new_tokens)
-    same = replayed.same_token[np.arange(len(exits)), exits]
+    same = values_at_exits(replayed.same_token, exits)
     return {"mean_exit_layer": replayed.layers[exits], "same_token": same}
 
 

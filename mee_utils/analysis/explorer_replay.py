@@ -10,7 +10,7 @@ import numpy as np
 
 from ..exits.policy import ExitPolicy
 from ..traces.drafts import drafts_of
-from ..traces.replay import PolicyReplay, replay_policy
+from ..traces.replay import PolicyReplay, replay_policy, values_at_exits
 from ..traces.trace import Trace
 from .comparison import full_depth_flops, replayed_flops, verified_flops
 from .explorer_runs import REPLAYED, VERIFIED, fate
@@ -45,7 +45,7 @@ class Replays:
             part = replayed.part(number, number + 1)
             exits = self._exits(part)
             full_ids = part.trace.final_id.tolist()
-            taken_ids = part.token_ids[np.arange(len(part.trace)), part.exits()].tolist()
+            taken_ids = values_at_exits(part.token_ids, part.exits()).tolist()
             taken = {
                 **exits,
                 "drafts": None,
@@ -69,7 +69,7 @@ class Replays:
         depth = part.trace.layers
         exits = part.exits()
         layers = part.layers[exits].tolist()
-        same = part.same_token[np.arange(len(exits)), exits].tolist()
+        same = values_at_exits(part.same_token, exits).tolist()
         confidence = np.full((len(exits), depth), None)
         for decision, layer in enumerate(part.decision_layers):
             reached = exits >= decision  # tokens that have not exited before

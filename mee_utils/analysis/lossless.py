@@ -11,9 +11,9 @@ from ..decoding.generation import Generation, generate
 from ..decoding.inputs import EncoderCache
 from ..exits.policy import ExitPolicy
 from ..traces.drafts import drafts_of
-from ..traces.replay import PolicyReplay
+from ..traces.replay import PolicyReplay, values_at_exits
 from .comparison import decode, retained
-from .statistics import NOTHING, mean_interval
+from .statistics import mean_of_chosen
 
 # the fates of a token that was run
 DRAFT_KEPT = "kept"
@@ -70,12 +70,12 @@ def acceptance(replayed: PolicyReplay, max_new_tokens: int = 64, **labels) -> pd
     `drafted` is a share of all tokens; `kept` of those drafted there. All tokens before a draft are taken to
     be right.
     """
-    decision = replayed.exits(max_new_tokens)  # [token]
-    right = replayed.same_token[np.arange(len(decision)), decision]
+    exits = replayed.exits(max_new_tokens)  # [token]
+    right = values_at_exits(replayed.same_token, exits)
     rows = []
     for number, layer in enumerate(replayed.decision_layers):
-        here = decision == number
-        kept = mean_interval(right[here], replayed.trace.sequence[here]) if here.any() else NOTHING
+        here = exits == number
+        kept = mean_of_chosen(right, here, replayed.trace.sequence)
         rows.append({**labels, "layer": layer, "drafted": here.mean(), **kept.columns("kept")})
     return pd.DataFrame(rows)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 
-from .statistics import NOTHING, by_layer, mean_interval, percentiles, reliability, resampled_tokens
+from .statistics import by_layer, mean_interval, mean_of_chosen, percentiles, reliability, resampled_tokens
 
 RELIABILITY_RESAMPLES = 100
 
@@ -74,7 +74,7 @@ def reliability_bins(trace, correct, layers: Iterable[int], bins: int = 10, **la
     for layer in layers:
         right = correct[:, layer - 1]
         binned = reliability(trace.top1_probability[:, layer - 1], right, bins)
-        accuracies = [_accuracy(right, trace.sequence, binned.index == number) for number in range(bins)]
+        accuracies = [mean_of_chosen(right, binned.index == number, trace.sequence) for number in range(bins)]
         columns = {
             **labels,
             "layer": layer,
@@ -89,11 +89,6 @@ def reliability_bins(trace, correct, layers: Iterable[int], bins: int = 10, **la
         }
         tables.append(pd.DataFrame(columns))
     return pd.concat(tables, ignore_index=True)
-
-
-def _accuracy(right: np.ndarray, sequence: np.ndarray, in_bin: np.ndarray):
-    """The accuracy of the tokens of a bin with its interval; of an empty bin nothing."""
-    return mean_interval(right[in_bin], sequence[in_bin]) if in_bin.any() else NOTHING
 
 
 def layer_reliability(trace, correct: np.ndarray, bins: int = 10, **labels) -> pd.DataFrame:

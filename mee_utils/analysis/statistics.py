@@ -305,6 +305,11 @@ def mean_interval(values: np.ndarray, sequence: np.ndarray, **options) -> Estima
     return Estimate(values.mean(axis=0), interval(means, len(counts), **options).draws)
 
 
+def mean_of_chosen(values: np.ndarray, chosen: np.ndarray, sequence: np.ndarray) -> Estimate:
+    """`mean_interval` of the tokens that are `chosen` `[token]`; `NOTHING` where none are."""
+    return mean_interval(values[chosen], sequence[chosen]) if chosen.any() else NOTHING
+
+
 def by_layer(values: np.ndarray, sequence: np.ndarray, name: str, **labels) -> pd.DataFrame:
     """Mean of `values` `[token, layer]` per layer, in the column `name`, with its interval."""
     layer = np.arange(1, values.shape[1] + 1)

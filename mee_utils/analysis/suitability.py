@@ -24,12 +24,11 @@ from ..common.errors import MeeError, check_number, check_whole
 from ..decoding.full_depth import Replay
 from ..decoding.inputs import check_inputs
 from ..decoding.planning import DEFAULT_TOP_K, LAYER_STEP, best_setting, work_by_token
-from ..decoding.rounds import rounds_of
 from ..exits.policy import ExitPolicy
 from ..models.any_model import AnyModel
 from ..models.loading import Model
 from ..tasks.loading import shortened_texts
-from ..traces.drafts import drafts_of
+from ..traces.drafts import drafts_of, rounds_of_replay
 from ..traces.replay import PolicyReplay, bind_to_trace, replay_policies, replay_policy
 from ..traces.trace import Trace, trace
 from .comparison import full_depth_flops, replayed_estimates, replayed_flops, replayed_row
@@ -374,11 +373,11 @@ def draft_estimates(replayed: PolicyReplay) -> Mapping[str, Estimate]:
     outputs = len(trace.source_tokens)
     max_draft = replayed.bound.max_draft
     drafts = drafts_of(replayed, max_draft)
-    exits = replayed.exits()[None]  # [1, token]
-    rounds = rounds_of(
-        exits, replayed.same_token, replayed.decision_layers, trace.sequence, np.array([max_draft])
-    )
-    (work,) = work_by_token(_as_planned(replayed), exits, rounds, trace.sizes)
+    exits = replayed.exits()  # [token]
+    rounds = rounds_of_replay(replayed, exits, max_draft)
+    (work,) = work_by_token(
+        _as_planned(replayed), exits[None], rounds, trace.sizes
+    )  # [token], of one setting
     tokens = np.bincount(trace.sequence, minlength=outputs).astype(np.float64)
     full_work = tokens * (trace.sizes.layers * trace.sizes.projections + trace.sizes.readout)
     spent = np.bincount(trace.sequence, weights=work, minlength=outputs)

@@ -14,11 +14,11 @@ from ..common.errors import MeeError
 from ..decoding.inputs import cut_at_end, detokenize
 from ..decoding.start_and_end import start_and_end_ids
 from ..models.any_model import AnyModel
-from ..traces.replay import PolicyReplay
+from ..traces.replay import PolicyReplay, values_at_exits
 from ..traces.trace import Trace
 from .calibration import consistency_losses, violations
 from .comparison import replayed_row
-from .statistics import NOTHING, Estimate, columns_of, mean_interval
+from .statistics import Estimate, columns_of, mean_interval, mean_of_chosen
 
 Losses = Callable[[np.ndarray], np.ndarray]  # ids [token] that would be emitted -> loss [output]
 
@@ -52,7 +52,7 @@ def output_losses(trace: Trace, model, task) -> Losses:
 
 def emitted(replayed: PolicyReplay, exits: np.ndarray) -> np.ndarray:
     """The ids `[token]` where tokens exit at these indices of `layers`, `[token]`."""
-    return replayed.token_ids[np.arange(len(exits)), exits]
+    return values_at_exits(replayed.token_ids, exits)
 
 
 def at_loss(replayed: PolicyReplay, losses: Losses, max_new_tokens: int) -> dict[str, float]:
@@ -134,7 +134,7 @@ def fake_confidence(trace: Trace, sure: float = 0.9, **labels) -> pd.DataFrame:
     rows = []
     for number in range(trace.layers):
         chosen = trace.top1_probability[:, number] > sure
-        share = _mean_of(wrong[:, number], chosen, trace).columns("wrong")
+        share = mean_of_chosen(wrong[:, number], chosen, trace.sequence).columns("wrong")
         rows.append({**labels, "layer": number + 1, "sure": chosen.mean(), **share})
     return pd.DataFrame(rows)
 
@@ -146,13 +146,8 @@ def by_part(values: np.ndarray, trace: Trace, parts: int = 3, **labels) -> pd.Da
     rows = []
     for part in range(parts):
         chosen = (part_of == part) & (length >= parts)
-        rows.append({**labels, "part": part + 1, **_mean_of(values, chosen, trace).columns()})
+        rows.append({**labels, "part": part + 1, **mean_of_chosen(values, chosen, trace.sequence).columns()})
     return pd.DataFrame(rows)
-
-
-def _mean_of(values: np.ndarray, chosen: np.ndarray, trace: Trace) -> Estimate:
-    """The mean of the `values` `[token]` of chosen tokens; NaN where none are."""
-    return mean_interval(values[chosen], trace.sequence[chosen]) if chosen.any() else NOTHING
 
 
 def arm_rewards(

@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 from ..common.errors import MeeError, shown
 from ..exits.policy import ExitPolicy
 from ..models.loading import FAMILIES, Model, recorded_exit_layer
-from .generation import bind_policy, decode_batch
+from .batch import bind_policy, decode_batch
 from .layerwise import decoder_of
 from .outputs import Output
 from .start_and_end import end_ids

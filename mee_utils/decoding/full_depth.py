@@ -15,14 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 from ..exits.measures import Measure
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
+from .batch import decode_batch
 from .cache import source_ids_of
 from .exit_state import ExitState, Step, confidence_of, states_by_layer
 from .inputs import batches_by_length
 from .layerwise import LayerwiseDecoder, decoder_of
-from .outputs import Output
-from .token import decode_tokens
 from .transfers import on_host
-from .verify import DraftDecoder
 
 LOGITS_AT_ONCE = 16_000_000  # elements of `[layer, token, vocabulary]` that a replay holds at a time
 
@@ -74,31 +72,20 @@ def encode_batches(
     return batches
 
 
-def bind_to(model: Model, policy: ExitPolicy) -> BoundPolicy:
+def bind_to_model(model: Model, policy: ExitPolicy) -> BoundPolicy:
     """The policy bound to the model's decoder."""
     return policy.bind(model.layers, model.network.config.vocab_size, model.min_exit_layer)
-
-
-@torch.inference_mode()
-def decode_encoded(
-    decoder: LayerwiseDecoder, batch: Batch, bound: BoundPolicy, max_new_tokens: int
-) -> list[Output]:
-    """Decodes a batch whose inputs are encoded; a policy with verified exits has a fixed draft length."""
-    cache = decoder.begin(batch.tokens, max_new_tokens, encoded=batch.encoded)
-    if bound.policy.propagation == "verify":
-        return DraftDecoder(decoder, cache, bound, batch.indices).decode()
-    return decode_tokens(decoder, cache, bound, batch.indices)
 
 
 def full_depth_states(model: Model, batches: Sequence[Batch], max_new_tokens: int) -> FullDepthStates:
     """Decodes some batches at full depth and keeps the states of all tokens."""
     decoder = decoder_of(model.network)
     keep = _Keep()
-    bound = bind_to(model, ExitPolicy(keep, min_layer=1))
+    bound = bind_to_model(model, ExitPolicy(keep, min_layer=1))
     ids: dict[int, list[int]] = {}  # index of an input -> its output
     source: dict[int, Tensor] = {}  # index of an input -> its ids, [source], -1 at padding
     for batch in batches:
-        outputs = decode_encoded(decoder, batch, bound, max_new_tokens)
+        outputs = decode_batch(decoder, batch.tokens, bound, max_new_tokens, batch.indices, batch.encoded)
         source_ids = source_ids_of(batch.tokens)
         for row, index in enumerate(batch.indices.tolist()):
             ids[index] = outputs[row].token_ids
@@ -133,7 +120,11 @@ def _in_order(kept: list[ExitState], layers: int) -> list[Tensor]:
 
 
 class Replay(NamedTuple):
-    """What a policy sees at each of its decisions if no token exits, `[token, decision]`."""
+    """What a policy sees at each of its decisions if no token exits, `[token, decision]`.
+
+    `mee_utils.traces.replay.PolicyReplay` says the same of a trace, and of the last layer too; its readout
+    rows are those of all decisions so far.
+    """
 
     bound: BoundPolicy
     confidences: np.ndarray
@@ -152,7 +143,7 @@ class Replay(NamedTuple):
 def replay_states(model: Model, states: FullDepthStates, policy: ExitPolicy) -> Replay:
     """Replays a policy, with at least one decision, on the states of all tokens."""
     decoder = decoder_of(model.network)
-    bound = bind_to(model, policy)
+    bound = bind_to_model(model, policy)
     size = max(1, LOGITS_AT_ONCE // (decoder.config.vocab_size * decoder.layers))
     parts = []
     for start in range(0, len(states.sequence), size):

@@ -22,12 +22,12 @@ from ..common.errors import MeeError, check_whole, shown
 from ..exits.policy import MAX_DRAFT, ExitPolicy
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
+from .batch import bind_policy, decode_batch
 from .full_depth import (
     Batch,
     FullDepthStates,
     Replay,
-    bind_to,
-    decode_encoded,
+    bind_to_model,
     encode_batches,
     full_depth_states,
     replay_states,
@@ -101,14 +101,14 @@ def plan_drafts(
     batch_size = min(check_whole("batch_size", batch_size), len(texts))
     policies = _check_policies(policies)
     for policy in policies:
-        bind_to(model, policy).measure.check_model(model)
+        bind_to_model(model, policy).measure.check_model(model)
     chosen, others = _choose_inputs(texts, batch_size)
     states = full_depth_states(model, encode_batches(model, texts, _thin_out(chosen)), max_new_tokens)
-    ranked, settings = rank_settings(model, states, policies, max_new_tokens)
+    ranked, compared = rank_settings(model, states, policies, max_new_tokens)
     tried = promising(ranked)
     if not tried:
         expected = ranked[0].expected if ranked else 1.0
-        return DraftPlan(None, 1.0, expected, settings, time.perf_counter() - started)
+        return DraftPlan(None, 1.0, expected, compared, time.perf_counter() - started)
     clock = partial(_seconds, model, max_new_tokens=max_new_tokens)
     fastest, speedup = find_fastest(
         [setting.policy for setting in tried],
@@ -116,7 +116,7 @@ def plan_drafts(
         confirming=partial(clock, encode_batches(model, texts, others, batch_size)),
     )
     policy = tried[fastest].policy if speedup >= MIN_SPEEDUP else None
-    return DraftPlan(policy, speedup, tried[fastest].expected, settings, time.perf_counter() - started)
+    return DraftPlan(policy, speedup, tried[fastest].expected, compared, time.perf_counter() - started)
 
 
 def default_policies() -> list[ExitPolicy]:
@@ -170,25 +170,26 @@ def rank_settings(
     max_new_tokens: int,
     sizes: DecoderSizes | None = None,
 ) -> tuple[list[Setting], int]:
-    """The best setting of each policy at each choice of layers, the most promising first; how many there are.
+    """The best setting of each policy at each choice of layers, and how many settings were compared.
 
-    `sizes` are those of another decoder, in which the tokens exit at the same relative depth.
+    The most promising comes first. `sizes` are those of another decoder, in which the tokens exit at the same
+    relative depth.
     """
     sizes = sizes or DecoderSizes.of(model.network.config)
     best_settings = []
-    settings = 0
+    compared = 0
     for policy in policies:
         for replay in _replays_at_layers(model, states, policy):
-            best, compared = best_setting(replay, states, max_new_tokens, sizes)
+            best, compared_here = best_setting(replay, states, max_new_tokens, sizes)
             best_settings.append(best)
-            settings += compared
+            compared += compared_here
     best_settings.sort(key=lambda setting: -setting.expected)
-    return best_settings, settings
+    return best_settings, compared
 
 
 def _replays_at_layers(model: Model, states: FullDepthStates, policy: ExitPolicy) -> Iterator[Replay]:
     """The replay of a policy at every choice of layers."""
-    candidates = [bind_to(model, candidate) for candidate in _at_layers(policy, model.layers)]
+    candidates = [bind_to_model(model, candidate) for candidate in _at_layers(policy, model.layers)]
     candidates = [bound for bound in candidates if bound.decision_layers]
     if not candidates:
         return
@@ -287,19 +288,20 @@ def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: Deco
         sizes: of the decoder whose work is counted.
     """
     bound = replay.bound
-    layer = sizes.projections * sizes.layers / bound.layers  # of one layer here, in a decoder of these sizes
-    decision = replay.readout_rows / bound.vocabulary * sizes.readout
-    decision = decision + bound.measure.flops(sizes.d_model)  # [token, decision]
-    until_exit = np.cumsum(decision, axis=1)
-    until_exit = np.hstack([until_exit, until_exit[:, -1:]])  # [token, decision + 1]; no exit: all decisions
+    # of one layer of the replayed decoder, where `sizes` are those of another that has more layers or fewer
+    layer_work = sizes.projections * sizes.layers / bound.layers
+    decision_work = replay.readout_rows / bound.vocabulary * sizes.readout
+    decision_work = decision_work + bound.measure.flops(sizes.d_model)  # [token, decision]
+    decided = np.cumsum(decision_work, axis=1)  # of all decisions up to this one
+    decided = np.hstack([decided, decided[:, -1:]])  # [token, decision + 1]; no exit: all decisions
     if not bound.measure.readout:
-        until_exit[:, :-1] += sizes.readout  # the draft's token then needs logits too
-    work = rounds.depth * layer + until_exit[np.arange(len(until_exit)), exits]  # [setting, token]
+        decided[:, :-1] += sizes.readout  # the draft's token then needs logits too
+    work = rounds.depth * layer_work + decided[np.arange(len(decided)), exits]  # [setting, token]
     work_before = np.pad(np.cumsum(work, axis=1), ((0, 0), (1, 0)))  # [setting, token + 1], of earlier tokens
     drafting = np.take_along_axis(work_before, rounds.run_to, axis=1) - work_before[:, :-1]
-    # the last token of a round waits at the least depth: those before it were taken along
+    # a token takes along those that wait before it: the last one of a round waits where most is left to run
     waits_at = np.take_along_axis(rounds.depth, rounds.run_to - 1, axis=1)
-    verifying = (bound.layers - waits_at) * layer + sizes.readout
+    verifying = (bound.layers - waits_at) * layer_work + sizes.readout
     return (drafting + verifying) * rounds.begins
 
 
@@ -341,11 +343,10 @@ def _speedups(
 def _seconds(model: Model, batches: Sequence[Batch], policy: ExitPolicy | None, max_new_tokens: int) -> float:
     """Seconds that decoding the batches takes, without the encoder; at full depth without a policy."""
     decoder = decoder_of(model.network)
-    policy = policy or ExitPolicy("static", min_layer=model.layers)
     total = 0.0
     for batch in batches:
-        bound = bind_to(model, policy)
+        bound = bind_policy(policy, decoder, model.min_exit_layer)  # a threshold that learns begins anew
         started = time.perf_counter()
-        decode_encoded(decoder, batch, bound, max_new_tokens)
+        decode_batch(decoder, batch.tokens, bound, max_new_tokens, batch.indices, batch.encoded)
         total += time.perf_counter() - started
     return total

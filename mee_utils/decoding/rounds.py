@@ -66,7 +66,8 @@ def rounds_of(
     Args:
         exits: `[setting, token]`, the index of the decision at which each token exits; equal to the number of
             decisions if it exits at none.
-        same_token: `[token, decision]`, whether the prediction there is the last layer's.
+        same_token: `[token, decision]`, whether the prediction there is the last layer's; a further column,
+            of the last layer itself, is passed over.
         decision_layers: the layers before the last at which the policy decides.
         sequence: `[token]`, the index of the output that each token belongs to, ascending.
         max_draft: `[setting]`, the most tokens of a draft.
@@ -136,6 +137,14 @@ def first_exits(
 
     It is equal to the number of decisions if the token exits at none.
     """
-    exceeded = exceeded_decisions(bound, confidences, sequence, position, max_new_tokens)
+    return first_exceeded(exceeded_decisions(bound, confidences, sequence, position, max_new_tokens))
+
+
+def first_exceeded(exceeded: np.ndarray) -> np.ndarray:
+    """`[token]`, the first decision at which a threshold is exceeded, `[token, decision]`; else their number.
+
+    >>> first_exceeded(np.array([[False, True, True], [False, False, False]])).tolist()
+    [1, 3]
+    """
     at_the_end = np.ones((len(exceeded), 1), dtype=bool)
     return np.hstack([exceeded, at_the_end]).argmax(axis=1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..common.errors import check_whole
-from ..decoding.rounds import rounds_of
+from ..decoding.rounds import Rounds, rounds_of
 from ..exits.policy import ExitPolicy
 from ..models.loading import Model
 from .replay import PolicyReplay, replay_policy
@@ -61,13 +61,7 @@ def drafts_of(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) 
     check_whole("max_draft", max_draft)
     trace = replayed.trace
     exits = replayed.exits(max_new_tokens)  # [token]
-    rounds = rounds_of(
-        exits[None],
-        same_token=replayed.same_token,
-        decision_layers=replayed.decision_layers,
-        sequence=trace.sequence,
-        max_draft=np.array([max_draft]),
-    )
+    rounds = rounds_of_replay(replayed, exits, max_draft)
     accepted = rounds.right[0]
     outputs = len(trace.source_tokens)
     return DraftReplay(
@@ -75,4 +69,15 @@ def drafts_of(replayed: PolicyReplay, max_draft: int, max_new_tokens: int = 64) 
         verified=np.bincount(trace.sequence[exits < len(replayed.decision_layers)], minlength=outputs),
         accepted=np.bincount(trace.sequence[accepted], minlength=outputs),
         exit_layers=np.where(accepted, replayed.layers[exits], trace.layers),
+    )
+
+
+def rounds_of_replay(replayed: PolicyReplay, exits: np.ndarray, max_draft: int) -> Rounds:
+    """The rounds of drafts whose tokens exit at these indices of `layers`, `[token]`: one setting."""
+    return rounds_of(
+        exits[None],
+        same_token=replayed.same_token,
+        decision_layers=replayed.decision_layers,
+        sequence=replayed.trace.sequence,
+        max_draft=np.array([max_draft]),
     )

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from ..common.errors import MeeError, check_whole, shown
+from ..decoding.batch import bind_policy
 from ..decoding.exit_state import ExitState, LayerState, Step, confidence_of, states_by_layer
-from ..decoding.generation import bind_policy
 from ..decoding.layerwise import decoder_of
-from ..decoding.rounds import exceeded_decisions
+from ..decoding.rounds import exceeded_decisions, first_exceeded
 from ..decoding.transfers import on_host
 from ..exits.policy import BoundPolicy, ExitPolicy
 from ..models.loading import Model
 from .trace import Trace
 
 CHUNK = 512  # tokens whose logits are in memory at a time
-TRACED = ("top1_probability", "top1_id", "margin", "entropy", "similarity")
+FROM_TRACE = ("top1_probability", "top1_id", "margin", "entropy", "similarity")
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,20 @@ class PolicyReplay:
 
     def exits(self, max_new_tokens: int = 64) -> np.ndarray:
         """`[token]`, the index in `layers` of the layer at which each token exits."""
-        always = np.ones((len(self.trace), 1), dtype=bool)
-        return np.concatenate([self.exceeded(max_new_tokens), always], axis=1).argmax(axis=1)
+        return first_exceeded(self.exceeded(max_new_tokens))
 
     def exit_layers(self, max_new_tokens: int = 64) -> np.ndarray:
         """`[token]`, 1 to L."""
         return self.layers[self.exits(max_new_tokens)]
+
+
+def values_at_exits(values: np.ndarray, exits: np.ndarray) -> np.ndarray:
+    """`[token]`: of `values` `[token, decision + 1]` those at each token's exit (`PolicyReplay.exits`).
+
+    >>> values_at_exits(np.array([[7, 7, 9], [5, 8, 8]]), exits=np.array([2, 0])).tolist()
+    [9, 5]
+    """
+    return values[np.arange(len(exits)), exits]
 
 
 def replay(trace: Trace, policy: ExitPolicy, max_new_tokens=64, model: Model | None = None) -> np.ndarray:
@@ -248,10 +256,10 @@ class StoredExitState(ExitState):
 class ReplayedTokens(NamedTuple):
     """What `PolicyReplay` holds, of some tokens."""
 
-    confidences: np.ndarray
-    token_ids: np.ndarray
-    readout_rows: np.ndarray
-    kept: np.ndarray
+    confidences: np.ndarray  # [token, decision]
+    token_ids: np.ndarray  # [token, decision + 1]
+    readout_rows: np.ndarray  # [token, decision + 1]
+    kept: np.ndarray  # [token, layer]
 
 
 @dataclass(eq=False)
@@ -261,7 +269,7 @@ class TracedTokens:
     trace: Trace
     tokens: slice
     bound: BoundPolicy
-    stored: Callable[[], StoredStates]
+    stored: Callable[[], StoredStates]  # made at the first call: not all policies look at states
     logits: dict[int, Tensor]  # by layer, of all policies that are replayed
     read_layers: set[int] = field(default_factory=set)  # whose probabilities the measure has looked at
 
@@ -291,7 +299,7 @@ class TraceState(LayerState):
         tokens = self.traced.tokens
         if name in ("sequence", "position", "token_before"):
             return getattr(trace, name)[tokens]
-        if name not in TRACED:
+        if name not in FROM_TRACE:
             missing = f'A replay has no "{name}", which this measure looks at'
             raise MeeError(f"{missing}: use what mee_utils/exits/measures.py lists, or generate(...).")
         if name != "similarity":
