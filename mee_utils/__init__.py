@@ -39,7 +39,7 @@ _HOME = {
     "plan_drafts": "decoding.planning",
     "DraftPlan": "decoding.planning",
     "calibrate": "analysis.calibration",
-    "ExitClassifier": "exits.classifiers",
+    "ExitClassifier": "exits.classifier_kinds",
     "load_classifier": "exits.classifiers",
     "save_classifier": "exits.classifiers",
     "explore": "analysis.explorer",

@@ -16,7 +16,8 @@ from mee_utils.analysis.decisions import roc_area
 from mee_utils.decoding.exit_state import LayerState, states_by_layer
 from mee_utils.decoding.full_depth import encode_batches, full_depth_states, replay_states
 from mee_utils.decoding.transfers import on_host
-from mee_utils.exits.classifiers import FEATURES, load_classifier, new_classifier, save_classifier
+from mee_utils.exits.classifiers import load_classifier, new_classifier, save_classifier
+from mee_utils.exits.history_classifier import FEATURES
 from mee_utils.models.costs import SHAPES
 from mee_utils.study import inputs, jobs
 from mee_utils.study.catalogue import RULES

@@ -20,7 +20,8 @@ from mee_utils.decoding.batch import bind_policy
 from mee_utils.decoding.layerwise import LayerwiseDecoder
 from mee_utils.decoding.transfers import on_host
 from mee_utils.exits import measures
-from mee_utils.exits.classifiers import ExitClassifier, new_classifier
+from mee_utils.exits.classifier_kinds import ExitClassifier
+from mee_utils.exits.classifiers import new_classifier
 from mee_utils.exits.thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 from mee_utils.models.costs import DecoderSizes
 from mee_utils.traces.replay import replay_policy

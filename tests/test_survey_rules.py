@@ -36,7 +36,8 @@ from mee_utils.analysis.calibration import consistency_losses
 from mee_utils.analysis.decisions import candidates, thresholds_for
 from mee_utils.common.files import PACKAGE, read_yaml
 from mee_utils.decoding.layerwise import decoder_of
-from mee_utils.exits.classifiers import FEATURES, SIZED, new_classifier
+from mee_utils.exits.classifiers import SIZED, new_classifier
+from mee_utils.exits.history_classifier import FEATURES
 from mee_utils.exits.measures import ConfidenceWindow, PatientEntropy, Vote
 from mee_utils.exits.thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 from mee_utils.study import catalogue

@@ -16,7 +16,7 @@ import pandas as pd
 
 from .. import EncoderCache, ExitPolicy, MeeError
 from ..analysis.comparison import DecodingResult, check_score, decode, result_row
-from ..decoding.transfers import on_host
+from ..decoding.token import on_host
 from ..exits.measures import RisingTop1
 from ..exits.readout import Readout, ReadoutLogits
 from ..exits.thresholds import AdaptiveThreshold

@@ -14,7 +14,8 @@ import pandas as pd
 
 from .. import ExitPolicy, Trace, trace, train_classifier
 from ..analysis.decisions import area_interval, overall_ranking
-from ..exits.classifiers import FEATURES, new_classifier
+from ..exits.classifiers import new_classifier
+from ..exits.history_classifier import FEATURES
 from ..traces.classifier_training import Histories, fit_history, histories
 from ..traces.replay import StoredStates, replay_policy
 from .artifacts import deciding_policy, how_it_learns, with_tokens

@@ -25,16 +25,9 @@ from torch.nn import functional
 
 from ..common.errors import MeeError, check_choice, check_whole, shown
 from ..decoding.transfers import on_host
-from ..exits.classifiers import (
-    CLASSES,
-    SIZED,
-    TARGETS,
-    ExitClassifier,
-    HistoryClassifier,
-    TokenHash,
-    TrainingBatch,
-    new_classifier,
-)
+from ..exits.classifier_kinds import TARGETS, ExitClassifier, TokenHash, TrainingBatch
+from ..exits.classifiers import CLASSES, SIZED, new_classifier
+from ..exits.history_classifier import HistoryClassifier
 from ..exits.policy import ExitPolicy
 from ..exits.readout import single
 from ..models.loading import Model

@@ -14,7 +14,7 @@ import pandas as pd
 
 from mee_utils.decoding.generation import Generation, generate
 from mee_utils.decoding.planning import DraftPlan, plan_drafts
-from mee_utils.exits.classifiers import ExitClassifier
+from mee_utils.exits.classifier_kinds import ExitClassifier
 from mee_utils.exits.policy import ExitPolicy
 from mee_utils.models.loading import Model
 from mee_utils.paper.published_bugs import collapsing
