@@ -23,7 +23,7 @@ _HOME = {
     "Task": "tasks",
     "load_task": "tasks",
     "Trace": "traces.trace",
-    "trace": "traces.trace",
+    "trace": "traces.tracing",
     "load_trace": "traces.trace",
     "detokenize": "decoding.inputs",
     "generate": "decoding.generation",

@@ -742,7 +742,7 @@ def test_of_equal_logits_a_measure_sees_the_first_as_the_last_layer_does():
 
 
 def test_of_equally_probable_tokens_the_trace_names_the_first():
-    from mee_utils.traces.trace import first_of_equals
+    from mee_utils.traces.tracing import first_of_equals
 
     probabilities = torch.tensor([[0.1, 0.3, 0.3, 0.3], [0.7, 0.1, 0.1, 0.1]])
     for listed in ([2, 1], [3, 2], [1, 2]):

@@ -26,7 +26,7 @@ from mee_utils import (
     train_classifier,
 )
 from mee_utils.models.loading import Model
-from mee_utils.traces import trace as traces
+from mee_utils.traces import tracing
 from mee_utils.traces.replay import StoredStates
 from mee_utils.traces.trace import states_path
 
@@ -103,7 +103,7 @@ def test_padding_and_batch_size_change_no_number_beyond_rounding(model, batch_si
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 def test_final_predictions_are_those_of_a_trace_along_the_references(model, batch_size):
     along = trace(model, INPUTS, REFERENCES, max_new_tokens=6)
-    found = traces.final_predictions(model, INPUTS, REFERENCES, max_new_tokens=6, batch_size=batch_size)
+    found = tracing.final_predictions(model, INPUTS, REFERENCES, max_new_tokens=6, batch_size=batch_size)
     for name in ("sequence", "token_id", "final_id"):
         assert (getattr(found, name) == getattr(along, name)).all(), name
     assert len(found.final_id) == len(along) and (found.final_id != found.token_id).any()
@@ -282,7 +282,7 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(t5, tmp_path, monkeypa
     def full(self, rows, raw):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(traces._StatesFile, "write", full)
+    monkeypatch.setattr(tracing._StatesFile, "write", full)
     with pytest.raises(MeeError, match=r"s.npy cannot be written \(No space left on device\)"):
         trace(t5, INPUTS, max_new_tokens=2, states=tmp_path / "s.npy")
     assert not list(tmp_path.iterdir())
@@ -292,7 +292,7 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(t5, tmp_path, monkeypa
 def test_states_are_written_so_that_a_full_disk_is_an_error(t5):
     """A memory map of a full disk ends the process with a bus error."""
     with pytest.raises(OSError), open("/dev/full", "wb") as file:
-        store = traces._StatesFile(file, (2, 4, 32))
+        store = tracing._StatesFile(file, (2, 4, 32))
         store.write([np.arange(2)], torch.zeros(2, 4, 32))
 
 

@@ -14,7 +14,7 @@ from mee_utils.study.catalogue import ABLATED, SURVEY_VARIANTS, VARIANTS
 from mee_utils.study.experiment import Experiment
 from mee_utils.study.inputs import checkpoint_folder
 from mee_utils.study.profiles import load_profile
-from mee_utils.traces import trace as trace_module
+from mee_utils.traces import tracing
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_the_package_ships_every_classifier_of_small_as_training_makes_it(monkey
         return {"top_ids": best.expand(-1, -1, top_k)}
 
     monkeypatch.setattr(train_exits, "first_tokens", few_held_out)
-    monkeypatch.setattr(trace_module, "_describe", predictions)
+    monkeypatch.setattr(tracing, "_describe", predictions)
     again = load_file(train_exits.train_classifiers(small)[one])
     for name, weight in shipped.items():
         assert torch.allclose(weight, again[name], rtol=1e-4, atol=1e-5), name

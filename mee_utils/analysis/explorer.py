@@ -28,7 +28,8 @@ from ..models.any_model import AnyModel
 from ..models.loading import Model
 from ..tasks.loading import Task
 from ..traces.replay import check_policy
-from ..traces.trace import Trace, trace
+from ..traces.trace import Trace
+from ..traces.tracing import trace
 from .explorer_replay import Replays
 from .explorer_runs import TAKEN, VERIFIED, fate, merged_runs, threshold_levels
 from .monotonicity import token_text

@@ -7,7 +7,7 @@ import pandas as pd
 
 from ..common.errors import MeeError
 from ..tasks.synthetic.words import DIFFICULTIES
-from ..traces.trace import final_predictions
+from ..traces.tracing import final_predictions
 from .statistics import interval, mean_interval
 
 # the estimates of `beside_baseline`: name -> what its bounds are called, before low and high

@@ -30,7 +30,8 @@ from ..models.loading import Model
 from ..tasks.loading import shortened_texts
 from ..traces.drafts import drafts_of, rounds_of_replay
 from ..traces.replay import PolicyReplay, bind_to_trace, replay_policies, replay_policy
-from ..traces.trace import Trace, trace
+from ..traces.trace import Trace
+from ..traces.tracing import trace
 from .comparison import full_depth_flops, replayed_estimates, replayed_flops, replayed_row
 from .decisions import at_exits, exit_values, thresholds_for
 from .monotonicity import stable

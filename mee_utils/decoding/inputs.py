@@ -130,13 +130,22 @@ def check_lengths(model: Model, texts: Sequence[str], longest: int | None) -> li
 
 
 def batches_by_length(model: Model, inputs: Sequence[str], batch_size: int) -> Iterator[tuple[list, dict]]:
-    """Yields (indices, encoded batch), long inputs first, so that a batch hardly holds padding."""
+    """Yields (indices, encoded batch), long inputs first; see `indices_by_length`."""
     ids = input_ids(model.tokenizer, inputs)
-    order = sorted(range(len(inputs)), key=lambda i: (-len(ids[i]), i))
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        padded = model.tokenizer.pad({"input_ids": [ids[i] for i in chosen]}, return_tensors="pt")
+    for chosen in indices_by_length(ids, batch_size):
+        padded = model.tokenizer.pad({"input_ids": [ids[index] for index in chosen]}, return_tensors="pt")
         yield chosen, dict(padded.to(model.network.device))
+
+
+def indices_by_length(ids: Sequence[Sequence[int]], batch_size: int) -> Iterator[list[int]]:
+    """Indices of texts in batches, long ones first, so that a batch hardly holds padding.
+
+    >>> list(indices_by_length([[1], [1, 2, 3], [1, 2], [4, 5]], batch_size=2))
+    [[1, 2], [3, 0]]
+    """
+    order = sorted(range(len(ids)), key=lambda index: (-len(ids[index]), index))
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
 
 
 def cut_at_end(ids: list[int], ends: Collection[int]) -> list[int]:

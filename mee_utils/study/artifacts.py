@@ -39,7 +39,8 @@ def stored_trace(
         limit: how many examples are needed; at least as many as the profile says are traced.
         max_new_tokens: the longest output; by default what the profile says.
     """
-    from ..traces.trace import load_trace, states_path, trace
+    from ..traces.trace import load_trace, states_path
+    from ..traces.tracing import trace
 
     settings = profile.results
     examples = max(limit or 0, settings.examples)

@@ -16,7 +16,8 @@ from ..analysis.decisions import candidates
 from ..common.errors import MeeError, check_whole
 from ..exits.policy import ExitPolicy
 from ..traces.replay import replay_policy
-from ..traces.trace import Trace, trace
+from ..traces.trace import Trace
+from ..traces.tracing import trace
 from . import figures
 
 

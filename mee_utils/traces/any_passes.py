@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,8 +11,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..common.errors import MeeError
-from ..decoding.inputs import cut_at_end, input_ids
+from ..decoding.inputs import cut_at_end, indices_by_length, input_ids
 from ..models.any_model import AnyModel
+
+
+class TokenStates(NamedTuple):
+    """One pass at full depth along outputs: all their tokens, output by output."""
+
+    after: Tensor  # [token, layer, d_model], the states after each layer, none of them normed
+    embedding: Tensor  # [token, d_model], those before the first layer
+    token_ids: Tensor  # [token]
 
 
 class AnyPasses:
@@ -54,22 +63,15 @@ class AnyPasses:
     def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[list[int], list[list[int]]]]:
         """Yields (indices, ids of inputs), long inputs first."""
         ids = input_ids(self.model.tokenizer, texts)
-        order = sorted(range(len(texts)), key=lambda index: (-len(ids[index]), index))
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
+        for chosen in indices_by_length(ids, batch_size):
             yield chosen, [ids[index] for index in chosen]
 
-    def states(self, inputs: list[list[int]], outputs: list[np.ndarray]) -> tuple[Tensor, Tensor, Tensor]:
-        """One pass at full depth along outputs.
-
-        Returns:
-            Of all tokens, output by output: states after each layer `[token, layer, d_model]`, none of them
-            normed; those before the first `[token, d_model]`; ids `[token]`.
-        """
+    def states(self, inputs: list[list[int]], outputs: list[np.ndarray]) -> TokenStates:
+        """One pass at full depth along outputs, given as the ids of each, `[token]`."""
         if self.model.causal:
             # what predicts an output's first token is the prompt's last one
             fed = [[*prompt, *ids[:-1].tolist()] for prompt, ids in zip(inputs, outputs, strict=True)]
-            first = [len(prompt) - 1 for prompt in inputs]
+            first = [len(prompt) - 1 for prompt in inputs]  # [output], where its first token is predicted
             states = self.model.run(**self._padded(fed))
         else:
             start = self._start()
@@ -87,7 +89,7 @@ class AnyPasses:
         )
         token_ids = torch.as_tensor(np.concatenate(outputs), dtype=torch.long, device=self.model.device)
         raw = torch.stack([after[row, position] for after in states.after], dim=1)
-        return raw, states.embedding[row, position], token_ids
+        return TokenStates(raw, states.embedding[row, position], token_ids)
 
     def _start(self) -> int:
         """The id that outputs of an encoder-decoder begin after."""

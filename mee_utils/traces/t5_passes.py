@@ -1,0 +1,72 @@
+"""What `trace` needs of a model of the T5 family: its greedy output, states along outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from ..decoding.generation import generate
+from ..decoding.inputs import UNLIMITED, batches_by_length
+from ..decoding.start_and_end import start_and_end_ids
+from ..models.costs import DecoderSizes
+from ..models.loading import Model
+from ..models.states import readout, teacher_forced
+from .any_passes import TokenStates
+
+IGNORED = -100  # the label of padding, as in `transformers`
+
+
+class T5Passes:
+    """Passes of a model of the T5 family over inputs and outputs; `AnyPasses` is the same of other models."""
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.network = model.network
+        self.norm = model.network.get_decoder().final_layer_norm
+        self.sizes = DecoderSizes.of(model.network.config)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Logits `[..., vocabulary]` of normed states."""
+        return readout(self.network, normed)
+
+    def reference_ids(self, references: list[str], longest: int) -> list[list[int]]:
+        """Ids of references, end token included."""
+        return self.model.tokenizer(references, truncation=True, max_length=longest).input_ids
+
+    def greedy(self, texts: list[str], longest: int, batch_size: int) -> list[list[int]]:
+        """Ids of the model's own greedy output, `[output][token]`."""
+        generation = generate(
+            self.model, texts, batch_size=batch_size, max_new_tokens=longest, max_source_tokens=UNLIMITED
+        )
+        return generation.token_ids
+
+    def batches(self, texts: Sequence[str], batch_size: int) -> Iterator[tuple[list[int], dict]]:
+        """Yields (indices, encoded inputs), long inputs first."""
+        return batches_by_length(self.model, texts, batch_size)
+
+    def states(self, batch: dict, outputs: list[np.ndarray]) -> TokenStates:
+        """One pass at full depth along outputs, as `AnyPasses.states`."""
+        labels = padded_ids(self.model, outputs)
+        real = labels != IGNORED  # [output, position]
+        fed = fed_ids(self.network, labels)
+        states, _ = teacher_forced(self.network, batch, fed)
+        raw = torch.stack([state[real] for state in states], dim=1)  # [token, layer, d_model]
+        embedding = self.network.get_decoder().embed_tokens(fed)[real]  # [token, d_model]
+        return TokenStates(raw, embedding, labels[real])
+
+
+def padded_ids(model: Model, outputs: list[np.ndarray]) -> Tensor:
+    """Ids of some outputs, `[output, position]`, with `IGNORED` behind the shorter ones."""
+    ids = [torch.as_tensor(output, dtype=torch.long) for output in outputs]
+    return pad_sequence(ids, batch_first=True, padding_value=IGNORED).to(model.device)
+
+
+def fed_ids(network, labels: Tensor) -> Tensor:
+    """What the decoder is fed along outputs, `[output, position]` both: the start id, then the ids before."""
+    start, _ = start_and_end_ids(network)
+    return functional.pad(labels, (1, -1), value=start).masked_fill(labels == IGNORED, start)
