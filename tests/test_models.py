@@ -8,7 +8,7 @@ import torch
 from conftest import FAMILIES, build_network
 
 from mee_utils import MeeError, load_model
-from mee_utils.models.loading import load_tokenizer
+from mee_utils.models.checkpoints import load_tokenizer
 from mee_utils.models.states import compute_logits, layer_states
 
 
@@ -207,7 +207,7 @@ def test_a_misspelt_name_asks_the_hub_for_one_file(monkeypatch):
 
 
 def test_the_hubs_warnings_are_not_shown_beside_our_error():
-    from mee_utils.models.loading import _quiet
+    from mee_utils.models.checkpoints import _quiet
 
     logger = logging.getLogger("huggingface_hub")
     before = logger.level

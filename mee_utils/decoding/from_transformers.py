@@ -15,7 +15,8 @@ from transformers.utils import ModelOutput
 
 from ..common.errors import MeeError, shown
 from ..exits.policy import ExitPolicy
-from ..models.loading import FAMILIES, Model, recorded_exit_layer
+from ..models.checkpoints import FAMILIES, recorded_exit_layer
+from ..models.loading import Model
 from .batch import bind_policy, decode_batch
 from .layerwise import decoder_of
 from .outputs import Output

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from ..common.errors import MeeError
+from .checkpoints import FAMILIES, checkpoint_config, read_checkpoint
 from .costs import DecoderSizes
-from .loading import FAMILIES, Model, checkpoint_config, load_model, read_checkpoint, weights_fingerprint
+from .loading import Fingerprint, Model, load_model, weights_fingerprint
 from .states import output_scale
 
 TOLERANCE = 1e-3  # of logits, as a share of the largest: our own against the model's
-OF_DECODERS = ("decoder_layers", "num_decoder_layers")  # how many layers, in configurations
-OF_ALL = ("num_hidden_layers", "n_layer")
+# what configurations call the number of layers (of an encoder-decoder first), and further sizes
+DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
+LAYERS = ("num_hidden_layers", "n_layer")
 HEADS = ("num_attention_heads", "decoder_attention_heads", "n_head", "num_heads")
 POSITIONS = ("max_position_embeddings", "n_positions")
 FEED_FORWARD = ("intermediate_size", "decoder_ffn_dim", "ffn_dim", "n_inner", "d_ff")
@@ -54,7 +56,7 @@ class AnyModel:
     tokenizer: object
     name: str
     _norm: nn.Module | None = field(default=None, init=False)  # the final norm, found by `run`
-    _fingerprint: tuple = field(default=(None, ""), init=False, compare=False)
+    _fingerprint: Fingerprint = field(default=Fingerprint(), init=False, compare=False)
 
     def __post_init__(self):
         if not isinstance(self.network, nn.Module) or getattr(self.network, "config", None) is None:
@@ -82,7 +84,7 @@ class AnyModel:
     @property
     def layers(self) -> int:
         """Number L of layers that write the output."""
-        layers = _first(self.network.config, OF_DECODERS) or _first(self.config, OF_ALL)
+        layers = _first_setting(self.network.config, DECODER_LAYERS) or _first_setting(self.config, LAYERS)
         if layers is None:
             raise MeeError(f"The configuration of {self.name} does not say how many layers it has.")
         return layers
@@ -107,7 +109,7 @@ class AnyModel:
     @property
     def positions(self) -> int | None:
         """The most tokens that it reads at once, the prompt of a causal model included; None: no limit."""
-        return _first(self.config, POSITIONS)
+        return _first_setting(self.config, POSITIONS)
 
     @property
     def device(self) -> torch.device:
@@ -117,20 +119,20 @@ class AnyModel:
     def fingerprint(self) -> str:
         """As `Model.fingerprint`."""
         self._fingerprint = weights_fingerprint(self.network, self._fingerprint)
-        return self._fingerprint[1]
+        return self._fingerprint.sha256
 
     @property
     def sizes(self) -> DecoderSizes:
         """The sizes that FLOPs are counted from; grouped-query heads are counted as full heads."""
         config = self.config
         d_model = config.hidden_size
-        heads = _first(config, HEADS) or 1
+        heads = _first_setting(config, HEADS) or 1
         per_head = getattr(config, "head_dim", None) or d_model // heads
         activation = str(getattr(config, "hidden_act", getattr(config, "activation_function", "")))
         return DecoderSizes(
             d_model=d_model,
             inner=heads * per_head,
-            d_ff=_first(config, FEED_FORWARD) or 4 * d_model,
+            d_ff=_first_setting(config, FEED_FORWARD) or 4 * d_model,
             gated=activation.startswith(("silu", "swi")) or "gemma" in config.model_type,
             layers=self.layers,
             vocabulary=self.vocabulary,
@@ -146,7 +148,10 @@ class AnyModel:
         return bool((logits[0] - logits[1]).abs().max() > rounding)
 
     def norm(self, states: Tensor) -> Tensor:
-        """The final norm of states after any layer; the states themselves where the model has none (BART)."""
+        """The final norm of states after any layer; the states themselves where the model has none (BART).
+
+        Which module that is, `run` finds: it comes first.
+        """
         return states if self._norm is None else self._norm(states)
 
     def logits(self, normed: Tensor) -> Tensor:
@@ -164,15 +169,15 @@ class AnyModel:
         Raises:
             MeeError: its logits are not those of its head after its final norm.
         """
-        with _outputs_of_norms(self.network) as normed:
+        with _calls_of_norms(self.network) as normed:
             output = self.network(**inputs, output_hidden_states=True, use_cache=False, return_dict=True)
         states = output.hidden_states if self.causal else output.decoder_hidden_states
         embedding, *after = states
         self._norm = None
-        for module, given, result in normed:
-            if result.data_ptr() == after[-1].data_ptr() and result.shape == after[-1].shape:
-                self._norm = module
-                after[-1] = given
+        for call in normed:
+            if call.result.data_ptr() == after[-1].data_ptr() and call.result.shape == after[-1].shape:
+                self._norm = call.norm
+                after[-1] = call.given
         ours = self.logits(self.norm(after[-1]))
         error = (ours - output.logits).abs().max()
         if len(after) != self.layers or error > TOLERANCE * output.logits.abs().max():
@@ -198,18 +203,27 @@ def load_any_model(
     return AnyModel(network, tokenizer, name or Path(str(source)).name)
 
 
-def _first(config, names: tuple[str, ...]) -> int | None:
+def _first_setting(config, names: tuple[str, ...]) -> int | None:
+    """The first of some settings that a configuration has; None without any."""
     return next((getattr(config, name) for name in names if getattr(config, name, None)), None)
 
 
+class _NormCall(NamedTuple):
+    """A norm, the states that it was given, and those that it returned; `[batch, position, d_model]` each."""
+
+    norm: nn.Module
+    given: Tensor
+    result: Tensor
+
+
 @contextmanager
-def _outputs_of_norms(network: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
-    """Collects, of each norm beside the layers, `(norm, what it was given, its result)` in one pass."""
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+def _calls_of_norms(network: nn.Module) -> Iterator[list[_NormCall]]:
+    """Collects the calls of each norm that is in no layer, in one pass."""
+    calls: list[_NormCall] = []
 
     def hook(module, inputs, result):
         if inputs and isinstance(result, Tensor):
-            calls.append((module, inputs[0], result))
+            calls.append(_NormCall(module, inputs[0], result))
 
     layers = [name for name, module in network.named_modules() if isinstance(module, nn.ModuleList)]
     with ExitStack() as hooks:

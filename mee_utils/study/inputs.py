@@ -215,7 +215,7 @@ def load_profile_model(
 
 def load_profile_tokenizer(profile: Profile, name: str, task: str | None = None):
     """The tokenizer of a model of a profile, which is the same for all tasks."""
-    from ..models.loading import load_tokenizer
+    from ..models.checkpoints import load_tokenizer
 
     task = task or next(iter(profile.training.checkpoints(name)), None)
     checkpoint = ready_checkpoint(profile, name, task)

@@ -1,7 +1,7 @@
 """A `Trace`: what measures and figures need of every token and layer of a full-depth pass, and its files.
 
-`tracing` makes one. What is kept does not grow with the vocabulary; the states, which are large, lie in a file
-of their own.
+`tracing` makes one. What is kept does not grow with the vocabulary. The states, which are large, lie in a
+file beside it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pandas as pd
 from mee_utils.__main__ import Parser, profile_options
 from mee_utils.__main__ import main as command
 from mee_utils.common.errors import check_choice
-from mee_utils.models.loading import find_device
+from mee_utils.models.checkpoints import find_device
 from mee_utils.study.catalogue import MAIN_MODEL
 from mee_utils.study.profiles import load_profile
 
