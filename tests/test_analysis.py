@@ -8,12 +8,12 @@ import pytest
 from mee_utils import MeeError, load_task
 from mee_utils.analysis import monotonicity
 from mee_utils.analysis.model_quality import token_difficulty
+from mee_utils.analysis.reliability import reliability
 from mee_utils.analysis.statistics import (
     DRAWS,
     difference_interval,
     interval,
     mean_interval,
-    reliability,
     resampled_tokens,
 )
 from mee_utils.tasks import baselines

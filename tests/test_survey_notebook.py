@@ -9,7 +9,7 @@ from conftest import INPUTS, LENGTH
 from test_verify import agreeing
 
 from mee_utils import ExitPolicy, MeeError, Task, generate, replay_drafts, trace
-from mee_utils.analysis import calibration, comparison, lossless, survey
+from mee_utils.analysis import bandits, calibration, comparison, lossless, survey
 from mee_utils.analysis.decisions import candidates
 from mee_utils.decoding.inputs import cut_at_end, detokenize
 from mee_utils.decoding.start_and_end import start_and_end_ids
@@ -174,12 +174,12 @@ def test_the_bandit_that_is_played_is_the_bandit_that_decodes(traced):
     arms, options = (0.02, 0.1, 0.3), {"exploration": 0.05, "cost": 0.1}
     replayed = replay_policy(found, ExitPolicy("max_probability", threshold=0.5, min_layer=1), model)
     bandit = ExitPolicy("max_probability", threshold=BanditThreshold(arms, **options), min_layer=1)
-    rewards, places = survey.arm_rewards(replayed, arms, cost=0.1)
+    rewards, places = bandits.arm_rewards(replayed, arms, cost=0.1)
     outputs = found.by_output(np.arange(len(found)))
-    chosen = np.concatenate(survey.play(rewards, outputs, exploration=0.05))
+    chosen = np.concatenate(bandits.play(rewards, outputs, exploration=0.05))
     exits = replay_policy(found, bandit, model).exits(LENGTH)
     assert (places[np.arange(len(found)), chosen] == exits).all() and len(set(chosen)) > 1
-    never = survey.arm_rewards(replayed, [2.0], cost=0.1)
+    never = bandits.arm_rewards(replayed, [2.0], cost=0.1)
     assert (replayed.layers[never[1]] == LAYERS).all()
     last = replayed.confidences[:, -1] - replayed.confidences[:, 0] - 0.1
     assert np.allclose(never[0][:, 0], last)

@@ -16,7 +16,8 @@ from ..common.errors import MeeError
 from ..common.extras import needs_extra
 from ..traces.replay import PolicyReplay, values_at_exits
 from .monotonicity import settled_from
-from .statistics import NOTHING, Estimate, by_sequence, interval, mean_of_chosen, reliability
+from .reliability import reliability
+from .statistics import NOTHING, Estimate, by_sequence, interval, mean_of_chosen
 
 COMPARED_AT_ONCE = 2**22  # tokens that may not exit times sequences: 32 MiB
 LEAST_TO_RANK = 20  # tokens of either kind at a layer, those that may exit there and those that may not

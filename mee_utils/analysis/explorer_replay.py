@@ -12,9 +12,9 @@ from ..exits.policy import ExitPolicy
 from ..traces.drafts import drafts_of
 from ..traces.replay import PolicyReplay, replay_policy, values_at_exits
 from ..traces.trace import Trace
-from .comparison import full_depth_flops, replayed_flops, verified_flops
 from .explorer_runs import REPLAYED, VERIFIED, fate
 from .monotonicity import token_text
+from .replayed_flops import full_depth_flops, replayed_flops, verified_flops
 
 
 class Replays:

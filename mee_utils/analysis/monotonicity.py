@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 
-from .statistics import by_layer, mean_interval, mean_of_chosen, percentiles, reliability, resampled_tokens
+from .reliability import reliability
+from .statistics import by_layer, mean_interval, mean_of_chosen, percentiles, resampled_tokens
 
 RELIABILITY_RESAMPLES = 100
 

@@ -1,4 +1,4 @@
-"""Estimates with their uncertainty, and reliability diagrams.
+"""Estimates with their uncertainty.
 
 Tokens of one sequence are not independent, so every interval resamples *sequences* (a cluster bootstrap).
 With `s_i` the sum of the values of sequence i and `c_i` its number of tokens, a resample that draws it
@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 from warnings import catch_warnings
 
 import numpy as np
@@ -24,22 +25,40 @@ RESAMPLES = 2000
 DRAWS = "_draws"  # ending of the columns of a table that hold the draws of another column
 
 
+class Margin(NamedTuple):
+    """The difference that must be positive for a comparison to hold."""
+
+    difference: "Estimate"
+    or_equal: bool  # whether 0 is enough, as for >=
+
+    @property
+    def p_values(self) -> "PValues":
+        """See `Estimate.p_values`."""
+        return self.difference.p_values(self.or_equal)
+
+
+class PValues(NamedTuple):
+    """One-sided p-values of a margin."""
+
+    holds: float  # against "not above 0": small if the comparison holds
+    fails: float  # against "not below 0": small if it fails
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One or several comparisons of estimates, with a one-sided p-value for either answer."""
 
-    # of each comparison: the difference that must be positive, and whether 0 is enough (as for >=)
-    margins: tuple[tuple["Estimate", bool], ...]
+    margins: tuple[Margin, ...]
 
     @property
     def p_holds(self) -> float:
         """Small if all comparisons hold: the largest p-value against "this margin is not above 0"."""
-        return max(margin.p_values(or_equal)[0] for margin, or_equal in self.margins)
+        return max(margin.p_values.holds for margin in self.margins)
 
     @property
     def p_fails(self) -> float:
         """Small if at least one comparison fails: the smallest p-value, corrected for their number."""
-        smallest = min(margin.p_values(or_equal)[1] for margin, or_equal in self.margins)
+        smallest = min(margin.p_values.fails for margin in self.margins)
         return min(1.0, len(self.margins) * smallest)
 
     def __and__(self, other: "Comparison") -> "Comparison":
@@ -154,18 +173,18 @@ class Estimate:
         return _combine(operator.truediv, other, self)
 
     def __gt__(self, other) -> Comparison:
-        return Comparison(((self - other, False),))
+        return Comparison((Margin(self - other, or_equal=False),))
 
     def __ge__(self, other) -> Comparison:
-        return Comparison(((self - other, True),))
+        return Comparison((Margin(self - other, or_equal=True),))
 
     def __lt__(self, other) -> Comparison:
-        return Comparison(((other - self, False),))
+        return Comparison((Margin(other - self, or_equal=False),))
 
     def __le__(self, other) -> Comparison:
-        return Comparison(((other - self, True),))
+        return Comparison((Margin(other - self, or_equal=True),))
 
-    def p_values(self, or_equal: bool = False) -> tuple[float, float]:
+    def p_values(self, or_equal: bool = False) -> PValues:
         """The one-sided p-values of this estimate as a margin: against "not above 0" and "not below 0".
 
         The margin is taken as normal, with the standard deviation of its draws. Without draws (a layer's
@@ -174,16 +193,16 @@ class Estimate:
         """
         draws = np.asarray(self.value if self.draws is None else self.draws, dtype=np.float64)
         if np.isnan(self.value) or np.isnan(draws).mean() > 0.05:
-            return 1.0, 1.0
+            return PValues(1.0, 1.0)
         spread = np.nanstd(draws)
         if spread >= 1e-12:
             distance = self.value / spread
-            return float(ndtr(-distance)), float(ndtr(distance))
+            return PValues(float(ndtr(-distance)), float(ndtr(distance)))
         tied = self.value == 0 and not or_equal
         if tied and self.draws is not None:
-            return 1.0, 1.0
+            return PValues(1.0, 1.0)
         above = self.value > 0 or (self.value == 0 and or_equal)
-        return (0.0, 1.0) if above else (1.0, 0.0)
+        return PValues(0.0, 1.0) if above else PValues(1.0, 0.0)
 
     def __format__(self, spec: str) -> str:
         """The value with its interval, in a format that numbers know: "85.0% (82.1% to 87.9%)".
@@ -343,28 +362,3 @@ def resampled_tokens(sequence: np.ndarray, resamples: int) -> Iterator[np.ndarra
     """Token rows of bootstrap samples of whole sequences, for statistics that are no ratio of sums."""
     for weights in resampled(int(np.max(sequence)) + 1)[:resamples].astype(int):
         yield np.repeat(np.arange(len(sequence)), weights[sequence])
-
-
-@dataclass(frozen=True)
-class Reliability:
-    """Confidence against accuracy in equal bins of confidence (Guo et al. 2017)."""
-
-    edges: np.ndarray  # `[bin + 1]`
-    confidence: np.ndarray  # `[bin]`, the mean; NaN where the bin is empty, as is `accuracy`
-    accuracy: np.ndarray  # `[bin]`
-    count: np.ndarray  # `[bin]`, tokens
-    index: np.ndarray  # `[token]`, the bin of each
-    error: float  # the expected calibration error, eq. 3
-
-
-def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = 10) -> Reliability:
-    """How far `confidence` `[token]` in 0..1 is from how often it is `correct` `[token]`."""
-    edges = np.linspace(0, 1, bins + 1)
-    index = np.clip(np.digitize(confidence, edges[1:-1], right=True), 0, bins - 1)
-    count = np.bincount(index, minlength=bins)
-    with np.errstate(invalid="ignore"):  # empty bins
-        mean = np.bincount(index, weights=confidence, minlength=bins) / count
-        accuracy = np.bincount(index, weights=np.asarray(correct, dtype=np.float64), minlength=bins) / count
-    gaps = np.nan_to_num(np.abs(mean - accuracy))
-    error = float((gaps * count).sum() / max(1, count.sum()))
-    return Reliability(edges, mean, accuracy, count, index, error)

@@ -32,9 +32,10 @@ from ..traces.drafts import drafts_of, rounds_of_replay
 from ..traces.replay import PolicyReplay, bind_to_trace, replay_policies, replay_policy
 from ..traces.trace import Trace
 from ..traces.tracing import trace
-from .comparison import full_depth_flops, replayed_estimates, replayed_flops, replayed_row
+from .comparison import replayed_row
 from .decisions import at_exits, exit_values, thresholds_for
 from .monotonicity import stable
+from .replayed_flops import full_depth_flops, replayed_estimates, replayed_flops
 from .statistics import Estimate, by_layer, columns_of, estimates, interval, mean_interval
 
 LOSSES = (0.01, 0.05)  # shares of the tokens that may be others
