@@ -10,7 +10,7 @@ from mee_utils import ExitPolicy, MeeError, generate, replay, trace
 from mee_utils.decoding.transfers import on_host
 from mee_utils.exits.classifiers import SIZED, load_classifier, new_classifier, save_classifier
 from mee_utils.exits.measures import TRAINED
-from mee_utils.traces.classifier_training import targets, train_classifier
+from mee_utils.traces.classifier_training import exit_labels, train_classifier
 from mee_utils.traces.replay import StoredStates
 
 # those that give the log-odds of "exit" from states alone
@@ -161,12 +161,12 @@ def test_the_same_seed_trains_the_same_classifier(learnable):
 def test_targets_compare_with_the_last_layer_or_with_the_reference(tokenizer, tmp_path):
     model = build_lively("t5", tokenizer)
     forced = trace(model, INPUTS, REFERENCES, states=tmp_path / "s.npy")
-    assert (targets(forced) == (forced.top1_id[:, :-1] == forced.top1_id[:, -1:])).all()
-    assert (targets(forced, "correctness") == (forced.top1_id[:, :-1] == forced.token_id[:, None])).all()
+    assert (exit_labels(forced) == (forced.top1_id[:, :-1] == forced.top1_id[:, -1:])).all()
+    assert (exit_labels(forced, "correctness") == (forced.top1_id[:, :-1] == forced.token_id[:, None])).all()
     with pytest.raises(MeeError, match="made with trace"):
-        targets(trace(model, INPUTS, max_new_tokens=3), "correctness")
+        exit_labels(trace(model, INPUTS, max_new_tokens=3), "correctness")
     with pytest.raises(MeeError, match='did you mean "correctness"'):
-        targets(forced, "corectness")
+        exit_labels(forced, "corectness")
 
 
 def test_a_stored_classifier_is_the_same_and_is_refused_for_other_weights(traced, tokenizer, tmp_path):

@@ -9,7 +9,7 @@ from torch.nn import functional
 from mee_utils import ExitPolicy, generate, load_classifier, replay, save_classifier, trace, train_classifier
 from mee_utils.exits.classifiers import new_classifier
 from mee_utils.study.catalogue import HEADS, RULES, target_of
-from mee_utils.traces.classifier_training import _Loss, targets
+from mee_utils.traces.classifier_training import _Loss, exit_labels
 from mee_utils.traces.replay import StoredStates, replay_policy
 
 LAYERS = 4
@@ -50,7 +50,9 @@ def test_untrained_heads_are_the_softmax_margin(model, forced):
 
 def test_the_loss_is_the_cross_entropy_of_the_references_at_every_layer_before_the_last(model, forced, heads):
     states = StoredStates(forced, model)
-    loss = _Loss(heads, torch.from_numpy(targets(forced, "correctness")), "correctness")(states, slice(None))
+    loss = _Loss(heads, torch.from_numpy(exit_labels(forced, "correctness")), "correctness")(
+        states, slice(None)
+    )
     normalized = states.normalized(slice(None))
     references = torch.from_numpy(forced.token_id.astype(np.int64))
     head = model.network.lm_head.weight.double() * model.network.config.d_model**-0.5

@@ -326,7 +326,7 @@ def test_thresholds_that_fit_the_trials_inputs_alone_are_not_used(planned, monke
         return 1.0 if policy is None else 0.5 if on_trial else 1.1
 
     monkeypatch.setattr(planning, "_seconds", seconds)
-    monkeypatch.setattr(planning, "promising", lambda ranked: ranked)
+    monkeypatch.setattr(planning, "worth_timing", lambda ranked: ranked)
     policy = ExitPolicy(threshold=0.0, exit_layers=[2], propagation="verify")
     plan = plan_drafts(model, texts, policy, max_new_tokens=LENGTH, batch_size=1)
     assert plan.policy is None and plan.speedup == pytest.approx(1 / 1.1)

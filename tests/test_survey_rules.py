@@ -41,7 +41,7 @@ from mee_utils.exits.history_classifier import FEATURES
 from mee_utils.exits.measures import ConfidenceWindow, PatientEntropy, Vote
 from mee_utils.exits.thresholds import AdaptiveThreshold, BanditThreshold, Threshold
 from mee_utils.study import catalogue
-from mee_utils.traces.classifier_training import _Loss, targets
+from mee_utils.traces.classifier_training import _Loss, exit_labels
 from mee_utils.traces.replay import StoredStates, replay_policy
 
 LAYERS = 6
@@ -636,8 +636,8 @@ def test_learning_to_exit_is_the_linear_classifier_with_another_loss(traced):
 
 def test_distilled_targets_are_what_the_last_layer_says(traced):
     model, found, _, _ = traced
-    hard = torch.from_numpy(targets(found, "distilled"))
-    assert np.array_equal(hard, targets(found, "consistency"))
+    hard = torch.from_numpy(exit_labels(found, "distilled"))
+    assert np.array_equal(hard, exit_labels(found, "consistency"))
     silent = SimpleNamespace(parameters=lambda: iter([torch.zeros(1).double()]), loss=lambda batch: batch)
     batch = _Loss(silent, hard, "distilled")(StoredStates(found, model), slice(0, len(found)))
     said = np.zeros((len(found), model.network.config.vocab_size))
@@ -655,7 +655,7 @@ def test_distilled_exits_say_more_of_what_the_last_layer_says(traced, kind, toke
         train_classifier(kind, found, model, target=target, **options)[0]
         for target in ("consistency", "distilled")
     )
-    labels = torch.from_numpy(targets(found))
+    labels = torch.from_numpy(exit_labels(found))
 
     def apart(classifier):
         return float(_Loss(classifier, labels, "distilled")(StoredStates(found, model), slice(None)))
@@ -673,7 +673,7 @@ def test_distilling_learns_through_a_head_that_is_packed_too(tmp_path):
         found = trace(model, inputs, states=tmp_path / f"{dtype}.npy", max_new_tokens=8)
         learner = new_classifier("past_future", model.network.config.d_model, decoder_layers=model.layers)
         learner.to(getattr(torch, dtype)).requires_grad_(True)
-        loss = _Loss(learner, torch.from_numpy(targets(found)), "distilled")
+        loss = _Loss(learner, torch.from_numpy(exit_labels(found)), "distilled")
         loss(StoredStates(found, model), slice(None)).backward()
         gradients.append(torch.cat([each.grad.flatten() for each in learner.parameters()]).double())
     assert gradients[1].abs().max() > 1e-3

@@ -235,8 +235,8 @@ def calibrate(
         policy: any policy with a threshold, pruned and contrasted ones too; its decay stays.
         delta, eps: the largest mean loss that is tolerated, and the probability that the guarantee fails.
         thresholds: descending; decoding stops at the first that fails. By default 1, 0.95, .. 0.05, or for
-            rules that count exits all numbers from the depth down; a confidence on another scale, such as
-            one on logits, needs its own.
+            rules that count decision layers all numbers from the depth down; a confidence on another scale,
+            such as one on logits, needs its own.
         kind, bound, settings: see `consistency_losses`, `learn_then_test` and `generate`.
 
     Returns:

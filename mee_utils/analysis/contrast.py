@@ -1,10 +1,12 @@
-"""What contrasting a layer with an earlier one does ("Not all FLOPs"), from the stored states of traces."""
+"""What contrasting a layer with an earlier one does ("Not all FLOPs"), and whether it pays.
+
+All but `pareto_verdict`, which compares decoded outputs, read the stored states of traces.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import log
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ import pandas as pd
 
 from ..common.errors import MeeError
 from ..decoding.exit_state import ExitState
-from ..exits.contrast import ALPHA, Distribution, check_alpha, farthest, weighted_contrast
+from ..exits.contrast import ALPHA, Distribution, check_alpha, farthest, plausible_ids, weighted_contrast
 from ..models.loading import Model
 from ..traces.replay import PolicyReplay, StoredStates, chunks
 from ..traces.trace import Trace
@@ -121,7 +123,7 @@ def _margins(expert: Tensor, amateur: Tensor, alpha: float) -> _Margins:
     """Margins of some tokens, from logits `[token, ids]` of the expert and its amateur."""
     late = expert.log_softmax(-1)
     return _Margins(
-        single=(_plausible(late, alpha).sum(-1) == 1).cpu().numpy(),
+        single=(plausible_ids(late, alpha).sum(-1) == 1).cpu().numpy(),
         plain=_margin(late.exp()),
         contrast=_margin(weighted_contrast(expert, amateur, alpha).exp()),
         without_mass=_margin_without_mass(expert, amateur, alpha),
@@ -131,13 +133,8 @@ def _margins(expert: Tensor, amateur: Tensor, alpha: float) -> _Margins:
 def _margin_without_mass(expert: Tensor, amateur: Tensor, alpha: float) -> np.ndarray:
     """The margin of the public code's contrast: all of the probability goes to the plausible set."""
     late = expert.log_softmax(-1)
-    ratio = (late - amateur.log_softmax(-1)).masked_fill(~_plausible(late, alpha), -np.inf)
+    ratio = (late - amateur.log_softmax(-1)).masked_fill(~plausible_ids(late, alpha), -np.inf)
     return _margin(ratio.softmax(-1))
-
-
-def _plausible(late: Tensor, alpha: float) -> Tensor:
-    """Which ids are plausible, from log-probabilities of the expert; both `[token, ids]`."""
-    return late >= late.amax(-1, keepdim=True) + log(alpha)
 
 
 def _margin(probabilities: Tensor) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""What every other folder rests on: errors, places and files."""
+"""What every other folder rests on: errors, files, and where models and corpora come from."""

@@ -17,8 +17,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     'did you mean "translation"? Valid: summarization, translation.'
     """
     names = sorted(valid)
-    longer = [valid for valid in names if name and valid.startswith(str(name))]
-    close = longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    begin_so = [other for other in names if name and other.startswith(str(name))]
+    close = begin_so or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f'did you mean "{close[0]}"? Valid:' if close else "valid are"
     return f"{hint} {', '.join(names)}."
 

@@ -105,7 +105,7 @@ def plan_drafts(
     chosen, others = _choose_inputs(texts, batch_size)
     states = full_depth_states(model, encode_batches(model, texts, _thin_out(chosen)), max_new_tokens)
     ranked, compared = rank_settings(model, states, policies, max_new_tokens)
-    tried = promising(ranked)
+    tried = worth_timing(ranked)
     if not tried:
         expected = ranked[0].expected if ranked else 1.0
         return DraftPlan(None, 1.0, expected, compared, time.perf_counter() - started)
@@ -305,7 +305,7 @@ def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: Deco
     return (drafting + verifying) * rounds.begins
 
 
-def promising(ranked: Sequence[Setting]) -> list[Setting]:
+def worth_timing(ranked: Sequence[Setting]) -> list[Setting]:
     """The settings that are worth a trial: the best few, if they are faster by their work alone."""
     return [setting for setting in ranked if setting.expected >= MIN_SPEEDUP][:SETTINGS_TIMED]
 

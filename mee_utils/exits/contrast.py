@@ -66,16 +66,21 @@ def check_alpha(alpha: object) -> None:
 
 
 def weighted_contrast(expert: Tensor, amateur: Tensor, alpha: float = ALPHA) -> Tensor:
-    """Log-probabilities of the contrast of two layers, given by logits over the same ids; all `[..., ids]`.
-
-    A token is plausible if its probability is at least `alpha` times the expert's largest.
-    """
+    """Log-probabilities of the contrast of two layers, from logits over the same ids; all `[..., ids]`."""
     late = torch.log_softmax(expert, dim=-1)
     early = torch.log_softmax(amateur, dim=-1)
-    plausible = late >= late.amax(dim=-1, keepdim=True) + log(alpha)
+    plausible = plausible_ids(late, alpha)
     mass = torch.where(plausible, late.exp(), 0.0).sum(dim=-1, keepdim=True).log()
     inside = torch.log_softmax((late - early).masked_fill(~plausible, -torch.inf), dim=-1) + mass
     return torch.where(plausible, inside, late)
+
+
+def plausible_ids(late: Tensor, alpha: float) -> Tensor:
+    """Which ids are plausible, from log-probabilities of the expert, both `[..., ids]`.
+
+    Their probability is at least `alpha` times the expert's largest.
+    """
+    return late >= late.amax(dim=-1, keepdim=True) + log(alpha)
 
 
 def entropy(probabilities: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ class ExitPolicy:
     Attributes:
         measure: its name (see `mee_utils.exits.measures`), or a user-defined `Measure`.
         threshold: the token exits at the first allowed layer whose confidence exceeds it (default 0.9;
-            nothing exceeds a constant 1); for "patience" and "vote" a number of exits (default 6); "adaptive"
-            for FREE's, "bandit" for UCBEE's and CeeBERT's, or a `Threshold`.
+            nothing exceeds a constant 1); for "patience" and "vote" a number of decision layers (default 6);
+            "adaptive" for FREE's, "bandit" for UCBEE's and CeeBERT's, or a `Threshold`.
         decay: temperature `tau` of a threshold that falls with the position (CALM: 4); None: it is constant.
         decay_form: "scaled" (all public code) or "calm" (CALM, Eq. 5).
         min_layer: first layer at which a token may exit, from 1 on; by default the model's `min_exit_layer`,
@@ -111,6 +111,7 @@ class ExitPolicy:
         return hash((self.measure.name, level, self.min_layer, self.exit_layers, self.propagation))
 
     def _make_schedule(self) -> Threshold:
+        """The threshold as an object, whatever it was given as."""
         given = self.threshold
         if isinstance(given, type) and issubclass(given, Threshold):
             raise MeeError(f"threshold={given.__name__} is a class: give an instance, {given.__name__}(...).")
@@ -150,7 +151,7 @@ class ExitPolicy:
         """What cannot be said about pruning and contrast: (whether it is said, the message)."""
         measure = self.measure
         option = f'pruning="{self.pruning}"' if self.pruning else f'contrast="{self.contrast}"'
-        changes_logits = bool(measure.lens or measure.ensemble)
+        own_logits = bool(measure.lens or measure.ensemble)
         does = "looks at earlier layers" if measure.lookback else "computes logits in its own way"
         return [
             (
@@ -163,7 +164,7 @@ class ExitPolicy:
                 f'{option} and threshold="adaptive" contradict each other: give a number.',
             ),
             (
-                self.contrast is not None and (measure.lookback > 0 or changes_logits),
+                self.contrast is not None and (measure.lookback > 0 or own_logits),
                 f'contrast="{self.contrast}" and "{measure.name}", which {does}, contradict each other: '
                 "use another measure.",
             ),
@@ -179,6 +180,7 @@ class ExitPolicy:
         ]
 
     def _threshold_contradictions(self) -> list[tuple[bool, str]]:
+        """What cannot be said about the threshold and its decay, in the same form."""
         measure = self.measure
         schedule = self.schedule
         option = f'threshold="{self.threshold}"' if isinstance(self.threshold, str) else "this threshold"
@@ -212,6 +214,7 @@ class ExitPolicy:
         ]
 
     def _draft_contradictions(self) -> list[tuple[bool, str]]:
+        """What cannot be said about drafts, in the same form."""
         verified = self.propagation == "verify"
         fixed = not isinstance(self.max_draft, str) or self.max_draft != "auto"
         return [
@@ -231,6 +234,7 @@ class ExitPolicy:
         ]
 
     def _layer_contradictions(self) -> list[tuple[bool, str]]:
+        """What cannot be said about the layers, in the same form."""
         name = self.measure.name
         lookback = self.measure.lookback
         layers = self.exit_layers
@@ -337,6 +341,7 @@ class BoundPolicy:
         self.decision_counts = self._count_decisions()
 
     def _decision_layers(self, min_exit_layer: int | None) -> tuple[int, ...]:
+        """The layers before the last that the policy names, without those too early for what it looks at."""
         given = self.policy.exit_layers
         first = self.policy.min_layer or self.measure.min_layer or min_exit_layer
         if given is None and first is None:
@@ -352,6 +357,7 @@ class BoundPolicy:
         return tuple(layer for layer in allowed if needed_before < layer < self.layers)
 
     def _count_decisions(self) -> np.ndarray:
+        """`decision_counts`; a recurrent measure is computed at every layer up to the last decision."""
         reached = np.arange(self.layers + 1)
         if self.measure.needs_all_layers:
             return np.zeros_like(reached)
@@ -410,4 +416,5 @@ def _check_layers(layers: object) -> tuple[int, ...] | None:
 
 
 def _is_whole(value: object, least: float = 1) -> bool:
+    """Whether a value is a whole number from `least` on."""
     return isinstance(value, Integral) and not isinstance(value, bool) and value >= least

@@ -79,21 +79,28 @@ class Readout:
         self.sizes = dict.fromkeys(range(self.first, layers + 1), vocabulary)
         if self.pruning:
             self.sizes = self.pruning.sizes(self.first, layers, vocabulary)
-        self.amateurs: dict[int, list[int]] = {}  # the earlier layers that a layer is contrasted with
-        self._unseen: dict[int, int] = {}  # how many of them compute logits for the first time, over all ids
+        # layer -> the earlier layers whose logits it needs: amateurs of a contrast, members of an ensemble
+        self.earlier_layers: dict[int, list[int]] = {}
+        # layer -> how many of these compute logits over all ids for this layer first
+        self._unseen: dict[int, int] = {}
         if self.contrast:
             last = [layers] if self.token_from_scores else []
             self._add_amateurs([*decision_layers, *last], layers)
         if self.ensemble:
             for number, layer in enumerate(decision_layers):
-                self.amateurs[layer] = list(decision_layers[:number])
+                self.earlier_layers[layer] = list(decision_layers[:number])
                 self._unseen[layer] = 0
 
     def _add_amateurs(self, contrasted: Sequence[int], layers: int) -> None:
+        """Notes the amateurs of these layers, and how many have computed no logits before.
+
+        With decisions at layers 4 and 5 and the weighted contrast, both have layer 2 as their amateur: it is
+        unseen at layer 4, and has been seen at layer 5.
+        """
         seen = set(range(self.first, layers + 1))
         for layer in contrasted:
-            self.amateurs[layer] = self.contrast.amateur_layers(layer)
-            new = set(self.amateurs[layer]) - seen
+            self.earlier_layers[layer] = self.contrast.amateur_layers(layer)
+            new = set(self.earlier_layers[layer]) - seen
             self._unseen[layer] = len(new)
             seen |= new
 
@@ -107,7 +114,7 @@ class Readout:
             computed = ReadoutLogits(logits, None, self.vocabulary, scores=logits)
         else:
             computed = ReadoutLogits(logits, kept.ids, kept.readout_rows, scores=logits)
-        if state.layer in self.amateurs:
+        if state.layer in self.earlier_layers:
             self._contrast(state, computed, kept)
         return computed
 
@@ -118,7 +125,7 @@ class Readout:
         if kept.weights is None:
             logits = state.full_logits.gather(1, kept.ids)
         else:
-            logits = single(torch.bmm(kept.weights, state.read_state.unsqueeze(-1)).squeeze(-1))
+            logits = at_least_single(torch.bmm(kept.weights, state.read_state.unsqueeze(-1)).squeeze(-1))
         if self.pruning.adaptive:
             beyond = np.arange(kept.ids.shape[1])[None] >= kept.count[:, None]
             if beyond.any():
@@ -128,7 +135,10 @@ class Readout:
         return logits
 
     def _keep(self, state) -> Kept | None:
-        """What the layer after `state` keeps; None if every row keeps all ids."""
+        """What the layer after `state` keeps; None if every row keeps all ids.
+
+        If it keeps as many ids as this layer scored, they are the same ids: what was gathered is used again.
+        """
         if self.pruning.adaptive:
             count = self._adaptive_count(state)
         else:
@@ -159,11 +169,13 @@ class Readout:
         return order if computed.ids is None else computed.ids.gather(1, order)
 
     def _few(self, count):
+        """Whether so many ids (a number or `[rows]`) are few enough to gather their rows of the LM head."""
         return count <= GATHER_UP_TO * self.vocabulary
 
     def _contrast(self, state, computed: ReadoutLogits, kept: Kept | None) -> None:
         """Sets `scores` to the contrast or ensemble; adds what the earlier layers cost to `readout_rows`."""
-        earlier = [state.earlier(state.layer - layer) for layer in self.amateurs[state.layer]]
+        layers = self.earlier_layers[state.layer]
+        earlier = [state.earlier(state.layer - layer) for layer in layers]
         logits = computed.logits
         amateurs = [self._logits(each, kept) for each in earlier]  # [rows, kept] each
         if kept is not None:  # ids that are not valid are left out of both distributions
@@ -171,9 +183,8 @@ class Readout:
             logits = logits.masked_fill(invalid, LOWEST)
             amateurs = [scores.masked_fill(invalid, LOWEST) for scores in amateurs]
         if self.ensemble:
-            layers = [*self.amateurs[state.layer], state.layer]
             ids = None if kept is None else kept.ids
-            computed.scores = self.ensemble(layers, [*amateurs, logits], ids)
+            computed.scores = self.ensemble([*layers, state.layer], [*amateurs, logits], ids)
         elif self.contrast.kind == "weighted":
             computed.scores = weighted_contrast(logits, amateurs[0], self.contrast.alpha)
         elif kept is None:
@@ -196,7 +207,7 @@ class Readout:
         over_all_ids = self._unseen[layer] * self.vocabulary
         if kept is None:
             return over_all_ids
-        over_kept_ids = len(self.amateurs[layer]) * kept.readout_rows
+        over_kept_ids = len(self.earlier_layers[layer]) * kept.readout_rows
         return np.where(self._few(kept.count), over_kept_ids, over_all_ids)
 
 
@@ -210,6 +221,6 @@ def _distribution(state) -> Distribution:
     return Distribution.from_logits(state.full_logits)
 
 
-def single(logits: Tensor) -> Tensor:
-    """The same in single precision at least."""
+def at_least_single(logits: Tensor) -> Tensor:
+    """The same logits in single precision, or in double if they are."""
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -55,8 +55,7 @@ class Threshold(EqualByValue):
     online: ClassVar[bool] = False  # whether its level is found while decoding
 
     def __post_init__(self):
-        if not is_number(self.level):
-            raise MeeError(f"threshold={shown(self.level)}: give a number.")
+        self._check_level(self.level)
         if self.decay is not None and (not is_number(self.decay) or not 0 < self.decay < inf):
             wanted = "give a temperature above 0 (CALM: 4), or None for none"
             raise MeeError(f"decay={shown(self.decay)}: {wanted}.")
@@ -64,11 +63,16 @@ class Threshold(EqualByValue):
 
     def with_level(self, level: float) -> "Threshold":
         """The same schedule at another level; a `MeeError` if that is no number."""
-        if not is_number(level):
-            raise MeeError(f"threshold={shown(level)}: give a number.")
+        self._check_level(level)
         other = copy.copy(self)
         object.__setattr__(other, "level", float(level))
         return other
+
+    @staticmethod
+    def _check_level(level: object) -> None:
+        """Refuses a level that is no number."""
+        if not is_number(level):
+            raise MeeError(f"threshold={shown(level)}: give a number.")
 
     def at(self, position, max_new_tokens: int):
         """The threshold at a position of an output of at most `max_new_tokens` tokens.
@@ -182,7 +186,7 @@ class AdaptiveThreshold(Threshold):
 
 
 @dataclass
-class _Round:
+class _Play:
     """One token as a round of a bandit. Depths are shares of all layers."""
 
     arm: float
@@ -192,6 +196,7 @@ class _Round:
     exit_depth: float = 1.0
 
     def reward(self, cost: float) -> float:
+        """The gain in confidence, minus what the depth costs."""
         return self.last_confidence - self.first_confidence - cost * self.exit_depth
 
 
@@ -222,7 +227,7 @@ class BanditThreshold(Threshold):
         super().__init__(max(self.arms))
         self.exploration = check_number("exploration", exploration)
         self.cost = check_number("cost", cost)
-        self.rounds: dict[int, list[_Round]] = defaultdict(list)
+        self.rounds: dict[int, list[_Play]] = defaultdict(list)
 
     @staticmethod
     def _check_arms(arms: Sequence[float]) -> tuple[float, ...]:
@@ -245,12 +250,16 @@ class BanditThreshold(Threshold):
             exits[row] = self._decide(self.rounds[output], positions[row], float(confidence[row]), depth)
         return exits
 
-    def _decide(self, rounds: list[_Round], position: int, confidence: float, depth: float) -> bool:
-        """Whether one token exits; `rounds` are those of its output."""
+    def _decide(self, rounds: list[_Play], position: int, confidence: float, depth: float) -> bool:
+        """Whether one token exits; `rounds` are those of its output.
+
+        A row whose token has exited may stay in the batch, masked, and is asked again at deeper layers (see
+        `mee_utils.decoding.token.TokenRun`): what it says there does not count.
+        """
         first_decision = position >= len(rounds) or depth <= rounds[position].decided_depth
         if first_decision:  # if the token was drafted before, that round and what followed it are void
             del rounds[position:]
-            rounds.append(_Round(self._choose(rounds), confidence, confidence, depth))
+            rounds.append(_Play(self._choose(rounds), confidence, confidence, depth))
         token = rounds[position]
         token.decided_depth = depth
         exits = confidence > token.arm
@@ -259,7 +268,7 @@ class BanditThreshold(Threshold):
             token.exit_depth = depth if exits else 1.0
         return exits
 
-    def _choose(self, rounds: list[_Round]) -> float:
+    def _choose(self, rounds: list[_Play]) -> float:
         """The arm of the next token."""
         if len(rounds) < len(self.arms):
             return self.arms[len(rounds)]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..common.errors import MeeError, one_line
-from ..common.files import find_local, is_hub_id
+from ..common.sources import find_local, is_hub_id
 
 FAMILIES = ("t5", "mt5", "longt5")
 DTYPES = ("float64", "float32", "bfloat16", "float16")

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ..common.errors import MeeError
-from ..common.files import find_local
 from ..common.html import table
+from ..common.sources import find_local
 from .checkpoints import FAMILIES, WANTED, read_checkpoint, recorded_exit_layer
 
 

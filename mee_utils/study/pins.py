@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple
 import yaml
 
 from ..common.errors import MeeError, one_line
-from ..common.files import complete_file, is_hub_id
+from ..common.files import complete_file
+from ..common.sources import is_hub_id
 from .profiles import Checkpoint, HubSource, Profile, Source, load_profile, profile_path
 
 COMMIT = re.compile("[0-9a-f]{40}")

@@ -11,7 +11,8 @@ import pandas as pd
 from ..analysis.statistics import without_draws
 from ..analysis.suitability import Suitability, only, suitability
 from ..common.errors import MeeError, check_whole, nearest, shown
-from ..common.files import ENDINGS, PACKAGE, complete_file
+from ..common.files import PACKAGE, complete_file
+from ..common.sources import ENDINGS
 from ..tasks.kinds import TASKS
 from ..tasks.loading import load_task
 from ..tasks.rows import rows

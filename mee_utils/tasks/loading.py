@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..common.errors import MeeError, check_choice, check_whole, nearest
-from ..common.files import find_local
 from ..common.html import table
+from ..common.sources import find_local
 from . import rows, sources
 from .kinds import TASKS, Languages, TaskKind, Unanswerable
 from .languages import language_code

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..common.errors import MeeError, one_line, shown
 from ..common.extras import needs_extra
-from ..common.files import ENDINGS
+from ..common.sources import ENDINGS
 
 POINTER = b"version https://git-lfs"  # what Git LFS leaves in place of a file that it did not fetch
 BATCH = 1000  # rows that are made Python objects at a time

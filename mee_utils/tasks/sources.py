@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable
 from pathlib import Path
 
 from ..common.errors import MeeError, one_line
-from ..common.files import ENDINGS
+from ..common.sources import ENDINGS
 from .rows import ending_of, is_saved
 
 # where data sets have the splits of their only configuration

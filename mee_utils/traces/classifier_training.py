@@ -29,7 +29,7 @@ from ..exits.classifier_kinds import TARGETS, ExitClassifier, TokenHash, Trainin
 from ..exits.classifiers import CLASSES, SIZED, new_classifier
 from ..exits.history_classifier import HistoryClassifier
 from ..exits.policy import ExitPolicy
-from ..exits.readout import single
+from ..exits.readout import at_least_single
 from ..models.loading import Model
 from ..models.states import output_scale
 from .replay import StoredStates, bind_to_trace, check_policy, chunks
@@ -39,7 +39,7 @@ HELD_OUT_CHUNK = 2048  # tokens of a held-out trace whose loss is computed at a 
 TOP_K = 64  # vocabulary entries over which `history_classifier` learns where no policy is given
 
 
-def targets(trace: Trace, target: str = "consistency") -> np.ndarray:
+def exit_labels(trace: Trace, target: str = "consistency") -> np.ndarray:
     """Whether each token may exit at each layer before the last, `[token, layer - 1]`."""
     return trace.top1_id[:, :-1] == target_ids(trace, target)[:, None]
 
@@ -107,7 +107,7 @@ def train_classifier(
     check_choice("classifier", kind, CLASSES)
     _check_policy(kind, target, policy)
     stored = _stored_states("trace", trace, model, target)
-    labels = torch.from_numpy(targets(trace, target))
+    labels = torch.from_numpy(exit_labels(trace, target))
     classifier = _untrained(kind, model, seed, options)
     classifier.to(stored.working_dtype)
     classifier.trained_on = model.fingerprint
@@ -154,7 +154,11 @@ def _optimise(
     batch_size: int,
     learning_rate: float,
 ) -> list[dict]:
-    """Trains a classifier on the first of some `data`; the loss of the second is measured. The curve."""
+    """Trains a classifier on the first of some `data`, and measures the loss of the second, if there is one.
+
+    `loss_of(data, tokens)` is the mean loss of some tokens, given by their indices or as a slice. Returns the
+    curve, see `train_classifier`.
+    """
     classifier.train().requires_grad_(True)
     training_data = data[0]
     steps_per_epoch = -(-len(training_data) // batch_size)
@@ -226,7 +230,12 @@ def _untrained(kind: str, model: Model, seed: int, options: dict) -> ExitClassif
 
 
 class _Loss:
-    """The loss of a classifier; both classes of the labels, `[token, layer - 1]`, count alike per layer."""
+    """The loss of a classifier of states.
+
+    The shares of the two classes in `labels`, `[token, layer - 1]`, give each its weight in each layer: both
+    count alike. What is learned of a token is worked out batch by batch: whether it may exit, or if the
+    target is "distilled" the distribution of the last layer.
+    """
 
     def __init__(self, classifier: ExitClassifier, labels: Tensor, target: str):
         share = labels.double().mean(0).clamp(1e-3, 1 - 1e-3)
@@ -246,7 +255,7 @@ class _Loss:
         scale = output_scale(stored.model.network)
 
         def logits_of(states: Tensor) -> Tensor:
-            return single(functional.linear(states.to(stored.dtype) * scale, head))
+            return at_least_single(functional.linear(states.to(stored.dtype) * scale, head))
 
         teacher = None
         labels = (top1_ids == wanted_ids[:, None]).to(self.class_weights)

@@ -25,8 +25,8 @@ from mee_utils.decoding.planning import (
     Setting,
     default_policies,
     find_fastest,
-    promising,
     rank_settings,
+    worth_timing,
 )
 from mee_utils.decoding.rounds import first_exits
 from mee_utils.decoding.transfers import on_host
@@ -269,7 +269,7 @@ def lossless(model: Trained, bench: Bench) -> Iterator[dict]:
     settings = {}
     for task, states in model.states.items():
         ranked, _ = rank_settings(model.model, states, default_policies(), length, bench.workload.sizes)
-        settings[task] = [Drafting(one, model.drafts(task, one.policy)) for one in promising(ranked)]
+        settings[task] = [Drafting(one, model.drafts(task, one.policy)) for one in worth_timing(ranked)]
     bench.take_threads()
     for batch in BATCHES:
         runs = {"full depth": bench.ours(batch, tokens=TOKENS[batch])}
