@@ -24,10 +24,12 @@ from .statistics import DRAWS, Estimate, columns_of, estimates
 class DecodingResult:
     """One task decoded with one policy; what is not explained is as in `Generation`."""
 
-    score: float  # the primary one of the corpus, percent
-    examples: np.ndarray  # that of each example
+    score: float  # of the corpus, by one metric, percent
+    examples: np.ndarray  # `[example]`, the score of each, by the same metric, percent
     mean_exit_layer: float
-    flops: float  # of the decoder, a token
+    flops: (
+        float  # of the decoder for one token, a mean over tokens; in `Generation` they are those of an output
+    )
     same_output: float  # the share of outputs that are those of full depth
     tokens: int
     token_ids: Sequence[list[int]] = field(default=(), repr=False)

@@ -242,6 +242,7 @@ class _Decoding:
         self.token_text = token_text(model.tokenizer)
 
     def generate(self, policy: ExitPolicy | None) -> Generation:
+        """Decodes all sentences at once; at full depth without a policy."""
         return generate(
             self.model,
             self.texts,
@@ -252,6 +253,7 @@ class _Decoding:
         )
 
     def run(self, policy: ExitPolicy) -> _Run:
+        """Decodes all sentences with a policy, with what it decides and what full depth predicts there."""
         recorded = _RecordedPolicy.of(policy)
         generation = self.generate(recorded)
         same = policy.propagation == "verify" or generation.token_ids == self.full.token_ids

@@ -43,10 +43,14 @@ def merged_runs(
 ) -> list[dict]:
     """The runs of one rule at all levels of the slider; neighbours that are alike are one run.
 
+    At four levels with the thresholds 0.2, 0.5, 0.5 and 0.9, one sentence and one way to exit: if 0.2 and 0.5
+    do the same, there are two runs, with `levels` [0, 1, 2] and [3].
+
     Args:
-        labels: of each sentence: what its runs have in common.
-        thresholds: of each level.
-        described: what exits do at a threshold: way to exit -> of each sentence what its run shows.
+        labels: what the runs of each sentence have in common, `[sentence]`.
+        thresholds: that of each level.
+        described: what exits do at a threshold: way to exit -> what the run of each sentence shows,
+            `[sentence]`.
     """
     runs = []
     latest: dict[tuple[str, int], dict] = {}  # (way to exit, number of the sentence) -> its run before
@@ -54,11 +58,12 @@ def merged_runs(
         levels_here = [level for level, other in enumerate(thresholds) if other == threshold]
         for exits, shown in described(threshold).items():
             for number, (sentence, each) in enumerate(zip(labels, shown, strict=True)):
-                run = {**sentence, "exits": exits, **each}
-                before = latest.get((exits, number), {})
-                if any(before.get(name) != value for name, value in run.items()):
-                    before = latest[exits, number] = {**run, "levels": [], "thresholds": []}
-                    runs.append(before)
-                before["levels"] += levels_here
-                before["thresholds"] += [threshold] * len(levels_here)
+                described_run = {**sentence, "exits": exits, **each}
+                run = latest.get((exits, number), {})
+                if any(run.get(name) != value for name, value in described_run.items()):
+                    run = {**described_run, "levels": [], "thresholds": []}
+                    latest[exits, number] = run
+                    runs.append(run)
+                run["levels"] += levels_here
+                run["thresholds"] += [threshold] * len(levels_here)
     return runs

@@ -326,6 +326,7 @@ def _thresholds_within(choosing: PolicyReplay, losses: Sequence[float]) -> dict[
 
 
 def _at(replayed: PolicyReplay, threshold: float | None) -> PolicyReplay:
+    """The replay at a threshold; a fixed layer has none."""
     return replayed if threshold is None else replayed.at_threshold(threshold)
 
 

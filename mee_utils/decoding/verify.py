@@ -63,7 +63,10 @@ class Executed(NamedTuple):
 
 
 class Row:
-    """One output: its settled tokens, the drafts that wait, and all tokens that were executed."""
+    """One output: its settled tokens, the drafts that wait, and all tokens that were executed.
+
+    Rows stand at positions of their own, unlike those of `mee_utils.decoding.cache.Rows`.
+    """
 
     def __init__(self, sequence: int, slot: int, start: int):
         self.sequence = sequence
@@ -260,6 +263,7 @@ class DraftDecoder:
         return on_host(logits.argmax(dim=-1)), self.bound.vocabulary
 
     def _ended(self, row: Row) -> bool:
+        """Whether a row's last token, drafted or settled, ends its output, or there is room for no other."""
         return row.last in self.decoder.ends or row.position == self.cache.max_new_tokens
 
     def _drop_finished(self, going: list[Row]) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..common.errors import MeeError, check_choice
-from .states import compute_logits
+from .states import IGNORED, compute_logits
 
 OBJECTIVES = ("vanilla", "calm", "free", "late_weighted", "alternating")
 KD_MAPS = ("last", "uniform", "dynamic")
@@ -87,8 +87,8 @@ def _trained_layers(objective: Objective, layers: int) -> Sequence[int]:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per token; labels `[batch, position]` are -100 at padding."""
-    return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100)
+    """Mean cross-entropy in nats per token; labels `[batch, position]` are `IGNORED` at padding."""
+    return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
 
 
 def weighted_cross_entropy(
@@ -164,7 +164,7 @@ def objective_loss(
         network: The network, for its readout at intermediate layers.
         states: The raw states `h^1 .. h^L`, each `[batch, position, d_model]`.
         last_logits: The logits `[batch, position, vocabulary]` of the last layer.
-        labels: The target ids `[batch, position]`, -100 at padding.
+        labels: The target ids `[batch, position]`, `IGNORED` at padding.
         step: The number of the training step, from 0; decides what "alternating" trains.
     """
     layers = len(states)
@@ -177,5 +177,5 @@ def objective_loss(
     loss = weighted_cross_entropy(weights, entropy_at, objective.intermediate)
     if objective.name == "free":
         exit_layer = objective.shallow(layers)
-        loss = loss + KD_WEIGHT * distillation(states, labels != -100, exit_layer, objective.kd_map)
+        loss = loss + KD_WEIGHT * distillation(states, labels != IGNORED, exit_layer, objective.kd_map)
     return loss

@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
+IGNORED = -100  # the label of padding, as in `transformers`
+
 
 @contextmanager
 def layer_states(network: nn.Module) -> Iterator[list[Tensor]]:

@@ -15,10 +15,8 @@ from ..decoding.inputs import UNLIMITED, batches_by_length
 from ..decoding.start_and_end import start_and_end_ids
 from ..models.costs import DecoderSizes
 from ..models.loading import Model
-from ..models.states import readout, teacher_forced
+from ..models.states import IGNORED, readout, teacher_forced
 from .any_passes import TokenStates
-
-IGNORED = -100  # the label of padding, as in `transformers`
 
 
 class T5Passes:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ..models.states import IGNORED
+
 NOISE_DENSITY = 0.15
 MEAN_SPAN = 3.0
 POOL = 6000  # pairs that are grouped by length together
@@ -105,14 +107,14 @@ def pad_pairs(pairs: Sequence[Pair], pad: int) -> Batch:
 
     Returns:
         `input_ids` and `attention_mask`, both `[batch, source position]`, and `labels`
-        `[batch, target position]`, -100 at padding.
+        `[batch, target position]`, `IGNORED` at padding.
     """
     sources = [torch.tensor(source) for source, _ in pairs]
     targets = [torch.tensor(target) for _, target in pairs]
     return {
         "input_ids": pad_sequence(sources, batch_first=True, padding_value=pad),
         "attention_mask": pad_sequence([torch.ones_like(ids) for ids in sources], batch_first=True),
-        "labels": pad_sequence(targets, batch_first=True, padding_value=-100),
+        "labels": pad_sequence(targets, batch_first=True, padding_value=IGNORED),
     }
 
 
