@@ -281,6 +281,10 @@ def work_by_token(replay: Replay, exits: np.ndarray, rounds: Rounds, sizes: Deco
     A pass of several tokens through a layer counts as one token: it reads the weights of its layer once, and
     reading them is what takes time.
 
+    The first round of the example in `mee_utils.decoding.rounds` drafts token 0 at layer 1 and token 1 at
+    layer 2. Token 0 costs one layer and one decision, token 1 two layers, where it takes token 0 along, and
+    two decisions; verification costs the two layers that are left, and one readout.
+
     Args:
         replay: what each decision costs.
         exits: `[setting, token]`, as `rounds_of` takes them.
