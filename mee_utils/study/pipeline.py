@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import dropwhile
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +31,8 @@ from .results import build_root, output_root
 GO_ON = "What had finished is kept: run the same command again."
 SNAKEFILE = ROOT / "notebooks" / "Snakefile"
 BY_RECORDS = ("--rerun-triggers", "params")  # times of files decide nothing: `study.freshness` does
+QUIET = ("--quiet", "progress", "rules", "host", "reason")  # with "all" its log would be empty, too
+OF_A_JOB = "CalledProcessError"  # in the log of Snakemake: a job failed, which has said why
 TO_END = 10  # seconds that an interrupted pipeline has to end by itself
 
 
@@ -50,14 +53,31 @@ def make(target: str, profile: str, data: str | None, cores: int, *config: str) 
     _check(settings, cores)
     command = [sys.executable, "-m", "snakemake", target, "--snakefile", str(SNAKEFILE)]
     command += ["--directory", str(build_root()), "--cores", str(cores), "--scheduler", "greedy"]
-    command += ["--rerun-incomplete", *BY_RECORDS, "--quiet", "all"]
+    command += ["--rerun-incomplete", *BY_RECORDS, *QUIET]
     if settings.device != "cpu" and Path("/dev/nvidiactl").exists():
         command += ["--resources", "gpu=1"]
     command += ["--config", f"profile={profile}", f"data={data or ''}", *config]
     with _the_only_pipeline(build_root()) as lock:
+        logs_before = _logs(build_root())
         status = _run(command, lock)
     if status:
-        raise MeeError(f"A part failed; the lines above name it. {GO_ON}")
+        raise MeeError(f"{_what_failed(_logs(build_root()) - logs_before)} {GO_ON}")
+
+
+def _logs(build: Path) -> set[Path]:
+    """What Snakemake has logged of each of its runs."""
+    return set((build / ".snakemake" / "log").glob("*.log"))
+
+
+def _what_failed(logs: set[Path]) -> str:
+    """A sentence on why Snakemake ended. A job says itself what failed; Snakemake says it in its log alone."""
+    texts = {log: log.read_text(encoding="utf-8") for log in logs}
+    if not texts or any(OF_A_JOB in text for text in texts.values()):
+        return "A part failed; the lines above name it."
+    newest = max(texts)
+    lines = [line.strip() for line in texts[newest].splitlines() if line.strip()]
+    reason = dropwhile(lambda line: not re.search(r"Exception|Error", line), lines)
+    return f"Snakemake could not go on: {' '.join(reason)} (its log: {newest})."
 
 
 def _check(profile: Profile, cores: int) -> None:
