@@ -221,10 +221,13 @@ def mean_retained(times: pd.DataFrame) -> dict[tuple[str, str], float]:
 def speed_message(times: pd.DataFrame) -> str:
     """How many of the measures are faster than full depth, and how many of these keep the score."""
     parts = []
-    for batch, case in faster_cases(times).items():
-        keeping = f"{case.keeping or 'none'} with {QUALITY:.0%} of the score"
-        parts.append(f"{case.faster} of {case.cases} at batch {batch} ({keeping})")
-    return f"Cases in which a measure is faster than full depth in every round: {' and '.join(parts)}"
+    for layer, of_layer in faster_cases(times).items():
+        texts = []
+        for batch, case in of_layer.items():
+            keeping = f"{case.keeping or 'none'} with {QUALITY:.0%} of the score"
+            texts.append(f"{case.faster} of {case.cases} at batch {batch} ({keeping})")
+        parts.append(f"from layer {layer} on, {' and '.join(texts)}")
+    return f"Cases in which a measure is faster than full depth in every round: {'; '.join(parts)}"
 
 
 class Cases(NamedTuple):
@@ -235,16 +238,23 @@ class Cases(NamedTuple):
     keeping: int
 
 
-def faster_cases(times: pd.DataFrame) -> dict[int, Cases]:
-    """Batch size -> how many of the measures beat full depth, at the published share of the depth."""
-    measured = measures_as_published(times)
-    counts = {}
-    for batch in BATCHES:
-        rows = measured[measured.batch == batch]
-        faster = rows[rows.lowest > 1]
-        keeping = faster[faster.retained >= QUALITY]
-        counts[batch] = Cases(len(rows), len(faster), len(keeping))
-    return counts
+def faster_cases(times: pd.DataFrame) -> dict[int, dict[int, Cases]]:
+    """First exit layer -> batch size -> how many of the measures beat full depth, without the cut.
+
+    The first layers come in their order: that at the published share of the depth, and the published one.
+    """
+    measured = times[(times.decoder == EXACT) & (times.rule != "full_depth")]
+    return {
+        int(layer): {batch: _counted(rows[rows.batch == batch]) for batch in BATCHES}
+        for layer, rows in measured.groupby("min_layer")
+    }
+
+
+def _counted(rows: pd.DataFrame) -> Cases:
+    """Rows of measures, counted."""
+    faster = rows[rows.lowest > 1]
+    keeping = faster[faster.retained >= QUALITY]
+    return Cases(len(rows), len(faster), len(keeping))
 
 
 def measures_as_published(times: pd.DataFrame) -> pd.DataFrame:

@@ -70,7 +70,7 @@ def _logs(build: Path) -> set[Path]:
 
 
 def _what_failed(logs: set[Path]) -> str:
-    """A sentence on why Snakemake ended. A job says itself what failed; Snakemake says it in its log alone."""
+    """A sentence on why Snakemake ended: a job says itself what failed, Snakemake in its log alone."""
     texts = {log: log.read_text(encoding="utf-8") for log in logs}
     if not texts or any(OF_A_JOB in text for text in texts.values()):
         return "A part failed; the lines above name it."

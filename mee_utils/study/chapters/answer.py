@@ -42,6 +42,8 @@ FLOPS_DRAWN = (0.3, 1.35)
 IN_PLURAL = {  # verdicts of the ledger, said of several statements
     "holds": "hold",
     "holds on some tasks": "hold on some tasks",
+    "holds on some tasks, fails on others": "hold on some tasks and fail on others",
+    "does not hold on some tasks": "do not hold on some tasks",
     "does not hold": "do not hold",
     "undecided": "are undecided",
 }
