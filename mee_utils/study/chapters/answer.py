@@ -130,7 +130,7 @@ def answer_figure(
         height=3.0,
         xlabel="tokens a second (1 = full depth)",
         message=answer_message(ways, quality),
-        note="; ".join(part for part in (note, batches) if part),
+        note=figures.small_print(note, batches),
         empty="nothing timed",
     )
 
@@ -304,7 +304,7 @@ def flops_figure(points: pd.DataFrame, tasks: Sequence[str], quality: float, not
         xlabel="FLOPs (1 = full depth)",
         ylabel="score kept (1 = full depth)",
         message=flops_message(points, quality),
-        note=note,
+        note=figures.small_print(note, "settings beyond the axes are not shown"),
     )
 
 
@@ -407,7 +407,7 @@ def guarantee_figure(calibrated: pd.DataFrame, tasks: Sequence[str], note: str =
         height=4.4,
         xlabel="FLOPs (1 = full depth)",
         message=guarantee_message(best),
-        note=note,
+        note=figures.small_print(note, "whiskers: 95 % intervals over examples"),
     )
 
 
@@ -429,7 +429,7 @@ def _draw_guarantees(axis, rows: pd.DataFrame, families: Sequence[str], deltas: 
         for delta in deltas:
             text = _in_place_of_a_marker(spent.get((family, delta)))
             height = number + apart[delta]
-            axis.text(1.02, height, text, fontsize=7, color=styles[delta].colour, va="center")
+            axis.text(1.02, height, text, fontsize=8, color=figures.DARK, va="center")
     axis.axvline(1.0, color=figures.GREY, linewidth=0.8, linestyle=":")
     axis.set_xlim(min(0.35, drawn.flops_share.min()) if len(drawn) else 0.35, 1.2)
     names = ["a fixed layer" if family == "reference" else family for family in families]

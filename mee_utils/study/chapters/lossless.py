@@ -258,18 +258,13 @@ def _draw_sentence(axis, rows: pd.DataFrame, all_rounds: pd.Series) -> None:
     for number, words in rows.groupby("round"):
         x = 0.0
         for word in words.itertuples():
-            colour = "#9a9a9a" if word.fate == "dropped" else "black"
-            box = {
-                "boxstyle": "round,pad=0.15",
-                "facecolor": figures.FATES[word.fate],
-                "edgecolor": "#bbbbbb",
-                "linewidth": 0.5,
-            }
+            colour = "#777777" if word.fate == "dropped" else "black"
+            box = {"boxstyle": "round,pad=0.15", **_look_of(word.fate)}
             axis.text(
                 x,
                 number,
                 word.token or "-",
-                fontsize=7.5,
+                fontsize=8,
                 family="monospace",
                 va="center",
                 color=colour,
@@ -278,7 +273,7 @@ def _draw_sentence(axis, rows: pd.DataFrame, all_rounds: pd.Series) -> None:
             x += max(1, len(word.token)) + 1.3
         longest = max(longest, x)
     for fate in rows.fate.unique():
-        axis.bar(0, 0, color=figures.FATES[fate], edgecolor="#bbbbbb", label=fate)
+        axis.bar(0, 0, label=fate, **_look_of(fate))
     shown = int(rows["round"].max())
     more = int(all_rounds[rows.model.iloc[0]]) - shown
     if more:
@@ -293,6 +288,16 @@ def _draw_sentence(axis, rows: pd.DataFrame, all_rounds: pd.Series) -> None:
         "each box: the output's word at that position, not the draft (-: past the end)", fontsize=8
     )
     axis.grid(visible=False)
+
+
+def _look_of(fate: str) -> dict[str, object]:
+    """How the box of a fate is drawn: "replaced" has a dark edge, as red and green look alike to some."""
+    replaced = fate == "replaced"
+    return {
+        "facecolor": figures.FATES[fate],
+        "edgecolor": "black" if replaced else "#bbbbbb",
+        "linewidth": 1.0 if replaced else 0.5,
+    }
 
 
 def sentence_message(runs: pd.DataFrame) -> str:
